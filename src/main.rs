@@ -1,1 +1,107 @@
-fn main() {}
+//! `cox`: every component of Kubernetes in one binary.
+//!
+//! A table from name to component and nothing else. A name is the first argument (`cox apiserver …`), or the name
+//! the binary was started by (`kubectl`, a CNI plug-in), so that links to it stand in for the usual programs.
+
+use std::ffi::OsString;
+use std::future::Future;
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::{Args, Command, FromArgMatches};
+
+/// One thing that `cox` can be.
+struct Component {
+    name: &'static str,
+    about: &'static str,
+    group: Group,
+    /// Receives its own name and the arguments after it.
+    run: fn(Vec<OsString>) -> ExitCode,
+}
+
+/// The heading under which `cox --help` lists a component.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Group {
+    Cluster,
+    Client,
+    Component,
+    /// Started by other components, never by people.
+    Internal,
+}
+
+const COMPONENTS: &[Component] = &[];
+
+fn main() -> ExitCode {
+    let mut argv: Vec<OsString> = std::env::args_os().collect();
+    let called_as =
+        argv.first().map(Path::new).and_then(Path::file_name).and_then(|name| name.to_str()).unwrap_or("cox");
+    if let Some(component) = COMPONENTS.iter().find(|component| component.name == called_as) {
+        return (component.run)(argv);
+    }
+    let Some(name) = argv.get(1).and_then(|name| name.to_str()) else {
+        print!("{}", help());
+        return ExitCode::SUCCESS;
+    };
+    match name {
+        "version" | "--version" | "-V" => {
+            println!("cox {} (Kubernetes v1.36)", env!("CARGO_PKG_VERSION"));
+            ExitCode::SUCCESS
+        }
+        "help" | "--help" | "-h" => {
+            print!("{}", help());
+            ExitCode::SUCCESS
+        }
+        _ => match COMPONENTS.iter().find(|component| component.name == name) {
+            Some(component) => {
+                argv.remove(0);
+                (component.run)(argv)
+            }
+            None => {
+                eprintln!("error: cox has no component {name:?}\n\nRun 'cox --help' for the list.");
+                ExitCode::from(2)
+            }
+        },
+    }
+}
+
+fn help() -> String {
+    let mut text = String::from("Kubernetes, all of it, as one small binary.\n\nUsage: cox <component> [flags]\n");
+    for (group, title) in [(Group::Cluster, "Cluster"), (Group::Client, "Client"), (Group::Component, "Components")] {
+        text.push_str(&format!("\n{title}:\n"));
+        for component in COMPONENTS.iter().filter(|component| component.group == group) {
+            text.push_str(&format!("  {:<20} {}\n", component.name, component.about));
+        }
+    }
+    text.push_str("\n  version              Print the version\n\nRun 'cox <component> --help' for its flags.\n");
+    text
+}
+
+/// Parses the flags of a component and runs it to its end on a tokio runtime.
+fn component<A: Args, F: Future<Output = anyhow::Result<()>>>(argv: Vec<OsString>, main: fn(A) -> F) -> ExitCode {
+    let name = argv.first().and_then(|name| name.to_str()).map_or("cox".into(), |name| format!("cox {name}"));
+    let matches = A::augment_args(Command::new("cox").bin_name(name)).get_matches_from(argv);
+    let args = match A::from_arg_matches(&matches) {
+        Ok(args) => args,
+        Err(error) => error.exit(),
+    };
+    start_logging();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(&error.into()),
+    };
+    match runtime.block_on(main(args)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(&error),
+    }
+}
+
+fn fail(error: &anyhow::Error) -> ExitCode {
+    eprintln!("error: {error:#}");
+    ExitCode::FAILURE
+}
+
+/// Logs go to standard error; `COX_LOG` chooses what (`info`, `apiserver=debug`, …).
+fn start_logging() {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("COX_LOG").unwrap_or_else(|_| "info".into());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+}
