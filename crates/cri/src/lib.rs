@@ -1,1 +1,42 @@
+//! The Container Runtime Interface: how a kubelet and a runtime talk.
+//!
+//! Flow: `kubelet` -> [`connect`] -> Unix socket -> [`serve`] -> `runtime` (or any other CRI v1 runtime on either side).
+//! [`v1`] holds the messages and the gRPC clients and servers of CRI v1, generated from `proto/v1.proto` and kept
+//! in the tree, so that a build needs no protoc.
+//! Not here: the streaming protocols behind the URLs of Exec, Attach and PortForward (`runtime::streaming`).
 
+pub mod client;
+pub mod server;
+
+/// CRI v1 as of Kubernetes v1.36.
+#[allow(
+    clippy::all,
+    missing_docs,
+    unreachable_pub,
+    deprecated,
+    reason = "generated code: regenerate it, do not edit it"
+)]
+#[rustfmt::skip]
+pub mod v1;
+
+pub use client::{Clients, connect};
+pub use server::serve;
+pub use tonic;
+
+/// The largest message either side accepts; upstream's kubelet and runtimes use the same number.
+pub const MAX_MESSAGE_SIZE: usize = 16 << 20;
+
+/// What can go wrong between the two ends of the socket, calls themselves aside (those return `tonic::Status`).
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("CRI socket {path}: {source}")]
+    Socket {
+        path: String,
+        source: std::io::Error,
+    },
+    #[error("CRI endpoint {path}: {source}")]
+    Transport {
+        path: String,
+        source: tonic::transport::Error,
+    },
+}
