@@ -1,1 +1,19 @@
+//! The vocabulary of Kubernetes: names, selectors, quantities, statuses, codecs, patches and schemas.
+//!
+//! Place in the flow: every other crate speaks these words. Nothing here waits, opens a file or a
+//! socket, or knows what time it is; time is an argument. Object types themselves are
+//! `k8s_openapi::api::...`; what a Deployment or a Pod must look like is the apiserver's registry.
+#![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod codec;
+pub mod field;
+pub mod gvk;
+pub mod quantity;
+pub mod selector;
+pub mod status;
+pub mod user;
+pub mod validation;
+
+pub use gvk::{GroupKind, GroupResource, Gvk, Gvr};
+pub use status::Status;
+pub use user::UserInfo;

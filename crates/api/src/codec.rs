@@ -1,0 +1,305 @@
+//! Bytes to values and back: JSON and YAML, with every duplicate field noticed.
+//!
+//! Flow: request body -> [`Decoded`] (a dynamic value plus the paths of repeated fields) ->
+//! `schema` checks fields and types -> typed object. The last of repeated fields wins, as upstream;
+//! whether that is an error, a warning or nothing is the request's `fieldValidation`.
+
+use std::fmt;
+
+use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Number, Value};
+
+/// A decoded body.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Decoded {
+    pub value: Value,
+    /// Paths of fields that were given more than once, each time after the first.
+    pub duplicates: Vec<String>,
+}
+
+/// A body that is not JSON or not YAML.
+#[derive(Debug, thiserror::Error)]
+pub enum DecodeError {
+    #[error("{0}")]
+    Json(#[from] serde_json::Error),
+    #[error("error converting YAML to JSON: yaml: {0}")]
+    Yaml(#[from] yaml_serde::Error),
+}
+
+/// How a body is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Encoding {
+    Json,
+    Yaml,
+}
+
+/// Decodes a body. Nesting deeper than 128 is refused, so a hostile body cannot exhaust the stack.
+pub fn decode(bytes: &[u8], encoding: Encoding) -> Result<Decoded, DecodeError> {
+    match encoding {
+        Encoding::Json => from_json(bytes),
+        Encoding::Yaml => from_yaml(bytes),
+    }
+}
+
+pub fn from_json(bytes: &[u8]) -> Result<Decoded, DecodeError> {
+    let mut duplicates = Vec::new();
+    let mut deserializer = serde_json::Deserializer::from_slice(bytes);
+    let value = Seed {
+        duplicates: &mut duplicates,
+    }
+    .deserialize(&mut deserializer)?;
+    deserializer.end()?;
+    Ok(Decoded { value, duplicates })
+}
+
+/// Decodes the one document of a YAML body.
+pub fn from_yaml(bytes: &[u8]) -> Result<Decoded, DecodeError> {
+    let mut duplicates = Vec::new();
+    let value = Seed {
+        duplicates: &mut duplicates,
+    }
+    .deserialize(yaml_serde::Deserializer::from_slice(bytes))?;
+    Ok(Decoded { value, duplicates })
+}
+
+/// Decodes every document of a YAML stream (a manifest file); empty documents are left out.
+pub fn from_yaml_documents(text: &str) -> Result<Vec<Decoded>, DecodeError> {
+    let mut documents = Vec::new();
+    for document in yaml_serde::Deserializer::from_str(text) {
+        let mut duplicates = Vec::new();
+        let value = Seed {
+            duplicates: &mut duplicates,
+        }
+        .deserialize(document)?;
+        if !value.is_null() {
+            documents.push(Decoded { value, duplicates });
+        }
+    }
+    Ok(documents)
+}
+
+/// Encodes as YAML, keys sorted, as upstream prints it.
+pub fn to_yaml(value: &impl serde::Serialize) -> Result<String, DecodeError> {
+    // By way of a JSON value: struct order would differ from upstream's sorted keys.
+    let value = serde_json::to_value(value)?;
+    Ok(yaml_serde::to_string(&value)?)
+}
+
+/// Joins a field name or an index with the path below it.
+pub(crate) fn join_path(head: &str, rest: &str) -> String {
+    match (head.is_empty(), rest.is_empty()) {
+        (true, _) => rest.to_owned(),
+        (_, true) => head.to_owned(),
+        _ if rest.starts_with('[') => format!("{head}{rest}"),
+        _ => format!("{head}.{rest}"),
+    }
+}
+
+struct Seed<'a> {
+    duplicates: &'a mut Vec<String>,
+}
+
+impl Seed<'_> {
+    /// Decodes one member and puts `head` before the paths of the duplicates found in it.
+    fn inside<T, E>(
+        &mut self,
+        decode: impl FnOnce(Seed<'_>) -> Result<T, E>,
+        head: impl FnOnce(&T) -> String,
+    ) -> Result<T, E> {
+        let before = self.duplicates.len();
+        let decoded = decode(Seed {
+            duplicates: self.duplicates,
+        })?;
+        if self.duplicates.len() > before {
+            let head = head(&decoded);
+            for path in &mut self.duplicates[before..] {
+                *path = join_path(&head, path);
+            }
+        }
+        Ok(decoded)
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Seed<'_> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Seed<'_> {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any value")
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(Value::Bool(value))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(Number::from_f64(value).map_or(Value::Null, Value::Number))
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(Value::String(value.to_owned()))
+    }
+
+    fn visit_string<E>(self, value: String) -> Result<Value, E> {
+        Ok(Value::String(value))
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_none<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut sequence: A) -> Result<Value, A::Error> {
+        let mut items = Vec::new();
+        loop {
+            let index = items.len();
+            let item = self.inside(
+                |seed| sequence.next_element_seed(seed),
+                |_| format!("[{index}]"),
+            )?;
+            match item {
+                Some(item) => items.push(item),
+                None => return Ok(Value::Array(items)),
+            }
+        }
+    }
+
+    fn visit_map<A: MapAccess<'de>>(mut self, mut entries: A) -> Result<Value, A::Error> {
+        let mut map = Map::new();
+        while let Some(key) = entries.next_key_seed(Key)? {
+            let value = self.inside(|seed| entries.next_value_seed(seed), |_| key.clone())?;
+            if map.contains_key(&key) {
+                self.duplicates.push(key.clone());
+            }
+            map.insert(key, value);
+        }
+        Ok(Value::Object(map))
+    }
+
+    fn visit_enum<A: serde::de::EnumAccess<'de>>(self, _: A) -> Result<Value, A::Error> {
+        Err(serde::de::Error::custom("unknown tag"))
+    }
+}
+
+/// A field name. YAML allows numbers and booleans here; upstream turns them into strings.
+struct Key;
+
+impl<'de> DeserializeSeed<'de> for Key {
+    type Value = String;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<String, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl Visitor<'_> for Key {
+    type Value = String;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a field name")
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<String, E> {
+        Ok(value.to_owned())
+    }
+
+    fn visit_string<E>(self, value: String) -> Result<String, E> {
+        Ok(value)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<String, E> {
+        Ok(value.to_string())
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<String, E> {
+        Ok(value.to_string())
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<String, E> {
+        Ok(value.to_string())
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<String, E> {
+        Ok(value.to_string())
+    }
+
+    fn visit_unit<E>(self) -> Result<String, E> {
+        Ok("null".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn duplicates_are_named_by_path_and_the_last_wins() {
+        let body = br#"{"a":1,"spec":{"x":1,"x":2,"list":[{"y":1,"y":2}]},"a":3}"#;
+        let decoded = from_json(body).unwrap();
+        assert_eq!(
+            decoded.value,
+            json!({"a": 3, "spec": {"x": 2, "list": [{"y": 2}]}})
+        );
+        assert_eq!(decoded.duplicates, ["spec.x", "spec.list[0].y", "a"]);
+    }
+
+    #[test]
+    fn yaml_reads_like_json() {
+        let decoded =
+            from_yaml(b"a: 1\nb:\n- x: yes please\n  8080: true\nb2: \"1\"\nc: null\n").unwrap();
+        assert_eq!(
+            decoded.value,
+            json!({"a": 1, "b": [{"x": "yes please", "8080": true}], "b2": "1", "c": null})
+        );
+        let documents = from_yaml_documents("a: 1\n---\n---\nb: 2\n").unwrap();
+        assert_eq!(documents.len(), 2);
+    }
+
+    #[test]
+    fn hostile_bodies_are_refused() {
+        let deep = "[".repeat(100_000);
+        assert!(from_json(deep.as_bytes()).is_err());
+        assert!(from_yaml(deep.as_bytes()).is_err());
+        assert!(from_json(b"{\"a\":\"\xff\"}").is_err());
+        assert!(from_json(b"{} {}").is_err());
+        let mut bomb = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n".to_owned();
+        for i in 1..12 {
+            let previous = format!("*a{}", i - 1);
+            let items = vec![previous.as_str(); 9].join(",");
+            bomb.push_str(&format!("a{i}: &a{i} [{items}]\n"));
+        }
+        assert!(from_yaml(bomb.as_bytes()).is_err());
+    }
+
+    #[test]
+    fn yaml_is_printed_with_sorted_keys() {
+        assert_eq!(
+            to_yaml(&json!({"b": 1, "a": ["x", "true"]})).unwrap(),
+            "a:\n- x\n- 'true'\nb: 1\n"
+        );
+    }
+}
