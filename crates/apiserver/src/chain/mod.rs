@@ -1,0 +1,5 @@
+//! The handler chain: what every request passes before a verb runs.
+
+mod request_info;
+
+pub(crate) use request_info::{Query, RequestInfo};

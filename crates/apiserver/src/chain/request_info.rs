@@ -1,0 +1,235 @@
+//! What a request is about, read from its method and URL as upstream's `RequestInfoFactory` does.
+//!
+//! Authorization decides on this value and the verbs act on the same one, so the two can never disagree.
+
+use std::borrow::Cow;
+
+use http::{Method, Uri};
+
+/// Parsed request line. For non-resource requests (`/healthz`) only `verb` and `path` are set.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RequestInfo {
+    pub(crate) is_resource: bool,
+    pub(crate) path: String,
+    /// Kubernetes verb, or the lower-case method of a non-resource request.
+    pub(crate) verb: &'static str,
+    pub(crate) group: String,
+    pub(crate) version: String,
+    pub(crate) namespace: String,
+    pub(crate) resource: String,
+    pub(crate) subresource: String,
+    pub(crate) name: String,
+    /// What follows the subresource (`pods/x/proxy/<rest>`), with a leading slash, not decoded.
+    pub(crate) rest: String,
+    pub(crate) query: Query,
+}
+
+/// Decoded query parameters, in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Query(Vec<(String, String)>);
+
+impl Query {
+    pub(crate) fn parse(text: &str) -> Self {
+        let pairs = text.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            (decode(key, true).into_owned(), decode(value, true).into_owned())
+        });
+        Self(pairs.collect())
+    }
+
+    /// The first value of a parameter; empty counts as absent, as upstream's converters treat it.
+    pub(crate) fn get(&self, name: &str) -> Option<&str> {
+        self.0.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str()).filter(|value| !value.is_empty())
+    }
+
+    pub(crate) fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> + 'a {
+        self.0.iter().filter(move |(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+
+    /// A boolean as upstream parses it: present and not `0` or `false`.
+    pub(crate) fn flag(&self, name: &str) -> bool {
+        self.0
+            .iter()
+            .find(|(key, _)| key == name)
+            .is_some_and(|(_, value)| !matches!(value.to_ascii_lowercase().as_str(), "0" | "false"))
+    }
+}
+
+/// Percent-decodes; invalid sequences stay as they are. In queries `+` is a space.
+pub(crate) fn decode(text: &str, plus_is_space: bool) -> Cow<'_, str> {
+    if !text.contains('%') && !(plus_is_space && text.contains('+')) {
+        return Cow::Borrowed(text);
+    }
+    let bytes = text.as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    let hex = |byte: Option<&u8>| byte.and_then(|byte| (*byte as char).to_digit(16));
+    while let Some(&byte) = bytes.get(at) {
+        match (byte, hex(bytes.get(at + 1)), hex(bytes.get(at + 2))) {
+            (b'%', Some(high), Some(low)) => {
+                out.push((high * 16 + low) as u8);
+                at += 3;
+            }
+            (b'+', ..) if plus_is_space => {
+                out.push(b' ');
+                at += 1;
+            }
+            _ => {
+                out.push(byte);
+                at += 1;
+            }
+        }
+    }
+    Cow::Owned(String::from_utf8_lossy(&out).into_owned())
+}
+
+/// Subresources of a namespace that would otherwise read as resources inside it.
+const NAMESPACE_SUBRESOURCES: [&str; 2] = ["status", "finalize"];
+
+impl RequestInfo {
+    pub(crate) fn new(method: &Method, uri: &Uri) -> Self {
+        let path = uri.path().to_owned();
+        let query = Query::parse(uri.query().unwrap_or_default());
+        let mut info = RequestInfo { verb: method_verb(method), path, query, ..Default::default() };
+        let raw: Vec<&str> = uri.path().trim_matches('/').split('/').collect();
+        let parts: Vec<Cow<'_, str>> = raw.iter().map(|part| decode(part, false)).collect();
+        let (prefix, rest) = match parts.as_slice() {
+            [api, version, rest @ ..] if api == "api" => (("", version), rest),
+            [apis, group, version, rest @ ..] if apis == "apis" => ((&**group, version), rest),
+            _ => return info,
+        };
+        if rest.is_empty() || rest[0].is_empty() {
+            return info;
+        }
+        info.group = prefix.0.to_owned();
+        info.version = prefix.1.to_string();
+        info.is_resource = true;
+        let mut verb = match *method {
+            Method::POST => "create",
+            Method::GET | Method::HEAD => "get",
+            Method::PUT => "update",
+            Method::PATCH => "patch",
+            Method::DELETE => "delete",
+            _ => "",
+        };
+        let mut at = 0;
+        if rest[0] == "watch" && rest.len() > 1 {
+            verb = "watch";
+            at = 1;
+        }
+        if rest[at] == "namespaces" && rest.len() > at + 1 {
+            info.namespace = rest[at + 1].to_string();
+            let inside =
+                rest.get(at + 2).is_some_and(|next| !next.is_empty() && !NAMESPACE_SUBRESOURCES.contains(&&**next));
+            if inside {
+                at += 2;
+            }
+        }
+        let tail = &rest[at..];
+        info.resource = tail[0].to_string();
+        info.name = tail.get(1).map(|part| part.to_string()).unwrap_or_default();
+        info.subresource = tail.get(2).map(|part| part.to_string()).unwrap_or_default();
+        if tail.len() > 3 {
+            let raw_tail = &raw[raw.len() - (tail.len() - 3)..];
+            info.rest = format!("/{}", raw_tail.join("/"));
+        }
+        if !info.subresource.is_empty() && uri.path().ends_with('/') && info.subresource == "proxy" {
+            info.rest.push('/');
+        }
+        if info.resource == "namespaces" {
+            info.namespace.clone_from(&info.name);
+        }
+        if info.name.is_empty() {
+            verb = match verb {
+                "get" if info.query.flag("watch") => "watch",
+                "get" => "list",
+                "delete" => "deletecollection",
+                other => other,
+            };
+            // A list that can only hold one object is a request for that object, for authorization as well.
+            if matches!(verb, "list" | "watch" | "deletecollection") {
+                if let Some(name) = single_name(info.query.get("fieldSelector").unwrap_or_default()) {
+                    info.name = name;
+                }
+            }
+        } else if verb == "get" && info.subresource.is_empty() && info.query.flag("watch") {
+            verb = "watch";
+        }
+        info.verb = verb;
+        info
+    }
+
+    /// `deployments.apps` for messages.
+    pub(crate) fn group_resource(&self) -> api::GroupResource {
+        api::GroupResource { group: self.group.clone().into(), resource: self.resource.clone().into() }
+    }
+
+    /// Requests that may stay open: not limited in time, counted apart.
+    pub(crate) fn is_long_running(&self) -> bool {
+        self.verb == "watch"
+            || matches!(&*self.subresource, "proxy" | "attach" | "exec" | "log" | "portforward")
+            || (self.is_resource && self.verb.is_empty())
+    }
+
+    pub(crate) fn is_mutating(&self) -> bool {
+        !matches!(self.verb, "get" | "list" | "watch" | "head" | "options")
+    }
+}
+
+/// The name when a field selector asks for exactly one.
+fn single_name(selector: &str) -> Option<String> {
+    let selector = api::selector::FieldSelector::parse(selector).ok()?;
+    selector.requires("metadata.name").map(str::to_owned)
+}
+
+fn method_verb(method: &Method) -> &'static str {
+    match *method {
+        Method::GET => "get",
+        Method::HEAD => "head",
+        Method::POST => "post",
+        Method::PUT => "put",
+        Method::PATCH => "patch",
+        Method::DELETE => "delete",
+        Method::OPTIONS => "options",
+        _ => "other",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_become_verbs_and_resources() {
+        // method, url -> verb, group, namespace, resource, name, subresource, rest
+        for (method, url, expected) in [
+            ("GET", "/api/v1/pods", ("list", "", "", "pods", "", "", "")),
+            ("GET", "/api/v1/namespaces/a/pods?watch=true", ("watch", "", "a", "pods", "", "", "")),
+            ("GET", "/api/v1/namespaces/a", ("get", "", "a", "namespaces", "a", "", "")),
+            ("PUT", "/api/v1/namespaces/a/finalize", ("update", "", "a", "namespaces", "a", "finalize", "")),
+            (
+                "GET",
+                "/apis/apps/v1/namespaces/a/deployments/d/scale",
+                ("get", "apps", "a", "deployments", "d", "scale", ""),
+            ),
+            ("DELETE", "/api/v1/namespaces/a/pods", ("deletecollection", "", "a", "pods", "", "", "")),
+            ("GET", "/api/v1/watch/namespaces/a/pods", ("watch", "", "a", "pods", "", "", "")),
+            ("GET", "/api/v1/namespaces/a/pods/p/proxy/x/y%2F", ("get", "", "a", "pods", "p", "proxy", "/x/y%2F")),
+            ("GET", "/api/v1/nodes?fieldSelector=metadata.name%3Dn", ("list", "", "", "nodes", "n", "", "")),
+            ("GET", "/healthz", ("get", "", "", "", "", "", "")),
+            ("GET", "/apis/apps/v1", ("get", "", "", "", "", "", "")),
+        ] {
+            let info = RequestInfo::new(&method.parse().unwrap(), &url.parse().unwrap());
+            let found = (
+                info.verb,
+                &*info.group,
+                &*info.namespace,
+                &*info.resource,
+                &*info.name,
+                &*info.subresource,
+                &*info.rest,
+            );
+            assert_eq!(found, expected, "{method} {url}");
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! Reading encoded objects without decoding them.
+//!
+//! Stored objects are compact JSON written by this server. Finding a member, a label or a field to select on needs a
+//! scan, not a parse, and giving an object its `resourceVersion` is a splice. Nothing here allocates a tree.
+//! Malformed input gives `None`, never a panic.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+/// The members of the object that starts at `at`: raw keys (without quotes) and the ranges of their values.
+pub(crate) fn members(json: &[u8], at: usize) -> Members<'_> {
+    let at = skip_space(json, at);
+    Members { json, at: if json.get(at) == Some(&b'{') { Some(at + 1) } else { None } }
+}
+
+pub(crate) struct Members<'a> {
+    json: &'a [u8],
+    at: Option<usize>,
+}
+
+impl<'a> Iterator for Members<'a> {
+    type Item = (&'a [u8], Range<usize>);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let mut at = skip_space(self.json, self.at.take()?);
+        if self.json.get(at) == Some(&b',') {
+            at = skip_space(self.json, at + 1);
+        }
+        if self.json.get(at) != Some(&b'"') {
+            return None; // `}` or damage: either way there are no more members
+        }
+        let key_end = skip_value(self.json, at)?;
+        let key = self.json.get(at + 1..key_end - 1)?;
+        let colon = skip_space(self.json, key_end);
+        if self.json.get(colon) != Some(&b':') {
+            return None;
+        }
+        let start = skip_space(self.json, colon + 1);
+        let end = skip_value(self.json, start)?;
+        self.at = Some(end);
+        Some((key, start..end))
+    }
+}
+
+fn skip_space(json: &[u8], mut at: usize) -> usize {
+    while matches!(json.get(at), Some(b' ' | b'\n' | b'\t' | b'\r')) {
+        at += 1;
+    }
+    at
+}
+
+/// The end of the value that starts at `at`.
+fn skip_value(json: &[u8], at: usize) -> Option<usize> {
+    match json.get(at)? {
+        b'"' => skip_string(json, at),
+        b'{' | b'[' => {
+            let mut depth = 0usize;
+            let mut at = at;
+            loop {
+                match json.get(at)? {
+                    b'"' => {
+                        at = skip_string(json, at)?;
+                        continue;
+                    }
+                    b'{' | b'[' => depth += 1,
+                    b'}' | b']' => {
+                        depth -= 1;
+                        if depth == 0 {
+                            return Some(at + 1);
+                        }
+                    }
+                    _ => {}
+                }
+                at += 1;
+            }
+        }
+        _ => {
+            let length =
+                json[at..].iter().position(|byte| matches!(byte, b',' | b'}' | b']' | b' ' | b'\n' | b'\t' | b'\r'));
+            Some(at + length.unwrap_or(json.len() - at))
+        }
+    }
+}
+
+fn skip_string(json: &[u8], at: usize) -> Option<usize> {
+    let mut at = at + 1;
+    loop {
+        match json.get(at)? {
+            b'\\' => at += 2,
+            b'"' => return Some(at + 1),
+            _ => at += 1,
+        }
+    }
+}
+
+/// The raw value at a path of object keys.
+pub(crate) fn find(json: &[u8], path: &[&str]) -> Option<Range<usize>> {
+    let mut at = 0..json.len();
+    for key in path {
+        at = members(json, at.start).find(|(name, _)| *name == key.as_bytes())?.1;
+    }
+    Some(at)
+}
+
+/// The text of a raw scalar: a string without quotes and escapes, or a number or boolean as written.
+pub(crate) fn text(raw: &[u8]) -> Cow<'_, str> {
+    match raw {
+        [b'"', inner @ .., b'"'] if !inner.contains(&b'\\') => String::from_utf8_lossy(inner),
+        [b'"', ..] => Cow::Owned(serde_json::from_slice::<String>(raw).unwrap_or_default()),
+        b"null" => Cow::Borrowed(""),
+        _ => String::from_utf8_lossy(raw),
+    }
+}
+
+/// Reorders an encoded object to `kind`, `apiVersion`, `metadata`, the rest: the form in which objects are stored.
+pub(crate) fn canonical(json: &[u8], kind: &str, api_version: &str) -> Option<Vec<u8>> {
+    let metadata = find(json, &["metadata"])?;
+    let mut out = Vec::with_capacity(json.len() + 64);
+    out.extend_from_slice(b"{\"kind\":\"");
+    out.extend_from_slice(kind.as_bytes());
+    out.extend_from_slice(b"\",\"apiVersion\":\"");
+    out.extend_from_slice(api_version.as_bytes());
+    out.extend_from_slice(b"\",\"metadata\":");
+    out.extend_from_slice(json.get(metadata)?);
+    for (key, value) in members(json, 0) {
+        if matches!(key, b"kind" | b"apiVersion" | b"metadata") {
+            continue;
+        }
+        out.extend_from_slice(b",\"");
+        out.extend_from_slice(key);
+        out.extend_from_slice(b"\":");
+        out.extend_from_slice(json.get(value)?);
+    }
+    out.push(b'}');
+    Some(out)
+}
+
+/// Puts `"resourceVersion":"<revision>"` first into the metadata. Returns the new bytes, the offset of the
+/// `metadata` key, and the place of the revision's digits.
+pub(crate) fn with_revision(json: &[u8], revision: u64) -> Option<(Vec<u8>, usize, Range<usize>)> {
+    let metadata = find(json, &["metadata"])?;
+    let open = metadata.start + 1;
+    let digits = revision.to_string();
+    let mut out = Vec::with_capacity(json.len() + digits.len() + 22);
+    out.extend_from_slice(json.get(..open)?);
+    out.extend_from_slice(b"\"resourceVersion\":\"");
+    let start = out.len();
+    out.extend_from_slice(digits.as_bytes());
+    let end = out.len();
+    out.push(b'"');
+    if json.get(open) != Some(&b'}') {
+        out.push(b',');
+    }
+    out.extend_from_slice(&json[open..]);
+    let key = json[..metadata.start].iter().rposition(|byte| *byte == b':')?;
+    Some((out, key.checked_sub("\"metadata\"".len())?, start..end))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const POD: &[u8] = br#"{"apiVersion":"v1","kind":"Pod","spec":{"nodeName":"a\"b","list":[{"x":"]}"}],"n":5},"metadata":{"name":"p"}}"#;
+
+    #[test]
+    fn finds_values_by_path() {
+        for (path, expected) in [
+            (&["spec", "nodeName"][..], Some("a\"b")),
+            (&["spec", "n"][..], Some("5")),
+            (&["metadata", "name"][..], Some("p")),
+            (&["metadata", "namespace"][..], None),
+            (&["spec", "n", "deeper"][..], None),
+        ] {
+            let found = find(POD, path).map(|range| text(&POD[range]).into_owned());
+            assert_eq!(found.as_deref(), expected, "{path:?}");
+        }
+    }
+
+    #[test]
+    fn canonical_form_puts_metadata_third() {
+        let canonical = canonical(POD, "Pod", "v1").unwrap();
+        assert!(canonical.starts_with(br#"{"kind":"Pod","apiVersion":"v1","metadata":{"name":"p"},"spec":"#));
+        let (versioned, head, digits) = with_revision(&canonical, 42).unwrap();
+        assert_eq!(&versioned[head..head + 10], b"\"metadata\"");
+        assert_eq!(&versioned[digits], b"42");
+        let value: serde_json::Value = serde_json::from_slice(&versioned).unwrap();
+        assert_eq!(value["metadata"]["resourceVersion"], "42");
+    }
+
+    #[test]
+    fn damage_is_not_a_panic() {
+        for end in 0..POD.len() {
+            let cut = &POD[..end];
+            let _ = find(cut, &["metadata", "name"]);
+            let _ = canonical(cut, "Pod", "v1");
+            let _ = with_revision(cut, 1);
+        }
+    }
+}

@@ -1,0 +1,4 @@
+//! Strategies of the core group.
+
+pub mod config_map;
+pub mod namespace;

@@ -1,0 +1,102 @@
+//! One API object in memory, typed or not, behind one door.
+//!
+//! The generic verbs know only [`Object`]: metadata, a JSON form and a way back to the concrete type for code that
+//! reasons about one kind (strategies, admission plug-ins). Every `k8s-openapi` type is an `Object`; a custom
+//! resource will be one too, with a dynamic value inside.
+
+use std::any::Any;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::parts::Parts;
+
+/// What a concrete type needs in order to be served.
+pub trait Typed:
+    k8s_openapi::Resource
+    + k8s_openapi::Metadata<Ty = ObjectMeta>
+    + Parts
+    + Serialize
+    + DeserializeOwned
+    + Clone
+    + PartialEq
+    + Send
+    + Sync
+    + 'static
+{
+}
+
+impl<K> Typed for K where
+    K: k8s_openapi::Resource
+        + k8s_openapi::Metadata<Ty = ObjectMeta>
+        + Parts
+        + Serialize
+        + DeserializeOwned
+        + Clone
+        + PartialEq
+        + Send
+        + Sync
+        + 'static
+{
+}
+
+/// An object whose concrete type only its strategy knows.
+pub trait Object: Send + Sync {
+    fn meta(&self) -> &ObjectMeta;
+    fn meta_mut(&mut self) -> &mut ObjectMeta;
+    fn to_json(&self) -> serde_json::Result<Vec<u8>>;
+    fn to_value(&self) -> serde_json::Result<Value>;
+    fn boxed_clone(&self) -> Box<dyn Object>;
+    /// Whether both are the same in every field.
+    fn same(&self, other: &dyn Object) -> bool;
+    fn as_any(&self) -> &dyn Any;
+    fn as_any_mut(&mut self) -> &mut dyn Any;
+}
+
+pub type AnyObject = Box<dyn Object>;
+
+impl dyn Object + '_ {
+    pub fn downcast_ref<K: Typed>(&self) -> Option<&K> {
+        self.as_any().downcast_ref()
+    }
+
+    pub fn downcast_mut<K: Typed>(&mut self) -> Option<&mut K> {
+        self.as_any_mut().downcast_mut()
+    }
+}
+
+impl<K: Typed> Object for K {
+    fn meta(&self) -> &ObjectMeta {
+        self.metadata()
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        self.metadata_mut()
+    }
+
+    fn to_json(&self) -> serde_json::Result<Vec<u8>> {
+        serde_json::to_vec(self)
+    }
+
+    fn to_value(&self) -> serde_json::Result<Value> {
+        serde_json::to_value(self)
+    }
+
+    fn boxed_clone(&self) -> AnyObject {
+        Box::new(self.clone())
+    }
+
+    fn same(&self, other: &dyn Object) -> bool {
+        other.as_any().downcast_ref::<K>() == Some(self)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn as_any_mut(&mut self) -> &mut dyn Any {
+        self
+    }
+}

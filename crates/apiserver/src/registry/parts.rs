@@ -1,0 +1,76 @@
+//! Which kinds carry a `status`, so that the generic verbs can keep spec and status apart.
+//!
+//! A write to the main resource never changes the status, and a write to `/status` changes nothing but the status
+//! (and metadata). One macro row per kind is all that is needed for both.
+
+use k8s_openapi::api::*;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
+
+pub trait Parts {
+    /// Takes over the status of `from`; nothing for kinds without one.
+    fn copy_status(&mut self, from: &Self);
+    /// Forgets the status, as a create through the main resource does.
+    fn clear_status(&mut self);
+}
+
+macro_rules! with_status {
+    ($($kind:ty),* $(,)?) => {$(
+        impl Parts for $kind {
+            fn copy_status(&mut self, from: &Self) {
+                self.status.clone_from(&from.status);
+            }
+            fn clear_status(&mut self) {
+                self.status = Default::default();
+            }
+        }
+    )*};
+}
+
+macro_rules! without_status {
+    ($($kind:ty),* $(,)?) => {$(
+        impl Parts for $kind {
+            fn copy_status(&mut self, _: &Self) {}
+            fn clear_status(&mut self) {}
+        }
+    )*};
+}
+
+with_status! {
+    core::v1::Namespace, core::v1::Node, core::v1::PersistentVolume, core::v1::PersistentVolumeClaim, core::v1::Pod,
+    core::v1::ReplicationController, core::v1::ResourceQuota, core::v1::Service,
+    apps::v1::DaemonSet, apps::v1::Deployment, apps::v1::ReplicaSet, apps::v1::StatefulSet,
+    autoscaling::v1::HorizontalPodAutoscaler, autoscaling::v2::HorizontalPodAutoscaler,
+    batch::v1::CronJob, batch::v1::Job,
+    certificates::v1::CertificateSigningRequest, certificates::v1beta1::PodCertificateRequest,
+    networking::v1::Ingress, networking::v1::ServiceCIDR,
+    policy::v1::PodDisruptionBudget,
+    storage::v1::VolumeAttachment,
+    admissionregistration::v1::ValidatingAdmissionPolicy,
+    CustomResourceDefinition,
+    APIService,
+    scheduling::v1alpha2::PodGroup,
+    resource::v1::ResourceClaim, resource::v1beta2::DeviceTaintRule, resource::v1alpha3::ResourcePoolStatusRequest,
+    flowcontrol::v1::FlowSchema, flowcontrol::v1::PriorityLevelConfiguration,
+    apiserverinternal::v1alpha1::StorageVersion,
+    storagemigration::v1beta1::StorageVersionMigration,
+}
+
+without_status! {
+    core::v1::ConfigMap, core::v1::Endpoints, core::v1::Event, core::v1::LimitRange, core::v1::PodTemplate,
+    core::v1::Secret, core::v1::ServiceAccount,
+    apps::v1::ControllerRevision,
+    certificates::v1beta1::ClusterTrustBundle,
+    networking::v1::IngressClass, networking::v1::IPAddress, networking::v1::NetworkPolicy,
+    rbac::v1::ClusterRole, rbac::v1::ClusterRoleBinding, rbac::v1::Role, rbac::v1::RoleBinding,
+    storage::v1::CSIDriver, storage::v1::CSINode, storage::v1::CSIStorageCapacity, storage::v1::StorageClass,
+    storage::v1::VolumeAttributesClass,
+    admissionregistration::v1::MutatingAdmissionPolicy, admissionregistration::v1::MutatingAdmissionPolicyBinding,
+    admissionregistration::v1::MutatingWebhookConfiguration, admissionregistration::v1::ValidatingAdmissionPolicyBinding,
+    admissionregistration::v1::ValidatingWebhookConfiguration,
+    scheduling::v1::PriorityClass, scheduling::v1alpha2::Workload,
+    coordination::v1::Lease, coordination::v1beta1::LeaseCandidate,
+    node::v1::RuntimeClass,
+    discovery::v1::EndpointSlice,
+    resource::v1::DeviceClass, resource::v1::ResourceClaimTemplate, resource::v1::ResourceSlice,
+}

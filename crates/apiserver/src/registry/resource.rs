@@ -1,0 +1,290 @@
+//! The row of the resource table: everything the server derives routes, discovery, store keys and rights from.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::object::Typed;
+use super::strategy::{AnyStrategy, Plain, Strategy};
+
+/// Text of a row: static for built-in resources, owned for custom ones.
+pub type Text = Cow<'static, str>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    Namespaced,
+    Cluster,
+}
+
+/// How requests for a resource are answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Serving {
+    /// Objects live in the store; the generic verbs serve them.
+    Stored,
+    /// A question answered at once, never stored (`POST` only).
+    Review(Review),
+    /// The old `bindings` resource: the same as `pods/binding`.
+    Binding,
+    /// `componentstatuses`: computed, read-only.
+    ComponentStatuses,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Review {
+    Token,
+    SelfSubject,
+    SubjectAccess,
+    LocalSubjectAccess,
+    SelfSubjectAccess,
+    SelfSubjectRules,
+}
+
+pub const ALL_VERBS: &[&str] = &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
+const CREATE: &[&str] = &["create"];
+const READ_WRITE: &[&str] = &["get", "patch", "update"];
+const PROXY: &[&str] = &["create", "delete", "get", "patch", "update"];
+const CONNECT: &[&str] = &["create", "get"];
+
+/// What a subresource does. The verbs match on this, so a new one must choose its behaviour everywhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    Status,
+    Scale,
+    Binding,
+    Eviction,
+    Token,
+    Approval,
+    Finalize,
+    EphemeralContainers,
+    Resize,
+    Log,
+    Exec,
+    Attach,
+    PortForward,
+    Proxy,
+}
+
+#[derive(Clone, Debug)]
+pub struct Subresource {
+    pub name: &'static str,
+    pub action: Action,
+    pub verbs: &'static [&'static str],
+    /// Group, version, kind of the body when it is not the parent's.
+    pub kind: Option<(&'static str, &'static str, &'static str)>,
+}
+
+impl Action {
+    /// The subresource as upstream describes it in discovery.
+    fn subresource(self) -> Subresource {
+        let (name, verbs, kind) = match self {
+            Action::Status => ("status", READ_WRITE, None),
+            Action::Scale => ("scale", READ_WRITE, Some(("autoscaling", "v1", "Scale"))),
+            Action::Binding => ("binding", CREATE, Some(("", "v1", "Binding"))),
+            Action::Eviction => ("eviction", CREATE, Some(("policy", "v1", "Eviction"))),
+            Action::Token => ("token", CREATE, Some(("authentication.k8s.io", "v1", "TokenRequest"))),
+            Action::Approval => ("approval", READ_WRITE, None),
+            Action::Finalize => ("finalize", &["update"][..], None),
+            Action::EphemeralContainers => ("ephemeralcontainers", READ_WRITE, None),
+            Action::Resize => ("resize", READ_WRITE, None),
+            Action::Log => ("log", &["get"][..], None),
+            Action::Exec => ("exec", CONNECT, Some(("", "v1", "PodExecOptions"))),
+            Action::Attach => ("attach", CONNECT, Some(("", "v1", "PodAttachOptions"))),
+            Action::PortForward => ("portforward", CONNECT, Some(("", "v1", "PodPortForwardOptions"))),
+            Action::Proxy => ("proxy", PROXY, None),
+        };
+        Subresource { name, action: self, verbs, kind }
+    }
+}
+
+/// Turns the stored form of an object into another served version and back. Both work on JSON and also rewrite
+/// `apiVersion`.
+#[derive(Clone, Copy)]
+pub struct Conversion {
+    pub to_storage: fn(&mut Value),
+    pub from_storage: fn(&mut Value),
+}
+
+pub struct Resource {
+    pub group: Text,
+    pub version: Text,
+    pub kind: Text,
+    pub plural: Text,
+    pub singular: Text,
+    pub short_names: Vec<Text>,
+    pub categories: Vec<Text>,
+    pub scope: Scope,
+    pub verbs: &'static [&'static str],
+    pub subresources: Vec<Subresource>,
+    pub serving: Serving,
+    /// Where objects live under `/registry/`: usually the plural, as upstream lays it out.
+    pub store_prefix: Text,
+    /// `apiVersion` of the stored form.
+    pub storage_version: Text,
+    /// Set when this row is not the stored version.
+    pub conversion: Option<Conversion>,
+    pub strategy: Arc<dyn AnyStrategy>,
+}
+
+impl Resource {
+    /// A namespaced resource with all verbs and no rules of its own yet.
+    pub fn namespaced<K: Typed>(singular: &'static str) -> Self {
+        Self::new(
+            Scope::Namespaced,
+            K::GROUP,
+            K::VERSION,
+            K::KIND,
+            K::URL_PATH_SEGMENT,
+            singular,
+            Plain::<K>::default(),
+        )
+    }
+
+    /// A cluster-wide resource with all verbs and no rules of its own yet.
+    pub fn cluster<K: Typed>(singular: &'static str) -> Self {
+        Self::new(Scope::Cluster, K::GROUP, K::VERSION, K::KIND, K::URL_PATH_SEGMENT, singular, Plain::<K>::default())
+    }
+
+    /// A resource that is answered, not stored.
+    pub fn answered(
+        scope: Scope,
+        group: &'static str,
+        kind: &'static str,
+        plural: &'static str,
+        singular: &'static str,
+        serving: Serving,
+    ) -> Self {
+        // The strategy is never asked: nothing of this resource is decoded through it.
+        let unused = Plain::<k8s_openapi::api::core::v1::ConfigMap>::default();
+        Self { verbs: CREATE, serving, ..Self::new(scope, group, "v1", kind, plural, singular, unused) }
+    }
+
+    fn new(
+        scope: Scope,
+        group: &'static str,
+        version: &'static str,
+        kind: &'static str,
+        plural: &'static str,
+        singular: &'static str,
+        strategy: impl Strategy,
+    ) -> Self {
+        let storage_version =
+            if group.is_empty() { Text::from(version) } else { Text::from(format!("{group}/{version}")) };
+        Self {
+            group: group.into(),
+            version: version.into(),
+            kind: kind.into(),
+            plural: plural.into(),
+            singular: singular.into(),
+            short_names: Vec::new(),
+            categories: Vec::new(),
+            scope,
+            verbs: ALL_VERBS,
+            subresources: Vec::new(),
+            serving: Serving::Stored,
+            store_prefix: plural.into(),
+            storage_version,
+            conversion: None,
+            strategy: Arc::new(strategy),
+        }
+    }
+
+    pub fn short(mut self, names: &[&'static str]) -> Self {
+        self.short_names = names.iter().map(|name| Text::from(*name)).collect();
+        self
+    }
+
+    pub fn category(mut self, category: &'static str) -> Self {
+        self.categories.push(category.into());
+        self
+    }
+
+    pub fn verbs(mut self, verbs: &'static [&'static str]) -> Self {
+        self.verbs = verbs;
+        self
+    }
+
+    pub fn status(self) -> Self {
+        self.with(&[Action::Status])
+    }
+
+    /// Adds subresources; kept in alphabetical order, as discovery lists them.
+    pub fn with(mut self, actions: &[Action]) -> Self {
+        self.subresources.extend(actions.iter().map(|action| action.subresource()));
+        self.subresources.sort_by_key(|subresource| subresource.name);
+        self
+    }
+
+    /// Names the kind of the `proxy` body, which upstream calls `<parent>ProxyOptions`.
+    pub fn proxy_options(mut self, kind: &'static str) -> Self {
+        for subresource in &mut self.subresources {
+            if subresource.action == Action::Proxy {
+                subresource.kind = Some(("", "v1", kind));
+            }
+        }
+        self
+    }
+
+    pub fn stored_under(mut self, prefix: &'static str) -> Self {
+        self.store_prefix = prefix.into();
+        self
+    }
+
+    /// Replaces the do-nothing strategy of a new row.
+    pub fn strategy(mut self, strategy: impl Strategy) -> Self {
+        self.strategy = Arc::new(strategy);
+        self
+    }
+
+    /// The same resource in another version, converted to and from this one, the stored version.
+    pub fn also_as(&self, group: &'static str, version: &'static str, conversion: Conversion) -> Self {
+        Self {
+            group: group.into(),
+            version: version.into(),
+            kind: self.kind.clone(),
+            plural: self.plural.clone(),
+            singular: self.singular.clone(),
+            short_names: self.short_names.clone(),
+            categories: self.categories.clone(),
+            scope: self.scope,
+            verbs: self.verbs,
+            subresources: self.subresources.clone(),
+            serving: self.serving,
+            store_prefix: self.store_prefix.clone(),
+            storage_version: self.storage_version.clone(),
+            conversion: Some(conversion),
+            strategy: self.strategy.clone(),
+        }
+    }
+
+    /// `v1` or `apps/v1`.
+    pub fn api_version(&self) -> String {
+        if self.group.is_empty() { self.version.to_string() } else { format!("{}/{}", self.group, self.version) }
+    }
+
+    /// `deployments.apps`, as error messages name a resource.
+    pub fn group_resource(&self) -> String {
+        if self.group.is_empty() { self.plural.to_string() } else { format!("{}.{}", self.plural, self.group) }
+    }
+
+    pub fn is_namespaced(&self) -> bool {
+        self.scope == Scope::Namespaced
+    }
+
+    pub fn has_verb(&self, verb: &str) -> bool {
+        self.verbs.contains(&verb)
+    }
+
+    pub fn subresource(&self, name: &str) -> Option<&Subresource> {
+        self.subresources.iter().find(|subresource| subresource.name == name)
+    }
+
+    pub fn has_status(&self) -> bool {
+        self.subresource("status").is_some()
+    }
+
+    /// Served without `--runtime-config`: stable versions are, alpha and beta are not (v1.24 and later).
+    pub fn is_default(&self) -> bool {
+        !self.version.contains("alpha") && !self.version.contains("beta")
+    }
+}

@@ -1,0 +1,276 @@
+//! What makes one resource different from all others.
+//!
+//! [`Strategy`] is written per kind, on its own type; every hook has a do-nothing default. [`AnyStrategy`] is the same
+//! with the type erased, which is what the generic verbs call. Hooks are pure: they see objects and a [`Call`],
+//! never the store. The order of a write is
+//! decode -> `apply_defaults` -> `prepare_for_*` -> admission -> `validate*` -> managed fields -> encode.
+
+use api::UserInfo;
+use api::field::FieldErrors;
+use jiff::Timestamp;
+use k8s_openapi::Metadata;
+use serde_json::Value;
+
+use super::column::{Column, NAME_AND_AGE};
+use super::object::{AnyObject, Object, Typed};
+use super::resource::Resource;
+
+/// Who asks, and when: all that a strategy may know of a request beyond the objects.
+#[derive(Clone, Copy)]
+pub struct Call<'a> {
+    pub user: &'a UserInfo,
+    pub now: Timestamp,
+}
+
+/// How names of a resource are spelled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NameRule {
+    /// Lower case letters, digits, `-` and `.`; up to 253 characters.
+    Subdomain,
+    /// As `Subdomain` without dots; up to 63 characters.
+    Label,
+    /// As `Label`, beginning with a letter.
+    Dns1035Label,
+    /// Anything that fits in one segment of a URL path (RBAC, APIService parts, …).
+    PathSegment,
+    /// An IP address in canonical form.
+    IpAddress,
+}
+
+/// A field that `fieldSelector` may name, besides `metadata.name` and `metadata.namespace`.
+#[derive(Clone, Copy, Debug)]
+pub struct SelectableField {
+    /// As written in the selector: `spec.nodeName`.
+    pub label: &'static str,
+    /// Object keys down to the value: `["spec", "nodeName"]`.
+    pub path: &'static [&'static str],
+    /// The value when the field is absent (`false` for an unset boolean).
+    pub default: &'static str,
+}
+
+impl SelectableField {
+    pub const fn new(label: &'static str, path: &'static [&'static str]) -> Self {
+        Self { label, path, default: "" }
+    }
+
+    pub const fn or(mut self, default: &'static str) -> Self {
+        self.default = default;
+        self
+    }
+}
+
+/// What the delete verb does with an object that is not yet marked for deletion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Grace {
+    /// Remove at once (finalizers permitting).
+    Immediate,
+    /// Mark with a deletion timestamp this many seconds ahead; whoever runs the object removes it.
+    Seconds(i64),
+}
+
+pub trait Strategy: Send + Sync + 'static {
+    type Object: Typed;
+
+    /// Fills unset fields, as `SetDefaults_*` does upstream. Must be idempotent.
+    fn apply_defaults(&self, _object: &mut Self::Object) {}
+
+    /// Normalises a new object: drops what a client may not set. The status is already cleared unless
+    /// [`Strategy::KEEPS_STATUS_ON_CREATE`].
+    fn prepare_for_create(&self, _call: &Call<'_>, _object: &mut Self::Object) {}
+    fn validate_create(&self, _object: &Self::Object) -> FieldErrors {
+        FieldErrors::default()
+    }
+
+    /// Normalises an update. The status has already been taken from `old`.
+    fn prepare_for_update(&self, _call: &Call<'_>, _new: &mut Self::Object, _old: &Self::Object) {}
+    fn validate_update(&self, _new: &Self::Object, _old: &Self::Object) -> FieldErrors {
+        FieldErrors::default()
+    }
+
+    /// Normalises a write to `/status`. Everything except metadata and status has already been taken from `old`.
+    fn prepare_for_status_update(&self, _call: &Call<'_>, _new: &mut Self::Object, _old: &Self::Object) {}
+    fn validate_status_update(&self, _new: &Self::Object, _old: &Self::Object) -> FieldErrors {
+        FieldErrors::default()
+    }
+
+    /// Warnings shown to the client (`Warning:` header) for a create or, with `old`, an update.
+    fn warnings(&self, _object: &Self::Object, _old: Option<&Self::Object>) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Grace for a delete that asks for `requested` seconds.
+    fn grace(&self, _object: &Self::Object, _requested: Option<i64>) -> Grace {
+        Grace::Immediate
+    }
+
+    fn name_rule(&self) -> NameRule {
+        NameRule::Subdomain
+    }
+
+    fn selectable_fields(&self) -> &'static [SelectableField] {
+        &[]
+    }
+
+    /// Columns of the table representation; `cells` gives one value for each.
+    fn columns(&self) -> &'static [Column] {
+        NAME_AND_AGE
+    }
+    fn cells(&self, object: &Self::Object, now: Timestamp) -> Vec<Value> {
+        super::column::name_and_age(object.metadata(), now)
+    }
+
+    /// Kinds that are written whole (Endpoints-like) or whose creator owns the status.
+    const KEEPS_STATUS_ON_CREATE: bool = false;
+    /// `metadata.generation` starts at 1 and counts changes of anything but metadata and status.
+    const COUNTS_GENERATIONS: bool = false;
+    /// PUT to a name that does not exist creates it (Lease, Endpoints, Event, RBAC, … upstream).
+    const CREATES_ON_UPDATE: bool = false;
+    /// An update without a resource version overwrites whatever is there.
+    const UNCONDITIONAL_UPDATE: bool = true;
+}
+
+/// A kind without rules of its own: stored as given, listed by name and age.
+pub struct Plain<K>(std::marker::PhantomData<fn() -> K>);
+
+impl<K> Default for Plain<K> {
+    fn default() -> Self {
+        Self(std::marker::PhantomData)
+    }
+}
+
+impl<K: Typed> Strategy for Plain<K> {
+    type Object = K;
+}
+
+/// [`Strategy`] with the object's type erased.
+pub trait AnyStrategy: Send + Sync {
+    fn decode(&self, json: &[u8]) -> Result<AnyObject, serde_json::Error>;
+    fn decode_value(&self, value: Value) -> Result<AnyObject, serde_json::Error>;
+
+    fn apply_defaults(&self, object: &mut dyn Object);
+    fn prepare_for_create(&self, call: &Call<'_>, object: &mut dyn Object);
+    fn validate_create(&self, object: &dyn Object) -> FieldErrors;
+    fn prepare_for_update(&self, call: &Call<'_>, new: &mut dyn Object, old: &dyn Object);
+    fn validate_update(&self, new: &dyn Object, old: &dyn Object) -> FieldErrors;
+    fn prepare_for_status_update(&self, call: &Call<'_>, new: &mut dyn Object, old: &dyn Object);
+    fn validate_status_update(&self, new: &dyn Object, old: &dyn Object) -> FieldErrors;
+    fn warnings(&self, object: &dyn Object, old: Option<&dyn Object>) -> Vec<String>;
+    fn grace(&self, object: &dyn Object, requested: Option<i64>) -> Grace;
+    fn name_rule(&self) -> NameRule;
+    fn selectable_fields(&self) -> &'static [SelectableField];
+    fn columns(&self) -> &'static [Column];
+    fn cells(&self, object: &dyn Object, now: Timestamp) -> Vec<Value>;
+    fn creates_on_update(&self) -> bool;
+    fn unconditional_update(&self) -> bool;
+}
+
+/// Takes an object out of its box. A mismatch means a row of the table names the wrong strategy.
+fn typed<K: Typed>(object: &dyn Object) -> &K {
+    object.downcast_ref().expect("the object was decoded by this strategy")
+}
+
+fn typed_mut<K: Typed>(object: &mut dyn Object) -> &mut K {
+    object.downcast_mut().expect("the object was decoded by this strategy")
+}
+
+impl<S: Strategy> AnyStrategy for S {
+    fn decode(&self, json: &[u8]) -> Result<AnyObject, serde_json::Error> {
+        Ok(Box::new(serde_json::from_slice::<S::Object>(json)?))
+    }
+
+    fn decode_value(&self, value: Value) -> Result<AnyObject, serde_json::Error> {
+        Ok(Box::new(serde_json::from_value::<S::Object>(value)?))
+    }
+
+    fn apply_defaults(&self, object: &mut dyn Object) {
+        Strategy::apply_defaults(self, typed_mut(object));
+    }
+
+    fn prepare_for_create(&self, call: &Call<'_>, object: &mut dyn Object) {
+        let object: &mut S::Object = typed_mut(object);
+        if !S::KEEPS_STATUS_ON_CREATE {
+            super::parts::Parts::clear_status(object);
+        }
+        if S::COUNTS_GENERATIONS {
+            object.metadata_mut().generation = Some(1);
+        }
+        Strategy::prepare_for_create(self, call, object);
+    }
+
+    fn validate_create(&self, object: &dyn Object) -> FieldErrors {
+        Strategy::validate_create(self, typed(object))
+    }
+
+    fn prepare_for_update(&self, call: &Call<'_>, new: &mut dyn Object, old: &dyn Object) {
+        let (new, old): (&mut S::Object, &S::Object) = (typed_mut(new), typed(old));
+        super::parts::Parts::copy_status(new, old);
+        Strategy::prepare_for_update(self, call, new, old);
+        if S::COUNTS_GENERATIONS {
+            let generation = old.metadata().generation;
+            new.metadata_mut().generation =
+                if same_but_metadata(new, old) { generation } else { Some(generation.unwrap_or(0) + 1) };
+        }
+    }
+
+    fn validate_update(&self, new: &dyn Object, old: &dyn Object) -> FieldErrors {
+        Strategy::validate_update(self, typed(new), typed(old))
+    }
+
+    fn prepare_for_status_update(&self, call: &Call<'_>, new: &mut dyn Object, old: &dyn Object) {
+        let (new, old): (&mut S::Object, &S::Object) = (typed_mut(new), typed(old));
+        let mut kept = old.clone();
+        super::parts::Parts::copy_status(&mut kept, new);
+        *kept.metadata_mut() = new.metadata().clone();
+        *new = kept;
+        Strategy::prepare_for_status_update(self, call, new, old);
+    }
+
+    fn validate_status_update(&self, new: &dyn Object, old: &dyn Object) -> FieldErrors {
+        Strategy::validate_status_update(self, typed(new), typed(old))
+    }
+
+    fn warnings(&self, object: &dyn Object, old: Option<&dyn Object>) -> Vec<String> {
+        Strategy::warnings(self, typed(object), old.map(typed))
+    }
+
+    fn grace(&self, object: &dyn Object, requested: Option<i64>) -> Grace {
+        Strategy::grace(self, typed(object), requested)
+    }
+
+    fn name_rule(&self) -> NameRule {
+        Strategy::name_rule(self)
+    }
+
+    fn selectable_fields(&self) -> &'static [SelectableField] {
+        Strategy::selectable_fields(self)
+    }
+
+    fn columns(&self) -> &'static [Column] {
+        Strategy::columns(self)
+    }
+
+    fn cells(&self, object: &dyn Object, now: Timestamp) -> Vec<Value> {
+        Strategy::cells(self, typed(object), now)
+    }
+
+    fn creates_on_update(&self) -> bool {
+        S::CREATES_ON_UPDATE
+    }
+
+    fn unconditional_update(&self) -> bool {
+        S::UNCONDITIONAL_UPDATE
+    }
+}
+
+/// Whether an update changes nothing that counts as a new generation.
+fn same_but_metadata<K: Typed>(new: &K, old: &K) -> bool {
+    let mut probe = new.clone();
+    *probe.metadata_mut() = old.metadata().clone();
+    probe == *old
+}
+
+impl std::fmt::Debug for Resource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{}.{}", self.plural, self.version, self.group)
+    }
+}

@@ -1,0 +1,403 @@
+//! The one table of resources. Routes, discovery, OpenAPI, rights, store keys and watch caches are read from it.
+//!
+//! To give a kind rules of its own, write `registry/<group>/<resource>.rs` with a [`Strategy`](super::Strategy) and
+//! add `.strategy(...)` to its row. Rows stand in the order in which discovery lists them.
+
+use k8s_openapi::api::{
+    admissionregistration, apiserverinternal, apps, autoscaling, batch, certificates, coordination, core, discovery,
+    flowcontrol, networking, node, policy, rbac, resource, scheduling, storage, storagemigration,
+};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions;
+use k8s_openapi::kube_aggregator::pkg::apis::apiregistration;
+use serde_json::Value;
+
+use super::conversion;
+use super::core as core_registry;
+use super::resource::{Action, Conversion, Resource, Review, Scope, Serving};
+
+/// Every resource this server knows, alpha and beta versions included.
+pub fn resources() -> Vec<Resource> {
+    let mut rows = Vec::with_capacity(96);
+    rows.extend(core_group());
+    rows.extend(apiregistration_group());
+    rows.extend(apps_group());
+    rows.extend(events_group());
+    rows.extend(authentication_group());
+    rows.extend(authorization_group());
+    rows.extend(autoscaling_group());
+    rows.extend(batch_group());
+    rows.extend(certificates_group());
+    rows.extend(networking_group());
+    rows.extend(policy_group());
+    rows.extend(rbac_group());
+    rows.extend(storage_group());
+    rows.extend(admissionregistration_group());
+    rows.extend(apiextensions_group());
+    rows.extend(scheduling_group());
+    rows.extend(coordination_group());
+    rows.extend(node_group());
+    rows.extend(discovery_group());
+    rows.extend(resource_group());
+    rows.extend(flowcontrol_group());
+    rows.extend(internal_groups());
+    rows
+}
+
+fn core_group() -> Vec<Resource> {
+    use core::v1::*;
+    vec![
+        Resource::answered(Scope::Namespaced, "", "Binding", "bindings", "binding", Serving::Binding),
+        Resource::answered(
+            Scope::Cluster,
+            "",
+            "ComponentStatus",
+            "componentstatuses",
+            "componentstatus",
+            Serving::ComponentStatuses,
+        )
+        .verbs(&["get", "list"])
+        .short(&["cs"]),
+        Resource::namespaced::<ConfigMap>("configmap")
+            .short(&["cm"])
+            .strategy(core_registry::config_map::ConfigMapStrategy),
+        Resource::namespaced::<Endpoints>("endpoints").short(&["ep"]).stored_under("services/endpoints"),
+        event(),
+        Resource::namespaced::<LimitRange>("limitrange").short(&["limits"]),
+        Resource::cluster::<Namespace>("namespace")
+            .short(&["ns"])
+            .verbs(&["create", "delete", "get", "list", "patch", "update", "watch"])
+            .with(&[Action::Finalize, Action::Status])
+            .strategy(core_registry::namespace::NamespaceStrategy),
+        Resource::cluster::<Node>("node")
+            .short(&["no"])
+            .with(&[Action::Proxy, Action::Status])
+            .proxy_options("NodeProxyOptions")
+            .stored_under("minions"),
+        Resource::namespaced::<PersistentVolumeClaim>("persistentvolumeclaim").short(&["pvc"]).status(),
+        Resource::cluster::<PersistentVolume>("persistentvolume").short(&["pv"]).status(),
+        Resource::namespaced::<Pod>("pod")
+            .short(&["po"])
+            .category("all")
+            .with(&[
+                Action::Attach,
+                Action::Binding,
+                Action::EphemeralContainers,
+                Action::Eviction,
+                Action::Exec,
+                Action::Log,
+                Action::PortForward,
+                Action::Proxy,
+                Action::Resize,
+                Action::Status,
+            ])
+            .proxy_options("PodProxyOptions"),
+        Resource::namespaced::<PodTemplate>("podtemplate"),
+        Resource::namespaced::<ReplicationController>("replicationcontroller")
+            .short(&["rc"])
+            .category("all")
+            .with(&[Action::Scale, Action::Status])
+            .stored_under("controllers"),
+        Resource::namespaced::<ResourceQuota>("resourcequota").short(&["quota"]).status(),
+        Resource::namespaced::<Secret>("secret"),
+        Resource::namespaced::<ServiceAccount>("serviceaccount").short(&["sa"]).with(&[Action::Token]),
+        Resource::namespaced::<Service>("service")
+            .short(&["svc"])
+            .category("all")
+            .with(&[Action::Proxy, Action::Status])
+            .proxy_options("ServiceProxyOptions")
+            .stored_under("services/specs"),
+    ]
+}
+
+/// Events are stored once, in the core form, and served in two groups.
+fn event() -> Resource {
+    Resource::namespaced::<core::v1::Event>("event").short(&["ev"])
+}
+
+fn apiregistration_group() -> Vec<Resource> {
+    vec![
+        Resource::cluster::<apiregistration::v1::APIService>("apiservice")
+            .category("api-extensions")
+            .status()
+            .stored_under("apiregistration.k8s.io/apiservices"),
+    ]
+}
+
+fn apps_group() -> Vec<Resource> {
+    use apps::v1::*;
+    vec![
+        Resource::namespaced::<ControllerRevision>("controllerrevision"),
+        Resource::namespaced::<DaemonSet>("daemonset").short(&["ds"]).category("all").status(),
+        Resource::namespaced::<Deployment>("deployment")
+            .short(&["deploy"])
+            .category("all")
+            .with(&[Action::Scale, Action::Status]),
+        Resource::namespaced::<ReplicaSet>("replicaset")
+            .short(&["rs"])
+            .category("all")
+            .with(&[Action::Scale, Action::Status]),
+        Resource::namespaced::<StatefulSet>("statefulset")
+            .short(&["sts"])
+            .category("all")
+            .with(&[Action::Scale, Action::Status]),
+    ]
+}
+
+fn events_group() -> Vec<Resource> {
+    vec![event().also_as("events.k8s.io", "v1", conversion::EVENTS_V1)]
+}
+
+fn authentication_group() -> Vec<Resource> {
+    let review = |kind, plural, singular, review| {
+        Resource::answered(Scope::Cluster, "authentication.k8s.io", kind, plural, singular, Serving::Review(review))
+    };
+    vec![
+        review("SelfSubjectReview", "selfsubjectreviews", "selfsubjectreview", Review::SelfSubject),
+        review("TokenReview", "tokenreviews", "tokenreview", Review::Token),
+    ]
+}
+
+fn authorization_group() -> Vec<Resource> {
+    let review = |scope, kind, plural, singular, review| {
+        Resource::answered(scope, "authorization.k8s.io", kind, plural, singular, Serving::Review(review))
+    };
+    vec![
+        review(
+            Scope::Namespaced,
+            "LocalSubjectAccessReview",
+            "localsubjectaccessreviews",
+            "localsubjectaccessreview",
+            Review::LocalSubjectAccess,
+        ),
+        review(
+            Scope::Cluster,
+            "SelfSubjectAccessReview",
+            "selfsubjectaccessreviews",
+            "selfsubjectaccessreview",
+            Review::SelfSubjectAccess,
+        ),
+        review(
+            Scope::Cluster,
+            "SelfSubjectRulesReview",
+            "selfsubjectrulesreviews",
+            "selfsubjectrulesreview",
+            Review::SelfSubjectRules,
+        ),
+        review(
+            Scope::Cluster,
+            "SubjectAccessReview",
+            "subjectaccessreviews",
+            "subjectaccessreview",
+            Review::SubjectAccess,
+        ),
+    ]
+}
+
+fn autoscaling_group() -> Vec<Resource> {
+    let v2 = Resource::namespaced::<autoscaling::v2::HorizontalPodAutoscaler>("horizontalpodautoscaler")
+        .short(&["hpa"])
+        .category("all")
+        .status();
+    let v1 = v2.also_as("autoscaling", "v1", conversion::AUTOSCALING_V1);
+    vec![v2, v1]
+}
+
+fn batch_group() -> Vec<Resource> {
+    use batch::v1::*;
+    vec![
+        Resource::namespaced::<CronJob>("cronjob").short(&["cj"]).category("all").status(),
+        Resource::namespaced::<Job>("job").category("all").status(),
+    ]
+}
+
+fn certificates_group() -> Vec<Resource> {
+    let bundle = Resource::cluster::<certificates::v1beta1::ClusterTrustBundle>("clustertrustbundle");
+    let bundle_alpha = bundle.also_as("certificates.k8s.io", "v1alpha1", CERTIFICATES_V1ALPHA1);
+    vec![
+        Resource::cluster::<certificates::v1::CertificateSigningRequest>("certificatesigningrequest")
+            .short(&["csr"])
+            .with(&[Action::Approval, Action::Status]),
+        bundle,
+        Resource::namespaced::<certificates::v1beta1::PodCertificateRequest>("podcertificaterequest").status(),
+        bundle_alpha,
+    ]
+}
+
+fn networking_group() -> Vec<Resource> {
+    use networking::v1::*;
+    let address = Resource::cluster::<IPAddress>("ipaddress").short(&["ip"]);
+    let range = Resource::cluster::<ServiceCIDR>("servicecidr").status();
+    let address_beta = address.also_as("networking.k8s.io", "v1beta1", NETWORKING_V1BETA1);
+    let range_beta = range.also_as("networking.k8s.io", "v1beta1", NETWORKING_V1BETA1);
+    vec![
+        Resource::cluster::<IngressClass>("ingressclass"),
+        Resource::namespaced::<Ingress>("ingress").short(&["ing"]).status().stored_under("ingress"),
+        address,
+        Resource::namespaced::<NetworkPolicy>("networkpolicy").short(&["netpol"]),
+        range,
+        address_beta,
+        range_beta,
+    ]
+}
+
+fn policy_group() -> Vec<Resource> {
+    vec![Resource::namespaced::<policy::v1::PodDisruptionBudget>("poddisruptionbudget").short(&["pdb"]).status()]
+}
+
+fn rbac_group() -> Vec<Resource> {
+    use rbac::v1::*;
+    vec![
+        Resource::cluster::<ClusterRoleBinding>("clusterrolebinding"),
+        Resource::cluster::<ClusterRole>("clusterrole"),
+        Resource::namespaced::<RoleBinding>("rolebinding"),
+        Resource::namespaced::<Role>("role"),
+    ]
+}
+
+fn storage_group() -> Vec<Resource> {
+    use storage::v1::*;
+    let class = Resource::cluster::<VolumeAttributesClass>("volumeattributesclass").short(&["vac"]);
+    let class_beta = class.also_as("storage.k8s.io", "v1beta1", STORAGE_V1BETA1);
+    vec![
+        Resource::cluster::<CSIDriver>("csidriver"),
+        Resource::cluster::<CSINode>("csinode"),
+        Resource::namespaced::<CSIStorageCapacity>("csistoragecapacity"),
+        Resource::cluster::<StorageClass>("storageclass").short(&["sc"]),
+        Resource::cluster::<VolumeAttachment>("volumeattachment").status(),
+        class,
+        class_beta,
+    ]
+}
+
+fn admissionregistration_group() -> Vec<Resource> {
+    use admissionregistration::v1::*;
+    const GROUP: &str = "admissionregistration.k8s.io";
+    let policy = Resource::cluster::<MutatingAdmissionPolicy>("mutatingadmissionpolicy").category("api-extensions");
+    let binding = Resource::cluster::<MutatingAdmissionPolicyBinding>("mutatingadmissionpolicybinding")
+        .category("api-extensions");
+    let other_versions = [
+        policy.also_as(GROUP, "v1beta1", ADMISSION_V1BETA1),
+        binding.also_as(GROUP, "v1beta1", ADMISSION_V1BETA1),
+        policy.also_as(GROUP, "v1alpha1", ADMISSION_V1ALPHA1),
+        binding.also_as(GROUP, "v1alpha1", ADMISSION_V1ALPHA1),
+    ];
+    let mut rows = vec![
+        policy,
+        binding,
+        Resource::cluster::<MutatingWebhookConfiguration>("mutatingwebhookconfiguration").category("api-extensions"),
+        Resource::cluster::<ValidatingAdmissionPolicy>("validatingadmissionpolicy").category("api-extensions").status(),
+        Resource::cluster::<ValidatingAdmissionPolicyBinding>("validatingadmissionpolicybinding")
+            .category("api-extensions"),
+        Resource::cluster::<ValidatingWebhookConfiguration>("validatingwebhookconfiguration")
+            .category("api-extensions"),
+    ];
+    rows.extend(other_versions);
+    rows
+}
+
+fn apiextensions_group() -> Vec<Resource> {
+    vec![
+        Resource::cluster::<apiextensions::v1::CustomResourceDefinition>("customresourcedefinition")
+            .short(&["crd", "crds"])
+            .category("api-extensions")
+            .status()
+            .stored_under("apiextensions.k8s.io/customresourcedefinitions"),
+    ]
+}
+
+fn scheduling_group() -> Vec<Resource> {
+    vec![
+        Resource::cluster::<scheduling::v1::PriorityClass>("priorityclass").short(&["pc"]),
+        Resource::namespaced::<scheduling::v1alpha2::PodGroup>("podgroup").status(),
+        Resource::namespaced::<scheduling::v1alpha2::Workload>("workload"),
+    ]
+}
+
+fn coordination_group() -> Vec<Resource> {
+    let candidate = Resource::namespaced::<coordination::v1beta1::LeaseCandidate>("leasecandidate");
+    let candidate_alpha = candidate.also_as("coordination.k8s.io", "v1alpha2", COORDINATION_V1ALPHA2);
+    vec![Resource::namespaced::<coordination::v1::Lease>("lease"), candidate, candidate_alpha]
+}
+
+fn node_group() -> Vec<Resource> {
+    vec![Resource::cluster::<node::v1::RuntimeClass>("runtimeclass")]
+}
+
+fn discovery_group() -> Vec<Resource> {
+    vec![Resource::namespaced::<discovery::v1::EndpointSlice>("endpointslice")]
+}
+
+/// The v1beta1 and v1beta2 shapes of claims and slices differ from v1 and are off by default: not served.
+fn resource_group() -> Vec<Resource> {
+    let rule = Resource::cluster::<resource::v1beta2::DeviceTaintRule>("devicetaintrule").status();
+    let rule_alpha = rule.also_as("resource.k8s.io", "v1alpha3", RESOURCE_V1ALPHA3);
+    vec![
+        Resource::cluster::<resource::v1::DeviceClass>("deviceclass"),
+        Resource::namespaced::<resource::v1::ResourceClaim>("resourceclaim").status(),
+        Resource::namespaced::<resource::v1::ResourceClaimTemplate>("resourceclaimtemplate"),
+        Resource::cluster::<resource::v1::ResourceSlice>("resourceslice"),
+        rule,
+        rule_alpha,
+        Resource::cluster::<resource::v1alpha3::ResourcePoolStatusRequest>("resourcepoolstatusrequest").status(),
+    ]
+}
+
+fn flowcontrol_group() -> Vec<Resource> {
+    use flowcontrol::v1::*;
+    vec![
+        Resource::cluster::<FlowSchema>("flowschema").status(),
+        Resource::cluster::<PriorityLevelConfiguration>("prioritylevelconfiguration").status(),
+    ]
+}
+
+fn internal_groups() -> Vec<Resource> {
+    vec![
+        Resource::cluster::<apiserverinternal::v1alpha1::StorageVersion>("storageversion").status(),
+        Resource::cluster::<storagemigration::v1beta1::StorageVersionMigration>("storageversionmigration").status(),
+    ]
+}
+
+/// A conversion between versions of one group with the same fields: only `apiVersion` differs.
+macro_rules! renamed {
+    ($($name:ident: $served:literal <-> $stored:literal;)*) => {$(
+        const $name: Conversion = Conversion {
+            to_storage: |object| set_api_version(object, $stored),
+            from_storage: |object| set_api_version(object, $served),
+        };
+    )*};
+}
+
+renamed! {
+    CERTIFICATES_V1ALPHA1: "certificates.k8s.io/v1alpha1" <-> "certificates.k8s.io/v1beta1";
+    NETWORKING_V1BETA1: "networking.k8s.io/v1beta1" <-> "networking.k8s.io/v1";
+    STORAGE_V1BETA1: "storage.k8s.io/v1beta1" <-> "storage.k8s.io/v1";
+    ADMISSION_V1BETA1: "admissionregistration.k8s.io/v1beta1" <-> "admissionregistration.k8s.io/v1";
+    ADMISSION_V1ALPHA1: "admissionregistration.k8s.io/v1alpha1" <-> "admissionregistration.k8s.io/v1";
+    COORDINATION_V1ALPHA2: "coordination.k8s.io/v1alpha2" <-> "coordination.k8s.io/v1beta1";
+    RESOURCE_V1ALPHA3: "resource.k8s.io/v1alpha3" <-> "resource.k8s.io/v1beta2";
+}
+
+fn set_api_version(object: &mut Value, version: &str) {
+    if let Some(object) = object.as_object_mut() {
+        object.insert("apiVersion".to_owned(), Value::from(version));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn rows_are_unique_and_complete() {
+        let rows = resources();
+        let mut seen = HashSet::new();
+        for row in &rows {
+            assert!(seen.insert((row.group.clone(), row.version.clone(), row.plural.clone())), "{row:?} twice");
+            assert!(!row.singular.is_empty() && !row.kind.is_empty(), "{row:?}");
+        }
+        let stored = rows.iter().filter(|row| row.is_default() && row.serving == Serving::Stored).count();
+        assert!(stored > 55, "{stored} stored resources");
+    }
+}

@@ -1,0 +1,287 @@
+//! The cache of one resource: a persistent ordered map of current objects and a ring of recent events.
+//!
+//! A list takes a snapshot (a clone of the map, O(1)) and works on it without a lock. A watcher is a cursor into the
+//! ring: an idle one costs nothing, and each event is encoded once for all of them.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use imbl::OrdMap;
+use parking_lot::RwLock;
+
+use super::entry::{Entry, Filter};
+
+/// Events younger than this stay in the ring, so that a client can resume after a short break.
+const KEEP: Duration = Duration::from_secs(75);
+/// Never fewer than this, never more than that: memory stays bounded, the slow get 410 and list again.
+const MIN_EVENTS: usize = 128;
+const MAX_EVENTS: usize = 100_000;
+
+pub(crate) struct Cache {
+    state: RwLock<State>,
+    /// The sequence number after the newest event; watchers sleep on it.
+    newest: tokio::sync::watch::Sender<u64>,
+}
+
+struct State {
+    objects: OrdMap<Arc<str>, Arc<Entry>>,
+    ring: VecDeque<Arc<Event>>,
+    /// Sequence number of `ring[0]`.
+    first: u64,
+    /// Every change after this revision is in the ring.
+    horizon: u64,
+}
+
+/// The objects of one resource at one moment.
+pub(crate) struct Snapshot {
+    pub(crate) objects: OrdMap<Arc<str>, Arc<Entry>>,
+}
+
+/// One change of one object. `new` is `None` for a deletion, `old` for a creation.
+pub(crate) struct Event {
+    pub(crate) revision: u64,
+    pub(crate) new: Option<Arc<Entry>>,
+    pub(crate) old: Option<Arc<Entry>>,
+    at: Instant,
+    added: OnceLock<Bytes>,
+    modified: OnceLock<Bytes>,
+    deleted: OnceLock<Bytes>,
+}
+
+/// What an event means to one watcher.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    Added,
+    Modified,
+    Deleted,
+}
+
+impl Change {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Change::Added => "ADDED",
+            Change::Modified => "MODIFIED",
+            Change::Deleted => "DELETED",
+        }
+    }
+}
+
+/// A watcher's place in the ring.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cursor(u64);
+
+/// The ring no longer holds what a watcher needs next.
+#[derive(Debug)]
+pub(crate) struct TooOld {
+    pub(crate) horizon: u64,
+}
+
+impl Cache {
+    pub(crate) fn new(objects: OrdMap<Arc<str>, Arc<Entry>>, revision: u64) -> Self {
+        let state = State { objects, ring: VecDeque::new(), first: 0, horizon: revision };
+        Self { state: RwLock::new(state), newest: tokio::sync::watch::Sender::new(0) }
+    }
+
+    pub(crate) fn get(&self, key: &str) -> Option<Arc<Entry>> {
+        self.state.read().objects.get(key).cloned()
+    }
+
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        Snapshot { objects: self.state.read().objects.clone() }
+    }
+
+    /// The current objects and the place in the ring right after them.
+    pub(crate) fn snapshot_and_cursor(&self) -> (Snapshot, Cursor) {
+        let state = self.state.read();
+        (Snapshot { objects: state.objects.clone() }, Cursor(state.first + state.ring.len() as u64))
+    }
+
+    /// The place right after `revision`.
+    pub(crate) fn cursor_after(&self, revision: u64) -> Result<Cursor, TooOld> {
+        let state = self.state.read();
+        if revision < state.horizon {
+            return Err(TooOld { horizon: state.horizon });
+        }
+        let offset = state.ring.partition_point(|event| event.revision <= revision);
+        Ok(Cursor(state.first + offset as u64))
+    }
+
+    pub(crate) fn subscribe(&self) -> tokio::sync::watch::Receiver<u64> {
+        self.newest.subscribe()
+    }
+
+    /// Up to `limit` events from the cursor on; moves the cursor.
+    pub(crate) fn read(&self, cursor: &mut Cursor, limit: usize) -> Result<Vec<Arc<Event>>, TooOld> {
+        let state = self.state.read();
+        let Some(offset) = cursor.0.checked_sub(state.first) else {
+            return Err(TooOld { horizon: state.horizon });
+        };
+        let events: Vec<_> = state.ring.iter().skip(offset as usize).take(limit).cloned().collect();
+        cursor.0 += events.len() as u64;
+        Ok(events)
+    }
+
+    /// Applies a change. `new` is `None` for a deletion.
+    pub(super) fn apply(&self, key: &Arc<str>, new: Option<Entry>, revision: u64) {
+        let now = Instant::now();
+        let newest = {
+            let mut state = self.state.write();
+            let new = new.map(Arc::new);
+            let old = match &new {
+                Some(entry) => state.objects.insert(key.clone(), entry.clone()),
+                None => state.objects.remove(key),
+            };
+            if new.is_none() && old.is_none() {
+                return;
+            }
+            state.ring.push_back(Arc::new(Event::new(revision, new, old, now)));
+            while state.ring.len() > MIN_EVENTS {
+                let Some(oldest) = state.ring.front() else { break };
+                if state.ring.len() <= MAX_EVENTS && now.duration_since(oldest.at) < KEEP {
+                    break;
+                }
+                state.horizon = oldest.revision;
+                state.ring.pop_front();
+                state.first += 1;
+            }
+            state.first + state.ring.len() as u64
+        };
+        self.newest.send_replace(newest);
+    }
+}
+
+impl Event {
+    fn new(revision: u64, new: Option<Arc<Entry>>, old: Option<Arc<Entry>>, at: Instant) -> Self {
+        Self { revision, new, old, at, added: OnceLock::new(), modified: OnceLock::new(), deleted: OnceLock::new() }
+    }
+
+    /// What this event is to a watcher that sees only what matches `filter`: an object may come into view or leave it.
+    pub(crate) fn change(&self, filter: &Filter) -> Option<Change> {
+        let seen = |entry: &Option<Arc<Entry>>| entry.as_deref().is_some_and(|entry| filter.matches(entry));
+        match (seen(&self.old), seen(&self.new)) {
+            (false, true) => Some(Change::Added),
+            (true, true) => Some(Change::Modified),
+            (true, false) => Some(Change::Deleted),
+            (false, false) => None,
+        }
+    }
+
+    /// The object to show for a change: the new state, or the last one at this event's revision.
+    pub(crate) fn object(&self, change: Change) -> Bytes {
+        match (change, &self.new, &self.old) {
+            (Change::Deleted, _, Some(old)) => old.at_revision(self.revision),
+            (_, Some(new), _) => new.json.clone(),
+            _ => Bytes::new(),
+        }
+    }
+
+    /// The watch frame, encoded once for all watchers.
+    pub(crate) fn frame(&self, change: Change) -> Bytes {
+        let slot = match change {
+            Change::Added => &self.added,
+            Change::Modified => &self.modified,
+            Change::Deleted => &self.deleted,
+        };
+        slot.get_or_init(|| frame(change.as_str(), &self.object(change))).clone()
+    }
+}
+
+/// `{"type":...,"object":...}` and a newline.
+pub(crate) fn frame(change: &str, object: &[u8]) -> Bytes {
+    let mut out = Vec::with_capacity(object.len() + 36);
+    out.extend_from_slice(b"{\"type\":\"");
+    out.extend_from_slice(change.as_bytes());
+    out.extend_from_slice(b"\",\"object\":");
+    out.extend_from_slice(object);
+    out.extend_from_slice(b"}\n");
+    Bytes::from(out)
+}
+
+impl Snapshot {
+    /// Objects of one namespace, or all, in key order, after `start_after` if given.
+    pub(crate) fn range<'a>(
+        &'a self,
+        namespace: Option<&str>,
+        start_after: Option<&str>,
+    ) -> impl Iterator<Item = &'a Arc<Entry>> + 'a {
+        use std::ops::Bound;
+        let (mut from, to): (Bound<Arc<str>>, Bound<Arc<str>>) = match namespace {
+            // '0' is the character after '/'.
+            Some(namespace) => {
+                (Bound::Included(format!("{namespace}/").into()), Bound::Excluded(format!("{namespace}0").into()))
+            }
+            None => (Bound::Unbounded, Bound::Unbounded),
+        };
+        if let Some(after) = start_after {
+            from = Bound::Excluded(after.into());
+        }
+        self.objects.range::<_, Arc<str>>((from, to)).map(|(_, entry)| entry)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(key: &str, label: &str, revision: u64) -> Entry {
+        let stored = format!(r#"{{"kind":"Pod","apiVersion":"v1","metadata":{{"labels":{{"app":"{label}"}}}}}}"#);
+        Entry::new(key.into(), stored.as_bytes(), revision).unwrap()
+    }
+
+    #[test]
+    fn objects_enter_and_leave_a_selector() {
+        let cache = Cache::new(OrdMap::new(), 0);
+        let key: Arc<str> = "default/a".into();
+        let mut cursor = cache.cursor_after(0).unwrap();
+        cache.apply(&key, Some(entry("default/a", "x", 1)), 1);
+        cache.apply(&key, Some(entry("default/a", "y", 2)), 2);
+        cache.apply(&key, Some(entry("default/a", "x", 3)), 3);
+        cache.apply(&key, None, 4);
+        let filter = Filter { labels: Some("app=x".parse().unwrap()), ..Filter::default() };
+        let changes: Vec<_> = cache.read(&mut cursor, 10).unwrap().iter().map(|event| event.change(&filter)).collect();
+        assert_eq!(changes, [Some(Change::Added), Some(Change::Deleted), Some(Change::Added), Some(Change::Deleted)]);
+        assert!(cache.read(&mut cursor, 10).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_deletion_shows_the_last_state_at_its_own_revision() {
+        let cache = Cache::new(OrdMap::new(), 0);
+        let key: Arc<str> = "default/a".into();
+        cache.apply(&key, Some(entry("default/a", "x", 7)), 7);
+        let mut cursor = cache.cursor_after(7).unwrap();
+        cache.apply(&key, None, 19);
+        let events = cache.read(&mut cursor, 1).unwrap();
+        let frame: serde_json::Value = serde_json::from_slice(&events[0].frame(Change::Deleted)).unwrap();
+        assert_eq!(frame["type"], "DELETED");
+        assert_eq!(frame["object"]["metadata"]["resourceVersion"], "19");
+    }
+
+    #[test]
+    fn old_cursors_are_told_to_list_again() {
+        let cache = Cache::new(OrdMap::new(), 100);
+        assert!(cache.cursor_after(99).is_err());
+        assert!(cache.cursor_after(100).is_ok());
+        let mut slow = cache.cursor_after(100).unwrap();
+        for revision in 101..101 + MAX_EVENTS as u64 + 5 {
+            cache.apply(&"a".into(), Some(entry("a", "x", revision)), revision);
+        }
+        assert!(cache.read(&mut slow, 1).is_err());
+    }
+
+    #[test]
+    fn namespaces_are_ranges() {
+        let mut objects = OrdMap::new();
+        for key in ["a/1", "a/2", "ab/1", "b/1"] {
+            objects.insert(Arc::<str>::from(key), Arc::new(entry(key, "x", 1)));
+        }
+        let snapshot = Snapshot { objects };
+        let keys = |namespace, after| -> Vec<String> {
+            snapshot.range(namespace, after).map(|entry| entry.key.to_string()).collect()
+        };
+        assert_eq!(keys(Some("a"), None), ["a/1", "a/2"]);
+        assert_eq!(keys(Some("a"), Some("a/1")), ["a/2"]);
+        assert_eq!(keys(None, Some("a/2")), ["ab/1", "b/1"]);
+    }
+}

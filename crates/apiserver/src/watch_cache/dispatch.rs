@@ -1,0 +1,102 @@
+//! Feeding the caches: one list of everything at the start, then one watch.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{FutureExt, StreamExt};
+use imbl::OrdMap;
+use parking_lot::RwLock;
+use store::{Range, Revision, Store, StoreError, Watch, WatchEvent};
+use tokio_util::sync::CancellationToken;
+
+use super::{Cache, Caches, DispatchError, Entry, ROOT};
+
+/// How many objects are read at once while the caches fill.
+const PAGE: usize = 1000;
+/// Bookmarks and idle caches move at least this often.
+const PROGRESS: Duration = Duration::from_secs(5);
+
+/// Lists the store into one cache per prefix.
+pub(crate) async fn start(store: Arc<dyn Store>, prefixes: &[&str]) -> Result<Arc<Caches>, StoreError> {
+    let revision = store.current_revision().await?;
+    let mut caches = HashMap::new();
+    for &prefix in prefixes {
+        if caches.contains_key(prefix) {
+            continue;
+        }
+        let objects = load(&*store, prefix, revision).await?;
+        caches.insert(Arc::<str>::from(prefix), Arc::new(Cache::new(objects, revision.0)));
+    }
+    Ok(Arc::new(Caches { store, by_prefix: RwLock::new(caches), applied: tokio::sync::watch::Sender::new(revision.0) }))
+}
+
+async fn load(store: &dyn Store, prefix: &str, at: Revision) -> Result<OrdMap<Arc<str>, Arc<Entry>>, StoreError> {
+    let root = format!("{ROOT}{prefix}/");
+    let mut objects = OrdMap::new();
+    let mut after: Option<Arc<str>> = None;
+    loop {
+        let mut range = Range::prefix(root.as_str()).limit(PAGE);
+        // Revision zero is an empty store; there is no state to ask for.
+        if at != Revision::ZERO {
+            range = range.at(at);
+        }
+        if let Some(after) = &after {
+            range = range.start_after(after.clone());
+        }
+        let page = store.range(range).await?;
+        for kv in &page.kvs {
+            let Some(key) = kv.key.strip_prefix(root.as_str()).map(Arc::<str>::from) else { continue };
+            match Entry::new(key.clone(), &kv.value, kv.mod_revision.0) {
+                Some(entry) => drop(objects.insert(key, Arc::new(entry))),
+                None => tracing::warn!(key = &*kv.key, "stored value is not an object; left out"),
+            }
+        }
+        after = page.kvs.last().map(|kv| kv.key.clone());
+        if !page.more {
+            return Ok(objects);
+        }
+    }
+}
+
+/// Applies changes until `stop` fires or the store fails.
+pub(crate) async fn run(caches: Arc<Caches>, stop: CancellationToken) -> Result<(), DispatchError> {
+    let from = Revision(caches.applied()).next();
+    let watch = Watch::prefix(ROOT).from(from).progress(PROGRESS);
+    let mut events = caches.store.watch(watch).await?;
+    loop {
+        let event = tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            event = events.next() => event,
+        };
+        let mut applied = apply(&caches, event.ok_or(DispatchError::Ended)??);
+        // Take what is ready before waking anybody: one wake-up for a burst, and no half transactions.
+        while let Some(Some(event)) = events.next().now_or_never() {
+            applied = apply(&caches, event?);
+        }
+        caches.applied.send_if_modified(|now| {
+            let moved = applied > *now;
+            *now = applied.max(*now);
+            moved
+        });
+    }
+}
+
+fn apply(caches: &Caches, event: WatchEvent) -> u64 {
+    let Revision(revision) = event.revision();
+    let (key, value) = match &event {
+        WatchEvent::Put { kv, .. } => (&kv.key, Some(&kv.value)),
+        WatchEvent::Delete { key, .. } => (key, None),
+        WatchEvent::Progress(_) => return revision,
+    };
+    if let Some((cache, inner)) = caches.route(key) {
+        let inner: Arc<str> = inner.into();
+        let entry = value.and_then(|value| Entry::new(inner.clone(), value, revision));
+        if value.is_some() && entry.is_none() {
+            tracing::warn!(%key, "stored value is not an object; left out");
+            return revision;
+        }
+        cache.apply(&inner, entry, revision);
+    }
+    revision
+}

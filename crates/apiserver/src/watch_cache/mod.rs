@@ -1,0 +1,101 @@
+//! Watch cache: the current objects of every resource and a window of recent changes, in memory.
+//!
+//! Flow: `store::watch` -> [`dispatch`] (one task, one watch over `/registry/`) -> one [`Cache`] per resource -> every get,
+//! list and watch. One dispatcher means one order: once it has applied revision N, every cache shows all changes up to N.
+//! Invariant: events leave in revision order, and no watcher sees a revision twice.
+
+mod cache;
+mod dispatch;
+mod entry;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::RwLock;
+use std::collections::HashMap;
+use store::{Revision, Store, StoreError};
+
+pub(crate) use cache::{Cache, Change, Cursor, Event, Snapshot, TooOld};
+pub(crate) use dispatch::{run, start};
+pub(crate) use entry::{Entry, Filter};
+
+/// The root of all keys, as upstream's default `--etcd-prefix`.
+pub(crate) const ROOT: &str = "/registry/";
+
+/// How long a reader waits for the cache to reach a revision before the request fails, as upstream.
+const CATCH_UP: Duration = Duration::from_secs(3);
+/// How soon a waiting reader asks the store to report progress.
+const NUDGE: Duration = Duration::from_millis(50);
+
+/// All caches, and how far they are.
+pub(crate) struct Caches {
+    pub(crate) store: Arc<dyn Store>,
+    by_prefix: RwLock<HashMap<Arc<str>, Arc<Cache>>>,
+    applied: tokio::sync::watch::Sender<u64>,
+}
+
+/// The caches did not reach a revision in time.
+#[derive(Debug)]
+pub(crate) struct Behind {
+    pub(crate) asked: u64,
+    pub(crate) applied: u64,
+}
+
+impl Caches {
+    pub(crate) fn get(&self, prefix: &str) -> Option<Arc<Cache>> {
+        self.by_prefix.read().get(prefix).cloned()
+    }
+
+    /// The cache a key belongs to, and the key within it.
+    fn route<'k>(&self, key: &'k str) -> Option<(Arc<Cache>, &'k str)> {
+        let rest = key.strip_prefix(ROOT)?;
+        let (first, inner) = rest.split_once('/')?;
+        let caches = self.by_prefix.read();
+        if let Some(cache) = caches.get(first) {
+            return Some((cache.clone(), inner));
+        }
+        let (second, inner) = inner.split_once('/')?;
+        let cache = caches.get(&rest[..first.len() + 1 + second.len()])?;
+        Some((cache.clone(), inner))
+    }
+
+    pub(crate) fn applied(&self) -> u64 {
+        *self.applied.borrow()
+    }
+
+    /// Waits until the caches show every write that finished before this call.
+    pub(crate) async fn fresh(&self) -> Result<u64, api::Status> {
+        let Revision(current) = self.store.current_revision().await.map_err(crate::status::from_store)?;
+        self.reach(current).await.map_err(crate::status::behind)?;
+        Ok(current)
+    }
+
+    /// Waits until the caches have applied `revision`.
+    pub(crate) async fn reach(&self, revision: u64) -> Result<(), Behind> {
+        if self.applied() >= revision {
+            return Ok(());
+        }
+        let mut applied = self.applied.subscribe();
+        let reached = async {
+            loop {
+                let wait = applied.wait_for(|applied| *applied >= revision);
+                match tokio::time::timeout(NUDGE, wait).await {
+                    Ok(_) => return,
+                    // Other writers of the same etcd can move the revision without an event of ours.
+                    Err(_) => drop(self.store.request_progress().await),
+                }
+            }
+        };
+        let in_time = tokio::time::timeout(CATCH_UP, reached).await;
+        in_time.map_err(|_| Behind { asked: revision, applied: self.applied() })
+    }
+}
+
+/// What ended the dispatcher.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DispatchError {
+    #[error("watching the store: {0}")]
+    Store(#[from] StoreError),
+    #[error("the store ended its watch")]
+    Ended,
+}
