@@ -44,10 +44,7 @@ pub fn decode(bytes: &[u8], encoding: Encoding) -> Result<Decoded, DecodeError> 
 pub fn from_json(bytes: &[u8]) -> Result<Decoded, DecodeError> {
     let mut duplicates = Vec::new();
     let mut deserializer = serde_json::Deserializer::from_slice(bytes);
-    let value = Seed {
-        duplicates: &mut duplicates,
-    }
-    .deserialize(&mut deserializer)?;
+    let value = Seed { duplicates: &mut duplicates }.deserialize(&mut deserializer)?;
     deserializer.end()?;
     Ok(Decoded { value, duplicates })
 }
@@ -55,10 +52,7 @@ pub fn from_json(bytes: &[u8]) -> Result<Decoded, DecodeError> {
 /// Decodes the one document of a YAML body.
 pub fn from_yaml(bytes: &[u8]) -> Result<Decoded, DecodeError> {
     let mut duplicates = Vec::new();
-    let value = Seed {
-        duplicates: &mut duplicates,
-    }
-    .deserialize(yaml_serde::Deserializer::from_slice(bytes))?;
+    let value = Seed { duplicates: &mut duplicates }.deserialize(yaml_serde::Deserializer::from_slice(bytes))?;
     Ok(Decoded { value, duplicates })
 }
 
@@ -67,10 +61,7 @@ pub fn from_yaml_documents(text: &str) -> Result<Vec<Decoded>, DecodeError> {
     let mut documents = Vec::new();
     for document in yaml_serde::Deserializer::from_str(text) {
         let mut duplicates = Vec::new();
-        let value = Seed {
-            duplicates: &mut duplicates,
-        }
-        .deserialize(document)?;
+        let value = Seed { duplicates: &mut duplicates }.deserialize(document)?;
         if !value.is_null() {
             documents.push(Decoded { value, duplicates });
         }
@@ -107,9 +98,7 @@ impl Seed<'_> {
         head: impl FnOnce(&T) -> String,
     ) -> Result<T, E> {
         let before = self.duplicates.len();
-        let decoded = decode(Seed {
-            duplicates: self.duplicates,
-        })?;
+        let decoded = decode(Seed { duplicates: self.duplicates })?;
         if self.duplicates.len() > before {
             let head = head(&decoded);
             for path in &mut self.duplicates[before..] {
@@ -175,10 +164,7 @@ impl<'de> Visitor<'de> for Seed<'_> {
         let mut items = Vec::new();
         loop {
             let index = items.len();
-            let item = self.inside(
-                |seed| sequence.next_element_seed(seed),
-                |_| format!("[{index}]"),
-            )?;
+            let item = self.inside(|seed| sequence.next_element_seed(seed), |_| format!("[{index}]"))?;
             match item {
                 Some(item) => items.push(item),
                 None => return Ok(Value::Array(items)),
@@ -260,21 +246,14 @@ mod tests {
     fn duplicates_are_named_by_path_and_the_last_wins() {
         let body = br#"{"a":1,"spec":{"x":1,"x":2,"list":[{"y":1,"y":2}]},"a":3}"#;
         let decoded = from_json(body).unwrap();
-        assert_eq!(
-            decoded.value,
-            json!({"a": 3, "spec": {"x": 2, "list": [{"y": 2}]}})
-        );
+        assert_eq!(decoded.value, json!({"a": 3, "spec": {"x": 2, "list": [{"y": 2}]}}));
         assert_eq!(decoded.duplicates, ["spec.x", "spec.list[0].y", "a"]);
     }
 
     #[test]
     fn yaml_reads_like_json() {
-        let decoded =
-            from_yaml(b"a: 1\nb:\n- x: yes please\n  8080: true\nb2: \"1\"\nc: null\n").unwrap();
-        assert_eq!(
-            decoded.value,
-            json!({"a": 1, "b": [{"x": "yes please", "8080": true}], "b2": "1", "c": null})
-        );
+        let decoded = from_yaml(b"a: 1\nb:\n- x: yes please\n  8080: true\nb2: \"1\"\nc: null\n").unwrap();
+        assert_eq!(decoded.value, json!({"a": 1, "b": [{"x": "yes please", "8080": true}], "b2": "1", "c": null}));
         let documents = from_yaml_documents("a: 1\n---\n---\nb: 2\n").unwrap();
         assert_eq!(documents.len(), 2);
     }
@@ -297,9 +276,6 @@ mod tests {
 
     #[test]
     fn yaml_is_printed_with_sorted_keys() {
-        assert_eq!(
-            to_yaml(&json!({"b": 1, "a": ["x", "true"]})).unwrap(),
-            "a:\n- x\n- 'true'\nb: 1\n"
-        );
+        assert_eq!(to_yaml(&json!({"b": 1, "a": ["x", "true"]})).unwrap(), "a:\n- x\n- 'true'\nb: 1\n");
     }
 }

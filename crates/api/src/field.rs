@@ -27,46 +27,29 @@ enum Step<'a> {
 
 impl<'a> Path<'a> {
     /// The whole object; prints as nothing, and its children start the path.
-    pub const ROOT: Path<'static> = Path {
-        parent: None,
-        step: Step::Root,
-    };
+    pub const ROOT: Path<'static> = Path { parent: None, step: Step::Root };
 
     pub const fn new(name: &'a str) -> Self {
-        Self {
-            parent: None,
-            step: Step::Name(name),
-        }
+        Self { parent: None, step: Step::Name(name) }
     }
 
     pub const fn child<'b>(&'b self, name: &'b str) -> Path<'b> {
-        Path {
-            parent: Some(self),
-            step: Step::Name(name),
-        }
+        Path { parent: Some(self), step: Step::Name(name) }
     }
 
     pub const fn index<'b>(&'b self, index: usize) -> Path<'b> {
-        Path {
-            parent: Some(self),
-            step: Step::Index(index),
-        }
+        Path { parent: Some(self), step: Step::Index(index) }
     }
 
     /// An entry of a map, or an element named by its key: `labels[app]`.
     pub const fn key<'b>(&'b self, key: &'b str) -> Path<'b> {
-        Path {
-            parent: Some(self),
-            step: Step::Key(key),
-        }
+        Path { parent: Some(self), step: Step::Key(key) }
     }
 }
 
 impl Display for Path<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let parent_is_root = self
-            .parent
-            .is_none_or(|parent| matches!(parent.step, Step::Root));
+        let parent_is_root = self.parent.is_none_or(|parent| matches!(parent.step, Step::Root));
         if let Some(parent) = self.parent {
             parent.fmt(f)?;
         }
@@ -144,29 +127,15 @@ pub struct FieldError {
 }
 
 impl FieldError {
-    fn new(
-        error_type: ErrorType,
-        field: impl Display,
-        value: Option<String>,
-        detail: impl Into<String>,
-    ) -> Self {
-        Self {
-            error_type,
-            field: field.to_string(),
-            value,
-            detail: detail.into(),
-        }
+    fn new(error_type: ErrorType, field: impl Display, value: Option<String>, detail: impl Into<String>) -> Self {
+        Self { error_type, field: field.to_string(), value, detail: detail.into() }
     }
 
     pub fn invalid(field: impl Display, value: impl Serialize, detail: impl Into<String>) -> Self {
         Self::new(ErrorType::Invalid, field, Some(show(&value)), detail)
     }
 
-    pub fn type_invalid(
-        field: impl Display,
-        value: impl Serialize,
-        detail: impl Into<String>,
-    ) -> Self {
+    pub fn type_invalid(field: impl Display, value: impl Serialize, detail: impl Into<String>) -> Self {
         Self::new(ErrorType::TypeInvalid, field, Some(show(&value)), detail)
     }
 
@@ -198,22 +167,12 @@ impl FieldError {
 
     pub fn too_long(field: impl Display, max: usize) -> Self {
         let unit = if max == 1 { "byte" } else { "bytes" };
-        Self::new(
-            ErrorType::TooLong,
-            field,
-            None,
-            format!("may not be more than {max} {unit}"),
-        )
+        Self::new(ErrorType::TooLong, field, None, format!("may not be more than {max} {unit}"))
     }
 
     pub fn too_many(field: impl Display, actual: usize, max: usize) -> Self {
         let unit = if max == 1 { "item" } else { "items" };
-        Self::new(
-            ErrorType::TooMany,
-            field,
-            Some(actual.to_string()),
-            format!("must have at most {max} {unit}"),
-        )
+        Self::new(ErrorType::TooMany, field, Some(actual.to_string()), format!("must have at most {max} {unit}"))
     }
 
     pub fn internal(field: impl Display, detail: impl Into<String>) -> Self {
@@ -267,12 +226,7 @@ impl FieldErrors {
         self.0.extend(other);
     }
 
-    pub fn invalid(
-        &mut self,
-        field: impl Display,
-        value: impl Serialize,
-        detail: impl Into<String>,
-    ) {
+    pub fn invalid(&mut self, field: impl Display, value: impl Serialize, detail: impl Into<String>) {
         self.push(FieldError::invalid(field, value, detail));
     }
 
@@ -288,12 +242,7 @@ impl FieldErrors {
         self.push(FieldError::not_found(field, value));
     }
 
-    pub fn not_supported(
-        &mut self,
-        field: impl Display,
-        value: impl Serialize,
-        supported: &[&str],
-    ) {
+    pub fn not_supported(&mut self, field: impl Display, value: impl Serialize, supported: &[&str]) {
         self.push(FieldError::not_supported(field, value, supported));
     }
 
@@ -310,12 +259,7 @@ impl FieldErrors {
     }
 
     /// One `Invalid` per message, as the name rules of [`crate::validation`] return them.
-    pub fn invalid_each(
-        &mut self,
-        field: impl Display,
-        value: impl Serialize,
-        messages: Vec<String>,
-    ) {
+    pub fn invalid_each(&mut self, field: impl Display, value: impl Serialize, messages: Vec<String>) {
         for message in messages {
             self.invalid(&field, &value, message);
         }
@@ -407,14 +351,8 @@ mod tests {
     fn paths_print_dotted() {
         let spec = Path::new("spec");
         let containers = spec.child("containers");
-        assert_eq!(
-            containers.index(0).child("env").key("A").to_string(),
-            "spec.containers[0].env[A]"
-        );
-        assert_eq!(
-            Path::ROOT.child("spec").child("a.b").to_string(),
-            "spec.a.b"
-        );
+        assert_eq!(containers.index(0).child("env").key("A").to_string(), "spec.containers[0].env[A]");
+        assert_eq!(Path::ROOT.child("spec").child("a.b").to_string(), "spec.a.b");
     }
 
     #[test]
@@ -428,23 +366,11 @@ mod tests {
                 FieldError::not_supported("spec.type", "X", &["A", "B"]),
                 "spec.type: Unsupported value: \"X\": supported values: \"A\", \"B\"",
             ),
-            (
-                FieldError::required("metadata.name", ""),
-                "metadata.name: Required value",
-            ),
-            (
-                FieldError::too_long("a", 63),
-                "a: Too long: may not be more than 63 bytes",
-            ),
-            (
-                FieldError::too_many("a", 5, 1),
-                "a: Too many: 5: must have at most 1 item",
-            ),
+            (FieldError::required("metadata.name", ""), "metadata.name: Required value"),
+            (FieldError::too_long("a", 63), "a: Too long: may not be more than 63 bytes"),
+            (FieldError::too_many("a", 5, 1), "a: Too many: 5: must have at most 1 item"),
             (FieldError::forbidden("a", "no"), "a: Forbidden: no"),
-            (
-                FieldError::duplicate("a[1]", "x\n"),
-                "a[1]: Duplicate value: \"x\\n\"",
-            ),
+            (FieldError::duplicate("a[1]", "x\n"), "a[1]: Duplicate value: \"x\\n\""),
         ] {
             assert_eq!(error.to_string(), expected);
         }

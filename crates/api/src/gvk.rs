@@ -37,21 +37,13 @@ pub struct GroupResource {
 
 impl Gvk {
     pub const fn new(group: &'static str, version: &'static str, kind: &'static str) -> Self {
-        Self {
-            group: Cow::Borrowed(group),
-            version: Cow::Borrowed(version),
-            kind: Cow::Borrowed(kind),
-        }
+        Self { group: Cow::Borrowed(group), version: Cow::Borrowed(version), kind: Cow::Borrowed(kind) }
     }
 
     /// From the `apiVersion` and `kind` of an object. A version with more than one slash has no group.
     pub fn parse(api_version: &str, kind: &str) -> Option<Self> {
         let (group, version) = split_api_version(api_version)?;
-        Some(Self {
-            group: group.to_owned().into(),
-            version: version.to_owned().into(),
-            kind: kind.to_owned().into(),
-        })
+        Some(Self { group: group.to_owned().into(), version: version.to_owned().into(), kind: kind.to_owned().into() })
     }
 
     /// The kind of a typed object.
@@ -65,20 +57,13 @@ impl Gvk {
     }
 
     pub fn group_kind(&self) -> GroupKind {
-        GroupKind {
-            group: self.group.clone(),
-            kind: self.kind.clone(),
-        }
+        GroupKind { group: self.group.clone(), kind: self.kind.clone() }
     }
 }
 
 impl Gvr {
     pub const fn new(group: &'static str, version: &'static str, resource: &'static str) -> Self {
-        Self {
-            group: Cow::Borrowed(group),
-            version: Cow::Borrowed(version),
-            resource: Cow::Borrowed(resource),
-        }
+        Self { group: Cow::Borrowed(group), version: Cow::Borrowed(version), resource: Cow::Borrowed(resource) }
     }
 
     pub fn api_version(&self) -> String {
@@ -86,10 +71,7 @@ impl Gvr {
     }
 
     pub fn group_resource(&self) -> GroupResource {
-        GroupResource {
-            group: self.group.clone(),
-            resource: self.resource.clone(),
-        }
+        GroupResource { group: self.group.clone(), resource: self.resource.clone() }
     }
 
     /// `/api/v1` or `/apis/<group>/<version>`.
@@ -104,19 +86,13 @@ impl Gvr {
 
 impl GroupKind {
     pub const fn new(group: &'static str, kind: &'static str) -> Self {
-        Self {
-            group: Cow::Borrowed(group),
-            kind: Cow::Borrowed(kind),
-        }
+        Self { group: Cow::Borrowed(group), kind: Cow::Borrowed(kind) }
     }
 }
 
 impl GroupResource {
     pub const fn new(group: &'static str, resource: &'static str) -> Self {
-        Self {
-            group: Cow::Borrowed(group),
-            resource: Cow::Borrowed(resource),
-        }
+        Self { group: Cow::Borrowed(group), resource: Cow::Borrowed(resource) }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -135,19 +111,11 @@ pub fn split_api_version(api_version: &str) -> Option<(&str, &str)> {
 
 /// The inverse of [`split_api_version`].
 pub fn join_api_version(group: &str, version: &str) -> String {
-    if group.is_empty() {
-        version.to_owned()
-    } else {
-        format!("{group}/{version}")
-    }
+    if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") }
 }
 
 fn qualified(f: &mut fmt::Formatter<'_>, name: &str, group: &str) -> fmt::Result {
-    if group.is_empty() {
-        f.write_str(name)
-    } else {
-        write!(f, "{name}.{group}")
-    }
+    if group.is_empty() { f.write_str(name) } else { write!(f, "{name}.{group}") }
 }
 
 impl fmt::Display for GroupKind {
@@ -181,28 +149,15 @@ mod tests {
     #[test]
     fn names_print_as_upstream_prints_them() {
         assert_eq!(GroupResource::new("", "pods").to_string(), "pods");
-        assert_eq!(
-            GroupResource::new("apps", "deployments").to_string(),
-            "deployments.apps"
-        );
-        assert_eq!(
-            Gvk::new("apps", "v1", "Deployment").to_string(),
-            "apps/v1, Kind=Deployment"
-        );
+        assert_eq!(GroupResource::new("apps", "deployments").to_string(), "deployments.apps");
+        assert_eq!(Gvk::new("apps", "v1", "Deployment").to_string(), "apps/v1, Kind=Deployment");
         assert_eq!(Gvr::new("", "v1", "pods").url_prefix(), "/api/v1");
-        assert_eq!(
-            Gvk::of::<k8s_openapi::api::batch::v1::Job>(),
-            Gvk::new("batch", "v1", "Job")
-        );
+        assert_eq!(Gvk::of::<k8s_openapi::api::batch::v1::Job>(), Gvk::new("batch", "v1", "Job"));
     }
 
     #[test]
     fn api_versions_split() {
-        for (text, expected) in [
-            ("v1", Some(("", "v1"))),
-            ("apps/v1", Some(("apps", "v1"))),
-            ("a/b/c", None),
-        ] {
+        for (text, expected) in [("v1", Some(("", "v1"))), ("apps/v1", Some(("apps", "v1"))), ("a/b/c", None)] {
             assert_eq!(split_api_version(text), expected, "{text}");
         }
     }

@@ -8,7 +8,9 @@
 pub mod codec;
 pub mod field;
 pub mod gvk;
+pub mod patch;
 pub mod quantity;
+pub mod schema;
 pub mod selector;
 pub mod status;
 pub mod user;

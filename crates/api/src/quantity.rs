@@ -31,9 +31,7 @@ pub enum Format {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
-    #[error(
-        "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
-    )]
+    #[error("quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'")]
     Format,
     #[error("unable to parse numeric part of quantity")]
     Numeric,
@@ -42,26 +40,14 @@ pub enum ParseError {
 }
 
 impl Quantity {
-    pub const ZERO: Self = Self {
-        nanos: 0,
-        format: Format::DecimalSI,
-        kept: None,
-    };
+    pub const ZERO: Self = Self { nanos: 0, format: Format::DecimalSI, kept: None };
 
     pub fn new(value: i64, format: Format) -> Self {
-        Self {
-            nanos: i128::from(value) * NANO,
-            format,
-            kept: None,
-        }
+        Self { nanos: i128::from(value) * NANO, format, kept: None }
     }
 
     pub fn from_milli(value: i64, format: Format) -> Self {
-        Self {
-            nanos: i128::from(value) * (NANO / 1000),
-            format,
-            kept: None,
-        }
+        Self { nanos: i128::from(value) * (NANO / 1000), format, kept: None }
     }
 
     pub fn parse(text: &str) -> Result<Self, ParseError> {
@@ -70,12 +56,7 @@ impl Quantity {
         }
         let parts = split(text)?;
         let (factor, format) = suffix(parts.suffix).ok_or(ParseError::Suffix)?;
-        let digits: Vec<u8> = parts
-            .whole
-            .bytes()
-            .chain(parts.fraction.bytes())
-            .map(|c| c - b'0')
-            .collect();
+        let digits: Vec<u8> = parts.whole.bytes().chain(parts.fraction.bytes()).map(|c| c - b'0').collect();
         let mut nanos = match factor {
             Factor::Ten(exponent) => {
                 let shift = i64::from(exponent) + 9 - parts.fraction.len() as i64;
@@ -95,16 +76,9 @@ impl Quantity {
         }
         let kept = keeps_text(&parts, factor, format).then(|| text.into());
         let nanos = if parts.negative { -nanos } else { nanos };
-        let quantity = Self {
-            nanos,
-            format,
-            kept,
-        };
+        let quantity = Self { nanos, format, kept };
         Ok(match &quantity.kept {
-            Some(kept) if **kept == *quantity.canonical() => Self {
-                kept: None,
-                ..quantity
-            },
+            Some(kept) if **kept == *quantity.canonical() => Self { kept: None, ..quantity },
             _ => quantity,
         })
     }
@@ -188,10 +162,7 @@ impl Quantity {
                 mantissa /= 1024;
                 power += 1;
             }
-            return format!(
-                "{mantissa}{}",
-                ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"][power]
-            );
+            return format!("{mantissa}{}", ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"][power]);
         }
         let exponential = self.format == Format::DecimalExponent;
         let mut mantissa = self.nanos;
@@ -204,8 +175,7 @@ impl Quantity {
             (_, 0) => mantissa.to_string(),
             (true, exponent) => format!("{mantissa}e{exponent}"),
             (false, exponent) => {
-                let suffix = ["n", "u", "m", "", "k", "M", "G", "T", "P", "E"]
-                    [((exponent + 9) / 3) as usize];
+                let suffix = ["n", "u", "m", "", "k", "M", "G", "T", "P", "E"][((exponent + 9) / 3) as usize];
                 format!("{mantissa}{suffix}")
             }
         }
@@ -300,10 +270,7 @@ fn split(text: &str) -> Result<Parts<'_>, ParseError> {
     let negative = text.starts_with('-');
     let unsigned = text.strip_prefix(['-', '+']).unwrap_or(text);
     let rest = unsigned.trim_start_matches('0');
-    let digits_end = |text: &str| {
-        text.find(|c: char| !c.is_ascii_digit())
-            .unwrap_or(text.len())
-    };
+    let digits_end = |text: &str| text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (whole, rest) = rest.split_at(digits_end(rest));
     let (fraction, suffix) = match rest.strip_prefix('.') {
         Some(rest) => rest.split_at(digits_end(rest)),
@@ -311,18 +278,11 @@ fn split(text: &str) -> Result<Parts<'_>, ParseError> {
     };
     // Upstream reads a bare sign as zero, but a suffix needs digits before it.
     let after_letters = suffix.trim_start_matches(|c: char| "eEinumkKMGTP".contains(c));
-    let exponent = after_letters
-        .strip_prefix(['-', '+'])
-        .unwrap_or(after_letters);
+    let exponent = after_letters.strip_prefix(['-', '+']).unwrap_or(after_letters);
     if !exponent.bytes().all(|c| c.is_ascii_digit()) {
         return Err(ParseError::Format);
     }
-    Ok(Parts {
-        negative,
-        whole,
-        fraction,
-        suffix,
-    })
+    Ok(Parts { negative, whole, fraction, suffix })
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -362,9 +322,7 @@ fn suffix(text: &str) -> Option<(Factor, Format)> {
 /// The digits times ten to the `shift`, rounded up, saturating.
 fn shifted(digits: &[u8], shift: i64) -> i128 {
     let read = |digits: &[u8]| {
-        digits.iter().fold(0i128, |sum, &digit| {
-            sum.saturating_mul(10).saturating_add(i128::from(digit))
-        })
+        digits.iter().fold(0i128, |sum, &digit| sum.saturating_mul(10).saturating_add(i128::from(digit)))
     };
     if shift < 0 {
         let keep = digits.len().saturating_sub(shift.unsigned_abs() as usize);
@@ -392,29 +350,18 @@ fn binary(digits: &[u8], shift: i64, exponent: u32) -> i128 {
     u32::try_from(-shift)
         .ok()
         .and_then(|shift| 10i128.checked_pow(shift))
-        .map_or_else(
-            || i128::from(value != 0),
-            |divisor| div_away(value, divisor),
-        )
+        .map_or_else(|| i128::from(value != 0), |divisor| div_away(value, divisor))
 }
 
 /// Whether upstream's parser takes the text itself for the printed form (`ParseQuantity`, v1.36).
 fn keeps_text(parts: &Parts<'_>, factor: Factor, format: Format) -> bool {
-    let whole = if parts.whole.is_empty() {
-        "0"
-    } else {
-        parts.whole
-    };
+    let whole = if parts.whole.is_empty() { "0" } else { parts.whole };
     let length = whole.len() + parts.fraction.len();
     match factor {
         Factor::Ten(exponent) => {
             let scale = i64::from(exponent) - parts.fraction.len() as i64;
             let shifted_ends_round = format!("{whole}{}", parts.fraction).ends_with("000");
-            length <= 18
-                && scale >= -9
-                && scale % 3 == 0
-                && !shifted_ends_round
-                && !whole.starts_with('0')
+            length <= 18 && scale >= -9 && scale % 3 == 0 && !shifted_ends_round && !whole.starts_with('0')
         }
         Factor::Two(exponent) => {
             let precision = 15 - whole.len() as i64 - (exponent as f32 * 3.0 / 10.0) as i64 - 1;
@@ -476,11 +423,7 @@ mod tests {
             ("2048Ti", "2Pi"),
             ("0.0000000001", "1n"),
         ] {
-            assert_eq!(
-                Quantity::parse(text).unwrap().to_string(),
-                expected,
-                "{text}"
-            );
+            assert_eq!(Quantity::parse(text).unwrap().to_string(), expected, "{text}");
         }
     }
 
@@ -509,19 +452,11 @@ mod tests {
         assert_eq!(sum.to_string(), "1536Mi");
         sum.sub(&"1536Mi".parse().unwrap());
         assert!(sum.is_zero());
-        for (text, value, milli) in [
-            ("100m", 1, 100),
-            ("1.5", 2, 1500),
-            ("-1.5", -2, -1500),
-            ("1u", 1, 1),
-            ("1Gi", 1 << 30, 1000 << 30),
-        ] {
+        for (text, value, milli) in
+            [("100m", 1, 100), ("1.5", 2, 1500), ("-1.5", -2, -1500), ("1u", 1, 1), ("1Gi", 1 << 30, 1000 << 30)]
+        {
             let quantity = Quantity::parse(text).unwrap();
-            assert_eq!(
-                (quantity.value(), quantity.milli_value()),
-                (value, milli),
-                "{text}"
-            );
+            assert_eq!((quantity.value(), quantity.milli_value()), (value, milli), "{text}");
         }
         assert!(Quantity::parse("1000m").unwrap() == Quantity::parse("1").unwrap());
         assert!(Quantity::parse("1Gi").unwrap() > Quantity::parse("1G").unwrap());

@@ -120,11 +120,7 @@ impl Status {
 
     /// `status: Success`, as a delete answers.
     pub fn success() -> Self {
-        Self {
-            status: Cow::Borrowed("Success"),
-            code: 200,
-            ..Self::failure(200, "", "")
-        }
+        Self { status: Cow::Borrowed("Success"), code: 200, ..Self::failure(200, "", "") }
     }
 
     /// Success about one object, with its uid, as an immediate delete answers.
@@ -136,32 +132,19 @@ impl Status {
     }
 
     pub fn not_found(resource: &GroupResource, name: &str) -> Self {
-        Self::failure(
-            404,
-            "NotFound",
-            format!("{resource} {} not found", quote(name)),
-        )
-        .about_resource(resource, name)
+        Self::failure(404, "NotFound", format!("{resource} {} not found", quote(name))).about_resource(resource, name)
     }
 
     /// A path nobody serves.
     pub fn no_such_path() -> Self {
-        let mut status = Self::failure(
-            404,
-            "NotFound",
-            "the server could not find the requested resource",
-        );
+        let mut status = Self::failure(404, "NotFound", "the server could not find the requested resource");
         status.details = Some(Box::default());
         status
     }
 
     pub fn already_exists(resource: &GroupResource, name: &str) -> Self {
-        Self::failure(
-            409,
-            "AlreadyExists",
-            format!("{resource} {} already exists", quote(name)),
-        )
-        .about_resource(resource, name)
+        Self::failure(409, "AlreadyExists", format!("{resource} {} already exists", quote(name)))
+            .about_resource(resource, name)
     }
 
     /// Every generated name was taken; the client may try again.
@@ -170,17 +153,11 @@ impl Status {
             "{resource} {} already exists, the server was not able to generate a unique name for the object",
             quote(name)
         );
-        Self::failure(409, "AlreadyExists", message)
-            .about_resource(resource, name)
-            .retry_after(1)
+        Self::failure(409, "AlreadyExists", message).about_resource(resource, name).retry_after(1)
     }
 
     pub fn unauthorized(message: &str) -> Self {
-        let message = if message.is_empty() {
-            "not authorized"
-        } else {
-            message
-        };
+        let message = if message.is_empty() { "not authorized" } else { message };
         Self::failure(401, "Unauthorized", message)
     }
 
@@ -196,10 +173,7 @@ impl Status {
     }
 
     pub fn conflict(resource: &GroupResource, name: &str, error: impl Display) -> Self {
-        let message = format!(
-            "Operation cannot be fulfilled on {resource} {}: {error}",
-            quote(name)
-        );
+        let message = format!("Operation cannot be fulfilled on {resource} {}: {error}", quote(name));
         Self::failure(409, "Conflict", message).about_resource(resource, name)
     }
 
@@ -211,10 +185,7 @@ impl Status {
     /// Server-side apply met fields owned by others; one cause per field.
     pub fn apply_conflict(message: impl Into<String>, causes: Vec<StatusCause>) -> Self {
         let mut status = Self::failure(409, "Conflict", message);
-        status.details = Some(Box::new(StatusDetails {
-            causes,
-            ..StatusDetails::default()
-        }));
+        status.details = Some(Box::new(StatusDetails { causes, ..StatusDetails::default() }));
         status
     }
 
@@ -233,8 +204,7 @@ impl Status {
             message.push_str(": ");
             message.push_str(&errors.to_string());
         }
-        let mut status =
-            Self::failure(422, "Invalid", message).about(&kind.group, &kind.kind, name);
+        let mut status = Self::failure(422, "Invalid", message).about(&kind.group, &kind.kind, name);
         status.details.get_or_insert_default().causes = errors
             .into_iter()
             .map(|error| StatusCause {
@@ -260,29 +230,19 @@ impl Status {
 
     /// `action` is the verb: `delete is not supported on resources of kind "bindings"`.
     pub fn method_not_supported(resource: &GroupResource, action: &str) -> Self {
-        let message = format!(
-            "{action} is not supported on resources of kind {}",
-            quote(&resource.to_string())
-        );
+        let message = format!("{action} is not supported on resources of kind {}", quote(&resource.to_string()));
         Self::failure(405, "MethodNotAllowed", message).about_resource(resource, "")
     }
 
     /// The generic answer for a method that a path does not take.
     pub fn method_not_allowed() -> Self {
-        let mut status = Self::failure(
-            405,
-            "MethodNotAllowed",
-            "the server does not allow this method on the requested resource",
-        );
+        let mut status =
+            Self::failure(405, "MethodNotAllowed", "the server does not allow this method on the requested resource");
         status.details = Some(Box::default());
         status
     }
 
-    pub fn server_timeout(
-        resource: &GroupResource,
-        operation: &str,
-        retry_after_seconds: i32,
-    ) -> Self {
+    pub fn server_timeout(resource: &GroupResource, operation: &str, retry_after_seconds: i32) -> Self {
         let message = format!(
             "The {operation} operation against {resource} could not be completed at this time, please try again."
         );
@@ -293,36 +253,21 @@ impl Status {
 
     pub fn internal(error: impl Display) -> Self {
         let error = error.to_string();
-        let mut status = Self::failure(
-            500,
-            "InternalError",
-            format!("Internal error occurred: {error}"),
-        );
-        status.details.get_or_insert_default().causes = vec![StatusCause {
-            message: error,
-            ..StatusCause::default()
-        }];
+        let mut status = Self::failure(500, "InternalError", format!("Internal error occurred: {error}"));
+        status.details.get_or_insert_default().causes = vec![StatusCause { message: error, ..StatusCause::default() }];
         status
     }
 
     pub fn timeout(message: impl Display, retry_after_seconds: i32) -> Self {
-        Self::failure(504, "Timeout", format!("Timeout: {message}"))
-            .retry_after(retry_after_seconds)
+        Self::failure(504, "Timeout", format!("Timeout: {message}")).retry_after(retry_after_seconds)
     }
 
     pub fn request_too_large(message: impl Display) -> Self {
-        Self::failure(
-            413,
-            "RequestEntityTooLarge",
-            format!("Request entity too large: {message}"),
-        )
+        Self::failure(413, "RequestEntityTooLarge", format!("Request entity too large: {message}"))
     }
 
     pub fn not_acceptable(accepted: &[&str]) -> Self {
-        let message = format!(
-            "only the following media types are accepted: {}",
-            accepted.join(", ")
-        );
+        let message = format!("only the following media types are accepted: {}", accepted.join(", "));
         Self::failure(406, "NotAcceptable", message)
     }
 
@@ -337,56 +282,29 @@ impl Status {
     /// What a client makes of an answer that carried no Status.
     pub fn from_code(code: u16, body: &str) -> Self {
         let (reason, message) = match code {
-            400 => (
-                "BadRequest",
-                "the server rejected our request for an unknown reason",
-            ),
-            401 => (
-                "Unauthorized",
-                "the server has asked for the client to provide credentials",
-            ),
+            400 => ("BadRequest", "the server rejected our request for an unknown reason"),
+            401 => ("Unauthorized", "the server has asked for the client to provide credentials"),
             403 => ("Forbidden", body),
-            404 => (
-                "NotFound",
-                "the server could not find the requested resource",
-            ),
-            405 => (
-                "MethodNotAllowed",
-                "the server does not allow this method on the requested resource",
-            ),
-            406 => (
-                "NotAcceptable",
-                "the server was unable to respond with a content type that the client supports",
-            ),
+            404 => ("NotFound", "the server could not find the requested resource"),
+            405 => ("MethodNotAllowed", "the server does not allow this method on the requested resource"),
+            406 => ("NotAcceptable", "the server was unable to respond with a content type that the client supports"),
             409 => ("Conflict", "the server reported a conflict"),
             415 => ("UnsupportedMediaType", body),
-            422 => (
-                "Invalid",
-                "the server rejected our request due to an error in our request",
-            ),
-            429 => (
-                "TooManyRequests",
-                "the server has received too many requests and has asked us to try again later",
-            ),
-            503 => (
-                "ServiceUnavailable",
-                "the server is currently unable to handle the request",
-            ),
+            422 => ("Invalid", "the server rejected our request due to an error in our request"),
+            429 => ("TooManyRequests", "the server has received too many requests and has asked us to try again later"),
+            503 => ("ServiceUnavailable", "the server is currently unable to handle the request"),
             504 => (
                 "Timeout",
                 "the server was unable to return a response in the time allotted, but may still be processing the request",
             ),
             500.. => {
-                let message = format!(
-                    "an error on the server ({}) has prevented the request from succeeding",
-                    quote(body)
-                );
+                let message =
+                    format!("an error on the server ({}) has prevented the request from succeeding", quote(body));
                 return Self::failure(code, "InternalError", message);
             }
             _ => {
-                let message = format!(
-                    "the server responded with the status code {code} but did not return more information"
-                );
+                let message =
+                    format!("the server responded with the status code {code} but did not return more information");
                 return Self::failure(code, "", message);
             }
         };
@@ -400,20 +318,12 @@ impl Status {
     }
 
     /// Adds a cause to the details.
-    pub fn with_cause(
-        mut self,
-        reason: &'static str,
-        message: impl Into<String>,
-        field: impl Into<String>,
-    ) -> Self {
-        self.details
-            .get_or_insert_default()
-            .causes
-            .push(StatusCause {
-                reason: Cow::Borrowed(reason),
-                message: message.into(),
-                field: field.into(),
-            });
+    pub fn with_cause(mut self, reason: &'static str, message: impl Into<String>, field: impl Into<String>) -> Self {
+        self.details.get_or_insert_default().causes.push(StatusCause {
+            reason: Cow::Borrowed(reason),
+            message: message.into(),
+            field: field.into(),
+        });
         self
     }
 
@@ -476,24 +386,9 @@ mod tests {
         let pods = GroupResource::new("", "pods");
         let deployments = GroupResource::new("apps", "deployments");
         for (status, code, reason, message) in [
-            (
-                Status::not_found(&pods, "a"),
-                404,
-                "NotFound",
-                "pods \"a\" not found",
-            ),
-            (
-                Status::already_exists(&deployments, "a"),
-                409,
-                "AlreadyExists",
-                "deployments.apps \"a\" already exists",
-            ),
-            (
-                Status::forbidden(&pods, "", "no"),
-                403,
-                "Forbidden",
-                "pods is forbidden: no",
-            ),
+            (Status::not_found(&pods, "a"), 404, "NotFound", "pods \"a\" not found"),
+            (Status::already_exists(&deployments, "a"), 409, "AlreadyExists", "deployments.apps \"a\" already exists"),
+            (Status::forbidden(&pods, "", "no"), 403, "Forbidden", "pods is forbidden: no"),
             (
                 Status::modified(&pods, "a"),
                 409,
@@ -506,17 +401,9 @@ mod tests {
                 "MethodNotAllowed",
                 "delete is not supported on resources of kind \"pods\"",
             ),
-            (
-                Status::internal("x"),
-                500,
-                "InternalError",
-                "Internal error occurred: x",
-            ),
+            (Status::internal("x"), 500, "InternalError", "Internal error occurred: x"),
         ] {
-            assert_eq!(
-                (status.code(), &*status.reason, status.message.as_str()),
-                (code, reason, message)
-            );
+            assert_eq!((status.code(), &*status.reason, status.message.as_str()), (code, reason, message));
         }
     }
 

@@ -30,11 +30,7 @@ pub const ANONYMOUS: &str = "system:anonymous";
 
 impl UserInfo {
     pub fn new(name: impl Into<String>, groups: &[&str]) -> Self {
-        Self {
-            name: name.into(),
-            groups: groups.iter().map(|&group| group.to_owned()).collect(),
-            ..Self::default()
-        }
+        Self { name: name.into(), groups: groups.iter().map(|&group| group.to_owned()).collect(), ..Self::default() }
     }
 
     /// The identity of requests that carry no credentials.
@@ -62,9 +58,7 @@ impl UserInfo {
 
     /// Splits `system:serviceaccount:<namespace>:<name>`.
     pub fn as_service_account(&self) -> Option<(&str, &str)> {
-        self.name
-            .strip_prefix("system:serviceaccount:")
-            .and_then(|rest| rest.split_once(':'))
+        self.name.strip_prefix("system:serviceaccount:").and_then(|rest| rest.split_once(':'))
     }
 }
 

@@ -42,11 +42,7 @@ pub fn dns1123_subdomain_with_underscore(value: &str) -> Vec<String> {
     let mut errors = max_length(value, 253);
     let label = |label: &str| {
         let label = label.strip_prefix('_').unwrap_or(label);
-        framed(
-            label,
-            |c| c.is_ascii_lowercase() || c.is_ascii_digit(),
-            |c| matches!(c, b'-' | b'_'),
-        )
+        framed(label, |c| c.is_ascii_lowercase() || c.is_ascii_digit(), |c| matches!(c, b'-' | b'_'))
     };
     if !value.split('.').all(label) {
         errors.push(regex_error(
@@ -103,11 +99,7 @@ pub fn qualified_name(value: &str) -> Vec<String> {
             name
         }
         Some((prefix, name)) => {
-            errors.extend(
-                dns1123_subdomain(prefix)
-                    .into_iter()
-                    .map(|error| format!("prefix part {error}")),
-            );
+            errors.extend(dns1123_subdomain(prefix).into_iter().map(|error| format!("prefix part {error}")));
             name
         }
     };
@@ -117,10 +109,7 @@ pub fn qualified_name(value: &str) -> Vec<String> {
         errors.push(format!("name part {}", max_length_error(63)));
     }
     if !is_qualified_part(name) {
-        errors.push(format!(
-            "name part {}",
-            regex_error(MESSAGE, QUALIFIED, EXAMPLES)
-        ));
+        errors.push(format!("name part {}", regex_error(MESSAGE, QUALIFIED, EXAMPLES)));
     }
     errors
 }
@@ -140,9 +129,7 @@ pub fn label_value(value: &str) -> Vec<String> {
 
 pub fn c_identifier(value: &str) -> Vec<String> {
     let mut bytes = value.bytes();
-    let ok = bytes
-        .next()
-        .is_some_and(|c| c.is_ascii_alphabetic() || c == b'_')
+    let ok = bytes.next().is_some_and(|c| c.is_ascii_alphabetic() || c == b'_')
         && bytes.all(|c| c.is_ascii_alphanumeric() || c == b'_');
     refuse(ok, || {
         regex_error(
@@ -161,7 +148,8 @@ pub fn env_var_name(value: &str) -> Vec<String> {
     }
     if !value.chars().all(|c| (' '..='~').contains(&c) && c != '=') {
         errors.push(
-            "a valid environment variable name must consist only of printable ASCII characters other than '='".to_owned(),
+            "a valid environment variable name must consist only of printable ASCII characters other than '='"
+                .to_owned(),
         );
     }
     errors
@@ -171,9 +159,7 @@ pub fn env_var_name(value: &str) -> Vec<String> {
 pub fn strict_env_var_name(value: &str) -> Vec<String> {
     let mut bytes = value.bytes();
     let other = |c: u8| matches!(c, b'-' | b'.' | b'_');
-    let ok = bytes
-        .next()
-        .is_some_and(|c| c.is_ascii_alphabetic() || other(c))
+    let ok = bytes.next().is_some_and(|c| c.is_ascii_alphabetic() || other(c))
         && bytes.all(|c| c.is_ascii_alphanumeric() || other(c));
     let mut errors = refuse(ok, || {
         regex_error(
@@ -189,10 +175,7 @@ pub fn strict_env_var_name(value: &str) -> Vec<String> {
 /// Keys of ConfigMaps and Secrets.
 pub fn config_map_key(value: &str) -> Vec<String> {
     let mut errors = max_length(value, 253);
-    let ok = !value.is_empty()
-        && value
-            .bytes()
-            .all(|c| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'.' | b'_'));
+    let ok = !value.is_empty() && value.bytes().all(|c| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'.' | b'_'));
     if !ok {
         errors.push(regex_error(
             "a valid config key must consist of alphanumeric characters, '-', '_' or '.'",
@@ -209,9 +192,7 @@ pub fn port_name(value: &str) -> Vec<String> {
     let mut errors = max_length(value, 15);
     let allowed = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-';
     if value.is_empty() || !value.bytes().all(allowed) {
-        errors.push(
-            "must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)".to_owned(),
-        );
+        errors.push("must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)".to_owned());
     }
     if !value.bytes().any(|c| c.is_ascii_lowercase()) {
         errors.push("must contain at least one letter (a-z)".to_owned());
@@ -230,9 +211,7 @@ pub fn port_number(port: i64) -> Vec<String> {
 }
 
 pub fn in_range(value: i64, low: i64, high: i64) -> Vec<String> {
-    refuse((low..=high).contains(&value), || {
-        format!("must be between {low} and {high}, inclusive")
-    })
+    refuse((low..=high).contains(&value), || format!("must be between {low} and {high}, inclusive"))
 }
 
 /// User and group ids.
@@ -242,32 +221,23 @@ pub fn user_or_group_id(id: i64) -> Vec<String> {
 
 pub fn percent(value: &str) -> Vec<String> {
     let digits = value.strip_suffix('%').unwrap_or_default();
-    refuse(
-        !digits.is_empty() && digits.bytes().all(|c| c.is_ascii_digit()),
-        || {
-            regex_error(
-                "a valid percent string must be a numeric string followed by an ending '%'",
-                "[0-9]+%",
-                &["1%", "93%"],
-            )
-        },
-    )
+    refuse(!digits.is_empty() && digits.bytes().all(|c| c.is_ascii_digit()), || {
+        regex_error(
+            "a valid percent string must be a numeric string followed by an ending '%'",
+            "[0-9]+%",
+            &["1%", "93%"],
+        )
+    })
 }
 
 pub fn http_header_name(value: &str) -> Vec<String> {
-    refuse(
-        !value.is_empty()
-            && value
-                .bytes()
-                .all(|c| c.is_ascii_alphanumeric() || c == b'-'),
-        || {
-            regex_error(
-                "a valid HTTP header must consist of alphanumeric characters or '-'",
-                "[-A-Za-z0-9]+",
-                &["X-Header-Name"],
-            )
-        },
-    )
+    refuse(!value.is_empty() && value.bytes().all(|c| c.is_ascii_alphanumeric() || c == b'-'), || {
+        regex_error(
+            "a valid HTTP header must consist of alphanumeric characters or '-'",
+            "[-A-Za-z0-9]+",
+            &["X-Header-Name"],
+        )
+    })
 }
 
 /// Names that become a path segment (RBAC objects): anything but `.`, `..`, `/` and `%`.
@@ -275,20 +245,12 @@ pub fn path_segment_name(value: &str) -> Vec<String> {
     match value {
         "." => vec!["may not be '.'".to_owned()],
         ".." => vec!["may not be '..'".to_owned()],
-        _ => ['/', '%']
-            .into_iter()
-            .filter(|&c| value.contains(c))
-            .map(|c| format!("may not contain '{c}'"))
-            .collect(),
+        _ => ['/', '%'].into_iter().filter(|&c| value.contains(c)).map(|c| format!("may not contain '{c}'")).collect(),
     }
 }
 
 pub fn is_dns1123_label(value: &str) -> bool {
-    framed(
-        value,
-        |c| c.is_ascii_lowercase() || c.is_ascii_digit(),
-        |c| c == b'-',
-    )
+    framed(value, |c| c.is_ascii_lowercase() || c.is_ascii_digit(), |c| c == b'-')
 }
 
 pub fn is_dns1123_subdomain(value: &str) -> bool {
@@ -296,11 +258,7 @@ pub fn is_dns1123_subdomain(value: &str) -> bool {
 }
 
 fn is_qualified_part(value: &str) -> bool {
-    framed(
-        value,
-        |c| c.is_ascii_alphanumeric(),
-        |c| matches!(c, b'-' | b'_' | b'.'),
-    )
+    framed(value, |c| c.is_ascii_alphanumeric(), |c| matches!(c, b'-' | b'_' | b'.'))
 }
 
 /// Begins and ends with `edge`; between them also `inner`.
@@ -308,9 +266,7 @@ fn framed(value: &str, edge: impl Fn(u8) -> bool, inner: impl Fn(u8) -> bool) ->
     match value.as_bytes() {
         [] => false,
         [only] => edge(*only),
-        [first, middle @ .., last] => {
-            edge(*first) && edge(*last) && middle.iter().all(|&c| edge(c) || inner(c))
-        }
+        [first, middle @ .., last] => edge(*first) && edge(*last) && middle.iter().all(|&c| edge(c) || inner(c)),
     }
 }
 
@@ -341,14 +297,8 @@ pub fn regex_error(message: &str, pattern: &str, examples: &[&str]) -> String {
     if examples.is_empty() {
         return format!("{message} (regex used for validation is '{pattern}')");
     }
-    let examples: Vec<String> = examples
-        .iter()
-        .map(|example| format!("'{example}', "))
-        .collect();
-    format!(
-        "{message} (e.g. {}regex used for validation is '{pattern}')",
-        examples.join(" or ")
-    )
+    let examples: Vec<String> = examples.iter().map(|example| format!("'{example}', ")).collect();
+    format!("{message} (e.g. {}regex used for validation is '{pattern}')", examples.join(" or "))
 }
 
 #[cfg(test)]
@@ -380,10 +330,7 @@ mod tests {
             ]
         );
         assert!(dns1035_label("1a").len() == 1 && dns1035_label("a1").is_empty());
-        assert!(
-            wildcard_dns1123_subdomain("*.a.b").is_empty()
-                && !wildcard_dns1123_subdomain("*").is_empty()
-        );
+        assert!(wildcard_dns1123_subdomain("*.a.b").is_empty() && !wildcard_dns1123_subdomain("*").is_empty());
     }
 
     #[test]
@@ -400,44 +347,21 @@ mod tests {
         ] {
             assert_eq!(qualified_name(value).is_empty(), ok, "{value}");
         }
-        for (value, ok) in [
-            ("", true),
-            ("a", true),
-            ("a b", false),
-            ("-", false),
-            ("1.2_3-x", true),
-        ] {
+        for (value, ok) in [("", true), ("a", true), ("a b", false), ("-", false), ("1.2_3-x", true)] {
             assert_eq!(label_value(value).is_empty(), ok, "{value}");
         }
     }
 
     #[test]
     fn ports_keys_and_variables() {
-        for (value, ok) in [
-            ("http", true),
-            ("h--p", false),
-            ("80", false),
-            ("-a", false),
-            ("a23456789012345b", false),
-        ] {
+        for (value, ok) in [("http", true), ("h--p", false), ("80", false), ("-a", false), ("a23456789012345b", false)]
+        {
             assert_eq!(port_name(value).is_empty(), ok, "{value}");
         }
-        for (value, ok) in [
-            ("a.b", true),
-            ("..a", false),
-            (".", false),
-            ("a/b", false),
-            ("", false),
-        ] {
+        for (value, ok) in [("a.b", true), ("..a", false), (".", false), ("a/b", false), ("", false)] {
             assert_eq!(config_map_key(value).is_empty(), ok, "{value}");
         }
-        for (value, ok) in [
-            ("A", true),
-            ("1 a", true),
-            ("a=b", false),
-            ("", false),
-            ("é", false),
-        ] {
+        for (value, ok) in [("A", true), ("1 a", true), ("a=b", false), ("", false), ("é", false)] {
             assert_eq!(env_var_name(value).is_empty(), ok, "{value}");
         }
         assert_eq!(port_number(0), ["must be between 1 and 65535, inclusive"]);

@@ -23,23 +23,11 @@ impl FieldSelector {
     }
 
     pub fn equal(field: impl Into<String>, value: impl Into<String>) -> Self {
-        Self {
-            terms: vec![FieldTerm {
-                field: field.into(),
-                equal: true,
-                value: value.into(),
-            }],
-        }
+        Self { terms: vec![FieldTerm { field: field.into(), equal: true, value: value.into() }] }
     }
 
     pub fn not_equal(field: impl Into<String>, value: impl Into<String>) -> Self {
-        Self {
-            terms: vec![FieldTerm {
-                field: field.into(),
-                equal: false,
-                value: value.into(),
-            }],
-        }
+        Self { terms: vec![FieldTerm { field: field.into(), equal: false, value: value.into() }] }
     }
 
     pub fn parse(text: &str) -> Result<Self, ParseError> {
@@ -48,15 +36,9 @@ impl FieldSelector {
         let mut terms = Vec::with_capacity(parts.len());
         for part in parts.into_iter().filter(|part| !part.is_empty()) {
             let Some((field, equal, value)) = split_term(part) else {
-                return Err(ParseError(format!(
-                    "invalid selector: '{text}'; can't understand '{part}'"
-                )));
+                return Err(ParseError(format!("invalid selector: '{text}'; can't understand '{part}'")));
             };
-            terms.push(FieldTerm {
-                field: field.to_owned(),
-                equal,
-                value: unescape(value)?,
-            });
+            terms.push(FieldTerm { field: field.to_owned(), equal, value: unescape(value)? });
         }
         Ok(Self { terms })
     }
@@ -77,17 +59,12 @@ impl FieldSelector {
 
     /// `get` answers a field's value, `""` when it has none.
     pub fn matches<'a>(&self, get: impl Fn(&str) -> &'a str) -> bool {
-        self.terms
-            .iter()
-            .all(|term| (get(&term.field) == term.value) == term.equal)
+        self.terms.iter().all(|term| (get(&term.field) == term.value) == term.equal)
     }
 
     /// The value a field must have, if the selector pins it (lists by name or node use this).
     pub fn requires(&self, field: &str) -> Option<&str> {
-        self.terms
-            .iter()
-            .find(|term| term.equal && term.field == field)
-            .map(|term| term.value.as_str())
+        self.terms.iter().find(|term| term.equal && term.field == field).map(|term| term.value.as_str())
     }
 }
 
@@ -138,18 +115,13 @@ fn split_terms(text: &str) -> Vec<&str> {
 }
 
 fn split_term(term: &str) -> Option<(&str, bool, &str)> {
-    let at = term
-        .char_indices()
-        .map(|(i, _)| i)
-        .find(|&i| term[i..].starts_with('=') || term[i..].starts_with("!="))?;
+    let at =
+        term.char_indices().map(|(i, _)| i).find(|&i| term[i..].starts_with('=') || term[i..].starts_with("!="))?;
     let (field, rest) = term.split_at(at);
     let (equal, value) = if let Some(value) = rest.strip_prefix("!=") {
         (false, value)
     } else {
-        (
-            true,
-            rest.strip_prefix("==").or_else(|| rest.strip_prefix('='))?,
-        )
+        (true, rest.strip_prefix("==").or_else(|| rest.strip_prefix('='))?)
     };
     Some((field, equal, value))
 }
@@ -163,17 +135,12 @@ fn unescape(value: &str) -> Result<String, ParseError> {
                 Some(c @ ('\\' | ',' | '=')) => out.push(c),
                 other => {
                     let sequence: String = std::iter::once('\\').chain(other).collect();
-                    return Err(ParseError(format!(
-                        "invalid field selector: invalid escape sequence: {sequence}"
-                    )));
+                    return Err(ParseError(format!("invalid field selector: invalid escape sequence: {sequence}")));
                 }
             },
             // Upstream prints the number of the character.
             ',' | '=' => {
-                return Err(ParseError(format!(
-                    "invalid field selector: unescaped character in value: {}",
-                    c as u32
-                )));
+                return Err(ParseError(format!("invalid field selector: unescaped character in value: {}", c as u32)));
             }
             c => out.push(c),
         }
@@ -195,23 +162,11 @@ mod tests {
             ("a=", Ok("a=")),
             (r"a=x\,y\=z\\", Ok(r"a=x\,y\=z\\")),
             ("a", Err("invalid selector: 'a'; can't understand 'a'")),
-            (
-                r"a=\x",
-                Err(r"invalid field selector: invalid escape sequence: \x"),
-            ),
-            (
-                "a=b=c",
-                Err("invalid field selector: unescaped character in value: 61"),
-            ),
+            (r"a=\x", Err(r"invalid field selector: invalid escape sequence: \x")),
+            ("a=b=c", Err("invalid field selector: unescaped character in value: 61")),
         ] {
-            let parsed = FieldSelector::parse(text)
-                .map(|selector| selector.to_string())
-                .map_err(|e| e.0);
-            assert_eq!(
-                parsed.as_deref().map_err(String::as_str),
-                expected,
-                "{text}"
-            );
+            let parsed = FieldSelector::parse(text).map(|selector| selector.to_string()).map_err(|e| e.0);
+            assert_eq!(parsed.as_deref().map_err(String::as_str), expected, "{text}");
         }
     }
 

@@ -43,24 +43,15 @@ impl Selector {
     }
 
     pub fn nothing() -> Self {
-        Self {
-            requirements: Vec::new(),
-            matches_nothing: true,
-        }
+        Self { requirements: Vec::new(), matches_nothing: true }
     }
 
     /// Parses a query-string selector such as `app=web,tier in (a,b),!old,version>3`.
     pub fn parse(text: &str) -> Result<Self, ParseError> {
-        let mut parser = Parser {
-            tokens: lex(text),
-            position: 0,
-        };
+        let mut parser = Parser { tokens: lex(text), position: 0 };
         let mut requirements = parser.parse().map_err(ParseError)?;
         requirements.sort_by(|a, b| a.key.cmp(&b.key));
-        Ok(Self {
-            requirements,
-            matches_nothing: false,
-        })
+        Ok(Self { requirements, matches_nothing: false })
     }
 
     /// Labels that must all be there with these values (a Service's or ReplicationController's selector).
@@ -73,10 +64,7 @@ impl Selector {
                 values: vec![value.clone()],
             })
             .collect();
-        Self {
-            requirements,
-            matches_nothing: false,
-        }
+        Self { requirements, matches_nothing: false }
     }
 
     /// From an object's selector: absent selects nothing, empty selects everything.
@@ -86,11 +74,7 @@ impl Selector {
         };
         let mut requirements = Vec::new();
         for (key, value) in selector.match_labels.iter().flatten() {
-            requirements.push(Requirement::new(
-                key,
-                Operator::Equals,
-                vec![value.clone()],
-            )?);
+            requirements.push(Requirement::new(key, Operator::Equals, vec![value.clone()])?);
         }
         for expression in selector.match_expressions.iter().flatten() {
             let operator = match expression.operator.as_str() {
@@ -99,20 +83,14 @@ impl Selector {
                 "Exists" => Operator::Exists,
                 "DoesNotExist" => Operator::DoesNotExist,
                 other => {
-                    return Err(ParseError(format!(
-                        "{} is not a valid label selector operator",
-                        quote(other)
-                    )));
+                    return Err(ParseError(format!("{} is not a valid label selector operator", quote(other))));
                 }
             };
             let values = expression.values.clone().unwrap_or_default();
             requirements.push(Requirement::new(&expression.key, operator, values)?);
         }
         requirements.sort_by(|a, b| a.key.cmp(&b.key));
-        Ok(Self {
-            requirements,
-            matches_nothing: false,
-        })
+        Ok(Self { requirements, matches_nothing: false })
     }
 
     /// Also demands `requirement`.
@@ -137,28 +115,17 @@ impl Selector {
 
     /// An object without labels is matched like one with an empty map.
     pub fn matches(&self, labels: Option<&BTreeMap<String, String>>) -> bool {
-        self.matches_with(|key| {
-            labels
-                .and_then(|labels| labels.get(key))
-                .map(String::as_str)
-        })
+        self.matches_with(|key| labels.and_then(|labels| labels.get(key)).map(String::as_str))
     }
 
     /// For labels kept in another form than a map.
     pub fn matches_with<'a>(&self, get: impl Fn(&str) -> Option<&'a str>) -> bool {
-        !self.matches_nothing
-            && self
-                .requirements
-                .iter()
-                .all(|requirement| requirement.matches(get(&requirement.key)))
+        !self.matches_nothing && self.requirements.iter().all(|requirement| requirement.matches(get(&requirement.key)))
     }
 
     /// The value a label must have, if the selector pins it.
     pub fn requires(&self, key: &str) -> Option<&str> {
-        let requirement = self
-            .requirements
-            .iter()
-            .find(|requirement| requirement.key == key)?;
+        let requirement = self.requirements.iter().find(|requirement| requirement.key == key)?;
         match (requirement.operator, requirement.values.as_slice()) {
             (Operator::Equals | Operator::DoubleEquals | Operator::In, [only]) => Some(only),
             _ => None,
@@ -177,9 +144,7 @@ impl Requirement {
             Operator::In | Operator::NotIn if values.is_empty() => {
                 Some("for 'in', 'notin' operators, values set can't be empty")
             }
-            Operator::Equals | Operator::DoubleEquals | Operator::NotEquals
-                if values.len() != 1 =>
-            {
+            Operator::Equals | Operator::DoubleEquals | Operator::NotEquals if values.len() != 1 => {
                 Some("exact-match compatibility requires one single value")
             }
             Operator::Exists | Operator::DoesNotExist if !values.is_empty() => {
@@ -194,11 +159,7 @@ impl Requirement {
             errors.push(FieldError::invalid("values", &values, complaint).to_string());
         }
         if matches!(operator, Operator::GreaterThan | Operator::LessThan) {
-            for (i, value) in values
-                .iter()
-                .enumerate()
-                .filter(|(_, value)| value.parse::<i64>().is_err())
-            {
+            for (i, value) in values.iter().enumerate().filter(|(_, value)| value.parse::<i64>().is_err()) {
                 let detail = "for 'Gt', 'Lt' operators, the value must be an integer";
                 errors.push(FieldError::invalid(format!("values[{i}]"), value, detail).to_string());
             }
@@ -211,11 +172,7 @@ impl Requirement {
             }
         }
         if errors.is_empty() {
-            Ok(Self {
-                key: key.to_owned(),
-                operator,
-                values,
-            })
+            Ok(Self { key: key.to_owned(), operator, values })
         } else {
             Err(ParseError(aggregate(&errors)))
         }
@@ -229,14 +186,9 @@ impl Requirement {
             Operator::Exists => value.is_some(),
             Operator::DoesNotExist => value.is_none(),
             Operator::GreaterThan | Operator::LessThan => {
-                let bound = self
-                    .values
-                    .first()
-                    .and_then(|bound| bound.parse::<i64>().ok());
+                let bound = self.values.first().and_then(|bound| bound.parse::<i64>().ok());
                 match (value.and_then(|value| value.parse::<i64>().ok()), bound) {
-                    (Some(value), Some(bound)) if self.operator == Operator::GreaterThan => {
-                        value > bound
-                    }
+                    (Some(value), Some(bound)) if self.operator == Operator::GreaterThan => value > bound,
                     (Some(value), Some(bound)) => value < bound,
                     _ => false,
                 }
@@ -358,16 +310,12 @@ fn lex(text: &str) -> Vec<Token> {
         if special(first) {
             // The longest symbol of at most two characters.
             let two = rest.get(..2).and_then(Token::symbol);
-            let token = two
-                .map(|token| (token, 2))
-                .or_else(|| Token::symbol(&rest[..1]).map(|token| (token, 1)));
+            let token = two.map(|token| (token, 2)).or_else(|| Token::symbol(&rest[..1]).map(|token| (token, 1)));
             let (token, length) = token.unwrap_or((Token::Error(rest.to_owned()), rest.len()));
             tokens.push(token);
             rest = &rest[length..];
         } else {
-            let end = rest
-                .find(|c: char| special(c) || blank(c) || c == '\0')
-                .unwrap_or(rest.len());
+            let end = rest.find(|c: char| special(c) || blank(c) || c == '\0').unwrap_or(rest.len());
             tokens.push(match &rest[..end] {
                 "in" => Token::In,
                 "notin" => Token::NotIn,
@@ -404,35 +352,25 @@ impl Parser {
         loop {
             match self.peek() {
                 Token::Word(_) | Token::Not => {
-                    let requirement = self
-                        .requirement()
-                        .map_err(|error| format!("unable to parse requirement: {error}"))?;
+                    let requirement =
+                        self.requirement().map_err(|error| format!("unable to parse requirement: {error}"))?;
                     requirements.push(requirement);
                     match self.next() {
                         Token::End => return Ok(requirements),
                         Token::Comma => match self.peek() {
                             Token::Word(_) | Token::Not => {}
                             other => {
-                                return Err(format!(
-                                    "found '{}', expected: identifier after ','",
-                                    other.text()
-                                ));
+                                return Err(format!("found '{}', expected: identifier after ','", other.text()));
                             }
                         },
                         other => {
-                            return Err(format!(
-                                "found '{}', expected: ',' or 'end of string'",
-                                other.text()
-                            ));
+                            return Err(format!("found '{}', expected: ',' or 'end of string'", other.text()));
                         }
                     }
                 }
                 Token::End => return Ok(requirements),
                 other => {
-                    return Err(format!(
-                        "found '{}', expected: !, identifier, or 'end of string'",
-                        other.text()
-                    ));
+                    return Err(format!("found '{}', expected: !, identifier, or 'end of string'", other.text()));
                 }
             }
         }
@@ -451,19 +389,14 @@ impl Parser {
         if let Some(error) = key_error("<nil>", &key) {
             return Err(error);
         }
-        let requirement =
-            |operator, values| Requirement::new(&key, operator, values).map_err(|error| error.0);
+        let requirement = |operator, values| Requirement::new(&key, operator, values).map_err(|error| error.0);
         if negated {
             return requirement(Operator::DoesNotExist, Vec::new());
         }
         if matches!(self.peek(), Token::End | Token::Comma) {
             return requirement(Operator::Exists, Vec::new());
         }
-        let token = self
-            .tokens
-            .get(self.position)
-            .cloned()
-            .unwrap_or(Token::End);
+        let token = self.tokens.get(self.position).cloned().unwrap_or(Token::End);
         self.position += 1;
         let operator = match token {
             Token::In => Operator::In,
@@ -474,10 +407,7 @@ impl Parser {
             Token::Greater => Operator::GreaterThan,
             Token::Less => Operator::LessThan,
             other => {
-                return Err(format!(
-                    "found '{}', expected: in, notin, =, ==, !=, gt, lt",
-                    other.text()
-                ));
+                return Err(format!("found '{}', expected: in, notin, =, ==, !=, gt, lt", other.text()));
             }
         };
         let mut values = match operator {
@@ -514,10 +444,7 @@ impl Parser {
                 return Ok(vec![String::new()]);
             }
             other => {
-                return Err(format!(
-                    "found '{}', expected: ',', ')' or identifier",
-                    other.text()
-                ));
+                return Err(format!("found '{}', expected: ',', ')' or identifier", other.text()));
             }
         }
         loop {
@@ -546,10 +473,7 @@ impl Parser {
                     }
                 }
                 other => {
-                    return Err(format!(
-                        "found '{}', expected: ',', or identifier",
-                        other.text()
-                    ));
+                    return Err(format!("found '{}', expected: ',', or identifier", other.text()));
                 }
             }
         }
@@ -583,11 +507,7 @@ mod tests {
             ("in in (in)", "in in (in)"),
             ("  a   ", "a"),
         ] {
-            assert_eq!(
-                Selector::parse(text).unwrap().to_string(),
-                expected,
-                "{text}"
-            );
+            assert_eq!(Selector::parse(text).unwrap().to_string(), expected, "{text}");
         }
     }
 
@@ -595,50 +515,28 @@ mod tests {
     fn refuses_with_upstreams_words() {
         for (text, expected) in [
             ("a,", "found '', expected: identifier after ','"),
-            (
-                "=",
-                "found '=', expected: !, identifier, or 'end of string'",
-            ),
-            (
-                "a b",
-                "unable to parse requirement: found 'b', expected: in, notin, =, ==, !=, gt, lt",
-            ),
-            (
-                "a in b",
-                "unable to parse requirement: found 'b' expected: '('",
-            ),
+            ("=", "found '=', expected: !, identifier, or 'end of string'"),
+            ("a b", "unable to parse requirement: found 'b', expected: in, notin, =, ==, !=, gt, lt"),
+            ("a in b", "unable to parse requirement: found 'b' expected: '('"),
             (
                 "a>x",
                 "unable to parse requirement: values[0]: Invalid value: \"x\": for 'Gt', 'Lt' operators, the value must be an integer",
             ),
-            (
-                "!",
-                "unable to parse requirement: found '', expected: identifier",
-            ),
+            ("!", "unable to parse requirement: found '', expected: identifier"),
         ] {
             assert_eq!(Selector::parse(text).unwrap_err().0, expected, "{text}");
         }
-        assert!(
-            Selector::parse("a=b c")
-                .unwrap_err()
-                .0
-                .contains("expected: ',' or 'end of string'")
-        );
+        assert!(Selector::parse("a=b c").unwrap_err().0.contains("expected: ',' or 'end of string'"));
         let bad_key = Selector::parse("-a=b").unwrap_err().0;
         assert!(
-            bad_key.starts_with(
-                "unable to parse requirement: <nil>: Invalid value: \"-a\": name part must"
-            ),
+            bad_key.starts_with("unable to parse requirement: <nil>: Invalid value: \"-a\": name part must"),
             "{bad_key}"
         );
     }
 
     #[test]
     fn matches_labels() {
-        let labels = BTreeMap::from([
-            ("app".to_owned(), "web".to_owned()),
-            ("n".to_owned(), "5".to_owned()),
-        ]);
+        let labels = BTreeMap::from([("app".to_owned(), "web".to_owned()), ("n".to_owned(), "5".to_owned())]);
         for (text, expected) in [
             ("app=web", true),
             ("app!=web", false),
@@ -650,26 +548,11 @@ mod tests {
             ("app>4", false),
             ("", true),
         ] {
-            assert_eq!(
-                Selector::parse(text).unwrap().matches(Some(&labels)),
-                expected,
-                "{text}"
-            );
+            assert_eq!(Selector::parse(text).unwrap().matches(Some(&labels)), expected, "{text}");
         }
         assert!(!Selector::nothing().matches(Some(&labels)));
-        assert!(
-            !Selector::from_label_selector(None)
-                .unwrap()
-                .matches(Some(&labels))
-        );
-        assert!(
-            Selector::from_label_selector(Some(&LabelSelector::default()))
-                .unwrap()
-                .matches(None)
-        );
-        assert_eq!(
-            Selector::parse("app=web").unwrap().requires("app"),
-            Some("web")
-        );
+        assert!(!Selector::from_label_selector(None).unwrap().matches(Some(&labels)));
+        assert!(Selector::from_label_selector(Some(&LabelSelector::default())).unwrap().matches(None));
+        assert_eq!(Selector::parse("app=web").unwrap().requires("app"), Some("web"));
     }
 }

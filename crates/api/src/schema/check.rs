@@ -1,0 +1,285 @@
+//! Checks a decoded object against its schema: unknown fields, wrong types, quantities.
+
+use serde_json::{Map, Value};
+
+use super::{Field, Struct, Type};
+use crate::codec::join_path;
+use crate::quantity::Quantity;
+
+/// A value of the wrong type, in the words of upstream's decoder.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct TypeError(pub String);
+
+/// Checks `value` and makes it fit for its typed form: unknown fields are taken out, quantities become
+/// canonical, null members of lists and maps become empty values. Returns the paths of unknown fields.
+pub fn check(value: &mut Value, definition: &Struct) -> Result<Vec<String>, TypeError> {
+    let mut checker = Checker { unknown: Vec::new(), path: Vec::new() };
+    match value {
+        Value::Object(fields) => checker.fields(fields, definition)?,
+        other => {
+            return Err(TypeError(format!(
+                "json: cannot unmarshal {} into Go value of type {}",
+                shape(other),
+                go_struct(definition)
+            )));
+        }
+    }
+    Ok(checker.unknown)
+}
+
+struct Checker {
+    unknown: Vec<String>,
+    path: Vec<String>,
+}
+
+impl Checker {
+    fn fields(&mut self, fields: &mut Map<String, Value>, definition: &Struct) -> Result<(), TypeError> {
+        if fields.keys().any(|name| definition.field(name).is_none()) {
+            let strangers: Vec<String> =
+                fields.keys().filter(|name| definition.field(name).is_none()).cloned().collect();
+            for name in strangers {
+                self.unknown.push(join_path(&self.place(), &name));
+                fields.remove(&name);
+            }
+        }
+        for (name, value) in fields.iter_mut() {
+            let Some(field) = definition.field(name) else { continue };
+            self.path.push(name.clone());
+            self.value(value, &field.ty, Some((definition, field)))?;
+            self.path.pop();
+        }
+        Ok(())
+    }
+
+    fn value(&mut self, value: &mut Value, ty: &Type, owner: Option<(&Struct, &Field)>) -> Result<(), TypeError> {
+        if value.is_null() {
+            return Ok(());
+        }
+        let fits = match ty {
+            Type::Any => true,
+            Type::Bool => value.is_boolean(),
+            Type::Int32 => value.as_i64().is_some_and(|number| i32::try_from(number).is_ok()),
+            Type::Int64 => value.as_i64().is_some(),
+            Type::Number => value.is_number(),
+            Type::String => value.is_string(),
+            Type::Bytes => match value {
+                Value::String(text) => return base64(text),
+                _ => false,
+            },
+            Type::Time => match value {
+                Value::String(text) => return time(text),
+                _ => false,
+            },
+            Type::IntOrString => match value {
+                Value::String(_) => true,
+                Value::Number(number) => number.as_i64().is_some_and(|number| i32::try_from(number).is_ok()),
+                _ => false,
+            },
+            Type::Quantity => return quantity(value),
+            Type::List(item) => match value {
+                Value::Array(items) => {
+                    let name = self.path.last().cloned().unwrap_or_default();
+                    for (i, value) in items.iter_mut().enumerate() {
+                        fill_null(value, item);
+                        if let Some(last) = self.path.last_mut() {
+                            *last = format!("{name}[{i}]");
+                        }
+                        self.value(value, item, owner)?;
+                    }
+                    if let Some(last) = self.path.last_mut() {
+                        *last = name;
+                    }
+                    return Ok(());
+                }
+                _ => false,
+            },
+            Type::Map(item) => match value {
+                Value::Object(entries) => {
+                    for (key, value) in entries.iter_mut() {
+                        fill_null(value, item);
+                        self.path.push(key.clone());
+                        self.value(value, item, owner)?;
+                        self.path.pop();
+                    }
+                    return Ok(());
+                }
+                _ => false,
+            },
+            Type::Struct(definition) => match value {
+                Value::Object(fields) => return self.fields(fields, definition),
+                _ => false,
+            },
+        };
+        if fits { Ok(()) } else { Err(self.mismatch(value, ty, owner)) }
+    }
+
+    fn place(&self) -> String {
+        self.path.join(".")
+    }
+
+    /// Upstream names the innermost structure and the path without indexes.
+    fn mismatch(&self, value: &Value, ty: &Type, owner: Option<(&Struct, &Field)>) -> TypeError {
+        let path: Vec<&str> = self.path.iter().map(|step| step.split('[').next().unwrap_or(step)).collect();
+        let structure = owner.map_or("", |(definition, _)| definition.short_name());
+        let shown = match value {
+            Value::Number(number) if matches!(ty, Type::Int32 | Type::Int64 | Type::IntOrString) => {
+                format!("number {number}")
+            }
+            other => shape(other).to_owned(),
+        };
+        TypeError(format!(
+            "json: cannot unmarshal {shown} into Go struct field {structure}.{} of type {}",
+            path.join("."),
+            go_type(ty)
+        ))
+    }
+}
+
+/// In lists and maps, upstream reads null as the zero of the element's type.
+fn fill_null(value: &mut Value, ty: &Type) {
+    if value.is_null() {
+        *value = match ty {
+            Type::Any => return,
+            Type::Bool => Value::Bool(false),
+            Type::Int32 | Type::Int64 | Type::Number => 0.into(),
+            Type::String | Type::Bytes | Type::IntOrString | Type::Quantity => Value::String(String::new()),
+            Type::Time => return,
+            Type::List(_) => Value::Array(Vec::new()),
+            Type::Map(_) | Type::Struct(_) => Value::Object(Map::new()),
+        };
+        if matches!(ty, Type::Quantity) {
+            *value = Value::String("0".to_owned());
+        }
+    }
+}
+
+fn shape(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "bool",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
+}
+
+fn go_struct(definition: &Struct) -> String {
+    let mut parts = definition.name.rsplit('.');
+    let (name, version) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+    format!("{version}.{name}")
+}
+
+fn go_type(ty: &Type) -> String {
+    match ty {
+        Type::Any => "interface {}".to_owned(),
+        Type::Bool => "bool".to_owned(),
+        Type::Int32 => "int32".to_owned(),
+        Type::Int64 => "int64".to_owned(),
+        Type::Number => "float64".to_owned(),
+        Type::String => "string".to_owned(),
+        Type::Bytes => "[]uint8".to_owned(),
+        Type::Time => "v1.Time".to_owned(),
+        Type::IntOrString => "int32".to_owned(),
+        Type::Quantity => "resource.Quantity".to_owned(),
+        Type::List(item) => format!("[]{}", go_type(item)),
+        Type::Map(item) => format!("map[string]{}", go_type(item)),
+        Type::Struct(definition) => go_struct(definition),
+    }
+}
+
+fn quantity(value: &mut Value) -> Result<(), TypeError> {
+    let text = match &*value {
+        Value::String(text) => text.clone(),
+        Value::Number(number) => number.to_string(),
+        other => {
+            return Err(TypeError(format!("json: cannot unmarshal {} into Go value of type string", shape(other))));
+        }
+    };
+    let quantity = Quantity::parse(&text).map_err(|error| TypeError(error.to_string()))?;
+    *value = Value::String(quantity.to_string());
+    Ok(())
+}
+
+fn base64(text: &str) -> Result<(), TypeError> {
+    let illegal = |at: usize| Err(TypeError(format!("illegal base64 data at input byte {at}")));
+    let bytes: Vec<u8> = text.bytes().filter(|c| !matches!(c, b'\n' | b'\r')).collect();
+    let digits = bytes.iter().take_while(|c| c.is_ascii_alphanumeric() || matches!(c, b'+' | b'/')).count();
+    let padding = bytes.len() - digits;
+    let well_padded = match digits % 4 {
+        0 => padding == 0,
+        2 => padding == 2,
+        3 => padding == 1,
+        _ => false,
+    };
+    if !well_padded || !bytes[digits..].iter().all(|&c| c == b'=') {
+        return illegal(if padding == 0 { digits - digits % 4 } else { digits });
+    }
+    Ok(())
+}
+
+fn time(text: &str) -> Result<(), TypeError> {
+    if text.parse::<jiff::Timestamp>().is_ok() {
+        return Ok(());
+    }
+    Err(TypeError(format!("parsing time {text:?} as \"2006-01-02T15:04:05Z07:00\": cannot parse {text:?} as \"2006\"")))
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::apps::v1::Deployment;
+    use k8s_openapi::api::core::v1::{Pod, Secret};
+    use serde_json::json;
+
+    use super::*;
+    use crate::schema::of;
+
+    #[test]
+    fn unknown_fields_are_named_and_removed() {
+        let mut pod = json!({
+            "kind": "Pod", "apiVersion": "v1", "metadata": {"name": "a", "labels": {"any": "x"}, "zone": 1},
+            "spec": {"foo": 1, "containers": [{"name": "a"}, {"name": "b", "imag": "x", "env": [{"nam": "A"}]}]}
+        });
+        let unknown = check(&mut pod, &of::<Pod>()).unwrap();
+        assert_eq!(unknown, ["metadata.zone", "spec.foo", "spec.containers[1].imag", "spec.containers[1].env[0].nam"]);
+        assert_eq!(pod["spec"], json!({"containers": [{"name": "a"}, {"name": "b", "env": [{}]}]}));
+    }
+
+    #[test]
+    fn wrong_types_read_like_upstream() {
+        for (mut value, expected) in [
+            (
+                json!({"spec": {"replicas": "x"}}),
+                "json: cannot unmarshal string into Go struct field DeploymentSpec.spec.replicas of type int32",
+            ),
+            (
+                json!({"spec": {"replicas": 1.5}}),
+                "json: cannot unmarshal number 1.5 into Go struct field DeploymentSpec.spec.replicas of type int32",
+            ),
+            (
+                json!({"spec": {"template": {"spec": {"containers": [{"name": 1}]}}}}),
+                "json: cannot unmarshal number into Go struct field Container.spec.template.spec.containers.name of type string",
+            ),
+            (
+                json!({"spec": []}),
+                "json: cannot unmarshal array into Go struct field Deployment.spec of type v1.DeploymentSpec",
+            ),
+            (json!([]), "json: cannot unmarshal array into Go value of type v1.Deployment"),
+        ] {
+            assert_eq!(check(&mut value, &of::<Deployment>()).unwrap_err().0, expected);
+        }
+    }
+
+    #[test]
+    fn quantities_become_canonical_and_bytes_are_base64() {
+        let mut pod = json!({"spec": {"containers": [{"resources": {"limits": {"cpu": 0.5, "memory": "1024Mi"}}}]}});
+        check(&mut pod, &of::<Pod>()).unwrap();
+        let limits = &pod["spec"]["containers"][0]["resources"]["limits"];
+        assert_eq!(limits, &json!({"cpu": "500m", "memory": "1Gi"}));
+        let mut secret = json!({"data": {"a": "%%%"}});
+        assert_eq!(check(&mut secret, &of::<Secret>()).unwrap_err().0, "illegal base64 data at input byte 0");
+        let mut secret = json!({"data": {"a": "YQ=="}});
+        assert!(check(&mut secret, &of::<Secret>()).unwrap().is_empty());
+    }
+}

@@ -1,0 +1,107 @@
+//! Schemas: which fields a kind has, of which type, and how they merge.
+//!
+//! Built from the schemas that `k8s-openapi` carries, kind by kind when first asked for, reduced to
+//! what decoding and merging need; definitions shared by several kinds (a pod template) exist once. A
+//! custom resource builds the same [`Type`] from its own schema.
+//! Flow: `codec` -> [`check`] (unknown fields, wrong types, canonical quantities) -> typed object.
+
+mod build;
+mod check;
+pub mod table;
+
+pub use build::of;
+pub use check::{TypeError, check};
+
+use std::sync::{Arc, OnceLock};
+
+pub use table::{ListType, Merge};
+
+/// The type of a value.
+#[derive(Clone, Debug)]
+pub enum Type {
+    /// Anything at all: raw extensions, JSON in JSON, field sets.
+    Any,
+    Bool,
+    Int32,
+    Int64,
+    Number,
+    String,
+    /// Base64 in JSON.
+    Bytes,
+    /// RFC 3339.
+    Time,
+    IntOrString,
+    Quantity,
+    List(Box<Type>),
+    Map(Box<Type>),
+    Struct(StructRef),
+}
+
+/// A structure that may mention itself, so it is linked once it is known.
+#[derive(Clone, Debug)]
+pub struct StructRef(Arc<OnceLock<Struct>>);
+
+/// A structure with named fields.
+#[derive(Debug)]
+pub struct Struct {
+    /// The name of the definition, such as `io.k8s.api.core.v1.PodSpec`.
+    pub name: Box<str>,
+    /// Owned and replaced as a whole.
+    pub atomic: bool,
+    /// Sorted by name.
+    fields: Box<[Field]>,
+}
+
+#[derive(Debug)]
+pub struct Field {
+    pub name: Box<str>,
+    pub ty: Type,
+    pub merge: Option<Merge>,
+    /// For a key of an associative list: its value when absent.
+    pub key_default: Option<&'static str>,
+    /// Merges although its type is atomic elsewhere.
+    pub granular: bool,
+}
+
+impl Struct {
+    pub fn new(name: &str, mut fields: Vec<Field>) -> Self {
+        fields.sort_by(|a, b| a.name.cmp(&b.name));
+        Self { name: name.into(), atomic: table::is_atomic(name), fields: fields.into() }
+    }
+
+    pub fn fields(&self) -> &[Field] {
+        &self.fields
+    }
+
+    pub fn field(&self, name: &str) -> Option<&Field> {
+        self.fields.binary_search_by(|field| (*field.name).cmp(name)).ok().map(|at| &self.fields[at])
+    }
+
+    /// `PodSpec` of `io.k8s.api.core.v1.PodSpec`.
+    pub fn short_name(&self) -> &str {
+        self.name.rsplit('.').next().unwrap_or(&self.name)
+    }
+}
+
+impl std::ops::Deref for StructRef {
+    type Target = Struct;
+
+    fn deref(&self) -> &Struct {
+        self.0.get().expect("linked before the schema is handed out")
+    }
+}
+
+impl From<Struct> for StructRef {
+    fn from(definition: Struct) -> Self {
+        Self(Arc::new(OnceLock::from(definition)))
+    }
+}
+
+impl Type {
+    pub fn as_struct(&self) -> Option<&Struct> {
+        match self {
+            Self::Struct(definition) => Some(definition),
+            _ => None,
+        }
+    }
+}
