@@ -1,1 +1,45 @@
+//! The client library: how every component except the store talks to the API server.
+//!
+//! Flow: a typed call (`Api<K>`) or a dynamic one (`DynamicApi`) -> `Client::send` -> a transport, which is
+//! either HTTPS from a kubeconfig or a plain function call on the server in the same process. On top of it,
+//! informers keep one watch per type per process and feed handlers and work queues.
+//! Not here: what the objects mean. Controllers, scheduler and kubelet decide; this crate carries.
 
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod api_client;
+pub mod backoff;
+mod dynamic;
+mod error;
+mod events;
+mod expectations;
+mod informer;
+pub mod kubeconfig;
+mod leader;
+mod params;
+mod queue;
+mod transport;
+mod watch;
+
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+
+pub use api_client::{Api, List, Resource};
+pub use dynamic::{DynamicApi, Gvr, PartialObject};
+pub use error::Error;
+pub use events::{EventRecorder, reference};
+pub use expectations::Expectations;
+pub use informer::{Event, Informer, InformerFactory, Object, object_key, split_key};
+pub use leader::{Durations, LeaderElector};
+pub use params::{DeleteParams, ListParams, Patch, Propagation, WriteParams};
+pub use queue::{RateLimiter, WorkQueue};
+pub use transport::{Client, Upgraded};
+pub use watch::{WatchEvent, WatchStream};
+
+/// What travels inside a streamed body when it breaks off.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+/// A response body: bytes in one piece or a stream that goes on (watch, logs).
+pub type Body = http_body_util::combinators::UnsyncBoxBody<bytes::Bytes, BoxError>;
+/// The server's door for callers in the same process.
+pub type Handler = Arc<dyn Fn(http::Request<bytes::Bytes>) -> BoxFuture<'static, http::Response<Body>> + Send + Sync>;

@@ -1,0 +1,104 @@
+//! Expectations: what a controller has asked for and not yet seen come back through its informer.
+//!
+//! Without them a controller that lists its cache right after creating a pod would not see the pod and create another.
+//! Invariant: while a key is unsatisfied, its controller neither creates nor deletes. Deletions are remembered by name,
+//! because the same object may be reported as modified (deletion timestamp) and then deleted.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+/// An event that never comes must not stop a controller for ever (`ExpectationsTimeout`, v1.36).
+const TIMEOUT: Duration = Duration::from_secs(5 * 60);
+
+/// Outstanding creations and deletions per controller key.
+#[derive(Debug, Default)]
+pub struct Expectations {
+    entries: Mutex<HashMap<String, Entry>>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    creations: i64,
+    deletions: HashSet<String>,
+    since: Instant,
+}
+
+impl Expectations {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    pub fn expect_creations(&self, key: &str, count: usize) {
+        self.set(key, i64::try_from(count).unwrap_or(i64::MAX), HashSet::new());
+    }
+
+    pub fn expect_deletions(&self, key: &str, names: impl IntoIterator<Item = String>) {
+        self.set(key, 0, names.into_iter().collect());
+    }
+
+    /// Both at once, for controllers that create and delete in one pass (daemons).
+    pub fn expect(&self, key: &str, creations: usize, deletions: impl IntoIterator<Item = String>) {
+        self.set(key, i64::try_from(creations).unwrap_or(i64::MAX), deletions.into_iter().collect());
+    }
+
+    fn set(&self, key: &str, creations: i64, deletions: HashSet<String>) {
+        self.entries.lock().insert(key.into(), Entry { creations, deletions, since: Instant::now() });
+    }
+
+    /// A creation came back, or failed and never will.
+    pub fn creation_observed(&self, key: &str) {
+        self.creations_observed(key, 1);
+    }
+
+    pub fn creations_observed(&self, key: &str, count: usize) {
+        if let Some(entry) = self.entries.lock().get_mut(key) {
+            entry.creations -= i64::try_from(count).unwrap_or(i64::MAX);
+        }
+    }
+
+    pub fn deletion_observed(&self, key: &str, name: &str) {
+        if let Some(entry) = self.entries.lock().get_mut(key) {
+            entry.deletions.remove(name);
+        }
+    }
+
+    /// True when the cache has caught up with what was asked for (or never will).
+    pub fn satisfied(&self, key: &str) -> bool {
+        self.entries
+            .lock()
+            .get(key)
+            .is_none_or(|entry| (entry.creations <= 0 && entry.deletions.is_empty()) || entry.since.elapsed() > TIMEOUT)
+    }
+
+    /// The owner is gone.
+    pub fn forget(&self, key: &str) {
+        self.entries.lock().remove(key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn satisfied_when_all_came_back_or_too_late() {
+        let expectations = Expectations::new();
+        assert!(expectations.satisfied("k"));
+        expectations.expect_creations("k", 2);
+        assert!(!expectations.satisfied("k"));
+        expectations.creation_observed("k");
+        assert!(!expectations.satisfied("k"));
+        expectations.creation_observed("k");
+        assert!(expectations.satisfied("k"));
+
+        expectations.expect_deletions("k", ["a".to_owned(), "b".to_owned()]);
+        expectations.deletion_observed("k", "a");
+        expectations.deletion_observed("k", "a");
+        assert!(!expectations.satisfied("k"), "the same deletion seen twice counts once");
+        tokio::time::advance(TIMEOUT + Duration::from_secs(1)).await;
+        assert!(expectations.satisfied("k"));
+    }
+}

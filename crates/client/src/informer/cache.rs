@@ -1,0 +1,214 @@
+//! The indexed objects of one informer, and what each change of them means.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use super::{Event, Object, object_key};
+
+pub(super) type IndexFn<K> = Box<dyn Fn(&K) -> Vec<String> + Send + Sync>;
+
+type Key = Arc<str>;
+
+/// From an index value to the keys found under it.
+type Entries = HashMap<String, HashSet<Key>>;
+
+struct Index<K> {
+    values: IndexFn<K>,
+    entries: Entries,
+}
+
+pub(super) struct Cache<K> {
+    objects: HashMap<Key, Arc<K>>,
+    namespaces: Entries,
+    owners: Entries,
+    indexes: HashMap<&'static str, Index<K>>,
+}
+
+impl<K> Default for Cache<K> {
+    fn default() -> Self {
+        Self { objects: HashMap::new(), namespaces: HashMap::new(), owners: HashMap::new(), indexes: HashMap::new() }
+    }
+}
+
+impl<K: Object> Cache<K> {
+    pub(super) fn get(&self, key: &str) -> Option<Arc<K>> {
+        self.objects.get(key).cloned()
+    }
+
+    pub(super) fn list(&self) -> Vec<Arc<K>> {
+        self.objects.values().cloned().collect()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.objects.len()
+    }
+
+    pub(super) fn by_namespace(&self, namespace: &str) -> Vec<Arc<K>> {
+        self.found(&self.namespaces, namespace)
+    }
+
+    pub(super) fn by_owner(&self, uid: &str) -> Vec<Arc<K>> {
+        self.found(&self.owners, uid)
+    }
+
+    pub(super) fn by_index(&self, name: &str, value: &str) -> Vec<Arc<K>> {
+        self.indexes.get(name).map_or_else(Vec::new, |index| self.found(&index.entries, value))
+    }
+
+    fn found(&self, entries: &Entries, value: &str) -> Vec<Arc<K>> {
+        entries
+            .get(value)
+            .map_or_else(Vec::new, |keys| keys.iter().filter_map(|key| self.objects.get(key)).cloned().collect())
+    }
+
+    pub(super) fn add_index(&mut self, name: &'static str, values: IndexFn<K>) {
+        let mut entries = Entries::new();
+        for (key, object) in &self.objects {
+            insert(&mut entries, values(object), key);
+        }
+        self.indexes.insert(name, Index { values, entries });
+    }
+
+    /// Stores `object` unless it is the version already here. An object that was deleted and made anew under
+    /// the same name is two events, so that handlers never mistake one for the other.
+    pub(super) fn put(&mut self, mut object: K) -> Vec<Event<K>> {
+        // Managed fields are large and nobody here reads them; the server keeps its own when they are missing.
+        object.meta_mut().managed_fields = None;
+        let key: Key = object_key(&object).into();
+        let new = Arc::new(object);
+        let events = match self.objects.get(&key).cloned() {
+            None => vec![Event::Added(new.clone())],
+            Some(old) if old.meta().uid != new.meta().uid => {
+                vec![Event::Deleted(old.clone()), Event::Added(new.clone())]
+            }
+            Some(old)
+                if old.meta().resource_version == new.meta().resource_version
+                    && old.meta().resource_version.is_some() =>
+            {
+                return Vec::new();
+            }
+            Some(old) => vec![Event::Modified { old, new: new.clone() }],
+        };
+        self.unindex(&key);
+        insert(&mut self.namespaces, new.meta().namespace.iter().cloned(), &key);
+        insert(&mut self.owners, owners(&*new), &key);
+        for index in self.indexes.values_mut() {
+            insert(&mut index.entries, (index.values)(&new), &key);
+        }
+        self.objects.insert(key, new);
+        events
+    }
+
+    /// Forgets an object; the event carries its final state.
+    pub(super) fn remove(&mut self, object: K) -> Option<Event<K>> {
+        let key: Key = object_key(&object).into();
+        self.unindex(&key);
+        self.objects.remove(&key).map(|_| Event::Deleted(Arc::new(object)))
+    }
+
+    pub(super) fn replace(&mut self, objects: Vec<K>) -> Vec<Event<K>> {
+        let kept: HashSet<String> = objects.iter().map(object_key).collect();
+        let gone: Vec<Key> = self.objects.keys().filter(|key| !kept.contains(&***key)).cloned().collect();
+        let mut events = Vec::new();
+        for key in gone {
+            self.unindex(&key);
+            events.extend(self.objects.remove(&key).map(Event::Deleted));
+        }
+        for object in objects {
+            events.extend(self.put(object));
+        }
+        events
+    }
+
+    fn unindex(&mut self, key: &Key) {
+        let Some(object) = self.objects.get(key) else { return };
+        withdraw(&mut self.namespaces, object.meta().namespace.iter().cloned(), key);
+        withdraw(&mut self.owners, owners(&**object), key);
+        for index in self.indexes.values_mut() {
+            withdraw(&mut index.entries, (index.values)(object), key);
+        }
+    }
+}
+
+fn owners<K: Object>(object: &K) -> Vec<String> {
+    object.meta().owner_references.iter().flatten().map(|owner| owner.uid.clone()).collect()
+}
+
+fn insert(entries: &mut Entries, values: impl IntoIterator<Item = String>, key: &Key) {
+    for value in values {
+        entries.entry(value).or_default().insert(key.clone());
+    }
+}
+
+fn withdraw(entries: &mut Entries, values: impl IntoIterator<Item = String>, key: &Key) {
+    for value in values {
+        if let Some(keys) = entries.get_mut(&value) {
+            keys.remove(key);
+            if keys.is_empty() {
+                entries.remove(&value);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::ConfigMap;
+
+    use super::*;
+
+    fn map(name: &str, uid: &str, version: &str) -> ConfigMap {
+        let mut map = ConfigMap::default();
+        map.metadata.name = Some(name.into());
+        map.metadata.namespace = Some("ns".into());
+        map.metadata.uid = Some(uid.into());
+        map.metadata.resource_version = Some(version.into());
+        map
+    }
+
+    fn told(events: &[Event<ConfigMap>]) -> Vec<String> {
+        let mut told: Vec<_> = events
+            .iter()
+            .map(|event| {
+                let sign = match event {
+                    Event::Added(_) => '+',
+                    Event::Modified { .. } => '~',
+                    Event::Deleted(_) => '-',
+                };
+                format!("{sign}{}", event.object().metadata.name.clone().unwrap())
+            })
+            .collect();
+        told.sort();
+        told
+    }
+
+    #[test]
+    fn every_change_becomes_the_right_events() {
+        let mut cache = Cache::default();
+        for (object, expected) in [
+            (map("a", "1", "1"), vec!["+a"]),
+            (map("a", "1", "1"), vec![]),
+            (map("a", "1", "2"), vec!["~a"]),
+            (map("a", "2", "3"), vec!["+a", "-a"]),
+        ] {
+            assert_eq!(told(&cache.put(object)), expected);
+        }
+        cache.put(map("b", "3", "4"));
+        let events = cache.replace(vec![map("a", "2", "5"), map("c", "4", "6")]);
+        assert_eq!(told(&events), ["+c", "-b", "~a"], "a relist reports what vanished meanwhile");
+        assert!(cache.remove(map("x", "9", "9")).is_none());
+    }
+
+    #[test]
+    fn indexes_follow_the_objects() {
+        let mut cache = Cache::default();
+        cache.put(map("a", "1", "1"));
+        cache.add_index("version", Box::new(|map: &ConfigMap| map.metadata.resource_version.iter().cloned().collect()));
+        assert_eq!(cache.by_index("version", "1").len(), 1);
+        cache.put(map("a", "1", "2"));
+        assert_eq!((cache.by_index("version", "1").len(), cache.by_index("version", "2").len()), (0, 1));
+        assert_eq!(cache.by_namespace("ns").len(), 1);
+        cache.remove(map("a", "1", "2"));
+        assert!(cache.by_namespace("ns").is_empty() && cache.by_index("version", "2").is_empty());
+    }
+}

@@ -1,0 +1,197 @@
+//! Leader election by Lease: of several instances one acts, and another takes over when it is gone.
+//!
+//! Whether a lease has run out is judged by the local clock since the record was last seen to change, so clocks of
+//! different machines need not agree.
+
+use std::future::Future;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::{Api, Client, Error};
+
+/// How long a lease lasts, how long a leader tries to renew it, and how often anyone asks.
+#[derive(Debug, Clone, Copy)]
+pub struct Durations {
+    pub lease: Duration,
+    pub renew_deadline: Duration,
+    pub retry_period: Duration,
+}
+
+impl Default for Durations {
+    fn default() -> Self {
+        Self {
+            lease: Duration::from_secs(15),
+            renew_deadline: Duration::from_secs(10),
+            retry_period: Duration::from_secs(2),
+        }
+    }
+}
+
+pub struct LeaderElector {
+    api: Api<Lease>,
+    namespace: String,
+    name: String,
+    identity: String,
+    durations: Durations,
+}
+
+/// The record as last seen, and when it was seen to change.
+struct Observed {
+    spec: LeaseSpec,
+    at: Instant,
+}
+
+impl LeaderElector {
+    pub fn new(client: Client, namespace: &str, name: &str, identity: &str, durations: Durations) -> Self {
+        Self {
+            api: client.namespaced(namespace),
+            namespace: namespace.into(),
+            name: name.into(),
+            identity: identity.into(),
+            durations,
+        }
+    }
+
+    /// Waits to become leader and then runs `on_leading`, whose token fires when the lead is lost or `stop` fires.
+    /// Returns true if it ended because of `stop` or by itself, false if the lead was lost.
+    pub async fn run<F, Fut>(&self, stop: CancellationToken, on_leading: F) -> bool
+    where
+        F: FnOnce(CancellationToken) -> Fut,
+        Fut: Future<Output = ()>,
+    {
+        let mut observed = None;
+        loop {
+            if self.try_lead(&mut observed).await {
+                break;
+            }
+            // Spread candidates so that they do not all write at once.
+            let pause = self.durations.retry_period.mul_f64(1.0 + 0.2 * rand::random::<f64>());
+            tokio::select! {
+                () = stop.cancelled() => return true,
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+        tracing::info!(lease = self.name, identity = self.identity, "became leader");
+        let leading = stop.child_token();
+        let work = on_leading(leading.clone());
+        tokio::pin!(work);
+        let end = tokio::select! {
+            () = &mut work => End::Finished,
+            () = stop.cancelled() => End::Stopped,
+            () = self.keep(&mut observed) => End::Lost,
+        };
+        leading.cancel();
+        match end {
+            // The work is dropped: without the lead it must not do anything more.
+            End::Lost => {
+                tracing::warn!(lease = self.name, identity = self.identity, "lost the lead");
+                return false;
+            }
+            End::Stopped => work.await,
+            End::Finished => {}
+        }
+        self.release(&mut observed).await;
+        true
+    }
+
+    /// Renews until that failed for the whole renew deadline.
+    async fn keep(&self, observed: &mut Option<Observed>) {
+        let mut renewed = Instant::now();
+        loop {
+            tokio::time::sleep(self.durations.retry_period).await;
+            if self.try_lead(observed).await {
+                renewed = Instant::now();
+            } else if renewed.elapsed() >= self.durations.renew_deadline {
+                return;
+            }
+        }
+    }
+
+    /// Acquires or renews. A failure is logged and counts as "not now".
+    async fn try_lead(&self, observed: &mut Option<Observed>) -> bool {
+        match tokio::time::timeout(self.durations.renew_deadline, self.acquire(observed)).await {
+            Ok(Ok(leading)) => leading,
+            Ok(Err(error)) => {
+                tracing::debug!(lease = self.name, %error, "lease not written");
+                false
+            }
+            Err(_) => false,
+        }
+    }
+
+    async fn acquire(&self, observed: &mut Option<Observed>) -> Result<bool, Error> {
+        let now = Timestamp::now();
+        let Some(mut lease) = self.api.get_opt(&self.name).await? else {
+            let mut lease = Lease::default();
+            lease.metadata.name = Some(self.name.clone());
+            lease.metadata.namespace = Some(self.namespace.clone());
+            lease.spec = Some(self.record(None, now));
+            let created = self.api.create(&lease).await?;
+            see(observed, created.spec.unwrap_or_default());
+            return Ok(true);
+        };
+        let spec = lease.spec.clone().unwrap_or_default();
+        see(observed, spec.clone());
+        let held_by_other =
+            spec.holder_identity.as_deref().is_some_and(|holder| !holder.is_empty() && holder != self.identity);
+        let seen = observed.as_ref().map_or(Duration::ZERO, |observed| observed.at.elapsed());
+        let lasts = Duration::from_secs(spec.lease_duration_seconds.unwrap_or_default().max(0).unsigned_abs().into());
+        if held_by_other && seen < lasts {
+            return Ok(false);
+        }
+        lease.spec = Some(self.record(Some(&spec), now));
+        let updated = self.api.update(&lease).await?;
+        see(observed, updated.spec.unwrap_or_default());
+        Ok(true)
+    }
+
+    /// The record that says we lead; a change of holder is a transition.
+    fn record(&self, old: Option<&LeaseSpec>, now: Timestamp) -> LeaseSpec {
+        let same = old.is_some_and(|old| old.holder_identity.as_deref() == Some(&self.identity));
+        let transitions = old.and_then(|old| old.lease_transitions).unwrap_or(0);
+        LeaseSpec {
+            holder_identity: Some(self.identity.clone()),
+            lease_duration_seconds: Some(i32::try_from(self.durations.lease.as_secs()).unwrap_or(i32::MAX)),
+            acquire_time: old.filter(|_| same).and_then(|old| old.acquire_time.clone()).or(Some(MicroTime(now))),
+            renew_time: Some(MicroTime(now)),
+            lease_transitions: Some(if same || old.is_none() { transitions } else { transitions + 1 }),
+            ..LeaseSpec::default()
+        }
+    }
+
+    /// Gives the lease back so that the next leader need not wait for it to run out.
+    async fn release(&self, observed: &mut Option<Observed>) {
+        let release = async {
+            let Some(mut lease) = self.api.get_opt(&self.name).await? else { return Ok(()) };
+            let spec = lease.spec.get_or_insert_default();
+            if spec.holder_identity.as_deref() == Some(&self.identity) {
+                spec.holder_identity = Some(String::new());
+                spec.lease_duration_seconds = Some(1);
+                self.api.update(&lease).await?;
+            }
+            Ok::<_, Error>(())
+        };
+        if let Ok(Err(error)) = tokio::time::timeout(Duration::from_secs(2), release).await {
+            tracing::debug!(lease = self.name, %error, "lease not released");
+        }
+        *observed = None;
+    }
+}
+
+/// Why leading ended.
+enum End {
+    Finished,
+    Stopped,
+    Lost,
+}
+
+fn see(observed: &mut Option<Observed>, spec: LeaseSpec) {
+    if observed.as_ref().is_none_or(|observed| observed.spec != spec) {
+        *observed = Some(Observed { spec, at: Instant::now() });
+    }
+}

@@ -1,0 +1,305 @@
+//! The work queue: which keys need a reconcile, each at most once at a time.
+//!
+//! Flow: informer handler -> `add` -> `get` by a worker -> `done`. A key added while it is being worked on
+//! is handed out again after `done`; a key added twice before that is handed out once.
+//! Nothing here polls: a delayed key is one timer of the runtime, and an idle queue has none.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::hash::Hash;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use crate::backoff::exponential;
+
+/// How long a failing key waits: `base * 2^failures`, at most `cap`.
+#[derive(Debug, Clone, Copy)]
+pub struct RateLimiter {
+    pub base: Duration,
+    pub cap: Duration,
+}
+
+impl Default for RateLimiter {
+    fn default() -> Self {
+        Self { base: Duration::from_millis(5), cap: Duration::from_secs(1000) }
+    }
+}
+
+/// A de-duplicating, delaying, rate-limited queue. Clones share it.
+pub struct WorkQueue<K> {
+    shared: Arc<Shared<K>>,
+}
+
+impl<K> Clone for WorkQueue<K> {
+    fn clone(&self) -> Self {
+        Self { shared: self.shared.clone() }
+    }
+}
+
+struct Shared<K> {
+    state: Mutex<State<K>>,
+    ready: Notify,
+    limiter: RateLimiter,
+}
+
+struct State<K> {
+    queue: VecDeque<K>,
+    /// Waiting to be handed out (also those being worked on that were added again).
+    dirty: HashSet<K>,
+    processing: HashSet<K>,
+    /// The earliest moment each delayed key becomes ready.
+    delayed: HashMap<K, Instant>,
+    failures: HashMap<K, u32>,
+    closed: bool,
+}
+
+impl<K: Clone + Eq + Hash + Send + 'static> Default for WorkQueue<K> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<K: Clone + Eq + Hash + Send + 'static> WorkQueue<K> {
+    pub fn new() -> Self {
+        Self::with_limiter(RateLimiter::default())
+    }
+
+    pub fn with_limiter(limiter: RateLimiter) -> Self {
+        let state = State {
+            queue: VecDeque::new(),
+            dirty: HashSet::new(),
+            processing: HashSet::new(),
+            delayed: HashMap::new(),
+            failures: HashMap::new(),
+            closed: false,
+        };
+        Self { shared: Arc::new(Shared { state: Mutex::new(state), ready: Notify::new(), limiter }) }
+    }
+
+    pub fn add(&self, key: K) {
+        let mut state = self.shared.state.lock();
+        if state.closed || !state.dirty.insert(key.clone()) {
+            return;
+        }
+        if !state.processing.contains(&key) {
+            state.queue.push_back(key);
+            drop(state);
+            self.shared.ready.notify_one();
+        }
+    }
+
+    /// Adds `key` after `delay`. Of several delays for one key the earliest counts.
+    pub fn add_after(&self, key: K, delay: Duration) {
+        if delay.is_zero() {
+            return self.add(key);
+        }
+        let at = Instant::now() + delay;
+        {
+            let mut state = self.shared.state.lock();
+            if state.closed || state.delayed.get(&key).is_some_and(|earlier| *earlier <= at) {
+                return;
+            }
+            state.delayed.insert(key.clone(), at);
+        }
+        let shared = Arc::downgrade(&self.shared);
+        // Bounded by the delay; it holds no reference, so a dropped queue lets it end quietly.
+        tokio::spawn(async move {
+            tokio::time::sleep_until(at).await;
+            if let Some(shared) = shared.upgrade() {
+                let queue = Self { shared };
+                let due = {
+                    let mut state = queue.shared.state.lock();
+                    let due = state.delayed.get(&key) == Some(&at);
+                    if due {
+                        state.delayed.remove(&key);
+                    }
+                    due
+                };
+                if due {
+                    queue.add(key);
+                }
+            }
+        });
+    }
+
+    /// Adds `key` after a delay that doubles with each failure since the last `forget`.
+    pub fn add_rate_limited(&self, key: K) {
+        let delay = {
+            let mut state = self.shared.state.lock();
+            let failures = state.failures.entry(key.clone()).or_default();
+            let delay = exponential(self.shared.limiter.base, self.shared.limiter.cap, *failures);
+            *failures = failures.saturating_add(1);
+            delay
+        };
+        self.add_after(key, delay);
+    }
+
+    /// The key succeeded: its next failure waits the shortest delay again.
+    pub fn forget(&self, key: &K) {
+        self.shared.state.lock().failures.remove(key);
+    }
+
+    /// How often `key` failed since the last `forget`.
+    pub fn failures(&self, key: &K) -> u32 {
+        self.shared.state.lock().failures.get(key).copied().unwrap_or_default()
+    }
+
+    /// The next key, or `None` once the queue is shut down and empty. Call `done` when finished with it.
+    pub async fn get(&self) -> Option<K> {
+        loop {
+            let notified = self.shared.ready.notified();
+            {
+                let mut state = self.shared.state.lock();
+                if let Some(key) = state.queue.pop_front() {
+                    state.dirty.remove(&key);
+                    state.processing.insert(key.clone());
+                    let more = !state.queue.is_empty();
+                    drop(state);
+                    if more {
+                        // A notification can be lost when two adds meet one waiter; pass it on.
+                        self.shared.ready.notify_one();
+                    }
+                    return Some(key);
+                }
+                if state.closed {
+                    drop(state);
+                    self.shared.ready.notify_one();
+                    return None;
+                }
+            }
+            notified.await;
+        }
+    }
+
+    pub fn done(&self, key: &K) {
+        let mut state = self.shared.state.lock();
+        state.processing.remove(key);
+        if state.dirty.contains(key) {
+            state.queue.push_back(key.clone());
+            drop(state);
+            self.shared.ready.notify_one();
+        }
+    }
+
+    /// No more keys are taken; workers get what is queued and then `None`.
+    pub fn shut_down(&self) {
+        let mut state = self.shared.state.lock();
+        state.closed = true;
+        state.delayed.clear();
+        drop(state);
+        self.shared.ready.notify_waiters();
+        self.shared.ready.notify_one();
+    }
+
+    pub fn len(&self) -> usize {
+        self.shared.state.lock().queue.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Nothing queued, delayed or being worked on.
+    pub fn is_idle(&self) -> bool {
+        let state = self.shared.state.lock();
+        state.queue.is_empty() && state.delayed.is_empty() && state.processing.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_key_is_handed_out_once_and_again_if_added_meanwhile() {
+        let queue = WorkQueue::new();
+        for key in ["a", "b", "a"] {
+            queue.add(key);
+        }
+        assert_eq!(queue.get().await, Some("a"));
+        queue.add("a");
+        assert_eq!(queue.get().await, Some("b"), "a is being worked on");
+        queue.done(&"a");
+        assert_eq!(queue.get().await, Some("a"));
+        queue.done(&"a");
+        queue.done(&"b");
+        assert!(queue.is_idle());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_earliest_of_several_delays_counts() {
+        let queue = WorkQueue::new();
+        let start = Instant::now();
+        queue.add_after("a", Duration::from_secs(30));
+        queue.add_after("a", Duration::from_secs(5));
+        queue.add_after("a", Duration::from_secs(60));
+        assert_eq!(queue.get().await, Some("a"));
+        assert_eq!(start.elapsed().as_secs(), 5);
+        queue.done(&"a");
+        assert!(queue.is_idle());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failures_double_the_delay_until_forgotten() {
+        let queue = WorkQueue::new();
+        for expected in [5, 10, 20, 40] {
+            let start = Instant::now();
+            queue.add_rate_limited("a");
+            assert_eq!(queue.get().await, Some("a"));
+            queue.done(&"a");
+            assert_eq!(start.elapsed().as_millis(), expected);
+        }
+        queue.forget(&"a");
+        let start = Instant::now();
+        queue.add_rate_limited("a");
+        queue.get().await;
+        assert_eq!(start.elapsed().as_millis(), 5);
+    }
+
+    #[tokio::test]
+    async fn shut_down_wakes_every_worker() {
+        let queue: WorkQueue<&str> = WorkQueue::new();
+        let workers: Vec<_> = (0..4)
+            .map(|_| {
+                let queue = queue.clone();
+                tokio::spawn(async move { queue.get().await })
+            })
+            .collect();
+        tokio::task::yield_now().await;
+        queue.shut_down();
+        for worker in workers {
+            assert_eq!(worker.await.unwrap(), None);
+        }
+    }
+
+    #[tokio::test]
+    async fn many_workers_see_every_key() {
+        let queue = WorkQueue::new();
+        let workers: Vec<_> = (0..3)
+            .map(|_| {
+                let queue = queue.clone();
+                tokio::spawn(async move {
+                    let mut seen = 0;
+                    while let Some(key) = queue.get().await {
+                        tokio::task::yield_now().await;
+                        queue.done(&key);
+                        seen += 1;
+                    }
+                    seen
+                })
+            })
+            .collect();
+        for key in 0..100 {
+            queue.add(key);
+        }
+        queue.shut_down();
+        let mut seen = 0;
+        for worker in workers {
+            seen += worker.await.unwrap();
+        }
+        assert_eq!(seen, 100);
+    }
+}

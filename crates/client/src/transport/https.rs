@@ -1,0 +1,257 @@
+//! The network transport: a pool of HTTP/2 (else HTTP/1.1) connections to one server.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http::uri::Scheme;
+use http::{Request, Response, StatusCode, Uri, header};
+use http_body_util::{BodyExt, Full};
+use hyper_util::client::legacy;
+use hyper_util::client::legacy::connect::{Connected, Connection};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use rustls_pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::client::TlsStream;
+
+use super::auth::Auth;
+use super::{failure, tls};
+use crate::kubeconfig::{AuthInfo, Cluster, Resolved};
+use crate::{Body, BoxError, Error};
+
+/// A connection that is no longer HTTP: read and write bytes.
+pub type Upgraded = TokioIo<hyper::upgrade::Upgraded>;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+/// A dead server is noticed by an unanswered ping, also while only watches are open.
+const PING_INTERVAL: Duration = Duration::from_secs(30);
+const PING_TIMEOUT: Duration = Duration::from_secs(15);
+
+pub(super) struct Https {
+    base: Uri,
+    pool: legacy::Client<Connector, Full<Bytes>>,
+    connector: Connector,
+}
+
+impl Https {
+    pub(super) fn new(resolved: Resolved) -> Result<Self, Error> {
+        let server = resolved.cluster.server.as_deref().unwrap_or_default();
+        let base: Uri = server.parse().map_err(|error| Error::config(format!("server {server:?}: {error}")))?;
+        if base.host().is_none() {
+            return Err(Error::config(format!("server {server:?} has no host")));
+        }
+        let auth = Auth::new(&resolved.user, server)?;
+        let (cluster, user) = (resolved.cluster, resolved.user);
+        if base.scheme() != Some(&Scheme::HTTP) {
+            // Unreadable certificates are reported here, not at the first request.
+            tls::config(&cluster, tls::identity(&user)?, true)?;
+        }
+        let connector = Connector(Arc::new(Target { cluster, user, auth }));
+        let pool = legacy::Client::builder(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(Duration::from_secs(90))
+            .http2_keep_alive_interval(PING_INTERVAL)
+            .http2_keep_alive_timeout(PING_TIMEOUT)
+            .http2_initial_stream_window_size(4 << 20)
+            .http2_initial_connection_window_size(16 << 20)
+            .build(connector.clone());
+        Ok(Self { base, pool, connector })
+    }
+
+    pub(super) fn server(&self) -> String {
+        self.base.to_string().trim_end_matches('/').to_owned()
+    }
+
+    pub(super) async fn send(&self, request: Request<Bytes>) -> Result<Response<Body>, Error> {
+        let response = self.send_as(request.clone()).await?;
+        // A rotated token or an expired plug-in credential deserves one more try.
+        if response.status() == StatusCode::UNAUTHORIZED && self.connector.0.auth.refused().await {
+            return self.send_as(request).await;
+        }
+        Ok(response)
+    }
+
+    async fn send_as(&self, request: Request<Bytes>) -> Result<Response<Body>, Error> {
+        let request = self.prepare(request).await?;
+        let (method, uri) = (request.method().clone(), request.uri().to_string());
+        match self.pool.request(request.map(Full::new)).await {
+            Ok(response) => Ok(response.map(|body| body.map_err(|error| Box::new(error) as BoxError).boxed_unsync())),
+            Err(error) => Err(Error::Transport { method, uri, source: root_cause(error) }),
+        }
+    }
+
+    /// Puts the server in front of the path and the credentials into the headers.
+    async fn prepare(&self, mut request: Request<Bytes>) -> Result<Request<Bytes>, Error> {
+        let prefix = self.base.path().trim_end_matches('/');
+        let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
+        let uri = Uri::builder()
+            .scheme(self.base.scheme().cloned().unwrap_or(Scheme::HTTPS))
+            .authority(self.base.authority().cloned().ok_or_else(|| Error::config("the server has no host"))?)
+            .path_and_query(format!("{prefix}{path}"))
+            .build()
+            .map_err(|error| Error::Encode(error.to_string()))?;
+        *request.uri_mut() = uri;
+        if !request.headers().contains_key(header::AUTHORIZATION)
+            && let Some(value) = self.connector.0.auth.header().await?
+        {
+            request.headers_mut().insert(header::AUTHORIZATION, value);
+        }
+        Ok(request)
+    }
+
+    pub(super) async fn upgrade(&self, request: Request<Bytes>) -> Result<(Response<()>, Upgraded), Error> {
+        let mut request = self.prepare(request).await?;
+        let (method, full) = (request.method().clone(), request.uri().clone());
+        let transport = |source: BoxError| Error::Transport { method: method.clone(), uri: full.to_string(), source };
+        let stream = self.connector.0.connect(&full, false).await.map_err(transport)?;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(|error| transport(error.into()))?;
+        // Ends with the exchange: once upgraded the stream belongs to the caller, otherwise it is closed.
+        tokio::spawn(async move {
+            if let Err(error) = connection.with_upgrades().await {
+                tracing::debug!(%error, "connection for an upgrade ended");
+            }
+        });
+        if let Some(authority) = full.authority() {
+            let host = authority.as_str().parse().map_err(|_| Error::config("server host is not a header value"))?;
+            request.headers_mut().insert(header::HOST, host);
+        }
+        *request.uri_mut() = full.path_and_query().map_or("/", |path| path.as_str()).parse().unwrap_or_default();
+        let response = sender.send_request(request.map(Full::new)).await.map_err(|error| transport(error.into()))?;
+        if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+            let response = response.map(|body| body.map_err(|error| Box::new(error) as BoxError).boxed_unsync());
+            return Err(failure(response, method, full.to_string()).await);
+        }
+        let (parts, body) = response.into_parts();
+        let upgraded = hyper::upgrade::on(Response::from_parts(parts.clone(), body))
+            .await
+            .map_err(|error| Error::Upgrade(error.to_string()))?;
+        Ok((Response::from_parts(parts, ()), TokioIo::new(upgraded)))
+    }
+}
+
+/// hyper says "client error (Connect)"; people need the reason beneath it.
+fn root_cause(error: legacy::Error) -> BoxError {
+    let mut cause: &dyn std::error::Error = &error;
+    while let Some(next) = cause.source() {
+        cause = next;
+    }
+    cause.to_string().into()
+}
+
+/// Where connections go and what they show.
+struct Target {
+    cluster: Cluster,
+    user: AuthInfo,
+    auth: Auth,
+}
+
+impl Target {
+    async fn connect(&self, uri: &Uri, http2: bool) -> Result<Stream, BoxError> {
+        tokio::time::timeout(CONNECT_TIMEOUT, self.connect_now(uri, http2)).await?
+    }
+
+    async fn connect_now(&self, uri: &Uri, http2: bool) -> Result<Stream, BoxError> {
+        let plain = uri.scheme() == Some(&Scheme::HTTP);
+        let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']').to_owned();
+        let port = uri.port_u16().unwrap_or(if plain { 80 } else { 443 });
+        let tcp = TcpStream::connect((host.as_str(), port))
+            .await
+            .map_err(|error| format!("dial tcp {host}:{port}: {error}"))?;
+        tcp.set_nodelay(true)?;
+        if plain {
+            return Ok(Stream::Plain(tcp));
+        }
+        let identity = match &self.auth {
+            Auth::Exec(plugin) => {
+                let credential = plugin.credential().await?;
+                credential
+                    .client_certificate_data
+                    .zip(credential.client_key_data)
+                    .map(|(chain, key)| (chain.into_bytes(), key.into_bytes()))
+            }
+            _ => tls::identity(&self.user)?,
+        };
+        let config = tls::config(&self.cluster, identity, http2)?;
+        let name = self.cluster.tls_server_name.clone().unwrap_or(host);
+        let name = ServerName::try_from(name)?;
+        Ok(Stream::Tls(Box::new(tokio_rustls::TlsConnector::from(Arc::new(config)).connect(name, tcp).await?)))
+    }
+}
+
+#[derive(Clone)]
+struct Connector(Arc<Target>);
+
+impl tower::Service<Uri> for Connector {
+    type Response = TokioIo<Stream>;
+    type Error = BoxError;
+    type Future = BoxFuture<'static, Result<Self::Response, BoxError>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        let target = self.0.clone();
+        Box::pin(async move { target.connect(&uri, true).await.map(TokioIo::new) })
+    }
+}
+
+/// A TCP connection, with TLS on it unless the server's URL is plain HTTP.
+enum Stream {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+impl Connection for Stream {
+    fn connected(&self) -> Connected {
+        match self {
+            Stream::Tls(stream) if stream.get_ref().1.alpn_protocol() == Some(b"h2") => {
+                Connected::new().negotiated_h2()
+            }
+            _ => Connected::new(),
+        }
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        match self.get_mut() {
+            Stream::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
+            Stream::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, data: &[u8]) -> Poll<std::io::Result<usize>> {
+        match self.get_mut() {
+            Stream::Plain(stream) => Pin::new(stream).poll_write(context, data),
+            Stream::Tls(stream) => Pin::new(stream).poll_write(context, data),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        match self.get_mut() {
+            Stream::Plain(stream) => Pin::new(stream).poll_flush(context),
+            Stream::Tls(stream) => Pin::new(stream).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        match self.get_mut() {
+            Stream::Plain(stream) => Pin::new(stream).poll_shutdown(context),
+            Stream::Tls(stream) => Pin::new(stream).poll_shutdown(context),
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! Carrying a request to the API server: over HTTPS, or by a function call inside one process.
+
+mod auth;
+mod exec;
+mod https;
+mod tls;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue, Request, Response, StatusCode, header};
+use http_body_util::BodyExt;
+
+pub use https::Upgraded;
+
+use crate::kubeconfig::{Kubeconfig, Overrides};
+use crate::{Api, Body, Error, Handler, Resource};
+
+/// How often a request that the server asked to repeat (429, `Retry-After`) is repeated.
+const MAX_RETRIES: u32 = 10;
+/// Deadline of calls with one answer. Watches and upgrades end by the server's timeout or a dead connection.
+const CALL_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A connection to one API server as one user. Cheap to clone.
+#[derive(Clone)]
+pub struct Client {
+    transport: Arc<Transport>,
+    headers: Arc<Vec<(HeaderName, HeaderValue)>>,
+    namespace: Arc<str>,
+}
+
+enum Transport {
+    InProcess { handler: Handler, user: api::UserInfo },
+    Https(https::Https),
+}
+
+impl Client {
+    /// Calls `handler` directly as `user`: no sockets, no TLS, the same checks as for anyone else.
+    pub fn in_process(handler: Handler, user: api::UserInfo) -> Self {
+        Self::new(Transport::InProcess { handler, user }, Vec::new(), "default")
+    }
+
+    /// HTTPS (HTTP/2 where offered) to the cluster of a kubeconfig's context.
+    pub fn from_kubeconfig(config: &Kubeconfig, overrides: &Overrides) -> Result<Self, Error> {
+        let resolved = config.resolve(overrides)?;
+        let mut headers = Vec::new();
+        let impersonation =
+            [("impersonate-user", &resolved.impersonate_user), ("impersonate-uid", &resolved.impersonate_uid)];
+        for (name, value) in impersonation {
+            if let Some(value) = value {
+                headers.push((HeaderName::from_static(name), header_value(value)?));
+            }
+        }
+        for group in &resolved.impersonate_groups {
+            headers.push((HeaderName::from_static("impersonate-group"), header_value(group)?));
+        }
+        let namespace = resolved.namespace.clone();
+        Ok(Self::new(Transport::Https(https::Https::new(resolved)?), headers, &namespace))
+    }
+
+    /// From the service account that a pod is given.
+    pub fn in_cluster() -> Result<Self, Error> {
+        Self::from_kubeconfig(&Kubeconfig::in_cluster()?, &Overrides::default())
+    }
+
+    fn new(transport: Transport, mut headers: Vec<(HeaderName, HeaderValue)>, namespace: &str) -> Self {
+        let agent = concat!("cox/", env!("CARGO_PKG_VERSION"), " (linux)");
+        headers.push((header::USER_AGENT, HeaderValue::from_static(agent)));
+        Self { transport: Arc::new(transport), headers: Arc::new(headers), namespace: namespace.into() }
+    }
+
+    /// The same connection under another program name; the server takes the field manager from it.
+    pub fn with_user_agent(&self, agent: &str) -> Result<Self, Error> {
+        let mut headers: Vec<_> = self.headers.iter().filter(|(name, _)| name != header::USER_AGENT).cloned().collect();
+        headers.push((header::USER_AGENT, header_value(agent)?));
+        Ok(Self { headers: Arc::new(headers), ..self.clone() })
+    }
+
+    /// The same server as another user. Only the in-process door can switch; over HTTPS the credentials decide
+    /// and the client stays who it is.
+    pub fn with_user(&self, user: api::UserInfo) -> Self {
+        match &*self.transport {
+            Transport::InProcess { handler, .. } => {
+                let transport = Transport::InProcess { handler: handler.clone(), user };
+                Self { transport: Arc::new(transport), ..self.clone() }
+            }
+            Transport::Https(_) => self.clone(),
+        }
+    }
+
+    /// The namespace of the kubeconfig's context, else `default`.
+    pub fn default_namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// The server's base URL; `None` in-process.
+    pub fn server(&self) -> Option<String> {
+        match &*self.transport {
+            Transport::InProcess { .. } => None,
+            Transport::Https(https) => Some(https.server()),
+        }
+    }
+
+    /// The verbs of `K` across all namespaces, or of a cluster-scoped `K`.
+    pub fn all<K: Resource>(&self) -> Api<K> {
+        Api::typed(self.clone(), None)
+    }
+
+    /// The verbs of `K` in one namespace.
+    pub fn namespaced<K: Resource>(&self, namespace: &str) -> Api<K> {
+        Api::typed(self.clone(), Some(namespace))
+    }
+
+    /// Sends a request whose URI is a path with query. Any status is an answer; see `send_checked`.
+    pub async fn send(&self, mut request: Request<Bytes>) -> Result<Response<Body>, Error> {
+        for (name, value) in self.headers.iter() {
+            // Repeated for `Impersonate-Group`; whatever the caller set wins.
+            if name == "impersonate-group" || !request.headers().contains_key(name) {
+                request.headers_mut().append(name.clone(), value.clone());
+            }
+        }
+        let mut retries = 0;
+        loop {
+            let response = self.send_once(request.clone()).await?;
+            match retry_after(&response) {
+                Some(delay) if retries < MAX_RETRIES => {
+                    retries += 1;
+                    tokio::time::sleep(delay).await;
+                }
+                _ => return Ok(response),
+            }
+        }
+    }
+
+    async fn send_once(&self, mut request: Request<Bytes>) -> Result<Response<Body>, Error> {
+        match &*self.transport {
+            Transport::InProcess { handler, user } => {
+                request.extensions_mut().insert(user.clone());
+                Ok(handler(request).await)
+            }
+            Transport::Https(https) => https.send(request).await,
+        }
+    }
+
+    /// Like `send`; an answer that is not 2xx becomes `Error::Api`.
+    pub async fn send_checked(&self, request: Request<Bytes>) -> Result<Response<Body>, Error> {
+        let (method, uri) = (request.method().clone(), request.uri().to_string());
+        let response = match tokio::time::timeout(CALL_TIMEOUT, self.send(request)).await {
+            Ok(response) => response?,
+            Err(_) => return Err(Error::Timeout { method, uri, seconds: CALL_TIMEOUT.as_secs() }),
+        };
+        if response.status().is_success() { Ok(response) } else { Err(failure(response, method, uri).await) }
+    }
+
+    /// Switches protocols (exec, attach, port-forward) on an HTTP/1.1 connection of its own.
+    /// The caller sets `Upgrade`, `Connection` and whatever its protocol needs.
+    pub async fn upgrade(&self, mut request: Request<Bytes>) -> Result<(Response<()>, Upgraded), Error> {
+        for (name, value) in self.headers.iter() {
+            request.headers_mut().append(name.clone(), value.clone());
+        }
+        match &*self.transport {
+            Transport::InProcess { .. } => {
+                Err(Error::Upgrade("an in-process client has no connection to upgrade".into()))
+            }
+            Transport::Https(https) => https.upgrade(request).await,
+        }
+    }
+}
+
+/// The failure that a non-2xx answer stands for, also when its body is not a `Status` (proxies, load balancers).
+pub(crate) async fn failure(response: Response<Body>, method: http::Method, uri: String) -> Error {
+    let code = response.status();
+    match response.into_body().collect().await {
+        Err(source) => Error::Transport { method, uri, source },
+        Ok(body) => {
+            let body = body.to_bytes();
+            match serde_json::from_slice::<api::Status>(&body) {
+                Ok(status) if status.is_failure() => Error::from(status),
+                _ => Error::from(api::Status::from_code(code.as_u16(), String::from_utf8_lossy(&body).trim())),
+            }
+        }
+    }
+}
+
+fn retry_after(response: &Response<Body>) -> Option<Duration> {
+    let code = response.status();
+    if code != StatusCode::TOO_MANY_REQUESTS && !code.is_server_error() {
+        return None;
+    }
+    let seconds = response.headers().get(header::RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
+    Some(Duration::from_secs(seconds))
+}
+
+fn header_value(text: &str) -> Result<HeaderValue, Error> {
+    HeaderValue::from_str(text).map_err(|_| Error::config(format!("{text:?} cannot be an HTTP header value")))
+}

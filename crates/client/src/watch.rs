@@ -1,0 +1,179 @@
+//! A watch: newline-framed JSON events, each object decoded straight into its type.
+
+use std::collections::BTreeMap;
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::{Buf, BytesMut};
+use futures_util::Stream;
+use http_body::Body as _;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
+
+use crate::{Body, Error};
+
+/// The annotation of the bookmark that ends the initial events of a watch-list.
+const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
+
+/// One event of a watch.
+#[derive(Debug, Clone, PartialEq)]
+pub enum WatchEvent<K> {
+    Added(K),
+    Modified(K),
+    Deleted(K),
+    /// Nothing changed up to `resource_version`; `initial_events_end` closes a watch-list's first part.
+    Bookmark {
+        resource_version: String,
+        initial_events_end: bool,
+    },
+}
+
+/// The events of one watch request. Ends when the server ends it; resume from the last version seen.
+/// A failure `Status` sent as an event (410 above all) comes out as `Error::Api`.
+pub struct WatchStream<K> {
+    body: Body,
+    buffer: BytesMut,
+    /// Bytes of `buffer` already searched for a line end.
+    scanned: usize,
+    ended: bool,
+    kind: PhantomData<fn() -> K>,
+}
+
+impl<K: DeserializeOwned> WatchStream<K> {
+    pub fn new(body: Body) -> Self {
+        Self { body, buffer: BytesMut::new(), scanned: 0, ended: false, kind: PhantomData }
+    }
+
+    fn next_line(&mut self) -> Option<BytesMut> {
+        loop {
+            match self.buffer[self.scanned..].iter().position(|byte| *byte == b'\n') {
+                Some(at) => {
+                    let line = self.buffer.split_to(self.scanned + at);
+                    self.buffer.advance(1);
+                    self.scanned = 0;
+                    if !line.trim_ascii().is_empty() {
+                        return Some(line);
+                    }
+                }
+                None => {
+                    self.scanned = self.buffer.len();
+                    return None;
+                }
+            }
+        }
+    }
+}
+
+impl<K: DeserializeOwned> Stream for WatchStream<K> {
+    type Item = Result<WatchEvent<K>, Error>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        loop {
+            if let Some(line) = self.next_line() {
+                return Poll::Ready(Some(decode(&line)));
+            }
+            if self.ended {
+                let rest = self.buffer.split();
+                self.scanned = 0;
+                return Poll::Ready((!rest.trim_ascii().is_empty()).then(|| decode(&rest)));
+            }
+            match Pin::new(&mut self.body).poll_frame(context) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(None) => self.ended = true,
+                Poll::Ready(Some(Ok(frame))) => {
+                    if let Some(data) = frame.data_ref() {
+                        self.buffer.extend_from_slice(data);
+                    }
+                }
+                Poll::Ready(Some(Err(source))) => {
+                    self.ended = true;
+                    self.buffer.clear();
+                    self.scanned = 0;
+                    return Poll::Ready(Some(Err(Error::Transport {
+                        method: http::Method::GET,
+                        uri: "watch".into(),
+                        source,
+                    })));
+                }
+            }
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Frame<'a> {
+    r#type: &'a str,
+    #[serde(borrow)]
+    object: &'a RawValue,
+}
+
+#[derive(Deserialize)]
+struct BookmarkObject {
+    metadata: BookmarkMetadata,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct BookmarkMetadata {
+    #[serde(default)]
+    resource_version: String,
+    #[serde(default)]
+    annotations: BTreeMap<String, String>,
+}
+
+fn decode<K: DeserializeOwned>(line: &[u8]) -> Result<WatchEvent<K>, Error> {
+    let failed = |source| Error::Decode { what: "a watch event".into(), source };
+    let frame: Frame<'_> = serde_json::from_slice(line).map_err(failed)?;
+    let object = frame.object.get();
+    match frame.r#type {
+        "ADDED" => serde_json::from_str(object).map(WatchEvent::Added).map_err(failed),
+        "MODIFIED" => serde_json::from_str(object).map(WatchEvent::Modified).map_err(failed),
+        "DELETED" => serde_json::from_str(object).map(WatchEvent::Deleted).map_err(failed),
+        "BOOKMARK" => {
+            let BookmarkObject { metadata } = serde_json::from_str(object).map_err(failed)?;
+            let initial_events_end = metadata.annotations.get(INITIAL_EVENTS_END).is_some_and(|value| value == "true");
+            Ok(WatchEvent::Bookmark { resource_version: metadata.resource_version, initial_events_end })
+        }
+        "ERROR" => Err(serde_json::from_str::<api::Status>(object).map_err(failed)?.into()),
+        other => Err(Error::Encode(format!("unknown watch event type {other:?}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use futures_util::StreamExt;
+    use http_body::Frame as BodyFrame;
+    use http_body_util::{BodyExt, StreamBody};
+    use k8s_openapi::api::core::v1::ConfigMap;
+
+    use super::*;
+
+    fn stream_of(chunks: Vec<&'static str>) -> WatchStream<ConfigMap> {
+        let frames = chunks.into_iter().map(|chunk| Ok::<_, crate::BoxError>(BodyFrame::data(Bytes::from(chunk))));
+        WatchStream::new(StreamBody::new(futures_util::stream::iter(frames)).boxed_unsync())
+    }
+
+    #[tokio::test]
+    async fn events_are_framed_by_lines_whatever_the_chunks() {
+        let added = "{\"type\":\"ADDED\",\"object\":{\"metadata\":{\"name\":\"a\"}}}\n";
+        let bookmark = "{\"type\":\"BOOKMARK\",\"object\":{\"kind\":\"ConfigMap\",\"metadata\":{\"resourceVersion\":\"7\",\"annotations\":{\"k8s.io/initial-events-end\":\"true\"}}}}";
+        for chunks in [vec![added, bookmark], vec![&added[..10], &added[10..], "\n", &bookmark[..3], &bookmark[3..]]] {
+            let events: Vec<_> = stream_of(chunks).map(Result::unwrap).collect().await;
+            assert_eq!(events.len(), 2);
+            assert!(matches!(&events[0], WatchEvent::Added(map) if map.metadata.name.as_deref() == Some("a")));
+            assert_eq!(events[1], WatchEvent::Bookmark { resource_version: "7".into(), initial_events_end: true });
+        }
+    }
+
+    #[tokio::test]
+    async fn an_error_event_is_the_servers_status() {
+        let mut stream = stream_of(vec![
+            "{\"type\":\"ERROR\",\"object\":{\"kind\":\"Status\",\"apiVersion\":\"v1\",\"metadata\":{},\"status\":\"Failure\",\"message\":\"too old\",\"reason\":\"Expired\",\"code\":410}}\n",
+        ]);
+        assert!(stream.next().await.unwrap().unwrap_err().is_expired());
+        assert!(stream.next().await.is_none());
+    }
+}
