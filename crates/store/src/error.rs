@@ -7,11 +7,7 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum StoreError {
     #[error("key {key} is at revision {found}, not {expected}")]
-    Conflict {
-        key: String,
-        expected: Revision,
-        found: Revision,
-    },
+    Conflict { key: String, expected: Revision, found: Revision },
     #[error("revision {asked} is older than {oldest}, the oldest kept")]
     Compacted { asked: Revision, oldest: Revision },
     #[error("revision {asked} is in the future: the store is at {current}")]
@@ -30,36 +26,25 @@ pub enum StoreError {
     #[error("no space left for the store at {}", path.display())]
     Full { path: PathBuf },
     #[error("{} is damaged at byte {offset}: {reason}", file.display())]
-    Corrupt {
-        file: PathBuf,
-        offset: u64,
-        reason: String,
-    },
+    Corrupt { file: PathBuf, offset: u64, reason: String },
     #[error("{} is in use by process {pid}", dir.display())]
     Locked { dir: PathBuf, pid: u32 },
     #[error("{} is not a file of this store", file.display())]
     Foreign { file: PathBuf },
     #[error("{} has format version {found}; this program reads up to {supported}", file.display())]
-    NewerFormat {
-        file: PathBuf,
-        found: u32,
-        supported: u32,
-    },
+    NewerFormat { file: PathBuf, found: u32, supported: u32 },
     #[error("{}: {reason}", path.display())]
     Io { path: PathBuf, reason: String },
 }
 
 impl StoreError {
     /// An I/O error with the place where it happened; a full disk has an error of its own.
-    pub fn io(path: &Path, error: &std::io::Error) -> StoreError {
+    pub(crate) fn io(path: &Path, error: &std::io::Error) -> StoreError {
         match error.kind() {
             std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
                 StoreError::Full { path: path.into() }
             }
-            _ => StoreError::Io {
-                path: path.into(),
-                reason: error.to_string(),
-            },
+            _ => StoreError::Io { path: path.into(), reason: error.to_string() },
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The store: every object of the cluster as bytes under a key, with one global revision.
 //!
 //! Flow: `apiserver` -> [`Store::txn`] -> log on disk (or etcd) -> [`Store::watch`] -> watch caches.
-//! Semantics are those of etcd v3, so the two implementations can be exchanged: `embedded` (the
+//! Semantics are those of etcd v3, so the two implementations can be exchanged: [`embedded`] (the
 //! default: an in-memory multi-version index and a durable log) and `etcd` (a real cluster).
 //!
 //! Invariants that callers may rely on:
@@ -14,12 +14,15 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod embedded;
+
 mod error;
 mod kv;
 mod range;
 mod txn;
 mod watch;
 
+pub use embedded::EmbeddedStore;
 pub use error::StoreError;
 pub use kv::{KeyValue, LeaseId, Revision};
 pub use range::{KeyRange, Range, RangeResult};
@@ -94,12 +97,7 @@ impl dyn Store {
     }
 
     /// Writes the key if it is still at `expected`; [`StoreError::Conflict`] if not.
-    pub async fn update(
-        &self,
-        key: &str,
-        value: impl Into<Bytes>,
-        expected: Revision,
-    ) -> Result<Revision> {
+    pub async fn update(&self, key: &str, value: impl Into<Bytes>, expected: Revision) -> Result<Revision> {
         self.swap(key, expected, Op::put(key, value)).await
     }
 
@@ -109,19 +107,12 @@ impl dyn Store {
     }
 
     async fn swap(&self, key: &str, expected: Revision, op: Op) -> Result<Revision> {
-        let txn = Txn::new()
-            .when(Compare::mod_revision(key, expected))
-            .then(op)
-            .otherwise(Op::get(key));
+        let txn = Txn::new().when(Compare::mod_revision(key, expected)).then(op).otherwise(Op::get(key));
         let done = self.txn(txn).await?;
         if done.succeeded {
             return Ok(done.revision);
         }
         let found = done.kv(0).map_or(Revision::ZERO, |kv| kv.mod_revision);
-        Err(StoreError::Conflict {
-            key: key.into(),
-            expected,
-            found,
-        })
+        Err(StoreError::Conflict { key: key.into(), expected, found })
     }
 }

@@ -47,14 +47,7 @@ impl Range {
     }
 
     fn over(keys: KeyRange) -> Range {
-        Range {
-            keys,
-            limit: 0,
-            start_after: None,
-            revision: None,
-            keys_only: false,
-            count_only: false,
-        }
+        Range { keys, limit: 0, start_after: None, revision: None, keys_only: false, count_only: false }
     }
 
     pub fn limit(mut self, limit: usize) -> Range {

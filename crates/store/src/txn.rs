@@ -1,9 +1,14 @@
 //! Writing: compares decide which branch of operations is applied, all of it in one revision.
 
 use crate::range::KeyRange;
-use crate::{KeyValue, LeaseId, Range, RangeResult, Revision};
+use crate::{KeyValue, LeaseId, Range, RangeResult, Result, Revision, StoreError};
 use bytes::Bytes;
+use std::collections::BTreeSet;
+use std::ops::Bound;
 use std::sync::Arc;
+
+/// Bytes of keys and values in one transaction. Far above what the API server accepts in one request.
+const MAX_WRITE: usize = 16 << 20;
 
 /// `if all compares hold { success } else { failure }`, atomically.
 ///
@@ -34,6 +39,46 @@ impl Txn {
         self.failure.push(op);
         self
     }
+
+    /// The rules that do not depend on what is stored; both implementations apply them.
+    pub(crate) fn validate(&self) -> Result<()> {
+        let invalid = |message: String| Err(StoreError::Invalid(message));
+        if self.compares.iter().any(|compare| compare.key().is_empty()) {
+            return invalid("a compare has an empty key".into());
+        }
+        for branch in [&self.success, &self.failure] {
+            let mut size = 0;
+            let mut written = BTreeSet::new();
+            for op in branch {
+                match op {
+                    Op::Put { key, .. } | Op::Delete(KeyRange::Key(key)) if key.is_empty() => {
+                        return invalid("an operation has an empty key".into());
+                    }
+                    Op::Put { key, value, .. } => {
+                        size += key.len() + value.len();
+                        if !written.insert(&**key) {
+                            return invalid(format!("the transaction writes key {key} twice"));
+                        }
+                    }
+                    Op::Delete(_) | Op::Get(_) => {}
+                }
+            }
+            if size > MAX_WRITE {
+                return invalid(format!("the transaction writes {size} bytes; the limit is {MAX_WRITE}"));
+            }
+            for op in branch {
+                let Op::Delete(keys) = op else { continue };
+                let start = match keys {
+                    KeyRange::Key(key) | KeyRange::Prefix(key) => &**key,
+                };
+                let first = written.range::<str, _>((Bound::Included(start), Bound::Unbounded)).next();
+                if let Some(key) = first.filter(|key| keys.contains(key)) {
+                    return invalid(format!("the transaction writes key {key} twice"));
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 /// A condition on one key's current version.
@@ -54,10 +99,7 @@ pub enum Compare {
 
 impl Compare {
     pub fn mod_revision(key: impl Into<Arc<str>>, revision: Revision) -> Compare {
-        Compare::ModRevision {
-            key: key.into(),
-            revision,
-        }
+        Compare::ModRevision { key: key.into(), revision }
     }
 
     pub fn exists(key: impl Into<Arc<str>>) -> Compare {
@@ -70,9 +112,7 @@ impl Compare {
 
     pub fn key(&self) -> &Arc<str> {
         match self {
-            Compare::ModRevision { key, .. }
-            | Compare::Exists { key }
-            | Compare::Absent { key } => key,
+            Compare::ModRevision { key, .. } | Compare::Exists { key } | Compare::Absent { key } => key,
         }
     }
 
@@ -100,19 +140,11 @@ pub enum Op {
 
 impl Op {
     pub fn put(key: impl Into<Arc<str>>, value: impl Into<Bytes>) -> Op {
-        Op::Put {
-            key: key.into(),
-            value: value.into(),
-            lease: None,
-        }
+        Op::Put { key: key.into(), value: value.into(), lease: None }
     }
 
     pub fn put_with_lease(key: impl Into<Arc<str>>, value: impl Into<Bytes>, lease: LeaseId) -> Op {
-        Op::Put {
-            key: key.into(),
-            value: value.into(),
-            lease: Some(lease),
-        }
+        Op::Put { key: key.into(), value: value.into(), lease: Some(lease) }
     }
 
     pub fn delete(key: impl Into<Arc<str>>) -> Op {

@@ -20,21 +20,11 @@ pub struct Watch {
 
 impl Watch {
     pub fn prefix(prefix: impl Into<Arc<str>>) -> Watch {
-        Watch {
-            keys: KeyRange::Prefix(prefix.into()),
-            from: None,
-            prev_kv: false,
-            progress: None,
-        }
+        Watch { keys: KeyRange::Prefix(prefix.into()), from: None, prev_kv: false, progress: None }
     }
 
     pub fn key(key: impl Into<Arc<str>>) -> Watch {
-        Watch {
-            keys: KeyRange::Key(key.into()),
-            from: None,
-            prev_kv: false,
-            progress: None,
-        }
+        Watch { keys: KeyRange::Key(key.into()), from: None, prev_kv: false, progress: None }
     }
 
     pub fn from(mut self, revision: Revision) -> Watch {

@@ -1,0 +1,361 @@
+//! The index: every key with its versions, in memory, as an immutable value.
+//!
+//! Flow: the committer clones the published [`View`] (cheap: persistent maps share their nodes), applies a
+//! batch to the clone, makes the batch durable and publishes the clone. A reader works on whatever
+//! view it loaded; it never waits and never sees half a batch. A batch that could not be made
+//! durable is undone by dropping the clone.
+//!
+//! Invariant: `history` holds the changes of each revision from `history_start` to `revision`, one
+//! element per revision. Every key keeps its versions from `history_start` on, and the newest one
+//! before that, so the state at `history_start - 1` can be rebuilt: that is what a snapshot writes.
+
+use crate::range::KeyRange;
+use crate::{KeyValue, LeaseId, Range, RangeResult, Result, Revision, StoreError};
+use bytes::Bytes;
+use imbl::{OrdMap, OrdSet, Vector};
+use std::ops::Bound;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The revision of a store that was never written to, as in etcd: zero means "no revision" in the API.
+const FIRST: Revision = Revision(1);
+
+#[derive(Clone)]
+pub(super) struct View {
+    pub(super) revision: Revision,
+    /// The oldest revision that may be read; zero before the first compaction.
+    pub(super) compacted: Revision,
+    pub(super) leases: OrdMap<LeaseId, Lease>,
+    keys: OrdMap<Arc<str>, Item>,
+    history: Vector<Arc<[Change]>>,
+    history_start: Revision,
+}
+
+#[derive(Clone)]
+pub(super) struct Lease {
+    pub(super) ttl: Duration,
+    pub(super) keys: OrdSet<Arc<str>>,
+}
+
+/// What one operation did to one key: `None -> Some` creates, `Some -> None` deletes.
+#[derive(Clone, Debug)]
+pub(super) struct Change {
+    pub(super) new: Option<Arc<KeyValue>>,
+    pub(super) old: Option<Arc<KeyValue>>,
+}
+
+impl Change {
+    pub(super) fn key(&self) -> &Arc<str> {
+        match (&self.new, &self.old) {
+            (Some(kv), _) | (None, Some(kv)) => &kv.key,
+            (None, None) => unreachable!("a change has a version before or after it"),
+        }
+    }
+}
+
+#[derive(Clone)]
+struct Item {
+    newest: Version,
+    older: Option<Arc<Older>>,
+}
+
+#[derive(Clone)]
+enum Version {
+    Live(Arc<KeyValue>),
+    Gone(Revision),
+}
+
+/// A list rather than a vector: adding a version to a key that readers hold copies nothing.
+struct Older {
+    version: Version,
+    older: Option<Arc<Older>>,
+}
+
+impl Drop for Older {
+    /// Unlinks in a loop: the default drop recurses, and a hot key may have a million versions.
+    fn drop(&mut self) {
+        let mut next = self.older.take();
+        while let Some(mut node) = next.and_then(Arc::into_inner) {
+            next = node.older.take();
+        }
+    }
+}
+
+impl Version {
+    fn revision(&self) -> Revision {
+        match self {
+            Version::Live(kv) => kv.mod_revision,
+            Version::Gone(revision) => *revision,
+        }
+    }
+
+    fn live(&self) -> Option<&Arc<KeyValue>> {
+        match self {
+            Version::Live(kv) => Some(kv),
+            Version::Gone(_) => None,
+        }
+    }
+}
+
+impl Item {
+    fn at(&self, revision: Revision) -> Option<&Arc<KeyValue>> {
+        if self.newest.revision() <= revision {
+            return self.newest.live();
+        }
+        let mut next = self.older.as_deref();
+        while let Some(node) = next {
+            if node.version.revision() <= revision {
+                return node.version.live();
+            }
+            next = node.older.as_deref();
+        }
+        None
+    }
+
+    fn push(&mut self, version: Version) {
+        let version = std::mem::replace(&mut self.newest, version);
+        let older = self.older.take();
+        self.older = Some(Arc::new(Older { version, older }));
+    }
+
+    /// Forgets the versions that no read at or after `floor - 1` can see. `None`: nothing is left.
+    fn trimmed(&self, floor: Revision) -> Option<Item> {
+        if self.newest.revision() < floor {
+            return self.newest.live().map(|_| Item { newest: self.newest.clone(), older: None });
+        }
+        let mut kept = Vec::new();
+        let mut next = self.older.as_deref();
+        while let Some(node) = next {
+            let below = node.version.revision() < floor;
+            if !below || node.version.live().is_some() {
+                kept.push(node.version.clone());
+            }
+            if below {
+                break;
+            }
+            next = node.older.as_deref();
+        }
+        let mut older = None;
+        for version in kept.into_iter().rev() {
+            older = Some(Arc::new(Older { version, older }));
+        }
+        Some(Item { newest: self.newest.clone(), older })
+    }
+}
+
+impl View {
+    pub(super) fn new() -> View {
+        View::starting(FIRST, Revision::ZERO, FIRST.next())
+    }
+
+    /// An empty view whose base keys and history follow, as a snapshot gives them.
+    pub(super) fn starting(revision: Revision, compacted: Revision, history_start: Revision) -> View {
+        View { revision, compacted, leases: OrdMap::new(), keys: OrdMap::new(), history: Vector::new(), history_start }
+    }
+
+    // ---- reading ----
+
+    pub(super) fn get(&self, key: &str) -> Option<&Arc<KeyValue>> {
+        self.keys.get(key)?.newest.live()
+    }
+
+    pub(super) fn range(&self, range: &Range) -> Result<RangeResult> {
+        self.check_readable(range.revision)?;
+        Ok(self.read(range, self.revision))
+    }
+
+    /// Reads at the range's own revision, else at `now`: within a transaction that is the one it is making.
+    pub(super) fn read(&self, range: &Range, now: Revision) -> RangeResult {
+        let at = range.revision.unwrap_or(now);
+        let mut result = RangeResult { kvs: Vec::new(), count: 0, more: false, revision: self.revision };
+        let limit = if range.limit == 0 { usize::MAX } else { range.limit };
+        let mut visit = |kv: &Arc<KeyValue>| {
+            result.count += 1;
+            if range.count_only {
+                return;
+            }
+            if result.kvs.len() >= limit {
+                result.more = true;
+                return;
+            }
+            let mut kv = KeyValue::clone(kv);
+            if range.keys_only {
+                kv.value = Bytes::new();
+            }
+            result.kvs.push(kv);
+        };
+        match &range.keys {
+            KeyRange::Key(key) => {
+                let wanted = range.start_after.as_ref().is_none_or(|after| key > after);
+                if let Some(kv) = self.keys.get(&**key).filter(|_| wanted).and_then(|item| item.at(at)) {
+                    visit(kv);
+                }
+            }
+            KeyRange::Prefix(prefix) => {
+                let start = match &range.start_after {
+                    Some(after) if **after >= **prefix => Bound::Excluded(&**after),
+                    _ => Bound::Included(&**prefix),
+                };
+                for (key, item) in self.keys.range::<_, str>((start, Bound::Unbounded)) {
+                    if !key.starts_with(&**prefix) {
+                        break;
+                    }
+                    if let Some(kv) = item.at(at) {
+                        visit(kv);
+                    }
+                }
+            }
+        }
+        result
+    }
+
+    pub(super) fn check_readable(&self, revision: Option<Revision>) -> Result<()> {
+        match revision {
+            Some(asked) if asked > self.revision => Err(StoreError::FutureRevision { asked, current: self.revision }),
+            Some(asked) if asked < self.compacted => Err(StoreError::Compacted { asked, oldest: self.compacted }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The changes that `revision` made; `None` if it is not (or no longer) in the history.
+    pub(super) fn changes(&self, revision: Revision) -> Option<&Arc<[Change]>> {
+        let index = revision.0.checked_sub(self.history_start.0)?;
+        self.history.get(usize::try_from(index).ok()?)
+    }
+
+    pub(super) fn history_start(&self) -> Revision {
+        self.history_start
+    }
+
+    pub(super) fn live_keys(&self) -> u64 {
+        self.keys.values().filter(|item| item.newest.live().is_some()).count() as u64
+    }
+
+    /// From where a snapshot writes the history; before it, it writes the state.
+    pub(super) fn snapshot_floor(&self) -> Revision {
+        self.history_start.max(self.compacted)
+    }
+
+    /// The state just before [`View::snapshot_floor`], in key order.
+    pub(super) fn base(&self) -> impl Iterator<Item = &Arc<KeyValue>> {
+        let at = Revision(self.snapshot_floor().0 - 1);
+        self.keys.values().filter_map(move |item| item.at(at))
+    }
+
+    // ---- writing (on a clone that is not published yet) ----
+
+    /// Puts a key as part of `revision`. The value is copied to its exact size, so that a
+    /// caller's larger buffer does not stay in memory with it.
+    pub(super) fn put(&mut self, key: &Arc<str>, value: &[u8], lease: Option<LeaseId>, revision: Revision) -> Change {
+        let value = Bytes::from(Box::<[u8]>::from(value));
+        let (key, old) = match self.keys.get_key_value(&**key) {
+            Some((key, item)) => (key.clone(), item.newest.live().cloned()),
+            None => (key.clone(), None),
+        };
+        let new = Arc::new(KeyValue {
+            key: key.clone(),
+            value,
+            create_revision: old.as_ref().map_or(revision, |kv| kv.create_revision),
+            mod_revision: revision,
+            version: old.as_ref().map_or(1, |kv| kv.version + 1),
+            lease,
+        });
+        let old_lease = old.as_ref().and_then(|kv| kv.lease);
+        if old_lease != lease {
+            self.detach(old_lease, &key);
+            if let Some(lease) = lease.and_then(|id| self.leases.get_mut(&id)) {
+                lease.keys.insert(key.clone());
+            }
+        }
+        self.push(key, Version::Live(new.clone()));
+        Change { new: Some(new), old }
+    }
+
+    /// Deletes a key as part of `revision`; `None` if there is nothing to delete.
+    pub(super) fn delete(&mut self, key: &str, revision: Revision) -> Option<Change> {
+        let old = self.get(key)?.clone();
+        self.detach(old.lease, &old.key);
+        self.push(old.key.clone(), Version::Gone(revision));
+        Some(Change { new: None, old: Some(old) })
+    }
+
+    /// Closes `revision`, the next one, with what it changed.
+    pub(super) fn commit(&mut self, revision: Revision, changes: Vec<Change>) -> Arc<[Change]> {
+        debug_assert_eq!(revision, self.revision.next());
+        let changes: Arc<[Change]> = changes.into();
+        self.history.push_back(changes.clone());
+        self.revision = revision;
+        changes
+    }
+
+    /// Adds a key of the state before the history.
+    pub(super) fn insert_base(&mut self, kv: KeyValue) {
+        if kv.mod_revision > self.revision {
+            // Only in a salvage that lost the snapshot's first frame.
+            self.revision = kv.mod_revision;
+            self.history_start = kv.mod_revision.next();
+        }
+        let key = kv.key.clone();
+        if let Some(lease) = kv.lease.and_then(|id| self.leases.get_mut(&id)) {
+            lease.keys.insert(key.clone());
+        }
+        self.keys.insert(key, Item { newest: Version::Live(Arc::new(kv)), older: None });
+    }
+
+    /// Forbids reads before `revision`. The memory comes back through [`View::trim`].
+    pub(super) fn compact(&mut self, revision: Revision) -> Result<()> {
+        if revision > self.revision {
+            return Err(StoreError::FutureRevision { asked: revision, current: self.revision });
+        }
+        if revision <= self.compacted {
+            return Err(StoreError::Compacted { asked: revision, oldest: self.compacted });
+        }
+        self.compacted = revision;
+        Ok(())
+    }
+
+    pub(super) fn needs_trim(&self) -> bool {
+        self.history_start < self.compacted && !self.history.is_empty()
+    }
+
+    /// Forgets up to `count` revisions before the compacted one. The work is that of the
+    /// forgotten changes, however many keys there are.
+    pub(super) fn trim(&mut self, count: usize) {
+        let floor = self.compacted;
+        let due = floor.0.saturating_sub(self.history_start.0) as usize;
+        let count = count.min(due).min(self.history.len());
+        let kept = self.history.split_off(count);
+        let forgotten = std::mem::replace(&mut self.history, kept);
+        self.history_start = Revision(self.history_start.0 + count as u64);
+        for change in forgotten.iter().flat_map(|changes| changes.iter()) {
+            let key = change.key();
+            let Some(item) = self.keys.get(&**key) else { continue };
+            if item.older.is_none() && item.newest.live().is_some() {
+                continue;
+            }
+            match item.trimmed(floor) {
+                Some(item) => {
+                    self.keys.insert(key.clone(), item);
+                }
+                None => {
+                    self.keys.remove(&**key);
+                }
+            }
+        }
+    }
+
+    fn detach(&mut self, lease: Option<LeaseId>, key: &str) {
+        if let Some(lease) = lease.and_then(|id| self.leases.get_mut(&id)) {
+            lease.keys.remove(key);
+        }
+    }
+
+    fn push(&mut self, key: Arc<str>, version: Version) {
+        match self.keys.get_mut(&*key) {
+            Some(item) => item.push(version),
+            None => {
+                self.keys.insert(key, Item { newest: version, older: None });
+            }
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! Examining, salvaging, copying and restoring a store directory: what `cox store` does.
+
+use super::directory::{self, Listing, Lock};
+use super::frame::{FrameReader, LOG_MAGIC};
+use super::recover::{self, TornTail};
+use super::{random_number, snapshot};
+use crate::{Result, Revision, StoreError};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+/// A store that can be opened.
+#[derive(Clone, Debug)]
+pub struct Report {
+    pub revision: Revision,
+    pub compacted: Revision,
+    pub keys: u64,
+    pub leases: usize,
+    /// The files in use, with the length of their valid part.
+    pub files: Vec<(PathBuf, u64)>,
+    /// An opening will cut this; nothing acknowledged is in it.
+    pub torn: Option<TornTail>,
+}
+
+/// Reads every byte that an opening would and reports; changes nothing and needs no lock, so it also
+/// works while the store is in use.
+pub fn check(dir: &Path) -> Result<Report> {
+    let found = read(dir)?;
+    let mut files: Vec<_> = found.snapshot.into_iter().collect();
+    files.extend(found.logs);
+    Ok(Report {
+        revision: found.view.revision,
+        compacted: found.view.compacted,
+        keys: found.view.live_keys(),
+        leases: found.view.leases.len(),
+        files,
+        torn: found.torn,
+    })
+}
+
+/// Copies the store's state into one file, also while the store is in use. Returns its revision and size.
+pub fn backup(dir: &Path, file: &Path) -> Result<(Revision, u64)> {
+    if file.exists() {
+        return Err(StoreError::Io { path: file.into(), reason: "already exists".into() });
+    }
+    let found = read(dir)?;
+    let size = snapshot::write_file(file, &found.view, found.store_id, found.next_sequence, &AtomicBool::new(false))?;
+    Ok((found.view.revision, size))
+}
+
+/// Makes a store from a backup in `dir`, which must not hold one.
+pub fn restore(file: &Path, dir: &Path) -> Result<Report> {
+    let loaded = snapshot::read(file, false)?;
+    if dir.exists() {
+        let listing = Listing::read(dir)?;
+        listing.check_vacant()?;
+        if !listing.is_empty() {
+            return Err(StoreError::Io { path: dir.into(), reason: "already holds a store".into() });
+        }
+    }
+    directory::create(dir)?;
+    let _lock = Lock::take(dir)?;
+    let path = directory::snapshot_path(dir, loaded.header.sequence);
+    // A store of its own from here on: its files must not be mixed with the original's.
+    snapshot::write_file(&path, &loaded.replay.view, random_number(), loaded.header.sequence, &AtomicBool::new(false))?;
+    check(dir)
+}
+
+/// What a repair did.
+#[derive(Clone, Debug)]
+pub struct Repaired {
+    pub report: Report,
+    /// What could not be kept, in words; empty if the store was sound.
+    pub lost: Vec<String>,
+    /// Where the damaged originals are now.
+    pub set_aside: Vec<PathBuf>,
+}
+
+/// Salvages what can be read: of the log everything before the damage, of a snapshot every intact
+/// frame. The damaged originals are kept beside it under another name.
+pub fn repair(dir: &Path) -> Result<Repaired> {
+    if !dir.is_dir() {
+        return check(dir).map(|report| Repaired { report, lost: Vec::new(), set_aside: Vec::new() });
+    }
+    let mut lost = Vec::new();
+    let mut set_aside = Vec::new();
+    let lock = Lock::take(dir)?;
+    // Each round removes one place of damage, and there are finitely many files.
+    let report = loop {
+        match check(dir) {
+            Ok(report) => break report,
+            Err(StoreError::Corrupt { file, offset, reason }) => {
+                let listing = Listing::read(dir)?;
+                if let Some((sequence, _)) = listing.snapshots.iter().find(|(_, path)| *path == file) {
+                    salvage_snapshot(dir, &file, *sequence, &mut lost, &mut set_aside)?;
+                } else {
+                    cut_log(&listing, &file, offset, &reason, &mut lost, &mut set_aside)?;
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    };
+    drop(lock);
+    Ok(Repaired { report, lost, set_aside })
+}
+
+fn salvage_snapshot(
+    dir: &Path,
+    file: &Path,
+    sequence: u64,
+    lost: &mut Vec<String>,
+    set_aside: &mut Vec<PathBuf>,
+) -> Result<()> {
+    let loaded = snapshot::read(file, true)?;
+    for (offset, reason) in &loaded.lost {
+        lost.push(format!("{}: part of the snapshot at byte {offset}: {reason}", file.display()));
+    }
+    set_aside.push(put_aside(file)?);
+    snapshot::write_file(file, &loaded.replay.view, loaded.header.store_id, sequence, &AtomicBool::new(false))?;
+    // The log's revisions continue only a snapshot that is complete.
+    if loaded.replay.complete {
+        return Ok(());
+    }
+    for (first, path) in Listing::read(dir)?.logs {
+        lost.push(format!("{}: the log from frame {first} on continues a state that is lost", path.display()));
+        set_aside.push(put_aside(&path)?);
+    }
+    Ok(())
+}
+
+fn cut_log(
+    listing: &Listing,
+    file: &Path,
+    offset: u64,
+    reason: &str,
+    lost: &mut Vec<String>,
+    set_aside: &mut Vec<PathBuf>,
+) -> Result<()> {
+    let io = |error: std::io::Error| StoreError::io(file, &error);
+    let len = fs::metadata(file).map_err(io)?.len();
+    lost.push(format!("{}: {} bytes from byte {offset} on: {reason}", file.display(), len - offset));
+    let aside = put_aside(file)?;
+    if FrameReader::open(&aside, LOG_MAGIC).is_ok() && offset > 0 {
+        directory::create_whole(file, |copy| {
+            let mut original = std::io::Read::take(fs::File::open(&aside).map_err(io)?, offset);
+            std::io::copy(&mut original, copy).map(|_| ()).map_err(io)
+        })?;
+    }
+    set_aside.push(aside);
+    for (_, later) in listing.logs.iter().skip_while(|(_, path)| path != file).skip(1) {
+        lost.push(format!("{}: all of it, because it follows the damage", later.display()));
+        set_aside.push(put_aside(later)?);
+    }
+    directory::sync_dir(file.parent().unwrap_or(Path::new(".")))
+}
+
+fn put_aside(file: &Path) -> Result<PathBuf> {
+    let mut name = file.as_os_str().to_owned();
+    name.push(".damaged");
+    let aside = PathBuf::from(name);
+    if aside.exists() {
+        return Err(StoreError::Io {
+            path: aside,
+            reason: "already there from an earlier repair: move it away".into(),
+        });
+    }
+    fs::rename(file, &aside).map_err(|error| StoreError::io(file, &error))?;
+    Ok(aside)
+}
+
+fn read(dir: &Path) -> Result<recover::Recovered> {
+    // A running store may replace log files by a snapshot between our listing and our reading.
+    let mut attempts = 0;
+    loop {
+        attempts += 1;
+        match recover::recover(dir) {
+            Ok(Some(found)) => return Ok(found),
+            Ok(None) => return Err(StoreError::Io { path: dir.into(), reason: "holds no store".into() }),
+            Err(StoreError::Io { path, .. }) if attempts < 5 && dir.is_dir() && !path.exists() => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
