@@ -1,1 +1,25 @@
+//! The container network: how a pod gets its interface, and how pods on different hosts meet.
+//!
+//! Flow: the runtime makes a network namespace -> [`Network`] (configuration from a directory, plug-ins run in order,
+//! results cached) -> plug-ins, executables that read JSON on stdin and answer on stdout. The plug-ins of this crate are
+//! the same binary under another `argv[0]`; [`plugin`] is the table. They speak rtnetlink through the small synchronous
+//! [`netlink`] module and leave packet rules to [`nft`].
+//!
+//! Invariant: ADD either leaves a complete interface or nothing; DEL can be repeated and never fails on what is gone.
+#![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod cidr;
+pub mod config;
+mod error;
+pub mod netlink;
+pub mod netns;
+mod network;
+pub mod nft;
+mod plugins;
+pub mod result;
+
+pub use cidr::Cidr;
+pub use error::{CniError, Error, code};
+pub use network::{AttachmentArgs, Network, PortMapping, Status};
+pub use plugins::{PLUGINS, plugin};
+pub use result::AddResult;

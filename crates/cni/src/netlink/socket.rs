@@ -1,0 +1,130 @@
+//! One blocking netlink route socket; it keeps speaking for the namespace it was opened in.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, socket,
+};
+
+use super::message::{HEADER, NLM_F_ACK, NLM_F_DUMP, Request, read_u16, read_u32};
+
+const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
+const NLM_F_DUMP_INTR: u16 = 0x10;
+
+/// The kernel's dump buffers are at most 32 KiB; a single large link answer fits as well.
+const BUFFER: usize = 64 * 1024;
+
+#[derive(Debug)]
+pub struct Socket {
+    fd: OwnedFd,
+    sequence: std::cell::Cell<u32>,
+}
+
+/// The body of an answer, after the netlink header.
+pub(super) type Answer = Vec<u8>;
+
+impl Socket {
+    /// For the namespace of the calling thread.
+    pub fn open() -> io::Result<Self> {
+        let fd = socket(
+            AddressFamily::Netlink,
+            SockType::Raw,
+            SockFlag::SOCK_CLOEXEC,
+            SockProtocol::NetlinkRoute,
+        )?;
+        Ok(Self {
+            fd,
+            sequence: std::cell::Cell::new(0),
+        })
+    }
+
+    /// Sends a change and waits for the kernel's verdict.
+    pub(super) fn change(&self, request: Request) -> io::Result<()> {
+        self.exchange(request, NLM_F_ACK).map(drop)
+    }
+
+    /// Sends a question with one answer.
+    pub(super) fn get(&self, request: Request) -> io::Result<Answer> {
+        self.exchange(request, NLM_F_ACK)?
+            .into_iter()
+            .next()
+            .ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))
+    }
+
+    /// Sends a question with many answers. Asked again when the table changed under the dump.
+    pub(super) fn dump(&self, make: impl Fn() -> Request) -> io::Result<Vec<Answer>> {
+        const ATTEMPTS: usize = 5;
+        for _ in 0..ATTEMPTS {
+            match self.exchange(make(), NLM_F_DUMP) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                answers => return answers,
+            }
+        }
+        Err(io::Error::new(
+            io::ErrorKind::Interrupted,
+            "the table kept changing while it was read",
+        ))
+    }
+
+    fn exchange(&self, mut request: Request, flags: u16) -> io::Result<Vec<Answer>> {
+        let sequence = self.sequence.get().wrapping_add(1);
+        self.sequence.set(sequence);
+        let flags = read_u16(&request.bytes, 6).unwrap_or_default() | flags;
+        request.bytes[6..8].copy_from_slice(&flags.to_ne_bytes());
+        let fd = self.fd.as_raw_fd();
+        sendto(
+            fd,
+            &request.finish(sequence),
+            &NetlinkAddr::new(0, 0),
+            MsgFlags::empty(),
+        )?;
+
+        let mut answers = Vec::new();
+        let mut interrupted = false;
+        let mut buffer = vec![0; BUFFER];
+        loop {
+            let length = match recv(fd, &mut buffer, MsgFlags::empty()) {
+                Err(nix::errno::Errno::EINTR) => continue,
+                length => length?,
+            };
+            let mut rest = &buffer[..length];
+            while rest.len() >= HEADER {
+                let size = read_u32(rest, 0).unwrap_or_default() as usize;
+                if size < HEADER || size > rest.len() {
+                    return Err(io::Error::new(
+                        io::ErrorKind::InvalidData,
+                        "malformed netlink message",
+                    ));
+                }
+                let (message, next) = (
+                    &rest[..size],
+                    rest.get(size.next_multiple_of(4)..).unwrap_or_default(),
+                );
+                rest = next;
+                if read_u32(message, 8) != Some(sequence) {
+                    continue; // a late answer to an earlier, abandoned question
+                }
+                let flags = read_u16(message, 6).unwrap_or_default();
+                interrupted |= flags & NLM_F_DUMP_INTR != 0;
+                let body = &message[HEADER..];
+                match read_u16(message, 4).unwrap_or_default() {
+                    NLMSG_ERROR => {
+                        let errno = read_u32(body, 0).unwrap_or_default() as i32;
+                        return if errno == 0 {
+                            Ok(answers)
+                        } else {
+                            Err(io::Error::from_raw_os_error(-errno))
+                        };
+                    }
+                    NLMSG_DONE if interrupted => {
+                        return Err(io::Error::from(io::ErrorKind::Interrupted));
+                    }
+                    NLMSG_DONE => return Ok(answers),
+                    _ => answers.push(body.to_vec()),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,650 @@
+//! Calling plug-ins: one network, its plug-ins run in order for ADD and CHECK and in reverse for DEL, results cached so
+//! that DEL and CHECK work after a restart of the runtime.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use tokio::io::AsyncWriteExt;
+
+use crate::config::{NetworkConfig, is_valid_name};
+use crate::error::{CniError, Error, code};
+use crate::result::{AddResult, version_at_least};
+
+/// Where libcni keeps results too, so that runtimes can be swapped under running pods.
+const CACHE_DIR: &str = "/var/lib/cni";
+
+/// A network as configured on this node.
+#[derive(Clone, Debug)]
+pub struct Network {
+    config: NetworkConfig,
+    bin_dirs: Vec<PathBuf>,
+    cache_dir: PathBuf,
+}
+
+/// What the runtime knows about one attachment beyond its identity.
+#[derive(Clone, Debug, Default)]
+pub struct AttachmentArgs {
+    /// `CNI_ARGS`, in order.
+    pub cni_args: Vec<(String, String)>,
+    /// Values by capability name (`portMappings`, `bandwidth`, `ipRanges`, `mac`, `aliases`…). Each reaches only the
+    /// plug-ins that declare the capability.
+    pub capabilities: Map<String, Value>,
+}
+
+impl AttachmentArgs {
+    /// The arguments every Kubernetes runtime passes.
+    pub fn for_pod(namespace: &str, name: &str, uid: &str, sandbox: &str) -> Self {
+        let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+        Self {
+            cni_args: vec![
+                pair("IgnoreUnknown", "1"),
+                pair("K8S_POD_NAMESPACE", namespace),
+                pair("K8S_POD_NAME", name),
+                pair("K8S_POD_INFRA_CONTAINER_ID", sandbox),
+                pair("K8S_POD_UID", uid),
+            ],
+            capabilities: Map::new(),
+        }
+    }
+
+    pub fn port_mappings(mut self, mappings: &[PortMapping]) -> Self {
+        if !mappings.is_empty() {
+            self.capabilities
+                .insert("portMappings".into(), json!(mappings));
+        }
+        self
+    }
+}
+
+/// A host port of a pod, in the shape of the `portMappings` capability.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PortMapping {
+    pub host_port: u16,
+    pub container_port: u16,
+    /// `tcp`, `udp` or `sctp`.
+    pub protocol: String,
+    #[serde(default, rename = "hostIP", skip_serializing_if = "String::is_empty")]
+    pub host_ip: String,
+}
+
+/// What STATUS says about a network.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Status {
+    Ready,
+    NotReady(String),
+}
+
+/// The attachment a call is about; for STATUS and GC there is none.
+#[derive(Clone, Copy)]
+struct Attachment<'a> {
+    container_id: &'a str,
+    netns: &'a str,
+    ifname: &'a str,
+    args: &'a AttachmentArgs,
+}
+
+impl Network {
+    /// The first configuration in `conf_dir`. Plug-ins are looked for in `bin_dirs`, in order; those of ours that are not
+    /// installed there run from this very executable.
+    pub async fn load(
+        conf_dir: impl Into<PathBuf>,
+        bin_dirs: impl IntoIterator<Item = PathBuf>,
+    ) -> Result<Self, Error> {
+        let conf_dir = conf_dir.into();
+        let dir = conf_dir.clone();
+        let config = tokio::task::spawn_blocking(move || NetworkConfig::first_in(&dir))
+            .await
+            .map_err(|_| Error::NoConfig(conf_dir))??;
+        Ok(Self::new(config, bin_dirs))
+    }
+
+    pub fn new(config: NetworkConfig, bin_dirs: impl IntoIterator<Item = PathBuf>) -> Self {
+        Self {
+            config,
+            bin_dirs: bin_dirs.into_iter().collect(),
+            cache_dir: CACHE_DIR.into(),
+        }
+    }
+
+    /// The network every pod has besides its own: `lo`.
+    pub fn loopback(bin_dirs: impl IntoIterator<Item = PathBuf>) -> Self {
+        let text =
+            r#"{"cniVersion":"1.0.0","name":"cni-loopback","plugins":[{"type":"loopback"}]}"#;
+        let config = NetworkConfig::parse(text, true).expect("a valid literal");
+        Self::new(config, bin_dirs)
+    }
+
+    pub fn cache_dir(mut self, dir: impl Into<PathBuf>) -> Self {
+        self.cache_dir = dir.into();
+        self
+    }
+
+    pub fn name(&self) -> &str {
+        &self.config.name
+    }
+
+    pub fn config(&self) -> &NetworkConfig {
+        &self.config
+    }
+
+    /// ADD: every plug-in in order, each seeing the result of the one before. What a failure leaves behind is for the
+    /// caller to `del`, as the specification asks.
+    pub async fn add(
+        &self,
+        container_id: &str,
+        netns: &str,
+        ifname: &str,
+        args: &AttachmentArgs,
+    ) -> Result<AddResult, Error> {
+        let attachment = Attachment {
+            container_id,
+            netns,
+            ifname,
+            args,
+        };
+        validate(&attachment)?;
+        let mut previous: Option<Value> = None;
+        for plugin in &self.config.plugins {
+            let output = self
+                .run(plugin, "ADD", Some(attachment), previous.as_ref(), None)
+                .await?;
+            let result: Value = serde_json::from_slice(&output).map_err(|error| Error::Plugin {
+                plugin: plugin_type(plugin).to_owned(),
+                command: "add",
+                error: CniError::new(
+                    code::DECODING_FAILURE,
+                    "failed to decode result",
+                    error.to_string(),
+                ),
+            })?;
+            previous = Some(result);
+        }
+        let raw = previous.unwrap_or(Value::Null);
+        let result = AddResult::parse(&raw).map_err(|error| Error::Plugin {
+            plugin: self
+                .config
+                .plugins
+                .last()
+                .map(plugin_type)
+                .unwrap_or_default()
+                .to_owned(),
+            command: "add",
+            error,
+        })?;
+        self.write_cache(attachment, &raw).await?;
+        Ok(result)
+    }
+
+    /// CHECK: is the attachment still as ADD left it?
+    pub async fn check(
+        &self,
+        container_id: &str,
+        netns: &str,
+        ifname: &str,
+        args: &AttachmentArgs,
+    ) -> Result<(), Error> {
+        let attachment = Attachment {
+            container_id,
+            netns,
+            ifname,
+            args,
+        };
+        validate(&attachment)?;
+        if !version_at_least(&self.config.cni_version, "0.4.0") {
+            return Err(Error::Unsupported(self.config.cni_version.clone(), "CHECK"));
+        }
+        if self.config.disable_check {
+            return Ok(());
+        }
+        let previous = self.read_cache(attachment).await?;
+        for plugin in &self.config.plugins {
+            self.run(plugin, "CHECK", Some(attachment), previous.as_ref(), None)
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// DEL: in reverse, with the cached result where the version has that. Succeeds when there is nothing to delete.
+    pub async fn del(
+        &self,
+        container_id: &str,
+        netns: &str,
+        ifname: &str,
+        args: &AttachmentArgs,
+    ) -> Result<(), Error> {
+        let attachment = Attachment {
+            container_id,
+            netns,
+            ifname,
+            args,
+        };
+        validate(&attachment)?;
+        let previous = match version_at_least(&self.config.cni_version, "0.4.0") {
+            true => self.read_cache(attachment).await?,
+            false => None,
+        };
+        for plugin in self.config.plugins.iter().rev() {
+            self.run(plugin, "DEL", Some(attachment), previous.as_ref(), None)
+                .await?;
+        }
+        let path = self.cache_path(attachment);
+        match tokio::fs::remove_file(&path).await {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Error::Cache {
+                path,
+                cause: error.to_string(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The result of an earlier ADD of this attachment, if it is still there.
+    pub async fn cached(
+        &self,
+        container_id: &str,
+        ifname: &str,
+    ) -> Result<Option<AddResult>, Error> {
+        let args = AttachmentArgs::default();
+        let attachment = Attachment {
+            container_id,
+            netns: "",
+            ifname,
+            args: &args,
+        };
+        Ok(self
+            .read_cache(attachment)
+            .await?
+            .and_then(|value| AddResult::parse(&value).ok()))
+    }
+
+    /// GC (1.1): everything but `keep` (container id, interface) may be released. Older configurations get a DEL for each
+    /// attachment in our cache that is not kept.
+    pub async fn gc(&self, keep: &[(String, String)]) -> Result<(), Error> {
+        let kept = |id: &str, ifname: &str| keep.iter().any(|(k, i)| k == id && i == ifname);
+        let mut failures = Vec::new();
+        for (id, ifname, args) in self.cached_attachments().await {
+            if !kept(&id, &ifname) {
+                if let Err(error) = self.del(&id, "", &ifname, &args).await {
+                    failures.push(error);
+                }
+            }
+        }
+        if version_at_least(&self.config.cni_version, "1.1.0") && !self.config.disable_gc {
+            let valid: Vec<Value> = keep
+                .iter()
+                .map(|(id, ifname)| json!({"containerID": id, "ifname": ifname}))
+                .collect();
+            for plugin in &self.config.plugins {
+                if let Err(error) = self
+                    .run(
+                        plugin,
+                        "GC",
+                        None,
+                        None,
+                        Some(("cni.dev/valid-attachments", &json!(valid))),
+                    )
+                    .await
+                {
+                    failures.push(error);
+                }
+            }
+        }
+        failures.into_iter().next().map_or(Ok(()), Err)
+    }
+
+    /// STATUS (1.1): would an ADD work now? Older configurations are ready once they are loaded.
+    pub async fn status(&self) -> Status {
+        if !version_at_least(&self.config.cni_version, "1.1.0") {
+            return Status::Ready;
+        }
+        for plugin in &self.config.plugins {
+            if let Err(error) = self.run(plugin, "STATUS", None, None, None).await {
+                return Status::NotReady(error.to_string());
+            }
+        }
+        Status::Ready
+    }
+
+    /// VERSION: what a plug-in says it supports.
+    pub async fn supported_versions(&self, plugin: &str) -> Result<Vec<String>, Error> {
+        let mut config = Map::new();
+        config.insert("type".into(), json!(plugin));
+        let output = self.run(&config, "VERSION", None, None, None).await?;
+        let value: Value = serde_json::from_slice(&output).unwrap_or_default();
+        let listed = value["supportedVersions"].as_array().into_iter().flatten();
+        Ok(listed
+            .filter_map(Value::as_str)
+            .map(str::to_owned)
+            .collect())
+    }
+
+    async fn run(
+        &self,
+        plugin: &Map<String, Value>,
+        command: &'static str,
+        attachment: Option<Attachment<'_>>,
+        previous: Option<&Value>,
+        extra: Option<(&str, &Value)>,
+    ) -> Result<Vec<u8>, Error> {
+        let kind = plugin_type(plugin);
+        let stdin = self
+            .plugin_config(plugin, attachment.map(|a| a.args), previous, extra)
+            .to_string();
+        let mut process = self.command(kind)?;
+        let path = std::env::join_paths(&self.bin_dirs).unwrap_or_default();
+        process.env("CNI_COMMAND", command).env("CNI_PATH", path);
+        if let Some(Attachment {
+            container_id,
+            netns,
+            ifname,
+            args,
+        }) = attachment
+        {
+            let cni_args: Vec<String> = args
+                .cni_args
+                .iter()
+                .map(|(key, value)| format!("{key}={value}"))
+                .collect();
+            process
+                .env("CNI_CONTAINERID", container_id)
+                .env("CNI_NETNS", netns)
+                .env("CNI_IFNAME", ifname)
+                .env("CNI_ARGS", cni_args.join(";"));
+        }
+        let failed = |cause: String| Error::Exec {
+            plugin: kind.to_owned(),
+            network: self.config.name.clone(),
+            command: lower(command),
+            cause,
+        };
+        process
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true);
+        let mut child = process.spawn().map_err(|error| failed(error.to_string()))?;
+        let mut input = child
+            .stdin
+            .take()
+            .ok_or_else(|| failed("no stdin".into()))?;
+        // A plug-in may answer without reading: a broken pipe is not an error, its answer is.
+        let feed = async move {
+            let _ = input.write_all(stdin.as_bytes()).await;
+            drop(input);
+        };
+        let ((), output) = tokio::join!(feed, child.wait_with_output());
+        let output = output.map_err(|error| failed(error.to_string()))?;
+        if !output.stderr.is_empty() {
+            tracing::debug!(plugin = kind, command, stderr = %String::from_utf8_lossy(&output.stderr), "plug-in said");
+        }
+        if output.status.success() {
+            return Ok(output.stdout);
+        }
+        let error = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| {
+            let said = if output.stdout.is_empty() {
+                &output.stderr
+            } else {
+                &output.stdout
+            };
+            let said = String::from_utf8_lossy(said).trim().to_owned();
+            match said.is_empty() {
+                true => CniError::internal(format!(
+                    "netplugin failed with no error message: {}",
+                    output.status
+                )),
+                false => CniError::internal(format!("netplugin failed: {said:?}")),
+            }
+        });
+        Err(Error::Plugin {
+            plugin: kind.to_owned(),
+            command: lower(command),
+            error,
+        })
+    }
+
+    fn command(&self, kind: &str) -> Result<tokio::process::Command, Error> {
+        if let Some(path) = self
+            .bin_dirs
+            .iter()
+            .map(|dir| dir.join(kind))
+            .find(|path| path.is_file())
+        {
+            return Ok(tokio::process::Command::new(path));
+        }
+        if crate::plugin(kind).is_some() {
+            let mut process = tokio::process::Command::new("/proc/self/exe");
+            process.arg0(kind);
+            return Ok(process);
+        }
+        Err(Error::PluginNotFound {
+            plugin: kind.to_owned(),
+            dirs: self.bin_dirs.clone(),
+        })
+    }
+
+    /// The plug-in's object with what the list and the runtime add to it.
+    fn plugin_config(
+        &self,
+        plugin: &Map<String, Value>,
+        args: Option<&AttachmentArgs>,
+        previous: Option<&Value>,
+        extra: Option<(&str, &Value)>,
+    ) -> Value {
+        let mut config = plugin.clone();
+        config.insert("name".into(), json!(self.config.name));
+        config.insert("cniVersion".into(), json!(self.config.cni_version));
+        if let Some(previous) = previous {
+            config.insert("prevResult".into(), previous.clone());
+        }
+        if let Some((key, value)) = extra {
+            config.insert(key.into(), value.clone());
+        }
+        let declared = config.remove("capabilities");
+        if let (Some(Value::Object(declared)), Some(args)) = (declared, args) {
+            let wanted = |name: &String| declared.get(name) == Some(&Value::Bool(true));
+            let runtime: Map<String, Value> = args
+                .capabilities
+                .iter()
+                .filter(|(k, _)| wanted(k))
+                .map(|(k, v)| (k.clone(), v.clone()))
+                .collect();
+            if !runtime.is_empty() {
+                config.insert("runtimeConfig".into(), Value::Object(runtime));
+            }
+        }
+        Value::Object(config)
+    }
+
+    fn cache_path(&self, attachment: Attachment<'_>) -> PathBuf {
+        let name = format!(
+            "{}-{}-{}",
+            self.config.name, attachment.container_id, attachment.ifname
+        );
+        self.cache_dir.join("results").join(name)
+    }
+
+    /// libcni's `cniCacheV1` object, written aside and renamed: a crash leaves the old one or the new one.
+    async fn write_cache(&self, attachment: Attachment<'_>, result: &Value) -> Result<(), Error> {
+        let path = self.cache_path(attachment);
+        let cached = json!({
+            "kind": "cniCacheV1",
+            "containerId": attachment.container_id,
+            "config": base64(self.config.source.as_bytes()),
+            "ifName": attachment.ifname,
+            "networkName": self.config.name,
+            "netns": attachment.netns,
+            "cniArgs": attachment.args.cni_args,
+            "capabilityArgs": attachment.args.capabilities,
+            "result": result,
+        });
+        let target = path.clone();
+        let write = move || -> std::io::Result<()> {
+            let dir = target.parent().unwrap_or(Path::new("/"));
+            std::fs::create_dir_all(dir)?;
+            let aside = target.with_extension("new");
+            std::fs::write(&aside, cached.to_string())?;
+            std::fs::rename(aside, target)
+        };
+        match tokio::task::spawn_blocking(write).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(Error::Cache {
+                path,
+                cause: error.to_string(),
+            }),
+            Err(error) => Err(Error::Cache {
+                path,
+                cause: error.to_string(),
+            }),
+        }
+    }
+
+    async fn read_cache(&self, attachment: Attachment<'_>) -> Result<Option<Value>, Error> {
+        let path = self.cache_path(attachment);
+        match tokio::fs::read(&path).await {
+            // A torn or foreign file must not make a pod undeletable: plug-ins do without a previous result.
+            Ok(bytes) => Ok(serde_json::from_slice::<Value>(&bytes)
+                .ok()
+                .and_then(|v| v.get("result").cloned())),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(Error::Cache {
+                path,
+                cause: error.to_string(),
+            }),
+        }
+    }
+
+    async fn cached_attachments(&self) -> Vec<(String, String, AttachmentArgs)> {
+        let mut attachments = Vec::new();
+        let Ok(mut entries) = tokio::fs::read_dir(self.cache_dir.join("results")).await else {
+            return attachments;
+        };
+        while let Ok(Some(entry)) = entries.next_entry().await {
+            let Ok(bytes) = tokio::fs::read(entry.path()).await else {
+                continue;
+            };
+            let Ok(value) = serde_json::from_slice::<Value>(&bytes) else {
+                continue;
+            };
+            let text = |key: &str| value[key].as_str().unwrap_or_default().to_owned();
+            if text("networkName") == self.config.name && !text("containerId").is_empty() {
+                let cni_args = serde_json::from_value(value["cniArgs"].clone()).unwrap_or_default();
+                let capabilities = value["capabilityArgs"]
+                    .as_object()
+                    .cloned()
+                    .unwrap_or_default();
+                attachments.push((
+                    text("containerId"),
+                    text("ifName"),
+                    AttachmentArgs {
+                        cni_args,
+                        capabilities,
+                    },
+                ));
+            }
+        }
+        attachments
+    }
+}
+
+fn plugin_type(plugin: &Map<String, Value>) -> &str {
+    plugin
+        .get("type")
+        .and_then(Value::as_str)
+        .unwrap_or_default()
+}
+
+fn lower(command: &'static str) -> &'static str {
+    match command {
+        "ADD" => "add",
+        "CHECK" => "check",
+        "DEL" => "delete",
+        "GC" => "gc",
+        "STATUS" => "status",
+        _ => "version",
+    }
+}
+
+fn validate(attachment: &Attachment<'_>) -> Result<(), Error> {
+    if !is_valid_name(attachment.container_id) {
+        return Err(Error::InvalidArgument(format!(
+            "invalid container ID {:?}",
+            attachment.container_id
+        )));
+    }
+    if !crate::netlink::is_valid_ifname(attachment.ifname) {
+        return Err(Error::InvalidArgument(format!(
+            "invalid interface name {:?}",
+            attachment.ifname
+        )));
+    }
+    Ok(())
+}
+
+/// Standard base64, for the one field of the cache that libcni encodes.
+fn base64(bytes: &[u8]) -> String {
+    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for chunk in bytes.chunks(3) {
+        let word = chunk.iter().enumerate().fold(0u32, |word, (i, byte)| {
+            word | u32::from(*byte) << (16 - 8 * i)
+        });
+        for i in 0..4 {
+            match i <= chunk.len() {
+                true => text.push(char::from(ALPHABET[(word >> (18 - 6 * i)) as usize & 63])),
+                false => text.push('='),
+            }
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runtime_config_reaches_only_who_declares_the_capability() {
+        let text = r#"{"cniVersion": "1.0.0", "name": "n", "plugins": [
+            {"type": "bridge"}, {"type": "portmap", "capabilities": {"portMappings": true, "mac": false}}]}"#;
+        let network = Network::new(NetworkConfig::parse(text, true).unwrap(), []);
+        let mapping = PortMapping {
+            host_port: 80,
+            container_port: 8080,
+            protocol: "tcp".into(),
+            host_ip: String::new(),
+        };
+        let mut args = AttachmentArgs::for_pod("ns", "pod", "uid", "id").port_mappings(&[mapping]);
+        args.capabilities
+            .insert("mac".into(), json!("00:00:00:00:00:01"));
+        let configs: Vec<Value> = network
+            .config
+            .plugins
+            .iter()
+            .map(|p| network.plugin_config(p, Some(&args), None, None))
+            .collect();
+        assert_eq!(
+            configs[0],
+            json!({"type": "bridge", "name": "n", "cniVersion": "1.0.0"})
+        );
+        assert_eq!(
+            configs[1]["runtimeConfig"],
+            json!({"portMappings": [{"hostPort": 80, "containerPort": 8080, "protocol": "tcp"}]})
+        );
+        assert!(configs[1].get("capabilities").is_none());
+    }
+
+    #[test]
+    fn base64_pads() {
+        for (plain, encoded) in [
+            ("", ""),
+            ("a", "YQ=="),
+            ("ab", "YWI="),
+            ("abc", "YWJj"),
+            ("abcd", "YWJjZA=="),
+        ] {
+            assert_eq!(base64(plain.as_bytes()), encoded);
+        }
+    }
+}

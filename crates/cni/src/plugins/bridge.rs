@@ -1,0 +1,514 @@
+//! `bridge`: the pod's veth pair is a port of a bridge on the host; the bridge can be the pods' gateway.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+
+use super::call::Call;
+use super::interface::{self, add_veth, configure, describe, enable_forwarding, find, open_netns};
+use super::{Handlers, ipam, masquerade, nothing};
+use crate::cidr::{self, Cidr};
+use crate::error::CniError;
+use crate::netlink::{Link, LinkKind, Socket, parse_mac};
+use crate::netns::{Netns, set_sysctl};
+use crate::result::{AddResult, Dns, Route};
+
+pub(super) const HANDLERS: Handlers = Handlers {
+    add,
+    check,
+    del,
+    gc,
+    status,
+};
+
+/// How long a bridge port may take to come up; it is instant unless spanning tree is on.
+const PORT_DEADLINE: Duration = Duration::from_millis(2550);
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Config {
+    bridge: String,
+    is_gateway: bool,
+    is_default_gateway: bool,
+    force_address: bool,
+    ip_masq: bool,
+    mtu: u32,
+    hairpin_mode: bool,
+    promisc_mode: bool,
+    vlan: u16,
+    vlan_trunk: Vec<VlanTrunk>,
+    preserve_default_vlan: bool,
+    port_isolation: bool,
+    #[serde(rename = "enabledad")]
+    enable_dad: bool,
+    disable_container_interface: bool,
+    dns: Dns,
+    runtime_config: RuntimeConfig,
+    args: Args,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            bridge: "cni0".into(),
+            is_gateway: false,
+            is_default_gateway: false,
+            force_address: false,
+            ip_masq: false,
+            mtu: 0,
+            hairpin_mode: false,
+            promisc_mode: false,
+            vlan: 0,
+            vlan_trunk: Vec::new(),
+            // The Debian release of the standard plug-in always keeps VLAN 1; newer ones make it a choice with this default.
+            preserve_default_vlan: true,
+            port_isolation: false,
+            enable_dad: false,
+            disable_container_interface: false,
+            dns: Dns::default(),
+            runtime_config: RuntimeConfig::default(),
+            args: Args::default(),
+        }
+    }
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct VlanTrunk {
+    #[serde(rename = "minID")]
+    min_id: Option<u16>,
+    #[serde(rename = "maxID")]
+    max_id: Option<u16>,
+    id: Option<u16>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct RuntimeConfig {
+    mac: String,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Args {
+    cni: RuntimeConfig,
+}
+
+impl Config {
+    fn load(call: &Call) -> Result<Self, CniError> {
+        let mut config: Self = call.config()?;
+        if config.vlan > 4094 {
+            return Err(CniError::invalid_config(format!(
+                "invalid VLAN ID {} (must be between 0 and 4094)",
+                config.vlan
+            )));
+        }
+        config.is_gateway |= config.is_default_gateway;
+        if config.hairpin_mode && config.promisc_mode {
+            return Err(CniError::invalid_config(
+                "cannot set hairpin mode and promiscuous mode at the same time",
+            ));
+        }
+        if config.disable_container_interface && ipam::kind(call).is_some() {
+            return Err(CniError::invalid_config(
+                "cannot use IPAM when DisableContainerInterface flag is set",
+            ));
+        }
+        Ok(config)
+    }
+
+    /// The most specific request wins: runtime, then network configuration, then `CNI_ARGS`.
+    fn mac(&self, call: &Call) -> Result<Option<[u8; 6]>, CniError> {
+        let asked = [
+            self.runtime_config.mac.as_str(),
+            self.args.cni.mac.as_str(),
+            call.arg("MAC").unwrap_or_default(),
+        ];
+        match asked.into_iter().find(|mac| !mac.is_empty()) {
+            Some(mac) => parse_mac(mac).map(Some).ok_or_else(|| {
+                CniError::invalid_config(format!("failed to parse MAC address {mac:?}"))
+            }),
+            None => Ok(None),
+        }
+    }
+
+    fn trunk(&self) -> Result<Vec<u16>, CniError> {
+        let mut vlans = std::collections::BTreeSet::new();
+        let valid = |id: u16| (1..=4094).contains(&id);
+        for trunk in &self.vlan_trunk {
+            match (trunk.min_id, trunk.max_id) {
+                (Some(min), Some(max)) if valid(min) && valid(max) && min <= max => {
+                    vlans.extend(min..=max)
+                }
+                (None, None) => {}
+                _ => {
+                    return Err(CniError::invalid_config(
+                        "incorrect trunk minID or maxID parameter",
+                    ));
+                }
+            }
+            match trunk.id {
+                Some(id) if valid(id) => drop(vlans.insert(id)),
+                Some(_) => return Err(CniError::invalid_config("incorrect trunk id parameter")),
+                None => {}
+            }
+        }
+        Ok(vlans.into_iter().collect())
+    }
+}
+
+fn add(call: &Call) -> Result<AddResult, CniError> {
+    let config = Config::load(call)?;
+    let netns = open_netns(call)?;
+    let attached = attach(call, &config, &netns);
+    if attached.is_err() {
+        // Leave nothing: neither a half-made link nor a lease.
+        let _ = interface::delete(call);
+        if let Some(kind) = ipam::kind(call) {
+            let _ = ipam::del(call, kind);
+        }
+        if config.ip_masq {
+            let _ = masquerade::remove(&call.network, &call.container_id, &call.ifname);
+        }
+    }
+    attached
+}
+
+fn attach(call: &Call, config: &Config, netns: &Netns) -> Result<AddResult, CniError> {
+    let host_netns =
+        Netns::current().map_err(CniError::failed("open the host's network namespace"))?;
+    let host = Socket::open().map_err(CniError::failed("open a netlink socket"))?;
+    let pod = netns
+        .socket()
+        .map_err(CniError::failed("open a netlink socket"))?;
+    let trunk = config.trunk()?;
+    let bridge = ensure_bridge(&host, config, !trunk.is_empty())?;
+    let mtu = (config.mtu > 0).then_some(config.mtu);
+    let veth = add_veth(
+        &host,
+        &pod,
+        &host_netns,
+        &call.ifname,
+        mtu,
+        config.mac(call)?,
+    )?;
+    let port = veth.host.index;
+    host.set_master(port, bridge.index)
+        .map_err(CniError::failed(format!(
+            "connect {:?} to bridge {}",
+            veth.host.name, bridge.name
+        )))?;
+    if config.hairpin_mode {
+        host.set_hairpin(port, true)
+            .map_err(CniError::failed(format!(
+                "setup hairpin mode for {}",
+                veth.host.name
+            )))?;
+    }
+    if config.port_isolation {
+        host.set_isolated(port, true)
+            .map_err(CniError::failed(format!(
+                "set isolated on for {}",
+                veth.host.name
+            )))?;
+    }
+    set_vlans(&host, port, config, &trunk)?;
+
+    let mut result = AddResult {
+        interfaces: vec![
+            describe(&bridge, ""),
+            describe(&veth.host, ""),
+            describe(&veth.pod, &call.netns),
+        ],
+        ..AddResult::default()
+    };
+    match ipam::kind(call) {
+        Some(kind) => {
+            let addresses = ipam::add(call, kind)?;
+            result.ips = addresses.ips;
+            result.routes = addresses.routes;
+            result.dns = addresses.dns;
+            let gateways = plan_gateways(&mut result, config.is_gateway, config.is_default_gateway);
+            configure(netns, &pod, &veth.pod, &result, config.enable_dad)?;
+            if config.is_gateway {
+                let holder = gateway_link(&host, &host_netns, &bridge, config, &mut result)?;
+                for gateway in &gateways {
+                    ensure_address(&host, &holder, *gateway, config.force_address)?;
+                    enable_forwarding(gateway.is_v6())
+                        .map_err(CniError::failed("enable forwarding"))?;
+                }
+            }
+            if config.ip_masq {
+                let addresses: Vec<Cidr> = result.ips.iter().map(|ip| ip.address).collect();
+                masquerade::add(&addresses, &call.network, &call.container_id, &call.ifname)
+                    .map_err(CniError::failed("set up masquerading"))?;
+            }
+        }
+        None if !config.disable_container_interface => {
+            pod.set_up(veth.pod.index)
+                .map_err(CniError::failed(format!("set {:?} up", call.ifname)))?;
+        }
+        None => {}
+    }
+    if !config.disable_container_interface {
+        wait_for_port(&host, port)?;
+    }
+    // The bridge takes a port's address until it has one of its own.
+    result.interfaces[0] = describe(&find(&host, &config.bridge)?, "");
+    if !config.dns.is_empty() {
+        result.dns = config.dns.clone();
+    }
+    Ok(result)
+}
+
+fn ensure_bridge(host: &Socket, config: &Config, has_trunk: bool) -> Result<Link, CniError> {
+    let name = &config.bridge;
+    let failed = || format!("create bridge {name:?}");
+    let kind = LinkKind::Bridge {
+        vlan_filtering: config.vlan != 0 || has_trunk,
+    };
+    match host.add_link(name, kind, (config.mtu > 0).then_some(config.mtu), None) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+            return Err(CniError::failed(failed())(error));
+        }
+        _ => {}
+    }
+    let bridge = find(host, name)?;
+    if bridge.kind != "bridge" {
+        return Err(CniError::failed(failed())(format!(
+            "{name:?} already exists but is not a bridge"
+        )));
+    }
+    if config.promisc_mode {
+        host.set_promisc(bridge.index, true)
+            .map_err(CniError::failed(format!(
+                "set promiscuous mode on {name:?}"
+            )))?;
+    }
+    let _ = set_sysctl(&format!("net/ipv6/conf/{name}/accept_ra"), "0");
+    host.set_up(bridge.index)
+        .map_err(CniError::failed(format!("set {name:?} up")))?;
+    Ok(bridge)
+}
+
+fn set_vlans(host: &Socket, port: u32, config: &Config, trunk: &[u16]) -> Result<(), CniError> {
+    let failed = || format!("setup vlan tag on port {port}");
+    if (config.vlan != 0 || !trunk.is_empty()) && !config.preserve_default_vlan {
+        host.del_port_vlan(port, 1)
+            .map_err(CniError::failed("remove default vlan"))?;
+    }
+    if config.vlan != 0 {
+        host.add_port_vlan(port, config.vlan, true)
+            .map_err(CniError::failed(failed()))?;
+    }
+    for vlan in trunk {
+        host.add_port_vlan(port, *vlan, false)
+            .map_err(CniError::failed(failed()))?;
+    }
+    if config.vlan == 0 && !trunk.is_empty() {
+        host.add_port_vlan(port, 1, true)
+            .map_err(CniError::failed(failed()))?;
+    }
+    Ok(())
+}
+
+/// Completes the result of IPAM: which interface has the addresses, which gateway, a default route if asked. Returns the
+/// addresses the bridge must have.
+fn plan_gateways(result: &mut AddResult, is_gateway: bool, is_default: bool) -> Vec<Cidr> {
+    let mut gateways = Vec::new();
+    let mut default_found = [false; 2];
+    for ip in &mut result.ips {
+        ip.interface = Some(2);
+        let first: Option<IpAddr> = cidr::next(ip.address.network().addr);
+        if is_gateway && ip.gateway.is_none() {
+            ip.gateway = first;
+        }
+        let v6 = ip.address.is_v6();
+        let found = &mut default_found[usize::from(v6)];
+        if is_default && !*found {
+            let default = Cidr::default_route(v6);
+            *found = true;
+            if !result
+                .routes
+                .iter()
+                .any(|route| route.gw.is_some() && route.dst == default)
+            {
+                // One without a gateway would be the same route once the gateway is filled in.
+                result.routes.retain(|route| route.dst != default);
+                result.routes.push(Route {
+                    dst: default,
+                    gw: ip.gateway,
+                    mtu: None,
+                    advmss: None,
+                    priority: None,
+                    table: None,
+                    scope: None,
+                });
+            }
+        }
+        if let (true, Some(gateway)) = (is_gateway, ip.gateway) {
+            gateways.push(Cidr::new(gateway, ip.address.prefix));
+        }
+    }
+    gateways
+}
+
+/// The link that carries the gateway address: the bridge, or with a VLAN a port of its own on it.
+fn gateway_link(
+    host: &Socket,
+    host_netns: &Netns,
+    bridge: &Link,
+    config: &Config,
+    result: &mut AddResult,
+) -> Result<Link, CniError> {
+    if config.vlan == 0 {
+        return Ok(bridge.clone());
+    }
+    let name = format!("{}.{}", bridge.name, config.vlan);
+    let known = host
+        .link(&name)
+        .map_err(CniError::failed(format!("find interface {name:?}")))?;
+    let link = match known {
+        Some(link) => link,
+        None => {
+            let veth = add_veth(host, host, host_netns, &name, Some(bridge.mtu), None)?;
+            host.set_master(veth.host.index, bridge.index)
+                .map_err(CniError::failed(format!("create vlan gateway {name:?}")))?;
+            host.add_port_vlan(veth.host.index, config.vlan, true)
+                .map_err(CniError::failed(format!("create vlan gateway {name:?}")))?;
+            host.set_up(veth.pod.index)
+                .map_err(CniError::failed(format!("up {name:?}")))?;
+            veth.pod
+        }
+    };
+    result.interfaces.push(describe(&link, ""));
+    Ok(link)
+}
+
+/// IPv4 keeps one address per bridge; IPv6 several, unless their networks overlap.
+fn ensure_address(host: &Socket, link: &Link, gateway: Cidr, force: bool) -> Result<(), CniError> {
+    let failed = || "set bridge addr".to_owned();
+    let present = host
+        .addresses_of(link.index)
+        .map_err(CniError::failed(failed()))?;
+    for address in present.iter().filter(|a| a.cidr.is_v6() == gateway.is_v6()) {
+        if address.cidr == gateway {
+            return Ok(());
+        }
+        let overlaps = address.cidr.contains(gateway.addr) || gateway.contains(address.cidr.addr);
+        if !gateway.is_v6() || overlaps {
+            if !force {
+                let message = format!(
+                    "{:?} already has an IP address different from {gateway}",
+                    link.name
+                );
+                return Err(CniError::failed(failed())(message));
+            }
+            host.del_address(link.index, address.cidr)
+                .map_err(CniError::failed(failed()))?;
+        }
+    }
+    match host.add_address(link.index, gateway) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+            return Err(CniError::failed(failed())(format!(
+                "could not add IP address {gateway} to {:?}: {error}",
+                link.name
+            )));
+        }
+        _ => {}
+    }
+    // Pin the hardware address, the one from before the first port: otherwise it follows the lowest port and pods'
+    // neighbour entries go stale.
+    host.set_mac(link.index, link.mac)
+        .map_err(CniError::failed("set bridge's mac"))
+}
+
+fn wait_for_port(host: &Socket, port: u32) -> Result<(), CniError> {
+    let deadline = Instant::now() + PORT_DEADLINE;
+    loop {
+        match host
+            .link_by_index(port)
+            .map_err(CniError::failed("read the bridge port"))?
+        {
+            Some(link) if link.is_operational => return Ok(()),
+            _ if Instant::now() > deadline => {
+                return Err(CniError::internal("bridge port in error state: down"));
+            }
+            // Only the state can be asked; it changes on the kernel's own clock.
+            _ => std::thread::sleep(Duration::from_millis(5)),
+        }
+    }
+}
+
+fn del(call: &Call) -> Result<(), CniError> {
+    let config = call.config::<Config>()?;
+    // All steps are tried: a failure in one must not leak what the others free.
+    let mut outcome = interface::delete(call).map(drop);
+    if let Some(kind) = ipam::kind(call) {
+        outcome = outcome.and(ipam::del(call, kind));
+        if config.ip_masq {
+            let removed = masquerade::remove(&call.network, &call.container_id, &call.ifname);
+            outcome = outcome.and(removed.map_err(CniError::failed("tear down masquerading")));
+        }
+    }
+    outcome
+}
+
+fn check(call: &Call) -> Result<(), CniError> {
+    let config = Config::load(call)?;
+    if let Some(kind) = ipam::kind(call) {
+        ipam::check(call, kind)?;
+    }
+    let pod = interface::check(call)?;
+    let host = Socket::open().map_err(CniError::failed("open a netlink socket"))?;
+    let bridge = find(&host, &config.bridge)?;
+    if bridge.kind != "bridge" {
+        return Err(CniError::internal(format!(
+            "Interface {} does not have link type of bridge",
+            bridge.name
+        )));
+    }
+    if config.promisc_mode != (bridge.promiscuity > 0) {
+        return Err(CniError::internal(format!(
+            "Bridge interface {} configured Promisc Mode {} doesn't match current state",
+            bridge.name, config.promisc_mode
+        )));
+    }
+    let port = pod
+        .peer
+        .and_then(|index| host.link_by_index(index).ok().flatten());
+    if port.and_then(|port| port.master) != Some(bridge.index) {
+        return Err(CniError::internal(format!(
+            "{} is not connected to bridge {}",
+            call.ifname, bridge.name
+        )));
+    }
+    let addresses: Vec<Cidr> = call
+        .previous
+        .iter()
+        .flat_map(|previous| &previous.ips)
+        .map(|ip| ip.address)
+        .collect();
+    if config.ip_masq
+        && !masquerade::is_present(&addresses, &call.network, &call.container_id, &call.ifname)
+    {
+        return Err(CniError::internal("masquerade rules are missing"));
+    }
+    Ok(())
+}
+
+fn gc(call: &Call) -> Result<(), CniError> {
+    match ipam::kind(call) {
+        Some(kind) => ipam::gc(call, kind),
+        None => nothing(call),
+    }
+}
+
+fn status(call: &Call) -> Result<(), CniError> {
+    Config::load(call)?;
+    match ipam::kind(call) {
+        Some(kind) => ipam::status(call, kind),
+        None => Ok(()),
+    }
+}

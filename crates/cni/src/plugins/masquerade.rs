@@ -1,0 +1,146 @@
+//! `ipMasq`: what a pod sends out of its own network leaves with an address of the host.
+//!
+//! One table for all pods: a map from pod address to the chain of its attachment. A packet costs one look-up however many
+//! pods there are, and DEL can tell its own entries from those of a later pod with the same address.
+
+use serde_json::Value;
+
+use crate::cidr::Cidr;
+use crate::nft;
+
+const TABLE: &str = "inet cox-masquerade";
+
+/// Lets packets of `addresses` that leave their network be masqueraded.
+pub(super) fn add(
+    addresses: &[Cidr],
+    network: &str,
+    container_id: &str,
+    ifname: &str,
+) -> Result<(), String> {
+    let chain = chain_name(network, container_id, ifname);
+    match nft::apply(&rules(addresses, &chain)) {
+        Ok(()) => Ok(()),
+        // An entry left by a pod that was never deleted: its address is ours now.
+        Err(_) => {
+            let stale: Vec<(Cidr, String)> = entries()?
+                .into_iter()
+                .filter(|(address, _)| addresses.iter().any(|ours| ours.addr == address.addr))
+                .collect();
+            let mut transaction = removal(&stale);
+            transaction.push_str(&rules(addresses, &chain));
+            nft::apply(&transaction)
+        }
+    }
+}
+
+/// Removes what `add` made for this attachment, whichever addresses it had.
+pub(super) fn remove(network: &str, container_id: &str, ifname: &str) -> Result<(), String> {
+    let chain = chain_name(network, container_id, ifname);
+    let Ok(entries) = entries() else {
+        return Ok(());
+    }; // no table: nothing was ever masqueraded here
+    let ours: Vec<(Cidr, String)> = entries
+        .into_iter()
+        .filter(|(_, target)| *target == chain)
+        .collect();
+    let mut transaction = removal(&ours);
+    // Declared first, so that deleting it is no error when it is gone.
+    transaction.push_str(&format!(
+        "add chain {TABLE} {chain}\nflush chain {TABLE} {chain}\ndelete chain {TABLE} {chain}\n"
+    ));
+    nft::apply(&transaction)
+}
+
+pub(super) fn is_present(
+    addresses: &[Cidr],
+    network: &str,
+    container_id: &str,
+    ifname: &str,
+) -> bool {
+    let chain = chain_name(network, container_id, ifname);
+    let entries = entries().unwrap_or_default();
+    addresses.iter().all(|ours| {
+        entries
+            .iter()
+            .any(|(address, target)| address.addr == ours.addr && *target == chain)
+    })
+}
+
+fn rules(addresses: &[Cidr], chain: &str) -> String {
+    let mut text = format!(
+        "add table {TABLE}\n\
+         add map {TABLE} sources4 {{ type ipv4_addr : verdict ; }}\n\
+         add map {TABLE} sources6 {{ type ipv6_addr : verdict ; }}\n\
+         add chain {TABLE} postrouting {{ type nat hook postrouting priority 100 ; }}\n\
+         flush chain {TABLE} postrouting\n\
+         add rule {TABLE} postrouting ip saddr vmap @sources4\n\
+         add rule {TABLE} postrouting ip6 saddr vmap @sources6\n\
+         add chain {TABLE} {chain}\n\
+         flush chain {TABLE} {chain}\n"
+    );
+    for address in addresses {
+        let (family, multicast) = if address.is_v6() {
+            ("ip6", "ff00::/8")
+        } else {
+            ("ip", "224.0.0.0/4")
+        };
+        text.push_str(&format!(
+            "add rule {TABLE} {chain} {family} daddr {{ {}, {multicast} }} return\n",
+            address.network()
+        ));
+    }
+    text.push_str(&format!("add rule {TABLE} {chain} masquerade\n"));
+    for address in addresses {
+        let map = if address.is_v6() {
+            "sources6"
+        } else {
+            "sources4"
+        };
+        text.push_str(&format!(
+            "add element {TABLE} {map} {{ {} : goto {chain} }}\n",
+            address.addr
+        ));
+    }
+    text
+}
+
+fn removal(entries: &[(Cidr, String)]) -> String {
+    let line = |(address, _): &(Cidr, String)| {
+        let map = if address.is_v6() {
+            "sources6"
+        } else {
+            "sources4"
+        };
+        format!("delete element {TABLE} {map} {{ {} }}\n", address.addr)
+    };
+    entries.iter().map(line).collect()
+}
+
+/// Address and chain of every entry.
+fn entries() -> Result<Vec<(Cidr, String)>, String> {
+    let mut found = Vec::new();
+    for map in ["sources4", "sources6"] {
+        let listing = nft::list(&["list", "map", "inet", "cox-masquerade", map])?;
+        let listing: Value = serde_json::from_str(&listing).map_err(|error| error.to_string())?;
+        let maps = listing["nftables"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|item| item["map"]["elem"].as_array());
+        for pair in maps.flatten() {
+            let (Some(address), Some(chain)) =
+                (pair[0].as_str(), pair[1]["goto"]["target"].as_str())
+            else {
+                continue;
+            };
+            if let Ok(address) = address.parse() {
+                found.push((Cidr::host(address), chain.to_owned()));
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn chain_name(network: &str, container_id: &str, ifname: &str) -> String {
+    format!("pod-{}", nft::short_hash(&[network, container_id, ifname]))
+}

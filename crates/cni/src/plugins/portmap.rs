@@ -1,0 +1,390 @@
+//! `portmap`: ports of the host lead to ports of the pod (the `portMappings` capability), from outside, from the host, from
+//! `localhost`, and from the pod itself.
+//!
+//! One table for all pods: maps from (address, protocol, port) to the pod, so that a packet costs two look-ups however many
+//! ports there are. Each entry carries the attachment it belongs to as a comment; DEL removes exactly those.
+
+use std::net::IpAddr;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::call::Call;
+use super::{Handlers, nothing};
+use crate::cidr::Cidr;
+use crate::error::{CniError, code};
+use crate::netlink::Socket;
+use crate::netns::set_sysctl;
+use crate::network::PortMapping;
+use crate::nft;
+use crate::result::AddResult;
+
+pub(super) const HANDLERS: Handlers = Handlers {
+    add,
+    check,
+    del,
+    gc: nothing,
+    status: nothing,
+};
+
+const TABLE: &str = "inet cox-portmap";
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct Config {
+    snat: Option<bool>,
+    #[serde(rename = "masqAll")]
+    masquerade_all: bool,
+    conditions_v4: Vec<String>,
+    conditions_v6: Vec<String>,
+    runtime_config: RuntimeConfig,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct RuntimeConfig {
+    port_mappings: Vec<PortMapping>,
+}
+
+impl Config {
+    fn load(call: &Call) -> Result<Self, CniError> {
+        let mut config: Self = call.config()?;
+        // Conditions are fragments of an iptables rule; passing them on unread would change their meaning.
+        if !config.conditions_v4.is_empty() || !config.conditions_v6.is_empty() {
+            return Err(CniError::new(
+                code::UNSUPPORTED_FIELD,
+                "conditionsV4 and conditionsV6 are not supported",
+                "",
+            ));
+        }
+        config
+            .runtime_config
+            .port_mappings
+            .retain(|mapping| mapping.host_port != 0);
+        for mapping in &mut config.runtime_config.port_mappings {
+            mapping.protocol = mapping.protocol.to_ascii_lowercase();
+            if mapping.container_port == 0
+                || !matches!(mapping.protocol.as_str(), "tcp" | "udp" | "sctp")
+            {
+                return Err(CniError::invalid_config(format!(
+                    "invalid port mapping {}:{}/{}",
+                    mapping.host_port, mapping.container_port, mapping.protocol
+                )));
+            }
+            if !mapping.host_ip.is_empty() && mapping.host_ip.parse::<IpAddr>().is_err() {
+                return Err(CniError::invalid_config(format!(
+                    "invalid host IP {:?}",
+                    mapping.host_ip
+                )));
+            }
+        }
+        Ok(config)
+    }
+}
+
+fn add(call: &Call) -> Result<AddResult, CniError> {
+    let config = Config::load(call)?;
+    let previous = call.require_previous()?.clone();
+    if config.runtime_config.port_mappings.is_empty() {
+        return Ok(previous);
+    }
+    let pods = pod_addresses(&previous);
+    let owner = owner(call);
+    let elements = plan(&config, &pods, &owner);
+    let failed = CniError::failed::<String>;
+    if let Err(first) = nft::apply(&(base() + &add_elements(&elements))) {
+        // A port left by a pod that was never deleted is taken over; anything else fails again.
+        let taken: Vec<Element> = entries()
+            .map_err(failed("set up port mappings"))?
+            .into_iter()
+            .filter(|old| {
+                elements
+                    .iter()
+                    .any(|new| new.map == old.map && new.key == old.key)
+            })
+            .collect();
+        if taken.is_empty() {
+            return Err(failed("set up port mappings")(first));
+        }
+        nft::apply(&(base() + &delete_elements(&taken) + &add_elements(&elements)))
+            .map_err(failed("set up port mappings"))?;
+    }
+    // From 127.0.0.1 the packet leaves towards the pod with a loopback source until it is masqueraded.
+    if config.snat.unwrap_or(true) && pods.iter().any(|pod| !pod.is_v6()) {
+        for pod in pods.iter().filter(|pod| !pod.is_v6()) {
+            route_localnet(*pod).map_err(CniError::failed("enable localhost port mapping"))?;
+        }
+    }
+    Ok(previous)
+}
+
+fn del(call: &Call) -> Result<(), CniError> {
+    let owner = owner(call);
+    let Ok(entries) = entries() else {
+        return Ok(());
+    }; // no table: no port was ever mapped here
+    let ours: Vec<Element> = entries
+        .into_iter()
+        .filter(|element| element.owner == owner)
+        .collect();
+    if ours.is_empty() {
+        return Ok(());
+    }
+    nft::apply(&delete_elements(&ours)).map_err(CniError::failed("remove port mappings"))
+}
+
+fn check(call: &Call) -> Result<(), CniError> {
+    let config = Config::load(call)?;
+    let previous = call.require_previous()?;
+    let present = entries().unwrap_or_default();
+    for element in plan(&config, &pod_addresses(previous), &owner(call)) {
+        if !present
+            .iter()
+            .any(|e| e.map == element.map && e.key == element.key && e.owner == element.owner)
+        {
+            return Err(CniError::internal(format!(
+                "missing port mapping {} in {}",
+                element.key, element.map
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn pod_addresses(previous: &AddResult) -> Vec<Cidr> {
+    let all: Vec<Cidr> = previous.pod_addresses().collect();
+    // One address per family, the first, as the standard plug-in maps.
+    let first = |v6: bool| all.iter().find(|address| address.is_v6() == v6).copied();
+    [first(false), first(true)].into_iter().flatten().collect()
+}
+
+/// An entry of one of the table's maps or sets.
+#[derive(Clone, Debug, PartialEq)]
+struct Element {
+    map: &'static str,
+    key: String,
+    value: Option<String>,
+    owner: String,
+}
+
+fn plan(config: &Config, pods: &[Cidr], owner: &str) -> Vec<Element> {
+    let mut elements = Vec::new();
+    let mut push = |map: &'static str, key: String, value: Option<String>| {
+        elements.push(Element {
+            map,
+            key,
+            value,
+            owner: owner.to_owned(),
+        });
+    };
+    for pod in pods {
+        let v6 = pod.is_v6();
+        for mapping in &config.runtime_config.port_mappings {
+            let host_ip: Option<IpAddr> = mapping.host_ip.parse().ok();
+            let port = format!("{} . {}", mapping.protocol, mapping.host_port);
+            let target = Some(format!("{} . {}", pod.addr, mapping.container_port));
+            match host_ip {
+                Some(ip) if ip.is_ipv6() != v6 => {}
+                Some(ip) if !ip.is_unspecified() => {
+                    push(
+                        if v6 { "address6" } else { "address4" },
+                        format!("{ip} . {port}"),
+                        target,
+                    );
+                }
+                _ => push(if v6 { "any6" } else { "any4" }, port, target),
+            }
+        }
+        if config.snat.unwrap_or(true) {
+            match (v6, config.masquerade_all) {
+                (true, false) => push("masquerade6", format!("{} . {}", pod.addr, pod.addr), None),
+                (false, false) => {
+                    push("masquerade4", format!("{} . {}", pod.addr, pod.addr), None);
+                    push("masquerade4", format!("127.0.0.1 . {}", pod.addr), None);
+                }
+                (true, true) => push("all6", pod.addr.to_string(), None),
+                (false, true) => push("all4", pod.addr.to_string(), None),
+            }
+        }
+    }
+    elements
+}
+
+/// The table itself; stated again by every ADD, so that it exists whoever comes first.
+fn base() -> String {
+    format!(
+        "add table {TABLE}\n\
+         add map {TABLE} address4 {{ type ipv4_addr . inet_proto . inet_service : ipv4_addr . inet_service ; }}\n\
+         add map {TABLE} address6 {{ type ipv6_addr . inet_proto . inet_service : ipv6_addr . inet_service ; }}\n\
+         add map {TABLE} any4 {{ type inet_proto . inet_service : ipv4_addr . inet_service ; }}\n\
+         add map {TABLE} any6 {{ type inet_proto . inet_service : ipv6_addr . inet_service ; }}\n\
+         add set {TABLE} masquerade4 {{ type ipv4_addr . ipv4_addr ; }}\n\
+         add set {TABLE} masquerade6 {{ type ipv6_addr . ipv6_addr ; }}\n\
+         add set {TABLE} all4 {{ type ipv4_addr ; }}\n\
+         add set {TABLE} all6 {{ type ipv6_addr ; }}\n\
+         add chain {TABLE} hostports\n\
+         flush chain {TABLE} hostports\n\
+         add rule {TABLE} hostports dnat ip to ip daddr . meta l4proto . th dport map @address4\n\
+         add rule {TABLE} hostports dnat ip6 to ip6 daddr . meta l4proto . th dport map @address6\n\
+         add rule {TABLE} hostports meta nfproto ipv4 dnat ip to meta l4proto . th dport map @any4\n\
+         add rule {TABLE} hostports meta nfproto ipv6 dnat ip6 to meta l4proto . th dport map @any6\n\
+         add chain {TABLE} prerouting {{ type nat hook prerouting priority -100 ; }}\n\
+         flush chain {TABLE} prerouting\n\
+         add rule {TABLE} prerouting fib daddr type local jump hostports\n\
+         add chain {TABLE} output {{ type nat hook output priority -100 ; }}\n\
+         flush chain {TABLE} output\n\
+         add rule {TABLE} output fib daddr type local jump hostports\n\
+         add chain {TABLE} postrouting {{ type nat hook postrouting priority 100 ; }}\n\
+         flush chain {TABLE} postrouting\n\
+         add rule {TABLE} postrouting ip saddr . ip daddr @masquerade4 masquerade\n\
+         add rule {TABLE} postrouting ip6 saddr . ip6 daddr @masquerade6 masquerade\n\
+         add rule {TABLE} postrouting ct status dnat ip daddr @all4 masquerade\n\
+         add rule {TABLE} postrouting ct status dnat ip6 daddr @all6 masquerade\n"
+    )
+}
+
+fn add_elements(elements: &[Element]) -> String {
+    let line = |element: &Element| {
+        let value = element
+            .value
+            .as_ref()
+            .map(|value| format!(" : {value}"))
+            .unwrap_or_default();
+        format!(
+            "add element {TABLE} {} {{ {} comment \"{}\"{value} }}\n",
+            element.map, element.key, element.owner
+        )
+    };
+    elements.iter().map(line).collect()
+}
+
+fn delete_elements(elements: &[Element]) -> String {
+    elements
+        .iter()
+        .map(|element| {
+            format!(
+                "delete element {TABLE} {} {{ {} }}\n",
+                element.map, element.key
+            )
+        })
+        .collect()
+}
+
+/// All entries of the table, with their owners.
+fn entries() -> Result<Vec<Element>, String> {
+    const MAPS: &[&str] = &[
+        "address4",
+        "address6",
+        "any4",
+        "any6",
+        "masquerade4",
+        "masquerade6",
+        "all4",
+        "all6",
+    ];
+    let listing = nft::list(&["list", "table", "inet", "cox-portmap"])?;
+    let listing: Value = serde_json::from_str(&listing).map_err(|error| error.to_string())?;
+    let mut found = Vec::new();
+    for item in listing["nftables"].as_array().into_iter().flatten() {
+        let (holder, is_map) = match (item.get("map"), item.get("set")) {
+            (Some(map), _) => (map, true),
+            (_, Some(set)) => (set, false),
+            _ => continue,
+        };
+        let Some(map) = MAPS
+            .iter()
+            .find(|known| holder["name"].as_str() == Some(known))
+        else {
+            continue;
+        };
+        for entry in holder["elem"].as_array().into_iter().flatten() {
+            let entry = if is_map { &entry[0] } else { entry };
+            let (value, owner) = match entry.get("elem") {
+                Some(elem) => (&elem["val"], elem["comment"].as_str().unwrap_or_default()),
+                None => (entry, ""),
+            };
+            found.push(Element {
+                map,
+                key: key_text(value),
+                value: None,
+                owner: owner.to_owned(),
+            });
+        }
+    }
+    Ok(found)
+}
+
+/// `{"concat": ["10.0.0.1", "tcp", 80]}` -> `10.0.0.1 . tcp . 80`.
+fn key_text(value: &Value) -> String {
+    let scalar = |value: &Value| {
+        value
+            .as_str()
+            .map(str::to_owned)
+            .unwrap_or_else(|| value.to_string())
+    };
+    match value["concat"].as_array() {
+        Some(parts) => parts.iter().map(scalar).collect::<Vec<_>>().join(" . "),
+        None => scalar(value),
+    }
+}
+
+fn owner(call: &Call) -> String {
+    nft::short_hash(&[&call.network, &call.container_id, &call.ifname])
+}
+
+/// On the link that leads to the pod.
+fn route_localnet(pod: Cidr) -> std::io::Result<()> {
+    let host = Socket::open()?;
+    let index = host.route_to(pod.addr)?.oif.unwrap_or_default();
+    match host.link_by_index(index)? {
+        Some(link) if link.name != "lo" => {
+            set_sysctl(&format!("net/ipv4/conf/{}/route_localnet", link.name), "1")
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plans_by_family_and_host_address() {
+        let mapping = |host_ip: &str, protocol: &str| PortMapping {
+            host_port: 8080,
+            container_port: 80,
+            protocol: protocol.into(),
+            host_ip: host_ip.into(),
+        };
+        let config = Config {
+            runtime_config: RuntimeConfig {
+                port_mappings: vec![
+                    mapping("", "tcp"),
+                    mapping("127.0.0.1", "udp"),
+                    mapping("0.0.0.0", "sctp"),
+                ],
+            },
+            ..Config::default()
+        };
+        let pods = [
+            "10.0.0.2/24".parse().unwrap(),
+            "fd00::2/64".parse().unwrap(),
+        ];
+        let lines: Vec<String> = plan(&config, &pods, "o")
+            .iter()
+            .map(|e| format!("{} {}", e.map, e.key))
+            .collect();
+        assert_eq!(
+            lines,
+            [
+                "any4 tcp . 8080",
+                "address4 127.0.0.1 . udp . 8080",
+                "any4 sctp . 8080",
+                "masquerade4 10.0.0.2 . 10.0.0.2",
+                "masquerade4 127.0.0.1 . 10.0.0.2",
+                "any6 tcp . 8080",
+                "masquerade6 fd00::2 . fd00::2",
+            ]
+        );
+    }
+}

@@ -1,0 +1,168 @@
+//! `ptp`: a veth pair without a bridge; the host's end is the pod's gateway and routes lead to each pod.
+
+use serde::Deserialize;
+
+use super::call::Call;
+use super::interface::{self, Veth, add_veth, configure, describe, enable_forwarding, open_netns};
+use super::{Handlers, ipam, masquerade};
+use crate::cidr::Cidr;
+use crate::error::CniError;
+use crate::netlink::{Route, Scope, Socket};
+use crate::netns::Netns;
+use crate::result::{AddResult, Dns};
+
+pub(super) const HANDLERS: Handlers = Handlers {
+    add,
+    check,
+    del,
+    gc,
+    status,
+};
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct Config {
+    ip_masq: bool,
+    mtu: u32,
+    dns: Dns,
+}
+
+fn add(call: &Call) -> Result<AddResult, CniError> {
+    let config: Config = call.config()?;
+    let kind =
+        ipam::kind(call).ok_or_else(|| CniError::invalid_config("ptp needs an IPAM plugin"))?;
+    let attached = attach(call, &config, kind);
+    if attached.is_err() {
+        let _ = interface::delete(call);
+        let _ = ipam::del(call, kind);
+        if config.ip_masq {
+            let _ = masquerade::remove(&call.network, &call.container_id, &call.ifname);
+        }
+    }
+    attached
+}
+
+fn attach(call: &Call, config: &Config, kind: &str) -> Result<AddResult, CniError> {
+    let netns = open_netns(call)?;
+    let host_netns =
+        Netns::current().map_err(CniError::failed("open the host's network namespace"))?;
+    let host = Socket::open().map_err(CniError::failed("open a netlink socket"))?;
+    let pod = netns
+        .socket()
+        .map_err(CniError::failed("open a netlink socket"))?;
+    let mut result = ipam::add(call, kind)?;
+    for family in [false, true] {
+        if result.ips.iter().any(|ip| ip.address.is_v6() == family) {
+            enable_forwarding(family).map_err(CniError::failed("enable forwarding"))?;
+        }
+    }
+    let mtu = (config.mtu > 0).then_some(config.mtu);
+    let veth = add_veth(&host, &pod, &host_netns, &call.ifname, mtu, None)?;
+    result.interfaces = vec![describe(&veth.host, ""), describe(&veth.pod, &call.netns)];
+    for ip in &mut result.ips {
+        ip.interface = Some(1);
+    }
+    configure(&netns, &pod, &veth.pod, &result, false)?;
+    route_through_gateway(&pod, &veth, &result)?;
+    for ip in &result.ips {
+        if let Some(gateway) = ip.gateway {
+            host.add_address(veth.host.index, Cidr::host(gateway))
+                .map_err(CniError::failed(format!(
+                    "add IP addr {gateway} to {:?}",
+                    veth.host.name
+                )))?;
+        }
+        let mut route = Route::to(Cidr::host(ip.address.addr)).dev(veth.host.index);
+        route.scope = Scope::HOST;
+        host.replace_route(&route)
+            .map_err(CniError::failed(format!(
+                "add route on host to {}",
+                ip.address.addr
+            )))?;
+    }
+    if config.ip_masq {
+        let addresses: Vec<Cidr> = result.ips.iter().map(|ip| ip.address).collect();
+        masquerade::add(&addresses, &call.network, &call.container_id, &call.ifname)
+            .map_err(CniError::failed("set up masquerading"))?;
+    }
+    if !config.dns.is_empty() {
+        result.dns = config.dns.clone();
+    }
+    Ok(result)
+}
+
+/// The pod's neighbours are not on its link: its own network, too, is behind the gateway.
+fn route_through_gateway(pod: &Socket, veth: &Veth, result: &AddResult) -> Result<(), CniError> {
+    let index = veth.pod.index;
+    for ip in &result.ips {
+        let Some(gateway) = ip.gateway else { continue };
+        let mut connected = Route::to(ip.address).dev(index);
+        connected.scope = if ip.address.is_v6() {
+            Scope::UNIVERSE
+        } else {
+            Scope::LINK
+        };
+        connected.protocol = 2;
+        pod.del_route(&connected)
+            .map_err(CniError::failed(format!("delete route {}", connected.dst)))?;
+        let mut to_gateway = Route::to(Cidr::host(gateway)).dev(index);
+        to_gateway.scope = Scope::LINK;
+        to_gateway.source = Some(ip.address.addr);
+        let mut to_network = Route::to(ip.address).via(gateway).dev(index);
+        to_network.source = Some(ip.address.addr);
+        for route in [to_gateway, to_network] {
+            pod.replace_route(&route)
+                .map_err(CniError::failed(format!("add route {}", route.dst)))?;
+        }
+    }
+    // Deleting the connected route takes along what was routed through it.
+    let routes = pod.routes().map_err(CniError::failed("list routes"))?;
+    for wanted in &result.routes {
+        let gateway = wanted.gw.or_else(|| {
+            result
+                .ips
+                .iter()
+                .filter(|ip| ip.address.is_v6() == wanted.dst.is_v6())
+                .find_map(|ip| ip.gateway)
+        });
+        if routes
+            .iter()
+            .any(|route| route.dst == wanted.dst.network() && route.gateway == gateway)
+        {
+            continue;
+        }
+        let mut route = Route::to(wanted.dst).dev(index);
+        route.gateway = gateway;
+        pod.replace_route(&route)
+            .map_err(CniError::failed(format!("add route {}", wanted.dst)))?;
+    }
+    Ok(())
+}
+
+fn del(call: &Call) -> Result<(), CniError> {
+    let config: Config = call.config()?;
+    let mut outcome = interface::delete(call).map(drop);
+    if let Some(kind) = ipam::kind(call) {
+        outcome = outcome.and(ipam::del(call, kind));
+    }
+    if config.ip_masq {
+        let removed = masquerade::remove(&call.network, &call.container_id, &call.ifname);
+        outcome = outcome.and(removed.map_err(CniError::failed("tear down masquerading")));
+    }
+    outcome
+}
+
+fn check(call: &Call) -> Result<(), CniError> {
+    if let Some(kind) = ipam::kind(call) {
+        ipam::check(call, kind)?;
+    }
+    interface::check(call).map(drop)
+}
+
+fn gc(call: &Call) -> Result<(), CniError> {
+    ipam::kind(call).map_or(Ok(()), |kind| ipam::gc(call, kind))
+}
+
+fn status(call: &Call) -> Result<(), CniError> {
+    ipam::kind(call).map_or(Ok(()), |kind| ipam::status(call, kind))
+}
