@@ -79,7 +79,8 @@ fn crates_depend_only_on_what_the_map_allows() {
 fn paths_that_documents_name_exist() {
     for document in ["ARCHITECTURE.md", "README.md", "CONTRIBUTING.md"] {
         for word in read(document).split('`').skip(1).step_by(2) {
-            let is_path = ["crates/", "src/", "tests/", "scripts/", "docs/"].iter().any(|start| word.starts_with(start));
+            let is_path =
+                ["crates/", "src/", "tests/", "scripts/", "docs/"].iter().any(|start| word.starts_with(start));
             if is_path && !word.contains(['<', '*', ' ']) {
                 assert!(Path::new(ROOT).join(word).exists(), "{document} names {word}, which does not exist");
             }
@@ -97,7 +98,8 @@ fn dependencies_come_from_the_registry_under_allowed_licences() {
         let name = text(&package["name"]);
         assert!(source.starts_with("registry+"), "{name} comes from {source}");
         let licence = text(&package["license"]).replace(['(', ')'], "").replace('/', " OR ");
-        let acceptable = licence.split(" OR ").any(|choice| choice.split(" AND ").all(|part| allowed.contains(part.trim())));
+        let acceptable =
+            licence.split(" OR ").any(|choice| choice.split(" AND ").all(|part| allowed.contains(part.trim())));
         assert!(acceptable, "{name} has licence {licence:?}, which deny.toml does not allow");
     }
 }

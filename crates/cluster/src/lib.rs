@@ -1,1 +1,13 @@
+//! A whole cluster in one process: `cox up`, `down`, `delete`, `status`, `logs`, `check`.
+//!
+//! Flow: `up` (the user's command) starts `server` (the process that stays), which prepares keys (`pki`), starts the
+//! components in order and reports each phase (`progress`) until the node is Ready and DNS answers; then the context
+//! goes into the user's kubeconfig. Components get a client each and meet only through the API.
 
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod kubeconfig;
+mod options;
+mod pki;
+
+pub use options::{Options, Shape};

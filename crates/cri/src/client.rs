@@ -48,10 +48,7 @@ pub async fn connect(path: impl AsRef<Path>) -> Result<Clients, Error> {
     let channel = endpoint()
         .connect_with_connector(connector(path.clone()))
         .await
-        .map_err(|source| Error::Transport {
-            path: path.display().to_string(),
-            source,
-        })?;
+        .map_err(|source| Error::Transport { path: path.display().to_string(), source })?;
     Ok(Clients::new(channel))
 }
 
@@ -60,18 +57,12 @@ fn endpoint() -> Endpoint {
     Endpoint::from_static("http://localhost").connect_timeout(CONNECT_TIMEOUT)
 }
 
-type Connecting =
-    std::pin::Pin<Box<dyn Future<Output = std::io::Result<TokioIo<UnixStream>>> + Send>>;
+type Connecting = std::pin::Pin<Box<dyn Future<Output = std::io::Result<TokioIo<UnixStream>>> + Send>>;
 
 fn connector(
     path: PathBuf,
-) -> impl tower::Service<
-    Uri,
-    Response = TokioIo<UnixStream>,
-    Error = std::io::Error,
-    Future = Connecting,
-> + Send
-+ 'static {
+) -> impl tower::Service<Uri, Response = TokioIo<UnixStream>, Error = std::io::Error, Future = Connecting> + Send + 'static
+{
     service_fn(move |_: Uri| -> Connecting {
         let path = path.clone();
         Box::pin(async move { UnixStream::connect(path).await.map(TokioIo::new) })

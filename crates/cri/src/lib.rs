@@ -30,13 +30,7 @@ pub const MAX_MESSAGE_SIZE: usize = 16 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("CRI socket {path}: {source}")]
-    Socket {
-        path: String,
-        source: std::io::Error,
-    },
+    Socket { path: String, source: std::io::Error },
     #[error("CRI endpoint {path}: {source}")]
-    Transport {
-        path: String,
-        source: tonic::transport::Error,
-    },
+    Transport { path: String, source: tonic::transport::Error },
 }

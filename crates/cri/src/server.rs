@@ -21,10 +21,7 @@ pub async fn serve<R: RuntimeService, I: ImageService>(
     stop: CancellationToken,
 ) -> Result<(), Error> {
     let path = socket_path(path.as_ref());
-    let listener = bind(&path).map_err(|source| Error::Socket {
-        path: path.display().to_string(),
-        source,
-    })?;
+    let listener = bind(&path).map_err(|source| Error::Socket { path: path.display().to_string(), source })?;
     let server = tonic::transport::Server::builder()
         .add_service(
             RuntimeServiceServer::new(runtime)
@@ -42,10 +39,7 @@ pub async fn serve<R: RuntimeService, I: ImageService>(
         () = stop.cancelled() => Ok(()),
     };
     // Only our own socket: a successor may have bound the same path already, and then the file is its.
-    served.map_err(|source| Error::Transport {
-        path: path.display().to_string(),
-        source,
-    })
+    served.map_err(|source| Error::Transport { path: path.display().to_string(), source })
 }
 
 fn bind(path: &Path) -> std::io::Result<UnixListener> {

@@ -37,9 +37,7 @@ pub(crate) fn choose(pod: &PodInfo, snapshot: &Snapshot, dice: &mut impl Rng) ->
             }
         }
     }
-    pick(&totals, dice)
-        .map(|index| feasible[index].clone())
-        .ok_or(FitError { nodes: snapshot.len(), rejections })
+    pick(&totals, dice).map(|index| feasible[index].clone()).ok_or(FitError { nodes: snapshot.len(), rejections })
 }
 
 /// The highest total; equals are drawn by lot, each with the same chance.

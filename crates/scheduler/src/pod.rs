@@ -93,7 +93,9 @@ pub(crate) fn is_sidecar(container: &Container) -> bool {
 
 impl Resources {
     /// Reads the amounts of a resource list; what does not parse counts as nothing, for validation refused it long ago.
-    pub(crate) fn of<'a>(list: impl IntoIterator<Item = (&'a String, &'a k8s_openapi::apimachinery::pkg::api::resource::Quantity)>) -> Resources {
+    pub(crate) fn of<'a>(
+        list: impl IntoIterator<Item = (&'a String, &'a k8s_openapi::apimachinery::pkg::api::resource::Quantity)>,
+    ) -> Resources {
         let mut resources = Resources::default();
         for (name, amount) in list {
             let Ok(amount) = amount.0.parse::<Quantity>() else { continue };

@@ -54,9 +54,9 @@ fn term_matches(term: &NodeSelectorTerm, node: &NodeInfo) -> bool {
     let fields = term.match_fields.as_deref().unwrap_or_default();
     !(expressions.is_empty() && fields.is_empty())
         && expressions.iter().all(|requirement| holds(requirement, node.label(&requirement.key)))
-        && fields.iter().all(|requirement| {
-            requirement.key == "metadata.name" && holds(requirement, Some(node.name.as_str()))
-        })
+        && fields
+            .iter()
+            .all(|requirement| requirement.key == "metadata.name" && holds(requirement, Some(node.name.as_str())))
 }
 
 fn holds(requirement: &NodeSelectorRequirement, found: Option<&str>) -> bool {

@@ -19,11 +19,8 @@ impl Plugin for NodeUnschedulable {
         if spec.and_then(|spec| spec.unschedulable) != Some(true) {
             return Ok(());
         }
-        let taint = Taint {
-            key: "node.kubernetes.io/unschedulable".into(),
-            effect: "NoSchedule".into(),
-            ..Taint::default()
-        };
+        let taint =
+            Taint { key: "node.kubernetes.io/unschedulable".into(), effect: "NoSchedule".into(), ..Taint::default() };
         if pod.tolerations().iter().any(|toleration| tolerates(toleration, &taint)) {
             return Ok(());
         }

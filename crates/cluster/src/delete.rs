@@ -1,0 +1,97 @@
+//! `cox delete`: everything of a cluster goes, and nothing else does.
+//!
+//! Teardown goes on after a failure, collects every error and returns them together.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use cni::netlink::Socket;
+use cri::v1::{ListPodSandboxRequest, RemovePodSandboxRequest, StopPodSandboxRequest};
+use tokio_util::sync::CancellationToken;
+
+use crate::options::{Options, Shape};
+use crate::{kubeconfig, manage, node_network, server};
+
+/// Remove the cluster: processes, mounts, links, rules, cgroups, data and context
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    options: Options,
+}
+
+pub async fn main(args: Args) -> Result<()> {
+    let options = &args.options;
+    let mut errors = Vec::new();
+    let mut step = |what: &str, result: Result<()>| {
+        if let Err(error) = result {
+            errors.push(format!("{what}: {error:#}"));
+        }
+    };
+    step("stopping the cluster", manage::stop(options).map(drop));
+    step("removing pods", remove_pods(options).await);
+    step("removing firewall rules", remove_rules());
+    step("removing links", remove_links());
+    step("removing mounts", unmount_below(&options.data_dir).and_then(|()| unmount_below(&options.run_dir)));
+    step("removing run files", remove_dir(&options.run_dir));
+    step("removing data", remove_dir(&options.data_dir));
+    if let Some(file) = kubeconfig::user_file() {
+        step("removing the context", kubeconfig::remove_from(&file, &options.name));
+    }
+    if !errors.is_empty() {
+        bail!("not everything could be removed:\n  {}", errors.join("\n  "));
+    }
+    println!("cluster {:?} is gone", options.name);
+    Ok(())
+}
+
+/// Starts the runtime once more, on its own, and has it remove every pod: it alone knows what belongs to one.
+async fn remove_pods(options: &Options) -> Result<()> {
+    if !options.data_dir.join("runtime").exists() {
+        return Ok(());
+    }
+    let stop = CancellationToken::new();
+    let runtime = tokio::spawn(runtime::run(server::runtime_config(options, None), stop.clone()));
+    let removed = async {
+        let mut client = connect(options).await?;
+        let sandboxes = client.runtime.list_pod_sandbox(ListPodSandboxRequest::default()).await?.into_inner().items;
+        for sandbox in sandboxes {
+            let pod_sandbox_id = sandbox.id;
+            client.runtime.stop_pod_sandbox(StopPodSandboxRequest { pod_sandbox_id: pod_sandbox_id.clone() }).await?;
+            client.runtime.remove_pod_sandbox(RemovePodSandboxRequest { pod_sandbox_id }).await?;
+        }
+        anyhow::Ok(())
+    }
+    .await;
+    stop.cancel();
+    let ended = runtime.await.context("the runtime panicked")?;
+    removed.and(ended)
+}
+
+fn remove_dir(dir: &Path) -> Result<()> {
+    match fs::remove_dir_all(dir) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error).with_context(|| dir.display().to_string()),
+        _ => Ok(()),
+    }
+}
+
+fn remove_links() -> Result<()> {
+    let socket = Socket::open()?;
+    if let Some(bridge) = socket.link(node_network::BRIDGE)? {
+        socket.del_link(bridge.index)?;
+    }
+    Ok(())
+}
+
+/// Unmounts, innermost first, what is mounted below a directory.
+fn unmount_below(dir: &Path) -> Result<()> {
+    let table = fs::read_to_string("/proc/self/mountinfo")?;
+    let points = table.lines().filter_map(|line| line.split(' ').nth(4)).map(Path::new);
+    let mut inside: Vec<&Path> = points.filter(|point| point.starts_with(dir)).collect();
+    inside.reverse();
+    for point in inside {
+        nix::mount::umount2(point, nix::mount::MntFlags::MNT_DETACH).with_context(|| point.display().to_string())?;
+    }
+    Ok(())
+}

@@ -1,0 +1,100 @@
+//! The lock that says whether a cluster runs, and in which process.
+//!
+//! The kernel drops it when the process ends, however it ends: a stale pid is never believed, and waiting for the end of
+//! a cluster is waiting for the lock.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use nix::fcntl::{Flock, FlockArg};
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
+
+/// Held for as long as this process runs the cluster.
+pub struct Lock(#[expect(dead_code, reason = "holding it is the point")] Flock<File>);
+
+impl Lock {
+    /// Takes the lock, or says which process has it.
+    pub fn take(path: &Path) -> Result<std::result::Result<Lock, Holder>> {
+        let file = open(path)?;
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(mut file) => {
+                file.set_len(0)?;
+                file.rewind()?;
+                write!(*file, "{}", std::process::id())?;
+                Ok(Ok(Lock(file)))
+            }
+            Err((file, nix::errno::Errno::EWOULDBLOCK)) => Ok(Err(Holder::read(file, path)?)),
+            Err((_, error)) => Err(error).with_context(|| path.display().to_string()),
+        }
+    }
+
+    /// The process that runs the cluster, if one does.
+    pub fn holder(path: &Path) -> Result<Option<Holder>> {
+        if !path.exists() {
+            return Ok(None);
+        }
+        // Shared, so that two who only look do not see each other.
+        match Flock::lock(open(path)?, FlockArg::LockSharedNonblock) {
+            Ok(_) => Ok(None),
+            Err((file, nix::errno::Errno::EWOULDBLOCK)) => Ok(Some(Holder::read(file, path)?)),
+            Err((_, error)) => Err(error).with_context(|| path.display().to_string()),
+        }
+    }
+}
+
+/// The process that runs a cluster.
+pub struct Holder {
+    pub pid: Pid,
+    path: PathBuf,
+}
+
+impl Holder {
+    fn read(mut file: File, path: &Path) -> Result<Holder> {
+        let mut text = String::new();
+        file.read_to_string(&mut text)?;
+        let pid = text.trim().parse().with_context(|| format!("{} holds no pid", path.display()))?;
+        Ok(Holder { pid: Pid::from_raw(pid), path: path.to_owned() })
+    }
+
+    /// Asks the process to end and returns when it has.
+    pub fn stop(self) -> Result<()> {
+        nix::sys::signal::kill(self.pid, Signal::SIGTERM).with_context(|| format!("stopping process {}", self.pid))?;
+        match Flock::lock(open(&self.path)?, FlockArg::LockExclusive) {
+            Ok(_) => Ok(()),
+            Err((_, error)) => Err(error).with_context(|| self.path.display().to_string()),
+        }
+    }
+}
+
+fn open(path: &Path) -> Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(path)
+        .with_context(|| format!("opening {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_holder_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        assert!(Lock::holder(&path).unwrap().is_none());
+        let held = Lock::take(&path).unwrap().ok().unwrap();
+        let Err(holder) = Lock::take(&path).unwrap() else { panic!("taken twice") };
+        assert_eq!(holder.pid, nix::unistd::getpid());
+        assert!(Lock::holder(&path).unwrap().is_some());
+        drop(held);
+        assert!(Lock::holder(&path).unwrap().is_none());
+    }
+}

@@ -1,0 +1,99 @@
+//! `cox down`, `status` and `logs`: the commands for a cluster that is there.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::lock::Lock;
+use crate::options::Options;
+
+/// Stop the cluster; its data and its containers stay
+#[derive(Debug, Clone, clap::Args)]
+pub struct DownArgs {
+    #[command(flatten)]
+    options: Options,
+}
+
+pub async fn down(args: DownArgs) -> Result<()> {
+    match stop(&args.options)? {
+        true => println!("stopped; containers run on. 'cox up' resumes, 'cox delete' removes everything"),
+        false => println!("cluster {:?} does not run", args.options.name),
+    }
+    Ok(())
+}
+
+/// Ends the cluster's process and waits for its end; false if there is none.
+pub(crate) fn stop(options: &Options) -> Result<bool> {
+    match Lock::holder(&options.lock_file())? {
+        Some(holder) => holder.stop().map(|()| true),
+        None => Ok(false),
+    }
+}
+
+/// Say whether the cluster runs, and where
+#[derive(Debug, Clone, clap::Args)]
+pub struct StatusArgs {
+    #[command(flatten)]
+    options: Options,
+}
+
+pub async fn status(args: StatusArgs) -> Result<()> {
+    let options = &args.options;
+    let Some(holder) = Lock::holder(&options.lock_file())? else {
+        bail!("cluster {:?} does not run: start it with 'cox up'", options.name);
+    };
+    println!("cluster     {} (process {})", options.name, holder.pid);
+    println!("kubeconfig  {}", options.admin_kubeconfig().display());
+    println!("data        {}", options.data_dir.display());
+    println!("log         {}", options.log_file().display());
+    println!("runtime     unix://{}", options.cri_socket().display());
+    Ok(())
+}
+
+/// Print the cluster's log
+#[derive(Debug, Clone, clap::Args)]
+pub struct LogsArgs {
+    #[command(flatten)]
+    options: Options,
+    /// Only lines of this component (apiserver, controllers, scheduler, kubelet, runtime, proxy, dns …)
+    component: Option<String>,
+    /// Go on printing what is added
+    #[arg(long, short)]
+    follow: bool,
+    /// Only the last lines
+    #[arg(long)]
+    tail: Option<usize>,
+}
+
+pub async fn logs(args: LogsArgs) -> Result<()> {
+    let path = args.options.log_file();
+    let mut reader = BufReader::new(File::open(&path).with_context(|| format!("no log at {}", path.display()))?);
+    let wanted = |line: &str| args.component.as_ref().is_none_or(|component| line.contains(&format!(" {component}::")));
+    let mut lines = Vec::new();
+    let mut line = String::new();
+    while reader.read_line(&mut line)? > 0 {
+        if wanted(&line) {
+            lines.push(std::mem::take(&mut line));
+        }
+        line.clear();
+    }
+    let skip = args.tail.map_or(0, |tail| lines.len().saturating_sub(tail));
+    let mut out = std::io::stdout().lock();
+    for line in &lines[skip..] {
+        out.write_all(line.as_bytes())?;
+    }
+    while args.follow {
+        let position = reader.stream_position()?;
+        line.clear();
+        if reader.read_line(&mut line)? == 0 || !line.ends_with('\n') {
+            // The end, or half a line: look again from the same place.
+            reader.seek(SeekFrom::Start(position))?;
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        } else if wanted(&line) {
+            out.write_all(line.as_bytes())?;
+        }
+    }
+    Ok(())
+}

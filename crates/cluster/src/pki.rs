@@ -1,0 +1,172 @@
+//! Keys and certificates of a cluster.
+//!
+//! The authorities and the key that signs service-account tokens are made once and kept. Everything they sign is
+//! made anew at each start: that costs a few milliseconds, follows a changed address, and never expires unnoticed.
+
+use std::fs;
+use std::io::Write;
+use std::net::IpAddr;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, SanType,
+};
+
+const AUTHORITY_YEARS: i64 = 10;
+const LEAF_YEARS: i64 = 1;
+
+/// The directory of keys; every file has a name that kubeadm users know.
+#[derive(Debug, Clone)]
+pub struct Pki {
+    dir: PathBuf,
+}
+
+/// Who a certificate speaks for.
+struct Subject<'a> {
+    name: &'a str,
+    organizations: &'a [&'a str],
+    hosts: &'a [String],
+    addresses: &'a [IpAddr],
+}
+
+impl Pki {
+    /// Makes what is missing under `dir` and signs the leaves anew.
+    pub fn prepare(dir: &Path, node_name: &str, hosts: &[String], addresses: &[IpAddr]) -> Result<Pki> {
+        private_dir(dir)?;
+        let pki = Pki { dir: dir.to_owned() };
+        let ca = pki.authority("ca", "kubernetes-ca")?;
+        let front_proxy = pki.authority("front-proxy-ca", "kubernetes-front-proxy-ca")?;
+        pki.service_account_key()?;
+
+        let client = |name, organizations| Subject { name, organizations, hosts: &[], addresses: &[] };
+        pki.leaf(&ca, "apiserver", Subject { name: "kube-apiserver", organizations: &[], hosts, addresses })?;
+        pki.leaf(&ca, "admin", client("kubernetes-admin", &["system:masters"]))?;
+        pki.leaf(&ca, "apiserver-kubelet-client", client("kube-apiserver-kubelet-client", &["system:masters"]))?;
+        pki.leaf(&front_proxy, "front-proxy-client", client("front-proxy-client", &[]))?;
+        let node = format!("system:node:{node_name}");
+        pki.leaf(&ca, "kubelet-client", client(&node, &["system:nodes"]))?;
+        let node_hosts = [node_name.to_owned(), "localhost".to_owned()];
+        pki.leaf(
+            &ca,
+            "kubelet",
+            Subject { name: &node, organizations: &["system:nodes"], hosts: &node_hosts, addresses },
+        )?;
+        Ok(pki)
+    }
+
+    pub fn certificate(&self, name: &str) -> PathBuf {
+        self.dir.join(format!("{name}.crt"))
+    }
+
+    pub fn key(&self, name: &str) -> PathBuf {
+        self.dir.join(format!("{name}.key"))
+    }
+
+    /// The public half of the key that signs service-account tokens.
+    pub fn service_account_public_key(&self) -> PathBuf {
+        self.dir.join("sa.pub")
+    }
+
+    fn authority(&self, name: &str, common_name: &str) -> Result<Issuer<'static, KeyPair>> {
+        let (certificate, key) = (self.certificate(name), self.key(name));
+        if !certificate.exists() || !key.exists() {
+            let mut params = CertificateParams::default();
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            params.key_usages =
+                vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign, KeyUsagePurpose::DigitalSignature];
+            params.distinguished_name.push(DnType::CommonName, common_name);
+            valid_for_years(&mut params, AUTHORITY_YEARS);
+            let pair = KeyPair::generate()?;
+            let signed = params.self_signed(&pair)?;
+            write_private(&key, pair.serialize_pem().as_bytes())?;
+            write_private(&certificate, signed.pem().as_bytes())?;
+        }
+        let read = |path: &Path| fs::read_to_string(path).with_context(|| path.display().to_string());
+        let pair = KeyPair::from_pem(&read(&key)?).with_context(|| key.display().to_string())?;
+        Issuer::from_ca_cert_pem(&read(&certificate)?, pair).with_context(|| certificate.display().to_string())
+    }
+
+    fn leaf(&self, issuer: &Issuer<'_, KeyPair>, file: &str, subject: Subject<'_>) -> Result<()> {
+        let mut params = CertificateParams::new(subject.hosts.to_vec())?;
+        params.subject_alt_names.extend(subject.addresses.iter().map(|address| SanType::IpAddress(*address)));
+        let mut name = DistinguishedName::new();
+        for organization in subject.organizations {
+            name.push(DnType::OrganizationName, *organization);
+        }
+        name.push(DnType::CommonName, subject.name);
+        params.distinguished_name = name;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        if !subject.hosts.is_empty() || !subject.addresses.is_empty() {
+            params.extended_key_usages.push(ExtendedKeyUsagePurpose::ServerAuth);
+        }
+        params.use_authority_key_identifier_extension = true;
+        valid_for_years(&mut params, LEAF_YEARS);
+        let pair = KeyPair::generate()?;
+        let signed = params.signed_by(&pair, issuer)?;
+        write_private(&self.key(file), pair.serialize_pem().as_bytes())?;
+        write_private(&self.certificate(file), signed.pem().as_bytes())
+    }
+
+    fn service_account_key(&self) -> Result<()> {
+        let key = self.key("sa");
+        if !key.exists() {
+            let pair = KeyPair::generate()?;
+            write_private(&self.service_account_public_key(), pair.public_key_pem().as_bytes())?;
+            write_private(&key, pair.serialize_pem().as_bytes())?;
+        }
+        Ok(())
+    }
+}
+
+/// From an hour ago, so that a client whose clock is a little behind is not turned away.
+fn valid_for_years(params: &mut CertificateParams, years: i64) {
+    let now = std::time::SystemTime::now();
+    params.not_before = (now - std::time::Duration::from_secs(3600)).into();
+    params.not_after = (now + std::time::Duration::from_secs(years as u64 * 365 * 24 * 3600)).into();
+}
+
+/// Creates a directory, and its parents, that only its owner can enter.
+pub(crate) fn private_dir(dir: &Path) -> Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).with_context(|| format!("creating {}", dir.display()))
+}
+
+/// Replaces a file as a whole; only its owner can read it.
+pub(crate) fn write_private(path: &Path, content: &[u8]) -> Result<()> {
+    let write = || -> std::io::Result<()> {
+        let mut name = path.file_name().unwrap_or_default().to_owned();
+        name.push(format!(".{}", std::process::id()));
+        let temporary = path.with_file_name(name);
+        let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+        file.write_all(content)?;
+        file.sync_all()?;
+        fs::rename(&temporary, path)
+    };
+    write().with_context(|| format!("writing {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn authorities_last_and_leaves_are_renewed() {
+        let dir = tempfile::tempdir().unwrap();
+        let prepare =
+            || Pki::prepare(dir.path(), "n1", &["localhost".into()], &["127.0.0.1".parse().unwrap()]).unwrap();
+        let pki = prepare();
+        let read = |path: PathBuf| fs::read_to_string(path).unwrap();
+        let (ca, sa, leaf) = (read(pki.certificate("ca")), read(pki.key("sa")), read(pki.certificate("admin")));
+        let pki = prepare();
+        assert_eq!((ca, sa), (read(pki.certificate("ca")), read(pki.key("sa"))));
+        assert_ne!(leaf, read(pki.certificate("admin")));
+        for entry in fs::read_dir(dir.path()).unwrap() {
+            let mode = entry.unwrap().metadata().unwrap().permissions().mode();
+            assert_eq!(mode & 0o077, 0, "nothing here is for others");
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! `cox check`: what this host lacks to be a node, and how to get it.
+
+use std::path::Path;
+
+use anyhow::{Result, bail};
+
+/// One requirement and, when it is not met, what to do about it.
+struct Check {
+    what: &'static str,
+    met: fn() -> bool,
+    remedy: &'static str,
+}
+
+const CHECKS: &[Check] = &[
+    Check {
+        what: "running as root",
+        met: || nix::unistd::geteuid().is_root(),
+        remedy: "a node makes namespaces, mounts and firewall rules: run it with sudo",
+    },
+    Check {
+        what: "cgroups",
+        met: || Path::new("/sys/fs/cgroup/cgroup.controllers").exists() || Path::new("/sys/fs/cgroup/memory").exists(),
+        remedy: "mount cgroup2 on /sys/fs/cgroup, or the v1 controllers below it",
+    },
+    Check {
+        what: "overlayfs",
+        met: || file_has("/proc/filesystems", "overlay"),
+        remedy: "load it with: modprobe overlay",
+    },
+    Check {
+        what: "network namespaces",
+        met: || Path::new("/proc/self/ns/net").exists(),
+        remedy: "the kernel needs CONFIG_NET_NS",
+    },
+    Check { what: "nft", met: || on_path("nft"), remedy: "install it with: apt-get install nftables" },
+];
+
+/// Prints every requirement; fails when one is not met.
+pub fn print() -> Result<()> {
+    for check in CHECKS {
+        if (check.met)() {
+            println!(" ✓ {}", check.what);
+        } else {
+            println!(" ✗ {}: {}", check.what, check.remedy);
+        }
+    }
+    require()
+}
+
+/// Fails with everything that is missing.
+pub fn require() -> Result<()> {
+    let missing: Vec<String> =
+        CHECKS.iter().filter(|check| !(check.met)()).map(|check| format!("\n  {}: {}", check.what, check.remedy)).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    bail!("this host cannot be a node yet:{}", missing.concat());
+}
+
+fn file_has(path: &str, word: &str) -> bool {
+    std::fs::read_to_string(path).is_ok_and(|text| text.split_whitespace().any(|found| found == word))
+}
+
+fn on_path(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]).any(|dir| dir.join(program).is_file())
+}
