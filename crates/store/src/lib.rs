@@ -2,7 +2,7 @@
 //!
 //! Flow: `apiserver` -> [`Store::txn`] -> log on disk (or etcd) -> [`Store::watch`] -> watch caches.
 //! Semantics are those of etcd v3, so the two implementations can be exchanged: [`embedded`] (the
-//! default: an in-memory multi-version index and a durable log) and `etcd` (a real cluster).
+//! default: an in-memory multi-version index and a durable log) and [`etcd`] (a real cluster).
 //!
 //! Invariants that callers may rely on:
 //! - A write that was answered is durable; one that was refused left nothing behind. Only
@@ -14,7 +14,9 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod cli;
 pub mod embedded;
+pub mod etcd;
 
 mod error;
 mod kv;
@@ -24,6 +26,7 @@ mod watch;
 
 pub use embedded::EmbeddedStore;
 pub use error::StoreError;
+pub use etcd::EtcdStore;
 pub use kv::{KeyValue, LeaseId, Revision};
 pub use range::{KeyRange, Range, RangeResult};
 pub use txn::{Compare, Op, OpResult, Txn, TxnResult};

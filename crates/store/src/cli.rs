@@ -1,0 +1,81 @@
+//! `cox store`: examine, salvage, copy and restore the directory of an embedded store.
+
+use crate::embedded::{self, Report};
+use clap::{Parser, Subcommand};
+use std::path::PathBuf;
+
+/// Examine, repair, back up and restore an embedded store
+#[derive(Parser, Clone, Debug)]
+#[command(name = "store")]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Clone, Debug)]
+enum Command {
+    /// Read every byte and say whether the store can be opened; changes nothing, works while it is in use
+    Check {
+        /// The store's directory
+        dir: PathBuf,
+    },
+    /// Salvage what can be read of a damaged store that is not in use; the damaged files are kept beside it
+    Repair {
+        /// The store's directory
+        dir: PathBuf,
+    },
+    /// Copy a consistent state into one file, also while the store is in use
+    Backup {
+        /// The store's directory
+        dir: PathBuf,
+        /// The file to write; it must not exist
+        file: PathBuf,
+    },
+    /// Make a store from a backup
+    Restore {
+        /// The backup
+        file: PathBuf,
+        /// The directory to make; it must not hold a store
+        dir: PathBuf,
+    },
+}
+
+pub async fn main(args: Args) -> anyhow::Result<()> {
+    let lines = tokio::task::spawn_blocking(move || run(args.command)).await??;
+    for line in lines {
+        println!("{line}");
+    }
+    Ok(())
+}
+
+fn run(command: Command) -> Result<Vec<String>, crate::StoreError> {
+    Ok(match command {
+        Command::Check { dir } => describe(&embedded::check(&dir)?),
+        Command::Repair { dir } => {
+            let done = embedded::repair(&dir)?;
+            let mut lines: Vec<_> = done.lost.iter().map(|what| format!("lost: {what}")).collect();
+            lines.extend(done.set_aside.iter().map(|file| format!("kept: {}", file.display())));
+            if lines.is_empty() {
+                lines.push("nothing to repair".into());
+            }
+            lines.extend(describe(&done.report));
+            lines
+        }
+        Command::Backup { dir, file } => {
+            let (revision, size) = embedded::backup(&dir, &file)?;
+            vec![format!("{}: revision {revision}, {size} bytes", file.display())]
+        }
+        Command::Restore { file, dir } => describe(&embedded::restore(&file, &dir)?),
+    })
+}
+
+fn describe(report: &Report) -> Vec<String> {
+    let mut lines: Vec<_> = report.files.iter().map(|(file, len)| format!("{}: {len} bytes", file.display())).collect();
+    if let Some(torn) = &report.torn {
+        let place = torn.file.display();
+        lines.push(format!("{place}: an unfinished write at byte {} will be cut when the store opens", torn.offset));
+    }
+    let Report { revision, compacted, keys, leases, .. } = report;
+    lines.push(format!("ok: revision {revision}, {keys} keys, {leases} leases, history from revision {compacted}"));
+    lines
+}

@@ -1,0 +1,365 @@
+//! Talking to a cluster: endpoints, failover, credentials, deadlines, and etcd's errors in our words.
+
+use super::messages::{AuthenticateRequest, AuthenticateResponse};
+use super::{Options, Tls};
+use crate::{Result, StoreError};
+use parking_lot::RwLock;
+use prost::Message;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::time::Instant;
+use tonic::client::Grpc;
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::{Code, IntoStreamingRequest, Request, Status, Streaming};
+use tonic_prost::ProstCodec;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// A peer that is silent for the sum of these is gone, and its watches move on.
+const PING_EVERY: Duration = Duration::from_secs(5);
+const PING_TIMEOUT: Duration = Duration::from_secs(5);
+/// Between rounds over all endpoints while there is time left.
+const ROUND_PAUSE: Duration = Duration::from_millis(100);
+
+/// What a lost answer means for sending a request again.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Repeat {
+    /// It changes nothing.
+    Freely,
+    /// It may have been carried out: only if it surely was not sent.
+    IfUnsent,
+}
+
+pub(super) struct Connection {
+    endpoints: Vec<(String, Channel)>,
+    /// The endpoint that answered last.
+    current: AtomicUsize,
+    timeout: Duration,
+    credentials: Option<(String, String)>,
+    token: RwLock<Option<String>>,
+}
+
+impl Connection {
+    pub(super) fn new(options: &Options) -> Result<Connection> {
+        if options.endpoints.is_empty() {
+            return Err(StoreError::Invalid("no etcd endpoint was given".into()));
+        }
+        let tls = options.tls.as_ref().map(read_tls).transpose()?;
+        let endpoints = options.endpoints.iter().map(|name| Ok((name.clone(), channel(name, tls.as_ref())?)));
+        Ok(Connection {
+            endpoints: endpoints.collect::<Result<_>>()?,
+            current: AtomicUsize::new(0),
+            timeout: options.timeout,
+            credentials: options.credentials.clone(),
+            token: RwLock::new(None),
+        })
+    }
+
+    /// One request, one answer. Goes round the endpoints until one answers or the time is up.
+    pub(super) async fn call<Q, A>(&self, path: &'static str, message: Q, repeat: Repeat) -> Result<A, Failure>
+    where
+        Q: Message + Clone + 'static,
+        A: Message + Default + 'static,
+    {
+        let deadline = Instant::now() + self.timeout;
+        self.authenticate(deadline, false).await?;
+        let mut failures = Failures::default();
+        let mut renewed = false;
+        loop {
+            for _ in 0..self.endpoints.len() {
+                let at = self.current.load(Ordering::Relaxed);
+                let (name, channel) = &self.endpoints[at];
+                let attempt = unary(channel, path, self.request(message.clone()));
+                let Ok(answer) = tokio::time::timeout_at(deadline, attempt).await else {
+                    self.move_on(at);
+                    return Err(failures.timed_out(self, name));
+                };
+                let status = match answer {
+                    Ok(answer) => return Ok(answer),
+                    Err(status) => status,
+                };
+                if status.code() == Code::Unauthenticated && self.credentials.is_some() && !renewed {
+                    renewed = true;
+                    self.authenticate(deadline, true).await?;
+                    continue;
+                }
+                if !is_outage(&status) {
+                    return Err(Failure::Refused(status, name.clone()));
+                }
+                self.move_on(at);
+                let sent = !was_not_sent(&status);
+                failures.note(name, &status);
+                if repeat == Repeat::IfUnsent && sent {
+                    return Err(Failure::Down(failures.describe()));
+                }
+            }
+            if Instant::now() + ROUND_PAUSE >= deadline {
+                return Err(Failure::Down(failures.describe()));
+            }
+            tokio::time::sleep(ROUND_PAUSE).await;
+        }
+    }
+
+    /// Opens a stream of answers to a stream of requests, on the current endpoint only.
+    pub(super) async fn stream<Q, A>(
+        &self,
+        path: &'static str,
+        messages: impl IntoStreamingRequest<Message = Q>,
+    ) -> Result<Streaming<A>, Failure>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+    {
+        let deadline = Instant::now() + self.timeout;
+        self.authenticate(deadline, false).await?;
+        let at = self.current.load(Ordering::Relaxed);
+        let (name, channel) = &self.endpoints[at];
+        let mut request = messages.into_streaming_request();
+        self.add_token(request.metadata_mut());
+        let open = async {
+            let mut grpc = grpc(channel);
+            grpc.ready().await.map_err(|error| Status::from_error(error.into()))?;
+            grpc.streaming(request, PathAndQuery::from_static(path), ProstCodec::<Q, A>::default()).await
+        };
+        let failure = match tokio::time::timeout_at(deadline, open).await {
+            Ok(Ok(stream)) => return Ok(stream.into_inner()),
+            Ok(Err(status)) => self.judge(at, status),
+            Err(_) => {
+                self.move_on(at);
+                Failures::default().timed_out(self, name)
+            }
+        };
+        Err(failure)
+    }
+
+    /// What a failed stream means; an outage makes the next attempt use another endpoint.
+    pub(super) fn judge_stream(&self, status: Status) -> Failure {
+        self.judge(self.current.load(Ordering::Relaxed), status)
+    }
+
+    pub(super) fn try_next_endpoint(&self) {
+        self.move_on(self.current.load(Ordering::Relaxed));
+    }
+
+    pub(super) fn forget_token(&self) {
+        *self.token.write() = None;
+    }
+
+    fn judge(&self, at: usize, status: Status) -> Failure {
+        let name = &self.endpoints[at].0;
+        if is_outage(&status) {
+            self.move_on(at);
+            let mut failures = Failures::default();
+            failures.note(name, &status);
+            return Failure::Down(failures.describe());
+        }
+        if status.code() == Code::Unauthenticated {
+            self.forget_token();
+        }
+        Failure::Refused(status, name.clone())
+    }
+
+    fn move_on(&self, from: usize) {
+        let next = (from + 1) % self.endpoints.len();
+        // Whoever saw the failure first moves; the others follow.
+        let _ = self.current.compare_exchange(from, next, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    async fn authenticate(&self, deadline: Instant, renew: bool) -> Result<(), Failure> {
+        let Some((name, password)) = &self.credentials else { return Ok(()) };
+        if !renew && self.token.read().is_some() {
+            return Ok(());
+        }
+        let message = AuthenticateRequest { name: name.clone(), password: password.clone() };
+        let mut failures = Failures::default();
+        for _ in 0..self.endpoints.len() {
+            let at = self.current.load(Ordering::Relaxed);
+            let (name, channel) = &self.endpoints[at];
+            let attempt = unary(channel, "/etcdserverpb.Auth/Authenticate", Request::new(message.clone()));
+            let answer: Result<AuthenticateResponse, Status> = match tokio::time::timeout_at(deadline, attempt).await {
+                Ok(answer) => answer,
+                Err(_) => return Err(failures.timed_out(self, name)),
+            };
+            match answer {
+                Ok(answer) => {
+                    *self.token.write() = Some(answer.token);
+                    return Ok(());
+                }
+                Err(status) if is_outage(&status) => {
+                    failures.note(name, &status);
+                    self.move_on(at);
+                }
+                Err(status) => return Err(Failure::Refused(status, name.clone())),
+            }
+        }
+        Err(Failure::Down(failures.describe()))
+    }
+
+    fn request<Q>(&self, message: Q) -> Request<Q> {
+        let mut request = Request::new(message);
+        self.add_token(request.metadata_mut());
+        request
+    }
+
+    fn add_token(&self, metadata: &mut tonic::metadata::MetadataMap) {
+        if let Some(token) = self.token.read().as_ref().and_then(|token| token.parse().ok()) {
+            metadata.insert("token", token);
+        }
+    }
+
+    pub(super) fn names(&self) -> String {
+        let names: Vec<_> = self.endpoints.iter().map(|(name, _)| name.as_str()).collect();
+        names.join(", ")
+    }
+}
+
+/// Why a call has no answer.
+pub(super) enum Failure {
+    /// etcd answered with an error. The endpoint's name goes with it.
+    Refused(Status, String),
+    /// Nobody answered, or nobody could.
+    Down(String),
+}
+
+impl From<Failure> for StoreError {
+    /// Errors whose meaning does not depend on the request. Callers look at theirs first.
+    fn from(failure: Failure) -> StoreError {
+        let (status, endpoint) = match failure {
+            Failure::Down(what) => return StoreError::Unavailable(what),
+            Failure::Refused(status, endpoint) => (status, endpoint),
+        };
+        let message = status.message().trim_start_matches("etcdserver: ");
+        match status.code() {
+            Code::Unauthenticated | Code::PermissionDenied => StoreError::Denied(format!("{endpoint}: {message}")),
+            Code::InvalidArgument | Code::FailedPrecondition
+                if message.contains("authentication failed")
+                    || message.contains("user name is empty")
+                    || message.contains("authentication is not enabled") =>
+            {
+                StoreError::Denied(format!("{endpoint}: {message}"))
+            }
+            Code::ResourceExhausted if message.contains("space exceeded") => {
+                StoreError::Full { path: PathBuf::from(endpoint) }
+            }
+            Code::InvalidArgument | Code::AlreadyExists => StoreError::Invalid(message.to_owned()),
+            _ => StoreError::Unavailable(format!("{endpoint}: {message}")),
+        }
+    }
+}
+
+#[derive(Default)]
+struct Failures {
+    by_endpoint: Vec<(String, String)>,
+}
+
+impl Failures {
+    fn note(&mut self, endpoint: &str, status: &Status) {
+        let reason = root_cause(status);
+        match self.by_endpoint.iter_mut().find(|(name, _)| name == endpoint) {
+            Some(entry) => entry.1 = reason,
+            None => self.by_endpoint.push((endpoint.into(), reason)),
+        }
+    }
+
+    fn describe(&self) -> String {
+        let all: Vec<_> = self.by_endpoint.iter().map(|(name, reason)| format!("{name}: {reason}")).collect();
+        format!("no etcd endpoint answers ({})", all.join("; "))
+    }
+
+    fn timed_out(&self, connection: &Connection, endpoint: &str) -> Failure {
+        let seconds = connection.timeout.as_secs_f32();
+        let mut text =
+            format!("no answer from etcd at {endpoint} within {seconds} s; has the cluster lost its quorum?");
+        for (name, reason) in &self.by_endpoint {
+            text.push_str(&format!(" {name}: {reason}"));
+        }
+        Failure::Down(text)
+    }
+}
+
+/// The innermost message: "connection refused" rather than "transport error".
+fn root_cause(status: &Status) -> String {
+    let mut text = status.message().trim_start_matches("etcdserver: ").to_owned();
+    let mut source = std::error::Error::source(status);
+    while let Some(error) = source {
+        text = error.to_string();
+        source = error.source();
+    }
+    text
+}
+
+/// The endpoint cannot serve, as opposed to having refused the request.
+fn is_outage(status: &Status) -> bool {
+    match status.code() {
+        Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Aborted => true,
+        // What tonic makes of a broken connection.
+        Code::Unknown | Code::Internal => !status.message().starts_with("etcdserver:"),
+        _ => false,
+    }
+}
+
+fn was_not_sent(status: &Status) -> bool {
+    let mut source = std::error::Error::source(status);
+    while let Some(error) = source {
+        if error.is::<tonic::ConnectError>() {
+            return true;
+        }
+        if let Some(io) = error.downcast_ref::<std::io::Error>()
+            && io.kind() == std::io::ErrorKind::ConnectionRefused
+        {
+            return true;
+        }
+        source = error.source();
+    }
+    false
+}
+
+fn grpc(channel: &Channel) -> Grpc<Channel> {
+    // etcd has its own limits; a list of everything is larger than gRPC's usual 4 MiB.
+    Grpc::new(channel.clone()).max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX)
+}
+
+async fn unary<Q, A>(channel: &Channel, path: &'static str, request: Request<Q>) -> Result<A, Status>
+where
+    Q: Message + 'static,
+    A: Message + Default + 'static,
+{
+    let mut grpc = grpc(channel);
+    grpc.ready().await.map_err(|error| Status::from_error(error.into()))?;
+    let answer = grpc.unary(request, PathAndQuery::from_static(path), ProstCodec::<Q, A>::default()).await?;
+    Ok(answer.into_inner())
+}
+
+fn channel(name: &str, tls: Option<&ClientTlsConfig>) -> Result<Channel> {
+    let bad = |reason: &str| StoreError::Invalid(format!("etcd endpoint {name:?}: {reason}"));
+    let rest = name.strip_prefix("http://").or_else(|| name.strip_prefix("https://"));
+    let rest = rest.ok_or_else(|| bad("must start with http:// or https://"))?;
+    let (host, port) = rest.trim_end_matches('/').rsplit_once(':').ok_or_else(|| bad("has no port"))?;
+    if host.is_empty() || port.parse::<u16>().is_err() {
+        return Err(bad("must be a host and a port"));
+    }
+    let mut endpoint = Endpoint::from_shared(name.to_owned()).map_err(|error| bad(&error.to_string()))?;
+    if name.starts_with("https://") {
+        let tls = tls.ok_or_else(|| bad("needs a CA certificate to check the server against"))?;
+        endpoint = endpoint.tls_config(tls.clone()).map_err(|error| bad(&error.to_string()))?;
+    }
+    Ok(endpoint
+        .connect_timeout(CONNECT_TIMEOUT)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(PING_EVERY)
+        .keep_alive_timeout(PING_TIMEOUT)
+        .keep_alive_while_idle(true)
+        .initial_stream_window_size(4 << 20)
+        .initial_connection_window_size(8 << 20)
+        .connect_lazy())
+}
+
+fn read_tls(tls: &Tls) -> Result<ClientTlsConfig> {
+    let read = |path: &Path| std::fs::read(path).map_err(|error| StoreError::io(path, &error));
+    let mut config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read(&tls.ca)?));
+    if let Some((certificate, key)) = &tls.identity {
+        config = config.identity(Identity::from_pem(read(certificate)?, read(key)?));
+    }
+    Ok(config)
+}
