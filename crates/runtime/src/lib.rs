@@ -1,1 +1,152 @@
+//! `cox cri`: a container runtime that speaks CRI v1.
+//!
+//! Flow: kubelet -> `service` (gRPC) -> `engine` -> `sandbox`, `container`, `image` -> one `shim` process per pod, under which
+//! the containers live. The runtime may be killed and restarted at any time: records on disk and the shims carry on.
+#![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod capabilities;
+mod cgroup;
+mod container;
+mod container_spec;
+mod engine;
+mod error;
+mod exec;
+mod image;
+mod network;
+pub mod pause;
+mod record;
+mod rooted;
+mod sandbox;
+mod seccomp;
+mod service;
+pub mod shim;
+mod signal;
+mod spec;
+mod stats;
+mod sys;
+mod user;
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use tokio_util::sync::CancellationToken;
+
+pub use error::Error;
+
+/// Flags of `cox cri`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// Socket to serve CRI on
+    #[arg(long, default_value = "/run/cox/cri.sock", value_name = "PATH")]
+    pub listen: PathBuf,
+    /// Directory for images and containers
+    #[arg(long, default_value = "/var/lib/cox/runtime", value_name = "DIR")]
+    pub root: PathBuf,
+    /// Directory for sockets and other files of this boot
+    #[arg(long, default_value = "/run/cox/runtime", value_name = "DIR")]
+    pub state: PathBuf,
+    /// Directory of CNI configurations
+    #[arg(long, default_value = "/etc/cni/net.d", value_name = "DIR")]
+    pub cni_conf_dir: PathBuf,
+    /// Directories of CNI plug-ins, in order
+    #[arg(long, value_delimiter = ',', default_value = "/opt/cni/bin,/usr/lib/cni", value_name = "DIRS")]
+    pub cni_bin_dir: Vec<PathBuf>,
+    /// Directory for results of CNI calls
+    #[arg(long, default_value = "/var/lib/cni", value_name = "DIR")]
+    pub cni_cache_dir: PathBuf,
+    /// Mirrors and credentials of registries, in the format of k3s
+    #[arg(long, default_value = "/etc/cox/registries.yaml", value_name = "FILE")]
+    pub registries: PathBuf,
+    /// Directory of <host>/hosts.toml files, in the format of containerd
+    #[arg(long, default_value = "/etc/containerd/certs.d", value_name = "DIR")]
+    pub registry_hosts: PathBuf,
+}
+
+/// What [`run`] needs to know. Every path can be chosen, so that several runtimes can live on one machine.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub listen: PathBuf,
+    pub root: PathBuf,
+    pub state: PathBuf,
+    pub cni_conf_dir: PathBuf,
+    pub cni_bin_dirs: Vec<PathBuf>,
+    /// Where results of CNI calls are kept; none is the usual place of all runtimes.
+    pub cni_cache_dir: Option<PathBuf>,
+    pub registries: Option<PathBuf>,
+    pub registry_hosts: Option<PathBuf>,
+    /// The program that shims are started from, as `PROGRAM shim …`; none is the running one.
+    pub executable: Option<PathBuf>,
+}
+
+impl Config {
+    /// The usual places below a directory for what lasts and one for what does not.
+    pub fn new(root: impl Into<PathBuf>, state: impl Into<PathBuf>, listen: impl Into<PathBuf>) -> Self {
+        Self {
+            listen: listen.into(),
+            root: root.into(),
+            state: state.into(),
+            cni_conf_dir: "/etc/cni/net.d".into(),
+            cni_bin_dirs: vec!["/opt/cni/bin".into(), "/usr/lib/cni".into()],
+            cni_cache_dir: None,
+            registries: Some("/etc/cox/registries.yaml".into()),
+            registry_hosts: Some("/etc/containerd/certs.d".into()),
+            executable: None,
+        }
+    }
+
+    /// Names that a RuntimeClass may use for us; the empty one is the default.
+    fn handlers(&self) -> impl Iterator<Item = &'static str> {
+        ["", "cox", "runc"].into_iter()
+    }
+
+    fn is_handler(&self, name: &str) -> bool {
+        self.handlers().any(|known| known == name)
+    }
+}
+
+impl From<Args> for Config {
+    fn from(args: Args) -> Self {
+        Self {
+            cni_conf_dir: args.cni_conf_dir,
+            cni_bin_dirs: args.cni_bin_dir,
+            cni_cache_dir: Some(args.cni_cache_dir),
+            registries: Some(args.registries),
+            registry_hosts: Some(args.registry_hosts),
+            ..Self::new(args.root, args.state, args.listen)
+        }
+    }
+}
+
+/// `cox cri`: serves until a signal asks it to end. Containers keep running.
+pub async fn main(args: Args) -> anyhow::Result<()> {
+    let stop = CancellationToken::new();
+    let on_signal = stop.clone();
+    let signals = async move {
+        use tokio::signal::unix::{SignalKind, signal};
+        let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        on_signal.cancel();
+        anyhow::Ok(())
+    };
+    tokio::try_join!(run(args.into(), stop), signals)?;
+    Ok(())
+}
+
+/// Serves CRI until `stop` fires.
+pub async fn run(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
+    let listen = config.listen.clone();
+    let engine = engine::Engine::open(config, stop.child_token()).await.context("opening the runtime")?;
+    tracing::info!(
+        socket = %listen.display(),
+        sandboxes = engine.sandboxes.lock().len(),
+        containers = engine.containers.lock().len(),
+        "serving CRI"
+    );
+    let (runtime, images) = (service::Runtime { engine: engine.clone() }, service::Images { engine: engine.clone() });
+    let served = cri::serve(&listen, runtime, images, stop).await;
+    engine.close().await;
+    served.context("serving CRI")
+}

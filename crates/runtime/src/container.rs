@@ -1,0 +1,288 @@
+//! Containers: what CreateContainer, StartContainer, StopContainer and RemoveContainer do.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cri::v1;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use crate::container_spec;
+use crate::engine::{Container, Engine};
+use crate::error::{Error, Result, doing};
+use crate::record::{self, ContainerRecord, StatusRecord};
+use crate::sandbox::{self, blocking};
+use crate::shim::protocol::Request;
+use crate::{cgroup, signal};
+
+/// After SIGKILL, the kernel's part takes no longer than this unless something is badly wrong.
+const KILL_TIMEOUT: Duration = Duration::from_secs(60);
+
+pub(crate) async fn create(engine: &Arc<Engine>, request: v1::CreateContainerRequest) -> Result<String> {
+    let sandbox = engine.sandbox(&request.pod_sandbox_id)?;
+    if !sandbox.is_ready() {
+        return Err(Error::Precondition(format!("sandbox {} is not running", request.pod_sandbox_id)));
+    }
+    let mut config = request.config.ok_or_else(|| Error::Invalid("container config is missing".into()))?;
+    let image_name = config.image.clone().unwrap_or_default().image;
+    let image = engine.images.get(&image_name).ok_or_else(|| Error::NotFound { kind: "image", id: image_name })?;
+    let id = record::new_id().map_err(doing("making an id"))?;
+    let pod = sandbox.record.lock().config.clone();
+    let log_path = match (pod.log_directory.as_str(), config.log_path.as_str()) {
+        ("", _) | (_, "") => None,
+        (directory, path) => Some(PathBuf::from(directory).join(path)),
+    };
+    let cgroup = cgroup::child_path(&sandbox::cgroup_parent(&pod), &id);
+    let directory = engine.config.root.join("containers").join(&id);
+    for part in ["upper", "work", "rootfs"] {
+        let path = directory.join(part);
+        fs::create_dir_all(&path).map_err(doing(format!("creating {}", path.display())))?;
+    }
+    let input = container_spec::Input {
+        engine,
+        sandbox: &sandbox,
+        pod: &pod,
+        config: &config,
+        image: &image,
+        directory: &directory,
+        cgroup: &cgroup,
+        log_path: log_path.clone(),
+    };
+    let prepared = container_spec::build(&input).and_then(|built| {
+        record::write(&directory.join("spec.json"), &built.spec).map_err(doing("writing spec.json"))?;
+        Ok(built)
+    });
+    let built = match prepared {
+        Ok(built) => built,
+        Err(error) => {
+            let _ = fs::remove_dir_all(&directory);
+            return Err(error);
+        }
+    };
+    let resources = config.linux.as_mut().and_then(|l| l.resources.clone());
+    let container = Container {
+        record: Mutex::new(ContainerRecord {
+            id: id.clone(),
+            sandbox: sandbox.id(),
+            stop_signal: signal::of_container(&config, &image.config.stop_signal),
+            image_id: image.id.clone(),
+            image_ref: image.reference(),
+            created_at: record::now(),
+            log_path: log_path.map(|p| p.to_string_lossy().into_owned()).unwrap_or_default(),
+            cgroup,
+            resources,
+            volume_images: built.volume_images,
+            config,
+        }),
+        directory,
+        status: watch::channel(StatusRecord::default()).0,
+    };
+    container.save()?;
+    engine.containers.lock().insert(id.clone(), Arc::new(container));
+    engine.emit(&sandbox.id(), &id, v1::ContainerEventType::ContainerCreatedEvent);
+    Ok(id)
+}
+
+pub(crate) async fn start(engine: &Arc<Engine>, id: &str) -> Result<()> {
+    let container = engine.container(id)?;
+    if container.state() != v1::ContainerState::ContainerCreated {
+        return Err(Error::Precondition(format!("container {id} was started already")));
+    }
+    let sandbox = engine.sandbox(&container.sandbox_id())?;
+    let started = sandbox.shim.call(Request::Start { id: container.id() }).await;
+    container.refresh();
+    started?;
+    engine.emit(&sandbox.id(), &container.id(), v1::ContainerEventType::ContainerStartedEvent);
+    Ok(())
+}
+
+/// Asks the container to stop, then makes it.
+pub(crate) async fn stop(engine: &Arc<Engine>, id: &str, timeout: i64) -> Result<()> {
+    let container = match engine.container(id) {
+        Ok(container) => container,
+        Err(Error::NotFound { .. }) => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    if !container.is_running() {
+        return Ok(());
+    }
+    if timeout > 0 {
+        let sandbox = engine.sandbox(&container.sandbox_id())?;
+        let (id, signal) = {
+            let record = container.record.lock();
+            (record.id.clone(), record.stop_signal)
+        };
+        sandbox.shim.call(Request::Signal { id, signal }).await?;
+        if ended(&container, Duration::from_secs(timeout as u64)).await {
+            return Ok(());
+        }
+    }
+    kill(engine, &container).await
+}
+
+/// SIGKILL, and waits for the end.
+pub(crate) async fn kill(engine: &Arc<Engine>, container: &Arc<Container>) -> Result<()> {
+    if !container.is_running() {
+        return Ok(());
+    }
+    let sandbox = engine.sandbox(&container.sandbox_id())?;
+    let request = Request::Signal { id: container.id(), signal: libc::SIGKILL };
+    if let Err(error) = sandbox.shim.call(request).await {
+        tracing::debug!(container = container.id(), %error, "the shim could not signal");
+        engine.cgroups.kill(&container.record.lock().cgroup.clone());
+    }
+    match ended(container, KILL_TIMEOUT).await {
+        true => Ok(()),
+        false => Err(Error::Timeout {
+            what: format!("killing container {}", container.id()),
+            seconds: KILL_TIMEOUT.as_secs() as i64,
+        }),
+    }
+}
+
+async fn ended(container: &Container, limit: Duration) -> bool {
+    let mut status = container.status.subscribe();
+    let wait = status.wait_for(|s| s.finished_at != 0);
+    matches!(tokio::time::timeout(limit, wait).await, Ok(Ok(_)))
+}
+
+pub(crate) async fn remove(engine: &Arc<Engine>, id: &str) -> Result<()> {
+    let container = match engine.container(id) {
+        Ok(container) => container,
+        Err(Error::NotFound { .. }) => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    kill(engine, &container).await?;
+    let (id, sandbox, cgroup) = {
+        let record = container.record.lock();
+        (record.id.clone(), record.sandbox.clone(), record.cgroup.clone())
+    };
+    let (cgroups, directory) = (engine.cgroups.clone(), container.directory.clone());
+    blocking(move || {
+        cgroups.remove(&cgroup)?;
+        match fs::remove_dir_all(directory) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    })
+    .await
+    .map_err(doing(format!("removing container {id}")))?;
+    engine.emit(&sandbox, &id, v1::ContainerEventType::ContainerDeletedEvent);
+    engine.containers.lock().remove(&id);
+    Ok(())
+}
+
+pub(crate) async fn reopen_log(engine: &Arc<Engine>, id: &str) -> Result<()> {
+    let container = engine.container(id)?;
+    if !container.is_running() {
+        return Err(Error::Precondition(format!("container {id} is not running")));
+    }
+    let sandbox = engine.sandbox(&container.sandbox_id())?;
+    sandbox.shim.call(Request::ReopenLog { id: container.id() }).await?;
+    Ok(())
+}
+
+pub(crate) async fn update(engine: &Arc<Engine>, id: &str, new: v1::LinuxContainerResources) -> Result<()> {
+    let container = engine.container(id)?;
+    if container.state() == v1::ContainerState::ContainerExited {
+        return Err(Error::Precondition(format!("container {id} has exited")));
+    }
+    let mut merged = container.record.lock().resources.clone().unwrap_or_default();
+    merge(&mut merged, &new);
+    let resources = container_spec::resources(&merged);
+    let cgroup = container.record.lock().cgroup.clone();
+    if container.is_running() {
+        let (cgroups, resources) = (engine.cgroups.clone(), resources.clone());
+        blocking(move || cgroups.update(&cgroup, &resources))
+            .await
+            .map_err(doing(format!("updating container {id}")))?;
+    }
+    // A start still to come uses the new values too.
+    let path = container.directory.join("spec.json");
+    let mut spec: crate::spec::Spec = record::read(&path).map_err(doing("reading spec.json"))?;
+    spec.resources = crate::spec::Resources { all_devices: spec.resources.all_devices, ..resources };
+    record::write(&path, &spec).map_err(doing("writing spec.json"))?;
+    container.record.lock().resources = Some(merged);
+    container.save()
+}
+
+/// Zero in an update means "as it was".
+fn merge(old: &mut v1::LinuxContainerResources, new: &v1::LinuxContainerResources) {
+    for (old, new) in [
+        (&mut old.cpu_period, new.cpu_period),
+        (&mut old.cpu_quota, new.cpu_quota),
+        (&mut old.cpu_shares, new.cpu_shares),
+        (&mut old.memory_limit_in_bytes, new.memory_limit_in_bytes),
+        (&mut old.memory_swap_limit_in_bytes, new.memory_swap_limit_in_bytes),
+        (&mut old.oom_score_adj, new.oom_score_adj),
+    ] {
+        if new != 0 {
+            *old = new;
+        }
+    }
+    for (old, new) in [(&mut old.cpuset_cpus, &new.cpuset_cpus), (&mut old.cpuset_mems, &new.cpuset_mems)] {
+        if !new.is_empty() {
+            old.clone_from(new);
+        }
+    }
+    old.unified.extend(new.unified.clone());
+}
+
+pub(crate) fn status(engine: &Engine, container: &Container) -> v1::ContainerStatus {
+    let state = container.state();
+    let status = container.status.borrow().clone();
+    let record = container.record.lock();
+    let image = record.config.image.clone().unwrap_or_default();
+    // The name the image is known by now, as other runtimes show it.
+    let shown = engine
+        .images
+        .get(&record.image_id)
+        .and_then(|i| i.tags.first().or(i.digests.first()).cloned())
+        .unwrap_or_else(|| image.image.clone());
+    v1::ContainerStatus {
+        id: record.id.clone(),
+        metadata: record.config.metadata.clone(),
+        state: state.into(),
+        created_at: record.created_at,
+        started_at: status.started_at,
+        finished_at: status.finished_at,
+        exit_code: status.exit_code,
+        image: Some(v1::ImageSpec { image: shown, ..image }),
+        image_ref: record.image_ref.clone(),
+        image_id: record.image_id.clone(),
+        reason: status.reason.clone(),
+        message: status.message.clone(),
+        labels: record.config.labels.clone(),
+        annotations: record.config.annotations.clone(),
+        mounts: record.config.mounts.clone(),
+        log_path: record.log_path.clone(),
+        resources: record.resources.clone().map(|linux| v1::ContainerResources { linux: Some(linux), windows: None }),
+        user: (status.started_at != 0 && status.pid != 0).then(|| v1::ContainerUser {
+            linux: Some(v1::LinuxContainerUser {
+                uid: status.uid.into(),
+                gid: status.gid.into(),
+                supplemental_groups: status.groups.iter().map(|g| i64::from(*g)).collect(),
+            }),
+        }),
+        stop_signal: signal::to_cri(record.stop_signal).into(),
+    }
+}
+
+pub(crate) fn summary(container: &Container) -> v1::Container {
+    let state = container.state();
+    let record = container.record.lock();
+    v1::Container {
+        id: record.id.clone(),
+        pod_sandbox_id: record.sandbox.clone(),
+        metadata: record.config.metadata.clone(),
+        image: record.config.image.clone(),
+        image_ref: record.image_ref.clone(),
+        image_id: record.image_id.clone(),
+        state: state.into(),
+        created_at: record.created_at,
+        labels: record.config.labels.clone(),
+        annotations: record.config.annotations.clone(),
+    }
+}

@@ -1,0 +1,364 @@
+//! From a CRI request and an image to a [`Spec`]: every decision about a container that is not an action.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use cri::v1;
+
+use crate::engine::{Engine, Sandbox};
+use crate::error::{Error, Result, doing};
+use crate::image::store::Image;
+use crate::spec::{
+    Device, Mount, MountSource, Namespace, Namespaces, Process, Propagation, Resources, Rootfs, Spec, User,
+};
+use crate::{capabilities, sandbox, seccomp};
+
+pub(crate) struct Input<'a> {
+    pub(crate) engine: &'a Engine,
+    pub(crate) sandbox: &'a Sandbox,
+    pub(crate) pod: &'a v1::PodSandboxConfig,
+    pub(crate) config: &'a v1::ContainerConfig,
+    pub(crate) image: &'a Image,
+    pub(crate) directory: &'a Path,
+    pub(crate) cgroup: &'a str,
+    pub(crate) log_path: Option<PathBuf>,
+}
+
+pub(crate) struct Built {
+    pub(crate) spec: Spec,
+    pub(crate) volume_images: Vec<String>,
+}
+
+pub(crate) fn build(input: &Input<'_>) -> Result<Built> {
+    let config = input.config;
+    let linux = config.linux.clone().unwrap_or_default();
+    let security = linux.security_context.clone().unwrap_or_default();
+    let args = arguments(config, input.image);
+    if args.is_empty() {
+        return Err(Error::Invalid("no command specified".into()));
+    }
+    let wanted = linux.resources.unwrap_or_default();
+    let capability = security.capabilities.clone().unwrap_or_default();
+    let (mounts, volume_images) = mounts(input, &security)?;
+    let process = Process {
+        args,
+        env: environment(input),
+        cwd: match (config.working_dir.as_str(), input.image.config.working_dir.as_str()) {
+            ("", "") => "/".into(),
+            ("", image) => image.into(),
+            (wanted, _) => wanted.into(),
+        },
+        user: user(&security, &input.image.config.user)?,
+        tty: config.tty,
+        capabilities: capabilities::of_container(
+            security.privileged,
+            &capability.add_capabilities,
+            &capability.drop_capabilities,
+            &capability.add_ambient_capabilities,
+        )
+        .map_err(Error::Invalid)?,
+        no_new_privs: security.no_new_privs,
+        seccomp: seccomp::filters(&security).map_err(Error::Invalid)?,
+        apparmor: apparmor(&security),
+        oom_score_adj: wanted.oom_score_adj,
+    };
+    let spec = Spec {
+        process,
+        rootfs: Rootfs {
+            layers: input.engine.images.layers_directory(),
+            lower: input.image.lower(),
+            upper: input.directory.join("upper"),
+            work: input.directory.join("work"),
+            target: input.directory.join("rootfs"),
+            readonly: security.readonly_rootfs,
+        },
+        mounts,
+        devices: devices(&config.devices),
+        all_devices: security.privileged,
+        masked_paths: if security.privileged { Vec::new() } else { security.masked_paths.clone() },
+        readonly_paths: if security.privileged { Vec::new() } else { security.readonly_paths.clone() },
+        namespaces: namespaces(input, &security)?,
+        cgroup: input.cgroup.to_string(),
+        resources: Resources { all_devices: security.privileged, ..resources(&wanted) },
+        log_path: input.log_path.clone(),
+        stdin: config.stdin,
+        stdin_once: config.stdin_once,
+    };
+    Ok(Built { spec, volume_images })
+}
+
+/// Command and arguments: each replaces the image's, and a command of one's own also drops the image's arguments.
+fn arguments(config: &v1::ContainerConfig, image: &Image) -> Vec<String> {
+    let (entrypoint, cmd) =
+        (image.config.entrypoint.clone().unwrap_or_default(), image.config.cmd.clone().unwrap_or_default());
+    let (command, args) = match (config.command.is_empty(), config.args.is_empty()) {
+        (true, true) => (entrypoint, cmd),
+        (true, false) => (entrypoint, config.args.clone()),
+        (false, _) => (config.command.clone(), config.args.clone()),
+    };
+    command.into_iter().chain(args).collect()
+}
+
+fn environment(input: &Input<'_>) -> Vec<String> {
+    let mut order: Vec<String> = Vec::new();
+    let mut values: BTreeMap<String, String> = BTreeMap::new();
+    let mut set = |key: &str, value: &str| {
+        if values.insert(key.to_string(), value.to_string()).is_none() {
+            order.push(key.to_string());
+        }
+    };
+    set("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+    if input.config.tty {
+        set("TERM", "xterm");
+    }
+    set("HOSTNAME", &sandbox::hostname(input.pod));
+    for entry in input.image.config.env.iter().flatten() {
+        let (key, value) = entry.split_once('=').unwrap_or((entry, ""));
+        set(key, value);
+    }
+    for variable in &input.config.envs {
+        set(&variable.key, &String::from_utf8_lossy(&variable.value));
+    }
+    order.iter().map(|key| format!("{key}={}", values[key])).collect()
+}
+
+fn user(security: &v1::LinuxContainerSecurityContext, image_user: &str) -> Result<User> {
+    let id = |value: i64| u32::try_from(value).map_err(|_| Error::Invalid(format!("invalid user or group id {value}")));
+    let name = match (&security.run_as_user, security.run_as_username.as_str()) {
+        (Some(uid), _) => id(uid.value)?.to_string(),
+        (None, "") if security.run_as_group.is_some() && image_user.is_empty() => "0".into(),
+        (None, "") => image_user.to_string(),
+        (None, name) => name.to_string(),
+    };
+    Ok(User {
+        name,
+        group: security.run_as_group.as_ref().map(|g| id(g.value)).transpose()?,
+        supplemental: security.supplemental_groups.iter().map(|g| id(*g)).collect::<Result<_>>()?,
+        strict_groups: security.supplemental_groups_policy() == v1::SupplementalGroupsPolicy::Strict,
+    })
+}
+
+/// None where the host has no AppArmor: there is nothing to confine with, and pods say so only when they must.
+fn apparmor(security: &v1::LinuxContainerSecurityContext) -> Option<String> {
+    if security.privileged || !Path::new("/sys/kernel/security/apparmor").exists() {
+        return None;
+    }
+    let profile = security.apparmor.as_ref()?;
+    match profile.profile_type() {
+        v1::security_profile::ProfileType::Localhost => Some(profile.localhost_ref.clone()),
+        _ => None,
+    }
+}
+
+fn namespaces(input: &Input<'_>, security: &v1::LinuxContainerSecurityContext) -> Result<Namespaces> {
+    let pod = sandbox::namespace_options(input.pod);
+    let own = security.namespace_options.clone().unwrap_or_else(|| pod.clone());
+    let shared = |mode: v1::NamespaceMode| match mode {
+        v1::NamespaceMode::Node => Namespace::Host,
+        _ => Namespace::Pod,
+    };
+    let pid = match own.pid() {
+        v1::NamespaceMode::Pod => Namespace::Pod,
+        v1::NamespaceMode::Container => Namespace::Own,
+        v1::NamespaceMode::Node => Namespace::Host,
+        v1::NamespaceMode::Target => {
+            let target = input.engine.container(&own.target_id)?;
+            if target.sandbox_id() != input.sandbox.id() || !target.is_running() {
+                return Err(Error::Invalid(format!("target container {} is not running in this pod", own.target_id)));
+            }
+            Namespace::Process(target.status.borrow().pid)
+        }
+    };
+    Ok(Namespaces { network: shared(pod.network()), ipc: shared(pod.ipc()), uts: shared(pod.network()), pid })
+}
+
+pub(crate) fn resources(wanted: &v1::LinuxContainerResources) -> Resources {
+    Resources {
+        cpu_period: wanted.cpu_period,
+        cpu_quota: wanted.cpu_quota,
+        cpu_shares: wanted.cpu_shares,
+        memory_limit: wanted.memory_limit_in_bytes,
+        // Without a word about swap there is none beyond the memory limit.
+        memory_swap_limit: match wanted.memory_swap_limit_in_bytes {
+            0 => wanted.memory_limit_in_bytes,
+            limit => limit,
+        },
+        cpuset_cpus: wanted.cpuset_cpus.clone(),
+        cpuset_mems: wanted.cpuset_mems.clone(),
+        pids_limit: 0,
+        hugepages: wanted.hugepage_limits.iter().map(|h| (h.page_size.clone(), h.limit)).collect(),
+        unified: wanted.unified.clone().into_iter().collect(),
+        all_devices: false,
+    }
+}
+
+fn devices(wanted: &[v1::Device]) -> Vec<Device> {
+    let mut devices = Vec::new();
+    for device in wanted {
+        let host = Path::new(&device.host_path);
+        if host.is_dir() {
+            // A directory of devices, such as /dev/dri.
+            for entry in fs::read_dir(host).into_iter().flatten().flatten().filter(|e| !e.path().is_dir()) {
+                devices.push(Device {
+                    container_path: format!("{}/{}", device.container_path, entry.file_name().to_string_lossy()),
+                    host_path: entry.path(),
+                    permissions: device.permissions.clone(),
+                });
+            }
+        } else {
+            devices.push(Device {
+                host_path: host.to_path_buf(),
+                container_path: device.container_path.clone(),
+                permissions: device.permissions.clone(),
+            });
+        }
+    }
+    devices
+}
+
+/// What every container has, then what this one asks for, outer paths before inner ones.
+fn mounts(input: &Input<'_>, security: &v1::LinuxContainerSecurityContext) -> Result<(Vec<Mount>, Vec<String>)> {
+    let privileged = security.privileged;
+    let (nosuid, noexec, nodev) = (libc::MS_NOSUID, libc::MS_NOEXEC, libc::MS_NODEV);
+    let filesystem = |target: &str, kind: &str, flags: u64, data: &str, readonly: bool| Mount {
+        target: target.into(),
+        source: MountSource::Filesystem { kind: kind.into(), flags, data: data.into() },
+        readonly,
+        ..Default::default()
+    };
+    let mut base = vec![
+        filesystem("/proc", "proc", nosuid | noexec | nodev, "", false),
+        filesystem("/dev", "tmpfs", nosuid | libc::MS_STRICTATIME, "mode=755,size=65536k", false),
+        filesystem("/dev/pts", "devpts", nosuid | noexec, "newinstance,ptmxmode=0666,mode=0620,gid=5", false),
+        filesystem("/dev/mqueue", "mqueue", nosuid | noexec | nodev, "", false),
+        filesystem("/sys", "sysfs", nosuid | noexec | nodev, "", !privileged),
+        Mount {
+            target: "/sys/fs/cgroup".into(),
+            source: MountSource::Cgroup,
+            readonly: !privileged,
+            ..Default::default()
+        },
+    ];
+    let mut wanted: Vec<Mount> = Vec::new();
+    let mut images = Vec::new();
+    for mount in &input.config.mounts {
+        wanted.push(requested(input.engine, mount, &mut images)?);
+    }
+    let has = |target: &str| wanted.iter().any(|m| normal(&m.target) == target);
+    let mut own = Vec::new();
+    for name in ["hostname", "hosts", "resolv.conf"] {
+        let target = format!("/etc/{name}");
+        if !has(&target) {
+            own.push(Mount {
+                target,
+                source: MountSource::Bind(input.sandbox.directory.join(name)),
+                readonly: security.readonly_rootfs,
+                ..Default::default()
+            });
+        }
+    }
+    if !has("/dev/shm") {
+        let host = sandbox::namespace_options(input.pod).ipc() == v1::NamespaceMode::Node;
+        let source = if host { PathBuf::from("/dev/shm") } else { input.sandbox.directory.join("shm") };
+        own.push(Mount { target: "/dev/shm".into(), source: MountSource::Bind(source), ..Default::default() });
+    }
+    // A container may bring its own /sys or /dev: then ours would only hide it.
+    base.retain(|m| !has(&m.target));
+    let depth = |m: &Mount| Path::new(&m.target).components().count();
+    wanted.extend(own);
+    wanted.sort_by_key(depth);
+    Ok((base.into_iter().chain(wanted).collect(), images))
+}
+
+/// `/a/./b/` and `/a/b` are the same place.
+fn normal(path: &str) -> String {
+    format!(
+        "/{}",
+        Path::new(path)
+            .components()
+            .filter_map(|c| match c {
+                std::path::Component::Normal(part) => part.to_str(),
+                _ => None,
+            })
+            .collect::<Vec<_>>()
+            .join("/")
+    )
+}
+
+fn requested(engine: &Engine, mount: &v1::Mount, images: &mut Vec<String>) -> Result<Mount> {
+    if let Some(image) = mount.image.as_ref().filter(|i| !i.image.is_empty()) {
+        let image = engine
+            .images
+            .get(&image.image)
+            .ok_or_else(|| Error::NotFound { kind: "image", id: image.image.clone() })?;
+        images.push(image.id.clone());
+        return Ok(Mount {
+            target: mount.container_path.clone(),
+            source: MountSource::Image {
+                layers: engine.images.layers_directory(),
+                lower: image.lower(),
+                sub_path: mount.image_sub_path.clone(),
+            },
+            readonly: true,
+            ..Default::default()
+        });
+    }
+    let source = PathBuf::from(&mount.host_path);
+    if fs::symlink_metadata(&source).is_err() {
+        // As every runtime does: a missing source becomes a directory.
+        fs::create_dir_all(&source).map_err(doing(format!("creating mount source {}", source.display())))?;
+    }
+    // The node's links are the node's business: resolved here, once.
+    let source = fs::canonicalize(&source).map_err(doing(format!("mount source {}", source.display())))?;
+    if mount.recursive_read_only && (!mount.readonly || mount.propagation() != v1::MountPropagation::PropagationPrivate)
+    {
+        return Err(Error::Invalid("recursive_read_only needs readonly and private propagation".into()));
+    }
+    Ok(Mount {
+        target: mount.container_path.clone(),
+        source: MountSource::Bind(source),
+        readonly: mount.readonly,
+        recursive_readonly: mount.recursive_read_only,
+        propagation: match mount.propagation() {
+            v1::MountPropagation::PropagationPrivate => Propagation::Private,
+            v1::MountPropagation::PropagationHostToContainer => Propagation::HostToContainer,
+            v1::MountPropagation::PropagationBidirectional => Propagation::Bidirectional,
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::config::ExecutionConfig;
+
+    #[test]
+    fn commands_replace_the_images() {
+        let image = Image {
+            config: ExecutionConfig {
+                entrypoint: Some(vec!["/e".into()]),
+                cmd: Some(vec!["c".into()]),
+                ..Default::default()
+            },
+            ..Default::default()
+        };
+        let list = |items: &[&str]| items.iter().map(ToString::to_string).collect::<Vec<_>>();
+        for (command, args, expected) in [
+            (vec![], vec![], vec!["/e", "c"]),
+            (vec![], vec!["a"], vec!["/e", "a"]),
+            (vec!["x"], vec![], vec!["x"]),
+            (vec!["x"], vec!["a"], vec!["x", "a"]),
+        ] {
+            let config = v1::ContainerConfig { command: list(&command), args: list(&args), ..Default::default() };
+            assert_eq!(arguments(&config, &image), expected);
+        }
+    }
+
+    #[test]
+    fn paths_are_compared_in_normal_form() {
+        for (path, expected) in [("/a/b", "/a/b"), ("/a//b/", "/a/b"), ("a/./b", "/a/b"), ("/", "/")] {
+            assert_eq!(normal(path), expected);
+        }
+    }
+}

@@ -1,0 +1,358 @@
+//! The runtime itself: all sandboxes and containers, their shims, and what is true about them.
+//!
+//! Flow: `service` (gRPC) -> here -> `sandbox` and `container` (what each call does) -> shims. On start, [`Engine::open`]
+//! reads the records on disk and joins the shims that still run; nothing is started, stopped or lost by that.
+//! Invariant: a container's state comes from the `status.json` that its shim writes; memory only mirrors it.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use cri::v1;
+use parking_lot::Mutex;
+use tokio::sync::{broadcast, watch};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::Config;
+use crate::cgroup::Cgroups;
+use crate::error::{Error, Result, doing};
+use crate::image::{ImageStore, Mirrors};
+use crate::record::{self, ContainerRecord, SandboxRecord, ShimRecord, StatusRecord};
+use crate::shim::client::ShimClient;
+use crate::shim::protocol::{Event, Request};
+use crate::sys;
+
+/// Listeners this far behind miss events and hear so; the kubelet then lists.
+const EVENT_BUFFER: usize = 1024;
+
+pub(crate) struct Engine {
+    pub(crate) config: Config,
+    pub(crate) images: Arc<ImageStore>,
+    pub(crate) mirrors: Mirrors,
+    pub(crate) cgroups: Cgroups,
+    pub(crate) sandboxes: Mutex<HashMap<String, Arc<Sandbox>>>,
+    pub(crate) containers: Mutex<HashMap<String, Arc<Container>>>,
+    pub(crate) events: broadcast::Sender<v1::ContainerEventResponse>,
+    /// Our own program, in a form that a container cannot write to.
+    pub(crate) executable: OwnedFd,
+    pub(crate) pod_cidr: Mutex<String>,
+    pub(crate) cpu_samples: crate::stats::Samples,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+pub(crate) struct Sandbox {
+    pub(crate) record: Mutex<SandboxRecord>,
+    pub(crate) directory: PathBuf,
+    pub(crate) shim: ShimClient,
+    pub(crate) pause_pid: i32,
+    /// Pause and its shim are alive.
+    pub(crate) alive: AtomicBool,
+    /// Stopping and removing happen once at a time.
+    pub(crate) changing: tokio::sync::Mutex<()>,
+}
+
+pub(crate) struct Container {
+    pub(crate) record: Mutex<ContainerRecord>,
+    pub(crate) directory: PathBuf,
+    pub(crate) status: watch::Sender<StatusRecord>,
+}
+
+impl Sandbox {
+    pub(crate) fn id(&self) -> String {
+        self.record.lock().id.clone()
+    }
+
+    pub(crate) fn is_ready(&self) -> bool {
+        let record = self.record.lock();
+        record.complete && !record.stopped && self.alive.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn save(&self) -> Result<()> {
+        let path = self.directory.join("sandbox.json");
+        let record = self.record.lock().clone();
+        record::write(&path, &record).map_err(doing(format!("writing {}", path.display())))
+    }
+}
+
+impl Container {
+    pub(crate) fn id(&self) -> String {
+        self.record.lock().id.clone()
+    }
+
+    pub(crate) fn sandbox_id(&self) -> String {
+        self.record.lock().sandbox.clone()
+    }
+
+    pub(crate) fn state(&self) -> v1::ContainerState {
+        match &*self.status.borrow() {
+            s if s.started_at == 0 => v1::ContainerState::ContainerCreated,
+            s if s.finished_at == 0 => v1::ContainerState::ContainerRunning,
+            _ => v1::ContainerState::ContainerExited,
+        }
+    }
+
+    pub(crate) fn is_running(&self) -> bool {
+        self.state() == v1::ContainerState::ContainerRunning
+    }
+
+    /// Takes over what the shim wrote.
+    pub(crate) fn refresh(&self) {
+        match record::read::<StatusRecord>(&self.directory.join("status.json")) {
+            Ok(status) => drop(self.status.send_replace(status)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => tracing::warn!(container = self.id(), %error, "status is unreadable"),
+        }
+    }
+
+    pub(crate) fn save(&self) -> Result<()> {
+        let path = self.directory.join("container.json");
+        let record = self.record.lock().clone();
+        record::write(&path, &record).map_err(doing(format!("writing {}", path.display())))
+    }
+}
+
+impl Engine {
+    /// Opens the store and joins all that runs already.
+    pub(crate) async fn open(config: Config, stop: CancellationToken) -> Result<Arc<Self>> {
+        for path in [config.root.join("sandboxes"), config.root.join("containers"), config.state.clone()] {
+            fs::create_dir_all(&path).map_err(doing(format!("creating {}", path.display())))?;
+        }
+        let mirrors =
+            Mirrors::load(config.registries.as_deref(), config.registry_hosts.as_deref()).map_err(Error::Invalid)?;
+        let engine = Arc::new(Self {
+            images: Arc::new(ImageStore::open(&config.root)?),
+            mirrors,
+            cgroups: Cgroups::detect().map_err(doing("finding cgroups"))?,
+            sandboxes: Mutex::default(),
+            containers: Mutex::default(),
+            events: broadcast::channel(EVENT_BUFFER).0,
+            executable: protected_executable(config.executable.as_deref())
+                .map_err(doing("protecting our own program"))?,
+            pod_cidr: Mutex::default(),
+            cpu_samples: Default::default(),
+            tasks: TaskTracker::new(),
+            stop,
+            config,
+        });
+        engine.load_containers();
+        engine.load_sandboxes().await;
+        Ok(engine)
+    }
+
+    /// Waits for background work; containers stay.
+    pub(crate) async fn close(&self) {
+        self.stop.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+
+    fn load_containers(&self) {
+        for directory in subdirectories(&self.config.root.join("containers")) {
+            match record::read::<ContainerRecord>(&directory.join("container.json")) {
+                Ok(record) => {
+                    let container = Container {
+                        directory: directory.clone(),
+                        record: Mutex::new(record),
+                        status: watch::channel(StatusRecord::default()).0,
+                    };
+                    container.refresh();
+                    self.containers.lock().insert(container.id(), Arc::new(container));
+                }
+                Err(error) => {
+                    // A crash in the middle of CreateContainer: nobody was ever told its id.
+                    tracing::warn!(path = %directory.display(), %error, "removing half a container");
+                    let _ = fs::remove_dir_all(&directory);
+                }
+            }
+        }
+    }
+
+    async fn load_sandboxes(self: &Arc<Self>) {
+        let boot_id = record::boot_id();
+        for directory in subdirectories(&self.config.root.join("sandboxes")) {
+            let record: SandboxRecord = match record::read(&directory.join("sandbox.json")) {
+                Ok(record) => record,
+                Err(error) => {
+                    tracing::warn!(path = %directory.display(), %error, "removing half a sandbox");
+                    let _ = fs::remove_dir_all(&directory);
+                    continue;
+                }
+            };
+            let shim: ShimRecord = record::read(&directory.join("shim.json")).unwrap_or_default();
+            let same_boot = record.boot_id == boot_id;
+            let (id, complete, stopped) = (record.id.clone(), record.complete, record.stopped);
+            let sandbox = Arc::new(Sandbox {
+                shim: ShimClient::new(&self.shim_socket(&id)),
+                pause_pid: if same_boot { shim.pause_pid } else { 0 },
+                alive: AtomicBool::new(false),
+                record: Mutex::new(record),
+                directory,
+                changing: Default::default(),
+            });
+            self.sandboxes.lock().insert(id.clone(), sandbox.clone());
+            let joined = same_boot && !stopped && self.watch_shim(&sandbox).await.is_ok();
+            if !joined {
+                self.shim_lost(&sandbox);
+            }
+            if !complete {
+                tracing::warn!(sandbox = id, "removing a sandbox that was never finished");
+                if let Err(error) = crate::sandbox::remove(self, &id).await {
+                    tracing::warn!(sandbox = id, %error, "cannot remove it");
+                }
+            }
+        }
+    }
+
+    pub(crate) fn shim_socket(&self, id: &str) -> PathBuf {
+        self.config.state.join(format!("{}.sock", &id[..id.len().min(16)]))
+    }
+
+    /// Follows a shim: how its containers end is known here moments after it is on disk.
+    pub(crate) async fn watch_shim(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<()> {
+        let session = sandbox.shim.open(Request::Watch, Vec::new()).await?;
+        let mut events = session.events().map_err(doing("watching a shim"))?;
+        sandbox.alive.store(sandbox.pause_pid > 0, Ordering::Relaxed);
+        // What happened before the watch began is on disk.
+        for container in self.containers_of(&sandbox.id()) {
+            container.refresh();
+        }
+        let (engine, sandbox) = (self.clone(), sandbox.clone());
+        self.tasks.spawn(async move {
+            loop {
+                let event = tokio::select! {
+                    () = engine.stop.cancelled() => return,
+                    event = events.next() => event,
+                };
+                match event {
+                    Ok(Some(Event::ContainerExited { id })) => engine.container_exited(&id),
+                    Ok(Some(Event::PauseExited)) => {
+                        sandbox.alive.store(false, Ordering::Relaxed);
+                        engine.emit(&sandbox.id(), &sandbox.id(), v1::ContainerEventType::ContainerStoppedEvent);
+                    }
+                    Ok(Some(Event::ExecExited { .. })) => {}
+                    Ok(None) | Err(_) => break,
+                }
+            }
+            engine.shim_lost(&sandbox);
+        });
+        Ok(())
+    }
+
+    fn container_exited(&self, id: &str) {
+        let container = self.containers.lock().get(id).cloned();
+        if let Some(container) = container {
+            container.refresh();
+            self.emit(&container.sandbox_id(), id, v1::ContainerEventType::ContainerStoppedEvent);
+        }
+    }
+
+    /// The shim is gone, by our own order or not: nothing of the pod may go on without it.
+    fn shim_lost(&self, sandbox: &Sandbox) {
+        sandbox.alive.store(false, Ordering::Relaxed);
+        for container in self.containers_of(&sandbox.id()) {
+            container.refresh();
+            if !container.is_running() {
+                continue;
+            }
+            self.cgroups.kill(&container.record.lock().cgroup.clone());
+            container.status.send_modify(|status| {
+                status.finished_at = record::now();
+                status.exit_code = 137;
+                status.reason = "Unknown".into();
+                status.message = "the process that watched over the container is gone".into();
+            });
+            let status = container.status.borrow().clone();
+            if let Err(error) = record::write(&container.directory.join("status.json"), &status) {
+                tracing::warn!(container = container.id(), %error, "cannot record its end");
+            }
+            self.emit(&sandbox.id(), &container.id(), v1::ContainerEventType::ContainerStoppedEvent);
+        }
+    }
+
+    pub(crate) fn sandbox(&self, id: &str) -> Result<Arc<Sandbox>> {
+        find(&self.sandboxes.lock(), id).ok_or_else(|| Error::NotFound { kind: "sandbox", id: id.into() })
+    }
+
+    pub(crate) fn container(&self, id: &str) -> Result<Arc<Container>> {
+        find(&self.containers.lock(), id).ok_or_else(|| Error::NotFound { kind: "container", id: id.into() })
+    }
+
+    pub(crate) fn containers_of(&self, sandbox: &str) -> Vec<Arc<Container>> {
+        self.containers.lock().values().filter(|c| c.record.lock().sandbox == sandbox).cloned().collect()
+    }
+
+    /// Layers that containers stand on, whatever happens to their images.
+    pub(crate) fn used_layers(&self) -> HashSet<String> {
+        let containers: Vec<_> = self.containers.lock().values().cloned().collect();
+        containers
+            .iter()
+            .filter_map(|c| record::read::<crate::spec::Spec>(&c.directory.join("spec.json")).ok())
+            .flat_map(|spec| spec.rootfs.lower)
+            .collect()
+    }
+
+    /// Tells listeners of the event stream; nobody listening is fine.
+    pub(crate) fn emit(&self, sandbox: &str, id: &str, kind: v1::ContainerEventType) {
+        if self.events.receiver_count() == 0 {
+            return;
+        }
+        let status = self.sandbox(sandbox).ok().map(|s| crate::sandbox::status(&s));
+        let containers =
+            self.containers_of(sandbox).iter().map(|c| crate::container::status(self, c)).collect::<Vec<_>>();
+        let _ = self.events.send(v1::ContainerEventResponse {
+            container_id: id.to_string(),
+            container_event_type: kind.into(),
+            created_at: record::now(),
+            pod_sandbox_status: status,
+            containers_statuses: containers,
+        });
+    }
+}
+
+/// By id, or by a beginning that only one has.
+fn find<T>(map: &HashMap<String, Arc<T>>, id: &str) -> Option<Arc<T>> {
+    if let Some(found) = map.get(id) {
+        return Some(found.clone());
+    }
+    if id.is_empty() {
+        return None;
+    }
+    let mut matches = map.iter().filter(|(key, _)| key.starts_with(id));
+    match (matches.next(), matches.next()) {
+        (Some((_, found)), None) => Some(found.clone()),
+        _ => None,
+    }
+}
+
+fn subdirectories(path: &Path) -> Vec<PathBuf> {
+    fs::read_dir(path)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter(|e| e.file_type().is_ok_and(|t| t.is_dir()))
+        .map(|e| e.path())
+        .collect()
+}
+
+/// Our program through a read-only mount that exists in no namespace (so nobody can remount it), or where the kernel
+/// cannot do that, as a sealed copy in memory. A container that reaches `/proc/…/exe` finds something it cannot write.
+fn protected_executable(path: Option<&Path>) -> std::io::Result<OwnedFd> {
+    let path = match path {
+        Some(path) => path.to_path_buf(),
+        None => fs::read_link("/proc/self/exe")?,
+    };
+    let c_path = sys::c_path(&path)?;
+    let mounted = sys::clone_mount(&c_path).and_then(|fd| {
+        sys::set_mount_readonly(std::os::fd::AsFd::as_fd(&fd), false)?;
+        Ok(fd)
+    });
+    match mounted {
+        Ok(fd) => Ok(fd),
+        Err(_) => sys::sealed_memfd(c"cox", &mut fs::File::open(path)?),
+    }
+}

@@ -1,0 +1,118 @@
+//! Running commands in containers: ExecSync here, and the start of streaming exec.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cri::v1;
+use tokio::net::unix::pipe;
+
+use crate::engine::Engine;
+use crate::error::{Error, Result, doing};
+use crate::shim::client::{Events, Session};
+use crate::shim::protocol::{Event, Request};
+use crate::sys;
+
+/// More output than this is cut off, as other runtimes do: one gRPC message has to carry it.
+const MAX_OUTPUT: usize = 7 << 20;
+
+/// Starts `args` in a running container. Dropping the session kills the process.
+pub(crate) async fn start(
+    engine: &Arc<Engine>,
+    id: &str,
+    args: Vec<String>,
+    tty: bool,
+    fds: Vec<OwnedFd>,
+) -> Result<Session> {
+    let container = engine.container(id)?;
+    if !container.is_running() {
+        return Err(Error::Precondition(format!("container {id} is not in running state")));
+    }
+    let sandbox = engine.sandbox(&container.sandbox_id())?;
+    let request = Request::Exec { id: container.id(), args, tty };
+    Ok(sandbox.shim.open(request, fds).await?)
+}
+
+/// Waits for the process of an exec session to end.
+pub(crate) async fn exit_code(events: &mut Events) -> Result<i32> {
+    loop {
+        match events.next().await.map_err(doing("waiting for the command"))? {
+            Some(Event::ExecExited { code }) => return Ok(code),
+            Some(_) => {}
+            None => return Err(Error::Shim("the shim ended before the command".into())),
+        }
+    }
+}
+
+pub(crate) async fn sync(engine: &Arc<Engine>, request: v1::ExecSyncRequest) -> Result<v1::ExecSyncResponse> {
+    let pipes = || -> std::io::Result<_> {
+        let (out_read, out_write) = sys::pipe()?;
+        let (err_read, err_write) = sys::pipe()?;
+        let null = std::fs::File::open("/dev/null")?;
+        Ok((Output::new(out_read)?, Output::new(err_read)?, vec![null.into(), out_write, err_write]))
+    };
+    let (mut stdout, mut stderr, fds) = pipes().map_err(doing("making pipes"))?;
+    let run = async {
+        let session = start(engine, &request.container_id, request.cmd.clone(), false, fds).await?;
+        let mut events = session.events().map_err(doing("waiting for the command"))?;
+        let code = exit_code(&mut events);
+        tokio::pin!(code);
+        let code = loop {
+            tokio::select! {
+                code = &mut code => break code?,
+                () = stdout.read_some(), if !stdout.done => {}
+                () = stderr.read_some(), if !stderr.done => {}
+            }
+        };
+        // All that the command itself wrote is in the pipes now; what its orphans still write is not waited for.
+        stdout.drain();
+        stderr.drain();
+        Ok(v1::ExecSyncResponse {
+            stdout: std::mem::take(&mut stdout.bytes),
+            stderr: std::mem::take(&mut stderr.bytes),
+            exit_code: code,
+        })
+    };
+    match request.timeout {
+        seconds if seconds > 0 => match tokio::time::timeout(Duration::from_secs(seconds as u64), run).await {
+            Ok(result) => result,
+            Err(_) => Err(Error::Timeout { what: format!("command {:?}", request.cmd.join(" ")), seconds }),
+        },
+        _ => run.await,
+    }
+}
+
+/// The reading end of a command's output.
+struct Output {
+    pipe: pipe::Receiver,
+    bytes: Vec<u8>,
+    done: bool,
+}
+
+impl Output {
+    fn new(fd: OwnedFd) -> std::io::Result<Self> {
+        Ok(Self { pipe: pipe::Receiver::from_owned_fd(fd)?, bytes: Vec::new(), done: false })
+    }
+
+    async fn read_some(&mut self) {
+        match self.pipe.readable().await {
+            Ok(()) => self.drain(),
+            Err(_) => self.done = true,
+        }
+    }
+
+    fn drain(&mut self) {
+        let mut buffer = [0u8; 64 * 1024];
+        while !self.done {
+            match self.pipe.try_read(&mut buffer) {
+                Ok(0) => self.done = true,
+                Ok(n) => {
+                    let room = MAX_OUTPUT.saturating_sub(self.bytes.len()).min(n);
+                    self.bytes.extend_from_slice(&buffer[..room]);
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
+                Err(_) => self.done = true,
+            }
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! Pulling: from a name to an image in the store.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use http::StatusCode;
+use sha2::{Digest, Sha256};
+use tokio::io::AsyncWriteExt;
+use tokio::task::JoinSet;
+
+use super::config::{Descriptor, ImageConfig, MANIFEST_TYPES, Manifest, choose};
+use super::mirrors::Mirrors;
+use super::reference::is_digest;
+use super::registry::{Registry, next_chunk};
+use super::store::{Image, ImageStore, Layer};
+use super::{PullError, Reference, unpack};
+use crate::record;
+
+/// Layers fetched at the same time, per pull.
+const PARALLEL_LAYERS: usize = 4;
+/// How often an interrupted blob is resumed before the pull fails.
+const BLOB_ATTEMPTS: usize = 4;
+
+#[derive(Clone)]
+pub(crate) enum Credentials {
+    Basic {
+        username: String,
+        password: String,
+    },
+    /// A ready registry token.
+    Token(String),
+}
+
+fn io_error(doing: impl Into<String>) -> impl FnOnce(io::Error) -> PullError {
+    let doing = doing.into();
+    move |source| PullError::Io { doing, source }
+}
+
+/// Fetches `name` from the first server that has it. What is in the store already is not fetched again.
+pub(crate) async fn pull(
+    store: &Arc<ImageStore>,
+    mirrors: &Mirrors,
+    name: &str,
+    credentials: Option<Credentials>,
+) -> Result<Arc<Image>, PullError> {
+    let reference: Reference = name.parse().map_err(PullError::Reference)?;
+    let endpoints = mirrors.endpoints(&reference);
+    let mut failure: Option<PullError> = None;
+    for endpoint in endpoints {
+        let registry = Arc::new(Registry::new(endpoint, credentials.clone())?);
+        match pull_from(store, registry.clone(), &reference).await {
+            Ok(image) => return Ok(image),
+            Err(error) => {
+                tracing::debug!(image = %reference, server = registry.url(), %error, "server did not deliver");
+                // A server that answered tells more than one that could not be reached.
+                if failure.as_ref().is_none_or(|old| matches!(old, PullError::Unreachable(_))) {
+                    failure = Some(error);
+                }
+            }
+        }
+    }
+    Err(failure.unwrap_or_else(|| PullError::NotFound(reference.to_string())))
+}
+
+async fn pull_from(
+    store: &Arc<ImageStore>,
+    registry: Arc<Registry>,
+    reference: &Reference,
+) -> Result<Arc<Image>, PullError> {
+    let (top_digest, manifest_descriptor, manifest) = resolve(store, &registry, reference).await?;
+    let config_descriptor =
+        manifest.config.clone().ok_or_else(|| PullError::Content("the manifest has no configuration".into()))?;
+    fetch(store, &registry, &config_descriptor).await?;
+    let bytes = tokio::fs::read(store.blob_path(&config_descriptor.digest)).await.map_err(io_error("reading"))?;
+    let config: ImageConfig = serde_json::from_slice(&bytes)
+        .map_err(|error| PullError::Content(format!("configuration {}: {error}", config_descriptor.digest)))?;
+    let layers = pair_layers(&manifest.layers, &config)?;
+    let mut tasks: JoinSet<Result<(), PullError>> = JoinSet::new();
+    let slots = Arc::new(tokio::sync::Semaphore::new(PARALLEL_LAYERS));
+    for layer in layers.clone() {
+        let (store, registry, slots) = (store.clone(), registry.clone(), slots.clone());
+        tasks.spawn(async move {
+            let _slot = slots.acquire().await;
+            if !store.layer_path(&layer.diff_id).exists() {
+                fetch(&store, &registry, &layer.blob).await?;
+                unpack_layer(&store, &layer).await?;
+            }
+            Ok(())
+        });
+    }
+    while let Some(done) = tasks.join_next().await {
+        done.unwrap_or_else(|error| Err(PullError::Content(error.to_string())))?;
+    }
+    let image = Image {
+        id: config_descriptor.digest.clone(),
+        size: config_descriptor.size + layers.iter().map(|l| l.blob.size).sum::<u64>(),
+        manifest: Some(manifest_descriptor),
+        config_descriptor,
+        tags: reference.tagged().into_iter().collect(),
+        digests: vec![reference.with_digest(&top_digest)],
+        layers,
+        config: config.config.unwrap_or_default(),
+        pinned: false,
+    };
+    store.put(image).map_err(|error| PullError::Content(error.to_string()))
+}
+
+/// Follows an index to this machine's manifest: (digest of what the name points to, manifest, its content).
+async fn resolve(
+    store: &ImageStore,
+    registry: &Registry,
+    reference: &Reference,
+) -> Result<(String, Descriptor, Manifest), PullError> {
+    let mut selector = reference.selector().to_string();
+    let mut top = None;
+    // An index of indexes is allowed, an endless chain is not.
+    for _ in 0..4 {
+        let (bytes, media_type) = registry.document(&format!("manifests/{selector}"), MANIFEST_TYPES).await?;
+        let digest = format!("sha256:{}", unpack::hex(&Sha256::digest(&bytes)));
+        if is_digest(&selector) && digest != selector {
+            return Err(PullError::Content(format!("manifest {selector} has digest {digest}")));
+        }
+        let manifest: Manifest = serde_json::from_slice(&bytes)
+            .map_err(|error| PullError::Content(format!("manifest {selector}: {error}")))?;
+        let top_digest = top.get_or_insert_with(|| digest.clone()).clone();
+        if manifest.manifests.is_empty() {
+            record::write_bytes(&store.blob_path(&digest), &bytes).map_err(io_error("storing a manifest"))?;
+            let descriptor = Descriptor { media_type, digest, size: bytes.len() as u64, ..Default::default() };
+            return Ok((top_digest, descriptor, manifest));
+        }
+        selector = choose(&manifest.manifests)
+            .filter(|d| is_digest(&d.digest))
+            .map(|d| d.digest.clone())
+            .ok_or_else(|| PullError::NotFound(format!("{reference}: no manifest for this platform")))?;
+    }
+    Err(PullError::Content(format!("{reference}: indexes nested too deep")))
+}
+
+/// Compressed blobs and uncompressed digests come in two lists of the same order.
+pub(crate) fn pair_layers(blobs: &[Descriptor], config: &ImageConfig) -> Result<Vec<Layer>, PullError> {
+    if blobs.len() != config.rootfs.diff_ids.len() {
+        return Err(PullError::Content(format!(
+            "the manifest has {} layers, the configuration {}",
+            blobs.len(),
+            config.rootfs.diff_ids.len()
+        )));
+    }
+    let layers: Vec<Layer> = blobs
+        .iter()
+        .zip(&config.rootfs.diff_ids)
+        .map(|(blob, diff_id)| Layer { diff_id: diff_id.clone(), blob: blob.clone() })
+        .collect();
+    match layers.iter().find(|l| !is_digest(&l.diff_id) || !is_digest(&l.blob.digest)) {
+        Some(layer) => Err(PullError::Content(format!("bad layer digest {:?}", layer.diff_id))),
+        None => Ok(layers),
+    }
+}
+
+/// Brings a blob into the store, resuming what an earlier attempt left.
+async fn fetch(store: &ImageStore, registry: &Registry, blob: &Descriptor) -> Result<(), PullError> {
+    if !is_digest(&blob.digest) {
+        return Err(PullError::Content(format!("bad digest {:?}", blob.digest)));
+    }
+    let lock = store.unpacking.lock().await.entry(blob.digest.clone()).or_default().clone();
+    let _alone = lock.lock().await;
+    if store.blob_path(&blob.digest).exists() {
+        return Ok(());
+    }
+    let partial = store.ingest_path(&blob.digest);
+    let mut attempt = 0;
+    loop {
+        attempt += 1;
+        match download(registry, blob, &partial).await {
+            Ok(()) => break,
+            Err(error @ PullError::Unreachable(_)) if attempt < BLOB_ATTEMPTS => {
+                tracing::debug!(digest = blob.digest, %error, attempt, "resuming");
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    tokio::fs::rename(&partial, store.blob_path(&blob.digest)).await.map_err(io_error("storing a blob"))
+}
+
+async fn download(registry: &Registry, blob: &Descriptor, partial: &PathBuf) -> Result<(), PullError> {
+    let mut have = tokio::fs::metadata(partial).await.map_or(0, |m| m.len());
+    if have > blob.size {
+        have = 0;
+    }
+    let mut hash = Sha256::new();
+    let mut file = tokio::fs::OpenOptions::new()
+        .create(true)
+        .write(true)
+        .truncate(have == 0)
+        .open(partial)
+        .await
+        .map_err(io_error("creating a download"))?;
+    if have < blob.size || have == 0 {
+        let response = registry.blob(&blob.digest, have).await?;
+        if response.status() != StatusCode::PARTIAL_CONTENT {
+            have = 0;
+        }
+        if have > 0 {
+            hash_file(&mut hash, partial).await?;
+        }
+        file.set_len(have).await.map_err(io_error("downloading"))?;
+        tokio::io::AsyncSeekExt::seek(&mut file, io::SeekFrom::Start(have)).await.map_err(io_error("downloading"))?;
+        let mut body = response.into_body();
+        while let Some(chunk) = next_chunk(&mut body).await? {
+            have += chunk.len() as u64;
+            if have > blob.size {
+                drop(file);
+                let _ = tokio::fs::remove_file(partial).await;
+                return Err(PullError::Content(format!("blob {} is larger than promised", blob.digest)));
+            }
+            hash.update(&chunk);
+            file.write_all(&chunk).await.map_err(io_error("downloading"))?;
+        }
+        file.flush().await.map_err(io_error("downloading"))?;
+        if have < blob.size {
+            return Err(PullError::Unreachable(format!("blob {} ended early", blob.digest)));
+        }
+    } else {
+        hash_file(&mut hash, partial).await?;
+    }
+    let digest = format!("sha256:{}", unpack::hex(&hash.finalize()));
+    if digest != blob.digest {
+        let _ = tokio::fs::remove_file(partial).await;
+        return Err(PullError::Content(format!("blob {} has digest {digest}", blob.digest)));
+    }
+    Ok(())
+}
+
+async fn hash_file(hash: &mut Sha256, path: &PathBuf) -> Result<(), PullError> {
+    let path = path.clone();
+    let bytes = tokio::task::spawn_blocking(move || -> io::Result<Sha256> {
+        let mut hash = Sha256::new();
+        io::copy(&mut std::fs::File::open(path)?, &mut hash)?;
+        Ok(hash)
+    });
+    *hash = bytes.await.map_err(|e| PullError::Content(e.to_string()))?.map_err(io_error("reading a download"))?;
+    Ok(())
+}
+
+/// Unpacks a layer once, whoever asks at the same time; its digest must be what the configuration promises.
+pub(crate) async fn unpack_layer(store: &Arc<ImageStore>, layer: &Layer) -> Result<(), PullError> {
+    let lock = store.unpacking.lock().await.entry(layer.diff_id.clone()).or_default().clone();
+    let _alone = lock.lock().await;
+    let target = store.layer_path(&layer.diff_id);
+    if target.exists() {
+        return Ok(());
+    }
+    let (blob, expected) = (store.blob_path(&layer.blob.digest), layer.diff_id.clone());
+    let temporary = target.with_extension("unpacking");
+    let work = tokio::task::spawn_blocking(move || {
+        let _ = std::fs::remove_dir_all(&temporary);
+        std::fs::create_dir(&temporary).map_err(io_error("creating a layer"))?;
+        let result = unpack::unpack(&blob, &temporary).map_err(io_error("unpacking a layer")).and_then(|found| {
+            if found == expected {
+                std::fs::rename(&temporary, &target).map_err(io_error("storing a layer"))
+            } else {
+                Err(PullError::Content(format!("layer {expected} unpacks to {found}")))
+            }
+        });
+        if result.is_err() {
+            let _ = std::fs::remove_dir_all(&temporary);
+        }
+        result
+    });
+    work.await.unwrap_or_else(|error| Err(PullError::Content(error.to_string())))
+}

@@ -1,0 +1,135 @@
+//! Image names: `nginx`, `nginx:1.27`, `ghcr.io/a/b@sha256:…`, always brought to their full form.
+
+use std::fmt;
+use std::str::FromStr;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Reference {
+    /// `docker.io`, `localhost:5000`, …
+    pub(crate) host: String,
+    /// `library/nginx`
+    pub(crate) repository: String,
+    pub(crate) tag: Option<String>,
+    pub(crate) digest: Option<String>,
+}
+
+impl Reference {
+    /// What to ask the registry for.
+    pub(crate) fn selector(&self) -> &str {
+        self.digest.as_deref().or(self.tag.as_deref()).unwrap_or("latest")
+    }
+
+    /// `docker.io/library/nginx`
+    pub(crate) fn name(&self) -> String {
+        format!("{}/{}", self.host, self.repository)
+    }
+
+    pub(crate) fn with_digest(&self, digest: &str) -> String {
+        format!("{}@{digest}", self.name())
+    }
+
+    /// The tag form, unless the name is a digest only.
+    pub(crate) fn tagged(&self) -> Option<String> {
+        self.tag.as_ref().map(|tag| format!("{}:{tag}", self.name()))
+    }
+}
+
+impl fmt::Display for Reference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name())?;
+        if let Some(tag) = &self.tag {
+            write!(f, ":{tag}")?;
+        }
+        if let Some(digest) = &self.digest {
+            write!(f, "@{digest}")?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Reference {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let invalid = || format!("invalid image name {text:?}: invalid reference format");
+        let (rest, digest) = match text.split_once('@') {
+            Some((rest, digest)) if is_digest(digest) => (rest, Some(digest.to_string())),
+            Some(_) => return Err(invalid()),
+            None => (text, None),
+        };
+        let (rest, tag) = match rest.rsplit_once(':') {
+            // A colon before a slash belongs to a port.
+            Some((name, tag)) if !tag.contains('/') => (name, Some(tag)),
+            _ => (rest, None),
+        };
+        if tag.is_some_and(|tag| !is_tag(tag)) {
+            return Err(invalid());
+        }
+        let (host, path) = match rest.split_once('/') {
+            Some((first, path)) if first.contains(['.', ':']) || first == "localhost" => (first, path.to_string()),
+            _ => ("docker.io", rest.to_string()),
+        };
+        let host = if host == "index.docker.io" { "docker.io" } else { host };
+        let repository = match host {
+            "docker.io" if !path.contains('/') => format!("library/{path}"),
+            _ => path,
+        };
+        if !repository.split('/').all(is_component) {
+            return Err(invalid());
+        }
+        let tag = match (tag, &digest) {
+            (Some(tag), _) => Some(tag.to_string()),
+            (None, Some(_)) => None,
+            (None, None) => Some("latest".to_string()),
+        };
+        Ok(Self { host: host.to_string(), repository, tag, digest })
+    }
+}
+
+pub(crate) fn is_digest(text: &str) -> bool {
+    text.strip_prefix("sha256:").is_some_and(|hex| hex.len() == 64 && hex.bytes().all(|b| b.is_ascii_hexdigit()))
+}
+
+fn is_tag(tag: &str) -> bool {
+    !tag.is_empty()
+        && tag.len() <= 128
+        && tag.bytes().all(|b| b.is_ascii_alphanumeric() || b"_.-".contains(&b))
+        && !tag.starts_with(['.', '-'])
+}
+
+fn is_component(part: &str) -> bool {
+    let edge = |b: Option<u8>| b.is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
+    edge(part.bytes().next())
+        && edge(part.bytes().last())
+        && part.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"_.-".contains(&b))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_brought_to_full_form() {
+        let digest = format!("sha256:{}", "a".repeat(64));
+        for (text, expected) in [
+            ("nginx", Some("docker.io/library/nginx:latest")),
+            ("nginx:1.27", Some("docker.io/library/nginx:1.27")),
+            ("a/b", Some("docker.io/a/b:latest")),
+            ("localhost:5000/x:y", Some("localhost:5000/x:y")),
+            ("ghcr.io/a/b/c", Some("ghcr.io/a/b/c:latest")),
+            ("index.docker.io/nginx", Some("docker.io/library/nginx:latest")),
+            ("", None),
+            ("NGINX", None),
+            ("nginx:", None),
+            ("a//b", None),
+            ("x@sha256:12", None),
+            ("../etc", None),
+        ] {
+            let parsed = text.parse::<Reference>().ok().map(|r| r.to_string());
+            assert_eq!(parsed.as_deref(), expected, "{text}");
+        }
+        let both: Reference = format!("nginx:1@{digest}").parse().unwrap();
+        assert_eq!(both.selector(), digest);
+        assert_eq!(both.tagged().as_deref(), Some("docker.io/library/nginx:1"));
+    }
+}

@@ -1,0 +1,338 @@
+//! A small client of the registry protocol (OCI distribution): GET with tokens, redirects and time limits.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use http::header::{ACCEPT, AUTHORIZATION, LOCATION, RANGE, USER_AGENT, WWW_AUTHENTICATE};
+use http::{Request, Response, StatusCode, Uri};
+use http_body_util::{BodyExt, Empty};
+use hyper::body::Incoming;
+use hyper_util::rt::TokioIo;
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, ServerName};
+use tokio::net::TcpStream;
+
+use super::mirrors::Endpoint;
+use super::{Credentials, PullError};
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+/// Silence for this long means the server is gone; slow but steady downloads go on.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+const MAX_REDIRECTS: usize = 10;
+/// Manifests and tokens are small; more is refused.
+const MAX_DOCUMENT: usize = 8 << 20;
+
+/// One repository on one server, with the token it gave us.
+pub(crate) struct Registry {
+    endpoint: Endpoint,
+    credentials: Option<Credentials>,
+    authorization: tokio::sync::Mutex<Option<String>>,
+    tls: Arc<rustls::ClientConfig>,
+}
+
+impl Registry {
+    pub(crate) fn new(endpoint: Endpoint, credentials: Option<Credentials>) -> Result<Self, PullError> {
+        let credentials = credentials
+            .or_else(|| endpoint.auth.clone().map(|(username, password)| Credentials::Basic { username, password }));
+        let tls = Arc::new(tls_config(&endpoint)?);
+        Ok(Self { endpoint, credentials, authorization: tokio::sync::Mutex::new(None), tls })
+    }
+
+    pub(crate) fn url(&self) -> &str {
+        &self.endpoint.url
+    }
+
+    /// A whole small document of this repository: (body, content type).
+    pub(crate) async fn document(&self, path: &str, accept: &str) -> Result<(Bytes, String), PullError> {
+        let response = self.get(path, accept, 0).await?;
+        let kind = response
+            .headers()
+            .get(http::header::CONTENT_TYPE)
+            .and_then(|v| v.to_str().ok())
+            .unwrap_or_default()
+            .to_string();
+        Ok((collect(response).await?, kind))
+    }
+
+    /// A blob of this repository, from byte `offset` on if the server can do that (then the status is 206).
+    pub(crate) async fn blob(&self, digest: &str, offset: u64) -> Result<Response<Incoming>, PullError> {
+        self.get(&format!("blobs/{digest}"), "*/*", offset).await
+    }
+
+    async fn get(&self, path: &str, accept: &str, offset: u64) -> Result<Response<Incoming>, PullError> {
+        let url = format!("{}/v2/{}/{path}", self.endpoint.url, self.endpoint.repository);
+        let authorization = self.authorization.lock().await.clone();
+        let response = self.follow(&url, accept, authorization.as_deref(), offset).await?;
+        if response.status() != StatusCode::UNAUTHORIZED {
+            return check(response, &url).await;
+        }
+        let challenge =
+            response.headers().get(WWW_AUTHENTICATE).and_then(|v| v.to_str().ok()).unwrap_or_default().to_string();
+        let authorization = self.authorize(&challenge).await?;
+        *self.authorization.lock().await = Some(authorization.clone());
+        check(self.follow(&url, accept, Some(&authorization), offset).await?, &url).await
+    }
+
+    /// Answers a 401: basic credentials, or a token from the place that the challenge names.
+    async fn authorize(&self, challenge: &str) -> Result<String, PullError> {
+        let refused = || PullError::Unauthorized(self.endpoint.url.clone());
+        let (scheme, rest) = challenge.split_once(' ').unwrap_or((challenge, ""));
+        let basic = || match &self.credentials {
+            Some(Credentials::Basic { username, password }) => {
+                Some(format!("Basic {}", STANDARD.encode(format!("{username}:{password}"))))
+            }
+            _ => None,
+        };
+        if let Some(Credentials::Token(token)) = &self.credentials {
+            return Ok(format!("Bearer {token}"));
+        }
+        if scheme.eq_ignore_ascii_case("basic") {
+            return basic().ok_or_else(refused);
+        }
+        let parameters = parse_challenge(rest);
+        let get = |key: &str| parameters.iter().find(|(k, _)| k == key).map(|(_, v)| v.as_str());
+        let realm = get("realm").ok_or_else(refused)?;
+        let scope = get("scope").map_or_else(|| format!("repository:{}:pull", self.endpoint.repository), Into::into);
+        let mut url = format!("{realm}{}scope={}", if realm.contains('?') { '&' } else { '?' }, escape(&scope));
+        if let Some(service) = get("service") {
+            url.push_str(&format!("&service={}", escape(service)));
+        }
+        let response = self.follow(&url, "application/json", basic().as_deref(), 0).await?;
+        if response.status() != StatusCode::OK {
+            return Err(refused());
+        }
+        // Some servers send both names; the first one counts.
+        let value: serde_json::Value = serde_json::from_slice(&collect(response).await?).map_err(|_| refused())?;
+        let token = value.get("token").or_else(|| value.get("access_token")).and_then(|t| t.as_str());
+        Ok(format!("Bearer {}", token.ok_or_else(refused)?))
+    }
+
+    async fn follow(
+        &self,
+        url: &str,
+        accept: &str,
+        authorization: Option<&str>,
+        offset: u64,
+    ) -> Result<Response<Incoming>, PullError> {
+        let mut uri: Uri = url.parse().map_err(|_| PullError::Server(format!("{url}: not a URL")))?;
+        let first = uri.authority().cloned();
+        for _ in 0..MAX_REDIRECTS {
+            let mut request = Request::get(uri.path_and_query().map_or("/", |p| p.as_str()))
+                .header(http::header::HOST, uri.authority().map_or("", |a| a.as_str()))
+                .header(USER_AGENT, "cox")
+                .header(ACCEPT, accept);
+            // Credentials stay with the server they are for.
+            if let (Some(authorization), true) = (authorization, uri.authority() == first.as_ref()) {
+                request = request.header(AUTHORIZATION, authorization);
+            }
+            if offset > 0 {
+                request = request.header(RANGE, format!("bytes={offset}-"));
+            }
+            let request = request.body(Empty::new()).map_err(|e| PullError::Server(e.to_string()))?;
+            let response = self.send(&uri, request).await?;
+            if !response.status().is_redirection() {
+                return Ok(response);
+            }
+            let location = response.headers().get(LOCATION).and_then(|v| v.to_str().ok()).unwrap_or_default();
+            uri = resolve(&uri, location).ok_or_else(|| PullError::Server(format!("{url}: bad redirect")))?;
+        }
+        Err(PullError::Server(format!("{url}: too many redirects")))
+    }
+
+    async fn send(&self, uri: &Uri, request: Request<Empty<Bytes>>) -> Result<Response<Incoming>, PullError> {
+        let unreachable = |error: &dyn std::fmt::Display| PullError::Unreachable(format!("Get \"{uri}\": {error}"));
+        let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
+        let tls = uri.scheme_str() == Some("https");
+        let port = uri.port_u16().unwrap_or(if tls { 443 } else { 80 });
+        let work = async {
+            let stream = TcpStream::connect((host, port)).await.map_err(|e| unreachable(&e))?;
+            if tls {
+                let name = ServerName::try_from(host.to_string()).map_err(|e| unreachable(&e))?;
+                let stream = tokio_rustls::TlsConnector::from(self.tls.clone())
+                    .connect(name, stream)
+                    .await
+                    .map_err(|e| unreachable(&e))?;
+                exchange(TokioIo::new(stream), request).await.map_err(|e| unreachable(&e))
+            } else {
+                exchange(TokioIo::new(stream), request).await.map_err(|e| unreachable(&e))
+            }
+        };
+        tokio::time::timeout(CONNECT_TIMEOUT, work).await.map_err(|_| unreachable(&"no answer in time"))?
+    }
+}
+
+async fn exchange<T>(io: T, request: Request<Empty<Bytes>>) -> hyper::Result<Response<Incoming>>
+where
+    T: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
+{
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await?;
+    // Lives exactly as long as the response body is read or dropped.
+    tokio::spawn(connection);
+    sender.send_request(request).await
+}
+
+/// The next piece of a body; an error when the server falls silent.
+pub(crate) async fn next_chunk(body: &mut Incoming) -> Result<Option<Bytes>, PullError> {
+    loop {
+        let frame = tokio::time::timeout(IDLE_TIMEOUT, body.frame())
+            .await
+            .map_err(|_| PullError::Unreachable("the server stopped sending".into()))?;
+        match frame {
+            None => return Ok(None),
+            Some(Err(error)) => return Err(PullError::Unreachable(error.to_string())),
+            Some(Ok(frame)) => {
+                if let Ok(data) = frame.into_data() {
+                    return Ok(Some(data));
+                }
+            }
+        }
+    }
+}
+
+async fn collect(response: Response<Incoming>) -> Result<Bytes, PullError> {
+    let mut body = response.into_body();
+    let mut all = Vec::new();
+    while let Some(chunk) = next_chunk(&mut body).await? {
+        all.extend_from_slice(&chunk);
+        if all.len() > MAX_DOCUMENT {
+            return Err(PullError::Server("the answer is too large".into()));
+        }
+    }
+    Ok(all.into())
+}
+
+async fn check(response: Response<Incoming>, url: &str) -> Result<Response<Incoming>, PullError> {
+    match response.status() {
+        status if status.is_success() => Ok(response),
+        StatusCode::NOT_FOUND => Err(PullError::NotFound(url.to_string())),
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(PullError::Unauthorized(url.to_string())),
+        status => {
+            let body = collect(response).await.unwrap_or_default();
+            let text = String::from_utf8_lossy(&body[..body.len().min(512)]).into_owned();
+            Err(PullError::Server(format!("{url}: unexpected status {status}: {text}")))
+        }
+    }
+}
+
+fn resolve(base: &Uri, location: &str) -> Option<Uri> {
+    if location.starts_with('/') {
+        let authority = base.authority()?;
+        return format!("{}://{authority}{location}", base.scheme_str()?).parse().ok();
+    }
+    location.parse().ok().filter(|uri: &Uri| uri.authority().is_some())
+}
+
+/// `realm="https://x",service="y"` as pairs.
+fn parse_challenge(text: &str) -> Vec<(String, String)> {
+    let mut pairs = Vec::new();
+    let mut rest = text;
+    while let Some((key, after)) = rest.split_once('=') {
+        let key = key.trim_matches([' ', ',']).to_lowercase();
+        let after = after.trim_start();
+        let (value, tail) = match after.strip_prefix('"') {
+            Some(quoted) => quoted.split_once('"').unwrap_or((quoted, "")),
+            None => after.split_once(',').unwrap_or((after, "")),
+        };
+        pairs.push((key, value.to_string()));
+        rest = tail;
+    }
+    pairs
+}
+
+fn escape(text: &str) -> String {
+    text.bytes()
+        .map(|b| match b {
+            b if b.is_ascii_alphanumeric() || b"-_.~".contains(&b) => (b as char).to_string(),
+            b => format!("%{b:02X}"),
+        })
+        .collect()
+}
+
+/// The node's certificate authorities, plus the one configured for this server.
+fn tls_config(endpoint: &Endpoint) -> Result<rustls::ClientConfig, PullError> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = rustls::ClientConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .map_err(|e| PullError::Server(e.to_string()))?;
+    if endpoint.skip_verify {
+        return Ok(builder
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)))
+            .with_no_client_auth());
+    }
+    let mut roots = rustls::RootCertStore::empty();
+    if endpoint.url.starts_with("https") {
+        let bundles = ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"];
+        let configured = endpoint.ca_file.as_deref().and_then(|p| p.to_str());
+        for path in bundles.into_iter().chain(configured) {
+            if let Ok(certificates) = CertificateDer::pem_file_iter(path) {
+                roots.add_parsable_certificates(certificates.flatten());
+            }
+        }
+    }
+    Ok(builder.with_root_certificates(roots).with_no_client_auth())
+}
+
+/// For servers configured with `insecure_skip_verify`.
+#[derive(Debug)]
+struct AnyCertificate(Arc<rustls::crypto::CryptoProvider>);
+
+impl rustls::client::danger::ServerCertVerifier for AnyCertificate {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: rustls_pki_types::UnixTime,
+    ) -> Result<rustls::client::danger::ServerCertVerified, rustls::Error> {
+        Ok(rustls::client::danger::ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &rustls::DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        rustls::crypto::verify_tls12_signature(message, cert, dss, &self.0.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &rustls::DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        rustls::crypto::verify_tls13_signature(message, cert, dss, &self.0.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn challenges_are_parsed() {
+        let pairs = parse_challenge("realm=\"https://a/token\",service=\"r, x\",scope=\"repository:a/b:pull\"");
+        let expected = [("realm", "https://a/token"), ("service", "r, x"), ("scope", "repository:a/b:pull")];
+        assert_eq!(pairs, expected.map(|(k, v)| (k.to_string(), v.to_string())));
+    }
+
+    #[test]
+    fn redirects_are_resolved() {
+        let base: Uri = "https://a.b/v2/x".parse().unwrap();
+        for (location, expected) in
+            [("/y?z", Some("https://a.b/y?z")), ("http://c/d", Some("http://c/d")), ("rel", None)]
+        {
+            assert_eq!(resolve(&base, location).map(|u| u.to_string()).as_deref(), expected, "{location}");
+        }
+    }
+}

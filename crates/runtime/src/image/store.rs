@@ -1,0 +1,291 @@
+//! The image store: which images there are, their blobs and their unpacked layers.
+//!
+//! On disk: `blobs/sha256/<hex>` (as fetched), `layers/<first 32 digits of the diff id>` (unpacked, ready for overlayfs),
+//! `images/<hex of id>.json` (one record per image), `ingest/` (unfinished downloads, resumed). A name is an entry in the
+//! record of exactly one image: tagging moves it.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use super::Reference;
+use super::config::{Descriptor, ExecutionConfig};
+use crate::error::{Result, doing};
+use crate::record;
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Image {
+    /// Digest of the configuration: `sha256:…`.
+    pub(crate) id: String,
+    pub(crate) manifest: Option<Descriptor>,
+    pub(crate) config_descriptor: Descriptor,
+    pub(crate) tags: Vec<String>,
+    pub(crate) digests: Vec<String>,
+    /// Bottom first.
+    pub(crate) layers: Vec<Layer>,
+    pub(crate) config: ExecutionConfig,
+    pub(crate) size: u64,
+    pub(crate) pinned: bool,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Layer {
+    pub(crate) diff_id: String,
+    pub(crate) blob: Descriptor,
+}
+
+impl Image {
+    /// Directory names for overlayfs, topmost first.
+    pub(crate) fn lower(&self) -> Vec<String> {
+        match self.layers.is_empty() {
+            true => vec![EMPTY_LAYER.into()],
+            false => self.layers.iter().rev().map(|l| layer_name(&l.diff_id)).collect(),
+        }
+    }
+
+    /// What pods show as their imageID.
+    pub(crate) fn reference(&self) -> String {
+        self.digests.first().cloned().unwrap_or_else(|| self.id.clone())
+    }
+}
+
+/// Stands under images that have no layer at all.
+const EMPTY_LAYER: &str = "empty";
+
+/// Half a digest is plenty to tell layers apart, and keeps mount options short.
+pub(crate) fn layer_name(diff_id: &str) -> String {
+    diff_id.trim_start_matches("sha256:").chars().take(32).collect()
+}
+
+pub(crate) struct ImageStore {
+    root: PathBuf,
+    images: Mutex<BTreeMap<String, Arc<Image>>>,
+    /// One unpacking per layer at a time, whoever asks.
+    pub(crate) unpacking: tokio::sync::Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>>,
+}
+
+impl ImageStore {
+    pub(crate) fn open(root: &Path) -> Result<Self> {
+        for directory in ["blobs/sha256", "layers", "images", "ingest"] {
+            let path = root.join(directory);
+            fs::create_dir_all(&path).map_err(doing(format!("creating {}", path.display())))?;
+        }
+        let empty = root.join("layers").join(EMPTY_LAYER);
+        fs::create_dir_all(&empty).map_err(doing(format!("creating {}", empty.display())))?;
+        let mut images = BTreeMap::new();
+        let directory = root.join("images");
+        for entry in fs::read_dir(&directory).map_err(doing("reading images"))?.flatten() {
+            if entry.path().extension().is_none_or(|e| e != "json") {
+                continue;
+            }
+            match record::read::<Image>(&entry.path()) {
+                Ok(image) => drop(images.insert(image.id.clone(), Arc::new(image))),
+                Err(error) => tracing::warn!(%error, "image record is unreadable; the image has to be pulled again"),
+            }
+        }
+        let store = Self { root: root.to_path_buf(), images: Mutex::new(images), unpacking: Default::default() };
+        store.remove_leftovers();
+        Ok(store)
+    }
+
+    pub(crate) fn layers_directory(&self) -> PathBuf {
+        self.root.join("layers")
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    pub(crate) fn blob_path(&self, digest: &str) -> PathBuf {
+        self.root.join("blobs/sha256").join(digest.trim_start_matches("sha256:"))
+    }
+
+    pub(crate) fn ingest_path(&self, digest: &str) -> PathBuf {
+        self.root.join("ingest").join(digest.trim_start_matches("sha256:"))
+    }
+
+    pub(crate) fn layer_path(&self, diff_id: &str) -> PathBuf {
+        self.layers_directory().join(layer_name(diff_id))
+    }
+
+    /// By id (or a unique beginning of one), name or digest.
+    pub(crate) fn get(&self, name: &str) -> Option<Arc<Image>> {
+        let images = self.images.lock();
+        if let Some(image) = images.get(name).or_else(|| images.get(&format!("sha256:{name}"))) {
+            return Some(image.clone());
+        }
+        if let Ok(reference) = name.parse::<Reference>() {
+            let (tag, digest) = (reference.tagged(), reference.digest.as_ref().map(|d| reference.with_digest(d)));
+            let found = images.values().find(|i| match (&digest, &tag) {
+                (Some(digest), _) => i.digests.contains(digest),
+                (None, Some(tag)) => i.tags.contains(tag),
+                (None, None) => false,
+            });
+            if let Some(image) = found {
+                return Some(image.clone());
+            }
+        }
+        let prefix = name.trim_start_matches("sha256:");
+        if prefix.len() < 6 || !prefix.bytes().all(|b| b.is_ascii_hexdigit()) {
+            return None;
+        }
+        let mut matches = images.values().filter(|i| i.id["sha256:".len()..].starts_with(prefix));
+        match (matches.next(), matches.next()) {
+            (Some(image), None) => Some(image.clone()),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn list(&self) -> Vec<Arc<Image>> {
+        self.images.lock().values().cloned().collect()
+    }
+
+    /// Adds an image, or names to one that is there; a tag leaves the image that had it.
+    pub(crate) fn put(&self, mut image: Image) -> Result<Arc<Image>> {
+        let mut images = self.images.lock();
+        if let Some(old) = images.get(&image.id) {
+            let merge = |new: &mut Vec<String>, old: &[String]| {
+                for name in old {
+                    if !new.contains(name) {
+                        new.push(name.clone());
+                    }
+                }
+            };
+            merge(&mut image.tags, &old.tags);
+            merge(&mut image.digests, &old.digests);
+            image.pinned |= old.pinned;
+        }
+        let losers: Vec<Image> = images
+            .values()
+            .filter(|other| other.id != image.id && other.tags.iter().any(|t| image.tags.contains(t)))
+            .map(|other| {
+                let mut other = Image::clone(other);
+                other.tags.retain(|t| !image.tags.contains(t));
+                other
+            })
+            .collect();
+        for image in losers.into_iter().chain([image.clone()]) {
+            let path = self.record_path(&image.id);
+            record::write(&path, &image).map_err(doing(format!("writing {}", path.display())))?;
+            images.insert(image.id.clone(), Arc::new(image));
+        }
+        Ok(Arc::new(image))
+    }
+
+    /// Forgets an image; its layers and blobs go too unless another image or one of `used_layers` needs them.
+    pub(crate) fn remove(&self, id: &str, used_layers: &HashSet<String>) -> Result<()> {
+        let mut images = self.images.lock();
+        if images.remove(id).is_none() {
+            return Ok(());
+        }
+        let path = self.record_path(id);
+        fs::remove_file(&path).map_err(doing(format!("removing {}", path.display())))?;
+        self.collect(&images, used_layers)
+    }
+
+    /// Removes one name; the image itself goes with its last.
+    pub(crate) fn untag(&self, name: &str, used_layers: &HashSet<String>) -> Result<bool> {
+        let Some(image) = self.get(name) else { return Ok(false) };
+        let reference: Option<Reference> = name.parse().ok();
+        let tag = reference.and_then(|r| r.tagged());
+        match tag.filter(|t| image.tags.contains(t) && image.tags.len() > 1) {
+            Some(tag) => {
+                let mut changed = Image::clone(&image);
+                changed.tags.retain(|t| *t != tag);
+                let path = self.record_path(&image.id);
+                record::write(&path, &changed).map_err(doing(format!("writing {}", path.display())))?;
+                self.images.lock().insert(changed.id.clone(), Arc::new(changed));
+            }
+            None => self.remove(&image.id, used_layers)?,
+        }
+        Ok(true)
+    }
+
+    fn collect(&self, images: &BTreeMap<String, Arc<Image>>, used_layers: &HashSet<String>) -> Result<()> {
+        let mut layers: HashSet<String> = used_layers.clone();
+        layers.insert(EMPTY_LAYER.into());
+        let mut blobs: HashSet<&str> = HashSet::new();
+        for image in images.values() {
+            layers.extend(image.layers.iter().map(|l| layer_name(&l.diff_id)));
+            blobs.extend(image.layers.iter().map(|l| l.blob.digest.as_str()));
+            blobs.insert(&image.config_descriptor.digest);
+            blobs.extend(image.manifest.as_ref().map(|m| m.digest.as_str()));
+        }
+        let entries = |path: PathBuf| fs::read_dir(path).into_iter().flatten().flatten();
+        for entry in entries(self.layers_directory()) {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            // Names with a dot are layers being unpacked.
+            if !layers.contains(&name) && !name.contains('.') {
+                fs::remove_dir_all(entry.path()).map_err(doing("removing a layer"))?;
+            }
+        }
+        for entry in entries(self.root.join("blobs/sha256")) {
+            if !blobs.contains(format!("sha256:{}", entry.file_name().to_string_lossy()).as_str()) {
+                fs::remove_file(entry.path()).map_err(doing("removing a blob"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Half-unpacked layers of a process that died.
+    fn remove_leftovers(&self) {
+        for entry in fs::read_dir(self.layers_directory()).into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().contains('.')
+                && let Err(error) = fs::remove_dir_all(entry.path())
+            {
+                tracing::warn!(%error, path = %entry.path().display(), "cannot remove a half-unpacked layer");
+            }
+        }
+    }
+
+    fn record_path(&self, id: &str) -> PathBuf {
+        self.root.join("images").join(format!("{}.json", id.trim_start_matches("sha256:")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn image(id: char, tag: &str) -> Image {
+        Image {
+            id: format!("sha256:{}", id.to_string().repeat(64)),
+            tags: vec![format!("docker.io/library/{tag}")],
+            layers: vec![Layer { diff_id: format!("sha256:{}", "c".repeat(64)), ..Default::default() }],
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn a_tag_belongs_to_one_image() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = ImageStore::open(directory.path()).unwrap();
+        store.put(image('a', "x:1")).unwrap();
+        store.put(image('b', "x:1")).unwrap();
+        assert_eq!(store.get("x:1").unwrap().id, image('b', "x:1").id);
+        assert!(store.get(&"a".repeat(64)).unwrap().tags.is_empty());
+        // The same after a restart.
+        let store = ImageStore::open(directory.path()).unwrap();
+        assert_eq!(store.get("x:1").unwrap().id, image('b', "x:1").id);
+        assert_eq!(store.list().len(), 2);
+    }
+
+    #[test]
+    fn layers_go_with_their_last_user() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = ImageStore::open(directory.path()).unwrap();
+        let (a, b) = (store.put(image('a', "x:1")).unwrap(), store.put(image('b', "y:1")).unwrap());
+        let layer = store.layer_path(&a.layers[0].diff_id);
+        fs::create_dir(&layer).unwrap();
+        store.remove(&a.id, &HashSet::new()).unwrap();
+        assert!(layer.exists());
+        store.remove(&b.id, &HashSet::from([layer_name(&b.layers[0].diff_id)])).unwrap();
+        assert!(layer.exists(), "a container still uses it");
+    }
+}

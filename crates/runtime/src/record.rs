@@ -1,0 +1,114 @@
+//! What the runtime and its shims keep on disk, and how it is written: whole files, replaced atomically.
+//!
+//! A sandbox is a directory `sandboxes/<id>` with `sandbox.json` (ours) and `shim.json` (its shim's); a container is a
+//! directory `containers/<id>` with `container.json` and `spec.json` (ours) and `status.json` (the shim's). Each file
+//! has one writer, so nothing is locked, and after a restart of either side the files say what is.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::Path;
+
+use cri::v1;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// `sandbox.json`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct SandboxRecord {
+    pub(crate) id: String,
+    pub(crate) config: v1::PodSandboxConfig,
+    pub(crate) runtime_handler: String,
+    /// Nanoseconds since 1970, as all times here.
+    pub(crate) created_at: i64,
+    /// Set up completely: before that, a record is what a crash left of RunPodSandbox.
+    pub(crate) complete: bool,
+    pub(crate) stopped: bool,
+    pub(crate) ips: Vec<String>,
+    /// Boot of the machine in which its processes run.
+    pub(crate) boot_id: String,
+}
+
+/// `shim.json`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct ShimRecord {
+    pub(crate) pid: i32,
+    pub(crate) pause_pid: i32,
+}
+
+/// `container.json`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct ContainerRecord {
+    pub(crate) id: String,
+    pub(crate) sandbox: String,
+    pub(crate) config: v1::ContainerConfig,
+    /// Id of the image (digest of its configuration).
+    pub(crate) image_id: String,
+    /// What the kubelet shows as imageID: a repository digest where there is one.
+    pub(crate) image_ref: String,
+    pub(crate) created_at: i64,
+    pub(crate) log_path: String,
+    pub(crate) cgroup: String,
+    pub(crate) stop_signal: i32,
+    /// Resources as last updated.
+    pub(crate) resources: Option<v1::LinuxContainerResources>,
+    /// Images whose content is mounted as volumes.
+    pub(crate) volume_images: Vec<String>,
+}
+
+/// `status.json`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct StatusRecord {
+    pub(crate) pid: i32,
+    pub(crate) started_at: i64,
+    pub(crate) finished_at: i64,
+    pub(crate) exit_code: i32,
+    pub(crate) reason: String,
+    pub(crate) message: String,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) groups: Vec<u32>,
+}
+
+/// Replaces `path` with the JSON of `value`: readers see the old file or the new one, also after a crash.
+pub(crate) fn write<T: Serialize>(path: &Path, value: &T) -> io::Result<()> {
+    let bytes = serde_json::to_vec(value)?;
+    write_bytes(path, &bytes)
+}
+
+pub(crate) fn write_bytes(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(".new");
+    let mut file = File::create(&temporary)?;
+    file.write_all(bytes)?;
+    std::fs::rename(&temporary, path)
+}
+
+pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
+    let bytes = std::fs::read(path)?;
+    serde_json::from_slice(&bytes)
+        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, format!("{}: {error}", path.display())))
+}
+
+/// Nanoseconds since 1970.
+pub(crate) fn now() -> i64 {
+    std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |d| i64::try_from(d.as_nanos()).unwrap_or(i64::MAX))
+}
+
+/// Changes at every boot: processes recorded under another value are gone, whoever has their pids now.
+pub(crate) fn boot_id() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|id| id.trim().to_string()).unwrap_or_default()
+}
+
+/// A fresh id of 64 hexadecimal digits, like those of every other runtime.
+pub(crate) fn new_id() -> io::Result<String> {
+    use std::io::Read;
+    let mut bytes = [0u8; 32];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())
+}

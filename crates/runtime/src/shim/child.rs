@@ -1,0 +1,280 @@
+//! The forked child: from a copy of the shim to the container's program.
+//!
+//! Order is security. Namespaces and mounts come while we are still root of the node; then limits, the terminal, the
+//! identity; capabilities and the seccomp filter last. Every descriptor above stdio is closed by the exec.
+
+use std::convert::Infallible;
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::{Deserialize, Serialize};
+
+use super::rootfs;
+use crate::cgroup::Cgroups;
+use crate::spec::{Process, Spec};
+use crate::sys;
+use crate::user::{self, Identity};
+
+/// What the child tells the shim on its way; the last word is the socket closing at exec.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Message {
+    Identity {
+        uid: u32,
+        gid: u32,
+        groups: Vec<u32>,
+    },
+    /// The terminal's master comes with it as a descriptor.
+    Terminal,
+    Failed {
+        message: String,
+    },
+}
+
+/// stdin, stdout, stderr; none when the process gets a terminal.
+pub(crate) type Stdio = Option<[OwnedFd; 3]>;
+
+/// Namespaces to join: open descriptor and its CLONE_NEW* kind, in this order.
+pub(crate) type Joins = Vec<(OwnedFd, i32)>;
+
+/// In a new mount namespace (and PID namespace): becomes the container's first process.
+pub(crate) fn run_container(spec: &Spec, cgroups: &Cgroups, joins: Joins, stdio: Stdio, socket: OwnedFd) -> Infallible {
+    finish(&socket, || {
+        prepare(&socket)?;
+        join(joins)?;
+        sys::unshare(libc::CLONE_NEWCGROUP).map_err(say("cgroup namespace"))?;
+        // The host's limits files are named by the node's /proc: before the root changes.
+        set_oom_score(spec.process.oom_score_adj);
+        rootfs::enter(spec, cgroups)?;
+        attach_stdio(&spec.process, stdio, &socket, true)?;
+        let identity = user::resolve(&spec.process.user, Path::new("/etc"))?;
+        become_process(&spec.process, &identity, &socket, true)
+    })
+}
+
+/// In the namespaces of a running container: becomes another process of it.
+pub(crate) fn run_exec(process: &Process, joins: Joins, stdio: Stdio, socket: OwnedFd) -> Infallible {
+    finish(&socket, || {
+        prepare(&socket)?;
+        set_oom_score(process.oom_score_adj);
+        join(joins)?;
+        attach_stdio(process, stdio, &socket, false)?;
+        let identity = user::resolve(&process.user, Path::new("/etc"))?;
+        become_process(process, &identity, &socket, false)
+    })
+}
+
+fn finish(socket: &OwnedFd, body: impl FnOnce() -> Result<Infallible, String>) -> ! {
+    let Err(message) = body();
+    tell(socket, &Message::Failed { message }, &[]);
+    sys::exit_now(128)
+}
+
+fn say(what: &'static str) -> impl Fn(io::Error) -> String {
+    move |error| format!("{what}: {error}")
+}
+
+fn tell(socket: &OwnedFd, message: &Message, fds: &[std::os::fd::BorrowedFd<'_>]) {
+    if let Ok(bytes) = serde_json::to_vec(message) {
+        // If the shim is gone there is nobody to tell.
+        let _ = sys::send_with_fds(socket.as_fd(), &bytes, fds);
+    }
+}
+
+/// Waits for the shim to put us into our cgroups, and starts a session.
+fn prepare(socket: &OwnedFd) -> Result<(), String> {
+    let mut go = [0u8; 1];
+    match sys::read(socket.as_fd(), &mut go) {
+        Ok(1) => {}
+        _ => return Err("the shim gave up".into()),
+    }
+    sys::reset_signals();
+    sys::umask(0o022);
+    sys::setsid().map_err(say("setsid"))
+}
+
+fn join(joins: Joins) -> Result<(), String> {
+    for (fd, kind) in joins {
+        sys::setns(fd.as_fd(), kind).map_err(say("joining a namespace"))?;
+    }
+    Ok(())
+}
+
+/// Lowering may be forbidden to us: then the value we were born with stays.
+fn set_oom_score(score: i64) {
+    let _ = std::fs::write("/proc/self/oom_score_adj", score.clamp(-1000, 1000).to_string());
+}
+
+fn attach_stdio(process: &Process, stdio: Stdio, socket: &OwnedFd, console: bool) -> Result<(), String> {
+    if let Some(fds) = stdio {
+        for (number, fd) in fds.iter().enumerate() {
+            sys::dup_onto(fd.as_fd(), number as i32).map_err(say("stdio"))?;
+        }
+        return Ok(());
+    }
+    debug_assert!(process.tty);
+    let (master, path) = sys::open_pty().map_err(say("terminal"))?;
+    let slave = std::fs::OpenOptions::new().read(true).write(true).open(&path).map_err(say("terminal"))?;
+    sys::set_controlling_terminal(slave.as_fd()).map_err(say("controlling terminal"))?;
+    for number in 0..3 {
+        sys::dup_onto(slave.as_fd(), number).map_err(say("terminal"))?;
+    }
+    if console {
+        rootfs::mount_console(&path).map_err(say("console"))?;
+    }
+    tell(socket, &Message::Terminal, &[master.as_fd()]);
+    Ok(())
+}
+
+fn become_process(process: &Process, identity: &Identity, socket: &OwnedFd, first: bool) -> Result<Infallible, String> {
+    let cwd = if process.cwd.is_empty() { "/" } else { &process.cwd };
+    if first {
+        make_directory(cwd, identity)?;
+    }
+    tell(socket, &Message::Identity { uid: identity.uid, gid: identity.gid, groups: identity.groups.clone() }, &[]);
+    if process.tty {
+        // The program's user owns its terminal, as after a login.
+        let _ = std::os::unix::fs::chown("/proc/self/fd/0", Some(identity.uid), None);
+    }
+    let (program, args, env) = program(process, identity)?;
+    if let Some(profile) = &process.apparmor {
+        std::fs::write("/proc/self/attr/exec", format!("exec {profile}"))
+            .map_err(|error| format!("AppArmor profile {profile}: {error}"))?;
+    }
+    let filters = process
+        .seccomp
+        .iter()
+        .map(|filter| STANDARD.decode(filter).map_err(|error| format!("seccomp: {error}")))
+        .collect::<Result<Vec<_>, _>>()?;
+    sys::close_on_exec_from(3).map_err(say("descriptors"))?;
+    // Installing a filter needs no_new_privs or a capability that we are about to lose.
+    if !process.no_new_privs {
+        install(&filters)?;
+    }
+    drop_privileges(process, identity)?;
+    std::env::set_current_dir(cwd).map_err(|error| format!("chdir to cwd ({cwd:?}): {error}"))?;
+    // A directory outside our root would be reachable by `..`.
+    let really = std::env::current_dir().map_err(say("working directory"))?;
+    if !really.is_absolute() {
+        return Err("current working directory is outside of the container".into());
+    }
+    if process.no_new_privs {
+        sys::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0).map_err(say("no_new_privs"))?;
+        install(&filters)?;
+    }
+    let error = sys::exec(&program, &args, &env);
+    Err(format!("exec {program:?}: {error}"))
+}
+
+fn install(filters: &[Vec<u8>]) -> Result<(), String> {
+    filters.iter().try_for_each(|filter| sys::set_seccomp(filter).map_err(say("seccomp")))
+}
+
+/// Bounding set, then identity (keeping capabilities across it), then the other sets.
+fn drop_privileges(process: &Process, identity: &Identity) -> Result<(), String> {
+    let wanted = &process.capabilities;
+    // Never more than we have: this node may lack some itself.
+    let ours = sys::permitted_capabilities().map_err(say("capabilities"))?;
+    for number in 0..64 {
+        let bit = 1u64 << number;
+        if crate::capabilities::all() & bit == 0 {
+            break;
+        }
+        if wanted.bounding & bit == 0 {
+            sys::prctl(libc::PR_CAPBSET_DROP, number, 0).map_err(say("bounding set"))?;
+        }
+    }
+    sys::prctl(libc::PR_SET_KEEPCAPS, 1, 0).map_err(say("keepcaps"))?;
+    sys::set_identity(identity.uid, identity.gid, &identity.groups).map_err(say("setting user and groups"))?;
+    sys::prctl(libc::PR_SET_KEEPCAPS, 0, 0).map_err(say("keepcaps"))?;
+    let (mut effective, mut permitted) = (wanted.effective & ours, wanted.permitted & ours);
+    let inheritable = wanted.inheritable & ours;
+    if identity.uid != 0 {
+        // What another user keeps over exec is what is ambient.
+        effective &= wanted.ambient;
+        permitted &= wanted.ambient;
+    }
+    sys::set_capabilities(effective, permitted, inheritable).map_err(say("capabilities"))?;
+    for number in 0..64u64 {
+        if wanted.ambient & ours & (1u64 << number) != 0 {
+            const PR_CAP_AMBIENT: i32 = 47;
+            const PR_CAP_AMBIENT_RAISE: u64 = 2;
+            sys::prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, number).map_err(say("ambient capability"))?;
+        }
+    }
+    Ok(())
+}
+
+/// A working directory that the image does not have is made, as every runtime does.
+fn make_directory(path: &str, identity: &Identity) -> Result<(), String> {
+    if std::fs::metadata(path).is_ok() {
+        return Ok(());
+    }
+    std::fs::create_dir_all(path)
+        .and_then(|()| std::os::unix::fs::chown(path, Some(identity.uid), Some(identity.gid)))
+        .map_err(|error| format!("working directory {path}: {error}"))
+}
+
+type Program = (CString, Vec<CString>, Vec<CString>);
+
+/// Finds the program in the container's own PATH and finishes its environment.
+fn program(process: &Process, identity: &Identity) -> Result<Program, String> {
+    const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+    let mut env = process.env.clone();
+    let get = |env: &[String], key: &str| {
+        env.iter().rev().find_map(|e| e.strip_prefix(key)?.strip_prefix('=')).map(ToString::to_string)
+    };
+    if get(&env, "HOME").is_none() {
+        env.push(format!("HOME={}", identity.home));
+    }
+    let path = get(&env, "PATH").unwrap_or_else(|| DEFAULT_PATH.into());
+    let Some(name) = process.args.first() else { return Err("no command specified".into()) };
+    let program = find(name, &path, process)?;
+    let c = |text: &String| CString::new(text.as_str()).map_err(|_| format!("{text:?} contains a NUL byte"));
+    Ok((
+        c(&program)?,
+        process.args.iter().map(c).collect::<Result<_, _>>()?,
+        env.iter().map(c).collect::<Result<_, _>>()?,
+    ))
+}
+
+fn find(name: &str, path: &str, process: &Process) -> Result<String, String> {
+    use std::os::unix::fs::PermissionsExt;
+    let check = |candidate: &Path| match std::fs::metadata(candidate) {
+        Err(error) => Err(format!(
+            "stat {}: {}",
+            candidate.display(),
+            if error.kind() == io::ErrorKind::NotFound {
+                "no such file or directory".into()
+            } else {
+                error.to_string()
+            }
+        )),
+        Ok(m) if m.is_dir() => Err("is a directory".into()),
+        Ok(m) if m.permissions().mode() & 0o111 == 0 => Err("permission denied".into()),
+        Ok(_) => Ok(()),
+    };
+    if name.contains('/') {
+        // Relative names are relative to the working directory, which is entered later.
+        let full = Path::new("/").join(&process.cwd).join(name);
+        return match check(&full) {
+            Ok(()) => Ok(name.to_string()),
+            Err(error) => Err(format!("exec: {name:?}: {error}")),
+        };
+    }
+    let mut denied = false;
+    for directory in path.split(':') {
+        let candidate = Path::new(if directory.is_empty() { "." } else { directory }).join(name);
+        match check(&candidate) {
+            Ok(()) => return Ok(candidate.to_string_lossy().into_owned()),
+            Err(error) => denied |= error == "permission denied",
+        }
+    }
+    Err(match denied {
+        true => format!("exec: {name:?}: permission denied"),
+        false => format!("exec: {name:?}: executable file not found in $PATH"),
+    })
+}

@@ -1,0 +1,483 @@
+//! One container in the shim: its processes, its streams, its end.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use super::child::{self, Joins, Message, Stdio};
+use super::log::{Line, Log};
+use crate::cgroup::Cgroups;
+use crate::record::{self, StatusRecord};
+use crate::spec::{Namespace, Process, Spec};
+use crate::sys::{self, Fork};
+
+/// An attached client this far behind is dropped; the container is never held up by it.
+const ATTACH_BUFFER: usize = 1 << 20;
+
+pub(super) struct Container {
+    pub(super) id: String,
+    directory: PathBuf,
+    process: Process,
+    cgroup: String,
+    pub(super) status: StatusRecord,
+    pub(super) running: bool,
+    log: Option<Log>,
+    /// Writing side of the program's stdin, or the terminal's master.
+    pub(super) stdin: Option<OwnedFd>,
+    stdin_once: bool,
+    stdin_queue: VecDeque<u8>,
+    stdin_closing: bool,
+    pub(super) outputs: Vec<Output>,
+    pub(super) attached: Vec<Attached>,
+}
+
+/// One stream that the program writes.
+pub(super) struct Output {
+    pub(super) fd: OwnedFd,
+    name: &'static str,
+    line: Line,
+}
+
+/// A client that follows the streams, living as long as its connection.
+pub(super) struct Attached {
+    pub(super) connection: u64,
+    pub(super) stdin: Option<OwnedFd>,
+    pub(super) outputs: Vec<AttachedOutput>,
+}
+
+pub(super) struct AttachedOutput {
+    pub(super) fd: OwnedFd,
+    name: &'static str,
+    pub(super) queue: VecDeque<u8>,
+}
+
+/// What every start needs to know about the pod.
+pub(super) struct Pod<'a> {
+    pub(super) pause_pid: i32,
+    pub(super) cgroups: &'a Cgroups,
+}
+
+impl Container {
+    /// Starts the container whose spec lies in `directory`.
+    pub(super) fn start(id: &str, directory: PathBuf, pod: &Pod<'_>) -> Result<Self, String> {
+        let spec: Spec = record::read(&directory.join("spec.json")).map_err(|e| e.to_string())?;
+        match Self::launch(id, &directory, &spec, pod) {
+            Ok(container) => Ok(container),
+            Err(message) => {
+                let now = record::now();
+                // As containerd reports a container whose program could not be started.
+                let status = StatusRecord {
+                    started_at: now,
+                    finished_at: now,
+                    exit_code: 128,
+                    reason: "StartError".into(),
+                    message: message.clone(),
+                    ..Default::default()
+                };
+                record::write(&directory.join("status.json"), &status).map_err(|e| e.to_string())?;
+                pod.cgroups.kill(&spec.cgroup);
+                let _ = pod.cgroups.remove(&spec.cgroup);
+                Err(message)
+            }
+        }
+    }
+
+    fn launch(id: &str, directory: &Path, spec: &Spec, pod: &Pod<'_>) -> Result<Self, String> {
+        let log = match &spec.log_path {
+            Some(path) => Some(Log::open(path.clone()).map_err(|e| format!("log {}: {e}", path.display()))?),
+            None => None,
+        };
+        pod.cgroups.create(&spec.cgroup, &spec.resources, &spec.devices).map_err(|e| format!("cgroup: {e}"))?;
+        let mut joins = Joins::new();
+        for (namespace, name, kind) in [
+            (spec.namespaces.network, "net", libc::CLONE_NEWNET),
+            (spec.namespaces.ipc, "ipc", libc::CLONE_NEWIPC),
+            (spec.namespaces.uts, "uts", libc::CLONE_NEWUTS),
+        ] {
+            match namespace {
+                Namespace::Pod => joins.push((namespace_of(pod.pause_pid, name)?, kind)),
+                Namespace::Process(pid) => joins.push((namespace_of(pid, name)?, kind)),
+                Namespace::Own | Namespace::Host => {}
+            }
+        }
+        let pid_namespace = match spec.namespaces.pid {
+            Namespace::Pod => Some(namespace_of(pod.pause_pid, "pid")?),
+            Namespace::Process(pid) => Some(namespace_of(pid, "pid")?),
+            Namespace::Own | Namespace::Host => None,
+        };
+        let own_pid = if spec.namespaces.pid == Namespace::Own { libc::CLONE_NEWPID } else { 0 };
+        let (ours, theirs) = match spec.process.tty {
+            true => (Vec::new(), None),
+            false => pipes(spec.stdin).map_err(|e| format!("pipes: {e}"))?,
+        };
+        let cgroups = pod.cgroups;
+        let started = spawn(libc::CLONE_NEWNS | own_pid, pid_namespace, cgroups, &spec.cgroup, |socket| {
+            child::run_container(spec, cgroups, joins, theirs, socket)
+        })?;
+        let mut container = Self {
+            id: id.to_string(),
+            directory: directory.to_path_buf(),
+            process: spec.process.clone(),
+            cgroup: spec.cgroup.clone(),
+            status: StatusRecord {
+                pid: started.pid,
+                started_at: record::now(),
+                uid: started.identity.0,
+                gid: started.identity.1,
+                groups: started.identity.2,
+                ..Default::default()
+            },
+            running: true,
+            log,
+            stdin: None,
+            stdin_once: spec.stdin_once,
+            stdin_queue: VecDeque::new(),
+            stdin_closing: false,
+            outputs: Vec::new(),
+            attached: Vec::new(),
+        };
+        container.take_streams(ours, started.terminal, spec.stdin).map_err(|e| format!("streams: {e}"))?;
+        container.save();
+        Ok(container)
+    }
+
+    fn take_streams(&mut self, ours: Vec<OwnedFd>, terminal: Option<OwnedFd>, stdin: bool) -> io::Result<()> {
+        let mut add = |fd: OwnedFd, name| {
+            sys::set_nonblocking(fd.as_fd())?;
+            self.outputs.push(Output { fd, name, line: Line::default() });
+            io::Result::Ok(())
+        };
+        if let Some(master) = terminal {
+            let input = master.try_clone()?;
+            add(master, "stdout")?;
+            if stdin {
+                self.stdin = Some(input);
+            }
+            return Ok(());
+        }
+        let mut ours = ours.into_iter();
+        if stdin {
+            self.stdin = ours.next();
+            if let Some(fd) = &self.stdin {
+                sys::set_nonblocking(fd.as_fd())?;
+            }
+        }
+        for (fd, name) in ours.zip(["stdout", "stderr"]) {
+            add(fd, name)?;
+        }
+        Ok(())
+    }
+
+    fn save(&self) {
+        if let Err(error) = record::write(&self.directory.join("status.json"), &self.status) {
+            eprintln!("container {}: status.json: {error}", self.id);
+        }
+    }
+
+    /// Starts another process in the container: (its pid, its terminal's master).
+    pub(super) fn exec(
+        &self,
+        args: Vec<String>,
+        tty: bool,
+        fds: Vec<OwnedFd>,
+        pod: &Pod<'_>,
+    ) -> Result<(i32, Option<OwnedFd>), String> {
+        if !self.running {
+            return Err(format!("container {} is not running", self.id));
+        }
+        let stdio: Stdio = match tty {
+            true => None,
+            false => Some(fds.try_into().map_err(|_| "exec needs three descriptors".to_string())?),
+        };
+        let pid = self.status.pid;
+        let mut joins = Joins::new();
+        for (name, kind) in [
+            ("cgroup", libc::CLONE_NEWCGROUP),
+            ("net", libc::CLONE_NEWNET),
+            ("ipc", libc::CLONE_NEWIPC),
+            ("uts", libc::CLONE_NEWUTS),
+            ("mnt", libc::CLONE_NEWNS),
+        ] {
+            joins.push((namespace_of(pid, name)?, kind));
+        }
+        let mut process = Process { args, tty, ..self.process.clone() };
+        if tty && !process.env.iter().any(|e| e.starts_with("TERM=")) {
+            process.env.push("TERM=xterm".into());
+        }
+        let started = spawn(0, Some(namespace_of(pid, "pid")?), pod.cgroups, &self.cgroup, |socket| {
+            child::run_exec(&process, joins, stdio, socket)
+        })?;
+        Ok((started.pid, started.terminal))
+    }
+
+    /// Moves what the program wrote to the log and to attached clients; false when the stream has ended.
+    pub(super) fn pump(&mut self, index: usize) -> bool {
+        let mut buffer = [0u8; 64 * 1024];
+        loop {
+            let output = &mut self.outputs[index];
+            match sys::read(output.fd.as_fd(), &mut buffer) {
+                Ok(0) => break,
+                Ok(n) => {
+                    let name = output.name;
+                    if let Some(log) = &mut self.log
+                        && let Err(error) = log.write(&mut output.line, name, &buffer[..n])
+                    {
+                        eprintln!("container {}: log: {error}", self.id);
+                    }
+                    for client in &mut self.attached {
+                        for out in client.outputs.iter_mut().filter(|o| o.name == name) {
+                            out.queue.extend(&buffer[..n]);
+                        }
+                    }
+                    self.flush_attached();
+                    if n < buffer.len() {
+                        // Come back through poll: other containers have something to say too.
+                        return true;
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // A terminal answers EIO once its last user is gone.
+                Err(_) => break,
+            }
+        }
+        let output = &mut self.outputs[index];
+        if let Some(log) = &mut self.log
+            && let Err(error) = log.finish(&mut output.line, output.name)
+        {
+            eprintln!("container {}: log: {error}", self.id);
+        }
+        false
+    }
+
+    /// Sends queued output on; clients that went away or fell too far behind lose their streams.
+    pub(super) fn flush_attached(&mut self) {
+        for client in &mut self.attached {
+            client.outputs.retain_mut(|out| {
+                loop {
+                    let (bytes, _) = out.queue.as_slices();
+                    if bytes.is_empty() {
+                        return true;
+                    }
+                    match sys::write(out.fd.as_fd(), bytes) {
+                        Ok(n) => drop(out.queue.drain(..n)),
+                        Err(e) if e.kind() == io::ErrorKind::WouldBlock => return out.queue.len() < ATTACH_BUFFER,
+                        Err(_) => return false,
+                    }
+                }
+            });
+        }
+    }
+
+    pub(super) fn attach(&mut self, connection: u64, wanted: [bool; 3], fds: Vec<OwnedFd>) -> Result<(), String> {
+        if !self.running {
+            return Err(format!("container {} is not running", self.id));
+        }
+        let mut fds = fds.into_iter();
+        let mut client = Attached { connection, stdin: None, outputs: Vec::new() };
+        for (wanted, name) in wanted.into_iter().zip(["stdin", "stdout", "stderr"]) {
+            if !wanted {
+                continue;
+            }
+            let fd = fds.next().ok_or("attach: a descriptor is missing")?;
+            sys::set_nonblocking(fd.as_fd()).map_err(|e| e.to_string())?;
+            match name {
+                "stdin" if self.stdin.is_some() => client.stdin = Some(fd),
+                "stdin" => {}
+                name => client.outputs.push(AttachedOutput { fd, name, queue: VecDeque::new() }),
+            }
+        }
+        self.attached.push(client);
+        Ok(())
+    }
+
+    /// Takes input from an attached client, as much as the program's stdin has room for.
+    pub(super) fn read_stdin(&mut self, client: usize) {
+        let mut buffer = [0u8; 16 * 1024];
+        let Some(fd) = self.attached[client].stdin.as_ref() else { return };
+        match sys::read(fd.as_fd(), &mut buffer) {
+            Ok(n) if n > 0 => self.stdin_queue.extend(&buffer[..n]),
+            Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            _ => {
+                self.attached[client].stdin = None;
+                self.stdin_closing |= self.stdin_once;
+            }
+        }
+        self.write_stdin();
+    }
+
+    pub(super) fn write_stdin(&mut self) {
+        while let Some(fd) = &self.stdin
+            && !self.stdin_queue.is_empty()
+        {
+            match sys::write(fd.as_fd(), self.stdin_queue.as_slices().0) {
+                Ok(n) => drop(self.stdin_queue.drain(..n)),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                Err(_) => self.stdin = None,
+            }
+        }
+        if self.stdin_closing {
+            self.stdin = None;
+        }
+    }
+
+    pub(super) fn wants_stdin_write(&self) -> bool {
+        self.stdin.is_some() && !self.stdin_queue.is_empty()
+    }
+
+    pub(super) fn accepts_stdin(&self) -> bool {
+        self.stdin.is_some() && self.stdin_queue.is_empty()
+    }
+
+    pub(super) fn reopen_log(&mut self) -> Result<(), String> {
+        match &mut self.log {
+            Some(log) => log.reopen().map_err(|e| format!("reopening the log: {e}")),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn resize(&self, width: u16, height: u16) -> Result<(), String> {
+        match self.outputs.first() {
+            Some(output) if self.process.tty => {
+                sys::set_window_size(output.fd.as_fd(), width, height).map_err(|e| e.to_string())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn signal(&self, signal: i32, cgroups: &Cgroups) -> Result<(), String> {
+        if !self.running {
+            return Ok(());
+        }
+        sys::kill(self.status.pid, signal).map_err(|e| e.to_string())?;
+        if signal == libc::SIGKILL {
+            cgroups.kill(&self.cgroup);
+        }
+        Ok(())
+    }
+
+    /// The first process ended: nothing of the container outlives it, and its last words are in the log before
+    /// anyone hears of its end.
+    pub(super) fn ended(&mut self, code: i32, cgroups: &Cgroups) {
+        self.running = false;
+        cgroups.kill(&self.cgroup);
+        for index in (0..self.outputs.len()).rev() {
+            while self.drain_once(index) {}
+        }
+        self.stdin = None;
+        self.status.finished_at = record::now();
+        self.status.exit_code = code;
+        let killed = cgroups.oom_kills(&self.cgroup) > 0;
+        self.status.reason = match code {
+            _ if killed && code != 0 => "OOMKilled",
+            0 => "Completed",
+            _ => "Error",
+        }
+        .into();
+        self.save();
+        self.attached.clear();
+    }
+
+    /// Reads on while there is more; closes the stream at its end. A stream still held open by a process that the
+    /// kernel has not quite taken away stays, and is read on by the poll loop.
+    fn drain_once(&mut self, index: usize) -> bool {
+        let mut entry = [sys::Poll { fd: self.outputs[index].fd.as_raw_fd(), read: true, write: false, ready: false }];
+        if sys::poll(&mut entry, 0).is_err() || !entry[0].ready {
+            return false;
+        }
+        if !self.pump(index) {
+            self.outputs.remove(index);
+            return false;
+        }
+        true
+    }
+}
+
+pub(super) fn namespace_of(pid: i32, name: &str) -> Result<OwnedFd, String> {
+    let path = format!("/proc/{pid}/ns/{name}");
+    std::fs::File::open(&path).map(Into::into).map_err(|e| format!("{path}: {e}"))
+}
+
+/// Pipes for a program without a terminal: (our ends, its ends).
+fn pipes(stdin: bool) -> io::Result<(Vec<OwnedFd>, Stdio)> {
+    let mut ours = Vec::new();
+    let input = if stdin {
+        let (read, write) = sys::pipe()?;
+        ours.push(write);
+        read
+    } else {
+        std::fs::File::open("/dev/null")?.into()
+    };
+    let (out_read, out_write) = sys::pipe()?;
+    let (err_read, err_write) = sys::pipe()?;
+    ours.extend([out_read, err_read]);
+    Ok((ours, Some([input, out_write, err_write])))
+}
+
+struct Started {
+    pid: i32,
+    identity: (u32, u32, Vec<u32>),
+    terminal: Option<OwnedFd>,
+}
+
+/// Forks `body` with `flags`, inside `pid_namespace` if given, puts it into its cgroup and follows it to its exec.
+fn spawn(
+    flags: i32,
+    pid_namespace: Option<OwnedFd>,
+    cgroups: &Cgroups,
+    cgroup: &str,
+    body: impl FnOnce(OwnedFd) -> std::convert::Infallible,
+) -> Result<Started, String> {
+    let (ours, theirs) = sys::message_pair().map_err(|e| format!("socket pair: {e}"))?;
+    // Only children are born there; we ourselves never move.
+    let home = match &pid_namespace {
+        Some(fd) => {
+            let home = sys::own_namespace("pid").map_err(|e| format!("pid namespace: {e}"))?;
+            sys::setns(fd.as_fd(), libc::CLONE_NEWPID).map_err(|e| format!("pid namespace: {e}"))?;
+            Some(home)
+        }
+        None => None,
+    };
+    let forked = sys::clone_process(flags);
+    if let Ok(Fork::Child) = forked {
+        drop(ours);
+        let _: std::convert::Infallible = body(theirs);
+    }
+    if let Some(home) = home {
+        sys::setns(home.as_fd(), libc::CLONE_NEWPID).map_err(|e| format!("returning to our pid namespace: {e}"))?;
+    }
+    let pid = match forked {
+        Ok(Fork::Parent(pid)) => pid,
+        Ok(Fork::Child) => sys::exit_now(1),
+        Err(error) => return Err(format!("fork: {error}")),
+    };
+    drop(theirs);
+    let followed = cgroups
+        .add(cgroup, pid)
+        .map_err(|e| format!("cgroup: {e}"))
+        .and_then(|()| sys::write(ours.as_fd(), b"g").map_err(|e| format!("child: {e}")))
+        .and_then(|_| follow(pid, &ours));
+    if followed.is_err() {
+        let _ = sys::kill(pid, libc::SIGKILL);
+        sys::wait_for(pid);
+    }
+    followed
+}
+
+fn follow(pid: i32, socket: &OwnedFd) -> Result<Started, String> {
+    let mut started = Started { pid, identity: (0, 0, Vec::new()), terminal: None };
+    let mut buffer = vec![0u8; 64 * 1024];
+    loop {
+        let mut fds = Vec::new();
+        let n = sys::receive_with_fds(socket.as_fd(), &mut buffer, &mut fds).map_err(|e| format!("child: {e}"))?;
+        if n == 0 {
+            return Ok(started);
+        }
+        match serde_json::from_slice(&buffer[..n]).map_err(|e| format!("child: {e}"))? {
+            Message::Identity { uid, gid, groups } => started.identity = (uid, gid, groups),
+            Message::Terminal => started.terminal = fds.pop(),
+            Message::Failed { message } => return Err(message),
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! The shim: one small process per pod that its containers live under.
+//!
+//! Flow: `sandbox::run` starts `cox shim`, which forks pause, listens on a Unix socket and carries out [`protocol`]
+//! requests: start, signal, exec, attach, reopen logs. It owns the containers' stdio, writes their log files and
+//! records how they ended; the runtime may die and come back at any time, the files and the socket are still here.
+//!
+//! Why a process of its own: containers must outlast the runtime, and setting one up (fork, then namespaces, mounts and
+//! identity in the child) is sound only in a single-threaded process. So no tokio and no threads here: one `poll` loop.
+//! Why not an OCI runtime per start: everything needed is already in this process's memory, so a container costs a
+//! fork instead of two program starts, and the forked image is the shim's own, shared page by page.
+
+pub(crate) mod child;
+pub(crate) mod client;
+mod container;
+mod log;
+pub(crate) mod protocol;
+mod rootfs;
+mod server;
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use crate::cgroup::Cgroups;
+use crate::record::{self, ShimRecord};
+use crate::spec::{Namespace, PodSpec};
+use crate::{pause, sys};
+
+/// Where a shim finds its pod.
+pub(crate) struct Paths {
+    /// The pod's own directory: `pod.json` in, `shim.json` and `shim.log` out.
+    pub(crate) sandbox: PathBuf,
+    /// Directory of all containers; `<id>/spec.json` in, `<id>/status.json` out.
+    pub(crate) containers: PathBuf,
+    pub(crate) socket: PathBuf,
+}
+
+/// `cox shim <sandbox directory> <containers directory> <socket>`: returns once the pod's pause process runs, leaving
+/// the shim in the background, or fails with the reason on standard error.
+pub fn main(args: Vec<OsString>) -> ExitCode {
+    let [_, sandbox, containers, socket] = args.as_slice() else {
+        eprintln!("usage: shim SANDBOX-DIRECTORY CONTAINERS-DIRECTORY SOCKET (started by the runtime)");
+        return ExitCode::from(2);
+    };
+    let paths = Paths { sandbox: sandbox.into(), containers: containers.into(), socket: socket.into() };
+    match start(paths) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn start(paths: Paths) -> Result<(), String> {
+    sys::close_from(3);
+    // Nobody who shares a namespace with our children may look into them before they have become the container.
+    let _ = sys::prctl(libc::PR_SET_DUMPABLE, 0, 0);
+    sys::set_process_name("cox-shim");
+    for signal in [libc::SIGPIPE, libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {
+        sys::ignore_signal(signal);
+    }
+    let (ours, theirs) = sys::message_pair().map_err(|e| format!("socket pair: {e}"))?;
+    match sys::clone_process(0).map_err(|e| format!("fork: {e}"))? {
+        sys::Fork::Parent(_) => {
+            drop(theirs);
+            let mut answer = [0u8; 4096];
+            match sys::read(ours.as_fd(), &mut answer) {
+                Ok(2) if &answer[..2] == b"ok" => Ok(()),
+                Ok(0) => Err("shim ended before the pod was set up".into()),
+                Ok(n) => Err(String::from_utf8_lossy(&answer[..n]).into_owned()),
+                Err(error) => Err(format!("waiting for the shim: {error}")),
+            }
+        }
+        sys::Fork::Child => {
+            drop(ours);
+            match begin(&paths) {
+                Ok(server) => {
+                    let _ = sys::write(theirs.as_fd(), b"ok");
+                    drop(theirs);
+                    server.serve();
+                    sys::exit_now(0)
+                }
+                Err(error) => {
+                    let _ = sys::write(theirs.as_fd(), error.as_bytes());
+                    sys::exit_now(1)
+                }
+            }
+        }
+    }
+}
+
+/// Everything up to the first request: detach, start pause, listen.
+fn begin(paths: &Paths) -> Result<server::Server, String> {
+    let context = |what: &'static str| move |error: io::Error| format!("{what}: {error}");
+    sys::setsid().map_err(context("setsid"))?;
+    std::env::set_current_dir("/").map_err(context("chdir"))?;
+    detach_stdio(paths).map_err(context("stdio"))?;
+    sys::umask(0o022);
+    // Processes orphaned inside the node's PID namespace come to us instead of init, so that none is lost.
+    sys::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0).map_err(context("subreaper"))?;
+    // Best effort: the last of this pod to be killed when memory is short. Needs a capability that may be missing.
+    let _ = std::fs::write("/proc/self/oom_score_adj", "-998");
+    let signals = sys::signal_fd(&[libc::SIGCHLD]).map_err(context("signalfd"))?;
+    let pod: PodSpec = record::read(&paths.sandbox.join("pod.json")).map_err(context("pod.json"))?;
+    let cgroups = Cgroups::detect().map_err(context("cgroups"))?;
+    match std::fs::remove_file(&paths.socket) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(format!("socket: {error}")),
+        _ => {}
+    }
+    let listener = UnixListener::bind(&paths.socket).map_err(context("socket"))?;
+    listener.set_nonblocking(true).map_err(context("socket"))?;
+    let pause_pid = start_pause(paths, &pod, &cgroups)?;
+    let shim = ShimRecord { pid: std::process::id() as i32, pause_pid };
+    record::write(&paths.sandbox.join("shim.json"), &shim).map_err(context("shim.json"))?;
+    Ok(server::Server::new(paths, cgroups, pod, pause_pid, listener, signals))
+}
+
+fn detach_stdio(paths: &Paths) -> io::Result<()> {
+    let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
+    let log = std::fs::OpenOptions::new().create(true).append(true).open(paths.sandbox.join("shim.log"))?;
+    sys::dup_onto(null.as_fd(), 0)?;
+    sys::dup_onto(null.as_fd(), 1)?;
+    sys::dup_onto(log.as_fd(), 2)
+}
+
+/// Forks pause into the pod's new namespaces and waits until it holds them.
+fn start_pause(paths: &Paths, pod: &PodSpec, cgroups: &Cgroups) -> Result<i32, String> {
+    let mut flags = libc::CLONE_NEWNS;
+    for (namespace, flag) in [
+        (pod.namespaces.network, libc::CLONE_NEWNET),
+        (pod.namespaces.ipc, libc::CLONE_NEWIPC),
+        (pod.namespaces.uts, libc::CLONE_NEWUTS),
+        (pod.namespaces.pid, libc::CLONE_NEWPID),
+    ] {
+        if namespace == Namespace::Own {
+            flags |= flag;
+        }
+    }
+    cgroups.create(&pod.cgroup, &pod.resources, &[]).map_err(|e| format!("cgroup: {e}"))?;
+    let (ours, theirs) = sys::message_pair().map_err(|e| format!("socket pair: {e}"))?;
+    match sys::clone_process(flags).map_err(|e| format!("fork: {e}"))? {
+        sys::Fork::Child => {
+            drop(ours);
+            let mut go = [0u8; 1];
+            if !matches!(sys::read(theirs.as_fd(), &mut go), Ok(1)) {
+                sys::exit_now(1);
+            }
+            match pause::enter(pod, &paths.sandbox) {
+                Ok(()) => {
+                    let _ = sys::write(theirs.as_fd(), b"ok");
+                    drop(theirs);
+                    pause::hold()
+                }
+                Err(error) => {
+                    let _ = sys::write(theirs.as_fd(), error.as_bytes());
+                    sys::exit_now(1)
+                }
+            }
+        }
+        sys::Fork::Parent(pid) => {
+            drop(theirs);
+            let result = cgroups.add(&pod.cgroup, pid).map_err(|e| format!("cgroup: {e}")).and_then(|()| {
+                sys::write(ours.as_fd(), b"g").map_err(|e| format!("pause: {e}"))?;
+                let mut answer = [0u8; 4096];
+                match sys::read(ours.as_fd(), &mut answer) {
+                    Ok(2) if &answer[..2] == b"ok" => Ok(pid),
+                    Ok(n) => Err(format!("pause: {}", String::from_utf8_lossy(&answer[..n]))),
+                    Err(error) => Err(format!("pause: {error}")),
+                }
+            });
+            if result.is_err() {
+                let _ = sys::kill(pid, libc::SIGKILL);
+                sys::wait_for(pid);
+            }
+            result
+        }
+    }
+}

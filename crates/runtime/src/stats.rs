@@ -1,0 +1,228 @@
+//! Usage of containers and pods, read from their cgroups when somebody asks.
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use cri::v1;
+use parking_lot::Mutex;
+
+use crate::cgroup::{Cgroups, keyed};
+use crate::engine::{Container, Engine, Sandbox};
+use crate::record;
+
+/// Cumulated CPU time at the last question per cgroup: the rate since then is what `usage_nano_cores` means.
+#[derive(Default)]
+pub(crate) struct Samples(Mutex<HashMap<String, (i64, u64)>>);
+
+impl Samples {
+    fn rate(&self, cgroup: &str, now: i64, total: u64) -> Option<u64> {
+        let old = self.0.lock().insert(cgroup.to_string(), (now, total))?;
+        let elapsed = u64::try_from(now - old.0).ok().filter(|e| *e > 0)?;
+        Some((u128::from(total.saturating_sub(old.1)) * 1_000_000_000 / u128::from(elapsed)) as u64)
+    }
+
+    pub(crate) fn forget(&self, cgroup: &str) {
+        self.0.lock().remove(cgroup);
+    }
+}
+
+fn value(value: u64) -> Option<v1::UInt64Value> {
+    Some(v1::UInt64Value { value })
+}
+
+fn read_number(path: impl AsRef<Path>) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+fn cpu(engine: &Engine, cgroup: &str) -> Option<v1::CpuUsage> {
+    let total = match &engine.cgroups {
+        Cgroups::V1(_) => read_number(engine.cgroups.directory("cpuacct", cgroup)?.join("cpuacct.usage"))?,
+        Cgroups::V2(_) => {
+            let text = fs::read_to_string(engine.cgroups.directory("", cgroup)?.join("cpu.stat")).ok()?;
+            keyed(&text, "usage_usec")? * 1000
+        }
+    };
+    let now = record::now();
+    Some(v1::CpuUsage {
+        timestamp: now,
+        usage_core_nano_seconds: value(total),
+        usage_nano_cores: engine.cpu_samples.rate(cgroup, now, total).and_then(value),
+        ..Default::default()
+    })
+}
+
+fn memory(engine: &Engine, cgroup: &str) -> Option<v1::MemoryUsage> {
+    let directory = engine.cgroups.directory("memory", cgroup)?;
+    let stat = fs::read_to_string(directory.join("memory.stat")).ok()?;
+    let of = |key: &str| keyed(&stat, key).unwrap_or(0);
+    let (usage, limit, inactive, rss, faults, major) = match &engine.cgroups {
+        Cgroups::V1(_) => (
+            read_number(directory.join("memory.usage_in_bytes"))?,
+            read_number(directory.join("memory.limit_in_bytes")),
+            of("total_inactive_file"),
+            of("total_rss"),
+            of("total_pgfault"),
+            of("total_pgmajfault"),
+        ),
+        Cgroups::V2(_) => (
+            read_number(directory.join("memory.current"))?,
+            read_number(directory.join("memory.max")),
+            of("inactive_file"),
+            of("anon"),
+            of("pgfault"),
+            of("pgmajfault"),
+        ),
+    };
+    // The kernel's "no limit" on version 1 is a number near the largest there is.
+    let limit = limit.filter(|l| *l < u64::MAX / 4);
+    let working_set = usage.saturating_sub(inactive);
+    Some(v1::MemoryUsage {
+        timestamp: record::now(),
+        working_set_bytes: value(working_set),
+        available_bytes: limit.map(|l| l.saturating_sub(working_set)).and_then(value),
+        usage_bytes: value(usage),
+        rss_bytes: value(rss),
+        page_faults: value(faults),
+        major_page_faults: value(major),
+        ..Default::default()
+    })
+}
+
+/// Bytes and inodes below a directory, each hard-linked file once.
+pub(crate) fn disk_usage(directory: &Path) -> (u64, u64) {
+    fn walk(directory: &Path, seen: &mut std::collections::HashSet<(u64, u64)>, sum: &mut (u64, u64)) {
+        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+            let Ok(metadata) = entry.metadata() else { continue };
+            if metadata.nlink() > 1 && !metadata.is_dir() && !seen.insert((metadata.dev(), metadata.ino())) {
+                continue;
+            }
+            sum.0 += metadata.blocks() * 512;
+            sum.1 += 1;
+            if metadata.is_dir() {
+                walk(&entry.path(), seen, sum);
+            }
+        }
+    }
+    let mut sum = (0, 0);
+    walk(directory, &mut Default::default(), &mut sum);
+    sum
+}
+
+fn writable_layer(engine: &Engine, container: &Container) -> v1::FilesystemUsage {
+    let (bytes, inodes) = disk_usage(&container.directory.join("upper"));
+    v1::FilesystemUsage {
+        timestamp: record::now(),
+        fs_id: Some(v1::FilesystemIdentifier { mountpoint: engine.config.root.display().to_string() }),
+        used_bytes: value(bytes),
+        inodes_used: value(inodes),
+    }
+}
+
+pub(crate) fn of_container(engine: &Engine, container: &Container) -> v1::ContainerStats {
+    let record = container.record.lock().clone();
+    let running = container.is_running();
+    v1::ContainerStats {
+        attributes: Some(v1::ContainerAttributes {
+            id: record.id.clone(),
+            metadata: record.config.metadata.clone(),
+            labels: record.config.labels.clone(),
+            annotations: record.config.annotations.clone(),
+        }),
+        cpu: running.then(|| cpu(engine, &record.cgroup)).flatten(),
+        memory: running.then(|| memory(engine, &record.cgroup)).flatten(),
+        writable_layer: Some(writable_layer(engine, container)),
+        ..Default::default()
+    }
+}
+
+pub(crate) fn of_sandbox(engine: &Engine, sandbox: &Sandbox) -> v1::PodSandboxStats {
+    let record = sandbox.record.lock().clone();
+    let containers: Vec<v1::ContainerStats> =
+        engine.containers_of(&record.id).iter().filter(|c| c.is_running()).map(|c| of_container(engine, c)).collect();
+    // The pod's own cgroup holds its containers and pause.
+    let parent = crate::cgroup::child_path(&crate::sandbox::cgroup_parent(&record.config), &record.id);
+    let pod_cgroup = match crate::sandbox::cgroup_parent(&record.config).is_empty() {
+        true => parent,
+        false => parent.rsplit_once('/').map(|(p, _)| p.to_string()).unwrap_or(parent),
+    };
+    v1::PodSandboxStats {
+        attributes: Some(v1::PodSandboxAttributes {
+            id: record.id.clone(),
+            metadata: record.config.metadata.clone(),
+            labels: record.config.labels.clone(),
+            annotations: record.config.annotations.clone(),
+        }),
+        linux: Some(v1::LinuxPodSandboxStats {
+            cpu: cpu(engine, &pod_cgroup),
+            memory: memory(engine, &pod_cgroup),
+            network: network(sandbox.pause_pid),
+            process: Some(v1::ProcessUsage {
+                timestamp: record::now(),
+                process_count: value(process_count(engine, &record.id)),
+            }),
+            containers,
+            ..Default::default()
+        }),
+        windows: None,
+    }
+}
+
+fn process_count(engine: &Engine, sandbox: &str) -> u64 {
+    let containers = engine.containers_of(sandbox);
+    let counts = containers.iter().map(|c| engine.cgroups.processes(&c.record.lock().cgroup.clone()).len());
+    1 + counts.sum::<usize>() as u64
+}
+
+/// Interface counters as the pause process sees them.
+fn network(pid: i32) -> Option<v1::NetworkUsage> {
+    if pid <= 0 {
+        return None;
+    }
+    let text = fs::read_to_string(format!("/proc/{pid}/net/dev")).ok()?;
+    let interfaces: Vec<v1::NetworkInterfaceUsage> = parse_interfaces(&text);
+    Some(v1::NetworkUsage {
+        timestamp: record::now(),
+        default_interface: interfaces.iter().find(|i| i.name == "eth0").cloned(),
+        interfaces: interfaces.into_iter().filter(|i| i.name != "eth0").collect(),
+    })
+}
+
+fn parse_interfaces(text: &str) -> Vec<v1::NetworkInterfaceUsage> {
+    text.lines()
+        .filter_map(|line| {
+            let (name, numbers) = line.split_once(':')?;
+            let numbers: Vec<u64> = numbers.split_whitespace().filter_map(|n| n.parse().ok()).collect();
+            let name = name.trim();
+            (name != "lo" && numbers.len() >= 11).then(|| v1::NetworkInterfaceUsage {
+                name: name.into(),
+                rx_bytes: value(numbers[0]),
+                rx_errors: value(numbers[2]),
+                tx_bytes: value(numbers[8]),
+                tx_errors: value(numbers[10]),
+            })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interface_counters() {
+        let text = "Inter-|   Receive\n face |bytes\n    lo: 1 1 0 0 0 0 0 0 1 1 0 0 0 0 0 0\n  eth0: 10 1 2 0 0 0 0 0 30 1 4 0 0 0 0 0\n";
+        let interfaces = parse_interfaces(text);
+        assert_eq!(interfaces.len(), 1);
+        assert_eq!(interfaces[0].rx_bytes.unwrap().value, 10);
+        assert_eq!(interfaces[0].tx_errors.unwrap().value, 4);
+    }
+
+    #[test]
+    fn rates_need_two_samples() {
+        let samples = Samples::default();
+        assert_eq!(samples.rate("x", 1_000_000_000, 5), None);
+        assert_eq!(samples.rate("x", 3_000_000_000, 5 + 1_000_000_000), Some(500_000_000));
+    }
+}

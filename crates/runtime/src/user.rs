@@ -1,0 +1,120 @@
+//! Who a container's process is: names and groups from the image's own /etc/passwd and /etc/group.
+//!
+//! Called inside the container's root, so that a link in the image cannot lead to the node's files.
+
+use std::path::Path;
+
+use crate::spec;
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Identity {
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) groups: Vec<u32>,
+    pub(crate) home: String,
+}
+
+/// Looks `user` up in the files below `etc`.
+pub(crate) fn resolve(user: &spec::User, etc: &Path) -> Result<Identity, String> {
+    let read = |name: &str| std::fs::read_to_string(etc.join(name)).unwrap_or_default();
+    resolve_in(user, &read("passwd"), &read("group"))
+}
+
+fn resolve_in(user: &spec::User, passwd: &str, group: &str) -> Result<Identity, String> {
+    let (name, group_name) = match user.name.split_once(':') {
+        Some((name, group)) => (name, Some(group)),
+        None => (user.name.as_str(), None),
+    };
+    let name = if name.is_empty() { "0" } else { name };
+    let number = name.parse::<u32>().ok();
+    let entry = passwd.lines().find_map(|line| {
+        let fields: Vec<&str> = line.split(':').collect();
+        let uid = fields.get(2)?.parse::<u32>().ok()?;
+        let matches = match number {
+            Some(number) => uid == number,
+            None => fields[0] == name,
+        };
+        matches.then(|| {
+            (
+                fields[0].to_string(),
+                uid,
+                fields.get(3).and_then(|gid| gid.parse::<u32>().ok()),
+                fields.get(5).unwrap_or(&"/").to_string(),
+            )
+        })
+    });
+    let uid = match (&entry, number) {
+        (Some(entry), _) => entry.1,
+        (None, Some(number)) => number,
+        (None, None) => {
+            return Err(format!("unable to find user {name}: no matching entries in passwd file"));
+        }
+    };
+    let mut gid = entry.as_ref().and_then(|entry| entry.2).unwrap_or(0);
+    if let Some(wanted) = group_name {
+        gid = match wanted.parse::<u32>() {
+            Ok(gid) => gid,
+            Err(_) => group_entries(group)
+                .find(|entry| entry.name == wanted)
+                .map(|entry| entry.gid)
+                .ok_or_else(|| format!("unable to find group {wanted}: no matching entries in group file"))?,
+        };
+    }
+    if let Some(group) = user.group {
+        gid = group;
+    }
+    let mut groups = vec![gid];
+    if !user.strict_groups
+        && let Some(entry) = &entry
+    {
+        groups.extend(group_entries(group).filter(|g| g.members.contains(&entry.0.as_str())).map(|g| g.gid));
+    }
+    groups.extend(&user.supplemental);
+    let mut seen = std::collections::BTreeSet::new();
+    groups.retain(|gid| seen.insert(*gid));
+    let home = entry.map(|entry| entry.3).filter(|home| !home.is_empty());
+    Ok(Identity { uid, gid, groups, home: home.unwrap_or_else(|| "/".into()) })
+}
+
+struct GroupEntry<'a> {
+    name: &'a str,
+    gid: u32,
+    members: Vec<&'a str>,
+}
+
+fn group_entries(text: &str) -> impl Iterator<Item = GroupEntry<'_>> {
+    text.lines().filter_map(|line| {
+        let fields: Vec<&str> = line.split(':').collect();
+        Some(GroupEntry {
+            name: fields[0],
+            gid: fields.get(2)?.parse().ok()?,
+            members: fields.get(3).unwrap_or(&"").split(',').collect(),
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_and_groups_are_those_of_the_image() {
+        let passwd = "root:x:0:0:root:/root:/bin/sh\nweb:x:101:102::/srv:/bin/false\n";
+        let group = "root:x:0:\nweb:x:102:\nlogs:x:4:web,other\n";
+        for (name, gid, strict, expected) in [
+            ("", None, false, Ok((0, 0, vec![0], "/root"))),
+            ("web", None, false, Ok((101, 102, vec![102, 4], "/srv"))),
+            ("101", None, true, Ok((101, 102, vec![102], "/srv"))),
+            ("101:logs", None, false, Ok((101, 4, vec![4], "/srv"))),
+            ("5000", None, false, Ok((5000, 0, vec![0], "/"))),
+            ("5000", Some(7), false, Ok((5000, 7, vec![7], "/"))),
+            ("nobody", None, false, Err(())),
+            ("web:none", None, false, Err(())),
+        ] {
+            let user = spec::User { name: name.into(), group: gid, supplemental: vec![], strict_groups: strict };
+            let found = resolve_in(&user, passwd, group).map(|i| (i.uid, i.gid, i.groups, i.home)).map_err(drop);
+            let expected = expected.map(|(u, g, gs, h)| (u, g, gs, h.to_string()));
+            assert_eq!(found, expected, "{name}");
+        }
+    }
+}
