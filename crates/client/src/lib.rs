@@ -9,6 +9,7 @@
 
 mod api_client;
 pub mod backoff;
+mod discovery;
 mod dynamic;
 mod error;
 mod events;
@@ -26,6 +27,7 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 
 pub use api_client::{Api, List, Resource};
+pub use discovery::ApiResource;
 pub use dynamic::{DynamicApi, Gvr, PartialObject};
 pub use error::Error;
 pub use events::{EventRecorder, reference};

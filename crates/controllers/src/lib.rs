@@ -1,1 +1,33 @@
+//! The controllers of kube-controller-manager: current state -> desired state, for ever.
+//!
+//! Flow: shared informers -> each controller's event mapping -> its work queue -> `reconcile` -> the API. Every controller
+//! has the same shape (`controller`), is one line in one table (`table`), acts as its own service account, and keeps
+//! what it decides (`plan`, pure) apart from what it does.
+//! Invariant: reconcile reads the present state only, so running it twice, late or after a restart changes nothing.
 
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod args;
+mod controller;
+mod error;
+mod table;
+
+mod int_or_percent;
+mod owners;
+mod pods;
+mod slow_start;
+
+mod deployment;
+mod endpoints;
+mod garbage;
+mod namespace;
+mod node_ipam;
+mod pod_gc;
+mod replica_set;
+mod root_ca;
+mod service_account;
+
+pub use args::{Args, Config, Election, main, run};
+pub use error::Error;
+pub use node_ipam::Range;
+pub use table::{CONTROLLERS, Descriptor};

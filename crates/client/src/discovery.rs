@@ -1,0 +1,70 @@
+//! Discovery: which resources the server has, each in its preferred version.
+
+use bytes::Bytes;
+use http_body_util::BodyExt;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{APIGroupList, APIResourceList};
+use serde::de::DeserializeOwned;
+
+use crate::{Client, Error, Gvr};
+
+/// One resource as discovery describes it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct ApiResource {
+    pub gvr: Gvr,
+    pub kind: String,
+    pub namespaced: bool,
+    pub verbs: Vec<String>,
+}
+
+impl ApiResource {
+    pub fn supports(&self, verb: &str) -> bool {
+        self.verbs.iter().any(|known| known == verb)
+    }
+}
+
+impl Client {
+    /// Every resource (no subresources) in the preferred version of its group. Groups that cannot be asked, such as those
+    /// of an absent extension server, come back as failures beside the rest.
+    pub async fn discover(&self) -> Result<(Vec<ApiResource>, Vec<(String, Error)>), Error> {
+        let mut resources = Vec::new();
+        let mut failed = Vec::new();
+        let groups: APIGroupList = self.get_json("/apis").await?;
+        let versions = groups.groups.into_iter().filter_map(|group| {
+            let version = group.preferred_version.or(group.versions.into_iter().next())?;
+            Some((group.name, version.version))
+        });
+        for (group, version) in std::iter::once((String::new(), "v1".to_owned())).chain(versions) {
+            let path = if group.is_empty() { "/api/v1".to_owned() } else { format!("/apis/{group}/{version}") };
+            match self.get_json::<APIResourceList>(&path).await {
+                Ok(list) => {
+                    resources.extend(list.resources.into_iter().filter(|resource| !resource.name.contains('/')).map(
+                        |resource| ApiResource {
+                            gvr: Gvr {
+                                group: group.clone().into(),
+                                version: version.clone().into(),
+                                resource: resource.name.into(),
+                            },
+                            kind: resource.kind,
+                            namespaced: resource.namespaced,
+                            verbs: resource.verbs,
+                        },
+                    ))
+                }
+                Err(error) => failed.push((path, error)),
+            }
+        }
+        Ok((resources, failed))
+    }
+
+    /// GETs a path and decodes whatever JSON is there.
+    pub async fn get_json<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
+        let request = http::Request::get(path)
+            .header(http::header::ACCEPT, "application/json")
+            .body(Bytes::new())
+            .map_err(|error| Error::Encode(error.to_string()))?;
+        let response = self.send_checked(request).await?;
+        let body = response.into_body().collect().await;
+        let body = body.map_err(|source| Error::Transport { method: http::Method::GET, uri: path.into(), source })?;
+        serde_json::from_slice(&body.to_bytes()).map_err(|source| Error::Decode { what: path.into(), source })
+    }
+}

@@ -1,0 +1,255 @@
+//! `cox controller-manager`: flags, and running the table.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use client::kubeconfig::{Kubeconfig, Overrides};
+use client::{Client, Durations, EventRecorder, InformerFactory, LeaderElector};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::controller;
+use crate::controller::Context;
+use crate::node_ipam::Range;
+use crate::table::{CONTROLLERS, is_enabled};
+
+/// The flags of kube-controller-manager that change something here.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    /// Kubeconfig to reach the API server; without it the in-cluster service account is used
+    #[arg(long)]
+    pub kubeconfig: Option<PathBuf>,
+    /// Controllers to run: '*' for all, 'foo' to add, '-foo' to leave out
+    #[arg(long, value_delimiter = ',', default_value = "*", allow_hyphen_values = true)]
+    pub controllers: Vec<String>,
+    /// Act only while holding the lease of this name
+    #[arg(long, default_value_t = true, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub leader_elect: bool,
+    #[arg(long, default_value = "kube-system")]
+    pub leader_elect_resource_namespace: String,
+    #[arg(long, default_value = "kube-controller-manager")]
+    pub leader_elect_resource_name: String,
+    #[arg(long, default_value = "15s", value_parser = duration)]
+    pub leader_elect_lease_duration: Duration,
+    #[arg(long, default_value = "10s", value_parser = duration)]
+    pub leader_elect_renew_deadline: Duration,
+    #[arg(long, default_value = "2s", value_parser = duration)]
+    pub leader_elect_retry_period: Duration,
+    /// Pod address ranges of the cluster
+    #[arg(long, value_delimiter = ',')]
+    pub cluster_cidr: Vec<String>,
+    /// Give each node a pod range
+    #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub allocate_node_cidrs: bool,
+    #[arg(long)]
+    pub node_cidr_mask_size: Option<u8>,
+    /// Certificate authority put into every namespace for pods to trust
+    #[arg(long)]
+    pub root_ca_file: Option<PathBuf>,
+    /// Key that signs service account tokens
+    #[arg(long)]
+    pub service_account_private_key_file: Option<PathBuf>,
+    /// Certificate that signs certificate requests
+    #[arg(long)]
+    pub cluster_signing_cert_file: Option<PathBuf>,
+    #[arg(long)]
+    pub cluster_signing_key_file: Option<PathBuf>,
+    /// Finished pods kept before the oldest are deleted; 0 keeps all
+    #[arg(long, default_value_t = 12500)]
+    pub terminated_pod_gc_threshold: usize,
+    /// Each controller acts as its own service account
+    #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub use_service_account_credentials: bool,
+}
+
+/// Leadership through a Lease.
+#[derive(Debug, Clone)]
+pub struct Election {
+    pub namespace: String,
+    pub name: String,
+    pub identity: String,
+    pub durations: Durations,
+}
+
+/// What the controllers need; `cox up` fills it in-process.
+#[derive(Clone)]
+pub struct Config {
+    /// Reaches the API server. In-process, each controller becomes its own service account on it.
+    pub client: Client,
+    /// As `--controllers`.
+    pub controllers: Vec<String>,
+    /// Pod ranges of the cluster, one per address family; empty leaves nodes without.
+    pub cluster_cidrs: Vec<Range>,
+    /// PEM of the authority that signed the API server's certificate.
+    pub root_ca: Option<String>,
+    /// `None` runs at once: there is no other instance.
+    pub election: Option<Election>,
+    /// PEM certificate and key that sign certificate requests.
+    pub signer: Option<(String, String)>,
+    pub terminated_pod_gc_threshold: usize,
+}
+
+impl Config {
+    /// Everything on, no election, nothing that needs files.
+    pub fn new(client: Client) -> Self {
+        Self {
+            client,
+            controllers: vec!["*".into()],
+            cluster_cidrs: Vec::new(),
+            root_ca: None,
+            election: None,
+            signer: None,
+            terminated_pod_gc_threshold: 12500,
+        }
+    }
+
+    /// Parses `10.42.0.0/16,fd00:42::/56` into ranges that nodes get pieces of.
+    pub fn with_cluster_cidr(mut self, text: &str) -> anyhow::Result<Self> {
+        let texts = text.split(',').filter(|text| !text.is_empty());
+        self.cluster_cidrs = texts.map(|text| Range::parse(text, None)).collect::<Result<_, _>>()?;
+        Ok(self)
+    }
+}
+
+pub async fn main(args: Args) -> anyhow::Result<()> {
+    let config = args.config().await?;
+    let stop = CancellationToken::new();
+    let signal = {
+        let stop = stop.clone();
+        async move {
+            let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+            tokio::select! {
+                _ = tokio::signal::ctrl_c() => {}
+                _ = terminate.recv() => {}
+            }
+            stop.cancel();
+            Ok::<_, std::io::Error>(())
+        }
+    };
+    let (ran, signalled) = tokio::join!(
+        async {
+            let ran = run(config, stop.clone()).await;
+            stop.cancel();
+            ran
+        },
+        async {
+            tokio::select! {
+                result = signal => result,
+                () = stop.cancelled() => Ok(()),
+            }
+        }
+    );
+    signalled?;
+    ran
+}
+
+impl Args {
+    async fn config(self) -> anyhow::Result<Config> {
+        let kubeconfig = match &self.kubeconfig {
+            Some(path) => Kubeconfig::load(Some(path))?,
+            None => Kubeconfig::in_cluster()?,
+        };
+        let client = Client::from_kubeconfig(&kubeconfig, &Overrides::default())?;
+        let read = async |path: &Option<PathBuf>| match path {
+            Some(path) => {
+                tokio::fs::read_to_string(path).await.map(Some).with_context(|| format!("reading {}", path.display()))
+            }
+            None => Ok(None),
+        };
+        let election = self.leader_elect.then(|| Election {
+            namespace: self.leader_elect_resource_namespace.clone(),
+            name: self.leader_elect_resource_name.clone(),
+            identity: identity(),
+            durations: Durations {
+                lease: self.leader_elect_lease_duration,
+                renew_deadline: self.leader_elect_renew_deadline,
+                retry_period: self.leader_elect_retry_period,
+            },
+        });
+        let cidrs = self.cluster_cidr.iter().filter(|_| self.allocate_node_cidrs);
+        Ok(Config {
+            cluster_cidrs: cidrs.map(|text| Range::parse(text, self.node_cidr_mask_size)).collect::<Result<_, _>>()?,
+            root_ca: read(&self.root_ca_file).await?,
+            signer: read(&self.cluster_signing_cert_file).await?.zip(read(&self.cluster_signing_key_file).await?),
+            election,
+            controllers: self.controllers,
+            terminated_pod_gc_threshold: self.terminated_pod_gc_threshold,
+            client,
+        })
+    }
+}
+
+/// Runs the selected controllers until `stop` fires or the lead is lost.
+pub async fn run(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
+    let Some(election) = config.election.clone() else {
+        run_controllers(config, stop).await;
+        return Ok(());
+    };
+    let client = config.client.clone();
+    let elector =
+        LeaderElector::new(client, &election.namespace, &election.name, &election.identity, election.durations);
+    let kept = elector.run(stop, |leading| run_controllers(config, leading)).await;
+    anyhow::ensure!(kept, "leader election lost");
+    Ok(())
+}
+
+async fn run_controllers(config: Config, stop: CancellationToken) {
+    let config = Arc::new(config);
+    let client = config.client.with_user_agent("kube-controller-manager").unwrap_or_else(|_| config.client.clone());
+    let informers = InformerFactory::new(client.clone());
+    let mut running = JoinSet::new();
+    for descriptor in CONTROLLERS.iter().filter(|descriptor| is_enabled(descriptor.name, &config.controllers)) {
+        let user = api::UserInfo::service_account("kube-system", descriptor.account, "");
+        let own = client.with_user(user);
+        let recorder = EventRecorder::new(own.clone(), descriptor.name, "");
+        let context = Context::new(own, recorder, informers.clone(), config.clone());
+        running.spawn(controller::run(descriptor, context, stop.clone()));
+    }
+    informers.start(stop.clone());
+    while let Some(ended) = running.join_next().await {
+        if let Err(error) = ended {
+            tracing::error!(%error, "a controller ended badly");
+        }
+    }
+    informers.ended().await;
+}
+
+/// Unique per instance, telling the host for people.
+fn identity() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    format!("{}_{:016x}", host.trim(), rand::random::<u64>())
+}
+
+/// Go's durations as far as flags use them: `15s`, `1m30s`, `500ms`, `1h`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let invalid = || format!("time: invalid duration {text:?}");
+    let mut total = Duration::ZERO;
+    let mut rest = text;
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.').filter(|at| *at > 0).ok_or_else(invalid)?;
+        let number: f64 = rest[..digits].parse().map_err(|_| invalid())?;
+        let units = [("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
+        let (unit, seconds) =
+            units.into_iter().find(|(unit, _)| rest[digits..].starts_with(unit)).ok_or_else(invalid)?;
+        total += Duration::try_from_secs_f64(number * seconds).map_err(|_| invalid())?;
+        rest = &rest[digits + unit.len()..];
+    }
+    if text.is_empty() { Err(invalid()) } else { Ok(total) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_as_go_writes_them() {
+        for (text, seconds) in [("15s", 15.0), ("1m30s", 90.0), ("500ms", 0.5), ("1h", 3600.0), ("1.5s", 1.5)] {
+            assert_eq!(duration(text).unwrap().as_secs_f64(), seconds, "{text}");
+        }
+        for bad in ["", "15", "s", "1x"] {
+            assert!(duration(bad).is_err(), "{bad}");
+        }
+    }
+}

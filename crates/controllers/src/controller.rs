@@ -1,0 +1,160 @@
+//! The shape of a controller, and what runs it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use client::{Client, Event, EventRecorder, Informer, InformerFactory, ListParams, Resource, WorkQueue};
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, join_all};
+use parking_lot::Mutex;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::{Config, Descriptor, Error};
+
+/// What a reconcile asks of its queue when it succeeded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Requeue {
+    /// The next event will bring the key back.
+    Never,
+    /// Time itself is an event: look again after this.
+    After(Duration),
+}
+
+impl From<Option<Duration>> for Requeue {
+    fn from(delay: Option<Duration>) -> Self {
+        delay.map_or(Requeue::Never, Requeue::After)
+    }
+}
+
+pub(crate) type Outcome = Result<Requeue, Error>;
+
+/// Brings one object closer to what it should be.
+pub(crate) trait Reconcile: Send + Sync + 'static {
+    fn reconcile<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Outcome>;
+
+    /// Work besides the queue, for the life of the controller.
+    fn background(&self, _stop: CancellationToken) -> Option<BoxFuture<'_, ()>> {
+        None
+    }
+}
+
+/// What a controller is built from. Its `build` maps informer events to keys of `queue`.
+pub(crate) struct Context {
+    /// Acts as the controller's own service account.
+    pub(crate) client: Client,
+    pub(crate) recorder: EventRecorder,
+    pub(crate) informers: InformerFactory,
+    pub(crate) queue: WorkQueue<String>,
+    pub(crate) config: Arc<Config>,
+    /// Resolves when every informer this controller uses has synced.
+    syncs: Mutex<Vec<BoxFuture<'static, ()>>>,
+}
+
+impl Context {
+    pub(crate) fn new(
+        client: Client,
+        recorder: EventRecorder,
+        informers: InformerFactory,
+        config: Arc<Config>,
+    ) -> Self {
+        Self { client, recorder, informers, queue: WorkQueue::new(), config, syncs: Mutex::default() }
+    }
+
+    /// The shared informer of `K`; workers start only after it has synced.
+    pub(crate) fn informer<K: Resource>(&self) -> Informer<K> {
+        self.wait_for(self.informers.informer::<K>())
+    }
+
+    /// The shared informer of the objects of `K` that `params` selects.
+    pub(crate) fn filtered<K: Resource>(&self, params: ListParams) -> Informer<K> {
+        self.wait_for(self.informers.filtered::<K>(params))
+    }
+
+    fn wait_for<K: Resource>(&self, informer: Informer<K>) -> Informer<K> {
+        let synced = informer.clone();
+        self.syncs.lock().push(Box::pin(async move { synced.synced().await }));
+        informer
+    }
+
+    /// The informer of `K`, whose events enqueue whatever keys `keys` maps them to.
+    pub(crate) fn on<K, I>(&self, keys: impl Fn(&Event<K>) -> I + Send + Sync + 'static) -> Informer<K>
+    where
+        K: Resource,
+        I: IntoIterator<Item = String>,
+    {
+        let informer = self.informer::<K>();
+        let queue = self.queue.clone();
+        informer.subscribe(move |event| {
+            for key in keys(event) {
+                queue.add(key);
+            }
+        });
+        informer
+    }
+
+    /// The informer of `K`, every event of which enqueues the object itself.
+    pub(crate) fn on_self<K: Resource>(&self) -> Informer<K> {
+        self.on::<K, _>(|event| [client::object_key(&**event.object())])
+    }
+}
+
+/// Runs one controller until `stop`.
+pub(crate) async fn run(descriptor: &'static Descriptor, context: Context, stop: CancellationToken) {
+    let queue = context.queue.clone();
+    let controller: Arc<dyn Reconcile> = (descriptor.build)(&context);
+    let syncs = std::mem::take(&mut *context.syncs.lock());
+    tokio::select! {
+        () = stop.cancelled() => return,
+        _ = join_all(syncs) => {}
+    }
+    tracing::debug!(controller = descriptor.name, "caches synced");
+    let mut workers = JoinSet::new(); // dropping it aborts what is left
+    for _ in 0..descriptor.workers {
+        workers.spawn(work(descriptor.name, controller.clone(), queue.clone()));
+    }
+    let background = {
+        let (controller, stop) = (controller.clone(), stop.clone());
+        async move {
+            if let Some(task) = controller.background(stop.clone()) {
+                task.await;
+            }
+        }
+    };
+    workers.spawn(background);
+    stop.cancelled().await;
+    queue.shut_down();
+    while let Some(ended) = workers.join_next().await {
+        if let Err(error) = ended {
+            tracing::error!(controller = descriptor.name, %error, "worker ended badly");
+        }
+    }
+}
+
+async fn work(name: &'static str, controller: Arc<dyn Reconcile>, queue: WorkQueue<String>) {
+    while let Some(key) = queue.get().await {
+        // One bad object must not stop the others.
+        let outcome = std::panic::AssertUnwindSafe(controller.reconcile(&key)).catch_unwind().await;
+        match outcome {
+            Ok(Ok(requeue)) => {
+                queue.forget(&key);
+                if let Requeue::After(delay) = requeue {
+                    queue.add_after(key.clone(), delay);
+                }
+            }
+            Ok(Err(error)) => {
+                if error.is_conflict() {
+                    tracing::debug!(controller = name, key, %error, "reconciling again");
+                } else {
+                    tracing::warn!(controller = name, key, %error, "reconcile failed");
+                }
+                queue.add_rate_limited(key.clone());
+            }
+            Err(_) => {
+                tracing::error!(controller = name, key, "reconcile panicked");
+                queue.add_rate_limited(key.clone());
+            }
+        }
+        queue.done(&key);
+    }
+}

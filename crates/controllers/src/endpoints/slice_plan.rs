@@ -1,0 +1,288 @@
+//! Which EndpointSlices a Service needs, with as few writes as possible.
+//!
+//! Endpoints stay in the slice they are in. What is new fills slices that change anyway, then slices with room, then
+//! new ones; empty slices are deleted. One slice holds one address family and one set of ports.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod, Service, ServiceSpec};
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use super::{HEADLESS, hostname, ip_of, is_headless, target_port};
+use crate::owners::controller_reference;
+use crate::pods;
+
+pub(super) const SERVICE_NAME: &str = "kubernetes.io/service-name";
+pub(super) const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
+pub(super) const MANAGER: &str = "endpointslice-controller.k8s.io";
+const ZONE: &str = "topology.kubernetes.io/zone";
+/// `--max-endpoints-per-slice`.
+const CAPACITY: usize = 100;
+
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Plan {
+    pub(super) create: Vec<EndpointSlice>,
+    pub(super) update: Vec<EndpointSlice>,
+    pub(super) delete: Vec<String>,
+}
+
+/// Family and ports: what all endpoints of a slice share.
+type Group = (bool, Vec<EndpointPortKey>);
+type EndpointPortKey = (Option<String>, Option<i32>, String, Option<String>);
+
+/// `present` are the slices this controller manages for the Service.
+pub(super) fn plan(
+    service: &Service,
+    pods: &[Arc<Pod>],
+    present: &[Arc<EndpointSlice>],
+    node: impl Fn(&str) -> Option<Arc<Node>>,
+) -> Plan {
+    let spec = service.spec.clone().unwrap_or_default();
+    let mut wanted: BTreeMap<Group, BTreeMap<String, Endpoint>> = BTreeMap::new();
+    for family in families(&spec) {
+        let ipv6 = family == "IPv6";
+        for pod in pods {
+            if pods::is_finished(pod) {
+                continue;
+            }
+            let Some(ip) = ip_of(pod, ipv6) else { continue };
+            let ports = ports(pod, &spec);
+            let zone = node(pods::node_name(pod)).and_then(|node| node.metadata.labels.as_ref()?.get(ZONE).cloned());
+            wanted.entry((ipv6, ports)).or_default().insert(identity(ip, pod), endpoint(pod, ip, service, &spec, zone));
+        }
+        // A Service without endpoints still has one slice, so that followers know there are none.
+        if !wanted.keys().any(|(is_ipv6, _)| *is_ipv6 == ipv6) {
+            wanted.entry((ipv6, Vec::new())).or_default();
+        }
+    }
+    let labels = labels(service, &spec);
+    let mut plan = Plan::default();
+    let mut slices: BTreeMap<Group, Vec<&EndpointSlice>> = BTreeMap::new();
+    for slice in present {
+        slices.entry(group_of(slice)).or_default().push(slice);
+    }
+    for (group, mut endpoints) in wanted {
+        let mut mine: Vec<EndpointSlice> = slices.remove(&group).unwrap_or_default().into_iter().cloned().collect();
+        mine.sort_by(|left, right| left.metadata.name.cmp(&right.metadata.name));
+        let originals = mine.clone();
+        let nothing_wanted = endpoints.is_empty();
+        for slice in &mut mine {
+            let kept = slice.endpoints.iter().flatten().filter_map(|old| endpoints.remove(&identity_of(old)));
+            slice.endpoints = Some(kept.collect());
+            slice.metadata.labels = Some(labels.clone());
+        }
+        fill(&mut mine, &originals, &mut endpoints);
+        for (number, (slice, original)) in mine.into_iter().zip(&originals).enumerate() {
+            let empty = slice.endpoints.as_ref().is_none_or(Vec::is_empty);
+            if empty && !(nothing_wanted && number == 0) {
+                plan.delete.push(slice.metadata.name.unwrap_or_default());
+            } else if !same(&slice, original) {
+                plan.update.push(slice);
+            }
+        }
+        if nothing_wanted && originals.is_empty() {
+            plan.create.push(new_slice(service, &group, Vec::new(), labels.clone()));
+        }
+        let rest: Vec<Endpoint> = endpoints.into_values().collect();
+        for chunk in rest.chunks(CAPACITY) {
+            plan.create.push(new_slice(service, &group, chunk.to_vec(), labels.clone()));
+        }
+    }
+    // Groups nobody wants any more.
+    plan.delete.extend(slices.into_values().flatten().filter_map(|slice| slice.metadata.name.clone()));
+    plan
+}
+
+/// Puts new endpoints into slices that are written anyway, and into others only if that saves a new slice.
+fn fill(slices: &mut [EndpointSlice], originals: &[EndpointSlice], endpoints: &mut BTreeMap<String, Endpoint>) {
+    for changed_only in [true, false] {
+        for (slice, original) in slices.iter_mut().zip(originals) {
+            if changed_only && same(slice, original) {
+                continue;
+            }
+            let list = slice.endpoints.get_or_insert_default();
+            while list.len() < CAPACITY {
+                let Some((_, endpoint)) = endpoints.pop_first() else { break };
+                list.push(endpoint);
+            }
+        }
+    }
+}
+
+fn same(left: &EndpointSlice, right: &EndpointSlice) -> bool {
+    left.endpoints.clone().unwrap_or_default() == right.endpoints.clone().unwrap_or_default()
+        && left.metadata.labels == right.metadata.labels
+}
+
+fn families(spec: &ServiceSpec) -> Vec<String> {
+    match spec.ip_families.as_ref().filter(|families| !families.is_empty()) {
+        Some(families) => families.clone(),
+        None if spec.cluster_ip.as_deref().is_some_and(|address| address.contains(':')) => vec!["IPv6".into()],
+        None => vec!["IPv4".into()],
+    }
+}
+
+fn ports(pod: &Pod, spec: &ServiceSpec) -> Vec<EndpointPortKey> {
+    let ports = spec.ports.iter().flatten().filter_map(|port| {
+        let number = target_port(pod, port)?;
+        let name = Some(port.name.clone().unwrap_or_default());
+        Some((name, Some(number), port.protocol.clone().unwrap_or_else(|| "TCP".into()), port.app_protocol.clone()))
+    });
+    let mut ports: Vec<_> = ports.collect();
+    ports.sort();
+    ports
+}
+
+fn endpoint(pod: &Pod, ip: &str, service: &Service, spec: &ServiceSpec, zone: Option<String>) -> Endpoint {
+    let serving = pods::is_ready(pod);
+    let terminating = pods::is_terminating(pod);
+    let ready = spec.publish_not_ready_addresses == Some(true) || (serving && !terminating);
+    Endpoint {
+        addresses: vec![ip.into()],
+        conditions: Some(EndpointConditions {
+            ready: Some(ready),
+            serving: Some(serving),
+            terminating: Some(terminating),
+        }),
+        hostname: hostname(pod, service).cloned(),
+        node_name: Some(pods::node_name(pod).to_owned()).filter(|name| !name.is_empty()),
+        target_ref: Some(ObjectReference {
+            kind: Some("Pod".into()),
+            namespace: pod.metadata.namespace.clone(),
+            name: pod.metadata.name.clone(),
+            uid: pod.metadata.uid.clone(),
+            ..ObjectReference::default()
+        }),
+        zone,
+        ..Endpoint::default()
+    }
+}
+
+fn identity(ip: &str, pod: &Pod) -> String {
+    format!("{ip}/{}", pod.metadata.uid.as_deref().unwrap_or_default())
+}
+
+fn identity_of(endpoint: &Endpoint) -> String {
+    let uid = endpoint.target_ref.as_ref().and_then(|target| target.uid.as_deref()).unwrap_or_default();
+    format!("{}/{uid}", endpoint.addresses.first().map(String::as_str).unwrap_or_default())
+}
+
+fn group_of(slice: &EndpointSlice) -> Group {
+    let ports = slice.ports.iter().flatten().map(|port| {
+        let name = Some(port.name.clone().unwrap_or_default());
+        (name, port.port, port.protocol.clone().unwrap_or_else(|| "TCP".into()), port.app_protocol.clone())
+    });
+    let mut ports: Vec<_> = ports.collect();
+    ports.sort();
+    (slice.address_type == "IPv6", ports)
+}
+
+fn labels(service: &Service, spec: &ServiceSpec) -> BTreeMap<String, String> {
+    let mut labels = service.metadata.labels.clone().unwrap_or_default();
+    labels.remove(HEADLESS);
+    labels.insert(SERVICE_NAME.into(), service.metadata.name.clone().unwrap_or_default());
+    labels.insert(MANAGED_BY.into(), MANAGER.into());
+    if is_headless(spec) {
+        labels.insert(HEADLESS.into(), String::new());
+    }
+    labels
+}
+
+fn new_slice(
+    service: &Service,
+    (ipv6, ports): &Group,
+    endpoints: Vec<Endpoint>,
+    labels: BTreeMap<String, String>,
+) -> EndpointSlice {
+    let ports: Vec<EndpointPort> = ports
+        .iter()
+        .cloned()
+        .map(|(name, port, protocol, app_protocol)| EndpointPort { name, port, protocol: Some(protocol), app_protocol })
+        .collect();
+    let name = service.metadata.name.as_deref().unwrap_or_default();
+    EndpointSlice {
+        metadata: ObjectMeta {
+            generate_name: Some(format!("{name}-")),
+            namespace: service.metadata.namespace.clone(),
+            labels: Some(labels),
+            owner_references: Some(vec![controller_reference(service)]),
+            ..ObjectMeta::default()
+        },
+        address_type: if *ipv6 { "IPv6".into() } else { "IPv4".into() },
+        endpoints: Some(endpoints),
+        ports: (!ports.is_empty()).then_some(ports),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::ServicePort;
+
+    use super::*;
+    use crate::pods::tests::{Builder, at};
+
+    fn service() -> Service {
+        let port = ServicePort { port: 80, ..ServicePort::default() };
+        let mut service = Service {
+            spec: Some(ServiceSpec { ports: Some(vec![port]), ..ServiceSpec::default() }),
+            ..Service::default()
+        };
+        service.metadata.name = Some("web".into());
+        service
+    }
+
+    fn pod(number: usize) -> Arc<Pod> {
+        let mut pod = Builder::new(&format!("p{number:03}")).on("n1").ready(at(0)).0;
+        pod.status.get_or_insert_default().pod_ip = Some(format!("10.0.{}.{}", number / 250, number % 250));
+        Arc::new(pod)
+    }
+
+    fn named(mut slice: EndpointSlice, name: &str) -> Arc<EndpointSlice> {
+        slice.metadata.name = Some(name.into());
+        Arc::new(slice)
+    }
+
+    fn count(slice: &EndpointSlice) -> usize {
+        slice.endpoints.as_ref().map_or(0, Vec::len)
+    }
+
+    #[test]
+    fn a_service_without_pods_has_one_empty_slice() {
+        let plan1 = plan(&service(), &[], &[], |_| None);
+        assert_eq!(plan1.create.len(), 1);
+        assert_eq!((count(&plan1.create[0]), plan1.create[0].ports.clone()), (0, None));
+        let present = [named(plan1.create[0].clone(), "s1")];
+        assert_eq!(plan(&service(), &[], &present, |_| None), Plan::default(), "and is left alone afterwards");
+        let filled = plan(&service(), &[pod(1)], &present, |_| None);
+        assert_eq!((filled.create.len(), filled.delete.clone()), (1, vec!["s1".to_owned()]));
+    }
+
+    #[test]
+    fn slices_are_filled_before_new_ones_are_made() {
+        let pods: Vec<_> = (0..150).map(pod).collect();
+        let first = plan(&service(), &pods, &[], |_| None);
+        assert_eq!(first.create.iter().map(count).collect::<Vec<_>>(), [100, 50]);
+        let present: Vec<_> =
+            first.create.into_iter().enumerate().map(|(number, slice)| named(slice, &format!("s{number}"))).collect();
+        assert_eq!(plan(&service(), &pods, &present, |_| None), Plan::default(), "running twice changes nothing");
+
+        let pods: Vec<_> = (10..170).map(pod).collect();
+        let next = plan(&service(), &pods, &present, |_| None);
+        assert!(next.create.is_empty() && next.delete.is_empty());
+        assert_eq!(next.update.iter().map(count).sum::<usize>(), 160);
+    }
+
+    #[test]
+    fn a_terminating_pod_serves_but_is_not_ready() {
+        let mut dying = Pod::clone(&pod(1));
+        dying.metadata.deletion_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(1)));
+        let created = plan(&service(), &[Arc::new(dying)], &[], |_| None).create;
+        let conditions = created[0].endpoints.as_ref().unwrap()[0].conditions.clone().unwrap();
+        assert_eq!(
+            (conditions.ready, conditions.serving, conditions.terminating),
+            (Some(false), Some(true), Some(true))
+        );
+    }
+}

@@ -1,0 +1,259 @@
+//! The graph of owners and dependents, as the metadata of every object tells it.
+//!
+//! Pure: it takes observations and answers with the keys that need attention. Edges go by uid, so an object that was
+//! deleted and made anew is another node. An owner that is referred to but has not been seen is `absent` until it is
+//! either seen or looked up and found missing.
+
+use std::collections::{HashMap, HashSet};
+
+use client::{Gvr, PartialObject};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+
+pub(super) const FOREGROUND: &str = "foregroundDeletion";
+pub(super) const ORPHAN: &str = "orphan";
+
+/// What the queue is asked to do.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Work {
+    /// See whether the object should go, or whether its own deletion can go on.
+    Check(String),
+    /// Cut the dependents loose before the owner goes.
+    Orphan(String),
+}
+
+/// Where an object is found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) gvr: Gvr,
+    pub(super) namespace: Option<String>,
+    pub(super) name: String,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Node {
+    /// `None` for an owner only known from references.
+    pub(super) place: Option<Place>,
+    /// Of an unseen owner: how its dependents call it, and from which namespace.
+    pub(super) reference: Option<(OwnerReference, Option<String>)>,
+    pub(super) owners: Vec<OwnerReference>,
+    pub(super) dependents: HashSet<String>,
+    pub(super) is_deleting: bool,
+    /// Deleted in the foreground: it waits for the dependents that block it.
+    pub(super) waits_for_dependents: bool,
+}
+
+impl Node {
+    fn new() -> Self {
+        Self {
+            place: None,
+            reference: None,
+            owners: Vec::new(),
+            dependents: HashSet::new(),
+            is_deleting: false,
+            waits_for_dependents: false,
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Graph {
+    nodes: HashMap<String, Node>,
+}
+
+impl Graph {
+    pub(super) fn get(&self, uid: &str) -> Option<&Node> {
+        self.nodes.get(uid)
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// The object was added or changed.
+    pub(super) fn observe(&mut self, gvr: &Gvr, object: &PartialObject) -> Vec<Work> {
+        let meta = &object.metadata;
+        let Some(uid) = meta.uid.clone() else { return Vec::new() };
+        let mut work = Vec::new();
+        let place =
+            Place { gvr: gvr.clone(), namespace: meta.namespace.clone(), name: meta.name.clone().unwrap_or_default() };
+        let owners = meta.owner_references.clone().unwrap_or_default();
+        let has_finalizer = |name: &str| meta.finalizers.iter().flatten().any(|finalizer| finalizer == name);
+        let is_deleting = meta.deletion_timestamp.is_some();
+        let waits = is_deleting && has_finalizer(FOREGROUND);
+
+        let node = self.nodes.entry(uid.clone()).or_insert_with(Node::new);
+        let before = (std::mem::replace(&mut node.owners, owners.clone()), node.waits_for_dependents);
+        node.place = Some(place);
+        node.reference = None;
+        node.is_deleting = is_deleting;
+        node.waits_for_dependents = waits;
+        if is_deleting && has_finalizer(ORPHAN) {
+            work.push(Work::Orphan(uid.clone()));
+        }
+        if waits && !before.1 {
+            work.extend(node.dependents.iter().cloned().map(Work::Check));
+            work.push(Work::Check(uid.clone()));
+        }
+        self.relink(&uid, meta.namespace.as_ref(), &before.0, &owners, &mut work);
+        work
+    }
+
+    fn relink(
+        &mut self,
+        uid: &str,
+        namespace: Option<&String>,
+        old: &[OwnerReference],
+        new: &[OwnerReference],
+        work: &mut Vec<Work>,
+    ) {
+        for owner in old {
+            let kept = new.iter().find(|kept| kept.uid == owner.uid);
+            let blocked = owner.block_owner_deletion == Some(true);
+            let unblocked = blocked && kept.is_none_or(|kept| kept.block_owner_deletion != Some(true));
+            if let Some(node) = self.nodes.get_mut(&owner.uid) {
+                if kept.is_none() {
+                    node.dependents.remove(uid);
+                }
+                // A waiting owner may have lost its last blocker.
+                if unblocked && node.waits_for_dependents {
+                    work.push(Work::Check(owner.uid.clone()));
+                }
+            }
+            if kept.is_none() {
+                self.forget_if_unused(&owner.uid);
+            }
+        }
+        for owner in new {
+            let added = !old.iter().any(|known| known.uid == owner.uid);
+            let node = self.nodes.entry(owner.uid.clone()).or_insert_with(Node::new);
+            node.dependents.insert(uid.to_owned());
+            if node.place.is_none() && node.reference.is_none() {
+                node.reference = Some((owner.clone(), namespace.cloned()));
+                // Perhaps it comes with a later event, perhaps it is gone for good: look.
+                work.push(Work::Check(owner.uid.clone()));
+            } else if added && (node.waits_for_dependents || !same_place(node, owner, namespace)) {
+                work.push(Work::Check(uid.to_owned()));
+            }
+        }
+    }
+
+    /// The object is gone.
+    pub(super) fn remove(&mut self, uid: &str) -> Vec<Work> {
+        let Some(node) = self.nodes.remove(uid) else { return Vec::new() };
+        let mut work: Vec<Work> = node.dependents.iter().cloned().map(Work::Check).collect();
+        for owner in &node.owners {
+            if let Some(owner_node) = self.nodes.get_mut(&owner.uid) {
+                owner_node.dependents.remove(uid);
+                if owner_node.waits_for_dependents {
+                    work.push(Work::Check(owner.uid.clone()));
+                }
+            }
+            self.forget_if_unused(&owner.uid);
+        }
+        work
+    }
+
+    /// Dependents that keep a foreground deletion waiting.
+    pub(super) fn blockers(&self, uid: &str) -> Vec<String> {
+        let Some(node) = self.nodes.get(uid) else { return Vec::new() };
+        let blocks = |dependent: &&String| {
+            self.nodes.get(*dependent).is_some_and(|node| {
+                node.owners.iter().any(|owner| owner.uid == uid && owner.block_owner_deletion == Some(true))
+            })
+        };
+        node.dependents.iter().filter(blocks).cloned().collect()
+    }
+
+    /// An owner nobody refers to any more, and which was never seen, need not be remembered.
+    fn forget_if_unused(&mut self, uid: &str) {
+        if self.nodes.get(uid).is_some_and(|node| node.place.is_none() && node.dependents.is_empty()) {
+            self.nodes.remove(uid);
+        }
+    }
+}
+
+/// References do not cross namespaces: one that points to an object elsewhere points to nothing.
+pub(super) fn same_place(node: &Node, owner: &OwnerReference, namespace: Option<&String>) -> bool {
+    node.place.as_ref().is_none_or(|place| {
+        place.name == owner.name && (place.namespace.is_none() || place.namespace.as_ref() == namespace)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+
+    use super::*;
+
+    fn gvr() -> Gvr {
+        Gvr::new("", "v1", "things")
+    }
+
+    fn object(uid: &str, owners: &[&str]) -> PartialObject {
+        let owner = |uid: &&str| OwnerReference {
+            uid: (*uid).into(),
+            name: (*uid).into(),
+            block_owner_deletion: Some(true),
+            ..OwnerReference::default()
+        };
+        let metadata = ObjectMeta {
+            uid: Some(uid.into()),
+            name: Some(uid.into()),
+            owner_references: Some(owners.iter().map(owner).collect()),
+            ..ObjectMeta::default()
+        };
+        PartialObject { metadata, ..PartialObject::default() }
+    }
+
+    fn deleting(mut object: PartialObject, finalizer: &str) -> PartialObject {
+        object.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
+        object.metadata.finalizers = Some(vec![finalizer.into()]);
+        object
+    }
+
+    fn check(uid: &str) -> Work {
+        Work::Check(uid.into())
+    }
+
+    #[test]
+    fn a_deleted_owner_has_its_dependents_checked() {
+        let mut graph = Graph::default();
+        assert_eq!(graph.observe(&gvr(), &object("set", &[])), []);
+        assert_eq!(graph.observe(&gvr(), &object("pod", &["set"])), []);
+        assert_eq!(graph.remove("set"), [check("pod")]);
+    }
+
+    #[test]
+    fn an_owner_never_seen_is_looked_for() {
+        let mut graph = Graph::default();
+        assert_eq!(graph.observe(&gvr(), &object("pod", &["ghost"])), [check("ghost")]);
+        assert_eq!(graph.observe(&gvr(), &object("ghost", &[])), [], "it was only late");
+        assert_eq!(graph.remove("pod"), []);
+        assert_eq!(graph.len(), 1);
+    }
+
+    #[test]
+    fn foreground_deletion_waits_for_its_blockers() {
+        let mut graph = Graph::default();
+        graph.observe(&gvr(), &object("set", &[]));
+        graph.observe(&gvr(), &object("pod", &["set"]));
+        let mut work = graph.observe(&gvr(), &deleting(object("set", &[]), FOREGROUND));
+        work.sort();
+        assert_eq!(work, [check("pod"), check("set")]);
+        assert_eq!(graph.blockers("set"), ["pod"]);
+        assert_eq!(graph.remove("pod"), [check("set")]);
+        assert!(graph.blockers("set").is_empty());
+    }
+
+    #[test]
+    fn orphaning_is_its_own_work() {
+        let mut graph = Graph::default();
+        graph.observe(&gvr(), &object("set", &[]));
+        graph.observe(&gvr(), &object("pod", &["set"]));
+        assert_eq!(graph.observe(&gvr(), &deleting(object("set", &[]), ORPHAN)), [Work::Orphan("set".into())]);
+        assert_eq!(graph.observe(&gvr(), &object("pod", &[])), []);
+        assert!(graph.get("set").unwrap().dependents.is_empty());
+        assert_eq!(graph.remove("set"), []);
+    }
+}

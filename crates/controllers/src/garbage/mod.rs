@@ -1,0 +1,309 @@
+//! Garbage collector: objects whose owners are all gone go too.
+//!
+//! Flow: metadata watches of every deletable resource (found by discovery, and again whenever a CRD or API service changes) ->
+//! `graph` -> work queue -> live reads, deletes and patches.
+//! Invariant: nothing is deleted on the word of a cache. The object and any owner not in the graph are read from the server first.
+
+mod graph;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use client::{
+    ApiResource, Client, DeleteParams, Event, Gvr, Informer, ListParams, PartialObject, Patch, Propagation, WorkQueue,
+};
+use futures_util::future::BoxFuture;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
+use parking_lot::Mutex;
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::Error;
+use crate::controller::{Context, Outcome, Reconcile, Requeue};
+use graph::{FOREGROUND, Graph, ORPHAN, Place, Work, same_place};
+
+/// Ask the server again which resources there are.
+const DISCOVER: &str = "discover";
+/// Discovery answers a moment after a CRD is established.
+const SETTLE: Duration = Duration::from_millis(500);
+
+struct Controller {
+    client: Client,
+    queue: WorkQueue<String>,
+    graph: Arc<Mutex<Graph>>,
+    resources: Mutex<Vec<ApiResource>>,
+    monitors: Mutex<HashMap<Gvr, CancellationToken>>,
+    stop: CancellationToken,
+    tasks: TaskTracker,
+}
+
+/// Ends the monitors with the controller.
+impl Drop for Controller {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
+    context.on::<CustomResourceDefinition, _>(|_| [DISCOVER.to_owned()]);
+    context.on::<APIService, _>(|event| match event {
+        // Built-in groups are there from the start.
+        Event::Modified { .. } => None,
+        Event::Added(_) | Event::Deleted(_) => Some(DISCOVER.to_owned()),
+    });
+    context.queue.add(DISCOVER.to_owned());
+    Arc::new(Controller {
+        client: context.client.clone(),
+        queue: context.queue.clone(),
+        graph: Arc::default(),
+        resources: Mutex::default(),
+        monitors: Mutex::default(),
+        stop: CancellationToken::new(),
+        tasks: TaskTracker::new(),
+    })
+}
+
+fn key(work: Work) -> String {
+    match work {
+        Work::Check(uid) => format!("check/{uid}"),
+        Work::Orphan(uid) => format!("orphan/{uid}"),
+    }
+}
+
+impl Reconcile for Controller {
+    fn reconcile<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Outcome> {
+        Box::pin(async move {
+            match key.split_once('/') {
+                None => self.discover().await,
+                Some(("orphan", uid)) => self.orphan_dependents(uid).await,
+                Some((_, uid)) => self.check(uid).await,
+            }
+        })
+    }
+
+    fn background(&self, stop: CancellationToken) -> Option<BoxFuture<'_, ()>> {
+        Some(Box::pin(async move {
+            stop.cancelled().await;
+            self.stop.cancel();
+            self.tasks.close();
+            self.tasks.wait().await;
+        }))
+    }
+}
+
+impl Controller {
+    /// Watches every resource that can be listed, watched and deleted; stops watching those that are gone.
+    async fn discover(&self) -> Outcome {
+        tokio::time::sleep(SETTLE).await;
+        let (resources, failed) = self.client.discover().await?;
+        let wanted: Vec<&ApiResource> = resources.iter().filter(|resource| is_collected(resource)).collect();
+        {
+            let mut monitors = self.monitors.lock();
+            // A group that could not be asked may well still be there.
+            let unknown = |gvr: &Gvr| failed.iter().any(|(path, _)| *path == gvr.url_prefix());
+            monitors.retain(|gvr, stop| {
+                let keep = wanted.iter().any(|resource| resource.gvr == *gvr) || unknown(gvr);
+                if !keep {
+                    stop.cancel();
+                }
+                keep
+            });
+            for resource in wanted {
+                monitors.entry(resource.gvr.clone()).or_insert_with(|| self.monitor(&resource.gvr));
+            }
+        }
+        *self.resources.lock() = resources;
+        if failed.is_empty() { Ok(Requeue::Never) } else { Ok(Requeue::After(Duration::from_secs(30))) }
+    }
+
+    fn monitor(&self, gvr: &Gvr) -> CancellationToken {
+        let informer: Informer<PartialObject> = Informer::new(self.client.metadata(gvr, None), ListParams::default());
+        let (graph, queue, resource) = (self.graph.clone(), self.queue.clone(), gvr.clone());
+        informer.subscribe(move |event| {
+            let work = match event {
+                Event::Added(object) | Event::Modified { new: object, .. } => graph.lock().observe(&resource, object),
+                Event::Deleted(object) => graph.lock().remove(object.metadata.uid.as_deref().unwrap_or_default()),
+            };
+            work.into_iter().for_each(|work| queue.add(key(work)));
+        });
+        let stop = self.stop.child_token();
+        let token = stop.clone();
+        self.tasks.spawn(async move { informer.run(token).await });
+        stop
+    }
+
+    /// Decides about one object: keep it, shorten its owner list, delete it, or let its foreground deletion finish.
+    async fn check(&self, uid: &str) -> Outcome {
+        let Some(node) = self.graph.lock().get(uid).cloned() else { return Ok(Requeue::Never) };
+        let place = match (&node.place, &node.reference) {
+            (Some(place), _) => place.clone(),
+            (None, Some((reference, namespace))) => match self.place_of(reference, namespace.as_ref()) {
+                Some(place) => place,
+                None => return Ok(Requeue::Never), // a kind nobody serves: never collected
+            },
+            (None, None) => return Ok(Requeue::Never),
+        };
+        if node.is_deleting && !node.waits_for_dependents {
+            return Ok(Requeue::Never);
+        }
+        let Some(live) = self.read(&place).await?.filter(|live| live.metadata.uid.as_deref() == Some(uid)) else {
+            // Gone. For an owner never seen this is the news its dependents wait for.
+            let work = if node.place.is_none() { self.graph.lock().remove(uid) } else { Vec::new() };
+            work.into_iter().for_each(|work| self.queue.add(key(work)));
+            return Ok(Requeue::Never);
+        };
+        if node.place.is_none() {
+            return Ok(Requeue::Never); // it exists; its watch will tell
+        }
+        if node.waits_for_dependents {
+            return self.finish_foreground(uid, &place, &live).await;
+        }
+        let owners = live.metadata.owner_references.clone().unwrap_or_default();
+        if owners.is_empty() {
+            return Ok(Requeue::Never);
+        }
+        let (mut solid, mut waiting) = (Vec::new(), Vec::new());
+        for owner in &owners {
+            match self.state_of(owner, live.metadata.namespace.as_ref()).await? {
+                OwnerState::Solid => solid.push(owner.clone()),
+                OwnerState::Waiting => waiting.push(owner.clone()),
+                OwnerState::Gone => {}
+            }
+        }
+        if !solid.is_empty() {
+            if solid.len() != owners.len() {
+                self.patch_owners(&place, &live, &solid).await?;
+            }
+            return Ok(Requeue::Never);
+        }
+        let finalizer = |name: &str| live.metadata.finalizers.iter().flatten().any(|finalizer| finalizer == name);
+        let propagation = if !waiting.is_empty() && !node.dependents.is_empty() {
+            // Its owner waits for it, so it in turn waits for its own.
+            Propagation::Foreground
+        } else if finalizer(ORPHAN) {
+            Propagation::Orphan
+        } else if finalizer(FOREGROUND) {
+            Propagation::Foreground
+        } else {
+            Propagation::Background
+        };
+        let params = DeleteParams { propagation: Some(propagation), uid: Some(uid.into()), ..DeleteParams::default() };
+        match self.api(&place).delete(&place.name, &params).await {
+            Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error.into()),
+            _ => Ok(Requeue::Never),
+        }
+    }
+
+    async fn finish_foreground(&self, uid: &str, place: &Place, live: &PartialObject) -> Outcome {
+        let blockers = self.graph.lock().blockers(uid);
+        if blockers.is_empty() {
+            self.remove_finalizer(place, live, FOREGROUND).await?;
+        } else {
+            blockers.into_iter().for_each(|blocker| self.queue.add(key(Work::Check(blocker))));
+        }
+        Ok(Requeue::Never)
+    }
+
+    /// Removes the owner from each dependent, and only then the finalizer that held it.
+    async fn orphan_dependents(&self, uid: &str) -> Outcome {
+        let Some(node) = self.graph.lock().get(uid).cloned() else { return Ok(Requeue::Never) };
+        let Some(place) = node.place else { return Ok(Requeue::Never) };
+        for dependent in &node.dependents {
+            let Some(dependent) = self.graph.lock().get(dependent).and_then(|node| node.place.clone()) else {
+                continue;
+            };
+            if let Some(live) = self.read(&dependent).await? {
+                let owners = live.metadata.owner_references.clone().unwrap_or_default();
+                let kept: Vec<_> = owners.iter().filter(|owner| owner.uid != uid).cloned().collect();
+                if kept.len() != owners.len() {
+                    self.patch_owners(&dependent, &live, &kept).await?;
+                }
+            }
+        }
+        if let Some(live) = self.read(&place).await?.filter(|live| live.metadata.uid.as_deref() == Some(uid)) {
+            self.remove_finalizer(&place, &live, ORPHAN).await?;
+        }
+        Ok(Requeue::Never)
+    }
+
+    async fn state_of(&self, owner: &OwnerReference, namespace: Option<&String>) -> Result<OwnerState, Error> {
+        let known = self.graph.lock().get(&owner.uid).filter(|node| node.place.is_some()).cloned();
+        if let Some(node) = known {
+            return Ok(match node {
+                node if !same_place(&node, owner, namespace) => OwnerState::Gone,
+                node if node.waits_for_dependents => OwnerState::Waiting,
+                _ => OwnerState::Solid,
+            });
+        }
+        // An owner of a kind that nobody serves: its dependents are kept, the kind may come back.
+        let Some(place) = self.place_of(owner, namespace) else { return Ok(OwnerState::Solid) };
+        let live = self.read(&place).await?.filter(|live| live.metadata.uid.as_deref() == Some(&owner.uid));
+        Ok(match live {
+            None => OwnerState::Gone,
+            Some(live) => {
+                let foreground = live.metadata.finalizers.iter().flatten().any(|finalizer| finalizer == FOREGROUND);
+                if live.metadata.deletion_timestamp.is_some() && foreground {
+                    OwnerState::Waiting
+                } else {
+                    OwnerState::Solid
+                }
+            }
+        })
+    }
+
+    fn place_of(&self, owner: &OwnerReference, namespace: Option<&String>) -> Option<Place> {
+        let group = owner.api_version.split_once('/').map_or("", |(group, _)| group);
+        let resources = self.resources.lock();
+        let resource = resources.iter().find(|resource| resource.gvr.group == group && resource.kind == owner.kind)?;
+        let namespace = if resource.namespaced { Some(namespace?.clone()) } else { None };
+        Some(Place { gvr: resource.gvr.clone(), namespace, name: owner.name.clone() })
+    }
+
+    fn api(&self, place: &Place) -> client::Api<PartialObject> {
+        self.client.metadata(&place.gvr, place.namespace.as_deref())
+    }
+
+    async fn read(&self, place: &Place) -> Result<Option<PartialObject>, Error> {
+        Ok(self.api(place).get_opt(&place.name).await?)
+    }
+
+    async fn patch_owners(&self, place: &Place, live: &PartialObject, owners: &[OwnerReference]) -> Result<(), Error> {
+        let owners = (!owners.is_empty()).then_some(owners);
+        self.patch(place, live, json!({ "ownerReferences": owners })).await
+    }
+
+    async fn remove_finalizer(&self, place: &Place, live: &PartialObject, finalizer: &str) -> Result<(), Error> {
+        let finalizers = live.metadata.finalizers.clone().unwrap_or_default();
+        let kept: Vec<_> = finalizers.iter().filter(|kept| *kept != finalizer).collect();
+        if kept.len() == finalizers.len() {
+            return Ok(());
+        }
+        self.patch(place, live, json!({ "finalizers": (!kept.is_empty()).then_some(kept) })).await
+    }
+
+    /// A merge patch replaces lists whole, so it carries the version that was read.
+    async fn patch(&self, place: &Place, live: &PartialObject, mut metadata: serde_json::Value) -> Result<(), Error> {
+        metadata["resourceVersion"] = json!(live.metadata.resource_version);
+        metadata["uid"] = json!(live.metadata.uid);
+        match self.api(place).patch(&place.name, &Patch::merge(json!({ "metadata": metadata }))).await {
+            Err(error) if !error.is_not_found() => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+enum OwnerState {
+    Solid,
+    /// Being deleted in the foreground.
+    Waiting,
+    Gone,
+}
+
+/// Events are many, short-lived and own nothing.
+fn is_collected(resource: &ApiResource) -> bool {
+    ["delete", "list", "watch"].iter().all(|verb| resource.supports(verb)) && resource.gvr.resource != "events"
+}

@@ -1,0 +1,262 @@
+//! Namespace: once it is being deleted, delete all it contains, then let it go.
+//!
+//! Pods go first, so that nothing they use is taken from under them. The `kubernetes` finalizer is removed only when a list of
+//! every resource the server knows comes back empty.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use client::{ApiResource, Client, DeleteParams, Event, Informer, ListParams};
+use futures_util::future::BoxFuture;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Namespace, NamespaceCondition, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use crate::Error;
+use crate::controller::{Context, Outcome, Reconcile, Requeue};
+
+const FINALIZER: &str = "kubernetes";
+/// Content that waits for its own finalizers or grace periods is looked at again after this.
+const RECHECK: Duration = Duration::from_secs(1);
+
+/// Not on its way out.
+pub(crate) fn is_active(namespace: &Namespace) -> bool {
+    namespace.metadata.deletion_timestamp.is_none()
+        && namespace.status.as_ref().and_then(|status| status.phase.as_deref()) != Some("Terminating")
+}
+
+struct Controller {
+    client: Client,
+    namespaces: Informer<Namespace>,
+    pods: Informer<Pod>,
+}
+
+pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
+    let namespaces = context.on::<Namespace, _>(|event| {
+        let namespace = event.object();
+        namespace.metadata.deletion_timestamp.is_some().then(|| namespace.metadata.name.clone()).flatten()
+    });
+    let pods = {
+        let namespaces = namespaces.clone();
+        context.on::<Pod, _>(move |event| {
+            let Event::Deleted(pod) = event else { return None };
+            let namespace = namespaces.get(pod.metadata.namespace.as_deref()?)?;
+            (!is_active(&namespace)).then(|| namespace.metadata.name.clone()).flatten()
+        })
+    };
+    Arc::new(Controller { client: context.client.clone(), namespaces, pods })
+}
+
+impl Reconcile for Controller {
+    fn reconcile<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Outcome> {
+        Box::pin(self.sync(key))
+    }
+}
+
+/// What is left of a namespace's content.
+#[derive(Debug, Default)]
+struct Remains {
+    /// `pods. has 3 resource instances`, in upstream's words.
+    resources: Vec<String>,
+    finalizers: std::collections::BTreeMap<String, usize>,
+    discovery_failures: Vec<String>,
+    content_failures: Vec<String>,
+}
+
+impl Remains {
+    fn is_empty(&self) -> bool {
+        self.resources.is_empty() && self.discovery_failures.is_empty() && self.content_failures.is_empty()
+    }
+}
+
+impl Controller {
+    async fn sync(&self, name: &str) -> Outcome {
+        let Some(namespace) = self.namespaces.get(name) else { return Ok(Requeue::Never) };
+        let finalizers = namespace.spec.as_ref().and_then(|spec| spec.finalizers.clone()).unwrap_or_default();
+        if namespace.metadata.deletion_timestamp.is_none() || finalizers.is_empty() {
+            return Ok(Requeue::Never);
+        }
+        let api = self.client.all::<Namespace>();
+        let remains = self.delete_content(name).await?;
+        let mut changed = Namespace::clone(&namespace);
+        let status = changed.status.get_or_insert_default();
+        status.phase = Some("Terminating".into());
+        status.conditions = Some(conditions(status.conditions.take().unwrap_or_default(), &remains, Timestamp::now()));
+        if changed.status != namespace.status {
+            match api.update_status(&changed).await {
+                Ok(written) => changed = written,
+                Err(error) if error.is_not_found() => return Ok(Requeue::Never),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if !remains.is_empty() {
+            return Ok(Requeue::After(RECHECK));
+        }
+        changed.spec.get_or_insert_default().finalizers =
+            Some(finalizers.into_iter().filter(|finalizer| finalizer != FINALIZER).collect());
+        match api.update_subresource::<_, Namespace>(name, "finalize", &changed).await {
+            Err(error) if !error.is_not_found() => Err(error.into()),
+            _ => Ok(Requeue::Never),
+        }
+    }
+
+    /// Asks for the deletion of everything and says what is still there.
+    async fn delete_content(&self, namespace: &str) -> Result<Remains, Error> {
+        let (resources, failed) = self.client.discover().await?;
+        let mut remains = Remains {
+            discovery_failures: failed
+                .into_iter()
+                .map(|(path, error)| format!("{}: {error}", path.trim_start_matches("/apis/")))
+                .collect(),
+            ..Remains::default()
+        };
+        let mut resources: Vec<ApiResource> = resources
+            .into_iter()
+            .filter(|resource| resource.namespaced && resource.supports("delete") && resource.supports("list"))
+            .collect();
+        resources.sort_by_key(|resource| !is_pods(resource));
+        for resource in &resources {
+            self.delete_all(namespace, resource, &mut remains).await;
+            let waits =
+                is_pods(resource) && (!remains.resources.is_empty() || !self.pods.by_namespace(namespace).is_empty());
+            if waits {
+                if remains.resources.is_empty() {
+                    remains.resources.push("pods. has 1 resource instances".into());
+                }
+                break;
+            }
+        }
+        Ok(remains)
+    }
+
+    async fn delete_all(&self, namespace: &str, resource: &ApiResource, remains: &mut Remains) {
+        let api = self.client.metadata(&resource.gvr, Some(namespace));
+        let what = format!("{}.{}", resource.gvr.resource, resource.gvr.group);
+        let result = async {
+            let list = api.list(&ListParams::default()).await?;
+            if list.items.is_empty() {
+                return Ok(list);
+            }
+            if resource.supports("deletecollection") {
+                api.delete_collection(&ListParams::default(), &DeleteParams::background()).await?;
+            } else {
+                for object in list.items.iter().filter(|object| object.metadata.deletion_timestamp.is_none()) {
+                    match api
+                        .delete(object.metadata.name.as_deref().unwrap_or_default(), &DeleteParams::background())
+                        .await
+                    {
+                        Err(error) if !error.is_not_found() => return Err(error),
+                        _ => {}
+                    }
+                }
+            }
+            api.list(&ListParams::default()).await
+        };
+        match result.await {
+            Ok(list) if list.items.is_empty() => {}
+            Ok(list) => {
+                for finalizer in list.items.iter().flat_map(|object| object.metadata.finalizers.iter().flatten()) {
+                    *remains.finalizers.entry(finalizer.clone()).or_default() += 1;
+                }
+                remains.resources.push(format!("{what} has {} resource instances", list.items.len()));
+            }
+            // A kind that went away while we looked has no objects.
+            Err(error) if error.is_not_found() || error.code() == Some(405) => {}
+            Err(error) => remains.content_failures.push(format!("{what}: {error}")),
+        }
+    }
+}
+
+fn is_pods(resource: &ApiResource) -> bool {
+    resource.gvr.group.is_empty() && resource.gvr.resource == "pods"
+}
+
+/// The five conditions that tell why a namespace is still there.
+fn conditions(old: Vec<NamespaceCondition>, remains: &Remains, now: Timestamp) -> Vec<NamespaceCondition> {
+    let finalizers: Vec<String> =
+        remains.finalizers.iter().map(|(name, count)| format!("{name} in {count} resource instances")).collect();
+    let row =
+        |kind: &'static str, bad: bool, reason: (&'static str, &'static str), message: String, good: &'static str| {
+            (kind, bad, if bad { reason.0 } else { reason.1 }, if bad { message } else { good.to_owned() })
+        };
+    let rows = [
+        row(
+            "NamespaceDeletionDiscoveryFailure",
+            !remains.discovery_failures.is_empty(),
+            ("DiscoveryFailed", "ResourcesDiscovered"),
+            format!(
+                "Discovery failed for some groups, {} failing: {}",
+                remains.discovery_failures.len(),
+                remains.discovery_failures.join(", ")
+            ),
+            "All resources successfully discovered",
+        ),
+        row(
+            "NamespaceDeletionGroupVersionParsingFailure",
+            false,
+            ("GroupVersionParsingFailed", "ParsedGroupVersions"),
+            String::new(),
+            "All legacy kube types successfully parsed",
+        ),
+        row(
+            "NamespaceDeletionContentFailure",
+            !remains.content_failures.is_empty(),
+            ("ContentDeletionFailed", "ContentDeleted"),
+            format!(
+                "Failed to delete all resource types, {} remaining: {}",
+                remains.content_failures.len(),
+                remains.content_failures.join(", ")
+            ),
+            "All content successfully deleted, may be waiting on finalization",
+        ),
+        row(
+            "NamespaceContentRemaining",
+            !remains.resources.is_empty(),
+            ("SomeResourcesRemain", "ContentRemoved"),
+            format!("Some resources are remaining: {}", remains.resources.join(", ")),
+            "All content successfully removed",
+        ),
+        row(
+            "NamespaceFinalizersRemaining",
+            !finalizers.is_empty(),
+            ("SomeFinalizersRemain", "ContentHasNoFinalizers"),
+            format!("Some content in the namespace has finalizers remaining: {}", finalizers.join(", ")),
+            "All content-preserving finalizers finished",
+        ),
+    ];
+    let ours = |condition: &NamespaceCondition| rows.iter().any(|(kind, ..)| condition.type_ == *kind);
+    let mut conditions: Vec<_> = old.iter().filter(|condition| !ours(condition)).cloned().collect();
+    for (kind, bad, reason, message) in &rows {
+        let status = if *bad { "True" } else { "False" };
+        let previous = old.iter().find(|condition| condition.type_ == *kind && condition.status == status);
+        conditions.push(NamespaceCondition {
+            type_: (*kind).into(),
+            status: status.into(),
+            reason: Some((*reason).into()),
+            message: Some(message.clone()),
+            last_transition_time: previous
+                .and_then(|previous| previous.last_transition_time.clone())
+                .or(Some(Time(now))),
+        });
+    }
+    conditions
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conditions_tell_what_remains_and_keep_their_times() {
+        let now = Timestamp::UNIX_EPOCH;
+        let remains = Remains { resources: vec!["pods. has 2 resource instances".into()], ..Remains::default() };
+        let first = conditions(Vec::new(), &remains, now);
+        let remaining = first.iter().find(|condition| condition.type_ == "NamespaceContentRemaining").unwrap();
+        assert_eq!(remaining.message.as_deref(), Some("Some resources are remaining: pods. has 2 resource instances"));
+        assert_eq!(first.len(), 5);
+        let later = now + Duration::from_secs(60);
+        assert_eq!(conditions(first.clone(), &remains, later), first);
+        let emptied = conditions(first, &Remains::default(), later);
+        assert!(emptied.iter().all(|condition| condition.status == "False"));
+    }
+}

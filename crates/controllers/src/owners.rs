@@ -1,0 +1,176 @@
+//! Owner references: who controls what, adoption of orphans and release of what no longer matches.
+
+use std::sync::Arc;
+
+use api::selector::Selector;
+use client::{Client, Informer, Object, Patch, Resource};
+use futures_util::future::join_all;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use serde_json::json;
+
+use crate::Error;
+
+/// The index under which objects without a controller are found, by namespace.
+const ORPHANS: &str = "orphans";
+
+/// The reference to the one owner that manages the object.
+pub(crate) fn controller_of(meta: &ObjectMeta) -> Option<&OwnerReference> {
+    meta.owner_references.iter().flatten().find(|owner| owner.controller == Some(true))
+}
+
+pub(crate) fn is_controlled_by(meta: &ObjectMeta, uid: &str) -> bool {
+    controller_of(meta).is_some_and(|owner| owner.uid == uid)
+}
+
+/// A reference that makes `owner` the controller.
+pub(crate) fn controller_reference<K: Resource>(owner: &K) -> OwnerReference {
+    OwnerReference {
+        api_version: K::API_VERSION.into(),
+        kind: K::KIND.into(),
+        name: owner.metadata().name.clone().unwrap_or_default(),
+        uid: owner.metadata().uid.clone().unwrap_or_default(),
+        controller: Some(true),
+        block_owner_deletion: Some(true),
+    }
+}
+
+/// The key of the controller of `meta` if it is a `K` and still the one that is meant.
+pub(crate) fn controller_key<K: Resource>(meta: &ObjectMeta, owners: &Informer<K>) -> Option<String> {
+    let reference = controller_of(meta)?;
+    if reference.kind != K::KIND || reference.api_version.split('/').next() != K::API_VERSION.split('/').next() {
+        return None;
+    }
+    let key = match &meta.namespace {
+        Some(namespace) => format!("{namespace}/{}", reference.name),
+        None => reference.name.clone(),
+    };
+    owners.get(&key).filter(|owner| owner.metadata().uid.as_deref() == Some(&reference.uid)).map(|_| key)
+}
+
+/// Adds the index that `candidates` needs.
+pub(crate) fn index_orphans<K: Object>(informer: &Informer<K>) {
+    informer.add_index(ORPHANS, |object| match controller_of(object.meta()) {
+        None => object.meta().namespace.iter().cloned().collect(),
+        Some(_) => Vec::new(),
+    });
+}
+
+/// What `owner` controls, and what it might adopt.
+pub(crate) fn candidates<K: Object>(informer: &Informer<K>, owner: &ObjectMeta) -> Vec<Arc<K>> {
+    let mut found = informer.by_owner(owner.uid.as_deref().unwrap_or_default());
+    found.extend(informer.by_index(ORPHANS, owner.namespace.as_deref().unwrap_or_default()));
+    found
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Claim {
+    Keep,
+    Adopt,
+    Release,
+    Ignore,
+}
+
+/// Decides about one candidate. An owner on its way out neither adopts nor releases.
+fn claim_one(owner_uid: &str, owner_deleting: bool, object: &ObjectMeta, matches: bool) -> Claim {
+    match controller_of(object) {
+        Some(reference) if reference.uid != owner_uid => Claim::Ignore,
+        Some(_) if matches => Claim::Keep,
+        Some(_) if owner_deleting => Claim::Ignore,
+        Some(_) => Claim::Release,
+        None if owner_deleting || !matches || object.deletion_timestamp.is_some() => Claim::Ignore,
+        None => Claim::Adopt,
+    }
+}
+
+/// The candidates that belong to `owner` after adopting what matches and releasing what does not.
+/// Before the first adoption the owner is read afresh: a cached one may be gone, and its successor of the same name too late.
+pub(crate) async fn claim<O: Resource, K: Resource>(
+    client: &Client,
+    owner: &O,
+    selector: &Selector,
+    candidates: Vec<Arc<K>>,
+    adoptable: impl Fn(&K) -> bool,
+) -> Result<Vec<Arc<K>>, Error> {
+    let meta = owner.metadata();
+    let (uid, namespace) = (meta.uid.as_deref().unwrap_or_default(), meta.namespace.as_deref().unwrap_or_default());
+    let api = client.namespaced::<K>(namespace);
+    let (mut kept, mut adopt, mut release) = (Vec::new(), Vec::new(), Vec::new());
+    for object in candidates {
+        let matches = selector.matches(object.metadata().labels.as_ref()) && adoptable(&object);
+        match claim_one(uid, meta.deletion_timestamp.is_some(), object.metadata(), matches) {
+            Claim::Keep => kept.push(object),
+            Claim::Adopt => adopt.push(object),
+            Claim::Release => release.push(object),
+            Claim::Ignore => {}
+        }
+    }
+    if !adopt.is_empty() {
+        let fresh = client.namespaced::<O>(namespace).get(meta.name.as_deref().unwrap_or_default()).await?;
+        if fresh.metadata().uid.as_deref() != Some(uid) || fresh.metadata().deletion_timestamp.is_some() {
+            adopt.clear();
+        }
+    }
+    let adoptions = adopt.iter().map(|object| {
+        let meta = object.metadata();
+        let patch = Patch::strategic(json!({
+            "metadata": { "uid": meta.uid, "ownerReferences": [controller_reference(owner)] }
+        }));
+        let (api, name) = (api.clone(), meta.name.clone().unwrap_or_default());
+        async move { api.patch(&name, &patch).await }
+    });
+    for adopted in join_all(adoptions).await {
+        match adopted {
+            Ok(object) => kept.push(Arc::new(object)),
+            Err(error) if error.is_not_found() || error.is_invalid() => {} // gone, or adopted by another
+            Err(error) => return Err(error.into()),
+        }
+    }
+    for object in release {
+        let meta = object.metadata();
+        let patch = Patch::strategic(json!({
+            "metadata": { "uid": meta.uid, "ownerReferences": [{ "$patch": "delete", "uid": uid }] }
+        }));
+        match api.patch(meta.name.as_deref().unwrap_or_default(), &patch).await {
+            Ok(_) => {}
+            Err(error) if error.is_not_found() || error.is_invalid() => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(kept)
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+    use super::*;
+
+    #[test]
+    fn one_controller_wins_and_the_dying_do_not_claim() {
+        let object = |owner: Option<&str>, deleting: bool| ObjectMeta {
+            owner_references: owner.map(|uid| {
+                vec![OwnerReference { uid: uid.into(), controller: Some(true), ..OwnerReference::default() }]
+            }),
+            deletion_timestamp: deleting.then(|| Time(jiff::Timestamp::UNIX_EPOCH)),
+            ..ObjectMeta::default()
+        };
+        for (owner, object_deleting, matches, owner_deleting, expected) in [
+            (Some("me"), false, true, false, Claim::Keep),
+            (Some("me"), true, true, true, Claim::Keep),
+            (Some("me"), false, false, false, Claim::Release),
+            (Some("me"), false, false, true, Claim::Ignore),
+            (Some("other"), false, true, false, Claim::Ignore),
+            (None, false, true, false, Claim::Adopt),
+            (None, false, true, true, Claim::Ignore),
+            (None, true, true, false, Claim::Ignore),
+            (None, false, false, false, Claim::Ignore),
+        ] {
+            let object = object(owner, object_deleting);
+            assert_eq!(
+                claim_one("me", owner_deleting, &object, matches),
+                expected,
+                "{owner:?} {object_deleting} {matches} {owner_deleting}"
+            );
+        }
+    }
+}

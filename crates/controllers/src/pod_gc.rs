@@ -1,0 +1,171 @@
+//! Pod garbage collection: pods that nobody will ever finish.
+//!
+//! Orphans of a node that is gone, pods deleted before they were scheduled, and finished pods beyond a threshold.
+//! Each is noticed by its event; only the quarantine of an orphan is a timer.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use client::{Client, DeleteParams, Event, Informer, Patch};
+use futures_util::future::BoxFuture;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use parking_lot::Mutex;
+use serde_json::json;
+use tokio::time::Instant;
+
+use crate::controller::{Context, Outcome, Reconcile, Requeue};
+use crate::{Error, pods};
+
+/// A node may only be registering again (`quarantineTime`, v1.36).
+const QUARANTINE: Duration = Duration::from_secs(40);
+const BY_NODE: &str = "node";
+/// The one key that is not a pod: count the finished ones.
+const FINISHED: &str = "";
+
+struct Controller {
+    client: Client,
+    nodes: Informer<Node>,
+    pods: Informer<Pod>,
+    threshold: usize,
+    /// Since when each missing node has been missed.
+    missing: Mutex<HashMap<String, Instant>>,
+}
+
+pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
+    let threshold = context.config.terminated_pod_gc_threshold;
+    let nodes = context.informer::<Node>();
+    let pods = {
+        let nodes = nodes.clone();
+        context.on::<Pod, _>(move |event| {
+            let pod = event.object();
+            let mut keys = Vec::new();
+            if matches!(event, Event::Deleted(_)) {
+                return keys;
+            }
+            let node = pods::node_name(pod);
+            if (node.is_empty() && pods::is_terminating(pod)) || (!node.is_empty() && nodes.get(node).is_none()) {
+                keys.push(pods::key(&**pod));
+            }
+            if threshold > 0 && pods::is_finished(pod) {
+                keys.push(FINISHED.to_owned());
+            }
+            keys
+        })
+    };
+    pods.add_index(BY_NODE, |pod| vec![pods::node_name(pod).to_owned()]);
+    {
+        let (pods, queue) = (pods.clone(), context.queue.clone());
+        nodes.subscribe(move |event| {
+            if let Event::Deleted(node) = event {
+                for pod in pods.by_index(BY_NODE, node.metadata.name.as_deref().unwrap_or_default()) {
+                    queue.add(pods::key(&*pod));
+                }
+            }
+        });
+    }
+    Arc::new(Controller { client: context.client.clone(), nodes, pods, threshold, missing: Mutex::default() })
+}
+
+impl Reconcile for Controller {
+    fn reconcile<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Outcome> {
+        Box::pin(self.sync(key))
+    }
+}
+
+impl Controller {
+    async fn sync(&self, key: &str) -> Outcome {
+        if key == FINISHED {
+            for pod in too_many_finished(self.pods.list(), self.threshold) {
+                self.delete(&pod, false).await?;
+            }
+            return Ok(Requeue::Never);
+        }
+        let Some(pod) = self.pods.get(key) else { return Ok(Requeue::Never) };
+        let node = pods::node_name(&pod);
+        if node.is_empty() {
+            if pods::is_terminating(&pod) {
+                self.delete(&pod, true).await?;
+            }
+            return Ok(Requeue::Never);
+        }
+        if self.nodes.get(node).is_some() {
+            self.missing.lock().remove(node);
+            return Ok(Requeue::Never);
+        }
+        let since = *self.missing.lock().entry(node.to_owned()).or_insert_with(Instant::now);
+        if since.elapsed() < QUARANTINE {
+            return Ok(Requeue::After(QUARANTINE - since.elapsed()));
+        }
+        if self.client.all::<Node>().get_opt(node).await?.is_none() {
+            tracing::info!(pod = key, node, "deleting the pod of a node that is gone");
+            self.delete(&pod, true).await?;
+        }
+        Ok(Requeue::Never)
+    }
+
+    /// Deletes at once: no kubelet is left to do it. A pod that had not finished is marked failed first, for its controller.
+    async fn delete(&self, pod: &Pod, mark: bool) -> Result<(), Error> {
+        let api = self.client.namespaced::<Pod>(pod.metadata.namespace.as_deref().unwrap_or_default());
+        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        if mark && !pods::is_finished(pod) {
+            let mut status = json!({ "phase": "Failed" });
+            if !pods::node_name(pod).is_empty() {
+                status["conditions"] = json!([{
+                    "type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC",
+                    "message": "PodGC: node no longer exists", "lastTransitionTime": jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+                }]);
+            }
+            match api
+                .patch_status(
+                    name,
+                    &Patch::strategic(json!({ "metadata": { "uid": pod.metadata.uid }, "status": status })),
+                )
+                .await
+            {
+                Err(error) if !error.is_not_found() => return Err(error.into()),
+                _ => {}
+            }
+        }
+        let params = DeleteParams { uid: pod.metadata.uid.clone(), ..DeleteParams::default() }.with_grace_period(0);
+        match api.delete(name, &params).await {
+            Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The finished pods to delete: evicted ones first, then the oldest.
+fn too_many_finished(pods: Vec<Arc<Pod>>, threshold: usize) -> Vec<Arc<Pod>> {
+    let mut finished: Vec<_> =
+        pods.into_iter().filter(|pod| pods::is_finished(pod) && !pods::is_terminating(pod)).collect();
+    let surplus = finished.len().saturating_sub(threshold);
+    finished.sort_by_cached_key(|pod| {
+        let evicted = pod.status.as_ref().and_then(|status| status.reason.as_deref()) == Some("Evicted");
+        (!evicted, pod.metadata.creation_timestamp.as_ref().map(|time| time.0), pod.metadata.name.clone())
+    });
+    finished.truncate(surplus);
+    finished
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pods::tests::{Builder, at};
+
+    #[test]
+    fn the_oldest_finished_pods_go_first() {
+        let pods = || {
+            vec![
+                Builder::new("old").phase("Succeeded").created(at(1)).build(),
+                Builder::new("new").phase("Failed").created(at(9)).build(),
+                Builder::new("running").phase("Running").created(at(0)).build(),
+            ]
+        };
+        for (threshold, expected) in [(5, vec![]), (2, vec![]), (1, vec!["old"]), (0, vec!["old", "new"])] {
+            let names: Vec<_> =
+                too_many_finished(pods(), threshold).iter().map(|pod| pod.metadata.name.clone().unwrap()).collect();
+            assert_eq!(names, expected);
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! ReplicaSet and ReplicationController: keep a number of pods that match a selector.
+//!
+//! Flow: pod and owner events -> owner key -> claim pods -> `plan` -> create or delete -> status.
+//! Invariant: nothing is created or deleted while an earlier creation or deletion has not come back through the
+//! pod informer (`Expectations`), so a stale cache never makes a duplicate.
+
+mod plan;
+mod replicated;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use client::{Client, Event, EventRecorder, Expectations, Informer, WorkQueue};
+use futures_util::future::{BoxFuture, join_all};
+use jiff::Timestamp;
+use k8s_openapi::api::apps::v1::ReplicaSet;
+use k8s_openapi::api::core::v1::{Pod, ReplicationController};
+
+use crate::controller::{Context, Outcome, Reconcile, Requeue};
+use crate::owners::{candidates, claim, controller_key, controller_of, controller_reference, index_orphans};
+use crate::{pods, slow_start};
+use plan::{Action, Failure, next_available, plan, status};
+use replicated::Replicated;
+
+pub(crate) fn build_replica_sets(context: &Context) -> Arc<dyn Reconcile> {
+    build::<ReplicaSet>(context)
+}
+
+pub(crate) fn build_replication_controllers(context: &Context) -> Arc<dyn Reconcile> {
+    build::<ReplicationController>(context)
+}
+
+struct Controller<K> {
+    client: Client,
+    recorder: EventRecorder,
+    owners: Informer<K>,
+    pods: Informer<Pod>,
+    expectations: Arc<Expectations>,
+}
+
+fn build<K: Replicated>(context: &Context) -> Arc<dyn Reconcile> {
+    let expectations = Arc::new(Expectations::new());
+    let owners = {
+        let expectations = expectations.clone();
+        context.on::<K, _>(move |event| {
+            let key = pods::key(&**event.object());
+            if let Event::Deleted(_) = event {
+                expectations.forget(&key);
+            }
+            [key]
+        })
+    };
+    let pods = context.informer::<Pod>();
+    index_orphans(&pods);
+    subscribe(&pods, owners.clone(), expectations.clone(), context.queue.clone());
+    Arc::new(Controller {
+        client: context.client.clone(),
+        recorder: context.recorder.clone(),
+        owners,
+        pods,
+        expectations,
+    })
+}
+
+/// Maps pod events to owners and tells the expectations what came back.
+fn subscribe<K: Replicated>(
+    pods: &Informer<Pod>,
+    owners: Informer<K>,
+    expectations: Arc<Expectations>,
+    queue: WorkQueue<String>,
+) {
+    let might_adopt = move |pod: &Pod, owners: &Informer<K>| -> Vec<String> {
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+        let matches =
+            |owner: &Arc<K>| owner.pod_selector().is_ok_and(|selector| selector.matches(pod.metadata.labels.as_ref()));
+        owners.by_namespace(namespace).into_iter().filter(matches).map(|owner| pods::key(&*owner)).collect()
+    };
+    let gone = {
+        let (owners, expectations, queue) = (owners.clone(), expectations.clone(), queue.clone());
+        move |pod: &Pod| {
+            if let Some(key) = controller_key(&pod.metadata, &owners) {
+                expectations.deletion_observed(&key, &pods::key(pod));
+                queue.add(key);
+            }
+        }
+    };
+    pods.subscribe(move |event| match event {
+        // A restart may first see a pod when it is already being deleted.
+        Event::Added(pod) if pods::is_terminating(pod) => gone(pod),
+        Event::Added(pod) => match controller_key(&pod.metadata, &owners) {
+            Some(key) => {
+                expectations.creation_observed(&key);
+                queue.add(key);
+            }
+            None if controller_of(&pod.metadata).is_none() => {
+                might_adopt(pod, &owners).into_iter().for_each(|key| queue.add(key))
+            }
+            None => {}
+        },
+        Event::Modified { old, new } => {
+            if pods::is_terminating(new) {
+                gone(new);
+                return;
+            }
+            let (before, after) = (controller_of(&old.metadata), controller_of(&new.metadata));
+            if before != after
+                && let Some(key) = controller_key(&old.metadata, &owners)
+            {
+                queue.add(key);
+            }
+            match controller_key(&new.metadata, &owners) {
+                Some(key) => queue.add(key),
+                None if after.is_none() && (before.is_some() || old.metadata.labels != new.metadata.labels) => {
+                    might_adopt(new, &owners).into_iter().for_each(|key| queue.add(key));
+                }
+                None => {}
+            }
+        }
+        Event::Deleted(pod) => gone(pod),
+    });
+}
+
+impl<K: Replicated> Reconcile for Controller<K> {
+    fn reconcile<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Outcome> {
+        Box::pin(self.sync(key))
+    }
+}
+
+impl<K: Replicated> Controller<K> {
+    async fn sync(&self, key: &str) -> Outcome {
+        let Some(owner) = self.owners.get(key) else {
+            self.expectations.forget(key);
+            return Ok(Requeue::Never);
+        };
+        // Read before the pods: what is observed in between only makes the answer more cautious.
+        let settled = self.expectations.satisfied(key);
+        let selector = owner.pod_selector()?;
+        let all = candidates(&self.pods, owner.metadata());
+        let terminating = all.iter().filter(|pod| {
+            pods::is_terminating(pod)
+                && !pods::is_finished(pod)
+                && crate::owners::is_controlled_by(&pod.metadata, owner.uid())
+        });
+        let terminating = i32::try_from(terminating.count()).unwrap_or(i32::MAX);
+        let active: Vec<_> = all.into_iter().filter(|pod| pods::is_active(pod)).collect();
+        let mine = claim(&self.client, &*owner, &selector, active, |_| true).await?;
+
+        let mut failure = None;
+        if settled && owner.metadata().deletion_timestamp.is_none() {
+            failure = self.act(key, &*owner, &mine).await;
+        }
+        let now = Timestamp::now();
+        let new = status(&*owner, &mine, terminating, failure.as_ref(), now);
+        let mut updated = None;
+        if new != owner.replica_status() {
+            let api = self.client.namespaced::<K>(owner.metadata().namespace.as_deref().unwrap_or_default());
+            updated = Some(api.update_status(&owner.with_replica_status(new.clone())).await?);
+        }
+        drop(updated);
+        if let Some(Failure { error, .. }) = failure {
+            return Err(error);
+        }
+        let pending = new.ready != new.available && new.replicas == owner.replicas();
+        let delay = next_available(&mine, owner.min_ready_seconds(), now).filter(|_| pending);
+        // Times have whole seconds: look a little later rather than a little early.
+        Ok(delay.map(|delay| delay + Duration::from_secs(1)).into())
+    }
+
+    async fn act(&self, key: &str, owner: &K, mine: &[Arc<Pod>]) -> Option<Failure> {
+        let about = client::reference(owner);
+        match plan(owner.replicas(), mine, &self.related(owner), Timestamp::now()) {
+            Action::Nothing => None,
+            Action::Create(count) => {
+                let template = owner.template()?;
+                let namespace = owner.metadata().namespace.as_deref().unwrap_or_default();
+                let name = owner.metadata().name.as_deref().unwrap_or_default();
+                let pod = pods::from_template(template, namespace, name, controller_reference(owner));
+                self.expectations.expect_creations(key, count);
+                let (created, failed) = slow_start::batches(count, |_| async {
+                    match pods::create(&self.client, &self.recorder, &about, &pod).await {
+                        Ok(_) => Ok(()),
+                        // Nobody can create there any more: as good as done.
+                        Err(error) if error.is_namespace_terminating() => {
+                            self.expectations.creation_observed(key);
+                            Ok(())
+                        }
+                        Err(error) => Err(error),
+                    }
+                })
+                .await;
+                // What was never created will never come back.
+                self.expectations.creations_observed(key, count - created);
+                failed.map(|error| Failure { reason: "FailedCreate", error: error.into() })
+            }
+            Action::Delete(surplus) => {
+                self.expectations.expect_deletions(key, surplus.iter().map(|pod| pods::key(&**pod)));
+                let deletions = surplus.iter().map(|pod| async {
+                    let deleted = pods::delete(&self.client, &self.recorder, &about, pod).await;
+                    if deleted.is_err() || self.pods.get(&pods::key(&**pod)).is_none() {
+                        self.expectations.deletion_observed(key, &pods::key(&**pod));
+                    }
+                    deleted
+                });
+                let failed = join_all(deletions).await.into_iter().find_map(Result::err);
+                failed.map(|error| Failure { reason: "FailedDelete", error: error.into() })
+            }
+        }
+    }
+
+    /// The pods of every set that shares this one's controller (all revisions of a Deployment): together they crowd nodes.
+    fn related(&self, owner: &K) -> Vec<Arc<Pod>> {
+        let siblings = match controller_of(owner.metadata()) {
+            Some(reference) => self.owners.by_owner(&reference.uid),
+            None => self.owners.get(&pods::key(owner)).into_iter().collect(),
+        };
+        siblings.iter().flat_map(|sibling| self.pods.by_owner(sibling.uid())).collect()
+    }
+}

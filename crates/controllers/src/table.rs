@@ -1,0 +1,68 @@
+//! The one list of controllers. A new one is a line here and a module beside this file.
+
+use std::sync::Arc;
+
+use crate::controller::{Context, Reconcile};
+use crate::{deployment, endpoints, garbage, namespace, node_ipam, pod_gc, replica_set, root_ca, service_account};
+
+/// A controller: what `--controllers` calls it, who it is to the API, how many keys it works on at a time.
+pub struct Descriptor {
+    pub name: &'static str,
+    /// The name of its service account in `kube-system`; RBAC binds `system:controller:<account>` to it.
+    pub account: &'static str,
+    pub workers: usize,
+    pub(crate) build: fn(&Context) -> Arc<dyn Reconcile>,
+}
+
+#[rustfmt::skip]
+pub const CONTROLLERS: &[Descriptor] = &[
+    Descriptor { name: "deployment-controller", account: "deployment-controller", workers: 8, build: deployment::build },
+    Descriptor { name: "replicaset-controller", account: "replicaset-controller", workers: 8, build: replica_set::build_replica_sets },
+    Descriptor { name: "replicationcontroller-controller", account: "replication-controller", workers: 4, build: replica_set::build_replication_controllers },
+    Descriptor { name: "endpoints-controller", account: "endpoint-controller", workers: 4, build: endpoints::build_legacy },
+    Descriptor { name: "endpointslice-controller", account: "endpointslice-controller", workers: 4, build: endpoints::build_slices },
+    Descriptor { name: "serviceaccount-controller", account: "service-account-controller", workers: 2, build: service_account::build },
+    Descriptor { name: "root-ca-certificate-publisher-controller", account: "root-ca-cert-publisher", workers: 2, build: root_ca::build },
+    Descriptor { name: "namespace-controller", account: "namespace-controller", workers: 4, build: namespace::build },
+    Descriptor { name: "garbage-collector-controller", account: "generic-garbage-collector", workers: 16, build: garbage::build },
+    Descriptor { name: "node-ipam-controller", account: "node-controller", workers: 1, build: node_ipam::build },
+    Descriptor { name: "pod-garbage-collector-controller", account: "pod-garbage-collector", workers: 2, build: pod_gc::build },
+];
+
+/// Whether `--controllers` selects `name`: `*` is all that are on by default, `foo` adds, `-foo` removes. Upstream's older short names
+/// (`deployment`, `garbagecollector`) are understood.
+pub(crate) fn is_enabled(name: &str, selection: &[String]) -> bool {
+    let short = name.trim_end_matches("-controller");
+    let names = |text: &str| text == name || text == short || text == short.replace('-', "");
+    if selection.iter().any(|item| item.strip_prefix('-').is_some_and(names)) {
+        return false;
+    }
+    selection.iter().any(|item| item == "*" || names(item))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_selection_adds_and_removes() {
+        let list = |text: &str| text.split(',').map(str::to_owned).collect::<Vec<_>>();
+        for (selection, name, expected) in [
+            ("*", "deployment-controller", true),
+            ("*,-deployment", "deployment-controller", false),
+            ("*,-deployment-controller", "deployment-controller", false),
+            ("*,-deployment", "replicaset-controller", true),
+            ("deployment", "deployment-controller", true),
+            ("deployment", "job-controller", false),
+            ("*,-garbagecollector", "garbage-collector-controller", false),
+        ] {
+            assert_eq!(is_enabled(name, &list(selection)), expected, "{selection} {name}");
+        }
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let names: std::collections::HashSet<_> = CONTROLLERS.iter().map(|controller| controller.name).collect();
+        assert_eq!(names.len(), CONTROLLERS.len());
+    }
+}
