@@ -1,6 +1,7 @@
 //! The four ways to change part of an object: JSON patch, merge patch, strategic merge patch and
 //! server-side apply. All work on dynamic values; the last two ask the schema how lists merge.
 
+pub mod apply;
 pub mod json;
 pub mod merge;
 pub mod strategic;

@@ -1,0 +1,169 @@
+//! The entries of `metadata.managedFields`.
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::Writer;
+use super::set::FieldSet;
+
+/// Older updaters beyond this many are merged into one entry.
+const MAX_UPDATERS: usize = 10;
+const ANCIENT: &str = "ancient-changes";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Operation {
+    Apply,
+    Update,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    pub(super) manager: String,
+    pub(super) operation: Operation,
+    pub(super) api_version: String,
+    pub(super) subresource: String,
+    pub(super) time: Option<Timestamp>,
+    pub(super) set: FieldSet,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Managed {
+    pub(super) entries: Vec<Entry>,
+}
+
+impl Entry {
+    pub(super) fn new(writer: &Writer<'_>, operation: Operation) -> Self {
+        let manager = if writer.manager.is_empty() { "unknown" } else { writer.manager };
+        Self {
+            manager: manager.to_owned(),
+            operation,
+            api_version: writer.api_version.to_owned(),
+            subresource: writer.subresource.to_owned(),
+            time: None,
+            set: FieldSet::default(),
+        }
+    }
+
+    /// Appliers are known by name; updaters also by the version they wrote.
+    fn is(&self, writer: &Writer<'_>, operation: Operation) -> bool {
+        let manager = if writer.manager.is_empty() { "unknown" } else { writer.manager };
+        self.manager == manager
+            && self.operation == operation
+            && self.subresource == writer.subresource
+            && (operation == Operation::Apply || self.api_version == writer.api_version)
+    }
+
+    fn seconds(&self) -> i64 {
+        self.time.map_or(0, Timestamp::as_second)
+    }
+}
+
+impl Managed {
+    /// Entries that do not parse are left out: the books are a record, never a reason to refuse a write.
+    pub(super) fn decode(json: Option<&Value>) -> Self {
+        let mut managed = Self::default();
+        for entry in json.and_then(Value::as_array).into_iter().flatten() {
+            let text = |key: &str| entry.get(key).and_then(Value::as_str).unwrap_or_default();
+            let operation = match text("operation") {
+                "Apply" => Operation::Apply,
+                "Update" => Operation::Update,
+                _ => continue,
+            };
+            if text("fieldsType") != "FieldsV1" {
+                continue;
+            }
+            managed.entries.push(Entry {
+                manager: text("manager").to_owned(),
+                operation,
+                api_version: text("apiVersion").to_owned(),
+                subresource: text("subresource").to_owned(),
+                time: text("time").parse().ok(),
+                set: entry.get("fieldsV1").map(FieldSet::from_json).unwrap_or_default(),
+            });
+        }
+        managed
+    }
+
+    /// `None` when there is nothing to write.
+    pub(super) fn encode(&self) -> Option<Value> {
+        if self.entries.is_empty() {
+            return None;
+        }
+        let mut entries: Vec<&Entry> = self.entries.iter().collect();
+        entries.sort_by(|a, b| {
+            (a.operation, a.seconds(), &a.manager, &a.api_version, &a.subresource).cmp(&(
+                b.operation,
+                b.seconds(),
+                &b.manager,
+                &b.api_version,
+                &b.subresource,
+            ))
+        });
+        Some(entries.into_iter().map(encode_entry).collect())
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    pub(super) fn position(&self, writer: &Writer<'_>, operation: Operation) -> Option<usize> {
+        self.entries.iter().position(|entry| entry.is(writer, operation))
+    }
+
+    /// Adds `set` to what an updater owns, and remembers when.
+    pub(super) fn record(&mut self, writer: &Writer<'_>, mut set: FieldSet) {
+        set.strip_metadata();
+        if set.is_empty() {
+            return;
+        }
+        let at = self.position(writer, Operation::Update).unwrap_or_else(|| {
+            self.entries.push(Entry::new(writer, Operation::Update));
+            self.entries.len() - 1
+        });
+        let entry = &mut self.entries[at];
+        entry.set = std::mem::take(&mut entry.set).union(&set);
+        entry.time = Some(writer.now);
+    }
+
+    pub(super) fn drop_empty(&mut self) {
+        self.entries.retain(|entry| !entry.set.is_empty());
+    }
+
+    /// Merges the oldest updaters of a version, so that the list stays short.
+    pub(super) fn cap_updaters(&mut self) {
+        let updaters = |entries: &[Entry]| entries.iter().filter(|entry| entry.operation == Operation::Update).count();
+        while updaters(&self.entries) > MAX_UPDATERS {
+            self.entries.sort_by(|a, b| (a.seconds(), &a.manager).cmp(&(b.seconds(), &b.manager)));
+            let mut old = self.entries.iter().enumerate().filter(|(_, entry)| entry.operation == Operation::Update);
+            let Some((first, version)) = old.next().map(|(at, entry)| (at, entry.api_version.clone())) else { return };
+            let Some(second) = old.find(|(_, entry)| entry.api_version == version).map(|(at, _)| at) else { return };
+            let absorbed = self.entries.remove(second);
+            let bucket = &mut self.entries[first];
+            bucket.manager = ANCIENT.to_owned();
+            bucket.subresource = String::new();
+            bucket.time = absorbed.time;
+            bucket.set = std::mem::take(&mut bucket.set).union(&absorbed.set);
+        }
+    }
+}
+
+fn encode_entry(entry: &Entry) -> Value {
+    let operation = match entry.operation {
+        Operation::Apply => "Apply",
+        Operation::Update => "Update",
+    };
+    let mut json = json!({
+        "manager": entry.manager,
+        "operation": operation,
+        "apiVersion": entry.api_version,
+        "fieldsType": "FieldsV1",
+        "fieldsV1": entry.set.to_json(),
+    });
+    if let Some(time) = entry.time {
+        json["time"] = time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string().into();
+    }
+    if !entry.subresource.is_empty() {
+        json["subresource"] = entry.subresource.clone().into();
+    }
+    json
+}

@@ -1,0 +1,287 @@
+//! Server-side apply: every field has owners, and a write changes who they are.
+//!
+//! `metadata.managedFields` lists, per manager, the fields it last set. [`apply`] merges what a manager
+//! wants into the live object, drops what it no longer wants and nobody else owns, and refuses to
+//! change what others own unless forced. [`update`] keeps the books for every other kind of write.
+//! The algorithm is structured-merge-diff's (v6): `walk` compares and merges values by their schema,
+//! `set` holds field sets, `managed` reads and writes the entries.
+
+mod managed;
+mod set;
+mod walk;
+
+pub use set::FieldSet;
+
+use jiff::Timestamp;
+use serde_json::{Map, Value};
+
+use crate::Status;
+use crate::field::quote;
+use crate::schema::Struct;
+use crate::status::StatusCause;
+use managed::{Entry, Managed, Operation};
+
+/// Who writes, as what, and when.
+#[derive(Clone, Copy, Debug)]
+pub struct Writer<'a> {
+    /// The field manager of the request; for old clients, the start of their user agent.
+    pub manager: &'a str,
+    /// Of the object as the client sent it.
+    pub api_version: &'a str,
+    /// Empty for the main resource.
+    pub subresource: &'a str,
+    pub now: Timestamp,
+}
+
+/// Why an apply was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ApplyError {
+    #[error("{}", conflict_message(.0))]
+    Conflicts(Vec<Conflict>),
+    #[error("{0}")]
+    Malformed(String),
+}
+
+/// A field that someone else owns and this apply would change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Conflict {
+    /// As messages name it: `"kubectl" using apps/v1`.
+    pub manager: String,
+    pub field: String,
+}
+
+impl From<ApplyError> for Status {
+    fn from(error: ApplyError) -> Self {
+        let message = error.to_string();
+        match error {
+            ApplyError::Conflicts(conflicts) => {
+                let causes = conflicts
+                    .into_iter()
+                    .map(|conflict| StatusCause {
+                        reason: "FieldManagerConflict".into(),
+                        message: format!("conflict with {}", conflict.manager),
+                        field: conflict.field,
+                    })
+                    .collect();
+                Status::apply_conflict(message, causes)
+            }
+            ApplyError::Malformed(_) => Status::bad_request(message),
+        }
+    }
+}
+
+fn conflict_message(conflicts: &[Conflict]) -> String {
+    if let [only] = conflicts {
+        return format!("Apply failed with 1 conflict: conflict with {}: {}", only.manager, only.field);
+    }
+    let mut managers: Vec<&str> = conflicts.iter().map(|conflict| conflict.manager.as_str()).collect();
+    managers.sort_unstable();
+    managers.dedup();
+    let mut lines = Vec::new();
+    for manager in managers {
+        lines.push(format!("conflicts with {manager}:"));
+        lines.extend(conflicts.iter().filter(|c| c.manager == manager).map(|c| format!("- {}", c.field)));
+    }
+    format!("Apply failed with {} conflicts: {}", conflicts.len(), lines.join("\n"))
+}
+
+/// Applies `config` to `live` (absent: creates) and returns the new object, managed fields included.
+///
+/// `ignored` are top-level fields that this endpoint resets anyway (`status` on the main resource);
+/// nobody comes to own them here. The result still has to be defaulted, admitted and validated.
+pub fn apply(
+    live: Option<&Value>,
+    config: &Value,
+    schema: &Struct,
+    writer: &Writer<'_>,
+    force: bool,
+    ignored: &[&str],
+) -> Result<Value, ApplyError> {
+    let Value::Object(config) = config else {
+        return Err(ApplyError::Malformed("an apply patch must be an object".to_owned()));
+    };
+    let mut config = config.clone();
+    if take_managed(&mut config).is_some() {
+        return Err(ApplyError::Malformed("metadata.managedFields must be nil".to_owned()));
+    }
+    let mut live_fields = live.and_then(Value::as_object).cloned().unwrap_or_default();
+    let mut managed = Managed::decode(take_managed(&mut live_fields).as_ref());
+    if managed.is_empty() && live.is_some() {
+        // The object was never tracked: whatever is there belongs to those who came before.
+        let before = Writer { manager: "before-first-apply", ..*writer };
+        let created = walk::compare(&skeleton(&live_fields), &live_fields, schema);
+        managed.record(&before, created.changed());
+    }
+    walk::check_keys(&config, schema).map_err(ApplyError::Malformed)?;
+    let merged = walk::merge(&live_fields, &config, schema);
+
+    let mut set = walk::field_set(&config, schema);
+    for field in ignored {
+        set.remove_field(field);
+    }
+    let mine = managed.position(writer, Operation::Apply);
+    let last = mine.map(|at| std::mem::take(&mut managed.entries[at].set));
+    let mine = mine.unwrap_or_else(|| {
+        managed.entries.push(Entry::new(writer, Operation::Apply));
+        managed.entries.len() - 1
+    });
+    managed.entries[mine].set = set;
+    managed.entries[mine].api_version = writer.api_version.to_owned();
+    let new = match last.filter(|last| !last.is_empty()) {
+        Some(last) => prune(merged, &managed, &last, schema),
+        None => merged,
+    };
+
+    let mut changes = walk::compare(&live_fields, &new, schema);
+    for field in ignored {
+        changes.ignore(field);
+    }
+    let changed = changes.changed();
+    let mut conflicts = Vec::new();
+    for (i, entry) in managed.entries.iter_mut().enumerate().filter(|&(i, _)| i != mine) {
+        let _ = i;
+        let disputed = entry.set.intersection(&changed);
+        if !disputed.is_empty() {
+            if !force {
+                let manager = entry.describe();
+                conflicts
+                    .extend(disputed.paths().into_iter().map(|field| Conflict { manager: manager.clone(), field }));
+                continue;
+            }
+            entry.set = entry.set.difference(&disputed);
+        }
+        entry.set = entry.set.difference(&changes.removed);
+    }
+    if !conflicts.is_empty() {
+        return Err(ApplyError::Conflicts(conflicts));
+    }
+    managed.entries[mine].set.strip_metadata();
+    if new != live_fields || live.is_none() {
+        managed.entries[mine].time = Some(writer.now);
+    }
+    managed.drop_empty();
+    Ok(finish(new, &managed))
+}
+
+/// Keeps the books for a create (`live` absent), update or patch: whoever writes owns what changed.
+///
+/// `new` may carry managed fields of its own, which then replace the recorded ones; a single empty entry
+/// forgets them all, as upstream.
+pub fn update(live: Option<&Value>, new: &mut Value, schema: &Struct, writer: &Writer<'_>) {
+    let Value::Object(new_fields) = new else { return };
+    let none = Map::new();
+    let live_fields = live.and_then(Value::as_object).unwrap_or(&none);
+    let given = take_managed(new_fields);
+    if is_reset(given.as_ref()) && writer.subresource.is_empty() {
+        return;
+    }
+    let recorded = live_fields.get("metadata").and_then(|metadata| metadata.get("managedFields"));
+    let mut managed = Managed::decode(if writer.subresource.is_empty() { given.as_ref() } else { recorded });
+    if managed.is_empty() {
+        managed = Managed::decode(recorded);
+    }
+    if managed.is_empty() && live.is_some() {
+        // Nobody asked for books on this object when it was made.
+        return;
+    }
+    let changes = match live {
+        Some(_) => walk::compare(live_fields, new_fields, schema),
+        None => walk::compare(&skeleton(new_fields), new_fields, schema),
+    };
+    let mut changed = changes.changed();
+    if !changed.is_empty() || !changes.removed.is_empty() {
+        for entry in &mut managed.entries {
+            entry.set = entry.set.difference(&changed).difference(&changes.removed);
+        }
+        changed.strip_metadata();
+        managed.drop_empty();
+        managed.record(writer, changed);
+        managed.cap_updaters();
+    }
+    put_managed(new_fields, &managed);
+}
+
+/// Removes what this manager used to set, no longer sets, and nobody else owns.
+fn prune(merged: Map<String, Value>, managed: &Managed, last: &FieldSet, schema: &Struct) -> Map<String, Value> {
+    let last = last.with_named_fields(schema);
+    let merged_set = walk::field_set(&merged, schema).with_named_fields(schema);
+    let pruned = walk::remove(&merged, &last, schema);
+    let mut kept = walk::field_set(&pruned, schema).with_named_fields(schema);
+    for entry in &managed.entries {
+        kept = kept.union(&entry.set.with_named_fields(schema));
+    }
+    let pruned = walk::remove(&merged, &merged_set.difference(&kept), schema);
+    let pruned_set = walk::field_set(&pruned, schema).with_named_fields(schema);
+    walk::remove(&merged, &merged_set.difference(&pruned_set).intersection(&last), schema)
+}
+
+/// The parts of an object that are there before anyone set a field of it.
+fn skeleton(object: &Map<String, Value>) -> Map<String, Value> {
+    const PRESENT: &[&str] = &[
+        "metadata",
+        "spec",
+        "status",
+        "template",
+        "strategy",
+        "updateStrategy",
+        "jobTemplate",
+        "scaleTargetRef",
+        "roleRef",
+        "involvedObject",
+    ];
+    let mut bare = Map::new();
+    for (name, value) in object {
+        match value {
+            Value::Object(fields) if PRESENT.contains(&name.as_str()) => {
+                bare.insert(name.clone(), Value::Object(skeleton(fields)));
+            }
+            // Lists that are always written, empty or not.
+            Value::Array(_) if name == "containers" => {
+                bare.insert(name.clone(), Value::Array(Vec::new()));
+            }
+            _ => {}
+        }
+    }
+    bare
+}
+
+fn take_managed(object: &mut Map<String, Value>) -> Option<Value> {
+    let metadata = object.get_mut("metadata")?.as_object_mut()?;
+    metadata.remove("managedFields").filter(|fields| !fields.is_null())
+}
+
+fn is_reset(given: Option<&Value>) -> bool {
+    matches!(given, Some(Value::Array(entries))
+        if matches!(entries.as_slice(), [Value::Object(entry)] if entry.is_empty()))
+}
+
+fn put_managed(object: &mut Map<String, Value>, managed: &Managed) {
+    if let Some(encoded) = managed.encode() {
+        let metadata = object.entry("metadata").or_insert_with(|| Value::Object(Map::new()));
+        if let Value::Object(metadata) = metadata {
+            metadata.insert("managedFields".to_owned(), encoded);
+        }
+    }
+}
+
+fn finish(mut object: Map<String, Value>, managed: &Managed) -> Value {
+    put_managed(&mut object, managed);
+    Value::Object(object)
+}
+
+impl Entry {
+    /// As conflicts name the owner.
+    fn describe(&self) -> String {
+        let mut text = quote(&self.manager);
+        if !self.subresource.is_empty() {
+            text.push_str(&format!(" with subresource {}", quote(&self.subresource)));
+        }
+        if self.operation == Operation::Update {
+            text.push_str(&format!(" using {}", self.api_version));
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,240 @@
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+use crate::patch::json::tests::any_json;
+use crate::schema::of;
+
+const NOW: &str = "2026-01-01T00:00:00Z";
+
+fn writer(manager: &str) -> Writer<'_> {
+    Writer { manager, api_version: "apps/v1", subresource: "", now: NOW.parse().unwrap() }
+}
+
+fn deployment(replicas: u32, containers: Value) -> Value {
+    json!({
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web", "labels": {"app": "web"}},
+        "spec": {"replicas": replicas, "template": {"spec": {"containers": containers}}}
+    })
+}
+
+fn applied(live: Option<&Value>, config: &Value, manager: &str, force: bool) -> Result<Value, ApplyError> {
+    apply(live, config, &of::<Deployment>(), &writer(manager), force, &["status"])
+}
+
+fn owned(object: &Value, manager: &str) -> Value {
+    let entries = object["metadata"]["managedFields"].as_array().unwrap();
+    entries.iter().find(|entry| entry["manager"] == manager).map_or(Value::Null, |entry| entry["fieldsV1"].clone())
+}
+
+#[test]
+fn creating_by_apply_records_exactly_what_was_said() {
+    let object = applied(None, &deployment(3, json!([{"name": "a", "image": "x"}])), "me", false).unwrap();
+    assert_eq!(
+        object["metadata"]["managedFields"],
+        json!([{
+            "manager": "me", "operation": "Apply", "apiVersion": "apps/v1", "time": NOW, "fieldsType": "FieldsV1",
+            "fieldsV1": {
+                "f:metadata": {"f:labels": {"f:app": {}}},
+                "f:spec": {"f:replicas": {}, "f:template": {"f:spec": {"f:containers": {
+                    "k:{\"name\":\"a\"}": {".": {}, "f:name": {}, "f:image": {}}}}}}
+            }
+        }])
+    );
+}
+
+#[test]
+fn conflicts_name_the_owner_and_force_takes_over() {
+    let live = applied(None, &deployment(3, json!([{"name": "a", "image": "x"}])), "one", false).unwrap();
+    let wanted = deployment(5, json!([{"name": "a", "image": "x"}]));
+    let error = applied(Some(&live), &wanted, "two", false).unwrap_err();
+    assert_eq!(error.to_string(), "Apply failed with 1 conflict: conflict with \"one\": .spec.replicas");
+    let status = Status::from(error);
+    assert_eq!((status.code(), &*status.reason), (409, "Conflict"));
+    let cause = &status.details.unwrap().causes[0];
+    assert_eq!(
+        (&*cause.reason, cause.message.as_str(), cause.field.as_str()),
+        ("FieldManagerConflict", "conflict with \"one\"", ".spec.replicas")
+    );
+    let forced = applied(Some(&live), &wanted, "two", true).unwrap();
+    assert_eq!(forced["spec"]["replicas"], 5);
+    assert!(owned(&forced, "one")["f:spec"].get("f:replicas").is_none());
+    assert!(owned(&forced, "two")["f:spec"].get("f:replicas").is_some());
+    // The image is now shared: the same value is no conflict.
+    let image = |manager: &str| {
+        owned(&forced, manager)["f:spec"]["f:template"]["f:spec"]["f:containers"]["k:{\"name\":\"a\"}"]["f:image"]
+            .clone()
+    };
+    assert!(image("one").is_object() && image("two").is_object());
+}
+
+#[test]
+fn what_is_no_longer_applied_goes_unless_shared() {
+    let both = json!([{"name": "a", "image": "x"}, {"name": "b", "image": "y"}]);
+    let live = applied(None, &deployment(3, both), "one", false).unwrap();
+    let fewer = applied(Some(&live), &deployment(3, json!([{"name": "a", "image": "x"}])), "one", false).unwrap();
+    assert_eq!(fewer["spec"]["template"]["spec"]["containers"], json!([{"name": "a", "image": "x"}]));
+    // Another owner keeps the replicas alive when the first stops naming them.
+    let shared = applied(
+        Some(&live),
+        &json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web"}, "spec": {"replicas": 3}}),
+        "two",
+        false,
+    )
+    .unwrap();
+    let mut without = deployment(3, json!([{"name": "a", "image": "x"}, {"name": "b", "image": "y"}]));
+    without["spec"].as_object_mut().unwrap().remove("replicas");
+    let kept = applied(Some(&shared), &without, "one", false).unwrap();
+    assert_eq!(kept["spec"]["replicas"], 3);
+    let gone = applied(Some(&live), &without, "one", false).unwrap();
+    assert!(gone["spec"].get("replicas").is_none());
+}
+
+#[test]
+fn fields_of_nobody_stay_when_their_structure_stays() {
+    let mut live = applied(None, &deployment(3, json!([{"name": "a", "image": "x"}])), "one", false).unwrap();
+    // A default that nobody owns.
+    live["spec"]["template"]["spec"]["containers"][0]["imagePullPolicy"] = json!("Always");
+    let again = applied(Some(&live), &deployment(4, json!([{"name": "a", "image": "z"}])), "one", false).unwrap();
+    assert_eq!(
+        again["spec"]["template"]["spec"]["containers"],
+        json!([{"name": "a", "image": "z", "imagePullPolicy": "Always"}])
+    );
+}
+
+#[test]
+fn updates_move_ownership() {
+    let live = applied(None, &deployment(3, json!([{"name": "a", "image": "x"}])), "one", false).unwrap();
+    let mut scaled = live.clone();
+    scaled["spec"]["replicas"] = json!(9);
+    update(Some(&live), &mut scaled, &of::<Deployment>(), &writer("scaler"));
+    assert!(owned(&scaled, "one")["f:spec"].get("f:replicas").is_none());
+    assert_eq!(owned(&scaled, "scaler"), json!({"f:spec": {"f:replicas": {}}}));
+    let error = applied(Some(&scaled), &deployment(3, json!([{"name": "a", "image": "x"}])), "one", false).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "Apply failed with 1 conflict: conflict with \"scaler\" using apps/v1: .spec.replicas"
+    );
+    // Nothing changed: nothing is recorded.
+    let mut same = scaled.clone();
+    update(Some(&scaled), &mut same, &of::<Deployment>(), &writer("idle"));
+    assert_eq!(same, scaled);
+}
+
+#[test]
+fn creation_by_update_owns_everything_that_was_set() {
+    let mut pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", "labels": {"app": "x"}},
+        "spec": {"containers": [{"name": "c", "image": "i", "ports": [{"containerPort": 80}], "resources": {}}],
+            "securityContext": {}}
+    });
+    update(None, &mut pod, &of::<Pod>(), &Writer { api_version: "v1", ..writer("kubectl-run") });
+    assert_eq!(
+        owned(&pod, "kubectl-run"),
+        json!({
+            "f:metadata": {"f:labels": {".": {}, "f:app": {}}},
+            "f:spec": {
+                "f:containers": {"k:{\"name\":\"c\"}": {
+                    ".": {}, "f:name": {}, "f:image": {}, "f:resources": {},
+                    "f:ports": {".": {}, "k:{\"containerPort\":80,\"protocol\":\"TCP\"}": {".": {}, "f:containerPort": {}}}
+                }},
+                "f:securityContext": {}
+            }
+        })
+    );
+}
+
+#[test]
+fn status_writers_have_entries_of_their_own() {
+    let live = applied(None, &deployment(3, json!([])), "one", false).unwrap();
+    let mut new = live.clone();
+    new["status"] = json!({"replicas": 1, "conditions": [{"type": "Available", "status": "True"}]});
+    update(Some(&live), &mut new, &of::<Deployment>(), &Writer { subresource: "status", ..writer("controller") });
+    let entry =
+        new["metadata"]["managedFields"].as_array().unwrap().iter().find(|e| e["manager"] == "controller").unwrap();
+    assert_eq!(entry["subresource"], "status");
+    assert!(entry["fieldsV1"]["f:status"]["f:conditions"]["k:{\"type\":\"Available\"}"]["f:status"].is_object());
+}
+
+#[test]
+fn untracked_objects_get_a_first_owner_and_resets_forget() {
+    let live = deployment(3, json!([{"name": "a", "image": "x"}]));
+    let error = applied(Some(&live), &deployment(5, json!([])), "me", false).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "Apply failed with 1 conflict: conflict with \"before-first-apply\" using apps/v1: .spec.replicas"
+    );
+    let mut untracked = live.clone();
+    untracked["spec"]["replicas"] = json!(4);
+    update(Some(&live), &mut untracked, &of::<Deployment>(), &writer("x"));
+    assert!(untracked["metadata"].get("managedFields").is_none());
+    let tracked = applied(None, &live, "me", false).unwrap();
+    let mut reset = tracked.clone();
+    reset["metadata"]["managedFields"] = json!([{}]);
+    update(Some(&tracked), &mut reset, &of::<Deployment>(), &writer("x"));
+    assert!(reset["metadata"].get("managedFields").is_none());
+}
+
+#[test]
+fn malformed_configurations_are_refused() {
+    let twice = deployment(1, json!([{"name": "a"}, {"name": "a"}]));
+    assert!(matches!(applied(None, &twice, "me", false), Err(ApplyError::Malformed(_))));
+    let keyless = deployment(1, json!([{"image": "a"}]));
+    assert!(matches!(applied(None, &keyless, "me", false), Err(ApplyError::Malformed(_))));
+    let mut managed = deployment(1, json!([]));
+    managed["metadata"]["managedFields"] = json!([]);
+    assert_eq!(applied(None, &managed, "me", false).unwrap_err().to_string(), "metadata.managedFields must be nil");
+}
+
+#[test]
+fn merged_lists_keep_both_orders() {
+    let live =
+        applied(None, &deployment(1, json!([{"name": "a"}, {"name": "b"}, {"name": "c"}])), "one", false).unwrap();
+    let wanted = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web"},
+        "spec": {"template": {"spec": {"containers": [{"name": "c"}, {"name": "n"}, {"name": "a"}]}}}});
+    let merged = applied(Some(&live), &wanted, "two", false).unwrap();
+    let names: Vec<&str> = merged["spec"]["template"]["spec"]["containers"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|c| c["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(names, ["b", "c", "n", "a"]);
+}
+
+#[test]
+fn maps_are_owned_entry_by_entry() {
+    let config =
+        |data: Value| json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}, "data": data});
+    let run = |live: Option<&Value>, data: Value, manager: &str| {
+        apply(live, &config(data), &of::<ConfigMap>(), &writer(manager), false, &[]).unwrap()
+    };
+    let live = run(None, json!({"a": "1"}), "one");
+    let live = run(Some(&live), json!({"b": "2"}), "two");
+    assert_eq!(live["data"], json!({"a": "1", "b": "2"}));
+    let live = run(Some(&live), json!({"c": "3"}), "one");
+    assert_eq!(live["data"], json!({"b": "2", "c": "3"}));
+}
+
+proptest! {
+    #[test]
+    fn random_applies_never_panic_and_are_idempotent(live in any_json(), config in any_json()) {
+        let run = |live: Option<&Value>| apply(live, &config, &of::<Pod>(), &writer("me"), true, &[]);
+        if let Ok(once) = run(Some(&live)) {
+            let twice = run(Some(&once)).unwrap();
+            prop_assert_eq!(once["spec"].clone(), twice["spec"].clone());
+        }
+        let mut new = config.clone();
+        update(Some(&live), &mut new, &of::<Pod>(), &writer("me"));
+    }
+
+    #[test]
+    fn field_sets_survive_their_json(object in any_json()) {
+        if let Value::Object(object) = &object {
+            let set = walk::field_set(object, &of::<Pod>());
+            prop_assert_eq!(FieldSet::from_json(&set.to_json()), set);
+        }
+    }
+}
