@@ -2,15 +2,19 @@
 //!
 //! Flow: `chain` finds the row for a URL -> `verbs` run the generic steps and call the row's strategy -> `store`.
 
+pub mod cells;
 pub mod column;
 pub mod conversion;
+pub mod metadata;
 pub mod object;
 pub mod parts;
 pub mod resource;
 pub mod strategy;
 pub mod table;
+pub mod unset;
 
 // Strategies by group.
+pub mod apps;
 pub mod core;
 
 pub use object::{AnyObject, Object, Typed};

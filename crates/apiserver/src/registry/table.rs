@@ -11,6 +11,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration;
 use serde_json::Value;
 
+use super::apps as apps_registry;
 use super::conversion;
 use super::core as core_registry;
 use super::resource::{Action, Conversion, Resource, Review, Scope, Serving};
@@ -90,7 +91,8 @@ fn core_group() -> Vec<Resource> {
                 Action::Resize,
                 Action::Status,
             ])
-            .proxy_options("PodProxyOptions"),
+            .proxy_options("PodProxyOptions")
+            .strategy(core_registry::pod::PodStrategy),
         Resource::namespaced::<PodTemplate>("podtemplate"),
         Resource::namespaced::<ReplicationController>("replicationcontroller")
             .short(&["rc"])
@@ -105,6 +107,7 @@ fn core_group() -> Vec<Resource> {
             .category("all")
             .with(&[Action::Proxy, Action::Status])
             .proxy_options("ServiceProxyOptions")
+            .strategy(core_registry::service::ServiceStrategy)
             .stored_under("services/specs"),
     ]
 }
@@ -126,20 +129,28 @@ fn apiregistration_group() -> Vec<Resource> {
 fn apps_group() -> Vec<Resource> {
     use apps::v1::*;
     vec![
-        Resource::namespaced::<ControllerRevision>("controllerrevision"),
-        Resource::namespaced::<DaemonSet>("daemonset").short(&["ds"]).category("all").status(),
+        Resource::namespaced::<ControllerRevision>("controllerrevision")
+            .strategy(apps_registry::controller_revision::ControllerRevisionStrategy),
+        Resource::namespaced::<DaemonSet>("daemonset")
+            .short(&["ds"])
+            .category("all")
+            .status()
+            .strategy(apps_registry::daemon_set::DaemonSetStrategy),
         Resource::namespaced::<Deployment>("deployment")
             .short(&["deploy"])
             .category("all")
-            .with(&[Action::Scale, Action::Status]),
+            .with(&[Action::Scale, Action::Status])
+            .strategy(apps_registry::deployment::DeploymentStrategy),
         Resource::namespaced::<ReplicaSet>("replicaset")
             .short(&["rs"])
             .category("all")
-            .with(&[Action::Scale, Action::Status]),
+            .with(&[Action::Scale, Action::Status])
+            .strategy(apps_registry::replica_set::ReplicaSetStrategy),
         Resource::namespaced::<StatefulSet>("statefulset")
             .short(&["sts"])
             .category("all")
-            .with(&[Action::Scale, Action::Status]),
+            .with(&[Action::Scale, Action::Status])
+            .strategy(apps_registry::stateful_set::StatefulSetStrategy),
     ]
 }
 

@@ -2,3 +2,7 @@
 
 pub mod config_map;
 pub mod namespace;
+pub mod pod;
+pub mod pod_spec;
+mod pod_validation;
+pub mod service;

@@ -1,0 +1,5 @@
+//! Strategies of the batch group: work that ends.
+
+pub mod cron_job;
+pub mod job;
+mod schedule;
