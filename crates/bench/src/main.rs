@@ -1,1 +1,68 @@
-fn main() {}
+//! `coxbench`: comparisons with real peers on the same machine, in the same run.
+//!
+//! `cargo run --release -p coxbench -- <what>` runs one row of [`COMPARISONS`]. Each case prints one line,
+//! `<case> <parameters> ours=… peer=… ratio=…`; the ratio says how many times better than the peer we are.
+//! To add a comparison: one file with a `run` function and one row.
+
+mod peer;
+mod report;
+mod store;
+
+use clap::Parser;
+use std::future::Future;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::process::ExitCode;
+
+type Run = fn(Args) -> Pin<Box<dyn Future<Output = anyhow::Result<()>>>>;
+
+/// Name, what is compared with what, how.
+const COMPARISONS: &[(&str, &str, Run)] =
+    &[("store", "the embedded store with a real etcd on the same disk", |args| Box::pin(store::run(args)))];
+
+/// Compare with real peers
+#[derive(Parser, Clone, Debug)]
+#[command(name = "coxbench", after_help = comparisons())]
+struct Args {
+    /// What to compare
+    what: String,
+    /// Only the cases whose name starts with this
+    #[arg(long)]
+    only: Option<String>,
+    /// A short run on little data: to see that it works, not for figures
+    #[arg(long)]
+    quick: bool,
+    /// Where to put data; the disk under it is what is measured
+    #[arg(long, default_value_os_t = std::env::temp_dir())]
+    dir: PathBuf,
+    /// Given to itself when a case needs a process of its own
+    #[arg(long, hide = true)]
+    inside: Option<PathBuf>,
+}
+
+impl Args {
+    fn wants(&self, case: &str) -> bool {
+        self.only.as_deref().is_none_or(|only| case.starts_with(only))
+    }
+}
+
+fn comparisons() -> String {
+    let rows: Vec<_> = COMPARISONS.iter().map(|(name, what, _)| format!("  {name:<10} {what}")).collect();
+    format!("What:\n{}", rows.join("\n"))
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let args = Args::parse();
+    let Some((_, _, run)) = COMPARISONS.iter().find(|(name, _, _)| *name == args.what) else {
+        eprintln!("coxbench: no comparison {:?}\n{}", args.what, comparisons());
+        return ExitCode::FAILURE;
+    };
+    match run(args).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("coxbench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! Lines of results, and the arithmetic behind them.
+
+use std::fmt::Display;
+use std::time::Duration;
+
+/// Which direction is better.
+#[derive(Clone, Copy)]
+pub(crate) enum Better {
+    More,
+    Less,
+}
+
+/// One line: `<case> <parameters> ours=… peer=… ratio=…`.
+pub(crate) fn line(case: &str, parameters: impl Display, unit: &str, ours: f64, peer: f64, better: Better) {
+    let ratio = match better {
+        Better::More => ours / peer,
+        Better::Less => peer / ours,
+    };
+    println!("{case} {parameters} ours={}{unit} peer={}{unit} ratio={ratio:.2}", short(ours), short(peer));
+}
+
+fn short(number: f64) -> String {
+    if number >= 100.0 { format!("{number:.0}") } else { format!("{number:.2}") }
+}
+
+/// Times of single operations.
+#[derive(Default)]
+pub(crate) struct Times(Vec<Duration>);
+
+impl Times {
+    pub(crate) fn add(&mut self, time: Duration) {
+        self.0.push(time);
+    }
+
+    pub(crate) fn join(&mut self, other: Times) {
+        self.0.extend(other.0);
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// In milliseconds.
+    pub(crate) fn percentile(&mut self, percent: usize) -> f64 {
+        self.0.sort();
+        let at = (self.0.len() * percent / 100).min(self.0.len().saturating_sub(1));
+        self.0.get(at).map_or(0.0, |time| time.as_secs_f64() * 1e3)
+    }
+}
+
+/// Resident memory of a process, in bytes.
+pub(crate) fn resident(pid: u32) -> anyhow::Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kilobytes = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    Ok(kilobytes.ok_or_else(|| anyhow::anyhow!("process {pid} has no VmRSS"))? * 1024)
+}

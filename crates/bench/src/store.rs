@@ -1,0 +1,259 @@
+//! The embedded store and a real etcd: durable puts, large ranges, watch fan-out, reopening, memory.
+
+use crate::Args;
+use crate::peer::Etcd;
+use crate::report::{self, Better, Times, line};
+use ::store::embedded::Options;
+use ::store::{EmbeddedStore, Op, Range, Store, Txn, Watch};
+use anyhow::Context;
+use bytes::Bytes;
+use futures_util::StreamExt;
+use std::io::Write;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
+    if let Some(dir) = &args.inside {
+        return open_inside(dir);
+    }
+    let dir = tempfile::tempdir_in(&args.dir).with_context(|| format!("{}", args.dir.display()))?;
+    if args.wants("put") {
+        puts(&args, dir.path()).await?;
+    }
+    if args.wants("range") {
+        ranges(&args, dir.path()).await?;
+    }
+    if args.wants("watch") {
+        watches(&args, dir.path()).await?;
+    }
+    let sizes: &[u64] = if args.quick { &[10_000] } else { &[100_000, 1_000_000] };
+    for keys in sizes {
+        if args.wants("reopen") || args.wants("memory") {
+            reopening(*keys, dir.path()).await?;
+        }
+    }
+    Ok(())
+}
+
+fn open(dir: &Path) -> anyhow::Result<Arc<dyn Store>> {
+    Ok(Arc::new(EmbeddedStore::open(dir, Options::default())?))
+}
+
+async fn puts(args: &Args, dir: &Path) -> anyhow::Result<()> {
+    let time = Duration::from_secs(if args.quick { 1 } else { 5 });
+    let etcd = Etcd::start(&dir.join("put-etcd")).await?;
+    let ours = open(&dir.join("put-ours"))?;
+    for value in [1024, 3072] {
+        for writers in [1, 64, 256] {
+            let parameters = format!("writers={writers} value={value}");
+            // etcd gets several connections: one would be the bottleneck, not etcd.
+            let mut peers: Vec<Arc<dyn Store>> = Vec::new();
+            for _ in 0..writers.min(8) {
+                peers.push(Arc::new(etcd.connect().await?));
+            }
+            let (peer_rate, mut peer_times) = put_from(&peers, writers, value, time).await?;
+            let (our_rate, mut our_times) = put_from(std::slice::from_ref(&ours), writers, value, time).await?;
+            let ceiling = raw_appends(&dir.join("raw"), writers, value, time)?;
+            line("put", &parameters, "/s", our_rate, peer_rate, Better::More);
+            for percent in [50, 99] {
+                let (ours, peer) = (our_times.percentile(percent), peer_times.percentile(percent));
+                line(&format!("put-p{percent}"), &parameters, "ms", ours, peer, Better::Less);
+            }
+            line("put-of-raw-append", &parameters, "/s", our_rate, ceiling, Better::More);
+        }
+    }
+    Ok(())
+}
+
+/// Writers that each put one key after the other, all over 10,000 keys. Returns puts per second.
+async fn put_from(
+    stores: &[Arc<dyn Store>],
+    writers: usize,
+    size: usize,
+    time: Duration,
+) -> anyhow::Result<(f64, Times)> {
+    let value = Bytes::from(vec![b'v'; size]);
+    let mut tasks = tokio::task::JoinSet::new();
+    let started = Instant::now();
+    for writer in 0..writers {
+        let (store, value) = (stores[writer % stores.len()].clone(), value.clone());
+        tasks.spawn(async move {
+            let mut times = Times::default();
+            let mut n = writer;
+            while started.elapsed() < time {
+                let key = format!("/registry/bench/put/{:08}", n % 10_000);
+                let before = Instant::now();
+                store.put(&key, value.clone()).await?;
+                times.add(before.elapsed());
+                n += writers;
+            }
+            anyhow::Ok(times)
+        });
+    }
+    let mut all = Times::default();
+    while let Some(times) = tasks.join_next().await {
+        all.join(times??);
+    }
+    Ok((all.count() as f64 / started.elapsed().as_secs_f64(), all))
+}
+
+/// What the disk gives to anyone who writes as many bytes per sync: the ceiling, in puts per second.
+fn raw_appends(file: &Path, writers: usize, value: usize, time: Duration) -> anyhow::Result<f64> {
+    let mut out = std::fs::File::create(file)?;
+    let batch = vec![b'v'; writers * value];
+    let started = Instant::now();
+    let mut syncs = 0;
+    while started.elapsed() < time {
+        out.write_all(&batch)?;
+        out.sync_data()?;
+        syncs += 1;
+    }
+    let rate = (syncs * writers) as f64 / started.elapsed().as_secs_f64();
+    std::fs::remove_file(file)?;
+    Ok(rate)
+}
+
+async fn fill(store: &Arc<dyn Store>, keys: u64, size: usize) -> anyhow::Result<()> {
+    const PER_TXN: u64 = 100; // etcd allows 128
+    const WRITERS: u64 = 16;
+    let value = Bytes::from(vec![b'v'; size]);
+    let mut tasks = tokio::task::JoinSet::new();
+    for writer in 0..WRITERS {
+        let (store, value) = (store.clone(), value.clone());
+        tasks.spawn(async move {
+            let mut first = writer * PER_TXN;
+            while first < keys {
+                let ops = (first..keys.min(first + PER_TXN)).map(|n| Op::put(fill_key(n), value.clone()));
+                store.txn(Txn { success: ops.collect(), ..Txn::new() }).await?;
+                first += WRITERS * PER_TXN;
+            }
+            anyhow::Ok(())
+        });
+    }
+    while let Some(done) = tasks.join_next().await {
+        done??;
+    }
+    Ok(())
+}
+
+fn fill_key(n: u64) -> String {
+    format!("/registry/bench/namespace-{:03}/{n:010}", n % 100)
+}
+
+async fn ranges(args: &Args, dir: &Path) -> anyhow::Result<()> {
+    let rounds = if args.quick { 5 } else { 40 };
+    let etcd = Etcd::start(&dir.join("range-etcd")).await?;
+    let peer: Arc<dyn Store> = Arc::new(etcd.connect().await?);
+    let ours = open(&dir.join("range-ours"))?;
+    let mut medians = Vec::new();
+    for store in [&ours, &peer] {
+        fill(store, 10_000, 1024).await?;
+        let mut times = Times::default();
+        for _ in 0..rounds {
+            let before = Instant::now();
+            let found = store.range(Range::prefix("/registry/bench/")).await?;
+            times.add(before.elapsed());
+            anyhow::ensure!(found.kvs.len() == 10_000, "{} keys", found.kvs.len());
+        }
+        medians.push(times.percentile(50));
+    }
+    line("range", "keys=10000 value=1024", "ms", medians[0], medians[1], Better::Less);
+    Ok(())
+}
+
+async fn watches(args: &Args, dir: &Path) -> anyhow::Result<()> {
+    let (watchers, events) = if args.quick { (50, 20) } else { (1000, 200) };
+    let etcd = Etcd::start(&dir.join("watch-etcd")).await?;
+    let peer: Arc<dyn Store> = Arc::new(etcd.connect().await?);
+    let ours = open(&dir.join("watch-ours"))?;
+    let mut rates = Vec::new();
+    for store in [&ours, &peer] {
+        let mut followers = tokio::task::JoinSet::new();
+        for _ in 0..watchers {
+            let mut watch = store.watch(Watch::prefix("/registry/bench/")).await?;
+            followers.spawn(async move {
+                for _ in 0..events {
+                    watch.next().await.context("the watch ended")??;
+                }
+                anyhow::Ok(())
+            });
+        }
+        let started = Instant::now();
+        let mut writers = tokio::task::JoinSet::new();
+        for writer in 0..10 {
+            let store = store.clone();
+            writers.spawn(async move {
+                for n in 0..events / 10 {
+                    store.put(&format!("/registry/bench/{writer}-{n}"), vec![b'v'; 1024]).await?;
+                }
+                anyhow::Ok(())
+            });
+        }
+        while let Some(done) = writers.join_next().await {
+            done??;
+        }
+        while let Some(done) = followers.join_next().await {
+            done??;
+        }
+        rates.push((watchers * events) as f64 / started.elapsed().as_secs_f64());
+    }
+    let parameters = format!("watchers={watchers} events={events} value=1024");
+    line("watch", parameters, "/s", rates[0], rates[1], Better::More);
+    Ok(())
+}
+
+async fn reopening(keys: u64, dir: &Path) -> anyhow::Result<()> {
+    let parameters = format!("keys={keys} value=1024");
+    let (our_dir, peer_dir) = (dir.join(format!("open-ours-{keys}")), dir.join(format!("open-etcd-{keys}")));
+    let mut etcd = Etcd::start(&peer_dir).await?;
+    let peer: Arc<dyn Store> = Arc::new(etcd.connect().await?);
+    fill(&peer, keys, 1024).await?;
+    drop(peer);
+    let peer_time = etcd.restart().await?;
+    let peer: Arc<dyn Store> = Arc::new(etcd.connect().await?);
+    // etcd maps its file: its pages count once they are read.
+    let mut after = None;
+    loop {
+        let mut page = Range::prefix("/registry/bench/").limit(10_000);
+        page.start_after = after;
+        let found = peer.range(page).await?;
+        after = found.kvs.last().map(|kv| kv.key.clone());
+        if !found.more {
+            break;
+        }
+    }
+    let peer_memory = report::resident(etcd.pid())? as f64;
+    drop(etcd);
+
+    let ours = open(&our_dir)?;
+    fill(&ours, keys, 1024).await?;
+    drop(ours);
+    // In a process of its own: the memory of this one is full of other things.
+    let me = std::env::current_exe()?;
+    let done = Command::new(me).args(["store", "--inside"]).arg(&our_dir).output()?;
+    let text = String::from_utf8_lossy(&done.stdout);
+    let mut numbers = text.split_whitespace().map(str::parse::<f64>);
+    let mut number = || numbers.next().context("no figures from the child")?.context("not a figure");
+    let (our_time, our_memory, found) = (number()?, number()?, number()?);
+    anyhow::ensure!(done.status.success() && found == keys as f64, "{done:?}");
+
+    line("reopen", &parameters, "s", our_time, peer_time.as_secs_f64(), Better::Less);
+    let per_key = |memory: f64| memory / keys as f64;
+    line("memory-per-key", &parameters, "B", per_key(our_memory), per_key(peer_memory), Better::Less);
+    let raw = (fill_key(0).len() + 1024) as f64;
+    // The peer of this line is the bytes themselves.
+    line("memory-of-raw-bytes", &parameters, "B", per_key(our_memory), raw, Better::Less);
+    std::fs::remove_dir_all(our_dir)?;
+    std::fs::remove_dir_all(peer_dir)?;
+    Ok(())
+}
+
+fn open_inside(dir: &Path) -> anyhow::Result<()> {
+    let started = Instant::now();
+    let store = EmbeddedStore::open(dir, Options::default())?;
+    let elapsed = started.elapsed().as_secs_f64();
+    println!("{elapsed} {} {}", report::resident(std::process::id())?, store.live_keys());
+    Ok(())
+}
