@@ -1,1 +1,78 @@
+//! The service proxy: a Service's addresses lead to its endpoints.
+//!
+//! Flow: informers on Services and EndpointSlices -> [`services`] (what each port leads to, from this node) ->
+//! [`nftables`] (elements, chains) -> the difference to what is programmed -> one `nft -f -` transaction.
+//! Invariants: a packet costs the same however many services there are; a change costs in proportion to the change; nothing
+//! outside the table `cox-proxy` is touched.
+//! Not here: endpoints themselves (the EndpointSlice controller), and cluster IPs (the API server).
+#![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod args;
+mod conntrack;
+mod health;
+mod nftables;
+mod runner;
+mod services;
+mod sysctl;
+
+pub use args::{Args, main};
+pub use runner::run;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// How packets are steered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Mode {
+    #[default]
+    Nftables,
+}
+
+/// What the proxy of one node needs to know.
+#[derive(Clone)]
+pub struct Config {
+    pub client: client::Client,
+    pub node_name: String,
+    pub mode: Mode,
+    /// The pods' ranges (`--cluster-cidr`): traffic to a cluster IP from elsewhere is masqueraded.
+    pub cluster_cidrs: Vec<String>,
+    /// The services' ranges: addresses in them that no service has are refused here and never leave the node.
+    pub service_cidrs: Vec<String>,
+    /// Node ports answer on addresses in these ranges only; empty for all addresses of the node.
+    pub node_port_addresses: Vec<String>,
+    /// Node ports answer on 127.0.0.1 too.
+    pub localhost_node_ports: bool,
+    pub masquerade_all: bool,
+    /// The bit of the packet mark that asks for masquerading (0 to 31).
+    pub masquerade_bit: u8,
+    /// `/healthz` and `/livez` of the proxy itself.
+    pub healthz_bind_address: Option<SocketAddr>,
+    /// Everything is programmed afresh this often, in case somebody else changed it.
+    pub resync_period: Duration,
+    /// Changes are gathered for this long before they are programmed.
+    pub min_sync_period: Duration,
+}
+
+impl Config {
+    pub fn new(client: client::Client, node_name: impl Into<String>) -> Self {
+        Self {
+            client,
+            node_name: node_name.into(),
+            mode: Mode::default(),
+            cluster_cidrs: Vec::new(),
+            service_cidrs: Vec::new(),
+            node_port_addresses: Vec::new(),
+            localhost_node_ports: true,
+            masquerade_all: false,
+            masquerade_bit: 14,
+            healthz_bind_address: None,
+            resync_period: Duration::from_secs(3600),
+            min_sync_period: Duration::ZERO,
+        }
+    }
+}
+
+/// Removes everything a proxy of ours has programmed on this host.
+pub async fn cleanup() -> Result<(), String> {
+    nftables::remove().await
+}

@@ -1,0 +1,118 @@
+//! What the table holds whatever the services are: maps, hooks, and the order of decisions.
+
+use std::fmt::Write;
+
+/// One address family; the two tables differ in these words only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Family {
+    pub(super) name: &'static str,
+    pub(super) is_v6: bool,
+    addr_type: &'static str,
+}
+
+pub(super) const FAMILIES: [Family; 2] = [
+    Family { name: "ip", is_v6: false, addr_type: "ipv4_addr" },
+    Family { name: "ip6", is_v6: true, addr_type: "ipv6_addr" },
+];
+
+/// What the operator chose.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Settings {
+    pub(crate) cluster_cidrs: Vec<String>,
+    pub(crate) service_cidrs: Vec<String>,
+    pub(crate) node_port_addresses: Vec<String>,
+    pub(crate) localhost_node_ports: bool,
+    pub(crate) masquerade_all: bool,
+    pub(crate) masquerade_bit: u8,
+}
+
+impl Settings {
+    pub(super) fn mark(&self) -> String {
+        format!("meta mark set meta mark | {:#x}", self.mask())
+    }
+
+    fn mask(&self) -> u32 {
+        1 << self.masquerade_bit.min(31)
+    }
+
+    /// `{ a, b }` of one family, or nothing.
+    pub(super) fn set_of(cidrs: &[String], family: Family) -> Option<String> {
+        let ours: Vec<&str> = cidrs.iter().map(String::as_str).filter(|c| c.contains(':') == family.is_v6).collect();
+        (!ours.is_empty()).then(|| format!("{{ {} }}", ours.join(", ")))
+    }
+}
+
+/// A fresh, empty table in place of whatever is there.
+pub(super) fn table(settings: &Settings, family: Family) -> String {
+    let Family { name: ip, addr_type, is_v6 } = family;
+    let (mask, table) = (settings.mask(), format!("{ip} cox-proxy"));
+    let key = format!("{ip} daddr . meta l4proto . th dport");
+    let mut text = format!(
+        "add table {table}\n\
+         delete table {table}\n\
+         add table {table} {{ comment \"services of the cluster\" ; }}\n\
+         add map {table} services {{ type {addr_type} . inet_proto . inet_service : verdict ; }}\n\
+         add map {table} endpoints {{ typeof {key} . numgen random mod 65536 : {ip} daddr . tcp dport ; }}\n\
+         add map {table} node-ports {{ type inet_proto . inet_service : verdict ; }}\n\
+         add map {table} node-endpoints {{ typeof meta l4proto . th dport . numgen random mod 65536 : {ip} daddr . tcp dport ; }}\n\
+         add map {table} unserved {{ type {addr_type} . inet_proto . inet_service : verdict ; }}\n\
+         add map {table} unserved-ports {{ type inet_proto . inet_service : verdict ; }}\n\
+         add set {table} hairpin {{ type {addr_type} . {addr_type} ; }}\n\
+         add set {table} allowed {{ type {addr_type} . inet_proto . inet_service . {addr_type} ; flags interval ; }}\n"
+    );
+    let mut chain = |name: &str, hook: &str, rules: &[String]| {
+        let hook = if hook.is_empty() { String::new() } else { format!(" {{ {hook} ; }}") };
+        // Infallible: writing to a String.
+        let _ = writeln!(text, "add chain {table} {name}{hook}");
+        for rule in rules {
+            let _ = writeln!(text, "add rule {table} {name} {rule}");
+        }
+    };
+    let mut to_node_port = match Settings::set_of(&settings.node_port_addresses, family) {
+        Some(addresses) => format!("{ip} daddr {addresses} fib daddr type local"),
+        None => "fib daddr type local".to_owned(),
+    };
+    // Over ::1 the answer could not come back, and without the setting neither over 127.0.0.1.
+    if is_v6 {
+        to_node_port.push_str(" ip6 daddr != ::1");
+    } else if !settings.localhost_node_ports {
+        to_node_port.push_str(" ip daddr != 127.0.0.0/8");
+    }
+    chain("refuse", "", &["reject".to_owned()]);
+    chain(
+        "dispatch",
+        "",
+        &[format!("{key} vmap @services"), format!("{to_node_port} meta l4proto . th dport vmap @node-ports")],
+    );
+    chain("prerouting", "type nat hook prerouting priority -100", &["jump dispatch".into()]);
+    chain("output", "type nat hook output priority -100", &["jump dispatch".into()]);
+    chain(
+        "postrouting",
+        "type nat hook postrouting priority 100",
+        &[
+            // A pod that reaches itself must not see its own address as the source.
+            format!("ct status dnat {ip} saddr . {ip} daddr @hairpin masquerade fully-random"),
+            format!("meta mark & {mask:#x} == {mask:#x} meta mark set meta mark ^ {mask:#x} masquerade fully-random"),
+        ],
+    );
+    // What still has a service's address here was not translated: nobody serves it.
+    let mut unserved = vec![format!("ct state new {key} vmap @unserved")];
+    if let Some(ranges) = Settings::set_of(&settings.service_cidrs, family) {
+        unserved.push(format!("{ip} daddr {ranges} goto refuse"));
+    }
+    chain("check-forward", "type filter hook forward priority 0", &unserved);
+    chain("check-output", "type filter hook output priority 0", &unserved);
+    let mut input = vec![
+        format!("ct state new {key} vmap @unserved"),
+        "ct state new fib daddr type local meta l4proto . th dport vmap @unserved-ports".to_owned(),
+    ];
+    if !is_v6 && settings.localhost_node_ports {
+        // `route_localnet` is on: keep the neighbours away from what listens on 127.0.0.1 only.
+        input.insert(
+            0,
+            "ip saddr != 127.0.0.0/8 ip daddr 127.0.0.0/8 ct state new ct status & dnat == 0 drop".to_owned(),
+        );
+    }
+    chain("check-input", "type filter hook input priority 0", &input);
+    text
+}

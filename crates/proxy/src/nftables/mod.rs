@@ -1,0 +1,226 @@
+//! The kernel's side, with nftables: one table per family, `cox-proxy`.
+//!
+//! A packet's (address, protocol, port) is looked up in `services`; the verdict leads to a chain that picks an endpoint by
+//! looking up (address, protocol, port, random number) in `endpoints`. Those chains are shared by all services with the same
+//! number of endpoints: an ordinary service is a few map elements and no chain of its own, so the kernel holds little and a
+//! change is an element added or deleted. Only services with session affinity have chains and sets of their own.
+
+mod base;
+mod fragment;
+mod program;
+
+pub(crate) use base::Settings;
+pub(crate) use fragment::{Fragment, Frontend, fragment};
+pub(crate) use program::Program;
+
+use std::process::Stdio;
+
+use tokio::io::AsyncWriteExt;
+
+/// Carries out one transaction: all of it, or nothing.
+pub(crate) async fn apply(transaction: &str) -> Result<(), String> {
+    let mut child = tokio::process::Command::new("nft")
+        .args(["-f", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(|error| format!("nft: {error}"))?;
+    let stdin = child.stdin.take();
+    let feed = async {
+        if let Some(mut stdin) = stdin {
+            // nft stops reading at a syntax error; what it says about that is the better message.
+            let _ = stdin.write_all(transaction.as_bytes()).await;
+        }
+    };
+    let ((), output) = tokio::join!(feed, child.wait_with_output());
+    let output = output.map_err(|error| format!("nft: {error}"))?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+    }
+}
+
+/// Deletes our tables; quiet when there are none.
+pub(crate) async fn remove() -> Result<(), String> {
+    apply(
+        &base::FAMILIES
+            .map(|family| format!("add table {0} cox-proxy\ndelete table {0} cox-proxy\n", family.name))
+            .concat(),
+    )
+    .await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::io::Write;
+    use std::process::{Command, Stdio};
+
+    use expect_test::expect;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::services::tests::{service, slice};
+    use crate::services::{Node, ports};
+
+    fn settings() -> Settings {
+        Settings {
+            cluster_cidrs: vec!["10.42.0.0/16".into(), "fd42::/56".into()],
+            service_cidrs: vec!["10.43.0.0/16".into(), "fd43::/112".into()],
+            localhost_node_ports: true,
+            masquerade_bit: 14,
+            ..Settings::default()
+        }
+    }
+
+    fn contribution(spec: Value, endpoints: &[(&str, &str)]) -> Fragment {
+        let endpoints: Vec<Value> =
+            endpoints.iter().map(|(addr, node)| json!({"addresses": [addr], "nodeName": node})).collect();
+        let family = |v6: bool| -> Vec<Value> {
+            let is_v6 = |e: &&Value| e["addresses"][0].as_str().unwrap().contains(':') == v6;
+            endpoints.iter().filter(is_v6).cloned().collect()
+        };
+        let port = json!([{"name": "", "port": 8080}, {"name": "", "port": 5353, "protocol": "UDP"}]);
+        let slices = [slice("IPv4", port.clone(), json!(family(false))), slice("IPv6", port, json!(family(true)))];
+        let mut service = service("web", spec.clone());
+        service.status = serde_json::from_value(spec["status"].clone()).unwrap();
+        fragment(&ports(&service, &slices, &Node { name: "a".into(), zone: None }), &settings())
+    }
+
+    fn rules(spec: Value, endpoints: &[(&str, &str)]) -> String {
+        Program::default().update(vec![("default/web".into(), Some(contribution(spec, endpoints)))])
+    }
+
+    /// The kernel's own opinion of a sequence of transactions, in a namespace that ends with the process.
+    fn kernel_accepts(transactions: &[String]) {
+        let script = "for f in \"$@\"; do nft -f \"$f\" || exit 1; done";
+        let files: Vec<_> = transactions
+            .iter()
+            .map(|text| {
+                let mut file = tempfile::NamedTempFile::new().unwrap();
+                file.write_all(text.as_bytes()).unwrap();
+                file
+            })
+            .collect();
+        let output = Command::new("unshare")
+            .args(["--net", "sh", "-c", script, "sh"])
+            .args(files.iter().map(|file| file.path()))
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    const THREE: &[(&str, &str)] = &[("10.42.0.2", "a"), ("10.42.0.3", "a"), ("10.42.1.2", "b")];
+
+    #[test]
+    fn a_cluster_ip_is_a_handful_of_elements() {
+        expect![[r#"
+            add chain ip cox-proxy cluster-3
+            add rule ip cox-proxy cluster-3 ip saddr != { 10.42.0.0/16 } meta mark set meta mark | 0x4000
+            add rule ip cox-proxy cluster-3 dnat to ip daddr . meta l4proto . th dport . numgen random mod 3 offset 32768 map @endpoints
+            add element ip cox-proxy endpoints { 10.43.0.9 . tcp . 80 . 32768 : 10.42.0.2 . 8080, 10.43.0.9 . tcp . 80 . 32769 : 10.42.0.3 . 8080, 10.43.0.9 . tcp . 80 . 32770 : 10.42.1.2 . 8080 }
+            add element ip cox-proxy hairpin { 10.42.0.2 . 10.42.0.2, 10.42.0.3 . 10.42.0.3 }
+            add element ip cox-proxy services { 10.43.0.9 . tcp . 80 : goto cluster-3 }
+        "#]]
+        .assert_eq(&rules(json!({"clusterIP": "10.43.0.9", "ports": [{"port": 80}]}), THREE));
+    }
+
+    #[test]
+    fn without_endpoints_there_is_a_refusal() {
+        expect![[r#"
+            add element ip cox-proxy unserved { 10.43.0.9 . tcp . 80 : goto refuse }
+            add element ip cox-proxy unserved-ports { tcp . 30080 : goto refuse }
+        "#]]
+        .assert_eq(&rules(
+            json!({"clusterIP": "10.43.0.9", "type": "NodePort", "ports": [{"port": 80, "nodePort": 30080}]}),
+            &[],
+        ));
+    }
+
+    #[test]
+    fn an_exposed_service_with_local_policy_ranges_and_affinity() {
+        let spec = json!({"clusterIP": "10.43.0.9", "type": "LoadBalancer", "externalTrafficPolicy": "Local",
+            "internalTrafficPolicy": "Local", "externalIPs": ["198.51.100.7"], "ports": [{"port": 80, "nodePort": 30080}],
+            "loadBalancerSourceRanges": ["203.0.113.0/24", "203.0.113.128/25"],
+            "status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.9"}]}}});
+        expect![[r#"
+            add chain ip cox-proxy cluster-local-2
+            add chain ip cox-proxy limited-local-2-3
+            add chain ip cox-proxy local-2-3
+            add chain ip cox-proxy node-local-2-3
+            add rule ip cox-proxy cluster-local-2 ip saddr != { 10.42.0.0/16 } meta mark set meta mark | 0x4000
+            add rule ip cox-proxy cluster-local-2 dnat to ip daddr . meta l4proto . th dport . numgen random mod 2 map @endpoints
+            add rule ip cox-proxy limited-local-2-3 ip daddr . meta l4proto . th dport . ip saddr != @allowed drop
+            add rule ip cox-proxy limited-local-2-3 ip saddr { 10.42.0.0/16 } dnat to ip daddr . meta l4proto . th dport . numgen random mod 3 offset 32768 map @endpoints
+            add rule ip cox-proxy limited-local-2-3 fib saddr type local meta mark set meta mark | 0x4000 dnat to ip daddr . meta l4proto . th dport . numgen random mod 3 offset 32768 map @endpoints
+            add rule ip cox-proxy limited-local-2-3 dnat to ip daddr . meta l4proto . th dport . numgen random mod 2 map @endpoints
+            add rule ip cox-proxy local-2-3 ip saddr { 10.42.0.0/16 } dnat to ip daddr . meta l4proto . th dport . numgen random mod 3 offset 32768 map @endpoints
+            add rule ip cox-proxy local-2-3 fib saddr type local meta mark set meta mark | 0x4000 dnat to ip daddr . meta l4proto . th dport . numgen random mod 3 offset 32768 map @endpoints
+            add rule ip cox-proxy local-2-3 dnat to ip daddr . meta l4proto . th dport . numgen random mod 2 map @endpoints
+            add rule ip cox-proxy node-local-2-3 ip saddr { 10.42.0.0/16 } dnat to meta l4proto . th dport . numgen random mod 3 offset 32768 map @node-endpoints
+            add rule ip cox-proxy node-local-2-3 fib saddr type local meta mark set meta mark | 0x4000 dnat to meta l4proto . th dport . numgen random mod 3 offset 32768 map @node-endpoints
+            add rule ip cox-proxy node-local-2-3 dnat to meta l4proto . th dport . numgen random mod 2 map @node-endpoints
+            add element ip cox-proxy allowed { 192.0.2.9 . tcp . 80 . 203.0.113.0/24 }
+            add element ip cox-proxy endpoints { 10.43.0.9 . tcp . 80 . 0 : 10.42.0.2 . 8080, 10.43.0.9 . tcp . 80 . 1 : 10.42.0.3 . 8080, 192.0.2.9 . tcp . 80 . 0 : 10.42.0.2 . 8080, 192.0.2.9 . tcp . 80 . 1 : 10.42.0.3 . 8080, 192.0.2.9 . tcp . 80 . 32768 : 10.42.0.2 . 8080, 192.0.2.9 . tcp . 80 . 32769 : 10.42.0.3 . 8080, 192.0.2.9 . tcp . 80 . 32770 : 10.42.1.2 . 8080, 198.51.100.7 . tcp . 80 . 0 : 10.42.0.2 . 8080, 198.51.100.7 . tcp . 80 . 1 : 10.42.0.3 . 8080, 198.51.100.7 . tcp . 80 . 32768 : 10.42.0.2 . 8080, 198.51.100.7 . tcp . 80 . 32769 : 10.42.0.3 . 8080, 198.51.100.7 . tcp . 80 . 32770 : 10.42.1.2 . 8080 }
+            add element ip cox-proxy hairpin { 10.42.0.2 . 10.42.0.2, 10.42.0.3 . 10.42.0.3 }
+            add element ip cox-proxy node-endpoints { tcp . 30080 . 0 : 10.42.0.2 . 8080, tcp . 30080 . 1 : 10.42.0.3 . 8080, tcp . 30080 . 32768 : 10.42.0.2 . 8080, tcp . 30080 . 32769 : 10.42.0.3 . 8080, tcp . 30080 . 32770 : 10.42.1.2 . 8080 }
+            add element ip cox-proxy node-ports { tcp . 30080 : goto node-local-2-3 }
+            add element ip cox-proxy services { 10.43.0.9 . tcp . 80 : goto cluster-local-2, 192.0.2.9 . tcp . 80 : goto limited-local-2-3, 198.51.100.7 . tcp . 80 : goto local-2-3 }
+        "#]]
+        .assert_eq(&rules(spec, THREE));
+    }
+
+    #[test]
+    fn the_kernel_takes_every_change() {
+        let plain = json!({"clusterIP": "10.43.0.9", "clusterIPs": ["10.43.0.9", "fd43::9"], "type": "NodePort",
+            "ports": [{"port": 80, "nodePort": 30080}, {"port": 53, "protocol": "UDP", "nodePort": 30053}]});
+        let mut sticky = plain.clone();
+        sticky["sessionAffinity"] = json!("ClientIP");
+        let mut limited = plain.clone();
+        limited["type"] = json!("LoadBalancer");
+        limited["loadBalancerSourceRanges"] = json!(["203.0.113.0/24", "2001:db8::/32"]);
+        limited["status"] = json!({"loadBalancer": {"ingress": [{"ip": "192.0.2.9"}, {"ip": "2001:db8::9"}]}});
+        let both = [THREE, &[("fd42::2", "a"), ("fd42::3", "b")]].concat();
+        let mut program = Program::default();
+        let (fresh, first) = Program::from_scratch(&settings(), HashMap::new());
+        let mut texts = vec![first];
+        let _ = std::mem::replace(&mut program, fresh);
+        let mut step = |key: &str, fragment: Option<Fragment>| texts.push(program.update(vec![(key.into(), fragment)]));
+        step("default/web", Some(contribution(plain.clone(), &both)));
+        // The same addresses again, from another service: the first keeps them.
+        step("default/copy", Some(contribution(plain.clone(), THREE)));
+        step("default/web", Some(contribution(plain.clone(), &both[..1])));
+        step("default/web", Some(contribution(sticky.clone(), &both)));
+        step("default/web", Some(contribution(sticky, &both[1..])));
+        step("default/web", Some(contribution(limited.clone(), &both)));
+        step("default/web", Some(contribution(limited, &[])));
+        step("default/web", None);
+        step("default/copy", None);
+        assert!(texts.last().unwrap().contains("delete chain"));
+        kernel_accepts(&texts);
+    }
+
+    #[test]
+    fn nothing_changes_nothing() {
+        let spec = json!({"clusterIP": "10.43.0.9", "ports": [{"port": 80}]});
+        let mut program = Program::default();
+        let update = |program: &mut Program, fragment| program.update(vec![("default/web".into(), fragment)]);
+        assert!(!update(&mut program, Some(contribution(spec.clone(), THREE))).is_empty());
+        assert_eq!(update(&mut program, Some(contribution(spec.clone(), THREE))), "");
+        let text = update(&mut program, Some(contribution(spec, &THREE[..2])));
+        expect![[r#"
+            add chain ip cox-proxy cluster-2
+            add rule ip cox-proxy cluster-2 ip saddr != { 10.42.0.0/16 } meta mark set meta mark | 0x4000
+            add rule ip cox-proxy cluster-2 dnat to ip daddr . meta l4proto . th dport . numgen random mod 2 offset 32768 map @endpoints
+            delete element ip cox-proxy endpoints { 10.43.0.9 . tcp . 80 . 32770 }
+            delete element ip cox-proxy services { 10.43.0.9 . tcp . 80 }
+            add element ip cox-proxy services { 10.43.0.9 . tcp . 80 : goto cluster-2 }
+            flush chain ip cox-proxy cluster-3
+            delete chain ip cox-proxy cluster-3
+        "#]]
+        .assert_eq(&text);
+    }
+}

@@ -1,0 +1,254 @@
+//! What is programmed, and the transaction that makes it what is wanted. Pure: text in, text out.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::Write;
+
+use super::base::{FAMILIES, Settings, table};
+use super::fragment::{Fragment, Part};
+
+/// Elements per `add element` line: nft's parser slows down on very long ones.
+const BATCH: usize = 500;
+
+/// The state of the kernel as far as we know it.
+#[derive(Default)]
+pub(crate) struct Program {
+    services: HashMap<String, Fragment>,
+    families: [State; 2],
+}
+
+#[derive(Default)]
+struct State {
+    elements: HashMap<(&'static str, String), Slot>,
+    chains: HashMap<String, Shared>,
+    sets: HashMap<String, Shared>,
+}
+
+/// An element that several services may want; the first one has it. Two services with one external address and port is a
+/// mistake of the user's that must not break either's other addresses.
+#[derive(Default)]
+struct Slot {
+    wishes: Vec<(String, String)>,
+}
+
+/// A chain or set and how many services use it.
+#[derive(Default)]
+struct Shared {
+    users: usize,
+    content: Vec<String>,
+}
+
+/// The changes of one family, gathered before they are written in the order the kernel needs.
+#[derive(Default)]
+struct Changes {
+    /// Value before the first change -> value now.
+    elements: BTreeMap<(&'static str, String), (Option<String>, Option<String>)>,
+    chains: BTreeMap<String, (Option<Vec<String>>, Option<Vec<String>>)>,
+    sets: BTreeMap<String, (Option<String>, Option<String>)>,
+}
+
+impl Program {
+    /// The text that builds the table and everything in it from nothing.
+    pub(crate) fn from_scratch(settings: &Settings, services: HashMap<String, Fragment>) -> (Self, String) {
+        let mut text: String = FAMILIES.iter().map(|family| table(settings, *family)).collect();
+        let mut program = Self::default();
+        text.push_str(&program.update(services.into_iter().map(|(key, fragment)| (key, Some(fragment))).collect()));
+        (program, text)
+    }
+
+    pub(crate) fn fragment(&self, service: &str) -> Option<&Fragment> {
+        self.services.get(service)
+    }
+
+    pub(crate) fn service_keys(&self) -> impl Iterator<Item = &String> {
+        self.services.keys()
+    }
+
+    /// Takes over new contributions (`None`: the service is gone) and returns the transaction for them; empty when nothing
+    /// changes.
+    pub(crate) fn update(&mut self, services: Vec<(String, Option<Fragment>)>) -> String {
+        let mut changes: [Changes; 2] = Default::default();
+        let empty = Fragment::default();
+        for (key, new) in services {
+            let old = self.services.remove(&key);
+            for (i, changes) in changes.iter_mut().enumerate() {
+                let old = &old.as_ref().unwrap_or(&empty).families[i];
+                let new = &new.as_ref().unwrap_or(&empty).families[i];
+                self.families[i].replace(&key, old, new, changes);
+            }
+            if let Some(new) = new {
+                self.services.insert(key, new);
+            }
+        }
+        let mut text = String::new();
+        for (family, changes) in FAMILIES.iter().zip(changes) {
+            changes.write(family.name, &mut text);
+        }
+        text
+    }
+}
+
+impl State {
+    fn replace(&mut self, service: &str, old: &Part, new: &Part, changes: &mut Changes) {
+        for (key, value) in &old.elements {
+            if new.elements.get(key) != Some(value) {
+                self.change_element(key, service, None, changes);
+            }
+        }
+        for (key, value) in &new.elements {
+            if old.elements.get(key) != Some(value) {
+                self.change_element(key, service, Some(value), changes);
+            }
+        }
+        for (name, declaration) in &new.sets {
+            share(&mut self.sets, name, std::slice::from_ref(declaration), |before, now| {
+                note(
+                    &mut changes.sets,
+                    name,
+                    before.and_then(|b| b.first().cloned()),
+                    now.and_then(|n| n.first().cloned()),
+                );
+            });
+        }
+        for (name, rules) in &new.chains {
+            share(&mut self.chains, name, rules, |before, now| note(&mut changes.chains, name, before, now));
+        }
+        for name in old.chains.keys() {
+            unshare(&mut self.chains, name, |before| note(&mut changes.chains, name, Some(before), None));
+        }
+        for name in old.sets.keys() {
+            unshare(&mut self.sets, name, |before| note(&mut changes.sets, name, before.first().cloned(), None));
+        }
+    }
+
+    fn change_element(
+        &mut self,
+        key: &(&'static str, String),
+        service: &str,
+        value: Option<&String>,
+        changes: &mut Changes,
+    ) {
+        let slot = self.elements.entry(key.clone()).or_default();
+        let before = slot.wishes.first().map(|(_, value)| value.clone());
+        match (slot.wishes.iter().position(|(wisher, _)| wisher == service), value) {
+            (Some(at), Some(value)) => slot.wishes[at].1 = value.clone(),
+            (None, Some(value)) => slot.wishes.push((service.to_owned(), value.clone())),
+            (Some(at), None) => drop(slot.wishes.remove(at)),
+            (None, None) => {}
+        }
+        let now = slot.wishes.first().map(|(_, value)| value.clone());
+        if now.is_none() {
+            self.elements.remove(key);
+        }
+        if before != now {
+            note(&mut changes.elements, key, before, now);
+        }
+    }
+}
+
+/// Remembers the state before the first change and after the last.
+fn note<K: Ord + Clone, V: PartialEq>(
+    map: &mut BTreeMap<K, (Option<V>, Option<V>)>,
+    key: &K,
+    before: Option<V>,
+    now: Option<V>,
+) {
+    match map.get_mut(key) {
+        Some(change) => change.1 = now,
+        None => drop(map.insert(key.clone(), (before, now))),
+    }
+}
+
+fn share(
+    all: &mut HashMap<String, Shared>,
+    name: &str,
+    content: &[String],
+    mut changed: impl FnMut(Option<Vec<String>>, Option<Vec<String>>),
+) {
+    match all.get_mut(name) {
+        Some(shared) => {
+            shared.users += 1;
+            if shared.content != content {
+                let before = std::mem::replace(&mut shared.content, content.to_vec());
+                changed(Some(before), Some(content.to_vec()));
+            }
+        }
+        None => {
+            all.insert(name.to_owned(), Shared { users: 1, content: content.to_vec() });
+            changed(None, Some(content.to_vec()));
+        }
+    }
+}
+
+fn unshare(all: &mut HashMap<String, Shared>, name: &str, changed: impl FnOnce(Vec<String>)) {
+    if let Some(shared) = all.get_mut(name) {
+        shared.users -= 1;
+        if shared.users == 0 {
+            let shared = all.remove(name).unwrap_or_default();
+            changed(shared.content);
+        }
+    }
+}
+
+impl Changes {
+    /// Declarations before their use, elements before the chains they lead to go.
+    fn write(self, family: &str, text: &mut String) {
+        let table = format!("{family} cox-proxy");
+        let mut line = |arguments: std::fmt::Arguments<'_>| {
+            // Infallible: writing to a String.
+            let _ = text.write_fmt(arguments);
+            text.push('\n');
+        };
+        let sets: Vec<_> = self.sets.into_iter().filter(|(_, (before, now))| before != now).collect();
+        let chains: Vec<_> = self.chains.into_iter().filter(|(_, (before, now))| before != now).collect();
+        for (name, (before, now)) in &sets {
+            if let (None, Some(declaration)) = (before, now) {
+                line(format_args!("add set {table} {name} {declaration}"));
+            }
+        }
+        for (name, (before, now)) in &chains {
+            match (before, now) {
+                (None, Some(_)) => line(format_args!("add chain {table} {name}")),
+                (Some(_), Some(_)) => line(format_args!("flush chain {table} {name}")),
+                _ => {}
+            }
+        }
+        for (name, (_, now)) in &chains {
+            for rule in now.iter().flatten() {
+                line(format_args!("add rule {table} {name} {rule}"));
+            }
+        }
+        let mut deleted: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+        let mut added: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+        for ((map, key), (before, now)) in self.elements {
+            if before == now {
+                continue;
+            }
+            if let Some(value) = now {
+                let element = if value.is_empty() { key.clone() } else { format!("{key} : {value}") };
+                added.entry(map).or_default().push(element);
+            }
+            if before.is_some() {
+                deleted.entry(map).or_default().push(key);
+            }
+        }
+        for (verb, elements) in [("delete", deleted), ("add", added)] {
+            for (map, elements) in elements {
+                for batch in elements.chunks(BATCH) {
+                    line(format_args!("{verb} element {table} {map} {{ {} }}", batch.join(", ")));
+                }
+            }
+        }
+        let gone: Vec<&String> = chains.iter().filter(|(_, (_, now))| now.is_none()).map(|(name, _)| name).collect();
+        for name in &gone {
+            line(format_args!("flush chain {table} {name}"));
+        }
+        for name in &gone {
+            line(format_args!("delete chain {table} {name}"));
+        }
+        for (name, (_, now)) in &sets {
+            if now.is_none() {
+                line(format_args!("delete set {table} {name}"));
+            }
+        }
+    }
+}

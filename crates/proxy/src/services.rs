@@ -1,0 +1,416 @@
+//! From objects to intent: where each port of a Service leads, seen from one node. Pure.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+
+const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
+const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
+const DEFAULT_AFFINITY_SECONDS: u32 = 10800;
+
+/// The node we decide for.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Node {
+    pub(crate) name: String,
+    pub(crate) zone: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Protocol {
+    Tcp,
+    Udp,
+    Sctp,
+}
+
+impl Protocol {
+    fn parse(text: Option<&str>) -> Option<Self> {
+        match text.unwrap_or("TCP") {
+            "TCP" => Some(Self::Tcp),
+            "UDP" => Some(Self::Udp),
+            "SCTP" => Some(Self::Sctp),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+            Self::Sctp => "sctp",
+        }
+    }
+}
+
+/// An address and port a connection can be sent on to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Target {
+    pub(crate) addr: IpAddr,
+    pub(crate) port: u16,
+}
+
+/// One port of a Service in one address family.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ServicePort {
+    /// `namespace/name:port`, for names of chains.
+    pub(crate) name: String,
+    pub(crate) protocol: Protocol,
+    pub(crate) port: u16,
+    pub(crate) is_v6: bool,
+    pub(crate) cluster_ips: Vec<IpAddr>,
+    pub(crate) external_ips: Vec<IpAddr>,
+    pub(crate) load_balancer_ips: Vec<IpAddr>,
+    /// Empty: everyone may use the load balancer's addresses.
+    pub(crate) source_ranges: Vec<String>,
+    pub(crate) node_port: Option<u16>,
+    /// Seconds a client stays with its endpoint.
+    pub(crate) affinity: Option<u32>,
+    pub(crate) internal_local: bool,
+    pub(crate) external_local: bool,
+    /// Usable from anywhere.
+    pub(crate) cluster: Vec<Target>,
+    /// Usable under a Local policy: on this node.
+    pub(crate) local: Vec<Target>,
+    /// Addresses of endpoints on this node, ready or not: they may reach themselves.
+    pub(crate) here: Vec<IpAddr>,
+}
+
+/// What the load balancer's health check asks of this node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct HealthCheck {
+    pub(crate) port: u16,
+    pub(crate) local_endpoints: usize,
+}
+
+/// All ports of a Service; empty when it needs nothing from a proxy.
+pub(crate) fn ports(service: &Service, slices: &[impl AsRef<EndpointSlice>], node: &Node) -> Vec<ServicePort> {
+    let Some(spec) = &service.spec else { return Vec::new() };
+    let labels = service.metadata.labels.as_ref();
+    if labels.is_some_and(|labels| labels.contains_key(PROXY_NAME_LABEL))
+        || spec.type_.as_deref() == Some("ExternalName")
+    {
+        return Vec::new();
+    }
+    let parse = |texts: &[String]| -> Vec<IpAddr> { texts.iter().filter_map(|text| text.parse().ok()).collect() };
+    let mut cluster_ips = parse(spec.cluster_ips.as_deref().unwrap_or_default());
+    if cluster_ips.is_empty() {
+        cluster_ips = parse(spec.cluster_ip.as_slice());
+    }
+    if cluster_ips.is_empty() {
+        return Vec::new();
+    }
+    let external_ips = parse(spec.external_ips.as_deref().unwrap_or_default());
+    let ingress = service.status.iter().filter_map(|s| s.load_balancer.as_ref()).filter_map(|l| l.ingress.as_ref());
+    let load_balancer_ips: Vec<IpAddr> = ingress
+        .flatten()
+        // `Proxy` means that packets arrive with another destination: they must not be short-cut here.
+        .filter(|ingress| ingress.ip_mode.as_deref() != Some("Proxy"))
+        .filter_map(|ingress| ingress.ip.as_deref()?.parse().ok())
+        .collect();
+    let affinity = (spec.session_affinity.as_deref() == Some("ClientIP")).then(|| {
+        let configured = spec.session_affinity_config.as_ref().and_then(|c| c.client_ip.as_ref()?.timeout_seconds);
+        configured.and_then(|seconds| u32::try_from(seconds).ok()).unwrap_or(DEFAULT_AFFINITY_SECONDS)
+    });
+    let key = format!(
+        "{}/{}",
+        service.metadata.namespace.as_deref().unwrap_or_default(),
+        service.metadata.name.as_deref().unwrap_or_default()
+    );
+    let is_exposed = matches!(spec.type_.as_deref(), Some("NodePort" | "LoadBalancer"));
+    let families: BTreeSet<bool> = cluster_ips.iter().map(IpAddr::is_ipv6).collect();
+
+    let mut ports = Vec::new();
+    for port in spec.ports.iter().flatten() {
+        let (Some(protocol), Ok(number)) = (Protocol::parse(port.protocol.as_deref()), u16::try_from(port.port)) else {
+            continue;
+        };
+        let port_name = port.name.as_deref().unwrap_or_default();
+        for is_v6 in families.iter().copied() {
+            let of_family = |addrs: &[IpAddr]| addrs.iter().copied().filter(|a| a.is_ipv6() == is_v6).collect();
+            let endpoints = endpoints(slices, port_name, protocol, is_v6);
+            let choice = choose(&endpoints, node);
+            let ranges = spec.load_balancer_source_ranges.iter().flatten().map(|range| range.trim().to_owned());
+            ports.push(ServicePort {
+                name: format!("{key}:{port_name}"),
+                protocol,
+                port: number,
+                is_v6,
+                cluster_ips: of_family(&cluster_ips),
+                external_ips: of_family(&external_ips),
+                load_balancer_ips: of_family(&load_balancer_ips),
+                source_ranges: without_nested(ranges.filter(|range| range.contains(':') == is_v6).collect()),
+                node_port: port.node_port.filter(|_| is_exposed).and_then(|p| u16::try_from(p).ok()).filter(|p| *p > 0),
+                affinity,
+                internal_local: spec.internal_traffic_policy.as_deref() == Some("Local"),
+                external_local: spec.external_traffic_policy.as_deref() == Some("Local"),
+                cluster: choice.cluster,
+                local: choice.local,
+                here: endpoints.iter().filter(|e| e.is_on(node)).map(|e| e.target.addr).collect(),
+            });
+        }
+    }
+    ports
+}
+
+/// The kernel refuses ranges that overlap; CIDRs overlap only by nesting, and the outer one says it all.
+fn without_nested(ranges: Vec<String>) -> Vec<String> {
+    let parse = |text: &String| -> Option<(u128, u32)> {
+        let (addr, prefix) = text.split_once('/')?;
+        let (bits, width) = match addr.parse().ok()? {
+            IpAddr::V4(addr) => (u128::from(addr.to_bits()) << 96, 32),
+            IpAddr::V6(addr) => (addr.to_bits(), 128),
+        };
+        prefix.parse().ok().filter(|prefix: &u32| *prefix <= width).map(|prefix| (bits, prefix))
+    };
+    let parsed: Vec<(String, (u128, u32))> = ranges.into_iter().filter_map(|r| Some((r.clone(), parse(&r)?))).collect();
+    let contains = |outer: (u128, u32), inner: (u128, u32)| {
+        outer.1 <= inner.1 && (outer.0 ^ inner.0).checked_shr(128 - outer.1).unwrap_or(0) == 0
+    };
+    let is_nested = |i: usize| {
+        let inner = parsed[i].1;
+        parsed
+            .iter()
+            .enumerate()
+            .any(|(j, (_, outer))| j != i && contains(*outer, inner) && (j < i || outer.1 < inner.1))
+    };
+    (0..parsed.len()).filter(|i| !is_nested(*i)).map(|i| parsed[i].0.clone()).collect()
+}
+
+/// The health check of a load balancer with `externalTrafficPolicy: Local`.
+pub(crate) fn health_check(service: &Service, ports: &[ServicePort]) -> Option<HealthCheck> {
+    let spec = service.spec.as_ref()?;
+    if spec.type_.as_deref() != Some("LoadBalancer") || spec.external_traffic_policy.as_deref() != Some("Local") {
+        return None;
+    }
+    let port = u16::try_from(spec.health_check_node_port?).ok().filter(|port| *port > 0)?;
+    let local: BTreeSet<IpAddr> = ports.iter().flat_map(|port| &port.local).map(|target| target.addr).collect();
+    Some(HealthCheck { port, local_endpoints: local.len() })
+}
+
+#[derive(Clone, Debug)]
+struct Endpoint {
+    target: Target,
+    is_ready: bool,
+    /// Terminating, but still answering: used when nothing better is left.
+    is_serving_terminating: bool,
+    node: Option<String>,
+    hinted_zones: Vec<String>,
+    hinted_nodes: Vec<String>,
+}
+
+impl Endpoint {
+    fn is_on(&self, node: &Node) -> bool {
+        self.node.as_deref() == Some(node.name.as_str())
+    }
+}
+
+fn endpoints(slices: &[impl AsRef<EndpointSlice>], port: &str, protocol: Protocol, is_v6: bool) -> Vec<Endpoint> {
+    let mut found = Vec::new();
+    let mut seen = BTreeSet::new();
+    for slice in slices.iter().map(AsRef::as_ref) {
+        let is_headless = slice.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(HEADLESS_LABEL));
+        if slice.address_type != (if is_v6 { "IPv6" } else { "IPv4" }) || is_headless {
+            continue;
+        }
+        let numbers = slice.ports.iter().flatten().filter(|p| {
+            p.name.as_deref().unwrap_or_default() == port && Protocol::parse(p.protocol.as_deref()) == Some(protocol)
+        });
+        for number in numbers.filter_map(|p| u16::try_from(p.port?).ok()) {
+            for endpoint in slice.endpoints.iter().flatten() {
+                // Upstream uses the first address only: they are interchangeable.
+                let Some(addr) = endpoint.addresses.first().and_then(|addr| addr.parse().ok()) else { continue };
+                let target = Target { addr, port: number };
+                let conditions = endpoint.conditions.clone().unwrap_or_default();
+                let is_ready = conditions.ready.unwrap_or(true);
+                let is_serving = conditions.serving.unwrap_or(is_ready);
+                let is_terminating = conditions.terminating.unwrap_or(false);
+                // The same endpoint may show up in two slices while it moves between them.
+                if !seen.insert(target) {
+                    continue;
+                }
+                let hints = endpoint.hints.clone().unwrap_or_default();
+                found.push(Endpoint {
+                    target,
+                    is_ready,
+                    is_serving_terminating: is_serving && is_terminating,
+                    node: endpoint.node_name.clone(),
+                    hinted_zones: hints.for_zones.into_iter().flatten().map(|zone| zone.name).collect(),
+                    hinted_nodes: hints.for_nodes.into_iter().flatten().map(|node| node.name).collect(),
+                });
+            }
+        }
+    }
+    found.sort_by_key(|endpoint| endpoint.target);
+    found
+}
+
+struct Choice {
+    cluster: Vec<Target>,
+    local: Vec<Target>,
+}
+
+/// Ready endpoints, near ones if the hints are complete; without any, those that still serve while they terminate.
+fn choose(endpoints: &[Endpoint], node: &Node) -> Choice {
+    let ready: Vec<&Endpoint> = endpoints.iter().filter(|endpoint| endpoint.is_ready).collect();
+    let terminating = || endpoints.iter().filter(|endpoint| endpoint.is_serving_terminating);
+    let targets = |endpoints: &mut dyn Iterator<Item = &Endpoint>| endpoints.map(|endpoint| endpoint.target).collect();
+
+    let cluster: Vec<Target> = match ready.is_empty() {
+        false => targets(&mut near(&ready, node).into_iter()),
+        true => targets(&mut terminating()),
+    };
+    let local: Vec<Target> = targets(&mut ready.iter().copied().filter(|endpoint| endpoint.is_on(node)));
+    let local = match local.is_empty() {
+        false => local,
+        true => targets(&mut terminating().filter(|endpoint| endpoint.is_on(node))),
+    };
+    Choice { cluster, local }
+}
+
+/// Topology hints, node before zone. Hints count only when every endpoint has them and some name us: half-updated slices
+/// must not send a zone's traffic to one endpoint, or to none.
+fn near<'a>(ready: &[&'a Endpoint], node: &Node) -> Vec<&'a Endpoint> {
+    let all_have = |has: fn(&Endpoint) -> bool| ready.iter().all(|endpoint| has(endpoint));
+    if all_have(|endpoint| !endpoint.hinted_nodes.is_empty()) {
+        let chosen: Vec<&Endpoint> =
+            ready.iter().copied().filter(|endpoint| endpoint.hinted_nodes.contains(&node.name)).collect();
+        if !chosen.is_empty() {
+            return chosen;
+        }
+    }
+    if let (Some(zone), true) = (&node.zone, all_have(|endpoint| !endpoint.hinted_zones.is_empty())) {
+        let chosen: Vec<&Endpoint> =
+            ready.iter().copied().filter(|endpoint| endpoint.hinted_zones.contains(zone)).collect();
+        if !chosen.is_empty() {
+            return chosen;
+        }
+    }
+    ready.to_vec()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+    use std::sync::Arc;
+
+    pub(crate) fn service(name: &str, spec: Value) -> Service {
+        let spec = serde_json::from_value(spec).unwrap();
+        let mut service = Service { spec: Some(spec), ..Service::default() };
+        service.metadata.namespace = Some("default".into());
+        service.metadata.name = Some(name.into());
+        service
+    }
+
+    pub(crate) fn slice(family: &str, ports: Value, endpoints: Value) -> Arc<EndpointSlice> {
+        let value = json!({"metadata": {}, "addressType": family, "ports": ports, "endpoints": endpoints});
+        Arc::new(serde_json::from_value(value).unwrap())
+    }
+
+    fn node() -> Node {
+        Node { name: "a".into(), zone: Some("z1".into()) }
+    }
+
+    fn chosen(endpoints: Value) -> (String, String) {
+        let service = service("web", json!({"clusterIP": "10.43.0.9", "ports": [{"port": 80}]}));
+        let slices = [slice("IPv4", json!([{"name": "", "port": 8080, "protocol": "TCP"}]), endpoints)];
+        let ports = ports(&service, &slices, &node());
+        let text = |targets: &[Target]| targets.iter().map(|t| t.addr.to_string()).collect::<Vec<_>>().join(" ");
+        (text(&ports[0].cluster), text(&ports[0].local))
+    }
+
+    #[test]
+    fn endpoints_are_chosen_by_condition_place_and_hint() {
+        let at = |addr: &str, node: &str, conditions: Value| json!({"addresses": [addr], "nodeName": node, "conditions": conditions});
+        let hinted = |addr: &str, hints: Value| json!({"addresses": [addr], "nodeName": "b", "hints": hints});
+        let ready = json!({"ready": true});
+        let terminating = json!({"ready": false, "serving": true, "terminating": true});
+        let zone = |zone: &str| json!({"forZones": [{"name": zone}]});
+        for (endpoints, cluster, local) in [
+            (json!([]), "", ""),
+            (
+                json!([at("10.0.0.1", "a", ready.clone()), at("10.0.0.2", "b", json!({}))]),
+                "10.0.0.1 10.0.0.2",
+                "10.0.0.1",
+            ),
+            (json!([at("10.0.0.1", "a", json!({"ready": false}))]), "", ""),
+            (
+                json!([at("10.0.0.1", "a", terminating.clone()), at("10.0.0.2", "b", ready.clone())]),
+                "10.0.0.2",
+                "10.0.0.1",
+            ),
+            (json!([at("10.0.0.1", "b", terminating.clone())]), "10.0.0.1", ""),
+            (json!([at("10.0.0.1", "b", json!({"ready": false, "serving": false, "terminating": true}))]), "", ""),
+            (json!([hinted("10.0.0.1", zone("z1")), hinted("10.0.0.2", zone("z2"))]), "10.0.0.1", ""),
+            (json!([hinted("10.0.0.1", zone("z1")), hinted("10.0.0.2", json!({}))]), "10.0.0.1 10.0.0.2", ""),
+            (json!([hinted("10.0.0.1", zone("z3")), hinted("10.0.0.2", zone("z2"))]), "10.0.0.1 10.0.0.2", ""),
+            (
+                json!([
+                    hinted("10.0.0.1", json!({"forNodes": [{"name": "a"}], "forZones": [{"name": "z2"}]})),
+                    hinted("10.0.0.2", json!({"forNodes": [{"name": "b"}], "forZones": [{"name": "z1"}]}))
+                ]),
+                "10.0.0.1",
+                "",
+            ),
+        ] {
+            assert_eq!(chosen(endpoints.clone()), (cluster.to_owned(), local.to_owned()), "{endpoints}");
+        }
+    }
+
+    #[test]
+    fn nested_source_ranges_are_dropped() {
+        for (ranges, kept) in [
+            (vec!["10.0.0.0/8", "10.1.0.0/16", "192.168.0.0/16"], vec!["10.0.0.0/8", "192.168.0.0/16"]),
+            (vec!["10.1.0.0/16", "0.0.0.0/0"], vec!["0.0.0.0/0"]),
+            (vec!["10.1.0.0/16", "10.1.0.0/16", "x"], vec!["10.1.0.0/16"]),
+        ] {
+            let ranges = ranges.into_iter().map(str::to_owned).collect();
+            assert_eq!(without_nested(ranges), kept);
+        }
+    }
+
+    #[test]
+    fn services_without_a_proxied_address_are_left_alone() {
+        for spec in [
+            json!({"clusterIP": "None", "ports": [{"port": 80}]}),
+            json!({"type": "ExternalName", "externalName": "example.com"}),
+            json!({"ports": [{"port": 80}]}),
+        ] {
+            assert!(ports(&service("web", spec.clone()), &[] as &[Arc<EndpointSlice>], &node()).is_empty(), "{spec}");
+        }
+    }
+
+    #[test]
+    fn dual_stack_services_have_a_port_per_family() {
+        let spec = json!({"clusterIP": "10.43.0.9", "clusterIPs": ["10.43.0.9", "fd43::9"], "type": "LoadBalancer",
+            "externalTrafficPolicy": "Local", "healthCheckNodePort": 31000,
+            "ports": [{"name": "http", "port": 80, "nodePort": 30080}, {"name": "dns", "port": 53, "protocol": "UDP"}]});
+        let service = service("web", spec);
+        let slices = [
+            slice(
+                "IPv4",
+                json!([{"name": "http", "port": 8080}]),
+                json!([{"addresses": ["10.0.0.1"], "nodeName": "a"}]),
+            ),
+            slice(
+                "IPv6",
+                json!([{"name": "http", "port": 8080}]),
+                json!([{"addresses": ["fd00::1"], "nodeName": "b"}]),
+            ),
+        ];
+        let ports = ports(&service, &slices, &node());
+        let seen: Vec<_> =
+            ports.iter().map(|p| (p.port, p.is_v6, p.cluster.len(), p.local.len(), p.node_port)).collect();
+        assert_eq!(
+            seen,
+            [
+                (80, false, 1, 1, Some(30080)),
+                (80, true, 1, 0, Some(30080)),
+                (53, false, 0, 0, None),
+                (53, true, 0, 0, None)
+            ]
+        );
+        assert_eq!(health_check(&service, &ports), Some(HealthCheck { port: 31000, local_endpoints: 1 }));
+    }
+}
