@@ -4,6 +4,7 @@
 //! results cached) -> plug-ins, executables that read JSON on stdin and answer on stdout. The plug-ins of this crate are
 //! the same binary under another `argv[0]`; [`plugin`] is the table. They speak rtnetlink through the small synchronous
 //! [`netlink`] module and leave packet rules to [`nft`].
+//! [`routes`] connects the pod ranges of several hosts, and keeps the ranges of the cluster from leaving the machine.
 //!
 //! Invariant: ADD either leaves a complete interface or nothing; DEL can be repeated and never fails on what is gone.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -17,6 +18,7 @@ mod network;
 pub mod nft;
 mod plugins;
 pub mod result;
+pub mod routes;
 
 pub use cidr::Cidr;
 pub use error::{CniError, Error, code};

@@ -1,0 +1,214 @@
+//! Pods of other hosts: behind the other host's address where we share its network, else through a VXLAN.
+//!
+//! A node's end of the VXLAN has the first address of its pod range and a hardware address made from it, so that a Node
+//! object says everything a peer must know: nothing is learned, flooded or published beside it.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::IpAddr;
+
+use crate::cidr::Cidr;
+use crate::netlink::{LinkKind, Neighbour, Route, Socket};
+
+/// Room for the outer headers: Ethernet 14, IP 20 or 40, UDP 8, VXLAN 8.
+const OVERHEAD_V4: u32 = 50;
+const OVERHEAD_V6: u32 = 70;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Backend {
+    /// Per peer: host-gw where it is a neighbour, VXLAN where a router stands between.
+    #[default]
+    Auto,
+    HostGw,
+    Vxlan,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VxlanConfig {
+    pub link: String,
+    pub vni: u32,
+    pub port: u16,
+}
+
+impl Default for VxlanConfig {
+    fn default() -> Self {
+        Self { link: "cox.vxlan".into(), vni: 42, port: 8472 }
+    }
+}
+
+/// A node, as far as routing cares.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    pub name: String,
+    pub address: IpAddr,
+    pub pod_cidrs: Vec<Cidr>,
+}
+
+/// Who is reached how.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// Pod range, host.
+    pub direct: Vec<(Cidr, IpAddr)>,
+    /// Pod range, host: through the VXLAN.
+    pub tunnelled: Vec<(Cidr, IpAddr)>,
+}
+
+/// `is_neighbour` tells whether a host is on a network of ours.
+pub fn plan(me: &str, peers: &[Peer], backend: Backend, is_neighbour: impl Fn(IpAddr) -> bool) -> Plan {
+    let mut plan = Plan::default();
+    for peer in peers.iter().filter(|peer| peer.name != me) {
+        for range in &peer.pod_cidrs {
+            let entry = (range.network(), peer.address);
+            // A route needs a gateway of its own family; a tunnel carries either.
+            let is_direct = match backend {
+                Backend::HostGw => true,
+                Backend::Vxlan => false,
+                Backend::Auto => range.is_v6() == peer.address.is_ipv6() && is_neighbour(peer.address),
+            };
+            match is_direct {
+                true => plan.direct.push(entry),
+                false => plan.tunnelled.push(entry),
+            }
+        }
+    }
+    plan.direct.sort();
+    plan.tunnelled.sort();
+    plan
+}
+
+/// Makes this host's routes those of the plan. `me` must be among the peers' own description of this node.
+pub fn program(me: &Peer, plan: &Plan, vxlan: &VxlanConfig) -> io::Result<()> {
+    let socket = Socket::open()?;
+    let mut wanted: BTreeSet<Route> = BTreeSet::new();
+    for (range, host) in &plan.direct {
+        let mut route = Route::to(*range).via(*host);
+        route.protocol = Route::OURS;
+        route.oif = socket.route_to(*host)?.oif;
+        wanted.insert(route);
+    }
+    let tunnel = match plan.tunnelled.is_empty() {
+        true => None,
+        false => Some(ensure_tunnel(&socket, me, vxlan)?),
+    };
+    if let Some(tunnel) = tunnel {
+        let neighbour = |range: Cidr| Neighbour { index: tunnel, addr: range.addr, mac: mac_of(range) };
+        let entry = |range: Cidr, host: IpAddr| Neighbour { index: tunnel, addr: host, mac: mac_of(range) };
+        for (range, host) in &plan.tunnelled {
+            socket.set_forwarding(&entry(*range, *host))?;
+            socket.set_neighbour(&neighbour(*range))?;
+            let mut route = Route::to(*range).via(range.addr).dev(tunnel);
+            route.protocol = Route::OURS;
+            route.onlink = true;
+            wanted.insert(route);
+        }
+        let present = |mac: [u8; 6]| plan.tunnelled.iter().any(|(range, _)| mac_of(*range) == mac);
+        for gone in socket.neighbours(tunnel)?.iter().filter(|n| is_ours(n.mac) && !present(n.mac)) {
+            socket.del_neighbour(gone)?;
+        }
+        let moved = |e: &Neighbour| !plan.tunnelled.iter().any(|(range, host)| entry(*range, *host) == *e);
+        for gone in socket.forwarding(tunnel)?.iter().filter(|e| is_ours(e.mac) && moved(e)) {
+            socket.del_forwarding(gone)?;
+        }
+    }
+    let key = |route: &Route| (route.dst, route.gateway, route.oif);
+    let present: Vec<Route> = socket
+        .routes()?
+        .into_iter()
+        // The sealed ranges carry a priority; routes to peers do not (the kernel's default for IPv6 is 1024).
+        .filter(|r| r.protocol == Route::OURS && r.gateway.is_some())
+        .collect();
+    for route in wanted.iter().filter(|w| !present.iter().any(|p| key(p) == key(w))) {
+        socket.replace_route(route)?;
+    }
+    for route in present.iter().filter(|p| !wanted.iter().any(|w| w.dst == p.dst)) {
+        socket.del_route(route)?;
+    }
+    Ok(())
+}
+
+fn ensure_tunnel(socket: &Socket, me: &Peer, vxlan: &VxlanConfig) -> io::Result<u32> {
+    let no_range = || io::Error::new(io::ErrorKind::InvalidInput, format!("node {} has no pod range", me.name));
+    let own = me.pod_cidrs.first().ok_or_else(no_range)?.network();
+    let mac = mac_of(own);
+    let underlay = socket
+        .addresses()?
+        .into_iter()
+        .find(|address| address.cidr.addr == me.address)
+        .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("no link has the address {}", me.address)))?
+        .index;
+    if let Some(link) = socket.link(&vxlan.link)? {
+        if link.kind == "vxlan" && link.mac == mac {
+            socket.set_up(link.index)?;
+            return Ok(link.index);
+        }
+        // The node's range changed: peers would address an end that is no longer ours.
+        socket.del_link(link.index)?;
+    }
+    let mtu = socket.link_by_index(underlay)?.map(|link| pod_mtu(Backend::Vxlan, link.mtu, me.address));
+    let kind = LinkKind::Vxlan { vni: vxlan.vni, port: vxlan.port, local: me.address, underlay };
+    socket.add_link(&vxlan.link, kind, mtu, Some(mac))?;
+    let link = socket.link(&vxlan.link)?.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
+    for range in &me.pod_cidrs {
+        socket.add_address(link.index, Cidr::host(range.network().addr))?;
+    }
+    socket.set_up(link.index)?;
+    Ok(link.index)
+}
+
+/// The largest packet a pod may send so that it fits the hosts' network.
+pub fn pod_mtu(backend: Backend, underlay: u32, node: IpAddr) -> u32 {
+    match (backend, node.is_ipv6()) {
+        (Backend::HostGw, _) => underlay,
+        (_, false) => underlay.saturating_sub(OVERHEAD_V4),
+        (_, true) => underlay.saturating_sub(OVERHEAD_V6),
+    }
+}
+
+/// Locally administered, and recognisably ours.
+fn mac_of(range: Cidr) -> [u8; 6] {
+    let tail: [u8; 4] = match range.network().addr {
+        IpAddr::V4(addr) => addr.octets(),
+        // The low half of a network address is zero: the range is told apart by bytes 4 to 8.
+        IpAddr::V6(addr) => addr.octets()[4..8].try_into().unwrap_or_default(),
+    };
+    [MAC_PREFIX[0], MAC_PREFIX[1], tail[0], tail[1], tail[2], tail[3]]
+}
+
+const MAC_PREFIX: [u8; 2] = [0x0e, 0x63];
+
+fn is_ours(mac: [u8; 6]) -> bool {
+    mac[..2] == MAC_PREFIX
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer(name: &str, address: &str, ranges: &[&str]) -> Peer {
+        let pod_cidrs = ranges.iter().map(|range| range.parse().unwrap()).collect();
+        Peer { name: name.into(), address: address.parse().unwrap(), pod_cidrs }
+    }
+
+    #[test]
+    fn neighbours_are_direct_and_others_tunnelled() {
+        let peers = [
+            peer("me", "192.0.2.1", &["10.42.0.0/24"]),
+            peer("near", "192.0.2.2", &["10.42.1.0/24"]),
+            peer("far", "198.51.100.2", &["10.42.2.0/24"]),
+            peer("new", "192.0.2.9", &[]),
+        ];
+        let near: Cidr = "192.0.2.0/24".parse().unwrap();
+        for (backend, direct, tunnelled) in [(Backend::Auto, 1, 1), (Backend::HostGw, 2, 0), (Backend::Vxlan, 0, 2)] {
+            let plan = plan("me", &peers, backend, |addr| near.contains(addr));
+            assert_eq!((plan.direct.len(), plan.tunnelled.len()), (direct, tunnelled), "{backend:?}");
+        }
+    }
+
+    #[test]
+    fn ranges_have_their_own_hardware_address() {
+        let macs: BTreeSet<_> =
+            ["10.42.0.0/24", "10.42.1.0/24", "fd42::/64", "fd42:0:1::/64"].map(|r| mac_of(r.parse().unwrap())).into();
+        assert_eq!(macs.len(), 4);
+        assert!(macs.iter().all(|mac| is_ours(*mac) && mac[0] & 3 == 2));
+    }
+}

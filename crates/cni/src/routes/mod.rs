@@ -1,0 +1,10 @@
+//! Routes of a node: to the pods of other nodes, and nowhere for addresses of the cluster that nobody has.
+//!
+//! Flow: Node objects -> [`Peer`]s -> [`plan`] (which peer is reached how) -> [`program`], which changes only what differs
+//! and only what carries our routing protocol number.
+
+mod hosts;
+mod ranges;
+
+pub use hosts::{Backend, Peer, Plan, VxlanConfig, plan, pod_mtu, program};
+pub use ranges::{seal, unseal};
