@@ -79,3 +79,39 @@ fn describe(report: &Report) -> Vec<String> {
     lines.push(format!("ok: revision {revision}, {keys} keys, {leases} leases, history from revision {compacted}"));
     lines
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::embedded::Options;
+    use crate::{EmbeddedStore, Store};
+    use std::sync::Arc;
+
+    #[tokio::test]
+    async fn commands_say_what_they_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name).display().to_string();
+        let store: Arc<dyn Store> = Arc::new(EmbeddedStore::open(path("a"), Options::default()).unwrap());
+        store.put("/k", "v").await.unwrap();
+        let command = |words: &[&str]| {
+            let words =
+                std::iter::once("store".to_owned()).chain(words.iter().map(|word| match word.strip_prefix('@') {
+                    Some(name) => path(name),
+                    None => word.to_string(),
+                }));
+            let args = Args::try_parse_from(words).unwrap();
+            run(args.command).map(|lines| lines.join("\n")).map_err(|error| error.to_string())
+        };
+        // In use: reading is fine, repairing is not.
+        assert!(
+            command(&["check", "@a"]).unwrap().ends_with("ok: revision 2, 1 keys, 0 leases, history from revision 0")
+        );
+        assert!(command(&["backup", "@a", "@copy"]).unwrap().contains("copy: revision 2, "));
+        assert!(command(&["repair", "@a"]).unwrap_err().contains("is in use by process"));
+        drop(store);
+        assert!(command(&["repair", "@a"]).unwrap().starts_with("nothing to repair"));
+        assert!(command(&["restore", "@copy", "@b"]).unwrap().contains("ok: revision 2, 1 keys"));
+        assert!(command(&["restore", "@copy", "@b"]).unwrap_err().ends_with("already holds a store"));
+        assert!(command(&["check", "@nowhere"]).unwrap_err().contains("nowhere: No such file"));
+    }
+}

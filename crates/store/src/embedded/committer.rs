@@ -72,6 +72,13 @@ impl Queue {
         self.filled.notify_one();
     }
 
+    /// Nobody will take commands any more: refuses new ones, and drops those that are queued, which tells their callers.
+    fn close(&self) {
+        let mut state = self.state.lock();
+        state.stopped = true;
+        state.commands.clear();
+    }
+
     /// Waits for a command until `deadline`, then up to `patience` for `expected` of them. `None`: stopped.
     fn take(&self, deadline: Option<Instant>, expected: usize, patience: Duration) -> Option<Vec<Command>> {
         let mut state = self.state.lock();
@@ -117,6 +124,16 @@ pub(super) struct Snapshots {
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
 
+/// Tells writers and watches that the committer is gone, also when it panicked.
+struct Ending(Arc<Shared>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.queue.close();
+        self.0.closed.cancel();
+    }
+}
+
 /// Answers one command once it is known whether its batch is on disk.
 type Answer = Box<dyn FnOnce(Result<()>) + Send>;
 
@@ -151,11 +168,12 @@ impl Batch {
 
 impl Committer {
     pub(super) fn run(mut self) {
+        let _ending = Ending(self.shared.clone());
         let mut frame = Vec::new();
         let (mut expected, mut patience) = (0, Duration::ZERO);
         loop {
             let trimming = self.shared.view.load().needs_trim();
-            let deadline = if trimming { Some(Instant::now()) } else { self.shared.leases.next_expiry() };
+            let deadline = if trimming { Some(Instant::now()) } else { self.shared.leases.next_look() };
             let Some(commands) = self.shared.queue.take(deadline, expected, patience) else { break };
             let started = Instant::now();
             let count = commands.len();
@@ -170,7 +188,6 @@ impl Committer {
         if let Some(thread) = self.snapshots.thread.lock().take() {
             let _ = thread.join();
         }
-        self.shared.closed.cancel();
     }
 
     fn commit(&mut self, commands: Vec<Command>, frame: Vec<u8>) -> Vec<u8> {
@@ -189,7 +206,7 @@ impl Committer {
                 ended: Vec::new(),
             };
             Log::start_frame(&mut batch.frame);
-            for id in self.shared.leases.take_expired() {
+            for id in self.shared.leases.expired() {
                 self.end_lease(&mut batch, id);
             }
             while batch.frame.len() < MAX_FRAME

@@ -359,3 +359,83 @@ impl View {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Applies `(key, value)` pairs, one revision each; an empty value deletes.
+    fn view(changes: &[(&str, &str)]) -> View {
+        let mut view = View::new();
+        for (key, value) in changes {
+            let revision = view.revision.next();
+            let change = match *value {
+                "" => view.delete(key, revision).unwrap(),
+                value => view.put(&Arc::from(*key), value.as_bytes(), None, revision),
+            };
+            view.commit(revision, vec![change]);
+        }
+        view
+    }
+
+    fn versions(view: &View, key: &str) -> usize {
+        let Some(item) = view.keys.get(key) else { return 0 };
+        let mut count = 1;
+        let mut next = item.older.as_deref();
+        while let Some(node) = next {
+            count += 1;
+            next = node.older.as_deref();
+        }
+        count
+    }
+
+    #[test]
+    fn trimming_keeps_what_can_still_be_read() {
+        let changes = [("a", "1"), ("a", "2"), ("b", "1"), ("a", ""), ("a", "3"), ("b", ""), ("c", "1")];
+        // compacted at -> versions of a, b, c that are left
+        for (compacted, a, b, c) in [(2, 4, 2, 1), (4, 3, 2, 1), (5, 3, 2, 1), (6, 1, 2, 1), (7, 1, 2, 1), (8, 1, 0, 1)]
+        {
+            let full = view(&changes);
+            let mut trimmed = full.clone();
+            trimmed.compact(Revision(compacted)).unwrap();
+            while trimmed.needs_trim() {
+                trimmed.trim(2);
+            }
+            let left = (versions(&trimmed, "a"), versions(&trimmed, "b"), versions(&trimmed, "c"));
+            assert_eq!(left, (a, b, c), "compacted at {compacted}");
+            for at in compacted..=full.revision.0 {
+                let range = Range::prefix("").at(Revision(at));
+                assert_eq!(trimmed.range(&range).unwrap(), full.range(&range).unwrap(), "at {at} of {compacted}");
+                assert!(trimmed.changes(Revision(at)).is_some());
+            }
+            assert_eq!(
+                trimmed.base().count(),
+                full.read(&Range::prefix("").at(Revision(compacted - 1)), Revision(0)).kvs.len()
+            );
+        }
+    }
+
+    #[test]
+    fn a_key_with_very_many_versions_can_be_dropped() {
+        let mut view = View::new();
+        let key = Arc::from("hot");
+        for _ in 0..200_000 {
+            let revision = view.revision.next();
+            let change = view.put(&key, b"x", None, revision);
+            view.commit(revision, vec![change]);
+        }
+        assert_eq!(view.get("hot").unwrap().version, 200_000);
+        drop(view);
+    }
+
+    #[test]
+    fn a_clone_does_not_see_later_changes() {
+        let before = view(&[("a", "1")]);
+        let mut after = before.clone();
+        let revision = after.revision.next();
+        let change = after.put(&Arc::from("a"), b"2", None, revision);
+        after.commit(revision, vec![change]);
+        assert_eq!((&before.get("a").unwrap().value[..], &after.get("a").unwrap().value[..]), (&b"1"[..], &b"2"[..]));
+        assert!(before.changes(revision).is_none() && after.changes(revision).is_some());
+    }
+}

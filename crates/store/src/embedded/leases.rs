@@ -11,12 +11,26 @@ const RETRY: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
 pub(super) struct Leases {
-    clocks: Mutex<HashMap<LeaseId, Clock>>,
+    clocks: Mutex<Clocks>,
+}
+
+#[derive(Default)]
+struct Clocks {
+    by_lease: HashMap<LeaseId, Clock>,
+    /// Nothing expires before this. Keeping a lease alive does not move it, so that it costs nothing.
+    not_before: Option<Instant>,
 }
 
 struct Clock {
     ttl: Duration,
     expires: Instant,
+}
+
+impl Clocks {
+    fn set(&mut self, id: LeaseId, ttl: Duration, expires: Instant) {
+        self.by_lease.insert(id, Clock { ttl, expires });
+        self.not_before = Some(self.not_before.map_or(expires, |at| at.min(expires)));
+    }
 }
 
 impl Leases {
@@ -31,40 +45,48 @@ impl Leases {
     pub(super) fn keep_alive(&self, id: LeaseId) -> Result<Duration> {
         let now = Instant::now();
         let mut clocks = self.clocks.lock();
-        let clock = clocks.get_mut(&id).filter(|clock| clock.expires > now);
+        let clock = clocks.by_lease.get_mut(&id).filter(|clock| clock.expires > now);
         let clock = clock.ok_or(StoreError::LeaseNotFound(id))?;
         clock.expires = now + clock.ttl;
         Ok(clock.ttl)
     }
 
-    pub(super) fn next_expiry(&self) -> Option<Instant> {
-        self.clocks.lock().values().map(|clock| clock.expires).min()
+    /// When to look at [`Leases::expired`] next.
+    pub(super) fn next_look(&self) -> Option<Instant> {
+        self.clocks.lock().not_before
     }
 
     /// The leases that are over. They keep their clocks until [`Leases::update`] confirms their end.
-    pub(super) fn take_expired(&self) -> Vec<LeaseId> {
+    pub(super) fn expired(&self) -> Vec<LeaseId> {
         let now = Instant::now();
-        let clocks = self.clocks.lock();
-        clocks.iter().filter(|(_, clock)| clock.expires <= now).map(|(id, _)| *id).collect()
+        let mut clocks = self.clocks.lock();
+        if clocks.not_before.is_none_or(|at| at > now) {
+            return Vec::new();
+        }
+        let over = clocks.by_lease.iter().filter(|(_, clock)| clock.expires <= now).map(|(id, _)| *id).collect();
+        let rest = clocks.by_lease.values().map(|clock| clock.expires).filter(|expires| *expires > now);
+        clocks.not_before = rest.min();
+        over
     }
 
     pub(super) fn update(&self, granted: &[(LeaseId, Duration)], ended: &[LeaseId]) {
         let now = Instant::now();
         let mut clocks = self.clocks.lock();
         for (id, ttl) in granted {
-            clocks.insert(*id, Clock { ttl: *ttl, expires: now + *ttl });
+            clocks.set(*id, *ttl, now + *ttl);
         }
         for id in ended {
-            clocks.remove(id);
+            clocks.by_lease.remove(id);
         }
     }
 
+    /// Keeps leases whose end could not be written.
     pub(super) fn postpone(&self, ended: &[LeaseId]) {
         let now = Instant::now();
         let mut clocks = self.clocks.lock();
         for id in ended {
-            if let Some(clock) = clocks.get_mut(id).filter(|clock| clock.expires <= now) {
-                clock.expires = now + RETRY;
+            if let Some(ttl) = clocks.by_lease.get(id).filter(|clock| clock.expires <= now).map(|clock| clock.ttl) {
+                clocks.set(*id, ttl, now + RETRY);
             }
         }
     }

@@ -162,7 +162,6 @@ impl Drop for EmbeddedStore {
         {
             tracing::error!(dir = %self.shared.dir.display(), "the committer panicked");
         }
-        self.shared.closed.cancel();
     }
 }
 
