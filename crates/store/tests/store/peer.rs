@@ -1,7 +1,6 @@
 //! Real etcd processes on loopback, with data in a temporary directory, ended with the test.
 
 use std::net::TcpListener;
-use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use store::EtcdStore;
@@ -72,10 +71,6 @@ impl Cluster {
 
     pub(crate) fn options(&self) -> Options {
         Options::new(self.endpoints())
-    }
-
-    pub(crate) fn path(&self) -> PathBuf {
-        self.dir.path().into()
     }
 
     /// Waits until the cluster has a leader.
