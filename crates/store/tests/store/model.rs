@@ -36,6 +36,14 @@ enum Step {
         limit: usize,
         after: Option<u8>,
     },
+    /// Puts with one of the leases that exist, or with a new one.
+    PutLeased {
+        key: u8,
+        lease: usize,
+    },
+    Revoke {
+        lease: usize,
+    },
     Compact {
         back: u64,
     },
@@ -56,6 +64,8 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..4u8).prop_map(|prefix| Step::DeletePrefix { prefix }),
         2 => (key.clone(), key.clone(), any::<u16>()).prop_map(|(first, second, value)| Step::PutTwo { first, second, value }),
         4 => (0..4u8, back.clone(), 0..5usize, proptest::option::of(key)).prop_map(|(prefix, back, limit, after)| Step::Read { prefix, back, limit, after }),
+        2 => (0..12u8, 0..4usize).prop_map(|(key, lease)| Step::PutLeased { key, lease }),
+        1 => (0..4usize).prop_map(|lease| Step::Revoke { lease }),
         1 => back.clone().prop_map(|back| Step::Compact { back }),
         2 => (0..4u8, back).prop_map(|(prefix, back)| Step::Watch { prefix, back }),
         1 => Just(Step::Reopen),
@@ -78,11 +88,12 @@ struct Model {
     states: Vec<State>,
     events: Vec<Vec<WatchEvent>>,
     compacted: u64,
+    leases: Vec<LeaseId>,
 }
 
 impl Model {
     fn new() -> Model {
-        Model { states: vec![State::new(); 2], events: vec![Vec::new(); 2], compacted: 0 }
+        Model { states: vec![State::new(); 2], events: vec![Vec::new(); 2], compacted: 0, leases: Vec::new() }
     }
 
     fn revision(&self) -> Revision {
@@ -98,6 +109,10 @@ impl Model {
     }
 
     fn commit(&mut self, puts: &[(String, String)], deletes: &[String]) {
+        self.commit_leased(puts, None, deletes);
+    }
+
+    fn commit_leased(&mut self, puts: &[(String, String)], lease: Option<LeaseId>, deletes: &[String]) {
         let revision = self.revision().next();
         let mut state = self.now().clone();
         let mut events = Vec::new();
@@ -109,7 +124,7 @@ impl Model {
                 create_revision: prev.as_ref().map_or(revision, |kv| kv.create_revision),
                 mod_revision: revision,
                 version: prev.as_ref().map_or(1, |kv| kv.version + 1),
-                lease: None,
+                lease,
             };
             state.insert(key.clone(), kv.clone());
             events.push(WatchEvent::Put { kv, prev });
@@ -131,7 +146,7 @@ impl Model {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn embedded_agrees_with_the_model(steps in proptest::collection::vec(step(), 1..80)) {
@@ -205,6 +220,26 @@ async fn apply(store: &dyn Store, model: &mut Model, step: &Step) {
                 done.unwrap();
                 model.commit(&[(a, value.to_string()), (b, value.to_string())], &[]);
             }
+        }
+        Step::PutLeased { key: n, lease } => {
+            let lease = match model.leases.get(*lease) {
+                Some(lease) => *lease,
+                None => {
+                    let lease = store.grant_lease(std::time::Duration::from_secs(600)).await.unwrap();
+                    model.leases.push(lease);
+                    lease
+                }
+            };
+            store.txn(Txn::new().then(Op::put_with_lease(key(*n), "leased", lease))).await.unwrap();
+            model.commit_leased(&[(key(*n), "leased".into())], Some(lease), &[]);
+        }
+        Step::Revoke { lease } => {
+            let Some(lease) = (*lease < model.leases.len()).then(|| model.leases.remove(*lease)) else { return };
+            let held = model.now().values().filter(|kv| kv.lease == Some(lease));
+            let held: Vec<_> = held.map(|kv| kv.key.to_string()).collect();
+            store.revoke_lease(lease).await.unwrap();
+            assert!(matches!(store.keep_alive(lease).await, Err(StoreError::LeaseNotFound(_))));
+            model.commit(&[], &held);
         }
         Step::Read { prefix: p, back, limit, after } => {
             let at = model.back(*back);
