@@ -12,20 +12,26 @@ mod controller;
 mod error;
 mod table;
 
+mod history;
 mod int_or_percent;
+mod node_match;
 mod owners;
 mod pods;
 mod slow_start;
 
+mod cron_job;
+mod daemon_set;
 mod deployment;
 mod endpoints;
 mod garbage;
+mod job;
 mod namespace;
 mod node_ipam;
 mod pod_gc;
 mod replica_set;
 mod root_ca;
 mod service_account;
+mod stateful_set;
 
 pub use args::{Args, Config, Election, main, run};
 pub use error::Error;

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use crate::controller::{Context, Reconcile};
-use crate::{deployment, endpoints, garbage, namespace, node_ipam, pod_gc, replica_set, root_ca, service_account};
+use crate::{
+    cron_job, daemon_set, deployment, endpoints, garbage, job, namespace, node_ipam, pod_gc, replica_set, root_ca,
+    service_account, stateful_set,
+};
 
 /// A controller: what `--controllers` calls it, who it is to the API, how many keys it works on at a time.
 pub struct Descriptor {
@@ -19,6 +22,10 @@ pub const CONTROLLERS: &[Descriptor] = &[
     Descriptor { name: "deployment-controller", account: "deployment-controller", workers: 8, build: deployment::build },
     Descriptor { name: "replicaset-controller", account: "replicaset-controller", workers: 8, build: replica_set::build_replica_sets },
     Descriptor { name: "replicationcontroller-controller", account: "replication-controller", workers: 4, build: replica_set::build_replication_controllers },
+    Descriptor { name: "statefulset-controller", account: "statefulset-controller", workers: 4, build: stateful_set::build },
+    Descriptor { name: "daemonset-controller", account: "daemon-set-controller", workers: 4, build: daemon_set::build },
+    Descriptor { name: "job-controller", account: "job-controller", workers: 8, build: job::build },
+    Descriptor { name: "cronjob-controller", account: "cronjob-controller", workers: 4, build: cron_job::build },
     Descriptor { name: "endpoints-controller", account: "endpoint-controller", workers: 4, build: endpoints::build_legacy },
     Descriptor { name: "endpointslice-controller", account: "endpointslice-controller", workers: 4, build: endpoints::build_slices },
     Descriptor { name: "serviceaccount-controller", account: "service-account-controller", workers: 2, build: service_account::build },

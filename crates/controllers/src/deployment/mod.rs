@@ -22,6 +22,7 @@ use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::owners::{candidates, claim, controller_key, controller_of, index_orphans, is_controlled_by};
 use crate::pods;
 use plan::plan;
+pub(crate) use replica_sets::template_hash;
 use replica_sets::{REVISION, same_template};
 
 struct Controller {

@@ -168,7 +168,7 @@ pub(super) fn new_replica_set(
 }
 
 /// A short, stable name for a template. The alphabet has no vowels and no look-alikes.
-pub(super) fn template_hash(template: &PodTemplateSpec, collisions: Option<i32>) -> String {
+pub(crate) fn template_hash(template: &PodTemplateSpec, collisions: Option<i32>) -> String {
     const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
     // FNV-1a over the JSON form, whose maps are ordered.
     let mut hash: u32 = 0x811c_9dc5;

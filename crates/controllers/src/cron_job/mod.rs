@@ -1,0 +1,291 @@
+//! CronJob: a Job at each time of a schedule.
+//!
+//! Flow: CronJob and Job events, and the time of the next run -> CronJob key -> history, active list -> `due` -> create. The name of
+//! a Job follows from its scheduled time, so a run is never created twice.
+
+mod schedule;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use client::{Client, DeleteParams, EventRecorder, Informer};
+use futures_util::future::BoxFuture;
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+use k8s_openapi::api::batch::v1::{CronJob, CronJobStatus, Job};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+
+use crate::controller::{Context, Outcome, Reconcile, Requeue};
+use crate::owners::{controller_key, controller_reference, is_controlled_by};
+use crate::{Error, pods};
+use schedule::{Schedule, due};
+
+const SCHEDULED_AT: &str = "batch.kubernetes.io/cronjob-scheduled-timestamp";
+
+struct Controller {
+    client: Client,
+    recorder: EventRecorder,
+    cron_jobs: Informer<CronJob>,
+    jobs: Informer<Job>,
+}
+
+pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
+    let cron_jobs = context.on_self::<CronJob>();
+    let owners = cron_jobs.clone();
+    let jobs = context.on::<Job, _>(move |event| controller_key(&event.object().metadata, &owners));
+    Arc::new(Controller { client: context.client.clone(), recorder: context.recorder.clone(), cron_jobs, jobs })
+}
+
+impl Reconcile for Controller {
+    fn reconcile<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Outcome> {
+        Box::pin(self.sync(key))
+    }
+}
+
+fn condition<'a>(job: &'a Job, kind: &str) -> Option<&'a k8s_openapi::api::batch::v1::JobCondition> {
+    let conditions = job.status.as_ref()?.conditions.as_ref()?;
+    conditions.iter().find(|condition| condition.type_ == kind && condition.status == "True")
+}
+
+impl Controller {
+    async fn sync(&self, key: &str) -> Outcome {
+        let Some(cron_job) = self.cron_jobs.get(key) else { return Ok(Requeue::Never) };
+        let uid = cron_job.metadata.uid.as_deref().unwrap_or_default();
+        let jobs: Vec<Arc<Job>> =
+            self.jobs.by_owner(uid).into_iter().filter(|job| is_controlled_by(&job.metadata, uid)).collect();
+        self.clean_history(&cron_job, &jobs).await?;
+        let before = cron_job.status.clone().unwrap_or_default();
+        let mut status = self.refreshed(&cron_job, before.clone(), &jobs).await?;
+        let result = self.run_due(&cron_job, &mut status, &jobs).await;
+        if status.active.as_ref().is_some_and(Vec::is_empty) {
+            status.active = None;
+        }
+        if status != before {
+            let changed = CronJob { status: Some(status), ..CronJob::clone(&cron_job) };
+            self.client.all::<CronJob>().update_status(&changed).await?;
+        }
+        result
+    }
+
+    /// Keeps the newest finished Jobs of each kind.
+    async fn clean_history(&self, cron_job: &CronJob, jobs: &[Arc<Job>]) -> Result<(), Error> {
+        let spec = &cron_job.spec;
+        for (kind, limit) in
+            [("Complete", spec.successful_jobs_history_limit), ("Failed", spec.failed_jobs_history_limit)]
+        {
+            let Some(limit) = limit else { continue };
+            let finished = jobs.iter().filter(|job| condition(job, kind).is_some()).cloned().collect();
+            for job in beyond_history(finished, usize::try_from(limit).unwrap_or_default()) {
+                self.delete(cron_job, &job).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn delete(&self, cron_job: &CronJob, job: &Job) -> Result<(), Error> {
+        let name = job.metadata.name.as_deref().unwrap_or_default();
+        let api = self.client.namespaced::<Job>(job.metadata.namespace.as_deref().unwrap_or_default());
+        match api.delete(name, &DeleteParams::background()).await {
+            Ok(()) => {
+                self.recorder.normal(&client::reference(cron_job), "SuccessfulDelete", format!("Deleted job {name}"))
+            }
+            Err(error) if error.is_not_found() => {}
+            Err(error) => {
+                self.recorder.warning(&client::reference(cron_job), "FailedDelete", format!("Deleted job: {error}"));
+                return Err(error.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// The active list without what has finished or is gone.
+    async fn refreshed(
+        &self,
+        cron_job: &CronJob,
+        mut status: CronJobStatus,
+        jobs: &[Arc<Job>],
+    ) -> Result<CronJobStatus, Error> {
+        let about = client::reference(cron_job);
+        let mut active = Vec::new();
+        for reference in status.active.take().into_iter().flatten() {
+            match jobs.iter().find(|job| job.metadata.uid == reference.uid) {
+                Some(job) if crate::job::is_finished(job) => {
+                    let name = job.metadata.name.as_deref().unwrap_or_default();
+                    let kind = if condition(job, "Complete").is_some() { "Complete" } else { "Failed" };
+                    self.recorder.normal(
+                        &about,
+                        "SawCompletedJob",
+                        format!("Saw completed job: {name}, condition: {kind}"),
+                    );
+                }
+                Some(_) => active.push(reference),
+                None => {
+                    // The cache may be behind the creation: ask.
+                    let name = reference.name.clone().unwrap_or_default();
+                    let api = self.client.namespaced::<Job>(cron_job.metadata.namespace.as_deref().unwrap_or_default());
+                    match api.get_opt(&name).await? {
+                        Some(job) if job.metadata.uid == reference.uid => active.push(reference),
+                        _ => self.recorder.normal(&about, "MissingJob", format!("Active job went missing: {name}")),
+                    }
+                }
+            }
+        }
+        for job in jobs.iter().filter(|job| !crate::job::is_finished(job)) {
+            if !active.iter().any(|reference| reference.uid == job.metadata.uid) {
+                active.push(client::reference(&**job));
+            }
+        }
+        let succeeded = jobs
+            .iter()
+            .filter(|job| condition(job, "Complete").is_some())
+            .filter_map(|job| job.status.as_ref()?.completion_time.clone());
+        status.last_successful_time = succeeded.chain(status.last_successful_time.take()).max();
+        status.active = Some(active);
+        Ok(status)
+    }
+
+    async fn run_due(&self, cron_job: &CronJob, status: &mut CronJobStatus, jobs: &[Arc<Job>]) -> Outcome {
+        let about = client::reference(cron_job);
+        let spec = &cron_job.spec;
+        if cron_job.metadata.deletion_timestamp.is_some() || spec.suspend == Some(true) {
+            return Ok(Requeue::Never);
+        }
+        let zone = match &spec.time_zone {
+            None => TimeZone::system(),
+            Some(name) => match TimeZone::get(name) {
+                Ok(zone) => zone,
+                Err(_) => {
+                    self.recorder.warning(
+                        &about,
+                        "UnknownTimeZone",
+                        format!("invalid timeZone: \"{name}\": unknown time zone {name}"),
+                    );
+                    return Ok(Requeue::Never);
+                }
+            },
+        };
+        let schedule = match Schedule::parse(&spec.schedule) {
+            Ok(schedule) => schedule,
+            Err(error) => {
+                self.recorder.warning(
+                    &about,
+                    "UnparseableSchedule",
+                    format!("unparseable schedule: {:?} : {error}", spec.schedule),
+                );
+                return Ok(Requeue::Never);
+            }
+        };
+        let now = Timestamp::now();
+        let deadline = spec.starting_deadline_seconds.map(|seconds| Duration::from_secs(seconds.max(0).unsigned_abs()));
+        let earliest = earliest(cron_job, status, deadline, now);
+        let due = due(&schedule, &zone, earliest, now);
+        let later = due
+            .next
+            .map(|next| Duration::try_from(next.duration_since(now)).unwrap_or_default() + Duration::from_millis(100));
+        let later = Ok(Requeue::from(later));
+        if due.too_many {
+            self.recorder.warning(
+                &about,
+                "TooManyMissedTimes",
+                "too many missed start times. Set or decrease .spec.startingDeadlineSeconds or check clock skew",
+            );
+        }
+        let Some(scheduled) = due.missed else { return later };
+        if deadline.is_some_and(|deadline| scheduled + deadline < now) {
+            self.recorder.warning(
+                &about,
+                "MissSchedule",
+                format!("Missed scheduled time to start a job: {}", scheduled.strftime("%a, %d %b %Y %H:%M:%S %z")),
+            );
+            return later;
+        }
+        let name = format!("{}-{}", cron_job.metadata.name.as_deref().unwrap_or_default(), scheduled.as_second() / 60);
+        let started = status.last_schedule_time.as_ref().is_some_and(|last| last.0 == scheduled);
+        if started || status.active.iter().flatten().any(|reference| reference.name.as_ref() == Some(&name)) {
+            return later;
+        }
+        let running = status.active.as_ref().is_some_and(|active| !active.is_empty());
+        match spec.concurrency_policy.as_deref() {
+            Some("Forbid") if running => {
+                self.recorder.normal(
+                    &about,
+                    "JobAlreadyActive",
+                    "Not starting job because prior execution is running and concurrency policy is Forbid",
+                );
+                return later;
+            }
+            Some("Replace") if running => {
+                for reference in status.active.take().into_iter().flatten() {
+                    if let Some(job) = jobs.iter().find(|job| job.metadata.uid == reference.uid) {
+                        self.delete(cron_job, job).await?;
+                    }
+                }
+            }
+            _ => {}
+        }
+        let job = new_job(cron_job, &name, scheduled, &zone);
+        let api = self.client.namespaced::<Job>(cron_job.metadata.namespace.as_deref().unwrap_or_default());
+        match api.create(&job).await {
+            Ok(created) => {
+                self.recorder.normal(&about, "SuccessfulCreate", format!("Created job {name}"));
+                status.active.get_or_insert_default().push(client::reference(&created));
+                status.last_schedule_time = Some(Time(scheduled));
+                later
+            }
+            Err(error) if error.is_already_exists() => {
+                let existing = api.get(&name).await?;
+                if is_controlled_by(&existing.metadata, cron_job.metadata.uid.as_deref().unwrap_or_default()) {
+                    status.last_schedule_time = Some(Time(scheduled));
+                    return later;
+                }
+                self.recorder.warning(&about, "FailedCreate", format!("Error creating job: {error}"));
+                Err(error.into())
+            }
+            Err(error) if error.is_namespace_terminating() => Ok(Requeue::Never),
+            Err(error) => {
+                self.recorder.warning(&about, "FailedCreate", format!("Error creating job: {error}"));
+                Err(error.into())
+            }
+        }
+    }
+}
+
+/// From where missed times count: the last run, else the creation, but no further back than the deadline.
+fn earliest(cron_job: &CronJob, status: &CronJobStatus, deadline: Option<Duration>, now: Timestamp) -> Timestamp {
+    let created = cron_job.metadata.creation_timestamp.as_ref().map_or(now, |time| time.0);
+    let from = status.last_schedule_time.as_ref().map_or(created, |time| time.0);
+    match deadline {
+        Some(deadline) => from.max(now - deadline),
+        None => from,
+    }
+}
+
+fn beyond_history(mut finished: Vec<Arc<Job>>, limit: usize) -> Vec<Arc<Job>> {
+    let surplus = finished.len().saturating_sub(limit);
+    finished.sort_by_cached_key(|job| {
+        (job.status.as_ref().and_then(|status| status.start_time.clone()), pods::key(&**job))
+    });
+    finished.truncate(surplus);
+    finished
+}
+
+fn new_job(cron_job: &CronJob, name: &str, scheduled: Timestamp, zone: &TimeZone) -> Job {
+    let template = cron_job.spec.job_template.clone();
+    let metadata = template.metadata.unwrap_or_default();
+    let mut annotations = metadata.annotations.unwrap_or_default();
+    let local = scheduled.to_zoned(zone.clone());
+    let format = if local.offset().is_zero() { "%Y-%m-%dT%H:%M:%SZ" } else { "%Y-%m-%dT%H:%M:%S%:z" };
+    annotations.insert(SCHEDULED_AT.into(), local.strftime(format).to_string());
+    Job {
+        metadata: ObjectMeta {
+            name: Some(name.into()),
+            namespace: cron_job.metadata.namespace.clone(),
+            labels: metadata.labels,
+            annotations: Some(annotations),
+            owner_references: Some(vec![controller_reference(cron_job)]),
+            ..ObjectMeta::default()
+        },
+        spec: template.spec,
+        status: None,
+    }
+}

@@ -1,0 +1,127 @@
+//! ControllerRevisions: the templates that a StatefulSet or DaemonSet has had.
+
+use std::sync::Arc;
+
+use client::{Client, DeleteParams, Informer, Resource};
+use k8s_openapi::api::apps::v1::ControllerRevision;
+use k8s_openapi::api::core::v1::PodTemplateSpec;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
+use serde_json::{Value, json};
+
+use crate::Error;
+use crate::owners::{controller_reference, is_controlled_by};
+
+/// The label on pods that tells which revision they are of.
+pub(crate) const REVISION_LABEL: &str = "controller-revision-hash";
+
+/// The recorded revisions of `owner`, oldest first.
+pub(crate) fn of<K: Resource>(informer: &Informer<ControllerRevision>, owner: &K) -> Vec<Arc<ControllerRevision>> {
+    let uid = owner.metadata().uid.as_deref().unwrap_or_default();
+    let mut revisions: Vec<_> =
+        informer.by_owner(uid).into_iter().filter(|revision| is_controlled_by(&revision.metadata, uid)).collect();
+    revisions.sort_by(|left, right| {
+        (left.revision, &left.metadata.creation_timestamp).cmp(&(right.revision, &right.metadata.creation_timestamp))
+    });
+    revisions
+}
+
+pub(crate) fn name(revision: &ControllerRevision) -> &str {
+    revision.metadata.name.as_deref().unwrap_or_default()
+}
+
+/// What a revision remembers of a template: a patch that replaces it.
+fn data(template: &PodTemplateSpec) -> Value {
+    let mut template = serde_json::to_value(template).unwrap_or_default();
+    template["$patch"] = json!("replace");
+    json!({ "spec": { "template": template } })
+}
+
+pub(crate) fn template(revision: &ControllerRevision) -> Option<PodTemplateSpec> {
+    let mut template = revision.data.as_ref()?.0.pointer("/spec/template")?.clone();
+    template.as_object_mut()?.remove("$patch");
+    serde_json::from_value(template).ok()
+}
+
+/// The revision of the present template, recorded if it is new and moved to the front if it is an old one again.
+pub(crate) async fn record<K: Resource>(
+    client: &Client,
+    owner: &K,
+    present: &PodTemplateSpec,
+    revisions: &[Arc<ControllerRevision>],
+    collisions: Option<i32>,
+) -> Result<ControllerRevision, Error> {
+    let api = client.namespaced::<ControllerRevision>(owner.metadata().namespace.as_deref().unwrap_or_default());
+    let data = data(present);
+    let newest = revisions.last().map_or(0, |revision| revision.revision);
+    let same =
+        revisions.iter().rev().find(|revision| revision.data.as_ref().is_some_and(|recorded| recorded.0 == data));
+    if let Some(same) = same {
+        if same.revision == newest {
+            return Ok(ControllerRevision::clone(same));
+        }
+        return Ok(api.update(&ControllerRevision { revision: newest + 1, ..ControllerRevision::clone(same) }).await?);
+    }
+    let mut collisions = collisions;
+    loop {
+        let hash = crate::deployment::template_hash(present, collisions);
+        let owner_name = owner.metadata().name.as_deref().unwrap_or_default();
+        let name = format!("{}-{hash}", owner_name.chars().take(223).collect::<String>());
+        let mut labels = present.metadata.as_ref().and_then(|metadata| metadata.labels.clone()).unwrap_or_default();
+        labels.insert(REVISION_LABEL.into(), hash);
+        let revision = ControllerRevision {
+            metadata: ObjectMeta {
+                name: Some(name.clone()),
+                namespace: owner.metadata().namespace.clone(),
+                labels: Some(labels),
+                owner_references: Some(vec![controller_reference(owner)]),
+                ..ObjectMeta::default()
+            },
+            data: Some(RawExtension(data.clone())),
+            revision: newest + 1,
+        };
+        match api.create(&revision).await {
+            Ok(created) => return Ok(created),
+            Err(error) if error.is_already_exists() => {
+                let existing = api.get(&name).await?;
+                if existing.data.as_ref().is_some_and(|recorded| recorded.0 == data) {
+                    return Ok(existing); // the cache is behind
+                }
+                collisions = Some(collisions.unwrap_or_default() + 1);
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Deletes revisions that nothing uses, beyond `limit` of them, oldest first.
+pub(crate) async fn truncate(
+    client: &Client,
+    revisions: &[Arc<ControllerRevision>],
+    is_live: impl Fn(&str) -> bool,
+    limit: i32,
+) -> Result<(), Error> {
+    let unused: Vec<_> = revisions.iter().filter(|revision| !is_live(name(revision))).collect();
+    let surplus = unused.len().saturating_sub(usize::try_from(limit).unwrap_or_default());
+    for revision in unused.into_iter().take(surplus) {
+        let api = client.namespaced::<ControllerRevision>(revision.metadata.namespace.as_deref().unwrap_or_default());
+        match api.delete(name(revision), &DeleteParams::default()).await {
+            Err(error) if !error.is_not_found() => return Err(error.into()),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_template_survives_its_record() {
+        let mut present = PodTemplateSpec::default();
+        present.metadata.get_or_insert_default().labels = Some([("app".to_owned(), "db".to_owned())].into());
+        let revision = ControllerRevision { data: Some(RawExtension(data(&present))), ..ControllerRevision::default() };
+        assert_eq!(template(&revision), Some(present));
+    }
+}

@@ -1,0 +1,305 @@
+//! StatefulSet: pods with names, storage and an order.
+//!
+//! Flow: set, pod and revision events -> set key -> claim pods -> record the template as a revision -> `plan` -> claims, pods -> status.
+//! Names are fixed, so nothing can be created twice.
+
+mod plan;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::selector::Selector;
+use client::{Client, DeleteParams, Event, EventRecorder, Informer};
+use futures_util::future::BoxFuture;
+use jiff::Timestamp;
+use k8s_openapi::api::apps::v1::{ControllerRevision, StatefulSet};
+use k8s_openapi::api::core::v1::{
+    PersistentVolumeClaim, PersistentVolumeClaimVolumeSource, Pod, PodTemplateSpec, Volume,
+};
+
+use crate::controller::{Context, Outcome, Reconcile, Requeue};
+use crate::owners::{candidates, claim, controller_key, controller_of, controller_reference, index_orphans};
+use crate::{Error, history, pods};
+use plan::{Plan, Revisions, ordinal, plan, start};
+
+const POD_NAME_LABEL: &str = "statefulset.kubernetes.io/pod-name";
+const POD_INDEX_LABEL: &str = "apps.kubernetes.io/pod-index";
+
+struct Controller {
+    client: Client,
+    recorder: EventRecorder,
+    sets: Informer<StatefulSet>,
+    pods: Informer<Pod>,
+    claims: Informer<PersistentVolumeClaim>,
+    revisions: Informer<ControllerRevision>,
+}
+
+pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
+    let sets = context.on_self::<StatefulSet>();
+    let owners = sets.clone();
+    let pods = context.on::<Pod, _>(move |event| {
+        let pod = event.object();
+        let mut keys: Vec<String> = controller_key(&pod.metadata, &owners).into_iter().collect();
+        if let Event::Modified { old, .. } = event
+            && controller_of(&old.metadata) != controller_of(&pod.metadata)
+        {
+            keys.extend(controller_key(&old.metadata, &owners));
+        }
+        if !matches!(event, Event::Deleted(_)) && controller_of(&pod.metadata).is_none() {
+            let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+            let matching = owners
+                .by_namespace(namespace)
+                .into_iter()
+                .filter(|set| selector(set).is_ok_and(|selector| selector.matches(pod.metadata.labels.as_ref())));
+            keys.extend(matching.map(|set| pods::key(&*set)));
+        }
+        keys
+    });
+    index_orphans(&pods);
+    let claims = context.informer::<PersistentVolumeClaim>();
+    let revisions = context.informer::<ControllerRevision>();
+    Arc::new(Controller {
+        client: context.client.clone(),
+        recorder: context.recorder.clone(),
+        sets,
+        pods,
+        claims,
+        revisions,
+    })
+}
+
+fn selector(set: &StatefulSet) -> Result<Selector, Error> {
+    Selector::from_label_selector(set.spec.as_ref().map(|spec| &spec.selector))
+        .map_err(|error| Error::object(error.to_string()))
+}
+
+impl Reconcile for Controller {
+    fn reconcile<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Outcome> {
+        Box::pin(self.sync(key))
+    }
+}
+
+impl Controller {
+    async fn sync(&self, key: &str) -> Outcome {
+        let Some(set) = self.sets.get(key) else { return Ok(Requeue::Never) };
+        let Some(spec) = &set.spec else { return Ok(Requeue::Never) };
+        let name = set.metadata.name.clone().unwrap_or_default();
+        let is_member = |pod: &Pod| ordinal(&name, pod.metadata.name.as_deref().unwrap_or_default()).is_some();
+        let mine =
+            claim(&self.client, &*set, &selector(&set)?, candidates(&self.pods, &set.metadata), is_member).await?;
+        let recorded = history::of(&self.revisions, &*set);
+        let status = set.status.clone().unwrap_or_default();
+        let update = history::record(&self.client, &*set, &spec.template, &recorded, status.collision_count).await?;
+        let current = status
+            .current_revision
+            .as_deref()
+            .filter(|name| !name.is_empty())
+            .and_then(|name| recorded.iter().find(|revision| history::name(revision) == name));
+        let current = current.map_or_else(|| update.clone(), |current| ControllerRevision::clone(current));
+        let plan = plan(
+            &set,
+            &mine,
+            Revisions { current: history::name(&current), update: history::name(&update) },
+            Timestamp::now(),
+        );
+        let failure = self.carry_out(&set, &plan, &current, &update).await.err();
+
+        if set.status.as_ref() != Some(&plan.status) {
+            let changed = StatefulSet { status: Some(plan.status.clone()), ..StatefulSet::clone(&set) };
+            self.client.all::<StatefulSet>().update_status(&changed).await?;
+        }
+        let used: Vec<String> =
+            mine.iter().filter_map(|pod| pod.metadata.labels.as_ref()?.get(history::REVISION_LABEL).cloned()).collect();
+        let is_live = |name: &str| {
+            name == history::name(&current) || name == history::name(&update) || used.iter().any(|used| used == name)
+        };
+        history::truncate(&self.client, &recorded, is_live, spec.revision_history_limit.unwrap_or(10)).await?;
+        match failure {
+            Some(error) => Err(error),
+            None => Ok(plan.recheck.map(|delay| delay + Duration::from_secs(1)).into()),
+        }
+    }
+
+    async fn carry_out(
+        &self,
+        set: &StatefulSet,
+        plan: &Plan,
+        current: &ControllerRevision,
+        update: &ControllerRevision,
+    ) -> Result<(), Error> {
+        let about = client::reference(set);
+        let set_name = set.metadata.name.as_deref().unwrap_or_default();
+        for (number, new) in &plan.create {
+            let revision = if *new { update } else { current };
+            let Some(template) = history::template(revision) else { continue };
+            let pod = new_pod(set, &template, *number, history::name(revision));
+            let pod_name = pod.metadata.name.clone().unwrap_or_default();
+            self.ensure_claims(set, *number).await?;
+            match self.client.all::<Pod>().create(&pod).await {
+                Ok(_) => self.recorder.normal(
+                    &about,
+                    "SuccessfulCreate",
+                    format!("create Pod {pod_name} in StatefulSet {set_name} successful"),
+                ),
+                Err(error) if error.is_already_exists() || error.is_namespace_terminating() => {}
+                Err(error) => {
+                    self.recorder.warning(
+                        &about,
+                        "FailedCreate",
+                        format!("create Pod {pod_name} in StatefulSet {set_name} failed error: {error}"),
+                    );
+                    return Err(error.into());
+                }
+            }
+        }
+        for pod in &plan.delete {
+            let pod_name = pod.metadata.name.as_deref().unwrap_or_default();
+            if pods::is_finished(pod) {
+                self.recorder.warning(
+                    &about,
+                    "RecreatingFailedPod",
+                    format!(
+                        "StatefulSet {}/{set_name} is recreating failed Pod {pod_name}",
+                        set.metadata.namespace.as_deref().unwrap_or_default()
+                    ),
+                );
+            }
+            let api = self.client.namespaced::<Pod>(pod.metadata.namespace.as_deref().unwrap_or_default());
+            let params = DeleteParams { uid: pod.metadata.uid.clone(), ..DeleteParams::default() };
+            match api.delete(pod_name, &params).await {
+                Ok(()) => self.recorder.normal(
+                    &about,
+                    "SuccessfulDelete",
+                    format!("delete Pod {pod_name} in StatefulSet {set_name} successful"),
+                ),
+                Err(error) if error.is_not_found() || error.is_conflict() => {}
+                Err(error) => {
+                    self.recorder.warning(
+                        &about,
+                        "FailedDelete",
+                        format!("delete Pod {pod_name} in StatefulSet {set_name} failed error: {error}"),
+                    );
+                    return Err(error.into());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The storage of an ordinal outlives its pods; it is made once and found again.
+    async fn ensure_claims(&self, set: &StatefulSet, number: i32) -> Result<(), Error> {
+        let about = client::reference(set);
+        let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
+        for claim in claims(set, number) {
+            let name = claim.metadata.name.clone().unwrap_or_default();
+            if self.claims.get(&format!("{namespace}/{name}")).is_some() {
+                continue;
+            }
+            let set_name = set.metadata.name.as_deref().unwrap_or_default();
+            match self.client.namespaced::<PersistentVolumeClaim>(namespace).create(&claim).await {
+                Ok(_) => self.recorder.normal(
+                    &about,
+                    "SuccessfulCreate",
+                    format!("create Claim {name} Pod {set_name}-{number} in StatefulSet {set_name} success"),
+                ),
+                Err(error) if error.is_already_exists() || error.is_namespace_terminating() => {}
+                Err(error) => {
+                    self.recorder.warning(&about, "FailedCreate", format!("create Claim {name} for Pod {set_name}-{number} in StatefulSet {set_name} failed error: {error}"));
+                    return Err(error.into());
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn claims(set: &StatefulSet, number: i32) -> Vec<PersistentVolumeClaim> {
+    let set_name = set.metadata.name.as_deref().unwrap_or_default();
+    let Some(spec) = &set.spec else { return Vec::new() };
+    let policy = spec.persistent_volume_claim_retention_policy.as_ref();
+    let owned = policy.and_then(|policy| policy.when_deleted.as_deref()) == Some("Delete");
+    let templates = spec.volume_claim_templates.iter().flatten();
+    templates
+        .map(|template| {
+            let mut claim = template.clone();
+            claim.metadata.name =
+                Some(format!("{}-{set_name}-{number}", template.metadata.name.as_deref().unwrap_or_default()));
+            claim.metadata.namespace.clone_from(&set.metadata.namespace);
+            let labels = claim.metadata.labels.get_or_insert_default();
+            labels.extend(spec.selector.match_labels.clone().unwrap_or_default());
+            if owned {
+                let reference = k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference {
+                    controller: None,
+                    block_owner_deletion: None,
+                    ..controller_reference(set)
+                };
+                claim.metadata.owner_references = Some(vec![reference]);
+            }
+            claim.status = None;
+            claim
+        })
+        .collect()
+}
+
+fn new_pod(set: &StatefulSet, template: &PodTemplateSpec, number: i32, revision: &str) -> Pod {
+    let set_name = set.metadata.name.as_deref().unwrap_or_default();
+    let name = format!("{set_name}-{number}");
+    let mut pod = pods::from_template(
+        template,
+        set.metadata.namespace.as_deref().unwrap_or_default(),
+        set_name,
+        controller_reference(set),
+    );
+    pod.metadata.generate_name = None;
+    pod.metadata.name = Some(name.clone());
+    let labels = pod.metadata.labels.get_or_insert_default();
+    labels.insert(POD_NAME_LABEL.into(), name.clone());
+    labels.insert(POD_INDEX_LABEL.into(), number.to_string());
+    labels.insert(history::REVISION_LABEL.into(), revision.into());
+    let spec = pod.spec.get_or_insert_default();
+    spec.hostname = Some(name);
+    spec.subdomain = set.spec.as_ref().and_then(|spec| spec.service_name.clone()).filter(|name| !name.is_empty());
+    for claim in claims(set, number) {
+        let template_name = claim
+            .metadata
+            .name
+            .as_deref()
+            .and_then(|name| name.strip_suffix(&format!("-{set_name}-{number}")))
+            .unwrap_or_default()
+            .to_owned();
+        let volumes = spec.volumes.get_or_insert_default();
+        volumes.retain(|volume| volume.name != template_name);
+        volumes.push(Volume {
+            name: template_name,
+            persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
+                claim_name: claim.metadata.name.unwrap_or_default(),
+                read_only: None,
+            }),
+            ..Volume::default()
+        });
+    }
+    pod
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_has_its_name_its_labels_and_its_storage() {
+        let mut set = StatefulSet::default();
+        set.metadata.name = Some("db".into());
+        let mut template = PersistentVolumeClaim::default();
+        template.metadata.name = Some("data".into());
+        let spec = set.spec.get_or_insert_default();
+        spec.service_name = Some("peers".into());
+        spec.volume_claim_templates = Some(vec![template]);
+        let pod = new_pod(&set, &PodTemplateSpec::default(), 2, "db-abc");
+        assert_eq!(pod.metadata.name.as_deref(), Some("db-2"));
+        assert_eq!(pod.metadata.labels.unwrap()[POD_NAME_LABEL], "db-2");
+        let spec = pod.spec.unwrap();
+        assert_eq!((spec.hostname.as_deref(), spec.subdomain.as_deref()), (Some("db-2"), Some("peers")));
+        assert_eq!(spec.volumes.unwrap()[0].persistent_volume_claim.as_ref().unwrap().claim_name, "data-db-2");
+        assert_eq!(start(set.spec.as_ref().unwrap()), 0);
+    }
+}

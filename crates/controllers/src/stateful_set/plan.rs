@@ -1,0 +1,346 @@
+//! What a StatefulSet does next, decided from itself, its revisions and its pods.
+//!
+//! With `OrderedReady` one pod changes at a time: lower ordinals come first when growing and updating waits for every pod to be
+//! healthy; the highest ordinal goes first when shrinking. With `Parallel` creation and scaling do not wait, updates still do.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetSpec, StatefulSetStatus};
+use k8s_openapi::api::core::v1::Pod;
+
+use crate::history::REVISION_LABEL;
+use crate::int_or_percent::{Round, resolve};
+use crate::pods;
+
+/// Names of the revision most pods are of and of the one they should become.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Revisions<'a> {
+    pub(super) current: &'a str,
+    pub(super) update: &'a str,
+}
+
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Plan {
+    /// Ordinal and whether it is made from the update revision.
+    pub(super) create: Vec<(i32, bool)>,
+    pub(super) delete: Vec<Arc<Pod>>,
+    /// Ordinals whose claims must exist before their pods, and whose pods must carry their identity.
+    pub(super) status: StatefulSetStatus,
+    pub(super) recheck: Option<std::time::Duration>,
+}
+
+pub(super) fn ordinal(set: &str, pod: &str) -> Option<i32> {
+    pod.strip_prefix(set)?.strip_prefix('-').filter(|text| *text == "0" || !text.starts_with('0'))?.parse().ok()
+}
+
+pub(super) fn start(spec: &StatefulSetSpec) -> i32 {
+    spec.ordinals.as_ref().and_then(|ordinals| ordinals.start).unwrap_or_default()
+}
+
+fn revision(pod: &Pod) -> &str {
+    pod.metadata.labels.as_ref().and_then(|labels| labels.get(REVISION_LABEL)).map(String::as_str).unwrap_or_default()
+}
+
+fn is_on_delete(spec: &StatefulSetSpec) -> bool {
+    spec.update_strategy.as_ref().and_then(|strategy| strategy.type_.as_deref()) == Some("OnDelete")
+}
+
+struct Pass<'a> {
+    spec: &'a StatefulSetSpec,
+    revisions: Revisions<'a>,
+    ordered: bool,
+    min_ready: i32,
+    now: Timestamp,
+    plan: Plan,
+}
+
+pub(super) fn plan(set: &StatefulSet, pods: &[Arc<Pod>], revisions: Revisions<'_>, now: Timestamp) -> Plan {
+    let spec = set.spec.clone().unwrap_or_default();
+    let mut pass = Pass {
+        ordered: spec.pod_management_policy.as_deref() != Some("Parallel"),
+        min_ready: spec.min_ready_seconds.unwrap_or_default(),
+        revisions,
+        now,
+        plan: Plan::default(),
+        spec: &spec,
+    };
+    let name = set.metadata.name.as_deref().unwrap_or_default();
+    let (first, count) = (start(&spec), spec.replicas.unwrap_or(1));
+    let mut replicas: Vec<Option<Arc<Pod>>> = vec![None; usize::try_from(count).unwrap_or_default()];
+    let mut condemned = Vec::new();
+    for pod in pods {
+        let Some(number) = ordinal(name, pod.metadata.name.as_deref().unwrap_or_default()) else { continue };
+        match usize::try_from(number - first).ok().and_then(|at| replicas.get_mut(at)) {
+            Some(place) => *place = Some(pod.clone()),
+            None => condemned.push((number, pod.clone())),
+        }
+    }
+    condemned.sort_by_key(|(number, _)| std::cmp::Reverse(*number));
+    pass.plan.status = pass.status(set, pods);
+    pass.plan.recheck = pods
+        .iter()
+        .filter_map(|pod| pods::available_in(pod, pass.min_ready, now))
+        .filter(|delay| pass.min_ready > 0 && !delay.is_zero())
+        .min();
+    if set.metadata.deletion_timestamp.is_none() {
+        pass.act(&replicas, &condemned, first);
+    }
+    pass.plan
+}
+
+impl Pass<'_> {
+    fn act(&mut self, replicas: &[Option<Arc<Pod>>], condemned: &[(i32, Arc<Pod>)], first: i32) {
+        for (at, pod) in replicas.iter().enumerate() {
+            let number = first + i32::try_from(at).unwrap_or(i32::MAX);
+            let waits = match pod {
+                None => {
+                    self.plan.create.push((number, self.is_made_new(number, first)));
+                    true
+                }
+                Some(pod) if pods::is_finished(pod) && !pods::is_terminating(pod) => {
+                    // It comes back under the same name once it is gone.
+                    self.plan.delete.push(pod.clone());
+                    true
+                }
+                Some(pod) => pods::is_terminating(pod) || !self.is_available(pod),
+            };
+            if waits && self.ordered {
+                return;
+            }
+        }
+        let unhealthy = |pod: &Arc<Pod>| !pods::is_ready(pod) || pods::is_terminating(pod);
+        let first_unhealthy = condemned.iter().rev().map(|(_, pod)| pod).find(|pod| unhealthy(pod));
+        for (_, pod) in condemned {
+            if self.ordered {
+                let blocked = pods::is_terminating(pod)
+                    || (!pods::is_ready(pod)
+                        && first_unhealthy.is_some_and(|first| first.metadata.uid != pod.metadata.uid));
+                if !blocked {
+                    self.plan.delete.push(pod.clone());
+                }
+                return;
+            }
+            if !pods::is_terminating(pod) {
+                self.plan.delete.push(pod.clone());
+            }
+        }
+        if self.plan.create.is_empty() && self.plan.delete.is_empty() {
+            self.update(replicas, first);
+        }
+    }
+
+    /// Replaces pods of old revisions, highest ordinal first, down to the partition.
+    fn update(&mut self, replicas: &[Option<Arc<Pod>>], first: i32) {
+        if is_on_delete(self.spec) {
+            return;
+        }
+        let rolling = self.spec.update_strategy.as_ref().and_then(|strategy| strategy.rolling_update.as_ref());
+        let partition = rolling.and_then(|rolling| rolling.partition).unwrap_or_default();
+        let total = i32::try_from(replicas.len()).unwrap_or(i32::MAX);
+        let budget = rolling
+            .and_then(|rolling| rolling.max_unavailable.as_ref())
+            .map_or(1, |limit| resolve(limit, total, Round::Up).max(1));
+        let mut unavailable = i32::try_from(
+            replicas.iter().flatten().filter(|pod| !self.is_available(pod) || pods::is_terminating(pod)).count(),
+        )
+        .unwrap_or(i32::MAX);
+        for (at, pod) in replicas.iter().enumerate().rev() {
+            let number = first + i32::try_from(at).unwrap_or(i32::MAX);
+            if number < partition {
+                return;
+            }
+            let Some(pod) = pod else { return };
+            let healthy = self.is_available(pod) && !pods::is_terminating(pod);
+            if revision(pod) != self.revisions.update && !pods::is_terminating(pod) {
+                // A pod that does not work anyway may be replaced without costing anything.
+                if unavailable >= budget && healthy {
+                    return;
+                }
+                if healthy {
+                    unavailable += 1;
+                }
+                self.plan.delete.push(pod.clone());
+                if budget == 1 {
+                    return;
+                }
+            } else if !healthy && budget == 1 {
+                return;
+            }
+        }
+    }
+
+    fn is_available(&self, pod: &Pod) -> bool {
+        pods::phase(pod) == "Running" && pods::is_available(pod, self.min_ready, self.now)
+    }
+
+    /// Whether a missing ordinal is made from the update revision.
+    fn is_made_new(&self, number: i32, first: i32) -> bool {
+        if self.revisions.current == self.revisions.update {
+            return true;
+        }
+        if is_on_delete(self.spec) {
+            return true;
+        }
+        let rolling = self.spec.update_strategy.as_ref().and_then(|strategy| strategy.rolling_update.as_ref());
+        match rolling.and_then(|rolling| rolling.partition) {
+            Some(partition) if partition > 0 => number >= partition,
+            _ => number >= first + self.plan.status.current_replicas.unwrap_or_default(),
+        }
+    }
+
+    fn status(&self, set: &StatefulSet, pods: &[Arc<Pod>]) -> StatefulSetStatus {
+        let count = |matches: &dyn Fn(&Pod) -> bool| {
+            i32::try_from(pods.iter().filter(|pod| matches(pod)).count()).unwrap_or(i32::MAX)
+        };
+        let nonzero = |number: i32| (number != 0).then_some(number);
+        let created = |pod: &Pod| !pods::is_finished(pod);
+        let old = set.status.clone().unwrap_or_default();
+        let living = |pod: &Pod, wanted: &str| created(pod) && !pods::is_terminating(pod) && revision(pod) == wanted;
+        let mut status = StatefulSetStatus {
+            replicas: count(&created),
+            ready_replicas: nonzero(count(&|pod| pods::phase(pod) == "Running" && pods::is_ready(pod))),
+            available_replicas: Some(count(&|pod| self.is_available(pod))),
+            current_replicas: nonzero(count(&|pod| living(pod, self.revisions.current))),
+            updated_replicas: nonzero(count(&|pod| living(pod, self.revisions.update))),
+            current_revision: Some(self.revisions.current.into()),
+            update_revision: Some(self.revisions.update.into()),
+            observed_generation: set.metadata.generation,
+            collision_count: old.collision_count.or(Some(0)),
+            conditions: old.conditions,
+        };
+        let wanted = self.spec.replicas.unwrap_or(1);
+        let all = |number: Option<i32>| number.unwrap_or_default() == status.replicas;
+        if !is_on_delete(self.spec)
+            && status.replicas == wanted
+            && all(status.updated_replicas)
+            && all(status.ready_replicas)
+        {
+            // The rollout is complete: the update revision is the current one.
+            status.current_replicas = status.updated_replicas;
+            status.current_revision.clone_from(&status.update_revision);
+        }
+        status
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::apps::v1::{RollingUpdateStatefulSetStrategy, StatefulSetUpdateStrategy};
+
+    use super::*;
+    use crate::pods::tests::{Builder, at};
+
+    fn set(replicas: i32, policy: &str, partition: i32) -> StatefulSet {
+        let rolling = RollingUpdateStatefulSetStrategy { partition: Some(partition), ..Default::default() };
+        let mut set = StatefulSet {
+            spec: Some(StatefulSetSpec {
+                replicas: Some(replicas),
+                pod_management_policy: Some(policy.into()),
+                update_strategy: Some(StatefulSetUpdateStrategy {
+                    type_: Some("RollingUpdate".into()),
+                    rolling_update: Some(rolling),
+                }),
+                ..StatefulSetSpec::default()
+            }),
+            ..StatefulSet::default()
+        };
+        set.metadata.name = Some("db".into());
+        set
+    }
+
+    /// `r` ready, `p` pending, `f` failed, `t` terminating; upper case is the update revision.
+    fn pods(text: &str) -> Vec<Arc<Pod>> {
+        let pod = |(number, state): (usize, char)| {
+            let builder = Builder::new(&format!("db-{number}")).on("n");
+            let builder = match state.to_ascii_lowercase() {
+                'r' => builder.ready(at(0)),
+                'f' => builder.phase("Failed"),
+                't' => {
+                    let mut builder = builder.ready(at(0));
+                    builder.0.metadata.deletion_timestamp = builder.0.metadata.creation_timestamp.clone();
+                    builder
+                }
+                _ => builder,
+            };
+            (state != '-').then(|| {
+                builder.labelled(REVISION_LABEL, if state.is_ascii_uppercase() { "new" } else { "old" }).build()
+            })
+        };
+        text.chars().enumerate().filter_map(pod).collect()
+    }
+
+    fn actions(set: &StatefulSet, text: &str) -> String {
+        let plan = plan(set, &pods(text), Revisions { current: "old", update: "new" }, at(100));
+        let create = plan.create.iter().map(|(number, new)| format!("+{number}{}", if *new { "new" } else { "old" }));
+        let delete = plan.delete.iter().map(|pod| pod.metadata.name.clone().unwrap().replace("db", ""));
+        create.chain(delete).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn one_at_a_time_and_in_order() {
+        for (replicas, policy, partition, text, expected) in [
+            (3, "OrderedReady", 3, "", "+0old"),
+            (3, "OrderedReady", 3, "p", ""),
+            (3, "OrderedReady", 3, "r", "+1old"),
+            (3, "OrderedReady", 3, "-rr", "+0old"),
+            (3, "OrderedReady", 3, "rfr", "-1"),
+            (3, "OrderedReady", 3, "rtr", ""),
+            (3, "Parallel", 3, "", "+0old +1old +2old"),
+            (3, "Parallel", 3, "p-p", "+1old"),
+            (1, "OrderedReady", 1, "rrr", "-2"),
+            (1, "OrderedReady", 1, "rrt", ""),
+            (1, "OrderedReady", 1, "rpr", "-2"),
+            (0, "Parallel", 0, "rrr", "-2 -1 -0"),
+            (2, "OrderedReady", 2, "prr", ""),
+        ] {
+            assert_eq!(actions(&set(replicas, policy, partition), text), expected, "{replicas} {policy} {text}");
+        }
+    }
+
+    #[test]
+    fn updates_go_from_the_top_down_to_the_partition() {
+        for (partition, text, expected) in [
+            (0, "rrr", "-2"),
+            (0, "rr-", "+2new"),
+            (0, "rrP", ""),
+            (0, "rrR", "-1"),
+            (0, "RRR", ""),
+            (2, "rrR", ""),
+            (2, "rr-", "+2new"),
+            (2, "r-R", "+1old"),
+            (3, "rrr", ""),
+            // A broken pod of the old revision is replaced at once.
+            (0, "rrp", ""),
+        ] {
+            assert_eq!(actions(&set(3, "OrderedReady", partition), text), expected, "partition {partition} {text}");
+        }
+        assert_eq!(actions(&set(3, "Parallel", 0), "rrp"), "-2");
+    }
+
+    #[test]
+    fn a_complete_rollout_moves_the_current_revision() {
+        let status = |text| {
+            plan(&set(3, "OrderedReady", 0), &pods(text), Revisions { current: "old", update: "new" }, at(100)).status
+        };
+        let half = status("rrR");
+        assert_eq!(
+            (half.current_replicas, half.updated_replicas, half.current_revision.as_deref()),
+            (Some(2), Some(1), Some("old"))
+        );
+        let done = status("RRR");
+        assert_eq!(
+            (done.current_replicas, done.updated_replicas, done.current_revision.as_deref()),
+            (Some(3), Some(3), Some("new"))
+        );
+    }
+
+    #[test]
+    fn ordinals_are_canonical() {
+        for (pod, expected) in
+            [("db-0", Some(0)), ("db-12", Some(12)), ("db-01", None), ("db-x", None), ("other-1", None), ("db", None)]
+        {
+            assert_eq!(ordinal("db", pod), expected, "{pod}");
+        }
+    }
+}
