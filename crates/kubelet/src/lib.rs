@@ -1,1 +1,40 @@
+//! The kubelet: makes the pods that are bound to this node run, and tells the API how they fare.
+//!
+//! Flow: pod sources (API watch, static files) -> `worker` per pod -> `plan` (pure: what to kill, what to
+//! start) -> `sync` (volumes, sandbox, containers through CRI) -> `status` (pure) -> `status_writer` -> API.
+//! Runtime events (`pleg`), probes and timers wake workers; nothing polls where an event exists. All
+//! state lives in the API, in the runtime's labels and in pod directories, so a new kubelet goes on where
+//! the old one stopped and disturbs nothing that runs.
 
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod admit;
+mod backoff;
+mod cgroups;
+mod config;
+mod containers;
+mod dns;
+mod env;
+mod hooks;
+mod images;
+mod kubelet;
+mod logs;
+mod node;
+mod objects;
+mod plan;
+mod pleg;
+mod probes;
+mod qos;
+mod resources;
+mod run;
+mod runtime;
+mod state;
+mod status;
+mod status_writer;
+mod sync;
+mod terminate;
+mod volumes;
+mod worker;
+
+pub use config::{Args, Config, Settings};
+pub use run::{main, run};

@@ -1,0 +1,273 @@
+//! Pod cgroups: `/kubepods[/burstable|/besteffort]/pod<uid>` on cgroup v1 and v2, written directly.
+//!
+//! Flow: `sync` makes the pod's cgroup before its sandbox; the runtime puts containers below it;
+//! it is removed after the sandbox is gone. Guaranteed pods sit directly under `/kubepods`.
+//! Not here: the systemd driver, which needs D-Bus. A runtime that asks for it gets names only.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::core::v1::Pod;
+
+use crate::resources::{self, PodResources};
+use crate::{qos, state};
+
+#[derive(Clone, Debug)]
+pub(crate) struct Cgroups {
+    layout: Layout,
+    /// `kubepods`, below the configured root.
+    base: PathBuf,
+}
+
+#[derive(Clone, Debug)]
+enum Layout {
+    /// One tree per controller.
+    V1(Vec<(String, PathBuf)>),
+    V2(PathBuf),
+}
+
+const V1_CONTROLLERS: &[&str] = &["cpu", "cpuacct", "cpuset", "memory", "pids", "hugetlb", "freezer", "devices", "blkio"];
+const V2_CONTROLLERS: &[&str] = &["cpu", "cpuset", "memory", "pids", "io", "hugetlb"];
+
+impl Cgroups {
+    /// Finds the mounted hierarchies. `root` is the cgroup under which `kubepods` is made.
+    pub(crate) fn detect(root: &str) -> io::Result<Self> {
+        Self::under(Path::new("/sys/fs/cgroup"), root)
+    }
+
+    fn under(mount: &Path, root: &str) -> io::Result<Self> {
+        let base = Path::new(root.trim_matches('/')).join("kubepods");
+        if mount.join("cgroup.controllers").exists() {
+            return Ok(Cgroups { layout: Layout::V2(mount.to_path_buf()), base });
+        }
+        let mut trees: Vec<(String, PathBuf)> = Vec::new();
+        for name in V1_CONTROLLERS {
+            // Controllers may share a mount (cpu,cpuacct) behind a symbolic link.
+            let Ok(path) = mount.join(name).canonicalize() else { continue };
+            if !trees.iter().any(|(_, existing)| *existing == path) {
+                trees.push(((*name).to_string(), path));
+            }
+        }
+        if trees.is_empty() {
+            return Err(io::Error::new(io::ErrorKind::NotFound, format!("no cgroup hierarchy under {}", mount.display())));
+        }
+        Ok(Cgroups { layout: Layout::V1(trees), base })
+    }
+
+    pub(crate) fn is_v2(&self) -> bool {
+        matches!(self.layout, Layout::V2(_))
+    }
+
+    /// The cgroup of a pod, relative to the hierarchy, as CRI's `cgroup_parent` takes it.
+    pub(crate) fn pod_path(&self, pod: &Pod) -> String {
+        let mut path = Path::new("/").join(&self.base);
+        match qos::class(pod) {
+            qos::Class::Guaranteed => {}
+            qos::Class::Burstable => path.push("burstable"),
+            qos::Class::BestEffort => path.push("besteffort"),
+        }
+        path.push(format!("pod{}", state::uid(pod)));
+        path.to_string_lossy().into_owned()
+    }
+
+    /// Makes `kubepods` and the two QoS levels below it.
+    pub(crate) fn ensure_qos(&self) -> io::Result<()> {
+        for level in ["", "burstable", "besteffort"] {
+            let path = self.base.join(level);
+            self.make(&path)?;
+            if level == "besteffort" {
+                self.write_cpu_shares(&path, 2)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn ensure_pod(&self, pod: &Pod) -> io::Result<()> {
+        let path = PathBuf::from(self.pod_path(pod).trim_start_matches('/'));
+        self.make(&path)?;
+        self.apply(&path, &resources::for_pod(pod))
+    }
+
+    /// Removes the pod's cgroup wherever its class put it, with what a dead runtime may have left in it.
+    pub(crate) fn remove_pod(&self, uid: &str) -> io::Result<()> {
+        for root in self.roots() {
+            for level in ["", "burstable", "besteffort"] {
+                remove_tree(&root.join(&self.base).join(level).join(format!("pod{uid}")))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Uids of all pods that have a cgroup.
+    pub(crate) fn pods(&self) -> Vec<String> {
+        let mut uids: Vec<String> = Vec::new();
+        for root in self.roots() {
+            for level in ["", "burstable", "besteffort"] {
+                let Ok(entries) = std::fs::read_dir(root.join(&self.base).join(level)) else { continue };
+                for entry in entries.flatten() {
+                    if let Some(uid) = entry.file_name().to_str().and_then(|name| name.strip_prefix("pod")) {
+                        if !uids.iter().any(|known| known == uid) {
+                            uids.push(uid.to_string());
+                        }
+                    }
+                }
+            }
+        }
+        uids
+    }
+
+    fn roots(&self) -> Vec<&PathBuf> {
+        match &self.layout {
+            Layout::V1(trees) => trees.iter().map(|(_, path)| path).collect(),
+            Layout::V2(root) => vec![root],
+        }
+    }
+
+    fn make(&self, path: &Path) -> io::Result<()> {
+        match &self.layout {
+            Layout::V1(trees) => {
+                for (name, root) in trees {
+                    std::fs::create_dir_all(root.join(path))?;
+                    if name == "cpuset" {
+                        inherit_cpuset(root, path)?;
+                    }
+                }
+            }
+            Layout::V2(root) => {
+                let mut at = root.clone();
+                for part in path.components() {
+                    enable_controllers(&at);
+                    at.push(part);
+                    if !at.exists() {
+                        std::fs::create_dir(&at)?;
+                    }
+                }
+                // Containers below need them too.
+                enable_controllers(&at);
+            }
+        }
+        Ok(())
+    }
+
+    fn apply(&self, path: &Path, resources: &PodResources) -> io::Result<()> {
+        self.write_cpu_shares(path, resources.cpu_shares)?;
+        match &self.layout {
+            Layout::V1(trees) => {
+                for (name, root) in trees {
+                    let dir = root.join(path);
+                    if name == "cpu" || dir.join("cpu.cfs_quota_us").exists() {
+                        std::fs::write(dir.join("cpu.cfs_period_us"), resources.cpu_period.to_string())?;
+                        std::fs::write(dir.join("cpu.cfs_quota_us"), resources.cpu_quota.unwrap_or(-1).to_string())?;
+                    }
+                    if name == "memory" {
+                        std::fs::write(dir.join("memory.limit_in_bytes"), resources.memory_limit.unwrap_or(-1).to_string())?;
+                    }
+                }
+            }
+            Layout::V2(root) => {
+                let dir = root.join(path);
+                let quota = resources.cpu_quota.map_or("max".to_string(), |quota| quota.to_string());
+                std::fs::write(dir.join("cpu.max"), format!("{quota} {}", resources.cpu_period))?;
+                let memory = resources.memory_limit.map_or("max".to_string(), |bytes| bytes.to_string());
+                std::fs::write(dir.join("memory.max"), memory)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write_cpu_shares(&self, path: &Path, shares: i64) -> io::Result<()> {
+        match &self.layout {
+            Layout::V1(trees) => {
+                for (name, root) in trees {
+                    if name == "cpu" {
+                        std::fs::write(root.join(path).join("cpu.shares"), shares.to_string())?;
+                    }
+                }
+                Ok(())
+            }
+            Layout::V2(root) => std::fs::write(root.join(path).join("cpu.weight"), shares_to_weight(shares).to_string()),
+        }
+    }
+}
+
+/// cgroup v2 counts 1..10000 where v1 counts 2..262144.
+pub(crate) fn shares_to_weight(shares: i64) -> i64 {
+    1 + ((shares.clamp(2, 262_144) - 2) * 9999) / 262_142
+}
+
+/// A new v1 cpuset has no cpus and no memory nodes: nothing can run in it until it has.
+fn inherit_cpuset(root: &Path, path: &Path) -> io::Result<()> {
+    let mut at = root.to_path_buf();
+    for part in path.components() {
+        let parent = at.clone();
+        at.push(part);
+        for file in ["cpuset.cpus", "cpuset.mems"] {
+            let current = std::fs::read_to_string(at.join(file))?;
+            if current.trim().is_empty() {
+                std::fs::write(at.join(file), std::fs::read_to_string(parent.join(file))?.trim())?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Enabling one that the kernel lacks fails; each is tried alone so that the others still work.
+fn enable_controllers(dir: &Path) {
+    let available = std::fs::read_to_string(dir.join("cgroup.controllers")).unwrap_or_default();
+    for name in available.split_whitespace().filter(|name| V2_CONTROLLERS.contains(name)) {
+        if let Err(error) = std::fs::write(dir.join("cgroup.subtree_control"), format!("+{name}")) {
+            tracing::debug!(dir = %dir.display(), controller = name, %error, "controller not enabled");
+        }
+    }
+}
+
+/// Removes a cgroup and those below it, depth first.
+fn remove_tree(path: &Path) -> io::Result<()> {
+    let entries = match std::fs::read_dir(path) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    for entry in entries.flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove_tree(&entry.path())?;
+        }
+    }
+    match std::fs::remove_dir(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::resources::tests::container_with;
+    use k8s_openapi::api::core::v1::PodSpec;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+    #[test]
+    fn names_follow_the_class() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("cgroup.controllers"), "").unwrap();
+        for (root, requests, limits, expected) in [
+            ("/", "", "", "/kubepods/besteffort/podu1"),
+            ("/", "cpu=1", "", "/kubepods/burstable/podu1"),
+            ("/cox", "cpu=1,memory=1Gi", "cpu=1,memory=1Gi", "/cox/kubepods/podu1"),
+        ] {
+            let pod = Pod {
+                metadata: ObjectMeta { uid: Some("u1".into()), ..Default::default() },
+                spec: Some(PodSpec { containers: vec![container_with("a", requests, limits)], ..Default::default() }),
+                ..Default::default()
+            };
+            assert_eq!(Cgroups::under(dir.path(), root).unwrap().pod_path(&pod), expected);
+        }
+    }
+
+    #[test]
+    fn weights() {
+        for (shares, weight) in [(2, 1), (102, 4), (1024, 39), (262_144, 10_000)] {
+            assert_eq!(shares_to_weight(shares), weight);
+        }
+    }
+}

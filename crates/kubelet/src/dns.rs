@@ -1,0 +1,222 @@
+//! The resolver configuration of a pod, by its DNS policy. Pure, except for reading the host's file.
+
+use cri::v1::DnsConfig;
+use k8s_openapi::api::core::v1::Pod;
+
+use crate::state;
+
+/// Limits of the C library that upstream also keeps.
+const MAX_NAMESERVERS: usize = 3;
+const MAX_SEARCHES: usize = 32;
+const MAX_SEARCH_LENGTH: usize = 2048;
+
+/// The node's part: the cluster's servers and domain, and the host's own resolver.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Node {
+    pub(crate) cluster_dns: Vec<String>,
+    pub(crate) cluster_domain: String,
+    pub(crate) host: DnsConfig,
+}
+
+pub(crate) fn parse_resolv_conf(text: &str) -> DnsConfig {
+    let mut config = DnsConfig::default();
+    for line in text.lines() {
+        let line = line.split(['#', ';']).next().unwrap_or_default();
+        let mut words = line.split_whitespace();
+        match words.next() {
+            Some("nameserver") => config.servers.extend(words.next().map(String::from)),
+            Some("search") => config.searches = words.map(|s| s.trim_end_matches('.').to_string()).collect(),
+            Some("options") => config.options = words.map(String::from).collect(),
+            _ => {}
+        }
+    }
+    config
+}
+
+pub(crate) fn for_pod(pod: &Pod, node: &Node) -> DnsConfig {
+    let spec = pod.spec.clone().unwrap_or_default();
+    let host_network = spec.host_network == Some(true);
+    let policy = match spec.dns_policy.as_deref() {
+        Some("None") => "None",
+        Some("Default") => "Default",
+        Some("ClusterFirstWithHostNet") => "ClusterFirst",
+        _ if host_network => "Default",
+        _ => "ClusterFirst",
+    };
+    let mut config = match policy {
+        "None" => DnsConfig::default(),
+        "ClusterFirst" if !node.cluster_dns.is_empty() => {
+            let mut searches = Vec::new();
+            if !node.cluster_domain.is_empty() {
+                let domain = &node.cluster_domain;
+                searches.push(format!("{}.svc.{domain}", state::namespace(pod)));
+                searches.push(format!("svc.{domain}"));
+                searches.push(domain.clone());
+            }
+            for search in &node.host.searches {
+                if !searches.contains(search) {
+                    searches.push(search.clone());
+                }
+            }
+            DnsConfig { servers: node.cluster_dns.clone(), searches, options: vec!["ndots:5".into()] }
+        }
+        _ => node.host.clone(),
+    };
+    if let Some(own) = &spec.dns_config {
+        for server in own.nameservers.iter().flatten() {
+            if !config.servers.contains(server) {
+                config.servers.push(server.clone());
+            }
+        }
+        for search in own.searches.iter().flatten() {
+            if !config.searches.contains(search) {
+                config.searches.push(search.clone());
+            }
+        }
+        for option in own.options.iter().flatten() {
+            let Some(name) = option.name.as_deref().filter(|name| !name.is_empty()) else { continue };
+            config.options.retain(|existing| existing.split(':').next() != Some(name));
+            config.options.push(match option.value.as_deref().filter(|value| !value.is_empty()) {
+                Some(value) => format!("{name}:{value}"),
+                None => name.to_string(),
+            });
+        }
+    }
+    config.servers.truncate(MAX_NAMESERVERS);
+    config.searches.truncate(MAX_SEARCHES);
+    while config.searches.join(" ").len() > MAX_SEARCH_LENGTH {
+        config.searches.pop();
+    }
+    config
+}
+
+/// Hostname and, when the pod has a subdomain, its domain.
+pub(crate) fn hostname(pod: &Pod, cluster_domain: &str) -> (String, Option<String>) {
+    let spec = pod.spec.clone().unwrap_or_default();
+    if let Some(fixed) = spec.hostname_override.filter(|name| !name.is_empty()) {
+        return (fixed, None);
+    }
+    let host = spec.hostname.filter(|name| !name.is_empty()).unwrap_or_else(|| {
+        // A hostname may be 63 long at most, and must not end in a separator.
+        let name: String = state::name(pod).chars().take(63).collect();
+        name.trim_end_matches(['-', '.']).to_string()
+    });
+    let domain = spec
+        .subdomain
+        .filter(|subdomain| !subdomain.is_empty())
+        .map(|subdomain| format!("{subdomain}.{}.svc.{cluster_domain}", state::namespace(pod)));
+    match domain {
+        Some(domain) if spec.set_hostname_as_fqdn == Some(true) => (format!("{host}.{domain}"), Some(domain)),
+        domain => (host, domain),
+    }
+}
+
+/// The managed `/etc/hosts`.
+pub(crate) fn hosts_file(pod: &Pod, ips: &[String], hostname: &str, domain: Option<&str>) -> String {
+    let mut text = String::from(
+        "# Kubernetes-managed hosts file.\n\
+         127.0.0.1\tlocalhost\n\
+         ::1\tlocalhost ip6-localhost ip6-loopback\n\
+         fe00::0\tip6-localnet\n\
+         fe00::0\tip6-mcastprefix\n\
+         fe00::1\tip6-allnodes\n\
+         fe00::2\tip6-allrouters\n",
+    );
+    for ip in ips {
+        match domain {
+            Some(domain) if !hostname.ends_with(domain) => text.push_str(&format!("{ip}\t{hostname}.{domain}\t{hostname}\n")),
+            _ => text.push_str(&format!("{ip}\t{hostname}\n")),
+        }
+    }
+    text + &host_aliases(pod)
+}
+
+/// `/etc/hosts` of a pod on the host's network: the host's own, plus the aliases.
+pub(crate) fn host_network_hosts_file(pod: &Pod, host_file: &str) -> String {
+    format!("# Kubernetes-managed hosts file (host network).\n{host_file}{}", host_aliases(pod))
+}
+
+fn host_aliases(pod: &Pod) -> String {
+    let aliases = pod.spec.as_ref().and_then(|spec| spec.host_aliases.as_deref()).unwrap_or_default();
+    if aliases.is_empty() {
+        return String::new();
+    }
+    let mut text = String::from("\n# Entries added by HostAliases.\n");
+    for alias in aliases {
+        text.push_str(&format!("{}\t{}\n", alias.ip, alias.hostnames.iter().flatten().cloned().collect::<Vec<_>>().join("\t")));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::api::core::v1::{HostAlias, PodDNSConfig, PodDNSConfigOption, PodSpec};
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+    fn pod(spec: PodSpec) -> Pod {
+        Pod {
+            metadata: ObjectMeta { name: Some("web-0".into()), namespace: Some("ns".into()), ..Default::default() },
+            spec: Some(spec),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn policies() {
+        let node = Node {
+            cluster_dns: vec!["10.43.0.10".into()],
+            cluster_domain: "cluster.local".into(),
+            host: parse_resolv_conf("nameserver 192.0.2.53 # ours\nsearch example.org.\noptions edns0\n"),
+        };
+        let cluster = "10.43.0.10 | ns.svc.cluster.local svc.cluster.local cluster.local example.org | ndots:5";
+        let host = "192.0.2.53 | example.org | edns0";
+        for (policy, host_network, expected) in [
+            (None, false, cluster),
+            (Some("ClusterFirst"), false, cluster),
+            (Some("ClusterFirst"), true, host),
+            (Some("ClusterFirstWithHostNet"), true, cluster),
+            (Some("Default"), false, host),
+            (Some("None"), false, " |  | "),
+        ] {
+            let spec = PodSpec { dns_policy: policy.map(String::from), host_network: Some(host_network), ..Default::default() };
+            let got = for_pod(&pod(spec), &node);
+            let told = format!("{} | {} | {}", got.servers.join(" "), got.searches.join(" "), got.options.join(" "));
+            assert_eq!(told, expected, "{policy:?} {host_network}");
+        }
+    }
+
+    #[test]
+    fn own_options_replace() {
+        let node = Node { cluster_dns: vec!["10.43.0.10".into()], ..Default::default() };
+        let got = for_pod(
+            &pod(PodSpec {
+                dns_config: Some(PodDNSConfig {
+                    nameservers: Some(vec!["192.0.2.1".into()]),
+                    options: Some(vec![PodDNSConfigOption { name: Some("ndots".into()), value: Some("2".into()) }]),
+                    ..Default::default()
+                }),
+                ..Default::default()
+            }),
+            &node,
+        );
+        assert_eq!(got.servers, ["10.43.0.10", "192.0.2.1"]);
+        assert_eq!(got.options, ["ndots:2"]);
+    }
+
+    #[test]
+    fn hosts() {
+        let spec = PodSpec {
+            subdomain: Some("sub".into()),
+            host_aliases: Some(vec![HostAlias { ip: "123.45.67.89".into(), hostnames: Some(vec!["foo".into(), "bar".into()]) }]),
+            ..Default::default()
+        };
+        let pod = pod(spec);
+        let (host, domain) = hostname(&pod, "cluster.local");
+        assert_eq!((host.as_str(), domain.as_deref()), ("web-0", Some("sub.ns.svc.cluster.local")));
+        let text = hosts_file(&pod, &["10.42.0.5".into()], &host, domain.as_deref());
+        assert!(text.starts_with("# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n"));
+        assert!(text.contains("10.42.0.5\tweb-0.sub.ns.svc.cluster.local\tweb-0\n"));
+        assert!(text.ends_with("# Entries added by HostAliases.\n123.45.67.89\tfoo\tbar\n"));
+    }
+}

@@ -1,0 +1,384 @@
+//! Environment of a container: variable expansion, service variables and the pod's own fields.
+//!
+//! Flow: spec + ConfigMaps and Secrets (fetched by the caller) -> here -> CRI container config. Pure.
+
+use std::collections::{BTreeMap, HashMap};
+
+use k8s_openapi::api::core::v1::{ConfigMap, Container, Pod, Secret, Service};
+
+use crate::resources::{self, ResourceList};
+use crate::state;
+
+/// Replaces `$(NAME)` by its value. `$$` is a plain `$`, an unknown name stays as it is.
+pub(crate) fn expand(text: &str, lookup: &dyn Fn(&str) -> Option<String>) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find('$') {
+        out.push_str(&rest[..at]);
+        let after = &rest[at + 1..];
+        if let Some(escaped) = after.strip_prefix('$') {
+            out.push('$');
+            rest = escaped;
+        } else if let Some((name, tail)) = after.strip_prefix('(').and_then(|inner| inner.split_once(')')) {
+            match lookup(name) {
+                Some(value) => out.push_str(&value),
+                None => {
+                    out.push_str("$(");
+                    out.push_str(name);
+                    out.push(')');
+                }
+            }
+            rest = tail;
+        } else {
+            out.push('$');
+            rest = after;
+        }
+    }
+    out.push_str(rest);
+    out
+}
+
+pub(crate) fn expand_with(text: &str, env: &[(String, String)]) -> String {
+    expand(text, &|name| env.iter().rev().find(|(key, _)| key == name).map(|(_, value)| value.clone()))
+}
+
+/// Objects that environment variables refer to, by name; a missing entry does not exist.
+#[derive(Default)]
+pub(crate) struct Sources {
+    pub(crate) config_maps: HashMap<String, ConfigMap>,
+    pub(crate) secrets: HashMap<String, Secret>,
+}
+
+/// What else a variable may show of the pod and node.
+pub(crate) struct Context<'a> {
+    pub(crate) pod: &'a Pod,
+    pub(crate) pod_ips: &'a [String],
+    pub(crate) host_ips: &'a [String],
+    pub(crate) allocatable: &'a ResourceList,
+    pub(crate) services: &'a [(String, String)],
+}
+
+/// The variables of one container, in order; an error is a `CreateContainerConfigError`.
+pub(crate) fn environment(
+    container: &Container,
+    context: &Context<'_>,
+    sources: &Sources,
+) -> Result<Vec<(String, String)>, String> {
+    let namespace = state::namespace(context.pod);
+    let mut result: Vec<(String, String)> = Vec::new();
+    let mut set = |result: &mut Vec<(String, String)>, key: String, value: String| {
+        match result.iter_mut().find(|(existing, _)| *existing == key) {
+            Some(slot) => slot.1 = value,
+            None => result.push((key, value)),
+        }
+    };
+
+    for from in container.env_from.iter().flatten() {
+        let prefix = from.prefix.as_deref().unwrap_or_default();
+        if let Some(reference) = &from.config_map_ref {
+            let name = reference.name.as_str();
+            match sources.config_maps.get(name) {
+                Some(map) => {
+                    for (key, value) in map.data.iter().flatten() {
+                        set(&mut result, format!("{prefix}{key}"), value.clone());
+                    }
+                }
+                None if reference.optional == Some(true) => {}
+                None => return Err(format!("configmap \"{name}\" not found")),
+            }
+        }
+        if let Some(reference) = &from.secret_ref {
+            let name = reference.name.as_str();
+            match sources.secrets.get(name) {
+                Some(secret) => {
+                    for (key, value) in secret.data.iter().flatten() {
+                        set(&mut result, format!("{prefix}{key}"), String::from_utf8_lossy(&value.0).into_owned());
+                    }
+                }
+                None if reference.optional == Some(true) => {}
+                None => return Err(format!("secret \"{name}\" not found")),
+            }
+        }
+    }
+
+    for variable in container.env.iter().flatten() {
+        let mut value = None;
+        if let Some(text) = variable.value.as_deref().filter(|text| !text.is_empty()) {
+            value = Some(expand(text, &|name| {
+                result
+                    .iter()
+                    .find(|(key, _)| key == name)
+                    .or_else(|| context.services.iter().find(|(key, _)| key == name))
+                    .map(|(_, value)| value.clone())
+            }));
+        } else if let Some(from) = &variable.value_from {
+            if let Some(field) = &from.field_ref {
+                value = Some(field_value(&field.field_path, context)?);
+            } else if let Some(field) = &from.resource_field_ref {
+                let owner = match field.container_name.as_deref() {
+                    None | Some("") => container.clone(),
+                    Some(name) => state::all_containers(context.pod)
+                        .into_iter()
+                        .find(|c| c.name == name)
+                        .ok_or_else(|| format!("container {name} not found"))?,
+                };
+                value = Some(resources::field_value(&owner, &field.resource, field.divisor.as_ref(), context.allocatable)?);
+            } else if let Some(key) = &from.config_map_key_ref {
+                let optional = key.optional == Some(true);
+                value = match sources.config_maps.get(&key.name) {
+                    None if optional => None,
+                    None => return Err(format!("configmap \"{}\" not found", key.name)),
+                    Some(map) => match map.data.as_ref().and_then(|data| data.get(&key.key)) {
+                        Some(found) => Some(found.clone()),
+                        None if optional => None,
+                        None => return Err(format!("couldn't find key {} in ConfigMap {namespace}/{}", key.key, key.name)),
+                    },
+                };
+                if value.is_none() {
+                    continue;
+                }
+            } else if let Some(key) = &from.secret_key_ref {
+                let optional = key.optional == Some(true);
+                value = match sources.secrets.get(&key.name) {
+                    None if optional => None,
+                    None => return Err(format!("secret \"{}\" not found", key.name)),
+                    Some(secret) => match secret.data.as_ref().and_then(|data| data.get(&key.key)) {
+                        Some(found) => Some(String::from_utf8_lossy(&found.0).into_owned()),
+                        None if optional => None,
+                        None => return Err(format!("couldn't find key {} in Secret {namespace}/{}", key.key, key.name)),
+                    },
+                };
+                if value.is_none() {
+                    continue;
+                }
+            }
+        }
+        set(&mut result, variable.name.clone(), value.unwrap_or_default());
+    }
+
+    for (key, value) in context.services {
+        if !result.iter().any(|(existing, _)| existing == key) {
+            result.push((key.clone(), value.clone()));
+        }
+    }
+    Ok(result)
+}
+
+/// Names of the ConfigMaps and Secrets a container's environment needs.
+pub(crate) fn referenced(container: &Container) -> (Vec<String>, Vec<String>) {
+    let (mut maps, mut secrets) = (Vec::new(), Vec::new());
+    for from in container.env_from.iter().flatten() {
+        maps.extend(from.config_map_ref.iter().map(|r| r.name.clone()));
+        secrets.extend(from.secret_ref.iter().map(|r| r.name.clone()));
+    }
+    for from in container.env.iter().flatten().filter_map(|variable| variable.value_from.as_ref()) {
+        maps.extend(from.config_map_key_ref.iter().map(|r| r.name.clone()));
+        secrets.extend(from.secret_key_ref.iter().map(|r| r.name.clone()));
+    }
+    (maps, secrets)
+}
+
+/// A `fieldRef` of the downward API.
+pub(crate) fn field_value(path: &str, context: &Context<'_>) -> Result<String, String> {
+    let pod = context.pod;
+    let spec = pod.spec.as_ref();
+    if let Some((map, key)) = path.strip_suffix("']").and_then(|rest| rest.split_once("['")) {
+        let entries = match map {
+            "metadata.labels" => pod.metadata.labels.as_ref(),
+            "metadata.annotations" => pod.metadata.annotations.as_ref(),
+            _ => return Err(format!("invalid path {path:?}: does not support subscript")),
+        };
+        return Ok(entries.and_then(|entries| entries.get(key)).cloned().unwrap_or_default());
+    }
+    let value = match path {
+        "metadata.name" => state::name(pod).to_string(),
+        "metadata.namespace" => state::namespace(pod).to_string(),
+        "metadata.uid" => state::uid(pod).to_string(),
+        "metadata.labels" => format_map(pod.metadata.labels.as_ref()),
+        "metadata.annotations" => format_map(pod.metadata.annotations.as_ref()),
+        "spec.nodeName" => spec.and_then(|s| s.node_name.clone()).unwrap_or_default(),
+        "spec.serviceAccountName" => spec.and_then(|s| s.service_account_name.clone()).unwrap_or_default(),
+        "status.hostIP" => context.host_ips.first().cloned().unwrap_or_default(),
+        "status.hostIPs" => context.host_ips.join(","),
+        "status.podIP" => context.pod_ips.first().cloned().unwrap_or_default(),
+        "status.podIPs" => context.pod_ips.join(","),
+        _ => return Err(format!("unsupported fieldPath: {path}")),
+    };
+    Ok(value)
+}
+
+/// Lines of `key="value"`, sorted, values quoted as Go does.
+pub(crate) fn format_map(map: Option<&BTreeMap<String, String>>) -> String {
+    let lines: Vec<String> =
+        map.into_iter().flatten().map(|(key, value)| format!("{key}={}", quote(value))).collect();
+    lines.join("\n")
+}
+
+fn quote(text: &str) -> String {
+    let mut out = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\t' => out.push_str("\\t"),
+            '\r' => out.push_str("\\r"),
+            c if c.is_control() && (c as u32) < 0x80 => out.push_str(&format!("\\x{:02x}", c as u32)),
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+    out
+}
+
+/// Docker-link style variables of the services a pod may see: those of its namespace, plus the
+/// API server's own.
+pub(crate) fn service_variables<'a>(
+    pod: &Pod,
+    services: impl IntoIterator<Item = &'a Service>,
+) -> Vec<(String, String)> {
+    let enabled = pod.spec.as_ref().and_then(|spec| spec.enable_service_links).unwrap_or(true);
+    let mut chosen: BTreeMap<&str, &Service> = BTreeMap::new();
+    for service in services {
+        let (Some(name), Some(namespace)) = (service.metadata.name.as_deref(), service.metadata.namespace.as_deref())
+        else {
+            continue;
+        };
+        let is_api = namespace == "default" && name == "kubernetes";
+        let is_local = namespace == state::namespace(pod) && enabled;
+        if is_local || (is_api && !chosen.contains_key(name)) {
+            chosen.insert(name, service);
+        }
+    }
+    let mut result = Vec::new();
+    for (name, service) in chosen {
+        let Some(spec) = &service.spec else { continue };
+        let Some(ip) = spec.cluster_ip.as_deref().filter(|ip| !ip.is_empty() && *ip != "None") else { continue };
+        let ports = spec.ports.as_deref().unwrap_or_default();
+        let Some(first) = ports.first() else { continue };
+        let prefix = name.replace('-', "_").to_uppercase();
+        let host = if ip.contains(':') { format!("[{ip}]") } else { ip.to_string() };
+        let mut add = |key: String, value: String| result.push((key, value));
+        add(format!("{prefix}_SERVICE_HOST"), ip.to_string());
+        add(format!("{prefix}_SERVICE_PORT"), first.port.to_string());
+        for port in ports {
+            if let Some(port_name) = port.name.as_deref().filter(|name| !name.is_empty()) {
+                let port_name = port_name.replace('-', "_").to_uppercase();
+                add(format!("{prefix}_SERVICE_PORT_{port_name}"), port.port.to_string());
+            }
+        }
+        for (index, port) in ports.iter().enumerate() {
+            let protocol = port.protocol.as_deref().unwrap_or("TCP");
+            let url = format!("{}://{host}:{}", protocol.to_lowercase(), port.port);
+            if index == 0 {
+                add(format!("{prefix}_PORT"), url.clone());
+            }
+            let port_prefix = format!("{prefix}_PORT_{}_{}", port.port, protocol.to_uppercase());
+            add(port_prefix.clone(), url);
+            add(format!("{port_prefix}_PROTO"), protocol.to_lowercase());
+            add(format!("{port_prefix}_PORT"), port.port.to_string());
+            add(format!("{port_prefix}_ADDR"), ip.to_string());
+        }
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::api::core::v1::{
+        ConfigMapEnvSource, EnvFromSource, EnvVar, EnvVarSource, ObjectFieldSelector, ServicePort, ServiceSpec,
+    };
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+    #[test]
+    fn expansion() {
+        let lookup = |name: &str| (name == "VAR").then(|| "value".to_string());
+        for (text, expected) in [
+            ("$(VAR)", "value"),
+            ("a-$(VAR)-b", "a-value-b"),
+            ("$$(VAR)", "$(VAR)"),
+            ("$$$(VAR)", "$value"),
+            ("$(MISSING)", "$(MISSING)"),
+            ("$VAR", "$VAR"),
+            ("$(VAR", "$(VAR"),
+            ("cost: 5$", "cost: 5$"),
+            ("$(VAR)$(VAR)", "valuevalue"),
+        ] {
+            assert_eq!(expand(text, &lookup), expected, "{text}");
+        }
+    }
+
+    fn meta(name: &str) -> ObjectMeta {
+        ObjectMeta { name: Some(name.into()), namespace: Some("default".into()), ..Default::default() }
+    }
+
+    #[test]
+    fn variables_see_earlier_ones_and_sources() {
+        let pod = Pod { metadata: meta("web"), ..Default::default() };
+        let container = Container {
+            env_from: Some(vec![EnvFromSource {
+                prefix: Some("p-".into()),
+                config_map_ref: Some(ConfigMapEnvSource { name: "cm".into(), optional: None }),
+                secret_ref: None,
+            }]),
+            env: Some(vec![
+                EnvVar { name: "A".into(), value: Some("1".into()), ..Default::default() },
+                EnvVar { name: "B".into(), value: Some("$(A)-$(p-key)-$(C)".into()), ..Default::default() },
+                EnvVar {
+                    name: "NAME".into(),
+                    value_from: Some(EnvVarSource {
+                        field_ref: Some(ObjectFieldSelector { field_path: "metadata.name".into(), api_version: None }),
+                        ..Default::default()
+                    }),
+                    ..Default::default()
+                },
+            ]),
+            ..Default::default()
+        };
+        let context = Context { pod: &pod, pod_ips: &[], host_ips: &[], allocatable: &BTreeMap::new(), services: &[] };
+        let mut sources = Sources::default();
+        assert_eq!(environment(&container, &context, &sources), Err("configmap \"cm\" not found".into()));
+        sources.config_maps.insert(
+            "cm".into(),
+            ConfigMap { data: Some(BTreeMap::from([("key".into(), "v".into())])), ..Default::default() },
+        );
+        let env = environment(&container, &context, &sources).unwrap();
+        assert_eq!(
+            env,
+            [("p-key", "v"), ("A", "1"), ("B", "1-v-$(C)"), ("NAME", "web")].map(|(k, v)| (k.to_string(), v.to_string()))
+        );
+    }
+
+    #[test]
+    fn service_links() {
+        let service = Service {
+            metadata: meta("foo-service"),
+            spec: Some(ServiceSpec {
+                cluster_ip: Some("10.43.0.7".into()),
+                ports: Some(vec![ServicePort { port: 8765, ..Default::default() }]),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let pod = Pod { metadata: meta("web"), ..Default::default() };
+        let env: BTreeMap<_, _> = service_variables(&pod, [&service]).into_iter().collect();
+        for (key, value) in [
+            ("FOO_SERVICE_SERVICE_HOST", "10.43.0.7"),
+            ("FOO_SERVICE_SERVICE_PORT", "8765"),
+            ("FOO_SERVICE_PORT", "tcp://10.43.0.7:8765"),
+            ("FOO_SERVICE_PORT_8765_TCP", "tcp://10.43.0.7:8765"),
+            ("FOO_SERVICE_PORT_8765_TCP_PROTO", "tcp"),
+            ("FOO_SERVICE_PORT_8765_TCP_PORT", "8765"),
+            ("FOO_SERVICE_PORT_8765_TCP_ADDR", "10.43.0.7"),
+        ] {
+            assert_eq!(env.get(key).map(String::as_str), Some(value), "{key}");
+        }
+    }
+
+    #[test]
+    fn maps_are_quoted() {
+        let map = BTreeMap::from([("a".to_string(), "x\"y".to_string()), ("b".to_string(), "l1\nl2".to_string())]);
+        assert_eq!(format_map(Some(&map)), "a=\"x\\\"y\"\nb=\"l1\\nl2\"");
+    }
+}

@@ -1,0 +1,98 @@
+//! Everything one node's workers share.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use client::{Client, EventRecorder, Informer};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Pod, PodStatus, Service};
+
+use crate::backoff::Backoff;
+use crate::cgroups::Cgroups;
+use crate::config::Settings;
+use crate::images::Images;
+use crate::probes::Prober;
+use crate::resources::ResourceList;
+use crate::runtime::Runtime;
+use crate::state::{self, PodState};
+use crate::status::{Ended, Observed, pod_status};
+use crate::status_writer::StatusWriter;
+use crate::volumes::Volumes;
+use crate::worker::Memory;
+
+pub(crate) struct Kubelet {
+    pub(crate) settings: Settings,
+    pub(crate) client: Client,
+    pub(crate) runtime: Runtime,
+    pub(crate) images: Images,
+    pub(crate) volumes: Volumes,
+    pub(crate) cgroups: Option<Cgroups>,
+    pub(crate) prober: Arc<Prober>,
+    pub(crate) status: Arc<StatusWriter>,
+    pub(crate) recorder: EventRecorder,
+    pub(crate) restarts: Backoff,
+    pub(crate) services: Informer<Service>,
+    pub(crate) allocatable: ResourceList,
+    pub(crate) node_memory: i64,
+    pub(crate) host_ips: Vec<String>,
+    pub(crate) dns: crate::dns::Node,
+}
+
+impl Kubelet {
+    pub(crate) fn pod_dir(&self, pod: &Pod) -> PathBuf {
+        self.volumes.pod_dir(state::uid(pod))
+    }
+
+    pub(crate) fn log_dir(&self, pod: &Pod) -> PathBuf {
+        self.settings.pod_logs_dir.join(state::log_dir_name(pod))
+    }
+
+    /// Computes and hands over the status; returns it.
+    pub(crate) fn tell(
+        &self,
+        pod: &Pod,
+        state: &PodState,
+        memory: &Memory,
+        is_terminating: bool,
+        ended: Option<&Ended>,
+    ) -> PodStatus {
+        // The newest status of ours may not have come back through the watch yet.
+        let mut current = pod.clone();
+        if let Some(latest) = self.status.latest(state::uid(pod)) {
+            let foreign = foreign_conditions(pod, &latest);
+            current.status = Some(latest);
+            if let Some(conditions) = current.status.as_mut().and_then(|status| status.conditions.as_mut()) {
+                conditions.retain(|condition| OUR_CONDITIONS.contains(&condition.type_.as_str()));
+                conditions.extend(foreign);
+            }
+        }
+        let status = pod_status(
+            &current,
+            &Observed {
+                state,
+                waiting: &memory.waiting,
+                readiness: self.prober.as_ref(),
+                host_ips: &self.host_ips,
+                is_terminating,
+                ended,
+                runtime_name: &self.runtime.name,
+                now: Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default(),
+            },
+        );
+        self.status.set(state::uid(pod), memory.api_pod(pod), status.clone());
+        status
+    }
+}
+
+const OUR_CONDITIONS: &[&str] =
+    &["PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled", "DisruptionTarget"];
+
+/// Conditions that others write: the API's view of them is the newest.
+fn foreign_conditions(pod: &Pod, _latest: &PodStatus) -> Vec<k8s_openapi::api::core::v1::PodCondition> {
+    pod.status
+        .iter()
+        .flat_map(|status| status.conditions.iter().flatten())
+        .filter(|condition| !OUR_CONDITIONS.contains(&condition.type_.as_str()))
+        .cloned()
+        .collect()
+}

@@ -1,0 +1,271 @@
+//! CRI log files: `<RFC 3339 time> <stdout|stderr> <P|F> <text>`, one line each; `P` lines are parts
+//! of a line that goes on.
+//!
+//! Flow: the runtime writes them -> here -> `server` (`kubectl logs`) and termination messages.
+
+use std::io::{self, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio::fs::File;
+use tokio::io::{AsyncReadExt, AsyncSeekExt};
+use tokio::sync::mpsc;
+
+/// One entry of a log file.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Entry<'a> {
+    pub(crate) time: &'a str,
+    pub(crate) is_stderr: bool,
+    pub(crate) is_partial: bool,
+    pub(crate) text: &'a [u8],
+}
+
+/// Parses one line without its newline.
+pub(crate) fn parse(line: &[u8]) -> Option<Entry<'_>> {
+    let mut parts = line.splitn(4, |byte| *byte == b' ');
+    let time = std::str::from_utf8(parts.next()?).ok()?;
+    let is_stderr = match parts.next()? {
+        b"stdout" => false,
+        b"stderr" => true,
+        _ => return None,
+    };
+    let tags = parts.next()?;
+    let is_partial = tags.split(|byte| *byte == b':').next() == Some(b"P");
+    Some(Entry { time, is_stderr, is_partial, text: parts.next().unwrap_or_default() })
+}
+
+/// `kubectl logs` options that the kubelet understands.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Options {
+    pub(crate) follow: bool,
+    pub(crate) timestamps: bool,
+    pub(crate) tail: Option<usize>,
+    pub(crate) limit_bytes: Option<usize>,
+    pub(crate) since: Option<Timestamp>,
+    /// `Stdout`, `Stderr` or all.
+    pub(crate) stream: Option<String>,
+}
+
+/// Turns lines of a file into what the client sees. Pure; keeps the byte budget.
+pub(crate) struct Renderer {
+    options: Options,
+    left: Option<usize>,
+    starts_line: bool,
+}
+
+impl Renderer {
+    pub(crate) fn new(options: Options) -> Self {
+        let left = options.limit_bytes;
+        Renderer { options, left, starts_line: true }
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.left == Some(0)
+    }
+
+    pub(crate) fn render(&mut self, line: &[u8], out: &mut Vec<u8>) {
+        let Some(entry) = parse(line) else { return };
+        match self.options.stream.as_deref() {
+            Some("Stdout") if entry.is_stderr => return,
+            Some("Stderr") if !entry.is_stderr => return,
+            _ => {}
+        }
+        if let Some(since) = self.options.since {
+            if entry.time.parse::<Timestamp>().is_ok_and(|time| time < since) {
+                return;
+            }
+        }
+        let start = out.len();
+        if self.options.timestamps && self.starts_line {
+            out.extend_from_slice(entry.time.as_bytes());
+            out.push(b' ');
+        }
+        out.extend_from_slice(entry.text);
+        if !entry.is_partial {
+            out.push(b'\n');
+        }
+        self.starts_line = !entry.is_partial;
+        if let Some(left) = &mut self.left {
+            let written = out.len() - start;
+            if written > *left {
+                out.truncate(start + *left);
+            }
+            *left -= written.min(*left);
+        }
+    }
+}
+
+/// At most `limit` bytes from the start of a regular file.
+pub(crate) async fn read_start(path: &Path, limit: usize) -> io::Result<Vec<u8>> {
+    let file = File::open(path).await?;
+    if !file.metadata().await?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    let mut data = Vec::new();
+    file.take(limit as u64).read_to_end(&mut data).await?;
+    Ok(data)
+}
+
+/// The text of the last lines, within both limits.
+pub(crate) async fn tail_text(path: &Path, lines: usize, bytes: usize) -> io::Result<String> {
+    let mut file = File::open(path).await?;
+    let start = tail_offset(&mut file, lines).await?;
+    file.seek(SeekFrom::Start(start)).await?;
+    let mut data = Vec::new();
+    file.read_to_end(&mut data).await?;
+    let mut renderer = Renderer::new(Options::default());
+    let mut out = Vec::new();
+    for line in data.split(|byte| *byte == b'\n') {
+        renderer.render(line, &mut out);
+    }
+    let cut = out.len().saturating_sub(bytes);
+    Ok(String::from_utf8_lossy(&out[cut..]).into_owned())
+}
+
+/// Where the last `lines` lines begin, found from the end in blocks.
+async fn tail_offset(file: &mut File, lines: usize) -> io::Result<u64> {
+    const BLOCK: u64 = 64 << 10;
+    let end = file.seek(SeekFrom::End(0)).await?;
+    if lines == 0 {
+        return Ok(end);
+    }
+    let mut seen = 0;
+    let mut at = end;
+    let mut block = Vec::new();
+    while at > 0 {
+        let from = at.saturating_sub(BLOCK);
+        file.seek(SeekFrom::Start(from)).await?;
+        block.resize((at - from) as usize, 0);
+        file.read_exact(&mut block).await?;
+        for (index, byte) in block.iter().enumerate().rev() {
+            // The newline that ends the file ends the last line; it starts none.
+            if *byte == b'\n' && from + index as u64 + 1 != end {
+                seen += 1;
+                if seen == lines {
+                    return Ok(from + index as u64 + 1);
+                }
+            }
+        }
+        at = from;
+    }
+    Ok(0)
+}
+
+/// How often a followed file is looked at. inotify does not see writes on every file system the log
+/// directory may be on, and a person reading cannot tell this from none.
+const FOLLOW_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Sends the log in chunks until its end, or with `follow` until `is_running` says the container has
+/// ended and all was sent. A rotated file is followed to its successor.
+pub(crate) async fn stream<F>(
+    path: PathBuf,
+    options: Options,
+    is_running: F,
+    out: mpsc::Sender<Vec<u8>>,
+) -> io::Result<()>
+where
+    F: AsyncFn() -> bool,
+{
+    use std::os::unix::fs::MetadataExt;
+    let mut file = File::open(&path).await?;
+    let start = match options.tail {
+        Some(lines) => tail_offset(&mut file, lines).await?,
+        None => 0,
+    };
+    file.seek(SeekFrom::Start(start)).await?;
+    let follow = options.follow;
+    let mut renderer = Renderer::new(options);
+    let mut pending: Vec<u8> = Vec::new();
+    let mut buffer = vec![0; 64 << 10];
+    let mut ended = false;
+    loop {
+        let count = file.read(&mut buffer).await?;
+        if count > 0 {
+            pending.extend_from_slice(&buffer[..count]);
+            let mut chunk = Vec::new();
+            let complete = pending.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+            for line in pending[..complete].split(|byte| *byte == b'\n') {
+                renderer.render(line, &mut chunk);
+            }
+            pending.drain(..complete);
+            if !chunk.is_empty() && out.send(chunk).await.is_err() {
+                return Ok(());
+            }
+            if renderer.is_full() {
+                return Ok(());
+            }
+            continue;
+        }
+        if !follow || ended {
+            return Ok(());
+        }
+        if let (Ok(there), Ok(ours)) = (tokio::fs::metadata(&path).await, file.metadata().await) {
+            if there.ino() != ours.ino() {
+                file = File::open(&path).await?;
+                pending.clear();
+                continue;
+            }
+        }
+        // One more read after the end: the last lines may have come in between.
+        ended = !is_running().await;
+        if !ended {
+            tokio::select! {
+                () = tokio::time::sleep(FOLLOW_INTERVAL) => {}
+                () = out.closed() => return Ok(()),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOG: &str = "2026-11-15T03:00:00.000000001Z stdout F first\n\
+        2026-11-15T03:00:01.000000001Z stderr F oops\n\
+        2026-11-15T03:00:02.000000001Z stdout P half-\n\
+        2026-11-15T03:00:02.000000002Z stdout F whole\n";
+
+    async fn read(options: Options) -> String {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("0.log");
+        std::fs::write(&path, LOG).unwrap();
+        let (send, mut receive) = mpsc::channel(16);
+        stream(path, options, async || false, send).await.unwrap();
+        let mut all = Vec::new();
+        while let Some(chunk) = receive.recv().await {
+            all.extend(chunk);
+        }
+        String::from_utf8(all).unwrap()
+    }
+
+    #[tokio::test]
+    async fn options_shape_the_output() {
+        let base = Options::default;
+        for (options, expected) in [
+            (base(), "first\noops\nhalf-whole\n"),
+            (Options { tail: Some(2), ..base() }, "half-whole\n"),
+            (Options { tail: Some(0), ..base() }, ""),
+            (Options { tail: Some(99), ..base() }, "first\noops\nhalf-whole\n"),
+            (Options { limit_bytes: Some(8), ..base() }, "first\noo"),
+            (Options { stream: Some("Stderr".into()), ..base() }, "oops\n"),
+            (Options { since: Some("2026-11-15T03:00:01Z".parse().unwrap()), ..base() }, "oops\nhalf-whole\n"),
+            (Options { follow: true, ..base() }, "first\noops\nhalf-whole\n"),
+            (
+                Options { timestamps: true, tail: Some(2), ..base() },
+                "2026-11-15T03:00:02.000000001Z half-whole\n",
+            ),
+        ] {
+            assert_eq!(read(options.clone()).await, expected, "{options:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn tail_is_cut_by_bytes() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("0.log");
+        std::fs::write(&path, LOG).unwrap();
+        assert_eq!(tail_text(&path, 80, 6).await.unwrap(), "whole\n");
+    }
+}

@@ -1,0 +1,84 @@
+//! Facts about the machine: read once at start.
+
+use std::net::{IpAddr, UdpSocket};
+use std::path::Path;
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Machine {
+    pub(crate) hostname: String,
+    pub(crate) ips: Vec<IpAddr>,
+    pub(crate) cpus: u64,
+    pub(crate) memory: u64,
+    pub(crate) swap: u64,
+    pub(crate) disk: u64,
+    pub(crate) machine_id: String,
+    pub(crate) system_uuid: String,
+    pub(crate) boot_id: String,
+    pub(crate) kernel: String,
+    pub(crate) os_image: String,
+}
+
+impl Machine {
+    pub(crate) fn read(root_dir: &Path, node_ips: &[IpAddr]) -> Self {
+        let text = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_string();
+        let meminfo = text("/proc/meminfo");
+        let machine_id = text("/etc/machine-id");
+        let uuid = text("/sys/class/dmi/id/product_uuid");
+        let hostname = nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let release = text("/etc/os-release");
+        let os_image = release
+            .lines()
+            .find_map(|line| line.strip_prefix("PRETTY_NAME="))
+            .map_or("Linux".to_string(), |name| name.trim_matches('"').to_string());
+        Machine {
+            hostname,
+            ips: if node_ips.is_empty() { vec![default_ip()] } else { node_ips.to_vec() },
+            cpus: std::thread::available_parallelism().map_or(1, |count| count.get() as u64),
+            memory: meminfo_bytes(&meminfo, "MemTotal"),
+            swap: meminfo_bytes(&meminfo, "SwapTotal"),
+            disk: disk(root_dir).map_or(0, |(total, _)| total),
+            system_uuid: if uuid.is_empty() { machine_id.clone() } else { uuid },
+            machine_id,
+            boot_id: text("/proc/sys/kernel/random/boot_id"),
+            kernel: text("/proc/sys/kernel/osrelease"),
+            os_image,
+        }
+    }
+}
+
+pub(crate) fn meminfo_bytes(meminfo: &str, field: &str) -> u64 {
+    meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))
+        .and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok())
+        .map_or(0, |kib| kib << 10)
+}
+
+/// Bytes in total and available on the file system of a path.
+pub(crate) fn disk(path: &Path) -> Option<(u64, u64)> {
+    let stat = nix::sys::statvfs::statvfs(path).ok()?;
+    let block = stat.fragment_size();
+    Some((stat.blocks() * block, stat.blocks_available() * block))
+}
+
+/// The address this machine would use to reach others. Nothing is sent.
+fn default_ip() -> IpAddr {
+    let probe = || -> std::io::Result<IpAddr> {
+        let socket = UdpSocket::bind("0.0.0.0:0")?;
+        socket.connect("192.0.2.1:9")?;
+        Ok(socket.local_addr()?.ip())
+    };
+    probe().unwrap_or(IpAddr::from([127, 0, 0, 1]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn meminfo() {
+        let text = "MemTotal:       16384 kB\nMemFree:        1024 kB\n";
+        assert_eq!(meminfo_bytes(text, "MemTotal"), 16 << 20);
+        assert_eq!(meminfo_bytes(text, "SwapTotal"), 0);
+    }
+}

@@ -1,0 +1,217 @@
+//! The Node object: registered at start, its status kept fresh, its lease renewed.
+//!
+//! Flow: machine facts (`machine`) + the runtime's conditions -> `status` (pure) -> PATCH nodes/status
+//! when something changed, and every few minutes anyway; the Lease every ten seconds says "alive".
+
+pub(crate) mod machine;
+pub(crate) mod status;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use client::{Client, Patch};
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference};
+use parking_lot::Mutex;
+use serde_json::json;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::Settings;
+use crate::runtime::Runtime;
+use machine::Machine;
+
+const LEASE_NAMESPACE: &str = "kube-node-lease";
+/// An unchanged status is written this often.
+const REPORT: Duration = Duration::from_secs(300);
+/// Until the node is Ready for the first time, it looks this often.
+const STARTING: Duration = Duration::from_millis(200);
+
+pub(crate) struct NodeAgent {
+    pub(crate) client: Client,
+    pub(crate) settings: Settings,
+    pub(crate) runtime: Runtime,
+    pub(crate) machine: Machine,
+    /// The port the server really listens on.
+    pub(crate) port: u16,
+    /// Pressure the eviction manager sees: memory, disk, pids.
+    pub(crate) pressure: Arc<Mutex<status::Pressure>>,
+    pub(crate) changed: Arc<Notify>,
+    pub(crate) recorder: client::EventRecorder,
+}
+
+impl NodeAgent {
+    /// Registers, then reports until stopped.
+    pub(crate) async fn run(&self, stop: CancellationToken) {
+        let mut uid = String::new();
+        if self.settings.register_node {
+            let mut retry = client::backoff::Backoff::new(Duration::from_millis(100), Duration::from_secs(7));
+            loop {
+                match self.register().await {
+                    Ok(registered) => {
+                        uid = registered;
+                        break;
+                    }
+                    Err(error) => {
+                        tracing::warn!(node = self.settings.node_name, %error, "node not registered, will retry");
+                        tokio::select! {
+                            () = stop.cancelled() => return,
+                            () = tokio::time::sleep(retry.next_delay()) => {}
+                        }
+                    }
+                }
+            }
+        }
+        tracing::info!(node = self.settings.node_name, "node registered");
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = self.report() => {}
+            () = self.renew_lease(uid) => {}
+        }
+    }
+
+    /// Creates the Node, or takes over the one that is there.
+    async fn register(&self) -> Result<String, client::Error> {
+        let api = self.client.all::<Node>();
+        let name = &self.settings.node_name;
+        let status = self.status(&NodeStatus::default()).await;
+        let node = Node {
+            metadata: ObjectMeta {
+                name: Some(name.clone()),
+                labels: Some(status::labels(&self.settings)),
+                annotations: Some([("volumes.kubernetes.io/controller-managed-attach-detach".to_string(), "true".to_string())].into()),
+                ..Default::default()
+            },
+            spec: Some(NodeSpec {
+                taints: (!self.settings.register_with_taints.is_empty()).then(|| self.settings.register_with_taints.clone()),
+                pod_cidr: None,
+                provider_id: self.settings.provider_id.clone(),
+                ..Default::default()
+            }),
+            status: Some(status),
+        };
+        let made = match api.create(&node).await {
+            Ok(made) => made,
+            Err(error) if error.is_already_exists() => {
+                let labels = Patch::strategic(json!({"metadata": {"labels": status::labels(&self.settings)}}));
+                api.patch(name, &labels).await?
+            }
+            Err(error) => return Err(error),
+        };
+        Ok(made.metadata.uid.unwrap_or_default())
+    }
+
+    async fn status(&self, old: &NodeStatus) -> NodeStatus {
+        let runtime = self.runtime.status().await.map_err(|error| error.to_string());
+        let images = self.runtime.images().await.unwrap_or_default();
+        let pressure = *self.pressure.lock();
+        status::node_status(&status::Facts {
+            settings: &self.settings,
+            machine: &self.machine,
+            runtime: &runtime,
+            runtime_version: format!("{}://{}", self.runtime.name, self.runtime.version),
+            images: &images,
+            port: self.port,
+            pressure,
+            old,
+            now: Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default(),
+        })
+    }
+
+    async fn report(&self) {
+        let api = self.client.all::<Node>();
+        let name = &self.settings.node_name;
+        let mut last_write: Option<tokio::time::Instant> = None;
+        let mut told: Option<NodeStatus> = None;
+        let mut was_ready = false;
+        loop {
+            let old = told.clone().unwrap_or_default();
+            let new = self.status(&old).await;
+            let is_ready = status::is_ready(&new);
+            let due = last_write.is_none_or(|at| at.elapsed() >= REPORT);
+            if due || told.as_ref().is_none_or(|told| status::differs(told, &new)) {
+                let patch = Patch::strategic(json!({"status": status::patch(&new)}));
+                match api.patch_status(name, &patch).await {
+                    Ok(_) => {
+                        last_write = Some(tokio::time::Instant::now());
+                        if is_ready && !was_ready {
+                            let reference = client::reference(&Node {
+                                metadata: ObjectMeta { name: Some(name.clone()), uid: Some(name.clone()), ..Default::default() },
+                                ..Default::default()
+                            });
+                            self.recorder.normal(&reference, "NodeReady", format!("Node {name} status is now: NodeReady"));
+                        }
+                        was_ready = is_ready;
+                        told = Some(new);
+                    }
+                    Err(error) if error.is_not_found() && self.settings.register_node => {
+                        if let Err(error) = self.register().await {
+                            tracing::warn!(%error, "node not registered again");
+                        }
+                    }
+                    Err(error) => tracing::warn!(%error, "node status not written, will retry"),
+                }
+            }
+            let pause = if was_ready { self.settings.node_status_update_frequency } else { STARTING };
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = self.changed.notified() => {}
+            }
+        }
+    }
+
+    async fn renew_lease(&self, uid: String) {
+        let api = self.client.namespaced::<Lease>(LEASE_NAMESPACE);
+        let name = &self.settings.node_name;
+        let interval = self.settings.node_lease_duration / 4;
+        let mut current: Option<Lease> = None;
+        loop {
+            let spec = |old: Option<LeaseSpec>| LeaseSpec {
+                holder_identity: Some(name.clone()),
+                lease_duration_seconds: Some(self.settings.node_lease_duration.as_secs() as i32),
+                renew_time: Some(MicroTime(Timestamp::now())),
+                ..old.unwrap_or_default()
+            };
+            let result = match current.take() {
+                Some(mut lease) => {
+                    lease.spec = Some(spec(lease.spec.take()));
+                    api.update(&lease).await
+                }
+                None => match api.get_opt(name).await {
+                    Ok(Some(mut lease)) => {
+                        lease.spec = Some(spec(lease.spec.take()));
+                        api.update(&lease).await
+                    }
+                    Ok(None) => {
+                        let owner = OwnerReference { api_version: "v1".into(), kind: "Node".into(), name: name.clone(), uid: uid.clone(), ..Default::default() };
+                        api.create(&Lease {
+                            metadata: ObjectMeta {
+                                name: Some(name.clone()),
+                                namespace: Some(LEASE_NAMESPACE.into()),
+                                owner_references: (!uid.is_empty()).then(|| vec![owner]),
+                                ..Default::default()
+                            },
+                            spec: Some(spec(None)),
+                            ..Default::default()
+                        })
+                        .await
+                    }
+                    Err(error) => Err(error),
+                },
+            };
+            let pause = match result {
+                Ok(lease) => {
+                    current = Some(lease);
+                    interval
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "node lease not renewed, will retry");
+                    Duration::from_secs(1)
+                }
+            };
+            tokio::time::sleep(pause).await;
+        }
+    }
+}

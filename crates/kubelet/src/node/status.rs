@@ -1,0 +1,288 @@
+//! The status a node shows. Pure.
+
+use std::collections::BTreeMap;
+
+use api::quantity::Quantity;
+use cri::v1;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{
+    ContainerImage, DaemonEndpoint, NodeAddress, NodeCondition, NodeDaemonEndpoints, NodeRuntimeHandler,
+    NodeRuntimeHandlerFeatures, NodeStatus, NodeSystemInfo,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde_json::{Value, json};
+
+use super::machine::Machine;
+use crate::config::Settings;
+use crate::resources::ResourceList;
+
+pub(crate) const VERSION: &str = "v1.36.0";
+const MAX_IMAGES: usize = 50;
+
+/// What runs short, as the eviction manager sees it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Pressure {
+    pub(crate) memory: bool,
+    pub(crate) disk: bool,
+    pub(crate) pids: bool,
+}
+
+pub(crate) struct Facts<'a> {
+    pub(crate) settings: &'a Settings,
+    pub(crate) machine: &'a Machine,
+    pub(crate) runtime: &'a Result<v1::StatusResponse, String>,
+    pub(crate) runtime_version: String,
+    pub(crate) images: &'a [v1::Image],
+    pub(crate) port: u16,
+    pub(crate) pressure: Pressure,
+    pub(crate) old: &'a NodeStatus,
+    pub(crate) now: Timestamp,
+}
+
+pub(crate) fn arch() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}
+
+pub(crate) fn labels(settings: &Settings) -> BTreeMap<String, String> {
+    let mut labels = settings.node_labels.clone();
+    for (key, value) in [
+        ("kubernetes.io/hostname", settings.node_name.as_str()),
+        ("kubernetes.io/os", "linux"),
+        ("kubernetes.io/arch", arch()),
+        ("beta.kubernetes.io/os", "linux"),
+        ("beta.kubernetes.io/arch", arch()),
+    ] {
+        labels.insert(key.into(), value.into());
+    }
+    labels
+}
+
+pub(crate) fn capacity(settings: &Settings, machine: &Machine) -> ResourceList {
+    let quantity = |text: String| ApiQuantity(text);
+    BTreeMap::from([
+        ("cpu".to_string(), quantity(machine.cpus.to_string())),
+        ("memory".to_string(), quantity(format!("{}Ki", machine.memory >> 10))),
+        ("ephemeral-storage".to_string(), quantity(format!("{}Ki", machine.disk >> 10))),
+        ("hugepages-1Gi".to_string(), quantity("0".into())),
+        ("hugepages-2Mi".to_string(), quantity("0".into())),
+        ("pods".to_string(), quantity(settings.max_pods.to_string())),
+    ])
+}
+
+/// Capacity without what is reserved and what eviction keeps free.
+pub(crate) fn allocatable(settings: &Settings, machine: &Machine) -> ResourceList {
+    let mut list = capacity(settings, machine);
+    let mut take = |name: &str, amount: Quantity| {
+        let Some(entry) = list.get_mut(name) else { return };
+        let Ok(mut left) = entry.0.parse::<Quantity>() else { return };
+        left.sub(&amount);
+        if left.is_negative() {
+            left = Quantity::default();
+        }
+        *entry = ApiQuantity(left.to_string());
+    };
+    for (name, amount) in &settings.reserved {
+        if let Ok(amount) = amount.parse() {
+            take(name, amount);
+        }
+    }
+    if let Ok(amount) = format!("{}Ki", settings.eviction_memory_available >> 10).parse() {
+        take("memory", amount);
+    }
+    if let Some(entry) = list.get_mut("ephemeral-storage") {
+        *entry = ApiQuantity((machine.disk / 100 * (100 - settings.eviction_nodefs_available.min(100))).to_string());
+    }
+    list
+}
+
+pub(crate) fn node_status(facts: &Facts<'_>) -> NodeStatus {
+    let machine = facts.machine;
+    let mut addresses: Vec<NodeAddress> = machine
+        .ips
+        .iter()
+        .map(|ip| NodeAddress { type_: "InternalIP".into(), address: ip.to_string() })
+        .collect();
+    addresses.push(NodeAddress { type_: "Hostname".into(), address: facts.settings.node_name.clone() });
+    let mut images: Vec<ContainerImage> = facts
+        .images
+        .iter()
+        .map(|image| ContainerImage {
+            names: Some(image.repo_digests.iter().chain(&image.repo_tags).take(5).cloned().collect()),
+            size_bytes: Some(image.size as i64),
+        })
+        .filter(|image| image.names.as_ref().is_some_and(|names| !names.is_empty()))
+        .collect();
+    images.sort_by_key(|image| std::cmp::Reverse(image.size_bytes));
+    images.truncate(MAX_IMAGES);
+    let handlers = facts.runtime.as_ref().map(|status| status.runtime_handlers.as_slice()).unwrap_or_default();
+    NodeStatus {
+        capacity: Some(capacity(facts.settings, machine)),
+        allocatable: Some(allocatable(facts.settings, machine)),
+        addresses: Some(addresses),
+        conditions: Some(conditions(facts)),
+        daemon_endpoints: Some(NodeDaemonEndpoints {
+            kubelet_endpoint: Some(DaemonEndpoint { port: i32::from(facts.port) }),
+        }),
+        images: Some(images),
+        node_info: Some(NodeSystemInfo {
+            architecture: arch().into(),
+            boot_id: machine.boot_id.clone(),
+            container_runtime_version: facts.runtime_version.clone(),
+            kernel_version: machine.kernel.clone(),
+            kube_proxy_version: String::new(),
+            kubelet_version: VERSION.into(),
+            machine_id: machine.machine_id.clone(),
+            operating_system: "linux".into(),
+            os_image: machine.os_image.clone(),
+            system_uuid: machine.system_uuid.clone(),
+            ..Default::default()
+        }),
+        runtime_handlers: (!handlers.is_empty()).then(|| {
+            handlers
+                .iter()
+                .map(|handler| NodeRuntimeHandler {
+                    name: Some(handler.name.clone()),
+                    features: handler.features.as_ref().map(|features| NodeRuntimeHandlerFeatures {
+                        recursive_read_only_mounts: Some(features.recursive_read_only_mounts),
+                        user_namespaces: Some(features.user_namespaces),
+                    }),
+                })
+                .collect()
+        }),
+        ..Default::default()
+    }
+}
+
+/// Why the node is not Ready, if it is not.
+fn not_ready(runtime: &Result<v1::StatusResponse, String>) -> Option<String> {
+    let status = match runtime {
+        Ok(status) => status,
+        Err(error) => return Some(format!("container runtime is down: {error}")),
+    };
+    let conditions = status.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    let missing = |kind: &str, what: &str| match conditions.iter().find(|condition| condition.r#type == kind) {
+        Some(condition) if condition.status => None,
+        Some(condition) => Some(format!("{what}: {kind}=false reason:{} message:{}", condition.reason, condition.message)),
+        None => Some(format!("{what}: {kind} is not reported")),
+    };
+    let problems: Vec<String> = [
+        missing("RuntimeReady", "container runtime not ready"),
+        missing("NetworkReady", "container runtime network not ready"),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    (!problems.is_empty()).then(|| format!("[{}]", problems.join(", ")).trim_matches(['[', ']']).to_string())
+}
+
+fn conditions(facts: &Facts<'_>) -> Vec<NodeCondition> {
+    let problem = not_ready(facts.runtime);
+    let rows: [(&str, bool, &str, String); 4] = [
+        if facts.pressure.memory {
+            ("MemoryPressure", true, "KubeletHasInsufficientMemory", "kubelet has insufficient memory available".into())
+        } else {
+            ("MemoryPressure", false, "KubeletHasSufficientMemory", "kubelet has sufficient memory available".into())
+        },
+        if facts.pressure.disk {
+            ("DiskPressure", true, "KubeletHasDiskPressure", "kubelet has disk pressure".into())
+        } else {
+            ("DiskPressure", false, "KubeletHasNoDiskPressure", "kubelet has no disk pressure".into())
+        },
+        if facts.pressure.pids {
+            ("PIDPressure", true, "KubeletHasInsufficientPID", "kubelet has insufficient PID available".into())
+        } else {
+            ("PIDPressure", false, "KubeletHasSufficientPID", "kubelet has sufficient PID available".into())
+        },
+        match problem {
+            None => ("Ready", true, "KubeletReady", "kubelet is posting ready status".into()),
+            Some(problem) => ("Ready", false, "KubeletNotReady", problem),
+        },
+    ];
+    rows.into_iter()
+        .map(|(kind, is_true, reason, message)| {
+            let status = if is_true { "True" } else { "False" };
+            let before = facts.old.conditions.iter().flatten().find(|condition| condition.type_ == kind);
+            let since = before.filter(|condition| condition.status == status).and_then(|condition| condition.last_transition_time.clone());
+            NodeCondition {
+                type_: kind.into(),
+                status: status.into(),
+                reason: Some(reason.into()),
+                message: Some(message),
+                last_heartbeat_time: Some(Time(facts.now)),
+                last_transition_time: since.or(Some(Time(facts.now))),
+            }
+        })
+        .collect()
+}
+
+pub(crate) fn is_ready(status: &NodeStatus) -> bool {
+    status.conditions.iter().flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+/// Whether two statuses differ in more than their heartbeat.
+pub(crate) fn differs(old: &NodeStatus, new: &NodeStatus) -> bool {
+    let still = |status: &NodeStatus| {
+        let mut status = status.clone();
+        for condition in status.conditions.iter_mut().flatten() {
+            condition.last_heartbeat_time = None;
+            condition.last_transition_time = None;
+        }
+        status
+    };
+    still(old) != still(new)
+}
+
+/// The status as a strategic merge patch; lists with a merge key are replaced as a whole.
+pub(crate) fn patch(status: &NodeStatus) -> Value {
+    let mut value = serde_json::to_value(status).unwrap_or_else(|_| json!({}));
+    if let Some(addresses) = value.get_mut("addresses").and_then(Value::as_array_mut) {
+        addresses.insert(0, json!({"$patch": "replace"}));
+    }
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn runtime(ready: bool, network: bool) -> Result<v1::StatusResponse, String> {
+        let condition = |kind: &str, status| v1::RuntimeCondition {
+            r#type: kind.into(),
+            status,
+            reason: "R".into(),
+            message: "m".into(),
+        };
+        Ok(v1::StatusResponse {
+            status: Some(v1::RuntimeStatus { conditions: vec![condition("RuntimeReady", ready), condition("NetworkReady", network)] }),
+            ..Default::default()
+        })
+    }
+
+    #[test]
+    fn readiness_follows_the_runtime() {
+        for (runtime, expected) in [
+            (runtime(true, true), None),
+            (runtime(true, false), Some("container runtime network not ready: NetworkReady=false reason:R message:m")),
+            (Err("no socket".to_string()), Some("container runtime is down: no socket")),
+        ] {
+            assert_eq!(not_ready(&runtime).as_deref(), expected);
+        }
+    }
+
+    #[test]
+    fn allocatable_is_less_than_capacity() {
+        let mut settings = Settings::new("n");
+        settings.reserved.insert("cpu".into(), "500m".into());
+        let machine = Machine { cpus: 2, memory: 1 << 30, disk: 1000, ..Default::default() };
+        let list = allocatable(&settings, &machine);
+        for (name, expected) in [("cpu", "1500m"), ("memory", "924Mi"), ("pods", "110"), ("ephemeral-storage", "900")] {
+            let got: Quantity = list[name].0.parse().unwrap();
+            assert_eq!(got, expected.parse().unwrap(), "{name}");
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! Probes: one task per probe of each running container, and the verdicts they reach.
+//!
+//! Flow: `sync` calls [`Prober::reconcile`] with what runs -> tasks probe at their period ->
+//! a verdict that changes wakes the pod's worker -> `plan` (liveness, startup) and `status`
+//! (readiness) read it. Tasks are bound to one container id, so a restarted container starts afresh.
+
+mod check;
+mod grpc;
+mod http;
+mod verdict;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use client::EventRecorder;
+use k8s_openapi::api::core::v1::{Container, ObjectReference, Pod, Probe};
+use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::objects::Wake;
+use crate::plan::{Verdict, Verdicts};
+use crate::runtime::Runtime;
+use crate::state::{self, PodState};
+use crate::status::Readiness;
+
+use check::{Outcome, Target};
+pub(crate) use http::{http_get, run_http};
+use verdict::Counter;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Kind {
+    Startup,
+    Liveness,
+    Readiness,
+}
+
+impl Kind {
+    fn title(self) -> &'static str {
+        match self {
+            Kind::Startup => "Startup",
+            Kind::Liveness => "Liveness",
+            Kind::Readiness => "Readiness",
+        }
+    }
+
+    fn of(self, container: &Container) -> Option<&Probe> {
+        match self {
+            Kind::Startup => container.startup_probe.as_ref(),
+            Kind::Liveness => container.liveness_probe.as_ref(),
+            Kind::Readiness => container.readiness_probe.as_ref(),
+        }
+    }
+}
+
+type Results = Arc<Mutex<HashMap<(String, Kind), Verdict>>>;
+
+pub(crate) struct Prober {
+    runtime: Runtime,
+    recorder: EventRecorder,
+    wake: Wake,
+    stop: CancellationToken,
+    tasks: TaskTracker,
+    /// Locked after `workers` where both are held.
+    results: Results,
+    /// By container id and kind; the value names the pod.
+    workers: Mutex<HashMap<(String, Kind), (String, CancellationToken)>>,
+}
+
+impl Prober {
+    pub(crate) fn new(runtime: Runtime, recorder: EventRecorder, wake: Wake, stop: CancellationToken, tasks: TaskTracker) -> Self {
+        Prober { runtime, recorder, wake, stop, tasks, results: Arc::default(), workers: Mutex::new(HashMap::new()) }
+    }
+
+    /// Starts probing what runs and stops probing what does not. A terminating pod keeps only readiness.
+    pub(crate) fn reconcile(&self, pod: &Pod, state: &PodState, is_terminating: bool) {
+        let uid = state::uid(pod);
+        let mut wanted = Vec::new();
+        for container in state::all_containers(pod) {
+            let Some(current) = state.container(&container.name).filter(|c| c.is_running()) else { continue };
+            for kind in [Kind::Startup, Kind::Liveness, Kind::Readiness] {
+                if is_terminating && kind != Kind::Readiness {
+                    continue;
+                }
+                if let Some(probe) = kind.of(&container) {
+                    wanted.push((current.clone(), container.clone(), kind, probe.clone()));
+                }
+            }
+        }
+        let mut workers = self.workers.lock();
+        workers.retain(|(id, kind), (owner, stop)| {
+            let keep = owner != uid || wanted.iter().any(|(current, _, k, _)| current.id == *id && k == kind);
+            if !keep {
+                stop.cancel();
+                self.results.lock().remove(&(id.clone(), *kind));
+            }
+            keep
+        });
+        for (current, container, kind, probe) in wanted {
+            let key = (current.id.clone(), kind);
+            if workers.contains_key(&key) {
+                continue;
+            }
+            let stop = self.stop.child_token();
+            workers.insert(key.clone(), (uid.to_string(), stop.clone()));
+            let adopted = adopted_verdict(pod, &container.name, &current.id, kind);
+            if let Some(verdict) = adopted {
+                self.results.lock().entry(key).or_insert(verdict);
+            }
+            let task = Task {
+                runtime: self.runtime.clone(),
+                recorder: self.recorder.clone(),
+                wake: self.wake.clone(),
+                results: self.results.clone(),
+                uid: uid.to_string(),
+                reference: container_reference(pod, &container.name),
+                target: Target::new(pod, &container, state.ips(), current.id.clone()),
+                id: current.id,
+                started_at: current.started_at,
+                has_startup_probe: container.startup_probe.is_some(),
+                kind,
+                probe,
+            };
+            self.tasks.spawn(async move {
+                tokio::select! {
+                    () = task.run(adopted) => {}
+                    () = stop.cancelled() => {}
+                }
+            });
+        }
+    }
+
+    /// Stops all probes of a pod.
+    pub(crate) fn forget(&self, uid: &str) {
+        let mut workers = self.workers.lock();
+        workers.retain(|(id, kind), (owner, stop)| {
+            if owner == uid {
+                stop.cancel();
+                self.results.lock().remove(&(id.clone(), *kind));
+            }
+            owner != uid
+        });
+    }
+
+    fn result(&self, id: &str, kind: Kind) -> Option<Verdict> {
+        self.results.lock().get(&(id.to_string(), kind)).copied()
+    }
+}
+
+impl Verdicts for Prober {
+    fn liveness(&self, container_id: &str) -> Option<Verdict> {
+        self.result(container_id, Kind::Liveness)
+    }
+
+    fn startup(&self, container_id: &str) -> Option<Verdict> {
+        self.result(container_id, Kind::Startup)
+    }
+}
+
+impl Readiness for Prober {
+    fn is_started(&self, container_id: &str, container: &Container) -> bool {
+        container.startup_probe.is_none() || self.result(container_id, Kind::Startup) == Some(Verdict::Success)
+    }
+
+    fn is_ready(&self, container_id: &str, container: &Container) -> bool {
+        container.readiness_probe.is_none() || self.result(container_id, Kind::Readiness) == Some(Verdict::Success)
+    }
+}
+
+/// What an earlier kubelet found out about this very container: a restart of ours must not make a
+/// ready pod unready, nor forget that it has started.
+fn adopted_verdict(pod: &Pod, name: &str, id: &str, kind: Kind) -> Option<Verdict> {
+    let status = pod.status.as_ref()?;
+    let container = status
+        .container_statuses
+        .iter()
+        .flatten()
+        .chain(status.init_container_statuses.iter().flatten())
+        .find(|status| status.name == name)?;
+    if crate::runtime::bare_id(container.container_id.as_deref()?) != id {
+        return None;
+    }
+    let holds = match kind {
+        Kind::Readiness => container.ready,
+        Kind::Startup => container.started == Some(true),
+        Kind::Liveness => false,
+    };
+    holds.then_some(Verdict::Success)
+}
+
+/// The reference events about one container carry.
+pub(crate) fn container_reference(pod: &Pod, container: &str) -> ObjectReference {
+    let spec = pod.spec.as_ref();
+    let is_init = spec.is_some_and(|spec| spec.init_containers.iter().flatten().any(|c| c.name == container));
+    let is_ephemeral = spec.is_some_and(|spec| spec.ephemeral_containers.iter().flatten().any(|c| c.name == container));
+    let field = match (is_init, is_ephemeral) {
+        (true, _) => "initContainers",
+        (_, true) => "ephemeralContainers",
+        _ => "containers",
+    };
+    ObjectReference { field_path: Some(format!("spec.{field}{{{container}}}")), ..client::reference(pod) }
+}
+
+struct Task {
+    runtime: Runtime,
+    recorder: EventRecorder,
+    wake: Wake,
+    results: Results,
+    uid: String,
+    reference: ObjectReference,
+    target: Target,
+    id: String,
+    started_at: i64,
+    has_startup_probe: bool,
+    kind: Kind,
+    probe: Probe,
+}
+
+impl Task {
+    async fn run(&self, adopted: Option<Verdict>) {
+        if self.kind == Kind::Startup && adopted == Some(Verdict::Success) {
+            return;
+        }
+        let seconds = |value: Option<i32>, default: i32| Duration::from_secs(value.unwrap_or(default).max(0) as u64);
+        let period = seconds(self.probe.period_seconds, 10).max(Duration::from_secs(1));
+        let timeout = seconds(self.probe.timeout_seconds, 1).max(Duration::from_secs(1));
+        let delay = seconds(self.probe.initial_delay_seconds, 0);
+        let now = jiff::Timestamp::now().as_nanosecond() as i64;
+        let age = Duration::from_nanos(now.saturating_sub(self.started_at).max(0) as u64);
+        tokio::time::sleep(delay.saturating_sub(age)).await;
+        let mut counter = Counter::new(self.probe.success_threshold.unwrap_or(1), self.probe.failure_threshold.unwrap_or(3));
+        let mut ticks = tokio::time::interval(period);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            // Others wait until the container has started.
+            if self.kind != Kind::Startup && self.has_startup_probe {
+                let started = self.results.lock().get(&(self.id.clone(), Kind::Startup)).copied();
+                if started != Some(Verdict::Success) {
+                    continue;
+                }
+            }
+            let outcome = self.target.check(&self.probe, timeout, &self.runtime).await;
+            match &outcome {
+                Outcome::Success => {}
+                Outcome::Failure(output) => {
+                    let message = format!("{} probe failed: {output}", self.kind.title());
+                    self.recorder.warning(&self.reference, "Unhealthy", message);
+                }
+                Outcome::Error(error) => {
+                    let message = format!("{} probe errored and resulted in unknown state: {error}", self.kind.title());
+                    self.recorder.warning(&self.reference, "Unhealthy", message);
+                    continue;
+                }
+            }
+            let Some(verdict) = counter.count(outcome == Outcome::Success) else { continue };
+            let before = self.results.lock().insert((self.id.clone(), self.kind), verdict);
+            if before != Some(verdict) {
+                (self.wake)(&self.uid);
+            }
+            match (self.kind, verdict) {
+                // Started once is started for good; one that is about to be killed has a successor
+                // with a task of its own.
+                (Kind::Startup, _) | (Kind::Liveness, Verdict::Failure) => return,
+                _ => {}
+            }
+        }
+    }
+}

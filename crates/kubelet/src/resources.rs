@@ -1,0 +1,232 @@
+//! Requests and limits turned into what the kernel takes: shares, quotas, bytes.
+
+use std::collections::BTreeMap;
+
+use api::quantity::Quantity;
+use cri::v1::LinuxContainerResources;
+use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
+
+use crate::qos;
+use crate::state::ContainerState;
+
+pub(crate) type ResourceList = BTreeMap<String, ApiQuantity>;
+
+const MIN_SHARES: i64 = 2;
+const MAX_SHARES: i64 = 262_144;
+const QUOTA_PERIOD: i64 = 100_000;
+const MIN_QUOTA: i64 = 1000;
+
+pub(crate) fn parse(quantity: &ApiQuantity) -> Option<Quantity> {
+    quantity.0.parse().ok()
+}
+
+fn from_list(list: Option<&ResourceList>, name: &str) -> Option<Quantity> {
+    list.and_then(|list| list.get(name)).and_then(parse)
+}
+
+/// What a container asks for; a limit without a request is a request.
+pub(crate) fn request(container: &Container, name: &str) -> Option<Quantity> {
+    let resources = container.resources.as_ref()?;
+    from_list(resources.requests.as_ref(), name).or_else(|| from_list(resources.limits.as_ref(), name))
+}
+
+pub(crate) fn limit(container: &Container, name: &str) -> Option<Quantity> {
+    from_list(container.resources.as_ref()?.limits.as_ref(), name)
+}
+
+pub(crate) fn milli_cpu_to_shares(milli: i64) -> i64 {
+    if milli == 0 {
+        return MIN_SHARES;
+    }
+    (milli * 1024 / 1000).clamp(MIN_SHARES, MAX_SHARES)
+}
+
+/// Microseconds of cpu time per period; zero means no limit.
+pub(crate) fn milli_cpu_to_quota(milli: i64) -> i64 {
+    if milli == 0 {
+        return 0;
+    }
+    (milli * QUOTA_PERIOD / 1000).max(MIN_QUOTA)
+}
+
+/// The resources of one container as CRI carries them.
+pub(crate) fn for_container(pod: &Pod, container: &Container, node_memory: i64) -> LinuxContainerResources {
+    let cpu_request = request(container, "cpu").map_or(0, |q| q.milli_value());
+    let cpu_limit = limit(container, "cpu").map_or(0, |q| q.milli_value());
+    LinuxContainerResources {
+        cpu_shares: milli_cpu_to_shares(cpu_request),
+        cpu_quota: milli_cpu_to_quota(cpu_limit),
+        cpu_period: QUOTA_PERIOD,
+        memory_limit_in_bytes: limit(container, "memory").map_or(0, |q| q.value()),
+        oom_score_adj: qos::oom_score_adj(pod, container, node_memory),
+        ..Default::default()
+    }
+}
+
+/// What the pod's own cgroup gets.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct PodResources {
+    pub(crate) cpu_shares: i64,
+    /// None: no limit.
+    pub(crate) cpu_quota: Option<i64>,
+    pub(crate) cpu_period: i64,
+    pub(crate) memory_limit: Option<i64>,
+}
+
+pub(crate) fn for_pod(pod: &Pod) -> PodResources {
+    let cpu = pod_request(pod, "cpu").milli_value();
+    let class = qos::class(pod);
+    let limit = |name: &str| pod_limit(pod, name);
+    PodResources {
+        cpu_shares: if class == qos::Class::BestEffort { MIN_SHARES } else { milli_cpu_to_shares(cpu) },
+        cpu_quota: limit("cpu").map(|q| milli_cpu_to_quota(q.milli_value())).filter(|quota| *quota > 0),
+        cpu_period: QUOTA_PERIOD,
+        memory_limit: limit("memory").map(|q| q.value()).filter(|bytes| *bytes > 0),
+    }
+}
+
+/// The larger of what init containers need in turn and what runs side by side, plus overhead.
+pub(crate) fn pod_request(pod: &Pod, name: &str) -> Quantity {
+    total(pod, name, |c| request(c, name).unwrap_or_default())
+}
+
+/// The sum of limits, if every container has one.
+pub(crate) fn pod_limit(pod: &Pod, name: &str) -> Option<Quantity> {
+    let spec = pod.spec.as_ref()?;
+    if let Some(own) = spec.resources.as_ref().and_then(|r| from_list(r.limits.as_ref(), name)) {
+        return Some(own);
+    }
+    let unlimited = spec
+        .init_containers
+        .iter()
+        .flatten()
+        .chain(&spec.containers)
+        .any(|container| limit(container, name).is_none());
+    if unlimited {
+        return None;
+    }
+    Some(total(pod, name, |c| limit(c, name).unwrap_or_default()))
+}
+
+fn total(pod: &Pod, name: &str, of: impl Fn(&Container) -> Quantity) -> Quantity {
+    let Some(spec) = &pod.spec else { return Quantity::default() };
+    let mut steady = Quantity::default();
+    for container in &spec.containers {
+        steady.add(&of(container));
+    }
+    let mut sidecars = Quantity::default();
+    let mut peak = Quantity::default();
+    for container in spec.init_containers.iter().flatten() {
+        let mut at_once = sidecars.clone();
+        at_once.add(&of(container));
+        if crate::state::is_sidecar(container) {
+            sidecars = at_once.clone();
+        }
+        peak = peak.max(at_once);
+    }
+    steady.add(&sidecars);
+    let mut result = peak.max(steady);
+    if let Some(overhead) = spec.overhead.as_ref().and_then(|list| list.get(name)).and_then(parse) {
+        result.add(&overhead);
+    }
+    result
+}
+
+/// `status.containerStatuses[].resources`: what was asked, as it was written.
+pub(crate) fn reported(container: &Container, _seen: &ContainerState) -> ResourceRequirements {
+    container.resources.clone().unwrap_or_default()
+}
+
+/// A `resourceFieldRef`: the container's own number, or the node's allocatable when it sets no
+/// limit, divided and rounded up.
+pub(crate) fn field_value(
+    container: &Container,
+    resource: &str,
+    divisor: Option<&ApiQuantity>,
+    allocatable: &ResourceList,
+) -> Result<String, String> {
+    let (kind, name) = resource.split_once('.').ok_or_else(|| format!("unsupported container resource : {resource}"))?;
+    let from_node = || from_list(Some(allocatable), name).unwrap_or_default();
+    let value = match kind {
+        "limits" => limit(container, name).filter(|q| q.milli_value() != 0).unwrap_or_else(from_node),
+        "requests" => request(container, name).unwrap_or_default(),
+        _ => return Err(format!("unsupported container resource : {resource}")),
+    };
+    let divisor = divisor.and_then(parse).filter(|q| q.milli_value() > 0);
+    let divided = if name == "cpu" {
+        let by = divisor.map_or(1000, |q| q.milli_value());
+        value.milli_value().div_euclid(by) + i64::from(value.milli_value().rem_euclid(by) != 0)
+    } else {
+        let by = divisor.map_or(1, |q| q.value()).max(1);
+        value.value().div_euclid(by) + i64::from(value.value().rem_euclid(by) != 0)
+    };
+    Ok(divided.to_string())
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use k8s_openapi::api::core::v1::PodSpec;
+
+    pub(crate) fn list(text: &str) -> Option<ResourceList> {
+        (!text.is_empty()).then(|| {
+            text.split(',')
+                .filter_map(|pair| pair.split_once('='))
+                .map(|(name, value)| (name.to_string(), ApiQuantity(value.to_string())))
+                .collect()
+        })
+    }
+
+    pub(crate) fn container_with(name: &str, requests: &str, limits: &str) -> Container {
+        Container {
+            name: name.into(),
+            resources: Some(ResourceRequirements { requests: list(requests), limits: list(limits), claims: None }),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn shares_and_quotas() {
+        for (milli, shares, quota) in [(0, 2, 0), (1, 2, 1000), (100, 102, 10_000), (1000, 1024, 100_000), (300_000, 262_144, 30_000_000)] {
+            assert_eq!(milli_cpu_to_shares(milli), shares, "{milli}m");
+            assert_eq!(milli_cpu_to_quota(milli), quota, "{milli}m");
+        }
+    }
+
+    #[test]
+    fn pod_totals_count_init_peaks_and_sidecars() {
+        let sidecar = Container { restart_policy: Some("Always".into()), ..container_with("s", "cpu=100m", "") };
+        for (init, main, expected) in [
+            (vec![], vec![container_with("a", "cpu=1", ""), container_with("b", "cpu=500m", "")], 1500),
+            (vec![container_with("i", "cpu=2", "")], vec![container_with("a", "cpu=1", "")], 2000),
+            (vec![sidecar.clone(), container_with("i", "cpu=2", "")], vec![container_with("a", "cpu=1", "")], 2100),
+            (vec![sidecar], vec![container_with("a", "cpu=1", "")], 1100),
+        ] {
+            let pod = Pod {
+                spec: Some(PodSpec { init_containers: Some(init), containers: main, ..Default::default() }),
+                ..Default::default()
+            };
+            assert_eq!(pod_request(&pod, "cpu").milli_value(), expected);
+        }
+    }
+
+    #[test]
+    fn resource_fields() {
+        let node = list("cpu=4,memory=8Gi").unwrap();
+        let container = container_with("a", "cpu=250m,memory=32Mi", "cpu=1250m,memory=64Mi");
+        let bare = container_with("b", "", "");
+        for (container, resource, divisor, expected) in [
+            (&container, "limits.cpu", None, "2"),
+            (&container, "limits.cpu", Some("1m"), "1250"),
+            (&container, "requests.memory", Some("1Mi"), "32"),
+            (&container, "limits.memory", None, "67108864"),
+            (&bare, "limits.cpu", None, "4"),
+            (&bare, "limits.memory", Some("1Gi"), "8"),
+            (&bare, "requests.cpu", None, "0"),
+        ] {
+            let divisor = divisor.map(|d| ApiQuantity(d.into()));
+            assert_eq!(field_value(container, resource, divisor.as_ref(), &node).unwrap(), expected, "{resource}");
+        }
+    }
+}

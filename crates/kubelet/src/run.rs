@@ -1,0 +1,250 @@
+//! Assembles the parts and runs them until stopped.
+
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use anyhow::Context;
+use client::{Event, EventRecorder, InformerFactory, ListParams};
+use k8s_openapi::api::core::v1::{Node, Pod, PodSpec, Service};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::backoff::Backoff;
+use crate::cgroups::Cgroups;
+use crate::config::{Args, Config};
+use crate::images::Images;
+use crate::kubelet::Kubelet;
+use crate::node::machine::Machine;
+use crate::node::{NodeAgent, status as node_status};
+use crate::objects::{Objects, Wake};
+use crate::probes::Prober;
+use crate::runtime::{self, Runtime};
+use crate::status_writer::StatusWriter;
+use crate::volumes::{Tokens, Volumes, blocking};
+use crate::worker::Workers;
+use crate::{dns, pleg, state};
+
+/// How often leftovers of pods nobody knows are looked for.
+const HOUSEKEEPING: Duration = Duration::from_secs(2);
+
+/// `cox kubelet`.
+pub async fn main(args: Args) -> anyhow::Result<()> {
+    let config = args.into_config()?;
+    let stop = CancellationToken::new();
+    let signals = stop.clone();
+    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    tokio::select! {
+        result = run(config, stop) => result,
+        _ = terminate.recv() => { signals.cancel(); Ok(()) }
+        _ = tokio::signal::ctrl_c() => { signals.cancel(); Ok(()) }
+    }
+}
+
+/// Runs a kubelet until `stop` fires. Containers go on.
+pub async fn run(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
+    let Config { client, settings } = config;
+    let tasks = TaskTracker::new();
+    for dir in [&settings.root_dir, &settings.cert_dir, &settings.pod_logs_dir] {
+        std::fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
+    }
+    let Some(runtime) = connect(&settings.cri_endpoint, &stop).await else { return Ok(()) };
+    let machine = Machine::read(&settings.root_dir, &settings.node_ips);
+    let recorder = EventRecorder::new(client.clone(), "kubelet", &settings.node_name);
+
+    let cgroups = if settings.cgroups_per_qos {
+        let cgroups = Cgroups::detect(&settings.cgroup_root).context("finding cgroups")?;
+        let made = cgroups.clone();
+        blocking(move || made.ensure_qos()).await.map_err(|error| anyhow::anyhow!("making QoS cgroups: {error}"))?;
+        Some(cgroups)
+    } else {
+        None
+    };
+
+    // Workers need the kubelet and the kubelet's parts wake workers: the circle closes here.
+    let workers: Arc<OnceLock<Weak<Workers>>> = Arc::default();
+    let to_wake = workers.clone();
+    let wake: Wake = Arc::new(move |uid: &str| {
+        if let Some(workers) = to_wake.get().and_then(Weak::upgrade) {
+            workers.wake(uid);
+        }
+    });
+
+    let informers = InformerFactory::new(client.clone());
+    let services = informers.informer::<Service>();
+    let pods = informers.filtered::<Pod>(ListParams::fields(format!("spec.nodeName={}", settings.node_name)));
+    let own_node = informers.filtered::<Node>(ListParams::fields(format!("metadata.name={}", settings.node_name)));
+
+    let host_file = std::fs::read_to_string(&settings.resolv_conf).unwrap_or_default();
+    let prober = Arc::new(Prober::new(runtime.clone(), recorder.clone(), wake.clone(), stop.clone(), tasks.clone()));
+    let status = StatusWriter::new(client.clone());
+    let parallel = if settings.serialize_image_pulls { 1 } else { settings.max_parallel_image_pulls };
+    let kubelet = Arc::new(Kubelet {
+        images: Images::new(runtime.clone(), recorder.clone(), parallel),
+        volumes: Volumes {
+            root: settings.root_dir.clone(),
+            client: client.clone(),
+            config_maps: Arc::new(Objects::new(client.clone(), wake.clone(), stop.clone(), tasks.clone())),
+            secrets: Arc::new(Objects::new(client.clone(), wake.clone(), stop.clone(), tasks.clone())),
+            tokens: Tokens::new(client.clone()),
+        },
+        cgroups,
+        prober,
+        status: status.clone(),
+        recorder: recorder.clone(),
+        restarts: Backoff::new(Duration::from_secs(10), Duration::from_secs(300)),
+        services: services.clone(),
+        allocatable: node_status::allocatable(&settings, &machine),
+        node_memory: machine.memory as i64,
+        host_ips: machine.ips.iter().map(ToString::to_string).collect(),
+        dns: dns::Node {
+            cluster_dns: settings.cluster_dns.clone(),
+            cluster_domain: settings.cluster_domain.clone(),
+            host: dns::parse_resolv_conf(&host_file),
+        },
+        runtime: runtime.clone(),
+        client: client.clone(),
+        settings: settings.clone(),
+    });
+    let all = Workers::new(kubelet.clone(), tasks.clone(), stop.clone());
+    // Set once, right here.
+    let _ = workers.set(Arc::downgrade(&all));
+
+    let changed = Arc::new(Notify::new());
+    let agent = NodeAgent {
+        client: client.clone(),
+        settings: settings.clone(),
+        runtime: runtime.clone(),
+        machine,
+        port: settings.port,
+        pressure: Arc::default(),
+        changed: changed.clone(),
+        recorder,
+    };
+    let until = stop.clone();
+    tasks.spawn(async move { agent.run(until).await });
+    tasks.spawn(status.run(stop.clone()));
+    tasks.spawn(pleg::run(runtime.clone(), wake, stop.clone()));
+
+    let cidr_runtime = runtime.clone();
+    let (cidr_tasks, cidr_changed) = (tasks.clone(), changed.clone());
+    own_node.subscribe(move |event| {
+        let cidr = |node: &Node| node.spec.as_ref().and_then(|spec| spec.pod_cidr.clone());
+        let new = match event {
+            Event::Added(node) => cidr(node),
+            Event::Modified { old, new } if cidr(old) != cidr(new) => cidr(new),
+            _ => None,
+        };
+        if let Some(cidr) = new {
+            let (runtime, changed) = (cidr_runtime.clone(), cidr_changed.clone());
+            cidr_tasks.spawn(async move {
+                if let Err(error) = runtime.set_pod_cidr(&cidr).await {
+                    tracing::warn!(%error, cidr, "pod range not given to the runtime");
+                }
+                changed.notify_one();
+            });
+        }
+    });
+    informers.start(stop.clone());
+    if let Some(cidr) = settings.pod_cidr.as_deref() {
+        runtime.set_pod_cidr(cidr).await.context("giving the pod range to the runtime")?;
+    }
+
+    // Environment variables of services must be complete before the first container starts.
+    tokio::select! {
+        () = async { tokio::join!(services.synced(), pods.synced()); } => {}
+        () = stop.cancelled() => return finish(tasks).await,
+    }
+    let updates = all.clone();
+    pods.subscribe(move |event| match event {
+        Event::Added(pod) => updates.update(pod.clone(), None),
+        Event::Modified { old, new } => {
+            if state::uid(old) != state::uid(new) {
+                updates.removed(state::uid(old));
+            }
+            updates.update(new.clone(), None);
+        }
+        Event::Deleted(pod) => updates.removed(state::uid(pod)),
+    });
+
+    let (keeper, until) = (all.clone(), stop.clone());
+    let known = pods.clone();
+    tasks.spawn(async move {
+        let mut ticks = tokio::time::interval(HOUSEKEEPING);
+        loop {
+            tokio::select! {
+                () = until.cancelled() => return,
+                _ = ticks.tick() => clean_orphans(&kubelet, &keeper, &known).await,
+            }
+        }
+    });
+    stop.cancelled().await;
+    finish(tasks).await
+}
+
+async fn finish(tasks: TaskTracker) -> anyhow::Result<()> {
+    tasks.close();
+    tasks.wait().await;
+    Ok(())
+}
+
+/// Waits for the runtime to answer; `None` when stopped meanwhile.
+async fn connect(endpoint: &std::path::Path, stop: &CancellationToken) -> Option<Runtime> {
+    let clients = cri::Clients::lazy(endpoint);
+    let mut retry = client::backoff::Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
+    loop {
+        match Runtime::open(clients.clone()).await {
+            Ok(runtime) => return Some(runtime),
+            Err(error) => tracing::info!(endpoint = %endpoint.display(), %error, "waiting for the runtime"),
+        }
+        tokio::select! {
+            () = stop.cancelled() => return None,
+            () = tokio::time::sleep(retry.next_delay()) => {}
+        }
+    }
+}
+
+/// Ends pods that run here but are in no source, and removes what dead ones left behind.
+async fn clean_orphans(kubelet: &Arc<Kubelet>, workers: &Arc<Workers>, pods: &client::Informer<Pod>) {
+    let sandboxes = match kubelet.runtime.sandboxes(None).await {
+        Ok(sandboxes) => sandboxes,
+        Err(error) => {
+            tracing::warn!(%error, "sandboxes not listed");
+            return;
+        }
+    };
+    let wanted: std::collections::HashSet<String> =
+        pods.list().iter().map(|pod| state::uid(pod).to_string()).collect();
+    let running = runtime::known_pods(&sandboxes);
+    for (uid, (namespace, name)) in &running {
+        if wanted.contains(uid) || workers.has(uid) {
+            continue;
+        }
+        tracing::info!(pod = format!("{namespace}/{name}"), uid, "ending a pod that is in no source");
+        workers.end_orphan(Pod {
+            metadata: ObjectMeta {
+                name: Some(name.clone()),
+                namespace: Some(namespace.clone()),
+                uid: Some(uid.clone()),
+                ..Default::default()
+            },
+            spec: Some(PodSpec::default()),
+            ..Default::default()
+        });
+    }
+    let mut left: Vec<String> = kubelet.volumes.pods_on_disk();
+    if let Some(cgroups) = &kubelet.cgroups {
+        left.extend(cgroups.pods());
+    }
+    left.sort();
+    left.dedup();
+    for uid in left {
+        if wanted.contains(&uid) || workers.has(&uid) || running.contains_key(&uid) {
+            continue;
+        }
+        if let Err(error) = kubelet.release(&uid).await {
+            tracing::warn!(uid, %error, "leftovers of a pod not removed");
+        }
+    }
+}

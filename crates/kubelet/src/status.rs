@@ -1,0 +1,663 @@
+//! Computes the PodStatus that the API shows, from the spec and what the runtime knows. Pure.
+//!
+//! Flow: `state` + probe readiness + start errors -> here -> `status_writer`, which sends it.
+//! Reasons, messages and the rules for phases are upstream's (`getPhase`, `convertToAPIContainerStatuses`, v1.36).
+
+use std::collections::HashMap;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{
+    Container, ContainerState as ApiState, ContainerStateRunning, ContainerStateTerminated,
+    ContainerStateWaiting, ContainerStatus, HostIP, Pod, PodCondition, PodIP, PodStatus,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use crate::plan::sandbox_needed;
+use crate::state::{self, ContainerState, Phase, PodState};
+use crate::{qos, resources};
+
+/// Why a container is not started, as the API tells it: `ErrImagePull`, `CrashLoopBackOff`, …
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Waiting {
+    pub(crate) reason: &'static str,
+    pub(crate) message: String,
+}
+
+/// Everything besides the spec that the status is made of.
+pub(crate) struct Observed<'a> {
+    pub(crate) state: &'a PodState,
+    /// By container name.
+    pub(crate) waiting: &'a HashMap<String, Waiting>,
+    pub(crate) readiness: &'a dyn Readiness,
+    pub(crate) host_ips: &'a [String],
+    /// Containers will not be restarted whatever the policy: the pod is being stopped.
+    pub(crate) is_terminating: bool,
+    /// Set when the node itself ended the pod: evicted, deadline passed, rejected.
+    pub(crate) ended: Option<&'a Ended>,
+    pub(crate) runtime_name: &'a str,
+    pub(crate) now: Timestamp,
+}
+
+/// The node's own verdict on a pod.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Ended {
+    pub(crate) reason: String,
+    pub(crate) message: String,
+    /// A `DisruptionTarget` condition's reason, when the node disrupted a healthy pod.
+    pub(crate) disruption: Option<&'static str>,
+}
+
+/// What probes say of a running container.
+pub(crate) trait Readiness {
+    fn is_started(&self, container_id: &str, container: &Container) -> bool;
+    fn is_ready(&self, container_id: &str, container: &Container) -> bool;
+}
+
+pub(crate) fn pod_status(pod: &Pod, observed: &Observed<'_>) -> PodStatus {
+    let old = pod.status.clone().unwrap_or_default();
+    let Some(spec) = &pod.spec else { return old };
+    let init = spec.init_containers.as_deref().unwrap_or_default();
+    let ephemeral: Vec<Container> =
+        spec.ephemeral_containers.iter().flatten().map(state::from_ephemeral).collect();
+    let has_init = !init.is_empty();
+
+    let mut containers = statuses(pod, observed, &spec.containers, &old.container_statuses, has_init, false);
+    let mut inits = statuses(pod, observed, init, &old.init_container_statuses, false, true);
+    let ephemerals = statuses(pod, observed, &ephemeral, &old.ephemeral_container_statuses, false, false);
+
+    for (container, status) in spec.containers.iter().zip(&mut containers) {
+        set_readiness(container, status, observed);
+    }
+    for (container, status) in init.iter().zip(&mut inits) {
+        if state::is_sidecar(container) {
+            set_readiness(container, status, observed);
+        } else {
+            status.ready = terminated(status).is_some_and(|t| t.exit_code == 0);
+            status.started = Some(false);
+        }
+    }
+
+    let started_main = containers.iter().any(|status| running(status).is_some() || terminated(status).is_some()
+        || status.last_state.as_ref().is_some_and(|last| last.terminated.is_some()));
+    let phase = match observed.ended {
+        Some(_) => "Failed",
+        // A finished pod stays finished.
+        None if matches!(old.phase.as_deref(), Some("Failed")) => "Failed",
+        None if matches!(old.phase.as_deref(), Some("Succeeded")) => "Succeeded",
+        None => phase(pod, &inits, &containers, observed.is_terminating, started_main),
+    };
+
+    let mut status = PodStatus {
+        phase: Some(phase.into()),
+        qos_class: Some(qos::class(pod).to_string()),
+        observed_generation: pod.metadata.generation,
+        start_time: old.start_time.clone().or(Some(Time(observed.now))),
+        host_ip: observed.host_ips.first().cloned(),
+        host_ips: Some(observed.host_ips.iter().map(|ip| HostIP { ip: ip.clone() }).collect()),
+        reason: old.reason.clone(),
+        message: old.message.clone(),
+        conditions: None,
+        ..Default::default()
+    };
+    if let Some(ended) = observed.ended {
+        status.reason = Some(ended.reason.clone());
+        status.message = Some(ended.message.clone());
+    }
+    let ips: Vec<String> = if spec.host_network == Some(true) {
+        observed.host_ips.to_vec()
+    } else {
+        observed.state.ips().to_vec()
+    };
+    if ips.is_empty() {
+        // A stopped sandbox has no address to tell; keep the last one known.
+        status.pod_ip = old.pod_ip.clone();
+        status.pod_ips = old.pod_ips.clone();
+    } else {
+        status.pod_ip = ips.first().cloned();
+        status.pod_ips = Some(ips.into_iter().map(|ip| PodIP { ip }).collect());
+    }
+
+    let generation = pod.metadata.generation;
+    let mut conditions = vec![
+        ready_to_start_containers(pod, observed.state),
+        initialized(init, &inits, phase, started_main),
+        pod_ready(pod, &inits, &containers, phase, old.conditions.as_deref().unwrap_or_default()),
+        containers_ready(pod, &inits, &containers, phase),
+        condition("PodScheduled", true, None, None),
+    ];
+    if let Some(reason) = observed.ended.and_then(|ended| ended.disruption) {
+        conditions.push(condition(
+            "DisruptionTarget",
+            true,
+            Some(reason),
+            observed.ended.map(|ended| ended.message.clone()),
+        ));
+    }
+    status.conditions = Some(merge_conditions(
+        old.conditions.unwrap_or_default(),
+        conditions,
+        generation,
+        observed.now,
+    ));
+    status.container_statuses = Some(containers);
+    status.init_container_statuses = has_init.then_some(inits);
+    status.ephemeral_container_statuses = (!ephemeral.is_empty()).then_some(ephemerals);
+    status
+}
+
+fn statuses(
+    pod: &Pod,
+    observed: &Observed<'_>,
+    containers: &[Container],
+    old: &Option<Vec<ContainerStatus>>,
+    waits_for_init: bool,
+    is_init: bool,
+) -> Vec<ContainerStatus> {
+    containers
+        .iter()
+        .map(|container| {
+            let old = old.iter().flatten().find(|status| status.name == container.name);
+            container_status(pod, observed, container, old, waits_for_init, is_init)
+        })
+        .collect()
+}
+
+fn container_status(
+    pod: &Pod,
+    observed: &Observed<'_>,
+    container: &Container,
+    old: Option<&ContainerStatus>,
+    waits_for_init: bool,
+    is_init: bool,
+) -> ContainerStatus {
+    let mut records = observed.state.containers.iter().filter(|c| c.name == container.name);
+    let mut status = match records.next() {
+        None => unseen_status(container, old, waits_for_init),
+        Some(newest) => {
+            let mut status = from_record(newest, observed.runtime_name, container);
+            status.last_state = records
+                .find(|older| older.phase == Phase::Exited)
+                .map(|older| ApiState { terminated: Some(terminated_state(older, observed.runtime_name)), ..Default::default() })
+                .or_else(|| old.and_then(|old| {
+                    let same = old.container_id == status.container_id;
+                    let past = if same { old.last_state.clone() } else { old.state.clone().filter(|s| s.terminated.is_some()).or(old.last_state.clone()) };
+                    past.filter(|state| state.terminated.is_some())
+                }));
+            // Collected containers must not make the count go back.
+            if let Some(old) = old {
+                status.restart_count = status.restart_count.max(old.restart_count);
+                status.volume_mounts = old.volume_mounts.clone();
+            }
+            status.resources = Some(resources::reported(container, newest));
+            status.allocated_resources = container.resources.as_ref().and_then(|r| r.requests.clone());
+            status
+        }
+    };
+    let Some(waiting) = observed.waiting.get(&container.name) else { return status };
+    if running(&status).is_some() {
+        return status;
+    }
+    if let Some(past) = terminated(&status) {
+        let done = if is_init && !state::is_sidecar(container) {
+            past.exit_code == 0
+        } else {
+            !state::restarts_after(container, state::restart_policy(pod), past.exit_code)
+        };
+        if done || observed.is_terminating {
+            return status;
+        }
+        status.last_state = status.state.take();
+    }
+    status.state = Some(waiting_state(waiting.reason, Some(&waiting.message)));
+    status
+}
+
+/// A container the runtime does not know.
+fn unseen_status(container: &Container, old: Option<&ContainerStatus>, waits_for_init: bool) -> ContainerStatus {
+    let mut status = ContainerStatus {
+        name: container.name.clone(),
+        image: container.image.clone().unwrap_or_default(),
+        state: Some(waiting_state(if waits_for_init { "PodInitializing" } else { "ContainerCreating" }, None)),
+        started: Some(false),
+        ..Default::default()
+    };
+    let Some(old) = old else { return status };
+    if terminated(old).is_some() {
+        return old.clone();
+    }
+    status.restart_count = old.restart_count;
+    status.last_state = old.last_state.clone();
+    status.volume_mounts = old.volume_mounts.clone();
+    if running(old).is_some() {
+        // It ran and is gone without a trace: say so rather than start a run-once pod twice.
+        status.restart_count += 1;
+        status.last_state = Some(ApiState {
+            terminated: Some(ContainerStateTerminated {
+                exit_code: 137,
+                reason: Some("ContainerStatusUnknown".into()),
+                message: Some("The container could not be located when the pod was deleted.  The container used to be Running".into()),
+                ..Default::default()
+            }),
+            ..Default::default()
+        });
+    }
+    status
+}
+
+fn from_record(record: &ContainerState, runtime: &str, container: &Container) -> ContainerStatus {
+    let state = match record.phase {
+        Phase::Running => ApiState {
+            running: Some(ContainerStateRunning { started_at: time(record.started_at) }),
+            ..Default::default()
+        },
+        Phase::Exited => ApiState { terminated: Some(terminated_state(record, runtime)), ..Default::default() },
+        Phase::Created => waiting_state("ContainerCreating", None),
+        Phase::Unknown => ApiState {
+            terminated: Some(ContainerStateTerminated {
+                exit_code: 137,
+                reason: Some("ContainerStatusUnknown".into()),
+                message: Some("The container could not be located when the pod was terminated".into()),
+                container_id: Some(format!("{runtime}://{}", record.id)),
+                ..Default::default()
+            }),
+            ..Default::default()
+        },
+    };
+    ContainerStatus {
+        name: record.name.clone(),
+        restart_count: record.restart_count,
+        image: if record.image.is_empty() { container.image.clone().unwrap_or_default() } else { record.image.clone() },
+        image_id: record.image_ref.clone(),
+        container_id: Some(format!("{runtime}://{}", record.id)),
+        state: Some(state),
+        started: Some(false),
+        user: record.user.clone().map(|(uid, gid, groups)| k8s_openapi::api::core::v1::ContainerUser {
+            linux: Some(k8s_openapi::api::core::v1::LinuxContainerUser { uid, gid, supplemental_groups: Some(groups) }),
+        }),
+        ..Default::default()
+    }
+}
+
+fn terminated_state(record: &ContainerState, runtime: &str) -> ContainerStateTerminated {
+    let reason = match record.reason.as_str() {
+        "" if record.exit_code == 0 => "Completed",
+        "" => "Error",
+        reason => reason,
+    };
+    ContainerStateTerminated {
+        exit_code: record.exit_code,
+        reason: Some(reason.into()),
+        message: (!record.message.is_empty()).then(|| record.message.clone()),
+        started_at: time(record.started_at),
+        finished_at: time(record.finished_at),
+        container_id: Some(format!("{runtime}://{}", record.id)),
+        ..Default::default()
+    }
+}
+
+fn waiting_state(reason: &str, message: Option<&str>) -> ApiState {
+    ApiState {
+        waiting: Some(ContainerStateWaiting { reason: Some(reason.into()), message: message.map(String::from) }),
+        ..Default::default()
+    }
+}
+
+fn time(nanos: i64) -> Option<Time> {
+    if nanos <= 0 {
+        return None;
+    }
+    // The API shows whole seconds.
+    Timestamp::from_second(nanos / 1_000_000_000).ok().map(Time)
+}
+
+fn running(status: &ContainerStatus) -> Option<&ContainerStateRunning> {
+    status.state.as_ref()?.running.as_ref()
+}
+
+fn terminated(status: &ContainerStatus) -> Option<&ContainerStateTerminated> {
+    status.state.as_ref()?.terminated.as_ref()
+}
+
+fn set_readiness(container: &Container, status: &mut ContainerStatus, observed: &Observed<'_>) {
+    let id = observed.state.container(&container.name).map(|c| c.id.clone()).unwrap_or_default();
+    let is_running = running(status).is_some();
+    let is_started = is_running && observed.readiness.is_started(&id, container);
+    status.started = Some(is_started);
+    status.ready = is_started && observed.readiness.is_ready(&id, container);
+}
+
+fn phase(
+    pod: &Pod,
+    inits: &[ContainerStatus],
+    containers: &[ContainerStatus],
+    is_terminating: bool,
+    started_main: bool,
+) -> &'static str {
+    let Some(spec) = &pod.spec else { return "Pending" };
+    let policy = state::restart_policy(pod);
+    let last = |status: &ContainerStatus| {
+        terminated(status)
+            .or_else(|| status.last_state.as_ref().and_then(|last| last.terminated.as_ref()))
+            .map(|t| t.exit_code)
+    };
+    let (mut pending_init, mut pending_sidecars) = (0, 0);
+    let (mut is_running, mut waiting, mut stopped, mut final_stops, mut succeeded) = (0, 0, 0, 0, 0);
+
+    for (container, status) in spec.init_containers.iter().flatten().zip(inits) {
+        if state::is_sidecar(container) {
+            if running(status).is_some() {
+                is_running += 1;
+                if status.started != Some(true) {
+                    pending_sidecars += 1;
+                }
+            } else if last(status).is_none() {
+                pending_sidecars += 1;
+                waiting += 1;
+            }
+            continue;
+        }
+        match last(status) {
+            _ if running(status).is_some() => pending_init += 1,
+            Some(0) if terminated(status).is_some() => {}
+            Some(code) => {
+                if code != 0 && !state::restarts_after(container, policy, code) {
+                    return "Failed";
+                }
+                pending_init += usize::from(terminated(status).is_none() || code != 0);
+            }
+            None => pending_init += 1,
+        }
+    }
+    for (container, status) in spec.containers.iter().zip(containers) {
+        if running(status).is_some() {
+            is_running += 1;
+        } else if let Some(code) = last(status) {
+            stopped += 1;
+            final_stops += usize::from(!state::restarts_after(container, policy, code));
+            succeeded += usize::from(terminated(status).is_some() && code == 0);
+        } else {
+            waiting += 1;
+        }
+    }
+
+    if (pending_init > 0 && !started_main) || (pending_sidecars > 0 && !started_main) || waiting > 0 {
+        return "Pending";
+    }
+    if is_running > 0 && (stopped < containers.len() || !is_terminating) {
+        return "Running";
+    }
+    if stopped > 0 {
+        if !is_terminating && stopped != final_stops {
+            return "Running";
+        }
+        return if stopped == succeeded { "Succeeded" } else { "Failed" };
+    }
+    "Pending"
+}
+
+fn condition(kind: &str, is_true: bool, reason: Option<&str>, message: Option<String>) -> PodCondition {
+    PodCondition {
+        type_: kind.into(),
+        status: if is_true { "True" } else { "False" }.into(),
+        reason: reason.map(String::from),
+        message,
+        ..Default::default()
+    }
+}
+
+fn ready_to_start_containers(pod: &Pod, state: &PodState) -> PodCondition {
+    // Upstream gives no reason here, so that a pod's first write looks the same.
+    condition("PodReadyToStartContainers", sandbox_needed(pod, state).is_none(), None, None)
+}
+
+fn initialized(init: &[Container], statuses: &[ContainerStatus], phase: &str, started_main: bool) -> PodCondition {
+    let incomplete: Vec<&str> = init
+        .iter()
+        .zip(statuses)
+        .filter(|(container, status)| {
+            if state::is_sidecar(container) { status.started != Some(true) } else { !status.ready }
+        })
+        .map(|(container, _)| container.name.as_str())
+        .collect();
+    if phase == "Succeeded" {
+        return condition("Initialized", true, Some("PodCompleted"), None);
+    }
+    if started_main || incomplete.is_empty() {
+        return condition("Initialized", true, None, None);
+    }
+    condition(
+        "Initialized",
+        false,
+        Some("ContainersNotInitialized"),
+        Some(format!("containers with incomplete status: [{}]", incomplete.join(" "))),
+    )
+}
+
+fn containers_ready(pod: &Pod, inits: &[ContainerStatus], containers: &[ContainerStatus], phase: &str) -> PodCondition {
+    let kind = "ContainersReady";
+    match phase {
+        "Succeeded" => return condition(kind, false, Some("PodCompleted"), None),
+        "Failed" => return condition(kind, false, Some("PodFailed"), None),
+        _ => {}
+    }
+    let sidecars = pod
+        .spec
+        .iter()
+        .flat_map(|spec| spec.init_containers.iter().flatten())
+        .zip(inits)
+        .filter(|(container, _)| state::is_sidecar(container))
+        .map(|(_, status)| status);
+    let unready: Vec<&str> = sidecars
+        .chain(containers)
+        .filter(|status| !status.ready)
+        .map(|status| status.name.as_str())
+        .collect();
+    if unready.is_empty() {
+        return condition(kind, true, None, None);
+    }
+    condition(
+        kind,
+        false,
+        Some("ContainersNotReady"),
+        Some(format!("containers with unready status: [{}]", unready.join(" "))),
+    )
+}
+
+fn pod_ready(
+    pod: &Pod,
+    inits: &[ContainerStatus],
+    containers: &[ContainerStatus],
+    phase: &str,
+    old: &[PodCondition],
+) -> PodCondition {
+    let ready = containers_ready(pod, inits, containers, phase);
+    if ready.status != "True" {
+        return PodCondition { type_: "Ready".into(), ..ready };
+    }
+    let unmet: Vec<String> = pod
+        .spec
+        .iter()
+        .flat_map(|spec| spec.readiness_gates.iter().flatten())
+        .filter_map(|gate| {
+            let kind = &gate.condition_type;
+            match old.iter().find(|condition| &condition.type_ == kind) {
+                None => Some(format!("corresponding condition of pod readiness gate \"{kind}\" does not exist.")),
+                Some(found) if found.status != "True" => Some(format!(
+                    "the status of pod readiness gate \"{kind}\" is not \"True\", but {}",
+                    found.status
+                )),
+                Some(_) => None,
+            }
+        })
+        .collect();
+    if unmet.is_empty() {
+        return condition("Ready", true, None, None);
+    }
+    condition("Ready", false, Some("ReadinessGatesNotReady"), Some(unmet.join(", ")))
+}
+
+/// Ours replace those of the same type; times of transition move only when the status does; others'
+/// conditions (readiness gates) stay.
+fn merge_conditions(
+    old: Vec<PodCondition>,
+    new: Vec<PodCondition>,
+    generation: Option<i64>,
+    now: Timestamp,
+) -> Vec<PodCondition> {
+    let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
+    let mut merged: Vec<PodCondition> = Vec::new();
+    for mut condition in new {
+        let before = old.iter().find(|c| c.type_ == condition.type_);
+        condition.last_transition_time = before
+            .filter(|c| c.status == condition.status)
+            .and_then(|c| c.last_transition_time.clone())
+            .or(Some(Time(now)));
+        condition.observed_generation = generation;
+        merged.push(condition);
+    }
+    let kept: Vec<PodCondition> =
+        old.into_iter().filter(|c| !merged.iter().any(|m| m.type_ == c.type_)).collect();
+    merged.extend(kept);
+    merged
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::Sandbox;
+    use k8s_openapi::api::core::v1::PodSpec;
+
+    struct AllReady;
+    impl Readiness for AllReady {
+        fn is_started(&self, _: &str, _: &Container) -> bool {
+            true
+        }
+        fn is_ready(&self, _: &str, _: &Container) -> bool {
+            true
+        }
+    }
+
+    fn pod(policy: &str, init: &[&str], main: &[&str]) -> Pod {
+        let make = |name: &&str| Container {
+            name: name.trim_start_matches('*').into(),
+            restart_policy: name.starts_with('*').then(|| "Always".into()),
+            ..Default::default()
+        };
+        Pod {
+            spec: Some(PodSpec {
+                restart_policy: Some(policy.into()),
+                init_containers: Some(init.iter().map(make).collect()),
+                containers: main.iter().map(make).collect(),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }
+    }
+
+    fn seen(containers: &[(&str, Phase, i32)]) -> PodState {
+        PodState {
+            sandboxes: vec![Sandbox { id: "s".into(), ready: true, ips: vec!["10.0.0.2".into()], ..Default::default() }],
+            containers: containers
+                .iter()
+                .map(|(name, phase, exit_code)| ContainerState {
+                    id: format!("{name}-id"),
+                    name: (*name).into(),
+                    sandbox_id: "s".into(),
+                    phase: *phase,
+                    exit_code: *exit_code,
+                    started_at: 1_000_000_000,
+                    finished_at: 2_000_000_000,
+                    ..Default::default()
+                })
+                .collect(),
+        }
+    }
+
+    fn status_of(pod: &Pod, state: &PodState, waiting: &[(&str, &'static str)], is_terminating: bool) -> PodStatus {
+        let waiting = waiting
+            .iter()
+            .map(|(name, reason)| ((*name).to_string(), Waiting { reason, message: "m".into() }))
+            .collect();
+        pod_status(
+            pod,
+            &Observed {
+                state,
+                waiting: &waiting,
+                readiness: &AllReady,
+                host_ips: &["192.0.2.1".into()],
+                is_terminating,
+                ended: None,
+                runtime_name: "containerd",
+                now: Timestamp::from_second(1000).unwrap(),
+            },
+        )
+    }
+
+    #[test]
+    fn phases() {
+        use Phase::*;
+        for (what, pod, state, waiting, is_terminating, expected) in [
+            ("nothing yet", pod("Always", &[], &["a"]), seen(&[]), vec![], false, "Pending"),
+            ("runs", pod("Always", &[], &["a"]), seen(&[("a", Running, 0)]), vec![], false, "Running"),
+            ("one of two", pod("Always", &[], &["a", "b"]), seen(&[("a", Running, 0)]), vec![], false, "Pending"),
+            ("crash loop", pod("Always", &[], &["a"]), seen(&[("a", Exited, 1)]), vec![("a", "CrashLoopBackOff")], false, "Running"),
+            ("done", pod("OnFailure", &[], &["a"]), seen(&[("a", Exited, 0)]), vec![], false, "Succeeded"),
+            ("failed", pod("Never", &[], &["a"]), seen(&[("a", Exited, 2)]), vec![], false, "Failed"),
+            ("retried", pod("OnFailure", &[], &["a"]), seen(&[("a", Exited, 2)]), vec![], false, "Running"),
+            ("stopped by us", pod("Always", &[], &["a"]), seen(&[("a", Exited, 0)]), vec![], true, "Succeeded"),
+            ("killed by us", pod("Always", &[], &["a"]), seen(&[("a", Exited, 137)]), vec![], true, "Failed"),
+            ("init runs", pod("Always", &["i"], &["a"]), seen(&[("i", Running, 0)]), vec![], false, "Pending"),
+            ("init crash loop", pod("Always", &["i"], &["a"]), seen(&[("i", Exited, 1)]), vec![("i", "CrashLoopBackOff")], false, "Pending"),
+            ("init failed", pod("Never", &["i"], &["a"]), seen(&[("i", Exited, 1)]), vec![], false, "Failed"),
+            ("init done", pod("Never", &["i"], &["a"]), seen(&[("a", Running, 0), ("i", Exited, 0)]), vec![], false, "Running"),
+            ("sidecar up", pod("Never", &["*s"], &["a"]), seen(&[("a", Running, 0), ("s", Running, 0)]), vec![], false, "Running"),
+            ("sidecar killed at the end", pod("Never", &["*s"], &["a"]), seen(&[("a", Exited, 0), ("s", Exited, 137)]), vec![], true, "Succeeded"),
+        ] {
+            let status = status_of(&pod, &state, &waiting, is_terminating);
+            assert_eq!(status.phase.as_deref(), Some(expected), "{what}");
+        }
+    }
+
+    #[test]
+    fn init_failure_is_told_as_upstream_does() {
+        let status = status_of(
+            &pod("Always", &["init1", "init2"], &["a"]),
+            &seen(&[("init1", Phase::Exited, 1)]),
+            &[("init1", "CrashLoopBackOff")],
+            false,
+        );
+        let conditions = status.conditions.unwrap();
+        let initialized = conditions.iter().find(|c| c.type_ == "Initialized").unwrap();
+        assert_eq!(initialized.reason.as_deref(), Some("ContainersNotInitialized"));
+        assert_eq!(initialized.message.as_deref(), Some("containers with incomplete status: [init1 init2]"));
+        let main = &status.container_statuses.unwrap()[0];
+        assert_eq!(main.state.as_ref().unwrap().waiting.as_ref().unwrap().reason.as_deref(), Some("PodInitializing"));
+        let init = &status.init_container_statuses.unwrap()[0];
+        assert_eq!(init.last_state.as_ref().unwrap().terminated.as_ref().unwrap().exit_code, 1);
+    }
+
+    #[test]
+    fn transition_times_move_only_with_the_status() {
+        let mut pod = pod("Always", &[], &["a"]);
+        let state = seen(&[("a", Phase::Running, 0)]);
+        pod.status = Some(status_of(&pod, &state, &[], false));
+        let later = pod_status(
+            &pod,
+            &Observed {
+                state: &seen(&[("a", Phase::Exited, 1)]),
+                waiting: &HashMap::new(),
+                readiness: &AllReady,
+                host_ips: &[],
+                is_terminating: false,
+                ended: None,
+                runtime_name: "containerd",
+                now: Timestamp::from_second(2000).unwrap(),
+            },
+        );
+        let time_of = |kind: &str| {
+            later.conditions.iter().flatten().find(|c| c.type_ == kind).unwrap().last_transition_time.clone().unwrap().0.as_second()
+        };
+        assert_eq!(time_of("Ready"), 2000);
+        assert_eq!(time_of("Initialized"), 1000);
+    }
+}

@@ -1,0 +1,231 @@
+//! Sends pod statuses to the API, and the last delete of a pod that has ended.
+//!
+//! Flow: workers hand over what they computed -> here, the latest per pod -> PATCH pods/status. A slow
+//! or absent API server delays what is shown, never what runs.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use client::{Client, DeleteParams, Patch, WorkQueue};
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use parking_lot::Mutex;
+use serde_json::{Map, Value, json};
+use tokio_util::sync::CancellationToken;
+
+use crate::state;
+
+/// Writers at work at once; one pod is never written by two.
+const WRITERS: usize = 4;
+
+pub(crate) struct StatusWriter {
+    client: Client,
+    queue: WorkQueue<String>,
+    entries: Mutex<HashMap<String, Entry>>,
+}
+
+struct Entry {
+    namespace: String,
+    name: String,
+    /// The uid the API knows the pod by; differs from the key for static pods.
+    api_uid: String,
+    wanted: Option<PodStatus>,
+    /// What the API has, as far as we know.
+    sent: Value,
+    delete: bool,
+}
+
+impl StatusWriter {
+    pub(crate) fn new(client: Client) -> Arc<Self> {
+        Arc::new(StatusWriter { client, queue: WorkQueue::new(), entries: Mutex::new(HashMap::new()) })
+    }
+
+    /// Notes the newest status. `pod` is the API's object (the mirror, for a static pod).
+    pub(crate) fn set(&self, key: &str, pod: &Pod, status: PodStatus) {
+        let mut entries = self.entries.lock();
+        let entry = entries.entry(key.to_string()).or_insert_with(|| Entry::of(pod));
+        entry.wanted = Some(status);
+        drop(entries);
+        self.queue.add(key.to_string());
+    }
+
+    /// After the last status: deletes the object for good.
+    pub(crate) fn delete(&self, key: &str, pod: &Pod) {
+        let mut entries = self.entries.lock();
+        let entry = entries.entry(key.to_string()).or_insert_with(|| Entry::of(pod));
+        entry.delete = true;
+        drop(entries);
+        self.queue.add(key.to_string());
+    }
+
+    pub(crate) fn forget(&self, key: &str) {
+        self.entries.lock().remove(key);
+    }
+
+    /// The newest status of a pod, sent or not.
+    pub(crate) fn latest(&self, key: &str) -> Option<PodStatus> {
+        let entries = self.entries.lock();
+        let entry = entries.get(key)?;
+        entry.wanted.clone().or_else(|| serde_json::from_value(entry.sent.clone()).ok())
+    }
+
+    pub(crate) async fn run(self: Arc<Self>, stop: CancellationToken) {
+        let mut writers = tokio::task::JoinSet::new();
+        for _ in 0..WRITERS {
+            let writer = self.clone();
+            writers.spawn(async move {
+                while let Some(key) = writer.queue.get().await {
+                    match writer.write(&key).await {
+                        Ok(()) => writer.queue.forget(&key),
+                        Err(error) => {
+                            tracing::warn!(pod = key, %error, "pod status not written, will retry");
+                            writer.queue.add_rate_limited(key.clone());
+                        }
+                    }
+                    writer.queue.done(&key);
+                }
+            });
+        }
+        stop.cancelled().await;
+        self.queue.shut_down();
+        while writers.join_next().await.is_some() {}
+    }
+
+    async fn write(&self, key: &str) -> Result<(), client::Error> {
+        let work = {
+            let entries = self.entries.lock();
+            let Some(entry) = entries.get(key) else { return Ok(()) };
+            let wanted = entry.wanted.as_ref().and_then(|status| serde_json::to_value(status).ok());
+            (entry.namespace.clone(), entry.name.clone(), entry.api_uid.clone(), wanted, entry.sent.clone(), entry.delete)
+        };
+        let (namespace, name, uid, wanted, sent, delete) = work;
+        let api = self.client.namespaced::<Pod>(&namespace);
+        if let Some(wanted) = wanted {
+            if let Some(status) = difference(&sent, &wanted) {
+                let patch = Patch::strategic(json!({"metadata": {"uid": uid}, "status": status}));
+                match api.patch_status(&name, &patch).await {
+                    Ok(_) => {}
+                    // Gone, or another pod of the same name: nothing left to tell.
+                    Err(error) if error.is_not_found() || error.is_conflict() || error.is_invalid() => {
+                        tracing::debug!(pod = key, %error, "status no longer wanted");
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+            let mut entries = self.entries.lock();
+            if let Some(entry) = entries.get_mut(key) {
+                entry.sent = wanted;
+            }
+        }
+        if delete {
+            let params = DeleteParams::default().with_grace_period(0).with_uid(uid);
+            match api.delete(&name, &params).await {
+                Ok(()) => {}
+                Err(error) if error.is_not_found() || error.is_conflict() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Entry {
+    fn of(pod: &Pod) -> Self {
+        Entry {
+            namespace: state::namespace(pod).to_string(),
+            name: state::name(pod).to_string(),
+            api_uid: state::uid(pod).to_string(),
+            wanted: None,
+            sent: pod.status.as_ref().and_then(|status| serde_json::to_value(status).ok()).unwrap_or_else(|| json!({})),
+            delete: false,
+        }
+    }
+}
+
+/// Fields of a PodStatus that are the kubelet's to write.
+const OWNED: &[&str] = &[
+    "phase",
+    "message",
+    "reason",
+    "hostIP",
+    "hostIPs",
+    "podIP",
+    "podIPs",
+    "startTime",
+    "qosClass",
+    "observedGeneration",
+    "containerStatuses",
+    "initContainerStatuses",
+    "ephemeralContainerStatuses",
+];
+
+/// A strategic merge patch from one status to another; `None` when there is nothing to say. Conditions
+/// are merged by type, so that other writers' ones stay.
+fn difference(sent: &Value, wanted: &Value) -> Option<Value> {
+    let mut patch = Map::new();
+    for field in OWNED {
+        let (old, new) = (sent.get(field), wanted.get(field));
+        if old == new {
+            continue;
+        }
+        let value = match new {
+            None => Value::Null,
+            // Lists that are merged by key must be replaced as a whole.
+            Some(Value::Array(items)) if matches!(*field, "podIPs" | "hostIPs") => {
+                let mut list = vec![json!({"$patch": "replace"})];
+                list.extend(items.iter().cloned());
+                Value::Array(list)
+            }
+            Some(value) => value.clone(),
+        };
+        patch.insert((*field).to_string(), value);
+    }
+    let old = sent.get("conditions").and_then(Value::as_array);
+    let changed: Vec<Value> = wanted
+        .get("conditions")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten()
+        .filter(|condition| !old.is_some_and(|old| old.contains(condition)))
+        .cloned()
+        .collect();
+    if !changed.is_empty() {
+        let changed = changed
+            .into_iter()
+            .map(|mut condition| {
+                // A cleared reason or message must be said, or the merge keeps it.
+                if let Some(fields) = condition.as_object_mut() {
+                    for field in ["reason", "message"] {
+                        fields.entry(field).or_insert(Value::Null);
+                    }
+                }
+                condition
+            })
+            .collect();
+        patch.insert("conditions".into(), Value::Array(changed));
+    }
+    (!patch.is_empty()).then_some(Value::Object(patch))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patches_say_only_what_changed() {
+        let ready = |status: &str| json!({"type": "Ready", "status": status});
+        for (sent, wanted, expected) in [
+            (json!({"phase": "Pending"}), json!({"phase": "Pending"}), None),
+            (json!({"phase": "Pending"}), json!({"phase": "Running"}), Some(json!({"phase": "Running"}))),
+            (json!({"reason": "Old"}), json!({}), Some(json!({"reason": null}))),
+            (json!({"resize": "x"}), json!({}), None),
+            (json!({}), json!({"podIPs": [{"ip": "1"}]}), Some(json!({"podIPs": [{"$patch": "replace"}, {"ip": "1"}]}))),
+            (
+                json!({"conditions": [ready("False"), {"type": "Mine"}]}),
+                json!({"conditions": [ready("True"), {"type": "Mine"}]}),
+                Some(json!({"conditions": [{"type": "Ready", "status": "True", "reason": null, "message": null}]})),
+            ),
+        ] {
+            assert_eq!(difference(&sent, &wanted), expected);
+        }
+    }
+}

@@ -1,0 +1,582 @@
+//! Brings one pod a step closer to its spec: the actions of `plan`, carried out.
+//!
+//! Flow: `worker` -> [`Kubelet::sync`] -> directories, volumes, sandbox, containers -> status. Running it
+//! again is always safe; whatever it could not do comes back as a time to try again.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cri::v1;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Container, Pod, Secret};
+
+use crate::containers::{self, ContainerParts, SandboxParts};
+use crate::env::{self, Context, Sources};
+use crate::kubelet::Kubelet;
+use crate::plan::{self, Actions};
+use crate::state::{self, Phase, PodState};
+use crate::status::Waiting;
+use crate::volumes::{Mounted, blocking, subpath};
+use crate::worker::Memory;
+use crate::{dns, hooks, probes, resources};
+
+/// How a pass ended.
+#[derive(Debug, Default)]
+pub(crate) struct Next {
+    /// All containers have ended and none will be started again.
+    pub(crate) is_finished: bool,
+    /// When to look again without any event.
+    pub(crate) again_in: Option<Duration>,
+}
+
+impl Next {
+    fn sooner(&mut self, delay: Duration) {
+        self.again_in = Some(self.again_in.map_or(delay, |other| other.min(delay)));
+    }
+}
+
+/// A pass that could not be finished; the next one starts over.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SyncError {
+    #[error(transparent)]
+    Runtime(#[from] crate::runtime::CallError),
+    #[error(transparent)]
+    Volume(#[from] crate::volumes::VolumeError),
+    #[error("{0}")]
+    Other(String),
+}
+
+/// Mounted objects and tokens are looked at this often even if no event came.
+const REFRESH: Duration = Duration::from_secs(60);
+
+impl Kubelet {
+    pub(crate) async fn sync(&self, pod: &Arc<Pod>, memory: &mut Memory) -> Result<Next, SyncError> {
+        let mut next = Next { again_in: Some(REFRESH), ..Default::default() };
+        let uid = state::uid(pod);
+        let mut state = self.runtime.pod_state(uid).await?;
+        self.prober.reconcile(pod, &state, false);
+        let status = self.tell(pod, &state, memory, false, None);
+        if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
+            next.is_finished = true;
+            return Ok(next);
+        }
+
+        let actions = plan::plan(pod, &state, self.prober.as_ref());
+        let services = self.service_variables(pod);
+        let reference = client::reference(pod.as_ref());
+        let context_for = |ips: &[String]| (ips.to_vec(), self.host_ips.clone());
+        let (pod_ips, host_ips) = context_for(&self.pod_ips(pod, &state));
+        let context = Context { pod, pod_ips: &pod_ips, host_ips: &host_ips, allocatable: &self.allocatable, services: &services };
+
+        self.make_directories(pod).await?;
+        if let Some(cgroups) = self.cgroups.clone() {
+            let owned = pod.clone();
+            blocking(move || cgroups.ensure_pod(&owned)).await.map_err(|error| {
+                let message = format!("unable to ensure pod container exists: {error}");
+                self.recorder.warning(&reference, "FailedCreatePodContainer", message.clone());
+                SyncError::Other(message)
+            })?;
+        }
+        let mounted = match self.volumes.set_up(&context).await {
+            Ok(mounted) => mounted,
+            Err(error) => {
+                self.recorder.warning(&reference, "FailedMount", error.to_string());
+                return Err(error.into());
+            }
+        };
+
+        if actions.kill_pod {
+            let is_new = state.sandboxes.is_empty();
+            if !is_new && actions.create_sandbox.is_some() {
+                self.recorder.normal(&reference, "SandboxChanged", "Pod sandbox changed, it will be killed and re-created.");
+            }
+            self.kill_all(pod, &state, self.grace_period(pod, None), "Stopping container").await?;
+            if actions.create_sandbox.is_none() {
+                let state = self.runtime.pod_state(uid).await?;
+                self.tell(pod, &state, memory, true, None);
+                next.is_finished = true;
+                return Ok(next);
+            }
+        }
+        let grace = self.grace_period(pod, None);
+        for kill in &actions.kill {
+            let container = state::all_containers(pod).into_iter().find(|c| c.name == kill.name);
+            let grace = match (&container, kill.reason) {
+                (Some(c), plan::KillReason::LivenessProbe) => probe_grace(c.liveness_probe.as_ref()).unwrap_or(grace),
+                (Some(c), plan::KillReason::StartupProbe) => probe_grace(c.startup_probe.as_ref()).unwrap_or(grace),
+                _ => grace,
+            };
+            self.kill_container(pod, container.as_ref(), &kill.id, &kill.name, grace, &kill.message, &pod_ips).await?;
+        }
+
+        if let Some(attempt) = actions.create_sandbox {
+            self.create_sandbox(pod, attempt).await?;
+            state = self.runtime.pod_state(uid).await?;
+            self.tell(pod, &state, memory, false, None);
+        }
+        let pod_ips = self.pod_ips(pod, &state);
+        let context = Context { pod_ips: &pod_ips, ..context };
+        self.start_containers(pod, &actions, &state, memory, &context, &mounted, &mut next).await?;
+
+        let state = self.runtime.pod_state(uid).await?;
+        self.prober.reconcile(pod, &state, false);
+        self.tell(pod, &state, memory, false, None);
+        self.remove_old_containers(&state).await;
+        Ok(next)
+    }
+
+    pub(crate) fn pod_ips(&self, pod: &Pod, state: &PodState) -> Vec<String> {
+        if pod.spec.as_ref().is_some_and(|spec| spec.host_network == Some(true)) {
+            return self.host_ips.clone();
+        }
+        state.ips().to_vec()
+    }
+
+    fn service_variables(&self, pod: &Pod) -> Vec<(String, String)> {
+        let services = self.services.list();
+        env::service_variables(pod, services.iter().map(|service| service.as_ref()))
+    }
+
+    async fn make_directories(&self, pod: &Pod) -> Result<(), SyncError> {
+        let (dir, logs) = (self.pod_dir(pod), self.log_dir(pod));
+        blocking(move || {
+            for sub in ["volumes", "plugins", "containers"] {
+                std::fs::create_dir_all(dir.join(sub))?;
+            }
+            std::fs::create_dir_all(logs)
+        })
+        .await
+        .map_err(|error| SyncError::Other(format!("error making pod data directories: {error}")))
+    }
+
+    fn sandbox_config(&self, pod: &Pod, attempt: u32) -> v1::PodSandboxConfig {
+        let (hostname, _) = dns::hostname(pod, &self.dns.cluster_domain);
+        containers::sandbox_config(
+            pod,
+            SandboxParts {
+                attempt,
+                hostname,
+                log_directory: self.log_dir(pod).to_string_lossy().into_owned(),
+                dns: dns::for_pod(pod, &self.dns),
+                cgroup_parent: self.cgroups.as_ref().map(|cgroups| cgroups.pod_path(pod)).unwrap_or_default(),
+            },
+        )
+    }
+
+    async fn create_sandbox(&self, pod: &Pod, attempt: u32) -> Result<String, SyncError> {
+        let handler = match pod.spec.as_ref().and_then(|spec| spec.runtime_class_name.as_deref()) {
+            None | Some("") => String::new(),
+            Some(name) => self
+                .client
+                .all::<k8s_openapi::api::node::v1::RuntimeClass>()
+                .get(name)
+                .await
+                .map_err(|error| SyncError::Other(format!("failed to get RuntimeClass {name:?}: {error}")))?
+                .handler,
+        };
+        match self.runtime.run_sandbox(self.sandbox_config(pod, attempt), &handler).await {
+            Ok(id) => Ok(id),
+            Err(error) => {
+                let message = format!("Failed to create pod sandbox: {error}");
+                self.recorder.warning(&client::reference(pod), "FailedCreatePodSandBox", message);
+                Err(error.into())
+            }
+        }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the context of one pass, used nowhere else")]
+    async fn start_containers(
+        &self,
+        pod: &Pod,
+        actions: &Actions,
+        state: &PodState,
+        memory: &mut Memory,
+        context: &Context<'_>,
+        mounted: &std::collections::HashMap<String, Mounted>,
+        next: &mut Next,
+    ) -> Result<(), SyncError> {
+        let spec = pod.spec.clone().unwrap_or_default();
+        let init = spec.init_containers.unwrap_or_default();
+        let ephemeral: Vec<Container> = spec.ephemeral_containers.iter().flatten().map(state::from_ephemeral).collect();
+        let chosen = actions
+            .start_ephemeral
+            .iter()
+            .filter_map(|index| ephemeral.get(*index))
+            .chain(actions.start_init.iter().filter_map(|index| init.get(*index)))
+            .chain(actions.start.iter().filter_map(|index| spec.containers.get(*index)));
+        let running: Vec<&str> =
+            state.containers.iter().filter(|c| c.is_running()).map(|c| c.name.as_str()).collect();
+        memory.waiting.retain(|name, _| !running.contains(&name.as_str()));
+        for container in chosen {
+            if let Some(wait) = self.restart_delay(pod, container, state, memory) {
+                next.sooner(wait);
+                continue;
+            }
+            match self.start_container(pod, container, state, context, mounted).await {
+                Ok(()) => {
+                    memory.waiting.remove(&container.name);
+                }
+                Err(waiting) => {
+                    tracing::info!(pod = state::full_name(pod), container = container.name, reason = waiting.reason, message = waiting.message, "container not started");
+                    let image = container.image.as_deref().unwrap_or_default();
+                    let wait = match waiting.reason {
+                        "ErrImagePull" | "ImagePullBackOff" => {
+                            self.images.retry_in(state::uid(pod), image).unwrap_or(Duration::from_secs(10))
+                        }
+                        _ => Duration::from_secs(5),
+                    };
+                    next.sooner(wait);
+                    let failed_image = waiting.reason == "ErrImagePull";
+                    memory.waiting.insert(container.name.clone(), waiting);
+                    let state = self.runtime.pod_state(state::uid(pod)).await?;
+                    self.tell(pod, &state, memory, false, None);
+                    if failed_image {
+                        // Told once as the error; from now on it is a wait.
+                        memory.waiting.insert(
+                            container.name.clone(),
+                            Waiting { reason: "ImagePullBackOff", message: format!("Back-off pulling image \"{image}\"") },
+                        );
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a container that ended must wait before it is started again.
+    fn restart_delay(&self, pod: &Pod, container: &Container, state: &PodState, memory: &mut Memory) -> Option<Duration> {
+        let past = state.container(&container.name).filter(|c| c.phase == Phase::Exited)?;
+        let key = format!("{}_{}_{}", state::uid(pod), container.name, state::container_hash(container));
+        let ended = Timestamp::from_nanosecond(past.finished_at.into()).unwrap_or_default();
+        let ago = Duration::try_from(Timestamp::now().duration_since(ended)).unwrap_or_default();
+        let Some((left, whole)) = self.restarts.remaining(&key, ago) else {
+            self.restarts.next(&key);
+            return None;
+        };
+        let whose = format!("{}_{}({})", state::name(pod), state::namespace(pod), state::uid(pod));
+        let reference = probes::container_reference(pod, &container.name);
+        self.recorder.warning(
+            &reference,
+            "BackOff",
+            format!("Back-off restarting failed container {} in pod {whose}", container.name),
+        );
+        memory.waiting.insert(
+            container.name.clone(),
+            Waiting {
+                reason: "CrashLoopBackOff",
+                message: format!("back-off {} restarting failed container={} pod={whose}", go_seconds(whole), container.name),
+            },
+        );
+        Some(left)
+    }
+
+    async fn start_container(
+        &self,
+        pod: &Pod,
+        container: &Container,
+        state: &PodState,
+        context: &Context<'_>,
+        mounted: &std::collections::HashMap<String, Mounted>,
+    ) -> Result<(), Waiting> {
+        let reference = probes::container_reference(pod, &container.name);
+        let failed = |reason: &'static str, message: String| {
+            self.recorder.warning(&reference, "Failed", format!("Error: {message}"));
+            Waiting { reason, message }
+        };
+        let sandbox = state.sandboxes.first().filter(|sandbox| sandbox.ready);
+        let sandbox = sandbox.ok_or_else(|| Waiting { reason: "ContainerCreating", message: String::new() })?;
+        let sandbox_config = self.sandbox_config(pod, sandbox.attempt);
+        let secrets = self.pull_secrets(pod).await;
+        let image = self
+            .images
+            .ensure(
+                state::uid(pod),
+                &reference,
+                container.image.as_deref().unwrap_or_default(),
+                container.image_pull_policy.as_deref(),
+                &secrets,
+                Some(sandbox_config.clone()),
+            )
+            .await?;
+        let config = self
+            .container_config(pod, container, state, context, mounted, image)
+            .await
+            .map_err(|message| failed("CreateContainerConfigError", message))?;
+        let id = self
+            .runtime
+            .create_container(&sandbox.id, config, sandbox_config)
+            .await
+            .map_err(|error| failed("CreateContainerError", error.0.message().to_string()))?;
+        self.recorder.normal(&reference, "Created", "Container created");
+        self.runtime
+            .start_container(&id)
+            .await
+            .map_err(|error| failed("RunContainerError", error.0.message().to_string()))?;
+        self.recorder.normal(&reference, "Started", "Container started");
+        let Some(hook) = container.lifecycle.as_ref().and_then(|lifecycle| lifecycle.post_start.as_ref()) else {
+            return Ok(());
+        };
+        if let Err(error) = hooks::run(hook, pod, container, &id, context.pod_ips, &self.runtime).await {
+            tracing::info!(pod = state::full_name(pod), container = container.name, %error, "postStart hook failed");
+            self.recorder.warning(&reference, "FailedPostStartHook", "PostStartHook failed");
+            let grace = self.grace_period(pod, None);
+            if let Err(error) =
+                self.kill_container(pod, Some(container), &id, &container.name, grace, "FailedPostStartHook", context.pod_ips).await
+            {
+                tracing::warn!(pod = state::full_name(pod), container = container.name, %error, "container with failed postStart hook not stopped");
+            }
+            return Err(Waiting { reason: "PostStartHookError", message: error });
+        }
+        Ok(())
+    }
+
+    async fn pull_secrets(&self, pod: &Pod) -> Vec<Arc<Secret>> {
+        let mut found = Vec::new();
+        let mut missing = Vec::new();
+        for reference in pod.spec.iter().flat_map(|spec| spec.image_pull_secrets.iter().flatten()) {
+            match self.volumes.secrets.get(state::uid(pod), state::namespace(pod), &reference.name).await {
+                Ok(Some(secret)) => found.push(secret),
+                Ok(None) | Err(_) => missing.push(reference.name.clone()),
+            }
+        }
+        if !missing.is_empty() {
+            self.recorder.warning(
+                &client::reference(pod),
+                "FailedToRetrieveImagePullSecret",
+                format!(
+                    "Unable to retrieve some image pull secrets ({}); attempting to pull the image may not succeed.",
+                    missing.join(", ")
+                ),
+            );
+        }
+        found
+    }
+
+    async fn container_config(
+        &self,
+        pod: &Pod,
+        container: &Container,
+        state: &PodState,
+        context: &Context<'_>,
+        mounted: &std::collections::HashMap<String, Mounted>,
+        image: String,
+    ) -> Result<v1::ContainerConfig, String> {
+        let inspected = self.runtime.image_status(&image).await.map_err(|error| error.to_string())?.unwrap_or_default();
+        let image_uid = inspected.uid.map(|uid| uid.value);
+        containers::check_non_root(pod, container, image_uid, &inspected.username)?;
+        let restart_count = match state.container(&container.name) {
+            Some(past) => past.restart_count + 1,
+            None => api_restart_count(pod, &container.name),
+        };
+        let sources = self.env_sources(pod, container).await?;
+        let env = env::environment(container, context, &sources)?;
+        let mounts = self.mounts(pod, container, context, mounted, &env).await?;
+        let target_id = pod
+            .spec
+            .iter()
+            .flat_map(|spec| spec.ephemeral_containers.iter().flatten())
+            .find(|ephemeral| ephemeral.name == container.name)
+            .and_then(|ephemeral| ephemeral.target_container_name.as_deref())
+            .filter(|name| !name.is_empty())
+            .map(|name| {
+                state
+                    .container(name)
+                    .filter(|c| c.is_running())
+                    .map(|c| c.id.clone())
+                    .ok_or_else(|| format!("unable to find target container {name}"))
+            })
+            .transpose()?;
+        Ok(containers::container_config(
+            pod,
+            container,
+            ContainerParts {
+                image,
+                restart_count,
+                env,
+                mounts,
+                resources: resources::for_container(pod, container, self.node_memory),
+                image_uid,
+                image_user: inspected.username,
+                target_id,
+                seccomp_root: &self.settings.root_dir.join("seccomp"),
+            },
+        ))
+    }
+
+    async fn env_sources(&self, pod: &Pod, container: &Container) -> Result<Sources, String> {
+        let (maps, secrets) = env::referenced(container);
+        let (uid, namespace) = (state::uid(pod), state::namespace(pod));
+        let mut sources = Sources::default();
+        for name in maps {
+            if let Some(map) = self.volumes.config_maps.get(uid, namespace, &name).await? {
+                sources.config_maps.insert(name, map.as_ref().clone());
+            }
+        }
+        for name in secrets {
+            if let Some(secret) = self.volumes.secrets.get(uid, namespace, &name).await? {
+                sources.secrets.insert(name, secret.as_ref().clone());
+            }
+        }
+        Ok(sources)
+    }
+
+    /// Volume mounts, the managed hosts file and the termination message file.
+    async fn mounts(
+        &self,
+        pod: &Pod,
+        container: &Container,
+        context: &Context<'_>,
+        mounted: &std::collections::HashMap<String, Mounted>,
+        env: &[(String, String)],
+    ) -> Result<Vec<v1::Mount>, String> {
+        let mut mounts = Vec::new();
+        let own_dir = self.pod_dir(pod);
+        for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {
+            let volume = mounted.get(&mount.name).ok_or_else(|| format!("volume {:?} is not mounted", mount.name))?;
+            let sub_path = match (&mount.sub_path, &mount.sub_path_expr) {
+                (_, Some(expression)) if !expression.is_empty() => {
+                    let expanded = env::expand_with(expression, env);
+                    if expanded.contains("$(") {
+                        return Err(format!("missing value for {expression:?}"));
+                    }
+                    Some(expanded)
+                }
+                (Some(path), _) if !path.is_empty() => Some(path.clone()),
+                _ => None,
+            };
+            let (path, volume_read_only) = match volume {
+                Mounted::Image { reference, policy } => {
+                    let secrets = self.pull_secrets(pod).await;
+                    let object = probes::container_reference(pod, &container.name);
+                    self.images
+                        .ensure(state::uid(pod), &object, reference, policy.as_deref(), &secrets, None)
+                        .await
+                        .map_err(|waiting| waiting.message)?;
+                    mounts.push(v1::Mount {
+                        container_path: absolute(&mount.mount_path),
+                        readonly: true,
+                        image: Some(crate::runtime::spec(reference)),
+                        image_sub_path: sub_path.unwrap_or_default(),
+                        ..Default::default()
+                    });
+                    continue;
+                }
+                Mounted::Path { path, read_only } => (path.clone(), *read_only),
+            };
+            let host_path = match sub_path {
+                None => path,
+                Some(sub_path) => {
+                    let at = own_dir.join("volume-subpaths").join(&mount.name).join(&container.name).join(index.to_string());
+                    let shown = sub_path.clone();
+                    blocking(move || subpath::bind(&path, &sub_path, &at)).await.map_err(|error| {
+                        format!("failed to prepare subPath for volumeMount \"{}\" of container \"{}\": subPath {shown:?}: {error}", mount.name, container.name)
+                    })?
+                }
+            };
+            mounts.push(v1::Mount {
+                container_path: absolute(&mount.mount_path),
+                host_path: host_path.to_string_lossy().into_owned(),
+                readonly: mount.read_only == Some(true) || volume_read_only,
+                propagation: containers::propagation(mount.mount_propagation.as_deref()),
+                recursive_read_only: matches!(mount.recursive_read_only.as_deref(), Some("Enabled" | "IfPossible")) && mount.read_only == Some(true) && mount.recursive_read_only.as_deref() == Some("Enabled"),
+                ..Default::default()
+            });
+        }
+        let has = |path: &str| mounts.iter().any(|mount| mount.container_path == path);
+        if !has("/etc/hosts") && !context.pod_ips.is_empty() {
+            let path = self.write_hosts(pod, context.pod_ips).await?;
+            mounts.push(v1::Mount {
+                container_path: "/etc/hosts".into(),
+                host_path: path.to_string_lossy().into_owned(),
+                readonly: container.security_context.as_ref().is_some_and(|c| c.read_only_root_filesystem == Some(true)),
+                ..Default::default()
+            });
+        }
+        let message_path = container.termination_message_path.clone().unwrap_or_else(|| "/dev/termination-log".into());
+        if !message_path.is_empty() {
+            let file = own_dir.join("containers").join(&container.name).join(format!("{:08x}", rand::random::<u32>()));
+            let made = file.clone();
+            blocking(move || {
+                if let Some(parent) = made.parent() {
+                    std::fs::create_dir_all(parent)?;
+                }
+                std::fs::write(&made, "")?;
+                // Whoever the container runs as may write it.
+                std::fs::set_permissions(&made, std::os::unix::fs::PermissionsExt::from_mode(0o666))
+            })
+            .await?;
+            mounts.push(v1::Mount {
+                container_path: message_path,
+                host_path: file.to_string_lossy().into_owned(),
+                ..Default::default()
+            });
+        }
+        Ok(mounts)
+    }
+
+    async fn write_hosts(&self, pod: &Pod, ips: &[String]) -> Result<PathBuf, String> {
+        let path = self.pod_dir(pod).join("etc-hosts");
+        let text = if pod.spec.as_ref().is_some_and(|spec| spec.host_network == Some(true)) {
+            let host = tokio::fs::read_to_string("/etc/hosts").await.unwrap_or_default();
+            dns::host_network_hosts_file(pod, &host)
+        } else {
+            let (hostname, domain) = dns::hostname(pod, &self.dns.cluster_domain);
+            dns::hosts_file(pod, ips, &hostname, domain.as_deref())
+        };
+        tokio::fs::write(&path, text).await.map_err(|error| format!("{}: {error}", path.display()))?;
+        Ok(path)
+    }
+
+    /// Keeps one ended container per name for its logs and last state, and no empty old sandbox.
+    async fn remove_old_containers(&self, state: &PodState) {
+        let mut kept: std::collections::HashMap<&str, u32> = std::collections::HashMap::new();
+        let mut removed = Vec::new();
+        for container in &state.containers {
+            let count = kept.entry(container.name.as_str()).or_default();
+            *count += 1;
+            if *count > 2 && container.phase != Phase::Running {
+                removed.push(container.id.as_str());
+                if let Err(error) = self.runtime.remove_container(&container.id).await {
+                    tracing::warn!(container = container.id, %error, "old container not removed");
+                    continue;
+                }
+                if let Err(error) = tokio::fs::remove_file(&container.log_path).await {
+                    tracing::debug!(path = container.log_path, %error, "old log not removed");
+                }
+            }
+        }
+        for sandbox in state.sandboxes.iter().skip(1).filter(|sandbox| !sandbox.ready) {
+            let in_use = state.containers.iter().any(|c| c.sandbox_id == sandbox.id && !removed.contains(&c.id.as_str()));
+            if !in_use {
+                if let Err(error) = self.runtime.remove_sandbox(&sandbox.id).await {
+                    tracing::warn!(sandbox = sandbox.id, %error, "old sandbox not removed");
+                }
+            }
+        }
+    }
+}
+
+/// Go's `10s`, `1m20s`, `5m0s`.
+fn go_seconds(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    if seconds < 60 { format!("{seconds}s") } else { format!("{}m{}s", seconds / 60, seconds % 60) }
+}
+
+fn absolute(path: &str) -> String {
+    if path.starts_with('/') { path.to_string() } else { format!("/{path}") }
+}
+
+fn probe_grace(probe: Option<&k8s_openapi::api::core::v1::Probe>) -> Option<Duration> {
+    probe?.termination_grace_period_seconds.map(|seconds| Duration::from_secs(seconds.max(1) as u64))
+}
+
+/// The runtime lost the container but the API remembers one: count on.
+fn api_restart_count(pod: &Pod, name: &str) -> i32 {
+    pod.status
+        .iter()
+        .flat_map(|status| status.container_statuses.iter().flatten().chain(status.init_container_statuses.iter().flatten()))
+        .find(|status| status.name == name)
+        .filter(|status| status.container_id.is_some())
+        .map_or(0, |status| status.restart_count + 1)
+}

@@ -1,0 +1,255 @@
+//! Volumes of a pod: made ready before its containers, kept up to date while they run, taken down
+//! after they ended.
+//!
+//! Flow: `sync` -> [`Volumes::set_up`] on every pass -> host paths that `sync` mounts into containers.
+//! Setting up twice changes nothing, so a restarted kubelet simply does it again; files made from API
+//! objects are rewritten in one step when the object changes (`atomic_writer`).
+
+mod atomic_writer;
+mod host_path;
+pub(crate) mod mounts;
+mod payload;
+pub(crate) mod subpath;
+mod tokens;
+
+use std::collections::HashMap;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use client::Client;
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolume, PersistentVolumeClaim, Pod, Secret, Volume};
+
+use crate::env::Context;
+use crate::objects::Objects;
+use crate::state;
+
+pub(crate) use tokens::Tokens;
+
+pub(crate) struct Volumes {
+    pub(crate) root: PathBuf,
+    pub(crate) client: Client,
+    pub(crate) config_maps: Arc<Objects<ConfigMap>>,
+    pub(crate) secrets: Arc<Objects<Secret>>,
+    pub(crate) tokens: Tokens,
+}
+
+/// Where a volume is once it is ready.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Mounted {
+    Path { path: PathBuf, read_only: bool },
+    /// The runtime mounts the image itself.
+    Image { reference: String, policy: Option<String> },
+}
+
+/// One volume that could not be made ready: a `FailedMount` event, and another try.
+#[derive(Debug, thiserror::Error)]
+#[error("MountVolume.SetUp failed for volume \"{volume}\" : {cause}")]
+pub(crate) struct VolumeError {
+    pub(crate) volume: String,
+    pub(crate) cause: String,
+}
+
+impl Volumes {
+    pub(crate) fn pod_dir(&self, uid: &str) -> PathBuf {
+        self.root.join("pods").join(uid)
+    }
+
+    /// Makes all volumes ready, side by side: a pod may have fifty of them.
+    pub(crate) async fn set_up(&self, context: &Context<'_>) -> Result<HashMap<String, Mounted>, VolumeError> {
+        let volumes = context.pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
+        let all = volumes.iter().map(|volume| async move {
+            match self.set_up_one(volume, context).await {
+                Ok(mounted) => Ok((volume.name.clone(), mounted)),
+                Err(cause) => Err(VolumeError { volume: volume.name.clone(), cause }),
+            }
+        });
+        futures_util::future::try_join_all(all).await.map(|mounted| mounted.into_iter().collect())
+    }
+
+    async fn set_up_one(&self, volume: &Volume, context: &Context<'_>) -> Result<Mounted, String> {
+        let pod = context.pod;
+        let writable = |path: PathBuf| Mounted::Path { path, read_only: false };
+        if let Some(source) = &volume.host_path {
+            let (path, kind) = (PathBuf::from(&source.path), source.type_.clone().unwrap_or_default());
+            let checked = path.clone();
+            blocking(move || host_path::check(&checked, &kind)).await?;
+            return Ok(writable(path));
+        }
+        if let Some(source) = &volume.image {
+            return Ok(Mounted::Image {
+                reference: source.reference.clone().unwrap_or_default(),
+                policy: source.pull_policy.clone(),
+            });
+        }
+        if let Some(source) = &volume.persistent_volume_claim {
+            return self.claim(pod, &source.claim_name, source.read_only == Some(true)).await;
+        }
+        if volume.ephemeral.is_some() {
+            return self.claim(pod, &format!("{}-{}", state::name(pod), volume.name), false).await;
+        }
+        let group = fs_group(pod);
+        if let Some(source) = &volume.empty_dir {
+            let path = self.dir(pod, "kubernetes.io~empty-dir", &volume.name);
+            let in_memory = source.medium.as_deref() == Some("Memory");
+            let size = source.size_limit.as_ref().and_then(crate::resources::parse).map(|q| q.value());
+            let made = path.clone();
+            blocking(move || empty_dir(&made, in_memory, size, group)).await?;
+            return Ok(writable(path));
+        }
+        let (plugin, in_memory) = if volume.config_map.is_some() {
+            ("kubernetes.io~configmap", false)
+        } else if volume.secret.is_some() {
+            ("kubernetes.io~secret", true)
+        } else if volume.downward_api.is_some() {
+            ("kubernetes.io~downward-api", false)
+        } else if volume.projected.is_some() {
+            ("kubernetes.io~projected", true)
+        } else {
+            return Err("no volume plugin matched".into());
+        };
+        let files = self.payload(volume, context).await?;
+        let path = self.dir(pod, plugin, &volume.name);
+        let made = path.clone();
+        blocking(move || {
+            if in_memory {
+                mounts::tmpfs(&made, None)?;
+            } else {
+                std::fs::create_dir_all(&made)?;
+            }
+            set_mode(&made, 0o777, group, false)?;
+            atomic_writer::write(&made, &files, group)
+        })
+        .await?;
+        Ok(Mounted::Path { path, read_only: true })
+    }
+
+    /// A bound claim on a local or hostPath volume.
+    async fn claim(&self, pod: &Pod, name: &str, read_only: bool) -> Result<Mounted, String> {
+        let namespace = state::namespace(pod);
+        let claim = self
+            .client
+            .namespaced::<PersistentVolumeClaim>(namespace)
+            .get(name)
+            .await
+            .map_err(|error| format!("failed to fetch PVC from API server: {error}"))?;
+        let volume = claim
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.volume_name.clone())
+            .filter(|volume| !volume.is_empty())
+            .ok_or_else(|| format!("PVC {namespace}/{name} has non-bound phase (\"Pending\") or empty pvc.Spec.VolumeName (\"\")"))?;
+        let volume = self
+            .client
+            .all::<PersistentVolume>()
+            .get(&volume)
+            .await
+            .map_err(|error| format!("failed to fetch PV {volume:?} from API server: {error}"))?;
+        let spec = volume.spec.unwrap_or_default();
+        let (path, kind) = if let Some(source) = spec.host_path {
+            (PathBuf::from(source.path), source.type_.unwrap_or_default())
+        } else if let Some(source) = spec.local {
+            (PathBuf::from(source.path), "Directory".to_string())
+        } else {
+            return Err("no volume plugin matched".into());
+        };
+        let group = fs_group(pod);
+        let checked = path.clone();
+        blocking(move || {
+            host_path::check(&checked, &kind)?;
+            match group {
+                Some(group) => own_by_group(&checked, group),
+                None => Ok(()),
+            }
+        })
+        .await?;
+        Ok(Mounted::Path { path, read_only })
+    }
+
+    fn dir(&self, pod: &Pod, plugin: &str, name: &str) -> PathBuf {
+        self.pod_dir(state::uid(pod)).join("volumes").join(plugin).join(name)
+    }
+
+    /// Unmounts and removes everything of a pod.
+    pub(crate) async fn tear_down(&self, uid: &str) -> Result<(), String> {
+        let dir = self.pod_dir(uid);
+        blocking(move || mounts::remove_with_mounts(&dir)).await?;
+        self.config_maps.release(uid);
+        self.secrets.release(uid);
+        self.tokens.forget(uid);
+        Ok(())
+    }
+
+    /// Uids of all pods that have a directory.
+    pub(crate) fn pods_on_disk(&self) -> Vec<String> {
+        std::fs::read_dir(self.root.join("pods"))
+            .into_iter()
+            .flatten()
+            .flatten()
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect()
+    }
+}
+
+/// Runs file work off the async threads, with the error as text.
+pub(crate) async fn blocking<T, F>(work: F) -> Result<T, String>
+where
+    T: Send + 'static,
+    F: FnOnce() -> std::io::Result<T> + Send + 'static,
+{
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result.map_err(|error| error.to_string()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+pub(crate) fn fs_group(pod: &Pod) -> Option<u32> {
+    let group = pod.spec.as_ref()?.security_context.as_ref()?.fs_group?;
+    u32::try_from(group).ok()
+}
+
+fn empty_dir(path: &Path, in_memory: bool, size: Option<i64>, group: Option<u32>) -> std::io::Result<()> {
+    let is_new = !path.exists();
+    if in_memory {
+        mounts::tmpfs(path, size)?;
+    } else {
+        std::fs::create_dir_all(path)?;
+    }
+    if is_new || in_memory {
+        set_mode(path, 0o777, group, true)?;
+    }
+    Ok(())
+}
+
+fn set_mode(path: &Path, mode: u32, group: Option<u32>, _writable: bool) -> std::io::Result<()> {
+    let mode = if group.is_some() { mode | 0o2000 } else { mode };
+    let current = std::fs::metadata(path)?;
+    if group.is_some_and(|group| current.gid() != group) {
+        std::os::unix::fs::chown(path, None, group)?;
+    }
+    if current.permissions().mode() & 0o7777 != mode {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
+    }
+    Ok(())
+}
+
+/// Gives a whole tree to the fsGroup, as upstream does when the root is not the group's yet.
+fn own_by_group(root: &Path, group: u32) -> std::io::Result<()> {
+    let mut open = vec![root.to_path_buf()];
+    while let Some(path) = open.pop() {
+        let meta = std::fs::symlink_metadata(&path)?;
+        std::os::unix::fs::lchown(&path, None, Some(group))?;
+        if meta.is_symlink() {
+            continue;
+        }
+        let mut mode = meta.permissions().mode() | 0o660;
+        if meta.is_dir() {
+            mode |= 0o2110;
+            for entry in std::fs::read_dir(&path)? {
+                open.push(entry?.path());
+            }
+        }
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,109 @@
+//! The few mount operations volumes need.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+
+pub(crate) fn is_mount_point(path: &Path) -> io::Result<bool> {
+    let wanted = match path.canonicalize() {
+        Ok(path) => path,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    Ok(mount_points()?.contains(&wanted))
+}
+
+/// Mount points below a directory, deepest last.
+pub(crate) fn mounts_below(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let dir = dir.canonicalize()?;
+    let mut below: Vec<PathBuf> = mount_points()?.into_iter().filter(|path| path.starts_with(&dir) && *path != dir).collect();
+    below.sort();
+    Ok(below)
+}
+
+fn mount_points() -> io::Result<Vec<PathBuf>> {
+    let table = std::fs::read_to_string("/proc/self/mountinfo")?;
+    Ok(table.lines().filter_map(|line| line.split(' ').nth(4)).map(|path| PathBuf::from(unescape(path))).collect())
+}
+
+/// The kernel writes spaces and the like as `\040`.
+fn unescape(path: &str) -> String {
+    let mut out: Vec<u8> = Vec::with_capacity(path.len());
+    let bytes = path.as_bytes();
+    let mut at = 0;
+    while at < bytes.len() {
+        let code = path.get(at + 1..at + 4).filter(|_| bytes[at] == b'\\').and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        match code {
+            Some(byte) => {
+                out.push(byte);
+                at += 4;
+            }
+            None => {
+                out.push(bytes[at]);
+                at += 1;
+            }
+        }
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+/// A file system in memory, unless it is mounted already.
+pub(crate) fn tmpfs(path: &Path, size: Option<i64>) -> io::Result<()> {
+    std::fs::create_dir_all(path)?;
+    if is_mount_point(path)? {
+        return Ok(());
+    }
+    let options = size.filter(|bytes| *bytes > 0).map(|bytes| format!("size={bytes}"));
+    mount(Some("tmpfs"), path, Some("tmpfs"), MsFlags::empty(), options.as_deref())?;
+    Ok(())
+}
+
+/// Unmounts everything below a directory, then removes it. Goes on after a failure and returns the
+/// first. Never removes through a mount that could not be undone: what it shows is not ours.
+pub(crate) fn remove_with_mounts(dir: &Path) -> io::Result<()> {
+    if !dir.exists() {
+        return Ok(());
+    }
+    let mut first_error = None;
+    for path in mounts_below(dir)?.into_iter().rev() {
+        if let Err(error) = umount2(&path, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
+            first_error.get_or_insert(io::Error::from(error));
+        }
+    }
+    if is_mount_point(dir)? {
+        umount2(dir, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW)?;
+    }
+    if let Some(error) = first_error {
+        return Err(error);
+    }
+    match std::fs::remove_dir_all(dir) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn octal_escapes() {
+        for (text, expected) in [("/a", "/a"), ("/a\\040b", "/a b"), ("/x\\134y", "/x\\y"), ("/tail\\", "/tail\\")] {
+            assert_eq!(unescape(text), expected);
+        }
+    }
+
+    #[test]
+    fn removes_what_it_mounted() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("pod");
+        let volume = root.join("volumes/memory");
+        tmpfs(&volume, Some(1 << 20)).unwrap();
+        tmpfs(&volume, None).unwrap();
+        std::fs::write(volume.join("file"), "x").unwrap();
+        assert_eq!(mounts_below(&root).unwrap().len(), 1, "mounted once");
+        remove_with_mounts(&root).unwrap();
+        assert!(!root.exists());
+    }
+}

@@ -1,0 +1,185 @@
+//! The files of volumes made from API objects: configMap, secret, downwardAPI and projected.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{DownwardAPIVolumeFile, KeyToPath, Pod, Volume};
+
+use super::Volumes;
+use super::atomic_writer::{File, Payload};
+use crate::env::{self, Context};
+use crate::{resources, state};
+
+const DEFAULT_MODE: i32 = 0o644;
+
+impl Volumes {
+    /// Collects what the volume shows now.
+    pub(super) async fn payload(&self, volume: &Volume, context: &Context<'_>) -> Result<Payload, String> {
+        let mut files = Payload::new();
+        if let Some(source) = &volume.config_map {
+            let mode = source.default_mode.unwrap_or(DEFAULT_MODE);
+            self.config_map(&mut files, context.pod, &source.name, source.items.as_deref(), source.optional, mode).await?;
+        } else if let Some(source) = &volume.secret {
+            let mode = source.default_mode.unwrap_or(DEFAULT_MODE);
+            let name = source.secret_name.as_deref().unwrap_or_default();
+            self.secret(&mut files, context.pod, name, source.items.as_deref(), source.optional, mode).await?;
+        } else if let Some(source) = &volume.downward_api {
+            downward(&mut files, context, source.items.as_deref(), source.default_mode.unwrap_or(DEFAULT_MODE))?;
+        } else if let Some(source) = &volume.projected {
+            let mode = source.default_mode.unwrap_or(DEFAULT_MODE);
+            for part in source.sources.iter().flatten() {
+                if let Some(map) = &part.config_map {
+                    self.config_map(&mut files, context.pod, &map.name, map.items.as_deref(), map.optional, mode).await?;
+                }
+                if let Some(secret) = &part.secret {
+                    self.secret(&mut files, context.pod, &secret.name, secret.items.as_deref(), secret.optional, mode).await?;
+                }
+                if let Some(fields) = &part.downward_api {
+                    downward(&mut files, context, fields.items.as_deref(), mode)?;
+                }
+                if let Some(token) = &part.service_account_token {
+                    let value = self.tokens.get(context.pod, token.audience.as_deref(), token.expiration_seconds).await?;
+                    let owner = common_user(context.pod);
+                    let restricted = owner.is_some() || super::fs_group(context.pod).is_some();
+                    files.insert(
+                        token.path.clone(),
+                        File {
+                            data: value.into_bytes(),
+                            mode: if restricted { 0o600 } else { mode as u32 },
+                            uid: owner.filter(|uid| *uid != 0),
+                        },
+                    );
+                }
+            }
+        }
+        Ok(files)
+    }
+
+    async fn config_map(
+        &self,
+        files: &mut Payload,
+        pod: &Pod,
+        name: &str,
+        items: Option<&[KeyToPath]>,
+        optional: Option<bool>,
+        mode: i32,
+    ) -> Result<(), String> {
+        let is_optional = optional == Some(true);
+        let Some(map) = self.config_maps.get(state::uid(pod), state::namespace(pod), name).await? else {
+            return if is_optional { Ok(()) } else { Err(format!("configmap \"{name}\" not found")) };
+        };
+        let mut data: BTreeMap<String, Vec<u8>> = BTreeMap::new();
+        data.extend(map.data.iter().flatten().map(|(key, value)| (key.clone(), value.clone().into_bytes())));
+        data.extend(map.binary_data.iter().flatten().map(|(key, value)| (key.clone(), value.0.clone())));
+        project(files, &data, items, is_optional, mode, "configmap references non-existent config key")
+    }
+
+    async fn secret(
+        &self,
+        files: &mut Payload,
+        pod: &Pod,
+        name: &str,
+        items: Option<&[KeyToPath]>,
+        optional: Option<bool>,
+        mode: i32,
+    ) -> Result<(), String> {
+        let is_optional = optional == Some(true);
+        let Some(secret) = self.secrets.get(state::uid(pod), state::namespace(pod), name).await? else {
+            return if is_optional { Ok(()) } else { Err(format!("secret \"{name}\" not found")) };
+        };
+        let data: BTreeMap<String, Vec<u8>> =
+            secret.data.iter().flatten().map(|(key, value)| (key.clone(), value.0.clone())).collect();
+        project(files, &data, items, is_optional, mode, "references non-existent secret key")
+    }
+}
+
+/// All keys, or the chosen ones under the chosen paths.
+fn project(
+    files: &mut Payload,
+    data: &BTreeMap<String, Vec<u8>>,
+    items: Option<&[KeyToPath]>,
+    is_optional: bool,
+    mode: i32,
+    missing: &str,
+) -> Result<(), String> {
+    match items.filter(|items| !items.is_empty()) {
+        None => {
+            for (key, value) in data {
+                files.insert(key.clone(), File { data: value.clone(), mode: mode as u32, uid: None });
+            }
+        }
+        Some(items) => {
+            for item in items {
+                match data.get(&item.key) {
+                    Some(value) => {
+                        let mode = item.mode.unwrap_or(mode) as u32;
+                        files.insert(item.path.clone(), File { data: value.clone(), mode, uid: None });
+                    }
+                    None if is_optional => {}
+                    None => return Err(format!("{missing}: {}", item.key)),
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn downward(
+    files: &mut Payload,
+    context: &Context<'_>,
+    items: Option<&[DownwardAPIVolumeFile]>,
+    default_mode: i32,
+) -> Result<(), String> {
+    for item in items.unwrap_or_default() {
+        let value = if let Some(field) = &item.field_ref {
+            env::field_value(&field.field_path, context)?
+        } else if let Some(field) = &item.resource_field_ref {
+            let name = field.container_name.as_deref().unwrap_or_default();
+            let container = state::all_containers(context.pod)
+                .into_iter()
+                .find(|container| container.name == name)
+                .ok_or_else(|| format!("container {name} not found"))?;
+            resources::field_value(&container, &field.resource, field.divisor.as_ref(), context.allocatable)?
+        } else {
+            continue;
+        };
+        let mode = item.mode.unwrap_or(default_mode) as u32;
+        files.insert(item.path.clone(), File { data: value.into_bytes(), mode, uid: None });
+    }
+    Ok(())
+}
+
+/// The user all containers run as, if it is one: tokens are then readable by it alone.
+fn common_user(pod: &Pod) -> Option<u32> {
+    let containers = state::all_containers(pod);
+    let mut users = containers.iter().map(|container| crate::containers::effective_security(pod, container).run_as_user);
+    let first = users.next()??;
+    users.all(|user| user == Some(first)).then(|| u32::try_from(first).ok()).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_chosen_and_missing_ones_told() {
+        let data = BTreeMap::from([("a".to_string(), b"1".to_vec()), ("b".to_string(), b"2".to_vec())]);
+        let item = |key: &str, path: &str, mode| KeyToPath { key: key.into(), path: path.into(), mode };
+        for (items, is_optional, expected) in [
+            (vec![], false, Ok("a:644 b:644")),
+            (vec![item("a", "path/to/a", Some(0o400))], false, Ok("path/to/a:400")),
+            (vec![item("x", "x", None)], true, Ok("")),
+            (vec![item("x", "x", None)], false, Err("gone: x")),
+        ] {
+            let mut files = Payload::new();
+            let result = project(&mut files, &data, Some(&items), is_optional, 0o644, "gone");
+            let told: Vec<String> = files.iter().map(|(path, file)| format!("{path}:{:o}", file.mode)).collect();
+            match expected {
+                Ok(text) => {
+                    result.unwrap();
+                    assert_eq!(told.join(" "), text);
+                }
+                Err(text) => assert_eq!(result.unwrap_err(), text),
+            }
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! `subPath`, opened so that nothing in the volume can lead outside of it.
+//!
+//! The kernel resolves the path beneath an open descriptor of the volume (`openat2` with
+//! `RESOLVE_BENEATH`), and what it opened, not what the path may name a moment later, is bound to a
+//! place only we write. A container that swaps a directory for a symbolic link meanwhile wins
+//! nothing (CVE-2017-1002101, CVE-2021-25741).
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Component, Path, PathBuf};
+
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::stat::{Mode, SFlag, fstat, mkdirat};
+
+/// Makes `volume/sub_path` available at `at` and returns `at`. Missing directories are made, with
+/// the volume's own permissions.
+pub(crate) fn bind(volume: &Path, sub_path: &str, at: &Path) -> io::Result<PathBuf> {
+    let target = open(volume, sub_path)?;
+    let is_dir = SFlag::from_bits_truncate(fstat(&target)?.st_mode).contains(SFlag::S_IFDIR);
+    if super::mounts::is_mount_point(at)? {
+        // Made by an earlier try: the file it shows may have been replaced since.
+        umount2(at, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW)?;
+    }
+    if let Some(parent) = at.parent() {
+        std::fs::create_dir_all(parent)?;
+    }
+    if is_dir {
+        std::fs::create_dir_all(at)?;
+    } else {
+        if at.is_dir() {
+            std::fs::remove_dir(at)?;
+        }
+        std::fs::OpenOptions::new().create(true).append(true).open(at)?;
+    }
+    let source = format!("/proc/self/fd/{}", target.as_raw_fd());
+    mount(Some(source.as_str()), at, None::<&str>, MsFlags::MS_BIND | MsFlags::MS_REC, None::<&str>)?;
+    Ok(at.to_path_buf())
+}
+
+/// Opens `sub_path` beneath `volume`, making what is missing.
+fn open(volume: &Path, sub_path: &str) -> io::Result<OwnedFd> {
+    let invalid = |why: &str| io::Error::new(io::ErrorKind::InvalidInput, why.to_string());
+    let mut parts = Vec::new();
+    for part in Path::new(sub_path).components() {
+        match part {
+            Component::Normal(name) => parts.push(name.to_os_string()),
+            Component::CurDir => {}
+            Component::ParentDir => return Err(invalid("must not contain \"..\"")),
+            Component::RootDir | Component::Prefix(_) => return Err(invalid("must not be an absolute path")),
+        }
+    }
+    let root = nix::fcntl::open(volume, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
+    let how = |flags| {
+        OpenHow::new()
+            .flags(flags | OFlag::O_PATH | OFlag::O_CLOEXEC)
+            .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS)
+    };
+    let relative: PathBuf = parts.iter().collect();
+    let relative = if parts.is_empty() { Path::new(".") } else { &relative };
+    match openat2(root.as_fd(), relative, how(OFlag::empty())) {
+        Err(nix::errno::Errno::ENOENT) => {}
+        other => return Ok(other?),
+    }
+    let mode = Mode::from_bits_truncate(fstat(&root)?.st_mode & 0o777);
+    let mut at = root;
+    for part in &parts {
+        let next = match openat2(at.as_fd(), Path::new(part), how(OFlag::O_DIRECTORY)) {
+            Err(nix::errno::Errno::ENOENT) => {
+                mkdirat(at.as_fd(), Path::new(part), mode)?;
+                let made = openat2(at.as_fd(), Path::new(part), how(OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW))?;
+                // The umask may have taken bits away.
+                std::fs::set_permissions(
+                    format!("/proc/self/fd/{}", made.as_raw_fd()),
+                    std::os::unix::fs::PermissionsExt::from_mode(mode.bits()),
+                )?;
+                made
+            }
+            other => other?,
+        };
+        at = next;
+    }
+    Ok(at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn stays_inside() {
+        let dir = tempfile::tempdir().unwrap();
+        let volume = dir.path().join("volume");
+        std::fs::create_dir_all(volume.join("real/deep")).unwrap();
+        std::fs::write(volume.join("real/file"), "x").unwrap();
+        std::fs::write(dir.path().join("secret"), "no").unwrap();
+        symlink("/etc", volume.join("abs")).unwrap();
+        symlink("../secret", volume.join("up")).unwrap();
+        symlink("real/file", volume.join("inside")).unwrap();
+        for (path, fine) in [
+            ("real", true),
+            ("real/file", true),
+            ("inside", true),
+            ("new/nested", true),
+            (".", true),
+            ("abs", false),
+            ("abs/passwd", false),
+            ("abs/new", false),
+            ("up", false),
+            ("../secret", false),
+            ("/etc", false),
+            ("real/../../secret", false),
+        ] {
+            assert_eq!(open(&volume, path).is_ok(), fine, "{path}");
+        }
+        assert!(volume.join("new/nested").is_dir());
+        assert!(!Path::new("/etc/new").exists());
+    }
+}

@@ -1,0 +1,349 @@
+//! One worker per pod: an actor that syncs it while it should run, ends it when it should not, and
+//! is alone in doing either.
+//!
+//! Flow: pod sources, runtime events, probes and timers -> [`Workers`] -> a task per pod uid.
+//! Invariant: two tasks never work on the same uid, so nothing here needs a lock around a pod.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use parking_lot::Mutex;
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::kubelet::Kubelet;
+use crate::state;
+use crate::status::{Ended, Waiting};
+
+/// What a worker remembers between passes; nothing that a restart would miss.
+#[derive(Default)]
+pub(crate) struct Memory {
+    /// Why containers are not started, by name.
+    pub(crate) waiting: HashMap<String, Waiting>,
+    /// The object the API shows for a static pod.
+    pub(crate) mirror: Option<Arc<Pod>>,
+}
+
+impl Memory {
+    pub(crate) fn api_pod<'a>(&'a self, pod: &'a Pod) -> &'a Pod {
+        self.mirror.as_deref().unwrap_or(pod)
+    }
+}
+
+/// The newest word on a pod.
+#[derive(Clone)]
+struct Update {
+    pod: Arc<Pod>,
+    mirror: Option<Arc<Pod>>,
+    /// Gone from its source: stop it and forget it.
+    is_removed: bool,
+    /// The node has decided to end it, with this much grace at most.
+    ended: Option<(Ended, Option<i64>)>,
+}
+
+impl Update {
+    fn must_end(&self) -> bool {
+        self.is_removed || self.ended.is_some() || self.pod.metadata.deletion_timestamp.is_some()
+    }
+}
+
+struct Handle {
+    updates: watch::Sender<Update>,
+    wake: Arc<Notify>,
+}
+
+pub(crate) struct Workers {
+    kubelet: Arc<Kubelet>,
+    handles: Mutex<HashMap<String, Handle>>,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+impl Workers {
+    pub(crate) fn new(kubelet: Arc<Kubelet>, tasks: TaskTracker, stop: CancellationToken) -> Arc<Self> {
+        Arc::new(Workers { kubelet, handles: Mutex::new(HashMap::new()), tasks, stop })
+    }
+
+    /// A pod is new or has changed.
+    pub(crate) fn update(self: &Arc<Self>, pod: Arc<Pod>, mirror: Option<Arc<Pod>>) {
+        let uid = state::uid(&pod).to_string();
+        let mut handles = self.handles.lock();
+        if let Some(handle) = handles.get(&uid) {
+            handle.updates.send_if_modified(|update| {
+                let changed = differs(&update.pod, &pod) || update.mirror.is_some() != mirror.is_some();
+                update.pod = pod;
+                update.mirror = mirror;
+                changed
+            });
+            return;
+        }
+        self.start(&mut handles, uid, Update { pod, mirror, is_removed: false, ended: None });
+    }
+
+    /// The pod is gone from its source.
+    pub(crate) fn removed(&self, uid: &str) {
+        if let Some(handle) = self.handles.lock().get(uid) {
+            handle.updates.send_modify(|update| update.is_removed = true);
+        }
+    }
+
+    /// A pod nobody asked for runs here: end it.
+    pub(crate) fn end_orphan(self: &Arc<Self>, pod: Pod) {
+        let uid = state::uid(&pod).to_string();
+        let mut handles = self.handles.lock();
+        if !handles.contains_key(&uid) {
+            self.start(&mut handles, uid, Update { pod: Arc::new(pod), mirror: None, is_removed: true, ended: None });
+        }
+    }
+
+    /// The node ends a pod: evicted, too old, or shutting down.
+    pub(crate) fn end(&self, uid: &str, ended: Ended, grace: Option<i64>) {
+        if let Some(handle) = self.handles.lock().get(uid) {
+            handle.updates.send_modify(|update| {
+                update.ended.get_or_insert((ended, grace));
+            });
+        }
+    }
+
+    pub(crate) fn wake(&self, uid: &str) {
+        if let Some(handle) = self.handles.lock().get(uid) {
+            handle.wake.notify_one();
+        }
+    }
+
+    pub(crate) fn wake_all(&self) {
+        for handle in self.handles.lock().values() {
+            handle.wake.notify_one();
+        }
+    }
+
+    /// Every pod that has a worker.
+    pub(crate) fn pods(&self) -> Vec<Arc<Pod>> {
+        self.handles.lock().values().map(|handle| handle.updates.borrow().pod.clone()).collect()
+    }
+
+    pub(crate) fn has(&self, uid: &str) -> bool {
+        self.handles.lock().contains_key(uid)
+    }
+
+    fn start(self: &Arc<Self>, handles: &mut HashMap<String, Handle>, uid: String, update: Update) {
+        let wake = Arc::new(Notify::new());
+        let (sender, receiver) = watch::channel(update);
+        handles.insert(uid.clone(), Handle { updates: sender, wake: wake.clone() });
+        let worker = Worker { kubelet: self.kubelet.clone(), updates: receiver, wake, stop: self.stop.clone(), memory: Memory::default(), ended: None };
+        let workers = self.clone();
+        self.tasks.spawn(async move {
+            let is_done = worker.run().await;
+            if is_done {
+                workers.handles.lock().remove(&uid);
+                workers.kubelet.status.forget(&uid);
+            }
+        });
+    }
+}
+
+/// Whether a pass could come out differently. Our own status writes come back through the watch and
+/// must not wake anyone.
+fn differs(old: &Pod, new: &Pod) -> bool {
+    let foreign = |pod: &Pod| -> Vec<(String, String)> {
+        let gates: Vec<&str> =
+            pod.spec.iter().flat_map(|s| s.readiness_gates.iter().flatten()).map(|g| g.condition_type.as_str()).collect();
+        pod.status
+            .iter()
+            .flat_map(|status| status.conditions.iter().flatten())
+            .filter(|condition| gates.contains(&condition.type_.as_str()))
+            .map(|condition| (condition.type_.clone(), condition.status.clone()))
+            .collect()
+    };
+    old.spec != new.spec
+        || old.metadata.labels != new.metadata.labels
+        || old.metadata.annotations != new.metadata.annotations
+        || old.metadata.deletion_timestamp != new.metadata.deletion_timestamp
+        || old.metadata.deletion_grace_period_seconds != new.metadata.deletion_grace_period_seconds
+        || foreign(old) != foreign(new)
+}
+
+struct Worker {
+    kubelet: Arc<Kubelet>,
+    updates: watch::Receiver<Update>,
+    wake: Arc<Notify>,
+    stop: CancellationToken,
+    memory: Memory,
+    /// Our own verdict: not admitted, or past its deadline.
+    ended: Option<Ended>,
+}
+
+/// After a pass that failed.
+const RETRY_FIRST: Duration = Duration::from_millis(500);
+const RETRY_MAX: Duration = Duration::from_secs(20);
+
+impl Worker {
+    /// Returns whether the pod is gone for good (not: the kubelet stops).
+    async fn run(mut self) -> bool {
+        let stop = self.stop.clone();
+        tokio::select! {
+            () = stop.cancelled() => false,
+            () = self.live() => true,
+        }
+    }
+
+    async fn live(&mut self) {
+        self.sync_until_end().await;
+        self.end().await;
+        self.wait_for_removal().await;
+        let update = self.updates.borrow().clone();
+        let mut retry = client::backoff::Backoff::new(RETRY_FIRST, RETRY_MAX);
+        while let Err(error) = self.kubelet.remove(&update.pod).await {
+            tracing::warn!(pod = state::full_name(&update.pod), %error, "pod not removed, will retry");
+            tokio::time::sleep(retry.next_delay()).await;
+        }
+    }
+
+    /// Runs the pod until something says it must end, or it has ended by itself.
+    async fn sync_until_end(&mut self) {
+        let mut retry = client::backoff::Backoff::new(RETRY_FIRST, RETRY_MAX);
+        loop {
+            let update = self.updates.borrow_and_update().clone();
+            if update.must_end() {
+                return;
+            }
+            if let Some(ended) = self.rejection(&update.pod).or_else(|| deadline(&update.pod, self.start_time(&update.pod))) {
+                self.kubelet.recorder.warning(&client::reference(update.pod.as_ref()), &ended.reason, ended.message.clone());
+                self.ended = Some(ended);
+                return;
+            }
+            self.memory.mirror = update.mirror.clone();
+            let delay = {
+                let mut updates = self.updates.clone();
+                let sync = self.kubelet.sync(&update.pod, &mut self.memory);
+                tokio::select! {
+                    result = sync => match result {
+                        Ok(next) if next.is_finished => return,
+                        Ok(next) => {
+                            retry.reset();
+                            next.again_in
+                        }
+                        Err(error) => {
+                            tracing::warn!(pod = state::full_name(&update.pod), %error, "pod not synced, will retry");
+                            Some(retry.next_delay())
+                        }
+                    },
+                    // A deletion does not wait for an image pull or a hook.
+                    _ = updates.wait_for(Update::must_end) => continue,
+                }
+            };
+            let left = deadline_left(&update.pod, self.start_time(&update.pod));
+            let delay = soonest(delay, left.map(|seconds| Duration::from_secs(seconds.max(0) as u64)));
+            tokio::select! {
+                changed = self.updates.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                }
+                () = self.wake.notified() => {}
+                () = sleep_for(delay) => {}
+            }
+        }
+    }
+
+    /// When the pod started, in seconds; our newest status knows before the API does.
+    fn start_time(&self, pod: &Pod) -> Option<i64> {
+        let latest = self.kubelet.status.latest(state::uid(pod)).and_then(|status| status.start_time);
+        let started = latest.or_else(|| pod.status.as_ref().and_then(|status| status.start_time.clone()))?;
+        Some(started.0.as_second())
+    }
+
+    /// What this node will not run at all; checked before the pod has started anything.
+    fn rejection(&self, pod: &Pod) -> Option<Ended> {
+        if pod.status.as_ref().is_some_and(|status| status.start_time.is_some()) {
+            return None;
+        }
+        crate::admit::reject(pod, &self.kubelet.settings)
+    }
+
+    /// Stops everything, tells the end, frees what the pod held. Tries until it is done.
+    async fn end(&mut self) {
+        let mut retry = client::backoff::Backoff::new(RETRY_FIRST, RETRY_MAX);
+        loop {
+            let update = self.updates.borrow_and_update().clone();
+            self.memory.mirror = update.mirror.clone();
+            let (ended, shorter) = match &update.ended {
+                Some((ended, grace)) => (Some(ended), *grace),
+                None => (self.ended.as_ref(), None),
+            };
+            let grace = self.kubelet.grace_period(&update.pod, shorter);
+            let kubelet = self.kubelet.clone();
+            let result = {
+                let mut updates = self.updates.clone();
+                let terminate = kubelet.terminate(&update.pod, &self.memory, ended, grace);
+                tokio::select! {
+                    result = terminate => result.map_err(|error| error.to_string()),
+                    // Deleted again with less grace: start over with what is left.
+                    _ = updates.wait_for(|new| kubelet.grace_period(&new.pod, None) < grace) => continue,
+                }
+            };
+            let result = match result {
+                Ok(()) => self.kubelet.release(state::uid(&update.pod)).await,
+                Err(error) => Err(error),
+            };
+            match result {
+                Ok(()) => return,
+                Err(error) => {
+                    tracing::warn!(pod = state::full_name(&update.pod), %error, "pod not ended, will retry");
+                    self.kubelet.recorder.warning(&client::reference(update.pod.as_ref()), "FailedKillPod", format!("error killing pod: {error}"));
+                    tokio::time::sleep(retry.next_delay()).await;
+                }
+            }
+        }
+    }
+
+    /// A finished pod stays in the API until someone deletes it; a deleted one we delete for good.
+    async fn wait_for_removal(&mut self) {
+        let mut asked = false;
+        loop {
+            let update = self.updates.borrow_and_update().clone();
+            if update.is_removed {
+                return;
+            }
+            if update.pod.metadata.deletion_timestamp.is_some() && !asked {
+                asked = true;
+                let api_pod = update.mirror.as_ref().unwrap_or(&update.pod);
+                self.kubelet.status.delete(state::uid(&update.pod), api_pod);
+            }
+            if self.updates.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+fn soonest(a: Option<Duration>, b: Option<Duration>) -> Option<Duration> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}
+
+async fn sleep_for(delay: Option<Duration>) {
+    match delay {
+        Some(delay) => tokio::time::sleep(delay).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Seconds left of `activeDeadlineSeconds`.
+fn deadline_left(pod: &Pod, started: Option<i64>) -> Option<i64> {
+    let limit = pod.spec.as_ref()?.active_deadline_seconds?;
+    Some(started? + limit - jiff::Timestamp::now().as_second())
+}
+
+fn deadline(pod: &Pod, started: Option<i64>) -> Option<Ended> {
+    (deadline_left(pod, started)? <= 0).then(|| Ended {
+        reason: "DeadlineExceeded".into(),
+        message: "Pod was active on the node longer than the specified deadline".into(),
+        disruption: None,
+    })
+}
