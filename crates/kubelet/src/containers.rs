@@ -247,7 +247,7 @@ pub(crate) fn container_config(pod: &Pod, container: &Container, parts: Containe
         command: expand(&container.command),
         args: expand(&container.args),
         working_dir: container.working_dir.clone().unwrap_or_default(),
-        envs: parts.env.iter().map(|(key, value)| v1::KeyValue { key: key.clone(), value: value.clone() }).collect(),
+        envs: parts.env.iter().map(|(key, value)| v1::KeyValue { key: key.clone(), value: value.clone().into_bytes() }).collect(),
         mounts: parts.mounts,
         labels: state::container_labels(pod, &container.name),
         annotations: state::container_annotations(pod, container, parts.restart_count),

@@ -66,7 +66,7 @@ pub(crate) fn environment(
 ) -> Result<Vec<(String, String)>, String> {
     let namespace = state::namespace(context.pod);
     let mut result: Vec<(String, String)> = Vec::new();
-    let mut set = |result: &mut Vec<(String, String)>, key: String, value: String| {
+    let set = |result: &mut Vec<(String, String)>, key: String, value: String| {
         match result.iter_mut().find(|(existing, _)| *existing == key) {
             Some(slot) => slot.1 = value,
             None => result.push((key, value)),

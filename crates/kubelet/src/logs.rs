@@ -158,14 +158,15 @@ const FOLLOW_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Sends the log in chunks until its end, or with `follow` until `is_running` says the container has
 /// ended and all was sent. A rotated file is followed to its successor.
-pub(crate) async fn stream<F>(
+pub(crate) async fn stream<F, Running>(
     path: PathBuf,
     options: Options,
     is_running: F,
     out: mpsc::Sender<Vec<u8>>,
 ) -> io::Result<()>
 where
-    F: AsyncFn() -> bool,
+    F: Fn() -> Running,
+    Running: Future<Output = bool>,
 {
     use std::os::unix::fs::MetadataExt;
     let mut file = File::open(&path).await?;
@@ -232,7 +233,7 @@ mod tests {
         let path = dir.path().join("0.log");
         std::fs::write(&path, LOG).unwrap();
         let (send, mut receive) = mpsc::channel(16);
-        stream(path, options, async || false, send).await.unwrap();
+        stream(path, options, || async { false }, send).await.unwrap();
         let mut all = Vec::new();
         while let Some(chunk) = receive.recv().await {
             all.extend(chunk);

@@ -14,6 +14,7 @@ use tokio_util::task::TaskTracker;
 use crate::backoff::Backoff;
 use crate::cgroups::Cgroups;
 use crate::config::{Args, Config};
+use crate::eviction::Eviction;
 use crate::images::Images;
 use crate::kubelet::Kubelet;
 use crate::node::machine::Machine;
@@ -21,10 +22,12 @@ use crate::node::{NodeAgent, status as node_status};
 use crate::objects::{Objects, Wake};
 use crate::probes::Prober;
 use crate::runtime::{self, Runtime};
+use crate::server::Server;
 use crate::status_writer::StatusWriter;
 use crate::volumes::{Tokens, Volumes, blocking};
 use crate::worker::Workers;
-use crate::{dns, pleg, state};
+use crate::static_pods::{self, StaticPods};
+use crate::{dns, gc, pleg, state};
 
 /// How often leftovers of pods nobody knows are looked for.
 const HOUSEKEEPING: Duration = Duration::from_secs(2);
@@ -111,17 +114,29 @@ pub async fn run(config: Config, stop: CancellationToken) -> anyhow::Result<()> 
     // Set once, right here.
     let _ = workers.set(Arc::downgrade(&all));
 
+    let listener = tokio::net::TcpListener::bind((settings.address, settings.port))
+        .await
+        .with_context(|| format!("listening on {}:{}", settings.address, settings.port))?;
+    let port = listener.local_addr()?.port();
+    let server = Server::new(kubelet.clone(), all.clone())?;
+    tasks.spawn(server.run(listener, stop.clone()));
+
     let changed = Arc::new(Notify::new());
+    let pressure: Arc<parking_lot::Mutex<node_status::Pressure>> = Arc::default();
     let agent = NodeAgent {
         client: client.clone(),
         settings: settings.clone(),
         runtime: runtime.clone(),
         machine,
-        port: settings.port,
-        pressure: Arc::default(),
+        port,
+        pressure: pressure.clone(),
         changed: changed.clone(),
         recorder,
     };
+    let eviction = Eviction { kubelet: kubelet.clone(), workers: all.clone(), pressure, changed: changed.clone() };
+    let until = stop.clone();
+    tasks.spawn(async move { eviction.run(until).await });
+    tasks.spawn(gc::run(kubelet.clone(), stop.clone()));
     let until = stop.clone();
     tasks.spawn(async move { agent.run(until).await });
     tasks.spawn(status.run(stop.clone()));
@@ -151,13 +166,29 @@ pub async fn run(config: Config, stop: CancellationToken) -> anyhow::Result<()> 
         runtime.set_pod_cidr(cidr).await.context("giving the pod range to the runtime")?;
     }
 
+    let mirrors = Arc::new(Notify::new());
+    if let Some(dir) = settings.static_pod_path.clone() {
+        let source = StaticPods {
+            dir,
+            node: settings.node_name.clone(),
+            client: client.clone(),
+            workers: all.clone(),
+            pods: pods.clone(),
+            changed: mirrors.clone(),
+        };
+        let until = stop.clone();
+        tasks.spawn(async move { source.run(until).await });
+    }
+
     // Environment variables of services must be complete before the first container starts.
     tokio::select! {
         () = async { tokio::join!(services.synced(), pods.synced()); } => {}
         () = stop.cancelled() => return finish(tasks).await,
     }
     let updates = all.clone();
+    let mirror_changed = mirrors.clone();
     pods.subscribe(move |event| match event {
+        event if static_pods::is_mirror(event.object()) => mirror_changed.notify_one(),
         Event::Added(pod) => updates.update(pod.clone(), None),
         Event::Modified { old, new } => {
             if state::uid(old) != state::uid(new) {
@@ -215,7 +246,7 @@ async fn clean_orphans(kubelet: &Arc<Kubelet>, workers: &Arc<Workers>, pods: &cl
         }
     };
     let wanted: std::collections::HashSet<String> =
-        pods.list().iter().map(|pod| state::uid(pod).to_string()).collect();
+        pods.list().iter().filter(|pod| !static_pods::is_mirror(pod)).map(|pod| state::uid(pod).to_string()).collect();
     let running = runtime::known_pods(&sandboxes);
     for (uid, (namespace, name)) in &running {
         if wanted.contains(uid) || workers.has(uid) {

@@ -43,6 +43,10 @@ impl StatusWriter {
     pub(crate) fn set(&self, key: &str, pod: &Pod, status: PodStatus) {
         let mut entries = self.entries.lock();
         let entry = entries.entry(key.to_string()).or_insert_with(|| Entry::of(pod));
+        if entry.api_uid != state::uid(pod) {
+            // A static pod got its mirror, or a new one.
+            *entry = Entry::of(pod);
+        }
         entry.wanted = Some(status);
         drop(entries);
         self.queue.add(key.to_string());

@@ -65,8 +65,8 @@ impl Tokens {
 
     async fn request(&self, pod: &Pod, account: &str, audience: &str, seconds: i64) -> Result<(String, Timestamp), client::Error> {
         let request = TokenRequest {
-            spec: TokenRequestSpec {
-                audiences: if audience.is_empty() { vec![] } else { vec![audience.to_string()] },
+            spec: Some(TokenRequestSpec {
+                audiences: Some(if audience.is_empty() { vec![] } else { vec![audience.to_string()] }),
                 expiration_seconds: Some(seconds),
                 bound_object_ref: Some(BoundObjectReference {
                     api_version: Some("v1".into()),
@@ -74,7 +74,7 @@ impl Tokens {
                     name: Some(state::name(pod).into()),
                     uid: Some(state::uid(pod).into()),
                 }),
-            },
+            }),
             ..Default::default()
         };
         let answer: TokenRequest = self
@@ -83,7 +83,8 @@ impl Tokens {
             .create_subresource(account, "token", &request)
             .await?;
         let status = answer.status.unwrap_or_default();
-        Ok((status.token, status.expiration_timestamp.0))
+        let expires = status.expiration_timestamp.map_or_else(Timestamp::now, |time| time.0);
+        Ok((status.token.unwrap_or_default(), expires))
     }
 
     /// When some token of the pod should be looked at again.

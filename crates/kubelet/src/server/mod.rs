@@ -1,0 +1,247 @@
+//! The kubelet's own API on :10250: logs, exec, attach, port-forward, pods, stats, metrics.
+//!
+//! Flow: API server (on behalf of users) or a scraper -> TLS -> `auth` (who, and may they) -> the routes below.
+//! Streams (exec, attach, port-forward) are handed through to the runtime's streaming server byte by byte.
+
+mod auth;
+mod logs;
+mod stats;
+mod stream;
+mod tls;
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use client::Body;
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use k8s_openapi::List;
+use k8s_openapi::api::core::v1::Pod;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::kubelet::Kubelet;
+use crate::state;
+use crate::worker::Workers;
+
+pub(crate) struct Server {
+    pub(crate) kubelet: Arc<Kubelet>,
+    pub(crate) workers: Arc<Workers>,
+    auth: auth::Auth,
+    tls: Arc<rustls::ServerConfig>,
+}
+
+/// Who sent a request, as the certificate says; nobody without one.
+#[derive(Clone, Default)]
+pub(crate) struct Peer(pub(crate) Option<api::UserInfo>);
+
+impl Server {
+    pub(crate) fn new(kubelet: Arc<Kubelet>, workers: Arc<Workers>) -> anyhow::Result<Arc<Self>> {
+        let tls = tls::server_config(&kubelet.settings, &kubelet.host_ips)?;
+        let auth = auth::Auth::new(kubelet.client.clone(), &kubelet.settings);
+        Ok(Arc::new(Server { kubelet, workers, auth, tls }))
+    }
+
+    /// Serves until stopped.
+    pub(crate) async fn run(self: Arc<Self>, listener: TcpListener, stop: CancellationToken) {
+        let connections = TaskTracker::new();
+        let acceptor = tokio_rustls::TlsAcceptor::from(self.tls.clone());
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                () = stop.cancelled() => break,
+            };
+            let (stream, from) = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    tracing::warn!(%error, "connection not accepted");
+                    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                    continue;
+                }
+            };
+            let (server, acceptor, stop) = (self.clone(), acceptor.clone(), stop.clone());
+            connections.spawn(async move {
+                let stream = match acceptor.accept(stream).await {
+                    Ok(stream) => stream,
+                    Err(error) => {
+                        tracing::debug!(%from, %error, "TLS handshake failed");
+                        return;
+                    }
+                };
+                let peer = Peer(stream.get_ref().1.peer_certificates().and_then(|chain| tls::user_of(chain.first()?)));
+                let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
+                    request.extensions_mut().insert(peer.clone());
+                    let server = server.clone();
+                    async move { Ok::<_, Infallible>(server.answer(request).await) }
+                });
+                let builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
+                let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
+                tokio::select! {
+                    result = connection => if let Err(error) = result {
+                        tracing::debug!(%from, %error, "connection ended");
+                    },
+                    () = stop.cancelled() => {}
+                }
+            });
+        }
+        connections.close();
+        connections.wait().await;
+    }
+
+    async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
+        let path = request.uri().path().to_string();
+        let method = request.method().clone();
+        if let Err(refused) = self.auth.check(&request, &self.kubelet.settings.node_name).await {
+            return refused;
+        }
+        let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
+        match (&method, parts.as_slice()) {
+            (_, ["healthz"] | ["healthz", "ping" | "log" | "syncloop"]) => text(StatusCode::OK, "ok"),
+            (_, ["pods"]) => self.pods(false),
+            (_, ["runningpods"]) => self.pods(true),
+            (&Method::GET, ["containerLogs", namespace, pod, container]) => {
+                logs::serve(self, namespace, pod, container, request.uri().query().unwrap_or_default()).await
+            }
+            (_, ["exec", rest @ ..]) => stream::exec(self, rest, request).await,
+            (_, ["attach", rest @ ..]) => stream::attach(self, rest, request).await,
+            (_, ["portForward", rest @ ..]) => stream::port_forward(self, rest, request).await,
+            (&Method::POST, ["run", rest @ ..]) => stream::run_once(self, rest, request.uri().query().unwrap_or_default()).await,
+            (_, ["stats", "summary"]) => stats::summary(self).await,
+            (_, ["metrics"]) => stats::metrics(self).await,
+            (_, ["metrics", "resource"]) => stats::resource_metrics(self).await,
+            (_, ["configz"]) => json(StatusCode::OK, &serde_json::json!({"kubeletconfig": self.configz()})),
+            _ => text(StatusCode::NOT_FOUND, "404 page not found\n"),
+        }
+    }
+
+    /// The pods of this node with their newest statuses.
+    fn pods(&self, running_only: bool) -> Response<Body> {
+        let items: Vec<Pod> = self
+            .workers
+            .pods()
+            .into_iter()
+            .map(|pod| {
+                let mut pod = pod.as_ref().clone();
+                if let Some(status) = self.kubelet.status.latest(state::uid(&pod)) {
+                    pod.status = Some(status);
+                }
+                pod
+            })
+            .filter(|pod| {
+                let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+                !running_only || phase == Some("Running")
+            })
+            .collect();
+        json(StatusCode::OK, &List { items, metadata: Default::default() })
+    }
+
+    /// The pod of that name, if it is here.
+    pub(crate) fn pod(&self, namespace: &str, name: &str) -> Option<Arc<Pod>> {
+        self.workers.pods().into_iter().find(|pod| state::namespace(pod) == namespace && state::name(pod) == name)
+    }
+
+    fn configz(&self) -> serde_json::Value {
+        let settings = &self.kubelet.settings;
+        serde_json::json!({
+            "kind": "KubeletConfiguration",
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "address": settings.address,
+            "port": settings.port,
+            "clusterDNS": settings.cluster_dns,
+            "clusterDomain": settings.cluster_domain,
+            "resolvConf": settings.resolv_conf,
+            "maxPods": settings.max_pods,
+            "cgroupsPerQOS": settings.cgroups_per_qos,
+            "cgroupRoot": settings.cgroup_root,
+            "cgroupDriver": "cgroupfs",
+            "staticPodPath": settings.static_pod_path,
+            "serializeImagePulls": settings.serialize_image_pulls,
+            "containerRuntimeEndpoint": settings.cri_endpoint,
+            "podLogsDir": settings.pod_logs_dir,
+            "imageGCHighThresholdPercent": settings.image_gc_high,
+            "imageGCLowThresholdPercent": settings.image_gc_low,
+            "nodeStatusUpdateFrequency": format!("{}s", settings.node_status_update_frequency.as_secs()),
+            "nodeLeaseDurationSeconds": settings.node_lease_duration.as_secs(),
+            "registerNode": settings.register_node,
+        })
+    }
+}
+
+fn boxed(bytes: impl Into<Bytes>) -> Body {
+    Full::new(bytes.into()).map_err(|never: Infallible| match never {}).boxed_unsync()
+}
+
+pub(crate) fn text(code: StatusCode, message: impl Into<String>) -> Response<Body> {
+    let mut response = Response::new(boxed(message.into()));
+    *response.status_mut() = code;
+    response.headers_mut().insert("content-type", http::HeaderValue::from_static("text/plain; charset=utf-8"));
+    response
+}
+
+pub(crate) fn json(code: StatusCode, value: &impl serde::Serialize) -> Response<Body> {
+    match serde_json::to_vec(value) {
+        Ok(bytes) => {
+            let mut response = Response::new(boxed(bytes));
+            *response.status_mut() = code;
+            response.headers_mut().insert("content-type", http::HeaderValue::from_static("application/json"));
+            response
+        }
+        Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+    }
+}
+
+/// Values of a query parameter, decoded.
+pub(crate) fn query<'a>(query: &'a str, name: &'a str) -> impl Iterator<Item = String> + 'a {
+    query
+        .split('&')
+        .filter_map(|pair| pair.split_once('=').or(Some((pair, ""))))
+        .filter(move |(key, _)| *key == name)
+        .map(|(_, value)| decode(value))
+}
+
+pub(crate) fn flag(text: &str, name: &str) -> bool {
+    query(text, name).next().is_some_and(|value| value == "1" || value == "true")
+}
+
+/// Undoes `%41` and `+`.
+fn decode(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        match bytes[at] {
+            b'%' => {
+                let code = text.get(at + 1..at + 3).and_then(|digits| u8::from_str_radix(digits, 16).ok());
+                match code {
+                    Some(byte) => {
+                        out.push(byte);
+                        at += 3;
+                        continue;
+                    }
+                    None => out.push(b'%'),
+                }
+            }
+            b'+' => out.push(b' '),
+            byte => out.push(byte),
+        }
+        at += 1;
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries() {
+        let text = "command=sh&command=-c&command=echo%20a%2Bb+c&tty=1&follow=true&bad=%zz";
+        assert_eq!(query(text, "command").collect::<Vec<_>>(), ["sh", "-c", "echo a+b c"]);
+        assert!(flag(text, "tty") && flag(text, "follow") && !flag(text, "input"));
+        assert_eq!(query(text, "bad").next().as_deref(), Some("%zz"));
+    }
+}
