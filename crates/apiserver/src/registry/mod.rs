@@ -14,8 +14,20 @@ pub mod table;
 pub mod unset;
 
 // Strategies by group.
+pub mod admissionregistration;
 pub mod apps;
+pub mod autoscaling;
+pub mod batch;
+pub mod certificates;
+pub mod coordination;
 pub mod core;
+pub mod discovery;
+pub mod flowcontrol;
+pub mod networking;
+pub mod policy;
+pub mod rbac;
+pub mod scheduling;
+pub mod storage;
 
 pub use object::{AnyObject, Object, Typed};
 pub use resource::{Action, Resource, Review, Scope, Serving, Subresource};

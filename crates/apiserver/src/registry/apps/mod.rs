@@ -4,5 +4,5 @@ pub mod controller_revision;
 pub mod daemon_set;
 pub mod deployment;
 pub mod replica_set;
-mod rules;
+pub mod rules;
 pub mod stateful_set;

@@ -34,7 +34,7 @@ impl Strategy for CronJobStrategy {
     const COUNTS_GENERATIONS: bool = true;
 
     fn apply_defaults(&self, cron: &mut CronJob) {
-        let spec = cron.spec.get_or_insert_default();
+        let spec = &mut cron.spec;
         set_text(&mut spec.concurrency_policy, "Allow");
         spec.suspend.get_or_insert(false);
         spec.successful_jobs_history_limit.get_or_insert(3);
@@ -53,13 +53,13 @@ impl Strategy for CronJobStrategy {
         if name.len() > MAX_NAME {
             errors.invalid("metadata.name", name, "must be no more than 52 characters");
         }
-        validate_spec(&mut errors, &Path::new("spec"), &cron.spec.clone().unwrap_or_default(), None);
+        validate_spec(&mut errors, &Path::new("spec"), &cron.spec, None);
         errors
     }
 
     fn validate_update(&self, new: &CronJob, old: &CronJob) -> FieldErrors {
         let mut errors = FieldErrors::default();
-        validate_spec(&mut errors, &Path::new("spec"), &new.spec.clone().unwrap_or_default(), old.spec.as_ref());
+        validate_spec(&mut errors, &Path::new("spec"), &new.spec, Some(&old.spec));
         errors
     }
 
@@ -68,7 +68,7 @@ impl Strategy for CronJobStrategy {
     }
 
     fn cells(&self, cron: &CronJob, now: Timestamp) -> Vec<Value> {
-        let spec = cron.spec.clone().unwrap_or_default();
+        let spec = &cron.spec;
         let status = cron.status.clone().unwrap_or_default();
         let job = spec.job_template.spec.clone().unwrap_or_default();
         let [containers, images] = cells::template(Some(&job.template));
@@ -131,12 +131,7 @@ fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &CronJobSpec, 
             Some(_) => {}
         }
     }
-    one_of(
-        errors,
-        &path.child("concurrencyPolicy"),
-        &spec.concurrency_policy,
-        &["Allow", "Forbid", "Replace"],
-    );
+    one_of(errors, &path.child("concurrencyPolicy"), &spec.concurrency_policy, &["Allow", "Forbid", "Replace"]);
     let template = path.child("jobTemplate");
     job::validate_spec(errors, &template.child("spec"), &spec.job_template.spec.clone().unwrap_or_default());
 }

@@ -104,8 +104,7 @@ impl Strategy for JobStrategy {
                 new.tolerations.clone_from(&old.tolerations);
                 new.scheduling_gates.clone_from(&old.scheduling_gates);
                 if let Some(affinity) = &mut new.affinity {
-                    affinity.node_affinity =
-                        old.affinity.as_ref().and_then(|affinity| affinity.node_affinity.clone());
+                    affinity.node_affinity = old.affinity.as_ref().and_then(|affinity| affinity.node_affinity.clone());
                 }
             }
             let (new, old) = (&mut template.metadata, &old_spec.template.metadata);

@@ -21,11 +21,9 @@ pub(super) fn check(text: &str) -> Result<(), String> {
     if fields.len() != 5 {
         return Err(format!("expected exactly 5 fields, found {}: [{}]", fields.len(), fields.join(" ")));
     }
-    const MONTHS: &[&str] =
-        &["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"];
+    const MONTHS: &[&str] = &["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"];
     const DAYS: &[&str] = &["sun", "mon", "tue", "wed", "thu", "fri", "sat"];
-    let ranges: [(u32, u32, &[&str]); 5] =
-        [(0, 59, &[]), (0, 23, &[]), (1, 31, &[]), (1, 12, MONTHS), (0, 6, DAYS)];
+    let ranges: [(u32, u32, &[&str]); 5] = [(0, 59, &[]), (0, 23, &[]), (1, 31, &[]), (1, 12, MONTHS), (0, 6, DAYS)];
     for (field, (low, high, names)) in fields.iter().zip(ranges) {
         for part in field.split(',') {
             check_part(part, low, high, names)?;
@@ -44,7 +42,9 @@ fn check_part(part: &str, low: u32, high: u32, names: &[&str]) -> Result<(), Str
     }
     if let Some(step) = step {
         match step.parse::<u32>() {
-            Err(_) => return Err(format!("failed to parse int from {step}: strconv.Atoi: parsing {step:?}: invalid syntax")),
+            Err(_) => {
+                return Err(format!("failed to parse int from {step}: strconv.Atoi: parsing {step:?}: invalid syntax"));
+            }
             Ok(0) => return Err(format!("step of range should be a positive number: {part}")),
             Ok(_) => {}
         }
@@ -52,14 +52,13 @@ fn check_part(part: &str, low: u32, high: u32, names: &[&str]) -> Result<(), Str
     if matches!(range, "*" | "?") {
         return Ok(());
     }
-    let number = |text: &str| {
-        let named = names.iter().position(|name| name.eq_ignore_ascii_case(text));
-        named
-            .and_then(|at| u32::try_from(at).ok())
-            .map(|at| at + low)
-            .or_else(|| text.parse().ok())
-            .ok_or_else(|| format!("failed to parse int from {text}: strconv.Atoi: parsing {text:?}: invalid syntax"))
-    };
+    let number =
+        |text: &str| {
+            let named = names.iter().position(|name| name.eq_ignore_ascii_case(text));
+            named.and_then(|at| u32::try_from(at).ok()).map(|at| at + low).or_else(|| text.parse().ok()).ok_or_else(
+                || format!("failed to parse int from {text}: strconv.Atoi: parsing {text:?}: invalid syntax"),
+            )
+        };
     let (start, end) = match range.split_once('-') {
         None => (number(range)?, number(range)?),
         Some((_, end)) if end.contains('-') => return Err(format!("too many hyphens: {part}")),

@@ -3,7 +3,7 @@
 use api::field::{FieldErrors, Path};
 use api::validation;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Endpoints, EndpointSubset};
+use k8s_openapi::api::core::v1::{EndpointSubset, Endpoints};
 use serde_json::{Value, json};
 
 use super::pod_spec::validation::{ip, one_of};

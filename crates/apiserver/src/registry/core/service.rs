@@ -160,7 +160,7 @@ impl Strategy for ServiceStrategy {
     }
 
     fn name_rule(&self) -> NameRule {
-        NameRule::Dns1035Label
+        NameRule::Label
     }
 
     fn selectable_fields(&self) -> &'static [SelectableField] {

@@ -1,0 +1,4 @@
+//! Strategies of the admissionregistration group: what else has a say in writes.
+
+pub mod policy;
+pub mod webhook;

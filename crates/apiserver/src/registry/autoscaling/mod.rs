@@ -1,0 +1,3 @@
+//! Strategies of the autoscaling group.
+
+pub mod horizontal_pod_autoscaler;

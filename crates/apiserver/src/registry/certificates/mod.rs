@@ -1,0 +1,3 @@
+//! Strategies of the certificates group.
+
+pub mod certificate_signing_request;

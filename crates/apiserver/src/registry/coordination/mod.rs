@@ -1,0 +1,3 @@
+//! Strategies of the coordination group.
+
+pub mod lease;

@@ -1,0 +1,3 @@
+//! Strategies of the discovery group.
+
+pub mod endpoint_slice;

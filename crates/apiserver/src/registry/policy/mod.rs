@@ -1,0 +1,3 @@
+//! Strategies of the policy group.
+
+pub mod pod_disruption_budget;

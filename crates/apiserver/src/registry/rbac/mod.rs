@@ -1,0 +1,4 @@
+//! Strategies of the RBAC group: who may do what.
+
+pub mod binding;
+pub mod role;
