@@ -4,9 +4,51 @@
 //! resource itself) and `admission` -> `store`. Reads are answered from `watch_cache`.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod admission;
+mod authn;
+mod authz;
 mod body;
+mod bootstrap;
 mod chain;
+mod config;
+mod discovery;
+mod health;
 mod json;
+mod metrics;
 pub mod registry;
+mod server;
+mod state;
 mod status;
+mod verbs;
 mod watch_cache;
+
+pub use body::{Body, BodyError};
+pub use config::{Args, Config, Storage};
+pub use registry::core::service_allocation::Cidr;
+pub use server::{Handler, Server};
+
+use tokio_util::sync::CancellationToken;
+
+/// `cox apiserver`: serves until the process is told to stop.
+pub async fn main(args: Args) -> anyhow::Result<()> {
+    let stop = CancellationToken::new();
+    let signals = stop.clone();
+    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    let waiter = tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = tokio::signal::ctrl_c() => {}
+        }
+        signals.cancel();
+    });
+    let outcome = run(Config::try_from(args)?, stop).await;
+    waiter.abort();
+    outcome
+}
+
+/// Runs a server until `stop` fires.
+pub async fn run(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
+    let server = Server::new(config).await?;
+    tracing::info!(address = %server.address(), "serving");
+    server.serve(stop).await
+}

@@ -6,6 +6,7 @@ pub mod cells;
 pub mod column;
 pub mod conversion;
 pub mod metadata;
+pub(crate) mod index;
 pub mod object;
 pub mod parts;
 pub mod resource;
@@ -29,6 +30,8 @@ pub mod rbac;
 pub mod scheduling;
 pub mod storage;
 
+pub(crate) use index::Registry;
+pub use index::RuntimeConfig;
 pub use object::{AnyObject, Object, Typed};
 pub use resource::{Action, Resource, Review, Scope, Serving, Subresource};
 pub use strategy::{AnyStrategy, Call, Grace, NameRule, Plain, SelectableField, Strategy};

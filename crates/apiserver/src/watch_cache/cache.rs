@@ -32,11 +32,21 @@ struct State {
     first: u64,
     /// Every change after this revision is in the ring.
     horizon: u64,
+    /// The latest change applied.
+    revision: u64,
+}
+
+impl State {
+    fn snapshot(&self) -> Snapshot {
+        Snapshot { objects: self.objects.clone(), revision: self.revision }
+    }
 }
 
 /// The objects of one resource at one moment.
 pub(crate) struct Snapshot {
     pub(crate) objects: OrdMap<Arc<str>, Arc<Entry>>,
+    /// The latest change of this resource that the objects show.
+    pub(crate) revision: u64,
 }
 
 /// One change of one object. `new` is `None` for a deletion, `old` for a creation.
@@ -80,7 +90,7 @@ pub(crate) struct TooOld {
 
 impl Cache {
     pub(crate) fn new(objects: OrdMap<Arc<str>, Arc<Entry>>, revision: u64) -> Self {
-        let state = State { objects, ring: VecDeque::new(), first: 0, horizon: revision };
+        let state = State { objects, ring: VecDeque::new(), first: 0, horizon: revision, revision };
         Self { state: RwLock::new(state), newest: tokio::sync::watch::Sender::new(0) }
     }
 
@@ -88,14 +98,19 @@ impl Cache {
         self.state.read().objects.get(key).cloned()
     }
 
+    /// The latest change applied.
+    pub(crate) fn revision(&self) -> u64 {
+        self.state.read().revision
+    }
+
     pub(crate) fn snapshot(&self) -> Snapshot {
-        Snapshot { objects: self.state.read().objects.clone() }
+        self.state.read().snapshot()
     }
 
     /// The current objects and the place in the ring right after them.
     pub(crate) fn snapshot_and_cursor(&self) -> (Snapshot, Cursor) {
         let state = self.state.read();
-        (Snapshot { objects: state.objects.clone() }, Cursor(state.first + state.ring.len() as u64))
+        (state.snapshot(), Cursor(state.first + state.ring.len() as u64))
     }
 
     /// The place right after `revision`.
@@ -136,6 +151,7 @@ impl Cache {
             if new.is_none() && old.is_none() {
                 return;
             }
+            state.revision = revision;
             state.ring.push_back(Arc::new(Event::new(revision, new, old, now)));
             while state.ring.len() > MIN_EVENTS {
                 let Some(oldest) = state.ring.front() else { break };
@@ -276,7 +292,7 @@ mod tests {
         for key in ["a/1", "a/2", "ab/1", "b/1"] {
             objects.insert(Arc::<str>::from(key), Arc::new(entry(key, "x", 1)));
         }
-        let snapshot = Snapshot { objects };
+        let snapshot = Snapshot { objects, revision: 1 };
         let keys = |namespace, after| -> Vec<String> {
             snapshot.range(namespace, after).map(|entry| entry.key.to_string()).collect()
         };

@@ -15,7 +15,7 @@ use parking_lot::RwLock;
 use std::collections::HashMap;
 use store::{Revision, Store, StoreError};
 
-pub(crate) use cache::{Cache, Change, Cursor, Event, Snapshot, TooOld};
+pub(crate) use cache::{Cache, Change, Cursor, TooOld, frame};
 pub(crate) use dispatch::{run, start};
 pub(crate) use entry::{Entry, Filter};
 
@@ -79,11 +79,11 @@ impl Caches {
         let reached = async {
             loop {
                 let wait = applied.wait_for(|applied| *applied >= revision);
-                match tokio::time::timeout(NUDGE, wait).await {
-                    Ok(_) => return,
-                    // Other writers of the same etcd can move the revision without an event of ours.
-                    Err(_) => drop(self.store.request_progress().await),
+                if tokio::time::timeout(NUDGE, wait).await.is_ok() {
+                    return;
                 }
+                // Other writers of the same etcd can move the revision without an event of ours.
+                drop(self.store.request_progress().await);
             }
         };
         let in_time = tokio::time::timeout(CATCH_UP, reached).await;

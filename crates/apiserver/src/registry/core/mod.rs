@@ -17,3 +17,4 @@ pub mod resource_quota;
 pub mod secret;
 pub mod service;
 pub mod service_account;
+pub mod service_allocation;

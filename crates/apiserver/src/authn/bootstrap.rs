@@ -1,0 +1,38 @@
+//! Bootstrap tokens: `<id>.<secret>`, kept as secrets in kube-system, with which a new node introduces itself.
+
+use api::UserInfo;
+use k8s_openapi::api::core::v1::Secret;
+
+use crate::state::State;
+
+pub(super) fn find(state: &State, token: &str) -> Option<UserInfo> {
+    let (id, given) = token.split_once('.')?;
+    let alphanumeric = |text: &str| text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
+    if id.len() != 6 || given.len() != 16 || !alphanumeric(id) || !alphanumeric(given) {
+        return None;
+    }
+    let secret: Secret = state.peek("secrets", &format!("kube-system/bootstrap-token-{id}"))?;
+    if secret.type_.as_deref() != Some("bootstrap.kubernetes.io/token") || secret.metadata.deletion_timestamp.is_some()
+    {
+        return None;
+    }
+    let data = secret.data?;
+    let text = |key: &str| data.get(key).and_then(|value| std::str::from_utf8(&value.0).ok()).unwrap_or_default();
+    if text("token-id") != id || text("usage-bootstrap-authentication") != "true" {
+        return None;
+    }
+    // Digests are compared, so timing says nothing about the secret itself.
+    let digest = |text: &str| ring::digest::digest(&ring::digest::SHA256, text.as_bytes()).as_ref().to_vec();
+    if digest(text("token-secret")) != digest(given) {
+        return None;
+    }
+    let expiration = text("expiration");
+    if !expiration.is_empty() && expiration.parse::<jiff::Timestamp>().ok()? < jiff::Timestamp::now() {
+        return None;
+    }
+    let mut groups = vec!["system:bootstrappers".to_owned()];
+    let extra =
+        text("auth-extra-groups").split(',').map(str::trim).filter(|group| group.starts_with("system:bootstrappers:"));
+    groups.extend(extra.map(str::to_owned));
+    Some(UserInfo { name: format!("system:bootstrap:{id}"), groups, ..Default::default() })
+}

@@ -1,0 +1,148 @@
+//! Objects that every cluster has, made when the server starts: namespaces, roles, priority classes, the `kubernetes`
+//! service and its endpoints.
+//!
+//! They are written through the same chain as everything else, as the server's own user.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use anyhow::Context;
+use bytes::Bytes;
+use http::{Method, Request};
+use http_body_util::BodyExt;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::authn::Peer;
+use crate::state::{State, own_user};
+
+pub(crate) async fn run(state: &Arc<State>) -> anyhow::Result<()> {
+    for name in ["default", "kube-system", "kube-public", "kube-node-lease"] {
+        let namespace = json!({"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": name}});
+        create(state, "/api/v1/namespaces", &namespace).await?;
+    }
+    for (name, value, description) in [
+        (
+            "system-cluster-critical",
+            2_000_000_000,
+            "Used for system critical pods that must run in the cluster, but can be moved to another node if necessary.",
+        ),
+        (
+            "system-node-critical",
+            2_000_001_000,
+            "Used for system critical pods that must not be moved from their current node.",
+        ),
+    ] {
+        let class = json!({"kind": "PriorityClass", "apiVersion": "scheduling.k8s.io/v1", "metadata": {"name": name},
+            "value": value, "globalDefault": false, "description": description});
+        create(state, "/apis/scheduling.k8s.io/v1/priorityclasses", &class).await?;
+    }
+    if state.authz.rbac().is_some() {
+        roles(state).await?;
+    }
+    kubernetes_service(state).await?;
+    state.bootstrapped.store(true, std::sync::atomic::Ordering::Release);
+    Ok(())
+}
+
+/// Creates what is missing; what is there is only replaced when a role lost rules or a binding subjects.
+async fn roles(state: &Arc<State>) -> anyhow::Result<()> {
+    const BASE: &str = "/apis/rbac.authorization.k8s.io/v1";
+    let policy = crate::authz::bootstrap_policy::policy();
+    for role in &policy.cluster_roles {
+        reconcile(state, &format!("{BASE}/clusterroles"), role, "rules").await?;
+    }
+    for binding in &policy.cluster_role_bindings {
+        reconcile(state, &format!("{BASE}/clusterrolebindings"), binding, "subjects").await?;
+    }
+    for role in &policy.roles {
+        let namespace = role.metadata.namespace.as_deref().unwrap_or_default();
+        reconcile(state, &format!("{BASE}/namespaces/{namespace}/roles"), role, "rules").await?;
+    }
+    for binding in &policy.role_bindings {
+        let namespace = binding.metadata.namespace.as_deref().unwrap_or_default();
+        reconcile(state, &format!("{BASE}/namespaces/{namespace}/rolebindings"), binding, "subjects").await?;
+    }
+    Ok(())
+}
+
+async fn reconcile(state: &Arc<State>, path: &str, object: &impl Serialize, list: &str) -> anyhow::Result<()> {
+    let wanted = serde_json::to_value(object)?;
+    let name = wanted["metadata"]["name"].as_str().unwrap_or_default();
+    let url = format!("{path}/{}", name.replace('%', "%25"));
+    let (code, mut found) = send(state, Method::GET, &url, &Value::Null).await?;
+    if code == 404 {
+        return create(state, path, &wanted).await;
+    }
+    let protected = found["metadata"]["annotations"]["rbac.authorization.kubernetes.io/autoupdate"] == "false";
+    let have = found[list].as_array().cloned().unwrap_or_default();
+    let missing: Vec<Value> =
+        wanted[list].as_array().into_iter().flatten().filter(|item| !have.contains(item)).cloned().collect();
+    if protected || missing.is_empty() {
+        return Ok(());
+    }
+    found[list] = Value::Array(have.into_iter().chain(missing).collect());
+    let (code, answer) = send(state, Method::PUT, &url, &found).await?;
+    anyhow::ensure!(code < 300, "{url}: {}", answer["message"]);
+    Ok(())
+}
+
+/// `kubernetes.default`: how pods find this server.
+async fn kubernetes_service(state: &Arc<State>) -> anyhow::Result<()> {
+    let Some(range) = state.config.service_cluster_ip_ranges.first() else { return Ok(()) };
+    let address = range.at(1).to_string();
+    let target_port = state.config.bind.port();
+    let service = json!({"kind": "Service", "apiVersion": "v1",
+        "metadata": {"name": "kubernetes", "labels": {"component": "apiserver", "provider": "kubernetes"}},
+        "spec": {"type": "ClusterIP", "clusterIP": address, "clusterIPs": [address], "sessionAffinity": "None",
+            "ports": [{"name": "https", "port": 443, "protocol": "TCP", "targetPort": target_port}]}});
+    create(state, "/api/v1/namespaces/default/services", &service).await?;
+    let Some(endpoint) = endpoint(state) else { return Ok(()) };
+    let labels = json!({"endpointslice.kubernetes.io/skip-mirror": "true"});
+    let endpoints = json!({"kind": "Endpoints", "apiVersion": "v1", "metadata": {"name": "kubernetes", "labels": labels},
+        "subsets": [{"addresses": [{"ip": endpoint.to_string()}], "ports": [{"name": "https", "port": target_port, "protocol": "TCP"}]}]});
+    put(state, "/api/v1/namespaces/default/endpoints", &endpoints).await?;
+    let slice = json!({"kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1",
+        "metadata": {"name": "kubernetes", "labels": {"kubernetes.io/service-name": "kubernetes"}},
+        "addressType": if endpoint.is_ipv4() { "IPv4" } else { "IPv6" },
+        "endpoints": [{"addresses": [endpoint.to_string()], "conditions": {"ready": true}}],
+        "ports": [{"name": "https", "port": target_port, "protocol": "TCP"}]});
+    put(state, "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices", &slice).await
+}
+
+/// The address that pods can reach: never loopback or the wildcard, which mean something else to them.
+fn endpoint(state: &State) -> Option<IpAddr> {
+    let address = state.config.advertise_address.unwrap_or(state.config.bind.ip());
+    (!address.is_unspecified() && !address.is_loopback()).then_some(address)
+}
+
+async fn create(state: &Arc<State>, path: &str, object: &Value) -> anyhow::Result<()> {
+    let (code, answer) = send(state, Method::POST, path, object).await?;
+    anyhow::ensure!(code < 300 || code == 409, "{path}: {}", answer["message"]);
+    Ok(())
+}
+
+/// Creates the object or brings it up to date.
+async fn put(state: &Arc<State>, path: &str, object: &Value) -> anyhow::Result<()> {
+    let (code, answer) = send(state, Method::POST, path, object).await?;
+    if code != 409 {
+        anyhow::ensure!(code < 300, "{path}: {}", answer["message"]);
+        return Ok(());
+    }
+    let url = format!("{path}/{}", object["metadata"]["name"].as_str().unwrap_or_default());
+    let (code, answer) = send(state, Method::PUT, &url, object).await?;
+    anyhow::ensure!(code < 300, "{url}: {}", answer["message"]);
+    Ok(())
+}
+
+async fn send(state: &Arc<State>, method: Method, path: &str, body: &Value) -> anyhow::Result<(u16, Value)> {
+    let body = if body.is_null() { Bytes::new() } else { Bytes::from(serde_json::to_vec(body)?) };
+    let mut request =
+        Request::builder().method(method).uri(path).header("content-type", "application/json").body(body)?;
+    request.extensions_mut().insert(own_user());
+    let peer = Peer { in_process: true, ..Default::default() };
+    let response = crate::chain::serve(state.clone(), request, peer).await;
+    let code = response.status().as_u16();
+    let bytes = response.into_body().collect().await.map_err(|error| anyhow::anyhow!(error))?.to_bytes();
+    Ok((code, serde_json::from_slice(&bytes).context("answer is not JSON")?))
+}

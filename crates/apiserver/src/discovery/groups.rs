@@ -1,0 +1,215 @@
+//! Groups, versions and resources: the legacy documents and the aggregated one, both from the resource table.
+
+use bytes::Bytes;
+use serde_json::{Value, json};
+
+use crate::registry::{Registry, Resource, Scope};
+use crate::state::State;
+
+/// Documents made when the server starts.
+pub(crate) struct Documents {
+    pub(crate) core: Aggregated,
+    pub(crate) groups: Aggregated,
+    group_list: Vec<Value>,
+    paths: Vec<String>,
+}
+
+/// An aggregated discovery document in both of its versions.
+pub(crate) struct Aggregated {
+    v2: (Bytes, String),
+    v2beta1: (Bytes, String),
+}
+
+impl Aggregated {
+    fn new(registry: &Registry, keep: impl Fn(&str) -> bool) -> Self {
+        let items: Vec<Value> = registry
+            .groups()
+            .into_iter()
+            .filter(|(group, _)| keep(group))
+            .map(|(group, versions)| {
+                let versions: Vec<Value> = versions
+                    .iter()
+                    .map(|version| {
+                        json!({"version": version, "freshness": "Current",
+                            "resources": sorted(registry, group, version).iter().map(|row| aggregated_resource(row)).collect::<Vec<_>>()})
+                    })
+                    .collect();
+                let metadata = if group.is_empty() { json!({}) } else { json!({"name": group}) };
+                json!({"metadata": metadata, "versions": versions})
+            })
+            .collect();
+        let document = |version: &str| {
+            let value = json!({"kind": "APIGroupDiscoveryList", "apiVersion": format!("apidiscovery.k8s.io/{version}"),
+                "metadata": {}, "items": items});
+            let body = Bytes::from(value.to_string());
+            let tag = etag(&body);
+            (body, tag)
+        };
+        Self { v2: document("v2"), v2beta1: document("v2beta1") }
+    }
+
+    pub(crate) fn with_version(&self, version: &str) -> (Bytes, String) {
+        if version == "v2" { self.v2.clone() } else { self.v2beta1.clone() }
+    }
+}
+
+/// A quoted hash of the content, in upstream's form.
+pub(super) fn etag(body: &[u8]) -> String {
+    let digest = ring::digest::digest(&ring::digest::SHA512, body);
+    let hex: String = digest.as_ref().iter().map(|byte| format!("{byte:02X}")).collect();
+    format!("\"{hex}\"")
+}
+
+fn sorted<'a>(registry: &'a Registry, group: &str, version: &str) -> Vec<&'a Resource> {
+    let mut rows: Vec<&Resource> =
+        registry.rows().iter().map(|row| &**row).filter(|row| row.group == group && row.version == version).collect();
+    rows.sort_by(|a, b| a.plural.cmp(&b.plural));
+    rows
+}
+
+fn aggregated_resource(row: &Resource) -> Value {
+    let kind = |group: &str, version: &str, kind: &str| json!({"group": group, "version": version, "kind": kind});
+    let mut value = json!({
+        "resource": row.plural,
+        "responseKind": kind("", "", &row.kind),
+        "scope": if row.scope == Scope::Namespaced { "Namespaced" } else { "Cluster" },
+        "singularResource": row.singular,
+        "verbs": row.verbs,
+    });
+    if !row.short_names.is_empty() {
+        value["shortNames"] = json!(row.short_names);
+    }
+    if !row.categories.is_empty() {
+        value["categories"] = json!(row.categories);
+    }
+    if !row.subresources.is_empty() {
+        let list: Vec<Value> = row
+            .subresources
+            .iter()
+            .map(|sub| {
+                let response = match sub.kind {
+                    Some((group, version, name)) if group == row.group => {
+                        kind("", if version == row.version { "" } else { version }, name)
+                    }
+                    Some((group, version, name)) => kind(group, version, name),
+                    None => kind("", "", &row.kind),
+                };
+                json!({"subresource": sub.name, "responseKind": response, "verbs": sub.verbs})
+            })
+            .collect();
+        value["subresources"] = Value::Array(list);
+    }
+    value
+}
+
+/// `/api/v1` and `/apis/<group>/<version>`.
+pub(super) fn resource_list(registry: &Registry, group: &str, version: &str) -> Value {
+    let mut resources = Vec::new();
+    for row in sorted(registry, group, version) {
+        let namespaced = row.is_namespaced();
+        let mut value = json!({"name": row.plural, "singularName": row.singular, "namespaced": namespaced,
+            "kind": row.kind, "verbs": row.verbs});
+        if !row.short_names.is_empty() {
+            value["shortNames"] = json!(row.short_names);
+        }
+        if !row.categories.is_empty() {
+            value["categories"] = json!(row.categories);
+        }
+        if row.has_verb("watch") {
+            value["storageVersionHash"] = storage_hash(row).into();
+        }
+        resources.push(value);
+        for sub in &row.subresources {
+            let kind = sub.kind.map_or(&*row.kind, |(_, _, kind)| kind);
+            let mut value = json!({"name": format!("{}/{}", row.plural, sub.name), "singularName": "",
+                "namespaced": namespaced, "kind": kind, "verbs": sub.verbs});
+            if let Some((group, version, _)) =
+                sub.kind.filter(|(group, version, _)| *group != row.group || *version != row.version)
+            {
+                value["group"] = group.into();
+                value["version"] = version.into();
+            }
+            resources.push(value);
+        }
+    }
+    let group_version = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
+    json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": resources})
+}
+
+/// Tells clients when the stored form changes.
+fn storage_hash(row: &Resource) -> String {
+    use base64::Engine;
+    let text = format!("{}/{}", row.storage_version, row.kind);
+    let digest = ring::digest::digest(&ring::digest::SHA256, text.as_bytes());
+    base64::engine::general_purpose::STANDARD.encode(&digest.as_ref()[..8])
+}
+
+impl Documents {
+    pub(crate) fn new(registry: &Registry) -> Self {
+        let mut paths: Vec<String> = ["/.well-known/openid-configuration", "/api", "/api/v1", "/apis", "/apis/"]
+            .iter()
+            .map(|path| (*path).to_owned())
+            .collect();
+        let mut group_list = Vec::new();
+        for (group, versions) in registry.groups().into_iter().filter(|(group, _)| !group.is_empty()) {
+            paths.push(format!("/apis/{group}"));
+            paths.extend(versions.iter().map(|version| format!("/apis/{group}/{version}")));
+            let version = |version: &&str| json!({"groupVersion": format!("{group}/{version}"), "version": version});
+            let all: Vec<Value> = versions.iter().map(version).collect();
+            let preferred = versions.first().map(version).unwrap_or_default();
+            group_list.push(json!({"name": group, "versions": all, "preferredVersion": preferred}));
+        }
+        for path in
+            ["/healthz", "/livez", "/metrics", "/openapi/v2", "/openapi/v3", "/openid/v1/jwks", "/readyz", "/version"]
+        {
+            paths.push(path.to_owned());
+        }
+        paths.retain(|path| path != "/apis/");
+        paths.sort();
+        Self {
+            core: Aggregated::new(registry, str::is_empty),
+            groups: Aggregated::new(registry, |group| !group.is_empty()),
+            group_list,
+            paths,
+        }
+    }
+
+    pub(crate) fn root_paths(&self) -> Value {
+        json!({"paths": self.paths})
+    }
+
+    pub(super) fn api_versions(&self, state: &State) -> Value {
+        let address = state.config.advertised();
+        json!({"kind": "APIVersions", "versions": ["v1"],
+            "serverAddressByClientCIDRs": [{"clientCIDR": "0.0.0.0/0", "serverAddress": address}]})
+    }
+
+    pub(super) fn group_list(&self) -> Value {
+        json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": self.group_list})
+    }
+
+    pub(super) fn group(&self, name: &str) -> Option<Value> {
+        let mut group = self.group_list.iter().find(|group| group["name"] == name)?.clone();
+        group["kind"] = "APIGroup".into();
+        group["apiVersion"] = "v1".into();
+        Some(group)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::RuntimeConfig;
+
+    #[test]
+    fn pods_are_described() {
+        let registry = Registry::new(&RuntimeConfig::default());
+        let list = resource_list(&registry, "", "v1");
+        let find =
+            |name: &str| list["resources"].as_array().unwrap().iter().find(|row| row["name"] == name).unwrap().clone();
+        assert_eq!(find("pods")["shortNames"], json!(["po"]));
+        assert_eq!(find("pods/eviction")["group"], "policy");
+        assert_eq!(find("pods/exec")["verbs"], json!(["create", "get"]));
+        assert_eq!(find("namespaces/finalize")["verbs"], json!(["update"]));
+    }
+}

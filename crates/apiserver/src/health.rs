@@ -1,0 +1,94 @@
+//! `/healthz`, `/livez` and `/readyz`, with named checks, and the `componentstatuses` that clients still ask for.
+
+use std::sync::Arc;
+
+use api::Status;
+use http::{Response, StatusCode};
+use serde_json::{Value, json};
+
+use crate::body::Body;
+use crate::chain::RequestInfo;
+use crate::state::{Operation, State};
+use crate::verbs::{encode, response};
+
+/// Name and outcome of every check.
+async fn checks(state: &Arc<State>, ready: bool) -> Vec<(&'static str, Result<(), String>)> {
+    let store = state.caches.store.current_revision().await.map(drop).map_err(|error| error.to_string());
+    let mut checks = vec![
+        ("ping", Ok(())),
+        ("log", Ok(())),
+        ("etcd", store.clone()),
+        ("poststarthook/bootstrap-controller", state.bootstrapped()),
+        ("poststarthook/rbac/bootstrap-roles", state.bootstrapped()),
+    ];
+    if ready {
+        checks.push(("etcd-readiness", store));
+        checks.push(("informer-sync", Ok(())));
+        let stopping = state.stop.is_cancelled();
+        checks.push(("shutdown", if stopping { Err("process is shutting down".to_owned()) } else { Ok(()) }));
+    }
+    checks
+}
+
+pub(crate) async fn serve(state: &Arc<State>, info: &RequestInfo) -> Result<Response<Body>, Status> {
+    let path = info.path.trim_matches('/');
+    let (endpoint, single) = path.split_once('/').map_or((path, None), |(endpoint, name)| (endpoint, Some(name)));
+    let checks = checks(state, endpoint == "readyz").await;
+    if let Some(single) = single {
+        let Some((_, outcome)) = checks.iter().find(|(name, _)| *name == single) else {
+            return Err(Status::no_such_path());
+        };
+        return Ok(match outcome {
+            Ok(()) => text(StatusCode::OK, "ok".to_owned()),
+            Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("internal server error: {error}")),
+        });
+    }
+    let excluded: Vec<&str> = info.query.all("exclude").collect();
+    let mut lines = String::new();
+    let mut failed = false;
+    for (name, outcome) in &checks {
+        match outcome {
+            _ if excluded.contains(name) => lines.push_str(&format!("[+]{name} excluded: ok\n")),
+            Ok(()) => lines.push_str(&format!("[+]{name} ok\n")),
+            Err(_) => {
+                failed = true;
+                lines.push_str(&format!("[-]{name} failed: reason withheld\n"));
+            }
+        }
+    }
+    if failed {
+        lines.push_str(&format!("{endpoint} check failed\n"));
+        return Ok(text(StatusCode::INTERNAL_SERVER_ERROR, lines));
+    }
+    if info.query.flag("verbose") {
+        lines.push_str(&format!("{endpoint} check passed\n"));
+        return Ok(text(StatusCode::OK, lines));
+    }
+    Ok(text(StatusCode::OK, "ok".to_owned()))
+}
+
+fn text(code: StatusCode, body: String) -> Response<Body> {
+    response(code, "text/plain; charset=utf-8", body.into())
+}
+
+/// `kubectl get componentstatuses`: deprecated upstream, still asked for.
+pub(crate) async fn component_statuses(operation: &Operation) -> Result<Response<Body>, Status> {
+    operation.warn("v1 ComponentStatus is deprecated in v1.19+");
+    let outcome = operation.state.caches.store.current_revision().await;
+    let (healthy, message) = match outcome {
+        Ok(_) => ("True", "ok".to_owned()),
+        Err(error) => ("False", error.to_string()),
+    };
+    let item = |name: &str| json!({"metadata": {"name": name}, "conditions": [{"type": "Healthy", "status": healthy, "message": message}]});
+    let value: Value = if operation.info.verb == "list" {
+        json!({"kind": "ComponentStatusList", "apiVersion": "v1", "metadata": {}, "items": [item("etcd-0")]})
+    } else if operation.info.name == "etcd-0" {
+        let mut value = item("etcd-0");
+        value["kind"] = "ComponentStatus".into();
+        value["apiVersion"] = "v1".into();
+        value
+    } else {
+        return Err(operation.not_found(&operation.info.name));
+    };
+    Ok(response(StatusCode::OK, operation.accept.content_type(), encode(&operation.accept, &value)?))
+}

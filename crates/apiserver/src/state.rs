@@ -1,0 +1,219 @@
+//! What every request shares: the rows, the caches, the store and the decisions made at start.
+
+use std::sync::Arc;
+
+use api::{GroupKind, GroupResource, Status, UserInfo};
+use bytes::Bytes;
+use jiff::Timestamp;
+use serde::de::DeserializeOwned;
+use store::Store;
+use tokio_util::sync::CancellationToken;
+
+use crate::admission;
+use crate::authn;
+use crate::authz;
+use crate::config::Config;
+use crate::registry::{Registry, Resource};
+use crate::watch_cache::{Cache, Caches, ROOT};
+
+pub(crate) struct State {
+    pub(crate) config: Config,
+    pub(crate) registry: Registry,
+    pub(crate) caches: Arc<Caches>,
+    pub(crate) authn: authn::Authenticators,
+    pub(crate) authz: authz::Authorizers,
+    pub(crate) admission: admission::Chain,
+    pub(crate) tokens: Option<authn::TokenIssuer>,
+    pub(crate) allocators: crate::registry::core::service_allocation::Allocators,
+    pub(crate) in_flight: crate::chain::InFlight,
+    pub(crate) kubelet: crate::verbs::KubeletClient,
+    pub(crate) documents: crate::discovery::Documents,
+    pub(crate) event_leases: crate::verbs::EventLeases,
+    pub(crate) bootstrapped: std::sync::atomic::AtomicBool,
+    /// Fires when the server stops; open watches end.
+    pub(crate) stop: CancellationToken,
+}
+
+impl State {
+    pub(crate) fn store(&self) -> &dyn Store {
+        &*self.caches.store
+    }
+
+    /// Whether the objects that every cluster has are there.
+    pub(crate) fn bootstrapped(&self) -> Result<(), String> {
+        if self.bootstrapped.load(std::sync::atomic::Ordering::Acquire) {
+            Ok(())
+        } else {
+            Err("not finished".to_owned())
+        }
+    }
+
+    pub(crate) fn cache(&self, resource: &Resource) -> Result<Arc<Cache>, Status> {
+        self.caches
+            .get(&resource.store_prefix)
+            .ok_or_else(|| Status::internal(format!("no cache for {}", resource.store_prefix)))
+    }
+
+    /// Reads an object of another resource from the cache, for decisions that may lag a little behind. `key` is
+    /// `<namespace>/<name>` or `<name>`.
+    pub(crate) fn peek<K: DeserializeOwned>(&self, prefix: &str, key: &str) -> Option<K> {
+        let entry = self.caches.get(prefix)?.get(key)?;
+        serde_json::from_slice(&entry.json).ok()
+    }
+
+    /// All objects under a prefix, of one namespace if given.
+    pub(crate) fn peek_all<K: DeserializeOwned>(&self, prefix: &str, namespace: Option<&str>) -> Vec<K> {
+        let Some(cache) = self.caches.get(prefix) else { return Vec::new() };
+        let snapshot = cache.snapshot();
+        snapshot.range(namespace, None).filter_map(|entry| serde_json::from_slice(&entry.json).ok()).collect()
+    }
+}
+
+/// An operation of the server itself, for writes that follow from another request.
+pub(crate) fn own_operation(
+    state: &Arc<State>,
+    verb: &'static str,
+    resource: &Arc<Resource>,
+    namespace: &str,
+    name: &str,
+    subresource: &str,
+) -> Operation {
+    let info = crate::chain::RequestInfo {
+        is_resource: true,
+        verb,
+        group: resource.group.to_string(),
+        version: resource.version.to_string(),
+        namespace: namespace.to_owned(),
+        resource: resource.plural.to_string(),
+        subresource: subresource.to_owned(),
+        name: name.to_owned(),
+        ..Default::default()
+    };
+    Operation {
+        state: state.clone(),
+        info,
+        resource: resource.clone(),
+        user: own_user(),
+        method: http::Method::PUT,
+        headers: http::HeaderMap::new(),
+        body: Bytes::new(),
+        now: now(),
+        accept: crate::verbs::Accept::default(),
+        warnings: Arc::default(),
+    }
+}
+
+/// The identity under which the server acts for itself.
+pub(crate) fn own_user() -> UserInfo {
+    UserInfo::new("system:apiserver", &[api::user::MASTERS, api::user::AUTHENTICATED])
+}
+
+/// The key of an object within its cache.
+pub(crate) fn inner_key(resource: &Resource, namespace: &str, name: &str) -> String {
+    if resource.is_namespaced() { format!("{namespace}/{name}") } else { name.to_owned() }
+}
+
+/// The key of an object in the store.
+pub(crate) fn store_key(resource: &Resource, inner: &str) -> String {
+    format!("{ROOT}{}/{inner}", resource.store_prefix)
+}
+
+/// Now, in whole seconds: the precision of Kubernetes timestamps.
+pub(crate) fn now() -> Timestamp {
+    let now = Timestamp::now();
+    Timestamp::from_second(now.as_second()).unwrap_or(now)
+}
+
+pub(crate) fn group_resource(resource: &Resource) -> GroupResource {
+    GroupResource { group: resource.group.clone(), resource: resource.plural.clone() }
+}
+
+pub(crate) fn group_kind(resource: &Resource) -> GroupKind {
+    GroupKind { group: resource.group.clone(), kind: resource.kind.clone() }
+}
+
+/// One request to one resource, past the chain: what the verbs work on.
+pub(crate) struct Operation {
+    pub(crate) state: Arc<State>,
+    pub(crate) info: crate::chain::RequestInfo,
+    pub(crate) resource: Arc<Resource>,
+    pub(crate) user: UserInfo,
+    pub(crate) method: http::Method,
+    pub(crate) headers: http::HeaderMap,
+    pub(crate) body: Bytes,
+    pub(crate) now: Timestamp,
+    pub(crate) accept: crate::verbs::Accept,
+    /// Shown to the client in `Warning` headers.
+    pub(crate) warnings: Arc<parking_lot::Mutex<Vec<String>>>,
+}
+
+impl Operation {
+    pub(crate) fn call(&self) -> crate::registry::Call<'_> {
+        crate::registry::Call { user: &self.user, now: self.now }
+    }
+
+    pub(crate) fn warn(&self, message: impl Into<String>) {
+        let message = message.into();
+        let mut warnings = self.warnings.lock();
+        if !warnings.contains(&message) {
+            warnings.push(message);
+        }
+    }
+
+    pub(crate) fn group_resource(&self) -> GroupResource {
+        group_resource(&self.resource)
+    }
+
+    pub(crate) fn not_found(&self, name: &str) -> Status {
+        Status::not_found(&self.group_resource(), name)
+    }
+
+    /// The same request turned to another object, for verbs that write more than one.
+    pub(crate) fn on(
+        &self,
+        group: &str,
+        plural: &str,
+        namespace: &str,
+        name: &str,
+        subresource: &str,
+    ) -> Result<Operation, Status> {
+        let resource = self.state.registry.find_any(group, plural).cloned();
+        let resource = resource.ok_or_else(|| Status::internal(format!("{plural} are not served")))?;
+        let mut info = self.info.clone();
+        info.group = group.to_owned();
+        info.resource = plural.to_owned();
+        info.namespace = namespace.to_owned();
+        info.name = name.to_owned();
+        info.subresource = subresource.to_owned();
+        Ok(Operation {
+            state: self.state.clone(),
+            info,
+            resource,
+            user: self.user.clone(),
+            method: self.method.clone(),
+            headers: self.headers.clone(),
+            body: Bytes::new(),
+            now: self.now,
+            accept: self.accept.clone(),
+            warnings: self.warnings.clone(),
+        })
+    }
+
+    /// `dryRun=All`; anything else is refused.
+    pub(crate) fn dry_run(&self) -> Result<bool, Status> {
+        let mut dry_run = false;
+        for value in self.info.query.all("dryRun") {
+            match value {
+                "All" => dry_run = true,
+                "" => {}
+                other => {
+                    let mut errors = api::field::FieldErrors::default();
+                    errors.not_supported("dryRun", vec![other], &["All"]);
+                    let kind = GroupKind::new("meta.k8s.io", "CreateOptions");
+                    return Err(Status::invalid(&kind, "", errors));
+                }
+            }
+        }
+        Ok(dry_run)
+    }
+}

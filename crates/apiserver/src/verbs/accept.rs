@@ -1,0 +1,234 @@
+//! Content negotiation: which form of an object the client asked for, and how to make it.
+
+use api::Status;
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use serde_json::{Value, json};
+
+use crate::body::{Body, full};
+use crate::chain::RequestInfo;
+use crate::json;
+use crate::registry::Resource;
+use crate::state::Operation;
+
+/// What the response looks like.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Accept {
+    pub(crate) encoding: Encoding,
+    pub(crate) shape: Shape,
+    /// Version of `meta.k8s.io` for tables and partial objects.
+    pub(crate) meta_version: &'static str,
+    pub(crate) pretty: bool,
+    pub(crate) gzip: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Encoding {
+    Json,
+    Yaml,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shape {
+    Object,
+    Table,
+    /// Objects as `PartialObjectMetadata`, lists as `PartialObjectMetadataList`.
+    Partial,
+}
+
+impl Default for Accept {
+    fn default() -> Self {
+        Self { encoding: Encoding::Json, shape: Shape::Object, meta_version: "v1", pretty: false, gzip: false }
+    }
+}
+
+const OFFERED: &[&str] = &["application/json", "application/yaml"];
+
+impl Accept {
+    /// Picks the first acceptable form, best quality first, as upstream does.
+    pub(crate) fn parse(headers: &HeaderMap, info: &RequestInfo) -> Result<Self, Status> {
+        let accept = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
+        let text = accept.collect::<Vec<_>>().join(",");
+        let gzip = headers
+            .get(header::ACCEPT_ENCODING)
+            .and_then(|value| value.to_str().ok())
+            .is_some_and(|value| value.split(',').any(|coding| coding.trim().starts_with("gzip")));
+        let agent = headers.get(header::USER_AGENT).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        let browser = ["curl", "Wget", "Mozilla/5.0"].iter().any(|name| agent.starts_with(name));
+        let pretty = if info.query.get("pretty").is_some() { info.query.flag("pretty") } else { browser };
+        let base = Self { encoding: Encoding::Json, shape: Shape::Object, meta_version: "v1", pretty, gzip };
+        if text.trim().is_empty() {
+            return Ok(base);
+        }
+        let mut clauses: Vec<(f32, &str)> = text.split(',').map(|clause| (quality(clause), clause)).collect();
+        clauses.sort_by(|a, b| b.0.total_cmp(&a.0));
+        for (_, clause) in clauses {
+            if let Some(found) = base.clone().clause(clause) {
+                return Ok(found);
+            }
+        }
+        Err(Status::not_acceptable(OFFERED))
+    }
+
+    fn clause(mut self, clause: &str) -> Option<Self> {
+        let mut parts = clause.split(';').map(str::trim);
+        self.encoding = match parts.next()? {
+            "application/json" | "*/*" | "application/*" => Encoding::Json,
+            "application/yaml" => Encoding::Yaml,
+            _ => return None,
+        };
+        let (mut shape, mut group) = (None, "meta.k8s.io");
+        for part in parts {
+            match part.split_once('=')? {
+                ("as", value) => shape = Some(value),
+                ("g", value) => group = value,
+                ("v", "v1") => self.meta_version = "v1",
+                ("v", "v1beta1") => self.meta_version = "v1beta1",
+                ("v", _) => return None,
+                _ => {}
+            }
+        }
+        self.shape = match shape {
+            None => Shape::Object,
+            Some(_) if group != "meta.k8s.io" => return None,
+            Some("Table") => Shape::Table,
+            Some("PartialObjectMetadata" | "PartialObjectMetadataList") => Shape::Partial,
+            Some(_) => return None,
+        };
+        Some(self)
+    }
+
+    pub(crate) fn content_type(&self) -> &'static str {
+        match self.encoding {
+            Encoding::Json => "application/json",
+            Encoding::Yaml => "application/yaml",
+        }
+    }
+
+    /// Whether stored bytes can be sent as they are.
+    pub(crate) fn is_plain(&self, resource: &Resource) -> bool {
+        self.encoding == Encoding::Json && self.shape == Shape::Object && !self.pretty && resource.conversion.is_none()
+    }
+}
+
+fn quality(clause: &str) -> f32 {
+    clause
+        .split(';')
+        .filter_map(|part| part.trim().strip_prefix("q="))
+        .find_map(|value| value.parse().ok())
+        .unwrap_or(1.0)
+}
+
+/// The stored form of an object in the version this row serves.
+pub(crate) fn served_value(resource: &Resource, stored: &[u8]) -> Result<Value, Status> {
+    let mut value: Value = serde_json::from_slice(stored).map_err(Status::internal)?;
+    if let Some(conversion) = resource.conversion {
+        (conversion.from_storage)(&mut value);
+    }
+    Ok(value)
+}
+
+/// One object, encoded as asked for.
+pub(crate) fn render(operation: &Operation, stored: &Bytes) -> Result<Bytes, Status> {
+    let accept = &operation.accept;
+    let value = match accept.shape {
+        Shape::Object => {
+            if accept.is_plain(&operation.resource) {
+                return Ok(stored.clone());
+            }
+            served_value(&operation.resource, stored)?
+        }
+        Shape::Partial => {
+            let partial = partial_object(accept, stored, "PartialObjectMetadata");
+            if accept.encoding == Encoding::Json && !accept.pretty {
+                return Ok(Bytes::from(partial));
+            }
+            serde_json::from_slice(&partial).map_err(Status::internal)?
+        }
+        Shape::Table => {
+            let version = json::find(stored, &["metadata", "resourceVersion"]).map(|range| json::text(&stored[range]));
+            let meta = json!({"resourceVersion": version.unwrap_or_default()});
+            super::table::table(operation, std::iter::once(stored), meta, true)?
+        }
+    };
+    encode(accept, &value)
+}
+
+pub(crate) fn encode(accept: &Accept, value: &Value) -> Result<Bytes, Status> {
+    match accept.encoding {
+        Encoding::Yaml => api::codec::to_yaml(value).map(Bytes::from).map_err(Status::internal),
+        Encoding::Json if accept.pretty => {
+            let mut text = serde_json::to_vec_pretty(value).map_err(Status::internal)?;
+            text.push(b'\n');
+            Ok(text.into())
+        }
+        Encoding::Json => serde_json::to_vec(value).map(Bytes::from).map_err(Status::internal),
+    }
+}
+
+/// The metadata alone, cut out of the encoded object.
+pub(crate) fn partial_object(accept: &Accept, stored: &[u8], kind: &str) -> Vec<u8> {
+    let metadata = json::find(stored, &["metadata"]).map_or(&b"{}"[..], |range| &stored[range]);
+    let mut out = Vec::with_capacity(metadata.len() + 96);
+    out.extend_from_slice(b"{\"kind\":\"");
+    out.extend_from_slice(kind.as_bytes());
+    out.extend_from_slice(b"\",\"apiVersion\":\"meta.k8s.io/");
+    out.extend_from_slice(accept.meta_version.as_bytes());
+    out.extend_from_slice(b"\",\"metadata\":");
+    out.extend_from_slice(metadata);
+    out.push(b'}');
+    out
+}
+
+/// Responds with one object.
+pub(crate) fn respond(operation: &Operation, code: StatusCode, stored: &Bytes) -> Result<Response<Body>, Status> {
+    let body = render(operation, stored)?;
+    Ok(response(code, operation.accept.content_type(), body))
+}
+
+/// Responds with a value that is not a stored object (a review, a scale).
+pub(crate) fn respond_value(operation: &Operation, code: StatusCode, value: &Value) -> Result<Response<Body>, Status> {
+    let body = encode(&operation.accept, value)?;
+    Ok(response(code, operation.accept.content_type(), body))
+}
+
+pub(crate) fn response(code: StatusCode, content_type: &'static str, body: Bytes) -> Response<Body> {
+    let mut response = Response::new(full(body));
+    *response.status_mut() = code;
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &'static str) -> Result<(Encoding, Shape, &'static str), u16> {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::ACCEPT, HeaderValue::from_static(text));
+        Accept::parse(&headers, &RequestInfo::default())
+            .map(|accept| (accept.encoding, accept.shape, accept.meta_version))
+            .map_err(|status| status.code())
+    }
+
+    #[test]
+    fn accept_headers_choose_the_form() {
+        for (header, expected) in [
+            ("*/*", Ok((Encoding::Json, Shape::Object, "v1"))),
+            ("application/yaml", Ok((Encoding::Yaml, Shape::Object, "v1"))),
+            ("application/json;as=Table;v=v1beta1;g=meta.k8s.io", Ok((Encoding::Json, Shape::Table, "v1beta1"))),
+            ("application/json;as=Table;v=v1;g=meta.k8s.io,application/json", Ok((Encoding::Json, Shape::Table, "v1"))),
+            (
+                "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1",
+                Ok((Encoding::Json, Shape::Partial, "v1")),
+            ),
+            ("application/vnd.kubernetes.protobuf,application/json", Ok((Encoding::Json, Shape::Object, "v1"))),
+            ("application/xml", Err(406)),
+            ("application/json;as=Nothing;g=meta.k8s.io", Err(406)),
+        ] {
+            assert_eq!(parse(header), expected, "{header}");
+        }
+    }
+}

@@ -1,0 +1,420 @@
+//! Requests that are passed on: logs, exec, attach and port-forward to the kubelet, proxies to nodes, pods and services.
+//!
+//! An upgrade (SPDY or WebSocket) is tunnelled byte for byte, but only after the other side answered 101: otherwise a
+//! client could keep a raw connection to a kubelet that never agreed to one (CVE-2018-1002105).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::Status;
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Uri, header};
+use http_body_util::{BodyExt, Full};
+use hyper_util::rt::TokioIo;
+use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use rustls::pki_types::ServerName;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use crate::body::{Body, BodyError};
+use crate::registry::Action;
+use crate::state::Operation;
+
+/// How long a connection to a kubelet or a pod may take.
+const DIAL: Duration = Duration::from_secs(10);
+
+/// How this server reaches kubelets.
+pub(crate) struct KubeletClient {
+    tls: TlsConnector,
+    /// For `https:` proxies to pods and services, whose certificates nobody can know.
+    unverified: TlsConnector,
+    address_types: Vec<String>,
+}
+
+impl KubeletClient {
+    pub(crate) fn new(tls: rustls::ClientConfig, unverified: rustls::ClientConfig, address_types: Vec<String>) -> Self {
+        Self { tls: Arc::new(tls).into(), unverified: Arc::new(unverified).into(), address_types }
+    }
+
+    /// Host and port of a node's kubelet, by the preferred kind of address.
+    fn address(&self, node: &Node) -> Option<(String, u16)> {
+        let status = node.status.as_ref()?;
+        let addresses = status.addresses.as_deref().unwrap_or_default();
+        let host =
+            self.address_types.iter().find_map(|kind| addresses.iter().find(|address| address.type_ == *kind))?;
+        let port = status
+            .daemon_endpoints
+            .as_ref()
+            .and_then(|ends| ends.kubelet_endpoint.as_ref())
+            .map_or(10250, |end| end.port);
+        Some((host.address.clone(), u16::try_from(port).unwrap_or(10250)))
+    }
+}
+
+/// Where a request goes.
+struct Destination {
+    host: String,
+    port: u16,
+    scheme: Scheme,
+    path_and_query: String,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Scheme {
+    Http,
+    Https,
+    Kubelet,
+}
+
+pub(crate) async fn connect(
+    operation: &Operation,
+    action: Action,
+    upgrade: Option<hyper::upgrade::OnUpgrade>,
+) -> Result<Response<Body>, Status> {
+    let destination = match action {
+        Action::Proxy => proxied(operation)?,
+        _ => kubelet_stream(operation, action)?,
+    };
+    forward(operation, destination, upgrade).await
+}
+
+/// The raw query of the request without parameters that are the API server's own.
+fn query(operation: &Operation) -> String {
+    let path = operation.headers.get(ORIGINAL_QUERY).and_then(|value| value.to_str().ok());
+    path.unwrap_or_default().to_owned()
+}
+
+/// The chain keeps the raw query here, since the request line is parsed away.
+pub(crate) const ORIGINAL_QUERY: HeaderName = HeaderName::from_static("x-cox-original-query");
+
+fn kubelet_stream(operation: &Operation, action: Action) -> Result<Destination, Status> {
+    let (namespace, name) = (&operation.info.namespace, &operation.info.name);
+    let pod: Pod =
+        operation.state.peek("pods", &format!("{namespace}/{name}")).ok_or_else(|| operation.not_found(name))?;
+    let spec = pod.spec.unwrap_or_default();
+    let query = &operation.info.query;
+    let node_name = spec.node_name.unwrap_or_default();
+    let containers: Vec<&str> = spec
+        .containers
+        .iter()
+        .map(|container| container.name.as_str())
+        .chain(spec.init_containers.iter().flatten().map(|container| container.name.as_str()))
+        .chain(spec.ephemeral_containers.iter().flatten().map(|container| container.name.as_str()))
+        .collect();
+    let container = if action == Action::PortForward {
+        String::new()
+    } else {
+        match query.get("container") {
+            Some(asked) if containers.contains(&asked) => asked.to_owned(),
+            Some(asked) => {
+                return Err(Status::bad_request(format!("container {asked} is not valid for pod {name}")));
+            }
+            None if spec.containers.len() == 1 => spec.containers[0].name.clone(),
+            None => {
+                let annotations = pod.metadata.annotations.unwrap_or_default();
+                match annotations.get("kubectl.kubernetes.io/default-container") {
+                    Some(default) if containers.contains(&default.as_str()) => default.clone(),
+                    _ => {
+                        let names: Vec<&str> =
+                            spec.containers.iter().map(|container| container.name.as_str()).collect();
+                        return Err(Status::bad_request(format!(
+                            "a container name must be specified for pod {name}, choose one of: [{}]",
+                            names.join(" ")
+                        )));
+                    }
+                }
+            }
+        }
+    };
+    if node_name.is_empty() {
+        if action == Action::Log {
+            // Nothing has run yet, so there is nothing to show; upstream answers with an empty log.
+            return Err(Status { code: 200, ..Status::success() });
+        }
+        return Err(Status::bad_request(format!("pod {name} does not have a host assigned")));
+    }
+    let (host, port) = kubelet_address(operation, &node_name)?;
+    let mut params: Vec<(&str, String)> = Vec::new();
+    let path = match action {
+        Action::Log => {
+            for key in ["follow", "previous", "timestamps", "insecureSkipTLSVerifyBackend"] {
+                if query.flag(key) {
+                    params.push((key, "true".to_owned()));
+                }
+            }
+            for key in ["sinceSeconds", "sinceTime", "tailLines", "limitBytes", "stream"] {
+                if let Some(value) = query.get(key) {
+                    params.push((key, value.to_owned()));
+                }
+            }
+            format!("/containerLogs/{namespace}/{name}/{container}")
+        }
+        Action::PortForward => {
+            params.extend(query.all("ports").map(|port| ("ports", port.to_owned())));
+            format!("/portForward/{namespace}/{name}")
+        }
+        _ => {
+            for (ours, theirs) in [("stdin", "input"), ("stdout", "output"), ("stderr", "error"), ("tty", "tty")] {
+                if query.flag(ours) {
+                    params.push((theirs, "1".to_owned()));
+                }
+            }
+            params.extend(query.all("command").map(|part| ("command", part.to_owned())));
+            let what = if action == Action::Exec { "exec" } else { "attach" };
+            format!("/{what}/{namespace}/{name}/{container}")
+        }
+    };
+    let query: Vec<String> = params.iter().map(|(key, value)| format!("{key}={}", escape(value))).collect();
+    let path_and_query = if query.is_empty() { path } else { format!("{path}?{}", query.join("&")) };
+    Ok(Destination { host, port, scheme: Scheme::Kubelet, path_and_query })
+}
+
+fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => out.push(byte as char),
+            _ => out.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    out
+}
+
+fn kubelet_address(operation: &Operation, node_name: &str) -> Result<(String, u16), Status> {
+    let node: Node = operation
+        .state
+        .peek("minions", node_name)
+        .ok_or_else(|| Status::not_found(&api::GroupResource::new("", "nodes"), node_name))?;
+    operation.state.kubelet.address(&node).ok_or_else(|| {
+        Status::internal(format!(
+            "no preferred addresses found; known addresses: {:?}",
+            node.status.and_then(|status| status.addresses)
+        ))
+    })
+}
+
+/// Splits `[scheme:]name[:port]`.
+fn split_name(text: &str) -> (Scheme, &str, &str) {
+    let parts: Vec<&str> = text.split(':').collect();
+    match parts.as_slice() {
+        ["https", name] => (Scheme::Https, name, ""),
+        ["http", name] => (Scheme::Http, name, ""),
+        [name, port] => (Scheme::Http, name, port),
+        ["https", name, port] => (Scheme::Https, name, port),
+        [_, name, port] => (Scheme::Http, name, port),
+        _ => (Scheme::Http, text, ""),
+    }
+}
+
+fn proxied(operation: &Operation) -> Result<Destination, Status> {
+    let info = &operation.info;
+    let (scheme, name, port) = split_name(&info.name);
+    let rest = if info.rest.is_empty() { "/" } else { info.rest.as_str() };
+    let query = query(operation);
+    let path_and_query = if query.is_empty() { rest.to_owned() } else { format!("{rest}?{query}") };
+    let not_found = || operation.not_found(name);
+    let number = |port: &str| port.parse::<u16>().ok();
+    let (host, port, scheme) = match &*info.resource {
+        "nodes" => {
+            let (host, kubelet_port) = kubelet_address(operation, name)?;
+            let port = number(port).unwrap_or(kubelet_port);
+            (host, port, if port == kubelet_port { Scheme::Kubelet } else { scheme })
+        }
+        "pods" => {
+            let pod: Pod = operation.state.peek("pods", &format!("{}/{name}", info.namespace)).ok_or_else(not_found)?;
+            let address = pod.status.as_ref().and_then(|status| status.pod_ip.clone()).unwrap_or_default();
+            if address.is_empty() {
+                return Err(Status::bad_request("address not allowed"));
+            }
+            let ports = pod
+                .spec
+                .iter()
+                .flat_map(|spec| &spec.containers)
+                .flat_map(|container| container.ports.iter().flatten());
+            let declared: Vec<_> = ports.collect();
+            let port = if port.is_empty() {
+                declared.first().map_or(80, |port| port.container_port as u16)
+            } else if let Some(port) = number(port) {
+                port
+            } else {
+                let named = declared.iter().find(|declared| declared.name.as_deref() == Some(port));
+                named
+                    .map(|port| port.container_port as u16)
+                    .ok_or_else(|| Status::service_unavailable(format!("no port named {port:?}")))?
+            };
+            (address, port, scheme)
+        }
+        _ => {
+            let (host, port) = service_endpoint(operation, name, port)?;
+            (host, port, scheme)
+        }
+    };
+    Ok(Destination { host, port, scheme, path_and_query })
+}
+
+/// A ready endpoint of a service.
+fn service_endpoint(operation: &Operation, name: &str, wanted: &str) -> Result<(String, u16), Status> {
+    let namespace = &operation.info.namespace;
+    let service: Service = operation
+        .state
+        .peek("services/specs", &format!("{namespace}/{name}"))
+        .ok_or_else(|| operation.not_found(name))?;
+    let ports = service.spec.and_then(|spec| spec.ports).unwrap_or_default();
+    let port = match wanted {
+        "" if ports.len() == 1 => ports.first(),
+        "" => ports.iter().find(|port| port.name.as_deref().unwrap_or_default().is_empty()),
+        wanted => ports.iter().find(|port| port.name.as_deref() == Some(wanted) || wanted.parse() == Ok(port.port)),
+    };
+    let missing =
+        || Status::service_unavailable(format!("no endpoints available for service {}", api::field::quote(name)));
+    let port_name = port.and_then(|port| port.name.clone()).unwrap_or_default();
+    let slices: Vec<EndpointSlice> = operation.state.peek_all("endpointslices", Some(namespace));
+    let mut candidates = Vec::new();
+    for slice in slices {
+        let owner = slice.metadata.labels.as_ref().and_then(|labels| labels.get("kubernetes.io/service-name"));
+        if owner.map(String::as_str) != Some(name) {
+            continue;
+        }
+        let Some(number) = slice
+            .ports
+            .iter()
+            .flatten()
+            .find(|port| port.name.as_deref().unwrap_or_default() == port_name)
+            .and_then(|port| port.port)
+        else {
+            continue;
+        };
+        for endpoint in slice
+            .endpoints
+            .iter()
+            .flatten()
+            .filter(|endpoint| endpoint.conditions.as_ref().and_then(|conditions| conditions.ready).unwrap_or(true))
+        {
+            candidates.extend(endpoint.addresses.first().map(|address| (address.clone(), number as u16)));
+        }
+    }
+    if candidates.is_empty() {
+        return Err(missing());
+    }
+    Ok(candidates.swap_remove(rand::random_range(0..candidates.len())))
+}
+
+trait Stream: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin {}
+impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin> Stream for T {}
+
+async fn dial(operation: &Operation, destination: &Destination) -> Result<Box<dyn Stream>, Status> {
+    let failed = |error: &dyn std::fmt::Display| {
+        Status::internal(format!("error dialing backend: dial tcp {}:{}: {error}", destination.host, destination.port))
+    };
+    let tcp = tokio::time::timeout(DIAL, TcpStream::connect((destination.host.as_str(), destination.port)))
+        .await
+        .map_err(|_| failed(&"i/o timeout"))?
+        .map_err(|error| failed(&error))?;
+    tcp.set_nodelay(true).map_err(|error| failed(&error))?;
+    let connector = match destination.scheme {
+        Scheme::Http => return Ok(Box::new(tcp)),
+        Scheme::Kubelet => &operation.state.kubelet.tls,
+        Scheme::Https => &operation.state.kubelet.unverified,
+    };
+    let name = ServerName::try_from(destination.host.clone()).map_err(|error| failed(&error))?;
+    let tls = tokio::time::timeout(DIAL, connector.connect(name, tcp))
+        .await
+        .map_err(|_| failed(&"TLS handshake timeout"))?
+        .map_err(|error| failed(&error))?;
+    Ok(Box::new(tls))
+}
+
+/// Headers that belong to one connection, or that tell the backend who the client was to us.
+const DROPPED: [&str; 5] = ["authorization", "host", "content-length", "transfer-encoding", "x-cox-original-query"];
+
+fn forwarded_headers(operation: &Operation, upgrading: bool) -> HeaderMap {
+    let mut headers = operation.headers.clone();
+    DROPPED.iter().for_each(|name| drop(headers.remove(*name)));
+    if !upgrading {
+        for name in [header::CONNECTION, header::UPGRADE] {
+            headers.remove(name);
+        }
+    }
+    headers
+}
+
+async fn forward(
+    operation: &Operation,
+    destination: Destination,
+    upgrade: Option<hyper::upgrade::OnUpgrade>,
+) -> Result<Response<Body>, Status> {
+    let upgrading = operation.headers.contains_key(header::UPGRADE) && upgrade.is_some();
+    let io = dial(operation, &destination).await?;
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(io)).await.map_err(Status::internal)?;
+    let stop = operation.state.stop.clone();
+    tokio::spawn(async move {
+        // Ends with the connection or the server; errors surface on the request itself.
+        tokio::select! {
+            _ = connection.with_upgrades() => {}
+            () = stop.cancelled() => {}
+        }
+    });
+    let uri: Uri = destination.path_and_query.parse().map_err(|_| Status::bad_request("invalid path"))?;
+    let mut request = Request::builder()
+        .method(operation.method.clone())
+        .uri(uri)
+        .body(Full::new(operation.body.clone()))
+        .map_err(Status::internal)?;
+    *request.headers_mut() = forwarded_headers(operation, upgrading);
+    let host =
+        if destination.host.contains(':') { format!("[{}]", destination.host) } else { destination.host.clone() };
+    let host = HeaderValue::from_str(&format!("{host}:{}", destination.port)).map_err(Status::internal)?;
+    request.headers_mut().insert(header::HOST, host);
+    let mut response = sender
+        .send_request(request)
+        .await
+        .map_err(|error| Status::service_unavailable(format!("error trying to reach service: {error}")))?;
+    let _ = &mut sender;
+
+    if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+        return Ok(passed_back(operation, &destination, response));
+    }
+    let Some(client) = upgrade.filter(|_| upgrading) else {
+        return Err(Status::internal("backend switched protocols without being asked"));
+    };
+    let backend = hyper::upgrade::on(&mut response);
+    let stop = operation.state.stop.clone();
+    tokio::spawn(async move {
+        let Ok((client, backend)) = tokio::try_join!(client, backend) else { return };
+        let (mut client, mut backend) = (TokioIo::new(client), TokioIo::new(backend));
+        tokio::select! {
+            _ = tokio::io::copy_bidirectional(&mut client, &mut backend) => {}
+            () = stop.cancelled() => {}
+        }
+    });
+    let mut answer = Response::new(crate::body::empty());
+    *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    *answer.headers_mut() = response.headers().clone();
+    Ok(answer)
+}
+
+fn passed_back(
+    operation: &Operation,
+    destination: &Destination,
+    response: Response<hyper::body::Incoming>,
+) -> Response<Body> {
+    let (mut parts, body) = response.into_parts();
+    for name in [header::CONNECTION, header::TRANSFER_ENCODING] {
+        parts.headers.remove(name);
+    }
+    parts.version = http::Version::HTTP_11;
+    // A redirect of the backend to itself stays within the proxied path.
+    if destination.scheme != Scheme::Kubelet {
+        if let Some(location) = parts.headers.get(header::LOCATION).and_then(|value| value.to_str().ok()) {
+            if location.starts_with('/') {
+                let base = operation.info.path.strip_suffix(&operation.info.rest).unwrap_or(&operation.info.path);
+                if let Ok(value) = HeaderValue::from_str(&format!("{base}{location}")) {
+                    parts.headers.insert(header::LOCATION, value);
+                }
+            }
+        }
+    }
+    let body = body.map_err(|error| Box::new(error) as BodyError).boxed_unsync();
+    Response::from_parts(parts, body)
+}

@@ -1,0 +1,160 @@
+//! `create`: decode -> default -> prepare -> admit -> validate -> encode once -> put if absent.
+
+use api::Status;
+use bytes::Bytes;
+use http::{Response, StatusCode};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use store::StoreError;
+
+use super::accept::respond;
+use super::write::{self, body_value, decode_object, ensure_namespace, validate_meta};
+use crate::admission::{Attributes, Verb};
+use crate::body::Body;
+use crate::registry::{AnyObject, Object};
+use crate::state::{Operation, inner_key, store_key};
+
+/// Generated names get this many random characters and are cut so that they fit into a label.
+const SUFFIX_LENGTH: usize = 5;
+const MAX_NAME: usize = 63;
+/// How often a taken generated name is replaced by another one.
+const NAME_ATTEMPTS: usize = 8;
+
+pub(crate) async fn create(operation: &Operation) -> Result<Response<Body>, Status> {
+    let object = decode_object(operation, body_value(operation)?)?;
+    let stored = create_object(operation, object).await?;
+    respond(operation, StatusCode::CREATED, &stored)
+}
+
+/// Stores a new object; returns it as sent to clients.
+pub(crate) async fn create_object(operation: &Operation, mut object: AnyObject) -> Result<Bytes, Status> {
+    let meta = object.meta_mut();
+    ensure_namespace(operation, meta)?;
+    if !operation.info.name.is_empty() && meta.name.as_deref().unwrap_or_default() != operation.info.name {
+        meta.name = Some(operation.info.name.clone());
+    }
+    if meta.resource_version.as_deref().is_some_and(|version| !version.is_empty() && version != "0") {
+        let mut status = Status::internal("");
+        status.message = "resourceVersion should not be set on objects to be created".to_owned();
+        status.reason = "".into();
+        status.details = None;
+        return Err(status);
+    }
+    let generated = meta.name.as_deref().unwrap_or_default().is_empty()
+        && meta.generate_name.as_deref().is_some_and(|prefix| !prefix.is_empty());
+    let mut attempt = 1;
+    loop {
+        let copy = if generated { Some(object.boxed_clone()) } else { None };
+        match create_once(operation, object, generated).await {
+            Err(status) if generated && status.is_already_exists() => {
+                if attempt == NAME_ATTEMPTS {
+                    let name = status.details.as_ref().map(|details| details.name.clone()).unwrap_or_default();
+                    return Err(Status::generate_name_conflict(&operation.group_resource(), &name));
+                }
+                attempt += 1;
+                let Some(copy) = copy else { return Err(status) };
+                object = copy;
+            }
+            other => return other,
+        }
+    }
+}
+
+async fn create_once(operation: &Operation, mut object: AnyObject, generated: bool) -> Result<Bytes, Status> {
+    let resource = &operation.resource;
+    let strategy = &resource.strategy;
+    let dry_run = operation.dry_run()?;
+    let meta = object.meta_mut();
+    if generated {
+        meta.name = Some(generate_name(meta.generate_name.as_deref().unwrap_or_default()));
+    }
+    meta.creation_timestamp = Some(Time(operation.now));
+    meta.uid = Some(uuid::Uuid::new_v4().to_string());
+    meta.deletion_timestamp = None;
+    meta.deletion_grace_period_seconds = None;
+    meta.generation = None;
+    meta.resource_version = None;
+    let name = meta.name.clone().unwrap_or_default();
+
+    strategy.apply_defaults(&mut *object);
+    strategy.prepare_for_create(&operation.call(), &mut *object);
+    // Before admission, so that a plug-in never sees a name that cannot be stored.
+    let mut attributes = attributes(operation, &name, dry_run, &mut *object);
+    operation.state.admission.admit(&operation.state, &mut attributes).await?;
+    // Admission may have left fields unset that have defaults.
+    strategy.apply_defaults(&mut *object);
+    let mut errors = validate_meta(resource, object.meta());
+    errors.extend(strategy.validate_create(&*object));
+    write::invalid(operation, &name, errors)?;
+    for warning in strategy.warnings(&*object, None) {
+        operation.warn(warning);
+    }
+    let attributes = self::attributes(operation, &name, dry_run, &mut *object);
+    operation.state.admission.validate(&operation.state, &attributes).await?;
+
+    let key = inner_key(resource, &operation.info.namespace, &name);
+    let undo = super::hooks::before_create(operation, &mut *object, dry_run).await?;
+    super::managed_fields::track(operation, &mut *object, None)?;
+    let stored = write::encode(resource, &mut *object)?;
+    if dry_run {
+        undo.run(&operation.state);
+        if operation.state.cache(resource)?.get(&key).is_some() {
+            return Err(Status::already_exists(&operation.group_resource(), &name));
+        }
+        return Ok(stored);
+    }
+    match super::hooks::put(operation, &store_key(resource, &key), stored.clone(), 0).await {
+        Ok(revision) => write::with_revision(&stored, revision.0),
+        Err(StoreError::Conflict { .. }) => {
+            undo.run(&operation.state);
+            Err(Status::already_exists(&operation.group_resource(), &name))
+        }
+        Err(error) => {
+            undo.run(&operation.state);
+            Err(crate::status::from_store(error))
+        }
+    }
+}
+
+fn attributes<'a>(
+    operation: &'a Operation,
+    name: &'a str,
+    dry_run: bool,
+    object: &'a mut dyn Object,
+) -> Attributes<'a> {
+    Attributes {
+        verb: Verb::Create,
+        resource: &operation.resource,
+        subresource: "",
+        namespace: &operation.info.namespace,
+        name,
+        user: &operation.user,
+        dry_run,
+        object: Some(object),
+        old: None,
+    }
+}
+
+/// A prefix and five characters without vowels, as upstream's `SimpleNameGenerator`.
+pub(crate) fn generate_name(prefix: &str) -> String {
+    const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+    let mut end = prefix.len().min(MAX_NAME - SUFFIX_LENGTH);
+    while !prefix.is_char_boundary(end) {
+        end -= 1;
+    }
+    let suffix = (0..SUFFIX_LENGTH).map(|_| ALPHABET[rand::random_range(0..ALPHABET.len())] as char);
+    prefix[..end].chars().chain(suffix).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn generated_names_fit_into_a_label() {
+        for prefix in ["web-", &"x".repeat(80)] {
+            let name = generate_name(prefix);
+            assert!(name.len() <= MAX_NAME, "{name}");
+            assert!(name.starts_with(&prefix[..4]));
+        }
+    }
+}

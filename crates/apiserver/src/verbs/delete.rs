@@ -1,0 +1,292 @@
+//! `delete` and `deletecollection`: marking, finalizers, grace, and removal.
+
+use std::sync::Arc;
+
+use api::Status;
+use bytes::Bytes;
+use http::{Response, StatusCode};
+use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde_json::Value;
+use store::{Revision, StoreError};
+
+use super::accept::{respond, respond_value};
+use super::list::{Page, page, render};
+use super::write;
+use crate::admission::{Attributes, Verb};
+use crate::body::Body;
+use crate::registry::{AnyObject, Grace, Object};
+use crate::state::{Operation, inner_key, store_key};
+use crate::watch_cache::Entry;
+
+const ORPHAN: &str = "orphan";
+const FOREGROUND: &str = "foregroundDeletion";
+const ATTEMPTS: usize = 50;
+
+/// `DeleteOptions`, from the body or the query.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Options {
+    pub(crate) grace: Option<i64>,
+    pub(crate) policy: Option<String>,
+    pub(crate) orphan_dependents: Option<bool>,
+    pub(crate) uid: Option<String>,
+    pub(crate) resource_version: Option<String>,
+    pub(crate) dry_run: bool,
+}
+
+impl Options {
+    pub(crate) fn of(operation: &Operation) -> Result<Self, Status> {
+        let query = &operation.info.query;
+        let mut options = Options { dry_run: operation.dry_run()?, ..Default::default() };
+        if operation.body.is_empty() {
+            options.grace = match query.get("gracePeriodSeconds") {
+                Some(text) => Some(text.parse().map_err(|_| {
+                    Status::bad_request(format!(
+                        "strconv.ParseInt: parsing {}: invalid syntax",
+                        api::field::quote(text)
+                    ))
+                })?),
+                None => None,
+            };
+            options.policy = query.get("propagationPolicy").map(str::to_owned);
+            options.orphan_dependents = query.get("orphanDependents").map(|_| query.flag("orphanDependents"));
+        } else {
+            let body = write::body_value(operation)?.value;
+            options.read(&body);
+        }
+        options.validate()?;
+        Ok(options)
+    }
+
+    /// Takes over what a `DeleteOptions` object says.
+    pub(crate) fn read(&mut self, body: &Value) {
+        self.grace = body["gracePeriodSeconds"].as_i64();
+        self.policy = body["propagationPolicy"].as_str().map(str::to_owned);
+        self.orphan_dependents = body["orphanDependents"].as_bool();
+        self.uid = body["preconditions"]["uid"].as_str().map(str::to_owned);
+        self.resource_version = body["preconditions"]["resourceVersion"].as_str().map(str::to_owned);
+        self.dry_run |= body["dryRun"].as_array().is_some_and(|list| list.iter().any(|value| value == "All"));
+    }
+
+    fn validate(&self) -> Result<(), Status> {
+        let mut errors = api::field::FieldErrors::default();
+        if let Some(policy) = &self.policy {
+            if self.orphan_dependents.is_some() {
+                errors.invalid(
+                    "propagationPolicy",
+                    policy,
+                    "orphanDependents and deletionPropagation cannot be both set",
+                );
+            }
+            if !matches!(&**policy, "Orphan" | "Background" | "Foreground") {
+                errors.not_supported("propagationPolicy", policy, &["Background", "Foreground", "Orphan", "nil"]);
+            }
+        }
+        if errors.is_empty() {
+            return Ok(());
+        }
+        Err(Status::invalid(&api::GroupKind::new("meta.k8s.io", "DeleteOptions"), "", errors))
+    }
+
+    /// The finalizers an object has after this delete was asked for.
+    fn finalizers(&self, present: &[String]) -> Vec<String> {
+        let wanted = match (self.policy.as_deref(), self.orphan_dependents) {
+            (Some("Orphan"), _) | (None, Some(true)) => Some(ORPHAN),
+            (Some("Foreground"), _) => Some(FOREGROUND),
+            (Some(_), _) | (None, Some(false)) => None,
+            (None, None) => return present.to_vec(),
+        };
+        let mut finalizers: Vec<String> =
+            present.iter().filter(|name| *name != ORPHAN && *name != FOREGROUND).cloned().collect();
+        finalizers.extend(wanted.map(str::to_owned));
+        finalizers
+    }
+}
+
+/// What became of an object.
+pub(crate) enum Deleted {
+    /// Gone; this was its last state.
+    Gone(Arc<Entry>),
+    /// Marked; it goes once grace and finalizers allow.
+    Marked(Bytes),
+}
+
+pub(crate) async fn delete(operation: &Operation) -> Result<Response<Body>, Status> {
+    let options = Options::of(operation)?;
+    match delete_object(operation, &operation.info.namespace, &operation.info.name, &options).await? {
+        Deleted::Gone(last) => {
+            let uid = crate::json::find(&last.json, &["metadata", "uid"]);
+            let uid = uid.map(|range| crate::json::text(&last.json[range]).into_owned()).unwrap_or_default();
+            let status = Status::deleted(&operation.group_resource(), &operation.info.name, &uid);
+            let value = serde_json::to_value(&status).map_err(Status::internal)?;
+            respond_value(operation, StatusCode::OK, &value)
+        }
+        Deleted::Marked(stored) => {
+            let code = if options.orphan_dependents == Some(false) { StatusCode::ACCEPTED } else { StatusCode::OK };
+            respond(operation, code, &stored)
+        }
+    }
+}
+
+/// Deletes every object the request selects and answers with what was there.
+pub(crate) async fn delete_collection(operation: &Operation) -> Result<Response<Body>, Status> {
+    let options = Options::of(operation)?;
+    let found = page(operation).await?;
+    for entry in &found.entries {
+        match delete_object(operation, entry.namespace(), entry.name(), &options).await {
+            Ok(_) => {}
+            Err(status) if status.is_not_found() => {}
+            Err(status) => return Err(status),
+        }
+    }
+    render(operation, Page { next: None, remaining: None, ..found })
+}
+
+pub(crate) async fn delete_object(
+    operation: &Operation,
+    namespace: &str,
+    name: &str,
+    options: &Options,
+) -> Result<Deleted, Status> {
+    let resource = &operation.resource;
+    let inner = inner_key(resource, namespace, name);
+    let key = store_key(resource, &inner);
+    operation.state.caches.fresh().await?;
+    let not_found = || operation.not_found(name);
+    let mut current = operation.state.cache(resource)?.get(&inner).ok_or_else(not_found)?;
+    for _ in 0..ATTEMPTS {
+        let old = resource.strategy.decode(&current.json).map_err(Status::internal)?;
+        check_preconditions(operation, name, &*old, options)?;
+        let attributes = Attributes {
+            verb: Verb::Delete,
+            resource,
+            subresource: "",
+            namespace,
+            name,
+            user: &operation.user,
+            dry_run: options.dry_run,
+            object: None,
+            old: Some(&*old),
+        };
+        operation.state.admission.validate(&operation.state, &attributes).await?;
+
+        let outcome = match mark(operation, &*old, options) {
+            Marking::Pending => return Ok(Deleted::Marked(current.json.clone())),
+            Marking::Mark(mut new) => {
+                let stored = write::encode(resource, &mut *new)?;
+                if options.dry_run {
+                    return Ok(Deleted::Marked(write::with_revision(&stored, current.revision)?));
+                }
+                match super::hooks::put(operation, &key, stored.clone(), current.revision).await {
+                    Ok(revision) => return Ok(Deleted::Marked(write::with_revision(&stored, revision.0)?)),
+                    Err(error) => error,
+                }
+            }
+            Marking::Remove => {
+                if options.dry_run {
+                    return Ok(Deleted::Gone(current));
+                }
+                match operation.state.store().delete(&key, Revision(current.revision)).await {
+                    Ok(_) => {
+                        super::hooks::after_delete(operation, &*old);
+                        return Ok(Deleted::Gone(current));
+                    }
+                    Err(error) => error,
+                }
+            }
+        };
+        match outcome {
+            StoreError::Conflict { .. } => {
+                let found = operation.state.store().get(&key).await.map_err(crate::status::from_store)?;
+                let kv = found.ok_or_else(not_found)?;
+                let entry = Entry::new(inner.as_str().into(), &kv.value, kv.mod_revision.0);
+                current = Arc::new(entry.ok_or_else(|| Status::internal("stored value is not an object"))?);
+            }
+            error => return Err(crate::status::from_store(error)),
+        }
+    }
+    Err(Status::modified(&operation.group_resource(), name))
+}
+
+fn check_preconditions(operation: &Operation, name: &str, old: &dyn Object, options: &Options) -> Result<(), Status> {
+    let meta = old.meta();
+    let refuse = |what: &str, wanted: &str, found: &str| {
+        let message = format!("Precondition failed: {what} in precondition: {wanted}, {what} in object meta: {found}");
+        Err(Status::conflict(&operation.group_resource(), name, message))
+    };
+    let found = meta.uid.as_deref().unwrap_or_default();
+    match options.uid.as_deref() {
+        Some(wanted) if wanted != found => return refuse("UID", wanted, found),
+        _ => {}
+    }
+    let found = meta.resource_version.as_deref().unwrap_or_default();
+    match options.resource_version.as_deref() {
+        Some(wanted) if wanted != found => refuse("ResourceVersion", wanted, found),
+        _ => Ok(()),
+    }
+}
+
+enum Marking {
+    Remove,
+    Mark(AnyObject),
+    /// Already marked; nothing to change.
+    Pending,
+}
+
+/// Decides what a delete does to an object (`BeforeDelete` and the finalizer rules of upstream's registry store).
+fn mark(operation: &Operation, old: &dyn Object, options: &Options) -> Marking {
+    let mut new = old.boxed_clone();
+    if let Some(namespace) = new.downcast_mut::<Namespace>() {
+        return mark_namespace(operation, namespace, old);
+    }
+    let now = operation.now;
+    let meta = new.meta_mut();
+    let present = meta.finalizers.clone().unwrap_or_default();
+    let finalizers = options.finalizers(&present);
+    let finalizers_changed = finalizers != present;
+    let held = !finalizers.is_empty();
+    meta.finalizers = held.then_some(finalizers);
+
+    if let Some(deletion) = meta.deletion_timestamp.clone() {
+        let left = meta.deletion_grace_period_seconds.unwrap_or(0);
+        let shorter = options.grace.map(|asked| asked.max(0)).filter(|asked| *asked < left);
+        if let Some(asked) = shorter {
+            let moved = deletion.0 - jiff::SignedDuration::from_secs(left - asked);
+            meta.deletion_timestamp = Some(Time(moved));
+            meta.deletion_grace_period_seconds = Some(asked);
+            return if asked == 0 && !held { Marking::Remove } else { Marking::Mark(new) };
+        }
+        return match (left, held, finalizers_changed) {
+            (0, false, _) => Marking::Remove,
+            (_, _, true) => Marking::Mark(new),
+            _ => Marking::Pending,
+        };
+    }
+    let grace = match operation.resource.strategy.grace(old, options.grace) {
+        Grace::Immediate => 0,
+        Grace::Seconds(seconds) => seconds.max(0),
+    };
+    if grace == 0 && !held {
+        return Marking::Remove;
+    }
+    meta.deletion_timestamp = Some(Time(now + jiff::SignedDuration::from_secs(grace)));
+    meta.deletion_grace_period_seconds = Some(grace);
+    if let Some(generation) = meta.generation.filter(|generation| *generation > 0) {
+        meta.generation = Some(generation + 1);
+    }
+    Marking::Mark(new)
+}
+
+/// A namespace is only marked; its controller empties it and then finalizes it.
+fn mark_namespace(operation: &Operation, namespace: &mut Namespace, old: &dyn Object) -> Marking {
+    let in_spec =
+        namespace.spec.as_ref().and_then(|spec| spec.finalizers.as_ref()).is_some_and(|list| !list.is_empty());
+    let in_meta = namespace.metadata.finalizers.as_ref().is_some_and(|list| !list.is_empty());
+    if namespace.metadata.deletion_timestamp.is_some() {
+        return if in_spec || in_meta { Marking::Pending } else { Marking::Remove };
+    }
+    namespace.metadata.deletion_timestamp = Some(Time(operation.now));
+    namespace.status.get_or_insert_default().phase = Some("Terminating".to_owned());
+    let _ = old;
+    Marking::Mark(Box::new(namespace.clone()))
+}

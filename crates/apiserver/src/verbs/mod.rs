@@ -1,0 +1,97 @@
+//! The generic REST implementation: one function per verb, for every resource.
+
+mod accept;
+mod binding;
+mod connect;
+mod create;
+mod delete;
+mod eviction;
+mod get;
+mod hooks;
+mod list;
+mod managed_fields;
+mod parts;
+mod patch;
+mod review;
+mod scale;
+mod table;
+mod token;
+mod update;
+mod watch;
+mod write;
+
+use api::Status;
+use http::Response;
+
+pub(crate) use accept::{Accept, encode, response};
+pub(crate) use connect::{KubeletClient, ORIGINAL_QUERY};
+pub(crate) use create::generate_name;
+pub(crate) use hooks::EventLeases;
+pub(crate) use update::{Target, modify};
+
+use crate::body::Body;
+use crate::registry::{Action, Serving};
+use crate::state::Operation;
+
+/// Runs the verb of a request that passed the chain.
+pub(crate) async fn run(
+    operation: Operation,
+    upgrade: Option<hyper::upgrade::OnUpgrade>,
+) -> Result<Response<Body>, Status> {
+    let verb = operation.info.verb;
+    if !operation.info.subresource.is_empty() {
+        return subresource(operation, upgrade).await;
+    }
+    match operation.resource.serving {
+        Serving::Review(review) if verb == "create" => return review::review(&operation, review).await,
+        Serving::Binding if verb == "create" => return binding::bind(&operation).await,
+        Serving::ComponentStatuses if matches!(verb, "get" | "list") => {
+            return crate::health::component_statuses(&operation).await;
+        }
+        Serving::Stored => {}
+        _ => return Err(Status::method_not_allowed()),
+    }
+    if !operation.resource.has_verb(verb) {
+        return Err(Status::method_not_allowed());
+    }
+    match verb {
+        "get" => get::get(&operation).await,
+        "list" => list::list(&operation).await,
+        "watch" => watch::watch(operation).await,
+        "create" => create::create(&operation).await,
+        "update" => update::update(&operation).await,
+        "patch" => patch::patch(&operation).await,
+        "delete" => delete::delete(&operation).await,
+        "deletecollection" => delete::delete_collection(&operation).await,
+        _ => Err(Status::method_not_allowed()),
+    }
+}
+
+async fn subresource(
+    operation: Operation,
+    upgrade: Option<hyper::upgrade::OnUpgrade>,
+) -> Result<Response<Body>, Status> {
+    let Some(row) = operation.resource.subresource(&operation.info.subresource) else {
+        return Err(Status::no_such_path());
+    };
+    let (action, verb) = (row.action, operation.info.verb);
+    let connects = matches!(action, Action::Exec | Action::Attach | Action::PortForward | Action::Proxy | Action::Log);
+    if !connects && !row.verbs.contains(&verb) {
+        return Err(Status::method_not_allowed());
+    }
+    match (action, verb) {
+        (Action::Scale, "get") => scale::get(&operation).await,
+        (Action::Scale, "update") => scale::update(&operation).await,
+        (Action::Scale, "patch") => scale::patch(&operation).await,
+        (Action::Binding, _) => binding::bind(&operation).await,
+        (Action::Eviction, _) => eviction::evict(&operation).await,
+        (Action::Token, _) => token::issue(&operation).await,
+        (Action::Exec | Action::Attach | Action::PortForward | Action::Proxy | Action::Log, _) => {
+            connect::connect(&operation, action, upgrade).await
+        }
+        (_, "get") => get::get(&operation).await,
+        (_, "update") => update::update(&operation).await,
+        (_, "patch") => patch::patch(&operation).await,
+        _ => Err(Status::method_not_allowed()),
+    }
+}

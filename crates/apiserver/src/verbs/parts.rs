@@ -1,0 +1,82 @@
+//! Subresources that write one part of their parent by rules of their own.
+
+use api::Status;
+use api::field::FieldErrors;
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+
+use crate::registry::{Action, AnyObject, Object};
+
+/// Builds the object to store: `old` with only the part that `action` may change taken from `new`.
+pub(crate) fn prepare(action: Action, new: &mut AnyObject, old: &dyn Object) -> Result<(), Status> {
+    match action {
+        Action::Finalize => keep_but::<Namespace>(new, old, |kept, new| {
+            kept.metadata = new.metadata.clone();
+            if let Some(spec) = &new.spec {
+                kept.spec.get_or_insert_default().finalizers.clone_from(&spec.finalizers);
+            } else {
+                kept.spec = None;
+            }
+        }),
+        Action::EphemeralContainers => keep_but::<Pod>(new, old, |kept, new| {
+            if let (Some(kept), Some(new)) = (&mut kept.spec, &new.spec) {
+                kept.ephemeral_containers.clone_from(&new.ephemeral_containers);
+            }
+            kept.metadata.resource_version.clone_from(&new.metadata.resource_version);
+        }),
+        Action::Resize => keep_but::<Pod>(new, old, |kept, new| {
+            if let (Some(kept), Some(new)) = (&mut kept.spec, &new.spec) {
+                kept.resources.clone_from(&new.resources);
+                let pairs = kept.containers.iter_mut().zip(&new.containers);
+                for (kept, new) in pairs.filter(|(kept, new)| kept.name == new.name) {
+                    kept.resources.clone_from(&new.resources);
+                    kept.resize_policy.clone_from(&new.resize_policy);
+                }
+            }
+        }),
+        Action::Approval => keep_but::<CertificateSigningRequest>(new, old, |kept, new| {
+            let conditions = new.status.as_ref().and_then(|status| status.conditions.clone());
+            kept.status.get_or_insert_default().conditions = conditions;
+        }),
+        _ => Err(Status::method_not_allowed()),
+    }
+}
+
+fn keep_but<K: crate::registry::Typed>(
+    new: &mut AnyObject,
+    old: &dyn Object,
+    take: impl FnOnce(&mut K, &K),
+) -> Result<(), Status> {
+    let (Some(typed), Some(old)) = (new.downcast_ref::<K>(), old.downcast_ref::<K>()) else {
+        return Err(Status::method_not_allowed());
+    };
+    let mut kept = old.clone();
+    take(&mut kept, typed);
+    *new = Box::new(kept);
+    Ok(())
+}
+
+pub(crate) fn validate(action: Action, new: &dyn Object, old: &dyn Object) -> FieldErrors {
+    let mut errors = FieldErrors::default();
+    if action == Action::EphemeralContainers {
+        let containers = |object: &dyn Object| {
+            let pod = object.downcast_ref::<Pod>();
+            pod.and_then(|pod| pod.spec.as_ref()?.ephemeral_containers.clone()).unwrap_or_default()
+        };
+        let (new, old) = (containers(new), containers(old));
+        for container in &old {
+            match new.iter().find(|candidate| candidate.name == container.name) {
+                None => errors.forbidden(
+                    "spec.ephemeralContainers",
+                    format!("existing ephemeral containers {:?} may not be removed", container.name),
+                ),
+                Some(found) if found != container => errors.forbidden(
+                    "spec.ephemeralContainers",
+                    format!("existing ephemeral containers {:?} may not be changed", container.name),
+                ),
+                Some(_) => {}
+            }
+        }
+    }
+    errors
+}

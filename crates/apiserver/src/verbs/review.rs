@@ -1,0 +1,131 @@
+//! Reviews: questions about identities and rights, answered at once and never stored.
+
+use api::{Status, UserInfo};
+use http::{Response, StatusCode};
+use serde_json::{Value, json};
+
+use super::accept::respond_value;
+use super::write::body_value;
+use crate::authz::Attributes;
+use crate::body::Body;
+use crate::registry::Review;
+use crate::state::Operation;
+
+pub(crate) async fn review(operation: &Operation, review: Review) -> Result<Response<Body>, Status> {
+    let mut body = body_value(operation)?.value;
+    if !body.is_object() {
+        body = json!({});
+    }
+    body["kind"] = operation.resource.kind.as_ref().into();
+    body["apiVersion"] = operation.resource.api_version().into();
+    if body.get("metadata").is_none() {
+        body["metadata"] = json!({});
+    }
+    match review {
+        Review::Token => token(operation, &mut body).await,
+        Review::SelfSubject => {
+            body["metadata"]["creationTimestamp"] = crate::registry::column::rfc3339(&operation.now).into();
+            body["status"] = json!({"userInfo": operation.user});
+        }
+        Review::SelfSubjectAccess => access(operation, &mut body, &operation.user)?,
+        Review::SubjectAccess => {
+            let user = subject(&body["spec"])?;
+            access(operation, &mut body, &user)?;
+        }
+        Review::LocalSubjectAccess => {
+            let namespace = &operation.info.namespace;
+            if body["spec"]["resourceAttributes"]["namespace"].as_str().unwrap_or_default() != namespace {
+                return Err(Status::bad_request(format!(
+                    "namespace on review ({}) does not match the namespace of the request ({namespace})",
+                    body["spec"]["resourceAttributes"]["namespace"].as_str().unwrap_or_default()
+                )));
+            }
+            let user = subject(&body["spec"])?;
+            access(operation, &mut body, &user)?;
+        }
+        Review::SelfSubjectRules => {
+            let namespace = body["spec"]["namespace"].as_str().unwrap_or_default();
+            if namespace.is_empty() {
+                return Err(Status::bad_request("no namespace on request"));
+            }
+            body["status"] = operation.state.authz.rules(&operation.user, namespace);
+        }
+    }
+    respond_value(operation, StatusCode::CREATED, &body)
+}
+
+async fn token(operation: &Operation, body: &mut Value) {
+    let token = body["spec"]["token"].as_str().unwrap_or_default().to_owned();
+    let audiences: Vec<String> = strings(&body["spec"]["audiences"]);
+    let status = match operation.state.authn.token(&operation.state, &token, &audiences) {
+        Ok(Some((user, accepted))) => {
+            let mut status = json!({"authenticated": true, "user": user});
+            if !accepted.is_empty() {
+                status["audiences"] = json!(accepted);
+            }
+            status
+        }
+        Ok(None) => json!({"user": {}}),
+        Err(error) => json!({"user": {}, "error": error}),
+    };
+    body["status"] = status;
+}
+
+fn strings(value: &Value) -> Vec<String> {
+    value.as_array().map(|list| list.iter().filter_map(Value::as_str).map(str::to_owned).collect()).unwrap_or_default()
+}
+
+/// The user a SubjectAccessReview asks about.
+fn subject(spec: &Value) -> Result<UserInfo, Status> {
+    let user = UserInfo {
+        name: spec["user"].as_str().unwrap_or_default().to_owned(),
+        uid: spec["uid"].as_str().unwrap_or_default().to_owned(),
+        groups: strings(&spec["groups"]),
+        extra: serde_json::from_value(spec["extra"].clone()).unwrap_or_default(),
+    };
+    if user.name.is_empty() && user.groups.is_empty() {
+        let mut errors = api::field::FieldErrors::default();
+        errors.required("spec.user", "at least one of user or group must be specified");
+        let kind = api::GroupKind::new("authorization.k8s.io", "SubjectAccessReview");
+        return Err(Status::invalid(&kind, "", errors));
+    }
+    Ok(user)
+}
+
+fn access(operation: &Operation, body: &mut Value, user: &UserInfo) -> Result<(), Status> {
+    let spec = &body["spec"];
+    let text = |value: &Value, key: &str| value[key].as_str().unwrap_or_default().to_owned();
+    let resource = &spec["resourceAttributes"];
+    let path = &spec["nonResourceAttributes"];
+    let attributes = match (resource.is_object(), path.is_object()) {
+        (true, false) => Attributes {
+            is_resource: true,
+            verb: text(resource, "verb"),
+            group: text(resource, "group"),
+            version: text(resource, "version"),
+            resource: text(resource, "resource"),
+            subresource: text(resource, "subresource"),
+            namespace: text(resource, "namespace"),
+            name: text(resource, "name"),
+            path: String::new(),
+        },
+        (false, true) => Attributes { verb: text(path, "verb"), path: text(path, "path"), ..Attributes::default() },
+        _ => {
+            let mut errors = api::field::FieldErrors::default();
+            errors.invalid(
+                "spec.resourceAttributes",
+                Value::Null,
+                "exactly one of nonResourceAttributes or resourceAttributes must be specified",
+            );
+            let kind = api::GroupKind { group: "authorization.k8s.io".into(), kind: operation.resource.kind.clone() };
+            return Err(Status::invalid(&kind, "", errors));
+        }
+    };
+    let decision = operation.state.authz.decide(&operation.state, user, &attributes);
+    let mut status = json!({"allowed": decision.allowed});
+    if !decision.reason.is_empty() {
+        status["reason"] = decision.reason.into();
+    }
+    body["status"] = status;
+    Ok(())
+}

@@ -1,0 +1,128 @@
+//! `serviceaccounts/token`: issues a bound token.
+
+use api::Status;
+use http::{Response, StatusCode};
+use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
+use serde_json::{Value, json};
+
+use super::accept::respond_value;
+use super::write::body_value;
+use crate::authn::TokenClaims;
+use crate::body::Body;
+use crate::state::Operation;
+
+/// Limits of `spec.expirationSeconds` (upstream: ten minutes to 2^32 seconds).
+const MIN_LIFE: i64 = 600;
+const MAX_LIFE: i64 = 1 << 32;
+const DEFAULT_LIFE: i64 = 3600;
+
+pub(crate) async fn issue(operation: &Operation) -> Result<Response<Body>, Status> {
+    let Some(issuer) = &operation.state.tokens else { return Err(Status::method_not_allowed()) };
+    let mut request = body_value(operation)?.value;
+    let (namespace, name) = (&operation.info.namespace, &operation.info.name);
+    operation.state.caches.fresh().await?;
+    let account: ServiceAccount = operation
+        .state
+        .peek("serviceaccounts", &format!("{namespace}/{name}"))
+        .ok_or_else(|| operation.not_found(name))?;
+    let seconds = request["spec"]["expirationSeconds"].as_i64().unwrap_or(DEFAULT_LIFE);
+    let mut errors = api::field::FieldErrors::default();
+    if seconds < MIN_LIFE {
+        errors.invalid("spec.expirationSeconds", seconds, "may not specify a duration less than 10 minutes");
+    }
+    if seconds > MAX_LIFE {
+        errors.invalid("spec.expirationSeconds", seconds, "may not specify a duration larger than 2^32 seconds");
+    }
+    if !errors.is_empty() {
+        let kind = api::GroupKind::new("authentication.k8s.io", "TokenRequest");
+        return Err(Status::invalid(&kind, name, errors));
+    }
+    let mut audiences: Vec<String> = request["spec"]["audiences"]
+        .as_array()
+        .map(|list| list.iter().filter_map(Value::as_str).map(str::to_owned).collect())
+        .unwrap_or_default();
+    if audiences.is_empty() {
+        audiences = issuer.audiences().to_vec();
+    }
+    let mut claims = TokenClaims {
+        namespace: namespace.clone(),
+        name: name.clone(),
+        uid: account.metadata.uid.clone().unwrap_or_default(),
+        audiences: audiences.clone(),
+        issued: operation.now.as_second(),
+        expires: operation.now.as_second() + seconds,
+        pod: None,
+        node: None,
+        secret: None,
+    };
+    bind(operation, &account, &request["spec"]["boundObjectRef"], &mut claims)?;
+    let token = issuer.sign(&claims).map_err(Status::internal)?;
+    let expires = jiff::Timestamp::from_second(claims.expires).map_err(Status::internal)?;
+    request["kind"] = "TokenRequest".into();
+    request["apiVersion"] = "authentication.k8s.io/v1".into();
+    request["metadata"] = json!({"name": name, "namespace": namespace,
+        "creationTimestamp": crate::registry::column::rfc3339(&operation.now)});
+    request["spec"]["audiences"] = json!(audiences);
+    request["spec"]["expirationSeconds"] = seconds.into();
+    request["status"] = json!({"token": token, "expirationTimestamp": crate::registry::column::rfc3339(&expires)});
+    respond_value(operation, StatusCode::CREATED, &request)
+}
+
+/// Ties the token to an object: when that goes, the token is no longer accepted.
+fn bind(
+    operation: &Operation,
+    account: &ServiceAccount,
+    reference: &Value,
+    claims: &mut TokenClaims,
+) -> Result<(), Status> {
+    let Some(kind) = reference["kind"].as_str().filter(|kind| !kind.is_empty()) else { return Ok(()) };
+    let name = reference["name"].as_str().unwrap_or_default();
+    let namespace = &operation.info.namespace;
+    let (prefix, key) = match kind {
+        "Pod" => ("pods", format!("{namespace}/{name}")),
+        "Secret" => ("secrets", format!("{namespace}/{name}")),
+        "Node" => ("minions", name.to_owned()),
+        other => {
+            return Err(Status::bad_request(format!("cannot bind token for serviceaccount to object of type {other}")));
+        }
+    };
+    let object: Value = operation.state.peek(prefix, &key).ok_or_else(|| {
+        Status::not_found(
+            &api::GroupResource { group: "".into(), resource: format!("{}s", kind.to_lowercase()).into() },
+            name,
+        )
+    })?;
+    let uid = object["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
+    let wanted = reference["uid"].as_str().unwrap_or_default();
+    if !wanted.is_empty() && wanted != uid {
+        return Err(Status::conflict(
+            &operation.group_resource(),
+            &operation.info.name,
+            format!(
+                "the UID in the bound object reference ({wanted}) does not match the UID in record. The object might have been deleted and then recreated"
+            ),
+        ));
+    }
+    let bound = Some((name.to_owned(), uid));
+    match kind {
+        "Pod" => {
+            let pod: Pod = serde_json::from_value(object).map_err(Status::internal)?;
+            let spec = pod.spec.unwrap_or_default();
+            if spec.service_account_name.as_deref() != account.metadata.name.as_deref() {
+                return Err(Status::bad_request(format!(
+                    "cannot bind token for serviceaccount {:?} to pod running with different serviceaccount name.",
+                    operation.info.name
+                )));
+            }
+            claims.pod = bound;
+            if let Some(node) = spec.node_name.filter(|node| !node.is_empty()) {
+                let record: Option<Value> = operation.state.peek("minions", &node);
+                let uid = record.and_then(|node| node["metadata"]["uid"].as_str().map(str::to_owned));
+                claims.node = Some((node, uid.unwrap_or_default()));
+            }
+        }
+        "Secret" => claims.secret = bound,
+        _ => claims.node = bound,
+    }
+    Ok(())
+}

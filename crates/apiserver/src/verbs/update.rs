@@ -1,0 +1,242 @@
+//! `update`, and the guarded read-modify-write that patch and the subresources share.
+
+use api::Status;
+use bytes::Bytes;
+use http::{Response, StatusCode};
+use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use store::{Revision, StoreError};
+
+use super::accept::respond;
+use super::write::{self, body_value, decode_object, ensure_namespace, validate_meta_update};
+use crate::admission::{Attributes, Verb};
+use crate::body::Body;
+use crate::registry::{Action, AnyObject, Object};
+use crate::state::{Operation, inner_key, store_key};
+use crate::watch_cache::Entry;
+
+/// Writers that lose a race this often in a row give up; each loss means that another one made progress.
+const ATTEMPTS: usize = 200;
+
+/// Which part of the object a write is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    Main,
+    Status,
+    /// A subresource that writes the parent by its own rules.
+    Part(Action),
+}
+
+impl Target {
+    pub(crate) fn of(operation: &Operation) -> Self {
+        match operation.resource.subresource(&operation.info.subresource).map(|subresource| subresource.action) {
+            None => Target::Main,
+            Some(Action::Status) => Target::Status,
+            Some(action) => Target::Part(action),
+        }
+    }
+}
+
+/// The result of a write: the object as sent to clients, and whether it is new.
+pub(crate) struct Written {
+    pub(crate) stored: Bytes,
+    pub(crate) created: bool,
+}
+
+impl Written {
+    pub(crate) fn respond(self, operation: &Operation) -> Result<Response<Body>, Status> {
+        let code = if self.created { StatusCode::CREATED } else { StatusCode::OK };
+        respond(operation, code, &self.stored)
+    }
+}
+
+pub(crate) async fn update(operation: &Operation) -> Result<Response<Body>, Status> {
+    let mut object = decode_object(operation, body_value(operation)?)?;
+    let meta = object.meta_mut();
+    ensure_namespace(operation, meta)?;
+    match meta.name.as_deref() {
+        None | Some("") => return Err(Status::bad_request("name must be provided")),
+        Some(name) if name == operation.info.name => {}
+        Some(name) => {
+            return Err(Status::bad_request(format!(
+                "the name of the object ({name}) does not match the name on the URL ({})",
+                operation.info.name
+            )));
+        }
+    }
+    let target = Target::of(operation);
+    let exists = {
+        operation.state.caches.fresh().await?;
+        let key = inner_key(&operation.resource, &operation.info.namespace, &operation.info.name);
+        operation.state.cache(&operation.resource)?.get(&key).is_some()
+    };
+    if !exists && target == Target::Main && operation.resource.strategy.creates_on_update() {
+        let stored = super::create::create_object(operation, object).await?;
+        return Written { stored, created: true }.respond(operation);
+    }
+    let written = modify(operation, target, move |_, _| Ok(object.boxed_clone())).await?;
+    written.respond(operation)
+}
+
+/// Reads the object, lets `make` build the new one, runs every check and writes it if nobody wrote in between;
+/// otherwise starts again.
+pub(crate) async fn modify(
+    operation: &Operation,
+    target: Target,
+    mut make: impl FnMut(&Entry, &dyn Object) -> Result<AnyObject, Status> + Send,
+) -> Result<Written, Status> {
+    let resource = &operation.resource;
+    let name = operation.info.name.clone();
+    let inner = inner_key(resource, &operation.info.namespace, &name);
+    let key = store_key(resource, &inner);
+    let dry_run = operation.dry_run()?;
+    operation.state.caches.fresh().await?;
+    let cache = operation.state.cache(resource)?;
+    let mut current = cache.get(&inner).ok_or_else(|| operation.not_found(&name))?;
+
+    for _ in 0..ATTEMPTS {
+        let old = resource.strategy.decode(&current.json).map_err(Status::internal)?;
+        let mut new = make(&current, &*old)?;
+        let conditional = check_version(operation, new.meta(), old.meta())?;
+        prepare(operation, target, &mut new, &*old).await?;
+
+        let mut errors = validate_meta_update(resource, new.meta(), old.meta());
+        errors.extend(match target {
+            Target::Main => resource.strategy.validate_update(&*new, &*old),
+            Target::Status => resource.strategy.validate_status_update(&*new, &*old),
+            Target::Part(action) => super::parts::validate(action, &*new, &*old),
+        });
+        write::invalid(operation, &name, errors)?;
+        for warning in resource.strategy.warnings(&*new, Some(&*old)) {
+            operation.warn(warning);
+        }
+        let attributes = attributes(operation, dry_run, &mut *new, &*old);
+        operation.state.admission.validate(&operation.state, &attributes).await?;
+
+        let undo = super::hooks::before_update(operation, &mut *new, &*old, dry_run).await?;
+        super::managed_fields::track(operation, &mut *new, Some(&*old))?;
+        let finished = is_finished(&*new);
+        let stored = write::encode(resource, &mut *new)?;
+        if dry_run {
+            undo.run(&operation.state);
+            return Ok(Written { stored: write::with_revision(&stored, current.revision)?, created: false });
+        }
+        let unchanged = write::with_revision(&stored, current.revision)?;
+        let outcome = if finished {
+            // The last finalizer is gone: what was marked for deletion goes now.
+            let deleted = operation.state.store().delete(&key, Revision(current.revision)).await;
+            if deleted.is_ok() {
+                super::hooks::after_delete(operation, &*old);
+            }
+            deleted
+        } else if unchanged == current.json {
+            return Ok(Written { stored: unchanged, created: false });
+        } else {
+            super::hooks::put(operation, &key, stored.clone(), current.revision).await
+        };
+        match outcome {
+            Ok(revision) => {
+                undo.commit(&operation.state);
+                return Ok(Written { stored: write::with_revision(&stored, revision.0)?, created: false });
+            }
+            Err(StoreError::Conflict { .. }) => {
+                undo.run(&operation.state);
+                if conditional {
+                    return Err(Status::modified(&operation.group_resource(), &name));
+                }
+                let found = operation.state.store().get(&key).await.map_err(crate::status::from_store)?;
+                let kv = found.ok_or_else(|| operation.not_found(&name))?;
+                current = Entry::new(inner.as_str().into(), &kv.value, kv.mod_revision.0)
+                    .map(std::sync::Arc::new)
+                    .ok_or_else(|| Status::internal("stored value is not an object"))?;
+            }
+            Err(error) => {
+                undo.run(&operation.state);
+                return Err(crate::status::from_store(error));
+            }
+        }
+    }
+    Err(Status::modified(&operation.group_resource(), &name))
+}
+
+/// Checks the preconditions in the new object's metadata. Returns whether the write names a version.
+fn check_version(operation: &Operation, new: &ObjectMeta, old: &ObjectMeta) -> Result<bool, Status> {
+    let (resource, name) = (operation.group_resource(), &operation.info.name);
+    if let (Some(wanted), Some(found)) = (&new.uid, &old.uid) {
+        if !wanted.is_empty() && wanted != found {
+            let message = format!("Precondition failed: UID in precondition: {wanted}, UID in object meta: {found}");
+            return Err(Status::conflict(&resource, name, message));
+        }
+    }
+    match new.resource_version.as_deref() {
+        None | Some("") | Some("0") => {
+            if operation.resource.strategy.unconditional_update() || operation.info.verb == "patch" {
+                return Ok(false);
+            }
+            let mut errors = api::field::FieldErrors::default();
+            errors.invalid("metadata.resourceVersion", 0, "must be specified for an update");
+            write::invalid(operation, name, errors)?;
+            Ok(false)
+        }
+        Some(version) if Some(version) == old.resource_version.as_deref() => Ok(true),
+        Some(_) => Err(Status::modified(&resource, name)),
+    }
+}
+
+async fn prepare(operation: &Operation, target: Target, new: &mut AnyObject, old: &dyn Object) -> Result<(), Status> {
+    let strategy = &operation.resource.strategy;
+    keep_system_fields(new.meta_mut(), old.meta());
+    strategy.apply_defaults(&mut **new);
+    match target {
+        Target::Main => strategy.prepare_for_update(&operation.call(), &mut **new, old),
+        Target::Status => strategy.prepare_for_status_update(&operation.call(), &mut **new, old),
+        Target::Part(action) => super::parts::prepare(action, new, old)?,
+    }
+    let dry_run = operation.dry_run()?;
+    let mut attributes = attributes(operation, dry_run, &mut **new, old);
+    operation.state.admission.admit(&operation.state, &mut attributes).await
+}
+
+/// What a client cannot change: identity, birth and death.
+fn keep_system_fields(new: &mut ObjectMeta, old: &ObjectMeta) {
+    new.uid.clone_from(&old.uid);
+    new.creation_timestamp.clone_from(&old.creation_timestamp);
+    new.deletion_timestamp.clone_from(&old.deletion_timestamp);
+    new.deletion_grace_period_seconds = old.deletion_grace_period_seconds;
+    new.generation = old.generation;
+    new.generate_name.clone_from(&old.generate_name);
+    if new.managed_fields.is_none() {
+        new.managed_fields.clone_from(&old.managed_fields);
+    }
+}
+
+/// Marked for deletion, with nothing left that holds it back.
+pub(crate) fn is_finished(object: &dyn Object) -> bool {
+    let meta = object.meta();
+    let held_by_spec = object.downcast_ref::<Namespace>().is_some_and(|namespace| {
+        namespace.spec.as_ref().and_then(|spec| spec.finalizers.as_ref()).is_some_and(|list| !list.is_empty())
+    });
+    meta.deletion_timestamp.is_some()
+        && meta.finalizers.as_ref().is_none_or(Vec::is_empty)
+        && meta.deletion_grace_period_seconds.unwrap_or(0) == 0
+        && !held_by_spec
+}
+
+fn attributes<'a>(
+    operation: &'a Operation,
+    dry_run: bool,
+    object: &'a mut dyn Object,
+    old: &'a dyn Object,
+) -> Attributes<'a> {
+    Attributes {
+        verb: Verb::Update,
+        resource: &operation.resource,
+        subresource: &operation.info.subresource,
+        namespace: &operation.info.namespace,
+        name: &operation.info.name,
+        user: &operation.user,
+        dry_run,
+        object: Some(object),
+        old: Some(old),
+    }
+}

@@ -1,0 +1,269 @@
+//! `watch`: a stream of changes to what a client may see.
+//!
+//! A watcher is a cursor into the resource's ring plus a filter; the writer wakes it. In the common form (JSON objects)
+//! the frames it sends are shared by all watchers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::Status;
+use bytes::{Bytes, BytesMut};
+use futures_util::stream;
+use http::{HeaderValue, Response, header};
+use serde_json::json;
+use tokio::time::Instant;
+
+use super::accept::{Shape, render};
+use super::list::{filter, parse_revision, validate_watch_options};
+use crate::body::{Body, BodyError, stream as stream_body};
+use crate::state::Operation;
+use crate::watch_cache::{Cache, Change, Cursor, Entry, Filter, TooOld, frame};
+
+/// Frames that are ready together are sent together, up to about this size.
+const BATCH_BYTES: usize = 64 * 1024;
+const BATCH_EVENTS: usize = 128;
+/// How often an idle watcher that asked for bookmarks gets one.
+const BOOKMARK: Duration = Duration::from_secs(60);
+/// Without `timeoutSeconds` a watch ends after this long, and up to as long again (`--min-request-timeout`).
+const MIN_TIMEOUT: u64 = 1800;
+
+pub(crate) async fn watch(operation: Operation) -> Result<Response<Body>, Status> {
+    let query = &operation.info.query;
+    let filter = filter(&operation)?;
+    let revision = parse_revision(query.get("resourceVersion").unwrap_or_default())?;
+    validate_watch_options(&operation, revision)?;
+    let timeout = match query.get("timeoutSeconds") {
+        Some(text) => text.parse::<u64>().map_err(|_| {
+            Status::bad_request(format!("strconv.ParseInt: parsing {}: invalid syntax", api::field::quote(text)))
+        })?,
+        None => 0,
+    };
+    let timeout = if timeout == 0 { rand::random_range(MIN_TIMEOUT..MIN_TIMEOUT * 2) } else { timeout };
+    let initial_events = query.get("sendInitialEvents").map(|_| query.flag("sendInitialEvents"));
+    let bookmarks = query.flag("allowWatchBookmarks");
+    let cache = operation.state.cache(&operation.resource)?;
+    let changes = cache.subscribe();
+
+    match revision {
+        None => drop(operation.state.caches.fresh().await?),
+        Some(0) => {}
+        Some(revision) => operation.state.caches.reach(revision).await.map_err(crate::status::behind)?,
+    }
+    // Without a revision to go on from, the current state comes first as ADDED events, unless that is declined.
+    let from_state = initial_events.unwrap_or(revision.is_none_or(|revision| revision == 0));
+    let applied = operation.state.caches.applied();
+    let (initial, place) = if from_state {
+        let (snapshot, cursor) = cache.snapshot_and_cursor();
+        let entries = snapshot.range(filter.namespace.as_deref(), None).filter(|entry| filter.selects(entry));
+        (entries.cloned().collect(), Ok(cursor))
+    } else {
+        let revision = revision.filter(|revision| *revision > 0).unwrap_or(applied);
+        (Vec::new(), cache.cursor_after(revision).map_err(|error| crate::status::too_old(revision, &error)))
+    };
+    let (cursor, failure) = match place {
+        Ok(cursor) => (cursor, None),
+        Err(status) => (cache.snapshot_and_cursor().1, Some(status)),
+    };
+    let content_type = operation.accept.content_type();
+    let watcher = Watcher {
+        plain: operation.accept.is_plain(&operation.resource),
+        deadline: Instant::now() + Duration::from_secs(timeout),
+        next_bookmark: Instant::now() + BOOKMARK,
+        mark_initial_end: initial_events == Some(true) && bookmarks,
+        initial: initial.into_iter(),
+        bookmarks,
+        cache,
+        changes,
+        cursor,
+        filter,
+        failure,
+        table_started: false,
+        ended: false,
+        operation,
+    };
+    let frames = stream::unfold(watcher, |mut watcher| async move {
+        let chunk = watcher.next().await?;
+        Some((Ok::<Bytes, BodyError>(chunk), watcher))
+    });
+    let mut response = Response::new(stream_body(frames));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
+    Ok(response)
+}
+
+struct Watcher {
+    operation: Operation,
+    cache: Arc<Cache>,
+    changes: tokio::sync::watch::Receiver<u64>,
+    cursor: Cursor,
+    filter: Filter,
+    initial: std::vec::IntoIter<Arc<Entry>>,
+    /// A bookmark must follow the initial events.
+    mark_initial_end: bool,
+    bookmarks: bool,
+    /// Shared frames can be sent.
+    plain: bool,
+    /// The first table of a watch carries the columns.
+    table_started: bool,
+    failure: Option<Status>,
+    deadline: Instant,
+    next_bookmark: Instant,
+    ended: bool,
+}
+
+impl Watcher {
+    /// The next piece of the stream, or `None` at its end.
+    async fn next(&mut self) -> Option<Bytes> {
+        if self.ended {
+            return None;
+        }
+        if let Some(status) = self.failure.take() {
+            return Some(self.fail(&status));
+        }
+        if let Some(chunk) = self.initial_events() {
+            return Some(chunk);
+        }
+        if std::mem::take(&mut self.mark_initial_end) {
+            return Some(self.bookmark(true));
+        }
+        loop {
+            self.changes.mark_unchanged();
+            // Read before the events: what a bookmark promises has then been looked at.
+            let applied = self.operation.state.caches.applied();
+            match self.events() {
+                Err(error) => {
+                    let status = crate::status::too_old(applied, &error);
+                    return Some(self.fail(&status));
+                }
+                Ok(Some(chunk)) => return Some(chunk),
+                Ok(None) => {}
+            }
+            let wake = self.deadline.min(self.next_bookmark);
+            let stop = self.operation.state.stop.clone();
+            tokio::select! {
+                changed = self.changes.changed() => {
+                    if changed.is_err() {
+                        return None;
+                    }
+                }
+                () = tokio::time::sleep_until(wake) => {
+                    let now = Instant::now();
+                    self.ended = now >= self.deadline;
+                    self.next_bookmark = now + BOOKMARK;
+                    if self.bookmarks {
+                        // Nothing up to `applied` was left unread, or an event would have been sent.
+                        if !self.cache_has_news() {
+                            return Some(self.bookmark_at(applied, false));
+                        }
+                    } else if self.ended {
+                        return None;
+                    }
+                    if self.ended {
+                        return None;
+                    }
+                }
+                () = stop.cancelled() => return None,
+            }
+        }
+    }
+
+    fn cache_has_news(&self) -> bool {
+        self.changes.has_changed().unwrap_or(false)
+    }
+
+    fn initial_events(&mut self) -> Option<Bytes> {
+        let mut out = BytesMut::new();
+        while let Some(entry) = self.initial.next() {
+            let object = entry.json.clone();
+            match self.encode(Change::Added, &object) {
+                Ok(frame) => out.extend_from_slice(&frame),
+                Err(status) => {
+                    out.extend_from_slice(&self.fail(&status));
+                    break;
+                }
+            }
+            if out.len() >= BATCH_BYTES {
+                break;
+            }
+        }
+        (!out.is_empty()).then(|| out.freeze())
+    }
+
+    /// Frames for the events that are ready. One event is sent as it is; several are put together.
+    fn events(&mut self) -> Result<Option<Bytes>, TooOld> {
+        loop {
+            let events = self.cache.read(&mut self.cursor, BATCH_EVENTS)?;
+            if events.is_empty() {
+                return Ok(None);
+            }
+            let mut frames: Vec<Bytes> = Vec::new();
+            for event in &events {
+                let Some(change) = event.change(&self.filter) else { continue };
+                let frame =
+                    if self.plain { Ok(event.frame(change)) } else { self.encode(change, &event.object(change)) };
+                match frame {
+                    Ok(frame) => frames.push(frame),
+                    Err(status) => {
+                        frames.push(self.fail(&status));
+                        break;
+                    }
+                }
+            }
+            match frames.len() {
+                0 => continue,
+                1 => return Ok(frames.pop()),
+                _ => {
+                    let mut out = BytesMut::with_capacity(frames.iter().map(Bytes::len).sum());
+                    frames.iter().for_each(|frame| out.extend_from_slice(frame));
+                    return Ok(Some(out.freeze()));
+                }
+            }
+        }
+    }
+
+    /// A frame in the form this watcher asked for.
+    fn encode(&mut self, change: Change, object: &Bytes) -> Result<Bytes, Status> {
+        if self.plain {
+            return Ok(frame(change.as_str(), object));
+        }
+        let body = if self.operation.accept.shape == Shape::Table {
+            let version = crate::json::find(object, &["metadata", "resourceVersion"]);
+            let version = version.map(|range| crate::json::text(&object[range]).into_owned()).unwrap_or_default();
+            let first = !std::mem::replace(&mut self.table_started, true);
+            let meta = json!({"resourceVersion": version});
+            let table = super::table::table(&self.operation, std::iter::once(object), meta, first)?;
+            Bytes::from(serde_json::to_vec(&table).map_err(Status::internal)?)
+        } else {
+            render(&self.operation, object)?
+        };
+        Ok(frame(change.as_str(), &body))
+    }
+
+    fn bookmark(&self, initial_end: bool) -> Bytes {
+        self.bookmark_at(self.operation.state.caches.applied(), initial_end)
+    }
+
+    fn bookmark_at(&self, revision: u64, initial_end: bool) -> Bytes {
+        let resource = &self.operation.resource;
+        let (kind, api_version) = match self.operation.accept.shape {
+            Shape::Object => (resource.kind.to_string(), resource.api_version()),
+            Shape::Partial => {
+                ("PartialObjectMetadata".to_owned(), format!("meta.k8s.io/{}", self.operation.accept.meta_version))
+            }
+            Shape::Table => ("Table".to_owned(), format!("meta.k8s.io/{}", self.operation.accept.meta_version)),
+        };
+        let mut metadata = json!({"resourceVersion": revision.to_string()});
+        if initial_end {
+            metadata["annotations"] = json!({"k8s.io/initial-events-end": "true"});
+        }
+        let object = json!({"kind": kind, "apiVersion": api_version, "metadata": metadata});
+        frame("BOOKMARK", object.to_string().as_bytes())
+    }
+
+    /// The last frame: an error the client acts on.
+    fn fail(&mut self, status: &Status) -> Bytes {
+        self.ended = true;
+        frame("ERROR", &serde_json::to_vec(status).unwrap_or_default())
+    }
+}

@@ -1,0 +1,283 @@
+//! What all writes share: decoding a body, checking metadata, encoding once, and the compare-and-swap.
+
+use api::codec::Decoded;
+use api::field::{FieldErrors, Path};
+use api::{Status, validation};
+use bytes::Bytes;
+use http::header;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde_json::Value;
+
+use crate::json;
+use crate::registry::{AnyObject, NameRule, Object, Resource};
+use crate::state::{Operation, group_kind};
+
+const ACCEPTED: &[&str] = &["application/json", "application/yaml"];
+
+/// How unknown and duplicate fields are treated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FieldValidation {
+    Ignore,
+    Warn,
+    Strict,
+}
+
+impl FieldValidation {
+    pub(crate) fn of(operation: &Operation) -> Result<Self, Status> {
+        match operation.info.query.get("fieldValidation") {
+            None | Some("Warn") => Ok(Self::Warn),
+            Some("Ignore") => Ok(Self::Ignore),
+            Some("Strict") => Ok(Self::Strict),
+            Some(other) => {
+                let mut errors = FieldErrors::default();
+                errors.not_supported("fieldValidation", other, &["Ignore", "Strict", "Warn"]);
+                Err(Status::invalid(&api::GroupKind::new("meta.k8s.io", "CreateOptions"), "", errors))
+            }
+        }
+    }
+}
+
+/// Decodes the request body as JSON or YAML.
+pub(crate) fn body_value(operation: &Operation) -> Result<Decoded, Status> {
+    let content_type =
+        operation.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("application/json");
+    let media = content_type.split(';').next().unwrap_or_default().trim();
+    let encoding = match media {
+        "" | "application/json" => api::codec::Encoding::Json,
+        "application/yaml" => api::codec::Encoding::Yaml,
+        _ => return Err(Status::unsupported_media_type(ACCEPTED)),
+    };
+    api::codec::decode(&operation.body, encoding).map_err(|error| {
+        Status::bad_request(format!(
+            "the object provided is unrecognized (must be of type {}): {error}",
+            operation.resource.kind
+        ))
+    })
+}
+
+/// Turns a decoded body into the stored type, after checking that it is what the URL says.
+pub(crate) fn decode_object(operation: &Operation, decoded: Decoded) -> Result<AnyObject, Status> {
+    let Decoded { mut value, duplicates } = decoded;
+    let resource = &operation.resource;
+    check_kind(resource, &mut value)?;
+    let validation = FieldValidation::of(operation)?;
+    let mut problems: Vec<String> =
+        duplicates.into_iter().map(|path| format!("duplicate field {}", api::field::quote(&path))).collect();
+    let object = decode_checked(resource, value, &mut problems)?;
+    report(operation, validation, problems)?;
+    Ok(object)
+}
+
+/// Reports unknown and duplicate fields as the request asks.
+pub(crate) fn report(operation: &Operation, validation: FieldValidation, problems: Vec<String>) -> Result<(), Status> {
+    match validation {
+        _ if problems.is_empty() => Ok(()),
+        FieldValidation::Ignore => Ok(()),
+        FieldValidation::Warn => {
+            problems.into_iter().for_each(|problem| operation.warn(problem));
+            Ok(())
+        }
+        FieldValidation::Strict => {
+            let resource = &operation.resource;
+            Err(Status::bad_request(format!(
+                "{} in version {} cannot be handled as a {}: strict decoding error: {}",
+                resource.kind,
+                api::field::quote(&resource.version),
+                resource.kind,
+                problems.join(", ")
+            )))
+        }
+    }
+}
+
+/// Converts a served value to the stored version and type; unknown fields are taken out and reported.
+pub(crate) fn decode_checked(
+    resource: &Resource,
+    mut value: Value,
+    problems: &mut Vec<String>,
+) -> Result<AnyObject, Status> {
+    let refuse = |error: &dyn std::fmt::Display| {
+        Status::bad_request(format!(
+            "{} in version {} cannot be handled as a {}: {error}",
+            resource.kind,
+            api::field::quote(&resource.version),
+            resource.kind
+        ))
+    };
+    if let Some(conversion) = resource.conversion {
+        (conversion.to_storage)(&mut value);
+    }
+    let unknown = resource.strategy.check(&mut value).map_err(|error| refuse(&error))?;
+    problems.extend(unknown.into_iter().map(|path| format!("unknown field {}", api::field::quote(&path))));
+    resource.strategy.decode_value(value).map_err(|error| refuse(&error))
+}
+
+/// `apiVersion` and `kind` may be left out; if given they must be those of the URL.
+fn check_kind(resource: &Resource, value: &mut Value) -> Result<(), Status> {
+    let Some(object) = value.as_object_mut() else {
+        return Err(Status::bad_request(format!(
+            "{} in version {} cannot be handled as a {}: json: cannot unmarshal into Go value of type {}",
+            resource.kind,
+            api::field::quote(&resource.version),
+            resource.kind,
+            resource.kind
+        )));
+    };
+    let text = |key: &str| object.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let (kind, api_version) = (text("kind"), text("apiVersion"));
+    let expected = resource.api_version();
+    if !api_version.is_empty() && api_version != expected {
+        return Err(Status::bad_request(format!(
+            "the API version in the data ({api_version}) does not match the expected API version ({expected})"
+        )));
+    }
+    if !kind.is_empty() && kind != resource.kind {
+        return Err(Status::bad_request(format!(
+            "{kind} in version {} cannot be handled as a {}: converting ({kind}) to ({}): unknown conversion",
+            api::field::quote(&resource.version),
+            resource.kind,
+            resource.kind
+        )));
+    }
+    object.insert("kind".to_owned(), resource.kind.as_ref().into());
+    object.insert("apiVersion".to_owned(), expected.into());
+    Ok(())
+}
+
+/// Encodes an object as it is stored: canonical order, no resource version.
+pub(crate) fn encode(resource: &Resource, object: &mut dyn Object) -> Result<Bytes, Status> {
+    let meta = object.meta_mut();
+    meta.resource_version = None;
+    meta.self_link = None;
+    let raw = object.to_json().map_err(Status::internal)?;
+    json::canonical(&raw, &resource.kind, &resource.storage_version)
+        .map(Bytes::from)
+        .ok_or_else(|| Status::internal("encoded object has no metadata"))
+}
+
+/// The encoded object with its resource version, as it is sent.
+pub(crate) fn with_revision(stored: &[u8], revision: u64) -> Result<Bytes, Status> {
+    json::with_revision(stored, revision)
+        .map(|(json, ..)| Bytes::from(json))
+        .ok_or_else(|| Status::internal("encoded object has no metadata"))
+}
+
+/// The object's namespace must be that of the URL; if empty it becomes so.
+pub(crate) fn ensure_namespace(operation: &Operation, meta: &mut ObjectMeta) -> Result<(), Status> {
+    if !operation.resource.is_namespaced() {
+        meta.namespace = None;
+        return Ok(());
+    }
+    let wanted = &operation.info.namespace;
+    match meta.namespace.as_deref() {
+        None | Some("") => meta.namespace = Some(wanted.clone()),
+        Some(given) if given == wanted => {}
+        Some(_) => {
+            return Err(Status::bad_request(
+                "the namespace of the provided object does not match the namespace sent on the request",
+            ));
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn check_name(rule: NameRule, name: &str) -> Vec<String> {
+    match rule {
+        NameRule::Subdomain => validation::dns1123_subdomain(name),
+        NameRule::Label => validation::dns1123_label(name),
+        NameRule::Dns1035Label => validation::dns1035_label(name),
+        NameRule::PathSegment => validation::path_segment_name(name),
+        NameRule::IpAddress => match name.parse::<std::net::IpAddr>() {
+            Ok(address) if address.to_string() == name => Vec::new(),
+            Ok(address) => vec![format!("must be in canonical form (\"{address}\")")],
+            Err(_) => vec!["must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)".to_owned()],
+        },
+    }
+}
+
+/// The rules for metadata that hold for every kind (`ValidateObjectMeta`).
+pub(crate) fn validate_meta(resource: &Resource, meta: &ObjectMeta) -> FieldErrors {
+    let mut errors = FieldErrors::default();
+    let path = Path::new("metadata");
+    let name = meta.name.as_deref().unwrap_or_default();
+    if name.is_empty() {
+        errors.required(path.child("name"), "name or generateName is required");
+    } else {
+        errors.invalid_each(path.child("name"), name, check_name(resource.strategy.name_rule(), name));
+    }
+    if let Some(prefix) = meta.generate_name.as_deref().filter(|prefix| !prefix.is_empty()) {
+        // A generated name ends in letters and digits, so the prefix itself may end in a dash.
+        let probe = format!("{prefix}x");
+        errors.invalid_each(path.child("generateName"), prefix, check_name(resource.strategy.name_rule(), &probe));
+    }
+    for (key, value) in meta.labels.iter().flatten() {
+        errors.invalid_each(path.child("labels"), key, validation::qualified_name(key));
+        errors.invalid_each(path.child("labels"), value, validation::label_value(value));
+    }
+    let mut size = 0;
+    for (key, value) in meta.annotations.iter().flatten() {
+        size += key.len() + value.len();
+        errors.invalid_each(path.child("annotations"), key, validation::qualified_name(&key.to_lowercase()));
+    }
+    const ANNOTATIONS_LIMIT: usize = 256 * 1024;
+    if size > ANNOTATIONS_LIMIT {
+        errors.too_long(path.child("annotations"), ANNOTATIONS_LIMIT);
+    }
+    let mut controller: Option<String> = None;
+    for (index, owner) in meta.owner_references.iter().flatten().enumerate() {
+        let at = format!("metadata.ownerReferences[{index}]");
+        for (field, value) in
+            [("apiVersion", &owner.api_version), ("kind", &owner.kind), ("name", &owner.name), ("uid", &owner.uid)]
+        {
+            if value.is_empty() {
+                errors.invalid(
+                    format!("{at}.{field}"),
+                    value,
+                    format!("{} must not be empty", if field == "apiVersion" { "version" } else { field }),
+                );
+            }
+        }
+        if owner.controller == Some(true) {
+            if let Some(first) = &controller {
+                let message = format!(
+                    "Only one reference can have Controller set to true. Found \"true\" in references for {first} and {}/{}",
+                    owner.kind, owner.name
+                );
+                errors.invalid("metadata.ownerReferences", &meta.owner_references, message);
+            } else {
+                controller = Some(format!("{}/{}", owner.kind, owner.name));
+            }
+        }
+    }
+    for finalizer in meta.finalizers.iter().flatten() {
+        errors.invalid_each(path.child("finalizers"), finalizer, validation::qualified_name(finalizer));
+    }
+    errors
+}
+
+/// What an update may not do to metadata (`ValidateObjectMetaUpdate`).
+pub(crate) fn validate_meta_update(resource: &Resource, new: &ObjectMeta, old: &ObjectMeta) -> FieldErrors {
+    let mut errors = validate_meta(resource, new);
+    errors.immutable("metadata.name", &new.name, &old.name);
+    errors.immutable("metadata.namespace", &new.namespace, &old.namespace);
+    errors.immutable("metadata.uid", &new.uid, &old.uid);
+    errors.immutable("metadata.creationTimestamp", &new.creation_timestamp, &old.creation_timestamp);
+    if old.deletion_timestamp.is_some() {
+        let known: Vec<&String> = old.finalizers.iter().flatten().collect();
+        let added: Vec<&String> = new.finalizers.iter().flatten().filter(|name| !known.contains(name)).collect();
+        if !added.is_empty() {
+            let message = format!(
+                "no new finalizers can be added if the object is being deleted, found new finalizers {added:?}"
+            );
+            errors.forbidden("metadata.finalizers", message);
+        }
+    }
+    errors
+}
+
+pub(crate) fn invalid(operation: &Operation, name: &str, errors: FieldErrors) -> Result<(), Status> {
+    if errors.is_empty() {
+        return Ok(());
+    }
+    Err(Status::invalid(&group_kind(&operation.resource), name, errors))
+}

@@ -1,0 +1,194 @@
+//! The verbs, their status codes and their corner cases.
+
+use serde_json::{Value, json};
+
+use crate::harness::Cluster;
+
+fn config_map(name: &str) -> Value {
+    json!({"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": name}, "data": {"a": "b"}})
+}
+
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+
+#[tokio::test]
+async fn objects_are_created_read_and_refused() {
+    let cluster = Cluster::start().await;
+    let (code, created) = cluster.send("POST", MAPS, config_map("c")).await;
+    assert_eq!(code, 201, "{created}");
+    assert!(created["metadata"]["uid"].is_string() && created["metadata"]["creationTimestamp"].is_string());
+    let (code, read) = cluster.send("GET", &format!("{MAPS}/c"), Value::Null).await;
+    assert_eq!((code, &read), (200, &created));
+    for (method, path, body, code, reason) in [
+        ("POST", MAPS.to_owned(), config_map("c"), 409, "AlreadyExists"),
+        ("GET", format!("{MAPS}/none"), Value::Null, 404, "NotFound"),
+        ("POST", MAPS.to_owned(), config_map("Not_A_Name"), 422, "Invalid"),
+        ("POST", MAPS.to_owned(), json!({"kind": "Secret", "apiVersion": "v1"}), 400, "BadRequest"),
+        ("POST", MAPS.to_owned(), json!({"kind": "ConfigMap", "apiVersion": "v2"}), 400, "BadRequest"),
+        ("POST", MAPS.to_owned(), json!([]), 400, "BadRequest"),
+        ("GET", "/api/v1/nothings".to_owned(), Value::Null, 404, "NotFound"),
+        ("PUT", format!("{MAPS}/other"), config_map("c"), 400, "BadRequest"),
+        ("GET", format!("{MAPS}?labelSelector=a%20b%20c"), Value::Null, 400, "BadRequest"),
+        ("GET", format!("{MAPS}?fieldSelector=data.a%3Db"), Value::Null, 400, "BadRequest"),
+    ] {
+        let (found, status) = cluster.send(method, &path, body).await;
+        assert_eq!((found, status["reason"].as_str()), (code, Some(reason)), "{method} {path}: {status}");
+    }
+}
+
+#[tokio::test]
+async fn versions_guard_updates() {
+    let cluster = Cluster::start().await;
+    let (_, mut map) = cluster.send("POST", MAPS, config_map("c")).await;
+    let stale = map.clone();
+    map["data"]["a"] = "c".into();
+    let (code, updated) = cluster.send("PUT", &format!("{MAPS}/c"), map).await;
+    assert_eq!((code, updated["data"]["a"].as_str()), (200, Some("c")));
+    let (code, status) = cluster.send("PUT", &format!("{MAPS}/c"), stale).await;
+    assert_eq!((code, status["reason"].as_str()), (409, Some("Conflict")));
+    // Writing the same again changes nothing, not even the version.
+    let (_, again) = cluster.send("PUT", &format!("{MAPS}/c"), updated.clone()).await;
+    assert_eq!(again["metadata"]["resourceVersion"], updated["metadata"]["resourceVersion"]);
+}
+
+#[tokio::test]
+async fn lists_come_in_consistent_pages() {
+    let cluster = Cluster::start().await;
+    cluster.send("POST", "/api/v1/namespaces", json!({"metadata": {"name": "p"}})).await;
+    let maps = "/api/v1/namespaces/p/configmaps";
+    for index in 0..7 {
+        cluster.send("POST", maps, config_map(&format!("c{index}"))).await;
+    }
+    let (_, first) = cluster.send("GET", &format!("{maps}?limit=3"), Value::Null).await;
+    assert_eq!(first["items"].as_array().unwrap().len(), 3);
+    assert_eq!(first["metadata"]["remainingItemCount"], 4);
+    cluster.send("DELETE", &format!("{maps}/c5"), Value::Null).await;
+    let mut names: Vec<String> = Vec::new();
+    let mut page = first.clone();
+    loop {
+        names.extend(
+            page["items"].as_array().unwrap().iter().map(|item| item["metadata"]["name"].as_str().unwrap().to_owned()),
+        );
+        let Some(token) = page["metadata"]["continue"].as_str() else { break };
+        let (code, next) = cluster.send("GET", &format!("{maps}?limit=3&continue={token}"), Value::Null).await;
+        assert_eq!(code, 200, "{next}");
+        page = next;
+    }
+    assert_eq!(names, ["c0", "c1", "c2", "c3", "c4", "c5", "c6"]);
+    let (_, now) = cluster.send("GET", maps, Value::Null).await;
+    assert_eq!(now["items"].as_array().unwrap().len(), 6);
+    assert_eq!(now["items"][0].get("kind"), None);
+    let version = first["metadata"]["resourceVersion"].as_str().unwrap();
+    let (_, then) =
+        cluster.send("GET", &format!("{maps}?resourceVersion={version}&resourceVersionMatch=Exact"), Value::Null).await;
+    assert_eq!(then["items"].as_array().unwrap().len(), 7);
+}
+
+#[tokio::test]
+async fn patches_of_three_kinds() {
+    let cluster = Cluster::start().await;
+    cluster.send("POST", MAPS, config_map("c")).await;
+    let path = format!("{MAPS}/c");
+    for (content_type, patch, expected) in [
+        ("application/json-patch+json", json!([{"op": "add", "path": "/data/x", "value": "1"}]), 200),
+        ("application/merge-patch+json", json!({"data": {"x": null, "y": "2"}}), 200),
+        ("application/strategic-merge-patch+json", json!({"metadata": {"labels": {"l": "v"}}}), 200),
+        ("application/json-patch+json", json!([{"op": "test", "path": "/data/y", "value": "no"}]), 422),
+        ("application/merge-patch+json", json!({"metadata": {"name": "other"}}), 400),
+        ("text/plain", json!({}), 415),
+    ] {
+        let (code, body) = cluster.send_raw("PATCH", &path, content_type, patch).await;
+        assert_eq!(code, expected, "{content_type}: {}", String::from_utf8_lossy(&body));
+    }
+    let (_, map) = cluster.send("GET", &path, Value::Null).await;
+    assert_eq!(map["data"], json!({"a": "b", "y": "2"}));
+    assert_eq!(map["metadata"]["labels"], json!({"l": "v"}));
+}
+
+#[tokio::test]
+async fn finalizers_hold_an_object_back() {
+    let cluster = Cluster::start().await;
+    let mut map = config_map("c");
+    map["metadata"]["finalizers"] = json!(["example.com/hold"]);
+    cluster.send("POST", MAPS, map).await;
+    let (code, marked) = cluster.send("DELETE", &format!("{MAPS}/c"), Value::Null).await;
+    assert_eq!(code, 200);
+    assert!(marked["metadata"]["deletionTimestamp"].is_string(), "{marked}");
+    let (code, _) = cluster.send("GET", &format!("{MAPS}/c"), Value::Null).await;
+    assert_eq!(code, 200);
+    let (code, _) = cluster
+        .send_raw(
+            "PATCH",
+            &format!("{MAPS}/c"),
+            "application/merge-patch+json",
+            json!({"metadata": {"finalizers": null}}),
+        )
+        .await;
+    assert_eq!(code, 200);
+    let (code, _) = cluster.send("GET", &format!("{MAPS}/c"), Value::Null).await;
+    assert_eq!(code, 404);
+}
+
+#[tokio::test]
+async fn dry_runs_and_generated_names() {
+    let cluster = Cluster::start().await;
+    let (code, _) = cluster.send("POST", &format!("{MAPS}?dryRun=All"), config_map("c")).await;
+    assert_eq!(code, 201);
+    let (code, _) = cluster.send("GET", &format!("{MAPS}/c"), Value::Null).await;
+    assert_eq!(code, 404);
+    let (code, map) = cluster.send("POST", MAPS, json!({"metadata": {"generateName": "g-"}})).await;
+    assert_eq!(code, 201);
+    assert!(map["metadata"]["name"].as_str().unwrap().starts_with("g-"));
+}
+
+#[tokio::test]
+async fn pods_are_bound_once() {
+    let cluster = Cluster::start().await;
+    let pods = "/api/v1/namespaces/default/pods";
+    cluster.send("POST", "/api/v1/namespaces/default/serviceaccounts", json!({"metadata": {"name": "default"}})).await;
+    let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "nginx"}]}});
+    let (code, created) = cluster.send("POST", pods, pod).await;
+    assert_eq!(code, 201, "{created}");
+    assert_eq!(created["spec"]["serviceAccountName"], "default");
+    let binding = json!({"kind": "Binding", "apiVersion": "v1", "metadata": {"name": "p"}, "target": {"kind": "Node", "name": "n"}});
+    let (code, answer) = cluster.send("POST", &format!("{pods}/p/binding"), binding.clone()).await;
+    assert_eq!(code, 201, "{answer}");
+    let (code, answer) = cluster.send("POST", &format!("{pods}/p/binding"), binding).await;
+    assert_eq!((code, answer["reason"].as_str()), (409, Some("Conflict")));
+    let (_, bound) = cluster.send("GET", &format!("{pods}/p"), Value::Null).await;
+    assert_eq!(bound["spec"]["nodeName"], "n");
+    let (_, list) = cluster.send("GET", "/api/v1/pods?fieldSelector=spec.nodeName%3Dn", Value::Null).await;
+    assert_eq!(list["items"].as_array().unwrap().len(), 1, "{list}");
+}
+
+#[tokio::test]
+async fn scale_and_events_speak_two_versions() {
+    let cluster = Cluster::start().await;
+    let sets = "/apis/apps/v1/namespaces/default/replicasets";
+    let template = json!({"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
+    let set = json!({"metadata": {"name": "s"}, "spec": {"replicas": 2, "selector": {"matchLabels": {"a": "b"}}, "template": template}});
+    let (code, answer) = cluster.send("POST", sets, set).await;
+    assert_eq!(code, 201, "{answer}");
+    let (code, scale) = cluster.send("GET", &format!("{sets}/s/scale"), Value::Null).await;
+    assert_eq!((code, &scale["spec"]["replicas"], &scale["status"]["selector"]), (200, &json!(2), &json!("a=b")));
+    let (code, scale) = cluster
+        .send_raw("PATCH", &format!("{sets}/s/scale"), "application/merge-patch+json", json!({"spec": {"replicas": 4}}))
+        .await;
+    assert_eq!(code, 200, "{}", String::from_utf8_lossy(&scale));
+    let event = json!({"metadata": {"name": "e"}, "involvedObject": {"kind": "Pod", "namespace": "default", "name": "p"}, "message": "hello", "reason": "R", "type": "Normal"});
+    let (code, answer) = cluster.send("POST", "/api/v1/namespaces/default/events", event).await;
+    assert_eq!(code, 201, "{answer}");
+    let (_, new) = cluster.send("GET", "/apis/events.k8s.io/v1/namespaces/default/events/e", Value::Null).await;
+    assert_eq!((new["note"].as_str(), new["apiVersion"].as_str()), (Some("hello"), Some("events.k8s.io/v1")));
+}
+
+#[tokio::test]
+async fn state_survives_a_restart() {
+    let cluster = Cluster::start().await;
+    cluster.send("POST", MAPS, config_map("c")).await;
+    let (_, before) = cluster.send("GET", &format!("{MAPS}/c"), Value::Null).await;
+    let dir = cluster.stop().await;
+    let store = dir.path().join("store");
+    let again = Cluster::with(|config| config.storage = apiserver::Storage::Embedded(store)).await;
+    let (_, after) = again.send("GET", &format!("{MAPS}/c"), Value::Null).await;
+    assert_eq!(before, after);
+}

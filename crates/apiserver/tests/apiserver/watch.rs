@@ -1,0 +1,101 @@
+//! Watches: resume, selectors, bookmarks, expiry.
+
+use bytes::Bytes;
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+
+use crate::harness::Cluster;
+
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+
+/// Reads a watch frame by frame.
+struct Events {
+    body: apiserver::Body,
+    buffer: Vec<u8>,
+}
+
+impl Events {
+    async fn open(cluster: &Cluster, query: &str) -> Self {
+        let path = format!("{MAPS}?watch=true&{query}");
+        let response =
+            cluster.request("GET", &path, "application/json", Bytes::new(), "admin", &["system:masters"]).await;
+        assert_eq!(response.status(), 200);
+        Self { body: response.into_body(), buffer: Vec::new() }
+    }
+
+    async fn next(&mut self) -> Option<Value> {
+        let wait = async {
+            loop {
+                if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
+                    let line: Vec<u8> = self.buffer.drain(..=end).collect();
+                    return Some(serde_json::from_slice(&line).unwrap());
+                }
+                let frame = self.body.frame().await?.unwrap();
+                self.buffer.extend_from_slice(frame.data_ref().unwrap());
+            }
+        };
+        tokio::time::timeout(std::time::Duration::from_secs(10), wait).await.expect("an event in time")
+    }
+
+    async fn expect(&mut self, kind: &str, name: &str) -> Value {
+        let event = self.next().await.unwrap();
+        assert_eq!(
+            (event["type"].as_str(), event["object"]["metadata"]["name"].as_str()),
+            (Some(kind), Some(name)),
+            "{event}"
+        );
+        event
+    }
+}
+
+fn map(name: &str, label: &str) -> Value {
+    json!({"metadata": {"name": name, "labels": {"l": label}}})
+}
+
+#[tokio::test]
+async fn a_watch_starts_with_the_state_and_follows_changes() {
+    let cluster = Cluster::start().await;
+    cluster.send("POST", MAPS, map("a", "x")).await;
+    let mut events = Events::open(&cluster, "labelSelector=l%3Dx").await;
+    events.expect("ADDED", "a").await;
+    cluster.send("POST", MAPS, map("b", "y")).await;
+    cluster.send("PUT", &format!("{MAPS}/a"), map("a", "y")).await;
+    events.expect("DELETED", "a").await;
+    cluster.send("PUT", &format!("{MAPS}/b"), map("b", "x")).await;
+    let added = events.expect("ADDED", "b").await;
+    cluster.send("DELETE", &format!("{MAPS}/b"), Value::Null).await;
+    let deleted = events.expect("DELETED", "b").await;
+    let version =
+        |event: &Value| event["object"]["metadata"]["resourceVersion"].as_str().unwrap().parse::<u64>().unwrap();
+    assert!(version(&deleted) > version(&added));
+}
+
+#[tokio::test]
+async fn a_watch_resumes_after_a_version() {
+    let cluster = Cluster::start().await;
+    let (_, first) = cluster.send("POST", MAPS, map("a", "x")).await;
+    cluster.send("POST", MAPS, map("b", "x")).await;
+    let version = first["metadata"]["resourceVersion"].as_str().unwrap();
+    let mut events = Events::open(&cluster, &format!("resourceVersion={version}&timeoutSeconds=1")).await;
+    events.expect("ADDED", "b").await;
+    assert!(events.next().await.is_none(), "the watch ends at its timeout");
+}
+
+#[tokio::test]
+async fn streaming_lists_end_with_a_bookmark() {
+    let cluster = Cluster::start().await;
+    cluster.send("POST", MAPS, map("a", "x")).await;
+    let query = "sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan";
+    let mut events = Events::open(&cluster, query).await;
+    events.expect("ADDED", "a").await;
+    let mark = events.next().await.unwrap();
+    assert_eq!(mark["type"], "BOOKMARK");
+    assert_eq!(mark["object"]["metadata"]["annotations"]["k8s.io/initial-events-end"], "true");
+}
+
+#[tokio::test]
+async fn versions_from_the_future_are_refused() {
+    let cluster = Cluster::start().await;
+    let (code, status) = cluster.send("GET", &format!("{MAPS}?resourceVersion=999999999"), Value::Null).await;
+    assert_eq!((code, status["reason"].as_str()), (504, Some("Timeout")), "{status}");
+}
