@@ -15,30 +15,18 @@ pub struct Cidr {
 
 impl Cidr {
     pub fn new(addr: IpAddr, prefix: u8) -> Self {
-        Self {
-            addr,
-            prefix: prefix.min(width(addr)),
-        }
+        Self { addr, prefix: prefix.min(width(addr)) }
     }
 
     /// The address alone: `/32` or `/128`.
     pub fn host(addr: IpAddr) -> Self {
-        Self {
-            addr,
-            prefix: width(addr),
-        }
+        Self { addr, prefix: width(addr) }
     }
 
     pub fn default_route(v6: bool) -> Self {
         match v6 {
-            true => Self {
-                addr: Ipv6Addr::UNSPECIFIED.into(),
-                prefix: 0,
-            },
-            false => Self {
-                addr: Ipv4Addr::UNSPECIFIED.into(),
-                prefix: 0,
-            },
+            true => Self { addr: Ipv6Addr::UNSPECIFIED.into(), prefix: 0 },
+            false => Self { addr: Ipv4Addr::UNSPECIFIED.into(), prefix: 0 },
         }
     }
 
@@ -47,10 +35,7 @@ impl Cidr {
     }
 
     pub fn network(&self) -> Self {
-        Self {
-            addr: from_bits(to_bits(self.addr) & self.mask(), self.is_v6()),
-            prefix: self.prefix,
-        }
+        Self { addr: from_bits(to_bits(self.addr) & self.mask(), self.is_v6()), prefix: self.prefix }
     }
 
     /// The last address of the network, the broadcast address in IPv4.
@@ -60,8 +45,7 @@ impl Cidr {
     }
 
     pub fn contains(&self, addr: IpAddr) -> bool {
-        addr.is_ipv6() == self.is_v6()
-            && to_bits(addr) & self.mask() == to_bits(self.addr) & self.mask()
+        addr.is_ipv6() == self.is_v6() && to_bits(addr) & self.mask() == to_bits(self.addr) & self.mask()
     }
 
     fn mask(&self) -> u128 {
@@ -82,9 +66,7 @@ pub fn next(addr: IpAddr) -> Option<IpAddr> {
 
 /// The address before this one; `None` at the start of the family.
 pub fn previous(addr: IpAddr) -> Option<IpAddr> {
-    to_bits(addr)
-        .checked_sub(1)
-        .map(|bits| from_bits(bits, addr.is_ipv6()))
+    to_bits(addr).checked_sub(1).map(|bits| from_bits(bits, addr.is_ipv6()))
 }
 
 fn width(addr: IpAddr) -> u8 {
@@ -127,9 +109,7 @@ impl FromStr for Cidr {
         let (addr, prefix) = text.split_once('/').ok_or_else(invalid)?;
         let addr: IpAddr = addr.parse().map_err(|_| invalid())?;
         let prefix: u8 = prefix.parse().map_err(|_| invalid())?;
-        (prefix <= width(addr))
-            .then_some(Self { addr, prefix })
-            .ok_or_else(invalid)
+        (prefix <= width(addr)).then_some(Self { addr, prefix }).ok_or_else(invalid)
     }
 }
 
@@ -153,59 +133,22 @@ mod tests {
     #[test]
     fn network_last_and_contains() {
         for (text, network, last, inside, outside) in [
-            (
-                "10.42.0.5/24",
-                "10.42.0.0/24",
-                "10.42.0.255",
-                "10.42.0.77",
-                "10.42.1.0",
-            ),
-            (
-                "10.42.0.5/32",
-                "10.42.0.5/32",
-                "10.42.0.5",
-                "10.42.0.5",
-                "10.42.0.6",
-            ),
-            (
-                "0.0.0.0/0",
-                "0.0.0.0/0",
-                "255.255.255.255",
-                "8.8.8.8",
-                "::1",
-            ),
-            (
-                "fd00::5/64",
-                "fd00::/64",
-                "fd00::ffff:ffff:ffff:ffff",
-                "fd00::1",
-                "fd00:1::1",
-            ),
+            ("10.42.0.5/24", "10.42.0.0/24", "10.42.0.255", "10.42.0.77", "10.42.1.0"),
+            ("10.42.0.5/32", "10.42.0.5/32", "10.42.0.5", "10.42.0.5", "10.42.0.6"),
+            ("0.0.0.0/0", "0.0.0.0/0", "255.255.255.255", "8.8.8.8", "::1"),
+            ("fd00::5/64", "fd00::/64", "fd00::ffff:ffff:ffff:ffff", "fd00::1", "fd00:1::1"),
         ] {
             let cidr: Cidr = text.parse().unwrap();
             assert_eq!(cidr.network().to_string(), network);
             assert_eq!(cidr.last().to_string(), last);
-            assert!(
-                cidr.contains(inside.parse().unwrap()),
-                "{text} contains {inside}"
-            );
-            assert!(
-                !cidr.contains(outside.parse().unwrap()),
-                "{text} does not contain {outside}"
-            );
+            assert!(cidr.contains(inside.parse().unwrap()), "{text} contains {inside}");
+            assert!(!cidr.contains(outside.parse().unwrap()), "{text} does not contain {outside}");
         }
     }
 
     #[test]
     fn rejects_what_is_not_a_cidr() {
-        for text in [
-            "",
-            "10.0.0.1",
-            "10.0.0.1/33",
-            "fd00::/129",
-            "x/8",
-            "10.0.0.0/-1",
-        ] {
+        for text in ["", "10.0.0.1", "10.0.0.1/33", "fd00::/129", "x/8", "10.0.0.0/-1"] {
             assert!(text.parse::<Cidr>().is_err(), "{text}");
         }
     }

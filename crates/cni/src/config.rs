@@ -28,9 +28,7 @@ impl NetworkConfig {
             .map_err(|_| no_config())?
             .filter_map(|entry| Some(entry.ok()?.path()))
             .filter(|path| {
-                path.extension()
-                    .is_some_and(|e| e == "conf" || e == "conflist" || e == "json")
-                    && path.is_file()
+                path.extension().is_some_and(|e| e == "conf" || e == "conflist" || e == "json") && path.is_file()
             })
             .collect();
         files.sort();
@@ -46,10 +44,7 @@ impl NetworkConfig {
     }
 
     pub fn from_file(path: &Path) -> Result<Self, Error> {
-        let invalid = |cause: String| Error::InvalidConfig {
-            path: path.to_owned(),
-            cause,
-        };
+        let invalid = |cause: String| Error::InvalidConfig { path: path.to_owned(), cause };
         let text = std::fs::read_to_string(path).map_err(|error| invalid(error.to_string()))?;
         Self::parse(&text, path.extension().is_some_and(|e| e == "conflist")).map_err(invalid)
     }
@@ -59,23 +54,12 @@ impl NetworkConfig {
         let Value::Object(object) = value else {
             return Err("not an object".into());
         };
-        let string = |key: &str| {
-            object
-                .get(key)
-                .and_then(Value::as_str)
-                .unwrap_or_default()
-                .to_owned()
-        };
+        let string = |key: &str| object.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
         // A list is also recognised by content: `.conf` files with `plugins` exist in the wild.
         let plugins: Vec<Map<String, Value>> = match (object.get("plugins"), is_list) {
             (Some(Value::Array(plugins)), _) => plugins
                 .iter()
-                .map(|plugin| {
-                    plugin
-                        .as_object()
-                        .cloned()
-                        .ok_or("plugin is not an object".to_owned())
-                })
+                .map(|plugin| plugin.as_object().cloned().ok_or("plugin is not an object".to_owned()))
                 .collect::<Result<_, _>>()?,
             (_, true) => return Err("error parsing configuration list: no 'plugins' key".into()),
             (_, false) => vec![object.clone()],
@@ -84,10 +68,7 @@ impl NetworkConfig {
             return Err("error parsing configuration list: no plugins in list".into());
         }
         for plugin in &plugins {
-            let kind = plugin
-                .get("type")
-                .and_then(Value::as_str)
-                .unwrap_or_default();
+            let kind = plugin.get("type").and_then(Value::as_str).unwrap_or_default();
             // The type becomes a file name: a path would let a configuration run anything.
             if kind.is_empty() || kind.contains('/') {
                 return Err("error parsing configuration: missing or invalid 'type'".into());
@@ -119,22 +100,10 @@ impl NetworkConfig {
 
 /// `cniVersions` (1.1) lists alternatives: the highest we know wins.
 fn best_version(object: &Map<String, Value>) -> String {
-    let single = object
-        .get("cniVersion")
-        .and_then(Value::as_str)
-        .unwrap_or_default();
-    let listed = object
-        .get("cniVersions")
-        .and_then(Value::as_array)
-        .into_iter()
-        .flatten()
-        .filter_map(Value::as_str);
+    let single = object.get("cniVersion").and_then(Value::as_str).unwrap_or_default();
+    let listed = object.get("cniVersions").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str);
     let known = |version: &&str| crate::result::VERSIONS.iter().position(|v| v == version);
-    let best = listed
-        .chain([single])
-        .filter(|v| known(v).is_some())
-        .max_by_key(known)
-        .unwrap_or(single);
+    let best = listed.chain([single]).filter(|v| known(v).is_some()).max_by_key(known).unwrap_or(single);
     best.to_owned()
 }
 
@@ -149,16 +118,10 @@ pub fn default_conflist(
     mtu: Option<u32>,
     masquerade: bool,
 ) -> Value {
-    let ranges: Vec<Value> = pod_cidrs
-        .iter()
-        .map(|cidr| json!([{"subnet": cidr.network()}]))
-        .collect();
+    let ranges: Vec<Value> = pod_cidrs.iter().map(|cidr| json!([{"subnet": cidr.network()}])).collect();
     let mut families: Vec<bool> = pod_cidrs.iter().map(crate::Cidr::is_v6).collect();
     families.dedup();
-    let routes: Vec<Value> = families
-        .iter()
-        .map(|v6| json!({"dst": crate::Cidr::default_route(*v6)}))
-        .collect();
+    let routes: Vec<Value> = families.iter().map(|v6| json!({"dst": crate::Cidr::default_route(*v6)})).collect();
     let mut main = json!({
         "type": "bridge",
         "bridge": bridge,
@@ -196,25 +159,11 @@ mod tests {
             "isGateway": true, "ipMasq": true,
             "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.42.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}}"#;
         let config = NetworkConfig::parse(seed, false).unwrap();
-        assert_eq!(
-            (
-                config.name.as_str(),
-                config.cni_version.as_str(),
-                config.plugins.len()
-            ),
-            ("bridge", "0.3.1", 1)
-        );
+        assert_eq!((config.name.as_str(), config.cni_version.as_str(), config.plugins.len()), ("bridge", "0.3.1", 1));
         let list = r#"{"cniVersion": "0.4.0", "cniVersions": ["0.4.0", "1.0.0", "7.0.0"], "name": "n",
             "disableCheck": "true", "plugins": [{"type": "a"}, {"type": "b"}]}"#;
         let config = NetworkConfig::parse(list, true).unwrap();
-        assert_eq!(
-            (
-                config.cni_version.as_str(),
-                config.plugins.len(),
-                config.disable_check
-            ),
-            ("1.0.0", 2, true)
-        );
+        assert_eq!((config.cni_version.as_str(), config.plugins.len(), config.disable_check), ("1.0.0", 2, true));
     }
 
     #[test]
@@ -242,10 +191,7 @@ mod tests {
         write("00-broken.conflist", "{");
         write("05-notes.txt", r#"{"name": "txt", "type": "bridge"}"#);
         write("20-late.conf", r#"{"name": "late", "type": "bridge"}"#);
-        write(
-            "10-early.conflist",
-            r#"{"name": "early", "plugins": [{"type": "bridge"}]}"#,
-        );
+        write("10-early.conflist", r#"{"name": "early", "plugins": [{"type": "bridge"}]}"#);
         assert_eq!(NetworkConfig::first_in(dir.path()).unwrap().name, "early");
     }
 }

@@ -24,11 +24,7 @@ pub mod code {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
 #[error("{msg}{}", if .details.is_empty() { String::new() } else { format!("; {}", .details) })]
 pub struct CniError {
-    #[serde(
-        default,
-        rename = "cniVersion",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(default, rename = "cniVersion", skip_serializing_if = "Option::is_none")]
     pub cni_version: Option<String>,
     pub code: u32,
     pub msg: String,
@@ -38,12 +34,7 @@ pub struct CniError {
 
 impl CniError {
     pub fn new(code: u32, msg: impl Into<String>, details: impl Into<String>) -> Self {
-        Self {
-            cni_version: None,
-            code,
-            msg: msg.into(),
-            details: details.into(),
-        }
+        Self { cni_version: None, code, msg: msg.into(), details: details.into() }
     }
 
     pub fn internal(msg: impl Into<String>) -> Self {
@@ -55,9 +46,7 @@ impl CniError {
     }
 
     /// `failed to <what>: <cause>`, the form in which kernel and file errors reach the caller.
-    pub(crate) fn failed<E: std::fmt::Display>(
-        what: impl std::fmt::Display,
-    ) -> impl FnOnce(E) -> Self {
+    pub(crate) fn failed<E: std::fmt::Display>(what: impl std::fmt::Display) -> impl FnOnce(E) -> Self {
         move |cause| Self::internal(format!("failed to {what}: {cause}"))
     }
 }
@@ -72,18 +61,9 @@ pub enum Error {
     #[error("failed to find plugin {plugin:?} in path {dirs:?}")]
     PluginNotFound { plugin: String, dirs: Vec<PathBuf> },
     #[error("plugin type={plugin:?} failed ({command}): {error}")]
-    Plugin {
-        plugin: String,
-        command: &'static str,
-        error: CniError,
-    },
+    Plugin { plugin: String, command: &'static str, error: CniError },
     #[error("plugin type={plugin:?} name={network:?} failed ({command}): {cause}")]
-    Exec {
-        plugin: String,
-        network: String,
-        command: &'static str,
-        cause: String,
-    },
+    Exec { plugin: String, network: String, command: &'static str, cause: String },
     #[error("configuration version {0:?} does not support {1} command")]
     Unsupported(String, &'static str),
     #[error("{0}")]

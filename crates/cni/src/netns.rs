@@ -17,10 +17,7 @@ pub struct Netns {
 
 impl Netns {
     pub fn open(path: impl AsRef<Path>) -> io::Result<Self> {
-        Ok(Self {
-            file: File::open(path.as_ref())?,
-            path: path.as_ref().to_owned(),
-        })
+        Ok(Self { file: File::open(path.as_ref())?, path: path.as_ref().to_owned() })
     }
 
     /// The namespace of the calling thread.
@@ -44,8 +41,7 @@ impl Netns {
         setns(&self.file, CloneFlags::CLONE_NEWNET)?;
         let value = work();
         // Staying inside would let the caller configure the wrong host.
-        setns(&home.file, CloneFlags::CLONE_NEWNET)
-            .expect("the thread can return to the namespace it came from");
+        setns(&home.file, CloneFlags::CLONE_NEWNET).expect("the thread can return to the namespace it came from");
         Ok(value)
     }
 
@@ -73,7 +69,5 @@ pub fn set_sysctl(name: &str, value: &str) -> io::Result<()> {
 }
 
 pub fn sysctl(name: &str) -> io::Result<String> {
-    Ok(std::fs::read_to_string(format!("/proc/sys/{name}"))?
-        .trim()
-        .to_owned())
+    Ok(std::fs::read_to_string(format!("/proc/sys/{name}"))?.trim().to_owned())
 }

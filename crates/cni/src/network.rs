@@ -51,8 +51,7 @@ impl AttachmentArgs {
 
     pub fn port_mappings(mut self, mappings: &[PortMapping]) -> Self {
         if !mappings.is_empty() {
-            self.capabilities
-                .insert("portMappings".into(), json!(mappings));
+            self.capabilities.insert("portMappings".into(), json!(mappings));
         }
         self
     }
@@ -102,17 +101,12 @@ impl Network {
     }
 
     pub fn new(config: NetworkConfig, bin_dirs: impl IntoIterator<Item = PathBuf>) -> Self {
-        Self {
-            config,
-            bin_dirs: bin_dirs.into_iter().collect(),
-            cache_dir: CACHE_DIR.into(),
-        }
+        Self { config, bin_dirs: bin_dirs.into_iter().collect(), cache_dir: CACHE_DIR.into() }
     }
 
     /// The network every pod has besides its own: `lo`.
     pub fn loopback(bin_dirs: impl IntoIterator<Item = PathBuf>) -> Self {
-        let text =
-            r#"{"cniVersion":"1.0.0","name":"cni-loopback","plugins":[{"type":"loopback"}]}"#;
+        let text = r#"{"cniVersion":"1.0.0","name":"cni-loopback","plugins":[{"type":"loopback"}]}"#;
         let config = NetworkConfig::parse(text, true).expect("a valid literal");
         Self::new(config, bin_dirs)
     }
@@ -139,38 +133,21 @@ impl Network {
         ifname: &str,
         args: &AttachmentArgs,
     ) -> Result<AddResult, Error> {
-        let attachment = Attachment {
-            container_id,
-            netns,
-            ifname,
-            args,
-        };
+        let attachment = Attachment { container_id, netns, ifname, args };
         validate(&attachment)?;
         let mut previous: Option<Value> = None;
         for plugin in &self.config.plugins {
-            let output = self
-                .run(plugin, "ADD", Some(attachment), previous.as_ref(), None)
-                .await?;
+            let output = self.run(plugin, "ADD", Some(attachment), previous.as_ref(), None).await?;
             let result: Value = serde_json::from_slice(&output).map_err(|error| Error::Plugin {
                 plugin: plugin_type(plugin).to_owned(),
                 command: "add",
-                error: CniError::new(
-                    code::DECODING_FAILURE,
-                    "failed to decode result",
-                    error.to_string(),
-                ),
+                error: CniError::new(code::DECODING_FAILURE, "failed to decode result", error.to_string()),
             })?;
             previous = Some(result);
         }
         let raw = previous.unwrap_or(Value::Null);
         let result = AddResult::parse(&raw).map_err(|error| Error::Plugin {
-            plugin: self
-                .config
-                .plugins
-                .last()
-                .map(plugin_type)
-                .unwrap_or_default()
-                .to_owned(),
+            plugin: self.config.plugins.last().map(plugin_type).unwrap_or_default().to_owned(),
             command: "add",
             error,
         })?;
@@ -186,12 +163,7 @@ impl Network {
         ifname: &str,
         args: &AttachmentArgs,
     ) -> Result<(), Error> {
-        let attachment = Attachment {
-            container_id,
-            netns,
-            ifname,
-            args,
-        };
+        let attachment = Attachment { container_id, netns, ifname, args };
         validate(&attachment)?;
         if !version_at_least(&self.config.cni_version, "0.4.0") {
             return Err(Error::Unsupported(self.config.cni_version.clone(), "CHECK"));
@@ -201,62 +173,36 @@ impl Network {
         }
         let previous = self.read_cache(attachment).await?;
         for plugin in &self.config.plugins {
-            self.run(plugin, "CHECK", Some(attachment), previous.as_ref(), None)
-                .await?;
+            self.run(plugin, "CHECK", Some(attachment), previous.as_ref(), None).await?;
         }
         Ok(())
     }
 
     /// DEL: in reverse, with the cached result where the version has that. Succeeds when there is nothing to delete.
-    pub async fn del(
-        &self,
-        container_id: &str,
-        netns: &str,
-        ifname: &str,
-        args: &AttachmentArgs,
-    ) -> Result<(), Error> {
-        let attachment = Attachment {
-            container_id,
-            netns,
-            ifname,
-            args,
-        };
+    pub async fn del(&self, container_id: &str, netns: &str, ifname: &str, args: &AttachmentArgs) -> Result<(), Error> {
+        let attachment = Attachment { container_id, netns, ifname, args };
         validate(&attachment)?;
         let previous = match version_at_least(&self.config.cni_version, "0.4.0") {
             true => self.read_cache(attachment).await?,
             false => None,
         };
         for plugin in self.config.plugins.iter().rev() {
-            self.run(plugin, "DEL", Some(attachment), previous.as_ref(), None)
-                .await?;
+            self.run(plugin, "DEL", Some(attachment), previous.as_ref(), None).await?;
         }
         let path = self.cache_path(attachment);
         match tokio::fs::remove_file(&path).await {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Error::Cache {
-                path,
-                cause: error.to_string(),
-            }),
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(Error::Cache { path, cause: error.to_string() })
+            }
             _ => Ok(()),
         }
     }
 
     /// The result of an earlier ADD of this attachment, if it is still there.
-    pub async fn cached(
-        &self,
-        container_id: &str,
-        ifname: &str,
-    ) -> Result<Option<AddResult>, Error> {
+    pub async fn cached(&self, container_id: &str, ifname: &str) -> Result<Option<AddResult>, Error> {
         let args = AttachmentArgs::default();
-        let attachment = Attachment {
-            container_id,
-            netns: "",
-            ifname,
-            args: &args,
-        };
-        Ok(self
-            .read_cache(attachment)
-            .await?
-            .and_then(|value| AddResult::parse(&value).ok()))
+        let attachment = Attachment { container_id, netns: "", ifname, args: &args };
+        Ok(self.read_cache(attachment).await?.and_then(|value| AddResult::parse(&value).ok()))
     }
 
     /// GC (1.1): everything but `keep` (container id, interface) may be released. Older configurations get a DEL for each
@@ -272,20 +218,11 @@ impl Network {
             }
         }
         if version_at_least(&self.config.cni_version, "1.1.0") && !self.config.disable_gc {
-            let valid: Vec<Value> = keep
-                .iter()
-                .map(|(id, ifname)| json!({"containerID": id, "ifname": ifname}))
-                .collect();
+            let valid: Vec<Value> =
+                keep.iter().map(|(id, ifname)| json!({"containerID": id, "ifname": ifname})).collect();
             for plugin in &self.config.plugins {
-                if let Err(error) = self
-                    .run(
-                        plugin,
-                        "GC",
-                        None,
-                        None,
-                        Some(("cni.dev/valid-attachments", &json!(valid))),
-                    )
-                    .await
+                if let Err(error) =
+                    self.run(plugin, "GC", None, None, Some(("cni.dev/valid-attachments", &json!(valid)))).await
                 {
                     failures.push(error);
                 }
@@ -314,10 +251,7 @@ impl Network {
         let output = self.run(&config, "VERSION", None, None, None).await?;
         let value: Value = serde_json::from_slice(&output).unwrap_or_default();
         let listed = value["supportedVersions"].as_array().into_iter().flatten();
-        Ok(listed
-            .filter_map(Value::as_str)
-            .map(str::to_owned)
-            .collect())
+        Ok(listed.filter_map(Value::as_str).map(str::to_owned).collect())
     }
 
     async fn run(
@@ -329,24 +263,12 @@ impl Network {
         extra: Option<(&str, &Value)>,
     ) -> Result<Vec<u8>, Error> {
         let kind = plugin_type(plugin);
-        let stdin = self
-            .plugin_config(plugin, attachment.map(|a| a.args), previous, extra)
-            .to_string();
+        let stdin = self.plugin_config(plugin, attachment.map(|a| a.args), previous, extra).to_string();
         let mut process = self.command(kind)?;
         let path = std::env::join_paths(&self.bin_dirs).unwrap_or_default();
         process.env("CNI_COMMAND", command).env("CNI_PATH", path);
-        if let Some(Attachment {
-            container_id,
-            netns,
-            ifname,
-            args,
-        }) = attachment
-        {
-            let cni_args: Vec<String> = args
-                .cni_args
-                .iter()
-                .map(|(key, value)| format!("{key}={value}"))
-                .collect();
+        if let Some(Attachment { container_id, netns, ifname, args }) = attachment {
+            let cni_args: Vec<String> = args.cni_args.iter().map(|(key, value)| format!("{key}={value}")).collect();
             process
                 .env("CNI_CONTAINERID", container_id)
                 .env("CNI_NETNS", netns)
@@ -359,16 +281,9 @@ impl Network {
             command: lower(command),
             cause,
         };
-        process
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .kill_on_drop(true);
+        process.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
         let mut child = process.spawn().map_err(|error| failed(error.to_string()))?;
-        let mut input = child
-            .stdin
-            .take()
-            .ok_or_else(|| failed("no stdin".into()))?;
+        let mut input = child.stdin.take().ok_or_else(|| failed("no stdin".into()))?;
         // A plug-in may answer without reading: a broken pipe is not an error, its answer is.
         let feed = async move {
             let _ = input.write_all(stdin.as_bytes()).await;
@@ -383,34 +298,18 @@ impl Network {
             return Ok(output.stdout);
         }
         let error = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| {
-            let said = if output.stdout.is_empty() {
-                &output.stderr
-            } else {
-                &output.stdout
-            };
+            let said = if output.stdout.is_empty() { &output.stderr } else { &output.stdout };
             let said = String::from_utf8_lossy(said).trim().to_owned();
             match said.is_empty() {
-                true => CniError::internal(format!(
-                    "netplugin failed with no error message: {}",
-                    output.status
-                )),
+                true => CniError::internal(format!("netplugin failed with no error message: {}", output.status)),
                 false => CniError::internal(format!("netplugin failed: {said:?}")),
             }
         });
-        Err(Error::Plugin {
-            plugin: kind.to_owned(),
-            command: lower(command),
-            error,
-        })
+        Err(Error::Plugin { plugin: kind.to_owned(), command: lower(command), error })
     }
 
     fn command(&self, kind: &str) -> Result<tokio::process::Command, Error> {
-        if let Some(path) = self
-            .bin_dirs
-            .iter()
-            .map(|dir| dir.join(kind))
-            .find(|path| path.is_file())
-        {
+        if let Some(path) = self.bin_dirs.iter().map(|dir| dir.join(kind)).find(|path| path.is_file()) {
             return Ok(tokio::process::Command::new(path));
         }
         if crate::plugin(kind).is_some() {
@@ -418,10 +317,7 @@ impl Network {
             process.arg0(kind);
             return Ok(process);
         }
-        Err(Error::PluginNotFound {
-            plugin: kind.to_owned(),
-            dirs: self.bin_dirs.clone(),
-        })
+        Err(Error::PluginNotFound { plugin: kind.to_owned(), dirs: self.bin_dirs.clone() })
     }
 
     /// The plug-in's object with what the list and the runtime add to it.
@@ -444,12 +340,8 @@ impl Network {
         let declared = config.remove("capabilities");
         if let (Some(Value::Object(declared)), Some(args)) = (declared, args) {
             let wanted = |name: &String| declared.get(name) == Some(&Value::Bool(true));
-            let runtime: Map<String, Value> = args
-                .capabilities
-                .iter()
-                .filter(|(k, _)| wanted(k))
-                .map(|(k, v)| (k.clone(), v.clone()))
-                .collect();
+            let runtime: Map<String, Value> =
+                args.capabilities.iter().filter(|(k, _)| wanted(k)).map(|(k, v)| (k.clone(), v.clone())).collect();
             if !runtime.is_empty() {
                 config.insert("runtimeConfig".into(), Value::Object(runtime));
             }
@@ -458,10 +350,7 @@ impl Network {
     }
 
     fn cache_path(&self, attachment: Attachment<'_>) -> PathBuf {
-        let name = format!(
-            "{}-{}-{}",
-            self.config.name, attachment.container_id, attachment.ifname
-        );
+        let name = format!("{}-{}-{}", self.config.name, attachment.container_id, attachment.ifname);
         self.cache_dir.join("results").join(name)
     }
 
@@ -489,14 +378,8 @@ impl Network {
         };
         match tokio::task::spawn_blocking(write).await {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(Error::Cache {
-                path,
-                cause: error.to_string(),
-            }),
-            Err(error) => Err(Error::Cache {
-                path,
-                cause: error.to_string(),
-            }),
+            Ok(Err(error)) => Err(Error::Cache { path, cause: error.to_string() }),
+            Err(error) => Err(Error::Cache { path, cause: error.to_string() }),
         }
     }
 
@@ -504,14 +387,9 @@ impl Network {
         let path = self.cache_path(attachment);
         match tokio::fs::read(&path).await {
             // A torn or foreign file must not make a pod undeletable: plug-ins do without a previous result.
-            Ok(bytes) => Ok(serde_json::from_slice::<Value>(&bytes)
-                .ok()
-                .and_then(|v| v.get("result").cloned())),
+            Ok(bytes) => Ok(serde_json::from_slice::<Value>(&bytes).ok().and_then(|v| v.get("result").cloned())),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(Error::Cache {
-                path,
-                cause: error.to_string(),
-            }),
+            Err(error) => Err(Error::Cache { path, cause: error.to_string() }),
         }
     }
 
@@ -530,18 +408,8 @@ impl Network {
             let text = |key: &str| value[key].as_str().unwrap_or_default().to_owned();
             if text("networkName") == self.config.name && !text("containerId").is_empty() {
                 let cni_args = serde_json::from_value(value["cniArgs"].clone()).unwrap_or_default();
-                let capabilities = value["capabilityArgs"]
-                    .as_object()
-                    .cloned()
-                    .unwrap_or_default();
-                attachments.push((
-                    text("containerId"),
-                    text("ifName"),
-                    AttachmentArgs {
-                        cni_args,
-                        capabilities,
-                    },
-                ));
+                let capabilities = value["capabilityArgs"].as_object().cloned().unwrap_or_default();
+                attachments.push((text("containerId"), text("ifName"), AttachmentArgs { cni_args, capabilities }));
             }
         }
         attachments
@@ -549,10 +417,7 @@ impl Network {
 }
 
 fn plugin_type(plugin: &Map<String, Value>) -> &str {
-    plugin
-        .get("type")
-        .and_then(Value::as_str)
-        .unwrap_or_default()
+    plugin.get("type").and_then(Value::as_str).unwrap_or_default()
 }
 
 fn lower(command: &'static str) -> &'static str {
@@ -568,16 +433,10 @@ fn lower(command: &'static str) -> &'static str {
 
 fn validate(attachment: &Attachment<'_>) -> Result<(), Error> {
     if !is_valid_name(attachment.container_id) {
-        return Err(Error::InvalidArgument(format!(
-            "invalid container ID {:?}",
-            attachment.container_id
-        )));
+        return Err(Error::InvalidArgument(format!("invalid container ID {:?}", attachment.container_id)));
     }
     if !crate::netlink::is_valid_ifname(attachment.ifname) {
-        return Err(Error::InvalidArgument(format!(
-            "invalid interface name {:?}",
-            attachment.ifname
-        )));
+        return Err(Error::InvalidArgument(format!("invalid interface name {:?}", attachment.ifname)));
     }
     Ok(())
 }
@@ -587,9 +446,7 @@ fn base64(bytes: &[u8]) -> String {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for chunk in bytes.chunks(3) {
-        let word = chunk.iter().enumerate().fold(0u32, |word, (i, byte)| {
-            word | u32::from(*byte) << (16 - 8 * i)
-        });
+        let word = chunk.iter().enumerate().fold(0u32, |word, (i, byte)| word | u32::from(*byte) << (16 - 8 * i));
         for i in 0..4 {
             match i <= chunk.len() {
                 true => text.push(char::from(ALPHABET[(word >> (18 - 6 * i)) as usize & 63])),
@@ -609,25 +466,13 @@ mod tests {
         let text = r#"{"cniVersion": "1.0.0", "name": "n", "plugins": [
             {"type": "bridge"}, {"type": "portmap", "capabilities": {"portMappings": true, "mac": false}}]}"#;
         let network = Network::new(NetworkConfig::parse(text, true).unwrap(), []);
-        let mapping = PortMapping {
-            host_port: 80,
-            container_port: 8080,
-            protocol: "tcp".into(),
-            host_ip: String::new(),
-        };
+        let mapping =
+            PortMapping { host_port: 80, container_port: 8080, protocol: "tcp".into(), host_ip: String::new() };
         let mut args = AttachmentArgs::for_pod("ns", "pod", "uid", "id").port_mappings(&[mapping]);
-        args.capabilities
-            .insert("mac".into(), json!("00:00:00:00:00:01"));
-        let configs: Vec<Value> = network
-            .config
-            .plugins
-            .iter()
-            .map(|p| network.plugin_config(p, Some(&args), None, None))
-            .collect();
-        assert_eq!(
-            configs[0],
-            json!({"type": "bridge", "name": "n", "cniVersion": "1.0.0"})
-        );
+        args.capabilities.insert("mac".into(), json!("00:00:00:00:00:01"));
+        let configs: Vec<Value> =
+            network.config.plugins.iter().map(|p| network.plugin_config(p, Some(&args), None, None)).collect();
+        assert_eq!(configs[0], json!({"type": "bridge", "name": "n", "cniVersion": "1.0.0"}));
         assert_eq!(
             configs[1]["runtimeConfig"],
             json!({"portMappings": [{"hostPort": 80, "containerPort": 8080, "protocol": "tcp"}]})
@@ -637,13 +482,7 @@ mod tests {
 
     #[test]
     fn base64_pads() {
-        for (plain, encoded) in [
-            ("", ""),
-            ("a", "YQ=="),
-            ("ab", "YWI="),
-            ("abc", "YWJj"),
-            ("abcd", "YWJjZA=="),
-        ] {
+        for (plain, encoded) in [("", ""), ("a", "YQ=="), ("ab", "YWI="), ("abc", "YWJj"), ("abcd", "YWJjZA==")] {
             assert_eq!(base64(plain.as_bytes()), encoded);
         }
     }

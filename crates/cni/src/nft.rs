@@ -30,9 +30,7 @@ fn run(args: &[&str], input: &str) -> Result<String, String> {
         // nft stops reading at a syntax error; what it says about that is the better message.
         let _ = stdin.write_all(input.as_bytes());
     }
-    let output = child
-        .wait_with_output()
-        .map_err(|error| format!("nft: {error}"))?;
+    let output = child.wait_with_output().map_err(|error| format!("nft: {error}"))?;
     match output.status.success() {
         true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
         false => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
@@ -47,10 +45,5 @@ pub fn short_hash(parts: &[&str]) -> String {
         hasher.update(part.as_bytes());
         hasher.update([0]);
     }
-    hasher
-        .finalize()
-        .iter()
-        .take(8)
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    hasher.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }

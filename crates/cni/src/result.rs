@@ -10,9 +10,7 @@ use crate::cidr::Cidr;
 use crate::error::{CniError, code};
 
 /// Oldest first. The last is what our plug-ins implement.
-pub const VERSIONS: &[&str] = &[
-    "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0",
-];
+pub const VERSIONS: &[&str] = &["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AddResult {
@@ -38,11 +36,7 @@ pub struct Interface {
     /// The namespace it lives in; empty for the host's.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub sandbox: String,
-    #[serde(
-        default,
-        rename = "socketPath",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(default, rename = "socketPath", skip_serializing_if = "Option::is_none")]
     pub socket_path: Option<String>,
     #[serde(default, rename = "pciID", skip_serializing_if = "Option::is_none")]
     pub pci_id: Option<String>,
@@ -96,22 +90,12 @@ impl Dns {
 impl AddResult {
     /// Reads a result of any version; an absent version is 0.1.0, as the specification says.
     pub fn parse(value: &Value) -> Result<Self, CniError> {
-        let version = value
-            .get("cniVersion")
-            .and_then(Value::as_str)
-            .filter(|v| !v.is_empty())
-            .unwrap_or("0.1.0");
+        let version = value.get("cniVersion").and_then(Value::as_str).filter(|v| !v.is_empty()).unwrap_or("0.1.0");
         let undecodable = |error: serde_json::Error| {
-            CniError::new(
-                code::DECODING_FAILURE,
-                "failed to decode result",
-                error.to_string(),
-            )
+            CniError::new(code::DECODING_FAILURE, "failed to decode result", error.to_string())
         };
         match version {
-            "0.1.0" | "0.2.0" => Legacy::deserialize(value)
-                .map_err(undecodable)
-                .map(|legacy| legacy.modern(version)),
+            "0.1.0" | "0.2.0" => Legacy::deserialize(value).map_err(undecodable).map(|legacy| legacy.modern(version)),
             known if VERSIONS.contains(&known) => Self::deserialize(value).map_err(undecodable),
             other => Err(CniError::new(
                 code::INCOMPATIBLE_VERSION,
@@ -127,19 +111,10 @@ impl AddResult {
         match version {
             "0.1.0" | "0.2.0" => Legacy::from_modern(self, version),
             _ => {
-                let mut value = json!(AddResult {
-                    cni_version: version.to_owned(),
-                    ..self.clone()
-                });
-                if let ("0.3.0" | "0.3.1" | "0.4.0", Some(ips)) =
-                    (version, value["ips"].as_array_mut())
-                {
+                let mut value = json!(AddResult { cni_version: version.to_owned(), ..self.clone() });
+                if let ("0.3.0" | "0.3.1" | "0.4.0", Some(ips)) = (version, value["ips"].as_array_mut()) {
                     for ip in ips {
-                        let family = if ip["address"].as_str().is_some_and(|a| a.contains(':')) {
-                            "6"
-                        } else {
-                            "4"
-                        };
+                        let family = if ip["address"].as_str().is_some_and(|a| a.contains(':')) { "6" } else { "4" };
                         ip["version"] = json!(family);
                     }
                 }
@@ -153,10 +128,7 @@ impl AddResult {
         self.ips
             .iter()
             .filter(|ip| match ip.interface {
-                Some(index) => self
-                    .interfaces
-                    .get(index)
-                    .is_none_or(|i| !i.sandbox.is_empty()),
+                Some(index) => self.interfaces.get(index).is_none_or(|i| !i.sandbox.is_empty()),
                 None => true,
             })
             .map(|ip| ip.address)
@@ -187,17 +159,9 @@ struct LegacyIp {
 
 impl Legacy {
     fn modern(self, version: &str) -> AddResult {
-        let mut result = AddResult {
-            cni_version: version.to_owned(),
-            dns: self.dns,
-            ..AddResult::default()
-        };
+        let mut result = AddResult { cni_version: version.to_owned(), dns: self.dns, ..AddResult::default() };
         for ip in [self.ip4, self.ip6].into_iter().flatten() {
-            result.ips.push(IpConfig {
-                interface: None,
-                address: ip.ip,
-                gateway: ip.gateway,
-            });
+            result.ips.push(IpConfig { interface: None, address: ip.ip, gateway: ip.gateway });
             result.routes.extend(ip.routes);
         }
         result
@@ -206,17 +170,8 @@ impl Legacy {
     fn from_modern(result: &AddResult, version: &str) -> Value {
         let family = |v6: bool| {
             let ip = result.ips.iter().find(|ip| ip.address.is_v6() == v6)?;
-            let routes = result
-                .routes
-                .iter()
-                .filter(|route| route.dst.is_v6() == v6)
-                .cloned()
-                .collect();
-            Some(LegacyIp {
-                ip: ip.address,
-                gateway: ip.gateway,
-                routes,
-            })
+            let routes = result.routes.iter().filter(|route| route.dst.is_v6() == v6).cloned().collect();
+            Some(LegacyIp { ip: ip.address, gateway: ip.gateway, routes })
         };
         json!(Legacy {
             cni_version: version.to_owned(),
@@ -273,31 +228,19 @@ mod tests {
 
     #[test]
     fn unknown_versions_and_shapes_are_refused() {
-        for value in [
-            json!({"cniVersion": "9.0.0"}),
-            json!({"cniVersion": "1.0.0", "ips": [{"address": "x"}]}),
-            json!([]),
-        ] {
-            assert!(
-                AddResult::parse(&value).is_err() || value.is_array(),
-                "{value}"
-            );
+        for value in
+            [json!({"cniVersion": "9.0.0"}), json!({"cniVersion": "1.0.0", "ips": [{"address": "x"}]}), json!([])]
+        {
+            assert!(AddResult::parse(&value).is_err() || value.is_array(), "{value}");
         }
     }
 
     #[test]
     fn versions_compare_by_number() {
-        for (version, floor, expected) in [
-            ("0.3.1", "0.4.0", false),
-            ("0.4.0", "0.4.0", true),
-            ("1.1.0", "0.4.0", true),
-            ("", "0.1.0", false),
-        ] {
-            assert_eq!(
-                version_at_least(version, floor),
-                expected,
-                "{version} >= {floor}"
-            );
+        for (version, floor, expected) in
+            [("0.3.1", "0.4.0", false), ("0.4.0", "0.4.0", true), ("1.1.0", "0.4.0", true), ("", "0.1.0", false)]
+        {
+            assert_eq!(version_at_least(version, floor), expected, "{version} >= {floor}");
         }
     }
 }

@@ -1,1 +1,52 @@
+//! Cluster DNS: the names of services and pods, answered straight from informer indexes.
+//!
+//! Flow: a packet ([`server`]) -> is the name in the cluster's domain? -> [`zone`], which looks into the [`index`] -> answer;
+//! otherwise [`forward`] asks the node's resolvers and remembers what they say for a while.
+//! Invariants: an answer of the zone never waits; names of the cluster's domain are never sent to anybody else.
+#![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod args;
+mod forward;
+mod index;
+mod server;
+mod zone;
+
+pub use args::{Args, main, resolvers};
+pub use server::run;
+
+use std::net::SocketAddr;
+
+/// What the server of one cluster needs to know.
+#[derive(Clone)]
+pub struct Config {
+    pub client: client::Client,
+    /// UDP and TCP on each. A `kube-dns` Service without a selector leads here through an EndpointSlice with these addresses.
+    pub listen: Vec<SocketAddr>,
+    /// `cluster.local`.
+    pub domain: String,
+    /// Where other names are asked for, in this order. Empty: other names are refused.
+    pub upstreams: Vec<SocketAddr>,
+    /// Domains with resolvers of their own.
+    pub stub_domains: Vec<(String, Vec<SocketAddr>)>,
+    /// Ranges of pods and services: addresses in them have no names elsewhere, so nobody else is asked.
+    pub ranges: Vec<String>,
+    /// Seconds clients may keep an answer.
+    pub ttl: u32,
+    /// Where `/ready` and `/health` answer.
+    pub health_bind_address: Option<SocketAddr>,
+}
+
+impl Config {
+    pub fn new(client: client::Client, listen: Vec<SocketAddr>) -> Self {
+        Self {
+            client,
+            listen,
+            domain: "cluster.local".into(),
+            upstreams: Vec::new(),
+            stub_domains: Vec::new(),
+            ranges: Vec::new(),
+            ttl: 30,
+            health_bind_address: None,
+        }
+    }
+}

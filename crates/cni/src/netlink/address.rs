@@ -42,11 +42,7 @@ impl Socket {
     }
 
     pub fn del_address(&self, index: u32, cidr: Cidr) -> io::Result<()> {
-        self.change(
-            body(RTM_DELADDR, 0, index, cidr)
-                .attr_ip(IFA_LOCAL, cidr.addr)
-                .attr_ip(IFA_ADDRESS, cidr.addr),
-        )
+        self.change(body(RTM_DELADDR, 0, index, cidr).attr_ip(IFA_LOCAL, cidr.addr).attr_ip(IFA_ADDRESS, cidr.addr))
     }
 
     /// Of all links; both families.
@@ -56,11 +52,7 @@ impl Socket {
     }
 
     pub fn addresses_of(&self, index: u32) -> io::Result<Vec<Address>> {
-        Ok(self
-            .addresses()?
-            .into_iter()
-            .filter(|address| address.index == index)
-            .collect())
+        Ok(self.addresses()?.into_iter().filter(|address| address.index == index).collect())
     }
 }
 

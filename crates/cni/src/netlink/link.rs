@@ -105,11 +105,7 @@ impl Socket {
     /// `Ok(None)` when there is no such link.
     pub fn link(&self, name: &str) -> io::Result<Option<Link>> {
         // Longer names can only be alternative names.
-        let attr = if name.len() < libc::IFNAMSIZ {
-            IFLA_IFNAME
-        } else {
-            IFLA_ALT_IFNAME
-        };
+        let attr = if name.len() < libc::IFNAMSIZ { IFLA_IFNAME } else { IFLA_ALT_IFNAME };
         self.one_link(ifinfo(RTM_GETLINK, 0, 0).attr_str(attr, name))
     }
 
@@ -131,15 +127,8 @@ impl Socket {
     }
 
     /// `AlreadyExists` when the name is taken.
-    pub fn add_link(
-        &self,
-        name: &str,
-        kind: LinkKind<'_>,
-        mtu: Option<u32>,
-        mac: Option<[u8; 6]>,
-    ) -> io::Result<()> {
-        let mut request =
-            ifinfo(RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, 0).attr_str(IFLA_IFNAME, name);
+    pub fn add_link(&self, name: &str, kind: LinkKind<'_>, mtu: Option<u32>, mac: Option<[u8; 6]>) -> io::Result<()> {
+        let mut request = ifinfo(RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, 0).attr_str(IFLA_IFNAME, name);
         if let Some(mtu) = mtu.filter(|mtu| *mtu > 0) {
             request = request.attr_u32(IFLA_MTU, mtu);
         }
@@ -150,19 +139,12 @@ impl Socket {
             LinkKind::Bridge { vlan_filtering } => {
                 let info = info.attr(IFLA_INFO_KIND, b"bridge");
                 match vlan_filtering {
-                    true => info.nest(IFLA_INFO_DATA, |data| {
-                        data.attr(IFLA_BR_VLAN_FILTERING, &[1])
-                    }),
+                    true => info.nest(IFLA_INFO_DATA, |data| data.attr(IFLA_BR_VLAN_FILTERING, &[1])),
                     false => info,
                 }
             }
-            LinkKind::Veth {
-                peer,
-                peer_netns,
-                peer_mtu,
-            } => info
-                .attr(IFLA_INFO_KIND, b"veth")
-                .nest(IFLA_INFO_DATA, |data| {
+            LinkKind::Veth { peer, peer_netns, peer_mtu } => {
+                info.attr(IFLA_INFO_KIND, b"veth").nest(IFLA_INFO_DATA, |data| {
                     data.nest(VETH_INFO_PEER, |mut data| {
                         data = data.body(&[0; 16]).attr_str(IFLA_IFNAME, peer);
                         if let Some(mtu) = peer_mtu.filter(|mtu| *mtu > 0) {
@@ -173,29 +155,17 @@ impl Socket {
                             None => data,
                         }
                     })
-                }),
-            LinkKind::Vxlan {
-                vni,
-                port,
-                local,
-                underlay,
-            } => {
-                info.attr(IFLA_INFO_KIND, b"vxlan")
-                    .nest(IFLA_INFO_DATA, |data| {
-                        data.attr_u32(IFLA_VXLAN_ID, vni)
-                            .attr_u32(IFLA_VXLAN_LINK, underlay)
-                            .attr_ip(
-                                if local.is_ipv6() {
-                                    IFLA_VXLAN_LOCAL6
-                                } else {
-                                    IFLA_VXLAN_LOCAL
-                                },
-                                local,
-                            )
-                            // Every peer is known from the API: nothing to learn, nothing to flood.
-                            .attr(IFLA_VXLAN_LEARNING, &[0])
-                            .attr(IFLA_VXLAN_PORT, &port.to_be_bytes())
-                    })
+                })
+            }
+            LinkKind::Vxlan { vni, port, local, underlay } => {
+                info.attr(IFLA_INFO_KIND, b"vxlan").nest(IFLA_INFO_DATA, |data| {
+                    data.attr_u32(IFLA_VXLAN_ID, vni)
+                        .attr_u32(IFLA_VXLAN_LINK, underlay)
+                        .attr_ip(if local.is_ipv6() { IFLA_VXLAN_LOCAL6 } else { IFLA_VXLAN_LOCAL }, local)
+                        // Every peer is known from the API: nothing to learn, nothing to flood.
+                        .attr(IFLA_VXLAN_LEARNING, &[0])
+                        .attr(IFLA_VXLAN_PORT, &port.to_be_bytes())
+                })
             }
             LinkKind::Ifb => info.attr(IFLA_INFO_KIND, b"ifb"),
         });
@@ -266,11 +236,7 @@ impl Socket {
 
     /// Adds a VLAN to a bridge port; `native` makes it the port's untagged one.
     pub fn add_port_vlan(&self, port: u32, vlan: u16, native: bool) -> io::Result<()> {
-        let flags = if native {
-            BRIDGE_VLAN_INFO_PVID | BRIDGE_VLAN_INFO_UNTAGGED
-        } else {
-            0
-        };
+        let flags = if native { BRIDGE_VLAN_INFO_PVID | BRIDGE_VLAN_INFO_UNTAGGED } else { 0 };
         self.change(port_vlan(RTM_SETLINK, port, vlan, flags, false))
     }
 
@@ -289,11 +255,7 @@ fn ifinfo(kind: u16, flags: u16, index: u32) -> Request {
     body[4..8].copy_from_slice(&index.to_ne_bytes());
     let request = Request::new(kind, flags).body(&body);
     // Leave statistics out of answers: they are most of the bytes.
-    if kind == RTM_GETLINK {
-        request.attr_u32(IFLA_EXT_MASK, 1 << 3)
-    } else {
-        request
-    }
+    if kind == RTM_GETLINK { request.attr_u32(IFLA_EXT_MASK, 1 << 3) } else { request }
 }
 
 fn bridge_info(kind: u16, index: u32) -> Request {
@@ -317,11 +279,7 @@ fn port_vlan(kind: u16, index: u32, vlan: u16, flags: u16, on_bridge: bool) -> R
 }
 
 fn parse(answer: &[u8]) -> Option<Link> {
-    let mut link = Link {
-        index: read_u32(answer, 4)?,
-        flags: read_u32(answer, 8)?,
-        ..Link::default()
-    };
+    let mut link = Link { index: read_u32(answer, 4)?, flags: read_u32(answer, 8)?, ..Link::default() };
     for (kind, value) in attributes(answer.get(16..)?) {
         match kind {
             IFLA_IFNAME => link.name = read_string(value),
@@ -335,9 +293,7 @@ fn parse(answer: &[u8]) -> Option<Link> {
             IFLA_ALLMULTI => link.allmulti = read_u32(value, 0)? > 0,
             IFLA_LINKINFO => {
                 let info = attributes(value).find(|(kind, _)| *kind == IFLA_INFO_KIND);
-                link.kind = info
-                    .map(|(_, value)| read_string(value))
-                    .unwrap_or_default();
+                link.kind = info.map(|(_, value)| read_string(value)).unwrap_or_default();
             }
             _ => {}
         }
@@ -351,16 +307,11 @@ pub fn is_valid_ifname(name: &str) -> bool {
     !name.is_empty()
         && name.len() < libc::IFNAMSIZ
         && !matches!(name, "." | "..")
-        && !name
-            .bytes()
-            .any(|b| b == b'/' || b == b':' || b.is_ascii_whitespace() || b == 0)
+        && !name.bytes().any(|b| b == b'/' || b == b':' || b.is_ascii_whitespace() || b == 0)
 }
 
 pub fn parse_mac(text: &str) -> Option<[u8; 6]> {
-    let parts: Vec<u8> = text
-        .split([':', '-'])
-        .map(|part| u8::from_str_radix(part, 16).ok())
-        .collect::<Option<_>>()?;
+    let parts: Vec<u8> = text.split([':', '-']).map(|part| u8::from_str_radix(part, 16).ok()).collect::<Option<_>>()?;
     parts.try_into().ok()
 }
 
@@ -370,30 +321,17 @@ mod tests {
 
     #[test]
     fn interface_names() {
-        for (name, valid) in [
-            ("eth0", true),
-            ("", false),
-            ("..", false),
-            ("a/b", false),
-            ("a b", false),
-            ("sixteen-letters!", false),
-        ] {
+        for (name, valid) in
+            [("eth0", true), ("", false), ("..", false), ("a/b", false), ("a b", false), ("sixteen-letters!", false)]
+        {
             assert_eq!(is_valid_ifname(name), valid, "{name:?}");
         }
     }
 
     #[test]
     fn macs() {
-        assert_eq!(
-            parse_mac("00:11:22:aa:bb:ff"),
-            Some([0, 0x11, 0x22, 0xaa, 0xbb, 0xff])
-        );
-        for text in [
-            "",
-            "00:11:22:33:44",
-            "zz:11:22:33:44:55",
-            "00:11:22:33:44:55:66",
-        ] {
+        assert_eq!(parse_mac("00:11:22:aa:bb:ff"), Some([0, 0x11, 0x22, 0xaa, 0xbb, 0xff]));
+        for text in ["", "00:11:22:33:44", "zz:11:22:33:44:55", "00:11:22:33:44:55:66"] {
             assert_eq!(parse_mac(text), None, "{text}");
         }
     }

@@ -112,11 +112,7 @@ pub(super) fn read_ip(bytes: &[u8]) -> Option<IpAddr> {
 }
 
 pub(super) fn family(addr: IpAddr) -> u8 {
-    (if addr.is_ipv6() {
-        libc::AF_INET6
-    } else {
-        libc::AF_INET
-    }) as u8
+    (if addr.is_ipv6() { libc::AF_INET6 } else { libc::AF_INET }) as u8
 }
 
 #[cfg(test)]
@@ -125,9 +121,7 @@ mod tests {
 
     #[test]
     fn attributes_round_trip() {
-        let request = Request::new(1, 0)
-            .attr_str(3, "eth0")
-            .nest(18, |r| r.attr(1, b"veth").attr_u32(2, 7));
+        let request = Request::new(1, 0).attr_str(3, "eth0").nest(18, |r| r.attr(1, b"veth").attr_u32(2, 7));
         let bytes = request.finish(9);
         assert_eq!(read_u32(&bytes, 0), Some(bytes.len() as u32));
         let attrs: Vec<_> = attributes(&bytes[HEADER..]).collect();
@@ -139,13 +133,7 @@ mod tests {
 
     #[test]
     fn truncated_attributes_end_quietly() {
-        for bytes in [
-            &[][..],
-            &[1],
-            &[0, 0, 0, 0],
-            &[200, 0, 1, 0, 1],
-            &[4, 0, 1, 0],
-        ] {
+        for bytes in [&[][..], &[1], &[0, 0, 0, 0], &[200, 0, 1, 0, 1], &[4, 0, 1, 0]] {
             assert!(attributes(bytes).count() <= 1);
         }
     }

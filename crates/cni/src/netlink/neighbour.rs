@@ -3,9 +3,7 @@
 use std::io;
 use std::net::IpAddr;
 
-use super::message::{
-    NLM_F_CREATE, NLM_F_REPLACE, Request, attributes, family, read_ip, read_u16, read_u32,
-};
+use super::message::{NLM_F_CREATE, NLM_F_REPLACE, Request, attributes, family, read_ip, read_u16, read_u32};
 use super::socket::Socket;
 
 const RTM_NEWNEIGH: u16 = 28;
@@ -56,11 +54,7 @@ impl Socket {
         let mut body = [0; 12];
         body[0] = family;
         let answers = self.dump(|| Request::new(RTM_GETNEIGH, 0).body(&body))?;
-        Ok(answers
-            .iter()
-            .filter_map(|answer| parse(answer))
-            .filter(|n| n.index == index)
-            .collect())
+        Ok(answers.iter().filter_map(|answer| parse(answer)).filter(|n| n.index == index).collect())
     }
 }
 
@@ -77,17 +71,10 @@ fn encode(kind: u16, neighbour: &Neighbour, family: u8, flags: u8) -> Request {
     body[4..8].copy_from_slice(&neighbour.index.to_ne_bytes());
     body[8..10].copy_from_slice(&NUD_PERMANENT.to_ne_bytes());
     body[10] = flags;
-    Request::new(
-        kind,
-        if kind == RTM_NEWNEIGH {
-            NLM_F_CREATE | NLM_F_REPLACE
-        } else {
-            0
-        },
-    )
-    .body(&body)
-    .attr_ip(NDA_DST, neighbour.addr)
-    .attr(NDA_LLADDR, &neighbour.mac)
+    Request::new(kind, if kind == RTM_NEWNEIGH { NLM_F_CREATE | NLM_F_REPLACE } else { 0 })
+        .body(&body)
+        .attr_ip(NDA_DST, neighbour.addr)
+        .attr(NDA_LLADDR, &neighbour.mac)
 }
 
 fn parse(answer: &[u8]) -> Option<Neighbour> {
@@ -103,9 +90,5 @@ fn parse(answer: &[u8]) -> Option<Neighbour> {
             _ => {}
         }
     }
-    Some(Neighbour {
-        index,
-        addr: addr?,
-        mac: mac?,
-    })
+    Some(Neighbour { index, addr: addr?, mac: mac? })
 }

@@ -2,9 +2,7 @@
 
 use std::io;
 
-use super::message::{
-    NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, Request, attributes, read_string, read_u32,
-};
+use super::message::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, Request, attributes, read_string, read_u32};
 use super::socket::Socket;
 
 const RTM_NEWQDISC: u16 = 36;
@@ -43,50 +41,31 @@ impl Socket {
     pub fn set_token_bucket(&self, index: u32, bucket: TokenBucket) -> io::Result<()> {
         // Ticks of the packet scheduler are 64 ns; the fixed fields are 32 bits and superseded by the wide ones.
         let rate = u32::try_from(bucket.bytes_per_second).unwrap_or(u32::MAX);
-        let queued = bucket
-            .bytes_per_second
-            .saturating_mul(u64::from(bucket.latency_ms))
-            / 1000;
-        let limit =
-            u32::try_from(queued.saturating_add(u64::from(bucket.burst_bytes))).unwrap_or(u32::MAX);
-        let nanos = u64::from(bucket.burst_bytes).saturating_mul(1_000_000_000)
-            / bucket.bytes_per_second.max(1);
+        let queued = bucket.bytes_per_second.saturating_mul(u64::from(bucket.latency_ms)) / 1000;
+        let limit = u32::try_from(queued.saturating_add(u64::from(bucket.burst_bytes))).unwrap_or(u32::MAX);
+        let nanos = u64::from(bucket.burst_bytes).saturating_mul(1_000_000_000) / bucket.bytes_per_second.max(1);
         let ticks = u32::try_from(nanos >> 6).unwrap_or(u32::MAX);
         let mut parms = [0; 36];
         parms[1] = 1; // link layer: Ethernet
         parms[8..12].copy_from_slice(&rate.to_ne_bytes());
         parms[24..28].copy_from_slice(&limit.to_ne_bytes());
         parms[28..32].copy_from_slice(&ticks.to_ne_bytes());
-        let request = qdisc(
-            RTM_NEWQDISC,
-            NLM_F_CREATE | NLM_F_REPLACE,
-            index,
-            0x0001_0000,
-            TC_H_ROOT,
-        )
-        .attr_str(TCA_KIND, "tbf")
-        .nest(TCA_OPTIONS, |options| {
-            let options = options
-                .attr(TCA_TBF_PARMS, &parms)
-                .attr_u32(TCA_TBF_BURST, bucket.burst_bytes);
-            match bucket.bytes_per_second >= u64::from(u32::MAX) {
-                true => options.attr(TCA_TBF_RATE64, &bucket.bytes_per_second.to_ne_bytes()),
-                false => options,
-            }
-        });
+        let request = qdisc(RTM_NEWQDISC, NLM_F_CREATE | NLM_F_REPLACE, index, 0x0001_0000, TC_H_ROOT)
+            .attr_str(TCA_KIND, "tbf")
+            .nest(TCA_OPTIONS, |options| {
+                let options = options.attr(TCA_TBF_PARMS, &parms).attr_u32(TCA_TBF_BURST, bucket.burst_bytes);
+                match bucket.bytes_per_second >= u64::from(u32::MAX) {
+                    true => options.attr(TCA_TBF_RATE64, &bucket.bytes_per_second.to_ne_bytes()),
+                    false => options,
+                }
+            });
         self.change(request)
     }
 
     /// Sends all that arrives on `from` through `to` first: shaping works on what leaves a link only.
     pub fn redirect_ingress(&self, from: u32, to: u32) -> io::Result<()> {
-        let ingress = qdisc(
-            RTM_NEWQDISC,
-            NLM_F_CREATE | NLM_F_EXCL,
-            from,
-            TC_INGRESS_HANDLE,
-            TC_H_INGRESS,
-        )
-        .attr_str(TCA_KIND, "ingress");
+        let ingress = qdisc(RTM_NEWQDISC, NLM_F_CREATE | NLM_F_EXCL, from, TC_INGRESS_HANDLE, TC_H_INGRESS)
+            .attr_str(TCA_KIND, "ingress");
         match self.change(ingress) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => {}
@@ -105,17 +84,13 @@ impl Socket {
             .body(&body)
             .attr_str(TCA_KIND, "u32")
             .nest(TCA_OPTIONS, |options| {
-                options
-                    .attr(TCA_U32_SEL, &selector)
-                    .nest(TCA_U32_ACT, |actions| {
-                        actions.nest(1, |action| {
-                            action
-                                .attr_str(TCA_ACT_KIND, "mirred")
-                                .nest(TCA_ACT_OPTIONS, |options| {
-                                    options.attr(TCA_MIRRED_PARMS, &mirred)
-                                })
-                        })
+                options.attr(TCA_U32_SEL, &selector).nest(TCA_U32_ACT, |actions| {
+                    actions.nest(1, |action| {
+                        action
+                            .attr_str(TCA_ACT_KIND, "mirred")
+                            .nest(TCA_ACT_OPTIONS, |options| options.attr(TCA_MIRRED_PARMS, &mirred))
                     })
+                })
             });
         self.change(request)
     }
@@ -127,9 +102,7 @@ impl Socket {
     /// The kinds of queueing discipline on a link.
     pub fn qdiscs(&self, index: u32) -> io::Result<Vec<String>> {
         let answers = self.dump(|| Request::new(RTM_GETQDISC, 0).body(&[0; 20]))?;
-        let of_link = answers
-            .iter()
-            .filter(|answer| read_u32(answer, 4) == Some(index));
+        let of_link = answers.iter().filter(|answer| read_u32(answer, 4) == Some(index));
         Ok(of_link
             .filter_map(|answer| attributes(answer.get(20..)?).find(|(kind, _)| *kind == TCA_KIND))
             .map(|(_, value)| read_string(value))

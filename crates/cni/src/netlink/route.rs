@@ -3,9 +3,7 @@
 use std::io;
 use std::net::IpAddr;
 
-use super::message::{
-    NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, Request, attributes, family, read_ip, read_u32,
-};
+use super::message::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, Request, attributes, family, read_ip, read_u32};
 use super::socket::Socket;
 use crate::cidr::Cidr;
 
@@ -122,11 +120,7 @@ impl Socket {
     pub fn route_to(&self, dst: IpAddr) -> io::Result<Route> {
         let host = Cidr::host(dst);
         let body = [family(dst), host.prefix, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-        let answer = self.get(
-            Request::new(RTM_GETROUTE, 0)
-                .body(&body)
-                .attr_ip(RTA_DST, dst),
-        )?;
+        let answer = self.get(Request::new(RTM_GETROUTE, 0).body(&body).attr_ip(RTA_DST, dst))?;
         parse(&answer).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
     }
 }
@@ -139,11 +133,7 @@ fn encode(kind: u16, flags: u16, route: &Route) -> Request {
         RouteKind::Unreachable => 7,
         RouteKind::Other(other) => other,
     };
-    let small_table = if route.table < 256 {
-        route.table as u8
-    } else {
-        0
-    };
+    let small_table = if route.table < 256 { route.table as u8 } else { 0 };
     let mut body = [0; 12];
     body[0] = family(route.dst.addr);
     body[1] = route.dst.prefix;
@@ -152,9 +142,7 @@ fn encode(kind: u16, flags: u16, route: &Route) -> Request {
     body[6] = route.scope.0;
     body[7] = route_type;
     body[8..12].copy_from_slice(&(if route.onlink { RTNH_F_ONLINK } else { 0 }).to_ne_bytes());
-    let mut request = Request::new(kind, flags)
-        .body(&body)
-        .attr_u32(RTA_TABLE, route.table);
+    let mut request = Request::new(kind, flags).body(&body).attr_u32(RTA_TABLE, route.table);
     if route.dst.prefix > 0 {
         request = request.attr_ip(RTA_DST, route.dst.addr);
     }

@@ -3,9 +3,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, socket,
-};
+use nix::sys::socket::{AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, socket};
 
 use super::message::{HEADER, NLM_F_ACK, NLM_F_DUMP, Request, read_u16, read_u32};
 
@@ -28,16 +26,8 @@ pub(super) type Answer = Vec<u8>;
 impl Socket {
     /// For the namespace of the calling thread.
     pub fn open() -> io::Result<Self> {
-        let fd = socket(
-            AddressFamily::Netlink,
-            SockType::Raw,
-            SockFlag::SOCK_CLOEXEC,
-            SockProtocol::NetlinkRoute,
-        )?;
-        Ok(Self {
-            fd,
-            sequence: std::cell::Cell::new(0),
-        })
+        let fd = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkRoute)?;
+        Ok(Self { fd, sequence: std::cell::Cell::new(0) })
     }
 
     /// Sends a change and waits for the kernel's verdict.
@@ -47,10 +37,7 @@ impl Socket {
 
     /// Sends a question with one answer.
     pub(super) fn get(&self, request: Request) -> io::Result<Answer> {
-        self.exchange(request, NLM_F_ACK)?
-            .into_iter()
-            .next()
-            .ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))
+        self.exchange(request, NLM_F_ACK)?.into_iter().next().ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))
     }
 
     /// Sends a question with many answers. Asked again when the table changed under the dump.
@@ -62,10 +49,7 @@ impl Socket {
                 answers => return answers,
             }
         }
-        Err(io::Error::new(
-            io::ErrorKind::Interrupted,
-            "the table kept changing while it was read",
-        ))
+        Err(io::Error::new(io::ErrorKind::Interrupted, "the table kept changing while it was read"))
     }
 
     fn exchange(&self, mut request: Request, flags: u16) -> io::Result<Vec<Answer>> {
@@ -74,12 +58,7 @@ impl Socket {
         let flags = read_u16(&request.bytes, 6).unwrap_or_default() | flags;
         request.bytes[6..8].copy_from_slice(&flags.to_ne_bytes());
         let fd = self.fd.as_raw_fd();
-        sendto(
-            fd,
-            &request.finish(sequence),
-            &NetlinkAddr::new(0, 0),
-            MsgFlags::empty(),
-        )?;
+        sendto(fd, &request.finish(sequence), &NetlinkAddr::new(0, 0), MsgFlags::empty())?;
 
         let mut answers = Vec::new();
         let mut interrupted = false;
@@ -93,15 +72,9 @@ impl Socket {
             while rest.len() >= HEADER {
                 let size = read_u32(rest, 0).unwrap_or_default() as usize;
                 if size < HEADER || size > rest.len() {
-                    return Err(io::Error::new(
-                        io::ErrorKind::InvalidData,
-                        "malformed netlink message",
-                    ));
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, "malformed netlink message"));
                 }
-                let (message, next) = (
-                    &rest[..size],
-                    rest.get(size.next_multiple_of(4)..).unwrap_or_default(),
-                );
+                let (message, next) = (&rest[..size], rest.get(size.next_multiple_of(4)..).unwrap_or_default());
                 rest = next;
                 if read_u32(message, 8) != Some(sequence) {
                     continue; // a late answer to an earlier, abandoned question
@@ -112,11 +85,7 @@ impl Socket {
                 match read_u16(message, 4).unwrap_or_default() {
                     NLMSG_ERROR => {
                         let errno = read_u32(body, 0).unwrap_or_default() as i32;
-                        return if errno == 0 {
-                            Ok(answers)
-                        } else {
-                            Err(io::Error::from_raw_os_error(-errno))
-                        };
+                        return if errno == 0 { Ok(answers) } else { Err(io::Error::from_raw_os_error(-errno)) };
                     }
                     NLMSG_DONE if interrupted => {
                         return Err(io::Error::from(io::ErrorKind::Interrupted));

@@ -13,13 +13,7 @@ use crate::netlink::{Link, LinkKind, Socket, TokenBucket};
 use crate::nft::short_hash;
 use crate::result::AddResult;
 
-pub(super) const HANDLERS: Handlers = Handlers {
-    add,
-    check,
-    del,
-    gc: nothing,
-    status: nothing,
-};
+pub(super) const HANDLERS: Handlers = Handlers { add, check, del, gc: nothing, status: nothing };
 
 const LATENCY_MS: u32 = 25;
 
@@ -56,14 +50,10 @@ impl Limits {
             ("egress", limits.egress_rate, limits.egress_burst),
         ] {
             if (rate == 0) != (burst == 0) {
-                return Err(CniError::invalid_config(format!(
-                    "if {what} rate or burst is set, both must be set"
-                )));
+                return Err(CniError::invalid_config(format!("if {what} rate or burst is set, both must be set")));
             }
             if burst / 8 >= u64::from(u32::MAX) {
-                return Err(CniError::invalid_config(format!(
-                    "{what} burst cannot be more than 4GB"
-                )));
+                return Err(CniError::invalid_config(format!("{what} burst cannot be more than 4GB")));
             }
         }
         Ok(limits)
@@ -71,11 +61,7 @@ impl Limits {
 }
 
 fn bucket(rate: u64, burst: u64) -> TokenBucket {
-    TokenBucket {
-        bytes_per_second: rate / 8,
-        burst_bytes: (burst / 8) as u32,
-        latency_ms: LATENCY_MS,
-    }
+    TokenBucket { bytes_per_second: rate / 8, burst_bytes: (burst / 8) as u32, latency_ms: LATENCY_MS }
 }
 
 fn add(call: &Call) -> Result<AddResult, CniError> {
@@ -87,11 +73,8 @@ fn add(call: &Call) -> Result<AddResult, CniError> {
     let host = Socket::open().map_err(CniError::failed("open a netlink socket"))?;
     let veth = host_end(&host, &result)?;
     if limits.ingress_rate > 0 {
-        host.set_token_bucket(
-            veth.index,
-            bucket(limits.ingress_rate, limits.ingress_burst),
-        )
-        .map_err(CniError::failed(format!("limit {}", veth.name)))?;
+        host.set_token_bucket(veth.index, bucket(limits.ingress_rate, limits.ingress_burst))
+            .map_err(CniError::failed(format!("limit {}", veth.name)))?;
     }
     if limits.egress_rate > 0 {
         let name = ifb_name(call);
@@ -104,16 +87,11 @@ fn add(call: &Call) -> Result<AddResult, CniError> {
         let ifb = find(&host, &name)?;
         let shaped = host
             .set_up(ifb.index)
-            .and_then(|()| {
-                host.set_token_bucket(ifb.index, bucket(limits.egress_rate, limits.egress_burst))
-            })
+            .and_then(|()| host.set_token_bucket(ifb.index, bucket(limits.egress_rate, limits.egress_burst)))
             .and_then(|()| host.redirect_ingress(veth.index, ifb.index));
         if let Err(error) = shaped {
             let _ = host.del_link(ifb.index);
-            return Err(CniError::failed(format!(
-                "limit {} through {name}",
-                veth.name
-            ))(error));
+            return Err(CniError::failed(format!("limit {} through {name}", veth.name))(error));
         }
         result.interfaces.push(describe(&ifb, ""));
     }
@@ -122,13 +100,8 @@ fn add(call: &Call) -> Result<AddResult, CniError> {
 
 fn del(call: &Call) -> Result<(), CniError> {
     let host = Socket::open().map_err(CniError::failed("open a netlink socket"))?;
-    match host
-        .link(&ifb_name(call))
-        .map_err(CniError::failed("find the ifb link"))?
-    {
-        Some(ifb) => host
-            .del_link(ifb.index)
-            .map_err(CniError::failed("delete the ifb link")),
+    match host.link(&ifb_name(call)).map_err(CniError::failed("find the ifb link"))? {
+        Some(ifb) => host.del_link(ifb.index).map_err(CniError::failed("delete the ifb link")),
         None => Ok(()),
     }
 }
@@ -136,10 +109,7 @@ fn del(call: &Call) -> Result<(), CniError> {
 fn check(call: &Call) -> Result<(), CniError> {
     let limits = Limits::load(call)?;
     let host = Socket::open().map_err(CniError::failed("open a netlink socket"))?;
-    let has_bucket = |link: &Link| {
-        host.qdiscs(link.index)
-            .is_ok_and(|kinds| kinds.iter().any(|kind| kind == "tbf"))
-    };
+    let has_bucket = |link: &Link| host.qdiscs(link.index).is_ok_and(|kinds| kinds.iter().any(|kind| kind == "tbf"));
     if limits.ingress_rate > 0 && !has_bucket(&host_end(&host, call.require_previous()?)?) {
         return Err(CniError::internal("ingress limit is missing"));
     }
@@ -161,8 +131,5 @@ fn host_end(host: &Socket, result: &AddResult) -> Result<Link, CniError> {
 }
 
 fn ifb_name(call: &Call) -> String {
-    format!(
-        "bwp{}",
-        &short_hash(&[&call.network, &call.container_id, &call.ifname])[..12]
-    )
+    format!("bwp{}", &short_hash(&[&call.network, &call.container_id, &call.ifname])[..12])
 }

@@ -14,13 +14,7 @@ use crate::netlink::{Link, LinkKind, Socket, parse_mac};
 use crate::netns::{Netns, set_sysctl};
 use crate::result::{AddResult, Dns, Route};
 
-pub(super) const HANDLERS: Handlers = Handlers {
-    add,
-    check,
-    del,
-    gc,
-    status,
-};
+pub(super) const HANDLERS: Handlers = Handlers { add, check, del, gc, status };
 
 /// How long a bridge port may take to come up; it is instant unless spanning tree is on.
 const PORT_DEADLINE: Duration = Duration::from_millis(2550);
@@ -106,29 +100,21 @@ impl Config {
         }
         config.is_gateway |= config.is_default_gateway;
         if config.hairpin_mode && config.promisc_mode {
-            return Err(CniError::invalid_config(
-                "cannot set hairpin mode and promiscuous mode at the same time",
-            ));
+            return Err(CniError::invalid_config("cannot set hairpin mode and promiscuous mode at the same time"));
         }
         if config.disable_container_interface && ipam::kind(call).is_some() {
-            return Err(CniError::invalid_config(
-                "cannot use IPAM when DisableContainerInterface flag is set",
-            ));
+            return Err(CniError::invalid_config("cannot use IPAM when DisableContainerInterface flag is set"));
         }
         Ok(config)
     }
 
     /// The most specific request wins: runtime, then network configuration, then `CNI_ARGS`.
     fn mac(&self, call: &Call) -> Result<Option<[u8; 6]>, CniError> {
-        let asked = [
-            self.runtime_config.mac.as_str(),
-            self.args.cni.mac.as_str(),
-            call.arg("MAC").unwrap_or_default(),
-        ];
+        let asked = [self.runtime_config.mac.as_str(), self.args.cni.mac.as_str(), call.arg("MAC").unwrap_or_default()];
         match asked.into_iter().find(|mac| !mac.is_empty()) {
-            Some(mac) => parse_mac(mac).map(Some).ok_or_else(|| {
-                CniError::invalid_config(format!("failed to parse MAC address {mac:?}"))
-            }),
+            Some(mac) => parse_mac(mac)
+                .map(Some)
+                .ok_or_else(|| CniError::invalid_config(format!("failed to parse MAC address {mac:?}"))),
             None => Ok(None),
         }
     }
@@ -138,14 +124,10 @@ impl Config {
         let valid = |id: u16| (1..=4094).contains(&id);
         for trunk in &self.vlan_trunk {
             match (trunk.min_id, trunk.max_id) {
-                (Some(min), Some(max)) if valid(min) && valid(max) && min <= max => {
-                    vlans.extend(min..=max)
-                }
+                (Some(min), Some(max)) if valid(min) && valid(max) && min <= max => vlans.extend(min..=max),
                 (None, None) => {}
                 _ => {
-                    return Err(CniError::invalid_config(
-                        "incorrect trunk minID or maxID parameter",
-                    ));
+                    return Err(CniError::invalid_config("incorrect trunk minID or maxID parameter"));
                 }
             }
             match trunk.id {
@@ -176,51 +158,26 @@ fn add(call: &Call) -> Result<AddResult, CniError> {
 }
 
 fn attach(call: &Call, config: &Config, netns: &Netns) -> Result<AddResult, CniError> {
-    let host_netns =
-        Netns::current().map_err(CniError::failed("open the host's network namespace"))?;
+    let host_netns = Netns::current().map_err(CniError::failed("open the host's network namespace"))?;
     let host = Socket::open().map_err(CniError::failed("open a netlink socket"))?;
-    let pod = netns
-        .socket()
-        .map_err(CniError::failed("open a netlink socket"))?;
+    let pod = netns.socket().map_err(CniError::failed("open a netlink socket"))?;
     let trunk = config.trunk()?;
     let bridge = ensure_bridge(&host, config, !trunk.is_empty())?;
     let mtu = (config.mtu > 0).then_some(config.mtu);
-    let veth = add_veth(
-        &host,
-        &pod,
-        &host_netns,
-        &call.ifname,
-        mtu,
-        config.mac(call)?,
-    )?;
+    let veth = add_veth(&host, &pod, &host_netns, &call.ifname, mtu, config.mac(call)?)?;
     let port = veth.host.index;
     host.set_master(port, bridge.index)
-        .map_err(CniError::failed(format!(
-            "connect {:?} to bridge {}",
-            veth.host.name, bridge.name
-        )))?;
+        .map_err(CniError::failed(format!("connect {:?} to bridge {}", veth.host.name, bridge.name)))?;
     if config.hairpin_mode {
-        host.set_hairpin(port, true)
-            .map_err(CniError::failed(format!(
-                "setup hairpin mode for {}",
-                veth.host.name
-            )))?;
+        host.set_hairpin(port, true).map_err(CniError::failed(format!("setup hairpin mode for {}", veth.host.name)))?;
     }
     if config.port_isolation {
-        host.set_isolated(port, true)
-            .map_err(CniError::failed(format!(
-                "set isolated on for {}",
-                veth.host.name
-            )))?;
+        host.set_isolated(port, true).map_err(CniError::failed(format!("set isolated on for {}", veth.host.name)))?;
     }
     set_vlans(&host, port, config, &trunk)?;
 
     let mut result = AddResult {
-        interfaces: vec![
-            describe(&bridge, ""),
-            describe(&veth.host, ""),
-            describe(&veth.pod, &call.netns),
-        ],
+        interfaces: vec![describe(&bridge, ""), describe(&veth.host, ""), describe(&veth.pod, &call.netns)],
         ..AddResult::default()
     };
     match ipam::kind(call) {
@@ -235,8 +192,7 @@ fn attach(call: &Call, config: &Config, netns: &Netns) -> Result<AddResult, CniE
                 let holder = gateway_link(&host, &host_netns, &bridge, config, &mut result)?;
                 for gateway in &gateways {
                     ensure_address(&host, &holder, *gateway, config.force_address)?;
-                    enable_forwarding(gateway.is_v6())
-                        .map_err(CniError::failed("enable forwarding"))?;
+                    enable_forwarding(gateway.is_v6()).map_err(CniError::failed("enable forwarding"))?;
                 }
             }
             if config.ip_masq {
@@ -246,8 +202,7 @@ fn attach(call: &Call, config: &Config, netns: &Netns) -> Result<AddResult, CniE
             }
         }
         None if !config.disable_container_interface => {
-            pod.set_up(veth.pod.index)
-                .map_err(CniError::failed(format!("set {:?} up", call.ifname)))?;
+            pod.set_up(veth.pod.index).map_err(CniError::failed(format!("set {:?} up", call.ifname)))?;
         }
         None => {}
     }
@@ -265,9 +220,7 @@ fn attach(call: &Call, config: &Config, netns: &Netns) -> Result<AddResult, CniE
 fn ensure_bridge(host: &Socket, config: &Config, has_trunk: bool) -> Result<Link, CniError> {
     let name = &config.bridge;
     let failed = || format!("create bridge {name:?}");
-    let kind = LinkKind::Bridge {
-        vlan_filtering: config.vlan != 0 || has_trunk,
-    };
+    let kind = LinkKind::Bridge { vlan_filtering: config.vlan != 0 || has_trunk };
     match host.add_link(name, kind, (config.mtu > 0).then_some(config.mtu), None) {
         Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
             return Err(CniError::failed(failed())(error));
@@ -276,39 +229,29 @@ fn ensure_bridge(host: &Socket, config: &Config, has_trunk: bool) -> Result<Link
     }
     let bridge = find(host, name)?;
     if bridge.kind != "bridge" {
-        return Err(CniError::failed(failed())(format!(
-            "{name:?} already exists but is not a bridge"
-        )));
+        return Err(CniError::failed(failed())(format!("{name:?} already exists but is not a bridge")));
     }
     if config.promisc_mode {
-        host.set_promisc(bridge.index, true)
-            .map_err(CniError::failed(format!(
-                "set promiscuous mode on {name:?}"
-            )))?;
+        host.set_promisc(bridge.index, true).map_err(CniError::failed(format!("set promiscuous mode on {name:?}")))?;
     }
     let _ = set_sysctl(&format!("net/ipv6/conf/{name}/accept_ra"), "0");
-    host.set_up(bridge.index)
-        .map_err(CniError::failed(format!("set {name:?} up")))?;
+    host.set_up(bridge.index).map_err(CniError::failed(format!("set {name:?} up")))?;
     Ok(bridge)
 }
 
 fn set_vlans(host: &Socket, port: u32, config: &Config, trunk: &[u16]) -> Result<(), CniError> {
     let failed = || format!("setup vlan tag on port {port}");
     if (config.vlan != 0 || !trunk.is_empty()) && !config.preserve_default_vlan {
-        host.del_port_vlan(port, 1)
-            .map_err(CniError::failed("remove default vlan"))?;
+        host.del_port_vlan(port, 1).map_err(CniError::failed("remove default vlan"))?;
     }
     if config.vlan != 0 {
-        host.add_port_vlan(port, config.vlan, true)
-            .map_err(CniError::failed(failed()))?;
+        host.add_port_vlan(port, config.vlan, true).map_err(CniError::failed(failed()))?;
     }
     for vlan in trunk {
-        host.add_port_vlan(port, *vlan, false)
-            .map_err(CniError::failed(failed()))?;
+        host.add_port_vlan(port, *vlan, false).map_err(CniError::failed(failed()))?;
     }
     if config.vlan == 0 && !trunk.is_empty() {
-        host.add_port_vlan(port, 1, true)
-            .map_err(CniError::failed(failed()))?;
+        host.add_port_vlan(port, 1, true).map_err(CniError::failed(failed()))?;
     }
     Ok(())
 }
@@ -329,11 +272,7 @@ fn plan_gateways(result: &mut AddResult, is_gateway: bool, is_default: bool) -> 
         if is_default && !*found {
             let default = Cidr::default_route(v6);
             *found = true;
-            if !result
-                .routes
-                .iter()
-                .any(|route| route.gw.is_some() && route.dst == default)
-            {
+            if !result.routes.iter().any(|route| route.gw.is_some() && route.dst == default) {
                 // One without a gateway would be the same route once the gateway is filled in.
                 result.routes.retain(|route| route.dst != default);
                 result.routes.push(Route {
@@ -366,9 +305,7 @@ fn gateway_link(
         return Ok(bridge.clone());
     }
     let name = format!("{}.{}", bridge.name, config.vlan);
-    let known = host
-        .link(&name)
-        .map_err(CniError::failed(format!("find interface {name:?}")))?;
+    let known = host.link(&name).map_err(CniError::failed(format!("find interface {name:?}")))?;
     let link = match known {
         Some(link) => link,
         None => {
@@ -377,8 +314,7 @@ fn gateway_link(
                 .map_err(CniError::failed(format!("create vlan gateway {name:?}")))?;
             host.add_port_vlan(veth.host.index, config.vlan, true)
                 .map_err(CniError::failed(format!("create vlan gateway {name:?}")))?;
-            host.set_up(veth.pod.index)
-                .map_err(CniError::failed(format!("up {name:?}")))?;
+            host.set_up(veth.pod.index).map_err(CniError::failed(format!("up {name:?}")))?;
             veth.pod
         }
     };
@@ -389,9 +325,7 @@ fn gateway_link(
 /// IPv4 keeps one address per bridge; IPv6 several, unless their networks overlap.
 fn ensure_address(host: &Socket, link: &Link, gateway: Cidr, force: bool) -> Result<(), CniError> {
     let failed = || "set bridge addr".to_owned();
-    let present = host
-        .addresses_of(link.index)
-        .map_err(CniError::failed(failed()))?;
+    let present = host.addresses_of(link.index).map_err(CniError::failed(failed()))?;
     for address in present.iter().filter(|a| a.cidr.is_v6() == gateway.is_v6()) {
         if address.cidr == gateway {
             return Ok(());
@@ -399,14 +333,10 @@ fn ensure_address(host: &Socket, link: &Link, gateway: Cidr, force: bool) -> Res
         let overlaps = address.cidr.contains(gateway.addr) || gateway.contains(address.cidr.addr);
         if !gateway.is_v6() || overlaps {
             if !force {
-                let message = format!(
-                    "{:?} already has an IP address different from {gateway}",
-                    link.name
-                );
+                let message = format!("{:?} already has an IP address different from {gateway}", link.name);
                 return Err(CniError::failed(failed())(message));
             }
-            host.del_address(link.index, address.cidr)
-                .map_err(CniError::failed(failed()))?;
+            host.del_address(link.index, address.cidr).map_err(CniError::failed(failed()))?;
         }
     }
     match host.add_address(link.index, gateway) {
@@ -420,17 +350,13 @@ fn ensure_address(host: &Socket, link: &Link, gateway: Cidr, force: bool) -> Res
     }
     // Pin the hardware address, the one from before the first port: otherwise it follows the lowest port and pods'
     // neighbour entries go stale.
-    host.set_mac(link.index, link.mac)
-        .map_err(CniError::failed("set bridge's mac"))
+    host.set_mac(link.index, link.mac).map_err(CniError::failed("set bridge's mac"))
 }
 
 fn wait_for_port(host: &Socket, port: u32) -> Result<(), CniError> {
     let deadline = Instant::now() + PORT_DEADLINE;
     loop {
-        match host
-            .link_by_index(port)
-            .map_err(CniError::failed("read the bridge port"))?
-        {
+        match host.link_by_index(port).map_err(CniError::failed("read the bridge port"))? {
             Some(link) if link.is_operational => return Ok(()),
             _ if Instant::now() > deadline => {
                 return Err(CniError::internal("bridge port in error state: down"));
@@ -464,10 +390,7 @@ fn check(call: &Call) -> Result<(), CniError> {
     let host = Socket::open().map_err(CniError::failed("open a netlink socket"))?;
     let bridge = find(&host, &config.bridge)?;
     if bridge.kind != "bridge" {
-        return Err(CniError::internal(format!(
-            "Interface {} does not have link type of bridge",
-            bridge.name
-        )));
+        return Err(CniError::internal(format!("Interface {} does not have link type of bridge", bridge.name)));
     }
     if config.promisc_mode != (bridge.promiscuity > 0) {
         return Err(CniError::internal(format!(
@@ -475,24 +398,12 @@ fn check(call: &Call) -> Result<(), CniError> {
             bridge.name, config.promisc_mode
         )));
     }
-    let port = pod
-        .peer
-        .and_then(|index| host.link_by_index(index).ok().flatten());
+    let port = pod.peer.and_then(|index| host.link_by_index(index).ok().flatten());
     if port.and_then(|port| port.master) != Some(bridge.index) {
-        return Err(CniError::internal(format!(
-            "{} is not connected to bridge {}",
-            call.ifname, bridge.name
-        )));
+        return Err(CniError::internal(format!("{} is not connected to bridge {}", call.ifname, bridge.name)));
     }
-    let addresses: Vec<Cidr> = call
-        .previous
-        .iter()
-        .flat_map(|previous| &previous.ips)
-        .map(|ip| ip.address)
-        .collect();
-    if config.ip_masq
-        && !masquerade::is_present(&addresses, &call.network, &call.container_id, &call.ifname)
-    {
+    let addresses: Vec<Cidr> = call.previous.iter().flat_map(|previous| &previous.ips).map(|ip| ip.address).collect();
+    if config.ip_masq && !masquerade::is_present(&addresses, &call.network, &call.container_id, &call.ifname) {
         return Err(CniError::internal("masquerade rules are missing"));
     }
     Ok(())

@@ -26,31 +26,18 @@ pub(super) struct Call {
 
 impl Call {
     pub(super) fn from_process(command: &str, stdin: &[u8]) -> Result<Self, CniError> {
-        Self::read(
-            command,
-            |name| std::env::var(name).unwrap_or_default(),
-            stdin,
-        )
+        Self::read(command, |name| std::env::var(name).unwrap_or_default(), stdin)
     }
 
-    pub(super) fn read(
-        command: &str,
-        env: impl Fn(&str) -> String,
-        stdin: &[u8],
-    ) -> Result<Self, CniError> {
-        let (container_id, netns, ifname) =
-            (env("CNI_CONTAINERID"), env("CNI_NETNS"), env("CNI_IFNAME"));
+    pub(super) fn read(command: &str, env: impl Fn(&str) -> String, stdin: &[u8]) -> Result<Self, CniError> {
+        let (container_id, netns, ifname) = (env("CNI_CONTAINERID"), env("CNI_NETNS"), env("CNI_IFNAME"));
         let about_attachment = matches!(command, "ADD" | "CHECK" | "DEL");
         let required = [
             ("CNI_CONTAINERID", about_attachment, &container_id),
             ("CNI_NETNS", matches!(command, "ADD" | "CHECK"), &netns),
             ("CNI_IFNAME", about_attachment, &ifname),
         ];
-        let missing: Vec<&str> = required
-            .iter()
-            .filter(|(_, need, v)| *need && v.is_empty())
-            .map(|r| r.0)
-            .collect();
+        let missing: Vec<&str> = required.iter().filter(|(_, need, v)| *need && v.is_empty()).map(|r| r.0).collect();
         if !missing.is_empty() {
             let missing = missing.join(",");
             return Err(CniError::new(
@@ -60,33 +47,15 @@ impl Call {
             ));
         }
         if about_attachment && !is_valid_name(&container_id) {
-            return Err(CniError::new(
-                code::INVALID_ENVIRONMENT,
-                "invalid characters in containerID",
-                container_id,
-            ));
+            return Err(CniError::new(code::INVALID_ENVIRONMENT, "invalid characters in containerID", container_id));
         }
         if about_attachment && !is_valid_ifname(&ifname) {
-            return Err(CniError::new(
-                code::INVALID_ENVIRONMENT,
-                "invalid interface name",
-                ifname,
-            ));
+            return Err(CniError::new(code::INVALID_ENVIRONMENT, "invalid interface name", ifname));
         }
         let config: Value = serde_json::from_slice(stdin).map_err(|error| {
-            CniError::new(
-                code::DECODING_FAILURE,
-                "error unmarshall network config",
-                error.to_string(),
-            )
+            CniError::new(code::DECODING_FAILURE, "error unmarshall network config", error.to_string())
         })?;
-        let text = |key: &str| {
-            config
-                .get(key)
-                .and_then(Value::as_str)
-                .unwrap_or_default()
-                .to_owned()
-        };
+        let text = |key: &str| config.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
         let network = text("name");
         if network.is_empty() {
             return Err(CniError::invalid_config("missing network name"));
@@ -119,9 +88,7 @@ impl Call {
             netns,
             ifname,
             args: parse_args(&env("CNI_ARGS"))?,
-            path: std::env::split_paths(&path)
-                .filter(|dir| !dir.as_os_str().is_empty())
-                .collect(),
+            path: std::env::split_paths(&path).filter(|dir| !dir.as_os_str().is_empty()).collect(),
             config,
             network,
             version,
@@ -131,40 +98,24 @@ impl Call {
 
     /// The plug-in's own view of its configuration.
     pub(super) fn config<T: DeserializeOwned>(&self) -> Result<T, CniError> {
-        T::deserialize(&self.config).map_err(|error| {
-            CniError::new(
-                code::DECODING_FAILURE,
-                "failed to load netconf",
-                error.to_string(),
-            )
-        })
+        T::deserialize(&self.config)
+            .map_err(|error| CniError::new(code::DECODING_FAILURE, "failed to load netconf", error.to_string()))
     }
 
     pub(super) fn arg(&self, name: &str) -> Option<&str> {
-        self.args
-            .iter()
-            .find(|(key, _)| key.eq_ignore_ascii_case(name))
-            .map(|(_, value)| value.as_str())
+        self.args.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
     }
 
     /// For plug-ins that only make sense after another one.
     pub(super) fn require_previous(&self) -> Result<&AddResult, CniError> {
-        self.previous
-            .as_ref()
-            .ok_or_else(|| CniError::invalid_config("must be called as chained plugin"))
+        self.previous.as_ref().ok_or_else(|| CniError::invalid_config("must be called as chained plugin"))
     }
 
     /// The attachments that GC must leave alone.
     pub(super) fn valid_attachments(&self) -> Vec<(String, String)> {
-        let list = self
-            .config
-            .get("cni.dev/valid-attachments")
-            .and_then(Value::as_array);
+        let list = self.config.get("cni.dev/valid-attachments").and_then(Value::as_array);
         let text = |value: &Value, key: &str| value[key].as_str().unwrap_or_default().to_owned();
-        list.into_iter()
-            .flatten()
-            .map(|value| (text(value, "containerID"), text(value, "ifname")))
-            .collect()
+        list.into_iter().flatten().map(|value| (text(value, "containerID"), text(value, "ifname"))).collect()
     }
 }
 
@@ -173,11 +124,7 @@ fn parse_args(text: &str) -> Result<Vec<(String, String)>, CniError> {
         .filter(|pair| !pair.is_empty())
         .map(|pair| match pair.split_once('=') {
             Some((key, value)) => Ok((key.to_owned(), value.to_owned())),
-            None => Err(CniError::new(
-                code::INVALID_ENVIRONMENT,
-                format!("ARGS: invalid pair {pair:?}"),
-                "",
-            )),
+            None => Err(CniError::new(code::INVALID_ENVIRONMENT, format!("ARGS: invalid pair {pair:?}"), "")),
         })
         .collect()
 }
@@ -187,12 +134,7 @@ mod tests {
     use super::*;
 
     fn read(command: &str, env: &[(&str, &str)], stdin: &str) -> Result<Call, CniError> {
-        let get = |name: &str| {
-            env.iter()
-                .find(|(k, _)| *k == name)
-                .map(|(_, v)| (*v).to_owned())
-                .unwrap_or_default()
-        };
+        let get = |name: &str| env.iter().find(|(k, _)| *k == name).map(|(_, v)| (*v).to_owned()).unwrap_or_default();
         Call::read(command, get, stdin.as_bytes())
     }
 
@@ -211,41 +153,18 @@ mod tests {
         assert_eq!(call.path.len(), 2);
         for (command, env, stdin, expected) in [
             ("ADD", &FULL[..1], config, code::INVALID_ENVIRONMENT),
-            (
-                "ADD",
-                &[("CNI_CONTAINERID", "../x"), FULL[1], FULL[2]][..],
-                config,
-                code::INVALID_ENVIRONMENT,
-            ),
+            ("ADD", &[("CNI_CONTAINERID", "../x"), FULL[1], FULL[2]][..], config, code::INVALID_ENVIRONMENT),
             ("ADD", FULL, "{", code::DECODING_FAILURE),
-            (
-                "ADD",
-                FULL,
-                r#"{"cniVersion": "0.3.1"}"#,
-                code::INVALID_NETWORK_CONFIG,
-            ),
-            (
-                "ADD",
-                FULL,
-                r#"{"cniVersion": "9.0.0", "name": "n"}"#,
-                code::INCOMPATIBLE_VERSION,
-            ),
+            ("ADD", FULL, r#"{"cniVersion": "0.3.1"}"#, code::INVALID_NETWORK_CONFIG),
+            ("ADD", FULL, r#"{"cniVersion": "9.0.0", "name": "n"}"#, code::INCOMPATIBLE_VERSION),
             (
                 "DEL",
-                &[
-                    ("CNI_CONTAINERID", "c1"),
-                    ("CNI_IFNAME", "eth0"),
-                    ("CNI_ARGS", "x"),
-                ][..],
+                &[("CNI_CONTAINERID", "c1"), ("CNI_IFNAME", "eth0"), ("CNI_ARGS", "x")][..],
                 config,
                 code::INVALID_ENVIRONMENT,
             ),
         ] {
-            assert_eq!(
-                read(command, env, stdin).unwrap_err().code,
-                expected,
-                "{command} {stdin}"
-            );
+            assert_eq!(read(command, env, stdin).unwrap_err().code, expected, "{command} {stdin}");
         }
         // A namespace that is gone cannot be named.
         assert!(read("DEL", &[FULL[0], FULL[2]], config).is_ok());

@@ -14,13 +14,7 @@ use crate::cidr::Cidr;
 use crate::error::{CniError, code};
 use crate::result::AddResult;
 
-pub(super) const HANDLERS: Handlers = Handlers {
-    add,
-    check,
-    del,
-    gc: nothing,
-    status: nothing,
-};
+pub(super) const HANDLERS: Handlers = Handlers { add, check, del, gc: nothing, status: nothing };
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
@@ -74,10 +68,7 @@ fn check(call: &Call) -> Result<(), CniError> {
     for pod in previous.pod_addresses() {
         for rule in pod_rules(pod) {
             if !is_present(pod.is_v6(), &rule) {
-                return Err(CniError::internal(format!(
-                    "firewall rule for {} is missing",
-                    pod.addr
-                )));
+                return Err(CniError::internal(format!("firewall rule for {} is missing", pod.addr)));
             }
         }
     }
@@ -87,15 +78,10 @@ fn check(call: &Call) -> Result<(), CniError> {
 fn del(call: &Call) -> Result<(), CniError> {
     Config::load(call)?;
     // Before 0.4.0 DEL gets no result: the rules stay until the address is used again, as with the standard plug-in.
-    for pod in call
-        .previous
-        .iter()
-        .flat_map(|previous| previous.pod_addresses())
-    {
+    for pod in call.previous.iter().flat_map(|previous| previous.pod_addresses()) {
         for rule in pod_rules(pod) {
             if is_present(pod.is_v6(), &rule) {
-                iptables(pod.is_v6(), "-D", &rule)
-                    .map_err(CniError::failed("remove firewall rules"))?;
+                iptables(pod.is_v6(), "-D", &rule).map_err(CniError::failed("remove firewall rules"))?;
             }
         }
     }
@@ -110,18 +96,14 @@ fn words(text: &str) -> Vec<String> {
 fn base_rules(admin: &str) -> Vec<Vec<String>> {
     vec![
         words("FORWARD -m comment --comment cni-forward -j CNI-FORWARD"),
-        words(&format!(
-            "CNI-FORWARD -m comment --comment cni-admin -j {admin}"
-        )),
+        words(&format!("CNI-FORWARD -m comment --comment cni-admin -j {admin}")),
     ]
 }
 
 fn pod_rules(pod: Cidr) -> Vec<Vec<String>> {
     let host = Cidr::host(pod.addr);
     vec![
-        words(&format!(
-            "CNI-FORWARD -d {host} -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"
-        )),
+        words(&format!("CNI-FORWARD -d {host} -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT")),
         words(&format!("CNI-FORWARD -s {host} -j ACCEPT")),
     ]
 }

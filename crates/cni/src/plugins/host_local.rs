@@ -18,13 +18,7 @@ use crate::cidr::{self, Cidr};
 use crate::error::{CniError, code};
 use crate::result::{AddResult, Dns, IpConfig, Route, version_at_least};
 
-pub(super) const HANDLERS: Handlers = Handlers {
-    add,
-    check,
-    del,
-    gc,
-    status,
-};
+pub(super) const HANDLERS: Handlers = Handlers { add, check, del, gc, status };
 
 const DATA_DIR: &str = "/var/lib/cni/networks";
 
@@ -104,9 +98,7 @@ impl Range {
             false => cidr::previous(subnet.last()).ok_or("Network has no addresses")?,
         };
         let inside = |name: &str, addr: Option<IpAddr>, default: IpAddr| match addr {
-            Some(addr) if !subnet.contains(addr) => {
-                Err(format!("{name} {addr} not in network {subnet}"))
-            }
+            Some(addr) if !subnet.contains(addr) => Err(format!("{name} {addr} not in network {subnet}")),
             addr => Ok(addr.unwrap_or(default)),
         };
         let start = inside("RangeStart", config.range_start, first)?;
@@ -114,12 +106,7 @@ impl Range {
         if start > end {
             return Err(format!("RangeStart {start} is after RangeEnd {end}"));
         }
-        Ok(Self {
-            subnet,
-            start,
-            end,
-            gateway: config.gateway.unwrap_or(first),
-        })
+        Ok(Self { subnet, start, end, gateway: config.gateway.unwrap_or(first) })
     }
 
     fn contains(&self, addr: IpAddr) -> bool {
@@ -127,9 +114,7 @@ impl Range {
     }
 
     fn overlaps(&self, other: &Self) -> bool {
-        self.subnet.is_v6() == other.subnet.is_v6()
-            && self.start <= other.end
-            && other.start <= self.end
+        self.subnet.is_v6() == other.subnet.is_v6() && self.start <= other.end && other.start <= self.end
     }
 }
 
@@ -145,9 +130,7 @@ struct Plan {
 impl Plan {
     fn load(call: &Call) -> Result<Self, CniError> {
         let network: Network = call.config()?;
-        let config = network
-            .ipam
-            .ok_or_else(|| CniError::invalid_config("IPAM config missing 'ipam' key"))?;
+        let config = network.ipam.ok_or_else(|| CniError::invalid_config("IPAM config missing 'ipam' key"))?;
         let mut sets = network.runtime_config.ip_ranges;
         sets.extend(config.range.map(|range| vec![range]));
         sets.extend(config.ranges);
@@ -156,20 +139,12 @@ impl Plan {
         }
         let mut checked: Vec<Vec<Range>> = Vec::new();
         for (i, set) in sets.iter().enumerate() {
-            let invalid =
-                |cause: String| CniError::invalid_config(format!("invalid range set {i}: {cause}"));
-            let set: Vec<Range> = set
-                .iter()
-                .map(Range::new)
-                .collect::<Result<_, _>>()
-                .map_err(invalid)?;
+            let invalid = |cause: String| CniError::invalid_config(format!("invalid range set {i}: {cause}"));
+            let set: Vec<Range> = set.iter().map(Range::new).collect::<Result<_, _>>().map_err(invalid)?;
             let Some(first) = set.first() else {
                 return Err(invalid("empty range set".into()));
             };
-            if set
-                .iter()
-                .any(|range| range.subnet.is_v6() != first.subnet.is_v6())
-            {
+            if set.iter().any(|range| range.subnet.is_v6() != first.subnet.is_v6()) {
                 return Err(invalid("mixed address families".into()));
             }
             for (a, one) in set.iter().enumerate() {
@@ -181,43 +156,25 @@ impl Plan {
         }
         for (i, one) in checked.iter().enumerate() {
             for (j, other) in checked.iter().enumerate().skip(i + 1) {
-                if one
-                    .iter()
-                    .any(|range| other.iter().any(|r| range.overlaps(r)))
-                {
-                    return Err(CniError::invalid_config(format!(
-                        "range set {i} overlaps with {j}"
-                    )));
+                if one.iter().any(|range| other.iter().any(|r| range.overlaps(r))) {
+                    return Err(CniError::invalid_config(format!("range set {i} overlaps with {j}")));
                 }
             }
         }
-        let families = |v6: bool| {
-            checked
-                .iter()
-                .filter(|set| set[0].subnet.is_v6() == v6)
-                .count()
-        };
-        if !version_at_least(&call.version, "0.3.0") && (families(false) > 1 || families(true) > 1)
-        {
+        let families = |v6: bool| checked.iter().filter(|set| set[0].subnet.is_v6() == v6).count();
+        if !version_at_least(&call.version, "0.3.0") && (families(false) > 1 || families(true) > 1) {
             return Err(CniError::invalid_config(format!(
                 "CNI version {} does not support more than 1 address per family",
                 call.version
             )));
         }
-        let data_dir = if config.data_dir.is_empty() {
-            DATA_DIR
-        } else {
-            &config.data_dir
-        };
+        let data_dir = if config.data_dir.is_empty() { DATA_DIR } else { &config.data_dir };
         let texts = call.arg("IP").into_iter().map(str::to_owned);
-        let texts = texts
-            .chain(network.args.cni.ips)
-            .chain(network.runtime_config.ips);
+        let texts = texts.chain(network.args.cni.ips).chain(network.runtime_config.ips);
         let requested = texts
             .map(|text| {
                 let addr = text.split('/').next().unwrap_or_default();
-                addr.parse()
-                    .map_err(|_| CniError::invalid_config(format!("cannot understand ip: {text}")))
+                addr.parse().map_err(|_| CniError::invalid_config(format!("cannot understand ip: {text}")))
             })
             .collect::<Result<_, _>>()?;
         Ok(Self {
@@ -232,18 +189,10 @@ impl Plan {
 
 fn add(call: &Call) -> Result<AddResult, CniError> {
     let mut plan = Plan::load(call)?;
-    let mut result = AddResult {
-        routes: std::mem::take(&mut plan.routes),
-        ..AddResult::default()
-    };
+    let mut result = AddResult { routes: std::mem::take(&mut plan.routes), ..AddResult::default() };
     if !plan.resolv_conf.is_empty() {
-        let text = fs::read_to_string(&plan.resolv_conf).map_err(|error| {
-            CniError::new(
-                code::IO_FAILURE,
-                format!("{}: {error}", plan.resolv_conf),
-                "",
-            )
-        })?;
+        let text = fs::read_to_string(&plan.resolv_conf)
+            .map_err(|error| CniError::new(code::IO_FAILURE, format!("{}: {error}", plan.resolv_conf), ""))?;
         result.dns = parse_resolv_conf(&text);
     }
     let leases = Leases::lock(&plan.dir).map_err(store_failed)?;
@@ -264,33 +213,21 @@ fn add(call: &Call) -> Result<AddResult, CniError> {
 
 fn allocate(leases: &Leases, plan: &Plan, call: &Call) -> Result<Vec<IpConfig>, CniError> {
     let mut requested = plan.requested.clone();
-    let held = leases
-        .held_by(&call.container_id, &call.ifname)
-        .map_err(store_failed)?;
+    let held = leases.held_by(&call.container_id, &call.ifname).map_err(store_failed)?;
     let mut ips = Vec::new();
     for (i, set) in plan.sets.iter().enumerate() {
-        let failed = |cause: String| {
-            CniError::internal(format!("failed to allocate for range {i}: {cause}"))
-        };
-        let wanted = requested
-            .iter()
-            .position(|addr| set.iter().any(|range| range.contains(*addr)));
+        let failed = |cause: String| CniError::internal(format!("failed to allocate for range {i}: {cause}"));
+        let wanted = requested.iter().position(|addr| set.iter().any(|range| range.contains(*addr)));
         let wanted = wanted.map(|position| requested.swap_remove(position));
-        if let Some(addr) = held
-            .iter()
-            .find(|addr| set.iter().any(|range| range.contains(**addr)))
-        {
+        if let Some(addr) = held.iter().find(|addr| set.iter().any(|range| range.contains(**addr))) {
             return Err(failed(format!(
                 "{addr} has been allocated to {}, duplicate allocation is not allowed",
                 call.container_id
             )));
         }
         let last = leases.last_reserved(i);
-        let (range, addr) =
-            choose(set, wanted, last, |addr| leases.is_leased(addr)).map_err(failed)?;
-        leases
-            .reserve(addr, &call.container_id, &call.ifname, i)
-            .map_err(store_failed)?;
+        let (range, addr) = choose(set, wanted, last, |addr| leases.is_leased(addr)).map_err(failed)?;
+        leases.reserve(addr, &call.container_id, &call.ifname, i).map_err(store_failed)?;
         ips.push(IpConfig {
             interface: None,
             address: Cidr::new(addr, range.subnet.prefix),
@@ -301,10 +238,7 @@ fn allocate(leases: &Leases, plan: &Plan, call: &Call) -> Result<Vec<IpConfig>, 
         true => Ok(ips),
         false => {
             let rest: Vec<String> = requested.iter().map(IpAddr::to_string).collect();
-            Err(CniError::internal(format!(
-                "failed to allocate all requested IPs: {}",
-                rest.join(" ")
-            )))
+            Err(CniError::internal(format!("failed to allocate all requested IPs: {}", rest.join(" "))))
         }
     }
 }
@@ -318,18 +252,12 @@ fn choose(
     is_leased: impl Fn(IpAddr) -> bool,
 ) -> Result<(&Range, IpAddr), String> {
     if let Some(wanted) = wanted {
-        let range = set
-            .iter()
-            .find(|range| range.contains(wanted))
-            .ok_or("not in range")?;
+        let range = set.iter().find(|range| range.contains(wanted)).ok_or("not in range")?;
         if wanted == range.gateway {
             return Err(format!("requested ip {wanted} is subnet's gateway"));
         }
         if is_leased(wanted) {
-            return Err(format!(
-                "requested IP address {wanted} is not available in range set {}",
-                text(set)
-            ));
+            return Err(format!("requested IP address {wanted} is not available in range set {}", text(set)));
         }
         return Ok((range, wanted));
     }
@@ -344,10 +272,7 @@ fn choose(
         }
         (at, addr) = advance(set, at, addr);
         if addr == start {
-            return Err(format!(
-                "no IP addresses available in range set: {}",
-                text(set)
-            ));
+            return Err(format!("no IP addresses available in range set: {}", text(set)));
         }
     }
 }
@@ -363,21 +288,14 @@ fn advance(set: &[Range], at: usize, addr: IpAddr) -> (usize, IpAddr) {
 }
 
 fn text(set: &[Range]) -> String {
-    let ranges: Vec<String> = set
-        .iter()
-        .map(|range| format!("{}-{}", range.start, range.end))
-        .collect();
+    let ranges: Vec<String> = set.iter().map(|range| format!("{}-{}", range.start, range.end)).collect();
     ranges.join(",")
 }
 
 fn check(call: &Call) -> Result<(), CniError> {
     let plan = Plan::load(call)?;
     let leases = Leases::lock(&plan.dir).map_err(store_failed)?;
-    match leases
-        .held_by(&call.container_id, &call.ifname)
-        .map_err(store_failed)?
-        .is_empty()
-    {
+    match leases.held_by(&call.container_id, &call.ifname).map_err(store_failed)?.is_empty() {
         false => Ok(()),
         true => Err(CniError::internal(format!(
             "host-local: Failed to find address added by container {}",
@@ -389,9 +307,7 @@ fn check(call: &Call) -> Result<(), CniError> {
 fn del(call: &Call) -> Result<(), CniError> {
     let plan = Plan::load(call)?;
     let leases = Leases::lock(&plan.dir).map_err(store_failed)?;
-    leases
-        .release(&call.container_id, &call.ifname)
-        .map_err(store_failed)
+    leases.release(&call.container_id, &call.ifname).map_err(store_failed)
 }
 
 fn gc(call: &Call) -> Result<(), CniError> {
@@ -399,10 +315,7 @@ fn gc(call: &Call) -> Result<(), CniError> {
     let keep = call.valid_attachments();
     let leases = Leases::lock(&plan.dir).map_err(store_failed)?;
     leases
-        .retain(|id, ifname| {
-            keep.iter()
-                .any(|(k, i)| k == id && (ifname.is_empty() || i == ifname))
-        })
+        .retain(|id, ifname| keep.iter().any(|(k, i)| k == id && (ifname.is_empty() || i == ifname)))
         .map_err(store_failed)
 }
 
@@ -430,17 +343,9 @@ struct Leases {
 impl Leases {
     fn lock(dir: &Path) -> io::Result<Self> {
         fs::create_dir_all(dir)?;
-        let file = fs::OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(dir.join("lock"))?;
-        let lock = Flock::lock(file, FlockArg::LockExclusive)
-            .map_err(|(_, errno)| io::Error::from(errno))?;
-        Ok(Self {
-            dir: dir.to_owned(),
-            _lock: lock,
-        })
+        let file = fs::OpenOptions::new().create(true).truncate(false).write(true).open(dir.join("lock"))?;
+        let lock = Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, errno)| io::Error::from(errno))?;
+        Ok(Self { dir: dir.to_owned(), _lock: lock })
     }
 
     /// An empty file is what a crash of the standard plug-in leaves between creating and writing: it leases nothing.
@@ -449,11 +354,7 @@ impl Leases {
     }
 
     fn last_reserved(&self, set: usize) -> Option<IpAddr> {
-        fs::read_to_string(self.dir.join(format!("last_reserved_ip.{set}")))
-            .ok()?
-            .trim()
-            .parse()
-            .ok()
+        fs::read_to_string(self.dir.join(format!("last_reserved_ip.{set}"))).ok()?.trim().parse().ok()
     }
 
     fn reserve(&self, addr: IpAddr, id: &str, ifname: &str, set: usize) -> io::Result<()> {
@@ -465,22 +366,14 @@ impl Leases {
     fn write(&self, name: &str, content: &str) -> io::Result<()> {
         use std::os::unix::fs::OpenOptionsExt;
         let aside = self.dir.join(".new");
-        let mut file = fs::OpenOptions::new()
-            .create(true)
-            .truncate(true)
-            .write(true)
-            .mode(0o600)
-            .open(&aside)?;
+        let mut file = fs::OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&aside)?;
         file.write_all(content.as_bytes())?;
         fs::rename(aside, self.dir.join(name))
     }
 
     fn held_by(&self, id: &str, ifname: &str) -> io::Result<Vec<IpAddr>> {
         let leases = self.all()?.into_iter();
-        Ok(leases
-            .filter(|(_, owner)| is_owner(owner, id, ifname))
-            .map(|(addr, _)| addr)
-            .collect())
+        Ok(leases.filter(|(_, owner)| is_owner(owner, id, ifname)).map(|(addr, _)| addr).collect())
     }
 
     fn release(&self, id: &str, ifname: &str) -> io::Result<()> {
@@ -507,11 +400,7 @@ impl Leases {
         let mut leases = Vec::new();
         for entry in fs::read_dir(&self.dir)? {
             let entry = entry?;
-            let Some(addr) = entry
-                .file_name()
-                .to_str()
-                .and_then(|name| name.parse().ok())
-            else {
+            let Some(addr) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
                 continue;
             };
             match fs::read_to_string(entry.path()) {
@@ -557,8 +446,7 @@ mod tests {
     use serde_json::{Value, json};
 
     fn call(id: &str, ipam: Value, extra: Value) -> Call {
-        let mut config =
-            json!({"cniVersion": "1.1.0", "name": "net", "type": "bridge", "ipam": ipam});
+        let mut config = json!({"cniVersion": "1.1.0", "name": "net", "type": "bridge", "ipam": ipam});
         for (key, value) in extra.as_object().into_iter().flatten() {
             config[key] = value.clone();
         }
@@ -581,33 +469,14 @@ mod tests {
         let ipam = json!({"type": "host-local", "dataDir": dir.path(),
             "ranges": [[{"subnet": "10.1.2.0/29"}], [{"subnet": "fd00::/64"}]], "routes": [{"dst": "0.0.0.0/0"}]});
         let lease = |id: &str| add(&call(id, ipam.clone(), json!({})));
-        assert_eq!(
-            addresses(&lease("a").unwrap()),
-            ["10.1.2.2/29", "fd00::2/64"]
-        );
-        assert_eq!(
-            addresses(&lease("b").unwrap()),
-            ["10.1.2.3/29", "fd00::3/64"]
-        );
-        assert_eq!(
-            fs::read_to_string(dir.path().join("net/10.1.2.2")).unwrap(),
-            "a\r\neth0"
-        );
-        assert!(
-            lease("a")
-                .unwrap_err()
-                .msg
-                .contains("duplicate allocation is not allowed")
-        );
+        assert_eq!(addresses(&lease("a").unwrap()), ["10.1.2.2/29", "fd00::2/64"]);
+        assert_eq!(addresses(&lease("b").unwrap()), ["10.1.2.3/29", "fd00::3/64"]);
+        assert_eq!(fs::read_to_string(dir.path().join("net/10.1.2.2")).unwrap(), "a\r\neth0");
+        assert!(lease("a").unwrap_err().msg.contains("duplicate allocation is not allowed"));
         del(&call("a", ipam.clone(), json!({}))).unwrap();
         del(&call("a", ipam.clone(), json!({}))).unwrap();
         assert!(!dir.path().join("net/10.1.2.2").exists());
-        for (id, address) in [
-            ("c", "10.1.2.4/29"),
-            ("d", "10.1.2.5/29"),
-            ("e", "10.1.2.6/29"),
-            ("f", "10.1.2.2/29"),
-        ] {
+        for (id, address) in [("c", "10.1.2.4/29"), ("d", "10.1.2.5/29"), ("e", "10.1.2.6/29"), ("f", "10.1.2.2/29")] {
             assert_eq!(addresses(&lease(id).unwrap())[0], address);
         }
         let full = lease("g").unwrap_err();
@@ -615,21 +484,11 @@ mod tests {
             full.msg,
             "failed to allocate for range 0: no IP addresses available in range set: 10.1.2.1-10.1.2.6"
         );
-        assert_eq!(
-            status(&call("g", ipam.clone(), json!({})))
-                .unwrap_err()
-                .code,
-            code::PLUGIN_NOT_AVAILABLE
-        );
+        assert_eq!(status(&call("g", ipam.clone(), json!({}))).unwrap_err().code, code::PLUGIN_NOT_AVAILABLE);
         let keep = json!({"cni.dev/valid-attachments": [{"containerID": "b", "ifname": "eth0"}]});
         gc(&call("x", ipam.clone(), keep)).unwrap();
-        let left: Vec<IpAddr> = Leases::lock(&dir.path().join("net"))
-            .unwrap()
-            .all()
-            .unwrap()
-            .into_iter()
-            .map(|l| l.0)
-            .collect();
+        let left: Vec<IpAddr> =
+            Leases::lock(&dir.path().join("net")).unwrap().all().unwrap().into_iter().map(|l| l.0).collect();
         assert_eq!(left.len(), 2, "{left:?}");
     }
 
@@ -637,13 +496,7 @@ mod tests {
     fn requested_addresses() {
         let dir = tempfile::tempdir().unwrap();
         let ipam = json!({"type": "host-local", "dataDir": dir.path(), "subnet": "10.1.2.0/24"});
-        let ask = |id: &str, ip: &str| {
-            add(&call(
-                id,
-                ipam.clone(),
-                json!({"runtimeConfig": {"ips": [ip]}}),
-            ))
-        };
+        let ask = |id: &str, ip: &str| add(&call(id, ipam.clone(), json!({"runtimeConfig": {"ips": [ip]}})));
         assert_eq!(addresses(&ask("a", "10.1.2.77").unwrap()), ["10.1.2.77/24"]);
         for (ip, message) in [
             ("10.1.2.77", "not available"),
@@ -654,13 +507,7 @@ mod tests {
             let error = ask("b", ip).unwrap_err();
             assert!(error.msg.contains(message), "{error}");
         }
-        assert!(
-            Leases::lock(&dir.path().join("net"))
-                .unwrap()
-                .held_by("b", "eth0")
-                .unwrap()
-                .is_empty()
-        );
+        assert!(Leases::lock(&dir.path().join("net")).unwrap().held_by("b", "eth0").unwrap().is_empty());
     }
 
     #[test]
@@ -669,10 +516,7 @@ mod tests {
         fs::create_dir(dir.path().join("net")).unwrap();
         fs::write(dir.path().join("net/10.1.2.2"), "").unwrap();
         let ipam = json!({"type": "host-local", "dataDir": dir.path(), "subnet": "10.1.2.0/24"});
-        assert_eq!(
-            addresses(&add(&call("a", ipam, json!({}))).unwrap()),
-            ["10.1.2.2/24"]
-        );
+        assert_eq!(addresses(&add(&call("a", ipam, json!({}))).unwrap()), ["10.1.2.2/24"]);
     }
 
     #[test]
@@ -681,18 +525,12 @@ mod tests {
             (json!({"type": "host-local"}), "no IP ranges specified"),
             (json!({"subnet": "10.0.0.0/31"}), "too small"),
             (json!({"subnet": "10.0.0.5/24"}), "host bits set"),
-            (
-                json!({"ranges": [[{"subnet": "10.0.0.0/24", "rangeStart": "10.0.1.1"}]]}),
-                "RangeStart",
-            ),
+            (json!({"ranges": [[{"subnet": "10.0.0.0/24", "rangeStart": "10.0.1.1"}]]}), "RangeStart"),
             (
                 json!({"ranges": [[{"subnet": "10.0.0.0/24"}], [{"subnet": "10.0.0.0/25"}]]}),
                 "range set 0 overlaps with 1",
             ),
-            (
-                json!({"ranges": [[{"subnet": "10.0.0.0/24"}, {"subnet": "fd00::/64"}]]}),
-                "mixed address families",
-            ),
+            (json!({"ranges": [[{"subnet": "10.0.0.0/24"}, {"subnet": "fd00::/64"}]]}), "mixed address families"),
             (json!({"ranges": [[]]}), "empty"),
         ] {
             let error = Plan::load(&call("a", ipam, json!({}))).err().unwrap();
@@ -708,17 +546,12 @@ mod tests {
             .map(|thread| {
                 let ipam = ipam.clone();
                 std::thread::spawn(move || -> Vec<String> {
-                    let lease = |i: u32| {
-                        add(&call(&format!("c{thread}-{i}"), ipam.clone(), json!({}))).unwrap()
-                    };
+                    let lease = |i: u32| add(&call(&format!("c{thread}-{i}"), ipam.clone(), json!({}))).unwrap();
                     (0..20).flat_map(|i| addresses(&lease(i))).collect()
                 })
             })
             .collect();
-        let mut all: Vec<String> = threads
-            .into_iter()
-            .flat_map(|thread| thread.join().unwrap())
-            .collect();
+        let mut all: Vec<String> = threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect();
         all.sort();
         all.dedup();
         assert_eq!(all.len(), 160);
@@ -726,16 +559,7 @@ mod tests {
 
     #[test]
     fn reads_resolv_conf() {
-        let dns =
-            parse_resolv_conf("# x\nnameserver 1.1.1.1\nsearch a b\noptions ndots:5\ndomain d\n");
-        assert_eq!(
-            (
-                dns.nameservers.len(),
-                dns.search.len(),
-                dns.options.len(),
-                dns.domain.as_str()
-            ),
-            (1, 2, 1, "d")
-        );
+        let dns = parse_resolv_conf("# x\nnameserver 1.1.1.1\nsearch a b\noptions ndots:5\ndomain d\n");
+        assert_eq!((dns.nameservers.len(), dns.search.len(), dns.options.len(), dns.domain.as_str()), (1, 2, 1, "d"));
     }
 }

@@ -22,11 +22,7 @@ pub(super) struct Veth {
 
 pub(super) fn open_netns(call: &Call) -> Result<Netns, CniError> {
     Netns::open(&call.netns).map_err(|error| {
-        CniError::new(
-            code::INVALID_NETNS,
-            format!("failed to open netns {:?}: {error}", call.netns),
-            "",
-        )
+        CniError::new(code::INVALID_NETNS, format!("failed to open netns {:?}: {error}", call.netns), "")
     })
 }
 
@@ -43,11 +39,7 @@ pub(super) fn add_veth(
     const ATTEMPTS: usize = 10;
     for _ in 0..ATTEMPTS {
         let peer = format!("veth{:08x}", random_u32());
-        let kind = LinkKind::Veth {
-            peer: &peer,
-            peer_netns: Some(host_netns.as_fd()),
-            peer_mtu: mtu,
-        };
+        let kind = LinkKind::Veth { peer: &peer, peer_netns: Some(host_netns.as_fd()), peer_mtu: mtu };
         match pod.add_link(ifname, kind, mtu, mac) {
             Ok(()) => {}
             // Either the name in the pod is taken, which is final, or the random one on the host.
@@ -60,20 +52,14 @@ pub(super) fn add_veth(
                 }
             },
             Err(error) => {
-                return Err(CniError::internal(format!(
-                    "failed to make veth pair: {error}"
-                )));
+                return Err(CniError::internal(format!("failed to make veth pair: {error}")));
             }
         }
         let host_link = find(host, &peer)?;
-        host.set_up(host_link.index)
-            .map_err(CniError::failed(format!("set {peer:?} up")))?;
+        host.set_up(host_link.index).map_err(CniError::failed(format!("set {peer:?} up")))?;
         // The host's end is a port: it takes no routes from router advertisements. IPv6 may be off altogether.
         let _ = set_sysctl(&format!("net/ipv6/conf/{peer}/accept_ra"), "0");
-        return Ok(Veth {
-            host: find(host, &peer)?,
-            pod: find(pod, ifname)?,
-        });
+        return Ok(Veth { host: find(host, &peer)?, pod: find(pod, ifname)? });
     }
     Err(CniError::internal("failed to find a unique veth name"))
 }
@@ -86,12 +72,7 @@ pub(super) fn find(socket: &Socket, name: &str) -> Result<Link, CniError> {
 }
 
 pub(super) fn describe(link: &Link, sandbox: &str) -> Interface {
-    Interface {
-        name: link.name.clone(),
-        mac: link.mac_text(),
-        sandbox: sandbox.to_owned(),
-        ..Interface::default()
-    }
+    Interface { name: link.name.clone(), mac: link.mac_text(), sandbox: sandbox.to_owned(), ..Interface::default() }
 }
 
 /// Addresses, link up, routes. `onlink` is for point-to-point links, whose gateway no prefix covers.
@@ -105,10 +86,7 @@ pub(super) fn configure(
     let name = &link.name;
     let has_v6 = result.ips.iter().any(|ip| ip.address.is_v6());
     let sysctls = || -> io::Result<()> {
-        let _ = set_sysctl(
-            &format!("net/ipv6/conf/{name}/accept_dad"),
-            if enable_dad { "1" } else { "0" },
-        );
+        let _ = set_sysctl(&format!("net/ipv6/conf/{name}/accept_dad"), if enable_dad { "1" } else { "0" });
         let _ = set_sysctl(&format!("net/ipv4/conf/{name}/arp_notify"), "1");
         if has_v6 {
             for link in ["lo", name] {
@@ -118,30 +96,16 @@ pub(super) fn configure(
         }
         Ok(())
     };
-    netns
-        .enter(sysctls)
-        .and_then(|inner| inner)
-        .map_err(CniError::failed("enable IPv6"))?;
+    netns.enter(sysctls).and_then(|inner| inner).map_err(CniError::failed("enable IPv6"))?;
     for ip in &result.ips {
         pod.add_address(link.index, ip.address)
-            .map_err(CniError::failed(format!(
-                "add IP addr {} to {name:?}",
-                ip.address
-            )))?;
+            .map_err(CniError::failed(format!("add IP addr {} to {name:?}", ip.address)))?;
     }
-    pod.set_up(link.index)
-        .map_err(CniError::failed(format!("set {name:?} UP")))?;
+    pod.set_up(link.index).map_err(CniError::failed(format!("set {name:?} UP")))?;
     if has_v6 {
-        settle(pod, link.index)
-            .map_err(CniError::failed(format!("settle addresses for {name:?}")))?;
+        settle(pod, link.index).map_err(CniError::failed(format!("settle addresses for {name:?}")))?;
     }
-    let gateway_for = |v6: bool| {
-        result
-            .ips
-            .iter()
-            .filter(|ip| ip.address.is_v6() == v6)
-            .find_map(|ip| ip.gateway)
-    };
+    let gateway_for = |v6: bool| result.ips.iter().filter(|ip| ip.address.is_v6() == v6).find_map(|ip| ip.gateway);
     for route in &result.routes {
         let gateway: Option<IpAddr> = route.gw.or_else(|| gateway_for(route.dst.is_v6()));
         let mut wanted = Route::to(route.dst).dev(link.index);
@@ -171,15 +135,9 @@ fn settle(pod: &Socket, index: u32) -> io::Result<()> {
     let deadline = Instant::now() + DAD_DEADLINE;
     loop {
         let addresses = pod.addresses_of(index)?;
-        let global: Vec<_> = addresses
-            .iter()
-            .filter(|a| a.cidr.is_v6() && a.scope == 0)
-            .collect();
+        let global: Vec<_> = addresses.iter().filter(|a| a.cidr.is_v6() && a.scope == 0).collect();
         if let Some(failed) = global.iter().find(|address| address.dad_failed) {
-            return Err(io::Error::other(format!(
-                "{} is in use by another host",
-                failed.cidr
-            )));
+            return Err(io::Error::other(format!("{} is in use by another host", failed.cidr)));
         }
         if !global.iter().any(|address| address.is_tentative) {
             return Ok(());
@@ -201,19 +159,14 @@ pub(super) fn delete(call: &Call) -> Result<Vec<Cidr>, CniError> {
         Ok(netns) => netns,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => {
-            return Err(CniError::internal(format!(
-                "failed to open netns {:?}: {error}",
-                call.netns
-            )));
+            return Err(CniError::internal(format!("failed to open netns {:?}: {error}", call.netns)));
         }
     };
     // A path may outlive its namespace as a plain file: nothing is left to clean then.
     let Ok(socket) = netns.socket() else {
         return Ok(Vec::new());
     };
-    let failed = |error: io::Error| {
-        CniError::internal(format!("failed to delete {:?}: {error}", call.ifname))
-    };
+    let failed = |error: io::Error| CniError::internal(format!("failed to delete {:?}: {error}", call.ifname));
     let Some(link) = socket.link(&call.ifname).map_err(failed)? else {
         return Ok(Vec::new());
     };
@@ -224,63 +177,38 @@ pub(super) fn delete(call: &Call) -> Result<Vec<Cidr>, CniError> {
     }
     let addresses = socket.addresses_of(link.index).map_err(failed)?;
     socket.del_link(link.index).map_err(failed)?;
-    Ok(addresses
-        .into_iter()
-        .filter(|a| a.scope == 0)
-        .map(|address| address.cidr)
-        .collect())
+    Ok(addresses.into_iter().filter(|a| a.scope == 0).map(|address| address.cidr).collect())
 }
 
 /// The pod's side as ADD left it: link there, addresses on it, routes present.
 pub(super) fn check(call: &Call) -> Result<Link, CniError> {
-    let previous = call
-        .previous
-        .as_ref()
-        .ok_or_else(|| CniError::invalid_config("Required prevResult missing"))?;
+    let previous = call.previous.as_ref().ok_or_else(|| CniError::invalid_config("Required prevResult missing"))?;
     let expected = previous
         .interfaces
         .iter()
         .find(|interface| interface.name == call.ifname && !interface.sandbox.is_empty())
-        .ok_or_else(|| {
-            CniError::internal(format!("Interface {} missing in prevResult", call.ifname))
-        })?;
+        .ok_or_else(|| CniError::internal(format!("Interface {} missing in prevResult", call.ifname)))?;
     if expected.sandbox != call.netns {
         return Err(CniError::internal(format!(
             "Sandbox in prevResult {} doesn't match configured netns: {}",
             expected.sandbox, call.netns
         )));
     }
-    let socket = open_netns(call)?
-        .socket()
-        .map_err(CniError::failed("open a netlink socket"))?;
+    let socket = open_netns(call)?.socket().map_err(CniError::failed("open a netlink socket"))?;
     let link = find(&socket, &call.ifname)?;
     if !expected.mac.is_empty() && expected.mac != link.mac_text() {
-        return Err(CniError::internal(format!(
-            "Interface {} Mac {} doesn't match",
-            call.ifname,
-            link.mac_text()
-        )));
+        return Err(CniError::internal(format!("Interface {} Mac {} doesn't match", call.ifname, link.mac_text())));
     }
-    let addresses = socket
-        .addresses_of(link.index)
-        .map_err(CniError::failed("list addresses"))?;
+    let addresses = socket.addresses_of(link.index).map_err(CniError::failed("list addresses"))?;
     for ip in &previous.ips {
         if !addresses.iter().any(|address| address.cidr == ip.address) {
-            return Err(CniError::internal(format!(
-                "Failed to find address {} on {}",
-                ip.address, call.ifname
-            )));
+            return Err(CniError::internal(format!("Failed to find address {} on {}", ip.address, call.ifname)));
         }
     }
     let routes = socket.routes().map_err(CniError::failed("list routes"))?;
     for wanted in &previous.routes {
-        if !routes.iter().any(|r| {
-            r.dst == wanted.dst.network() && wanted.gw.is_none_or(|gw| r.gateway == Some(gw))
-        }) {
-            return Err(CniError::internal(format!(
-                "Failed to find route {}",
-                wanted.dst
-            )));
+        if !routes.iter().any(|r| r.dst == wanted.dst.network() && wanted.gw.is_none_or(|gw| r.gateway == Some(gw))) {
+            return Err(CniError::internal(format!("Failed to find route {}", wanted.dst)));
         }
     }
     Ok(link)
@@ -296,15 +224,12 @@ pub(super) fn enable_forwarding(v6: bool) -> io::Result<()> {
 
 pub(super) fn random_u32() -> u32 {
     let mut bytes = [0; 4];
-    let read = std::fs::File::open("/dev/urandom")
-        .and_then(|mut file| io::Read::read_exact(&mut file, &mut bytes));
+    let read = std::fs::File::open("/dev/urandom").and_then(|mut file| io::Read::read_exact(&mut file, &mut bytes));
     match read {
         Ok(()) => u32::from_ne_bytes(bytes),
         // Names are retried on collision: process and time are random enough without /dev.
         Err(_) => {
-            let now = std::time::SystemTime::now()
-                .duration_since(std::time::UNIX_EPOCH)
-                .unwrap_or_default();
+            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
             now.subsec_nanos() ^ std::process::id().rotate_left(16)
         }
     }

@@ -15,9 +15,7 @@ use crate::result::AddResult;
 
 /// The `ipam.type` of a configuration; `None` makes a link without addresses.
 pub(super) fn kind(call: &Call) -> Option<&str> {
-    call.config["ipam"]["type"]
-        .as_str()
-        .filter(|kind| !kind.is_empty())
+    call.config["ipam"]["type"].as_str().filter(|kind| !kind.is_empty())
 }
 
 pub(super) fn add(call: &Call, kind: &str) -> Result<AddResult, CniError> {
@@ -47,15 +45,9 @@ pub(super) fn status(call: &Call, kind: &str) -> Result<(), CniError> {
 
 fn delegate(call: &Call, kind: &str, command: &str) -> Result<Option<Value>, CniError> {
     if kind.contains('/') {
-        return Err(CniError::invalid_config(format!(
-            "invalid plugin name: {kind}"
-        )));
+        return Err(CniError::invalid_config(format!("invalid plugin name: {kind}")));
     }
-    let found = call
-        .path
-        .iter()
-        .map(|dir| dir.join(kind))
-        .find(|path| path.is_file());
+    let found = call.path.iter().map(|dir| dir.join(kind)).find(|path| path.is_file());
     match (found, ours(kind)) {
         // Our own, whether linked into the directory or not: a function call, not a process.
         (None, Some(handlers)) => dispatch(handlers, command, call),
@@ -74,23 +66,13 @@ fn ours(kind: &str) -> Option<&'static Handlers> {
 }
 
 fn is_this_binary(path: &Path) -> bool {
-    let identity = |path: &Path| {
-        std::fs::metadata(path)
-            .ok()
-            .map(|meta| (meta.dev(), meta.ino()))
-    };
+    let identity = |path: &Path| std::fs::metadata(path).ok().map(|meta| (meta.dev(), meta.ino()));
     identity(path).is_some_and(|found| Some(found) == identity(Path::new("/proc/self/exe")))
 }
 
 /// The environment is already that of the call; only the command can differ (DEL after a failed ADD).
-fn execute(
-    path: &PathBuf,
-    kind: &str,
-    command: &str,
-    call: &Call,
-) -> Result<Option<Value>, CniError> {
-    let failed =
-        |error: std::io::Error| CniError::internal(format!("IPAM plugin {kind:?}: {error}"));
+fn execute(path: &PathBuf, kind: &str, command: &str, call: &Call) -> Result<Option<Value>, CniError> {
+    let failed = |error: std::io::Error| CniError::internal(format!("IPAM plugin {kind:?}: {error}"));
     let mut child = Command::new(path)
         .arg0(kind)
         .env("CNI_COMMAND", command)
@@ -109,7 +91,5 @@ fn execute(
         return Ok(value);
     }
     let error = value.and_then(|value| serde_json::from_value(value).ok());
-    Err(error.unwrap_or_else(|| {
-        CniError::internal(format!("IPAM plugin {kind:?} failed: {}", output.status))
-    }))
+    Err(error.unwrap_or_else(|| CniError::internal(format!("IPAM plugin {kind:?} failed: {}", output.status))))
 }

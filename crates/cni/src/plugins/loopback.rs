@@ -6,32 +6,17 @@ use super::{Handlers, nothing};
 use crate::error::CniError;
 use crate::result::{AddResult, IpConfig};
 
-pub(super) const HANDLERS: Handlers = Handlers {
-    add,
-    check,
-    del,
-    gc: nothing,
-    status: nothing,
-};
+pub(super) const HANDLERS: Handlers = Handlers { add, check, del, gc: nothing, status: nothing };
 
 fn add(call: &Call) -> Result<AddResult, CniError> {
-    let socket = open_netns(call)?
-        .socket()
-        .map_err(CniError::failed("open a netlink socket"))?;
+    let socket = open_netns(call)?.socket().map_err(CniError::failed("open a netlink socket"))?;
     let lo = find(&socket, "lo")?;
-    socket
-        .set_up(lo.index)
-        .map_err(CniError::failed("set \"lo\" up"))?;
+    socket.set_up(lo.index).map_err(CniError::failed("set \"lo\" up"))?;
     if let Some(previous) = &call.previous {
         return Ok(previous.clone());
     }
-    let addresses = socket
-        .addresses_of(lo.index)
-        .map_err(CniError::failed("list addresses"))?;
-    let mut result = AddResult {
-        interfaces: vec![describe(&lo, &call.netns)],
-        ..AddResult::default()
-    };
+    let addresses = socket.addresses_of(lo.index).map_err(CniError::failed("list addresses"))?;
+    let mut result = AddResult { interfaces: vec![describe(&lo, &call.netns)], ..AddResult::default() };
     result.ips.extend(addresses.iter().map(|address| IpConfig {
         interface: Some(0),
         address: address.cidr,
@@ -41,9 +26,7 @@ fn add(call: &Call) -> Result<AddResult, CniError> {
 }
 
 fn check(call: &Call) -> Result<(), CniError> {
-    let socket = open_netns(call)?
-        .socket()
-        .map_err(CniError::failed("open a netlink socket"))?;
+    let socket = open_netns(call)?.socket().map_err(CniError::failed("open a netlink socket"))?;
     match find(&socket, "lo")?.is_up() {
         true => Ok(()),
         false => Err(CniError::internal("loopback interface is down")),
@@ -59,7 +42,5 @@ fn del(call: &Call) -> Result<(), CniError> {
         return Ok(());
     };
     let lo = find(&socket, "lo")?;
-    socket
-        .set_down(lo.index)
-        .map_err(CniError::failed("set \"lo\" down"))
+    socket.set_down(lo.index).map_err(CniError::failed("set \"lo\" down"))
 }

@@ -11,12 +11,7 @@ use crate::nft;
 const TABLE: &str = "inet cox-masquerade";
 
 /// Lets packets of `addresses` that leave their network be masqueraded.
-pub(super) fn add(
-    addresses: &[Cidr],
-    network: &str,
-    container_id: &str,
-    ifname: &str,
-) -> Result<(), String> {
+pub(super) fn add(addresses: &[Cidr], network: &str, container_id: &str, ifname: &str) -> Result<(), String> {
     let chain = chain_name(network, container_id, ifname);
     match nft::apply(&rules(addresses, &chain)) {
         Ok(()) => Ok(()),
@@ -39,31 +34,18 @@ pub(super) fn remove(network: &str, container_id: &str, ifname: &str) -> Result<
     let Ok(entries) = entries() else {
         return Ok(());
     }; // no table: nothing was ever masqueraded here
-    let ours: Vec<(Cidr, String)> = entries
-        .into_iter()
-        .filter(|(_, target)| *target == chain)
-        .collect();
+    let ours: Vec<(Cidr, String)> = entries.into_iter().filter(|(_, target)| *target == chain).collect();
     let mut transaction = removal(&ours);
     // Declared first, so that deleting it is no error when it is gone.
-    transaction.push_str(&format!(
-        "add chain {TABLE} {chain}\nflush chain {TABLE} {chain}\ndelete chain {TABLE} {chain}\n"
-    ));
+    transaction
+        .push_str(&format!("add chain {TABLE} {chain}\nflush chain {TABLE} {chain}\ndelete chain {TABLE} {chain}\n"));
     nft::apply(&transaction)
 }
 
-pub(super) fn is_present(
-    addresses: &[Cidr],
-    network: &str,
-    container_id: &str,
-    ifname: &str,
-) -> bool {
+pub(super) fn is_present(addresses: &[Cidr], network: &str, container_id: &str, ifname: &str) -> bool {
     let chain = chain_name(network, container_id, ifname);
     let entries = entries().unwrap_or_default();
-    addresses.iter().all(|ours| {
-        entries
-            .iter()
-            .any(|(address, target)| address.addr == ours.addr && *target == chain)
-    })
+    addresses.iter().all(|ours| entries.iter().any(|(address, target)| address.addr == ours.addr && *target == chain))
 }
 
 fn rules(addresses: &[Cidr], chain: &str) -> String {
@@ -79,11 +61,7 @@ fn rules(addresses: &[Cidr], chain: &str) -> String {
          flush chain {TABLE} {chain}\n"
     );
     for address in addresses {
-        let (family, multicast) = if address.is_v6() {
-            ("ip6", "ff00::/8")
-        } else {
-            ("ip", "224.0.0.0/4")
-        };
+        let (family, multicast) = if address.is_v6() { ("ip6", "ff00::/8") } else { ("ip", "224.0.0.0/4") };
         text.push_str(&format!(
             "add rule {TABLE} {chain} {family} daddr {{ {}, {multicast} }} return\n",
             address.network()
@@ -91,26 +69,15 @@ fn rules(addresses: &[Cidr], chain: &str) -> String {
     }
     text.push_str(&format!("add rule {TABLE} {chain} masquerade\n"));
     for address in addresses {
-        let map = if address.is_v6() {
-            "sources6"
-        } else {
-            "sources4"
-        };
-        text.push_str(&format!(
-            "add element {TABLE} {map} {{ {} : goto {chain} }}\n",
-            address.addr
-        ));
+        let map = if address.is_v6() { "sources6" } else { "sources4" };
+        text.push_str(&format!("add element {TABLE} {map} {{ {} : goto {chain} }}\n", address.addr));
     }
     text
 }
 
 fn removal(entries: &[(Cidr, String)]) -> String {
     let line = |(address, _): &(Cidr, String)| {
-        let map = if address.is_v6() {
-            "sources6"
-        } else {
-            "sources4"
-        };
+        let map = if address.is_v6() { "sources6" } else { "sources4" };
         format!("delete element {TABLE} {map} {{ {} }}\n", address.addr)
     };
     entries.iter().map(line).collect()
@@ -122,15 +89,10 @@ fn entries() -> Result<Vec<(Cidr, String)>, String> {
     for map in ["sources4", "sources6"] {
         let listing = nft::list(&["list", "map", "inet", "cox-masquerade", map])?;
         let listing: Value = serde_json::from_str(&listing).map_err(|error| error.to_string())?;
-        let maps = listing["nftables"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter_map(|item| item["map"]["elem"].as_array());
+        let maps =
+            listing["nftables"].as_array().into_iter().flatten().filter_map(|item| item["map"]["elem"].as_array());
         for pair in maps.flatten() {
-            let (Some(address), Some(chain)) =
-                (pair[0].as_str(), pair[1]["goto"]["target"].as_str())
-            else {
+            let (Some(address), Some(chain)) = (pair[0].as_str(), pair[1]["goto"]["target"].as_str()) else {
                 continue;
             };
             if let Ok(address) = address.parse() {

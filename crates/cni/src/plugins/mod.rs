@@ -47,10 +47,7 @@ pub const PLUGINS: &[(&str, fn() -> ExitCode)] = &[
 
 /// The entry point of a plug-in by its `argv[0]` (without directories).
 pub fn plugin(name: &str) -> Option<fn() -> ExitCode> {
-    PLUGINS
-        .iter()
-        .find(|(known, _)| *known == name)
-        .map(|(_, run)| *run)
+    PLUGINS.iter().find(|(known, _)| *known == name).map(|(_, run)| *run)
 }
 
 /// Nothing to do: for plug-ins that keep no state for a command.
@@ -62,21 +59,14 @@ fn main(handlers: &Handlers) -> ExitCode {
     // Run by hand, a plug-in says what it is, as the standard ones do.
     if std::env::var_os("CNI_COMMAND").is_none() {
         let version = env!("CARGO_PKG_VERSION");
-        println!(
-            "CNI plugin of cox {version}\nCNI protocol versions supported: {}",
-            VERSIONS.join(", ")
-        );
+        println!("CNI plugin of cox {version}\nCNI protocol versions supported: {}", VERSIONS.join(", "));
         return ExitCode::SUCCESS;
     }
     let mut stdin = Vec::new();
     let read = std::io::stdin().lock().read_to_end(&mut stdin);
     let outcome = match read {
         Ok(_) => answer(handlers, &stdin),
-        Err(error) => Err(CniError::new(
-            code::IO_FAILURE,
-            "error reading from stdin",
-            error.to_string(),
-        )),
+        Err(error) => Err(CniError::new(code::IO_FAILURE, "error reading from stdin", error.to_string())),
     };
     let (text, exit) = match outcome {
         Ok(None) => return ExitCode::SUCCESS,
@@ -106,11 +96,7 @@ fn answer(handlers: &Handlers, stdin: &[u8]) -> Result<Option<Value>, CniError> 
 fn dispatch(handlers: &Handlers, command: &str, call: &Call) -> Result<Option<Value>, CniError> {
     let needs = |floor: &str, what: &str| match version_at_least(&call.version, floor) {
         true => Ok(()),
-        false => Err(CniError::new(
-            code::INCOMPATIBLE_VERSION,
-            format!("config version does not allow {what}"),
-            "",
-        )),
+        false => Err(CniError::new(code::INCOMPATIBLE_VERSION, format!("config version does not allow {what}"), "")),
     };
     match command {
         "ADD" => (handlers.add)(call).map(|result| Some(result.to_version(&call.version))),
@@ -130,24 +116,13 @@ fn dispatch(handlers: &Handlers, command: &str, call: &Call) -> Result<Option<Va
             needs("1.1.0", "STATUS")?;
             (handlers.status)(call).map(|()| None)
         }
-        other => Err(CniError::new(
-            code::INVALID_ENVIRONMENT,
-            format!("unknown CNI_COMMAND: {other}"),
-            "",
-        )),
+        other => Err(CniError::new(code::INVALID_ENVIRONMENT, format!("unknown CNI_COMMAND: {other}"), "")),
     }
 }
 
 fn versions(stdin: &[u8]) -> Result<Value, CniError> {
-    let asked: Value = serde_json::from_slice(stdin).map_err(|error| {
-        CniError::new(
-            code::DECODING_FAILURE,
-            "error unmarshall network config",
-            error.to_string(),
-        )
-    })?;
-    let version = asked["cniVersion"]
-        .as_str()
-        .unwrap_or(VERSIONS[VERSIONS.len() - 1]);
+    let asked: Value = serde_json::from_slice(stdin)
+        .map_err(|error| CniError::new(code::DECODING_FAILURE, "error unmarshall network config", error.to_string()))?;
+    let version = asked["cniVersion"].as_str().unwrap_or(VERSIONS[VERSIONS.len() - 1]);
     Ok(json!({"cniVersion": version, "supportedVersions": VERSIONS}))
 }

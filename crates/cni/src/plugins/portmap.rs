@@ -19,13 +19,7 @@ use crate::network::PortMapping;
 use crate::nft;
 use crate::result::AddResult;
 
-pub(super) const HANDLERS: Handlers = Handlers {
-    add,
-    check,
-    del,
-    gc: nothing,
-    status: nothing,
-};
+pub(super) const HANDLERS: Handlers = Handlers { add, check, del, gc: nothing, status: nothing };
 
 const TABLE: &str = "inet cox-portmap";
 
@@ -51,31 +45,19 @@ impl Config {
         let mut config: Self = call.config()?;
         // Conditions are fragments of an iptables rule; passing them on unread would change their meaning.
         if !config.conditions_v4.is_empty() || !config.conditions_v6.is_empty() {
-            return Err(CniError::new(
-                code::UNSUPPORTED_FIELD,
-                "conditionsV4 and conditionsV6 are not supported",
-                "",
-            ));
+            return Err(CniError::new(code::UNSUPPORTED_FIELD, "conditionsV4 and conditionsV6 are not supported", ""));
         }
-        config
-            .runtime_config
-            .port_mappings
-            .retain(|mapping| mapping.host_port != 0);
+        config.runtime_config.port_mappings.retain(|mapping| mapping.host_port != 0);
         for mapping in &mut config.runtime_config.port_mappings {
             mapping.protocol = mapping.protocol.to_ascii_lowercase();
-            if mapping.container_port == 0
-                || !matches!(mapping.protocol.as_str(), "tcp" | "udp" | "sctp")
-            {
+            if mapping.container_port == 0 || !matches!(mapping.protocol.as_str(), "tcp" | "udp" | "sctp") {
                 return Err(CniError::invalid_config(format!(
                     "invalid port mapping {}:{}/{}",
                     mapping.host_port, mapping.container_port, mapping.protocol
                 )));
             }
             if !mapping.host_ip.is_empty() && mapping.host_ip.parse::<IpAddr>().is_err() {
-                return Err(CniError::invalid_config(format!(
-                    "invalid host IP {:?}",
-                    mapping.host_ip
-                )));
+                return Err(CniError::invalid_config(format!("invalid host IP {:?}", mapping.host_ip)));
             }
         }
         Ok(config)
@@ -97,11 +79,7 @@ fn add(call: &Call) -> Result<AddResult, CniError> {
         let taken: Vec<Element> = entries()
             .map_err(failed("set up port mappings"))?
             .into_iter()
-            .filter(|old| {
-                elements
-                    .iter()
-                    .any(|new| new.map == old.map && new.key == old.key)
-            })
+            .filter(|old| elements.iter().any(|new| new.map == old.map && new.key == old.key))
             .collect();
         if taken.is_empty() {
             return Err(failed("set up port mappings")(first));
@@ -123,10 +101,7 @@ fn del(call: &Call) -> Result<(), CniError> {
     let Ok(entries) = entries() else {
         return Ok(());
     }; // no table: no port was ever mapped here
-    let ours: Vec<Element> = entries
-        .into_iter()
-        .filter(|element| element.owner == owner)
-        .collect();
+    let ours: Vec<Element> = entries.into_iter().filter(|element| element.owner == owner).collect();
     if ours.is_empty() {
         return Ok(());
     }
@@ -138,14 +113,8 @@ fn check(call: &Call) -> Result<(), CniError> {
     let previous = call.require_previous()?;
     let present = entries().unwrap_or_default();
     for element in plan(&config, &pod_addresses(previous), &owner(call)) {
-        if !present
-            .iter()
-            .any(|e| e.map == element.map && e.key == element.key && e.owner == element.owner)
-        {
-            return Err(CniError::internal(format!(
-                "missing port mapping {} in {}",
-                element.key, element.map
-            )));
+        if !present.iter().any(|e| e.map == element.map && e.key == element.key && e.owner == element.owner) {
+            return Err(CniError::internal(format!("missing port mapping {} in {}", element.key, element.map)));
         }
     }
     Ok(())
@@ -170,12 +139,7 @@ struct Element {
 fn plan(config: &Config, pods: &[Cidr], owner: &str) -> Vec<Element> {
     let mut elements = Vec::new();
     let mut push = |map: &'static str, key: String, value: Option<String>| {
-        elements.push(Element {
-            map,
-            key,
-            value,
-            owner: owner.to_owned(),
-        });
+        elements.push(Element { map, key, value, owner: owner.to_owned() });
     };
     for pod in pods {
         let v6 = pod.is_v6();
@@ -186,11 +150,7 @@ fn plan(config: &Config, pods: &[Cidr], owner: &str) -> Vec<Element> {
             match host_ip {
                 Some(ip) if ip.is_ipv6() != v6 => {}
                 Some(ip) if !ip.is_unspecified() => {
-                    push(
-                        if v6 { "address6" } else { "address4" },
-                        format!("{ip} . {port}"),
-                        target,
-                    );
+                    push(if v6 { "address6" } else { "address4" }, format!("{ip} . {port}"), target);
                 }
                 _ => push(if v6 { "any6" } else { "any4" }, port, target),
             }
@@ -245,43 +205,19 @@ fn base() -> String {
 
 fn add_elements(elements: &[Element]) -> String {
     let line = |element: &Element| {
-        let value = element
-            .value
-            .as_ref()
-            .map(|value| format!(" : {value}"))
-            .unwrap_or_default();
-        format!(
-            "add element {TABLE} {} {{ {} comment \"{}\"{value} }}\n",
-            element.map, element.key, element.owner
-        )
+        let value = element.value.as_ref().map(|value| format!(" : {value}")).unwrap_or_default();
+        format!("add element {TABLE} {} {{ {} comment \"{}\"{value} }}\n", element.map, element.key, element.owner)
     };
     elements.iter().map(line).collect()
 }
 
 fn delete_elements(elements: &[Element]) -> String {
-    elements
-        .iter()
-        .map(|element| {
-            format!(
-                "delete element {TABLE} {} {{ {} }}\n",
-                element.map, element.key
-            )
-        })
-        .collect()
+    elements.iter().map(|element| format!("delete element {TABLE} {} {{ {} }}\n", element.map, element.key)).collect()
 }
 
 /// All entries of the table, with their owners.
 fn entries() -> Result<Vec<Element>, String> {
-    const MAPS: &[&str] = &[
-        "address4",
-        "address6",
-        "any4",
-        "any6",
-        "masquerade4",
-        "masquerade6",
-        "all4",
-        "all6",
-    ];
+    const MAPS: &[&str] = &["address4", "address6", "any4", "any6", "masquerade4", "masquerade6", "all4", "all6"];
     let listing = nft::list(&["list", "table", "inet", "cox-portmap"])?;
     let listing: Value = serde_json::from_str(&listing).map_err(|error| error.to_string())?;
     let mut found = Vec::new();
@@ -291,10 +227,7 @@ fn entries() -> Result<Vec<Element>, String> {
             (_, Some(set)) => (set, false),
             _ => continue,
         };
-        let Some(map) = MAPS
-            .iter()
-            .find(|known| holder["name"].as_str() == Some(known))
-        else {
+        let Some(map) = MAPS.iter().find(|known| holder["name"].as_str() == Some(known)) else {
             continue;
         };
         for entry in holder["elem"].as_array().into_iter().flatten() {
@@ -303,12 +236,7 @@ fn entries() -> Result<Vec<Element>, String> {
                 Some(elem) => (&elem["val"], elem["comment"].as_str().unwrap_or_default()),
                 None => (entry, ""),
             };
-            found.push(Element {
-                map,
-                key: key_text(value),
-                value: None,
-                owner: owner.to_owned(),
-            });
+            found.push(Element { map, key: key_text(value), value: None, owner: owner.to_owned() });
         }
     }
     Ok(found)
@@ -316,12 +244,7 @@ fn entries() -> Result<Vec<Element>, String> {
 
 /// `{"concat": ["10.0.0.1", "tcp", 80]}` -> `10.0.0.1 . tcp . 80`.
 fn key_text(value: &Value) -> String {
-    let scalar = |value: &Value| {
-        value
-            .as_str()
-            .map(str::to_owned)
-            .unwrap_or_else(|| value.to_string())
-    };
+    let scalar = |value: &Value| value.as_str().map(str::to_owned).unwrap_or_else(|| value.to_string());
     match value["concat"].as_array() {
         Some(parts) => parts.iter().map(scalar).collect::<Vec<_>>().join(" . "),
         None => scalar(value),
@@ -337,9 +260,7 @@ fn route_localnet(pod: Cidr) -> std::io::Result<()> {
     let host = Socket::open()?;
     let index = host.route_to(pod.addr)?.oif.unwrap_or_default();
     match host.link_by_index(index)? {
-        Some(link) if link.name != "lo" => {
-            set_sysctl(&format!("net/ipv4/conf/{}/route_localnet", link.name), "1")
-        }
+        Some(link) if link.name != "lo" => set_sysctl(&format!("net/ipv4/conf/{}/route_localnet", link.name), "1"),
         _ => Ok(()),
     }
 }
@@ -358,22 +279,12 @@ mod tests {
         };
         let config = Config {
             runtime_config: RuntimeConfig {
-                port_mappings: vec![
-                    mapping("", "tcp"),
-                    mapping("127.0.0.1", "udp"),
-                    mapping("0.0.0.0", "sctp"),
-                ],
+                port_mappings: vec![mapping("", "tcp"), mapping("127.0.0.1", "udp"), mapping("0.0.0.0", "sctp")],
             },
             ..Config::default()
         };
-        let pods = [
-            "10.0.0.2/24".parse().unwrap(),
-            "fd00::2/64".parse().unwrap(),
-        ];
-        let lines: Vec<String> = plan(&config, &pods, "o")
-            .iter()
-            .map(|e| format!("{} {}", e.map, e.key))
-            .collect();
+        let pods = ["10.0.0.2/24".parse().unwrap(), "fd00::2/64".parse().unwrap()];
+        let lines: Vec<String> = plan(&config, &pods, "o").iter().map(|e| format!("{} {}", e.map, e.key)).collect();
         assert_eq!(
             lines,
             [

@@ -11,13 +11,7 @@ use crate::netlink::{Route, Scope, Socket};
 use crate::netns::Netns;
 use crate::result::{AddResult, Dns};
 
-pub(super) const HANDLERS: Handlers = Handlers {
-    add,
-    check,
-    del,
-    gc,
-    status,
-};
+pub(super) const HANDLERS: Handlers = Handlers { add, check, del, gc, status };
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
@@ -29,8 +23,7 @@ struct Config {
 
 fn add(call: &Call) -> Result<AddResult, CniError> {
     let config: Config = call.config()?;
-    let kind =
-        ipam::kind(call).ok_or_else(|| CniError::invalid_config("ptp needs an IPAM plugin"))?;
+    let kind = ipam::kind(call).ok_or_else(|| CniError::invalid_config("ptp needs an IPAM plugin"))?;
     let attached = attach(call, &config, kind);
     if attached.is_err() {
         let _ = interface::delete(call);
@@ -44,12 +37,9 @@ fn add(call: &Call) -> Result<AddResult, CniError> {
 
 fn attach(call: &Call, config: &Config, kind: &str) -> Result<AddResult, CniError> {
     let netns = open_netns(call)?;
-    let host_netns =
-        Netns::current().map_err(CniError::failed("open the host's network namespace"))?;
+    let host_netns = Netns::current().map_err(CniError::failed("open the host's network namespace"))?;
     let host = Socket::open().map_err(CniError::failed("open a netlink socket"))?;
-    let pod = netns
-        .socket()
-        .map_err(CniError::failed("open a netlink socket"))?;
+    let pod = netns.socket().map_err(CniError::failed("open a netlink socket"))?;
     let mut result = ipam::add(call, kind)?;
     for family in [false, true] {
         if result.ips.iter().any(|ip| ip.address.is_v6() == family) {
@@ -67,18 +57,11 @@ fn attach(call: &Call, config: &Config, kind: &str) -> Result<AddResult, CniErro
     for ip in &result.ips {
         if let Some(gateway) = ip.gateway {
             host.add_address(veth.host.index, Cidr::host(gateway))
-                .map_err(CniError::failed(format!(
-                    "add IP addr {gateway} to {:?}",
-                    veth.host.name
-                )))?;
+                .map_err(CniError::failed(format!("add IP addr {gateway} to {:?}", veth.host.name)))?;
         }
         let mut route = Route::to(Cidr::host(ip.address.addr)).dev(veth.host.index);
         route.scope = Scope::HOST;
-        host.replace_route(&route)
-            .map_err(CniError::failed(format!(
-                "add route on host to {}",
-                ip.address.addr
-            )))?;
+        host.replace_route(&route).map_err(CniError::failed(format!("add route on host to {}", ip.address.addr)))?;
     }
     if config.ip_masq {
         let addresses: Vec<Cidr> = result.ips.iter().map(|ip| ip.address).collect();
@@ -97,44 +80,30 @@ fn route_through_gateway(pod: &Socket, veth: &Veth, result: &AddResult) -> Resul
     for ip in &result.ips {
         let Some(gateway) = ip.gateway else { continue };
         let mut connected = Route::to(ip.address).dev(index);
-        connected.scope = if ip.address.is_v6() {
-            Scope::UNIVERSE
-        } else {
-            Scope::LINK
-        };
+        connected.scope = if ip.address.is_v6() { Scope::UNIVERSE } else { Scope::LINK };
         connected.protocol = 2;
-        pod.del_route(&connected)
-            .map_err(CniError::failed(format!("delete route {}", connected.dst)))?;
+        pod.del_route(&connected).map_err(CniError::failed(format!("delete route {}", connected.dst)))?;
         let mut to_gateway = Route::to(Cidr::host(gateway)).dev(index);
         to_gateway.scope = Scope::LINK;
         to_gateway.source = Some(ip.address.addr);
         let mut to_network = Route::to(ip.address).via(gateway).dev(index);
         to_network.source = Some(ip.address.addr);
         for route in [to_gateway, to_network] {
-            pod.replace_route(&route)
-                .map_err(CniError::failed(format!("add route {}", route.dst)))?;
+            pod.replace_route(&route).map_err(CniError::failed(format!("add route {}", route.dst)))?;
         }
     }
     // Deleting the connected route takes along what was routed through it.
     let routes = pod.routes().map_err(CniError::failed("list routes"))?;
     for wanted in &result.routes {
         let gateway = wanted.gw.or_else(|| {
-            result
-                .ips
-                .iter()
-                .filter(|ip| ip.address.is_v6() == wanted.dst.is_v6())
-                .find_map(|ip| ip.gateway)
+            result.ips.iter().filter(|ip| ip.address.is_v6() == wanted.dst.is_v6()).find_map(|ip| ip.gateway)
         });
-        if routes
-            .iter()
-            .any(|route| route.dst == wanted.dst.network() && route.gateway == gateway)
-        {
+        if routes.iter().any(|route| route.dst == wanted.dst.network() && route.gateway == gateway) {
             continue;
         }
         let mut route = Route::to(wanted.dst).dev(index);
         route.gateway = gateway;
-        pod.replace_route(&route)
-            .map_err(CniError::failed(format!("add route {}", wanted.dst)))?;
+        pod.replace_route(&route).map_err(CniError::failed(format!("add route {}", wanted.dst)))?;
     }
     Ok(())
 }

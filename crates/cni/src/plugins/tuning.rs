@@ -14,13 +14,7 @@ use crate::netlink::{Link, Socket, parse_mac};
 use crate::netns::{Netns, set_sysctl, sysctl};
 use crate::result::AddResult;
 
-pub(super) const HANDLERS: Handlers = Handlers {
-    add,
-    check,
-    del,
-    gc: nothing,
-    status: nothing,
-};
+pub(super) const HANDLERS: Handlers = Handlers { add, check, del, gc: nothing, status: nothing };
 
 const DATA_DIR: &str = "/run/cni/tuning";
 
@@ -64,39 +58,26 @@ struct Before {
 impl Config {
     fn load(call: &Call) -> Result<Self, CniError> {
         let mut config: Self = call.config()?;
-        let asked = [&config.runtime_config.mac, &config.args.cni.mac]
-            .into_iter()
-            .find(|mac| !mac.is_empty())
-            .cloned();
-        config.mac = asked
-            .or(call.arg("MAC").map(str::to_owned))
-            .unwrap_or(config.mac);
+        let asked = [&config.runtime_config.mac, &config.args.cni.mac].into_iter().find(|mac| !mac.is_empty()).cloned();
+        config.mac = asked.or(call.arg("MAC").map(str::to_owned)).unwrap_or(config.mac);
         Ok(config)
     }
 
     fn mac(&self) -> Result<Option<[u8; 6]>, CniError> {
         match self.mac.is_empty() {
             true => Ok(None),
-            false => parse_mac(&self.mac).map(Some).ok_or_else(|| {
-                CniError::invalid_config(format!("invalid mac address {:?}", self.mac))
-            }),
+            false => parse_mac(&self.mac)
+                .map(Some)
+                .ok_or_else(|| CniError::invalid_config(format!("invalid mac address {:?}", self.mac))),
         }
     }
 
     fn changes_link(&self) -> bool {
-        !self.mac.is_empty()
-            || self.promisc
-            || self.mtu > 0
-            || self.allmulti.is_some()
-            || self.tx_queue.is_some()
+        !self.mac.is_empty() || self.promisc || self.mtu > 0 || self.allmulti.is_some() || self.tx_queue.is_some()
     }
 
     fn backup(&self, call: &Call) -> PathBuf {
-        let dir = if self.data_dir.is_empty() {
-            DATA_DIR
-        } else {
-            &self.data_dir
-        };
+        let dir = if self.data_dir.is_empty() { DATA_DIR } else { &self.data_dir };
         Path::new(dir).join(format!("{}_{}.json", call.container_id, call.ifname))
     }
 }
@@ -107,26 +88,14 @@ fn add(call: &Call) -> Result<AddResult, CniError> {
     let netns = open_netns(call)?;
     set_sysctls(&netns, &config.sysctl)?;
     if config.changes_link() {
-        let pod = netns
-            .socket()
-            .map_err(CniError::failed("open a netlink socket"))?;
+        let pod = netns.socket().map_err(CniError::failed("open a netlink socket"))?;
         let link = find(&pod, &call.ifname)?;
-        save(&config.backup(call), &link)
-            .map_err(CniError::failed("save the interface's attributes"))?;
+        save(&config.backup(call), &link).map_err(CniError::failed("save the interface's attributes"))?;
         let mac = config.mac()?;
-        change(&pod, &link, &config, mac)
-            .map_err(CniError::failed(format!("tune {}", call.ifname)))?;
+        change(&pod, &link, &config, mac).map_err(CniError::failed(format!("tune {}", call.ifname)))?;
         if let Some(mac) = mac {
-            let text = Link {
-                mac,
-                ..Link::default()
-            }
-            .mac_text();
-            for interface in result
-                .interfaces
-                .iter_mut()
-                .filter(|i| i.name == call.ifname && !i.sandbox.is_empty())
-            {
+            let text = Link { mac, ..Link::default() }.mac_text();
+            for interface in result.interfaces.iter_mut().filter(|i| i.name == call.ifname && !i.sandbox.is_empty()) {
                 interface.mac = text.clone();
             }
         }
@@ -148,16 +117,10 @@ fn set_sysctls(netns: &Netns, wanted: &BTreeMap<String, String>) -> Result<(), C
 
 fn sysctl_path(name: &str) -> Result<String, CniError> {
     // With slashes, dots belong to interface names; without, they separate.
-    let path = if name.contains('/') {
-        name.trim_start_matches('/').to_owned()
-    } else {
-        name.replace('.', "/")
-    };
+    let path = if name.contains('/') { name.trim_start_matches('/').to_owned() } else { name.replace('.', "/") };
     match path.starts_with("net/") && path.split('/').all(|part| !part.is_empty() && part != "..") {
         true => Ok(path),
-        false => Err(CniError::invalid_config(format!(
-            "invalid net sysctl key: {name:?}"
-        ))),
+        false => Err(CniError::invalid_config(format!("invalid net sysctl key: {name:?}"))),
     }
 }
 
@@ -202,10 +165,7 @@ fn set_mac(pod: &Socket, link: &Link, mac: [u8; 6]) -> io::Result<()> {
             pod.set_down(link.index)?;
             pod.set_mac(link.index, mac)?;
             pod.set_up(link.index)?;
-            for route in routes
-                .iter()
-                .filter(|route| route.oif == Some(link.index) && route.table == 254)
-            {
+            for route in routes.iter().filter(|route| route.oif == Some(link.index) && route.table == 254) {
                 pod.replace_route(route)?;
             }
             Ok(())
@@ -217,10 +177,7 @@ fn set_mac(pod: &Socket, link: &Link, mac: [u8; 6]) -> io::Result<()> {
 fn del(call: &Call) -> Result<(), CniError> {
     let config = Config::load(call)?;
     let path = config.backup(call);
-    let Some(before) = std::fs::read(&path)
-        .ok()
-        .and_then(|bytes| serde_json::from_slice::<Before>(&bytes).ok())
-    else {
+    let Some(before) = std::fs::read(&path).ok().and_then(|bytes| serde_json::from_slice::<Before>(&bytes).ok()) else {
         return Ok(());
     };
     // Gone with its namespace: nothing to put back.
@@ -256,24 +213,15 @@ fn check(call: &Call) -> Result<(), CniError> {
             )));
         }
     }
-    let pod = netns
-        .socket()
-        .map_err(CniError::failed("open a netlink socket"))?;
+    let pod = netns.socket().map_err(CniError::failed("open a netlink socket"))?;
     let link = find(&pod, &call.ifname)?;
     let differs = config.mac()?.is_some_and(|mac| mac != link.mac)
         || config.promisc && link.promiscuity == 0
         || config.mtu > 0 && config.mtu != link.mtu
-        || config
-            .allmulti
-            .is_some_and(|allmulti| allmulti != link.allmulti)
-        || config
-            .tx_queue
-            .is_some_and(|length| length != link.tx_queue);
+        || config.allmulti.is_some_and(|allmulti| allmulti != link.allmulti)
+        || config.tx_queue.is_some_and(|length| length != link.tx_queue);
     match differs {
-        true => Err(CniError::internal(format!(
-            "Error: {} is not tuned as configured",
-            call.ifname
-        ))),
+        true => Err(CniError::internal(format!("Error: {} is not tuned as configured", call.ifname))),
         false => Ok(()),
     }
 }
@@ -285,14 +233,8 @@ mod tests {
     #[test]
     fn only_network_sysctls() {
         for (name, path) in [
-            (
-                "net.ipv4.conf.all.log_martians",
-                Some("net/ipv4/conf/all/log_martians"),
-            ),
-            (
-                "net/ipv4/conf/eth0.5/rp_filter",
-                Some("net/ipv4/conf/eth0.5/rp_filter"),
-            ),
+            ("net.ipv4.conf.all.log_martians", Some("net/ipv4/conf/all/log_martians")),
+            ("net/ipv4/conf/eth0.5/rp_filter", Some("net/ipv4/conf/eth0.5/rp_filter")),
             ("kernel.core_pattern", None),
             ("net/../kernel/core_pattern", None),
             ("net..x", None),

@@ -1,0 +1,115 @@
+//! `cox dns`: the server on its own.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use client::kubeconfig::{Kubeconfig, Overrides};
+use tokio_util::sync::CancellationToken;
+
+use crate::Config;
+
+const PORT: u16 = 53;
+
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    #[arg(long)]
+    kubeconfig: Option<PathBuf>,
+    /// The address of the API server, over the one in the kubeconfig
+    #[arg(long)]
+    master: Option<String>,
+    /// The addresses to serve on, UDP and TCP, with or without a port
+    #[arg(long, value_delimiter = ',', default_value = "0.0.0.0:53")]
+    listen: Vec<String>,
+    /// The cluster's domain
+    #[arg(long, default_value = "cluster.local")]
+    domain: String,
+    /// Resolvers for other names; if none are given, those of --resolv-conf
+    #[arg(long, value_delimiter = ',')]
+    upstream: Vec<String>,
+    #[arg(long, default_value = "/etc/resolv.conf")]
+    resolv_conf: PathBuf,
+    /// A domain with a resolver of its own: domain=address
+    #[arg(long)]
+    stub_domain: Vec<String>,
+    /// Ranges of pods and services, whose addresses have no names elsewhere
+    #[arg(long, value_delimiter = ',')]
+    cluster_cidr: Vec<String>,
+    #[arg(long, default_value_t = 30)]
+    ttl: u32,
+    /// Where /health and /ready answer
+    #[arg(long)]
+    health_bind_address: Option<SocketAddr>,
+}
+
+/// `cox dns`.
+pub async fn main(args: Args) -> anyhow::Result<()> {
+    let kubeconfig = Kubeconfig::load(args.kubeconfig.as_deref())?;
+    let overrides = Overrides { server: args.master.clone(), ..Overrides::default() };
+    let client = client::Client::from_kubeconfig(&kubeconfig, &overrides)?;
+    let listen = args.listen.iter().map(|text| address(text)).collect::<Result<_, _>>()?;
+    let mut config = Config::new(client, listen);
+    config.upstreams = match args.upstream.is_empty() {
+        false => args.upstream.iter().map(|text| address(text)).collect::<Result<_, _>>()?,
+        true => resolvers(&args.resolv_conf)?,
+    };
+    for stub in &args.stub_domain {
+        let (domain, server) = stub.split_once('=').with_context(|| format!("{stub:?} is not domain=address"))?;
+        config.stub_domains.push((domain.to_owned(), vec![address(server)?]));
+    }
+    config.domain = args.domain;
+    config.ranges = args.cluster_cidr;
+    config.ttl = args.ttl;
+    config.health_bind_address = args.health_bind_address;
+    let stop = CancellationToken::new();
+    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    let running = crate::run(config, stop.clone());
+    tokio::pin!(running);
+    loop {
+        tokio::select! {
+            result = &mut running => return result,
+            _ = terminate.recv() => stop.cancel(),
+            _ = tokio::signal::ctrl_c() => stop.cancel(),
+        }
+    }
+}
+
+/// The node's own resolvers.
+pub fn resolvers(resolv_conf: &Path) -> anyhow::Result<Vec<SocketAddr>> {
+    let text = match std::fs::read_to_string(resolv_conf) {
+        Ok(text) => text,
+        // A machine without resolvers has no other names to offer.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error).with_context(|| format!("reading {}", resolv_conf.display())),
+    };
+    Ok(name_servers(&text))
+}
+
+fn name_servers(text: &str) -> Vec<SocketAddr> {
+    let addresses = text.lines().filter_map(|line| {
+        let mut words = line.split_whitespace();
+        (words.next() == Some("nameserver")).then(|| words.next())?
+    });
+    // A zone (`fe80::1%eth0`) needs an interface that we do not know: such a resolver is skipped.
+    addresses.filter_map(|text| text.parse::<IpAddr>().ok()).map(|addr| (addr, PORT).into()).collect()
+}
+
+fn address(text: &str) -> anyhow::Result<SocketAddr> {
+    match (text.parse::<SocketAddr>(), text.parse::<IpAddr>()) {
+        (Ok(address), _) => Ok(address),
+        (_, Ok(addr)) => Ok((addr, PORT).into()),
+        _ => bail!("invalid address {text:?}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_resolv_conf() {
+        let text =
+            "# comment\nsearch a b\nnameserver 192.0.2.1\nnameserver 2001:db8::1\nnameserver fe80::1%eth0\noptions x\n";
+        assert_eq!(name_servers(text), [address("192.0.2.1").unwrap(), address("2001:db8::1").unwrap()]);
+    }
+}

@@ -1,0 +1,86 @@
+//! What the zone looks up. The real index is the informers' own; tests bring a small one.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use client::{Informer, InformerFactory};
+use k8s_openapi::api::core::v1::{Namespace, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+
+const SERVICE_LABEL: &str = "kubernetes.io/service-name";
+const BY_SERVICE: &str = "service";
+const BY_ADDRESS: &str = "address";
+
+pub(crate) trait Index: Send + Sync {
+    fn has_namespace(&self, namespace: &str) -> bool;
+    fn service(&self, namespace: &str, name: &str) -> Option<Arc<Service>>;
+    fn slices(&self, namespace: &str, service: &str) -> Vec<Arc<EndpointSlice>>;
+    fn services_at(&self, addr: IpAddr) -> Vec<Arc<Service>>;
+    fn slices_at(&self, addr: IpAddr) -> Vec<Arc<EndpointSlice>>;
+}
+
+pub(crate) struct Informers {
+    namespaces: Informer<Namespace>,
+    services: Informer<Service>,
+    slices: Informer<EndpointSlice>,
+}
+
+impl Informers {
+    pub(crate) fn new(factory: &InformerFactory) -> Self {
+        let informers =
+            Self { namespaces: factory.informer(), services: factory.informer(), slices: factory.informer() };
+        informers
+            .services
+            .add_index(BY_ADDRESS, |service| cluster_ips(service).iter().map(IpAddr::to_string).collect());
+        informers.slices.add_index(BY_SERVICE, |slice| service_key(slice).into_iter().collect());
+        informers.slices.add_index(BY_ADDRESS, |slice| {
+            slice.endpoints.iter().flatten().flat_map(|endpoint| endpoint.addresses.iter().cloned()).collect()
+        });
+        informers
+    }
+
+    pub(crate) async fn synced(&self) {
+        self.namespaces.synced().await;
+        self.services.synced().await;
+        self.slices.synced().await;
+    }
+
+    pub(crate) fn has_synced(&self) -> bool {
+        self.namespaces.has_synced() && self.services.has_synced() && self.slices.has_synced()
+    }
+}
+
+impl Index for Informers {
+    fn has_namespace(&self, namespace: &str) -> bool {
+        self.namespaces.get(namespace).is_some()
+    }
+
+    fn service(&self, namespace: &str, name: &str) -> Option<Arc<Service>> {
+        self.services.get(&format!("{namespace}/{name}"))
+    }
+
+    fn slices(&self, namespace: &str, service: &str) -> Vec<Arc<EndpointSlice>> {
+        self.slices.by_index(BY_SERVICE, &format!("{namespace}/{service}"))
+    }
+
+    fn services_at(&self, addr: IpAddr) -> Vec<Arc<Service>> {
+        self.services.by_index(BY_ADDRESS, &addr.to_string())
+    }
+
+    fn slices_at(&self, addr: IpAddr) -> Vec<Arc<EndpointSlice>> {
+        self.slices.by_index(BY_ADDRESS, &addr.to_string())
+    }
+}
+
+/// The service's own addresses; none when it is headless.
+pub(crate) fn cluster_ips(service: &Service) -> Vec<IpAddr> {
+    let Some(spec) = &service.spec else { return Vec::new() };
+    let listed = spec.cluster_ips.as_deref().unwrap_or_default();
+    let texts = if listed.is_empty() { spec.cluster_ip.as_slice() } else { listed };
+    texts.iter().filter_map(|text| text.parse().ok()).collect()
+}
+
+pub(crate) fn service_key(slice: &EndpointSlice) -> Option<String> {
+    let name = slice.metadata.labels.as_ref()?.get(SERVICE_LABEL)?;
+    Some(format!("{}/{name}", slice.metadata.namespace.as_deref()?))
+}

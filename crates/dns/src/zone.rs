@@ -1,0 +1,547 @@
+//! The cluster's domain, after the Kubernetes DNS specification (schema 1.1.0). Pure: a question and an index in, records out.
+//!
+//! ```text
+//! <service>.<ns>.svc.<domain>                       A, AAAA, SRV, CNAME (ExternalName)
+//! _<port>._<proto>.<service>.<ns>.svc.<domain>      SRV
+//! <hostname>.<service>.<ns>.svc.<domain>            A, AAAA of one endpoint
+//! <a-b-c-d>.<ns>.pod.<domain>                       A, AAAA
+//! dns-version.<domain>                              TXT
+//! <reversed address>.in-addr.arpa, ip6.arpa         PTR
+//! ```
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use hickory_proto::op::ResponseCode;
+use hickory_proto::rr::rdata::{A, AAAA, CNAME, NS, PTR, SOA, SRV, TXT};
+use hickory_proto::rr::{Name, RData, Record, RecordType};
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
+
+use crate::index::{Index, cluster_ips, service_key};
+
+const SCHEMA_VERSION: &str = "1.1.0";
+/// How long a missing name is missing: short, since clients ask for services as they are made.
+const NEGATIVE_TTL: u32 = 5;
+
+pub(crate) struct Zone {
+    domain: Name,
+    labels: Vec<String>,
+    ttl: u32,
+    ranges: Vec<(IpAddr, u8)>,
+}
+
+/// What the zone says about a question.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Outcome {
+    Records {
+        answers: Vec<Record>,
+        additionals: Vec<Record>,
+    },
+    /// The name exists, with other types.
+    NoData,
+    NoSuchName,
+    /// An alias: the records, and the name to go on with if it is outside the zone.
+    Alias {
+        answers: Vec<Record>,
+        target: Name,
+    },
+    /// Not a name of ours.
+    Elsewhere,
+}
+
+impl Zone {
+    pub(crate) fn new(domain: &str, ttl: u32, ranges: &[String]) -> Result<Self, String> {
+        let text = format!("{}.", domain.trim_matches('.').to_ascii_lowercase());
+        let domain = Name::from_ascii(&text).map_err(|error| format!("invalid domain {text:?}: {error}"))?;
+        let ranges = ranges
+            .iter()
+            .filter_map(|range| {
+                let (addr, prefix) = range.split_once('/')?;
+                Some((addr.parse().ok()?, prefix.parse().ok()?))
+            })
+            .collect();
+        Ok(Self { labels: labels(&domain), domain, ttl, ranges })
+    }
+
+    pub(crate) fn answer(&self, index: &dyn Index, name: &Name, kind: RecordType) -> Outcome {
+        let all = labels(name);
+        if let Some(addr) = reverse_address(&all) {
+            return self.pointer(index, name, kind, addr);
+        }
+        let Some(rest) = all.len().checked_sub(self.labels.len()).filter(|at| all[*at..] == self.labels[..]) else {
+            return Outcome::Elsewhere;
+        };
+        let parts: Vec<&str> = all[..rest].iter().map(String::as_str).collect();
+        match parts.as_slice() {
+            [] => self.apex(name, kind),
+            ["dns-version"] => match kind {
+                RecordType::TXT => self.records(name, vec![RData::TXT(TXT::new(vec![SCHEMA_VERSION.to_owned()]))]),
+                _ => Outcome::NoData,
+            },
+            ["ns", "dns"] => self.name_server(index, name, kind),
+            ["dns"] | ["svc"] | ["pod"] => Outcome::NoData,
+            [namespace, "svc" | "pod"] => exists(index.has_namespace(namespace)),
+            [address, namespace, "pod"] => self.pod(index, name, kind, address, namespace),
+            [service, namespace, "svc"] => self.service(index, name, kind, service, namespace, None),
+            [host, service, namespace, "svc"] => match host.strip_prefix('_') {
+                // `_tcp.<service>…` alone: there are names below it.
+                Some(_) => exists(index.service(namespace, service).is_some()),
+                None => self.host(index, name, kind, host, service, namespace),
+            },
+            [port, protocol, service, namespace, "svc"] => match (port.strip_prefix('_'), protocol.strip_prefix('_')) {
+                (Some(port), Some(protocol)) => {
+                    self.service(index, name, kind, service, namespace, Some((port, protocol)))
+                }
+                _ => Outcome::NoSuchName,
+            },
+            _ => Outcome::NoSuchName,
+        }
+    }
+
+    /// Goes with negative answers, so that resolvers know how long to believe them.
+    pub(crate) fn authority(&self) -> Record {
+        let host = |prefix: &str| Name::from_ascii(format!("{prefix}.{}", self.domain)).unwrap_or_default();
+        let soa = SOA::new(host("ns.dns"), host("hostmaster"), 1, 7200, 1800, 86400, NEGATIVE_TTL);
+        Record::from_rdata(self.domain.clone(), NEGATIVE_TTL, RData::SOA(soa))
+    }
+
+    fn apex(&self, name: &Name, kind: RecordType) -> Outcome {
+        match kind {
+            RecordType::SOA => {
+                let mut soa = self.authority();
+                soa.name = name.clone();
+                Outcome::Records { answers: vec![soa], additionals: Vec::new() }
+            }
+            RecordType::NS => match Name::from_ascii(format!("ns.dns.{}", self.domain)) {
+                Ok(host) => self.records(name, vec![RData::NS(NS(host))]),
+                Err(_) => Outcome::NoData,
+            },
+            _ => Outcome::NoData,
+        }
+    }
+
+    fn name_server(&self, index: &dyn Index, name: &Name, kind: RecordType) -> Outcome {
+        let addresses =
+            index.service("kube-system", "kube-dns").map(|service| cluster_ips(&service)).unwrap_or_default();
+        self.addresses(name, kind, &addresses)
+    }
+
+    fn pod(&self, index: &dyn Index, name: &Name, kind: RecordType, address: &str, namespace: &str) -> Outcome {
+        match (undash(address), index.has_namespace(namespace)) {
+            (Some(addr), true) => self.addresses(name, kind, &[addr]),
+            _ => Outcome::NoSuchName,
+        }
+    }
+
+    fn service(
+        &self,
+        index: &dyn Index,
+        name: &Name,
+        kind: RecordType,
+        service: &str,
+        namespace: &str,
+        port: Option<(&str, &str)>,
+    ) -> Outcome {
+        let Some(object) = index.service(namespace, service) else { return Outcome::NoSuchName };
+        let Some(spec) = &object.spec else { return Outcome::NoSuchName };
+        if spec.type_.as_deref() == Some("ExternalName") {
+            return match port {
+                Some(_) => Outcome::NoSuchName,
+                None => self.alias(name, spec.external_name.as_deref().unwrap_or_default()),
+            };
+        }
+        let own = cluster_ips(&object);
+        let full = |prefix: &str| Name::from_ascii(format!("{prefix}{service}.{namespace}.svc.{}", self.domain)).ok();
+        // (port, target, addresses of the target)
+        let mut targets: Vec<(u16, Name, Vec<IpAddr>)> = Vec::new();
+        if own.is_empty() {
+            let slices = index.slices(namespace, service);
+            for slice in &slices {
+                for endpoint in slice.endpoints.iter().flatten().filter(|endpoint| is_ready(endpoint)) {
+                    let Some(target) = endpoint_host(endpoint).and_then(|host| full(&format!("{host}."))) else {
+                        continue;
+                    };
+                    let addresses = endpoint_addresses(endpoint);
+                    // An endpoint without ports still has addresses.
+                    if port.is_none() && slice.ports.iter().flatten().next().is_none() {
+                        targets.push((0, target, addresses));
+                        continue;
+                    }
+                    for number in slice
+                        .ports
+                        .iter()
+                        .flatten()
+                        .filter(|p| matches(port, p.name.as_deref(), p.protocol.as_deref()))
+                        .filter_map(|p| u16::try_from(p.port?).ok())
+                    {
+                        targets.push((number, target.clone(), addresses.clone()));
+                    }
+                }
+            }
+        } else if let Some(target) = full("") {
+            for number in spec
+                .ports
+                .iter()
+                .flatten()
+                .filter(|p| matches(port, p.name.as_deref(), p.protocol.as_deref()))
+                .filter_map(|p| u16::try_from(p.port).ok())
+            {
+                targets.push((number, target.clone(), own.clone()));
+            }
+            // An address does not need a port.
+            if port.is_none() && targets.is_empty() {
+                targets.push((0, target, own));
+            }
+        }
+        if targets.is_empty() {
+            // A headless service without endpoints has a name; a port that nobody has does not.
+            return if port.is_some() { Outcome::NoSuchName } else { Outcome::NoData };
+        }
+        match kind {
+            RecordType::SRV => self.services(name, targets),
+            _ => {
+                let unique: BTreeSet<IpAddr> = targets.into_iter().flat_map(|(_, _, addresses)| addresses).collect();
+                self.addresses(name, kind, &unique.into_iter().collect::<Vec<_>>())
+            }
+        }
+    }
+
+    fn services(&self, name: &Name, targets: Vec<(u16, Name, Vec<IpAddr>)>) -> Outcome {
+        let mut answers: Vec<Record> = Vec::new();
+        let mut additionals: Vec<Record> = Vec::new();
+        let weight = (100 / targets.len().max(1)).max(1) as u16;
+        for (port, target, addresses) in targets.into_iter().filter(|(port, _, _)| *port > 0) {
+            let srv = RData::SRV(SRV::new(0, weight, port, target.clone()));
+            let record = Record::from_rdata(name.clone(), self.ttl, srv);
+            if !answers.contains(&record) {
+                answers.push(record);
+            }
+            for addr in addresses {
+                let record = Record::from_rdata(target.clone(), self.ttl, address_data(addr));
+                if !additionals.contains(&record) {
+                    additionals.push(record);
+                }
+            }
+        }
+        match answers.is_empty() {
+            true => Outcome::NoData,
+            false => Outcome::Records { answers, additionals },
+        }
+    }
+
+    /// One endpoint of a service, by its hostname or its address with dashes.
+    fn host(
+        &self,
+        index: &dyn Index,
+        name: &Name,
+        kind: RecordType,
+        host: &str,
+        service: &str,
+        namespace: &str,
+    ) -> Outcome {
+        let slices = index.slices(namespace, service);
+        let endpoints = slices.iter().flat_map(|slice| slice.endpoints.iter().flatten());
+        let addresses: BTreeSet<IpAddr> = endpoints
+            .filter(|endpoint| is_ready(endpoint) && endpoint_host(endpoint).as_deref() == Some(host))
+            .flat_map(endpoint_addresses)
+            .collect();
+        match addresses.is_empty() {
+            true => Outcome::NoSuchName,
+            false => self.addresses(name, kind, &addresses.into_iter().collect::<Vec<_>>()),
+        }
+    }
+
+    fn pointer(&self, index: &dyn Index, name: &Name, kind: RecordType, addr: IpAddr) -> Outcome {
+        let mut names: BTreeSet<String> = BTreeSet::new();
+        for service in index.services_at(addr) {
+            if let (Some(namespace), Some(service)) = (&service.metadata.namespace, &service.metadata.name) {
+                names.insert(format!("{service}.{namespace}.svc.{}", self.domain));
+            }
+        }
+        if names.is_empty() {
+            for slice in index.slices_at(addr) {
+                names.extend(self.endpoint_names(index, &slice, addr));
+            }
+        }
+        let records: Vec<RData> =
+            names.iter().filter_map(|name| Name::from_ascii(name).ok()).map(|name| RData::PTR(PTR(name))).collect();
+        match (records.is_empty(), kind) {
+            (false, RecordType::PTR) => self.records(name, records),
+            (false, _) => Outcome::NoData,
+            (true, _) if self.ranges.iter().any(|range| is_within(addr, *range)) => Outcome::NoSuchName,
+            (true, _) => Outcome::Elsewhere,
+        }
+    }
+
+    /// Endpoints have names of their own only in headless services or with a hostname.
+    fn endpoint_names(&self, index: &dyn Index, slice: &EndpointSlice, addr: IpAddr) -> Vec<String> {
+        let Some(key) = service_key(slice) else { return Vec::new() };
+        let (namespace, service) = key.split_once('/').unwrap_or(("", &key));
+        let is_headless = index.service(namespace, service).is_some_and(|service| is_headless(&service));
+        let endpoints = slice.endpoints.iter().flatten();
+        endpoints
+            .filter(|endpoint| is_headless || endpoint.hostname.is_some())
+            .filter(|endpoint| endpoint_addresses(endpoint).contains(&addr))
+            .filter_map(endpoint_host)
+            .map(|host| format!("{host}.{service}.{namespace}.svc.{}", self.domain))
+            .collect()
+    }
+
+    fn alias(&self, name: &Name, target: &str) -> Outcome {
+        // A name that is an address is no name: upstream's servers answer with it as a label, which helps nobody.
+        match Name::from_ascii(format!("{}.", target.trim_end_matches('.'))) {
+            Ok(target) if !target.is_root() => {
+                let record = Record::from_rdata(name.clone(), self.ttl, RData::CNAME(CNAME(target.clone())));
+                Outcome::Alias { answers: vec![record], target }
+            }
+            _ => Outcome::NoData,
+        }
+    }
+
+    fn addresses(&self, name: &Name, kind: RecordType, addresses: &[IpAddr]) -> Outcome {
+        let wanted = |addr: &&IpAddr| match kind {
+            RecordType::A => addr.is_ipv4(),
+            RecordType::AAAA => addr.is_ipv6(),
+            RecordType::ANY => true,
+            _ => false,
+        };
+        let data: Vec<RData> = addresses.iter().filter(wanted).map(|addr| address_data(*addr)).collect();
+        match data.is_empty() {
+            true => Outcome::NoData,
+            false => self.records(name, data),
+        }
+    }
+
+    fn records(&self, name: &Name, data: Vec<RData>) -> Outcome {
+        let answers = data.into_iter().map(|data| Record::from_rdata(name.clone(), self.ttl, data)).collect();
+        Outcome::Records { answers, additionals: Vec::new() }
+    }
+}
+
+impl Outcome {
+    pub(crate) fn code(&self) -> ResponseCode {
+        match self {
+            Self::NoSuchName => ResponseCode::NXDomain,
+            Self::Elsewhere => ResponseCode::Refused,
+            _ => ResponseCode::NoError,
+        }
+    }
+}
+
+fn exists(exists: bool) -> Outcome {
+    if exists { Outcome::NoData } else { Outcome::NoSuchName }
+}
+
+/// From the left, in lower case.
+fn labels(name: &Name) -> Vec<String> {
+    name.iter().map(|label| String::from_utf8_lossy(label).to_ascii_lowercase()).collect()
+}
+
+fn address_data(addr: IpAddr) -> RData {
+    match addr {
+        IpAddr::V4(addr) => RData::A(A(addr)),
+        IpAddr::V6(addr) => RData::AAAA(AAAA(addr)),
+    }
+}
+
+fn is_headless(service: &Service) -> bool {
+    service.spec.as_ref().is_some_and(|spec| spec.cluster_ip.as_deref() == Some("None"))
+}
+
+fn is_ready(endpoint: &Endpoint) -> bool {
+    endpoint.conditions.as_ref().and_then(|conditions| conditions.ready).unwrap_or(true)
+}
+
+fn endpoint_addresses(endpoint: &Endpoint) -> Vec<IpAddr> {
+    endpoint.addresses.iter().filter_map(|addr| addr.parse().ok()).collect()
+}
+
+fn endpoint_host(endpoint: &Endpoint) -> Option<String> {
+    match endpoint.hostname.as_deref().filter(|hostname| !hostname.is_empty()) {
+        Some(hostname) => Some(hostname.to_ascii_lowercase()),
+        None => endpoint.addresses.first().map(|addr| addr.replace(['.', ':'], "-")),
+    }
+}
+
+fn matches(wanted: Option<(&str, &str)>, name: Option<&str>, protocol: Option<&str>) -> bool {
+    wanted.is_none_or(|(port, proto)| {
+        name.unwrap_or_default().eq_ignore_ascii_case(port) && protocol.unwrap_or("TCP").eq_ignore_ascii_case(proto)
+    })
+}
+
+/// `10-0-0-1` or `fd00--1`.
+fn undash(text: &str) -> Option<IpAddr> {
+    text.replace('-', ".").parse::<Ipv4Addr>().map(IpAddr::from).ok().or_else(|| {
+        // A leading or trailing dash stands for part of `::`.
+        text.replace('-', ":").parse::<Ipv6Addr>().map(IpAddr::from).ok()
+    })
+}
+
+fn reverse_address(labels: &[String]) -> Option<IpAddr> {
+    let parts: Vec<&str> = labels.iter().map(String::as_str).collect();
+    match parts.as_slice() {
+        [d, c, b, a, "in-addr", "arpa"] => {
+            let number = |text: &&str| text.parse::<u8>().ok();
+            Some(Ipv4Addr::new(number(a)?, number(b)?, number(c)?, number(d)?).into())
+        }
+        [nibbles @ .., "ip6", "arpa"] if nibbles.len() == 32 => {
+            let mut bits: u128 = 0;
+            for nibble in nibbles.iter().rev() {
+                let digit = (nibble.len() == 1).then(|| u128::from_str_radix(nibble, 16).ok())??;
+                bits = bits << 4 | digit;
+            }
+            Some(Ipv6Addr::from_bits(bits).into())
+        }
+        _ => None,
+    }
+}
+
+fn is_within(addr: IpAddr, (range, prefix): (IpAddr, u8)) -> bool {
+    let (a, b, width): (u128, u128, u8) = match (addr, range) {
+        (IpAddr::V4(a), IpAddr::V4(b)) => (a.to_bits().into(), b.to_bits().into(), 32),
+        (IpAddr::V6(a), IpAddr::V6(b)) => (a.to_bits(), b.to_bits(), 128),
+        _ => return false,
+    };
+    let shift = u32::from(width.saturating_sub(prefix));
+    (a ^ b).checked_shr(shift).unwrap_or(0) == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    struct Fixed {
+        services: Vec<Arc<Service>>,
+        slices: Vec<Arc<EndpointSlice>>,
+    }
+
+    impl Index for Fixed {
+        fn has_namespace(&self, namespace: &str) -> bool {
+            namespace == "ns"
+        }
+        fn service(&self, namespace: &str, name: &str) -> Option<Arc<Service>> {
+            let is_it = |s: &&Arc<Service>| {
+                s.metadata.name.as_deref() == Some(name) && s.metadata.namespace.as_deref() == Some(namespace)
+            };
+            self.services.iter().find(is_it).cloned()
+        }
+        fn slices(&self, namespace: &str, service: &str) -> Vec<Arc<EndpointSlice>> {
+            let key = format!("{namespace}/{service}");
+            self.slices.iter().filter(|s| service_key(s).as_ref() == Some(&key)).cloned().collect()
+        }
+        fn services_at(&self, addr: IpAddr) -> Vec<Arc<Service>> {
+            self.services.iter().filter(|s| cluster_ips(s).contains(&addr)).cloned().collect()
+        }
+        fn slices_at(&self, addr: IpAddr) -> Vec<Arc<EndpointSlice>> {
+            let has =
+                |s: &&Arc<EndpointSlice>| s.endpoints.iter().flatten().any(|e| endpoint_addresses(e).contains(&addr));
+            self.slices.iter().filter(has).cloned().collect()
+        }
+    }
+
+    fn index() -> Fixed {
+        let service = |name: &str, spec: Value| -> Arc<Service> {
+            Arc::new(
+                serde_json::from_value(json!({"metadata": {"name": name, "namespace": "ns"}, "spec": spec})).unwrap(),
+            )
+        };
+        let slice = |service: &str, ports: Value, endpoints: Value| -> Arc<EndpointSlice> {
+            let metadata =
+                json!({"name": service, "namespace": "ns", "labels": {"kubernetes.io/service-name": service}});
+            let value = json!({"metadata": metadata, "addressType": "IPv4", "ports": ports, "endpoints": endpoints});
+            Arc::new(serde_json::from_value(value).unwrap())
+        };
+        let http = json!([{"name": "http", "port": 80}, {"name": "dns", "port": 53, "protocol": "UDP"}]);
+        Fixed {
+            services: vec![
+                service(
+                    "web",
+                    json!({"clusterIP": "10.43.0.9", "clusterIPs": ["10.43.0.9", "fd43::9"], "ports": http}),
+                ),
+                service("db", json!({"clusterIP": "None", "ports": [{"name": "pg", "port": 5432}]})),
+                service("empty", json!({"clusterIP": "None"})),
+                service("ext", json!({"type": "ExternalName", "externalName": "foo.example.com"})),
+            ],
+            slices: vec![
+                slice("web", json!([{"name": "http", "port": 8080}]), json!([{"addresses": ["10.42.0.7"]}])),
+                slice(
+                    "db",
+                    json!([{"name": "pg", "port": 5432}]),
+                    json!([
+                        {"addresses": ["10.42.0.2"], "hostname": "db-0"},
+                        {"addresses": ["10.42.0.3"]},
+                        {"addresses": ["10.42.0.4"], "conditions": {"ready": false}},
+                    ]),
+                ),
+            ],
+        }
+    }
+
+    fn ask(name: &str, kind: RecordType) -> String {
+        let zone = Zone::new("cluster.local", 30, &["10.42.0.0/16".into()]).unwrap();
+        match zone.answer(&index(), &Name::from_ascii(name).unwrap(), kind) {
+            Outcome::Records { answers, .. } => {
+                answers.iter().map(|record| record.data.to_string()).collect::<Vec<_>>().join(" | ")
+            }
+            Outcome::Alias { target, .. } => format!("alias {target}"),
+            other => format!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_specification() {
+        use RecordType::{A, AAAA, MX, PTR, SRV, TXT};
+        for (name, kind, expected) in [
+            ("web.ns.svc.cluster.local.", A, "10.43.0.9"),
+            ("WEB.Ns.svc.Cluster.Local.", A, "10.43.0.9"),
+            ("web.ns.svc.cluster.local.", AAAA, "fd43::9"),
+            ("web.ns.svc.cluster.local.", MX, "NoData"),
+            ("_http._tcp.web.ns.svc.cluster.local.", SRV, "0 100 80 web.ns.svc.cluster.local."),
+            ("_dns._udp.web.ns.svc.cluster.local.", SRV, "0 100 53 web.ns.svc.cluster.local."),
+            ("_dns._tcp.web.ns.svc.cluster.local.", SRV, "NoSuchName"),
+            ("_tcp.web.ns.svc.cluster.local.", SRV, "NoData"),
+            ("db.ns.svc.cluster.local.", A, "10.42.0.2 | 10.42.0.3"),
+            ("db.ns.svc.cluster.local.", AAAA, "NoData"),
+            ("db-0.db.ns.svc.cluster.local.", A, "10.42.0.2"),
+            ("10-42-0-3.db.ns.svc.cluster.local.", A, "10.42.0.3"),
+            ("10-42-0-4.db.ns.svc.cluster.local.", A, "NoSuchName"),
+            (
+                "_pg._tcp.db.ns.svc.cluster.local.",
+                SRV,
+                "0 50 5432 db-0.db.ns.svc.cluster.local. | 0 50 5432 10-42-0-3.db.ns.svc.cluster.local.",
+            ),
+            ("empty.ns.svc.cluster.local.", A, "NoData"),
+            ("ext.ns.svc.cluster.local.", A, "alias foo.example.com."),
+            ("10-42-0-2.ns.pod.cluster.local.", A, "10.42.0.2"),
+            ("fd00--2.ns.pod.cluster.local.", AAAA, "fd00::2"),
+            ("x.ns.pod.cluster.local.", A, "NoSuchName"),
+            ("10-42-0-2.none.pod.cluster.local.", A, "NoSuchName"),
+            ("dns-version.cluster.local.", TXT, "1.1.0"),
+            ("none.ns.svc.cluster.local.", A, "NoSuchName"),
+            ("web.none.svc.cluster.local.", A, "NoSuchName"),
+            ("ns.svc.cluster.local.", A, "NoData"),
+            ("none.svc.cluster.local.", A, "NoSuchName"),
+            ("svc.cluster.local.", A, "NoData"),
+            ("cluster.local.", A, "NoData"),
+            ("x.cluster.local.", A, "NoSuchName"),
+            ("example.com.", A, "Elsewhere"),
+            ("9.0.43.10.in-addr.arpa.", PTR, "web.ns.svc.cluster.local."),
+            ("2.0.42.10.in-addr.arpa.", PTR, "db-0.db.ns.svc.cluster.local."),
+            ("3.0.42.10.in-addr.arpa.", PTR, "10-42-0-3.db.ns.svc.cluster.local."),
+            ("7.0.42.10.in-addr.arpa.", PTR, "NoSuchName"),
+            ("1.2.0.192.in-addr.arpa.", PTR, "Elsewhere"),
+            (
+                "9.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.3.4.d.f.ip6.arpa.",
+                PTR,
+                "web.ns.svc.cluster.local.",
+            ),
+        ] {
+            assert_eq!(ask(name, kind), expected, "{name} {kind}");
+        }
+    }
+}
