@@ -74,7 +74,8 @@ pub(crate) fn all() -> u64 {
     (1u64 << (last + 1).min(63)) - 1
 }
 
-fn bit(name: &str) -> Result<u64, String> {
+/// The bit of a capability, with or without `CAP_`, in any case.
+pub(crate) fn bit(name: &str) -> Result<u64, String> {
     let upper = name.to_uppercase();
     let short = upper.strip_prefix("CAP_").unwrap_or(&upper);
     NAMES

@@ -159,7 +159,7 @@ pub(crate) async fn remove(engine: &Arc<Engine>, id: &str) -> Result<()> {
         let record = container.record.lock();
         (record.id.clone(), record.sandbox.clone(), record.cgroup.clone())
     };
-    let (cgroups, directory) = (engine.cgroups.clone(), container.directory.clone());
+    let (cgroups, directory, forgotten) = (engine.cgroups.clone(), container.directory.clone(), cgroup.clone());
     blocking(move || {
         cgroups.remove(&cgroup)?;
         match fs::remove_dir_all(directory) {
@@ -169,6 +169,7 @@ pub(crate) async fn remove(engine: &Arc<Engine>, id: &str) -> Result<()> {
     })
     .await
     .map_err(doing(format!("removing container {id}")))?;
+    engine.cpu_samples.forget(&forgotten);
     engine.emit(&sandbox, &id, v1::ContainerEventType::ContainerDeletedEvent);
     engine.containers.lock().remove(&id);
     Ok(())

@@ -41,6 +41,13 @@ pub(crate) fn build(input: &Input<'_>) -> Result<Built> {
     let wanted = linux.resources.unwrap_or_default();
     let capability = security.capabilities.clone().unwrap_or_default();
     let (mounts, volume_images) = mounts(input, &security)?;
+    let capabilities = capabilities::of_container(
+        security.privileged,
+        &capability.add_capabilities,
+        &capability.drop_capabilities,
+        &capability.add_ambient_capabilities,
+    )
+    .map_err(Error::Invalid)?;
     let process = Process {
         args,
         env: environment(input),
@@ -51,15 +58,9 @@ pub(crate) fn build(input: &Input<'_>) -> Result<Built> {
         },
         user: user(&security, &input.image.config.user)?,
         tty: config.tty,
-        capabilities: capabilities::of_container(
-            security.privileged,
-            &capability.add_capabilities,
-            &capability.drop_capabilities,
-            &capability.add_ambient_capabilities,
-        )
-        .map_err(Error::Invalid)?,
+        capabilities,
         no_new_privs: security.no_new_privs,
-        seccomp: seccomp::filters(&security).map_err(Error::Invalid)?,
+        seccomp: seccomp::filters(&security, capabilities.effective).map_err(Error::Invalid)?,
         apparmor: apparmor(&security),
         oom_score_adj: wanted.oom_score_adj,
     };

@@ -144,6 +144,10 @@ impl Engine {
         Ok(engine)
     }
 
+    pub(crate) async fn start_streaming(self: &Arc<Self>) -> Result<Arc<crate::streaming::Server>> {
+        crate::streaming::Server::start(self, self.stop.clone(), &self.tasks).await
+    }
+
     /// Waits for background work; containers stay.
     pub(crate) async fn close(&self) {
         self.stop.cancel();

@@ -23,6 +23,7 @@ pub mod shim;
 mod signal;
 mod spec;
 mod stats;
+mod streaming;
 mod sys;
 mod user;
 
@@ -145,7 +146,9 @@ pub async fn run(config: Config, stop: CancellationToken) -> anyhow::Result<()> 
         containers = engine.containers.lock().len(),
         "serving CRI"
     );
-    let (runtime, images) = (service::Runtime { engine: engine.clone() }, service::Images { engine: engine.clone() });
+    let streaming = engine.start_streaming().await.context("starting the streaming server")?;
+    let runtime = service::Runtime { engine: engine.clone(), streaming };
+    let images = service::Images { engine: engine.clone() };
     let served = cri::serve(&listen, runtime, images, stop).await;
     engine.close().await;
     served.context("serving CRI")

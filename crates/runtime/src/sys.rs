@@ -112,11 +112,6 @@ pub(crate) fn set_process_name(name: &str) {
     }
 }
 
-pub(crate) fn pause() {
-    // SAFETY: plain call.
-    unsafe { libc::pause() };
-}
-
 /// Blocks `signals` for this thread and returns a descriptor that reads them.
 pub(crate) fn signal_fd(signals: &[i32]) -> io::Result<OwnedFd> {
     let mut set = MaybeUninit::<libc::sigset_t>::uninit();
@@ -239,19 +234,6 @@ pub(crate) fn set_capabilities(effective: u64, permitted: u64, inheritable: u64)
     let data = [half(0), half(32)];
     // SAFETY: version 3 of the interface reads two data elements.
     cvt(unsafe { libc::syscall(libc::SYS_capset, &header, data.as_ptr()) }).map(drop)
-}
-
-pub(crate) fn set_rlimit(resource: u32, soft: u64, hard: u64) -> io::Result<()> {
-    let limit = libc::rlimit { rlim_cur: soft, rlim_max: hard };
-    // SAFETY: `limit` is a valid rlimit.
-    cvt(unsafe { libc::setrlimit(resource, &limit) }.into()).map(drop)
-}
-
-pub(crate) fn get_rlimit(resource: u32) -> io::Result<(u64, u64)> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is a valid place for the answer.
-    cvt(unsafe { libc::getrlimit(resource, &mut limit) }.into())?;
-    Ok((limit.rlim_cur, limit.rlim_max))
 }
 
 /// Installs a seccomp filter given as raw `sock_filter` instructions of eight bytes each.
@@ -408,11 +390,6 @@ pub(crate) fn pivot_root(new: &CStr, old: &CStr) -> io::Result<()> {
     cvt(unsafe { libc::syscall(libc::SYS_pivot_root, new.as_ptr(), old.as_ptr()) }).map(drop)
 }
 
-pub(crate) fn chroot(path: &CStr) -> io::Result<()> {
-    // SAFETY: plain call with a NUL-terminated path.
-    cvt(unsafe { libc::chroot(path.as_ptr()) }.into()).map(drop)
-}
-
 #[repr(C)]
 struct MountAttr {
     set: u64,
@@ -487,26 +464,6 @@ pub(crate) fn sealed_memfd(name: &CStr, content: &mut impl io::Read) -> io::Resu
     // SAFETY: sets seals on our own descriptor.
     cvt(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) }.into())?;
     Ok(file.into())
-}
-
-/// Bytes and inodes used of the filesystem that holds `path`.
-pub(crate) struct FsStat {
-    pub(crate) used_bytes: u64,
-    pub(crate) used_inodes: u64,
-}
-
-pub(crate) fn statfs(path: &Path) -> io::Result<FsStat> {
-    let path = c_path(path)?;
-    let mut stat = MaybeUninit::<libc::statvfs>::zeroed();
-    // SAFETY: the call fills `stat`, which was zeroed and is read only after success.
-    let stat = unsafe {
-        cvt(libc::statvfs(path.as_ptr(), stat.as_mut_ptr()).into())?;
-        stat.assume_init()
-    };
-    Ok(FsStat {
-        used_bytes: (stat.f_blocks - stat.f_bfree) * stat.f_frsize,
-        used_inodes: stat.f_files.saturating_sub(stat.f_ffree),
-    })
 }
 
 pub(crate) fn sethostname(name: &str) -> io::Result<()> {
@@ -651,6 +608,12 @@ pub(crate) fn read(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
 pub(crate) fn write(fd: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
     // SAFETY: pointer and length describe `bytes`.
     cvt(unsafe { libc::write(fd.as_raw_fd(), bytes.as_ptr().cast(), bytes.len()) } as i64).map(|n| n as usize)
+}
+
+/// Hands a descriptor to tokio's reactor for as long as the returned value lives.
+pub(crate) fn watch_fd(fd: OwnedFd) -> io::Result<tokio::io::unix::AsyncFd<OwnedFd>> {
+    // SAFETY: an OwnedFd always answers with the same open descriptor, and the AsyncFd owns it until deregistered.
+    unsafe { tokio::io::unix::AsyncFd::register(fd).map_err(Into::into) }
 }
 
 // ---- terminals ----

@@ -74,7 +74,9 @@ impl FromStr for Reference {
             "docker.io" if !path.contains('/') => format!("library/{path}"),
             _ => path,
         };
-        if !repository.split('/').all(is_component) {
+        let is_host = host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-.:[]_".contains(&b))
+            && host.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '[');
+        if !is_host || !repository.split('/').all(is_component) {
             return Err(invalid());
         }
         let tag = match (tag, &digest) {

@@ -222,7 +222,7 @@ fn resolve(base: &Uri, location: &str) -> Option<Uri> {
         let authority = base.authority()?;
         return format!("{}://{authority}{location}", base.scheme_str()?).parse().ok();
     }
-    location.parse().ok().filter(|uri: &Uri| uri.authority().is_some())
+    location.parse().ok().filter(|uri: &Uri| uri.scheme().is_some() && uri.authority().is_some())
 }
 
 /// `realm="https://x",service="y"` as pairs.

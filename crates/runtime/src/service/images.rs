@@ -13,7 +13,7 @@ use tokio_stream::Stream;
 use crate::engine::Engine;
 use crate::error::{Error, doing};
 use crate::image::{self, Credentials, store::Image};
-use crate::{record, stats, sys};
+use crate::{record, stats};
 
 pub(crate) struct Images {
     pub(crate) engine: Arc<Engine>,
@@ -123,7 +123,6 @@ impl ImageService for Images {
                     inodes_used: Some(v1::UInt64Value { value: inodes }),
                 }
             };
-            sys::statfs(&root)?;
             Ok((of(&["blobs", "layers", "images"]), of(&["containers"])))
         })
         .await

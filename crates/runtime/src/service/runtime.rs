@@ -11,10 +11,11 @@ use tokio_stream::{Stream, StreamExt, wrappers::BroadcastStream};
 
 use crate::engine::{Container, Engine, Sandbox};
 use crate::error::Error;
-use crate::{container, exec, network, sandbox, stats};
+use crate::{container, exec, network, sandbox, stats, streaming};
 
 pub(crate) struct Runtime {
     pub(crate) engine: Arc<Engine>,
+    pub(crate) streaming: Arc<streaming::Server>,
 }
 
 type Reply<T> = Result<Response<T>, Status>;
@@ -30,6 +31,13 @@ fn has_labels(labels: &HashMap<String, String>, selector: &HashMap<String, Strin
 }
 
 impl Runtime {
+    fn running(&self, id: &str) -> Result<(), Error> {
+        match self.engine.container(id)?.is_running() {
+            true => Ok(()),
+            false => Err(Error::Precondition(format!("container {id} is not in running state"))),
+        }
+    }
+
     fn sandboxes(&self, filter: Option<v1::PodSandboxFilter>) -> Vec<Arc<Sandbox>> {
         let filter = filter.unwrap_or_default();
         let all: Vec<_> = self.engine.sandboxes.lock().values().cloned().collect();
@@ -220,16 +228,22 @@ impl RuntimeService for Runtime {
         Ok(Response::new(exec::sync(&self.engine, request.into_inner()).await?))
     }
 
-    async fn exec(&self, _: Request<v1::ExecRequest>) -> Reply<v1::ExecResponse> {
-        Err(Error::Unimplemented("Exec").into())
+    async fn exec(&self, request: Request<v1::ExecRequest>) -> Reply<v1::ExecResponse> {
+        let request = request.into_inner();
+        self.running(&request.container_id)?;
+        Ok(Response::new(v1::ExecResponse { url: self.streaming.exec_url(request)? }))
     }
 
-    async fn attach(&self, _: Request<v1::AttachRequest>) -> Reply<v1::AttachResponse> {
-        Err(Error::Unimplemented("Attach").into())
+    async fn attach(&self, request: Request<v1::AttachRequest>) -> Reply<v1::AttachResponse> {
+        let request = request.into_inner();
+        self.running(&request.container_id)?;
+        Ok(Response::new(v1::AttachResponse { url: self.streaming.attach_url(request)? }))
     }
 
-    async fn port_forward(&self, _: Request<v1::PortForwardRequest>) -> Reply<v1::PortForwardResponse> {
-        Err(Error::Unimplemented("PortForward").into())
+    async fn port_forward(&self, request: Request<v1::PortForwardRequest>) -> Reply<v1::PortForwardResponse> {
+        let request = request.into_inner();
+        self.engine.sandbox(&request.pod_sandbox_id)?;
+        Ok(Response::new(v1::PortForwardResponse { url: self.streaming.port_forward_url(request)? }))
     }
 
     async fn container_stats(&self, request: Request<v1::ContainerStatsRequest>) -> Reply<v1::ContainerStatsResponse> {

@@ -41,7 +41,7 @@ pub(crate) type Stdio = Option<[OwnedFd; 3]>;
 pub(crate) type Joins = Vec<(OwnedFd, i32)>;
 
 /// In a new mount namespace (and PID namespace): becomes the container's first process.
-pub(crate) fn run_container(spec: &Spec, cgroups: &Cgroups, joins: Joins, stdio: Stdio, socket: OwnedFd) -> Infallible {
+pub(crate) fn run_container(spec: &Spec, cgroups: &Cgroups, joins: Joins, stdio: Stdio, socket: OwnedFd) -> ! {
     finish(&socket, || {
         prepare(&socket)?;
         join(joins)?;
@@ -56,7 +56,7 @@ pub(crate) fn run_container(spec: &Spec, cgroups: &Cgroups, joins: Joins, stdio:
 }
 
 /// In the namespaces of a running container: becomes another process of it.
-pub(crate) fn run_exec(process: &Process, joins: Joins, stdio: Stdio, socket: OwnedFd) -> Infallible {
+pub(crate) fn run_exec(process: &Process, joins: Joins, stdio: Stdio, socket: OwnedFd) -> ! {
     finish(&socket, || {
         prepare(&socket)?;
         set_oom_score(process.oom_score_adj);

@@ -427,7 +427,7 @@ fn spawn(
     pid_namespace: Option<OwnedFd>,
     cgroups: &Cgroups,
     cgroup: &str,
-    body: impl FnOnce(OwnedFd) -> std::convert::Infallible,
+    body: impl FnOnce(OwnedFd),
 ) -> Result<Started, String> {
     let (ours, theirs) = sys::message_pair().map_err(|e| format!("socket pair: {e}"))?;
     // Only children are born there; we ourselves never move.
@@ -442,7 +442,8 @@ fn spawn(
     let forked = sys::clone_process(flags);
     if let Ok(Fork::Child) = forked {
         drop(ours);
-        let _: std::convert::Infallible = body(theirs);
+        body(theirs);
+        sys::exit_now(1);
     }
     if let Some(home) = home {
         sys::setns(home.as_fd(), libc::CLONE_NEWPID).map_err(|e| format!("returning to our pid namespace: {e}"))?;

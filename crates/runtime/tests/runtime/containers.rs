@@ -21,7 +21,7 @@ fn http_get(address: &str) -> String {
     panic!("{address} does not answer");
 }
 
-pub async fn nginx_answers(world: Arc<World>) {
+pub(crate) async fn nginx_answers(world: Arc<World>) {
     let node = world.node().await;
     let id = node.pull("nginx").await;
     assert_eq!(id, world.nginx.id());
@@ -36,7 +36,7 @@ pub async fn nginx_answers(world: Arc<World>) {
     node.remove_sandbox(&sandbox).await;
 }
 
-pub async fn exec_sees_the_container(world: Arc<World>) {
+pub(crate) async fn exec_sees_the_container(world: Arc<World>) {
     let node = world.node().await;
     node.pull("busybox").await;
     let (sandbox, container) = node.run("shell", "busybox", &["sleep", "1000"]).await;
@@ -68,7 +68,7 @@ pub async fn exec_sees_the_container(world: Arc<World>) {
     node.remove_sandbox(&sandbox).await;
 }
 
-pub async fn logs_and_exit_codes(world: Arc<World>) {
+pub(crate) async fn logs_and_exit_codes(world: Arc<World>) {
     let node = world.node().await;
     node.pull("busybox").await;
     let script =
@@ -90,5 +90,126 @@ pub async fn logs_and_exit_codes(world: Arc<World>) {
     assert!(error.message().contains("stat /nope: no such file or directory"), "{error}");
     let status = node.exited(&bad).await;
     assert_eq!((status.exit_code, status.reason.as_str()), (128, "StartError"));
+    node.remove_sandbox(&sandbox).await;
+}
+
+/// What the security context asks for is what the process gets.
+pub(crate) async fn security_contexts_hold(world: Arc<World>) {
+    let node = world.node().await;
+    node.pull("busybox").await;
+    let pod = node.pod_config("secure");
+    let sandbox = node.sandbox(&pod).await;
+    let mut config = node.container_config("secure", "busybox", &["sleep", "1000"]);
+    let security = config.linux.as_mut().unwrap().security_context.as_mut().unwrap();
+    security.run_as_user = Some(v1::Int64Value { value: 101 });
+    security.supplemental_groups = vec![5000];
+    security.readonly_rootfs = true;
+    security.no_new_privs = true;
+    security.capabilities = Some(v1::Capability { drop_capabilities: vec!["ALL".into()], ..Default::default() });
+    security.seccomp = Some(v1::SecurityProfile {
+        profile_type: v1::security_profile::ProfileType::RuntimeDefault.into(),
+        localhost_ref: String::new(),
+    });
+    let id = node.create(&sandbox, &pod, config).await.unwrap();
+    node.start_container(&id).await.unwrap();
+    for (script, expected) in [
+        ("id -u; id -g; id -G", "101\n102\n102 4 5000\n"),
+        ("touch /x 2>/dev/null || echo read-only", "read-only\n"),
+        ("grep -E 'Cap(Eff|Bnd|Amb)' /proc/self/status | cut -f2 | sort -u", "0000000000000000\n"),
+        ("grep -E 'NoNewPrivs|Seccomp:' /proc/self/status | cut -f2", "1\n2\n"),
+        ("unshare -U true 2>/dev/null || echo refused", "refused\n"),
+        ("(cat /proc/kcore | head -c 1) 2>/dev/null | wc -c", "0\n"),
+    ] {
+        assert_eq!(node.sh(&id, script).await, expected, "{script}");
+    }
+    let user = node.status(&id).await.user.unwrap().linux.unwrap();
+    assert_eq!((user.uid, user.gid, user.supplemental_groups), (101, 102, vec![102, 4, 5000]));
+    // Without capabilities to give up: root, defaults.
+    let plain =
+        node.create(&sandbox, &pod, node.container_config("plain", "busybox", &["sleep", "1000"])).await.unwrap();
+    node.start_container(&plain).await.unwrap();
+    assert_eq!(node.sh(&plain, "grep CapEff /proc/self/status | cut -f2").await, "00000000a80425fb\n");
+    assert_eq!(node.sh(&plain, "mknod /b b 7 0 && (cat /b 2>/dev/null || echo denied)").await, "denied\n");
+    let mut config = node.container_config("priv", "busybox", &["sleep", "1000"]);
+    config.linux.as_mut().unwrap().security_context.as_mut().unwrap().privileged = true;
+    let privileged = node.create(&sandbox, &pod, config).await.unwrap();
+    node.start_container(&privileged).await.unwrap();
+    assert_eq!(node.sh(&privileged, "mount -t tmpfs x /tmp && ls -d /dev/null").await, "/dev/null\n");
+    node.remove_sandbox(&sandbox).await;
+}
+
+/// A container cannot write to the program that started it (CVE-2019-5736), nor reach descriptors of the node
+/// (CVE-2024-21626).
+pub(crate) async fn the_runtime_is_out_of_reach(world: Arc<World>) {
+    let node = world.node().await;
+    node.pull("busybox").await;
+    let mut pod = node.pod_config("evil");
+    let linux = pod.linux.as_mut().unwrap().security_context.as_mut().unwrap();
+    linux.namespace_options.as_mut().unwrap().pid = v1::NamespaceMode::Pod.into();
+    let sandbox = node.sandbox(&pod).await;
+    let mut config = node.container_config("evil", "busybox", &["sleep", "1000"]);
+    let security = config.linux.as_mut().unwrap().security_context.as_mut().unwrap();
+    security.namespace_options.as_mut().unwrap().pid = v1::NamespaceMode::Pod.into();
+    let id = node.create(&sandbox, &pod, config).await.unwrap();
+    node.start_container(&id).await.unwrap();
+    assert_eq!(node.sh(&id, "cat /proc/1/comm").await, "pause\n", "PID 1 of the pod is pause");
+    let program = std::env::current_exe().unwrap();
+    let before = std::fs::metadata(&program).unwrap();
+    // The program's loader resolves inside the container, so a link to /proc/self/exe starts our own program there.
+    for script in [
+        "ln -sf /proc/self/exe /bin/own; ls /proc/1/exe",
+        "for p in /proc/[0-9]*/exe; do (echo x >> $p) 2>/dev/null && echo written $p; done; true",
+    ] {
+        let answer = node.try_exec(&id, &["sh", "-c", script], 10).await.unwrap();
+        assert!(!String::from_utf8_lossy(&answer.stdout).contains("written"), "{script}");
+    }
+    let _ = node.try_exec(&id, &["/bin/own", "--help"], 10).await;
+    let after = std::fs::metadata(&program).unwrap();
+    assert_eq!((before.len(), before.modified().unwrap()), (after.len(), after.modified().unwrap()));
+    // A working directory through a descriptor of the runtime leads nowhere.
+    let pod = node.pod_config("evil");
+    for number in 3..12 {
+        let mut config =
+            node.container_config(&format!("cwd{number}"), "busybox", &["sh", "-c", "ls ../../../etc/debian_version"]);
+        config.working_dir = format!("/proc/self/fd/{number}");
+        let Ok(id) = node.create(&sandbox, &pod, config).await else { continue };
+        if node.start_container(&id).await.is_ok() {
+            assert_ne!(node.exited(&id).await.exit_code, 0, "descriptor {number} reached the node");
+        }
+    }
+    node.remove_sandbox(&sandbox).await;
+}
+
+/// Limits reach the kernel, and running out of memory has its name.
+pub(crate) async fn limits_and_oom(world: Arc<World>) {
+    let node = world.node().await;
+    node.pull("busybox").await;
+    let pod = node.pod_config("limits");
+    let sandbox = node.sandbox(&pod).await;
+    let mut config = node.container_config("limits", "busybox", &["sleep", "1000"]);
+    config.linux.as_mut().unwrap().resources =
+        Some(v1::LinuxContainerResources { cpu_shares: 512, memory_limit_in_bytes: 32 << 20, ..Default::default() });
+    let id = node.create(&sandbox, &pod, config.clone()).await.unwrap();
+    node.start_container(&id).await.unwrap();
+    let limit = "cat /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null || cat /sys/fs/cgroup/memory.max";
+    assert_eq!(node.sh(&id, limit).await, "33554432\n");
+    let update = v1::UpdateContainerResourcesRequest {
+        container_id: id.clone(),
+        linux: Some(v1::LinuxContainerResources { memory_limit_in_bytes: 64 << 20, ..Default::default() }),
+        ..Default::default()
+    };
+    node.cri.runtime.clone().update_container_resources(update).await.unwrap();
+    assert_eq!(node.sh(&id, limit).await, "67108864\n");
+    let stats = node.cri.runtime.clone().container_stats(v1::ContainerStatsRequest { container_id: id.clone() }).await;
+    let stats = stats.unwrap().into_inner().stats.unwrap();
+    assert!(stats.memory.unwrap().working_set_bytes.unwrap().value > 0);
+    assert!(stats.cpu.unwrap().usage_core_nano_seconds.unwrap().value > 0);
+    let mut hungry = config;
+    hungry.metadata.as_mut().unwrap().name = "hungry".into();
+    hungry.command = ["sh", "-c", "x=a; while true; do x=$x$x; done"].map(Into::into).to_vec();
+    let id = node.create(&sandbox, &pod, hungry).await.unwrap();
+    node.start_container(&id).await.unwrap();
+    let status = node.exited(&id).await;
+    assert_eq!((status.exit_code, status.reason.as_str()), (137, "OOMKilled"));
     node.remove_sandbox(&sandbox).await;
 }

@@ -22,7 +22,7 @@ use futures_util::FutureExt;
 
 use node::World;
 
-type Test = (&'static str, fn(Arc<World>) -> Pin<Box<dyn Future<Output = ()> + Send>>);
+type Test = (&'static str, fn(Arc<World>) -> Pin<Box<dyn Future<Output = ()>>>);
 
 macro_rules! tests {
     ($($module:ident :: $name:ident),* $(,)?) => {
@@ -30,8 +30,25 @@ macro_rules! tests {
     };
 }
 
-const TESTS: &[Test] =
-    tests![containers::nginx_answers, containers::exec_sees_the_container, containers::logs_and_exit_codes,];
+#[rustfmt::skip]
+const TESTS: &[Test] = tests![
+    containers::nginx_answers,
+    containers::exec_sees_the_container,
+    containers::logs_and_exit_codes,
+    containers::security_contexts_hold,
+    containers::the_runtime_is_out_of_reach,
+    containers::limits_and_oom,
+    images::images_are_listed_and_removed,
+    images::missing_images_and_bad_names,
+    images::passwords_are_sent_where_asked_for,
+    images::an_index_is_followed,
+    images::layers_lie_over_each_other,
+    images::layers_cannot_escape,
+    images::wrong_content_is_refused,
+    restarts::containers_outlive_the_runtime,
+    restarts::an_exit_while_down_is_reported,
+    restarts::pods_leave_nothing_behind,
+];
 
 fn main() -> ExitCode {
     let mut argv: Vec<OsString> = std::env::args_os().collect();

@@ -9,15 +9,15 @@ use std::time::Duration;
 
 use cri::v1;
 
-pub struct World {
-    pub registry: testkit::registry::Registry,
-    pub nginx: testkit::images::Image,
+pub(crate) struct World {
+    pub(crate) registry: testkit::registry::Registry,
+    pub(crate) nginx: testkit::images::Image,
     next: AtomicU32,
     cgroup: String,
 }
 
 impl World {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let registry = testkit::registry::start();
         testkit::images::busybox(&registry);
         let nginx = testkit::images::nginx(&registry);
@@ -25,14 +25,14 @@ impl World {
     }
 
     /// Removes the cgroups that tests made.
-    pub fn close(&self) {
+    pub(crate) fn close(&self) {
         for tree in fs::read_dir("/sys/fs/cgroup").unwrap().flatten() {
             remove_cgroup(&tree.path().join(self.cgroup.trim_start_matches('/')));
         }
         remove_cgroup(&Path::new("/sys/fs/cgroup").join(self.cgroup.trim_start_matches('/')));
     }
 
-    pub async fn node(&self) -> Node {
+    pub(crate) async fn node(&self) -> Node {
         Node::start(self).await
     }
 }
@@ -45,11 +45,10 @@ fn remove_cgroup(path: &Path) {
 }
 
 /// A runtime and everything around it.
-pub struct Node {
-    pub directory: tempfile::TempDir,
-    pub cri: cri::Clients,
-    pub number: u32,
-    pub cgroup: String,
+pub(crate) struct Node {
+    pub(crate) directory: tempfile::TempDir,
+    pub(crate) cri: cri::Clients,
+    pub(crate) cgroup: String,
     process: Child,
 }
 
@@ -80,34 +79,43 @@ impl Node {
         fs::write(path.join("registries.yaml"), world.registry.registries_yaml()).unwrap();
         let process = spawn(path);
         let cri = connect(path).await;
-        Self { cri, number, cgroup: format!("{}/node{number}", world.cgroup), directory, process }
+        Self { cri, cgroup: format!("{}/node{number}", world.cgroup), directory, process }
     }
 
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.directory.path()
     }
 
     /// SIGKILL for the runtime, nothing else.
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
     }
 
-    pub async fn restart(&mut self) {
+    /// How many descriptors the runtime has open.
+    pub(crate) fn open_files(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/fd", self.process.id())).unwrap().count()
+    }
+
+    pub(crate) async fn restart(&mut self) {
         self.process = spawn(self.path());
         self.cri = connect(self.path()).await;
     }
 
-    pub async fn pull(&self, image: &str) -> String {
+    pub(crate) async fn pull(&self, image: &str) -> String {
         self.try_pull(image, None).await.unwrap()
     }
 
-    pub async fn try_pull(&self, image: &str, auth: Option<v1::AuthConfig>) -> Result<String, cri::tonic::Status> {
+    pub(crate) async fn try_pull(
+        &self,
+        image: &str,
+        auth: Option<v1::AuthConfig>,
+    ) -> Result<String, cri::tonic::Status> {
         let request = v1::PullImageRequest { image: Some(spec(image)), auth, sandbox_config: None };
         Ok(self.cri.images.clone().pull_image(request).await?.into_inner().image_ref)
     }
 
-    pub fn pod_config(&self, name: &str) -> v1::PodSandboxConfig {
+    pub(crate) fn pod_config(&self, name: &str) -> v1::PodSandboxConfig {
         v1::PodSandboxConfig {
             metadata: Some(v1::PodSandboxMetadata {
                 name: name.into(),
@@ -138,18 +146,18 @@ impl Node {
         }
     }
 
-    pub async fn sandbox(&self, config: &v1::PodSandboxConfig) -> String {
+    pub(crate) async fn sandbox(&self, config: &v1::PodSandboxConfig) -> String {
         let request = v1::RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: String::new() };
         self.cri.runtime.clone().run_pod_sandbox(request).await.unwrap().into_inner().pod_sandbox_id
     }
 
-    pub async fn ip(&self, sandbox: &str) -> String {
+    pub(crate) async fn ip(&self, sandbox: &str) -> String {
         let request = v1::PodSandboxStatusRequest { pod_sandbox_id: sandbox.into(), verbose: false };
         let status = self.cri.runtime.clone().pod_sandbox_status(request).await.unwrap().into_inner().status.unwrap();
         status.network.unwrap().ip
     }
 
-    pub fn container_config(&self, name: &str, image: &str, command: &[&str]) -> v1::ContainerConfig {
+    pub(crate) fn container_config(&self, name: &str, image: &str, command: &[&str]) -> v1::ContainerConfig {
         v1::ContainerConfig {
             metadata: Some(v1::ContainerMetadata { name: name.into(), attempt: 0 }),
             image: Some(spec(image)),
@@ -171,7 +179,7 @@ impl Node {
         }
     }
 
-    pub async fn create(
+    pub(crate) async fn create(
         &self,
         sandbox: &str,
         pod: &v1::PodSandboxConfig,
@@ -185,13 +193,13 @@ impl Node {
         Ok(self.cri.runtime.clone().create_container(request).await?.into_inner().container_id)
     }
 
-    pub async fn start_container(&self, id: &str) -> Result<(), cri::tonic::Status> {
+    pub(crate) async fn start_container(&self, id: &str) -> Result<(), cri::tonic::Status> {
         let request = v1::StartContainerRequest { container_id: id.into() };
         self.cri.runtime.clone().start_container(request).await.map(drop)
     }
 
     /// A pod with one container, running.
-    pub async fn run(&self, name: &str, image: &str, command: &[&str]) -> (String, String) {
+    pub(crate) async fn run(&self, name: &str, image: &str, command: &[&str]) -> (String, String) {
         let pod = self.pod_config(name);
         let sandbox = self.sandbox(&pod).await;
         let container = self.create(&sandbox, &pod, self.container_config(name, image, command)).await.unwrap();
@@ -199,19 +207,19 @@ impl Node {
         (sandbox, container)
     }
 
-    pub async fn status(&self, id: &str) -> v1::ContainerStatus {
+    pub(crate) async fn status(&self, id: &str) -> v1::ContainerStatus {
         let request = v1::ContainerStatusRequest { container_id: id.into(), verbose: false };
         self.cri.runtime.clone().container_status(request).await.unwrap().into_inner().status.unwrap()
     }
 
-    pub async fn pid(&self, id: &str) -> i32 {
+    pub(crate) async fn pid(&self, id: &str) -> i32 {
         let request = v1::ContainerStatusRequest { container_id: id.into(), verbose: true };
         let answer = self.cri.runtime.clone().container_status(request).await.unwrap().into_inner();
         let info: serde_json::Value = serde_json::from_str(&answer.info["info"]).unwrap();
         info["pid"].as_i64().unwrap() as i32
     }
 
-    pub async fn exited(&self, id: &str) -> v1::ContainerStatus {
+    pub(crate) async fn exited(&self, id: &str) -> v1::ContainerStatus {
         for _ in 0..3000 {
             let status = self.status(id).await;
             if status.state() == v1::ContainerState::ContainerExited {
@@ -222,7 +230,7 @@ impl Node {
         panic!("container {id} did not exit");
     }
 
-    pub async fn try_exec(
+    pub(crate) async fn try_exec(
         &self,
         id: &str,
         command: &[&str],
@@ -237,19 +245,19 @@ impl Node {
     }
 
     /// Output of a shell script that must succeed.
-    pub async fn sh(&self, id: &str, script: &str) -> String {
+    pub(crate) async fn sh(&self, id: &str, script: &str) -> String {
         let answer = self.try_exec(id, &["sh", "-c", script], 30).await.unwrap();
         let stderr = String::from_utf8_lossy(&answer.stderr);
         assert_eq!(answer.exit_code, 0, "{script}: {stderr}");
         String::from_utf8(answer.stdout).unwrap()
     }
 
-    pub async fn stop_container(&self, id: &str, timeout: i64) {
+    pub(crate) async fn stop_container(&self, id: &str, timeout: i64) {
         let request = v1::StopContainerRequest { container_id: id.into(), timeout };
         self.cri.runtime.clone().stop_container(request).await.unwrap();
     }
 
-    pub async fn remove_sandbox(&self, id: &str) {
+    pub(crate) async fn remove_sandbox(&self, id: &str) {
         let stop = v1::StopPodSandboxRequest { pod_sandbox_id: id.into() };
         self.cri.runtime.clone().stop_pod_sandbox(stop).await.unwrap();
         let remove = v1::RemovePodSandboxRequest { pod_sandbox_id: id.into() };
@@ -257,7 +265,7 @@ impl Node {
     }
 
     /// The log of a container, as (stream, tag, text).
-    pub fn log(&self, name: &str) -> Vec<(String, String, String)> {
+    pub(crate) fn log(&self, name: &str) -> Vec<(String, String, String)> {
         let text = fs::read_to_string(self.path().join("logs").join(format!("{name}.log"))).unwrap();
         text.lines()
             .map(|line| {
@@ -292,7 +300,7 @@ impl Drop for Node {
     }
 }
 
-pub fn spec(image: &str) -> v1::ImageSpec {
+pub(crate) fn spec(image: &str) -> v1::ImageSpec {
     v1::ImageSpec { image: image.into(), ..Default::default() }
 }
 

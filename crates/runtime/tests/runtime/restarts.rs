@@ -1,1 +1,142 @@
-//! Restarts.
+//! The runtime dies and comes back; containers do not notice.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::sync::Arc;
+
+use cri::v1;
+
+use crate::node::{Node, World};
+
+pub(crate) async fn containers_outlive_the_runtime(world: Arc<World>) {
+    let mut node = world.node().await;
+    node.pull("busybox").await;
+    let script = "i=0; while true; do echo line $i; i=$((i+1)); sleep 0.01; done";
+    let (sandbox, container) = node.run("steady", "busybox", &["sh", "-c", script]).await;
+    let pid = node.pid(&container).await;
+    let started = node.status(&container).await.started_at;
+    for _ in 0..10 {
+        node.kill();
+        node.restart().await;
+        let status = node.status(&container).await;
+        assert_eq!(status.state(), v1::ContainerState::ContainerRunning);
+        assert_eq!((status.started_at, node.pid(&container).await), (started, pid));
+        assert_eq!(node.sh(&container, "echo exec works").await, "exec works\n");
+    }
+    node.stop_container(&container, 0).await;
+    assert_eq!(node.exited(&container).await.exit_code, 137);
+    let lines: Vec<String> = node.log("steady").into_iter().map(|l| l.2).collect();
+    assert!(!lines.is_empty());
+    for (i, line) in lines.iter().enumerate() {
+        assert_eq!(*line, format!("line {i}"), "no line is lost or doubled");
+    }
+    node.remove_sandbox(&sandbox).await;
+}
+
+pub(crate) async fn an_exit_while_down_is_reported(world: Arc<World>) {
+    let mut node = world.node().await;
+    node.pull("busybox").await;
+    let flag = node.path().join("flag");
+    fs::create_dir(&flag).unwrap();
+    let pod = node.pod_config("brief");
+    let sandbox = node.sandbox(&pod).await;
+    let mut config = node.container_config(
+        "brief",
+        "busybox",
+        &["sh", "-c", "while [ ! -e /flag/go ]; do sleep 0.01; done; exit 7"],
+    );
+    config.mounts.push(v1::Mount {
+        container_path: "/flag".into(),
+        host_path: flag.display().to_string(),
+        ..Default::default()
+    });
+    let container = node.create(&sandbox, &pod, config).await.unwrap();
+    node.start_container(&container).await.unwrap();
+    let pid = node.pid(&container).await;
+    node.kill();
+    fs::write(flag.join("go"), "").unwrap();
+    let directory = format!("/proc/{pid}");
+    while fs::exists(&directory).unwrap() {
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    let ended = now();
+    node.restart().await;
+    let status = node.exited(&container).await;
+    assert_eq!((status.exit_code, status.reason.as_str()), (7, "Error"));
+    assert!(status.finished_at <= ended, "the time is that of the exit, not of the restart");
+    node.remove_sandbox(&sandbox).await;
+}
+
+fn now() -> i64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as i64
+}
+
+/// All that a pod may leave behind.
+#[derive(Debug, PartialEq)]
+struct Traces {
+    shims: usize,
+    mounts: BTreeSet<String>,
+    cgroups: BTreeSet<String>,
+    links: usize,
+    namespaces: usize,
+    directories: usize,
+}
+
+fn traces(node: &Node) -> Traces {
+    let needle = node.path().display().to_string();
+    let mut namespaces = BTreeSet::new();
+    let mut shims = 0;
+    for entry in fs::read_dir("/proc").unwrap().flatten() {
+        let path = entry.path();
+        let cmdline = fs::read_to_string(path.join("cmdline")).unwrap_or_default();
+        if cmdline.contains("shim\0") && cmdline.contains(&needle) {
+            shims += 1;
+            namespaces.extend(fs::read_link(path.join("ns/net")).ok());
+        }
+    }
+    let mut cgroups = BTreeSet::new();
+    for tree in fs::read_dir("/sys/fs/cgroup").unwrap().flatten() {
+        let path = tree.path().join(node.cgroup.trim_start_matches('/'));
+        for pod in fs::read_dir(path).into_iter().flatten().flatten().filter(|e| e.path().is_dir()) {
+            for leaf in fs::read_dir(pod.path()).into_iter().flatten().flatten().filter(|e| e.path().is_dir()) {
+                cgroups.insert(leaf.path().display().to_string());
+            }
+        }
+    }
+    Traces {
+        shims,
+        mounts: fs::read_to_string("/proc/self/mounts").unwrap().lines().map(ToString::to_string).collect(),
+        cgroups,
+        links: fs::read_dir("/sys/class/net").unwrap().count(),
+        namespaces: namespaces.len(),
+        directories: ["root/sandboxes", "root/containers", "state"]
+            .iter()
+            .map(|d| fs::read_dir(node.path().join(d)).unwrap().count())
+            .sum(),
+    }
+}
+
+pub(crate) async fn pods_leave_nothing_behind(world: Arc<World>) {
+    let node = world.node().await;
+    node.pull("busybox").await;
+    let once = |name: String| {
+        let node = &node;
+        async move {
+            let (sandbox, container) = node.run(&name, "busybox", &["sleep", "1000"]).await;
+            assert_eq!(node.sh(&container, "echo x").await, "x\n");
+            node.remove_sandbox(&sandbox).await;
+        }
+    };
+    once("first".into()).await;
+    let before = traces(&node);
+    let fds = node.open_files();
+    for i in 0..10 {
+        let names = [format!("a{i}"), format!("b{i}"), format!("c{i}")];
+        futures_util::future::join_all(names.map(once)).await;
+    }
+    let after = traces(&node);
+    assert_eq!(after, before);
+    assert_eq!(after.shims, 0);
+    let left = node.open_files();
+    assert!(left <= fds + 2, "descriptors of the runtime: {fds} before, {left} after");
+}

@@ -1,0 +1,279 @@
+//! Port-forward: connections made inside a pod's network, carried over one connection of the client.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use cri::v1;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use super::Protocol;
+use super::remote::{Frame, write_frames};
+use super::{spdy, websocket};
+use crate::engine::{Engine, Sandbox};
+use crate::error::{Error, Result, doing};
+use crate::sys;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+/// Bytes waiting for a pod's connection: the client waits when it is full.
+const QUEUE: usize = 64;
+
+pub(super) async fn serve<T>(
+    engine: &Arc<Engine>,
+    request: v1::PortForwardRequest,
+    io: T,
+    protocol: Protocol,
+    query: &str,
+) -> Result<()>
+where
+    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let sandbox = engine.sandbox(&request.pod_sandbox_id)?;
+    if !sandbox.is_ready() {
+        return Err(Error::Precondition(format!("sandbox {} is not running", request.pod_sandbox_id)));
+    }
+    match protocol {
+        Protocol::Spdy => serve_spdy(sandbox, io).await,
+        Protocol::TunneledSpdy => serve_tunnel(sandbox, io).await,
+        Protocol::Channels { .. } => serve_channels(sandbox, io, ports(&request, query)).await,
+    }
+    .map_err(doing("forwarding ports"))
+}
+
+/// The ports of a WebSocket client: from the CRI request, else from the URL.
+fn ports(request: &v1::PortForwardRequest, query: &str) -> Vec<u16> {
+    if !request.port.is_empty() {
+        return request.port.iter().filter_map(|p| u16::try_from(*p).ok()).collect();
+    }
+    query
+        .split('&')
+        .filter_map(|pair| pair.strip_prefix("ports=").or(pair.strip_prefix("port=")))
+        .flat_map(|list| list.split(['%', ',']))
+        .filter_map(|port| port.parse().ok())
+        .collect()
+}
+
+/// Connects to a port on the pod's loopback.
+async fn connect(sandbox: &Arc<Sandbox>, port: u16) -> io::Result<TcpStream> {
+    let pid = sandbox.pause_pid;
+    let (sender, receiver) = tokio::sync::oneshot::channel();
+    // A thread of its own: it changes its network namespace and ends there.
+    std::thread::Builder::new().name("port-forward".into()).spawn(move || {
+        let dial = || -> io::Result<std::net::TcpStream> {
+            let namespace = std::fs::File::open(format!("/proc/{pid}/ns/net"))?;
+            sys::setns(namespace.as_fd(), libc::CLONE_NEWNET)?;
+            let v4 = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port);
+            let v6 = SocketAddr::new(IpAddr::V6(Ipv6Addr::LOCALHOST), port);
+            let first = std::net::TcpStream::connect_timeout(&v4, CONNECT_TIMEOUT);
+            first.or_else(|error| std::net::TcpStream::connect_timeout(&v6, CONNECT_TIMEOUT).map_err(|_| error))
+        };
+        // Nobody waits any more: the connection is closed again.
+        let _ = sender.send(dial());
+    })?;
+    let stream = receiver.await.map_err(io::Error::other)??;
+    stream.set_nonblocking(true)?;
+    TcpStream::from_std(stream)
+}
+
+fn refused(sandbox: &Sandbox, port: u16, error: &io::Error) -> String {
+    format!("error forwarding port {port} to pod {}: failed to connect to localhost:{port}: {error}", sandbox.id())
+}
+
+async fn serve_spdy<T>(sandbox: Arc<Sandbox>, io: T) -> io::Result<()>
+where
+    T: AsyncRead + AsyncWrite + Send + 'static,
+{
+    let (mut streams, writer, driver) = spdy::serve(io);
+    let accept = async {
+        // A connection is a pair of streams with the same request id: one for errors, one for data.
+        let mut errors: HashMap<String, spdy::Stream> = HashMap::new();
+        let mut forwards = JoinSet::new();
+        while let Some(stream) = streams.recv().await {
+            let id = stream.header("requestid").unwrap_or_default().to_string();
+            match stream.header("streamtype") {
+                Some("error") => drop(errors.insert(id, stream)),
+                Some("data") => {
+                    let error = errors.remove(&id).map(|s| s.id);
+                    forwards.spawn(forward_spdy(sandbox.clone(), writer.clone(), stream, error));
+                }
+                _ => writer.reset(stream.id).await?,
+            }
+        }
+        io::Result::Ok(())
+    };
+    tokio::select! {
+        result = driver => result,
+        result = accept => result,
+    }
+}
+
+async fn forward_spdy(sandbox: Arc<Sandbox>, writer: spdy::Writer, mut stream: spdy::Stream, error: Option<u32>) {
+    let port = stream.header("port").and_then(|p| p.parse::<u16>().ok()).unwrap_or(0);
+    let id = stream.id;
+    let work = async {
+        let connection = match connect(&sandbox, port).await {
+            Ok(connection) => connection,
+            Err(failure) => {
+                if let Some(error) = error {
+                    writer.data(error, refused(&sandbox, port, &failure).as_bytes()).await?;
+                }
+                return Ok(());
+            }
+        };
+        let (mut read, mut write) = connection.into_split();
+        let up = async {
+            while let Some(bytes) = stream.data.recv().await {
+                if write.write_all(&bytes).await.is_err() {
+                    return;
+                }
+            }
+            let _ = write.shutdown().await;
+        };
+        let down = async {
+            let mut buffer = vec![0u8; 32 * 1024];
+            loop {
+                match read.read(&mut buffer).await {
+                    Ok(n) if n > 0 => writer.data(id, &buffer[..n]).await?,
+                    _ => return writer.finish(id).await,
+                }
+            }
+        };
+        // The pod's answer is what counts: when it is complete the connection is done.
+        tokio::pin!(up, down);
+        tokio::select! {
+            result = &mut down => result,
+            () = &mut up => down.await,
+        }
+    };
+    let result: io::Result<()> = work.await;
+    if let Some(error) = error {
+        let _ = writer.finish(error).await;
+    }
+    if result.is_ok() {
+        let _ = writer.finish(id).await;
+    }
+}
+
+/// SPDY inside WebSocket messages: their payloads, one after the other, are the SPDY connection.
+async fn serve_tunnel<T>(sandbox: Arc<Sandbox>, io: T) -> io::Result<()>
+where
+    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (read, write) = tokio::io::split(io);
+    let (inner, outer) = tokio::io::duplex(64 * 1024);
+    let (mut from_spdy, mut to_spdy) = tokio::io::split(outer);
+    let (frames, frames_out) = mpsc::channel(QUEUE);
+    let pongs = frames.clone();
+    let incoming = async move {
+        let mut reader = websocket::Reader::new(read);
+        while let Some(message) = reader.next().await? {
+            match message {
+                websocket::Message::Data(data) => to_spdy.write_all(&data).await?,
+                websocket::Message::Ping(data) => drop(pongs.send(Frame::Pong(data)).await),
+            }
+        }
+        io::Result::Ok(())
+    };
+    let outgoing = async move {
+        let mut buffer = vec![0u8; 32 * 1024];
+        loop {
+            match from_spdy.read(&mut buffer).await? {
+                0 => return io::Result::Ok(()),
+                n => frames.send(Frame::Data(buffer[..n].to_vec())).await.map_err(io::Error::other)?,
+            }
+        }
+    };
+    tokio::select! {
+        result = serve_spdy(sandbox, inner) => result,
+        result = incoming => result,
+        result = outgoing => result,
+        result = write_frames(write, frames_out) => result,
+    }
+}
+
+/// The older form: channel 2n is the data of the n-th port, 2n + 1 its errors; each begins with the port's number.
+async fn serve_channels<T>(sandbox: Arc<Sandbox>, io: T, ports: Vec<u16>) -> io::Result<()>
+where
+    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (read, write) = tokio::io::split(io);
+    let (frames, frames_out) = mpsc::channel(QUEUE);
+    let mut inputs: Vec<mpsc::Sender<Bytes>> = Vec::new();
+    let mut forwards = JoinSet::new();
+    for (index, port) in ports.into_iter().take(127).enumerate() {
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        inputs.push(sender);
+        forwards.spawn(forward_channel(sandbox.clone(), frames.clone(), receiver, port, (index * 2) as u8));
+    }
+    let incoming = async move {
+        let mut reader = websocket::Reader::new(read);
+        while let Some(message) = reader.next().await? {
+            match message {
+                websocket::Message::Ping(data) => drop(frames.send(Frame::Pong(data)).await),
+                websocket::Message::Data(data) => {
+                    if let Some((channel, bytes)) = data.split_first()
+                        && channel % 2 == 0
+                        && let Some(input) = inputs.get(usize::from(channel / 2))
+                    {
+                        let _ = input.send(Bytes::copy_from_slice(bytes)).await;
+                    }
+                }
+            }
+        }
+        io::Result::Ok(())
+    };
+    tokio::select! {
+        result = incoming => result,
+        result = write_frames(write, frames_out) => result,
+    }
+}
+
+async fn forward_channel(
+    sandbox: Arc<Sandbox>,
+    frames: mpsc::Sender<Frame>,
+    mut input: mpsc::Receiver<Bytes>,
+    port: u16,
+    channel: u8,
+) {
+    let send = |channel: u8, bytes: &[u8]| {
+        let message = [&[channel], bytes].concat();
+        let frames = frames.clone();
+        async move { frames.send(Frame::Data(message)).await.is_ok() }
+    };
+    send(channel, &port.to_le_bytes()).await;
+    send(channel + 1, &port.to_le_bytes()).await;
+    let connection = match connect(&sandbox, port).await {
+        Ok(connection) => connection,
+        Err(error) => {
+            send(channel + 1, refused(&sandbox, port, &error).as_bytes()).await;
+            return;
+        }
+    };
+    let (mut read, mut write) = connection.into_split();
+    let up = async {
+        while let Some(bytes) = input.recv().await {
+            if write.write_all(&bytes).await.is_err() {
+                return;
+            }
+        }
+    };
+    let down = async {
+        let mut buffer = vec![0u8; 32 * 1024];
+        while let Ok(n) = read.read(&mut buffer).await {
+            if n == 0 || !send(channel, &buffer[..n]).await {
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        () = up => {}
+        () = down => {}
+    }
+}
