@@ -36,8 +36,10 @@ impl Etcd {
 
     pub(crate) async fn connect(&self) -> anyhow::Result<EtcdStore> {
         let deadline = Instant::now() + Duration::from_secs(180);
+        // Patient: on a busy disk etcd's own work stops its answers for seconds.
+        let options = Options { timeout: Duration::from_secs(60), ..Options::new([&self.endpoint]) };
         loop {
-            match EtcdStore::connect(Options::new([&self.endpoint])).await {
+            match EtcdStore::connect(options.clone()).await {
                 Ok(store) => return Ok(store),
                 Err(error) if Instant::now() > deadline => bail!("etcd does not come up: {error}"),
                 Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
