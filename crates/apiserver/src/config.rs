@@ -56,11 +56,13 @@ pub struct Config {
 pub enum Storage {
     /// The embedded store in this directory.
     Embedded(PathBuf),
+    /// A real etcd cluster.
+    Etcd(store::etcd::Options),
     /// A store that is already open.
     Open(Arc<dyn store::Store>),
 }
 
-pub const DEFAULT_ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
+pub(crate) const DEFAULT_ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
 
 impl Config {
     pub fn new(storage: Storage) -> Self {
@@ -129,6 +131,15 @@ pub struct Args {
     /// List of etcd servers to connect with (scheme://ip:port), comma separated.
     #[arg(long, value_delimiter = ',')]
     pub etcd_servers: Vec<String>,
+    /// Certificate authority of the etcd servers.
+    #[arg(long, value_name = "FILE")]
+    pub etcd_cafile: Option<PathBuf>,
+    /// Client certificate for etcd.
+    #[arg(long, value_name = "FILE")]
+    pub etcd_certfile: Option<PathBuf>,
+    /// Client key for etcd.
+    #[arg(long, value_name = "FILE")]
+    pub etcd_keyfile: Option<PathBuf>,
     /// The IP address on which to listen for the --secure-port port.
     #[arg(long, default_value = "0.0.0.0")]
     pub bind_address: IpAddr,
@@ -274,12 +285,18 @@ impl TryFrom<Args> for Config {
     type Error = anyhow::Error;
 
     fn try_from(args: Args) -> anyhow::Result<Self> {
-        anyhow::ensure!(
-            args.etcd_servers.is_empty(),
-            "--etcd-servers: this build has only the embedded store; use --data-dir"
-        );
+        let storage = if args.etcd_servers.is_empty() {
+            Storage::Embedded(args.data_dir)
+        } else {
+            let mut options = store::etcd::Options::new(args.etcd_servers);
+            if let Some(ca) = args.etcd_cafile {
+                let identity = args.etcd_certfile.zip(args.etcd_keyfile);
+                options.tls = Some(store::etcd::Tls { ca, identity });
+            }
+            Storage::Etcd(options)
+        };
         Ok(Config {
-            storage: Storage::Embedded(args.data_dir),
+            storage,
             bind: SocketAddr::new(args.bind_address, args.secure_port),
             advertise_address: args.advertise_address,
             tls_cert_file: args.tls_cert_file,

@@ -15,6 +15,7 @@ mod discovery;
 mod health;
 mod json;
 mod metrics;
+mod protobuf;
 pub mod registry;
 mod server;
 mod state;

@@ -5,16 +5,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use futures_util::future::BoxFuture;
 use http::{Request, Response};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulShutdown;
 use k8s_openapi::api::core::v1::Service;
 use rustls::crypto::CryptoProvider;
+use store::etcd::EtcdStore;
 use store::{EmbeddedStore, Revision, Store};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
@@ -193,14 +194,33 @@ async fn receive(state: Arc<State>, request: Request<Incoming>, peer: Peer) -> R
     let (mut parts, body) = request.into_parts();
     // Nothing on the wire can set this, but nothing should depend on that either.
     parts.extensions.remove::<api::UserInfo>();
-    let bytes = match Limited::new(body, MAX_BODY).collect().await {
-        Ok(body) => body.to_bytes(),
-        Err(error) if error.downcast_ref::<LengthLimitError>().is_some() => {
-            return crate::status::response(&api::Status::request_too_large(format!("limit is {MAX_BODY}")));
-        }
-        Err(error) => return crate::status::response(&api::Status::bad_request(error.to_string())),
+    let bytes = match read_body(body).await {
+        Ok(bytes) => bytes,
+        Err(status) => return crate::status::response(&status),
     };
     chain::serve(state, Request::from_parts(parts, bytes), peer).await
+}
+
+/// The whole body, or 413. The rest of a body that is too large is read and dropped, within reason: a client that is
+/// still sending when the answer comes often fails to see it.
+async fn read_body(mut body: Incoming) -> Result<Bytes, api::Status> {
+    let mut kept = BytesMut::new();
+    let mut total = 0;
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| api::Status::bad_request(error.to_string()))?;
+        let Some(data) = frame.data_ref() else { continue };
+        total += data.len();
+        if total > 8 * MAX_BODY {
+            break;
+        }
+        if total <= MAX_BODY {
+            kept.extend_from_slice(data);
+        }
+    }
+    if total > MAX_BODY {
+        return Err(api::Status::request_too_large(format!("limit is {MAX_BODY}")));
+    }
+    Ok(kept.freeze())
 }
 
 /// What the client's certificate says, found out once per connection.
@@ -220,6 +240,7 @@ fn identify(
 async fn open(config: &Config) -> anyhow::Result<Arc<dyn Store>> {
     match &config.storage {
         Storage::Open(store) => Ok(store.clone()),
+        Storage::Etcd(options) => Ok(Arc::new(EtcdStore::connect(options.clone()).await?)),
         Storage::Embedded(dir) => {
             let dir = dir.clone();
             let store = tokio::task::spawn_blocking(move || EmbeddedStore::open(dir, Default::default())).await??;

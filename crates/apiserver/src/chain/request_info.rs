@@ -159,11 +159,6 @@ impl RequestInfo {
         info
     }
 
-    /// `deployments.apps` for messages.
-    pub(crate) fn group_resource(&self) -> api::GroupResource {
-        api::GroupResource { group: self.group.clone().into(), resource: self.resource.clone().into() }
-    }
-
     /// Requests that may stay open: not limited in time, counted apart.
     pub(crate) fn is_long_running(&self) -> bool {
         self.verb == "watch"

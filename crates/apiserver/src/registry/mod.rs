@@ -5,8 +5,8 @@
 pub mod cells;
 pub mod column;
 pub mod conversion;
-pub mod metadata;
 pub(crate) mod index;
+pub mod metadata;
 pub mod object;
 pub mod parts;
 pub mod resource;

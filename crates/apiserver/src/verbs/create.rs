@@ -92,14 +92,15 @@ async fn create_once(operation: &Operation, mut object: AnyObject, generated: bo
     operation.state.admission.validate(&operation.state, &attributes).await?;
 
     let key = inner_key(resource, &operation.info.namespace, &name);
+    if operation.state.cache(resource)?.get(&key).is_some() {
+        // Before anything is allocated for it.
+        return Err(Status::already_exists(&operation.group_resource(), &name));
+    }
     let undo = super::hooks::before_create(operation, &mut *object, dry_run).await?;
     super::managed_fields::track(operation, &mut *object, None)?;
     let stored = write::encode(resource, &mut *object)?;
     if dry_run {
         undo.run(&operation.state);
-        if operation.state.cache(resource)?.get(&key).is_some() {
-            return Err(Status::already_exists(&operation.group_resource(), &name));
-        }
         return Ok(stored);
     }
     match super::hooks::put(operation, &store_key(resource, &key), stored.clone(), 0).await {

@@ -1,17 +1,55 @@
 //! `metadata.managedFields`: who owns which field, recorded on every write.
 
 use api::Status;
+use api::patch::apply::Writer;
+use http::header;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
+use serde_json::Value;
 
 use crate::registry::Object;
 use crate::state::Operation;
 
-/// Keeps what is recorded. A client that sends an empty list clears it, as upstream allows.
-pub(crate) fn track(_operation: &Operation, new: &mut dyn Object, old: Option<&dyn Object>) -> Result<(), Status> {
-    let meta = new.meta_mut();
-    match &meta.managed_fields {
-        Some(fields) if fields.is_empty() => meta.managed_fields = None,
-        Some(_) => {}
-        None => meta.managed_fields = old.and_then(|old| old.meta().managed_fields.clone()),
+/// Longer manager names are refused by clients; upstream cuts user agents there.
+const MAX_MANAGER: usize = 128;
+
+pub(crate) const APPLY: &str = "application/apply-patch+yaml";
+
+/// Whether the request is a server-side apply, which keeps the books itself.
+pub(crate) fn is_apply(operation: &Operation) -> bool {
+    let content_type = operation.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    operation.info.verb == "patch"
+        && content_type.is_some_and(|value| value.split(';').next().unwrap_or_default().trim() == APPLY)
+}
+
+/// Who writes: the `fieldManager` of the request, or the start of the client's user agent.
+pub(crate) fn manager(operation: &Operation) -> String {
+    if let Some(manager) = operation.info.query.get("fieldManager") {
+        return manager.to_owned();
     }
+    let agent = operation.headers.get(header::USER_AGENT).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let name = agent.split('/').next().unwrap_or_default();
+    if name.is_empty() { "unknown".to_owned() } else { name.chars().take(MAX_MANAGER).collect() }
+}
+
+/// Records who changed what. `old` is absent for a create.
+pub(crate) fn track(operation: &Operation, new: &mut dyn Object, old: Option<&dyn Object>) -> Result<(), Status> {
+    if is_apply(operation) {
+        return Ok(());
+    }
+    let resource = &operation.resource;
+    let old = old.map(|old| old.to_value()).transpose().map_err(Status::internal)?;
+    let mut value = new.to_value().map_err(Status::internal)?;
+    let manager = manager(operation);
+    let writer = Writer {
+        manager: &manager,
+        api_version: &resource.storage_version,
+        subresource: &operation.info.subresource,
+        now: operation.now,
+    };
+    api::patch::apply::update(old.as_ref(), &mut value, &resource.strategy.schema(), &writer);
+    let fields = value.get_mut("metadata").and_then(|metadata| metadata.get_mut("managedFields")).map(Value::take);
+    let fields: Option<Vec<ManagedFieldsEntry>> =
+        fields.map(serde_json::from_value).transpose().map_err(Status::internal)?;
+    new.meta_mut().managed_fields = fields.filter(|fields| !fields.is_empty());
     Ok(())
 }

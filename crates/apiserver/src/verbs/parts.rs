@@ -38,6 +38,8 @@ pub(crate) fn prepare(action: Action, new: &mut AnyObject, old: &dyn Object) -> 
             let conditions = new.status.as_ref().and_then(|status| status.conditions.clone());
             kept.status.get_or_insert_default().conditions = conditions;
         }),
+        // The binding built the new pod from the old one itself.
+        Action::Binding => Ok(()),
         _ => Err(Status::method_not_allowed()),
     }
 }

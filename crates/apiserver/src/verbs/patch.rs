@@ -1,13 +1,15 @@
-//! `patch`: JSON patch, merge patch and strategic merge patch, applied to the current object under a guard.
+//! `patch`: JSON patch, merge patch, strategic merge patch and server-side apply, on the current object under a guard.
 
 use api::Status;
+use api::field::FieldErrors;
 use api::patch::PatchError;
+use api::patch::apply::Writer;
 use http::{Response, header};
 use serde_json::Value;
 
 use super::accept::served_value;
 use super::update::{Target, Written, modify};
-use super::write::{FieldValidation, decode_checked, report};
+use super::write::{FieldValidation, check_kind, decode_checked, report};
 use crate::body::Body;
 use crate::registry::Resource;
 use crate::state::Operation;
@@ -16,7 +18,7 @@ const ACCEPTED: &[&str] = &[
     "application/json-patch+json",
     "application/merge-patch+json",
     "application/strategic-merge-patch+json",
-    "application/apply-patch+yaml",
+    super::managed_fields::APPLY,
 ];
 
 /// A decoded patch.
@@ -67,7 +69,77 @@ pub(crate) async fn patch(operation: &Operation) -> Result<Response<Body>, Statu
     written.respond(operation)
 }
 
+/// Server-side apply: creates the object if it is not there.
+async fn apply(operation: &Operation) -> Result<Written, Status> {
+    let resource = &operation.resource;
+    let query = &operation.info.query;
+    let mut errors = FieldErrors::default();
+    if query.get("fieldManager").is_none() {
+        errors.required("fieldManager", "is required for apply patch");
+        return Err(Status::invalid(&api::GroupKind::new("meta.k8s.io", "PatchOptions"), "", errors));
+    }
+    let validation = FieldValidation::of(operation)?;
+    let decoded = api::codec::from_yaml(&operation.body)
+        .map_err(|error| Status::bad_request(format!("error decoding YAML: {error}")))?;
+    let mut config = decoded.value;
+    check_kind(resource, &mut config)?;
+    let mut problems: Vec<String> =
+        decoded.duplicates.iter().map(|path| format!("duplicate field {}", api::field::quote(path))).collect();
+    let unknown = resource.strategy.check(&mut config).map_err(|error| Status::bad_request(error.to_string()))?;
+    problems.extend(unknown.into_iter().map(|path| format!("unknown field {}", api::field::quote(&path))));
+    report(operation, validation, problems)?;
+    let name = config["metadata"]["name"].as_str().unwrap_or_default();
+    if !name.is_empty() && name != operation.info.name {
+        return Err(Status::bad_request(format!(
+            "the name of the object ({name}) does not match the name on the URL ({})",
+            operation.info.name
+        )));
+    }
+    config["metadata"]["name"] = operation.info.name.as_str().into();
+    if resource.is_namespaced() {
+        config["metadata"]["namespace"] = operation.info.namespace.as_str().into();
+    }
+    let manager = super::managed_fields::manager(operation);
+    let writer = Writer {
+        manager: &manager,
+        api_version: &resource.api_version(),
+        subresource: &operation.info.subresource,
+        now: operation.now,
+    };
+    let target = Target::of(operation);
+    let ignored: &[&str] = if target == Target::Main && resource.has_status() { &["status"] } else { &[] };
+    let force = query.flag("force");
+    let schema = resource.strategy.schema();
+    let build = |live: Option<&Value>| -> Result<crate::registry::AnyObject, Status> {
+        let mut value = api::patch::apply::apply(live, &config, &schema, &writer, force, ignored)?;
+        let version = live.map(|live| live["metadata"]["resourceVersion"].clone());
+        if let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) {
+            if metadata.get("resourceVersion") == version.as_ref() {
+                metadata.remove("resourceVersion");
+            }
+        }
+        decode_checked(resource, value, &mut Vec::new())
+    };
+    operation.state.caches.fresh().await?;
+    let inner = crate::state::inner_key(resource, &operation.info.namespace, &operation.info.name);
+    if operation.state.cache(resource)?.get(&inner).is_none() {
+        if target != Target::Main {
+            return Err(operation.not_found(&operation.info.name));
+        }
+        if config["metadata"].get("uid").is_some_and(|uid| !uid.is_null()) {
+            let message = "the object has been deleted and recreated: its uid is not the one applied";
+            return Err(Status::conflict(&operation.group_resource(), &operation.info.name, message));
+        }
+        let stored = super::create::create_object(operation, build(None)?).await?;
+        return Ok(Written { stored, created: true });
+    }
+    modify(operation, target, |current, _| build(Some(&served_value(resource, &current.json)?))).await
+}
+
 async fn patch_object(operation: &Operation) -> Result<Written, Status> {
+    if super::managed_fields::is_apply(operation) {
+        return apply(operation).await;
+    }
     let (patch, duplicates) = Patch::of(operation)?;
     let validation = FieldValidation::of(operation)?;
     let resource = &operation.resource;

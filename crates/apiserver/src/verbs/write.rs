@@ -12,7 +12,7 @@ use crate::json;
 use crate::registry::{AnyObject, NameRule, Object, Resource};
 use crate::state::{Operation, group_kind};
 
-const ACCEPTED: &[&str] = &["application/json", "application/yaml"];
+const ACCEPTED: &[&str] = &["application/json", "application/yaml", crate::protobuf::CONTENT_TYPE];
 
 /// How unknown and duplicate fields are treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +45,10 @@ pub(crate) fn body_value(operation: &Operation) -> Result<Decoded, Status> {
     let encoding = match media {
         "" | "application/json" => api::codec::Encoding::Json,
         "application/yaml" => api::codec::Encoding::Yaml,
+        crate::protobuf::CONTENT_TYPE => {
+            let value = crate::protobuf::decode(&operation.body).map_err(Status::bad_request)?;
+            return Ok(Decoded { value, duplicates: Vec::new() });
+        }
         _ => return Err(Status::unsupported_media_type(ACCEPTED)),
     };
     api::codec::decode(&operation.body, encoding).map_err(|error| {
@@ -113,7 +117,7 @@ pub(crate) fn decode_checked(
 }
 
 /// `apiVersion` and `kind` may be left out; if given they must be those of the URL.
-fn check_kind(resource: &Resource, value: &mut Value) -> Result<(), Status> {
+pub(crate) fn check_kind(resource: &Resource, value: &mut Value) -> Result<(), Status> {
     let Some(object) = value.as_object_mut() else {
         return Err(Status::bad_request(format!(
             "{} in version {} cannot be handled as a {}: json: cannot unmarshal into Go value of type {}",

@@ -11,23 +11,23 @@ use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
-pub struct Cluster {
-    pub dir: std::sync::Arc<tempfile::TempDir>,
-    pub handler: Handler,
-    pub url: String,
+pub(crate) struct Cluster {
+    pub(crate) dir: std::sync::Arc<tempfile::TempDir>,
+    pub(crate) handler: Handler,
+    pub(crate) url: String,
     stop: CancellationToken,
     serving: Option<tokio::task::JoinHandle<anyhow::Result<()>>>,
 }
 
-pub const ADMIN_TOKEN: &str = "admin-token";
+pub(crate) const ADMIN_TOKEN: &str = "admin-token";
 
 impl Cluster {
-    pub async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         Self::with(|_| {}).await
     }
 
     /// Starts a server whose configuration `change` may adjust.
-    pub async fn with(change: impl FnOnce(&mut Config)) -> Self {
+    pub(crate) async fn with(change: impl FnOnce(&mut Config)) -> Self {
         let dir = std::sync::Arc::new(tempfile::tempdir().unwrap());
         write_keys(dir.path());
         std::fs::write(
@@ -55,7 +55,7 @@ impl Cluster {
     }
 
     /// Stops the server and waits until it has finished.
-    pub async fn stop(mut self) -> std::sync::Arc<tempfile::TempDir> {
+    pub(crate) async fn stop(mut self) -> std::sync::Arc<tempfile::TempDir> {
         self.stop.cancel();
         if let Some(serving) = self.serving.take() {
             serving.await.unwrap().unwrap();
@@ -77,16 +77,16 @@ impl Cluster {
         std::fs::write(self.kubeconfig(), text).unwrap();
     }
 
-    pub fn kubeconfig(&self) -> PathBuf {
+    pub(crate) fn kubeconfig(&self) -> PathBuf {
         self.dir.path().join("kubeconfig")
     }
 
     /// Runs Debian's kubectl; returns what it printed, or what it complained about.
-    pub async fn kubectl(&self, args: &[&str]) -> Result<String, String> {
+    pub(crate) async fn kubectl(&self, args: &[&str]) -> Result<String, String> {
         self.kubectl_with(args, "").await
     }
 
-    pub async fn kubectl_with(&self, args: &[&str], stdin: &str) -> Result<String, String> {
+    pub(crate) async fn kubectl_with(&self, args: &[&str], stdin: &str) -> Result<String, String> {
         let mut command = Command::new("kubectl");
         command
             .args(args)
@@ -109,19 +109,19 @@ impl Cluster {
     }
 
     /// A request through the in-process door as a master; JSON in and out.
-    pub async fn send(&self, method: &str, path: &str, body: Value) -> (u16, Value) {
+    pub(crate) async fn send(&self, method: &str, path: &str, body: Value) -> (u16, Value) {
         let (code, bytes) = self.send_raw(method, path, "application/json", body).await;
         (code, serde_json::from_slice(&bytes).unwrap_or(Value::Null))
     }
 
-    pub async fn send_raw(&self, method: &str, path: &str, content_type: &str, body: Value) -> (u16, Bytes) {
+    pub(crate) async fn send_raw(&self, method: &str, path: &str, content_type: &str, body: Value) -> (u16, Bytes) {
         let body = if body.is_null() { Bytes::new() } else { Bytes::from(body.to_string()) };
         let response = self.request(method, path, content_type, body, "admin", &["system:masters"]).await;
         let code = response.status().as_u16();
         (code, response.into_body().collect().await.unwrap().to_bytes())
     }
 
-    pub async fn request(
+    pub(crate) async fn request(
         &self,
         method: &str,
         path: &str,
@@ -137,7 +137,7 @@ impl Cluster {
     }
 
     /// curl over TLS; returns the status code and the body.
-    pub async fn curl(&self, path: &str, args: &[&str]) -> (u16, String) {
+    pub(crate) async fn curl(&self, path: &str, args: &[&str]) -> (u16, String) {
         let mut command = Command::new("curl");
         command
             .args(["-sS", "-w", "\n%{http_code}", "--cacert"])

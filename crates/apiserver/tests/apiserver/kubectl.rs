@@ -24,7 +24,7 @@ async fn a_deployment_goes_through_its_life() {
     assert!(run(&["get", "deploy", "web"]).await.unwrap_err().contains("NotFound"));
     run(&["get", "all", "-A"]).await.unwrap();
     run(&["api-resources"]).await.unwrap();
-    assert!(run(&["version"]).await.unwrap().contains("GitVersion:\"v1.36"));
+    assert!(run(&["version", "-o", "json"]).await.unwrap().contains("\"gitVersion\": \"v1.36"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -45,7 +45,7 @@ async fn apply_creates_changes_and_prunes_fields() {
     let wrong = "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: d\ndatta: {}\n";
     assert!(cluster.kubectl_with(&["apply", "-f", "-"], wrong).await.unwrap_err().contains("datta"));
     let explained = cluster.kubectl(&["explain", "pod.spec.containers"]).await.unwrap();
-    assert!(explained.contains("RESOURCE: containers"), "{explained}");
+    assert!(explained.contains("containers <[]"), "{explained}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -192,3 +192,64 @@ async fn state_survives_a_restart() {
     let (_, after) = again.send("GET", &format!("{MAPS}/c"), Value::Null).await;
     assert_eq!(before, after);
 }
+
+#[tokio::test]
+async fn apply_on_the_server_keeps_owners_apart() {
+    let cluster = Cluster::start().await;
+    let path = |manager: &str, force: bool| format!("{MAPS}/c?fieldManager={manager}&force={force}");
+    let config =
+        |value: &str| json!({"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": "c"}, "data": {"k": value}});
+    let apply = |manager: &'static str, value: &'static str, force: bool| {
+        let cluster = &cluster;
+        async move {
+            cluster.send_raw("PATCH", &path(manager, force), "application/apply-patch+yaml", config(value)).await.0
+        }
+    };
+    assert_eq!(apply("one", "1", false).await, 201);
+    assert_eq!(apply("one", "2", false).await, 200);
+    assert_eq!(apply("two", "3", false).await, 409);
+    assert_eq!(apply("two", "3", true).await, 200);
+    let (_, map) = cluster.send("GET", &format!("{MAPS}/c"), Value::Null).await;
+    assert_eq!(map["data"]["k"], "3");
+    let managers: Vec<&str> = map["metadata"]["managedFields"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|entry| entry["manager"].as_str().unwrap())
+        .collect();
+    assert_eq!(managers, ["two"], "{map}");
+    let (code, _) = cluster.send_raw("PATCH", &format!("{MAPS}/c"), "application/apply-patch+yaml", config("x")).await;
+    assert_eq!(code, 422);
+}
+
+#[tokio::test]
+async fn unknown_fields_warn_or_fail() {
+    let cluster = Cluster::start().await;
+    let mut map = config_map("c");
+    map["datta"] = json!({});
+    let (code, status) = cluster.send("POST", &format!("{MAPS}?fieldValidation=Strict"), map.clone()).await;
+    assert_eq!(code, 400);
+    assert!(status["message"].as_str().unwrap().contains("strict decoding error: unknown field \"datta\""), "{status}");
+    let body = map.to_string().into();
+    let response = cluster.request("POST", MAPS, "application/json", body, "admin", &["system:masters"]).await;
+    assert_eq!(response.status(), 201);
+    assert_eq!(response.headers()["warning"], "299 - \"unknown field \\\"datta\\\"\"");
+}
+
+#[tokio::test]
+async fn tables_and_partial_objects() {
+    let cluster = Cluster::start().await;
+    cluster.send("POST", MAPS, config_map("c")).await;
+    for (accept, kind) in [
+        ("application/json;as=Table;v=v1;g=meta.k8s.io", "Table"),
+        ("application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io", "PartialObjectMetadataList"),
+    ] {
+        let mut request =
+            http::Request::builder().uri(MAPS).header("accept", accept).body(bytes::Bytes::new()).unwrap();
+        request.extensions_mut().insert(api::UserInfo::new("admin", &["system:masters"]));
+        let response = (cluster.handler)(request).await;
+        let bytes = http_body_util::BodyExt::collect(response.into_body()).await.unwrap().to_bytes();
+        let value: Value = serde_json::from_slice(&bytes).unwrap();
+        assert_eq!(value["kind"], kind, "{value}");
+    }
+}

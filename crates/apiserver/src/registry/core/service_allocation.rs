@@ -135,8 +135,12 @@ impl Allocators {
 
     pub(crate) fn release(&self, taken: &Taken) {
         let mut used = self.used.lock();
-        taken.addresses.iter().for_each(|address| drop(used.addresses.remove(address)));
-        taken.ports.iter().for_each(|port| drop(used.ports.remove(port)));
+        for address in &taken.addresses {
+            used.addresses.remove(address);
+        }
+        for port in &taken.ports {
+            used.ports.remove(port);
+        }
     }
 
     /// Gives a service what it needs and does not have, or refuses. Returns what was newly taken.
