@@ -1,0 +1,299 @@
+//! A host with an outside neighbour and a pod's empty namespace; and two hosts for routes between them.
+
+use std::fs::File;
+use std::future::Future;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::{Path, PathBuf};
+use std::sync::{OnceLock, mpsc};
+use std::time::Duration;
+
+use cni::Cidr;
+use cni::netlink::{LinkKind, Route, RouteKind, Socket};
+use cni::routes::{self, Backend, Peer, VxlanConfig};
+use nix::sched::{CloneFlags, setns, unshare};
+
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Debian's plug-ins.
+pub(crate) fn standard() -> &'static Path {
+    Path::new("/usr/lib/cni")
+}
+
+/// A directory of links to our plug-ins.
+pub(crate) fn ours() -> &'static Path {
+    static DIR: OnceLock<tempfile::TempDir> = OnceLock::new();
+    let make = || {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, _) in cni::PLUGINS {
+            std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_cni-plugins"), dir.path().join(name)).unwrap();
+        }
+        dir
+    };
+    DIR.get_or_init(make).path()
+}
+
+/// A network namespace, kept by the file.
+pub(crate) struct Namespace(File);
+
+impl Namespace {
+    pub(crate) fn new() -> Self {
+        let (sender, receiver) = mpsc::channel();
+        std::thread::spawn(move || {
+            unshare(CloneFlags::CLONE_NEWNET).unwrap();
+            sender.send(File::open("/proc/thread-self/ns/net").unwrap()).unwrap();
+        });
+        Self(receiver.recv().unwrap())
+    }
+
+    /// Runs `work` on a thread inside.
+    pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        std::thread::scope(|scope| {
+            let inside = || {
+                setns(&self.0, CloneFlags::CLONE_NEWNET).unwrap();
+                work()
+            };
+            match scope.spawn(inside).join() {
+                Ok(value) => value,
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        })
+    }
+}
+
+pub(crate) fn cidr(text: &str) -> Cidr {
+    text.parse().unwrap()
+}
+
+/// Brings a link up, with an address; returns its index.
+fn up(socket: &Socket, name: &str, address: Option<&str>) -> u32 {
+    let link = socket.link(name).unwrap().unwrap();
+    if let Some(address) = address {
+        socket.add_address(link.index, cidr(address)).unwrap();
+    }
+    socket.set_up(link.index).unwrap();
+    link.index
+}
+
+/// A cable from this namespace (`name`, `here`) to `eth0` of another (`there`, with a default route back).
+fn cable(to: &Namespace, name: &str, here: &str, there: &str) {
+    let host = Socket::open().unwrap();
+    let kind = LinkKind::Veth { peer: "eth0", peer_netns: Some(to.0.as_fd()), peer_mtu: None };
+    host.add_link(name, kind, None, None).unwrap();
+    up(&host, name, Some(here));
+    to.run(|| {
+        let socket = Socket::open().unwrap();
+        up(&socket, "lo", None);
+        up(&socket, "eth0", Some(there));
+        socket.add_route(&Route::to(cidr("0.0.0.0/0")).via(cidr(here).addr)).unwrap();
+    });
+}
+
+pub(crate) struct Lab {
+    pod: Namespace,
+    outside: Namespace,
+    dir: tempfile::TempDir,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl Lab {
+    /// Runs a test in a host namespace of its own.
+    pub(crate) fn run<T: Send>(test: impl FnOnce(&Lab) -> T + Send) -> T {
+        Namespace::new().run(|| test(&Lab::build()))
+    }
+
+    fn build() -> Self {
+        up(&Socket::open().unwrap(), "lo", None);
+        let (pod, outside) = (Namespace::new(), Namespace::new());
+        cable(&outside, "up0", "192.0.2.1/24", "192.0.2.2/24");
+        // One thread: the plug-ins it starts inherit this namespace.
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        Self { pod, outside, dir: tempfile::tempdir().unwrap(), runtime }
+    }
+
+    pub(crate) fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
+        self.runtime.block_on(future)
+    }
+
+    pub(crate) fn leases(&self) -> PathBuf {
+        self.dir.path().join("leases")
+    }
+
+    pub(crate) fn cache(&self) -> PathBuf {
+        self.dir.path().join("cache")
+    }
+
+    pub(crate) fn pod_path(&self) -> String {
+        format!("/proc/{}/fd/{}", std::process::id(), self.pod.0.as_raw_fd())
+    }
+
+    pub(crate) fn pod_addresses(&self) -> Vec<String> {
+        self.pod.run(|| addresses(&["lo"]))
+    }
+
+    pub(crate) fn host_addresses(&self) -> Vec<String> {
+        addresses(&["lo", "up0"])
+    }
+
+    pub(crate) fn pod_routes(&self) -> Vec<String> {
+        self.pod.run(|| {
+            let socket = Socket::open().unwrap();
+            let lo = socket.link("lo").unwrap().unwrap().index;
+            let is_link_local = |r: &Route| {
+                let text = r.dst.addr.to_string();
+                text.starts_with("fe80") || text.starts_with("ff")
+            };
+            let routes = socket.routes().unwrap();
+            let mut texts: Vec<String> = routes
+                .iter()
+                .filter(|r| r.table == 254 && r.oif != Some(lo) && r.kind == RouteKind::Unicast && !is_link_local(r))
+                .map(|r| format!("{} via {:?} src {:?} scope {}", r.dst, r.gateway, r.source, r.scope.0))
+                .collect();
+            texts.sort();
+            texts
+        })
+    }
+
+    pub(crate) fn lease_files(&self) -> Vec<String> {
+        let Ok(entries) = std::fs::read_dir(self.leases().join("net")) else { return Vec::new() };
+        let mut names: Vec<String> = entries
+            .map(|entry| entry.unwrap())
+            .filter(|entry| entry.file_name().to_str().is_some_and(|name| name.parse::<std::net::IpAddr>().is_ok()))
+            .map(|entry| {
+                let content = std::fs::read_to_string(entry.path()).unwrap();
+                format!("{}: {content:?}", entry.file_name().to_str().unwrap())
+            })
+            .collect();
+        names.sort();
+        names
+    }
+
+    /// The address that a server outside sees when the pod connects, if it can. The neighbour knows the way back to pods, so
+    /// an unmasqueraded packet gets its answer too.
+    pub(crate) fn source_seen_outside(&self) -> Option<String> {
+        let listener = self.outside.run(|| TcpListener::bind("192.0.2.2:0").unwrap());
+        let address = listener.local_addr().unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let stream = self.pod.run(|| TcpStream::connect_timeout(&address, PATIENCE));
+        stream.ok()?;
+        Some(listener.accept().unwrap().1.ip().to_string())
+    }
+
+    pub(crate) fn serve_in_pod(&self) {
+        serve(self.pod.run(|| TcpListener::bind("0.0.0.0:80").unwrap()));
+    }
+
+    pub(crate) fn connects_from_host(&self, target: &str) -> bool {
+        connects(target)
+    }
+
+    pub(crate) fn connects_from_outside(&self, target: &str) -> bool {
+        self.outside.run(|| connects(target))
+    }
+
+    pub(crate) fn connects_from_pod(&self, target: &str) -> bool {
+        self.pod.run(|| connects(target))
+    }
+}
+
+fn serve(listener: TcpListener) {
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let _ = stream.unwrap().write_all(b"here");
+        }
+    });
+}
+
+fn connects(target: &str) -> bool {
+    let target: SocketAddr = target.parse().unwrap();
+    let Ok(mut stream) = TcpStream::connect_timeout(&target, PATIENCE) else { return false };
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).is_ok_and(|_| text == "here")
+}
+
+/// Addresses by kind of link, without link-local ones.
+fn addresses(except: &[&str]) -> Vec<String> {
+    let socket = Socket::open().unwrap();
+    let links = socket.links().unwrap();
+    let mut texts: Vec<String> = socket
+        .addresses()
+        .unwrap()
+        .iter()
+        .filter(|address| address.scope != 253)
+        .filter_map(|address| {
+            let link = links.iter().find(|link| link.index == address.index)?;
+            let up = if link.is_up() { "up" } else { "down" };
+            let promisc = if link.promiscuity > 0 && link.kind == "bridge" { " promisc" } else { "" };
+            (!except.contains(&link.name.as_str()))
+                .then(|| format!("{} {} mtu {} {up}{promisc}", link.kind, address.cidr, link.mtu))
+        })
+        .collect();
+    texts.sort();
+    texts
+}
+
+/// Two hosts with a pod each, on one network or with a router between them.
+pub(crate) fn two_hosts(routed: bool, backend: Backend) {
+    let (router, a, b) = (Namespace::new(), Namespace::new(), Namespace::new());
+    let address_b = if routed { "198.51.100.2/24" } else { "192.0.2.3/24" };
+    let address_a = "192.0.2.2/24";
+    router.run(|| {
+        let socket = Socket::open().unwrap();
+        std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap();
+        if routed {
+            cable(&a, "to-a", "192.0.2.1/24", address_a);
+            cable(&b, "to-b", "198.51.100.1/24", address_b);
+            return;
+        }
+        // A switch, which knows nothing of addresses.
+        socket.add_link("switch", LinkKind::Bridge { vlan_filtering: false }, None, None).unwrap();
+        let switch = up(&socket, "switch", None);
+        for (namespace, name, address) in [(&a, "to-a", address_a), (&b, "to-b", address_b)] {
+            let kind = LinkKind::Veth { peer: "eth0", peer_netns: Some(namespace.0.as_fd()), peer_mtu: None };
+            socket.add_link(name, kind, None, None).unwrap();
+            let port = up(&socket, name, None);
+            socket.set_master(port, switch).unwrap();
+            namespace.run(|| up(&Socket::open().unwrap(), "eth0", Some(address)));
+        }
+    });
+    let peer = |name: &str, address: &str, range: &str| Peer {
+        name: name.into(),
+        address: cidr(address).addr,
+        pod_cidrs: vec![cidr(range)],
+    };
+    let peers = [peer("a", address_a, "10.42.0.0/24"), peer("b", address_b, "10.42.1.0/24")];
+    let pods = [Namespace::new(), Namespace::new()];
+    let program = |host: &Namespace, me: &Peer, peers: &[Peer]| {
+        host.run(|| {
+            let socket = Socket::open().unwrap();
+            let is_neighbour = |addr| socket.route_to(addr).is_ok_and(|route| route.gateway.is_none());
+            let plan = routes::plan(&me.name, peers, backend, is_neighbour);
+            assert_eq!(plan.tunnelled.len(), if routed { peers.len() - 1 } else { 0 });
+            // Twice: nothing changes the second time.
+            for _ in 0..2 {
+                routes::program(me, &plan, &VxlanConfig::default()).unwrap();
+            }
+        });
+    };
+    let addresses = [("10.42.0.1/24", "10.42.0.2/24"), ("10.42.1.1/24", "10.42.1.2/24")];
+    for (i, host) in [&a, &b].into_iter().enumerate() {
+        host.run(|| {
+            std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap();
+            let ranges = (cidr("10.42.0.0/16"), cidr("10.43.0.0/16"));
+            routes::seal(&[ranges.0], &[ranges.1], Some(peers[i].address)).unwrap();
+            cable(&pods[i], "pod", addresses[i].0, addresses[i].1);
+        });
+        program(host, &peers[i], &peers);
+    }
+    serve(pods[1].run(|| TcpListener::bind("10.42.1.2:80").unwrap()));
+    assert!(pods[0].run(|| connects("10.42.1.2:80")), "{backend:?} routed={routed}");
+    // Nobody has it: unreachable here, not asked of the router.
+    let nobody: SocketAddr = "10.42.9.9:80".parse().unwrap();
+    let error = pods[0].run(|| TcpStream::connect_timeout(&nobody, PATIENCE)).unwrap_err();
+    assert!(matches!(error.raw_os_error(), Some(libc::EHOSTUNREACH | libc::ENETUNREACH)), "{error}");
+    // The other node leaves.
+    program(&a, &peers[0], &peers[..1]);
+    assert!(!pods[0].run(|| connects("10.42.1.2:80")), "{backend:?} routed={routed}: gone");
+}

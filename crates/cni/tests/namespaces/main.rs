@@ -1,0 +1,187 @@
+//! The plug-ins on a real kernel, each case run twice: with the standard plug-ins (Debian's `containernetworking-plugins`)
+//! and with ours, and compared: links, addresses, routes, leases, masquerading, host ports. Every case has a host namespace of
+//! its own, without a way out.
+#![allow(clippy::unwrap_used)]
+
+mod lab;
+
+use std::path::Path;
+
+use cni::config::NetworkConfig;
+use cni::{AttachmentArgs, Network, PortMapping};
+use serde_json::{Value, json};
+
+use lab::{Lab, ours, standard};
+
+/// What can be compared: no indexes, hardware addresses or random names.
+#[derive(Debug, PartialEq)]
+struct Seen {
+    result: Value,
+    pod_addresses: Vec<String>,
+    pod_routes: Vec<String>,
+    host_addresses: Vec<String>,
+    leases: Vec<String>,
+    reaches_outside_as: Option<String>,
+    after_delete: Vec<String>,
+}
+
+fn strip(mut result: Value) -> Value {
+    for interface in result["interfaces"].as_array_mut().into_iter().flatten() {
+        interface.as_object_mut().unwrap().remove("mac");
+        interface.as_object_mut().unwrap().remove("mtu");
+        if interface["name"].as_str().unwrap().starts_with("veth") {
+            interface["name"] = json!("veth");
+        }
+        if interface.get("sandbox").is_some_and(|sandbox| sandbox != "") {
+            interface["sandbox"] = json!("pod");
+        }
+    }
+    result
+}
+
+fn network(lab: &Lab, bin: &Path, conflist: &Value) -> Network {
+    let text = conflist.to_string().replace("@dir@", lab.leases().to_str().unwrap());
+    Network::new(NetworkConfig::parse(&text, true).unwrap(), [bin.to_owned()]).cache_dir(lab.cache())
+}
+
+fn observe(bin: &Path, conflist: &Value) -> Seen {
+    Lab::run(|lab| {
+        let network = network(lab, bin, conflist);
+        let args = AttachmentArgs::default();
+        let netns = lab.pod_path();
+        let result = lab.block_on(network.add("c1", &netns, "eth0", &args)).unwrap();
+        let reaches_outside_as = lab.source_seen_outside();
+        // The standard ones' CHECK stumbles over routes without a gateway and over families that are not there.
+        if bin == ours() && cni::result::version_at_least(&network.config().cni_version, "0.4.0") {
+            lab.block_on(network.check("c1", &netns, "eth0", &args)).unwrap();
+        }
+        let mut seen = Seen {
+            result: strip(result.to_version("1.0.0")),
+            pod_addresses: lab.pod_addresses(),
+            pod_routes: lab.pod_routes(),
+            host_addresses: lab.host_addresses(),
+            leases: lab.lease_files(),
+            reaches_outside_as,
+            after_delete: Vec::new(),
+        };
+        // Twice: deleting what is gone is no error.
+        for _ in 0..2 {
+            lab.block_on(network.del("c1", &netns, "eth0", &args)).unwrap();
+        }
+        assert!(lab.block_on(network.cached("c1", "eth0")).unwrap().is_none());
+        seen.after_delete = lab.pod_addresses().into_iter().chain(lab.lease_files()).collect();
+        seen
+    })
+}
+
+fn with(mut object: Value, extra: Value) -> Value {
+    for (key, value) in extra.as_object().unwrap() {
+        object[key] = value.clone();
+    }
+    object
+}
+
+fn host_local(extra: Value) -> Value {
+    with(json!({"type": "host-local", "dataDir": "@dir@"}), extra)
+}
+
+/// One range and a default route.
+fn v4() -> Value {
+    host_local(json!({"ranges": [[{"subnet": "10.42.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}))
+}
+
+fn list(plugins: &[Value]) -> Value {
+    json!({"cniVersion": "0.4.0", "name": "net", "plugins": plugins})
+}
+
+fn bridge(extra: Value, ipam: Value) -> Value {
+    with(json!({"type": "bridge", "bridge": "cnio0", "ipam": ipam}), extra)
+}
+
+#[test]
+fn ours_do_what_the_standard_ones_do() {
+    if !standard().is_dir() {
+        eprintln!("skipped: containernetworking-plugins is not installed");
+        return;
+    }
+    let gateway = || bridge(json!({"isGateway": true}), v4());
+    let tuning = json!({"type": "tuning", "dataDir": "@dir@/tuning", "sysctl": {"net.ipv4.conf.all.log_martians": "1"}, "mtu": 1400});
+    let both = json!({"ranges": [[{"subnet": "10.42.0.0/24"}], [{"subnet": "fd42::/64"}]],
+        "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]});
+    let bounds = json!({"ranges": [[{"subnet": "10.42.0.0/24", "rangeStart": "10.42.0.100", "rangeEnd": "10.42.0.110",
+        "gateway": "10.42.0.254"}]], "routes": [{"dst": "192.0.2.0/24"}, {"dst": "0.0.0.0/0", "gw": "10.42.0.254"}]});
+    let limits = json!({"type": "bandwidth", "ingressRate": 8_000_000, "ingressBurst": 8_000_000});
+    let seed = with(list(&[bridge(json!({"isGateway": true, "ipMasq": true}), v4())]), json!({"cniVersion": "0.3.1"}));
+    for (name, conflist) in [
+        ("the seeds' configuration", seed),
+        ("a plain bridge", list(&[bridge(json!({}), v4())])),
+        (
+            "a default gateway",
+            list(&[bridge(json!({"isDefaultGateway": true}), host_local(json!({"subnet": "10.42.0.0/24"})))]),
+        ),
+        ("hairpin and mtu", list(&[bridge(json!({"isGateway": true, "hairpinMode": true, "mtu": 1400}), v4())])),
+        ("promiscuous mode", list(&[bridge(json!({"isGateway": true, "promiscMode": true}), v4())])),
+        ("two families", list(&[bridge(json!({"isGateway": true, "ipMasq": true}), host_local(both))])),
+        ("bounds and gateway", list(&[bridge(json!({"isGateway": true}), host_local(bounds))])),
+        ("point to point", list(&[json!({"type": "ptp", "ipMasq": true, "ipam": v4()})])),
+        ("tuning", list(&[gateway(), tuning])),
+        ("bandwidth", list(&[gateway(), limits])),
+        ("firewall", list(&[gateway(), json!({"type": "firewall"})])),
+    ] {
+        assert_eq!(observe(ours(), &conflist), observe(standard(), &conflist), "{name}");
+    }
+}
+
+#[test]
+fn host_ports_lead_to_the_pod_from_everywhere() {
+    for bin in [standard(), ours()].into_iter().filter(|bin| bin.is_dir()) {
+        Lab::run(|lab| {
+            let portmap = json!({"type": "portmap", "capabilities": {"portMappings": true}});
+            let network =
+                network(lab, bin, &list(&[bridge(json!({"isGateway": true, "hairpinMode": true}), v4()), portmap]));
+            let mapping = |port: u16, host_ip: &str| PortMapping {
+                host_port: port,
+                container_port: 80,
+                protocol: "tcp".into(),
+                host_ip: host_ip.into(),
+            };
+            let mappings = [mapping(8080, ""), mapping(8081, "127.0.0.1")];
+            let args = AttachmentArgs::for_pod("ns", "pod", "uid", "c1").port_mappings(&mappings);
+            let netns = lab.pod_path();
+            lab.block_on(network.add("c1", &netns, "eth0", &args)).unwrap();
+            lab.serve_in_pod();
+            let (is_ours, bin) = (bin == ours(), bin.display());
+            assert!(lab.connects_from_host("127.0.0.1:8080"), "{bin}: localhost");
+            assert!(lab.connects_from_host("192.0.2.1:8080"), "{bin}: host");
+            assert!(lab.connects_from_outside("192.0.2.1:8080"), "{bin}: outside");
+            assert!(lab.connects_from_pod("192.0.2.1:8080"), "{bin}: hairpin");
+            assert!(lab.connects_from_host("127.0.0.1:8081"), "{bin}: bound to localhost");
+            assert!(!lab.connects_from_outside("192.0.2.1:8081"), "{bin}: bound to localhost, from outside");
+            if is_ours {
+                lab.block_on(network.check("c1", &netns, "eth0", &args)).unwrap();
+            }
+            lab.block_on(network.del("c1", &netns, "eth0", &args)).unwrap();
+            assert!(!lab.connects_from_host("192.0.2.1:8080"), "{bin}: deleted");
+        });
+    }
+}
+
+#[test]
+fn a_failed_add_leaves_nothing() {
+    Lab::run(|lab| {
+        // The bridge's name belongs to something else.
+        let network = network(lab, ours(), &list(&[bridge(json!({"bridge": "up0", "isGateway": true}), v4())]));
+        let (netns, args) = (lab.pod_path(), AttachmentArgs::default());
+        let error = lab.block_on(network.add("c1", &netns, "eth0", &args)).unwrap_err().to_string();
+        assert!(error.contains("already exists but is not a bridge"), "{error}");
+        assert_eq!(lab.lease_files(), Vec::<String>::new());
+        assert_eq!(lab.pod_addresses(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn hosts_reach_each_others_pods() {
+    lab::two_hosts(false, cni::routes::Backend::HostGw);
+    lab::two_hosts(false, cni::routes::Backend::Auto);
+    lab::two_hosts(true, cni::routes::Backend::Auto);
+}
