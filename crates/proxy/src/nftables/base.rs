@@ -52,14 +52,20 @@ pub(super) fn table(settings: &Settings, family: Family) -> String {
          delete table {table}\n\
          add table {table} {{ comment \"services of the cluster\" ; }}\n\
          add map {table} services {{ type {addr_type} . inet_proto . inet_service : verdict ; }}\n\
-         add map {table} endpoints {{ typeof {key} . numgen random mod 65536 : {ip} daddr . tcp dport ; }}\n\
          add map {table} node-ports {{ type inet_proto . inet_service : verdict ; }}\n\
-         add map {table} node-endpoints {{ typeof meta l4proto . th dport . numgen random mod 65536 : {ip} daddr . tcp dport ; }}\n\
          add map {table} unserved {{ type {addr_type} . inet_proto . inet_service : verdict ; }}\n\
          add map {table} unserved-ports {{ type inet_proto . inet_service : verdict ; }}\n\
          add set {table} hairpin {{ type {addr_type} . {addr_type} ; }}\n\
          add set {table} allowed {{ type {addr_type} . inet_proto . inet_service . {addr_type} ; flags interval ; }}\n"
     );
+    // One map per protocol: nft can only translate to a port of a protocol it knows.
+    for protocol in ["tcp", "udp", "sctp"] {
+        let (number, target) =
+            (format!("{protocol} dport . numgen random mod 65536"), format!("{ip} daddr . {protocol} dport"));
+        // Infallible: writing to a String.
+        let _ = writeln!(text, "add map {table} endpoints-{protocol} {{ typeof {ip} daddr . {number} : {target} ; }}");
+        let _ = writeln!(text, "add map {table} node-endpoints-{protocol} {{ typeof {number} : {target} ; }}");
+    }
     let mut chain = |name: &str, hook: &str, rules: &[String]| {
         let hook = if hook.is_empty() { String::new() } else { format!(" {{ {hook} ; }}") };
         // Infallible: writing to a String.
@@ -78,7 +84,8 @@ pub(super) fn table(settings: &Settings, family: Family) -> String {
     } else if !settings.localhost_node_ports {
         to_node_port.push_str(" ip daddr != 127.0.0.0/8");
     }
-    chain("refuse", "", &["reject".to_owned()]);
+    // A reset reaches local clients too, while they still hold their socket; for the rest the kernel sends ICMP.
+    chain("refuse", "", &["meta l4proto tcp reject with tcp reset".to_owned(), "reject".to_owned()]);
     chain(
         "dispatch",
         "",

@@ -187,26 +187,40 @@ impl Builder<'_> {
             return Pick::Chain(self.affinity_chain(targets, seconds));
         }
         for (i, target) in targets.iter().enumerate() {
-            let (map, key) = match by {
-                By::Address(_) => ("endpoints", self.key(by)),
-                By::NodePort(_) => ("node-endpoints", self.key(by)),
+            let key = match by {
+                By::Address(addr) => format!("{addr} . {}", self.port.port),
+                By::NodePort(number) => number.to_string(),
             };
-            self.element(map, format!("{key} . {}", offset + i), format!("{} . {}", target.addr, target.port));
+            let value = format!("{} . {}", target.addr, target.port);
+            self.element(self.endpoints(by), format!("{key} . {}", offset + i), value);
         }
         Pick::Map { count: targets.len(), offset }
     }
 
     fn pick_rule(&self, by: By, pick: &Pick) -> String {
-        let (ip, map) = match by {
-            By::Address(_) => (format!("{} daddr . ", self.family.name), "endpoints"),
-            By::NodePort(_) => (String::new(), "node-endpoints"),
+        let ip = match by {
+            By::Address(_) => format!("{} daddr . ", self.family.name),
+            By::NodePort(_) => String::new(),
         };
         match pick {
             Pick::Map { count, offset } => {
                 let offset = if *offset > 0 { format!(" offset {offset}") } else { String::new() };
-                format!("dnat to {ip}meta l4proto . th dport . numgen random mod {count}{offset} map @{map}")
+                let (protocol, map) = (self.port.protocol.name(), self.endpoints(by));
+                format!("dnat to {ip}{protocol} dport . numgen random mod {count}{offset} map @{map}")
             }
             Pick::Chain(name) => format!("goto {name}"),
+        }
+    }
+
+    /// The map that leads to endpoints.
+    fn endpoints(&self, by: By) -> &'static str {
+        match (by, self.port.protocol) {
+            (By::Address(_), Protocol::Tcp) => "endpoints-tcp",
+            (By::Address(_), Protocol::Udp) => "endpoints-udp",
+            (By::Address(_), Protocol::Sctp) => "endpoints-sctp",
+            (By::NodePort(_), Protocol::Tcp) => "node-endpoints-tcp",
+            (By::NodePort(_), Protocol::Udp) => "node-endpoints-udp",
+            (By::NodePort(_), Protocol::Sctp) => "node-endpoints-sctp",
         }
     }
 
@@ -253,6 +267,7 @@ impl Builder<'_> {
     }
 
     fn frontend(&mut self, by: By, chain: String, rules: Vec<String>) {
+        let chain = format!("{}-{chain}", self.port.protocol.name());
         let verdict = format!("goto {chain}");
         self.part.chains.insert(chain, rules);
         let map = if matches!(by, By::Address(_)) { "services" } else { "node-ports" };

@@ -1,9 +1,9 @@
 //! The kernel's side, with nftables: one table per family, `cox-proxy`.
 //!
 //! A packet's (address, protocol, port) is looked up in `services`; the verdict leads to a chain that picks an endpoint by
-//! looking up (address, protocol, port, random number) in `endpoints`. Those chains are shared by all services with the same
-//! number of endpoints: an ordinary service is a few map elements and no chain of its own, so the kernel holds little and a
-//! change is an element added or deleted. Only services with session affinity have chains and sets of their own.
+//! looking up (address, port, random number) in the `endpoints` map of the protocol. Those chains are shared by all services
+//! with the same number of endpoints: an ordinary service is a few map elements and no chain of its own, so the kernel holds
+//! little and a change is an element added or deleted. Only services with session affinity have chains and sets of their own.
 
 mod base;
 mod fragment;
@@ -118,12 +118,12 @@ mod tests {
     #[test]
     fn a_cluster_ip_is_a_handful_of_elements() {
         expect![[r#"
-            add chain ip cox-proxy cluster-3
-            add rule ip cox-proxy cluster-3 ip saddr != { 10.42.0.0/16 } meta mark set meta mark | 0x4000
-            add rule ip cox-proxy cluster-3 dnat to ip daddr . meta l4proto . th dport . numgen random mod 3 offset 32768 map @endpoints
-            add element ip cox-proxy endpoints { 10.43.0.9 . tcp . 80 . 32768 : 10.42.0.2 . 8080, 10.43.0.9 . tcp . 80 . 32769 : 10.42.0.3 . 8080, 10.43.0.9 . tcp . 80 . 32770 : 10.42.1.2 . 8080 }
+            add chain ip cox-proxy tcp-cluster-3
+            add rule ip cox-proxy tcp-cluster-3 ip saddr != { 10.42.0.0/16 } meta mark set meta mark | 0x4000
+            add rule ip cox-proxy tcp-cluster-3 dnat to ip daddr . tcp dport . numgen random mod 3 offset 32768 map @endpoints-tcp
+            add element ip cox-proxy endpoints-tcp { 10.43.0.9 . 80 . 32768 : 10.42.0.2 . 8080, 10.43.0.9 . 80 . 32769 : 10.42.0.3 . 8080, 10.43.0.9 . 80 . 32770 : 10.42.1.2 . 8080 }
             add element ip cox-proxy hairpin { 10.42.0.2 . 10.42.0.2, 10.42.0.3 . 10.42.0.3 }
-            add element ip cox-proxy services { 10.43.0.9 . tcp . 80 : goto cluster-3 }
+            add element ip cox-proxy services { 10.43.0.9 . tcp . 80 : goto tcp-cluster-3 }
         "#]]
         .assert_eq(&rules(json!({"clusterIP": "10.43.0.9", "ports": [{"port": 80}]}), THREE));
     }
@@ -147,28 +147,28 @@ mod tests {
             "loadBalancerSourceRanges": ["203.0.113.0/24", "203.0.113.128/25"],
             "status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.9"}]}}});
         expect![[r#"
-            add chain ip cox-proxy cluster-local-2
-            add chain ip cox-proxy limited-local-2-3
-            add chain ip cox-proxy local-2-3
-            add chain ip cox-proxy node-local-2-3
-            add rule ip cox-proxy cluster-local-2 ip saddr != { 10.42.0.0/16 } meta mark set meta mark | 0x4000
-            add rule ip cox-proxy cluster-local-2 dnat to ip daddr . meta l4proto . th dport . numgen random mod 2 map @endpoints
-            add rule ip cox-proxy limited-local-2-3 ip daddr . meta l4proto . th dport . ip saddr != @allowed drop
-            add rule ip cox-proxy limited-local-2-3 ip saddr { 10.42.0.0/16 } dnat to ip daddr . meta l4proto . th dport . numgen random mod 3 offset 32768 map @endpoints
-            add rule ip cox-proxy limited-local-2-3 fib saddr type local meta mark set meta mark | 0x4000 dnat to ip daddr . meta l4proto . th dport . numgen random mod 3 offset 32768 map @endpoints
-            add rule ip cox-proxy limited-local-2-3 dnat to ip daddr . meta l4proto . th dport . numgen random mod 2 map @endpoints
-            add rule ip cox-proxy local-2-3 ip saddr { 10.42.0.0/16 } dnat to ip daddr . meta l4proto . th dport . numgen random mod 3 offset 32768 map @endpoints
-            add rule ip cox-proxy local-2-3 fib saddr type local meta mark set meta mark | 0x4000 dnat to ip daddr . meta l4proto . th dport . numgen random mod 3 offset 32768 map @endpoints
-            add rule ip cox-proxy local-2-3 dnat to ip daddr . meta l4proto . th dport . numgen random mod 2 map @endpoints
-            add rule ip cox-proxy node-local-2-3 ip saddr { 10.42.0.0/16 } dnat to meta l4proto . th dport . numgen random mod 3 offset 32768 map @node-endpoints
-            add rule ip cox-proxy node-local-2-3 fib saddr type local meta mark set meta mark | 0x4000 dnat to meta l4proto . th dport . numgen random mod 3 offset 32768 map @node-endpoints
-            add rule ip cox-proxy node-local-2-3 dnat to meta l4proto . th dport . numgen random mod 2 map @node-endpoints
+            add chain ip cox-proxy tcp-cluster-local-2
+            add chain ip cox-proxy tcp-limited-local-2-3
+            add chain ip cox-proxy tcp-local-2-3
+            add chain ip cox-proxy tcp-node-local-2-3
+            add rule ip cox-proxy tcp-cluster-local-2 ip saddr != { 10.42.0.0/16 } meta mark set meta mark | 0x4000
+            add rule ip cox-proxy tcp-cluster-local-2 dnat to ip daddr . tcp dport . numgen random mod 2 map @endpoints-tcp
+            add rule ip cox-proxy tcp-limited-local-2-3 ip daddr . meta l4proto . th dport . ip saddr != @allowed drop
+            add rule ip cox-proxy tcp-limited-local-2-3 ip saddr { 10.42.0.0/16 } dnat to ip daddr . tcp dport . numgen random mod 3 offset 32768 map @endpoints-tcp
+            add rule ip cox-proxy tcp-limited-local-2-3 fib saddr type local meta mark set meta mark | 0x4000 dnat to ip daddr . tcp dport . numgen random mod 3 offset 32768 map @endpoints-tcp
+            add rule ip cox-proxy tcp-limited-local-2-3 dnat to ip daddr . tcp dport . numgen random mod 2 map @endpoints-tcp
+            add rule ip cox-proxy tcp-local-2-3 ip saddr { 10.42.0.0/16 } dnat to ip daddr . tcp dport . numgen random mod 3 offset 32768 map @endpoints-tcp
+            add rule ip cox-proxy tcp-local-2-3 fib saddr type local meta mark set meta mark | 0x4000 dnat to ip daddr . tcp dport . numgen random mod 3 offset 32768 map @endpoints-tcp
+            add rule ip cox-proxy tcp-local-2-3 dnat to ip daddr . tcp dport . numgen random mod 2 map @endpoints-tcp
+            add rule ip cox-proxy tcp-node-local-2-3 ip saddr { 10.42.0.0/16 } dnat to tcp dport . numgen random mod 3 offset 32768 map @node-endpoints-tcp
+            add rule ip cox-proxy tcp-node-local-2-3 fib saddr type local meta mark set meta mark | 0x4000 dnat to tcp dport . numgen random mod 3 offset 32768 map @node-endpoints-tcp
+            add rule ip cox-proxy tcp-node-local-2-3 dnat to tcp dport . numgen random mod 2 map @node-endpoints-tcp
             add element ip cox-proxy allowed { 192.0.2.9 . tcp . 80 . 203.0.113.0/24 }
-            add element ip cox-proxy endpoints { 10.43.0.9 . tcp . 80 . 0 : 10.42.0.2 . 8080, 10.43.0.9 . tcp . 80 . 1 : 10.42.0.3 . 8080, 192.0.2.9 . tcp . 80 . 0 : 10.42.0.2 . 8080, 192.0.2.9 . tcp . 80 . 1 : 10.42.0.3 . 8080, 192.0.2.9 . tcp . 80 . 32768 : 10.42.0.2 . 8080, 192.0.2.9 . tcp . 80 . 32769 : 10.42.0.3 . 8080, 192.0.2.9 . tcp . 80 . 32770 : 10.42.1.2 . 8080, 198.51.100.7 . tcp . 80 . 0 : 10.42.0.2 . 8080, 198.51.100.7 . tcp . 80 . 1 : 10.42.0.3 . 8080, 198.51.100.7 . tcp . 80 . 32768 : 10.42.0.2 . 8080, 198.51.100.7 . tcp . 80 . 32769 : 10.42.0.3 . 8080, 198.51.100.7 . tcp . 80 . 32770 : 10.42.1.2 . 8080 }
+            add element ip cox-proxy endpoints-tcp { 10.43.0.9 . 80 . 0 : 10.42.0.2 . 8080, 10.43.0.9 . 80 . 1 : 10.42.0.3 . 8080, 192.0.2.9 . 80 . 0 : 10.42.0.2 . 8080, 192.0.2.9 . 80 . 1 : 10.42.0.3 . 8080, 192.0.2.9 . 80 . 32768 : 10.42.0.2 . 8080, 192.0.2.9 . 80 . 32769 : 10.42.0.3 . 8080, 192.0.2.9 . 80 . 32770 : 10.42.1.2 . 8080, 198.51.100.7 . 80 . 0 : 10.42.0.2 . 8080, 198.51.100.7 . 80 . 1 : 10.42.0.3 . 8080, 198.51.100.7 . 80 . 32768 : 10.42.0.2 . 8080, 198.51.100.7 . 80 . 32769 : 10.42.0.3 . 8080, 198.51.100.7 . 80 . 32770 : 10.42.1.2 . 8080 }
             add element ip cox-proxy hairpin { 10.42.0.2 . 10.42.0.2, 10.42.0.3 . 10.42.0.3 }
-            add element ip cox-proxy node-endpoints { tcp . 30080 . 0 : 10.42.0.2 . 8080, tcp . 30080 . 1 : 10.42.0.3 . 8080, tcp . 30080 . 32768 : 10.42.0.2 . 8080, tcp . 30080 . 32769 : 10.42.0.3 . 8080, tcp . 30080 . 32770 : 10.42.1.2 . 8080 }
-            add element ip cox-proxy node-ports { tcp . 30080 : goto node-local-2-3 }
-            add element ip cox-proxy services { 10.43.0.9 . tcp . 80 : goto cluster-local-2, 192.0.2.9 . tcp . 80 : goto limited-local-2-3, 198.51.100.7 . tcp . 80 : goto local-2-3 }
+            add element ip cox-proxy node-endpoints-tcp { 30080 . 0 : 10.42.0.2 . 8080, 30080 . 1 : 10.42.0.3 . 8080, 30080 . 32768 : 10.42.0.2 . 8080, 30080 . 32769 : 10.42.0.3 . 8080, 30080 . 32770 : 10.42.1.2 . 8080 }
+            add element ip cox-proxy node-ports { tcp . 30080 : goto tcp-node-local-2-3 }
+            add element ip cox-proxy services { 10.43.0.9 . tcp . 80 : goto tcp-cluster-local-2, 192.0.2.9 . tcp . 80 : goto tcp-limited-local-2-3, 198.51.100.7 . tcp . 80 : goto tcp-local-2-3 }
         "#]]
         .assert_eq(&rules(spec, THREE));
     }
@@ -212,14 +212,14 @@ mod tests {
         assert_eq!(update(&mut program, Some(contribution(spec.clone(), THREE))), "");
         let text = update(&mut program, Some(contribution(spec, &THREE[..2])));
         expect![[r#"
-            add chain ip cox-proxy cluster-2
-            add rule ip cox-proxy cluster-2 ip saddr != { 10.42.0.0/16 } meta mark set meta mark | 0x4000
-            add rule ip cox-proxy cluster-2 dnat to ip daddr . meta l4proto . th dport . numgen random mod 2 offset 32768 map @endpoints
-            delete element ip cox-proxy endpoints { 10.43.0.9 . tcp . 80 . 32770 }
+            add chain ip cox-proxy tcp-cluster-2
+            add rule ip cox-proxy tcp-cluster-2 ip saddr != { 10.42.0.0/16 } meta mark set meta mark | 0x4000
+            add rule ip cox-proxy tcp-cluster-2 dnat to ip daddr . tcp dport . numgen random mod 2 offset 32768 map @endpoints-tcp
+            delete element ip cox-proxy endpoints-tcp { 10.43.0.9 . 80 . 32770 }
             delete element ip cox-proxy services { 10.43.0.9 . tcp . 80 }
-            add element ip cox-proxy services { 10.43.0.9 . tcp . 80 : goto cluster-2 }
-            flush chain ip cox-proxy cluster-3
-            delete chain ip cox-proxy cluster-3
+            add element ip cox-proxy services { 10.43.0.9 . tcp . 80 : goto tcp-cluster-2 }
+            flush chain ip cox-proxy tcp-cluster-3
+            delete chain ip cox-proxy tcp-cluster-3
         "#]]
         .assert_eq(&text);
     }

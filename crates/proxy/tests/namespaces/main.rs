@@ -1,0 +1,211 @@
+//! The proxy on a real kernel: a host namespace with a bridge, pods behind it, an outside neighbour, and a small API that
+//! the test changes. Everything lives in network namespaces of the test's own, with no way out.
+#![allow(clippy::unwrap_used)]
+
+mod api;
+mod network;
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use api::FakeApi;
+use network::{Lab, ask_tcp, ask_udp};
+
+/// Long enough for a busy machine; nothing waits for it when all is well.
+const DEADLINE: Duration = Duration::from_secs(20);
+
+fn service(name: &str, spec: Value) -> Value {
+    json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "namespace": "default", "uid": name}, "spec": spec})
+}
+
+fn slice(service: &str, ports: Value, endpoints: &[(&str, &str)]) -> Value {
+    let endpoints: Vec<Value> = endpoints
+        .iter()
+        .map(|(addr, node)| json!({"addresses": [addr], "nodeName": node, "conditions": {"ready": true}}))
+        .collect();
+    json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+        "metadata": {"name": service, "namespace": "default", "uid": service, "labels": {"kubernetes.io/service-name": service}},
+        "ports": ports, "endpoints": endpoints,
+    })
+}
+
+fn http() -> Value {
+    json!([{"name": "", "port": 80, "protocol": "TCP"}])
+}
+
+/// Asks until the answer is as wanted.
+fn eventually<T: std::fmt::Debug>(what: &str, mut attempt: impl FnMut() -> T, is_wanted: impl Fn(&T) -> bool) {
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        let seen = attempt();
+        if is_wanted(&seen) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{what}: {seen:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// The pods that answer over many connections.
+fn answering(times: usize, mut ask: impl FnMut() -> Result<String, String>) -> BTreeSet<String> {
+    (0..times).map(|_| ask().map_or_else(|e| e, |text| text.split(' ').next().unwrap_or_default().to_owned())).collect()
+}
+
+fn names(names: &[&str]) -> BTreeSet<String> {
+    names.iter().map(|name| (*name).to_owned()).collect()
+}
+
+#[test]
+fn cluster_ips_node_ports_and_their_policies() {
+    Lab::run(|lab| {
+        let api = FakeApi::default();
+        api.put(
+            "services",
+            service(
+                "web",
+                json!({"clusterIP": "10.43.0.9", "clusterIPs": ["10.43.0.9"], "type": "NodePort",
+            "ports": [{"port": 8080, "targetPort": 80, "nodePort": 30080}], "externalIPs": ["203.0.113.7"]}),
+            ),
+        );
+        api.put("endpointslices", slice("web", http(), &[("10.42.0.2", "a"), ("10.42.0.3", "a")]));
+        let _proxy = lab.proxy(&api);
+
+        // From the host, from a pod, from outside through the node port, and through an external address.
+        let host = || ask_tcp(None, "10.43.0.9:8080");
+        eventually("host to cluster ip", host, Result::is_ok);
+        assert_eq!(answering(40, host), names(&["p2", "p3"]));
+        let pod = || ask_tcp(Some(lab.pod(4)), "10.43.0.9:8080");
+        assert_eq!(answering(40, pod), names(&["p2", "p3"]));
+        assert!(pod().unwrap().ends_with(" 10.42.0.4"), "a pod keeps its address: {:?}", pod());
+        let outside = || ask_tcp(Some(lab.outside()), "192.0.2.1:30080");
+        assert_eq!(answering(40, outside), names(&["p2", "p3"]));
+        assert_eq!(answering(10, || ask_tcp(Some(lab.outside()), "203.0.113.7:8080")).len(), 2);
+        assert!(ask_tcp(None, "127.0.0.1:30080").is_ok(), "localhost node port");
+        assert!(ask_tcp(Some(lab.pod(4)), "192.0.2.1:30080").is_ok(), "node port from a pod");
+
+        // A pod that reaches itself through its service sees another address than its own.
+        let hairpin = || ask_tcp(Some(lab.pod(2)), "10.43.0.9:8080");
+        eventually("hairpin", hairpin, |answer| answer.as_deref() == Ok("p2 10.42.0.1"));
+
+        // Addresses of the range that nobody has are refused at once, not lost.
+        for target in ["10.43.0.9:81", "10.43.9.9:80"] {
+            for from in [None, Some(lab.pod(4))] {
+                let error = ask_tcp(from, target).unwrap_err();
+                assert!(error.contains("refused"), "{target}: {error}");
+            }
+        }
+
+        // Local policy: outside addresses are kept, and a node without endpoints does not answer.
+        let local = |endpoints: &[(&str, &str)]| {
+            api.put(
+                "services",
+                service(
+                    "web",
+                    json!({"clusterIP": "10.43.0.9", "clusterIPs": ["10.43.0.9"], "type": "NodePort",
+                "externalTrafficPolicy": "Local", "ports": [{"port": 8080, "targetPort": 80, "nodePort": 30080}]}),
+                ),
+            );
+            api.put("endpointslices", slice("web", http(), endpoints));
+        };
+        local(&[("10.42.0.2", "b"), ("10.42.0.3", "a")]);
+        eventually("local policy", outside, |answer| answer.as_deref() == Ok("p3 192.0.2.2"));
+        assert_eq!(answering(20, outside), names(&["p3"]));
+        assert_eq!(answering(40, || ask_tcp(Some(lab.pod(4)), "192.0.2.1:30080")), names(&["p2", "p3"]));
+        local(&[("10.42.0.2", "b")]);
+        eventually("no local endpoint", outside, |a| a.as_ref().is_err_and(|error| error.contains("timed out")));
+
+        // No endpoints: refused everywhere. Gone: nothing left of it.
+        api.put("endpointslices", slice("web", http(), &[]));
+        for ask in [&host as &dyn Fn() -> Result<String, String>, &pod, &outside] {
+            eventually("refused", ask, |a| a.as_ref().is_err_and(|error| error.contains("refused")));
+        }
+        api.delete("services", "web");
+        eventually("gone", || lab.rules(), |rules| !rules.contains("10.43.0.9 ") && !rules.contains("30080"));
+    });
+}
+
+#[test]
+fn session_affinity_keeps_and_releases_clients() {
+    Lab::run(|lab| {
+        let api = FakeApi::default();
+        let web = |affinity: &str| {
+            service(
+                "web",
+                json!({"clusterIP": "10.43.0.9", "clusterIPs": ["10.43.0.9"],
+            "sessionAffinity": affinity, "ports": [{"port": 8080, "targetPort": 80}]}),
+            )
+        };
+        let all = [("10.42.0.2", "a"), ("10.42.0.3", "a"), ("10.42.0.4", "a")];
+        api.put("services", web("ClientIP"));
+        api.put("endpointslices", slice("web", http(), &all));
+        let _proxy = lab.proxy(&api);
+        let ask = || ask_tcp(Some(lab.pod(5)), "10.43.0.9:8080");
+        eventually("first answer", ask, Result::is_ok);
+        let kept = answering(15, ask);
+        assert_eq!(kept.len(), 1, "{kept:?}");
+        // Its endpoint goes: the client moves on, and stays there.
+        let name = kept.first().unwrap().clone();
+        let left: Vec<_> = all.iter().copied().filter(|(addr, _)| format!("p{}", &addr[8..]) != name).collect();
+        api.put("endpointslices", slice("web", http(), &left));
+        eventually("moved", || answering(5, ask), |seen| !seen.contains(&name) && seen.len() == 1);
+        api.put("services", web("None"));
+        eventually("spread", || answering(20, ask), |seen| seen.len() == 2);
+    });
+}
+
+#[test]
+fn udp_clients_follow_their_service() {
+    Lab::run(|lab| {
+        let api = FakeApi::default();
+        let ports = json!([{"name": "", "port": 53, "protocol": "UDP"}]);
+        api.put(
+            "services",
+            service(
+                "dns",
+                json!({"clusterIP": "10.43.0.10", "clusterIPs": ["10.43.0.10"],
+            "ports": [{"port": 53, "protocol": "UDP"}]}),
+            ),
+        );
+        api.put("endpointslices", slice("dns", ports.clone(), &[("10.42.0.2", "a")]));
+        let _proxy = lab.proxy(&api);
+        // One socket, so one flow: without forgetting it would stick to the first endpoint.
+        let mut client = ask_udp(lab.pod(4), "10.43.0.10:53");
+        eventually("first", &mut client, |a| a.as_deref() == Ok("p2"));
+        api.put("endpointslices", slice("dns", ports, &[("10.42.0.3", "a")]));
+        eventually("second", &mut client, |a| a.as_deref() == Ok("p3"));
+    });
+}
+
+#[test]
+fn rolling_endpoints_lose_no_request() {
+    Lab::run(|lab| {
+        let api = FakeApi::default();
+        api.put(
+            "services",
+            service(
+                "web",
+                json!({"clusterIP": "10.43.0.9", "clusterIPs": ["10.43.0.9"],
+            "ports": [{"port": 8080, "targetPort": 80}]}),
+            ),
+        );
+        api.put("endpointslices", slice("web", http(), &[("10.42.0.2", "a")]));
+        let _proxy = lab.proxy(&api);
+        let ask = || ask_tcp(Some(lab.pod(5)), "10.43.0.9:8080");
+        eventually("first answer", ask, Result::is_ok);
+        let sets: [&[(&str, &str)]; 4] = [
+            &[("10.42.0.2", "a"), ("10.42.0.3", "a")],
+            &[("10.42.0.3", "a"), ("10.42.0.4", "a")],
+            &[("10.42.0.4", "a")],
+            &[("10.42.0.2", "a"), ("10.42.0.3", "a"), ("10.42.0.4", "a")],
+        ];
+        for i in 0..200 {
+            if i % 10 == 0 {
+                api.put("endpointslices", slice("web", http(), sets[i / 10 % sets.len()]));
+            }
+            ask().unwrap_or_else(|error| panic!("request {i}: {error}"));
+        }
+    });
+}
