@@ -1,8 +1,8 @@
 //! The Container Runtime Interface: how a kubelet and a runtime talk.
 //!
 //! Flow: `kubelet` -> [`connect`] -> Unix socket -> [`serve`] -> `runtime` (or any other CRI v1 runtime on either side).
-//! [`v1`] holds the messages and the gRPC clients and servers of CRI v1, generated from `proto/v1.proto` and kept
-//! in the tree, so that a build needs no protoc.
+//! [`v1`] holds the messages and the gRPC clients and servers of CRI v1 as prost makes them, kept in the tree so that a
+//! build needs no protoc.
 //! Not here: the streaming protocols behind the URLs of Exec, Attach and PortForward (`runtime::streaming`).
 
 pub mod client;

@@ -49,7 +49,7 @@ impl<K: Object> Informer<K> {
                     tracing::debug!(kind = K::kind(), %error, "watch expired: listing again");
                     progress.resume = None;
                 }
-                Err(error) => tracing::debug!(kind = K::kind(), %error, "watch failed: retrying"),
+                Err(error) => tracing::warn!(kind = K::kind(), %error, "watch failed: retrying"),
             }
             if began.elapsed() > Duration::from_secs(120) {
                 backoff.reset();
