@@ -116,7 +116,13 @@ fn endpoint(state: &State) -> Option<IpAddr> {
     (!address.is_unspecified() && !address.is_loopback()).then_some(address)
 }
 
+/// Creates the object unless it is there. Looked up first: a second `kubernetes` service would be refused for its
+/// address before its name.
 async fn create(state: &Arc<State>, path: &str, object: &Value) -> anyhow::Result<()> {
+    let name = object["metadata"]["name"].as_str().unwrap_or_default().replace('%', "%25");
+    if send(state, Method::GET, &format!("{path}/{name}"), &Value::Null).await?.0 < 300 {
+        return Ok(());
+    }
     let (code, answer) = send(state, Method::POST, path, object).await?;
     anyhow::ensure!(code < 300 || code == 409, "{path}: {}", answer["message"]);
     Ok(())
