@@ -11,19 +11,56 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use crate::node::NodeInfo;
 use crate::pod::{self, PodInfo};
 
-/// Nodes in the order of their names. Cloning is cheap: unchanged nodes are shared.
-pub(crate) type Snapshot = Vec<Arc<NodeInfo>>;
+/// What one decision sees. Cloning is cheap: unchanged parts are shared.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Snapshot {
+    /// In the order of their names.
+    pub(crate) nodes: Vec<Arc<NodeInfo>>,
+    /// Labels of namespaces, for affinity terms that select pods by them.
+    pub(crate) namespaces: Arc<HashMap<String, BTreeMap<String, String>>>,
+    /// Pods that others made room for, by node: they count there before they are bound.
+    pub(crate) nominated: Arc<HashMap<String, Vec<Arc<PodInfo>>>>,
+}
 
 #[derive(Default)]
 pub(crate) struct Cache {
     nodes: BTreeMap<String, Arc<NodeInfo>>,
     /// Where each pod is counted, by uid.
     placed: HashMap<String, String>,
+    namespaces: Arc<HashMap<String, BTreeMap<String, String>>>,
+    nominated: Arc<HashMap<String, Vec<Arc<PodInfo>>>>,
 }
 
 impl Cache {
     pub(crate) fn snapshot(&self) -> Snapshot {
-        self.nodes.values().filter(|node| node.node.is_some()).cloned().collect()
+        Snapshot {
+            nodes: self.nodes.values().filter(|node| node.node.is_some()).cloned().collect(),
+            namespaces: self.namespaces.clone(),
+            nominated: self.nominated.clone(),
+        }
+    }
+
+    /// Remembers a namespace's labels, or forgets the namespace.
+    pub(crate) fn set_namespace(&mut self, name: &str, labels: Option<BTreeMap<String, String>>) {
+        let namespaces = Arc::make_mut(&mut self.namespaces);
+        match labels {
+            Some(labels) => namespaces.insert(name.to_owned(), labels),
+            None => namespaces.remove(name),
+        };
+    }
+
+    /// Keeps room on a node for a pod that others made way for.
+    pub(crate) fn nominate(&mut self, pod: Arc<PodInfo>, node: &str) {
+        self.clear_nomination(&pod.uid);
+        Arc::make_mut(&mut self.nominated).entry(node.to_owned()).or_default().push(pod);
+    }
+
+    pub(crate) fn clear_nomination(&mut self, uid: &str) {
+        if self.nominated.values().flatten().any(|pod| pod.uid == uid) {
+            let nominated = Arc::make_mut(&mut self.nominated);
+            nominated.values_mut().for_each(|pods| pods.retain(|pod| pod.uid != uid));
+            nominated.retain(|_, pods| !pods.is_empty());
+        }
     }
 
     pub(crate) fn set_node(&mut self, node: Arc<Node>) {
@@ -70,6 +107,7 @@ impl Cache {
         if self.placed.get(&pod.uid).is_some_and(|held| held != node) {
             self.forget(&pod.uid);
         }
+        self.clear_nomination(&pod.uid);
         self.placed.insert(pod.uid.clone(), node.to_owned());
         self.node_mut(node).add_pod(pod);
     }
@@ -110,6 +148,6 @@ mod tests {
         assert_eq!((requested(&cache, "n1"), requested(&cache, "n2")), (0, 100));
         cache.observe(&pod("a", Some("n2"), "Succeeded"));
         assert_eq!(requested(&cache, "n2"), 0);
-        assert!(cache.snapshot().is_empty(), "a node that only pods name is no candidate");
+        assert!(cache.snapshot().nodes.is_empty(), "a node that only pods name is no candidate");
     }
 }

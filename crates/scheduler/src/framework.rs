@@ -3,6 +3,8 @@
 //! A plug-in filters (may the pod go there?) or scores (how well?), or both. It sees one pod, one node and what it
 //! prepared for this cycle, never the API.
 
+use std::sync::Arc;
+
 use crate::cache::Snapshot;
 use crate::node::NodeInfo;
 use crate::plugins;
@@ -33,12 +35,18 @@ impl Rejection {
 pub(crate) trait Plugin: Send + Sync {
     fn name(&self) -> &'static str;
 
+    /// Work done once for a decision, for plug-ins that look at all nodes: it then filters and scores in the plug-in's
+    /// place. None when the plug-in has nothing to say on this pod, or looks at one node at a time.
+    fn prepare(&self, _pod: &PodInfo, _snapshot: &Snapshot) -> Option<Box<dyn Prepared>> {
+        None
+    }
+
     fn filter(&self, _pod: &PodInfo, _node: &NodeInfo) -> Result<(), Rejection> {
         Ok(())
     }
 
     /// Scores of all feasible nodes, already brought to 0..=100; None when the plug-in has nothing to say on this pod.
-    fn score(&self, _pod: &PodInfo, _nodes: &Snapshot) -> Option<Vec<i64>> {
+    fn score(&self, _pod: &PodInfo, _nodes: &[Arc<NodeInfo>]) -> Option<Vec<i64>> {
         None
     }
 
@@ -46,6 +54,13 @@ pub(crate) trait Plugin: Send + Sync {
     fn weight(&self) -> i64 {
         1
     }
+}
+
+/// What a plug-in worked out for one decision.
+pub(crate) trait Prepared {
+    fn filter(&self, pod: &PodInfo, node: &NodeInfo) -> Result<(), Rejection>;
+    /// As [`Plugin::score`].
+    fn score(&self, pod: &PodInfo, nodes: &[Arc<NodeInfo>]) -> Option<Vec<i64>>;
 }
 
 /// Every plug-in, in the order in which filters run (upstream's default profile).
@@ -56,8 +71,23 @@ pub(crate) const PLUGINS: &[&dyn Plugin] = &[
     &plugins::node_affinity::NodeAffinity,
     &plugins::node_ports::NodePorts,
     &plugins::node_resources_fit::NodeResourcesFit,
+    &plugins::pod_topology_spread::PodTopologySpread,
+    &plugins::inter_pod_affinity::InterPodAffinity,
     &plugins::balanced_allocation::BalancedAllocation,
+    &plugins::image_locality::ImageLocality,
 ];
+
+/// Brings raw scores to 0..=100 by their range; None when they are all the same, for then they say nothing.
+pub(crate) fn normalize_range(scores: &mut [i64]) -> Option<()> {
+    let (min, max) = (*scores.iter().min()?, *scores.iter().max()?);
+    if min == max {
+        return None;
+    }
+    for score in scores {
+        *score = (MAX_SCORE as f64 * ((*score - min) as f64 / (max - min) as f64)) as i64;
+    }
+    Some(())
+}
 
 /// Brings raw scores to 0..=100 by the largest of them; reversed, the smallest raw score becomes the best.
 pub(crate) fn normalize(scores: &mut [i64], reverse: bool) {

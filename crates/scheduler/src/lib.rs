@@ -12,6 +12,7 @@ mod framework;
 mod node;
 mod plugins;
 mod pod;
+mod preemption;
 mod queue;
 mod run;
 

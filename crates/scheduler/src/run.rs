@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use client::kubeconfig::{Kubeconfig, Overrides};
-use client::{Client, Event, EventRecorder, Informer, InformerFactory, Patch, reference};
-use k8s_openapi::api::core::v1::{Binding, Node, ObjectReference, Pod};
+use client::{Client, DeleteParams, Event, EventRecorder, Informer, InformerFactory, Patch, reference};
+use k8s_openapi::api::core::v1::{Binding, Namespace, Node, ObjectReference, Pod};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use parking_lot::Mutex;
 use rand::SeedableRng;
@@ -15,8 +16,9 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::cache::Cache;
-use crate::cycle::choose;
+use crate::cycle::{FitError, choose};
 use crate::pod::{self, PodInfo};
+use crate::preemption::{self, Candidate};
 use crate::queue::Queue;
 
 /// Assign pods to nodes
@@ -53,6 +55,7 @@ pub async fn main(args: Args) -> Result<()> {
 pub async fn run(config: Config, stop: CancellationToken) -> Result<()> {
     let informers = InformerFactory::new(config.client.clone());
     let (pods, nodes) = (informers.informer::<Pod>(), informers.informer::<Node>());
+    let (namespaces, budgets) = (informers.informer::<Namespace>(), informers.informer::<PodDisruptionBudget>());
     let scheduler = Arc::new(Scheduler {
         events: EventRecorder::new(config.client.clone(), &config.scheduler_name, ""),
         client: config.client,
@@ -60,11 +63,16 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<()> {
         cache: Mutex::default(),
         queue: Queue::default(),
     });
+    scheduler.follow_namespaces(&namespaces);
     scheduler.clone().follow(&pods, &nodes);
     informers.start(stop.clone());
     tokio::select! {
         () = stop.cancelled() => return Ok(()),
-        () = async { nodes.synced().await; pods.synced().await } => {}
+        () = async {
+            namespaces.synced().await;
+            nodes.synced().await;
+            pods.synced().await;
+        } => {}
     }
     let mut dice = rand::rngs::StdRng::from_os_rng();
     let mut bindings = JoinSet::new();
@@ -81,8 +89,14 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<()> {
                         bindings.spawn(async move { scheduler.bind(pod, &node.name, mark).await });
                     }
                     Err(error) => {
+                        let room = preemption::is_eligible(&pod, &snapshot)
+                            .then(|| preemption::choose(&pod, &snapshot, &error, &budgets.list(), &mut dice))
+                            .flatten();
+                        if let Some(room) = &room {
+                            scheduler.cache.lock().nominate(pod.clone(), &room.node.name);
+                        }
                         let scheduler = scheduler.clone();
-                        bindings.spawn(async move { scheduler.report(pod, &error.to_string(), mark).await });
+                        bindings.spawn(async move { scheduler.no_node(pod, error, room, mark).await });
                     }
                 }
             }
@@ -117,6 +131,18 @@ impl Scheduler {
         });
     }
 
+    fn follow_namespaces(self: &Arc<Self>, namespaces: &Informer<Namespace>) {
+        let scheduler = self.clone();
+        namespaces.subscribe(move |event| {
+            let metadata = &event.object().metadata;
+            let labels = match event {
+                Event::Deleted(_) => None,
+                _ => Some(metadata.labels.clone().unwrap_or_default()),
+            };
+            scheduler.cache.lock().set_namespace(metadata.name.as_deref().unwrap_or_default(), labels);
+        });
+    }
+
     fn observe(&self, old: Option<&Arc<Pod>>, pod: &Arc<Pod>) {
         if pod::is_terminal(pod) {
             return self.gone(pod);
@@ -136,7 +162,10 @@ impl Scheduler {
     fn gone(&self, pod: &Pod) {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         self.queue.remove(uid);
-        self.cache.lock().forget(uid);
+        let mut cache = self.cache.lock();
+        cache.clear_nomination(uid);
+        cache.forget(uid);
+        drop(cache);
         if pod::node_name(pod).is_some() {
             self.queue.retry_all();
         }
@@ -171,7 +200,7 @@ impl Scheduler {
         match pods.create_subresource::<_, Value>(&name, "binding", &binding).await {
             Ok(_) => {
                 let message = format!("Successfully assigned {} to {node}", pod.key);
-                self.events.normal(&reference(&*pod.pod), "Scheduled", &message);
+                self.events.normal(&reference(&*pod.pod), "Scheduled", message);
             }
             Err(error) => {
                 self.cache.lock().forget(&pod.uid);
@@ -185,25 +214,78 @@ impl Scheduler {
         }
     }
 
-    /// Says on the pod why it has no node, and lets it wait.
-    async fn report(&self, pod: Arc<PodInfo>, message: &str, mark: u64) {
-        let object = pod.pod.clone();
-        self.events.warning(&reference(&*object), "FailedScheduling", message);
-        let (key, uid) = (pod.key.clone(), pod.uid.clone());
-        self.queue.failed(pod, mark);
-        if condition(&object).is_some_and(|(reason, said)| reason == "Unschedulable" && said == message) {
-            return;
+    /// Says on the pod why it has no node, makes room if that is possible, and lets it wait.
+    async fn no_node(&self, pod: Arc<PodInfo>, error: FitError, room: Option<Candidate>, mark: u64) {
+        let mut message = error.to_string();
+        if room.is_none() && !error.rejections.is_empty() {
+            let helpless = error.rejections.iter().filter(|(_, rejection)| rejection.unresolvable).count();
+            let reasons = [
+                (error.rejections.len() - helpless, "No preemption victims found for incoming pod."),
+                (helpless, "Preemption is not helpful for scheduling"),
+            ];
+            let counted = reasons.iter().filter(|(count, _)| *count > 0).map(|(count, text)| format!("{count} {text}"));
+            let text = counted.collect::<Vec<_>>().join(", ");
+            let (all, end) = (error.rejections.len(), if text.ends_with('.') { "" } else { "." });
+            message.push_str(&format!(" preemption: 0/{all} nodes are available: {text}{end}"));
         }
-        let patch = Patch::strategic(json!({"metadata": {"uid": uid}, "status": {"conditions": [{
-            "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message,
-            "lastTransitionTime": jiff_now(),
-        }]}}));
-        let namespace = object.metadata.namespace.as_deref().unwrap_or_default();
-        let name = object.metadata.name.as_deref().unwrap_or_default();
-        if let Err(error) = self.client.namespaced::<Pod>(namespace).patch_status(name, &patch).await
+        self.events.warning(&reference(&*pod.pod), "FailedScheduling", message.clone());
+        if let Err(error) = self.write_condition(&pod, &message, room.as_ref()).await
             && !error.is_not_found()
         {
-            tracing::warn!(pod = %key, %error, "condition not written");
+            tracing::warn!(pod = %pod.key, %error, "condition not written");
+        }
+        if let Some(room) = &room {
+            for victim in &room.victims {
+                self.evict(&pod, victim, &room.node.name).await;
+            }
+        }
+        self.queue.failed(pod, mark);
+    }
+
+    async fn write_condition(
+        &self,
+        pod: &PodInfo,
+        message: &str,
+        room: Option<&Candidate>,
+    ) -> Result<(), client::Error> {
+        let said = condition(&pod.pod).is_some_and(|(reason, said)| reason == "Unschedulable" && said == message);
+        if said && room.is_none() {
+            return Ok(());
+        }
+        let mut status = json!({"conditions": [{
+            "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message,
+            "lastTransitionTime": now(),
+        }]});
+        if let Some(room) = room {
+            status["nominatedNodeName"] = room.node.name.as_str().into();
+        }
+        let metadata = &pod.pod.metadata;
+        let pods = self.client.namespaced::<Pod>(metadata.namespace.as_deref().unwrap_or_default());
+        let patch = Patch::strategic(json!({"metadata": {"uid": pod.uid}, "status": status}));
+        pods.patch_status(metadata.name.as_deref().unwrap_or_default(), &patch).await.map(drop)
+    }
+
+    /// Takes a pod off its node in favour of another.
+    async fn evict(&self, pod: &PodInfo, victim: &PodInfo, node: &str) {
+        let metadata = &victim.pod.metadata;
+        let name = metadata.name.as_deref().unwrap_or_default();
+        let pods = self.client.namespaced::<Pod>(metadata.namespace.as_deref().unwrap_or_default());
+        let message = format!("{}: preempting to accommodate a higher priority pod", self.name);
+        let patch = Patch::strategic(json!({"metadata": {"uid": victim.uid}, "status": {"conditions": [{
+            "type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": message,
+            "lastTransitionTime": now(),
+        }]}}));
+        let evicted = async {
+            pods.patch_status(name, &patch).await?;
+            pods.delete(name, &DeleteParams::default().with_uid(victim.uid.clone())).await
+        };
+        match evicted.await {
+            Ok(()) => {
+                let message = format!("Preempted by pod {} on node {node}", pod.uid);
+                self.events.normal(&reference(&*victim.pod), "Preempted", message);
+            }
+            Err(error) if error.is_not_found() => {}
+            Err(error) => tracing::warn!(pod = %victim.key, %error, "not preempted"),
         }
     }
 }
@@ -214,6 +296,6 @@ fn condition(pod: &Pod) -> Option<(&str, &str)> {
     Some((scheduled.reason.as_deref()?, scheduled.message.as_deref()?))
 }
 
-fn jiff_now() -> String {
+fn now() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }

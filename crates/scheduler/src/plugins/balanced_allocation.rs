@@ -1,6 +1,7 @@
 //! Prefers nodes on which cpu and memory would be used in like shares.
 
-use crate::cache::Snapshot;
+use std::sync::Arc;
+
 use crate::framework::{MAX_SCORE, Plugin};
 use crate::node::NodeInfo;
 use crate::pod::PodInfo;
@@ -12,7 +13,7 @@ impl Plugin for BalancedAllocation {
         "NodeResourcesBalancedAllocation"
     }
 
-    fn score(&self, pod: &PodInfo, nodes: &Snapshot) -> Option<Vec<i64>> {
+    fn score(&self, pod: &PodInfo, nodes: &[Arc<NodeInfo>]) -> Option<Vec<i64>> {
         // A pod that asks for nothing cannot unbalance a node.
         if pod.requests.milli_cpu == 0 && pod.requests.memory == 0 {
             return None;

@@ -1,8 +1,9 @@
 //! `nodeSelector` and required node affinity exclude nodes; preferred terms rank them.
 
+use std::sync::Arc;
+
 use k8s_openapi::api::core::v1::{NodeAffinity as Affinity, NodeSelectorRequirement, NodeSelectorTerm};
 
-use crate::cache::Snapshot;
 use crate::framework::{Plugin, Rejection, normalize};
 use crate::node::NodeInfo;
 use crate::pod::PodInfo;
@@ -15,18 +16,13 @@ impl Plugin for NodeAffinity {
     }
 
     fn filter(&self, pod: &PodInfo, node: &NodeInfo) -> Result<(), Rejection> {
-        let selector = pod.pod.spec.as_ref().and_then(|spec| spec.node_selector.as_ref());
-        let selected = selector.into_iter().flatten().all(|(key, value)| node.label(key) == Some(value));
-        let required = affinity(pod).and_then(|a| a.required_during_scheduling_ignored_during_execution.as_ref());
-        let allowed =
-            required.is_none_or(|selector| selector.node_selector_terms.iter().any(|term| term_matches(term, node)));
-        if selected && allowed {
+        if admits(pod, node) {
             return Ok(());
         }
         Err(Rejection::new(self.name(), "node(s) didn't match Pod's node affinity/selector").unresolvable())
     }
 
-    fn score(&self, pod: &PodInfo, nodes: &Snapshot) -> Option<Vec<i64>> {
+    fn score(&self, pod: &PodInfo, nodes: &[Arc<NodeInfo>]) -> Option<Vec<i64>> {
         let preferred = affinity(pod)?.preferred_during_scheduling_ignored_during_execution.as_ref()?;
         let mut scores: Vec<i64> = nodes
             .iter()
@@ -42,6 +38,14 @@ impl Plugin for NodeAffinity {
     fn weight(&self) -> i64 {
         2
     }
+}
+
+/// Whether `nodeSelector` and required affinity let the pod go to the node.
+pub(crate) fn admits(pod: &PodInfo, node: &NodeInfo) -> bool {
+    let selector = pod.pod.spec.as_ref().and_then(|spec| spec.node_selector.as_ref());
+    let required = affinity(pod).and_then(|a| a.required_during_scheduling_ignored_during_execution.as_ref());
+    selector.into_iter().flatten().all(|(key, value)| node.label(key) == Some(value))
+        && required.is_none_or(|selector| selector.node_selector_terms.iter().any(|term| term_matches(term, node)))
 }
 
 fn affinity(pod: &PodInfo) -> Option<&Affinity> {

@@ -1,6 +1,7 @@
 //! A pod fits where its requests do; among those, the emptiest node is best (`LeastAllocated`).
 
-use crate::cache::Snapshot;
+use std::sync::Arc;
+
 use crate::framework::{MAX_SCORE, Plugin, Rejection};
 use crate::node::NodeInfo;
 use crate::pod::PodInfo;
@@ -25,7 +26,7 @@ impl Plugin for NodeResourcesFit {
         Err(Rejection { plugin: self.name(), reasons, unresolvable })
     }
 
-    fn score(&self, pod: &PodInfo, nodes: &Snapshot) -> Option<Vec<i64>> {
+    fn score(&self, pod: &PodInfo, nodes: &[Arc<NodeInfo>]) -> Option<Vec<i64>> {
         Some(nodes.iter().map(|node| least_allocated(pod, node)).collect())
     }
 }

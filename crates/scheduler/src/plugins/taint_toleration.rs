@@ -1,8 +1,9 @@
 //! Taints keep pods away that do not tolerate them; `PreferNoSchedule` only makes a node less attractive.
 
+use std::sync::Arc;
+
 use k8s_openapi::api::core::v1::{Taint, Toleration};
 
-use crate::cache::Snapshot;
 use crate::framework::{Plugin, Rejection, normalize};
 use crate::node::NodeInfo;
 use crate::pod::PodInfo;
@@ -15,8 +16,7 @@ impl Plugin for TaintToleration {
     }
 
     fn filter(&self, pod: &PodInfo, node: &NodeInfo) -> Result<(), Rejection> {
-        let hard = node.taints().iter().filter(|taint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute"));
-        match first_untolerated(hard, pod.tolerations()) {
+        match untolerated(pod, node) {
             None => Ok(()),
             Some(taint) => {
                 let value = taint.value.as_deref().unwrap_or_default();
@@ -26,7 +26,7 @@ impl Plugin for TaintToleration {
         }
     }
 
-    fn score(&self, pod: &PodInfo, nodes: &Snapshot) -> Option<Vec<i64>> {
+    fn score(&self, pod: &PodInfo, nodes: &[Arc<NodeInfo>]) -> Option<Vec<i64>> {
         let soft: Vec<&Toleration> = pod
             .tolerations()
             .iter()
@@ -48,8 +48,10 @@ impl Plugin for TaintToleration {
     }
 }
 
-fn first_untolerated<'a>(mut taints: impl Iterator<Item = &'a Taint>, tolerations: &[Toleration]) -> Option<&'a Taint> {
-    taints.find(|taint| !tolerations.iter().any(|toleration| tolerates(toleration, taint)))
+/// The first taint that keeps the pod from the node.
+pub(crate) fn untolerated<'a>(pod: &PodInfo, node: &'a NodeInfo) -> Option<&'a Taint> {
+    let mut hard = node.taints().iter().filter(|taint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute"));
+    hard.find(|taint| !pod.tolerations().iter().any(|toleration| tolerates(toleration, taint)))
 }
 
 /// Whether a toleration covers a taint: an empty effect covers every effect, an empty key with `Exists` every key.
