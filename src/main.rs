@@ -8,7 +8,7 @@ use std::future::Future;
 use std::path::Path;
 use std::process::ExitCode;
 
-use clap::{Args, Command, FromArgMatches};
+use clap::{Args, Command};
 
 /// One thing that `cox` can be.
 struct Component {
@@ -29,12 +29,44 @@ enum Group {
     Internal,
 }
 
-const COMPONENTS: &[Component] = &[];
+const fn row(group: Group, name: &'static str, about: &'static str, run: fn(Vec<OsString>) -> ExitCode) -> Component {
+    Component { name, about, group, run }
+}
+
+const COMPONENTS: &[Component] = &[
+    row(Group::Cluster, "up", "Start a cluster on this machine, or resume it", |argv| {
+        component(argv, cluster::up::main)
+    }),
+    row(Group::Cluster, "status", "Say whether the cluster runs, and where", |argv| {
+        component(argv, cluster::manage::status)
+    }),
+    row(Group::Cluster, "logs", "Print the cluster's log", |argv| component(argv, cluster::manage::logs)),
+    row(Group::Cluster, "down", "Stop the cluster; data and containers stay", |argv| {
+        component(argv, cluster::manage::down)
+    }),
+    row(Group::Cluster, "delete", "Remove everything of the cluster", |argv| component(argv, cluster::delete::main)),
+    row(Group::Cluster, "check", "Say what this host lacks to be a node", |argv| {
+        component(argv, cluster::preflight::main)
+    }),
+    row(Group::Client, "store", "Check, repair, back up and restore a store", |argv| component(argv, store::cli::main)),
+    row(Group::Component, "apiserver", "Serve the API", |argv| component(argv, apiserver::main)),
+    row(Group::Component, "controller-manager", "Run the control loops", |argv| component(argv, controllers::main)),
+    row(Group::Component, "scheduler", "Assign pods to nodes", |argv| component(argv, scheduler::main)),
+    row(Group::Component, "kubelet", "Run the pods of a node", |argv| component(argv, kubelet::main)),
+    row(Group::Component, "cri", "Run containers: a CRI runtime", |argv| component(argv, runtime::main)),
+    row(Group::Component, "proxy", "Program services into the kernel", |argv| component(argv, proxy::main)),
+    row(Group::Component, "dns", "Answer names of the cluster", |argv| component(argv, dns::main)),
+    row(Group::Internal, "shim", "Owns the containers of one pod", runtime::shim::main),
+    row(Group::Internal, "pause", "Holds the namespaces of one pod", |_| runtime::pause::main()),
+];
 
 fn main() -> ExitCode {
     let mut argv: Vec<OsString> = std::env::args_os().collect();
     let called_as =
         argv.first().map(Path::new).and_then(Path::file_name).and_then(|name| name.to_str()).unwrap_or("cox");
+    if let Some(plugin) = cni::plugin(called_as) {
+        return plugin();
+    }
     if let Some(component) = COMPONENTS.iter().find(|component| component.name == called_as) {
         return (component.run)(argv);
     }

@@ -6,12 +6,12 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use cni::netlink::Socket;
 use cri::v1::{ListPodSandboxRequest, RemovePodSandboxRequest, StopPodSandboxRequest};
 use tokio_util::sync::CancellationToken;
 
-use crate::options::{Options, Shape};
+use crate::options::Options;
 use crate::{kubeconfig, manage, node_network, server};
 
 /// Remove the cluster: processes, mounts, links, rules, cgroups, data and context
@@ -31,8 +31,9 @@ pub async fn main(args: Args) -> Result<()> {
     };
     step("stopping the cluster", manage::stop(options).map(drop));
     step("removing pods", remove_pods(options).await);
-    step("removing firewall rules", remove_rules());
+    step("removing firewall rules", proxy::cleanup().await.map_err(|error| anyhow!("{error}")));
     step("removing links", remove_links());
+    step("removing routes", node_network::unseal(options));
     step("removing mounts", unmount_below(&options.data_dir).and_then(|()| unmount_below(&options.run_dir)));
     step("removing run files", remove_dir(&options.run_dir));
     step("removing data", remove_dir(&options.data_dir));
@@ -52,9 +53,12 @@ async fn remove_pods(options: &Options) -> Result<()> {
         return Ok(());
     }
     let stop = CancellationToken::new();
-    let runtime = tokio::spawn(runtime::run(server::runtime_config(options, None), stop.clone()));
+    let mut runtime = tokio::spawn(runtime::run(server::runtime_config(options, None), stop.clone()));
     let removed = async {
-        let mut client = connect(options).await?;
+        let mut client = tokio::select! {
+            client = connected(options) => client,
+            ended = &mut runtime => bail!("the runtime did not start: {ended:?}"),
+        };
         let sandboxes = client.runtime.list_pod_sandbox(ListPodSandboxRequest::default()).await?.into_inner().items;
         for sandbox in sandboxes {
             let pod_sandbox_id = sandbox.id;
@@ -69,9 +73,21 @@ async fn remove_pods(options: &Options) -> Result<()> {
     removed.and(ended)
 }
 
+/// Connects as soon as the runtime listens, a moment after it is started.
+async fn connected(options: &Options) -> cri::Clients {
+    loop {
+        match cri::connect(options.cri_socket()).await {
+            Ok(client) => return client,
+            Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+        }
+    }
+}
+
 fn remove_dir(dir: &Path) -> Result<()> {
     match fs::remove_dir_all(dir) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error).with_context(|| dir.display().to_string()),
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| dir.display().to_string())
+        }
         _ => Ok(()),
     }
 }

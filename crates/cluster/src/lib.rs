@@ -6,8 +6,17 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod delete;
+mod dns_service;
 mod kubeconfig;
+mod lock;
+pub mod manage;
+mod node_network;
 mod options;
 mod pki;
+pub mod preflight;
+mod progress;
+mod server;
+pub mod up;
 
 pub use options::{Options, Shape};

@@ -6,8 +6,9 @@
 use std::fs;
 use std::net::IpAddr;
 use std::os::unix::fs::symlink;
+use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use client::{Client, InformerFactory, ListParams};
 use cni::netlink::{LinkKind, Socket};
 use cni::{Cidr, netns};
@@ -15,11 +16,35 @@ use k8s_openapi::api::core::v1::Node;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::options::Options;
+use crate::options::{Options, Shape};
 use crate::pki::write_private;
 
 /// The bridge that this node's pods hang on.
 pub const BRIDGE: &str = "cox0";
+
+/// Gives the cluster's ranges an end on this machine, so that what nobody serves never leaves it.
+pub fn seal(options: &Options, shape: &Shape, node_ip: IpAddr) -> Result<()> {
+    let range = |text: &str| text.parse::<Cidr>().map_err(|error| anyhow!("{text:?}: {error}"));
+    let ranges = [range(&shape.cluster_cidr)?, range(&shape.service_cidr)?];
+    // Written first, so that `delete` finds what was made even if we go no further.
+    write_private(&ranges_file(options), serde_json::to_string(&ranges.map(|range| range.to_string()))?.as_bytes())?;
+    cni::routes::seal(&ranges[..1], &ranges[1..], Some(node_ip)).context("sealing the cluster's ranges")
+}
+
+/// Takes back what [`seal`] did.
+pub fn unseal(options: &Options) -> Result<()> {
+    let path = ranges_file(options);
+    if !path.exists() {
+        return Ok(());
+    }
+    let ranges: [String; 2] = serde_json::from_slice(&fs::read(&path)?).with_context(|| path.display().to_string())?;
+    let ranges: Vec<Cidr> = ranges.iter().filter_map(|range| range.parse().ok()).collect();
+    Ok(cni::routes::unseal(&ranges, &[])?)
+}
+
+fn ranges_file(options: &Options) -> PathBuf {
+    options.data_dir.join("ranges.json")
+}
 
 /// Waits until the node has a pod range.
 pub async fn pod_range(client: &Client, node: &str) -> Result<Cidr> {

@@ -46,9 +46,6 @@ pub struct Shape {
     /// File that names mirrors and credentials of image registries
     #[arg(long, default_value = "/etc/cox/registries.yaml")]
     pub registries: PathBuf,
-    /// A real etcd to keep the objects in, instead of the embedded store
-    #[arg(long, value_delimiter = ',')]
-    pub etcd_servers: Vec<String>,
 }
 
 impl Options {

@@ -57,6 +57,11 @@ impl Pki {
         Ok(pki)
     }
 
+    /// The keys that an earlier start prepared.
+    pub fn open(dir: &Path) -> Pki {
+        Pki { dir: dir.to_owned() }
+    }
+
     pub fn certificate(&self, name: &str) -> PathBuf {
         self.dir.join(format!("{name}.crt"))
     }

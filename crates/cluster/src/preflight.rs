@@ -35,8 +35,12 @@ const CHECKS: &[Check] = &[
     Check { what: "nft", met: || on_path("nft"), remedy: "install it with: apt-get install nftables" },
 ];
 
+/// Say what this host lacks to be a node
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {}
+
 /// Prints every requirement; fails when one is not met.
-pub fn print() -> Result<()> {
+pub async fn main(_: Args) -> Result<()> {
     for check in CHECKS {
         if (check.met)() {
             println!(" ✓ {}", check.what);
@@ -49,8 +53,11 @@ pub fn print() -> Result<()> {
 
 /// Fails with everything that is missing.
 pub fn require() -> Result<()> {
-    let missing: Vec<String> =
-        CHECKS.iter().filter(|check| !(check.met)()).map(|check| format!("\n  {}: {}", check.what, check.remedy)).collect();
+    let missing: Vec<String> = CHECKS
+        .iter()
+        .filter(|check| !(check.met)())
+        .map(|check| format!("\n  {}: {}", check.what, check.remedy))
+        .collect();
     if missing.is_empty() {
         return Ok(());
     }

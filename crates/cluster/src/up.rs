@@ -37,7 +37,7 @@ pub async fn main(args: Args) -> Result<()> {
         if args.detached {
             nix::unistd::setsid().context("leaving the terminal's session")?;
         }
-        return server::run(args.options, args.shape, args.detached).await;
+        return server::run(args.options, args.shape).await;
     }
     private_dir(&args.options.data_dir)?;
     match Lock::holder(&args.options.lock_file())? {

@@ -1,0 +1,124 @@
+//! The `kube-dns` Service: how pods find the DNS server that runs in this process.
+//!
+//! The server listens on the node's pod gateway, which pods of every node reach and the world outside does not. So the
+//! Service has no selector, and its one endpoint is written here.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use client::{Client, Patch};
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use serde_json::json;
+use tokio::net::UdpSocket;
+
+const NAMESPACE: &str = "kube-system";
+const NAME: &str = "kube-dns";
+const MANAGER: &str = "cox";
+/// The port on the gateway: the DNS port itself, since nobody else can have that address.
+pub const PORT: u16 = 53;
+
+/// Who the DNS server is.
+pub const USER: &str = "system:serviceaccount:kube-system:coredns";
+const ROLE: &str = "system:coredns";
+
+/// Lets the DNS server see what it answers from, and nothing else.
+pub async fn ensure_role(client: &Client) -> Result<()> {
+    let group = "rbac.authorization.k8s.io";
+    let role = json!({
+        "apiVersion": format!("{group}/v1"),
+        "kind": "ClusterRole",
+        "metadata": {"name": ROLE},
+        "rules": [
+            {"apiGroups": [""], "resources": ["services", "endpoints", "pods", "namespaces"], "verbs": ["list", "watch"]},
+            {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
+        ],
+    });
+    let binding = json!({
+        "apiVersion": format!("{group}/v1"),
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": ROLE},
+        "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": ROLE},
+        "subjects": [{"kind": "ServiceAccount", "namespace": NAMESPACE, "name": "coredns"}],
+    });
+    let roles = client.all::<ClusterRole>();
+    roles.patch(ROLE, &Patch::apply(MANAGER, role).force()).await.context("writing the role of the DNS server")?;
+    let bindings = client.all::<ClusterRoleBinding>();
+    bindings
+        .patch(ROLE, &Patch::apply(MANAGER, binding).force())
+        .await
+        .context("binding the role of the DNS server")?;
+    Ok(())
+}
+
+/// Writes the Service and its endpoint; doing so again changes nothing.
+pub async fn ensure(client: &Client, cluster_ip: IpAddr, listens_on: IpAddr) -> Result<()> {
+    let ports = [("dns", "UDP"), ("dns-tcp", "TCP")];
+    let service = json!({
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "name": NAME,
+            "namespace": NAMESPACE,
+            "labels": {"k8s-app": NAME, "kubernetes.io/cluster-service": "true", "kubernetes.io/name": "Coxswain"},
+        },
+        "spec": {
+            "clusterIP": cluster_ip.to_string(),
+            "ports": ports.map(|(name, protocol)| json!({"name": name, "protocol": protocol, "port": 53, "targetPort": PORT})),
+        },
+    });
+    let slice = json!({
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {
+            "name": format!("{NAME}-cox"),
+            "namespace": NAMESPACE,
+            "labels": {"kubernetes.io/service-name": NAME, "endpointslice.kubernetes.io/managed-by": MANAGER},
+        },
+        "addressType": if listens_on.is_ipv4() { "IPv4" } else { "IPv6" },
+        "endpoints": [{"addresses": [listens_on.to_string()], "conditions": {"ready": true}}],
+        "ports": ports.map(|(name, protocol)| json!({"name": name, "protocol": protocol, "port": PORT})),
+    });
+    let services = client.namespaced::<Service>(NAMESPACE);
+    services.patch(NAME, &Patch::apply(MANAGER, service).force()).await.context("writing the kube-dns service")?;
+    let slices = client.namespaced::<EndpointSlice>(NAMESPACE);
+    let name = format!("{NAME}-cox");
+    slices.patch(&name, &Patch::apply(MANAGER, slice).force()).await.context("writing the endpoint of kube-dns")?;
+    Ok(())
+}
+
+/// Waits until the DNS server at the gateway knows the API server's service.
+pub async fn answers(server: IpAddr, expected: IpAddr, domain: &str) -> Result<()> {
+    let socket = UdpSocket::bind((IpAddr::from([0, 0, 0, 0]), 0)).await?;
+    socket.connect((server, PORT)).await?;
+    let query = query(&format!("kubernetes.default.svc.{domain}"));
+    let IpAddr::V4(expected) = expected else { return Ok(()) };
+    let mut answer = [0; 512];
+    loop {
+        // The server may not listen yet, or not know the service: both show at once, and neither tells when to ask again.
+        let asked = async {
+            socket.send(&query).await?;
+            socket.recv(&mut answer).await
+        };
+        if let Ok(Ok(length)) = tokio::time::timeout(Duration::from_secs(1), asked).await
+            && answer[..length].windows(4).any(|bytes| bytes == expected.octets())
+        {
+            return Ok(());
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// A question for the IPv4 address of a name, as it goes over the wire.
+fn query(name: &str) -> Vec<u8> {
+    const HEADER: [u8; 12] = [0xc0, 0x53, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+    let mut query = HEADER.to_vec();
+    for label in name.split('.') {
+        query.push(label.len() as u8);
+        query.extend(label.as_bytes());
+    }
+    query.extend([0, 0, 1, 0, 1]);
+    query
+}
