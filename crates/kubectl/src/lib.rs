@@ -1,1 +1,125 @@
+//! kubectl: upstream's commands, output and exit codes, started in a few milliseconds.
+//!
+//! Flow: argv -> `cli` (the table in `commands`) -> a command's `run` with a [`context::Context`] -> `resources` (which
+//! objects) -> `request` (the server) -> `printers` (text). Objects are dynamic values typed by the server's discovery,
+//! so any Kubernetes and any custom resource works; built-in schemas are used only where a patch must know list keys.
+//! Nothing is read or connected before a command asks for it.
 
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod cli;
+mod commands;
+mod context;
+mod describe;
+mod discovery;
+mod duration;
+mod editor;
+mod failure;
+mod files;
+mod kustomize;
+mod objects;
+mod pods;
+mod printers;
+mod request;
+mod resources;
+mod selector;
+mod three_way;
+mod watch;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use cli::Parsed;
+use context::Context;
+use failure::{Failure, Result};
+
+/// The Kubernetes version whose kubectl this is.
+pub(crate) const VERSION: &str = "v1.36.0";
+
+/// Go's name for the processor.
+pub(crate) fn go_arch() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}
+
+/// Runs one command line; the first argument is the program's name.
+pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
+    let argv: Vec<String> = args.skip(1).map(|a| a.to_string_lossy().into_owned()).collect();
+    let parsed = match cli::parse(&commands::ROOT, argv.clone()) {
+        Ok(parsed) => parsed,
+        Err(failure) => return report(&failure),
+    };
+    let invocation = match parsed {
+        Parsed::Run(invocation) => invocation,
+        Parsed::Help { command, path } => {
+            print!("{}", cli::help(command, &path));
+            return ExitCode::SUCCESS;
+        }
+        Parsed::Unknown { word, root, path } => return unknown(&word, root, &path, &argv),
+    };
+    for note in invocation.deprecations() {
+        eprintln!("{note}");
+    }
+    let cx = Context::new(invocation);
+    let outcome = run(&cx);
+    let flushed = cx.flush();
+    match outcome.and(flushed).and_then(|()| warnings_as_errors(&cx)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            // Whatever was printed before the failure still belongs on stdout.
+            let _ = cx.flush();
+            report(&failure)
+        }
+    }
+}
+
+fn run(cx: &Context) -> Result<()> {
+    let Some(command) = cx.flags.command.run else { return Ok(()) };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let outcome = runtime.block_on(command(cx));
+    // Reads of a terminal cannot be interrupted: do not wait for them.
+    runtime.shutdown_background();
+    outcome
+}
+
+fn warnings_as_errors(cx: &Context) -> Result<()> {
+    let count = cx.warnings.borrow().len();
+    if count == 0 || !cx.flags.bool("warnings-as-errors") {
+        return Ok(());
+    }
+    Err(Failure::message(format!("{count} warning{} received", if count == 1 { "" } else { "s" })))
+}
+
+fn report(failure: &Failure) -> ExitCode {
+    let text = failure.to_string();
+    if !text.is_empty() {
+        eprint!("{text}{}", if text.ends_with('\n') { "" } else { "\n" });
+    }
+    ExitCode::from(failure.exit_code())
+}
+
+/// A word that names no command: perhaps a plug-in on the PATH, else a mistake to explain.
+fn unknown(word: &str, root: &'static cli::Command, path: &str, argv: &[String]) -> ExitCode {
+    if path == "kubectl"
+        && let Some(code) = commands::plugin::run(argv)
+    {
+        return code;
+    }
+    let mut text = format!("unknown command \"{word}\" for \"{path}\"");
+    let close: Vec<&str> = root
+        .subcommands
+        .iter()
+        .map(|c| c.name)
+        .filter(|name| discovery::edit_distance(word, name) <= 2 || name.starts_with(word))
+        .collect();
+    if !close.is_empty() {
+        text.push_str("\n\nDid you mean this?\n");
+        for name in close {
+            text.push_str(&format!("\t{name}\n"));
+        }
+    }
+    report(&Failure::message(text))
+}

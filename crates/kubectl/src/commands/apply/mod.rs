@@ -1,0 +1,243 @@
+//! `kubectl apply`: client side (three-way, remembered in an annotation) or server side, with pruning.
+
+mod last_applied;
+mod prune;
+
+use serde_json::Value;
+
+use super::flags;
+use crate::cli::{Command, Flag};
+use crate::context::{Context, DryRun, with_dry_run};
+use crate::failure::{Failure, Result};
+use crate::objects::{self, LAST_APPLIED, PatchKind};
+use crate::request::Request;
+use crate::resources::{self, Info, Options, Selection};
+use crate::three_way;
+
+pub(crate) const COMMAND: Command = Command {
+    name: "apply",
+    usage: "(-f FILENAME | -k DIRECTORY)",
+    about: "Apply a configuration to a resource by file name or stdin",
+    examples: "  kubectl apply -f deployment.yaml\n  cat pod.json | kubectl apply -f -\n  kubectl apply --server-side -f deployment.yaml",
+    flags: &[
+        flags::FILENAME,
+        flags::OUTPUT,
+        flags::SELECTOR,
+        flags::DRY_RUN,
+        flags::VALIDATE,
+        flags::RECORD,
+        &[
+            Flag::bool("all", "With --prune: consider all objects of the namespace."),
+            Flag::string("cascade", "How dependents of pruned objects go: background, orphan or foreground.")
+                .default("background")
+                .bare("background"),
+            Flag::string("field-manager", "Name that owns the fields.").default("kubectl-client-side-apply"),
+            Flag::bool("force", "Delete and create objects that cannot be patched."),
+            Flag::bool("force-conflicts", "With --server-side: take fields over from other managers."),
+            Flag::int("grace-period", "-1", "Seconds that pruned objects get to end; negative leaves it to them."),
+            Flag::bool("openapi-patch", "Use the server's schema to compute the patch.").default("true"),
+            Flag::bool("overwrite", "On conflict use the values of the file.").default("true"),
+            Flag::bool("prune", "Delete objects that were applied before and are not in the files now."),
+            Flag::array("prune-allowlist", "group/version/kind to prune instead of the usual ones."),
+            Flag::bool("server-side", "Let the server merge."),
+            Flag::string("subresource", "Subresource to apply to, with --server-side."),
+            Flag::duration("timeout", "0s", "How long to wait for a deletion; zero means as long as the object needs."),
+            Flag::bool("wait", "Wait until deleted objects are gone."),
+        ],
+    ],
+    subcommands: &[&last_applied::EDIT, &last_applied::SET, &last_applied::VIEW],
+    run: Some(|cx| Box::pin(run(cx))),
+    ..Command::EMPTY
+};
+
+/// How often a patch that met a conflict is computed again.
+const MAX_CONFLICTS: usize = 5;
+
+async fn run(cx: &Context) -> Result<()> {
+    if !cx.args().is_empty() {
+        return Err(cx.usage(format!("Unexpected args: [{}]", cx.args().join(" "))));
+    }
+    if cx.flags.list("filename").is_empty() && cx.flags.string("kustomize").is_empty() {
+        return Err(Failure::message("must specify one of -f and -k"));
+    }
+    let dry_run = cx.dry_run()?;
+    let server_side = cx.flags.bool("server-side");
+    if cx.flags.bool("force-conflicts") && !server_side {
+        return Err(Failure::message("--force-conflicts only works with --server-side"));
+    }
+    if dry_run == DryRun::Client && server_side {
+        return Err(Failure::message(
+            "--dry-run=client doesn't work with --server-side (did you mean --dry-run=server instead?)",
+        ));
+    }
+    if cx.flags.bool("prune") {
+        if cx.flags.bool("all") && !cx.flags.string("selector").is_empty() {
+            return Err(Failure::message("cannot set --all and --selector at the same time"));
+        }
+        if !cx.flags.bool("all") && cx.flags.string("selector").is_empty() {
+            return Err(Failure::message(
+                "all resources selected for prune without explicitly passing --all. To prune all resources, pass the --all flag. If you did not mean to prune all resources, specify a label selector",
+            ));
+        }
+    }
+    let mut infos = Vec::new();
+    for selection in resources::select(cx, &Options::default()).await? {
+        if let Selection::File(info) = selection {
+            infos.push(*info);
+        }
+    }
+    if infos.is_empty() {
+        return Err(Failure::message("no objects passed to apply"));
+    }
+    let mut applied: Vec<(Info, Value, &'static str)> = Vec::new();
+    let mut failures = Vec::new();
+    let human = cx.flags.string("output").is_empty() && cx.flags.string("template").is_empty();
+    for info in infos {
+        let outcome = if server_side {
+            apply_server_side(cx, &info, dry_run).await
+        } else {
+            apply_client_side(cx, &info, dry_run).await
+        };
+        match outcome {
+            Ok((object, operation)) => {
+                if human {
+                    cx.println(format!("{} {}", info_name(&info, &object), with_dry_run(operation, dry_run)))?;
+                }
+                applied.push((info, object, operation));
+            }
+            Err(e) => failures.push(super::create_failure("applying patch to", &info, e)),
+        }
+    }
+    if cx.flags.bool("prune") && failures.is_empty() {
+        prune::prune(cx, &applied, dry_run).await?;
+    }
+    if !human {
+        let mut printer = cx.printer("", dry_run)?;
+        if let [(_, object, _)] = applied.as_slice() {
+            cx.print(&printer.print(object)?)?;
+        } else if !applied.is_empty() {
+            let list = serde_json::json!({"apiVersion": "v1", "kind": "List",
+                "items": applied.iter().map(|(_, o, _)| o).collect::<Vec<_>>(), "metadata": {"resourceVersion": ""}});
+            cx.print(&printer.print(&list)?)?;
+        }
+    }
+    Failure::all(failures)
+}
+
+fn info_name(info: &Info, object: &Value) -> String {
+    format!("{}/{}", info.mapping.kind_group(), object["metadata"]["name"].as_str().unwrap_or(&info.name))
+}
+
+async fn apply_server_side(cx: &Context, info: &Info, dry_run: DryRun) -> Result<(Value, &'static str)> {
+    let manager = match cx.flags.string("field-manager") {
+        m if cx.flags.changed("field-manager") => m,
+        _ => "kubectl".to_owned(),
+    };
+    let mut path = info.path();
+    let subresource = cx.flags.string("subresource");
+    if !subresource.is_empty() {
+        path = format!("{path}/{subresource}");
+    }
+    let validation = objects::field_validation(cx)?.unwrap_or("Strict");
+    let request = Request::patch(path, "application/apply-patch+yaml", info.object.to_string())
+        .query("fieldManager", manager)
+        .query("fieldValidation", validation)
+        .query("force", if cx.flags.bool("force-conflicts") { "true" } else { "false" })
+        .query_if(dry_run == DryRun::Server, "dryRun", "All");
+    match request.value(cx).await {
+        Ok(object) => Ok((object, "serverside-applied")),
+        Err(e) if e.is_conflict() => Err(Failure::message(format!(
+            "{}\nPlease review the fields above--they currently have other managers. Here\nare the ways you can resolve this warning:\n* If you intend to manage all of these fields, please re-run the apply\n  command with the `--force-conflicts` flag.\n* If you do not intend to manage all of the fields, please edit your\n  manifest to remove references to the fields that should keep their\n  current managers.\n* You may co-own fields by updating your manifest to match the existing\n  value; in this case, you'll become the manager if the other manager(s)\n  stop managing the field (remove it from their configuration).\nSee https://kubernetes.io/docs/reference/using-api/server-side-apply/#conflicts",
+            e.inner()
+        ))),
+        Err(e) => Err(e),
+    }
+}
+
+async fn apply_client_side(cx: &Context, info: &Info, dry_run: DryRun) -> Result<(Value, &'static str)> {
+    let manager = cx.flags.string("field-manager");
+    if info.name.is_empty() {
+        return Err(Failure::message(format!(
+            "from {}: cannot use generate name with apply",
+            info.object["metadata"]["generateName"].as_str().unwrap_or("")
+        )));
+    }
+    let mut modified = info.object.clone();
+    let text = objects::last_applied(&modified);
+    objects::set_annotation(&mut modified, LAST_APPLIED, text);
+    objects::record(cx, &mut modified);
+
+    let mut current = match info.get(cx).await {
+        Ok(current) => current,
+        Err(e) if e.is_not_found() => {
+            if dry_run == DryRun::Client {
+                return Ok((modified, "created"));
+            }
+            let created =
+                objects::create(cx, &info.mapping, &info.namespace, &modified, dry_run, &manager).await?;
+            return Ok((created, "created"));
+        }
+        Err(e) => return Err(e.context(format!(
+            "error when retrieving current configuration of:\nResource: \"{}, Resource={}\", GroupVersionKind: \"{}, Kind={}\"\nName: \"{}\", Namespace: \"{}\"\nfrom server for: \"{}\"",
+            info.mapping.api_version(), info.mapping.resource, info.mapping.api_version(), info.mapping.kind, info.name, info.namespace, info.source
+        ))),
+    };
+    if current["metadata"]["annotations"][LAST_APPLIED].is_null() {
+        cx.warn(&format!(
+            "resource {}/{} is missing the {LAST_APPLIED} annotation which is required by kubectl apply. kubectl apply should only be used on resources created declaratively by either kubectl create --save-config or kubectl apply. The missing annotation will be patched automatically.",
+            info.mapping.resource, info.name
+        ));
+    }
+    let mut conflicts = 0;
+    loop {
+        let (kind, patch) = compute_patch(info, &modified, &current);
+        if patch.as_object().is_some_and(|p| p.is_empty()) {
+            return Ok((current, "unchanged"));
+        }
+        if dry_run == DryRun::Client {
+            return Ok((apply_locally(info, kind, &current, &patch), "configured"));
+        }
+        match objects::patch(cx, info.path(), kind, patch.to_string(), dry_run, &manager).await {
+            Ok(object) => {
+                return Ok((object, "configured"));
+            }
+            Err(e) if e.is_conflict() && conflicts < MAX_CONFLICTS => {
+                conflicts += 1;
+                current = info.get(cx).await?;
+            }
+            Err(e) if cx.flags.bool("force") && (e.is_conflict() || e.reason() == "Invalid") => {
+                let recreated = recreate(cx, info, &modified, &manager).await?;
+                return Ok((recreated, "configured"));
+            }
+            Err(e) => return Err(e.context(format!(
+                "error when applying patch:\n{patch}\nto:\nResource: \"{}, Resource={}\", GroupVersionKind: \"{}, Kind={}\"\nName: \"{}\", Namespace: \"{}\"\nfor: \"{}\"",
+                info.mapping.api_version(), info.mapping.resource, info.mapping.api_version(), info.mapping.kind, info.name, info.namespace, info.source
+            ))),
+        }
+    }
+}
+
+/// The patch, strategic where the type's schema is known.
+pub(crate) fn compute_patch(info: &Info, modified: &Value, current: &Value) -> (PatchKind, Value) {
+    let original: Option<Value> =
+        current["metadata"]["annotations"][LAST_APPLIED].as_str().and_then(|text| serde_json::from_str(text).ok());
+    match three_way::schema(&info.mapping.group, &info.mapping.kind) {
+        Some(schema) => (PatchKind::Strategic, three_way::strategic(original.as_ref(), modified, current, &schema)),
+        None => (PatchKind::Merge, three_way::merge(original.as_ref(), modified, current)),
+    }
+}
+
+pub(crate) fn apply_locally(info: &Info, kind: PatchKind, current: &Value, patch: &Value) -> Value {
+    let mut result = current.clone();
+    let done = match (kind, three_way::schema(&info.mapping.group, &info.mapping.kind)) {
+        (PatchKind::Strategic, Some(schema)) => api::patch::strategic::apply(&mut result, patch, &schema),
+        _ => api::patch::merge::apply(&mut result, patch),
+    };
+    if done.is_err() { current.clone() } else { result }
+}
+
+async fn recreate(cx: &Context, info: &Info, modified: &Value, manager: &str) -> Result<Value> {
+    Request::delete(info.path(), &super::delete::options(cx, false)).send(cx).await?;
+    super::delete::wait_gone(cx, info, "", cx.flags.duration("timeout")).await?;
+    objects::create(cx, &info.mapping, &info.namespace, modified, DryRun::None, manager).await
+}

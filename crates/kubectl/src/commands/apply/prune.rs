@@ -1,0 +1,78 @@
+//! `apply --prune`: objects that carry the annotation, match the selector and were not applied this time.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use crate::context::{Context, DryRun, with_dry_run};
+use crate::failure::{Failure, Result};
+use crate::objects::LAST_APPLIED;
+use crate::request::Request;
+use crate::resources::{self, Info};
+
+/// (apiVersion, kind), namespaced ones first.
+const USUAL: &[(&str, &str)] = &[
+    ("v1", "ConfigMap"),
+    ("v1", "Endpoints"),
+    ("v1", "PersistentVolumeClaim"),
+    ("v1", "Pod"),
+    ("v1", "ReplicationController"),
+    ("v1", "Secret"),
+    ("v1", "Service"),
+    ("batch/v1", "Job"),
+    ("batch/v1", "CronJob"),
+    ("networking.k8s.io/v1", "Ingress"),
+    ("apps/v1", "DaemonSet"),
+    ("apps/v1", "Deployment"),
+    ("apps/v1", "ReplicaSet"),
+    ("apps/v1", "StatefulSet"),
+    ("v1", "Namespace"),
+    ("v1", "PersistentVolume"),
+];
+
+pub(super) async fn prune(cx: &Context, applied: &[(Info, Value, &'static str)], dry_run: DryRun) -> Result<()> {
+    let kept: BTreeSet<&str> = applied.iter().filter_map(|(_, o, _)| o["metadata"]["uid"].as_str()).collect();
+    let namespaces: BTreeSet<&str> =
+        applied.iter().filter(|(i, ..)| i.mapping.namespaced).map(|(i, ..)| i.namespace.as_str()).collect();
+    let allowed = cx.flags.list("prune-allowlist");
+    let mut kinds: Vec<(String, String)> = Vec::new();
+    for row in &allowed {
+        let parts: Vec<&str> = row.split('/').collect();
+        let [group, version, kind] = parts.as_slice() else {
+            return Err(Failure::message(format!(
+                "invalid GroupVersionKind format: {row}, please follow <group/version/kind>"
+            )));
+        };
+        let group = if *group == "core" { "" } else { group };
+        kinds.push((crate::discovery::group_version(group, version), (*kind).to_owned()));
+    }
+    if kinds.is_empty() {
+        kinds = USUAL.iter().map(|(v, k)| ((*v).to_owned(), (*k).to_owned())).collect();
+    }
+    for (api_version, kind) in kinds {
+        let Some(mapping) = cx.discovery()?.of_kind(cx, &api_version, &kind).await? else { continue };
+        let scopes: Vec<&str> = if mapping.namespaced { namespaces.iter().copied().collect() } else { vec![""] };
+        // Cluster-scoped types are pruned only when asked for by name or when no namespace was.
+        if !mapping.namespaced && allowed.is_empty() && cx.namespace()?.1 {
+            continue;
+        }
+        for namespace in scopes {
+            for object in resources::items(&resources::list(cx, &mapping, namespace).await?) {
+                let meta = &object["metadata"];
+                if meta["annotations"][LAST_APPLIED].is_null() || meta["uid"].as_str().is_some_and(|u| kept.contains(u))
+                {
+                    continue;
+                }
+                let name = meta["name"].as_str().unwrap_or("");
+                if dry_run != DryRun::Client {
+                    Request::delete(mapping.object_path(namespace, name), &super::super::delete::options(cx, false))
+                        .query_if(dry_run == DryRun::Server, "dryRun", "All")
+                        .send(cx)
+                        .await?;
+                }
+                cx.println(format!("{}/{name} {}", mapping.kind_group(), with_dry_run("pruned", dry_run)))?;
+            }
+        }
+    }
+    Ok(())
+}

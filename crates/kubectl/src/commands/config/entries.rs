@@ -1,0 +1,381 @@
+//! `config set-cluster|set-context|set-credentials|set|unset|get-clusters|get-users|delete-*`
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+
+use super::{LISTS, entry, entry_mut, merged, modify};
+use crate::cli::{Command, Flag};
+use crate::context::Context;
+use crate::failure::{Failure, Result};
+
+macro_rules! list_command {
+    ($name:ident, $text:literal, $about:literal, $list:literal, $header:literal) => {
+        pub(super) const $name: Command = Command {
+            name: $text,
+            about: $about,
+            run: Some(|cx| Box::pin(list(cx, $list, $header))),
+            ..Command::EMPTY
+        };
+    };
+}
+list_command!(GET_CLUSTERS, "get-clusters", "Display clusters defined in the kubeconfig", "clusters", "NAME");
+list_command!(GET_USERS, "get-users", "Display users defined in the kubeconfig", "users", "NAME");
+
+macro_rules! delete_command {
+    ($name:ident, $text:literal, $about:literal, $list:literal, $word:literal) => {
+        pub(super) const $name: Command = Command {
+            name: $text,
+            usage: "NAME",
+            about: $about,
+            run: Some(|cx| Box::pin(delete(cx, $list, $word))),
+            ..Command::EMPTY
+        };
+    };
+}
+delete_command!(
+    DELETE_CLUSTER,
+    "delete-cluster",
+    "Delete the specified cluster from the kubeconfig",
+    "clusters",
+    "cluster"
+);
+delete_command!(
+    DELETE_CONTEXT,
+    "delete-context",
+    "Delete the specified context from the kubeconfig",
+    "contexts",
+    "context"
+);
+delete_command!(DELETE_USER, "delete-user", "Delete the specified user from the kubeconfig", "users", "user");
+
+pub(super) const SET_CLUSTER: Command = Command {
+    name: "set-cluster",
+    usage: "NAME [--server=server] [--certificate-authority=path/to/certificate/authority] [--insecure-skip-tls-verify=true] [--tls-server-name=example.com]",
+    about: "Set a cluster entry in kubeconfig",
+    flags: &[&[
+        Flag::bool("embed-certs", "Put the certificate's content into the file."),
+        Flag::string("proxy-url", "Proxy to reach the server by."),
+    ]],
+    run: Some(|cx| Box::pin(set_cluster(cx))),
+    ..Command::EMPTY
+};
+pub(super) const SET_CONTEXT: Command = Command {
+    name: "set-context",
+    usage: "[NAME | --current] [--cluster=cluster_nickname] [--user=user_nickname] [--namespace=namespace]",
+    about: "Set a context entry in kubeconfig",
+    flags: &[&[Flag::bool("current", "Change the current context.")]],
+    run: Some(|cx| Box::pin(set_context(cx))),
+    ..Command::EMPTY
+};
+pub(super) const SET_CREDENTIALS: Command = Command {
+    name: "set-credentials",
+    usage: "NAME [--client-certificate=path/to/certfile] [--client-key=path/to/keyfile] [--token=bearer_token] [--username=basic_user] [--password=basic_password] [--exec-command=exec_command]",
+    about: "Set a user entry in kubeconfig",
+    flags: &[&[
+        Flag::bool("embed-certs", "Put the certificate's and key's content into the file."),
+        Flag::string("exec-command", "Program that gives credentials."),
+        Flag::string("exec-api-version", "API version that it speaks."),
+        Flag::slice("exec-arg", "Argument for it."),
+        Flag::slice("exec-env", "Environment variable for it, as NAME=value."),
+        Flag::string("exec-interactive-mode", "Never, IfAvailable or Always."),
+        Flag::string("auth-provider", "Authentication provider."),
+        Flag::slice("auth-provider-arg", "Its settings, as key=value."),
+    ]],
+    run: Some(|cx| Box::pin(set_credentials(cx))),
+    ..Command::EMPTY
+};
+pub(super) const SET: Command = Command {
+    name: "set",
+    usage: "PROPERTY_NAME PROPERTY_VALUE",
+    about: "Set an individual value in a kubeconfig file",
+    flags: &[&[Flag::bool("set-raw-bytes", "The value is plain text for a base64 field.")]],
+    run: Some(|cx| Box::pin(set(cx))),
+    ..Command::EMPTY
+};
+pub(super) const UNSET: Command = Command {
+    name: "unset",
+    usage: "PROPERTY_NAME",
+    about: "Unset an individual value in a kubeconfig file",
+    run: Some(|cx| Box::pin(unset(cx))),
+    ..Command::EMPTY
+};
+
+async fn list(cx: &Context, list: &str, header: &str) -> Result<()> {
+    let config = merged(cx)?;
+    cx.println(header)?;
+    for e in config[list].as_array().into_iter().flatten() {
+        cx.println(e["name"].as_str().unwrap_or(""))?;
+    }
+    Ok(())
+}
+
+async fn delete(cx: &Context, list: &str, word: &str) -> Result<()> {
+    let [name] = cx.args() else {
+        return Err(cx.usage(format!("you must specify a {word}").replace("a user", "a user")));
+    };
+    let file = super::paths(cx).first().map(|p| p.display().to_string()).unwrap_or_default();
+    if entry(&merged(cx)?, list, name).is_none() {
+        return Err(Failure::message(format!("cannot delete {word} {name}, not in {file}")));
+    }
+    let was_current = modify(
+        cx,
+        |c| entry(c, list, name).is_some(),
+        |c| {
+            if let Some(items) = c[list].as_array_mut() {
+                items.retain(|e| e["name"] != *name);
+            }
+            Ok(word == "context" && c["current-context"] == *name)
+        },
+    )?;
+    if was_current {
+        cx.eprintln(
+            "warning: this removed your active context, use \"kubectl config use-context\" to select a different one",
+        );
+    }
+    match word {
+        "user" => cx.println(format!("deleted user {name} from {file}")),
+        _ => cx.println(format!("deleted {word} {name} from {file}")),
+    }
+}
+
+fn one_name(cx: &Context) -> Result<String> {
+    match cx.args() {
+        [name] if !name.is_empty() => Ok(name.clone()),
+        args => Err(cx.usage(format!("Unexpected args: [{}]", args.join(" ")))),
+    }
+}
+
+/// Puts a file's path, or with `--embed-certs` its content, into an entry.
+fn put_file(cx: &Context, target: &mut Value, flag: &str) -> Result<()> {
+    if !cx.flags.changed(flag) {
+        return Ok(());
+    }
+    let path = cx.flags.string(flag);
+    let (plain, data) = (flag.to_owned(), format!("{flag}-data"));
+    let Some(map) = target.as_object_mut() else { return Ok(()) };
+    if cx.flags.bool("embed-certs") {
+        let bytes = std::fs::read(&path).map_err(|e| {
+            Failure::message(format!(
+                "could not read {flag} data from {path}: {}",
+                crate::files::go_io_error("open", &path, &e)
+            ))
+        })?;
+        map.remove(&plain);
+        map.insert(data, json!(STANDARD.encode(bytes)));
+    } else {
+        let absolute = std::path::absolute(&path).map(|p| p.to_string_lossy().into_owned()).unwrap_or(path);
+        map.remove(&data);
+        map.insert(plain, json!(absolute));
+    }
+    Ok(())
+}
+
+async fn set_cluster(cx: &Context) -> Result<()> {
+    let name = one_name(cx)?;
+    modify(
+        cx,
+        |c| entry(c, "clusters", &name).is_some(),
+        |c| {
+            let (cluster, _) = entry_mut(c, "clusters", "cluster", &name);
+            for flag in ["server", "tls-server-name", "proxy-url"] {
+                if cx.flags.changed(flag) {
+                    cluster[flag] = json!(cx.flags.string(flag));
+                }
+            }
+            if cx.flags.changed("insecure-skip-tls-verify") {
+                cluster["insecure-skip-tls-verify"] = json!(cx.flags.bool("insecure-skip-tls-verify"));
+            }
+            put_file(cx, cluster, "certificate-authority")
+        },
+    )?;
+    cx.println(format!("Cluster \"{name}\" set."))
+}
+
+async fn set_context(cx: &Context) -> Result<()> {
+    let config = merged(cx)?;
+    let name = match (cx.flags.bool("current"), cx.args()) {
+        (true, []) => match config["current-context"].as_str().unwrap_or("") {
+            "" => return Err(Failure::message("no current context is set")),
+            current => current.to_owned(),
+        },
+        (false, [name]) => name.clone(),
+        (true, _) => return Err(cx.usage("you cannot specify both a context name and --current")),
+        _ => return Err(cx.usage("you must specify a non-empty context name or --current")),
+    };
+    let existed = modify(
+        cx,
+        |c| entry(c, "contexts", &name).is_some(),
+        |c| {
+            let (context, existed) = entry_mut(c, "contexts", "context", &name);
+            for flag in ["cluster", "user", "namespace"] {
+                if cx.flags.changed(flag) {
+                    context[flag] = json!(cx.flags.string(flag));
+                }
+            }
+            for key in ["cluster", "user"] {
+                if context[key].is_null() {
+                    context[key] = json!("");
+                }
+            }
+            Ok(existed)
+        },
+    )?;
+    cx.println(format!("Context \"{name}\" {}.", if existed { "modified" } else { "created" }))
+}
+
+async fn set_credentials(cx: &Context) -> Result<()> {
+    let name = one_name(cx)?;
+    modify(
+        cx,
+        |c| entry(c, "users", &name).is_some(),
+        |c| {
+            let (user, _) = entry_mut(c, "users", "user", &name);
+            for flag in ["token", "username", "password"] {
+                if cx.flags.changed(flag) {
+                    user[flag] = json!(cx.flags.string(flag));
+                }
+            }
+            put_file(cx, user, "client-certificate")?;
+            put_file(cx, user, "client-key")?;
+            if cx.flags.changed("exec-command") {
+                user["exec"]["command"] = json!(cx.flags.string("exec-command"));
+                user["exec"]["interactiveMode"] = json!("IfAvailable");
+            }
+            if cx.flags.changed("exec-api-version") {
+                user["exec"]["apiVersion"] = json!(cx.flags.string("exec-api-version"));
+            }
+            if cx.flags.changed("exec-arg") {
+                user["exec"]["args"] = json!(cx.flags.list("exec-arg"));
+            }
+            for pair in cx.flags.list("exec-env") {
+                let (k, v) = pair.trim_end_matches('-').split_once('=').unwrap_or((&pair, ""));
+                if !user["exec"]["env"].is_array() {
+                    user["exec"]["env"] = json!([]);
+                }
+                if let Some(env) = user["exec"]["env"].as_array_mut() {
+                    env.retain(|e| e["name"] != k);
+                    env.push(json!({"name": k, "value": v}));
+                }
+            }
+            if cx.flags.changed("exec-interactive-mode") {
+                user["exec"]["interactiveMode"] = json!(cx.flags.string("exec-interactive-mode"));
+            }
+            if cx.flags.changed("auth-provider") {
+                user["auth-provider"]["name"] = json!(cx.flags.string("auth-provider"));
+                for pair in cx.flags.list("auth-provider-arg") {
+                    let (k, v) = pair.split_once('=').unwrap_or((&pair, ""));
+                    user["auth-provider"]["config"][k] = json!(v);
+                }
+            }
+            Ok(())
+        },
+    )?;
+    cx.println(format!("User \"{name}\" set."))
+}
+
+/// `clusters.my\.name.server` -> the value's place; lists are addressed by name.
+fn steps(property: &str) -> Vec<String> {
+    let mut out = vec![String::new()];
+    let mut chars = property.chars();
+    while let Some(c) = chars.next() {
+        match (c, out.last_mut()) {
+            ('\\', Some(last)) => last.extend(chars.next()),
+            ('.', _) => out.push(String::new()),
+            (c, Some(last)) => last.push(c),
+            (_, None) => {}
+        }
+    }
+    out
+}
+
+async fn set(cx: &Context) -> Result<()> {
+    let [property, value] = cx.args() else {
+        return Err(cx.usage(format!("unexpected args: [{}]", cx.args().join(" "))));
+    };
+    let steps = steps(property);
+    let mut text = value.clone();
+    if cx.flags.bool("set-raw-bytes") {
+        text = STANDARD.encode(text.as_bytes());
+    }
+    let parsed = match text.as_str() {
+        "true" => json!(true),
+        "false" => json!(false),
+        _ => json!(text),
+    };
+    let owner = steps.clone();
+    modify(
+        cx,
+        |c| match owner.as_slice() {
+            [list, name, ..] => entry(c, list, name).is_some(),
+            _ => !c[&owner[0]].is_null(),
+        },
+        |c| {
+            match steps.as_slice() {
+                [one] => c[one] = parsed,
+                [list, name, rest @ ..] if LISTS.iter().any(|(l, _)| l == list) && !rest.is_empty() => {
+                    let key = LISTS.iter().find(|(l, _)| l == list).map_or("", |(_, k)| k);
+                    let mut slot = entry_mut(c, list, key, name).0;
+                    for step in rest {
+                        slot = &mut slot[step];
+                    }
+                    *slot = parsed;
+                }
+                _ => return Err(Failure::message(format!("unable to parse {property}"))),
+            }
+            Ok(())
+        },
+    )?;
+    cx.println(format!("Property \"{property}\" set."))
+}
+
+async fn unset(cx: &Context) -> Result<()> {
+    let [property] = cx.args() else {
+        return Err(cx.usage(format!("unexpected args: [{}]", cx.args().join(" "))));
+    };
+    let steps = steps(property);
+    let owner = steps.clone();
+    modify(
+        cx,
+        |c| match owner.as_slice() {
+            [list, name, ..] => entry(c, list, name).is_some(),
+            _ => !c[&owner[0]].is_null(),
+        },
+        |c| {
+            match steps.as_slice() {
+                [one] => {
+                    if let Some(map) = c.as_object_mut() {
+                        map.remove(one);
+                    }
+                }
+                [list, name] => {
+                    if let Some(items) = c[list].as_array_mut() {
+                        items.retain(|e| e["name"] != *name);
+                    }
+                }
+                [list, name, rest @ .., last] => {
+                    let key = LISTS.iter().find(|(l, _)| l == list).map_or("", |(_, k)| k);
+                    let mut slot = entry_mut(c, list, key, name).0;
+                    for step in rest {
+                        slot = &mut slot[step];
+                    }
+                    if let Some(map) = slot.as_object_mut() {
+                        map.remove(last);
+                    }
+                }
+                [] => {}
+            }
+            Ok(())
+        },
+    )?;
+    cx.println(format!("Property \"{property}\" unset."))
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn dots_in_names_are_escaped() {
+        assert_eq!(super::steps("clusters.my\\.name.server"), ["clusters", "my.name", "server"]);
+        assert_eq!(super::steps("current-context"), ["current-context"]);
+    }
+}

@@ -1,0 +1,101 @@
+//! Flags that several commands share, and those of every command.
+
+use crate::cli::Flag;
+
+pub(crate) const GLOBAL: &[Flag] = &[
+    Flag::string("as", "User to impersonate."),
+    Flag::array("as-group", "Group to impersonate; may be repeated."),
+    Flag::string("as-uid", "UID to impersonate."),
+    Flag::array("as-user-extra", "Extra field (key=value) of the impersonated user; may be repeated."),
+    Flag::string("cache-dir", "Directory of the discovery cache; $HOME/.kube/cache unless given."),
+    Flag::string("certificate-authority", "File with the certificate authority that signed the server's certificate."),
+    Flag::string("client-certificate", "Client certificate file for TLS."),
+    Flag::string("client-key", "Client key file for TLS."),
+    Flag::string("cluster", "Kubeconfig cluster to use."),
+    Flag::string("context", "Kubeconfig context to use."),
+    Flag::bool("disable-compression", "Ask for uncompressed answers."),
+    Flag::bool(
+        "insecure-skip-tls-verify",
+        "Do not check the server's certificate. The connection is then open to attack.",
+    ),
+    Flag::string("kubeconfig", "Kubeconfig file to use."),
+    Flag::string("kuberc", "Preferences file to use; $HOME/.kube/kuberc unless given."),
+    Flag::duration("log-flush-frequency", "5s", "Longest time between log flushes.").hidden(),
+    Flag::bool("match-server-version", "Require the server to have this client's version."),
+    Flag::string("namespace", "Namespace of this request.").short('n'),
+    Flag::string("password", "Password for basic authentication."),
+    Flag::string("profile", "Profile to capture.").default("none"),
+    Flag::string("profile-output", "File of the profile.").default("profile.pprof"),
+    Flag::string("request-timeout", "How long one request may take (1s, 2m, 3h); zero means no limit.").default("0"),
+    Flag::string("server", "Address and port of the API server.").short('s'),
+    Flag::string("tls-server-name", "Name to expect in the server's certificate."),
+    Flag::string("token", "Bearer token."),
+    Flag::string("user", "Kubeconfig user to use."),
+    Flag::string("username", "Name for basic authentication."),
+    Flag::int("v", "0", "Verbosity of the trace on stderr, 0 to 10.").short('v'),
+    Flag::string("vmodule", "Verbosity per module.").hidden(),
+    Flag::bool("warnings-as-errors", "End with an error when the server sent warnings."),
+];
+
+pub(crate) const OUTPUT: &[Flag] = &[
+    Flag::string("output", "Output format: json, yaml, kyaml, name, go-template, go-template-file, template, templatefile, jsonpath, jsonpath-as-json, jsonpath-file.").short('o'),
+    Flag::string("template", "Template text, or the template's file for the -file formats."),
+    Flag::bool("allow-missing-template-keys", "Print nothing for fields a template names and the object lacks.").default("true"),
+    Flag::bool("show-managed-fields", "Keep managedFields in JSON and YAML."),
+];
+
+pub(crate) const FILENAME: &[Flag] = &[
+    Flag::slice("filename", "File, directory or URL that holds the objects; - is standard input.").short('f'),
+    Flag::string("kustomize", "Kustomization directory to build; not together with -f or -R.").short('k'),
+    Flag::bool("recursive", "Also read the directories below the one that -f names.").short('R'),
+];
+
+pub(crate) const SELECTOR: &[Flag] =
+    &[Flag::string("selector", "Label query: =, ==, !=, in, notin (for example -l key1=value1,key2 in (a,b)).")
+        .short('l')];
+
+pub(crate) const FIELD_SELECTOR: &[Flag] =
+    &[Flag::string("field-selector", "Field query: =, ==, != (for example --field-selector key1=value1).")];
+
+pub(crate) const ALL_NAMESPACES: &[Flag] =
+    &[Flag::bool("all-namespaces", "Objects of every namespace, whatever --namespace says.").short('A')];
+
+pub(crate) const DRY_RUN: &[Flag] = &[Flag::string(
+    "dry-run",
+    "none, server or client: with client only print what would be sent, with server send it without persisting.",
+)
+.default("none")
+.bare("unchanged")];
+
+pub(crate) const VALIDATE: &[Flag] = &[Flag::string(
+    "validate",
+    "strict (or true), warn, ignore (or false): how unknown and duplicate fields are treated.",
+)
+.default("strict")
+.bare("strict")];
+
+pub(crate) const RECORD: &[Flag] =
+    &[Flag::bool("record", "Write this command into the kubernetes.io/change-cause annotation.")
+        .deprecated("--record will be removed in the future")];
+
+pub(crate) const SAVE_CONFIG: &[Flag] =
+    &[Flag::bool("save-config", "Keep the object in its last-applied annotation, for kubectl apply later.")];
+
+pub(crate) const CHUNK_SIZE: &[Flag] =
+    &[Flag::int("chunk-size", "500", "Ask for large lists in chunks of this size; 0 turns it off.")];
+
+pub(crate) const ALL: &[Flag] = &[Flag::bool("all", "All objects of the given types in the namespace.")];
+
+pub(crate) const LOCAL: &[Flag] = &[Flag::bool("local", "Work on the files only, without asking the server.")];
+
+pub(crate) const CONTAINER: &[Flag] = &[Flag::string(
+    "container",
+    "Container; else the one of the kubectl.kubernetes.io/default-container annotation, else the first.",
+)
+.short('c')];
+
+pub(crate) const POD_TIMEOUT: &[Flag] =
+    &[Flag::duration("pod-running-timeout", "1m0s", "How long to wait until a pod of the given object runs.")];
+
+pub(crate) const MANAGER_CREATE: &[Flag] =
+    &[Flag::string("field-manager", "Name that owns the fields.").default("kubectl-create")];

@@ -1,0 +1,74 @@
+//! Programs called `kubectl-…` on the PATH, and `kubectl plugin list`.
+
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use crate::cli::{Command, Flag};
+use crate::context::Context;
+use crate::failure::{Failure, Result};
+
+pub(crate) const COMMAND: Command = Command {
+    name: "plugin",
+    about: "Provides utilities for interacting with plugins",
+    subcommands: &[&LIST],
+    ..Command::EMPTY
+};
+const LIST: Command = Command {
+    name: "list",
+    about: "List all visible plugin executables on a user's PATH",
+    flags: &[&[Flag::bool("name-only", "Only names, without directories.")]],
+    run: Some(|cx| Box::pin(list(cx))),
+    ..Command::EMPTY
+};
+
+fn directories() -> Vec<PathBuf> {
+    std::env::var_os("PATH").map(|p| std::env::split_paths(&p).collect()).unwrap_or_default()
+}
+
+/// Becomes the plug-in with the longest matching name (`kubectl a b` -> `kubectl-a-b`, then `kubectl-a b`).
+pub(crate) fn run(argv: &[String]) -> Option<ExitCode> {
+    let words: Vec<&String> = argv.iter().take_while(|w| !w.starts_with('-')).collect();
+    for count in (1..=words.len()).rev() {
+        let parts: Vec<String> = words[..count].iter().map(|w| w.replace('-', "_")).collect();
+        let name = format!("kubectl-{}", parts.join("-"));
+        for dir in directories() {
+            let path = dir.join(&name);
+            if is_executable(&path) {
+                let error = std::process::Command::new(&path).args(&argv[count..]).exec();
+                eprintln!("error: {}: {error}", path.display());
+                return Some(ExitCode::FAILURE);
+            }
+        }
+    }
+    None
+}
+
+fn is_executable(path: &PathBuf) -> bool {
+    std::fs::metadata(path).is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
+}
+
+async fn list(cx: &Context) -> Result<()> {
+    let mut found: Vec<PathBuf> = Vec::new();
+    for dir in directories() {
+        let mut names: Vec<PathBuf> =
+            std::fs::read_dir(dir).into_iter().flatten().filter_map(|e| Some(e.ok()?.path())).collect();
+        names.sort();
+        found.extend(names.into_iter().filter(|p| {
+            p.file_name().is_some_and(|n| n.to_string_lossy().starts_with("kubectl-")) && is_executable(p)
+        }));
+    }
+    if found.is_empty() {
+        return Err(Failure::message("unable to find any kubectl plugins in your PATH"));
+    }
+    cx.println("The following compatible plugins are available:\n")?;
+    for path in found {
+        if cx.flags.bool("name-only") {
+            cx.println(path.file_name().unwrap_or_default().to_string_lossy())?;
+        } else {
+            cx.println(path.display().to_string())?;
+        }
+    }
+    Ok(())
+}

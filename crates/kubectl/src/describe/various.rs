@@ -1,0 +1,301 @@
+//! Smaller kinds.
+
+use base64::Engine;
+use serde_json::Value;
+
+use super::{Writer, or_none, plain, strings, write_meta};
+use crate::context::Context;
+use crate::failure::Result;
+use crate::objects::text;
+use crate::request::Request;
+use crate::resources::items;
+
+pub(super) async fn namespace(cx: &Context, ns: &Value, w: &mut Writer) -> Result<()> {
+    write_meta(w, ns);
+    w.line(0, format!("Status:\t{}", text(ns, "/status/phase")));
+    let name = text(ns, "/metadata/name");
+    for (resource, missing) in
+        [("resourcequotas", "\nNo resource quota."), ("limitranges", "\nNo LimitRange resource.")]
+    {
+        let Ok(list) = Request::get(format!("/api/v1/namespaces/{name}/{resource}")).value(cx).await else { continue };
+        let list = items(&list);
+        if list.is_empty() {
+            w.line(0, missing);
+        } else if resource == "resourcequotas" {
+            w.line(0, "\nResource Quotas");
+            for q in &list {
+                w.line(1, format!("Name:\t{}", text(q, "/metadata/name")));
+                w.line(1, "Resource\tUsed\tHard");
+                w.line(1, "--------\t---\t---");
+                for (k, hard) in q["status"]["hard"].as_object().into_iter().flatten() {
+                    w.line(1, format!("{k}\t{}\t{}", plain(&q["status"]["used"][k]), plain(hard)));
+                }
+            }
+        } else {
+            w.line(
+                0,
+                "\nResource Limits\n Type\tResource\tMin\tMax\tDefault Request\tDefault Limit\tMax Limit/Request Ratio",
+            );
+            w.line(0, " ----\t--------\t---\t---\t---------------\t-------------\t-----------------------");
+            for l in &list {
+                limits(l, w);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn limits(range: &Value, w: &mut Writer) {
+    for item in range["spec"]["limits"].as_array().into_iter().flatten() {
+        let mut names: Vec<&String> = Vec::new();
+        for key in ["max", "min", "default", "defaultRequest", "maxLimitRequestRatio"] {
+            for (k, _) in item[key].as_object().into_iter().flatten() {
+                if !names.contains(&k) {
+                    names.push(k);
+                }
+            }
+        }
+        for name in names {
+            let cell = |key: &str| match plain(&item[key][name]) {
+                s if s.is_empty() => "-".to_owned(),
+                s => s,
+            };
+            w.line(
+                0,
+                format!(
+                    " {}\t{name}\t{}\t{}\t{}\t{}\t{}",
+                    text(item, "/type"),
+                    cell("min"),
+                    cell("max"),
+                    cell("defaultRequest"),
+                    cell("default"),
+                    cell("maxLimitRequestRatio")
+                ),
+            );
+        }
+    }
+}
+
+pub(super) fn config_map(object: &Value, w: &mut Writer) {
+    write_meta(w, object);
+    w.line(0, "\nData\n====");
+    for (k, v) in object["data"].as_object().into_iter().flatten() {
+        w.line(0, format!("{k}:\n----\n{}\n", v.as_str().unwrap_or("")));
+    }
+    w.line(0, "\nBinaryData\n====");
+    for (k, v) in object["binaryData"].as_object().into_iter().flatten() {
+        let bytes = base64::engine::general_purpose::STANDARD.decode(v.as_str().unwrap_or("")).map_or(0, |b| b.len());
+        w.line(0, format!("{k}: {bytes} bytes"));
+    }
+    w.line(0, "");
+}
+
+pub(super) fn secret(object: &Value, w: &mut Writer) {
+    write_meta(w, object);
+    w.line(0, format!("\nType:\t{}", text(object, "/type")));
+    w.line(0, "\nData\n====");
+    for (k, v) in object["data"].as_object().into_iter().flatten() {
+        let decoded = base64::engine::general_purpose::STANDARD.decode(v.as_str().unwrap_or("")).unwrap_or_default();
+        // A service account's token is meant to be read.
+        if text(object, "/type") == "kubernetes.io/service-account-token" && k == "token" {
+            w.line(0, format!("{k}:\t{}", String::from_utf8_lossy(&decoded)));
+        } else {
+            w.line(0, format!("{k}:\t{} bytes", decoded.len()));
+        }
+    }
+}
+
+pub(super) async fn service_account(cx: &Context, sa: &Value, w: &mut Writer) -> Result<()> {
+    write_meta(w, sa);
+    let _ = cx;
+    for (title, key) in [("Image pull secrets", "imagePullSecrets"), ("Mountable secrets", "secrets")] {
+        let names: Vec<&str> = sa[key].as_array().into_iter().flatten().map(|s| text(s, "/name")).collect();
+        if names.is_empty() {
+            w.line(0, format!("{title}:\t<none>"));
+        }
+        for (i, name) in names.iter().enumerate() {
+            w.line(0, format!("{}\t{name}", if i == 0 { format!("{title}:") } else { String::new() }));
+        }
+    }
+    w.line(0, "Tokens:\t<none>");
+    Ok(())
+}
+
+pub(super) async fn claim(cx: &Context, pvc: &Value, w: &mut Writer) -> Result<()> {
+    let (meta, spec, status) = (&pvc["metadata"], &pvc["spec"], &pvc["status"]);
+    w.line(0, format!("Name:\t{}", text(meta, "/name")));
+    w.line(0, format!("Namespace:\t{}", text(meta, "/namespace")));
+    w.line(0, format!("StorageClass:\t{}", text(spec, "/storageClassName")));
+    if meta["deletionTimestamp"].is_null() {
+        w.line(0, format!("Status:\t{}", text(status, "/phase")));
+    } else {
+        w.line(
+            0,
+            format!(
+                "Status:\tTerminating (lasts {})",
+                crate::duration::age(meta["deletionTimestamp"].as_str(), jiff::Timestamp::now())
+            ),
+        );
+    }
+    w.line(0, format!("Volume:\t{}", text(spec, "/volumeName")));
+    super::write_labels(w, "Labels", &meta["labels"]);
+    super::write_annotations(w, "Annotations", &meta["annotations"]);
+    w.line(0, format!("Finalizers:\t[{}]", strings(&meta["finalizers"]).join(" ")));
+    let bound = !text(spec, "/volumeName").is_empty();
+    w.line(0, format!("Capacity:\t{}", if bound { plain(&status["capacity"]["storage"]) } else { String::new() }));
+    let modes: Vec<&str> = strings(&status["accessModes"])
+        .into_iter()
+        .map(|m| match m {
+            "ReadWriteOnce" => "RWO",
+            "ReadOnlyMany" => "ROX",
+            "ReadWriteMany" => "RWX",
+            "ReadWriteOncePod" => "RWOP",
+            other => other,
+        })
+        .collect();
+    w.line(0, format!("Access Modes:\t{}", if bound { modes.join(",") } else { String::new() }));
+    w.line(0, format!("VolumeMode:\t{}", text(spec, "/volumeMode")));
+    let namespace = text(meta, "/namespace");
+    let pods = Request::get(format!("/api/v1/namespaces/{namespace}/pods"))
+        .value(cx)
+        .await
+        .map(|l| items(&l))
+        .unwrap_or_default();
+    let users: Vec<&str> = pods
+        .iter()
+        .filter(|p| {
+            p["spec"]["volumes"]
+                .as_array()
+                .is_some_and(|v| v.iter().any(|v| v["persistentVolumeClaim"]["claimName"] == meta["name"]))
+        })
+        .map(|p| text(p, "/metadata/name"))
+        .collect();
+    if users.is_empty() {
+        w.line(0, "Used By:\t<none>");
+    }
+    for (i, user) in users.iter().enumerate() {
+        w.line(0, format!("{}\t{user}", if i == 0 { "Used By:" } else { "" }));
+    }
+    Ok(())
+}
+
+pub(super) async fn ingress(cx: &Context, ing: &Value, w: &mut Writer) -> Result<()> {
+    let (meta, spec) = (&ing["metadata"], &ing["spec"]);
+    let namespace = text(meta, "/namespace").to_owned();
+    w.line(0, format!("Name:\t{}", text(meta, "/name")));
+    super::write_labels(w, "Labels", &meta["labels"]);
+    w.line(0, format!("Namespace:\t{namespace}"));
+    let addresses: Vec<&str> = ing["status"]["loadBalancer"]["ingress"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|i| if text(i, "/ip").is_empty() { text(i, "/hostname") } else { text(i, "/ip") })
+        .collect();
+    w.line(0, format!("Address:\t{}", addresses.join(",")));
+    w.line(0, format!("Ingress Class:\t{}", or_none(text(spec, "/ingressClassName"))));
+    if spec["defaultBackend"].is_object() {
+        let backend = backend(cx, &namespace, &spec["defaultBackend"]).await;
+        w.line(0, format!("Default backend:\t{backend}"));
+    } else {
+        w.line(0, "Default backend:\t<default>");
+    }
+    if let Some(tls) = spec["tls"].as_array().filter(|t| !t.is_empty()) {
+        w.line(0, "TLS:");
+        for t in tls {
+            let hosts = strings(&t["hosts"]).join(",");
+            match text(t, "/secretName") {
+                "" => w.line(1, format!("SNI routes {hosts}")),
+                secret => w.line(1, format!("{secret} terminates {hosts}")),
+            }
+        }
+    }
+    w.line(0, "Rules:\n  Host\tPath\tBackends");
+    w.line(1, "----\t----\t--------");
+    let rules = spec["rules"].as_array().cloned().unwrap_or_default();
+    for rule in &rules {
+        w.line(1, format!("{}\t", if text(rule, "/host").is_empty() { "*" } else { text(rule, "/host") }));
+        for path in rule["http"]["paths"].as_array().into_iter().flatten() {
+            let backend = backend(cx, &namespace, &path["backend"]).await;
+            w.line(2, format!("\t{} \t{backend}", text(path, "/path")));
+        }
+    }
+    if rules.is_empty() {
+        w.line(1, "*\t*\t<default>");
+    }
+    super::write_annotations(w, "Annotations", &meta["annotations"]);
+    Ok(())
+}
+
+async fn backend(cx: &Context, namespace: &str, backend: &Value) -> String {
+    let service = &backend["service"];
+    if !service.is_object() {
+        return format!(
+            "APIGroup: {}, Kind: {}, Name: {}",
+            text(backend, "/resource/apiGroup"),
+            text(backend, "/resource/kind"),
+            text(backend, "/resource/name")
+        );
+    }
+    let name = text(service, "/name");
+    let port = if service["port"]["number"].is_null() {
+        text(service, "/port/name").to_owned()
+    } else {
+        plain(&service["port"]["number"])
+    };
+    let slices = Request::get(format!("/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"))
+        .query("labelSelector", format!("kubernetes.io/service-name={name}"))
+        .value(cx)
+        .await
+        .map(|l| items(&l))
+        .unwrap_or_default();
+    let port_name = slices
+        .iter()
+        .flat_map(|s| s["ports"].as_array().into_iter().flatten())
+        .map(|p| text(p, "/name").to_owned())
+        .next()
+        .unwrap_or_default();
+    format!("{name}:{port} ({})", super::service::endpoints(&slices, &port_name))
+}
+
+pub(super) fn role(object: &Value, w: &mut Writer) {
+    w.line(0, format!("Name:\t{}", text(object, "/metadata/name")));
+    super::write_labels(w, "Labels", &object["metadata"]["labels"]);
+    super::write_annotations(w, "Annotations", &object["metadata"]["annotations"]);
+    w.line(0, "PolicyRule:");
+    w.line(1, "Resources\tNon-Resource URLs\tResource Names\tVerbs");
+    w.line(1, "---------\t-----------------\t--------------\t-----");
+    let list = |v: &Value| format!("[{}]", strings(v).join(" "));
+    let mut rows = Vec::new();
+    for rule in object["rules"].as_array().into_iter().flatten() {
+        for url in strings(&rule["nonResourceURLs"]) {
+            rows.push(format!("\t[{url}]\t[]\t{}", list(&rule["verbs"])));
+        }
+        for group in strings(&rule["apiGroups"]) {
+            for resource in strings(&rule["resources"]) {
+                let (main, sub) =
+                    resource.split_once('/').map_or((resource, String::new()), |(m, s)| (m, format!("/{s}")));
+                let name = if group.is_empty() { resource.to_owned() } else { format!("{main}.{group}{sub}") };
+                rows.push(format!("{name}\t[]\t{}\t{}", list(&rule["resourceNames"]), list(&rule["verbs"])));
+            }
+        }
+    }
+    rows.sort();
+    for row in rows {
+        w.line(1, row);
+    }
+}
+
+pub(super) fn binding(object: &Value, w: &mut Writer) {
+    w.line(0, format!("Name:\t{}", text(object, "/metadata/name")));
+    super::write_labels(w, "Labels", &object["metadata"]["labels"]);
+    super::write_annotations(w, "Annotations", &object["metadata"]["annotations"]);
+    w.line(0, "Role:");
+    w.line(1, format!("Kind:\t{}", text(object, "/roleRef/kind")));
+    w.line(1, format!("Name:\t{}", text(object, "/roleRef/name")));
+    w.line(0, "Subjects:");
+    w.line(1, "Kind\tName\tNamespace");
+    w.line(1, "----\t----\t---------");
+    for s in object["subjects"].as_array().into_iter().flatten() {
+        w.line(1, format!("{}\t{}\t{}", text(s, "/kind"), text(s, "/name"), text(s, "/namespace")));
+    }
+}

@@ -1,0 +1,285 @@
+//! `-f`: files, directories, globs, URLs and stdin, in JSON or (multi-document) YAML, with lists taken apart.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::context::Context;
+use crate::failure::{Failure, Result};
+
+/// An object read from somewhere; `source` is how errors name the place.
+#[derive(Clone, Debug)]
+pub(crate) struct Manifest {
+    pub(crate) object: Value,
+    pub(crate) source: String,
+}
+
+const EXTENSIONS: [&str; 3] = ["json", "yaml", "yml"];
+
+/// Reads everything that `-f`, `-k` and `-R` name.
+pub(crate) async fn read_manifests(cx: &Context) -> Result<Vec<Manifest>> {
+    let files = cx.flags.list("filename");
+    let kustomize = cx.flags.string("kustomize");
+    if !files.is_empty() && !kustomize.is_empty() {
+        return Err(Failure::message("only one of -f or -k can be specified"));
+    }
+    if !kustomize.is_empty() {
+        if cx.flags.bool("recursive") {
+            return Err(Failure::message("the -k flag can't be used with -f or -R"));
+        }
+        let text = crate::kustomize::build(Path::new(&kustomize)).map_err(Failure::message)?;
+        return parse(&text, &kustomize);
+    }
+    let mut out = Vec::new();
+    for file in &files {
+        out.extend(read_one(cx, file, cx.flags.bool("recursive")).await?);
+    }
+    Ok(out)
+}
+
+async fn read_one(cx: &Context, file: &str, recursive: bool) -> Result<Vec<Manifest>> {
+    if file == "-" {
+        let bytes = cx.read_stdin()?;
+        return parse(&String::from_utf8_lossy(&bytes), "STDIN");
+    }
+    if file.starts_with("http://") || file.starts_with("https://") {
+        let text = read_url(file).await?;
+        return parse(&text, file);
+    }
+    let mut out = Vec::new();
+    let mut paths = vec![file.to_owned()];
+    if !Path::new(file).exists() && file.contains(['*', '?', '[']) {
+        paths = glob(file);
+    }
+    for path in paths {
+        for found in expand(&path, recursive)? {
+            let bytes = std::fs::read(&found).map_err(|e| Failure::message(go_io_error("open", &found, &e)))?;
+            out.extend(parse(&String::from_utf8_lossy(&bytes), &found)?);
+        }
+    }
+    if out.is_empty() && Path::new(file).is_dir() {
+        return Err(Failure::message(format!(
+            "error reading [{file}]: recognized file extensions are [.json .yaml .yml]"
+        )));
+    }
+    Ok(out)
+}
+
+/// A directory's manifests in name order; below it too with `-R`.
+fn expand(path: &str, recursive: bool) -> Result<Vec<String>> {
+    let meta = std::fs::metadata(path).map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound => Failure::message(format!("the path \"{path}\" does not exist")),
+        _ => Failure::message(format!("the path \"{path}\" cannot be accessed: {}", go_io_error("stat", path, &e))),
+    })?;
+    if !meta.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let mut names: Vec<_> = std::fs::read_dir(path)?.filter_map(|e| Some(e.ok()?.path())).collect();
+    names.sort();
+    let mut out = Vec::new();
+    for entry in names {
+        let text = entry.to_string_lossy().into_owned();
+        if entry.is_dir() {
+            if recursive {
+                out.extend(expand(&text, true)?);
+            }
+        } else if entry.extension().is_some_and(|e| EXTENSIONS.iter().any(|x| e == *x)) {
+            out.push(text);
+        }
+    }
+    Ok(out)
+}
+
+/// Globs in the last path element, which is what shells leave to us when quoted.
+fn glob(pattern: &str) -> Vec<String> {
+    let (dir, name) = pattern.rsplit_once('/').map_or((".", pattern), |(d, n)| (d, n));
+    let mut out: Vec<String> = std::fs::read_dir(dir)
+        .into_iter()
+        .flatten()
+        .filter_map(|e| e.ok())
+        .filter(|e| wildcard(name.as_bytes(), e.file_name().as_encoded_bytes()))
+        .map(|e| {
+            if pattern.contains('/') {
+                format!("{dir}/{}", e.file_name().to_string_lossy())
+            } else {
+                e.file_name().to_string_lossy().into_owned()
+            }
+        })
+        .collect();
+    out.sort();
+    if out.is_empty() { vec![pattern.to_owned()] } else { out }
+}
+
+fn wildcard(pattern: &[u8], text: &[u8]) -> bool {
+    match (pattern.first(), text.first()) {
+        (None, None) => true,
+        (Some(b'*'), _) => wildcard(&pattern[1..], text) || (!text.is_empty() && wildcard(pattern, &text[1..])),
+        (Some(b'?'), Some(_)) => wildcard(&pattern[1..], &text[1..]),
+        (Some(b'['), Some(c)) => match pattern.iter().position(|b| *b == b']') {
+            Some(end) => pattern[1..end].contains(c) && wildcard(&pattern[end + 1..], &text[1..]),
+            None => false,
+        },
+        (Some(p), Some(t)) if p == t => wildcard(&pattern[1..], &text[1..]),
+        _ => false,
+    }
+}
+
+pub(crate) async fn read_url(url: &str) -> Result<String> {
+    use client::kubeconfig::{AuthInfo, Cluster, Kubeconfig, Overrides};
+    let (scheme, rest) = url.split_once("://").unwrap_or(("https", url));
+    let (host, path) = rest.split_once('/').map_or((rest, String::new()), |(h, p)| (h, p.to_owned()));
+    let cluster = Cluster {
+        server: Some(format!("{scheme}://{host}")),
+        certificate_authority: Some("/etc/ssl/certs/ca-certificates.crt".to_owned()).filter(|p| Path::new(p).exists()),
+        ..Cluster::default()
+    };
+    let config = Kubeconfig::single("url", cluster, AuthInfo::default(), None);
+    let failed = |why: String| Failure::message(format!("unable to read URL \"{url}\", {why}"));
+    let client = client::Client::from_kubeconfig(&config, &Overrides::default()).map_err(|e| failed(e.to_string()))?;
+    let request =
+        http::Request::get(format!("/{path}")).body(bytes::Bytes::new()).map_err(|e| failed(e.to_string()))?;
+    let response = client.send(request).await.map_err(|e| failed(e.to_string()))?;
+    let status = response.status();
+    if !status.is_success() {
+        return Err(failed(format!(
+            "server reported {} {}, status code={}",
+            status.as_u16(),
+            status.canonical_reason().unwrap_or(""),
+            status.as_u16()
+        )));
+    }
+    let body = http_body_util::BodyExt::collect(response.into_body()).await.map_err(|e| failed(e.to_string()))?;
+    Ok(String::from_utf8_lossy(&body.to_bytes()).into_owned())
+}
+
+/// Splits, decodes, and takes lists apart.
+pub(crate) fn parse(text: &str, source: &str) -> Result<Vec<Manifest>> {
+    let mut out = Vec::new();
+    for value in documents(text).map_err(|e| Failure::message(format!("error parsing {source}: {e}")))? {
+        flatten(value, source, &mut out)?;
+    }
+    Ok(out)
+}
+
+/// The documents of a stream: YAML separated by `---`, or JSON values one after another.
+pub(crate) fn documents(text: &str) -> Result<Vec<Value>, String> {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    if text.trim_start().starts_with('{') {
+        let mut values = Vec::new();
+        let mut stream = serde_json::Deserializer::from_str(text).into_iter::<Value>();
+        let failed = loop {
+            match stream.next() {
+                Some(Ok(v)) => values.push(v),
+                Some(Err(e)) => break Some(e),
+                None => break None,
+            }
+        };
+        match failed {
+            None => return Ok(values),
+            // YAML's flow style also begins with a brace.
+            Some(e) if values.is_empty() && yaml(text).is_err() => return Err(json_error(&e)),
+            Some(_) => {}
+        }
+    }
+    let mut values = Vec::new();
+    for part in split_yaml(text) {
+        if part.lines().all(|l| l.trim().is_empty() || l.trim_start().starts_with('#')) {
+            continue;
+        }
+        let value = yaml(&part)?;
+        if !value.is_null() {
+            values.push(value);
+        }
+    }
+    Ok(values)
+}
+
+fn json_error(e: &serde_json::Error) -> String {
+    format!("json: line {}: {e}", e.line())
+}
+
+pub(crate) fn yaml(text: &str) -> Result<Value, String> {
+    yaml_serde::from_str::<Value>(text).map_err(|e| {
+        let place = e.location().map(|l| format!("line {}: ", l.line())).unwrap_or_default();
+        let message = e.to_string();
+        let message = message.split(" at line ").next().unwrap_or(&message).to_owned();
+        format!("error converting YAML to JSON: yaml: {place}{message}")
+    })
+}
+
+fn split_yaml(text: &str) -> Vec<String> {
+    let mut parts = vec![String::new()];
+    for line in text.lines() {
+        if line.starts_with("---") && line[3..].trim_start_matches([' ', '\t']).chars().next().is_none_or(|c| c == '#')
+        {
+            parts.push(String::new());
+        } else if let Some(last) = parts.last_mut() {
+            last.push_str(line.strip_prefix("--- ").unwrap_or(line));
+            last.push('\n');
+        }
+    }
+    parts
+}
+
+fn flatten(value: Value, source: &str, out: &mut Vec<Manifest>) -> Result<()> {
+    let kind = value["kind"].as_str().unwrap_or("");
+    if kind.ends_with("List") && value["items"].is_array() {
+        let (item_kind, api_version) = (kind.trim_end_matches("List").to_owned(), value["apiVersion"].clone());
+        for mut item in value["items"].as_array().cloned().unwrap_or_default() {
+            if item["kind"].is_null() && !item_kind.is_empty() && item.is_object() {
+                item["kind"] = Value::String(item_kind.clone());
+                item["apiVersion"] = api_version.clone();
+            }
+            flatten(item, source, out)?;
+        }
+        return Ok(());
+    }
+    if !value.is_object() {
+        return Err(Failure::message(format!(
+            "unable to decode \"{source}\": json: cannot unmarshal {} into Go value of type struct",
+            crate::printers::json::compact(&value)
+        )));
+    }
+    out.push(Manifest { object: value, source: source.to_owned() });
+    Ok(())
+}
+
+/// An I/O error in Go's words.
+pub(crate) fn go_io_error(operation: &str, path: &str, error: &std::io::Error) -> String {
+    let why = match error.kind() {
+        std::io::ErrorKind::NotFound => "no such file or directory".to_owned(),
+        std::io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
+        std::io::ErrorKind::IsADirectory => "is a directory".to_owned(),
+        _ => error.to_string(),
+    };
+    format!("{operation} {path}: {why}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn documents_and_lists_come_apart() {
+        let text = "apiVersion: v1\nkind: A\n---\n# only a comment\n---\napiVersion: v1\nkind: List\nitems:\n- kind: B\n  apiVersion: v1\n";
+        let kinds: Vec<String> =
+            parse(text, "f").unwrap().iter().map(|m| m.object["kind"].as_str().unwrap().to_owned()).collect();
+        assert_eq!(kinds, ["A", "B"]);
+        assert_eq!(parse("{\"kind\":\"A\"}\n{\"kind\":\"B\"}", "f").unwrap().len(), 2);
+        assert!(
+            parse("a: [", "f.yaml")
+                .unwrap_err()
+                .to_string()
+                .starts_with("error: error parsing f.yaml: error converting YAML to JSON: yaml: line")
+        );
+    }
+
+    #[test]
+    fn wildcards_match() {
+        for (pattern, text, expected) in
+            [("*.yaml", "a.yaml", true), ("?.yaml", "ab.yaml", false), ("[ab].yaml", "b.yaml", true)]
+        {
+            assert_eq!(wildcard(pattern.as_bytes(), text.as_bytes()), expected, "{pattern} {text}");
+        }
+    }
+}

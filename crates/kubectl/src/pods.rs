@@ -1,0 +1,116 @@
+//! From whatever a person named to pods and their containers.
+
+use serde_json::Value;
+
+use crate::commands::create_known as known;
+use crate::context::Context;
+use crate::failure::{Failure, Result};
+use crate::objects::text;
+use crate::request::Request;
+use crate::resources::items;
+use crate::selector;
+
+pub(crate) async fn by_selector(cx: &Context, namespace: &str, selector: &str) -> Result<Vec<Value>> {
+    let list = Request::get(known("v1", "pods", "Pod", true).path(namespace))
+        .query("labelSelector", selector)
+        .value(cx)
+        .await?;
+    Ok(items(&list))
+}
+
+/// The pods behind `pod/x`, `deployment/x`, `service/x`…, those most likely to answer first.
+pub(crate) async fn of_object(cx: &Context, namespace: &str, word: &str) -> Result<Vec<Value>> {
+    let (kind, name) = word.split_once('/').unwrap_or(("pod", word));
+    let mapping = cx.discovery()?.resolve(cx, kind).await?;
+    let object = Request::get(mapping.object_path(namespace, name)).value(cx).await?;
+    if mapping.kind == "Pod" {
+        return Ok(vec![object]);
+    }
+    let selector = pod_selector(&object).ok_or_else(|| {
+        Failure::message(format!("cannot attach to *{}: selector for *{} not implemented", mapping.kind, mapping.kind))
+    })?;
+    let mut pods = by_selector(cx, namespace, &selector).await?;
+    pods.sort_by_key(rank);
+    if pods.is_empty() {
+        return Err(Failure::message(format!("no pods found for {word}")));
+    }
+    Ok(pods)
+}
+
+/// The label query for the pods of a workload or service.
+pub(crate) fn pod_selector(object: &Value) -> Option<String> {
+    match object["kind"].as_str()? {
+        "Service" | "ReplicationController" => {
+            Some(selector::from_map(&object["spec"]["selector"])).filter(|s| !s.is_empty())
+        }
+        "Deployment" | "ReplicaSet" | "StatefulSet" | "DaemonSet" | "Job" => {
+            selector::from_label_selector(&object["spec"]["selector"])
+        }
+        _ => None,
+    }
+}
+
+/// Smaller is better: assigned, running, ready (upstream's ByLogging/ActivePods).
+fn rank(pod: &Value) -> (bool, u8, bool, String) {
+    let phase = match text(pod, "/status/phase") {
+        "Running" => 0,
+        "Pending" => 1,
+        _ => 2,
+    };
+    (text(pod, "/spec/nodeName").is_empty(), phase, !is_ready(pod), text(pod, "/metadata/name").to_owned())
+}
+
+pub(crate) fn is_ready(pod: &Value) -> bool {
+    pod["status"]["conditions"]
+        .as_array()
+        .is_some_and(|c| c.iter().any(|c| c["type"] == "Ready" && c["status"] == "True"))
+}
+
+/// Init, regular and ephemeral containers, in that order.
+pub(crate) fn container_names(pod: &Value) -> Vec<String> {
+    ["initContainers", "containers", "ephemeralContainers"]
+        .iter()
+        .flat_map(|list| pod["spec"][*list].as_array().into_iter().flatten())
+        .filter_map(|c| Some(c["name"].as_str()?.to_owned()))
+        .collect()
+}
+
+/// The wanted container, else the annotated default, else the first (saying so when there are several).
+pub(crate) fn choose_container(cx: &Context, pod: &Value, wanted: &str) -> Result<String> {
+    let name = text(pod, "/metadata/name");
+    let all = container_names(pod);
+    if !wanted.is_empty() {
+        if all.iter().any(|c| c == wanted) {
+            return Ok(wanted.to_owned());
+        }
+        return Err(Failure::message(format!(
+            "container {wanted} is not valid for pod {name} out of: {}",
+            listed(pod)
+        )));
+    }
+    if let Some(default) = pod["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"].as_str()
+        && all.iter().any(|c| c == default)
+    {
+        return Ok(default.to_owned());
+    }
+    let containers = pod["spec"]["containers"].as_array().map(Vec::as_slice).unwrap_or(&[]);
+    let first = containers
+        .first()
+        .and_then(|c| c["name"].as_str())
+        .ok_or_else(|| Failure::message(format!("no container found in pod {name}")))?;
+    let quiet = cx.flags.has_flag("quiet") && cx.flags.bool("quiet");
+    if all.len() > 1 && !quiet {
+        cx.eprintln(format!("Defaulted container \"{first}\" out of: {}", listed(pod)));
+    }
+    Ok(first.to_owned())
+}
+
+fn listed(pod: &Value) -> String {
+    let mut out = Vec::new();
+    for (list, suffix) in [("containers", ""), ("initContainers", " (init)"), ("ephemeralContainers", " (ephem)")] {
+        for c in pod["spec"][list].as_array().into_iter().flatten() {
+            out.push(format!("{}{suffix}", c["name"].as_str().unwrap_or("")));
+        }
+    }
+    out.join(", ")
+}

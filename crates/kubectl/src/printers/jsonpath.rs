@@ -1,0 +1,728 @@
+//! kubectl's JSONPath: text with `{…}` expressions over an object (client-go's util/jsonpath, v1.36).
+//!
+//! `{.items[*].metadata.name}`, `{range .items[*]}{.metadata.name}{"\n"}{end}`, filters `[?(@.a=="b")]`, slices with
+//! negative ends, unions `['a','b']`, recursive descent `..`. Also the engine of `--sort-by` and custom columns.
+
+use std::borrow::Cow;
+
+use serde_json::Value;
+
+#[derive(Debug, Clone, PartialEq)]
+enum Node {
+    Text(String),
+    Field(String),
+    Slice { start: Option<i64>, end: Option<i64>, step: Option<i64>, single: bool },
+    Filter { left: Vec<Node>, operator: String, right: Vec<Node> },
+    Number(serde_json::Number),
+    Bool(bool),
+    Wildcard,
+    Recursive,
+    Union(Vec<Vec<Node>>),
+    Root,
+    Current,
+    List(Vec<Node>),
+    Range,
+    End,
+}
+
+/// A parsed template.
+#[derive(Debug)]
+pub(crate) struct JsonPath {
+    nodes: Vec<Node>,
+    allow_missing: bool,
+}
+
+type Found<'a> = Vec<Cow<'a, Value>>;
+
+impl JsonPath {
+    pub(crate) fn parse(template: &str) -> Result<JsonPath, String> {
+        let mut nodes = Vec::new();
+        let mut rest = template;
+        while let Some(open) = rest.find('{') {
+            if open > 0 {
+                nodes.push(Node::Text(rest[..open].to_owned()));
+            }
+            rest = &rest[open + 1..];
+            let mut parser = Parser { text: rest, at: 0 };
+            let list = parser.action()?;
+            rest = &rest[parser.at..];
+            match list.as_slice() {
+                [Node::Range, expression @ ..] => {
+                    nodes.push(Node::Range);
+                    nodes.push(Node::List(expression.to_vec()));
+                }
+                [Node::End] => nodes.push(Node::End),
+                _ => nodes.push(Node::List(list)),
+            }
+        }
+        if !rest.is_empty() {
+            nodes.push(Node::Text(rest.to_owned()));
+        }
+        Ok(JsonPath { nodes, allow_missing: false })
+    }
+
+    /// `metadata.name`, `.metadata.name`, `{.metadata.name}`: what `--sort-by` and custom columns accept.
+    pub(crate) fn parse_relaxed(spec: &str) -> Result<JsonPath, String> {
+        JsonPath::parse(&relaxed(spec)?)
+    }
+
+    pub(crate) fn allow_missing(mut self, allow: bool) -> JsonPath {
+        self.allow_missing = allow;
+        self
+    }
+
+    /// Renders the whole template.
+    pub(crate) fn render(&self, data: &Value) -> Result<String, String> {
+        let mut out = String::new();
+        self.render_nodes(&self.nodes, data, data, &mut out)?;
+        Ok(out)
+    }
+
+    /// The values of the first expression; for sorting and columns.
+    pub(crate) fn find<'a>(&self, data: &'a Value) -> Result<Found<'a>, String> {
+        let mut results = Vec::new();
+        for node in &self.nodes {
+            if let Node::List(list) = node {
+                results.extend(self.eval(list, data, vec![Cow::Borrowed(data)])?);
+            }
+        }
+        Ok(results)
+    }
+
+    fn render_nodes(&self, nodes: &[Node], root: &Value, current: &Value, out: &mut String) -> Result<(), String> {
+        let mut i = 0;
+        while i < nodes.len() {
+            match &nodes[i] {
+                Node::Text(t) => out.push_str(t),
+                Node::Range => {
+                    let Some(Node::List(list)) = nodes.get(i + 1) else {
+                        return Err("range without an expression".to_owned());
+                    };
+                    let body_start = i + 2;
+                    let body_end = matching_end(nodes, body_start).ok_or("unclosed range")?;
+                    for item in self.eval(list, root, vec![Cow::Borrowed(current)])? {
+                        self.render_nodes(&nodes[body_start..body_end], root, &item, out)?;
+                    }
+                    i = body_end;
+                }
+                Node::End => return Err("not in range, nothing to end".to_owned()),
+                Node::List(list) => {
+                    let values = self.eval(list, root, vec![Cow::Borrowed(current)])?;
+                    for (n, value) in values.iter().enumerate() {
+                        if n > 0 {
+                            out.push(' ');
+                        }
+                        out.push_str(&text_of(value));
+                    }
+                }
+                other => return Err(format!("unexpected Node {other:?}")),
+            }
+            i += 1;
+        }
+        Ok(())
+    }
+
+    fn eval<'a>(&self, nodes: &[Node], root: &'a Value, start: Found<'a>) -> Result<Found<'a>, String> {
+        let mut current = start;
+        for node in nodes {
+            current = self.step(node, root, current)?;
+        }
+        Ok(current)
+    }
+
+    fn step<'a>(&self, node: &Node, root: &'a Value, input: Found<'a>) -> Result<Found<'a>, String> {
+        Ok(match node {
+            Node::Text(t) => vec![Cow::Owned(Value::String(t.clone()))],
+            Node::Number(n) => vec![Cow::Owned(Value::Number(n.clone()))],
+            Node::Bool(b) => vec![Cow::Owned(Value::Bool(*b))],
+            Node::Root => vec![Cow::Borrowed(root)],
+            Node::Current => input,
+            Node::Field(name) => self.field(name, input)?,
+            Node::Wildcard => input.into_iter().flat_map(children).collect(),
+            Node::Recursive => {
+                let mut out = Vec::new();
+                for value in input {
+                    descend(value, &mut out);
+                }
+                out
+            }
+            Node::Slice { start, end, step, single } => {
+                let mut out = Vec::new();
+                for value in input {
+                    self.slice(value, *start, *end, *step, *single, &mut out)?;
+                }
+                out
+            }
+            Node::Filter { left, operator, right } => {
+                let mut out = Vec::new();
+                for value in input {
+                    if !value.is_array() && !value.is_object() {
+                        continue;
+                    }
+                    for item in children(value) {
+                        if self.matches(&item, root, left, operator, right)? {
+                            out.push(item);
+                        }
+                    }
+                }
+                out
+            }
+            Node::Union(lists) => {
+                let mut out = Vec::new();
+                for list in lists {
+                    out.extend(self.eval(list, root, input.clone())?);
+                }
+                out
+            }
+            Node::List(list) => self.eval(list, root, input)?,
+            Node::Range | Node::End => return Err("range inside an expression".to_owned()),
+        })
+    }
+
+    fn field<'a>(&self, name: &str, input: Found<'a>) -> Result<Found<'a>, String> {
+        // Nothing in, nothing out: an earlier part already came up empty.
+        if input.is_empty() {
+            return Ok(input);
+        }
+        let mut out = Vec::new();
+        for value in input {
+            match value {
+                Cow::Borrowed(v) => {
+                    if let Some(found) = v.get(name) {
+                        out.push(Cow::Borrowed(found));
+                    }
+                }
+                Cow::Owned(v) => {
+                    if let Some(found) = v.get(name) {
+                        out.push(Cow::Owned(found.clone()));
+                    }
+                }
+            }
+        }
+        if out.is_empty() && !self.allow_missing {
+            return Err(format!("{name} is not found"));
+        }
+        Ok(out)
+    }
+
+    fn slice<'a>(
+        &self,
+        value: Cow<'a, Value>,
+        start: Option<i64>,
+        end: Option<i64>,
+        step: Option<i64>,
+        single: bool,
+        out: &mut Found<'a>,
+    ) -> Result<(), String> {
+        let Some(array) = value.as_array() else {
+            if value.is_null() {
+                return Ok(());
+            }
+            return Err(format!("{} is not array or slice", go_value(&value)));
+        };
+        let len = array.len() as i64;
+        let mut from = start.unwrap_or(0);
+        if from < 0 {
+            from += len;
+        }
+        let mut to = if single { from + 1 } else { end.unwrap_or(len) };
+        if to < 0 {
+            to += len;
+        }
+        if single && (from < 0 || from >= len) {
+            if self.allow_missing {
+                return Ok(());
+            }
+            return Err(format!("array index out of bounds: index {from}, length {len}"));
+        }
+        from = from.clamp(0, len);
+        to = to.clamp(0, len);
+        let step = step.unwrap_or(1);
+        if step <= 0 {
+            return Err("step must be > 0".to_owned());
+        }
+        let mut i = from;
+        while i < to {
+            match &value {
+                Cow::Borrowed(v) => {
+                    if let Some(item) = v.get(i as usize) {
+                        out.push(Cow::Borrowed(item));
+                    }
+                }
+                Cow::Owned(v) => out.push(Cow::Owned(v[i as usize].clone())),
+            }
+            i += step;
+        }
+        Ok(())
+    }
+
+    fn matches(
+        &self,
+        item: &Value,
+        root: &Value,
+        left: &[Node],
+        operator: &str,
+        right: &[Node],
+    ) -> Result<bool, String> {
+        // Inside a filter a missing field only means "does not match".
+        let quiet = JsonPath { nodes: Vec::new(), allow_missing: true };
+        let lefts = quiet.eval(left, root, vec![Cow::Borrowed(item)])?;
+        if operator == "exists" {
+            return Ok(!lefts.is_empty());
+        }
+        if lefts.is_empty() {
+            return Ok(false);
+        }
+        if lefts.len() > 1 {
+            return Err("can only compare one element at a time".to_owned());
+        }
+        let rights = quiet.eval(right, root, vec![Cow::Borrowed(item)])?;
+        if rights.is_empty() {
+            return Ok(false);
+        }
+        if rights.len() > 1 {
+            return Err("can only compare one element at a time".to_owned());
+        }
+        let ordering = compare(&lefts[0], &rights[0]);
+        Ok(match operator {
+            "==" => lefts[0] == rights[0] || ordering == Some(std::cmp::Ordering::Equal),
+            "!=" => !(lefts[0] == rights[0] || ordering == Some(std::cmp::Ordering::Equal)),
+            "<" => ordering.is_some_and(std::cmp::Ordering::is_lt),
+            ">" => ordering.is_some_and(std::cmp::Ordering::is_gt),
+            "<=" => ordering.is_some_and(std::cmp::Ordering::is_le),
+            ">=" => ordering.is_some_and(std::cmp::Ordering::is_ge),
+            other => return Err(format!("unrecognized filter operator {other}")),
+        })
+    }
+}
+
+fn matching_end(nodes: &[Node], from: usize) -> Option<usize> {
+    let mut depth = 0;
+    for (i, node) in nodes.iter().enumerate().skip(from) {
+        match node {
+            Node::Range => depth += 1,
+            Node::End if depth == 0 => return Some(i),
+            Node::End => depth -= 1,
+            _ => {}
+        }
+    }
+    None
+}
+
+fn children(value: Cow<'_, Value>) -> Found<'_> {
+    match value {
+        Cow::Borrowed(Value::Array(a)) => a.iter().map(Cow::Borrowed).collect(),
+        Cow::Borrowed(Value::Object(m)) => m.values().map(Cow::Borrowed).collect(),
+        Cow::Owned(Value::Array(a)) => a.into_iter().map(Cow::Owned).collect(),
+        Cow::Owned(Value::Object(m)) => m.into_iter().map(|(_, v)| Cow::Owned(v)).collect(),
+        _ => Vec::new(),
+    }
+}
+
+fn descend<'a>(value: Cow<'a, Value>, out: &mut Found<'a>) {
+    out.push(value.clone());
+    for child in children(value) {
+        if child.is_array() || child.is_object() {
+            descend(child, out);
+        }
+    }
+}
+
+fn compare(a: &Value, b: &Value) -> Option<std::cmp::Ordering> {
+    match (a, b) {
+        (Value::Number(a), Value::Number(b)) => a.as_f64()?.partial_cmp(&b.as_f64()?),
+        (Value::String(a), Value::String(b)) => Some(a.cmp(b)),
+        (Value::Bool(a), Value::Bool(b)) => Some(a.cmp(b)),
+        _ => None,
+    }
+}
+
+/// How one result prints: strings bare, everything with structure as compact JSON.
+pub(crate) fn text_of(value: &Value) -> String {
+    match value {
+        Value::String(s) => s.clone(),
+        Value::Null => String::new(),
+        Value::Array(_) | Value::Object(_) => super::json::compact(value),
+        other => other.to_string(),
+    }
+}
+
+fn go_value(value: &Value) -> String {
+    match value {
+        Value::String(s) => s.clone(),
+        other => super::go_template::print_value(other),
+    }
+}
+
+pub(crate) fn relaxed(spec: &str) -> Result<String, String> {
+    if spec.is_empty() {
+        return Ok(String::new());
+    }
+    let inner = match spec.strip_prefix('{') {
+        Some(s) => s.strip_suffix('}').unwrap_or("{"),
+        None => spec,
+    };
+    let inner = inner.strip_prefix('.').unwrap_or(inner);
+    if inner.is_empty() || inner.contains(['{', '}']) {
+        return Err(
+            "unexpected path string, expected a 'name1.name2' or '.name1.name2' or '{name1.name2}' or '{.name1.name2}'"
+                .to_owned(),
+        );
+    }
+    Ok(format!("{{.{inner}}}"))
+}
+
+struct Parser<'a> {
+    text: &'a str,
+    at: usize,
+}
+
+impl Parser<'_> {
+    fn rest(&self) -> &str {
+        &self.text[self.at..]
+    }
+
+    fn peek(&self) -> Option<char> {
+        self.rest().chars().next()
+    }
+
+    fn next(&mut self) -> Option<char> {
+        let c = self.peek()?;
+        self.at += c.len_utf8();
+        Some(c)
+    }
+
+    /// Up to and with the closing brace.
+    fn action(&mut self) -> Result<Vec<Node>, String> {
+        let mut nodes = Vec::new();
+        loop {
+            match self.peek() {
+                None => return Err("unclosed action".to_owned()),
+                Some('}') => {
+                    self.at += 1;
+                    return Ok(nodes);
+                }
+                Some(c) if c.is_whitespace() => self.at += c.len_utf8(),
+                Some(_) => self.element(&mut nodes)?,
+            }
+        }
+    }
+
+    fn element(&mut self, nodes: &mut Vec<Node>) -> Result<(), String> {
+        let c = self.peek().ok_or("unexpected end")?;
+        match c {
+            '.' if self.rest().starts_with("..") => {
+                self.at += 2;
+                nodes.push(Node::Recursive);
+                if self.peek().is_some_and(is_name) {
+                    nodes.push(Node::Field(self.name()));
+                }
+            }
+            '.' => {
+                self.at += 1;
+                match self.peek() {
+                    Some('*') => {
+                        self.at += 1;
+                        nodes.push(Node::Wildcard);
+                    }
+                    Some(c) if is_name(c) || c == '\\' => nodes.push(Node::Field(self.name())),
+                    // `{.}` is the object itself.
+                    _ => nodes.push(Node::Current),
+                }
+            }
+            '[' => {
+                self.at += 1;
+                nodes.push(self.bracket()?);
+            }
+            '$' => {
+                self.at += 1;
+                nodes.push(Node::Root);
+            }
+            '@' => {
+                self.at += 1;
+                nodes.push(Node::Current);
+            }
+            '*' => {
+                self.at += 1;
+                nodes.push(Node::Wildcard);
+            }
+            '"' | '\'' => nodes.push(Node::Text(self.quoted()?)),
+            c if c.is_ascii_digit() || c == '+' || c == '-' => nodes.push(Node::Number(self.number()?)),
+            c if is_name(c) => {
+                let word = self.name();
+                match word.as_str() {
+                    "range" => nodes.push(Node::Range),
+                    "end" => nodes.push(Node::End),
+                    "true" => nodes.push(Node::Bool(true)),
+                    "false" => nodes.push(Node::Bool(false)),
+                    _ => return Err(format!("unrecognized identifier {word}")),
+                }
+            }
+            c => return Err(format!("unrecognized character in action: U+{:04X} '{c}'", c as u32)),
+        }
+        Ok(())
+    }
+
+    fn name(&mut self) -> String {
+        let mut out = String::new();
+        while let Some(c) = self.peek() {
+            if c == '\\' {
+                self.at += 1;
+                if let Some(escaped) = self.next() {
+                    out.push(escaped);
+                }
+            } else if is_name(c) {
+                out.push(c);
+                self.at += c.len_utf8();
+            } else {
+                break;
+            }
+        }
+        out
+    }
+
+    fn number(&mut self) -> Result<serde_json::Number, String> {
+        let end = self
+            .rest()
+            .find(|c: char| !(c.is_ascii_digit() || matches!(c, '.' | '+' | '-' | 'e' | 'E')))
+            .unwrap_or(self.rest().len());
+        let word = self.rest()[..end].to_owned();
+        self.at += end;
+        let bare = word.strip_prefix('+').unwrap_or(&word);
+        serde_json::from_str(bare).map_err(|_| format!("cannot parse number {word}"))
+    }
+
+    fn quoted(&mut self) -> Result<String, String> {
+        let quote = self.next().ok_or("unexpected end")?;
+        let mut out = String::new();
+        while let Some(c) = self.next() {
+            if c == quote {
+                return Ok(out);
+            }
+            if c == '\\' {
+                match self.next() {
+                    Some('n') => out.push('\n'),
+                    Some('t') => out.push('\t'),
+                    Some('r') => out.push('\r'),
+                    Some('u') => {
+                        let hex: String = self.rest().chars().take(4).collect();
+                        self.at += hex.len();
+                        out.extend(u32::from_str_radix(&hex, 16).ok().and_then(char::from_u32));
+                    }
+                    Some(other) => out.push(other),
+                    None => break,
+                }
+            } else {
+                out.push(c);
+            }
+        }
+        Err("unterminated quoted string".to_owned())
+    }
+
+    /// The inside of `[…]`, up to the bracket that closes it.
+    fn bracket(&mut self) -> Result<Node, String> {
+        let mut depth = 1;
+        let mut quote = None;
+        let mut end = None;
+        for (i, c) in self.rest().char_indices() {
+            match (quote, c) {
+                (Some(q), c) if c == q => quote = None,
+                (Some(_), _) => {}
+                (None, '\'' | '"') => quote = Some(c),
+                (None, '[') => depth += 1,
+                (None, ']') => {
+                    depth -= 1;
+                    if depth == 0 {
+                        end = Some(i);
+                        break;
+                    }
+                }
+                _ => {}
+            }
+        }
+        let end = end.ok_or("unterminated array")?;
+        let inside = self.rest()[..end].to_owned();
+        self.at += end + 1;
+        bracket_node(inside.trim())
+    }
+}
+
+fn bracket_node(inside: &str) -> Result<Node, String> {
+    if inside == "*" {
+        return Ok(Node::Wildcard);
+    }
+    if let Some(filter) = inside.strip_prefix("?(") {
+        let filter = filter.strip_suffix(')').ok_or("unterminated filter")?;
+        return filter_node(filter);
+    }
+    let parts = split_outside_quotes(inside, ',');
+    if parts.len() > 1 {
+        let mut lists = Vec::new();
+        for part in parts {
+            lists.push(vec![bracket_node(part.trim())?]);
+        }
+        return Ok(Node::Union(lists));
+    }
+    if let Some(name) = inside.strip_prefix(['\'', '"']) {
+        let name = name.strip_suffix(['\'', '"']).ok_or("unterminated quoted string")?;
+        return Ok(Node::Field(name.to_owned()));
+    }
+    let bounds: Vec<&str> = inside.split(':').map(str::trim).collect();
+    let number = |s: &str| -> Result<Option<i64>, String> {
+        if s.is_empty() {
+            return Ok(None);
+        }
+        s.parse().map(Some).map_err(|_| format!("invalid array index {inside}"))
+    };
+    match bounds.as_slice() {
+        [one] => {
+            let start = number(one)?.ok_or_else(|| "invalid array index ".to_owned())?;
+            Ok(Node::Slice { start: Some(start), end: None, step: None, single: true })
+        }
+        [start, end] => Ok(Node::Slice { start: number(start)?, end: number(end)?, step: None, single: false }),
+        [start, end, step] => {
+            Ok(Node::Slice { start: number(start)?, end: number(end)?, step: number(step)?, single: false })
+        }
+        _ => Err(format!("invalid array index {inside}")),
+    }
+}
+
+fn filter_node(filter: &str) -> Result<Node, String> {
+    let parse = |text: &str| -> Result<Vec<Node>, String> {
+        let closed = format!("{}}}", text.trim());
+        Parser { text: &closed, at: 0 }.action()
+    };
+    let mut quote = None;
+    for (i, c) in filter.char_indices() {
+        match (quote, c) {
+            (Some(q), c) if c == q => quote = None,
+            (Some(_), _) => {}
+            (None, '\'' | '"') => quote = Some(c),
+            (None, '=' | '!' | '<' | '>') => {
+                let two = filter.get(i..i + 2).unwrap_or("");
+                let operator = if matches!(two, "==" | "!=" | "<=" | ">=") { two } else { &filter[i..i + 1] };
+                return Ok(Node::Filter {
+                    left: parse(&filter[..i])?,
+                    operator: operator.to_owned(),
+                    right: parse(&filter[i + operator.len()..])?,
+                });
+            }
+            _ => {}
+        }
+    }
+    Ok(Node::Filter { left: parse(filter)?, operator: "exists".to_owned(), right: Vec::new() })
+}
+
+fn split_outside_quotes(text: &str, separator: char) -> Vec<&str> {
+    let mut parts = Vec::new();
+    let mut quote = None;
+    let mut start = 0;
+    for (i, c) in text.char_indices() {
+        match (quote, c) {
+            (Some(q), c) if c == q => quote = None,
+            (Some(_), _) => {}
+            (None, '\'' | '"') => quote = Some(c),
+            (None, c) if c == separator => {
+                parts.push(&text[start..i]);
+                start = i + c.len_utf8();
+            }
+            _ => {}
+        }
+    }
+    parts.push(&text[start..]);
+    parts
+}
+
+fn is_name(c: char) -> bool {
+    !c.is_whitespace()
+        && !matches!(
+            c,
+            '.' | '['
+                | ']'
+                | '{'
+                | '}'
+                | '('
+                | ')'
+                | '"'
+                | '\''
+                | '$'
+                | '@'
+                | ','
+                | '='
+                | '!'
+                | '<'
+                | '>'
+                | ':'
+                | '*'
+                | '\\'
+                | '+'
+        )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn data() -> Value {
+        json!({"kind": "List", "items": [
+            {"kind": "None", "metadata": {"name": "127.0.0.1", "labels": {"kubernetes.io/hostname": "a"}},
+             "status": {"capacity": {"cpu": "4"}, "addresses": [{"type": "LegacyHostIP", "address": "127.0.0.1"}]}},
+            {"kind": "None", "metadata": {"name": "127.0.0.2"},
+             "status": {"capacity": {"cpu": "8"}, "n": 3,
+                        "addresses": [{"type": "LegacyHostIP", "address": "127.0.0.2"}, {"type": "another", "address": "127.0.0.3"}]}}],
+            "users": [{"name": "myself", "user": {}}, {"name": "e2e", "user": {"username": "admin", "password": "secret"}}]})
+    }
+
+    #[test]
+    fn templates_render() {
+        for (template, expected) in [
+            ("kind is {.kind}", "kind is List"),
+            ("{@.kind}", "List"),
+            ("{.kind}{\"\\n\"}", "List\n"),
+            ("{['kind']}", "List"),
+            ("{.users[0].name}", "myself"),
+            ("{.items[*].metadata.name}", "127.0.0.1 127.0.0.2"),
+            ("{.items[*]['metadata.name', 'status.capacity']}", ""),
+            ("{.users[?(@.name==\"e2e\")].user.password}", "secret"),
+            ("{.items[?(@.status.n>2)].metadata.name}", "127.0.0.2"),
+            ("{.items[?(@.metadata.labels)].metadata.name}", "127.0.0.1"),
+            ("{range .items[*]}[{.metadata.name}, {.status.capacity.cpu}] {end}", "[127.0.0.1, 4] [127.0.0.2, 8] "),
+            ("{.items[-1].metadata.name}", "127.0.0.2"),
+            ("{.items[0:1].metadata.name}", "127.0.0.1"),
+            ("{.items[:].kind}", "None None"),
+            ("{..name}", "127.0.0.1 127.0.0.2 myself e2e"),
+            ("{.users[1].user}", "{\"password\":\"secret\",\"username\":\"admin\"}"),
+            ("{.items[0].metadata.labels.kubernetes\\.io/hostname}", "a"),
+            ("{.nothing}", ""),
+            ("{.users[*].name}{'\\t'}x", "myself e2e\tx"),
+            ("{range .items[*]}{range .status.addresses[*]}{.address},{end}{end}", "127.0.0.1,127.0.0.2,127.0.0.3,"),
+        ] {
+            let path = JsonPath::parse(template).unwrap().allow_missing(true);
+            assert_eq!(path.render(&data()).unwrap(), expected, "{template}");
+        }
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (template, expected) in [
+            ("{.nothing}", "nothing is not found"),
+            ("{.users[7].name}", "array index out of bounds: index 7, length 2"),
+        ] {
+            assert_eq!(JsonPath::parse(template).unwrap().render(&data()).unwrap_err(), expected);
+        }
+        for (template, expected) in
+            [("{.x", "unclosed action"), ("{foo}", "unrecognized identifier foo"), ("{.a[1", "unterminated array")]
+        {
+            assert_eq!(JsonPath::parse(template).unwrap_err(), expected, "{template}");
+        }
+    }
+
+    #[test]
+    fn relaxed_spellings_are_one() {
+        for spec in ["a.b", ".a.b", "{a.b}", "{.a.b}"] {
+            assert_eq!(relaxed(spec).unwrap(), "{.a.b}");
+        }
+        assert!(relaxed("{a.b").is_err());
+    }
+}

@@ -1,0 +1,144 @@
+//! `--sort-by`: a stable order by one field, numbers and quantities and times as what they are.
+
+use std::cmp::Ordering;
+
+use serde_json::Value;
+
+use super::jsonpath::JsonPath;
+
+pub(crate) fn sort_objects(objects: &mut [Value], field: &str) -> Result<(), String> {
+    sort_by(objects, field, |o| o)
+}
+
+/// Rows of a Table, by the objects they carry.
+pub(crate) fn sort_rows(rows: &mut [Value], field: &str) -> Result<(), String> {
+    sort_by(rows, field, |row| &row["object"])
+}
+
+fn sort_by(items: &mut [Value], field: &str, object: fn(&Value) -> &Value) -> Result<(), String> {
+    let path = JsonPath::parse_relaxed(field)?.allow_missing(true);
+    let mut keyed = Vec::with_capacity(items.len());
+    let mut any = false;
+    for item in items.iter() {
+        let key = path.find(object(item))?.into_iter().next().map(|v| v.into_owned());
+        any |= key.is_some();
+        keyed.push((key, item.clone()));
+    }
+    if !any && !items.is_empty() {
+        return Err(format!(
+            "couldn't find any field with path \"{}\" in the list of objects",
+            super::jsonpath::relaxed(field)?
+        ));
+    }
+    keyed.sort_by(|a, b| order(a.0.as_ref(), b.0.as_ref()));
+    for (slot, (_, item)) in items.iter_mut().zip(keyed) {
+        *slot = item;
+    }
+    Ok(())
+}
+
+fn order(a: Option<&Value>, b: Option<&Value>) -> Ordering {
+    match (a, b) {
+        (None | Some(Value::Null), None | Some(Value::Null)) => Ordering::Equal,
+        (None | Some(Value::Null), _) => Ordering::Less,
+        (_, None | Some(Value::Null)) => Ordering::Greater,
+        (Some(Value::Number(a)), Some(Value::Number(b))) => {
+            a.as_f64().partial_cmp(&b.as_f64()).unwrap_or(Ordering::Equal)
+        }
+        (Some(Value::String(a)), Some(Value::String(b))) => match (quantity(a), quantity(b)) {
+            (Some(x), Some(y)) => x.partial_cmp(&y).unwrap_or(Ordering::Equal),
+            _ => natural(a, b),
+        },
+        (Some(Value::Bool(a)), Some(Value::Bool(b))) => a.cmp(b),
+        (Some(a), Some(b)) => a.to_string().cmp(&b.to_string()),
+    }
+}
+
+/// Both sides must read as quantities to be compared so (`9Gi` < `10Gi`).
+fn quantity(text: &str) -> Option<f64> {
+    let digits = text.find(|c: char| !(c.is_ascii_digit() || matches!(c, '.' | '-' | '+'))).unwrap_or(text.len());
+    let number: f64 = text[..digits].parse().ok()?;
+    let scale = match &text[digits..] {
+        "" => 1.0,
+        "n" => 1e-9,
+        "u" => 1e-6,
+        "m" => 1e-3,
+        "k" => 1e3,
+        "M" => 1e6,
+        "G" => 1e9,
+        "T" => 1e12,
+        "P" => 1e15,
+        "E" => 1e18,
+        "Ki" => 1024.0,
+        "Mi" => 1024.0 * 1024.0,
+        "Gi" => 1024f64.powi(3),
+        "Ti" => 1024f64.powi(4),
+        "Pi" => 1024f64.powi(5),
+        "Ei" => 1024f64.powi(6),
+        _ => return None,
+    };
+    Some(number * scale)
+}
+
+/// Runs of digits compare as numbers: `pod-9` before `pod-10`.
+fn natural(a: &str, b: &str) -> Ordering {
+    let (mut x, mut y) = (a.chars().peekable(), b.chars().peekable());
+    loop {
+        match (x.peek().copied(), y.peek().copied()) {
+            (None, None) => return Ordering::Equal,
+            (None, _) => return Ordering::Less,
+            (_, None) => return Ordering::Greater,
+            (Some(c), Some(d)) if c.is_ascii_digit() && d.is_ascii_digit() => {
+                let take = |it: &mut std::iter::Peekable<std::str::Chars<'_>>| {
+                    let mut digits = String::new();
+                    while let Some(c) = it.next_if(char::is_ascii_digit) {
+                        digits.push(c);
+                    }
+                    let trimmed = digits.trim_start_matches('0').to_owned();
+                    (trimmed.len(), trimmed)
+                };
+                match take(&mut x).cmp(&take(&mut y)) {
+                    Ordering::Equal => {}
+                    other => return other,
+                }
+            }
+            (Some(c), Some(d)) => match c.cmp(&d) {
+                Ordering::Equal => {
+                    x.next();
+                    y.next();
+                }
+                other => return other,
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn fields_sort_as_what_they_are() {
+        for (values, expected) in [
+            (json!([3, 1, 2]), json!([1, 2, 3])),
+            (json!(["b", "a"]), json!(["a", "b"])),
+            (json!(["pod-10", "pod-9"]), json!(["pod-9", "pod-10"])),
+            (json!(["10Gi", "9Gi", "1Ti"]), json!(["9Gi", "10Gi", "1Ti"])),
+            (
+                json!(["2024-02-01T00:00:00Z", "2023-02-01T00:00:00Z"]),
+                json!(["2023-02-01T00:00:00Z", "2024-02-01T00:00:00Z"]),
+            ),
+            (json!([2, null, 1]), json!([null, 1, 2])),
+        ] {
+            let mut objects: Vec<Value> = values.as_array().unwrap().iter().map(|v| json!({"a": {"b": v}})).collect();
+            sort_objects(&mut objects, ".a.b").unwrap();
+            let sorted: Vec<&Value> = objects.iter().map(|o| &o["a"]["b"]).collect();
+            assert_eq!(json!(sorted), expected);
+        }
+        assert_eq!(
+            sort_objects(&mut [json!({})], "x").unwrap_err(),
+            "couldn't find any field with path \"{.x}\" in the list of objects"
+        );
+    }
+}

