@@ -13,7 +13,10 @@ pub(crate) fn reject(pod: &Pod, settings: &Settings) -> Option<Ended> {
     }
     let os = pod.spec.as_ref().and_then(|spec| spec.os.as_ref()).map(|os| os.name.as_str());
     if let Some(os) = os.filter(|os| *os != "linux") {
-        return Some(rejected("PodOSNotSupported", format!("Failed to admit pod as the OS field {os:?} doesn't match node OS \"linux\"")));
+        return Some(rejected(
+            "PodOSNotSupported",
+            format!("Failed to admit pod as the OS field {os:?} doesn't match node OS \"linux\""),
+        ));
     }
     None
 }

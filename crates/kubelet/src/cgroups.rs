@@ -26,7 +26,8 @@ enum Layout {
     V2(PathBuf),
 }
 
-const V1_CONTROLLERS: &[&str] = &["cpu", "cpuacct", "cpuset", "memory", "pids", "hugetlb", "freezer", "devices", "blkio"];
+const V1_CONTROLLERS: &[&str] =
+    &["cpu", "cpuacct", "cpuset", "memory", "pids", "hugetlb", "freezer", "devices", "blkio"];
 const V2_CONTROLLERS: &[&str] = &["cpu", "cpuset", "memory", "pids", "io", "hugetlb"];
 
 impl Cgroups {
@@ -49,13 +50,12 @@ impl Cgroups {
             }
         }
         if trees.is_empty() {
-            return Err(io::Error::new(io::ErrorKind::NotFound, format!("no cgroup hierarchy under {}", mount.display())));
+            return Err(io::Error::new(
+                io::ErrorKind::NotFound,
+                format!("no cgroup hierarchy under {}", mount.display()),
+            ));
         }
         Ok(Cgroups { layout: Layout::V1(trees), base })
-    }
-
-    pub(crate) fn is_v2(&self) -> bool {
-        matches!(self.layout, Layout::V2(_))
     }
 
     /// The cgroup of a pod, relative to the hierarchy, as CRI's `cgroup_parent` takes it.
@@ -160,7 +160,10 @@ impl Cgroups {
                         std::fs::write(dir.join("cpu.cfs_quota_us"), resources.cpu_quota.unwrap_or(-1).to_string())?;
                     }
                     if name == "memory" {
-                        std::fs::write(dir.join("memory.limit_in_bytes"), resources.memory_limit.unwrap_or(-1).to_string())?;
+                        std::fs::write(
+                            dir.join("memory.limit_in_bytes"),
+                            resources.memory_limit.unwrap_or(-1).to_string(),
+                        )?;
                     }
                 }
             }
@@ -185,7 +188,9 @@ impl Cgroups {
                 }
                 Ok(())
             }
-            Layout::V2(root) => std::fs::write(root.join(path).join("cpu.weight"), shares_to_weight(shares).to_string()),
+            Layout::V2(root) => {
+                std::fs::write(root.join(path).join("cpu.weight"), shares_to_weight(shares).to_string())
+            }
         }
     }
 }

@@ -272,7 +272,8 @@ impl Args {
             settings.pod_cidr = self.pod_cidr.clone();
         }
         for label in &self.node_labels {
-            let (key, value) = label.split_once('=').with_context(|| format!("node label {label:?} is not key=value"))?;
+            let (key, value) =
+                label.split_once('=').with_context(|| format!("node label {label:?} is not key=value"))?;
             settings.node_labels.insert(key.into(), value.into());
         }
         for taint in &self.register_with_taints {
@@ -389,7 +390,8 @@ impl FileConfig {
         set(&mut settings.cri_endpoint, self.container_runtime_endpoint.map(PathBuf::from));
         set(&mut settings.authorization_webhook, self.authorization.mode.map(|mode| mode != "AlwaysAllow"));
         if let Some(size) = self.container_log_max_size {
-            let size: api::quantity::Quantity = size.parse().map_err(|error| anyhow::anyhow!("containerLogMaxSize: {error}"))?;
+            let size: api::quantity::Quantity =
+                size.parse().map_err(|error| anyhow::anyhow!("containerLogMaxSize: {error}"))?;
             settings.container_log_max_size = size.value().max(0) as u64;
         }
         settings.cluster_dns = self.cluster_dns;
@@ -406,7 +408,9 @@ impl FileConfig {
             let sum = match settings.reserved.get(&name) {
                 None => amount,
                 Some(other) => {
-                    let parse = |text: &str| text.parse::<api::quantity::Quantity>().map_err(|error| anyhow::anyhow!("{name}: {error}"));
+                    let parse = |text: &str| {
+                        text.parse::<api::quantity::Quantity>().map_err(|error| anyhow::anyhow!("{name}: {error}"))
+                    };
                     let mut sum = parse(other)?;
                     sum.add(&parse(&amount)?);
                     sum.to_string()
@@ -439,7 +443,11 @@ mod tests {
 
     #[test]
     fn taints() {
-        for (text, expected) in [("a=b:NoSchedule", Some(("a", Some("b"), "NoSchedule"))), ("a:NoExecute", Some(("a", None, "NoExecute"))), ("a", None)] {
+        for (text, expected) in [
+            ("a=b:NoSchedule", Some(("a", Some("b"), "NoSchedule"))),
+            ("a:NoExecute", Some(("a", None, "NoExecute"))),
+            ("a", None),
+        ] {
             let taint = parse_taint(text).ok();
             let told = taint.as_ref().map(|t| (t.key.as_str(), t.value.as_deref(), t.effect.as_str()));
             assert_eq!(told, expected);

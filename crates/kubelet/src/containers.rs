@@ -59,7 +59,8 @@ pub(crate) fn forbidden_sysctl(pod: &Pod, allowed_unsafe: &[String]) -> Option<S
 pub(crate) fn namespace_options(pod: &Pod) -> v1::NamespaceOption {
     let spec = pod.spec.as_ref();
     let is = |flag: Option<bool>| flag == Some(true);
-    let mode = |host: bool, otherwise: v1::NamespaceMode| (if host { v1::NamespaceMode::Node } else { otherwise }) as i32;
+    let mode =
+        |host: bool, otherwise: v1::NamespaceMode| (if host { v1::NamespaceMode::Node } else { otherwise }) as i32;
     let shares_pid = spec.is_some_and(|spec| is(spec.share_process_namespace));
     v1::NamespaceOption {
         network: mode(spec.is_some_and(|spec| is(spec.host_network)), v1::NamespaceMode::Pod),
@@ -99,9 +100,9 @@ pub(crate) fn sandbox_config(pod: &Pod, parts: SandboxParts) -> v1::PodSandboxCo
             host_ip: port.host_ip.unwrap_or_default(),
         })
         .collect();
-    let is_privileged = state::all_containers(pod).iter().any(|container| {
-        container.security_context.as_ref().is_some_and(|context| context.privileged == Some(true))
-    });
+    let is_privileged = state::all_containers(pod)
+        .iter()
+        .any(|container| container.security_context.as_ref().is_some_and(|context| context.privileged == Some(true)));
     v1::PodSandboxConfig {
         metadata: Some(v1::PodSandboxMetadata {
             name: state::name(pod).into(),
@@ -149,7 +150,11 @@ fn pod_groups(pod: &Pod) -> Vec<i64> {
 }
 
 fn groups_policy(pod: &Pod) -> i32 {
-    let policy = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref()).and_then(|c| c.supplemental_groups_policy.as_deref());
+    let policy = pod
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.security_context.as_ref())
+        .and_then(|c| c.supplemental_groups_policy.as_deref());
     match policy {
         Some("Strict") => v1::SupplementalGroupsPolicy::Strict as i32,
         _ => v1::SupplementalGroupsPolicy::Merge as i32,
@@ -171,17 +176,30 @@ pub(crate) fn effective_security(pod: &Pod, container: &Container) -> SecurityCo
 }
 
 /// Refuses a container that promises not to run as root but would.
-pub(crate) fn check_non_root(pod: &Pod, container: &Container, image_uid: Option<i64>, image_user: &str) -> Result<(), ConfigError> {
+pub(crate) fn check_non_root(
+    pod: &Pod,
+    container: &Container,
+    image_uid: Option<i64>,
+    image_user: &str,
+) -> Result<(), ConfigError> {
     let context = effective_security(pod, container);
     if context.run_as_non_root != Some(true) {
         return Ok(());
     }
-    let whose = format!("(pod: \"{}_{}({})\", container: {})", state::name(pod), state::namespace(pod), state::uid(pod), container.name);
+    let whose = format!(
+        "(pod: \"{}_{}({})\", container: {})",
+        state::name(pod),
+        state::namespace(pod),
+        state::uid(pod),
+        container.name
+    );
     match (context.run_as_user, image_uid) {
         (Some(0), _) => Err(format!("container's runAsUser breaks non-root policy {whose}")),
         (Some(_), _) => Ok(()),
         (None, Some(0)) => Err(format!("container has runAsNonRoot and image will run as root {whose}")),
-        (None, None) if image_user.is_empty() => Err(format!("container has runAsNonRoot and image will run as root {whose}")),
+        (None, None) if image_user.is_empty() => {
+            Err(format!("container has runAsNonRoot and image will run as root {whose}"))
+        }
         (None, None) => Err(format!(
             "container has runAsNonRoot and image has non-numeric user ({image_user}), cannot verify user is non-root {whose}"
         )),
@@ -247,7 +265,11 @@ pub(crate) fn container_config(pod: &Pod, container: &Container, parts: Containe
         command: expand(&container.command),
         args: expand(&container.args),
         working_dir: container.working_dir.clone().unwrap_or_default(),
-        envs: parts.env.iter().map(|(key, value)| v1::KeyValue { key: key.clone(), value: value.clone().into_bytes() }).collect(),
+        envs: parts
+            .env
+            .iter()
+            .map(|(key, value)| v1::KeyValue { key: key.clone(), value: value.clone().into_bytes() })
+            .collect(),
         mounts: parts.mounts,
         labels: state::container_labels(pod, &container.name),
         annotations: state::container_annotations(pod, container, parts.restart_count),
@@ -270,7 +292,11 @@ pub(crate) fn container_config(pod: &Pod, container: &Container, parts: Containe
                 no_new_privs: context.allow_privilege_escalation == Some(false),
                 masked_paths: if unmasked { vec![] } else { MASKED_PATHS.iter().map(|p| (*p).into()).collect() },
                 readonly_paths: if unmasked { vec![] } else { READONLY_PATHS.iter().map(|p| (*p).into()).collect() },
-                seccomp: Some(if is_privileged { seccomp(None, parts.seccomp_root) } else { seccomp(context.seccomp_profile.as_ref(), parts.seccomp_root) }),
+                seccomp: Some(if is_privileged {
+                    seccomp(None, parts.seccomp_root)
+                } else {
+                    seccomp(context.seccomp_profile.as_ref(), parts.seccomp_root)
+                }),
                 apparmor: context.app_armor_profile.as_ref().map(|profile| v1::SecurityProfile {
                     profile_type: match profile.type_.as_str() {
                         "RuntimeDefault" => v1::security_profile::ProfileType::RuntimeDefault,
@@ -341,7 +367,11 @@ mod tests {
     #[test]
     fn non_root_is_checked() {
         let container = |user: Option<i64>| Container {
-            security_context: Some(SecurityContext { run_as_non_root: Some(true), run_as_user: user, ..Default::default() }),
+            security_context: Some(SecurityContext {
+                run_as_non_root: Some(true),
+                run_as_user: user,
+                ..Default::default()
+            }),
             ..Default::default()
         };
         for (user, image_uid, image_user, fine) in [
@@ -400,7 +430,13 @@ mod tests {
         assert_eq!(security.supplemental_groups, [3003, 4]);
         let sandbox = sandbox_config(
             &pod,
-            SandboxParts { attempt: 0, hostname: "h".into(), log_directory: "/l".into(), dns: Default::default(), cgroup_parent: String::new() },
+            SandboxParts {
+                attempt: 0,
+                hostname: "h".into(),
+                log_directory: "/l".into(),
+                dns: Default::default(),
+                cgroup_parent: String::new(),
+            },
         );
         assert_eq!((sandbox.port_mappings[0].host_port, sandbox.port_mappings[0].container_port), (8080, 80));
     }

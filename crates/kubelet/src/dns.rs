@@ -124,7 +124,9 @@ pub(crate) fn hosts_file(pod: &Pod, ips: &[String], hostname: &str, domain: Opti
     );
     for ip in ips {
         match domain {
-            Some(domain) if !hostname.ends_with(domain) => text.push_str(&format!("{ip}\t{hostname}.{domain}\t{hostname}\n")),
+            Some(domain) if !hostname.ends_with(domain) => {
+                text.push_str(&format!("{ip}\t{hostname}.{domain}\t{hostname}\n"))
+            }
             _ => text.push_str(&format!("{ip}\t{hostname}\n")),
         }
     }
@@ -143,7 +145,11 @@ fn host_aliases(pod: &Pod) -> String {
     }
     let mut text = String::from("\n# Entries added by HostAliases.\n");
     for alias in aliases {
-        text.push_str(&format!("{}\t{}\n", alias.ip, alias.hostnames.iter().flatten().cloned().collect::<Vec<_>>().join("\t")));
+        text.push_str(&format!(
+            "{}\t{}\n",
+            alias.ip,
+            alias.hostnames.iter().flatten().cloned().collect::<Vec<_>>().join("\t")
+        ));
     }
     text
 }
@@ -179,7 +185,11 @@ mod tests {
             (Some("Default"), false, host),
             (Some("None"), false, " |  | "),
         ] {
-            let spec = PodSpec { dns_policy: policy.map(String::from), host_network: Some(host_network), ..Default::default() };
+            let spec = PodSpec {
+                dns_policy: policy.map(String::from),
+                host_network: Some(host_network),
+                ..Default::default()
+            };
             let got = for_pod(&pod(spec), &node);
             let told = format!("{} | {} | {}", got.servers.join(" "), got.searches.join(" "), got.options.join(" "));
             assert_eq!(told, expected, "{policy:?} {host_network}");
@@ -208,7 +218,10 @@ mod tests {
     fn hosts() {
         let spec = PodSpec {
             subdomain: Some("sub".into()),
-            host_aliases: Some(vec![HostAlias { ip: "123.45.67.89".into(), hostnames: Some(vec!["foo".into(), "bar".into()]) }]),
+            host_aliases: Some(vec![HostAlias {
+                ip: "123.45.67.89".into(),
+                hostnames: Some(vec!["foo".into(), "bar".into()]),
+            }]),
             ..Default::default()
         };
         let pod = pod(spec);

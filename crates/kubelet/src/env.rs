@@ -66,11 +66,12 @@ pub(crate) fn environment(
 ) -> Result<Vec<(String, String)>, String> {
     let namespace = state::namespace(context.pod);
     let mut result: Vec<(String, String)> = Vec::new();
-    let set = |result: &mut Vec<(String, String)>, key: String, value: String| {
-        match result.iter_mut().find(|(existing, _)| *existing == key) {
-            Some(slot) => slot.1 = value,
-            None => result.push((key, value)),
-        }
+    let set = |result: &mut Vec<(String, String)>, key: String, value: String| match result
+        .iter_mut()
+        .find(|(existing, _)| *existing == key)
+    {
+        Some(slot) => slot.1 = value,
+        None => result.push((key, value)),
     };
 
     for from in container.env_from.iter().flatten() {
@@ -122,7 +123,8 @@ pub(crate) fn environment(
                         .find(|c| c.name == name)
                         .ok_or_else(|| format!("container {name} not found"))?,
                 };
-                value = Some(resources::field_value(&owner, &field.resource, field.divisor.as_ref(), context.allocatable)?);
+                value =
+                    Some(resources::field_value(&owner, &field.resource, field.divisor.as_ref(), context.allocatable)?);
             } else if let Some(key) = &from.config_map_key_ref {
                 let optional = key.optional == Some(true);
                 value = match sources.config_maps.get(&key.name) {
@@ -131,7 +133,9 @@ pub(crate) fn environment(
                     Some(map) => match map.data.as_ref().and_then(|data| data.get(&key.key)) {
                         Some(found) => Some(found.clone()),
                         None if optional => None,
-                        None => return Err(format!("couldn't find key {} in ConfigMap {namespace}/{}", key.key, key.name)),
+                        None => {
+                            return Err(format!("couldn't find key {} in ConfigMap {namespace}/{}", key.key, key.name));
+                        }
                     },
                 };
                 if value.is_none() {
@@ -145,7 +149,9 @@ pub(crate) fn environment(
                     Some(secret) => match secret.data.as_ref().and_then(|data| data.get(&key.key)) {
                         Some(found) => Some(String::from_utf8_lossy(&found.0).into_owned()),
                         None if optional => None,
-                        None => return Err(format!("couldn't find key {} in Secret {namespace}/{}", key.key, key.name)),
+                        None => {
+                            return Err(format!("couldn't find key {} in Secret {namespace}/{}", key.key, key.name));
+                        }
                     },
                 };
                 if value.is_none() {
@@ -209,8 +215,7 @@ pub(crate) fn field_value(path: &str, context: &Context<'_>) -> Result<String, S
 
 /// Lines of `key="value"`, sorted, values quoted as Go does.
 pub(crate) fn format_map(map: Option<&BTreeMap<String, String>>) -> String {
-    let lines: Vec<String> =
-        map.into_iter().flatten().map(|(key, value)| format!("{key}={}", quote(value))).collect();
+    let lines: Vec<String> = map.into_iter().flatten().map(|(key, value)| format!("{key}={}", quote(value))).collect();
     lines.join("\n")
 }
 
@@ -346,7 +351,8 @@ mod tests {
         let env = environment(&container, &context, &sources).unwrap();
         assert_eq!(
             env,
-            [("p-key", "v"), ("A", "1"), ("B", "1-v-$(C)"), ("NAME", "web")].map(|(k, v)| (k.to_string(), v.to_string()))
+            [("p-key", "v"), ("A", "1"), ("B", "1-v-$(C)"), ("NAME", "web")]
+                .map(|(k, v)| (k.to_string(), v.to_string()))
         );
     }
 

@@ -55,7 +55,10 @@ fn rank<'a>(pods: &'a [Arc<Pod>], usage: &HashMap<String, u64>) -> Option<&'a Ar
     pods.iter()
         .filter(|pod| {
             let priority = pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0);
-            let is_over = pod.status.as_ref().is_some_and(|status| matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")));
+            let is_over = pod
+                .status
+                .as_ref()
+                .is_some_and(|status| matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")));
             priority < 2_000_000_000 && !is_over && pod.metadata.deletion_timestamp.is_none()
         })
         .max_by_key(|pod| {
@@ -133,12 +136,11 @@ mod tests {
     fn thresholds() {
         let settings = Settings::new("n");
         let mib = 1 << 20;
-        for (memory, available, expected) in [
-            (200 * mib, 500, (false, false)),
-            (99 * mib, 500, (true, false)),
-            (200 * mib, 99, (false, true)),
-        ] {
-            let got = short(&Signals { memory_available: memory, disk_total: 1000, disk_available: available }, &settings);
+        for (memory, available, expected) in
+            [(200 * mib, 500, (false, false)), (99 * mib, 500, (true, false)), (200 * mib, 99, (false, true))]
+        {
+            let got =
+                short(&Signals { memory_available: memory, disk_total: 1000, disk_available: available }, &settings);
             assert_eq!((got.memory, got.disk), expected);
         }
     }
@@ -156,8 +158,18 @@ mod tests {
                 ..Default::default()
             })
         };
-        let pods = [pod("modest", 0, "100"), pod("greedy", 0, "10"), pod("greedy-but-dear", 5, "10"), pod("critical", 2_000_000_000, "0")];
-        let usage = HashMap::from([("modest".into(), 50), ("greedy".into(), 40), ("greedy-but-dear".into(), 400), ("critical".into(), 9999)]);
+        let pods = [
+            pod("modest", 0, "100"),
+            pod("greedy", 0, "10"),
+            pod("greedy-but-dear", 5, "10"),
+            pod("critical", 2_000_000_000, "0"),
+        ];
+        let usage = HashMap::from([
+            ("modest".into(), 50),
+            ("greedy".into(), 40),
+            ("greedy-but-dear".into(), 400),
+            ("critical".into(), 9999),
+        ]);
         assert_eq!(state::uid(rank(&pods, &usage).unwrap()), "greedy");
         assert!(rank(&pods[3..], &usage).is_none());
     }

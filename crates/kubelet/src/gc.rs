@@ -60,7 +60,8 @@ pub(crate) async fn collect_images(kubelet: &Kubelet, seen: &mut HashMap<String,
         return;
     }
     let mut to_free = if all_unused { u64::MAX } else { (used - settings.image_gc_low.min(used)) * total / 100 };
-    let mut unused: Vec<&v1::Image> = images.iter().filter(|image| !image.pinned && !is_used(image, &containers)).collect();
+    let mut unused: Vec<&v1::Image> =
+        images.iter().filter(|image| !image.pinned && !is_used(image, &containers)).collect();
     unused.sort_by_key(|image| seen.get(&image.id).map(|age| age.last_used));
     for image in unused {
         if to_free == 0 {
@@ -86,7 +87,11 @@ fn is_used(image: &v1::Image, containers: &[v1::Container]) -> bool {
         container.image_ref == image.id
             || container.image_id == image.id
             || named == image.id
-            || image.repo_tags.iter().chain(&image.repo_digests).any(|name| name == named || *name == container.image_ref)
+            || image
+                .repo_tags
+                .iter()
+                .chain(&image.repo_digests)
+                .any(|name| name == named || *name == container.image_ref)
     })
 }
 
@@ -147,7 +152,11 @@ mod tests {
 
     #[test]
     fn images_in_use_are_known_by_any_name() {
-        let image = v1::Image { id: "sha256:1".into(), repo_tags: vec!["docker.io/library/nginx:1".into()], ..Default::default() };
+        let image = v1::Image {
+            id: "sha256:1".into(),
+            repo_tags: vec!["docker.io/library/nginx:1".into()],
+            ..Default::default()
+        };
         let container = |name: &str, image_ref: &str| v1::Container {
             image: Some(v1::ImageSpec { image: name.into(), ..Default::default() }),
             image_ref: image_ref.into(),
@@ -173,7 +182,8 @@ mod tests {
         }
         std::fs::write(&path, "new").unwrap();
         rotate(&path, 3).await.unwrap();
-        let mut left: Vec<String> = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        let mut left: Vec<String> =
+            std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
         left.sort();
         assert_eq!(left.len(), 2, "{left:?}");
         assert_eq!(left[0], "0.log.20260103-000000");

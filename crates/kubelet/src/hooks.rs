@@ -20,7 +20,15 @@ pub(crate) async fn run(
     if let Some(exec) = &handler.exec {
         let command = exec.command.clone().unwrap_or_default();
         let shown = command.join(" ");
-        let answer = runtime.exec_sync(container_id, command, EXEC_LIMIT).await.map_err(|error| format!("Exec lifecycle hook ([{shown}]) for Container \"{}\" in Pod \"{}_{}({})\" failed - error: {error}", container.name, state::name(pod), state::namespace(pod), state::uid(pod)))?;
+        let answer = runtime.exec_sync(container_id, command, EXEC_LIMIT).await.map_err(|error| {
+            format!(
+                "Exec lifecycle hook ([{shown}]) for Container \"{}\" in Pod \"{}_{}({})\" failed - error: {error}",
+                container.name,
+                state::name(pod),
+                state::namespace(pod),
+                state::uid(pod)
+            )
+        })?;
         if answer.exit_code != 0 {
             return Err(format!(
                 "command '{shown}' exited with {}: {}",
@@ -32,7 +40,11 @@ pub(crate) async fn run(
     }
     if let Some(get) = &handler.http_get {
         let ports: Vec<_> = container.ports.clone().unwrap_or_default();
-        let ip = pod_ips.first().cloned().or_else(|| pod.status.as_ref().and_then(|status| status.pod_ip.clone())).unwrap_or_default();
+        let ip = pod_ips
+            .first()
+            .cloned()
+            .or_else(|| pod.status.as_ref().and_then(|status| status.pod_ip.clone()))
+            .unwrap_or_default();
         let request = http_get(get, &ip, |port| {
             use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
             let number = match port {
@@ -46,7 +58,11 @@ pub(crate) async fn run(
             number.and_then(|number| u16::try_from(number).ok()).ok_or_else(|| format!("couldn't find port: {port:?}"))
         })?;
         let (status, _, body) = run_http(&request).await?;
-        return if (200..400).contains(&status) { Ok(()) } else { Err(format!("HTTP lifecycle hook failed with status {status}: {body}")) };
+        return if (200..400).contains(&status) {
+            Ok(())
+        } else {
+            Err(format!("HTTP lifecycle hook failed with status {status}: {body}"))
+        };
     }
     if let Some(sleep) = &handler.sleep {
         tokio::time::sleep(Duration::from_secs(sleep.seconds.max(0) as u64)).await;

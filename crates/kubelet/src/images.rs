@@ -45,7 +45,8 @@ impl Images {
         sandbox_config: Option<v1::PodSandboxConfig>,
     ) -> Result<String, Waiting> {
         let name = with_default_tag(image).map_err(|why| {
-            let message = format!("Failed to apply default image tag \"{image}\": couldn't parse image name \"{image}\": {why}");
+            let message =
+                format!("Failed to apply default image tag \"{image}\": couldn't parse image name \"{image}\": {why}");
             self.recorder.warning(reference, "InspectFailed", message.clone());
             Waiting { reason: "InvalidImageName", message }
         })?;
@@ -57,7 +58,11 @@ impl Images {
         })?;
         if policy != "Always" {
             if let Some(present) = present {
-                self.recorder.normal(reference, "Pulled", format!("Container image \"{name}\" already present on machine"));
+                self.recorder.normal(
+                    reference,
+                    "Pulled",
+                    format!("Container image \"{name}\" already present on machine"),
+                );
                 return Ok(present.id);
             }
         }
@@ -192,7 +197,11 @@ pub(crate) fn with_default_tag(image: &str) -> Result<String, &'static str> {
     if !path.split('/').all(is_name) {
         return Err("invalid reference format");
     }
-    if tag.is_some_and(|tag| tag.is_empty() || tag.len() > 128 || !tag.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-'))) {
+    if tag.is_some_and(|tag| {
+        tag.is_empty()
+            || tag.len() > 128
+            || !tag.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-'))
+    }) {
         return Err("invalid reference format");
     }
     if tag.is_some() || has_digest { Ok(image.to_string()) } else { Ok(format!("{image}:latest")) }
@@ -201,7 +210,9 @@ pub(crate) fn with_default_tag(image: &str) -> Result<String, &'static str> {
 /// The registry host and repository of an image.
 fn registry_of(image: &str) -> (String, String) {
     match image.split_once('/') {
-        Some((host, path)) if host.contains('.') || host.contains(':') || host == "localhost" => (host.to_string(), path.to_string()),
+        Some((host, path)) if host.contains('.') || host.contains(':') || host == "localhost" => {
+            (host.to_string(), path.to_string())
+        }
         _ => ("index.docker.io".to_string(), image.to_string()),
     }
 }
@@ -228,7 +239,8 @@ fn credentials(image: &str, secrets: &[Arc<Secret>]) -> Vec<v1::AuthConfig> {
     let mut found: Vec<(usize, v1::AuthConfig)> = Vec::new();
     for secret in secrets {
         let data = secret.data.as_ref();
-        let auths: HashMap<String, DockerAuth> = if let Some(json) = data.and_then(|data| data.get(".dockerconfigjson")) {
+        let auths: HashMap<String, DockerAuth> = if let Some(json) = data.and_then(|data| data.get(".dockerconfigjson"))
+        {
             serde_json::from_slice::<DockerConfig>(&json.0).map(|config| config.auths).unwrap_or_default()
         } else if let Some(json) = data.and_then(|data| data.get(".dockercfg")) {
             serde_json::from_slice(&json.0).unwrap_or_default()
@@ -270,11 +282,17 @@ fn matches_registry(key: &str, host: &str, full: &str) -> bool {
     let (key_host, key_path) = key.split_once('/').unwrap_or((key, ""));
     let host_matches = key_host.split('.').count() == host.split('.').count()
         && key_host.split('.').zip(host.split('.')).all(|(pattern, label)| match pattern.split_once('*') {
-            Some((before, after)) => label.starts_with(before) && label.ends_with(after) && label.len() >= before.len() + after.len(),
+            Some((before, after)) => {
+                label.starts_with(before) && label.ends_with(after) && label.len() >= before.len() + after.len()
+            }
             None => pattern == label,
         });
     let path = full.split_once('/').map_or("", |(_, path)| path);
-    host_matches && (key_path.is_empty() || path == key_path || path.starts_with(&format!("{key_path}/")) || path.starts_with(&format!("{key_path}:")))
+    host_matches
+        && (key_path.is_empty()
+            || path == key_path
+            || path.starts_with(&format!("{key_path}/"))
+            || path.starts_with(&format!("{key_path}:")))
 }
 
 #[cfg(test)]
@@ -310,7 +328,10 @@ mod tests {
             "*.wild.example.org": {"username": "wild", "password": "pw"},
         }});
         let secret = Arc::new(Secret {
-            data: Some(BTreeMap::from([(".dockerconfigjson".to_string(), ByteString(config.to_string().into_bytes()))])),
+            data: Some(BTreeMap::from([(
+                ".dockerconfigjson".to_string(),
+                ByteString(config.to_string().into_bytes()),
+            )])),
             ..Default::default()
         });
         for (image, expected) in [
@@ -321,7 +342,8 @@ mod tests {
             ("a.wild.example.org/x", vec!["wild"]),
             ("other.org/x", vec![]),
         ] {
-            let users: Vec<String> = credentials(image, std::slice::from_ref(&secret)).into_iter().map(|auth| auth.username).collect();
+            let users: Vec<String> =
+                credentials(image, std::slice::from_ref(&secret)).into_iter().map(|auth| auth.username).collect();
             assert_eq!(users, expected, "{image}");
         }
     }

@@ -253,10 +253,7 @@ mod tests {
             (Options { stream: Some("Stderr".into()), ..base() }, "oops\n"),
             (Options { since: Some("2026-11-15T03:00:01Z".parse().unwrap()), ..base() }, "oops\nhalf-whole\n"),
             (Options { follow: true, ..base() }, "first\noops\nhalf-whole\n"),
-            (
-                Options { timestamps: true, tail: Some(2), ..base() },
-                "2026-11-15T03:00:02.000000001Z half-whole\n",
-            ),
+            (Options { timestamps: true, tail: Some(2), ..base() }, "2026-11-15T03:00:02.000000001Z half-whole\n"),
         ] {
             assert_eq!(read(options.clone()).await, expected, "{options:?}");
         }

@@ -42,7 +42,10 @@ impl<K: Resource> Objects<K> {
     pub(crate) async fn get(&self, uid: &str, namespace: &str, name: &str) -> Result<Option<Arc<K>>, String> {
         let informer = self.watch(uid, namespace, name);
         if tokio::time::timeout(SYNC_TIMEOUT, informer.synced()).await.is_err() {
-            return Err(format!("failed to sync {} cache: timed out waiting for the condition", K::KIND.to_lowercase()));
+            return Err(format!(
+                "failed to sync {} cache: timed out waiting for the condition",
+                K::KIND.to_lowercase()
+            ));
         }
         Ok(informer.get(&format!("{namespace}/{name}")))
     }

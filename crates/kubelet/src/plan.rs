@@ -126,13 +126,7 @@ pub(crate) fn plan(pod: &Pod, state: &PodState, verdicts: &dyn Verdicts) -> Acti
     actions
 }
 
-fn plan_new_sandbox(
-    spec: &PodSpec,
-    policy: &str,
-    state: &PodState,
-    attempt: u32,
-    actions: &mut Actions,
-) {
+fn plan_new_sandbox(spec: &PodSpec, policy: &str, state: &PodState, attempt: u32, actions: &mut Actions) {
     actions.kill_pod = true;
     if policy == "Never" && attempt != 0 && !state.containers.is_empty() {
         return;
@@ -163,13 +157,7 @@ fn plan_new_sandbox(
 }
 
 /// A main container that is not running: start it if its policy says so.
-fn plan_stopped(
-    container: &Container,
-    index: usize,
-    policy: &str,
-    state: &PodState,
-    actions: &mut Actions,
-) {
+fn plan_stopped(container: &Container, index: usize, policy: &str, state: &PodState, actions: &mut Actions) {
     let current = state.container(&container.name);
     let wanted = match current {
         None => true,
@@ -200,21 +188,13 @@ fn unknown_kill(container: &ContainerState, what: &str) -> Kill {
 
 /// Walks init containers from the last to the first, since old ones may have been collected: the
 /// last one seen says how far initialization got. Returns whether it is complete.
-fn plan_init(
-    spec: &PodSpec,
-    policy: &str,
-    state: &PodState,
-    verdicts: &dyn Verdicts,
-    actions: &mut Actions,
-) -> bool {
+fn plan_init(spec: &PodSpec, policy: &str, state: &PodState, verdicts: &dyn Verdicts, actions: &mut Actions) -> bool {
     let init = spec.init_containers.as_deref().unwrap_or_default();
     if init.is_empty() {
         return true;
     }
-    let mut is_initialized = spec
-        .containers
-        .iter()
-        .any(|c| state.active(&c.name).is_some_and(|c| c.phase != Phase::Created));
+    let mut is_initialized =
+        spec.containers.iter().any(|c| state.active(&c.name).is_some_and(|c| c.phase != Phase::Created));
     let mut later_started = is_initialized;
 
     for (index, container) in init.iter().enumerate().rev() {
@@ -414,20 +394,60 @@ mod tests {
             ("never, all done", pod("Never", vec![], &["a"]), up(&[("a", Exited, 1)]), "kill-pod"),
             ("on failure, failed", pod("OnFailure", vec![], &["a"]), up(&[("a", Exited, 1)]), "start:0"),
             ("on failure, done", pod("OnFailure", vec![], &["a"]), up(&[("a", Exited, 0)]), "kill-pod"),
-            ("sandbox died", plain(), down(up(&[("a", Exited, 137), ("b", Exited, 137)])), "kill-pod sandbox#1 start:0 start:1"),
+            (
+                "sandbox died",
+                plain(),
+                down(up(&[("a", Exited, 137), ("b", Exited, 137)])),
+                "kill-pod sandbox#1 start:0 start:1",
+            ),
             ("sandbox died, never", pod("Never", vec![], &["a"]), down(up(&[("a", Exited, 137)])), "kill-pod"),
-            ("sandbox died, on failure, one was done", pod("OnFailure", vec![], &["a", "b"]), down(up(&[("a", Exited, 0), ("b", Exited, 1)])), "kill-pod sandbox#1 start:1"),
-            ("init first", pod("Always", vec![container("i"), container("j")], &["a"]), PodState::default(), "kill-pod sandbox#0 init:0"),
-            ("init in turn", pod("Always", vec![container("i"), container("j")], &["a"]), up(&[("i", Exited, 0)]), "init:1"),
+            (
+                "sandbox died, on failure, one was done",
+                pod("OnFailure", vec![], &["a", "b"]),
+                down(up(&[("a", Exited, 0), ("b", Exited, 1)])),
+                "kill-pod sandbox#1 start:1",
+            ),
+            (
+                "init first",
+                pod("Always", vec![container("i"), container("j")], &["a"]),
+                PodState::default(),
+                "kill-pod sandbox#0 init:0",
+            ),
+            (
+                "init in turn",
+                pod("Always", vec![container("i"), container("j")], &["a"]),
+                up(&[("i", Exited, 0)]),
+                "init:1",
+            ),
             ("init runs", pod("Always", vec![container("i")], &["a"]), up(&[("i", Running, 0)]), ""),
             ("init fails", pod("Always", vec![container("i")], &["a"]), up(&[("i", Exited, 1)]), "init:0"),
             ("init fails for good", pod("Never", vec![container("i")], &["a"]), up(&[("i", Exited, 1)]), "kill-pod"),
-            ("init done", pod("Always", vec![container("i"), container("j")], &["a"]), up(&[("j", Exited, 0), ("i", Exited, 0)]), "start:0"),
+            (
+                "init done",
+                pod("Always", vec![container("i"), container("j")], &["a"]),
+                up(&[("j", Exited, 0), ("i", Exited, 0)]),
+                "start:0",
+            ),
             ("init collected", pod("Always", vec![container("i")], &["a"]), up(&[("a", Exited, 1)]), "start:0"),
-            ("sidecar up, then next init", pod("Always", vec![sidecar("s"), container("i")], &["a"]), up(&[("s", Running, 0)]), "init:1"),
+            (
+                "sidecar up, then next init",
+                pod("Always", vec![sidecar("s"), container("i")], &["a"]),
+                up(&[("s", Running, 0)]),
+                "init:1",
+            ),
             ("sidecar last", pod("Always", vec![sidecar("s")], &["a"]), up(&[("s", Running, 0)]), "start:0"),
-            ("sidecar died", pod("Always", vec![sidecar("s")], &["a"]), up(&[("a", Running, 0), ("s", Exited, 1)]), "init:0"),
-            ("sidecar of a finished pod", pod("Never", vec![sidecar("s")], &["a"]), up(&[("a", Exited, 0), ("s", Running, 0)]), "kill-pod"),
+            (
+                "sidecar died",
+                pod("Always", vec![sidecar("s")], &["a"]),
+                up(&[("a", Running, 0), ("s", Exited, 1)]),
+                "init:0",
+            ),
+            (
+                "sidecar of a finished pod",
+                pod("Never", vec![sidecar("s")], &["a"]),
+                up(&[("a", Exited, 0), ("s", Running, 0)]),
+                "kill-pod",
+            ),
         ];
         for (what, pod, state, expected) in rows {
             assert_eq!(told(&plan(&pod, &state, &Probed::default())), expected, "{what}");
@@ -437,7 +457,9 @@ mod tests {
     #[test]
     fn failed_liveness_restarts_unless_never() {
         let verdicts = Probed(HashMap::from([("a-id", Verdict::Failure)]));
-        for (policy, expected) in [("Always", "kill:a start:0"), ("OnFailure", "kill:a start:0"), ("Never", "kill-pod kill:a")] {
+        for (policy, expected) in
+            [("Always", "kill:a start:0"), ("OnFailure", "kill:a start:0"), ("Never", "kill-pod kill:a")]
+        {
             let actions = plan(&pod(policy, vec![], &["a"]), &up(&[("a", Phase::Running, 0)]), &verdicts);
             assert_eq!(told(&actions), expected, "{policy}");
         }

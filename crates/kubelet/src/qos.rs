@@ -33,7 +33,8 @@ pub(crate) fn class(pod: &Pod) -> Class {
     }
     let Some(spec) = &pod.spec else { return Class::BestEffort };
     let pod_level = spec.resources.iter();
-    let of_containers = spec.init_containers.iter().flatten().chain(&spec.containers).map(|c| c.resources.clone().unwrap_or_default());
+    let of_containers =
+        spec.init_containers.iter().flatten().chain(&spec.containers).map(|c| c.resources.clone().unwrap_or_default());
     let all: Vec<_> = match pod_level.len() {
         0 => of_containers.collect(),
         _ => pod_level.cloned().collect(),

@@ -97,12 +97,8 @@ pub(crate) fn pod_limit(pod: &Pod, name: &str) -> Option<Quantity> {
     if let Some(own) = spec.resources.as_ref().and_then(|r| from_list(r.limits.as_ref(), name)) {
         return Some(own);
     }
-    let unlimited = spec
-        .init_containers
-        .iter()
-        .flatten()
-        .chain(&spec.containers)
-        .any(|container| limit(container, name).is_none());
+    let unlimited =
+        spec.init_containers.iter().flatten().chain(&spec.containers).any(|container| limit(container, name).is_none());
     if unlimited {
         return None;
     }
@@ -146,7 +142,8 @@ pub(crate) fn field_value(
     divisor: Option<&ApiQuantity>,
     allocatable: &ResourceList,
 ) -> Result<String, String> {
-    let (kind, name) = resource.split_once('.').ok_or_else(|| format!("unsupported container resource : {resource}"))?;
+    let (kind, name) =
+        resource.split_once('.').ok_or_else(|| format!("unsupported container resource : {resource}"))?;
     let from_node = || from_list(Some(allocatable), name).unwrap_or_default();
     let value = match kind {
         "limits" => limit(container, name).filter(|q| q.milli_value() != 0).unwrap_or_else(from_node),
@@ -188,7 +185,9 @@ pub(crate) mod tests {
 
     #[test]
     fn shares_and_quotas() {
-        for (milli, shares, quota) in [(0, 2, 0), (1, 2, 1000), (100, 102, 10_000), (1000, 1024, 100_000), (300_000, 262_144, 30_000_000)] {
+        for (milli, shares, quota) in
+            [(0, 2, 0), (1, 2, 1000), (100, 102, 10_000), (1000, 1024, 100_000), (300_000, 262_144, 30_000_000)]
+        {
             assert_eq!(milli_cpu_to_shares(milli), shares, "{milli}m");
             assert_eq!(milli_cpu_to_quota(milli), quota, "{milli}m");
         }

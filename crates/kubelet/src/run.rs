@@ -23,10 +23,10 @@ use crate::objects::{Objects, Wake};
 use crate::probes::Prober;
 use crate::runtime::{self, Runtime};
 use crate::server::Server;
+use crate::static_pods::{self, StaticPods};
 use crate::status_writer::StatusWriter;
 use crate::volumes::{Tokens, Volumes, blocking};
 use crate::worker::Workers;
-use crate::static_pods::{self, StaticPods};
 use crate::{dns, gc, pleg, state};
 
 /// How often leftovers of pods nobody knows are looked for.

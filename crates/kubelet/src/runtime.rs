@@ -35,10 +35,6 @@ impl CallError {
     pub(crate) fn is_not_found(&self) -> bool {
         self.0.code() == Code::NotFound
     }
-
-    pub(crate) fn is_unimplemented(&self) -> bool {
-        self.0.code() == Code::Unimplemented
-    }
 }
 
 pub(crate) type Result<T> = std::result::Result<T, CallError>;
@@ -79,7 +75,13 @@ impl Runtime {
     }
 
     pub(crate) async fn status(&self) -> Result<v1::StatusResponse> {
-        Ok(self.clients.runtime.clone().status(request(v1::StatusRequest { verbose: false }, TIMEOUT)).await?.into_inner())
+        Ok(self
+            .clients
+            .runtime
+            .clone()
+            .status(request(v1::StatusRequest { verbose: false }, TIMEOUT))
+            .await?
+            .into_inner())
     }
 
     /// Tells the runtime the node's pod range, for those that make their own network configuration.
@@ -89,7 +91,10 @@ impl Runtime {
             self.clients
                 .runtime
                 .clone()
-                .update_runtime_config(request(v1::UpdateRuntimeConfigRequest { runtime_config: Some(config) }, TIMEOUT))
+                .update_runtime_config(request(
+                    v1::UpdateRuntimeConfigRequest { runtime_config: Some(config) },
+                    TIMEOUT,
+                ))
                 .await,
         )
     }
@@ -172,7 +177,10 @@ impl Runtime {
         self.clients
             .runtime
             .clone()
-            .pod_sandbox_status(request(v1::PodSandboxStatusRequest { pod_sandbox_id: id.into(), verbose: false }, TIMEOUT))
+            .pod_sandbox_status(request(
+                v1::PodSandboxStatusRequest { pod_sandbox_id: id.into(), verbose: false },
+                TIMEOUT,
+            ))
             .await?
             .into_inner()
             .status
@@ -193,15 +201,34 @@ impl Runtime {
     pub(crate) async fn run_sandbox(&self, config: v1::PodSandboxConfig, handler: &str) -> Result<String> {
         let message = v1::RunPodSandboxRequest { config: Some(config), runtime_handler: handler.into() };
         // Twice the usual: network plug-ins run inside this call.
-        Ok(self.clients.runtime.clone().run_pod_sandbox(request(message, 2 * TIMEOUT)).await?.into_inner().pod_sandbox_id)
+        Ok(self
+            .clients
+            .runtime
+            .clone()
+            .run_pod_sandbox(request(message, 2 * TIMEOUT))
+            .await?
+            .into_inner()
+            .pod_sandbox_id)
     }
 
     pub(crate) async fn stop_sandbox(&self, id: &str) -> Result<()> {
-        done(self.clients.runtime.clone().stop_pod_sandbox(request(v1::StopPodSandboxRequest { pod_sandbox_id: id.into() }, TIMEOUT)).await)
+        done(
+            self.clients
+                .runtime
+                .clone()
+                .stop_pod_sandbox(request(v1::StopPodSandboxRequest { pod_sandbox_id: id.into() }, TIMEOUT))
+                .await,
+        )
     }
 
     pub(crate) async fn remove_sandbox(&self, id: &str) -> Result<()> {
-        done(self.clients.runtime.clone().remove_pod_sandbox(request(v1::RemovePodSandboxRequest { pod_sandbox_id: id.into() }, TIMEOUT)).await)
+        done(
+            self.clients
+                .runtime
+                .clone()
+                .remove_pod_sandbox(request(v1::RemovePodSandboxRequest { pod_sandbox_id: id.into() }, TIMEOUT))
+                .await,
+        )
     }
 
     pub(crate) async fn create_container(
@@ -219,7 +246,11 @@ impl Runtime {
     }
 
     pub(crate) async fn start_container(&self, id: &str) -> Result<()> {
-        self.clients.runtime.clone().start_container(request(v1::StartContainerRequest { container_id: id.into() }, TIMEOUT)).await?;
+        self.clients
+            .runtime
+            .clone()
+            .start_container(request(v1::StartContainerRequest { container_id: id.into() }, TIMEOUT))
+            .await?;
         Ok(())
     }
 
@@ -230,19 +261,31 @@ impl Runtime {
     }
 
     pub(crate) async fn remove_container(&self, id: &str) -> Result<()> {
-        done(self.clients.runtime.clone().remove_container(request(v1::RemoveContainerRequest { container_id: id.into() }, TIMEOUT)).await)
+        done(
+            self.clients
+                .runtime
+                .clone()
+                .remove_container(request(v1::RemoveContainerRequest { container_id: id.into() }, TIMEOUT))
+                .await,
+        )
     }
 
-    pub(crate) async fn update_resources(&self, id: &str, resources: v1::LinuxContainerResources) -> Result<()> {
-        let message = v1::UpdateContainerResourcesRequest { container_id: id.into(), linux: Some(resources), ..Default::default() };
-        self.clients.runtime.clone().update_container_resources(request(message, TIMEOUT)).await?;
-        Ok(())
-    }
-
-    pub(crate) async fn exec_sync(&self, id: &str, command: Vec<String>, timeout: Duration) -> Result<v1::ExecSyncResponse> {
-        let message = v1::ExecSyncRequest { container_id: id.into(), cmd: command, timeout: timeout.as_secs().max(1) as i64 };
+    pub(crate) async fn exec_sync(
+        &self,
+        id: &str,
+        command: Vec<String>,
+        timeout: Duration,
+    ) -> Result<v1::ExecSyncResponse> {
+        let message =
+            v1::ExecSyncRequest { container_id: id.into(), cmd: command, timeout: timeout.as_secs().max(1) as i64 };
         // The runtime ends the command at its own deadline; ours only guards against a dead runtime.
-        Ok(self.clients.runtime.clone().exec_sync(request(message, timeout + Duration::from_secs(10))).await?.into_inner())
+        Ok(self
+            .clients
+            .runtime
+            .clone()
+            .exec_sync(request(message, timeout + Duration::from_secs(10)))
+            .await?
+            .into_inner())
     }
 
     pub(crate) async fn exec_url(&self, message: v1::ExecRequest) -> Result<String> {
@@ -258,7 +301,13 @@ impl Runtime {
     }
 
     pub(crate) async fn reopen_log(&self, id: &str) -> Result<()> {
-        done(self.clients.runtime.clone().reopen_container_log(request(v1::ReopenContainerLogRequest { container_id: id.into() }, TIMEOUT)).await)
+        done(
+            self.clients
+                .runtime
+                .clone()
+                .reopen_container_log(request(v1::ReopenContainerLogRequest { container_id: id.into() }, TIMEOUT))
+                .await,
+        )
     }
 
     pub(crate) async fn container_stats(&self) -> Result<Vec<v1::ContainerStats>> {
@@ -289,15 +338,34 @@ impl Runtime {
     }
 
     pub(crate) async fn images(&self) -> Result<Vec<v1::Image>> {
-        Ok(self.clients.images.clone().list_images(request(v1::ListImagesRequest { filter: None }, TIMEOUT)).await?.into_inner().images)
+        Ok(self
+            .clients
+            .images
+            .clone()
+            .list_images(request(v1::ListImagesRequest { filter: None }, TIMEOUT))
+            .await?
+            .into_inner()
+            .images)
     }
 
     pub(crate) async fn remove_image(&self, image: &str) -> Result<()> {
-        done(self.clients.images.clone().remove_image(request(v1::RemoveImageRequest { image: Some(spec(image)) }, TIMEOUT)).await)
+        done(
+            self.clients
+                .images
+                .clone()
+                .remove_image(request(v1::RemoveImageRequest { image: Some(spec(image)) }, TIMEOUT))
+                .await,
+        )
     }
 
     pub(crate) async fn image_fs(&self) -> Result<v1::ImageFsInfoResponse> {
-        Ok(self.clients.images.clone().image_fs_info(request(v1::ImageFsInfoRequest::default(), TIMEOUT)).await?.into_inner())
+        Ok(self
+            .clients
+            .images
+            .clone()
+            .image_fs_info(request(v1::ImageFsInfoRequest::default(), TIMEOUT))
+            .await?
+            .into_inner())
     }
 }
 
@@ -339,7 +407,8 @@ async fn termination_message(status: &v1::ContainerStatus) -> String {
         }
     }
     if message.is_empty() && status.exit_code != 0 && policy.is_some_and(|policy| policy == "FallbackToLogsOnError") {
-        message = logs::tail_text(Path::new(&status.log_path), MAX_LOG_LINES, MAX_LOG_MESSAGE).await.unwrap_or_default();
+        message =
+            logs::tail_text(Path::new(&status.log_path), MAX_LOG_LINES, MAX_LOG_MESSAGE).await.unwrap_or_default();
     }
     message
 }

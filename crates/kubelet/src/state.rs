@@ -131,18 +131,17 @@ impl ContainerState {
             message: status.message,
             image: status
                 .image
-                .map(|image| {
-                    if image.user_specified_image.is_empty() { image.image } else { image.user_specified_image }
-                })
+                .map(
+                    |image| {
+                        if image.user_specified_image.is_empty() { image.image } else { image.user_specified_image }
+                    },
+                )
                 .unwrap_or_default(),
             image_ref: status.image_ref,
             restart_count,
             hash: status.annotations.get(annotation::HASH).cloned().unwrap_or_default(),
             log_path: status.log_path,
-            user: status
-                .user
-                .and_then(|user| user.linux)
-                .map(|user| (user.uid, user.gid, user.supplemental_groups)),
+            user: status.user.and_then(|user| user.linux).map(|user| (user.uid, user.gid, user.supplemental_groups)),
             resources: status.resources.and_then(|resources| resources.linux),
             id: status.id,
         }
@@ -158,9 +157,7 @@ impl PodState {
     /// The newest container of that name in the current sandbox.
     pub(crate) fn active(&self, name: &str) -> Option<&ContainerState> {
         let sandbox = self.sandboxes.first()?;
-        self.containers
-            .iter()
-            .find(|container| container.name == name && container.sandbox_id == sandbox.id)
+        self.containers.iter().find(|container| container.name == name && container.sandbox_id == sandbox.id)
     }
 
     /// Addresses of the current sandbox, if it is up.
@@ -172,8 +169,7 @@ impl PodState {
     }
 
     pub(crate) fn is_any_running(&self) -> bool {
-        self.containers.iter().any(ContainerState::is_running)
-            || self.sandboxes.iter().any(|sandbox| sandbox.ready)
+        self.containers.iter().any(ContainerState::is_running) || self.sandboxes.iter().any(|sandbox| sandbox.ready)
     }
 }
 
@@ -210,13 +206,8 @@ impl Hasher for Fnv32 {
 
 /// The labels by which a sandbox or container is found again.
 pub(crate) fn pod_labels(pod: &Pod) -> HashMap<String, String> {
-    let mut labels: HashMap<String, String> = pod
-        .metadata
-        .labels
-        .iter()
-        .flatten()
-        .map(|(key, value)| (key.clone(), value.clone()))
-        .collect();
+    let mut labels: HashMap<String, String> =
+        pod.metadata.labels.iter().flatten().map(|(key, value)| (key.clone(), value.clone())).collect();
     labels.insert(label::POD_NAME.into(), name(pod).into());
     labels.insert(label::POD_NAMESPACE.into(), namespace(pod).into());
     labels.insert(label::POD_UID.into(), uid(pod).into());
@@ -268,9 +259,7 @@ pub(crate) fn all_containers(pod: &Pod) -> Vec<Container> {
 }
 
 /// An ephemeral container as the plain container it is run as.
-pub(crate) fn from_ephemeral(
-    ephemeral: &k8s_openapi::api::core::v1::EphemeralContainer,
-) -> Container {
+pub(crate) fn from_ephemeral(ephemeral: &k8s_openapi::api::core::v1::EphemeralContainer) -> Container {
     let e = ephemeral.clone();
     Container {
         args: e.args,
@@ -340,11 +329,7 @@ pub(crate) fn restart_policy(pod: &Pod) -> &str {
 }
 
 /// Annotations that carry what a new kubelet must know of a container it did not start.
-pub(crate) fn container_annotations(
-    pod: &Pod,
-    container: &Container,
-    restart_count: i32,
-) -> HashMap<String, String> {
+pub(crate) fn container_annotations(pod: &Pod, container: &Container, restart_count: i32) -> HashMap<String, String> {
     let mut annotations = BTreeMap::from([
         (annotation::HASH, container_hash(container)),
         (annotation::RESTART_COUNT, restart_count.to_string()),
@@ -352,10 +337,7 @@ pub(crate) fn container_annotations(
             annotation::TERMINATION_PATH,
             container.termination_message_path.clone().unwrap_or_else(|| "/dev/termination-log".into()),
         ),
-        (
-            annotation::TERMINATION_POLICY,
-            container.termination_message_policy.clone().unwrap_or_else(|| "File".into()),
-        ),
+        (annotation::TERMINATION_POLICY, container.termination_message_policy.clone().unwrap_or_else(|| "File".into())),
     ]);
     if let Some(grace) = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds) {
         annotations.insert(annotation::POD_GRACE_PERIOD, grace.to_string());
@@ -395,11 +377,7 @@ mod tests {
                 restart_policy_rules: Some(rules),
                 ..Default::default()
             };
-            assert_eq!(
-                restarts_after(&container, pod_policy, exit_code),
-                expected,
-                "{own:?} {pod_policy} {exit_code}"
-            );
+            assert_eq!(restarts_after(&container, pod_policy, exit_code), expected, "{own:?} {pod_policy} {exit_code}");
         }
     }
 

@@ -24,10 +24,6 @@ const MIRROR: &str = "kubernetes.io/config.mirror";
 /// A directory listing is cheap, and file systems that do not tell of changes work too.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-pub(crate) fn is_static(pod: &Pod) -> bool {
-    annotation(pod, SOURCE).is_some_and(|source| source != "api")
-}
-
 pub(crate) fn is_mirror(pod: &Pod) -> bool {
     annotation(pod, MIRROR).is_some()
 }
@@ -202,7 +198,7 @@ mod tests {
         let pod = parse(&path, "n1").unwrap();
         assert_eq!(state::full_name(&pod), "default/web-n1");
         assert_eq!(pod.spec.as_ref().unwrap().node_name.as_deref(), Some("n1"));
-        assert!(is_static(&pod) && !is_mirror(&pod));
+        assert!(!is_mirror(&pod));
         assert_eq!(parse(&path, "n1").unwrap(), pod, "the same file is the same pod");
         std::fs::write(&path, text.replace("nginx", "nginx:2")).unwrap();
         assert_ne!(parse(&path, "n1").unwrap().metadata.uid, pod.metadata.uid);

@@ -7,8 +7,8 @@ use std::collections::HashMap;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
-    Container, ContainerState as ApiState, ContainerStateRunning, ContainerStateTerminated,
-    ContainerStateWaiting, ContainerStatus, HostIP, Pod, PodCondition, PodIP, PodStatus,
+    Container, ContainerState as ApiState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
+    ContainerStatus, HostIP, Pod, PodCondition, PodIP, PodStatus,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -57,8 +57,7 @@ pub(crate) fn pod_status(pod: &Pod, observed: &Observed<'_>) -> PodStatus {
     let old = pod.status.clone().unwrap_or_default();
     let Some(spec) = &pod.spec else { return old };
     let init = spec.init_containers.as_deref().unwrap_or_default();
-    let ephemeral: Vec<Container> =
-        spec.ephemeral_containers.iter().flatten().map(state::from_ephemeral).collect();
+    let ephemeral: Vec<Container> = spec.ephemeral_containers.iter().flatten().map(state::from_ephemeral).collect();
     let has_init = !init.is_empty();
 
     let mut containers = statuses(pod, observed, &spec.containers, &old.container_statuses, has_init, false);
@@ -77,8 +76,11 @@ pub(crate) fn pod_status(pod: &Pod, observed: &Observed<'_>) -> PodStatus {
         }
     }
 
-    let started_main = containers.iter().any(|status| running(status).is_some() || terminated(status).is_some()
-        || status.last_state.as_ref().is_some_and(|last| last.terminated.is_some()));
+    let started_main = containers.iter().any(|status| {
+        running(status).is_some()
+            || terminated(status).is_some()
+            || status.last_state.as_ref().is_some_and(|last| last.terminated.is_some())
+    });
     let phase = match observed.ended {
         Some(_) => "Failed",
         // A finished pod stays finished.
@@ -103,11 +105,8 @@ pub(crate) fn pod_status(pod: &Pod, observed: &Observed<'_>) -> PodStatus {
         status.reason = Some(ended.reason.clone());
         status.message = Some(ended.message.clone());
     }
-    let ips: Vec<String> = if spec.host_network == Some(true) {
-        observed.host_ips.to_vec()
-    } else {
-        observed.state.ips().to_vec()
-    };
+    let ips: Vec<String> =
+        if spec.host_network == Some(true) { observed.host_ips.to_vec() } else { observed.state.ips().to_vec() };
     if ips.is_empty() {
         // A stopped sandbox has no address to tell; keep the last one known.
         status.pod_ip = old.pod_ip.clone();
@@ -133,12 +132,8 @@ pub(crate) fn pod_status(pod: &Pod, observed: &Observed<'_>) -> PodStatus {
             observed.ended.map(|ended| ended.message.clone()),
         ));
     }
-    status.conditions = Some(merge_conditions(
-        old.conditions.unwrap_or_default(),
-        conditions,
-        generation,
-        observed.now,
-    ));
+    status.conditions =
+        Some(merge_conditions(old.conditions.unwrap_or_default(), conditions, generation, observed.now));
     status.container_statuses = Some(containers);
     status.init_container_statuses = has_init.then_some(inits);
     status.ephemeral_container_statuses = (!ephemeral.is_empty()).then_some(ephemerals);
@@ -177,12 +172,21 @@ fn container_status(
             let mut status = from_record(newest, observed.runtime_name, container);
             status.last_state = records
                 .find(|older| older.phase == Phase::Exited)
-                .map(|older| ApiState { terminated: Some(terminated_state(older, observed.runtime_name)), ..Default::default() })
-                .or_else(|| old.and_then(|old| {
-                    let same = old.container_id == status.container_id;
-                    let past = if same { old.last_state.clone() } else { old.state.clone().filter(|s| s.terminated.is_some()).or(old.last_state.clone()) };
-                    past.filter(|state| state.terminated.is_some())
-                }));
+                .map(|older| ApiState {
+                    terminated: Some(terminated_state(older, observed.runtime_name)),
+                    ..Default::default()
+                })
+                .or_else(|| {
+                    old.and_then(|old| {
+                        let same = old.container_id == status.container_id;
+                        let past = if same {
+                            old.last_state.clone()
+                        } else {
+                            old.state.clone().filter(|s| s.terminated.is_some()).or(old.last_state.clone())
+                        };
+                        past.filter(|state| state.terminated.is_some())
+                    })
+                });
             // Collected containers must not make the count go back.
             if let Some(old) = old {
                 status.restart_count = status.restart_count.max(old.restart_count);
@@ -235,7 +239,10 @@ fn unseen_status(container: &Container, old: Option<&ContainerStatus>, waits_for
             terminated: Some(ContainerStateTerminated {
                 exit_code: 137,
                 reason: Some("ContainerStatusUnknown".into()),
-                message: Some("The container could not be located when the pod was deleted.  The container used to be Running".into()),
+                message: Some(
+                    "The container could not be located when the pod was deleted.  The container used to be Running"
+                        .into(),
+                ),
                 ..Default::default()
             }),
             ..Default::default()
@@ -414,9 +421,11 @@ fn initialized(init: &[Container], statuses: &[ContainerStatus], phase: &str, st
     let incomplete: Vec<&str> = init
         .iter()
         .zip(statuses)
-        .filter(|(container, status)| {
-            if state::is_sidecar(container) { status.started != Some(true) } else { !status.ready }
-        })
+        .filter(
+            |(container, status)| {
+                if state::is_sidecar(container) { status.started != Some(true) } else { !status.ready }
+            },
+        )
         .map(|(container, _)| container.name.as_str())
         .collect();
     if phase == "Succeeded" {
@@ -447,11 +456,8 @@ fn containers_ready(pod: &Pod, inits: &[ContainerStatus], containers: &[Containe
         .zip(inits)
         .filter(|(container, _)| state::is_sidecar(container))
         .map(|(_, status)| status);
-    let unready: Vec<&str> = sidecars
-        .chain(containers)
-        .filter(|status| !status.ready)
-        .map(|status| status.name.as_str())
-        .collect();
+    let unready: Vec<&str> =
+        sidecars.chain(containers).filter(|status| !status.ready).map(|status| status.name.as_str()).collect();
     if unready.is_empty() {
         return condition(kind, true, None, None);
     }
@@ -482,10 +488,9 @@ fn pod_ready(
             let kind = &gate.condition_type;
             match old.iter().find(|condition| &condition.type_ == kind) {
                 None => Some(format!("corresponding condition of pod readiness gate \"{kind}\" does not exist.")),
-                Some(found) if found.status != "True" => Some(format!(
-                    "the status of pod readiness gate \"{kind}\" is not \"True\", but {}",
-                    found.status
-                )),
+                Some(found) if found.status != "True" => {
+                    Some(format!("the status of pod readiness gate \"{kind}\" is not \"True\", but {}", found.status))
+                }
                 Some(_) => None,
             }
         })
@@ -515,8 +520,7 @@ fn merge_conditions(
         condition.observed_generation = generation;
         merged.push(condition);
     }
-    let kept: Vec<PodCondition> =
-        old.into_iter().filter(|c| !merged.iter().any(|m| m.type_ == c.type_)).collect();
+    let kept: Vec<PodCondition> = old.into_iter().filter(|c| !merged.iter().any(|m| m.type_ == c.type_)).collect();
     merged.extend(kept);
     merged
 }
@@ -556,7 +560,12 @@ mod tests {
 
     fn seen(containers: &[(&str, Phase, i32)]) -> PodState {
         PodState {
-            sandboxes: vec![Sandbox { id: "s".into(), ready: true, ips: vec!["10.0.0.2".into()], ..Default::default() }],
+            sandboxes: vec![Sandbox {
+                id: "s".into(),
+                ready: true,
+                ips: vec!["10.0.0.2".into()],
+                ..Default::default()
+            }],
             containers: containers
                 .iter()
                 .map(|(name, phase, exit_code)| ContainerState {
@@ -600,18 +609,53 @@ mod tests {
             ("nothing yet", pod("Always", &[], &["a"]), seen(&[]), vec![], false, "Pending"),
             ("runs", pod("Always", &[], &["a"]), seen(&[("a", Running, 0)]), vec![], false, "Running"),
             ("one of two", pod("Always", &[], &["a", "b"]), seen(&[("a", Running, 0)]), vec![], false, "Pending"),
-            ("crash loop", pod("Always", &[], &["a"]), seen(&[("a", Exited, 1)]), vec![("a", "CrashLoopBackOff")], false, "Running"),
+            (
+                "crash loop",
+                pod("Always", &[], &["a"]),
+                seen(&[("a", Exited, 1)]),
+                vec![("a", "CrashLoopBackOff")],
+                false,
+                "Running",
+            ),
             ("done", pod("OnFailure", &[], &["a"]), seen(&[("a", Exited, 0)]), vec![], false, "Succeeded"),
             ("failed", pod("Never", &[], &["a"]), seen(&[("a", Exited, 2)]), vec![], false, "Failed"),
             ("retried", pod("OnFailure", &[], &["a"]), seen(&[("a", Exited, 2)]), vec![], false, "Running"),
             ("stopped by us", pod("Always", &[], &["a"]), seen(&[("a", Exited, 0)]), vec![], true, "Succeeded"),
             ("killed by us", pod("Always", &[], &["a"]), seen(&[("a", Exited, 137)]), vec![], true, "Failed"),
             ("init runs", pod("Always", &["i"], &["a"]), seen(&[("i", Running, 0)]), vec![], false, "Pending"),
-            ("init crash loop", pod("Always", &["i"], &["a"]), seen(&[("i", Exited, 1)]), vec![("i", "CrashLoopBackOff")], false, "Pending"),
+            (
+                "init crash loop",
+                pod("Always", &["i"], &["a"]),
+                seen(&[("i", Exited, 1)]),
+                vec![("i", "CrashLoopBackOff")],
+                false,
+                "Pending",
+            ),
             ("init failed", pod("Never", &["i"], &["a"]), seen(&[("i", Exited, 1)]), vec![], false, "Failed"),
-            ("init done", pod("Never", &["i"], &["a"]), seen(&[("a", Running, 0), ("i", Exited, 0)]), vec![], false, "Running"),
-            ("sidecar up", pod("Never", &["*s"], &["a"]), seen(&[("a", Running, 0), ("s", Running, 0)]), vec![], false, "Running"),
-            ("sidecar killed at the end", pod("Never", &["*s"], &["a"]), seen(&[("a", Exited, 0), ("s", Exited, 137)]), vec![], true, "Succeeded"),
+            (
+                "init done",
+                pod("Never", &["i"], &["a"]),
+                seen(&[("a", Running, 0), ("i", Exited, 0)]),
+                vec![],
+                false,
+                "Running",
+            ),
+            (
+                "sidecar up",
+                pod("Never", &["*s"], &["a"]),
+                seen(&[("a", Running, 0), ("s", Running, 0)]),
+                vec![],
+                false,
+                "Running",
+            ),
+            (
+                "sidecar killed at the end",
+                pod("Never", &["*s"], &["a"]),
+                seen(&[("a", Exited, 0), ("s", Exited, 137)]),
+                vec![],
+                true,
+                "Succeeded",
+            ),
         ] {
             let status = status_of(&pod, &state, &waiting, is_terminating);
             assert_eq!(status.phase.as_deref(), Some(expected), "{what}");
@@ -655,7 +699,17 @@ mod tests {
             },
         );
         let time_of = |kind: &str| {
-            later.conditions.iter().flatten().find(|c| c.type_ == kind).unwrap().last_transition_time.clone().unwrap().0.as_second()
+            later
+                .conditions
+                .iter()
+                .flatten()
+                .find(|c| c.type_ == kind)
+                .unwrap()
+                .last_transition_time
+                .clone()
+                .unwrap()
+                .0
+                .as_second()
         };
         assert_eq!(time_of("Ready"), 2000);
         assert_eq!(time_of("Initialized"), 1000);

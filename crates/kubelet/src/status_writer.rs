@@ -99,7 +99,14 @@ impl StatusWriter {
             let entries = self.entries.lock();
             let Some(entry) = entries.get(key) else { return Ok(()) };
             let wanted = entry.wanted.as_ref().and_then(|status| serde_json::to_value(status).ok());
-            (entry.namespace.clone(), entry.name.clone(), entry.api_uid.clone(), wanted, entry.sent.clone(), entry.delete)
+            (
+                entry.namespace.clone(),
+                entry.name.clone(),
+                entry.api_uid.clone(),
+                wanted,
+                entry.sent.clone(),
+                entry.delete,
+            )
         };
         let (namespace, name, uid, wanted, sent, delete) = work;
         let api = self.client.namespaced::<Pod>(&namespace);
@@ -222,7 +229,11 @@ mod tests {
             (json!({"phase": "Pending"}), json!({"phase": "Running"}), Some(json!({"phase": "Running"}))),
             (json!({"reason": "Old"}), json!({}), Some(json!({"reason": null}))),
             (json!({"resize": "x"}), json!({}), None),
-            (json!({}), json!({"podIPs": [{"ip": "1"}]}), Some(json!({"podIPs": [{"$patch": "replace"}, {"ip": "1"}]}))),
+            (
+                json!({}),
+                json!({"podIPs": [{"ip": "1"}]}),
+                Some(json!({"podIPs": [{"$patch": "replace"}, {"ip": "1"}]})),
+            ),
             (
                 json!({"conditions": [ready("False"), {"type": "Mine"}]}),
                 json!({"conditions": [ready("True"), {"type": "Mine"}]}),

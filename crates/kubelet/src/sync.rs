@@ -49,6 +49,8 @@ pub(crate) enum SyncError {
 
 /// Mounted objects and tokens are looked at this often even if no event came.
 const REFRESH: Duration = Duration::from_secs(60);
+/// After a container could not be started. A failed pull is told as such until then, and as a wait after.
+const RETRY: Duration = Duration::from_secs(5);
 
 impl Kubelet {
     pub(crate) async fn sync(&self, pod: &Arc<Pod>, memory: &mut Memory) -> Result<Next, SyncError> {
@@ -67,7 +69,13 @@ impl Kubelet {
         let reference = client::reference(pod.as_ref());
         let context_for = |ips: &[String]| (ips.to_vec(), self.host_ips.clone());
         let (pod_ips, host_ips) = context_for(&self.pod_ips(pod, &state));
-        let context = Context { pod, pod_ips: &pod_ips, host_ips: &host_ips, allocatable: &self.allocatable, services: &services };
+        let context = Context {
+            pod,
+            pod_ips: &pod_ips,
+            host_ips: &host_ips,
+            allocatable: &self.allocatable,
+            services: &services,
+        };
 
         self.make_directories(pod).await?;
         if let Some(cgroups) = self.cgroups.clone() {
@@ -89,7 +97,11 @@ impl Kubelet {
         if actions.kill_pod {
             let is_new = state.sandboxes.is_empty();
             if !is_new && actions.create_sandbox.is_some() {
-                self.recorder.normal(&reference, "SandboxChanged", "Pod sandbox changed, it will be killed and re-created.");
+                self.recorder.normal(
+                    &reference,
+                    "SandboxChanged",
+                    "Pod sandbox changed, it will be killed and re-created.",
+                );
             }
             self.kill_all(pod, &state, self.grace_period(pod, None), "Stopping container").await?;
             if actions.create_sandbox.is_none() {
@@ -167,13 +179,14 @@ impl Kubelet {
     async fn create_sandbox(&self, pod: &Pod, attempt: u32) -> Result<String, SyncError> {
         let handler = match pod.spec.as_ref().and_then(|spec| spec.runtime_class_name.as_deref()) {
             None | Some("") => String::new(),
-            Some(name) => self
-                .client
-                .all::<k8s_openapi::api::node::v1::RuntimeClass>()
-                .get(name)
-                .await
-                .map_err(|error| SyncError::Other(format!("failed to get RuntimeClass {name:?}: {error}")))?
-                .handler,
+            Some(name) => {
+                self.client
+                    .all::<k8s_openapi::api::node::v1::RuntimeClass>()
+                    .get(name)
+                    .await
+                    .map_err(|error| SyncError::Other(format!("failed to get RuntimeClass {name:?}: {error}")))?
+                    .handler
+            }
         };
         match self.runtime.run_sandbox(self.sandbox_config(pod, attempt), &handler).await {
             Ok(id) => Ok(id),
@@ -205,8 +218,7 @@ impl Kubelet {
             .filter_map(|index| ephemeral.get(*index))
             .chain(actions.start_init.iter().filter_map(|index| init.get(*index)))
             .chain(actions.start.iter().filter_map(|index| spec.containers.get(*index)));
-        let running: Vec<&str> =
-            state.containers.iter().filter(|c| c.is_running()).map(|c| c.name.as_str()).collect();
+        let running: Vec<&str> = state.containers.iter().filter(|c| c.is_running()).map(|c| c.name.as_str()).collect();
         memory.waiting.retain(|name, _| !running.contains(&name.as_str()));
         for container in chosen {
             if let Some(wait) = self.restart_delay(pod, container, state, memory) {
@@ -218,26 +230,19 @@ impl Kubelet {
                     memory.waiting.remove(&container.name);
                 }
                 Err(waiting) => {
-                    tracing::info!(pod = state::full_name(pod), container = container.name, reason = waiting.reason, message = waiting.message, "container not started");
+                    tracing::info!(
+                        pod = state::full_name(pod),
+                        container = container.name,
+                        reason = waiting.reason,
+                        message = waiting.message,
+                        "container not started"
+                    );
                     let image = container.image.as_deref().unwrap_or_default();
-                    let wait = match waiting.reason {
-                        "ErrImagePull" | "ImagePullBackOff" => {
-                            self.images.retry_in(state::uid(pod), image).unwrap_or(Duration::from_secs(10))
-                        }
-                        _ => Duration::from_secs(5),
-                    };
-                    next.sooner(wait);
-                    let failed_image = waiting.reason == "ErrImagePull";
+                    next.sooner(match waiting.reason {
+                        "ImagePullBackOff" => self.images.retry_in(state::uid(pod), image).unwrap_or(RETRY),
+                        _ => RETRY,
+                    });
                     memory.waiting.insert(container.name.clone(), waiting);
-                    let state = self.runtime.pod_state(state::uid(pod)).await?;
-                    self.tell(pod, &state, memory, false, None);
-                    if failed_image {
-                        // Told once as the error; from now on it is a wait.
-                        memory.waiting.insert(
-                            container.name.clone(),
-                            Waiting { reason: "ImagePullBackOff", message: format!("Back-off pulling image \"{image}\"") },
-                        );
-                    }
                 }
             }
         }
@@ -245,7 +250,13 @@ impl Kubelet {
     }
 
     /// Whether a container that ended must wait before it is started again.
-    fn restart_delay(&self, pod: &Pod, container: &Container, state: &PodState, memory: &mut Memory) -> Option<Duration> {
+    fn restart_delay(
+        &self,
+        pod: &Pod,
+        container: &Container,
+        state: &PodState,
+        memory: &mut Memory,
+    ) -> Option<Duration> {
         let past = state.container(&container.name).filter(|c| c.phase == Phase::Exited)?;
         let key = format!("{}_{}_{}", state::uid(pod), container.name, state::container_hash(container));
         let ended = Timestamp::from_nanosecond(past.finished_at.into()).unwrap_or_default();
@@ -265,7 +276,11 @@ impl Kubelet {
             container.name.clone(),
             Waiting {
                 reason: "CrashLoopBackOff",
-                message: format!("back-off {} restarting failed container={} pod={whose}", go_seconds(whole), container.name),
+                message: format!(
+                    "back-off {} restarting failed container={} pod={whose}",
+                    go_seconds(whole),
+                    container.name
+                ),
             },
         );
         Some(left)
@@ -321,8 +336,17 @@ impl Kubelet {
             tracing::info!(pod = state::full_name(pod), container = container.name, %error, "postStart hook failed");
             self.recorder.warning(&reference, "FailedPostStartHook", "PostStartHook failed");
             let grace = self.grace_period(pod, None);
-            if let Err(error) =
-                self.kill_container(pod, Some(container), &id, &container.name, grace, "FailedPostStartHook", context.pod_ips).await
+            if let Err(error) = self
+                .kill_container(
+                    pod,
+                    Some(container),
+                    &id,
+                    &container.name,
+                    grace,
+                    "FailedPostStartHook",
+                    context.pod_ips,
+                )
+                .await
             {
                 tracing::warn!(pod = state::full_name(pod), container = container.name, %error, "container with failed postStart hook not stopped");
             }
@@ -467,7 +491,8 @@ impl Kubelet {
             let host_path = match sub_path {
                 None => path,
                 Some(sub_path) => {
-                    let at = own_dir.join("volume-subpaths").join(&mount.name).join(&container.name).join(index.to_string());
+                    let at =
+                        own_dir.join("volume-subpaths").join(&mount.name).join(&container.name).join(index.to_string());
                     let shown = sub_path.clone();
                     blocking(move || subpath::bind(&path, &sub_path, &at)).await.map_err(|error| {
                         format!("failed to prepare subPath for volumeMount \"{}\" of container \"{}\": subPath {shown:?}: {error}", mount.name, container.name)
@@ -479,7 +504,9 @@ impl Kubelet {
                 host_path: host_path.to_string_lossy().into_owned(),
                 readonly: mount.read_only == Some(true) || volume_read_only,
                 propagation: containers::propagation(mount.mount_propagation.as_deref()),
-                recursive_read_only: matches!(mount.recursive_read_only.as_deref(), Some("Enabled" | "IfPossible")) && mount.read_only == Some(true) && mount.recursive_read_only.as_deref() == Some("Enabled"),
+                recursive_read_only: matches!(mount.recursive_read_only.as_deref(), Some("Enabled" | "IfPossible"))
+                    && mount.read_only == Some(true)
+                    && mount.recursive_read_only.as_deref() == Some("Enabled"),
                 ..Default::default()
             });
         }
@@ -489,7 +516,10 @@ impl Kubelet {
             mounts.push(v1::Mount {
                 container_path: "/etc/hosts".into(),
                 host_path: path.to_string_lossy().into_owned(),
-                readonly: container.security_context.as_ref().is_some_and(|c| c.read_only_root_filesystem == Some(true)),
+                readonly: container
+                    .security_context
+                    .as_ref()
+                    .is_some_and(|c| c.read_only_root_filesystem == Some(true)),
                 ..Default::default()
             });
         }
@@ -547,7 +577,8 @@ impl Kubelet {
             }
         }
         for sandbox in state.sandboxes.iter().skip(1).filter(|sandbox| !sandbox.ready) {
-            let in_use = state.containers.iter().any(|c| c.sandbox_id == sandbox.id && !removed.contains(&c.id.as_str()));
+            let in_use =
+                state.containers.iter().any(|c| c.sandbox_id == sandbox.id && !removed.contains(&c.id.as_str()));
             if !in_use {
                 if let Err(error) = self.runtime.remove_sandbox(&sandbox.id).await {
                     tracing::warn!(sandbox = sandbox.id, %error, "old sandbox not removed");
@@ -575,7 +606,9 @@ fn probe_grace(probe: Option<&k8s_openapi::api::core::v1::Probe>) -> Option<Dura
 fn api_restart_count(pod: &Pod, name: &str) -> i32 {
     pod.status
         .iter()
-        .flat_map(|status| status.container_statuses.iter().flatten().chain(status.init_container_statuses.iter().flatten()))
+        .flat_map(|status| {
+            status.container_statuses.iter().flatten().chain(status.init_container_statuses.iter().flatten())
+        })
         .find(|status| status.name == name)
         .filter(|status| status.container_id.is_some())
         .map_or(0, |status| status.restart_count + 1)

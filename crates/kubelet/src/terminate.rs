@@ -55,7 +55,11 @@ impl Kubelet {
                     tracing::info!(pod = state::full_name(pod), container = name, %error, "preStop hook failed");
                     self.recorder.warning(&reference, "FailedPreStopHook", "PreStopHook failed");
                 }
-                Err(_) => tracing::info!(pod = state::full_name(pod), container = name, "preStop hook not completed in grace period"),
+                Err(_) => tracing::info!(
+                    pod = state::full_name(pod),
+                    container = name,
+                    "preStop hook not completed in grace period"
+                ),
             }
         }
         let left = grace.saturating_sub(started.elapsed()).max(if hook.is_some() { AFTER_HOOK } else { MIN_GRACE });
@@ -63,7 +67,13 @@ impl Kubelet {
     }
 
     /// Ends all containers, main ones first and side by side, then sidecars in reverse order, then the sandbox.
-    pub(crate) async fn kill_all(&self, pod: &Pod, state: &PodState, grace: Duration, verb: &str) -> Result<(), CallError> {
+    pub(crate) async fn kill_all(
+        &self,
+        pod: &Pod,
+        state: &PodState,
+        grace: Duration,
+        verb: &str,
+    ) -> Result<(), CallError> {
         let specs = state::all_containers(pod);
         let pod_ips = self.pod_ips(pod, state);
         let started = Instant::now();

@@ -114,12 +114,6 @@ impl Workers {
         }
     }
 
-    pub(crate) fn wake_all(&self) {
-        for handle in self.handles.lock().values() {
-            handle.wake.notify_one();
-        }
-    }
-
     /// Every pod that has a worker.
     pub(crate) fn pods(&self) -> Vec<Arc<Pod>> {
         self.handles.lock().values().map(|handle| handle.updates.borrow().pod.clone()).collect()
@@ -133,7 +127,14 @@ impl Workers {
         let wake = Arc::new(Notify::new());
         let (sender, receiver) = watch::channel(update);
         handles.insert(uid.clone(), Handle { updates: sender, wake: wake.clone() });
-        let worker = Worker { kubelet: self.kubelet.clone(), updates: receiver, wake, stop: self.stop.clone(), memory: Memory::default(), ended: None };
+        let worker = Worker {
+            kubelet: self.kubelet.clone(),
+            updates: receiver,
+            wake,
+            stop: self.stop.clone(),
+            memory: Memory::default(),
+            ended: None,
+        };
         let workers = self.clone();
         self.tasks.spawn(async move {
             let is_done = worker.run().await;
@@ -149,8 +150,12 @@ impl Workers {
 /// must not wake anyone.
 fn differs(old: &Pod, new: &Pod) -> bool {
     let foreign = |pod: &Pod| -> Vec<(String, String)> {
-        let gates: Vec<&str> =
-            pod.spec.iter().flat_map(|s| s.readiness_gates.iter().flatten()).map(|g| g.condition_type.as_str()).collect();
+        let gates: Vec<&str> = pod
+            .spec
+            .iter()
+            .flat_map(|s| s.readiness_gates.iter().flatten())
+            .map(|g| g.condition_type.as_str())
+            .collect();
         pod.status
             .iter()
             .flat_map(|status| status.conditions.iter().flatten())
@@ -210,8 +215,14 @@ impl Worker {
             if update.must_end() {
                 return;
             }
-            if let Some(ended) = self.rejection(&update.pod).or_else(|| deadline(&update.pod, self.start_time(&update.pod))) {
-                self.kubelet.recorder.warning(&client::reference(update.pod.as_ref()), &ended.reason, ended.message.clone());
+            if let Some(ended) =
+                self.rejection(&update.pod).or_else(|| deadline(&update.pod, self.start_time(&update.pod)))
+            {
+                self.kubelet.recorder.warning(
+                    &client::reference(update.pod.as_ref()),
+                    &ended.reason,
+                    ended.message.clone(),
+                );
                 self.ended = Some(ended);
                 return;
             }
@@ -293,7 +304,11 @@ impl Worker {
                 Ok(()) => return,
                 Err(error) => {
                     tracing::warn!(pod = state::full_name(&update.pod), %error, "pod not ended, will retry");
-                    self.kubelet.recorder.warning(&client::reference(update.pod.as_ref()), "FailedKillPod", format!("error killing pod: {error}"));
+                    self.kubelet.recorder.warning(
+                        &client::reference(update.pod.as_ref()),
+                        "FailedKillPod",
+                        format!("error killing pod: {error}"),
+                    );
                     tokio::time::sleep(retry.next_delay()).await;
                 }
             }

@@ -5,11 +5,9 @@ use std::path::Path;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Machine {
-    pub(crate) hostname: String,
     pub(crate) ips: Vec<IpAddr>,
     pub(crate) cpus: u64,
     pub(crate) memory: u64,
-    pub(crate) swap: u64,
     pub(crate) disk: u64,
     pub(crate) machine_id: String,
     pub(crate) system_uuid: String,
@@ -24,18 +22,15 @@ impl Machine {
         let meminfo = text("/proc/meminfo");
         let machine_id = text("/etc/machine-id");
         let uuid = text("/sys/class/dmi/id/product_uuid");
-        let hostname = nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let release = text("/etc/os-release");
         let os_image = release
             .lines()
             .find_map(|line| line.strip_prefix("PRETTY_NAME="))
             .map_or("Linux".to_string(), |name| name.trim_matches('"').to_string());
         Machine {
-            hostname,
             ips: if node_ips.is_empty() { vec![default_ip()] } else { node_ips.to_vec() },
             cpus: std::thread::available_parallelism().map_or(1, |count| count.get() as u64),
             memory: meminfo_bytes(&meminfo, "MemTotal"),
-            swap: meminfo_bytes(&meminfo, "SwapTotal"),
             disk: disk(root_dir).map_or(0, |(total, _)| total),
             system_uuid: if uuid.is_empty() { machine_id.clone() } else { uuid },
             machine_id,

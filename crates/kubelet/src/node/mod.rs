@@ -81,11 +81,14 @@ impl NodeAgent {
             metadata: ObjectMeta {
                 name: Some(name.clone()),
                 labels: Some(status::labels(&self.settings)),
-                annotations: Some([("volumes.kubernetes.io/controller-managed-attach-detach".to_string(), "true".to_string())].into()),
+                annotations: Some(
+                    [("volumes.kubernetes.io/controller-managed-attach-detach".to_string(), "true".to_string())].into(),
+                ),
                 ..Default::default()
             },
             spec: Some(NodeSpec {
-                taints: (!self.settings.register_with_taints.is_empty()).then(|| self.settings.register_with_taints.clone()),
+                taints: (!self.settings.register_with_taints.is_empty())
+                    .then(|| self.settings.register_with_taints.clone()),
                 pod_cidr: None,
                 provider_id: self.settings.provider_id.clone(),
                 ..Default::default()
@@ -138,10 +141,18 @@ impl NodeAgent {
                         last_write = Some(tokio::time::Instant::now());
                         if is_ready && !was_ready {
                             let reference = client::reference(&Node {
-                                metadata: ObjectMeta { name: Some(name.clone()), uid: Some(name.clone()), ..Default::default() },
+                                metadata: ObjectMeta {
+                                    name: Some(name.clone()),
+                                    uid: Some(name.clone()),
+                                    ..Default::default()
+                                },
                                 ..Default::default()
                             });
-                            self.recorder.normal(&reference, "NodeReady", format!("Node {name} status is now: NodeReady"));
+                            self.recorder.normal(
+                                &reference,
+                                "NodeReady",
+                                format!("Node {name} status is now: NodeReady"),
+                            );
                         }
                         was_ready = is_ready;
                         told = Some(new);
@@ -185,7 +196,13 @@ impl NodeAgent {
                         api.update(&lease).await
                     }
                     Ok(None) => {
-                        let owner = OwnerReference { api_version: "v1".into(), kind: "Node".into(), name: name.clone(), uid: uid.clone(), ..Default::default() };
+                        let owner = OwnerReference {
+                            api_version: "v1".into(),
+                            kind: "Node".into(),
+                            name: name.clone(),
+                            uid: uid.clone(),
+                            ..Default::default()
+                        };
                         api.create(&Lease {
                             metadata: ObjectMeta {
                                 name: Some(name.clone()),

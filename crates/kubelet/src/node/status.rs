@@ -102,11 +102,8 @@ pub(crate) fn allocatable(settings: &Settings, machine: &Machine) -> ResourceLis
 
 pub(crate) fn node_status(facts: &Facts<'_>) -> NodeStatus {
     let machine = facts.machine;
-    let mut addresses: Vec<NodeAddress> = machine
-        .ips
-        .iter()
-        .map(|ip| NodeAddress { type_: "InternalIP".into(), address: ip.to_string() })
-        .collect();
+    let mut addresses: Vec<NodeAddress> =
+        machine.ips.iter().map(|ip| NodeAddress { type_: "InternalIP".into(), address: ip.to_string() }).collect();
     addresses.push(NodeAddress { type_: "Hostname".into(), address: facts.settings.node_name.clone() });
     let mut images: Vec<ContainerImage> = facts
         .images
@@ -167,7 +164,9 @@ fn not_ready(runtime: &Result<v1::StatusResponse, String>) -> Option<String> {
     let conditions = status.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let missing = |kind: &str, what: &str| match conditions.iter().find(|condition| condition.r#type == kind) {
         Some(condition) if condition.status => None,
-        Some(condition) => Some(format!("{what}: {kind}=false reason:{} message:{}", condition.reason, condition.message)),
+        Some(condition) => {
+            Some(format!("{what}: {kind}=false reason:{} message:{}", condition.reason, condition.message))
+        }
         None => Some(format!("{what}: {kind} is not reported")),
     };
     let problems: Vec<String> = [
@@ -207,7 +206,9 @@ fn conditions(facts: &Facts<'_>) -> Vec<NodeCondition> {
         .map(|(kind, is_true, reason, message)| {
             let status = if is_true { "True" } else { "False" };
             let before = facts.old.conditions.iter().flatten().find(|condition| condition.type_ == kind);
-            let since = before.filter(|condition| condition.status == status).and_then(|condition| condition.last_transition_time.clone());
+            let since = before
+                .filter(|condition| condition.status == status)
+                .and_then(|condition| condition.last_transition_time.clone());
             NodeCondition {
                 type_: kind.into(),
                 status: status.into(),
@@ -258,7 +259,9 @@ mod tests {
             message: "m".into(),
         };
         Ok(v1::StatusResponse {
-            status: Some(v1::RuntimeStatus { conditions: vec![condition("RuntimeReady", ready), condition("NetworkReady", network)] }),
+            status: Some(v1::RuntimeStatus {
+                conditions: vec![condition("RuntimeReady", ready), condition("NetworkReady", network)],
+            }),
             ..Default::default()
         })
     }

@@ -94,11 +94,19 @@ impl Target {
 
     fn timed_out(&self, probe: &Probe, timeout: Duration) -> String {
         if let Some(get) = &probe.http_get {
-            let url = http::http_get(get, &self.ip, |port| self.port(port)).map(|request| request.url()).unwrap_or_default();
-            return format!("Get \"{url}\": context deadline exceeded (Client.Timeout exceeded while awaiting headers)");
+            let url =
+                http::http_get(get, &self.ip, |port| self.port(port)).map(|request| request.url()).unwrap_or_default();
+            return format!(
+                "Get \"{url}\": context deadline exceeded (Client.Timeout exceeded while awaiting headers)"
+            );
         }
         if let Some(grpc) = &probe.grpc {
-            return format!("timeout: failed to connect service \"{}:{}\" within {}s: context deadline exceeded", self.ip, grpc.port, timeout.as_secs());
+            return format!(
+                "timeout: failed to connect service \"{}:{}\" within {}s: context deadline exceeded",
+                self.ip,
+                grpc.port,
+                timeout.as_secs()
+            );
         }
         let port = probe.tcp_socket.as_ref().and_then(|tcp| self.port(&tcp.port).ok()).unwrap_or_default();
         format!("dial tcp {}:{port}: i/o timeout", self.ip)

@@ -9,7 +9,12 @@ use super::check::{Outcome, bracketed, connect};
 pub(super) async fn health(host: &str, port: u16, service: &str) -> Outcome {
     let stream = match connect(host, port).await {
         Ok(stream) => stream,
-        Err(error) => return Outcome::Failure(format!("timeout: failed to connect service \"{}:{port}\": {error}", bracketed(host))),
+        Err(error) => {
+            return Outcome::Failure(format!(
+                "timeout: failed to connect service \"{}:{port}\": {error}",
+                bracketed(host)
+            ));
+        }
     };
     let request = http::Request::post(format!("http://{}:{port}/grpc.health.v1.Health/Check", bracketed(host)))
         .header("content-type", "application/grpc")
@@ -75,7 +80,9 @@ fn judge(code: &str, body: &[u8]) -> Outcome {
         // Field 1, value 1: SERVING.
         "0" if body.get(5..7) == Some(&[0x08, 0x01]) => Outcome::Success,
         "0" => Outcome::Failure("service unhealthy (responded with \"NOT_SERVING\")".into()),
-        "12" => Outcome::Failure("error: this server does not implement the grpc health protocol (grpc.health.v1.Health)".into()),
+        "12" => Outcome::Failure(
+            "error: this server does not implement the grpc health protocol (grpc.health.v1.Health)".into(),
+        ),
         code => Outcome::Failure(format!("error: health rpc probe failed: rpc error: code = {code}")),
     }
 }

@@ -57,7 +57,9 @@ pub(crate) async fn run_http(request: &HttpRequest) -> Result<Answer, String> {
         builder = builder.header(&header.name, &header.value);
     }
     let host = format!("{}:{}", bracketed(&request.host), request.port);
-    for (name, value) in [("Host", host.as_str()), ("User-Agent", "kube-probe/1.36"), ("Accept", "*/*"), ("Connection", "close")] {
+    for (name, value) in
+        [("Host", host.as_str()), ("User-Agent", "kube-probe/1.36"), ("Accept", "*/*"), ("Connection", "close")]
+    {
         if !request.headers.iter().any(|header| header.name.eq_ignore_ascii_case(name)) {
             builder = builder.header(name, value);
         }
@@ -78,14 +80,19 @@ async fn exchange<S>(stream: S, message: http::Request<Empty<Bytes>>) -> Result<
 where
     S: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
 {
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(stream).await.map_err(|error| error.to_string())?;
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(stream).await.map_err(|error| error.to_string())?;
     // The connection lives exactly as long as this exchange.
     let talk = async {
         let response = sender.send_request(message).await.map_err(|error| error.to_string())?;
         let status = response.status().as_u16();
         let location = response.headers().get("location").and_then(|value| value.to_str().ok()).map(String::from);
         // Too long or cut off: the status line has said what matters.
-        let body = Limited::new(response.into_body(), MAX_OUTPUT).collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+        let body = Limited::new(response.into_body(), MAX_OUTPUT)
+            .collect()
+            .await
+            .map(|body| body.to_bytes())
+            .unwrap_or_default();
         Ok((status, location, String::from_utf8_lossy(&body).into_owned()))
     };
     let drive = async {
@@ -212,7 +219,10 @@ mod tests {
                 ],
                 bad(500),
             ),
-            (vec!["HTTP/1.1 302 Found\r\nLocation: http://elsewhere.example/\r\nContent-Length: 0\r\n\r\n"], Outcome::Success),
+            (
+                vec!["HTTP/1.1 302 Found\r\nLocation: http://elsewhere.example/\r\nContent-Length: 0\r\n\r\n"],
+                Outcome::Success,
+            ),
         ] {
             let port = server(answers).await;
             let get = HTTPGetAction { port: IntOrString::Int(port.into()), ..Default::default() };

@@ -69,7 +69,13 @@ pub(crate) struct Prober {
 }
 
 impl Prober {
-    pub(crate) fn new(runtime: Runtime, recorder: EventRecorder, wake: Wake, stop: CancellationToken, tasks: TaskTracker) -> Self {
+    pub(crate) fn new(
+        runtime: Runtime,
+        recorder: EventRecorder,
+        wake: Wake,
+        stop: CancellationToken,
+        tasks: TaskTracker,
+    ) -> Self {
         Prober { runtime, recorder, wake, stop, tasks, results: Arc::default(), workers: Mutex::new(HashMap::new()) }
     }
 
@@ -229,7 +235,8 @@ impl Task {
         let now = jiff::Timestamp::now().as_nanosecond() as i64;
         let age = Duration::from_nanos(now.saturating_sub(self.started_at).max(0) as u64);
         tokio::time::sleep(delay.saturating_sub(age)).await;
-        let mut counter = Counter::new(self.probe.success_threshold.unwrap_or(1), self.probe.failure_threshold.unwrap_or(3));
+        let mut counter =
+            Counter::new(self.probe.success_threshold.unwrap_or(1), self.probe.failure_threshold.unwrap_or(3));
         let mut ticks = tokio::time::interval(period);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {

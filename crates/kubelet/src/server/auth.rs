@@ -63,12 +63,19 @@ impl Auth {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
                 Err(error) => {
-                    let message = format!("Authorization error (user={}, verb={verb}, resource=nodes, subresource={wanted:?}): {error}", user.name);
+                    let message = format!(
+                        "Authorization error (user={}, verb={verb}, resource=nodes, subresource={wanted:?}): {error}",
+                        user.name
+                    );
                     return Err(text(StatusCode::INTERNAL_SERVER_ERROR, message));
                 }
             }
         }
-        let message = format!("Forbidden (user={}, verb={verb}, resource=nodes, subresource(s)=[{}])", user.name, wanted.join(" "));
+        let message = format!(
+            "Forbidden (user={}, verb={verb}, resource=nodes, subresource(s)=[{}])",
+            user.name,
+            wanted.join(" ")
+        );
         Err(text(StatusCode::FORBIDDEN, message))
     }
 
@@ -87,7 +94,10 @@ impl Auth {
             if !self.token_webhook {
                 return Ok(None);
             }
-            return self.review(token).await.map_err(|error| text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()));
+            return self
+                .review(token)
+                .await
+                .map_err(|error| text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()));
         }
         Ok(self.anonymous.then(|| api::UserInfo {
             name: "system:anonymous".into(),
@@ -102,10 +112,8 @@ impl Auth {
                 return Ok(user.clone());
             }
         }
-        let review = TokenReview {
-            spec: TokenReviewSpec { token: token.clone(), ..Default::default() },
-            ..Default::default()
-        };
+        let review =
+            TokenReview { spec: TokenReviewSpec { token: token.clone(), ..Default::default() }, ..Default::default() };
         let status = self.client.all::<TokenReview>().create(&review).await?.status.unwrap_or_default();
         let user = status.user.filter(|_| status.authenticated == Some(true)).map(|user| api::UserInfo {
             name: user.username.unwrap_or_default(),
@@ -121,7 +129,13 @@ impl Auth {
         Ok(user)
     }
 
-    async fn may(&self, user: &api::UserInfo, verb: &'static str, subresource: &str, node: &str) -> Result<bool, client::Error> {
+    async fn may(
+        &self,
+        user: &api::UserInfo,
+        verb: &'static str,
+        subresource: &str,
+        node: &str,
+    ) -> Result<bool, client::Error> {
         let key = (format!("{}\0{}\0{}", user.name, user.uid, user.groups.join("\0")), verb, subresource.to_string());
         if let Some((at, allowed)) = self.access.lock().get(&key) {
             if at.elapsed() < if *allowed { ALLOWED_TTL } else { DENIED_TTL } {

@@ -20,7 +20,13 @@ use crate::state;
 /// Chunks in flight; a slow reader slows the reading of the file.
 const CHUNKS: usize = 16;
 
-pub(super) async fn serve(server: &Server, namespace: &str, name: &str, container: &str, params: &str) -> Response<Body> {
+pub(super) async fn serve(
+    server: &Server,
+    namespace: &str,
+    name: &str,
+    container: &str,
+    params: &str,
+) -> Response<Body> {
     let options = match options(params, Timestamp::now()) {
         Ok(options) => options,
         Err(message) => return text(StatusCode::UNPROCESSABLE_ENTITY, message),
@@ -56,7 +62,10 @@ pub(super) async fn serve(server: &Server, namespace: &str, name: &str, containe
     };
     let path = PathBuf::from(&record.log_path);
     if !path.exists() {
-        return text(StatusCode::INTERNAL_SERVER_ERROR, format!("failed to try resolving symlinks in path {:?}: no such file or directory", record.log_path));
+        return text(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            format!("failed to try resolving symlinks in path {:?}: no such file or directory", record.log_path),
+        );
     }
     let (sender, receiver) = mpsc::channel::<Vec<u8>>(CHUNKS);
     let (runtime, id) = (server.kubelet.runtime.clone(), record.id.clone());
@@ -146,7 +155,8 @@ mod tests {
     #[test]
     fn queries_become_options() {
         let now = Timestamp::from_second(1000).unwrap();
-        let got = options("follow=true&tailLines=5&sinceSeconds=10&limitBytes=3&timestamps=true&stream=Stdout", now).unwrap();
+        let got =
+            options("follow=true&tailLines=5&sinceSeconds=10&limitBytes=3&timestamps=true&stream=Stdout", now).unwrap();
         let expected = Options {
             follow: true,
             timestamps: true,

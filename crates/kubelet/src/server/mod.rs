@@ -109,7 +109,9 @@ impl Server {
             (_, ["exec", rest @ ..]) => stream::exec(self, rest, request).await,
             (_, ["attach", rest @ ..]) => stream::attach(self, rest, request).await,
             (_, ["portForward", rest @ ..]) => stream::port_forward(self, rest, request).await,
-            (&Method::POST, ["run", rest @ ..]) => stream::run_once(self, rest, request.uri().query().unwrap_or_default()).await,
+            (&Method::POST, ["run", rest @ ..]) => {
+                stream::run_once(self, rest, request.uri().query().unwrap_or_default()).await
+            }
             (_, ["stats", "summary"]) => stats::summary(self).await,
             (_, ["metrics"]) => stats::metrics(self).await,
             (_, ["metrics", "resource"]) => stats::resource_metrics(self).await,

@@ -109,7 +109,8 @@ pub(super) async fn summary(server: &Server) -> Response<Body> {
     let (total, available) = node_memory();
     let (capacity, free) = disk(&kubelet.settings.root_dir).unwrap_or_default();
     let image_fs = kubelet.runtime.image_fs().await.ok();
-    let image_used: u64 = image_fs.iter().flat_map(|info| &info.image_filesystems).map(|fs| number(&fs.used_bytes)).sum();
+    let image_used: u64 =
+        image_fs.iter().flat_map(|info| &info.image_filesystems).map(|fs| number(&fs.used_bytes)).sum();
     answer(
         StatusCode::OK,
         &json!({
@@ -131,7 +132,8 @@ pub(super) async fn metrics(server: &Server) -> Response<Body> {
         Ok(containers) => containers,
         Err(error) => return text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
     };
-    let mut states: BTreeMap<&str, u32> = BTreeMap::from([("created", 0), ("running", 0), ("exited", 0), ("unknown", 0)]);
+    let mut states: BTreeMap<&str, u32> =
+        BTreeMap::from([("created", 0), ("running", 0), ("exited", 0), ("unknown", 0)]);
     for container in &containers {
         let name = match v1::ContainerState::try_from(container.state) {
             Ok(v1::ContainerState::ContainerCreated) => "created",
@@ -143,11 +145,30 @@ pub(super) async fn metrics(server: &Server) -> Response<Body> {
     }
     let mut out = String::new();
     let node = &server.kubelet.settings.node_name;
-    metric(&mut out, "kubelet_node_name", "gauge", "The node's name. The count is always 1.", &[(format!("node=\"{node}\""), 1.0)]);
+    metric(
+        &mut out,
+        "kubelet_node_name",
+        "gauge",
+        "The node's name. The count is always 1.",
+        &[(format!("node=\"{node}\""), 1.0)],
+    );
     let pods = server.workers.pods().len() as f64;
-    metric(&mut out, "kubelet_working_pods", "gauge", "Number of pods the kubelet is actually running.", &[(String::new(), pods)]);
-    metric(&mut out, "kubelet_running_pods", "gauge", "Number of pods that have a running pod sandbox", &[(String::new(), pods)]);
-    let rows: Vec<(String, f64)> = states.into_iter().map(|(name, count)| (format!("container_state=\"{name}\""), f64::from(count))).collect();
+    metric(
+        &mut out,
+        "kubelet_working_pods",
+        "gauge",
+        "Number of pods the kubelet is actually running.",
+        &[(String::new(), pods)],
+    );
+    metric(
+        &mut out,
+        "kubelet_running_pods",
+        "gauge",
+        "Number of pods that have a running pod sandbox",
+        &[(String::new(), pods)],
+    );
+    let rows: Vec<(String, f64)> =
+        states.into_iter().map(|(name, count)| (format!("container_state=\"{name}\""), f64::from(count))).collect();
     metric(&mut out, "kubelet_running_containers", "gauge", "Number of containers currently running", &rows);
     prometheus(out)
 }
@@ -174,12 +195,42 @@ pub(super) async fn resource_metrics(server: &Server) -> Response<Body> {
     }
     let (total, available) = node_memory();
     let mut out = String::new();
-    metric(&mut out, "container_cpu_usage_seconds_total", "counter", "Cumulative cpu time consumed by the container in core-seconds", &cpu);
-    metric(&mut out, "container_memory_working_set_bytes", "gauge", "Current working set of the container in bytes", &memory);
-    metric(&mut out, "pod_cpu_usage_seconds_total", "counter", "Cumulative cpu time consumed by the pod in core-seconds", &pod_cpu);
+    metric(
+        &mut out,
+        "container_cpu_usage_seconds_total",
+        "counter",
+        "Cumulative cpu time consumed by the container in core-seconds",
+        &cpu,
+    );
+    metric(
+        &mut out,
+        "container_memory_working_set_bytes",
+        "gauge",
+        "Current working set of the container in bytes",
+        &memory,
+    );
+    metric(
+        &mut out,
+        "pod_cpu_usage_seconds_total",
+        "counter",
+        "Cumulative cpu time consumed by the pod in core-seconds",
+        &pod_cpu,
+    );
     metric(&mut out, "pod_memory_working_set_bytes", "gauge", "Current working set of the pod in bytes", &pod_memory);
-    metric(&mut out, "node_cpu_usage_seconds_total", "counter", "Cumulative cpu time consumed by the node in core-seconds", &[(String::new(), node_cpu_nanos() as f64 / 1e9)]);
-    metric(&mut out, "node_memory_working_set_bytes", "gauge", "Current working set of the node in bytes", &[(String::new(), (total - available) as f64)]);
+    metric(
+        &mut out,
+        "node_cpu_usage_seconds_total",
+        "counter",
+        "Cumulative cpu time consumed by the node in core-seconds",
+        &[(String::new(), node_cpu_nanos() as f64 / 1e9)],
+    );
+    metric(
+        &mut out,
+        "node_memory_working_set_bytes",
+        "gauge",
+        "Current working set of the node in bytes",
+        &[(String::new(), (total - available) as f64)],
+    );
     prometheus(out)
 }
 
@@ -187,12 +238,18 @@ fn metric(out: &mut String, name: &str, kind: &str, help: &str, rows: &[(String,
     // Writing to a String cannot fail.
     let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
     for (labels, value) in rows {
-        let _ = if labels.is_empty() { writeln!(out, "{name} {value}") } else { writeln!(out, "{name}{{{labels}}} {value}") };
+        let _ = if labels.is_empty() {
+            writeln!(out, "{name} {value}")
+        } else {
+            writeln!(out, "{name}{{{labels}}} {value}")
+        };
     }
 }
 
 fn prometheus(body: String) -> Response<Body> {
     let mut response = text(StatusCode::OK, body);
-    response.headers_mut().insert("content-type", http::HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8"));
+    response
+        .headers_mut()
+        .insert("content-type", http::HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8"));
     response
 }

@@ -52,7 +52,8 @@ pub(super) async fn exec(server: &Server, parts: &[&str], request: Request<Incom
     let (tty, stdin, stdout, mut stderr) = streams(params);
     // A terminal has one output.
     stderr &= !tty;
-    let asked = v1::ExecRequest { container_id: id, cmd: query(params, "command").collect(), tty, stdin, stdout, stderr };
+    let asked =
+        v1::ExecRequest { container_id: id, cmd: query(params, "command").collect(), tty, stdin, stdout, stderr };
     match server.kubelet.runtime.exec_url(asked).await {
         Ok(url) => hand_through(&url, request).await,
         Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
@@ -109,7 +110,8 @@ pub(super) async fn run_once(server: &Server, parts: &[&str], params: &str) -> R
         Ok(id) => id,
         Err(response) => return response,
     };
-    let command: Vec<String> = query(params, "cmd").flat_map(|cmd| cmd.split(' ').map(String::from).collect::<Vec<_>>()).collect();
+    let command: Vec<String> =
+        query(params, "cmd").flat_map(|cmd| cmd.split(' ').map(String::from).collect::<Vec<_>>()).collect();
     match server.kubelet.runtime.exec_sync(&id, command, std::time::Duration::from_secs(60)).await {
         Ok(answer) => {
             let mut output = answer.stdout;
@@ -128,7 +130,9 @@ fn streams(params: &str) -> (bool, bool, bool, bool) {
 
 /// Repeats the upgrade request to the runtime, and joins the two connections once it agrees.
 async fn hand_through(url: &str, mut request: Request<Incoming>) -> Response<Body> {
-    let failed = |error: &dyn std::fmt::Display| text(StatusCode::BAD_GATEWAY, format!("error dialing the runtime's stream: {error}"));
+    let failed = |error: &dyn std::fmt::Display| {
+        text(StatusCode::BAD_GATEWAY, format!("error dialing the runtime's stream: {error}"))
+    };
     let uri: http::Uri = match url.parse() {
         Ok(uri) => uri,
         Err(error) => return failed(&error),
@@ -204,11 +208,9 @@ mod tests {
 
     #[test]
     fn targets() {
-        for (path, expected) in [
-            ("ns/pod/c", Some(("ns", "pod", "c"))),
-            ("ns/pod/uid/c", Some(("ns", "pod", "c"))),
-            ("ns/pod", None),
-        ] {
+        for (path, expected) in
+            [("ns/pod/c", Some(("ns", "pod", "c"))), ("ns/pod/uid/c", Some(("ns", "pod", "c"))), ("ns/pod", None)]
+        {
             assert_eq!(target(&path.split('/').collect::<Vec<_>>()), expected);
         }
         assert_eq!(streams("input=1&output=1&tty=1"), (true, true, true, false));

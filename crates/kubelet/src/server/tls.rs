@@ -27,7 +27,8 @@ pub(super) fn server_config(settings: &Settings, host_ips: &[String]) -> anyhow:
     let chain = read_chain(&cert)?;
     let key = PrivateKeyDer::from_pem_file(&key).with_context(|| format!("reading {}", key.display()))?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = rustls::ServerConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions()?;
+    let builder =
+        rustls::ServerConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions()?;
     let builder = match &settings.client_ca_file {
         None => builder.with_no_client_auth(),
         Some(path) => {
@@ -36,7 +37,9 @@ pub(super) fn server_config(settings: &Settings, host_ips: &[String]) -> anyhow:
                 roots.add(cert)?;
             }
             // A token may come instead of a certificate.
-            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).allow_unauthenticated().build()?;
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+                .allow_unauthenticated()
+                .build()?;
             builder.with_client_cert_verifier(verifier)
         }
     };

@@ -184,7 +184,9 @@ mod tests {
     fn payload(files: &[(&str, &str, u32)]) -> Payload {
         files
             .iter()
-            .map(|(path, data, mode)| ((*path).to_string(), File { data: data.as_bytes().to_vec(), mode: *mode, uid: None }))
+            .map(|(path, data, mode)| {
+                ((*path).to_string(), File { data: data.as_bytes().to_vec(), mode: *mode, uid: None })
+            })
             .collect()
     }
 
@@ -212,7 +214,10 @@ mod tests {
         assert!(write(target, &payload(&[("a", "new", 0o400), ("c", "3", 0o644)]), None).unwrap());
         assert_eq!(listing(target), ["..data", "a", "c"]);
         assert_eq!(std::fs::read(target.join("a")).unwrap(), b"new");
-        let stamped = std::fs::read_dir(target).unwrap().filter(|e| e.as_ref().unwrap().file_name().to_str().unwrap().starts_with("..2")).count();
+        let stamped = std::fs::read_dir(target)
+            .unwrap()
+            .filter(|e| e.as_ref().unwrap().file_name().to_str().unwrap().starts_with("..2"))
+            .count();
         assert_eq!(stamped, 1, "old versions are removed");
     }
 

@@ -6,7 +6,8 @@ use std::path::Path;
 
 /// Checks a hostPath against its declared type; the `OrCreate` types make it.
 pub(crate) fn check(path: &Path, kind: &str) -> io::Result<()> {
-    let fail = |what: &str| Err(io::Error::other(format!("hostPath type check failed: {} is not {what}", path.display())));
+    let fail =
+        |what: &str| Err(io::Error::other(format!("hostPath type check failed: {} is not {what}", path.display())));
     match kind {
         "DirectoryOrCreate" if !path.exists() => {
             std::fs::create_dir_all(path)?;

@@ -37,9 +37,15 @@ pub(crate) struct Volumes {
 /// Where a volume is once it is ready.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Mounted {
-    Path { path: PathBuf, read_only: bool },
+    Path {
+        path: PathBuf,
+        read_only: bool,
+    },
     /// The runtime mounts the image itself.
-    Image { reference: String, policy: Option<String> },
+    Image {
+        reference: String,
+        policy: Option<String>,
+    },
 }
 
 /// One volume that could not be made ready: a `FailedMount` event, and another try.
@@ -138,7 +144,9 @@ impl Volumes {
             .as_ref()
             .and_then(|spec| spec.volume_name.clone())
             .filter(|volume| !volume.is_empty())
-            .ok_or_else(|| format!("PVC {namespace}/{name} has non-bound phase (\"Pending\") or empty pvc.Spec.VolumeName (\"\")"))?;
+            .ok_or_else(|| {
+                format!("PVC {namespace}/{name} has non-bound phase (\"Pending\") or empty pvc.Spec.VolumeName (\"\")")
+            })?;
         let volume = self
             .client
             .all::<PersistentVolume>()

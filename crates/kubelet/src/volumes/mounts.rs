@@ -17,7 +17,8 @@ pub(crate) fn is_mount_point(path: &Path) -> io::Result<bool> {
 /// Mount points below a directory, deepest last.
 pub(crate) fn mounts_below(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let dir = dir.canonicalize()?;
-    let mut below: Vec<PathBuf> = mount_points()?.into_iter().filter(|path| path.starts_with(&dir) && *path != dir).collect();
+    let mut below: Vec<PathBuf> =
+        mount_points()?.into_iter().filter(|path| path.starts_with(&dir) && *path != dir).collect();
     below.sort();
     Ok(below)
 }
@@ -33,7 +34,10 @@ fn unescape(path: &str) -> String {
     let bytes = path.as_bytes();
     let mut at = 0;
     while at < bytes.len() {
-        let code = path.get(at + 1..at + 4).filter(|_| bytes[at] == b'\\').and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        let code = path
+            .get(at + 1..at + 4)
+            .filter(|_| bytes[at] == b'\\')
+            .and_then(|digits| u8::from_str_radix(digits, 8).ok());
         match code {
             Some(byte) => {
                 out.push(byte);

@@ -17,7 +17,8 @@ impl Volumes {
         let mut files = Payload::new();
         if let Some(source) = &volume.config_map {
             let mode = source.default_mode.unwrap_or(DEFAULT_MODE);
-            self.config_map(&mut files, context.pod, &source.name, source.items.as_deref(), source.optional, mode).await?;
+            self.config_map(&mut files, context.pod, &source.name, source.items.as_deref(), source.optional, mode)
+                .await?;
         } else if let Some(source) = &volume.secret {
             let mode = source.default_mode.unwrap_or(DEFAULT_MODE);
             let name = source.secret_name.as_deref().unwrap_or_default();
@@ -28,16 +29,19 @@ impl Volumes {
             let mode = source.default_mode.unwrap_or(DEFAULT_MODE);
             for part in source.sources.iter().flatten() {
                 if let Some(map) = &part.config_map {
-                    self.config_map(&mut files, context.pod, &map.name, map.items.as_deref(), map.optional, mode).await?;
+                    self.config_map(&mut files, context.pod, &map.name, map.items.as_deref(), map.optional, mode)
+                        .await?;
                 }
                 if let Some(secret) = &part.secret {
-                    self.secret(&mut files, context.pod, &secret.name, secret.items.as_deref(), secret.optional, mode).await?;
+                    self.secret(&mut files, context.pod, &secret.name, secret.items.as_deref(), secret.optional, mode)
+                        .await?;
                 }
                 if let Some(fields) = &part.downward_api {
                     downward(&mut files, context, fields.items.as_deref(), mode)?;
                 }
                 if let Some(token) = &part.service_account_token {
-                    let value = self.tokens.get(context.pod, token.audience.as_deref(), token.expiration_seconds).await?;
+                    let value =
+                        self.tokens.get(context.pod, token.audience.as_deref(), token.expiration_seconds).await?;
                     let owner = common_user(context.pod);
                     let restricted = owner.is_some() || super::fs_group(context.pod).is_some();
                     files.insert(
@@ -151,7 +155,8 @@ fn downward(
 /// The user all containers run as, if it is one: tokens are then readable by it alone.
 fn common_user(pod: &Pod) -> Option<u32> {
     let containers = state::all_containers(pod);
-    let mut users = containers.iter().map(|container| crate::containers::effective_security(pod, container).run_as_user);
+    let mut users =
+        containers.iter().map(|container| crate::containers::effective_security(pod, container).run_as_user);
     let first = users.next()??;
     users.all(|user| user == Some(first)).then(|| u32::try_from(first).ok()).flatten()
 }

@@ -38,7 +38,8 @@ impl Tokens {
     }
 
     pub(crate) async fn get(&self, pod: &Pod, audience: Option<&str>, seconds: Option<i64>) -> Result<String, String> {
-        let account = pod.spec.as_ref().and_then(|spec| spec.service_account_name.clone()).unwrap_or_else(|| "default".into());
+        let account =
+            pod.spec.as_ref().and_then(|spec| spec.service_account_name.clone()).unwrap_or_else(|| "default".into());
         let audience = audience.unwrap_or_default();
         let seconds = seconds.unwrap_or(3600);
         let key = (state::uid(pod).to_string(), account.clone(), audience.to_string(), seconds);
@@ -63,7 +64,13 @@ impl Tokens {
         }
     }
 
-    async fn request(&self, pod: &Pod, account: &str, audience: &str, seconds: i64) -> Result<(String, Timestamp), client::Error> {
+    async fn request(
+        &self,
+        pod: &Pod,
+        account: &str,
+        audience: &str,
+        seconds: i64,
+    ) -> Result<(String, Timestamp), client::Error> {
         let request = TokenRequest {
             spec: Some(TokenRequestSpec {
                 audiences: Some(if audience.is_empty() { vec![] } else { vec![audience.to_string()] }),
@@ -100,7 +107,9 @@ mod tests {
     #[test]
     fn renewal() {
         let at = |second| Timestamp::from_second(second).unwrap();
-        for (lifetime, age, expected) in [(3600, 0, false), (3600, 2800, false), (3600, 2900, true), (1_000_000, 86_500, true)] {
+        for (lifetime, age, expected) in
+            [(3600, 0, false), (3600, 2800, false), (3600, 2900, true), (1_000_000, 86_500, true)]
+        {
             assert_eq!(needs_renewal(at(1000), at(1000 + lifetime), at(1000 + age)), expected, "{lifetime} {age}");
         }
     }

@@ -4,13 +4,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-pub struct Containerd {
+pub(crate) struct Containerd {
     dir: PathBuf,
     child: Option<Child>,
 }
 
 impl Containerd {
-    pub fn start(dir: &Path) -> Self {
+    pub(crate) fn start(dir: &Path) -> Self {
         std::fs::create_dir_all(dir.join("cni")).unwrap();
         let path = |name: &str| dir.join(name).display().to_string();
         let config = format!(
@@ -60,11 +60,11 @@ conf_dir = "{cni}"
         containerd
     }
 
-    pub fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.dir.join("c.sock")
     }
 
-    pub fn spawn(&mut self) {
+    pub(crate) fn spawn(&mut self) {
         let log = std::fs::OpenOptions::new().create(true).append(true).open(self.dir.join("containerd.log")).unwrap();
         let child = Command::new("containerd")
             .arg("--config")
@@ -76,12 +76,16 @@ conf_dir = "{cni}"
         self.child = Some(child);
         let until = Instant::now() + Duration::from_secs(60);
         while !self.ctr(&["version"]) {
-            assert!(Instant::now() < until, "containerd answers: {}", std::fs::read_to_string(self.dir.join("containerd.log")).unwrap_or_default());
+            assert!(
+                Instant::now() < until,
+                "containerd answers: {}",
+                std::fs::read_to_string(self.dir.join("containerd.log")).unwrap_or_default()
+            );
             std::thread::sleep(Duration::from_millis(100));
         }
     }
 
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
             let _ = child.wait();

@@ -6,7 +6,7 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 
 /// Writes a docker-archive that holds `/bin/busybox` with links for the commands tests use.
-pub fn busybox(archive: &Path, name: &str, command: &[&str]) {
+pub(crate) fn busybox(archive: &Path, name: &str, command: &[&str]) {
     let mut layer = tar::Builder::new(Vec::new());
     let binary = std::fs::read("/bin/busybox").expect("busybox-static is installed");
     let mut add = |path: &str, mode: u32, data: &[u8]| {
@@ -19,7 +19,10 @@ pub fn busybox(archive: &Path, name: &str, command: &[&str]) {
     add("etc/passwd", 0o644, b"root:x:0:0:root:/:/bin/sh\n");
     add("etc/group", 0o644, b"root:x:0:\n");
     add("www/index.html", 0o644, b"hello from busybox\n");
-    for link in ["sh", "sleep", "cat", "echo", "httpd", "id", "ls", "test", "touch", "mount", "stat", "env", "hostname", "nc", "wget", "kill", "date", "true", "false", "printf", "grep"] {
+    for link in [
+        "sh", "sleep", "cat", "echo", "httpd", "id", "ls", "test", "touch", "mount", "stat", "env", "hostname", "nc",
+        "wget", "kill", "date", "true", "false", "printf", "grep",
+    ] {
         let mut header = tar::Header::new_gnu();
         header.set_entry_type(tar::EntryType::Symlink);
         header.set_size(0);
@@ -46,7 +49,9 @@ pub fn busybox(archive: &Path, name: &str, command: &[&str]) {
     let config_name = format!("{}.json", digest(config.as_bytes()));
     let manifest = json!([{"Config": config_name, "RepoTags": [name], "Layers": ["layer.tar"]}]).to_string();
     let mut out = tar::Builder::new(std::fs::File::create(archive).unwrap());
-    for (path, data) in [(config_name.as_str(), config.as_bytes()), ("layer.tar", &layer), ("manifest.json", manifest.as_bytes())] {
+    for (path, data) in
+        [(config_name.as_str(), config.as_bytes()), ("layer.tar", &layer), ("manifest.json", manifest.as_bytes())]
+    {
         let mut header = tar::Header::new_gnu();
         header.set_size(data.len() as u64);
         header.set_mode(0o644);
