@@ -268,7 +268,7 @@ mod tests {
         let mut bomb = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n".to_owned();
         for i in 1..12 {
             let previous = format!("*a{}", i - 1);
-            let items = vec![previous.as_str(); 9].join(",");
+            let items = [previous.as_str(); 9].join(",");
             bomb.push_str(&format!("a{i}: &a{i} [{items}]\n"));
         }
         assert!(from_yaml(bomb.as_bytes()).is_err());

@@ -12,12 +12,12 @@ use crate::gvk::{GroupKind, GroupResource};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Status {
-    #[serde(default = "status_kind")]
-    pub kind: Cow<'static, str>,
-    #[serde(default = "v1")]
-    pub api_version: Cow<'static, str>,
     #[serde(default)]
-    pub metadata: ListMeta,
+    pub kind: StatusKind,
+    #[serde(default)]
+    pub api_version: StatusVersion,
+    #[serde(default)]
+    pub metadata: Box<ListMeta>,
     #[serde(default)]
     pub status: Cow<'static, str>,
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -70,13 +70,28 @@ pub struct StatusCause {
     pub field: String,
 }
 
-fn status_kind() -> Cow<'static, str> {
-    Cow::Borrowed("Status")
+/// Always written as the given text, and taken for it whatever is read: it carries nothing.
+macro_rules! constant {
+    ($name:ident = $text:literal) => {
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct $name;
+
+        impl Serialize for $name {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str($text)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                serde::de::IgnoredAny::deserialize(deserializer).map(|_| Self)
+            }
+        }
+    };
 }
 
-fn v1() -> Cow<'static, str> {
-    Cow::Borrowed("v1")
-}
+constant!(StatusKind = "Status");
+constant!(StatusVersion = "v1");
 
 #[allow(clippy::trivially_copy_pass_by_ref)] // serde passes a reference
 fn is_zero(value: &i32) -> bool {
@@ -95,9 +110,9 @@ pub const MODIFIED: &str =
 impl Status {
     fn failure(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
         Self {
-            kind: status_kind(),
-            api_version: v1(),
-            metadata: ListMeta::default(),
+            kind: StatusKind,
+            api_version: StatusVersion,
+            metadata: Box::default(),
             status: Cow::Borrowed("Failure"),
             message: message.into(),
             reason: Cow::Borrowed(reason),

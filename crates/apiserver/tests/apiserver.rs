@@ -3,6 +3,8 @@
 
 #[path = "apiserver/access.rs"]
 mod access;
+#[path = "apiserver/apply.rs"]
+mod apply;
 #[path = "apiserver/harness.rs"]
 mod harness;
 #[path = "apiserver/kubectl.rs"]

@@ -7,12 +7,10 @@
 
 mod build;
 mod check;
-mod strict;
 pub mod table;
 
 pub use build::of;
 pub use check::{TypeError, check};
-pub use strict::{FieldValidation, validate};
 
 use std::sync::{Arc, OnceLock};
 

@@ -69,6 +69,21 @@ pub(crate) async fn patch(operation: &Operation) -> Result<Response<Body>, Statu
     written.respond(operation)
 }
 
+/// A configuration that does not fit its schema, in the words of upstream's merge library.
+fn untyped(operation: &Operation, error: impl std::fmt::Display) -> Status {
+    let (info, resource) = (&operation.info, &operation.resource);
+    let mut status = Status::from_code(500, "");
+    status.reason = "".into();
+    status.message = format!(
+        "failed to create typed patch object ({}/{}; {}, Kind={}): {error}",
+        info.namespace,
+        info.name,
+        resource.api_version(),
+        resource.kind
+    );
+    status
+}
+
 /// Server-side apply: creates the object if it is not there.
 async fn apply(operation: &Operation) -> Result<Written, Status> {
     let resource = &operation.resource;
@@ -83,11 +98,16 @@ async fn apply(operation: &Operation) -> Result<Written, Status> {
         .map_err(|error| Status::bad_request(format!("error decoding YAML: {error}")))?;
     let mut config = decoded.value;
     check_kind(resource, &mut config)?;
-    let mut problems: Vec<String> =
+    let duplicates =
         decoded.duplicates.iter().map(|path| format!("duplicate field {}", api::field::quote(path))).collect();
-    let unknown = resource.strategy.check(&mut config).map_err(|error| Status::bad_request(error.to_string()))?;
-    problems.extend(unknown.into_iter().map(|path| format!("unknown field {}", api::field::quote(&path))));
-    report(operation, validation, problems)?;
+    let unknown = resource.strategy.check(&mut config).map_err(|error| untyped(operation, error))?;
+    if !unknown.is_empty() {
+        // A field that nothing declares cannot be owned: refused whatever the request's field validation.
+        let lines: Vec<String> = unknown.iter().map(|path| format!(".{path}: field not declared in schema")).collect();
+        let several = format!("errors:\n  {}", lines.join("\n  "));
+        return Err(untyped(operation, if lines.len() == 1 { lines.concat() } else { several }));
+    }
+    report(operation, validation, duplicates)?;
     let name = config["metadata"]["name"].as_str().unwrap_or_default();
     if !name.is_empty() && name != operation.info.name {
         return Err(Status::bad_request(format!(
