@@ -27,7 +27,7 @@ pub(crate) async fn create(engine: &Arc<Engine>, request: v1::CreateContainerReq
     }
     let mut config = request.config.ok_or_else(|| Error::Invalid("container config is missing".into()))?;
     let image_name = config.image.clone().unwrap_or_default().image;
-    let image = engine.images.get(&image_name).ok_or_else(|| Error::NotFound { kind: "image", id: image_name })?;
+    let image = engine.images.get(&image_name).ok_or(Error::NotFound { kind: "image", id: image_name })?;
     let id = record::new_id().map_err(doing("making an id"))?;
     let pod = sandbox.record.lock().config.clone();
     let log_path = match (pod.log_directory.as_str(), config.log_path.as_str()) {

@@ -23,7 +23,7 @@ use crate::error::{Error, Result, doing};
 use crate::image::{ImageStore, Mirrors};
 use crate::record::{self, ContainerRecord, SandboxRecord, ShimRecord, StatusRecord};
 use crate::shim::client::ShimClient;
-use crate::shim::protocol::{Event, Request};
+use crate::shim::protocol::{Ended, Request};
 use crate::sys;
 
 /// Listeners this far behind miss events and hear so; the kubelet then lists.
@@ -233,12 +233,12 @@ impl Engine {
                     event = events.next() => event,
                 };
                 match event {
-                    Ok(Some(Event::ContainerExited { id })) => engine.container_exited(&id),
-                    Ok(Some(Event::PauseExited)) => {
+                    Ok(Some(Ended::Container { id })) => engine.container_exited(&id),
+                    Ok(Some(Ended::Pause)) => {
                         sandbox.alive.store(false, Ordering::Relaxed);
                         engine.emit(&sandbox.id(), &sandbox.id(), v1::ContainerEventType::ContainerStoppedEvent);
                     }
-                    Ok(Some(Event::ExecExited { .. })) => {}
+                    Ok(Some(Ended::Exec { .. })) => {}
                     Ok(None) | Err(_) => break,
                 }
             }

@@ -10,7 +10,7 @@ use tokio::net::unix::pipe;
 use crate::engine::Engine;
 use crate::error::{Error, Result, doing};
 use crate::shim::client::{Events, Session};
-use crate::shim::protocol::{Event, Request};
+use crate::shim::protocol::{Ended, Request};
 use crate::sys;
 
 /// More output than this is cut off, as other runtimes do: one gRPC message has to carry it.
@@ -37,7 +37,7 @@ pub(crate) async fn start(
 pub(crate) async fn exit_code(events: &mut Events) -> Result<i32> {
     loop {
         match events.next().await.map_err(doing("waiting for the command"))? {
-            Some(Event::ExecExited { code }) => return Ok(code),
+            Some(Ended::Exec { code }) => return Ok(code),
             Some(_) => {}
             None => return Err(Error::Shim("the shim ended before the command".into())),
         }

@@ -12,6 +12,7 @@ mod engine;
 mod error;
 mod exec;
 mod image;
+pub mod image_cli;
 mod network;
 pub mod pause;
 mod record;
@@ -55,6 +56,9 @@ pub struct Args {
     /// Directory for results of CNI calls
     #[arg(long, default_value = "/var/lib/cni", value_name = "DIR")]
     pub cni_cache_dir: PathBuf,
+    /// Directory of image archives that are imported at start
+    #[arg(long, default_value = "/var/lib/cox/images", value_name = "DIR")]
+    pub images_dir: PathBuf,
     /// Mirrors and credentials of registries, in the format of k3s
     #[arg(long, default_value = "/etc/cox/registries.yaml", value_name = "FILE")]
     pub registries: PathBuf,
@@ -73,6 +77,8 @@ pub struct Config {
     pub cni_bin_dirs: Vec<PathBuf>,
     /// Where results of CNI calls are kept; none is the usual place of all runtimes.
     pub cni_cache_dir: Option<PathBuf>,
+    /// Archives imported at start.
+    pub images_dir: Option<PathBuf>,
     pub registries: Option<PathBuf>,
     pub registry_hosts: Option<PathBuf>,
     /// The program that shims are started from, as `PROGRAM shim …`; none is the running one.
@@ -89,6 +95,7 @@ impl Config {
             cni_conf_dir: "/etc/cni/net.d".into(),
             cni_bin_dirs: vec!["/opt/cni/bin".into(), "/usr/lib/cni".into()],
             cni_cache_dir: None,
+            images_dir: None,
             registries: Some("/etc/cox/registries.yaml".into()),
             registry_hosts: Some("/etc/containerd/certs.d".into()),
             executable: None,
@@ -111,6 +118,7 @@ impl From<Args> for Config {
             cni_conf_dir: args.cni_conf_dir,
             cni_bin_dirs: args.cni_bin_dir,
             cni_cache_dir: Some(args.cni_cache_dir),
+            images_dir: Some(args.images_dir),
             registries: Some(args.registries),
             registry_hosts: Some(args.registry_hosts),
             ..Self::new(args.root, args.state, args.listen)
@@ -140,6 +148,11 @@ pub async fn main(args: Args) -> anyhow::Result<()> {
 pub async fn run(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
     let listen = config.listen.clone();
     let engine = engine::Engine::open(config, stop.child_token()).await.context("opening the runtime")?;
+    if let Some(directory) = engine.config.images_dir.clone() {
+        for failure in image::archive::import_directory(&engine.images, &directory).await {
+            tracing::warn!(failure, "image archive was not imported");
+        }
+    }
     tracing::info!(
         socket = %listen.display(),
         sandboxes = engine.sandboxes.lock().len(),

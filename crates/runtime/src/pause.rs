@@ -36,9 +36,9 @@ pub(crate) fn enter(pod: &PodSpec, directory: &Path) -> Result<(), String> {
     }
     // Best effort: lowering needs a capability that may be missing.
     let _ = std::fs::write("/proc/self/oom_score_adj", pod.oom_score_adj.to_string());
-    sys::mount("", "/", "", (libc::MS_REC | libc::MS_PRIVATE) as u64, "").map_err(context("private mounts"))?;
+    sys::mount("", "/", "", libc::MS_REC | libc::MS_PRIVATE, "").map_err(context("private mounts"))?;
     let flags = libc::MS_RDONLY | libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
-    sys::mount("tmpfs", directory, "tmpfs", flags as u64, "size=0k,mode=555").map_err(context("empty root"))?;
+    sys::mount("tmpfs", directory, "tmpfs", flags, "size=0k,mode=555").map_err(context("empty root"))?;
     std::env::set_current_dir(directory).map_err(context("empty root"))?;
     sys::pivot_root(c".", c".").map_err(context("pivot_root"))?;
     sys::unmount(".", libc::MNT_DETACH).map_err(context("unmounting the node's root"))?;

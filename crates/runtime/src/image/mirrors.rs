@@ -76,7 +76,7 @@ impl Mirrors {
 
     /// Servers for `image`, best first; the registry's own is always the last.
     pub(crate) fn endpoints(&self, image: &Reference) -> Vec<Endpoint> {
-        let mut endpoints = self.from_hosts_file(image);
+        let mut endpoints = self.hosts_file_endpoints(image);
         for key in [image.host.as_str(), "*"] {
             if let Some(mirror) = self.registries.mirrors.get(key) {
                 for url in &mirror.endpoint {
@@ -111,7 +111,7 @@ impl Mirrors {
         }
     }
 
-    fn from_hosts_file(&self, image: &Reference) -> Vec<Endpoint> {
+    fn hosts_file_endpoints(&self, image: &Reference) -> Vec<Endpoint> {
         let Some(directory) = &self.hosts_directory else { return Vec::new() };
         for name in [image.host.as_str(), "_default"] {
             let path = directory.join(name).join("hosts.toml");

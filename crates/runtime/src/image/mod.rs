@@ -4,6 +4,7 @@
 //! digests) -> `unpack` (a layer becomes a directory, once) -> `store` (which images there are). `archive` is the other way
 //! in and out: docker-archive and OCI layout tarballs.
 
+pub(crate) mod archive;
 pub(crate) mod config;
 mod mirrors;
 mod pull;

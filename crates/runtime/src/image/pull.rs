@@ -1,7 +1,7 @@
 //! Pulling: from a name to an image in the store.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use http::StatusCode;
@@ -46,6 +46,7 @@ pub(crate) async fn pull(
 ) -> Result<Arc<Image>, PullError> {
     let reference: Reference = name.parse().map_err(PullError::Reference)?;
     let endpoints = mirrors.endpoints(&reference);
+    let _lease = store.lease().await.map_err(|error| PullError::Content(error.to_string()))?;
     let mut failure: Option<PullError> = None;
     for endpoint in endpoints {
         let registry = Arc::new(Registry::new(endpoint, credentials.clone())?);
@@ -231,8 +232,8 @@ async fn download(registry: &Registry, blob: &Descriptor, partial: &PathBuf) -> 
     Ok(())
 }
 
-async fn hash_file(hash: &mut Sha256, path: &PathBuf) -> Result<(), PullError> {
-    let path = path.clone();
+async fn hash_file(hash: &mut Sha256, path: &Path) -> Result<(), PullError> {
+    let path = path.to_path_buf();
     let bytes = tokio::task::spawn_blocking(move || -> io::Result<Sha256> {
         let mut hash = Sha256::new();
         io::copy(&mut std::fs::File::open(path)?, &mut hash)?;
@@ -251,13 +252,18 @@ pub(crate) async fn unpack_layer(store: &Arc<ImageStore>, layer: &Layer) -> Resu
         return Ok(());
     }
     let (blob, expected) = (store.blob_path(&layer.blob.digest), layer.diff_id.clone());
-    let temporary = target.with_extension("unpacking");
+    // Another process may be at the same layer.
+    let temporary = target.with_extension(format!("unpacking-{}", std::process::id()));
     let work = tokio::task::spawn_blocking(move || {
         let _ = std::fs::remove_dir_all(&temporary);
         std::fs::create_dir(&temporary).map_err(io_error("creating a layer"))?;
         let result = unpack::unpack(&blob, &temporary).map_err(io_error("unpacking a layer")).and_then(|found| {
             if found == expected {
-                std::fs::rename(&temporary, &target).map_err(io_error("storing a layer"))
+                match std::fs::rename(&temporary, &target) {
+                    Err(error) if !target.exists() => Err(io_error("storing a layer")(error)),
+                    Err(_) => std::fs::remove_dir_all(&temporary).map_err(io_error("removing a second copy")),
+                    Ok(()) => Ok(()),
+                }
             } else {
                 Err(PullError::Content(format!("layer {expected} unpacks to {found}")))
             }

@@ -3,11 +3,15 @@
 //! On disk: `blobs/sha256/<hex>` (as fetched), `layers/<first 32 digits of the diff id>` (unpacked, ready for overlayfs),
 //! `images/<hex of id>.json` (one record per image), `ingest/` (unfinished downloads, resumed). A name is an entry in the
 //! record of exactly one image: tagging moves it.
+//!
+//! Several processes may use one store (the runtime and `cox image`): records are read again when their directory has
+//! changed, and nothing is collected while anyone holds a [`ImageStore::lease`], as every pull and import does.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -63,9 +67,17 @@ pub(crate) fn layer_name(diff_id: &str) -> String {
     diff_id.trim_start_matches("sha256:").chars().take(32).collect()
 }
 
+/// The records as last read.
+#[derive(Default)]
+struct Records {
+    images: BTreeMap<String, Arc<Image>>,
+    /// When the directory had last changed by then.
+    changed: Option<SystemTime>,
+}
+
 pub(crate) struct ImageStore {
     root: PathBuf,
-    images: Mutex<BTreeMap<String, Arc<Image>>>,
+    images: Mutex<Records>,
     /// One unpacking per layer at a time, whoever asks.
     pub(crate) unpacking: tokio::sync::Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>>,
 }
@@ -78,20 +90,42 @@ impl ImageStore {
         }
         let empty = root.join("layers").join(EMPTY_LAYER);
         fs::create_dir_all(&empty).map_err(doing(format!("creating {}", empty.display())))?;
-        let mut images = BTreeMap::new();
-        let directory = root.join("images");
-        for entry in fs::read_dir(&directory).map_err(doing("reading images"))?.flatten() {
+        let store = Self { root: root.to_path_buf(), images: Mutex::default(), unpacking: Default::default() };
+        store.current(&mut store.images.lock());
+        store.remove_leftovers();
+        Ok(store)
+    }
+
+    /// Brings `records` up to what is on disk, if another process changed it.
+    fn current(&self, records: &mut Records) {
+        let directory = self.root.join("images");
+        let changed = fs::metadata(&directory).and_then(|m| m.modified()).ok();
+        if changed.is_some() && changed == records.changed {
+            return;
+        }
+        records.changed = changed;
+        records.images.clear();
+        for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
             if entry.path().extension().is_none_or(|e| e != "json") {
                 continue;
             }
             match record::read::<Image>(&entry.path()) {
-                Ok(image) => drop(images.insert(image.id.clone(), Arc::new(image))),
+                Ok(image) => drop(records.images.insert(image.id.clone(), Arc::new(image))),
                 Err(error) => tracing::warn!(%error, "image record is unreadable; the image has to be pulled again"),
             }
         }
-        let store = Self { root: root.to_path_buf(), images: Mutex::new(images), unpacking: Default::default() };
-        store.remove_leftovers();
-        Ok(store)
+    }
+
+    /// While held, nothing is collected: what a pull has brought in is not yet named by any record.
+    pub(crate) async fn lease(&self) -> Result<fs::File> {
+        let path = self.root.join("collect.lock");
+        crate::sandbox::blocking(move || {
+            let file = fs::File::create(path)?;
+            file.lock_shared()?;
+            Ok(file)
+        })
+        .await
+        .map_err(doing("locking the image store"))
     }
 
     pub(crate) fn layers_directory(&self) -> PathBuf {
@@ -116,7 +150,9 @@ impl ImageStore {
 
     /// By id (or a unique beginning of one), name or digest.
     pub(crate) fn get(&self, name: &str) -> Option<Arc<Image>> {
-        let images = self.images.lock();
+        let mut records = self.images.lock();
+        self.current(&mut records);
+        let images = &records.images;
         if let Some(image) = images.get(name).or_else(|| images.get(&format!("sha256:{name}"))) {
             return Some(image.clone());
         }
@@ -143,12 +179,16 @@ impl ImageStore {
     }
 
     pub(crate) fn list(&self) -> Vec<Arc<Image>> {
-        self.images.lock().values().cloned().collect()
+        let mut records = self.images.lock();
+        self.current(&mut records);
+        records.images.values().cloned().collect()
     }
 
     /// Adds an image, or names to one that is there; a tag leaves the image that had it.
     pub(crate) fn put(&self, mut image: Image) -> Result<Arc<Image>> {
-        let mut images = self.images.lock();
+        let mut records = self.images.lock();
+        self.current(&mut records);
+        let images = &mut records.images;
         if let Some(old) = images.get(&image.id) {
             let merge = |new: &mut Vec<String>, old: &[String]| {
                 for name in old {
@@ -180,13 +220,15 @@ impl ImageStore {
 
     /// Forgets an image; its layers and blobs go too unless another image or one of `used_layers` needs them.
     pub(crate) fn remove(&self, id: &str, used_layers: &HashSet<String>) -> Result<()> {
-        let mut images = self.images.lock();
+        let mut records = self.images.lock();
+        self.current(&mut records);
+        let images = &mut records.images;
         if images.remove(id).is_none() {
             return Ok(());
         }
         let path = self.record_path(id);
         fs::remove_file(&path).map_err(doing(format!("removing {}", path.display())))?;
-        self.collect(&images, used_layers)
+        self.collect(images, used_layers)
     }
 
     /// Removes one name; the image itself goes with its last.
@@ -200,7 +242,7 @@ impl ImageStore {
                 changed.tags.retain(|t| *t != tag);
                 let path = self.record_path(&image.id);
                 record::write(&path, &changed).map_err(doing(format!("writing {}", path.display())))?;
-                self.images.lock().insert(changed.id.clone(), Arc::new(changed));
+                self.images.lock().images.insert(changed.id.clone(), Arc::new(changed));
             }
             None => self.remove(&image.id, used_layers)?,
         }
@@ -208,6 +250,11 @@ impl ImageStore {
     }
 
     fn collect(&self, images: &BTreeMap<String, Arc<Image>>, used_layers: &HashSet<String>) -> Result<()> {
+        let lock = fs::File::create(self.root.join("collect.lock")).map_err(doing("locking the image store"))?;
+        if lock.try_lock().is_err() {
+            // Somebody is pulling. What is garbage now is still garbage at the next removal.
+            return Ok(());
+        }
         let mut layers: HashSet<String> = used_layers.clone();
         layers.insert(EMPTY_LAYER.into());
         let mut blobs: HashSet<&str> = HashSet::new();
@@ -233,13 +280,24 @@ impl ImageStore {
         Ok(())
     }
 
-    /// Half-unpacked layers of a process that died.
+    /// Half-unpacked layers and files of processes that died, unless one that lives is at work right now.
     fn remove_leftovers(&self) {
-        for entry in fs::read_dir(self.layers_directory()).into_iter().flatten().flatten() {
-            if entry.file_name().to_string_lossy().contains('.')
-                && let Err(error) = fs::remove_dir_all(entry.path())
-            {
-                tracing::warn!(%error, path = %entry.path().display(), "cannot remove a half-unpacked layer");
+        let Ok(lock) = fs::File::create(self.root.join("collect.lock")) else { return };
+        if lock.try_lock().is_err() {
+            return;
+        }
+        let is_leftover = |name: &str| name.contains(".unpacking") || name.starts_with("import-");
+        for directory in [self.layers_directory(), self.root.join("ingest")] {
+            for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+                let path = entry.path();
+                let removed = match is_leftover(&entry.file_name().to_string_lossy()) {
+                    true if path.is_dir() => fs::remove_dir_all(&path),
+                    true => fs::remove_file(&path),
+                    false => Ok(()),
+                };
+                if let Err(error) = removed {
+                    tracing::warn!(%error, path = %path.display(), "cannot remove a leftover");
+                }
             }
         }
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::io::AsyncReadExt;
 
-use super::protocol::{self, Event, Request, Response, take_frame};
+use super::protocol::{self, Ended, Request, Response, take_frame};
 
 /// A shim answers in milliseconds; starting a container on a busy node may take longer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
@@ -81,7 +81,7 @@ pub(crate) struct Events {
 
 impl Events {
     /// The next event; none when the shim is gone.
-    pub(crate) async fn next(&mut self) -> io::Result<Option<Event>> {
+    pub(crate) async fn next(&mut self) -> io::Result<Option<Ended>> {
         loop {
             if let Some(event) = take_frame(&mut self.buffer)? {
                 return Ok(Some(event));

@@ -1,6 +1,6 @@
 //! What the runtime and a shim say to each other: frames of JSON on a Unix stream socket, descriptors beside them.
 //!
-//! A connection carries one request and its answer. After `Watch` it stays open and the shim sends an [`Event`] whenever
+//! A connection carries one request and its answer. After `Watch` it stays open and the shim sends an [`Ended`] whenever
 //! something ends; after `Exec` it stays open until the process ends, and closing it early kills the process.
 //! After `Attach` it stays open for as long as the streams are wanted.
 
@@ -57,10 +57,10 @@ pub(crate) enum Response {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) enum Event {
-    ContainerExited { id: String },
-    ExecExited { code: i32 },
-    PauseExited,
+pub(crate) enum Ended {
+    Container { id: String },
+    Exec { code: i32 },
+    Pause,
 }
 
 /// Frames are small: long things (specs) travel as files.

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use super::Paths;
 use super::container::{Container, Pod};
-use super::protocol::{Event, Request, Response, frame, take_frame};
+use super::protocol::{Ended, Request, Response, frame, take_frame};
 use crate::cgroup::Cgroups;
 use crate::record::{self, ShimRecord};
 use crate::spec::PodSpec;
@@ -180,15 +180,15 @@ impl Server {
                 if let Err(error) = record::write(&self.sandbox.join("shim.json"), &shim) {
                     eprintln!("shim.json: {error}");
                 }
-                self.broadcast(&Event::PauseExited);
+                self.broadcast(&Ended::Pause);
             } else if let Some(container) = self.containers.iter_mut().find(|c| c.running && c.status.pid == reaped.pid)
             {
                 container.ended(reaped.code, &self.cgroups);
                 let id = container.id.clone();
-                self.broadcast(&Event::ContainerExited { id });
+                self.broadcast(&Ended::Container { id });
             } else if let Some(connection) = self.connections.iter_mut().find(|c| c.exec_pid == Some(reaped.pid)) {
                 connection.exec_pid = None;
-                connection.send(&Event::ExecExited { code: reaped.code });
+                connection.send(&Ended::Exec { code: reaped.code });
                 connection.closed = true;
             }
         }
@@ -196,7 +196,7 @@ impl Server {
         self.containers.retain(|c| c.running || !c.outputs.is_empty());
     }
 
-    fn broadcast(&mut self, event: &Event) {
+    fn broadcast(&mut self, event: &Ended) {
         for connection in self.connections.iter_mut().filter(|c| c.watches) {
             connection.send(event);
         }

@@ -105,6 +105,8 @@ pub(crate) async fn layers_lie_over_each_other(world: Arc<World>) {
     node.remove_sandbox(&sandbox).await;
 }
 
+type Attempt = Box<dyn Fn(&mut Layer)>;
+
 /// A layer can write into itself and nowhere else.
 pub(crate) async fn layers_cannot_escape(world: Arc<World>) {
     let node = world.node().await;
@@ -113,27 +115,43 @@ pub(crate) async fn layers_cannot_escape(world: Arc<World>) {
     std::fs::write(outside.join("secret"), "secret").unwrap();
     let out = outside.display().to_string();
     let file = tar::EntryType::Regular;
-    let attempts: Vec<(&str, Box<dyn Fn(&mut Layer)>)> = vec![
-        ("dotdot", Box::new(move |l| drop(l.raw(file, b"../../../../../../tmp/coxrt-escaped", b"", b"x")))),
-        ("deep", Box::new(move |l| drop(l.raw(file, b"a/../../../../../tmp/coxrt-escaped", b"", b"x")))),
+    let attempts: Vec<(&str, Attempt)> = vec![
+        (
+            "dotdot",
+            Box::new(move |l| {
+                l.raw(file, b"../../../../../../tmp/coxrt-escaped", b"", b"x");
+            }),
+        ),
+        (
+            "deep",
+            Box::new(move |l| {
+                l.raw(file, b"a/../../../../../tmp/coxrt-escaped", b"", b"x");
+            }),
+        ),
         ("symlink", {
             let out = out.clone();
-            Box::new(move |l| drop(l.symlink("s", &out).file("s/escaped", 0o644, b"x")))
+            Box::new(move |l| {
+                l.symlink("s", &out).file("s/escaped", 0o644, b"x");
+            })
         }),
         (
             "symlink-up",
-            Box::new(move |l| drop(l.symlink("s", "../../../../../..").file("s/tmp/coxrt-escaped", 0o644, b"x"))),
+            Box::new(move |l| {
+                l.symlink("s", "../../../../../..").file("s/tmp/coxrt-escaped", 0o644, b"x");
+            }),
         ),
         ("hard-link", {
             let out = out.clone();
             Box::new(move |l| {
-                drop(l.raw(tar::EntryType::Link, b"h", format!("{out}/secret").as_bytes(), b""));
-                drop(l.file("h", 0o644, b"changed"));
+                l.raw(tar::EntryType::Link, b"h", format!("{out}/secret").as_bytes(), b"");
+                l.file("h", 0o644, b"changed");
             })
         }),
         ("overwrite-link", {
             let out = out.clone();
-            Box::new(move |l| drop(l.symlink("f", &format!("{out}/secret")).file("f", 0o644, b"changed")))
+            Box::new(move |l| {
+                l.symlink("f", &format!("{out}/secret")).file("f", 0o644, b"changed");
+            })
         }),
     ];
     for (name, attempt) in attempts {
@@ -167,4 +185,44 @@ pub(crate) async fn wrong_content_is_refused(world: Arc<World>) {
     );
     let error = node.try_pull("t/wrong", None).await.unwrap_err();
     assert!(error.message().contains("unpacks to") || error.message().contains("unpacking"), "{error}");
+}
+
+/// `cox image` beside a running runtime, and archives that are there at start.
+pub(crate) async fn archives_go_in_and_out(world: Arc<World>) {
+    let mut node = world.node().await;
+    let image = testkit::images::busybox_image();
+    let (docker, layout) = (node.path().join("docker.tar"), node.path().join("layout.tar"));
+    std::fs::write(&docker, image.docker_archive("example.com/box:1")).unwrap();
+    let cox = |args: &[&str]| {
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .arg("image")
+            .args(args)
+            .arg("--root")
+            .arg(node.path().join("root"))
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert_eq!(cox(&["import", docker.to_str().unwrap()]), "example.com/box:1\n");
+    cox(&["tag", "example.com/box:1", "example.com/box:2"]);
+    assert!(cox(&["list"]).contains("example.com/box"));
+    cox(&["export", "-o", layout.to_str().unwrap(), "example.com/box:2"]);
+    let status = |name: &str| v1::ImageStatusRequest { image: Some(spec(name)), verbose: false };
+    let mut images = node.cri.images.clone();
+    let found = images.image_status(status("example.com/box:2")).await.unwrap().into_inner().image.unwrap();
+    assert_eq!(found.id, image.id(), "the runtime sees it at once");
+    let (sandbox, container) = node.run("box", "example.com/box:1", &["sleep", "1000"]).await;
+    assert_eq!(node.sh(&container, "echo in").await, "in\n");
+    node.remove_sandbox(&sandbox).await;
+    cox(&["rm", "example.com/box:1"]);
+    cox(&["rm", "example.com/box:2"]);
+    assert_eq!(images.list_images(v1::ListImagesRequest::default()).await.unwrap().into_inner().images, []);
+    // At the next start it comes back from its directory, and stays.
+    std::fs::create_dir(node.path().join("archives")).unwrap();
+    std::fs::rename(&layout, node.path().join("archives/box.tar")).unwrap();
+    node.kill();
+    node.restart().await;
+    let found = node.cri.images.clone().image_status(status("example.com/box:2")).await.unwrap().into_inner();
+    assert!(found.image.unwrap().pinned);
 }

@@ -9,6 +9,7 @@ mod containers;
 mod images;
 mod node;
 mod restarts;
+mod streaming;
 
 use std::ffi::OsString;
 use std::future::Future;
@@ -45,6 +46,11 @@ const TESTS: &[Test] = tests![
     images::layers_lie_over_each_other,
     images::layers_cannot_escape,
     images::wrong_content_is_refused,
+    images::archives_go_in_and_out,
+    streaming::exec_over_websocket,
+    streaming::exec_over_spdy,
+    streaming::attach_follows_a_container,
+    streaming::ports_are_forwarded,
     restarts::containers_outlive_the_runtime,
     restarts::an_exit_while_down_is_reported,
     restarts::pods_leave_nothing_behind,
@@ -56,6 +62,10 @@ fn main() -> ExitCode {
         Some("shim") => {
             argv.remove(0);
             return runtime::shim::main(argv);
+        }
+        Some("image") => {
+            argv.remove(0);
+            return images(argv);
         }
         Some("cri") => {
             argv.remove(0);
@@ -108,6 +118,21 @@ fn serve(argv: Vec<OsString>) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// `… image …`: the command line of images.
+fn images(argv: Vec<OsString>) -> ExitCode {
+    use clap::{Args, Command, FromArgMatches};
+    let matches = runtime::image_cli::Args::augment_args(Command::new("image")).get_matches_from(argv);
+    let args = runtime::image_cli::Args::from_arg_matches(&matches).unwrap();
+    let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    match tokio.block_on(runtime::image_cli::main(args)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
             ExitCode::FAILURE
         }
     }

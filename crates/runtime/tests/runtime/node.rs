@@ -314,6 +314,7 @@ fn spawn(path: &Path) -> Child {
         ("--cni-conf-dir", path.join("cni")),
         ("--cni-bin-dir", PathBuf::from("/usr/lib/cni")),
         ("--cni-cache-dir", path.join("cni-cache")),
+        ("--images-dir", path.join("archives")),
         ("--registries", path.join("registries.yaml")),
         ("--registry-hosts", path.join("certs.d")),
     ] {
