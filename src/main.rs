@@ -49,6 +49,9 @@ const COMPONENTS: &[Component] = &[
         component(argv, cluster::preflight::main)
     }),
     row(Group::Client, "store", "Check, repair, back up and restore a store", |argv| component(argv, store::cli::main)),
+    row(Group::Client, "image", "Pull, import, export, list, remove and tag images of this node", |argv| {
+        component(argv, runtime::image_cli::main)
+    }),
     row(Group::Component, "apiserver", "Serve the API", |argv| component(argv, apiserver::main)),
     row(Group::Component, "controller-manager", "Run the control loops", |argv| component(argv, controllers::main)),
     row(Group::Component, "scheduler", "Assign pods to nodes", |argv| component(argv, scheduler::main)),
