@@ -10,8 +10,6 @@ pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
 pub(crate) enum Failure {
     /// Printed after `error: `.
     Message(String),
-    /// Printed as it stands.
-    Plain(String),
     /// A Status of the server, from a non-2xx answer.
     Status(Box<Value>),
     /// No type of that name in discovery; the last field holds a nearer name, when there is one.
@@ -77,7 +75,7 @@ impl Failure {
     /// The bare message, as Go's `err.Error()` gives it.
     pub(crate) fn inner(&self) -> String {
         match self {
-            Failure::Message(m) | Failure::Plain(m) | Failure::ExitWith(m, _) => m.clone(),
+            Failure::Message(m) | Failure::ExitWith(m, _) => m.clone(),
             Failure::Status(s) => s["message"].as_str().unwrap_or("unknown").to_owned(),
             Failure::Connect { cause, .. } => cause.clone(),
             Failure::Many(all) => {
@@ -116,7 +114,7 @@ impl fmt::Display for Failure {
         match self {
             Failure::Message(m) if m.starts_with("error: ") => f.write_str(m),
             Failure::Message(m) => write!(f, "error: {m}"),
-            Failure::Plain(m) | Failure::ExitWith(m, _) => f.write_str(m),
+            Failure::ExitWith(m, _) => f.write_str(m),
             Failure::Status(s) => f.write_str(&status_text(s)),
             Failure::NoResource { resource, group, version, suggestion } => {
                 write!(f, "error: the server doesn't have a resource type \"{resource}\"")?;

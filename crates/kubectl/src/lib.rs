@@ -23,6 +23,7 @@ mod printers;
 mod request;
 mod resources;
 mod selector;
+mod stream;
 mod three_way;
 mod watch;
 

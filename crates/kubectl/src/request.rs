@@ -24,7 +24,6 @@ pub(crate) struct Request {
 }
 
 pub(crate) struct Answer {
-    pub(crate) status: StatusCode,
     pub(crate) body: Bytes,
 }
 
@@ -132,7 +131,7 @@ impl Request {
         if !status.is_success() {
             return Err(status_failure(&method, &path, status, &body));
         }
-        Ok(Answer { status, body })
+        Ok(Answer { body })
     }
 
     /// The answer's body as it comes, for logs and watches.

@@ -1,18 +1,37 @@
 //! The table of commands: one file each, listed once, in the order help shows them.
 
+mod api;
 mod apply;
+mod auth;
+mod autoscale;
+mod certificate;
 mod config;
 mod create;
 mod delete;
 mod describe;
+mod diff;
+mod edit;
+mod events;
+mod exec;
+mod explain;
 mod expose;
 pub(crate) mod flags;
 mod get;
+mod kustomize;
+mod label;
 mod logs;
+mod nodes;
 mod options;
+mod patch;
 pub(crate) mod plugin;
+mod port_forward;
+mod rollout;
 mod run;
+mod scale;
+mod set;
+mod top;
 mod version;
+mod wait;
 
 use crate::cli::Command;
 use crate::failure::Failure;
@@ -29,22 +48,79 @@ pub(crate) const ROOT: Command = Command {
 
 /// Help's headings.
 pub(crate) const GROUPS: &[(&str, &[&Command])] = &[
-    ("Basic Commands (Beginner):", &[&create::COMMAND, &expose::COMMAND, &run::COMMAND]),
-    ("Basic Commands (Intermediate):", &[&get::COMMAND, &delete::COMMAND]),
-    ("Troubleshooting and Debugging Commands:", &[&describe::COMMAND, &logs::COMMAND]),
-    ("Advanced Commands:", &[&apply::COMMAND]),
-    ("Other Commands:", &[&config::COMMAND, &plugin::COMMAND, &version::COMMAND]),
+    ("Basic Commands (Beginner):", &[&create::COMMAND, &expose::COMMAND, &run::COMMAND, &set::COMMAND]),
+    ("Basic Commands (Intermediate):", &[&explain::COMMAND, &get::COMMAND, &edit::COMMAND, &delete::COMMAND]),
+    ("Deploy Commands:", &[&rollout::COMMAND, &scale::COMMAND, &autoscale::COMMAND]),
+    (
+        "Cluster Management Commands:",
+        &[
+            &certificate::COMMAND,
+            &api::CLUSTER_INFO,
+            &top::COMMAND,
+            &nodes::CORDON,
+            &nodes::UNCORDON,
+            &nodes::DRAIN,
+            &nodes::TAINT,
+        ],
+    ),
+    (
+        "Troubleshooting and Debugging Commands:",
+        &[
+            &describe::COMMAND,
+            &logs::COMMAND,
+            &exec::ATTACH,
+            &exec::EXEC,
+            &port_forward::COMMAND,
+            &exec::CP,
+            &auth::COMMAND,
+            &events::COMMAND,
+        ],
+    ),
+    (
+        "Advanced Commands:",
+        &[&diff::COMMAND, &apply::COMMAND, &patch::PATCH, &patch::REPLACE, &wait::COMMAND, &kustomize::COMMAND],
+    ),
+    ("Settings Commands:", &[&label::LABEL, &label::ANNOTATE]),
+    ("Other Commands:", &[&api::RESOURCES, &api::VERSIONS, &config::COMMAND, &plugin::COMMAND, &version::COMMAND]),
 ];
 
 const ALL: &[&Command] = &[
     &create::COMMAND,
     &expose::COMMAND,
     &run::COMMAND,
+    &set::COMMAND,
+    &explain::COMMAND,
     &get::COMMAND,
+    &edit::COMMAND,
     &delete::COMMAND,
+    &rollout::COMMAND,
+    &scale::COMMAND,
+    &autoscale::COMMAND,
+    &certificate::COMMAND,
+    &api::CLUSTER_INFO,
+    &top::COMMAND,
+    &nodes::CORDON,
+    &nodes::UNCORDON,
+    &nodes::DRAIN,
+    &nodes::TAINT,
     &describe::COMMAND,
     &logs::COMMAND,
+    &exec::ATTACH,
+    &exec::EXEC,
+    &port_forward::COMMAND,
+    &exec::CP,
+    &auth::COMMAND,
+    &events::COMMAND,
+    &diff::COMMAND,
     &apply::COMMAND,
+    &patch::PATCH,
+    &patch::REPLACE,
+    &wait::COMMAND,
+    &kustomize::COMMAND,
+    &label::LABEL,
+    &label::ANNOTATE,
+    &api::RESOURCES,
+    &api::VERSIONS,
     &config::COMMAND,
     &plugin::COMMAND,
     &version::COMMAND,

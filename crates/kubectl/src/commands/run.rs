@@ -117,6 +117,9 @@ async fn run(cx: &Context) -> Result<()> {
         let service = send(cx, &known("v1", "services", "Service", true), build_service(&spec), dry_run).await?;
         cx.print(&printer.print(&service)?)?;
     }
+    if attach && spec.shape == Shape::Pod {
+        return super::exec::run_attached(cx, &object).await;
+    }
     cx.print(&printer.print(&object)?)
 }
 

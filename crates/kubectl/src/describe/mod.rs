@@ -20,6 +20,19 @@ use crate::printers::TabWriter;
 use crate::request::Request;
 use crate::resources::{Info, items};
 
+pub(crate) use workload::same_template;
+
+/// A pod template of a revision, for `rollout history --revision`.
+pub(crate) fn template_text(template: &Value, change_cause: &str) -> String {
+    let mut w = Writer::default();
+    let mut template = template.clone();
+    if !change_cause.is_empty() {
+        crate::objects::set_annotation(&mut template, crate::objects::CHANGE_CAUSE, change_cause.to_owned());
+    }
+    pod::template(&mut w, &template);
+    w.finish()
+}
+
 /// The text of one object.
 pub(crate) async fn describe(cx: &Context, info: &Info) -> Result<String> {
     let mut w = Writer::default();

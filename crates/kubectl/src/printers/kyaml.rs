@@ -70,8 +70,8 @@ mod tests {
     #[test]
     fn strings_are_quoted_and_structures_cuddle() {
         assert_eq!(
-            to_string(&json!({"a": [{"n": 1}], "b": ["x"], "no": {}})),
-            "{\n  a: [{\n    n: 1,\n  }],\n  b: [\n    \"x\",\n  ],\n  \"no\": {},\n}\n"
+            to_string(&json!({"a": [{"num": 1}], "b": ["x"], "no": {}})),
+            "{\n  a: [{\n    num: 1,\n  }],\n  b: [\n    \"x\",\n  ],\n  \"no\": {},\n}\n"
         );
     }
 }

@@ -21,6 +21,11 @@ impl TabWriter {
         TabWriter { min_width: 0, padding: 2, remembered: None }
     }
 
+    /// For `rollout history`: two columns, two spaces apart.
+    pub(crate) fn describe_history() -> TabWriter {
+        TabWriter { min_width: 0, padding: 2, remembered: None }
+    }
+
     pub(crate) fn forget(&mut self) {
         if let Some(widths) = &mut self.remembered {
             widths.clear();

@@ -1,0 +1,94 @@
+//! `kubectl autoscale`
+
+use serde_json::{Value, json};
+
+use super::create::known;
+use super::flags;
+use crate::cli::{Command, Flag};
+use crate::context::{Context, DryRun};
+use crate::failure::{Failure, Result};
+use crate::objects;
+use crate::resources::{self, Options};
+
+pub(crate) const COMMAND: Command = Command {
+    name: "autoscale",
+    usage: "(-f FILENAME | TYPE NAME | TYPE/NAME) [--min=MINPODS] --max=MAXPODS [--cpu=CPU] [--memory=MEMORY]",
+    about: "Auto-scale a deployment, replica set, stateful set, or replication controller",
+    flags: &[
+        flags::FILENAME,
+        flags::OUTPUT,
+        flags::DRY_RUN,
+        flags::SAVE_CONFIG,
+        flags::RECORD,
+        &[
+            Flag::int("min", "-1", "Least number of pods."),
+            Flag::int("max", "-1", "Largest number of pods."),
+            Flag::string("cpu", "Target CPU: 70% of the request, or an amount such as 500m."),
+            Flag::string("memory", "Target memory: a percentage or an amount."),
+            Flag::int("cpu-percent", "-1", "Target CPU in percent of the request.").hidden(),
+            Flag::string("name", "Name of the autoscaler; the object's unless given."),
+            Flag::string("field-manager", "Name that owns the fields.").default("kubectl-autoscale"),
+        ],
+    ],
+    run: Some(|cx| Box::pin(run(cx))),
+    ..Command::EMPTY
+};
+
+fn metric(resource: &str, target: &str) -> Result<Value> {
+    let target = match target.strip_suffix('%').map_or_else(|| target.parse::<i64>().ok(), |p| p.parse().ok()) {
+        Some(percent) => json!({"type": "Utilization", "averageUtilization": percent}),
+        None => {
+            let q: api::quantity::Quantity =
+                target.parse().map_err(|_| Failure::message(format!("invalid {resource} target: {target}")))?;
+            json!({"type": "AverageValue", "averageValue": q.to_string()})
+        }
+    };
+    Ok(json!({"type": "Resource", "resource": {"name": resource, "target": target}}))
+}
+
+async fn run(cx: &Context) -> Result<()> {
+    let (min, max) = (cx.flags.int("min"), cx.flags.int("max"));
+    if max < 1 {
+        return Err(Failure::message(format!("--max=MAXPODS is required and must be at least 1, max: {max}")));
+    }
+    if max < min {
+        return Err(Failure::message(format!(
+            "--max=MAXPODS must be larger or equal to --min=MINPODS, max: {max}, min: {min}"
+        )));
+    }
+    let mut metrics = Vec::new();
+    if cx.flags.int("cpu-percent") >= 0 {
+        metrics.push(metric("cpu", &cx.flags.int("cpu-percent").to_string())?);
+    }
+    for resource in ["cpu", "memory"] {
+        let target = cx.flags.string(resource);
+        if !target.is_empty() {
+            metrics.push(metric(resource, &target)?);
+        }
+    }
+    let dry_run = cx.dry_run()?;
+    let mut printer = cx.printer("autoscaled", dry_run)?;
+    for info in resources::all_infos(cx, &Options { latest: true, ..Options::default() }).await? {
+        let name = match cx.flags.string("name") {
+            n if n.is_empty() => info.name.clone(),
+            n => n,
+        };
+        let mut spec = json!({"scaleTargetRef": {"apiVersion": info.mapping.api_version(), "kind": info.mapping.kind, "name": info.name}, "maxReplicas": max});
+        if min > 0 {
+            spec["minReplicas"] = json!(min);
+        }
+        if !metrics.is_empty() {
+            spec["metrics"] = json!(metrics);
+        }
+        let mut object = json!({"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": {"name": name}, "spec": spec});
+        objects::record(cx, &mut object);
+        if dry_run != DryRun::Client {
+            let mapping = known("autoscaling/v2", "horizontalpodautoscalers", "HorizontalPodAutoscaler", true);
+            object =
+                objects::create(cx, &mapping, &info.namespace, &object, dry_run, &cx.flags.string("field-manager"))
+                    .await?;
+        }
+        cx.print(&printer.print(&object)?)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,86 @@
+//! `kubectl edit`
+
+use super::flags;
+use crate::cli::{Command, Flag};
+use crate::context::{Context, DryRun};
+use crate::failure::{Failure, Result};
+use crate::objects::{self, PatchKind};
+use crate::printers::{json, yaml};
+use crate::resources::{self, Options};
+
+pub(crate) const COMMAND: Command = Command {
+    name: "edit",
+    usage: "(RESOURCE/NAME | -f FILENAME)",
+    about: "Edit a resource on the server",
+    examples: "  kubectl edit svc/web\n  KUBE_EDITOR=nano kubectl edit deployment/web",
+    flags: &[
+        flags::FILENAME,
+        flags::OUTPUT,
+        flags::VALIDATE,
+        flags::SAVE_CONFIG,
+        flags::RECORD,
+        &[
+            Flag::string("field-manager", "Name that owns the fields.").default("kubectl-edit"),
+            Flag::bool("output-patch", "Print the patch."),
+            Flag::string("subresource", "Subresource to edit."),
+            Flag::bool("windows-line-endings", "Line endings of the edited file.").hidden(),
+        ],
+    ],
+    run: Some(|cx| Box::pin(run(cx))),
+    ..Command::EMPTY
+};
+
+const HEADER: &str = "# Please edit the object below. Lines beginning with a '#' will be ignored,\n# and an empty file will abort the edit. If an error occurs while saving this file will be\n# reopened with the relevant failures.\n#\n";
+
+async fn run(cx: &Context) -> Result<()> {
+    let infos = resources::all_infos(cx, &Options { latest: true, ..Options::default() }).await?;
+    let as_json = cx.flags.string("output") == "json";
+    let manager = cx.flags.string("field-manager");
+    for info in infos {
+        let mut shown = info.object.clone();
+        if let Some(meta) = shown["metadata"].as_object_mut() {
+            meta.remove("managedFields");
+        }
+        let body = if as_json { json::pretty(&shown) } else { yaml::to_string(&shown) };
+        let mut text = format!("{HEADER}{body}");
+        loop {
+            let edited = crate::editor::edit_text(&text, if as_json { ".json" } else { ".yaml" })?;
+            let content: String = edited.lines().filter(|l| !l.starts_with('#')).map(|l| format!("{l}\n")).collect();
+            if content.trim().is_empty() {
+                cx.eprintln("Edit cancelled, saved file was empty.");
+                break;
+            }
+            if content == body {
+                cx.eprintln("Edit cancelled, no changes made.");
+                break;
+            }
+            let sent = match crate::files::yaml(&content).map_err(Failure::message) {
+                Ok(wanted) => {
+                    let patch = objects::merge_diff(&shown, &wanted);
+                    if cx.flags.bool("output-patch") {
+                        cx.println(format!("Patch: {patch}"))?;
+                    }
+                    objects::patch(cx, info.path(), PatchKind::Merge, patch.to_string(), DryRun::None, &manager).await
+                }
+                Err(e) => Err(e),
+            };
+            match sent {
+                Ok(_) => {
+                    cx.println(format!("{} edited", info.display()))?;
+                    break;
+                }
+                // The same file with the same mistake: keep the person's work and stop.
+                Err(e) if edited == text => {
+                    let path = crate::editor::temporary_file(&edited, ".yaml")?;
+                    cx.eprintln(format!("A copy of your changes has been stored to \"{}\"", path.display()));
+                    return Err(e);
+                }
+                Err(e) => {
+                    let reason: String = e.to_string().lines().map(|l| format!("# {l}\n")).collect();
+                    text = format!("{HEADER}{reason}#\n{content}");
+                }
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,177 @@
+//! `kubectl patch` and `kubectl replace`
+
+use serde_json::Value;
+
+use super::flags;
+use crate::cli::{Command, Flag};
+use crate::context::{Context, DryRun};
+use crate::failure::{Failure, Result};
+use crate::objects::{self, PatchKind};
+use crate::request::Request;
+use crate::resources::{self, Options, Selection};
+
+pub(crate) const PATCH: Command = Command {
+    name: "patch",
+    usage: "(-f FILENAME | TYPE NAME) [-p PATCH|--patch-file FILE]",
+    about: "Update fields of a resource",
+    examples: "  kubectl patch node n1 -p '{\"spec\":{\"unschedulable\":true}}'\n  kubectl patch pod web --type=json -p '[{\"op\":\"replace\",\"path\":\"/spec/containers/0/image\",\"value\":\"nginx:2\"}]'",
+    flags: &[
+        flags::FILENAME,
+        flags::OUTPUT,
+        flags::DRY_RUN,
+        flags::RECORD,
+        flags::LOCAL,
+        &[
+            Flag::string("patch", "The patch, in JSON or YAML.").short('p'),
+            Flag::string("patch-file", "File of the patch."),
+            Flag::string("type", "json, merge or strategic.").default("strategic"),
+            Flag::string("subresource", "Subresource to patch: status, scale, resize."),
+            Flag::string("field-manager", "Name that owns the fields.").default("kubectl-patch"),
+        ],
+    ],
+    run: Some(|cx| Box::pin(patch(cx))),
+    ..Command::EMPTY
+};
+
+pub(crate) const REPLACE: Command = Command {
+    name: "replace",
+    usage: "-f FILENAME",
+    about: "Replace a resource by file name or stdin",
+    examples: "  kubectl replace -f pod.json\n  kubectl replace --force -f pod.json",
+    flags: &[
+        flags::FILENAME,
+        flags::OUTPUT,
+        flags::DRY_RUN,
+        flags::VALIDATE,
+        flags::RECORD,
+        flags::SAVE_CONFIG,
+        &[
+            Flag::string("cascade", "background, orphan or foreground, with --force.")
+                .default("background")
+                .bare("background"),
+            Flag::string("field-manager", "Name that owns the fields.").default("kubectl-replace"),
+            Flag::bool("force", "Delete and create again."),
+            Flag::int("grace-period", "-1", "With --force: seconds to end in."),
+            Flag::string("raw", "Path to put the file to as it is."),
+            Flag::string("subresource", "Subresource to replace."),
+            Flag::duration("timeout", "0s", "With --force: how long to wait until the old object is gone."),
+            Flag::bool("wait", "Wait until the old object is gone."),
+        ],
+    ],
+    run: Some(|cx| Box::pin(replace(cx))),
+    ..Command::EMPTY
+};
+
+async fn patch(cx: &Context) -> Result<()> {
+    let (inline, file) = (cx.flags.string("patch"), cx.flags.string("patch-file"));
+    let text = match (inline.is_empty(), file.is_empty()) {
+        (false, true) => inline,
+        (true, false) => std::fs::read_to_string(&file).map_err(|e| {
+            Failure::message(format!("unable to read patch file: {}", crate::files::go_io_error("open", &file, &e)))
+        })?,
+        (true, true) => {
+            return Err(cx.usage("must specify --patch or --patch-file containing the contents of the patch"));
+        }
+        (false, false) => return Err(cx.usage("cannot specify --patch and --patch-file together")),
+    };
+    let body: Value =
+        crate::files::yaml(&text).map_err(|e| Failure::message(format!("unable to parse \"{text}\": {e}")))?;
+    let kind = match cx.flags.string("type").to_lowercase().as_str() {
+        "json" => PatchKind::Json,
+        "merge" => PatchKind::Merge,
+        "strategic" => PatchKind::Strategic,
+        other => return Err(cx.usage(format!("--type must be one of [json merge strategic], not \"{other}\""))),
+    };
+    let dry_run = cx.dry_run()?;
+    let local = cx.flags.bool("local");
+    let manager = cx.flags.string("field-manager");
+    let subresource = cx.flags.string("subresource");
+    let mut printer = cx.printer("", dry_run)?;
+    let infos = resources::all_infos(cx, &Options { latest: !local, ..Options::default() }).await?;
+    for info in infos {
+        let object = if local || dry_run == DryRun::Client {
+            apply_locally(&info, kind, &body)?
+        } else {
+            let path = if subresource.is_empty() { info.path() } else { format!("{}/{subresource}", info.path()) };
+            objects::patch(cx, path, kind, body.to_string(), dry_run, &manager).await?
+        };
+        let changed = object["metadata"]["resourceVersion"] != info.object["metadata"]["resourceVersion"]
+            || object != info.object;
+        printer.operation =
+            crate::context::with_dry_run(if changed { "patched" } else { "patched (no change)" }, dry_run);
+        cx.print(&printer.print(&object)?)?;
+    }
+    Ok(())
+}
+
+pub(crate) fn apply_locally(info: &resources::Info, kind: PatchKind, patch: &Value) -> Result<Value> {
+    let mut object = info.object.clone();
+    let schema = crate::three_way::schema(&info.mapping.group, &info.mapping.kind);
+    let done = match (kind, schema) {
+        (PatchKind::Json, _) => api::patch::json::apply(&mut object, patch),
+        (PatchKind::Strategic, Some(schema)) => api::patch::strategic::apply(&mut object, patch, &schema),
+        _ => api::patch::merge::apply(&mut object, patch),
+    };
+    done.map_err(|e| Failure::message(e.to_string()))?;
+    Ok(object)
+}
+
+async fn replace(cx: &Context) -> Result<()> {
+    if cx.flags.list("filename").is_empty() && cx.flags.string("kustomize").is_empty() {
+        return Err(cx.usage("Must specify --filename to replace"));
+    }
+    let dry_run = cx.dry_run()?;
+    let raw = cx.flags.string("raw");
+    if !raw.is_empty() {
+        for manifest in crate::files::read_manifests(cx).await? {
+            let answer = Request::put(raw.clone(), &manifest.object).send(cx).await?;
+            cx.write(&answer.body)?;
+        }
+        return Ok(());
+    }
+    let manager = cx.flags.string("field-manager");
+    let mut printer = cx.printer("replaced", dry_run)?;
+    let mut failures = Vec::new();
+    for selection in resources::select(cx, &Options::default()).await? {
+        let Selection::File(mut info) = selection else { continue };
+        objects::record(cx, &mut info.object);
+        if cx.flags.bool("save-config") {
+            let text = objects::last_applied(&info.object);
+            objects::set_annotation(&mut info.object, objects::LAST_APPLIED, text);
+        }
+        let result = if dry_run == DryRun::Client {
+            Ok(info.object.clone())
+        } else if cx.flags.bool("force") {
+            force(cx, &info, &manager, dry_run).await
+        } else {
+            let subresource = cx.flags.string("subresource");
+            let path = if subresource.is_empty() { info.path() } else { format!("{}/{subresource}", info.path()) };
+            // Without a version the object is replaced whatever it is now.
+            objects::replace(cx, path, &info.object, dry_run, &manager).await
+        };
+        match result {
+            Ok(object) => cx.print(&printer.print(&object)?)?,
+            Err(e) => failures.push(super::create_failure("replacing", &info, e)),
+        }
+    }
+    Failure::all(failures)
+}
+
+async fn force(cx: &Context, info: &resources::Info, manager: &str, dry_run: DryRun) -> Result<Value> {
+    match Request::delete(info.path(), &super::delete::options(cx, !cx.flags.changed("grace-period"))).send(cx).await {
+        Ok(_) => {
+            let namespace =
+                if info.namespace.is_empty() { String::new() } else { format!(" from {} namespace", info.namespace) };
+            cx.println(format!("{} \"{}\" deleted{namespace}", info.mapping.kind_group(), info.name))?;
+            super::delete::wait_gone(cx, info, "", cx.flags.duration("timeout")).await?;
+        }
+        Err(e) if e.is_not_found() => {}
+        Err(e) => return Err(e),
+    }
+    let mut object = info.object.clone();
+    if let Some(meta) = object["metadata"].as_object_mut() {
+        meta.remove("resourceVersion");
+        meta.remove("uid");
+    }
+    objects::create(cx, &info.mapping, &info.namespace, &object, dry_run, manager).await
+}

@@ -1,0 +1,476 @@
+//! `kubectl rollout status|history|undo|restart|pause|resume`
+
+use serde_json::{Value, json};
+
+use super::flags;
+use crate::cli::{Command, Flag};
+use crate::context::{Context, DryRun};
+use crate::failure::{Failure, Result};
+use crate::objects::{self, PatchKind, text};
+use crate::printers::TabWriter;
+use crate::request::Request;
+use crate::resources::{self, Info, Options, items};
+
+pub(crate) const COMMAND: Command = Command {
+    name: "rollout",
+    about: "Manage the rollout of a resource",
+    subcommands: &[&HISTORY, &PAUSE, &RESTART, &RESUME, &STATUS, &UNDO],
+    ..Command::EMPTY
+};
+const STATUS: Command = Command {
+    name: "status",
+    usage: "(TYPE NAME | TYPE/NAME) [flags]",
+    about: "Show the status of the rollout",
+    flags: &[
+        flags::FILENAME,
+        flags::SELECTOR,
+        &[
+            Flag::bool("watch", "Go on until the rollout ends.").short('w').default("true"),
+            Flag::int("revision", "0", "Show this revision's status; 0 is the latest."),
+            Flag::duration("timeout", "0s", "How long to watch; zero means for ever."),
+        ],
+    ],
+    run: Some(|cx| Box::pin(status(cx))),
+    ..Command::EMPTY
+};
+const HISTORY: Command = Command {
+    name: "history",
+    usage: "(TYPE NAME | TYPE/NAME) [flags]",
+    about: "View rollout history",
+    flags: &[
+        flags::FILENAME,
+        flags::SELECTOR,
+        flags::OUTPUT,
+        &[Flag::int("revision", "0", "Show this revision in full.")],
+    ],
+    run: Some(|cx| Box::pin(history(cx))),
+    ..Command::EMPTY
+};
+const UNDO: Command = Command {
+    name: "undo",
+    usage: "(TYPE NAME | TYPE/NAME) [flags]",
+    about: "Undo a previous rollout",
+    flags: &[
+        flags::FILENAME,
+        flags::SELECTOR,
+        flags::OUTPUT,
+        flags::DRY_RUN,
+        &[Flag::int("to-revision", "0", "Revision to return to; 0 is the one before.")],
+    ],
+    run: Some(|cx| Box::pin(undo(cx))),
+    ..Command::EMPTY
+};
+macro_rules! patching {
+    ($name:ident, $text:literal, $about:literal) => {
+        const $name: Command = Command {
+            name: $text,
+            usage: "RESOURCE",
+            about: $about,
+            flags: &[
+                flags::FILENAME,
+                flags::SELECTOR,
+                flags::OUTPUT,
+                &[Flag::string("field-manager", "Name that owns the fields.").default("kubectl-rollout")],
+            ],
+            run: Some(|cx| Box::pin(change(cx, $text))),
+            ..Command::EMPTY
+        };
+    };
+}
+patching!(RESTART, "restart", "Restart a resource");
+patching!(PAUSE, "pause", "Mark the provided resource as paused");
+patching!(RESUME, "resume", "Resume a paused resource");
+
+async fn named(cx: &Context) -> Result<Vec<Info>> {
+    resources::all_infos(
+        cx,
+        &Options {
+            latest: true,
+            missing: Some(cx.usage("required resource not specified")),
+            types_alone: true,
+            ..Options::default()
+        },
+    )
+    .await
+}
+
+async fn status(cx: &Context) -> Result<()> {
+    let infos = named(cx).await?;
+    if infos.is_empty() {
+        return Err(Failure::message("no resources found"));
+    }
+    for info in infos {
+        if !["Deployment", "DaemonSet", "StatefulSet"].contains(&info.mapping.kind.as_str()) {
+            return Err(Failure::message(format!("no status viewer has been implemented for {}", info.mapping.kind)));
+        }
+        let limit = match cx.flags.duration("timeout") {
+            d if d.is_zero() => std::time::Duration::from_secs(7 * 24 * 3600),
+            d => d,
+        };
+        let watch = cx.flags.bool("watch");
+        let last = std::cell::RefCell::new(String::new());
+        let failure = std::cell::RefCell::new(None);
+        let holds = |object: &Value| match rollout_state(object) {
+            Ok((message, done)) => {
+                if *last.borrow() != message {
+                    let _ = cx.print(&message);
+                    let _ = cx.flush();
+                    *last.borrow_mut() = message;
+                }
+                done || !watch
+            }
+            Err(message) => {
+                *failure.borrow_mut() = Some(Failure::message(message));
+                true
+            }
+        };
+        super::wait::until(cx, &info, limit, holds).await.map_err(|e| match e {
+            Failure::Message(m) if m.starts_with("timed out") => {
+                Failure::message("timed out waiting for the condition")
+            }
+            other => other,
+        })?;
+        if let Some(failure) = failure.into_inner() {
+            return Err(failure);
+        }
+    }
+    Ok(())
+}
+
+/// What to say about a rollout, and whether it is over.
+fn rollout_state(o: &Value) -> Result<(String, bool), String> {
+    let name = text(o, "/metadata/name");
+    let number = |pointer: &str| o.pointer(pointer).and_then(Value::as_i64).unwrap_or(0);
+    let observed = number("/status/observedGeneration") >= number("/metadata/generation");
+    let kind = text(o, "/kind");
+    if !observed {
+        let what = match kind {
+            "Deployment" => "deployment spec update to be observed",
+            "DaemonSet" => "daemon set spec update to be observed",
+            _ => "statefulset spec update to be observed",
+        };
+        return Ok((format!("Waiting for {what}...\n"), false));
+    }
+    match kind {
+        "Deployment" => {
+            let exceeded = o["status"]["conditions"].as_array().is_some_and(|c| {
+                c.iter().any(|c| c["type"] == "Progressing" && c["reason"] == "ProgressDeadlineExceeded")
+            });
+            if exceeded {
+                return Err(format!("deployment \"{name}\" exceeded its progress deadline"));
+            }
+            let (wanted, updated, total, available) = (
+                o["spec"]["replicas"].as_i64().unwrap_or(1),
+                number("/status/updatedReplicas"),
+                number("/status/replicas"),
+                number("/status/availableReplicas"),
+            );
+            if updated < wanted {
+                return Ok((
+                    format!(
+                        "Waiting for deployment \"{name}\" rollout to finish: {updated} out of {wanted} new replicas have been updated...\n"
+                    ),
+                    false,
+                ));
+            }
+            if total > updated {
+                return Ok((
+                    format!(
+                        "Waiting for deployment \"{name}\" rollout to finish: {} old replicas are pending termination...\n",
+                        total - updated
+                    ),
+                    false,
+                ));
+            }
+            if available < updated {
+                return Ok((
+                    format!(
+                        "Waiting for deployment \"{name}\" rollout to finish: {available} of {updated} updated replicas are available...\n"
+                    ),
+                    false,
+                ));
+            }
+            Ok((format!("deployment \"{name}\" successfully rolled out\n"), true))
+        }
+        "DaemonSet" => {
+            if o["spec"]["updateStrategy"]["type"] != "RollingUpdate" {
+                return Err("rollout status is only available for RollingUpdate strategy type".to_owned());
+            }
+            let (wanted, updated, available) = (
+                number("/status/desiredNumberScheduled"),
+                number("/status/updatedNumberScheduled"),
+                number("/status/numberAvailable"),
+            );
+            if updated < wanted {
+                return Ok((
+                    format!(
+                        "Waiting for daemon set \"{name}\" rollout to finish: {updated} out of {wanted} new pods have been updated...\n"
+                    ),
+                    false,
+                ));
+            }
+            if available < wanted {
+                return Ok((
+                    format!(
+                        "Waiting for daemon set \"{name}\" rollout to finish: {available} of {wanted} updated pods are available...\n"
+                    ),
+                    false,
+                ));
+            }
+            Ok((format!("daemon set \"{name}\" successfully rolled out\n"), true))
+        }
+        _ => {
+            if o["spec"]["updateStrategy"]["type"] != "RollingUpdate" {
+                return Err("rollout status is only available for RollingUpdate strategy type".to_owned());
+            }
+            let (wanted, ready, updated) = (
+                o["spec"]["replicas"].as_i64().unwrap_or(1),
+                number("/status/readyReplicas"),
+                number("/status/updatedReplicas"),
+            );
+            if ready < wanted {
+                return Ok((format!("Waiting for {} pods to be ready...\n", wanted - ready), false));
+            }
+            let partition = number("/spec/updateStrategy/rollingUpdate/partition");
+            if partition > 0 {
+                if updated < wanted - partition {
+                    return Ok((
+                        format!(
+                            "Waiting for partitioned roll out to finish: {updated} out of {} new pods have been updated...\n",
+                            wanted - partition
+                        ),
+                        false,
+                    ));
+                }
+                return Ok((format!("partitioned roll out complete: {updated} new pods have been updated...\n"), true));
+            }
+            if o["status"]["updateRevision"] != o["status"]["currentRevision"] {
+                return Ok((
+                    format!(
+                        "waiting for statefulset rolling update to complete {updated} pods at revision {}...\n",
+                        text(o, "/status/updateRevision")
+                    ),
+                    false,
+                ));
+            }
+            Ok((
+                format!(
+                    "statefulset rolling update complete {} pods at revision {}...\n",
+                    number("/status/currentReplicas"),
+                    text(o, "/status/currentRevision")
+                ),
+                true,
+            ))
+        }
+    }
+}
+
+/// (revision, change cause, template, whole object), oldest first.
+async fn revisions(cx: &Context, info: &Info) -> Result<Vec<(i64, String, Value)>> {
+    let uid = text(&info.object, "/metadata/uid").to_owned();
+    let selector = crate::selector::from_label_selector(&info.object["spec"]["selector"]).unwrap_or_default();
+    let deployment = info.mapping.kind == "Deployment";
+    let resource = if deployment { "replicasets" } else { "controllerrevisions" };
+    let list = Request::get(format!("/apis/apps/v1/namespaces/{}/{resource}", info.namespace))
+        .query("labelSelector", selector)
+        .value(cx)
+        .await?;
+    let mut out = Vec::new();
+    for o in items(&list) {
+        let owned =
+            o["metadata"]["ownerReferences"].as_array().is_some_and(|r| r.iter().any(|r| r["uid"] == uid.as_str()));
+        if !owned {
+            continue;
+        }
+        let revision = if deployment {
+            text(&o, "/metadata/annotations/deployment.kubernetes.io~1revision").parse().unwrap_or(0)
+        } else {
+            o["revision"].as_i64().unwrap_or(0)
+        };
+        let cause = text(&o, "/metadata/annotations/kubernetes.io~1change-cause").to_owned();
+        let template = if deployment { o["spec"]["template"].clone() } else { o["data"]["spec"]["template"].clone() };
+        if revision > 0 {
+            out.push((revision, cause, template));
+        }
+    }
+    out.sort_by_key(|r| r.0);
+    Ok(out)
+}
+
+async fn history(cx: &Context) -> Result<()> {
+    let wanted = cx.flags.int("revision");
+    for info in named(cx).await? {
+        if !["Deployment", "DaemonSet", "StatefulSet"].contains(&info.mapping.kind.as_str()) {
+            return Err(Failure::message(format!(
+                "no history viewer has been implemented for \"{}\"",
+                info.mapping.kind
+            )));
+        }
+        let all = revisions(cx, &info).await?;
+        let mut text = format!("{} \n", info.display());
+        if wanted > 0 {
+            let (_, cause, template) = all
+                .iter()
+                .find(|r| r.0 == wanted)
+                .ok_or_else(|| Failure::message(format!("unable to find the specified revision")))?;
+            text = format!("{} with revision #{wanted}\n", info.display());
+            text.push_str(&crate::describe::template_text(template, cause));
+            cx.print(&text)?;
+            continue;
+        }
+        let mut table = "REVISION\tCHANGE-CAUSE\n".to_owned();
+        for (revision, cause, _) in &all {
+            table.push_str(&format!("{revision}\t{}\n", if cause.is_empty() { "<none>" } else { cause }));
+        }
+        text.push_str(&TabWriter::describe_history().format(&table));
+        cx.println(text)?;
+    }
+    Ok(())
+}
+
+async fn undo(cx: &Context) -> Result<()> {
+    let dry_run = cx.dry_run()?;
+    let to = cx.flags.int("to-revision");
+    let mut printer = cx.printer("rolled back", dry_run)?;
+    for info in named(cx).await? {
+        if !["Deployment", "DaemonSet", "StatefulSet"].contains(&info.mapping.kind.as_str()) {
+            return Err(Failure::message(format!("no rollbacker has been implemented for \"{}\"", info.mapping.kind)));
+        }
+        if info.object["spec"]["paused"] == true {
+            return Err(Failure::message(format!(
+                "you cannot rollback a paused deployment; resume it first with 'kubectl rollout resume {}' and try again",
+                info.display().replace(".apps", "")
+            )));
+        }
+        let all = revisions(cx, &info).await?;
+        let current = &info.object["spec"]["template"];
+        let target = if to > 0 {
+            all.iter()
+                .find(|r| r.0 == to)
+                .ok_or_else(|| Failure::message(format!("unable to find specified revision {to} in history")))?
+        } else {
+            all.len().checked_sub(2).and_then(|i| all.get(i)).ok_or_else(|| {
+                Failure::message(format!(
+                    "no rollout history found for {} \"{}\"",
+                    info.mapping.kind.to_lowercase(),
+                    info.name
+                ))
+            })?
+        };
+        let mut template = target.2.clone();
+        if let Some(labels) = template["metadata"]["labels"].as_object_mut() {
+            labels.remove("pod-template-hash");
+        }
+        if crate::describe::same_template(&template, current) {
+            printer.operation = format!("skipped rollback (current template already matches revision {})", target.0);
+            cx.print(&printer.print(&info.object)?)?;
+            continue;
+        }
+        if dry_run != DryRun::Client {
+            // A whole-template replacement: JSON patch says exactly that.
+            let patch = json!([{"op": "replace", "path": "/spec/template", "value": template}]);
+            objects::patch(cx, info.path(), PatchKind::Json, patch.to_string(), dry_run, "").await?;
+        }
+        cx.print(&printer.print(&info.object)?)?;
+    }
+    Ok(())
+}
+
+async fn change(cx: &Context, verb: &str) -> Result<()> {
+    let manager = cx.flags.string("field-manager");
+    let done = match verb {
+        "restart" => "restarted",
+        "pause" => "paused",
+        _ => "resumed",
+    };
+    let mut failures = Vec::new();
+    for info in named(cx).await? {
+        let kind = info.mapping.kind.as_str();
+        let paused = info.object["spec"]["paused"] == true;
+        let name = info.display();
+        let patch = match (verb, kind) {
+            ("restart", "Deployment" | "DaemonSet" | "StatefulSet") => {
+                if paused {
+                    failures.push(Failure::message(format!(
+                        "{} \"{}\" can't restart paused deployment (run rollout resume first)",
+                        info.mapping.resource, info.name
+                    )));
+                    continue;
+                }
+                let now = jiff::Zoned::now().strftime("%Y-%m-%dT%H:%M:%S%:z").to_string();
+                json!({"spec": {"template": {"metadata": {"annotations": {"kubectl.kubernetes.io/restartedAt": now}}}}})
+            }
+            ("pause" | "resume", "Deployment") => {
+                if paused == (verb == "pause") {
+                    let state = if paused { "already paused" } else { "is not paused" };
+                    failures.push(Failure::message(format!(
+                        "{} \"{}\" {state}",
+                        info.mapping.group_resource(),
+                        info.name
+                    )));
+                    continue;
+                }
+                json!({"spec": {"paused": if verb == "pause" { json!(true) } else { Value::Null }}})
+            }
+            _ => {
+                failures.push(Failure::message(
+                    format!("{} \"{}\" {verb}ing is not supported", info.mapping.group_resource(), info.name)
+                        .replace("pauseing", "pausing")
+                        .replace("resumeing", "resuming"),
+                ));
+                continue;
+            }
+        };
+        let object = objects::patch(
+            cx,
+            info.path(),
+            PatchKind::for_type(&info.mapping),
+            patch.to_string(),
+            DryRun::None,
+            &manager,
+        )
+        .await?;
+        let mut printer = cx.printer(done, DryRun::None)?;
+        if printer.is_default() {
+            cx.println(format!("{name} {done}"))?;
+        } else {
+            cx.print(&printer.print(&object)?)?;
+        }
+    }
+    Failure::all(failures)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn deployment_states() {
+        let d = |status: Value| json!({"kind": "Deployment", "metadata": {"name": "web", "generation": 2}, "spec": {"replicas": 3}, "status": status});
+        for (object, expected, done) in [
+            (d(json!({"observedGeneration": 1})), "Waiting for deployment spec update to be observed...\n", false),
+            (
+                d(json!({"observedGeneration": 2, "updatedReplicas": 1})),
+                "Waiting for deployment \"web\" rollout to finish: 1 out of 3 new replicas have been updated...\n",
+                false,
+            ),
+            (
+                d(json!({"observedGeneration": 2, "updatedReplicas": 3, "replicas": 4})),
+                "Waiting for deployment \"web\" rollout to finish: 1 old replicas are pending termination...\n",
+                false,
+            ),
+            (
+                d(json!({"observedGeneration": 2, "updatedReplicas": 3, "replicas": 3, "availableReplicas": 2})),
+                "Waiting for deployment \"web\" rollout to finish: 2 of 3 updated replicas are available...\n",
+                false,
+            ),
+            (
+                d(json!({"observedGeneration": 2, "updatedReplicas": 3, "replicas": 3, "availableReplicas": 3})),
+                "deployment \"web\" successfully rolled out\n",
+                true,
+            ),
+        ] {
+            assert_eq!(rollout_state(&object).unwrap(), (expected.to_owned(), done));
+        }
+    }
+}

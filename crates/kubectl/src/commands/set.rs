@@ -1,0 +1,345 @@
+//! `kubectl set image|env|resources|selector|serviceaccount|subject`
+
+use serde_json::{Value, json};
+
+use super::flags;
+use crate::cli::{Command, Flag};
+use crate::context::{Context, DryRun};
+use crate::failure::{Failure, Result};
+use crate::objects::{self, PatchKind, text};
+use crate::resources::{self, Info, Options};
+
+pub(crate) const COMMAND: Command = Command {
+    name: "set",
+    about: "Set specific features on objects",
+    subcommands: &[&ENV, &IMAGE, &RESOURCES, &SELECTOR, &SERVICE_ACCOUNT, &SUBJECT],
+    ..Command::EMPTY
+};
+
+const WRITE: &[Flag] = &[
+    Flag::bool("all", "All objects of the given types."),
+    Flag::bool("local", "Work on the files only, without asking the server."),
+    Flag::string("field-manager", "Name that owns the fields.").default("kubectl-set"),
+];
+
+const IMAGE: Command = Command {
+    name: "image",
+    usage: "(-f FILENAME | TYPE NAME) CONTAINER_NAME_1=CONTAINER_IMAGE_1 ... CONTAINER_NAME_N=CONTAINER_IMAGE_N",
+    about: "Update the image of a pod template",
+    flags: &[WRITE, flags::FILENAME, flags::SELECTOR, flags::OUTPUT, flags::DRY_RUN, flags::RECORD],
+    run: Some(|cx| Box::pin(image(cx))),
+    ..Command::EMPTY
+};
+const ENV: Command = Command {
+    name: "env",
+    usage: "RESOURCE/NAME KEY_1=VAL_1 ... KEY_N=VAL_N",
+    about: "Update environment variables on a pod template",
+    flags: &[
+        WRITE,
+        flags::FILENAME,
+        flags::SELECTOR,
+        flags::OUTPUT,
+        flags::DRY_RUN,
+        &[
+            Flag::string("containers", "Containers to change; * stands for all.").short('c').default("*"),
+            Flag::slice("env", "KEY=VALUE to set.").short('e'),
+            Flag::string("from", "configmap/NAME or secret/NAME to take variables from."),
+            Flag::slice("keys", "Keys to take with --from."),
+            Flag::string("prefix", "Prefix of names taken with --from."),
+            Flag::bool("list", "Show the variables."),
+            Flag::bool("resolve", "With --list: show the values of references."),
+            Flag::bool("overwrite", "Change variables that are there already.").default("true"),
+        ],
+    ],
+    run: Some(|cx| Box::pin(env(cx))),
+    ..Command::EMPTY
+};
+const RESOURCES: Command = Command {
+    name: "resources",
+    usage: "(-f FILENAME | TYPE NAME)  ([--limits=LIMITS & --requests=REQUESTS]",
+    about: "Update resource requests/limits on objects with pod templates",
+    flags: &[
+        WRITE,
+        flags::FILENAME,
+        flags::SELECTOR,
+        flags::OUTPUT,
+        flags::DRY_RUN,
+        flags::RECORD,
+        &[
+            Flag::string("containers", "Containers to change; * stands for all.").short('c').default("*"),
+            Flag::string("limits", "cpu=100m,memory=256Mi"),
+            Flag::string("requests", "cpu=100m,memory=256Mi"),
+        ],
+    ],
+    run: Some(|cx| Box::pin(set_resources(cx))),
+    ..Command::EMPTY
+};
+const SELECTOR: Command = Command {
+    name: "selector",
+    usage: "(-f FILENAME | TYPE NAME) EXPRESSIONS [--resource-version=version]",
+    about: "Set the selector on a resource",
+    flags: &[
+        WRITE,
+        flags::FILENAME,
+        flags::OUTPUT,
+        flags::DRY_RUN,
+        flags::RECORD,
+        &[Flag::string("resource-version", "Only change when this is the current version.")],
+    ],
+    run: Some(|cx| Box::pin(selector(cx))),
+    ..Command::EMPTY
+};
+const SERVICE_ACCOUNT: Command = Command {
+    name: "serviceaccount",
+    aliases: &["sa"],
+    usage: "(-f FILENAME | TYPE NAME) SERVICE_ACCOUNT",
+    about: "Update the service account of a resource",
+    flags: &[WRITE, flags::FILENAME, flags::OUTPUT, flags::DRY_RUN, flags::RECORD],
+    run: Some(|cx| Box::pin(service_account(cx))),
+    ..Command::EMPTY
+};
+const SUBJECT: Command = Command {
+    name: "subject",
+    usage: "(-f FILENAME | TYPE NAME) [--user=username] [--group=groupname] [--serviceaccount=namespace:serviceaccountname]",
+    about: "Update the user, group, or service account in a role binding or cluster role binding",
+    flags: &[
+        WRITE,
+        flags::FILENAME,
+        flags::SELECTOR,
+        flags::OUTPUT,
+        flags::DRY_RUN,
+        &[
+            Flag::slice("user", "User to add."),
+            Flag::slice("group", "Group to add."),
+            Flag::slice("serviceaccount", "Service account to add, as namespace:name."),
+        ],
+    ],
+    run: Some(|cx| Box::pin(subject(cx))),
+    ..Command::EMPTY
+};
+
+async fn targets(cx: &Context, words: Vec<String>) -> Result<Vec<Info>> {
+    resources::all_infos(cx, &Options { latest: !cx.flags.bool("local"), args: Some(words), ..Options::default() })
+        .await
+}
+
+/// Changes each object and sends the difference.
+async fn change(cx: &Context, infos: Vec<Info>, done: &str, edit: impl Fn(&mut Value) -> Result<()>) -> Result<()> {
+    let dry_run = cx.dry_run()?;
+    let manager = cx.flags.string("field-manager");
+    let mut printer = cx.printer(done, dry_run)?;
+    let mut failures = Vec::new();
+    for info in infos {
+        let mut wanted = info.object.clone();
+        if let Err(e) = edit(&mut wanted) {
+            failures.push(Failure::message(format!("{}/{} {}", info.mapping.resource, info.name, e.inner())));
+            continue;
+        }
+        if wanted == info.object && !cx.flags.bool("local") {
+            continue;
+        }
+        objects::record(cx, &mut wanted);
+        let object = if cx.flags.bool("local") || dry_run == DryRun::Client {
+            wanted
+        } else {
+            let patch = objects::merge_diff(&info.object, &wanted);
+            objects::patch(cx, info.path(), PatchKind::Merge, patch.to_string(), dry_run, &manager).await?
+        };
+        cx.print(&printer.print(&object)?)?;
+    }
+    Failure::all(failures)
+}
+
+/// Words up to the first `a=b`, and the pairs.
+fn split_pairs(cx: &Context) -> (Vec<String>, Vec<String>) {
+    let at =
+        cx.args().iter().position(|w| w.contains('=') || (w.ends_with('-') && w.len() > 1)).unwrap_or(cx.args().len());
+    (cx.args()[..at].to_vec(), cx.args()[at..].to_vec())
+}
+
+fn containers(object: &mut Value) -> Result<Vec<&mut Value>> {
+    let kind = object["kind"].as_str().unwrap_or("").to_owned();
+    let spec = objects::pod_spec_mut(object).and_then(Value::as_object_mut).ok_or_else(|| {
+        Failure::message(format!("does not support changing containers: the object has no pod spec ({kind})"))
+    })?;
+    Ok(spec
+        .iter_mut()
+        .filter(|(k, _)| *k == "containers" || *k == "initContainers")
+        .flat_map(|(_, v)| v.as_array_mut().into_iter().flatten())
+        .collect())
+}
+
+async fn image(cx: &Context) -> Result<()> {
+    let (words, pairs) = split_pairs(cx);
+    if pairs.is_empty() {
+        return Err(Failure::message("at least one image update is required"));
+    }
+    let pairs: Vec<(String, String)> =
+        pairs.iter().filter_map(|p| p.split_once('=')).map(|(n, i)| (n.to_owned(), i.to_owned())).collect();
+    change(cx, targets(cx, words).await?, "image updated", |object| {
+        let mut all = containers(object)?;
+        for (name, image) in &pairs {
+            let mut found = false;
+            for c in all.iter_mut().filter(|c| name == "*" || c["name"] == *name) {
+                c["image"] = json!(image);
+                found = true;
+            }
+            if !found {
+                return Err(Failure::message(format!("unable to find container named \"{name}\"")));
+            }
+        }
+        Ok(())
+    })
+    .await
+}
+
+fn matches_name(pattern: &str, name: &str) -> bool {
+    pattern == "*" || pattern == name || pattern.strip_suffix('*').is_some_and(|p| name.starts_with(p))
+}
+
+async fn env(cx: &Context) -> Result<()> {
+    let (words, mut pairs) = split_pairs(cx);
+    pairs.extend(cx.flags.list("env"));
+    let pattern = cx.flags.string("containers");
+    let from = cx.flags.string("from");
+    let infos = targets(cx, words).await?;
+    if cx.flags.bool("list") {
+        for info in infos {
+            let mut object = info.object.clone();
+            for c in containers(&mut object)? {
+                cx.println(format!("# {} {}, container {}", info.mapping.resource, info.name, text(c, "/name")))?;
+                for e in c["env"].as_array().into_iter().flatten() {
+                    if e["valueFrom"].is_null() {
+                        cx.println(format!("{}={}", text(e, "/name"), text(e, "/value")))?;
+                    } else {
+                        cx.println(format!(
+                            "# {} from {}",
+                            text(e, "/name"),
+                            crate::printers::json::compact(&e["valueFrom"])
+                        ))?;
+                    }
+                }
+            }
+        }
+        return Ok(());
+    }
+    let mut taken: Vec<Value> = Vec::new();
+    if !from.is_empty() {
+        let (namespace, _) = cx.namespace()?;
+        let (kind, name) =
+            from.split_once('/').ok_or_else(|| Failure::message("--from must be configmap/NAME or secret/NAME"))?;
+        let mapping = cx.discovery()?.resolve(cx, kind).await?;
+        let source = crate::request::Request::get(mapping.object_path(&namespace, name)).value(cx).await?;
+        let reference = if mapping.kind == "Secret" { "secretKeyRef" } else { "configMapKeyRef" };
+        let keys = cx.flags.list("keys");
+        for key in source["data"].as_object().into_iter().flatten().map(|(k, _)| k) {
+            if keys.is_empty() || keys.contains(key) {
+                let variable = format!("{}{}", cx.flags.string("prefix"), key.to_uppercase().replace(['-', '.'], "_"));
+                taken.push(json!({"name": variable, "valueFrom": {reference: {"key": key, "name": name}}}));
+            }
+        }
+    }
+    if pairs.is_empty() && taken.is_empty() {
+        return Err(cx.usage("at least one environment variable must be provided"));
+    }
+    change(cx, infos, "env updated", |object| {
+        for c in containers(object)?.into_iter().filter(|c| matches_name(&pattern, text(c, "/name"))) {
+            let mut list = c["env"].as_array().cloned().unwrap_or_default();
+            let mut put = |entry: Value| match list.iter_mut().find(|e| e["name"] == entry["name"]) {
+                Some(e) => *e = entry,
+                None => list.push(entry),
+            };
+            for pair in pairs.iter().filter_map(|p| p.split_once('=')) {
+                put(json!({"name": pair.0, "value": pair.1}));
+            }
+            taken.iter().cloned().for_each(&mut put);
+            for removed in pairs.iter().filter(|p| !p.contains('=')).filter_map(|p| p.strip_suffix('-')) {
+                list.retain(|e| e["name"] != removed);
+            }
+            if !list.is_empty() || c["env"].is_array() {
+                c["env"] = json!(list);
+            }
+        }
+        Ok(())
+    })
+    .await
+}
+
+async fn set_resources(cx: &Context) -> Result<()> {
+    let (limits, requests) = (cx.flags.string("limits"), cx.flags.string("requests"));
+    if limits.is_empty() && requests.is_empty() {
+        return Err(Failure::message(
+            "you must specify an update to requests or limits (in the form of --requests/--limits)",
+        ));
+    }
+    let pattern = cx.flags.string("containers");
+    change(cx, targets(cx, cx.args().to_vec()).await?, "resource requirements updated", |object| {
+        for c in containers(object)?.into_iter().filter(|c| matches_name(&pattern, text(c, "/name"))) {
+            for (list, key) in [(&limits, "limits"), (&requests, "requests")] {
+                for (k, v) in super::expose::pairs(list)? {
+                    c["resources"][key][k] = v;
+                }
+            }
+        }
+        Ok(())
+    })
+    .await
+}
+
+async fn selector(cx: &Context) -> Result<()> {
+    let (words, pairs) = split_pairs(cx);
+    let map = super::expose::pairs(&pairs.join(","))?;
+    if map.is_empty() {
+        return Err(Failure::message(
+            "one or more resources must be specified as <resource> <name> or <resource>/<name>",
+        ));
+    }
+    change(cx, targets(cx, words).await?, "selector updated", |object| {
+        if object["kind"] != "Service" {
+            return Err(Failure::message("setting a selector is only supported for Services"));
+        }
+        object["spec"]["selector"] = json!(map);
+        Ok(())
+    })
+    .await
+}
+
+async fn service_account(cx: &Context) -> Result<()> {
+    let Some((name, words)) = cx.args().split_last() else {
+        return Err(Failure::message("serviceaccount is required"));
+    };
+    change(cx, targets(cx, words.to_vec()).await?, "serviceaccount updated", |object| {
+        let spec = objects::pod_spec_mut(object).ok_or_else(|| Failure::message("has no pod spec"))?;
+        spec["serviceAccountName"] = json!(name);
+        Ok(())
+    })
+    .await
+}
+
+async fn subject(cx: &Context) -> Result<()> {
+    let mut added = Vec::new();
+    for (flag, kind) in [("user", "User"), ("group", "Group")] {
+        for name in cx.flags.list(flag) {
+            added.push(json!({"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name}));
+        }
+    }
+    for sa in cx.flags.list("serviceaccount") {
+        let (ns, name) =
+            sa.split_once(':').ok_or_else(|| Failure::message("serviceaccount must be <namespace>:<name>"))?;
+        added.push(json!({"kind": "ServiceAccount", "namespace": ns, "name": name}));
+    }
+    if added.is_empty() {
+        return Err(Failure::message("you must specify at least one value of user, group or serviceaccount"));
+    }
+    change(cx, targets(cx, cx.args().to_vec()).await?, "subjects updated", |object| {
+        let mut list = object["subjects"].as_array().cloned().unwrap_or_default();
+        for s in &added {
+            if !list.contains(s) {
+                list.push(s.clone());
+            }
+        }
+        object["subjects"] = json!(list);
+        Ok(())
+    })
+    .await
+}

@@ -1,0 +1,176 @@
+//! `kubectl top node|pod`, from the metrics API.
+
+use api::quantity::Quantity;
+use serde_json::Value;
+
+use super::flags;
+use crate::cli::{Command, Flag};
+use crate::context::Context;
+use crate::failure::{Failure, Result};
+use crate::objects::text;
+use crate::printers::TabWriter;
+use crate::request::Request;
+use crate::resources::items;
+
+pub(crate) const COMMAND: Command = Command {
+    name: "top",
+    about: "Display resource (CPU/memory) usage",
+    subcommands: &[&NODE, &POD],
+    ..Command::EMPTY
+};
+const SHARED: &[Flag] = &[
+    Flag::bool("no-headers", "Leave the header line out."),
+    Flag::string("sort-by", "cpu or memory."),
+    Flag::bool("show-capacity", "Percentages of the capacity instead of what is allocatable."),
+    Flag::bool("use-protocol-buffers", "").hidden(),
+];
+const NODE: Command = Command {
+    name: "node",
+    aliases: &["nodes", "no"],
+    usage: "[NAME | -l label]",
+    about: "Display resource (CPU/memory) usage of nodes",
+    flags: &[SHARED, flags::SELECTOR],
+    run: Some(|cx| Box::pin(node(cx))),
+    ..Command::EMPTY
+};
+const POD: Command = Command {
+    name: "pod",
+    aliases: &["pods", "po"],
+    usage: "[NAME | -l label]",
+    about: "Display resource (CPU/memory) usage of pods",
+    flags: &[
+        SHARED,
+        flags::SELECTOR,
+        flags::FIELD_SELECTOR,
+        flags::ALL_NAMESPACES,
+        &[Flag::bool("containers", "Each container on its own."), Flag::bool("sum", "The sum of all at the end.")],
+    ],
+    run: Some(|cx| Box::pin(pod(cx))),
+    ..Command::EMPTY
+};
+
+async fn metrics(cx: &Context, path: &str) -> Result<Vec<Value>> {
+    let mut request = Request::get(match cx.args().first() {
+        Some(name) => format!("{path}/{name}"),
+        None => path.to_owned(),
+    });
+    for (flag, parameter) in [("selector", "labelSelector"), ("field-selector", "fieldSelector")] {
+        if cx.flags.has_flag(flag) && !cx.flags.string(flag).is_empty() {
+            request = request.query(parameter, cx.flags.string(flag));
+        }
+    }
+    match request.value(cx).await {
+        Ok(v) if v["items"].is_array() => Ok(items(&v)),
+        Ok(v) => Ok(vec![v]),
+        Err(e) if e.is_not_found() && !e.inner().contains('"') => Err(Failure::message("Metrics API not available")),
+        Err(e) => Err(e),
+    }
+}
+
+fn quantity(value: &Value) -> Quantity {
+    value.as_str().and_then(|s| s.parse().ok()).unwrap_or_else(|| Quantity::new(0, api::quantity::Format::DecimalSI))
+}
+
+fn cpu(q: &Quantity) -> String {
+    format!("{}m", q.milli_value())
+}
+
+fn memory(q: &Quantity) -> String {
+    format!("{}Mi", q.value() / (1 << 20))
+}
+
+async fn node(cx: &Context) -> Result<()> {
+    let mut list = metrics(cx, "/apis/metrics.k8s.io/v1beta1/nodes").await?;
+    let nodes = items(&Request::get("/api/v1/nodes").value(cx).await?);
+    let by = cx.flags.string("sort-by");
+    list.sort_by(|a, b| match by.as_str() {
+        "cpu" | "memory" => quantity(&b["usage"][&by]).cmp(&quantity(&a["usage"][&by])),
+        _ => text(a, "/metadata/name").cmp(text(b, "/metadata/name")),
+    });
+    let mut lines = if cx.flags.bool("no-headers") {
+        String::new()
+    } else {
+        "NAME\tCPU(cores)\tCPU(%)\tMEMORY(bytes)\tMEMORY(%)\n".to_owned()
+    };
+    let of = if cx.flags.bool("show-capacity") { "capacity" } else { "allocatable" };
+    for m in &list {
+        let node = nodes.iter().find(|n| n["metadata"]["name"] == m["metadata"]["name"]).unwrap_or(&Value::Null);
+        let percent = |resource: &str| {
+            let total = quantity(&node["status"][of][resource]).milli_value();
+            if total == 0 {
+                "<unknown>".to_owned()
+            } else {
+                format!("{}%", (quantity(&m["usage"][resource]).milli_value() as f64 / total as f64 * 100.0) as i64)
+            }
+        };
+        lines.push_str(&format!(
+            "{}\t{}\t{}\t{}\t{}\n",
+            text(m, "/metadata/name"),
+            cpu(&quantity(&m["usage"]["cpu"])),
+            percent("cpu"),
+            memory(&quantity(&m["usage"]["memory"])),
+            percent("memory")
+        ));
+    }
+    cx.print(&TabWriter::table().format(&lines))
+}
+
+async fn pod(cx: &Context) -> Result<()> {
+    let everywhere = cx.flags.bool("all-namespaces");
+    let (namespace, _) = cx.namespace()?;
+    let path = if everywhere {
+        "/apis/metrics.k8s.io/v1beta1/pods".to_owned()
+    } else {
+        format!("/apis/metrics.k8s.io/v1beta1/namespaces/{namespace}/pods")
+    };
+    let list = metrics(cx, &path).await?;
+    if list.is_empty() {
+        cx.eprintln(if everywhere {
+            "No resources found".to_owned()
+        } else {
+            format!("No resources found in {namespace} namespace.")
+        });
+        return Ok(());
+    }
+    let containers = cx.flags.bool("containers");
+    let mut rows: Vec<(String, Quantity, Quantity)> = Vec::new();
+    for m in &list {
+        let prefix = format!(
+            "{}{}",
+            if everywhere { format!("{}\t", text(m, "/metadata/namespace")) } else { String::new() },
+            if containers { "POD\t" } else { "" }
+        );
+        let head = prefix.replace("POD\t", &format!("{}\t", text(m, "/metadata/name")));
+        let zero = || quantity(&Value::Null);
+        let (mut total_cpu, mut total_memory) = (zero(), zero());
+        for c in m["containers"].as_array().into_iter().flatten() {
+            let (c_cpu, c_memory) = (quantity(&c["usage"]["cpu"]), quantity(&c["usage"]["memory"]));
+            total_cpu.add(&c_cpu);
+            total_memory.add(&c_memory);
+            if containers {
+                rows.push((format!("{head}{}", text(c, "/name")), c_cpu, c_memory));
+            }
+        }
+        if !containers {
+            rows.push((format!("{head}{}", text(m, "/metadata/name")), total_cpu, total_memory));
+        }
+    }
+    match cx.flags.string("sort-by").as_str() {
+        "cpu" => rows.sort_by(|a, b| b.1.cmp(&a.1)),
+        "memory" => rows.sort_by(|a, b| b.2.cmp(&a.2)),
+        _ => rows.sort_by(|a, b| a.0.cmp(&b.0)),
+    }
+    let mut lines = String::new();
+    if !cx.flags.bool("no-headers") {
+        lines.push_str(if everywhere { "NAMESPACE\t" } else { "" });
+        lines.push_str(if containers {
+            "POD\tNAME\tCPU(cores)\tMEMORY(bytes)\n"
+        } else {
+            "NAME\tCPU(cores)\tMEMORY(bytes)\n"
+        });
+    }
+    for (name, c, m) in &rows {
+        lines.push_str(&format!("{name}\t{}\t{}\n", cpu(c), memory(m)));
+    }
+    cx.print(&TabWriter::table().format(&lines))
+}

@@ -1,0 +1,234 @@
+//! `kubectl wait`
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::flags;
+use crate::cli::{Command, Flag};
+use crate::context::Context;
+use crate::failure::{Failure, Result};
+use crate::objects::text;
+use crate::printers::jsonpath::{JsonPath, relaxed, text_of};
+use crate::request::Request;
+use crate::resources::{self, Info, Options};
+use crate::watch::Watch;
+
+pub(crate) const COMMAND: Command = Command {
+    name: "wait",
+    usage: "([-f FILENAME] | resource.group/resource.name | resource.group [(-l label | --all)]) [--for=create|--for=delete|--for condition=available|--for=jsonpath='{}'[=value]]",
+    about: "Wait for a specific condition on one or many resources",
+    examples: "  kubectl wait --for=condition=Ready pod/web\n  kubectl wait --for=delete pod/web --timeout=60s\n  kubectl wait --for=jsonpath='{.status.phase}'=Running pod/web",
+    flags: &[
+        flags::FILENAME,
+        flags::SELECTOR,
+        flags::FIELD_SELECTOR,
+        flags::ALL_NAMESPACES,
+        flags::ALL,
+        flags::OUTPUT,
+        flags::LOCAL,
+        &[
+            Flag::array("for", "create, delete, condition=name[=value] or jsonpath='{expression}'[=value]."),
+            Flag::duration("timeout", "30s", "How long to wait; zero looks once, negative waits a week."),
+        ],
+    ],
+    run: Some(|cx| Box::pin(run(cx))),
+    ..Command::EMPTY
+};
+
+enum Wanted {
+    Create,
+    Delete,
+    Condition { name: String, status: String },
+    Path { path: JsonPath, value: Option<String> },
+}
+
+fn parse(text: &str) -> Result<Wanted> {
+    let lower = text.to_lowercase();
+    if lower == "delete" {
+        return Ok(Wanted::Delete);
+    }
+    if lower == "create" {
+        return Ok(Wanted::Create);
+    }
+    if let Some(rest) = text.strip_prefix("condition=") {
+        let (name, status) = rest.split_once('=').unwrap_or((rest, "true"));
+        return Ok(Wanted::Condition { name: name.to_owned(), status: status.to_owned() });
+    }
+    if let Some(rest) = text.strip_prefix("jsonpath=") {
+        let rest = rest.trim_matches('\'');
+        let end = rest.find('}').map_or_else(|| rest.find('=').unwrap_or(rest.len()), |i| i + 1);
+        let (path, tail) = rest.split_at(end);
+        let value =
+            tail.trim_start_matches(['\'', '"']).strip_prefix('=').map(|v| v.trim_matches(['\'', '"']).to_owned());
+        if value.as_deref() == Some("") {
+            return Err(Failure::message(
+                "jsonpath wait has to have a value after equal sign, like --for=jsonpath='{.status.readyReplicas}'=3",
+            ));
+        }
+        let path =
+            relaxed(path.trim_matches(['\'', '"'])).and_then(|p| JsonPath::parse(&p)).map_err(Failure::message)?;
+        return Ok(Wanted::Path { path: path.allow_missing(true), value });
+    }
+    Err(Failure::message(format!("unrecognized condition: \"{text}\"")))
+}
+
+impl Wanted {
+    fn holds(&self, object: &Value) -> bool {
+        match self {
+            Wanted::Create => true,
+            Wanted::Delete => false,
+            Wanted::Condition { name, status } => {
+                // A controller that has not seen the newest spec says nothing about it.
+                let observed = object["status"]["observedGeneration"].as_i64();
+                if observed.is_some_and(|o| Some(o) < object["metadata"]["generation"].as_i64()) {
+                    return false;
+                }
+                object["status"]["conditions"].as_array().is_some_and(|c| {
+                    c.iter().any(|c| {
+                        text(c, "/type").eq_ignore_ascii_case(name) && text(c, "/status").eq_ignore_ascii_case(status)
+                    })
+                })
+            }
+            Wanted::Path { path, value } => match path.find(object) {
+                Ok(found) => match value {
+                    Some(v) => found.len() == 1 && text_of(&found[0]) == *v,
+                    None => !found.is_empty() && found.iter().all(|f| !f.is_null()),
+                },
+                Err(_) => false,
+            },
+        }
+    }
+}
+
+async fn run(cx: &Context) -> Result<()> {
+    let conditions = cx.flags.list("for");
+    let Some(condition) = conditions.first() else {
+        return Err(Failure::message("required flag(s) \"for\" not set"));
+    };
+    let wanted = parse(condition)?;
+    let nanos = crate::duration::signed_nanos(&cx.flags.string("timeout")).unwrap_or(0);
+    let timeout = if nanos < 0 { Duration::from_secs(7 * 24 * 3600) } else { cx.flags.duration("timeout") };
+    let mut printer = cx.printer("condition met", crate::context::DryRun::None)?;
+    let options = Options { latest: !matches!(wanted, Wanted::Delete | Wanted::Create), ..Options::default() };
+    let (mut infos, mut failures) = resources::infos(cx, &options).await?;
+    if matches!(wanted, Wanted::Delete | Wanted::Create) {
+        // Absent is what we wait for, or how it begins.
+        let missing: Vec<Failure> = std::mem::take(&mut failures);
+        for failure in missing {
+            if !failure.is_not_found() {
+                failures.push(failure);
+            }
+        }
+        if matches!(wanted, Wanted::Create) && infos.is_empty() {
+            infos = wait_created(cx, &options, timeout).await?;
+        }
+        if infos.is_empty() && failures.is_empty() {
+            return Ok(());
+        }
+    }
+    if infos.is_empty() && failures.is_empty() {
+        return Err(Failure::message("no matching resources found"));
+    }
+    for info in infos {
+        let result = match &wanted {
+            Wanted::Create => Ok(info.object.clone()),
+            Wanted::Delete => {
+                let uid = text(&info.object, "/metadata/uid").to_owned();
+                let limit = if timeout.is_zero() { Duration::from_millis(1) } else { timeout };
+                super::delete::wait_gone(cx, &info, &uid, limit).await.map(|()| info.object.clone())
+            }
+            other => until(cx, &info, timeout, |o| other.holds(o)).await,
+        };
+        match result {
+            Ok(object) => cx.print(&printer.print(&object)?)?,
+            Err(e) => failures.push(e),
+        }
+    }
+    Failure::all(failures)
+}
+
+async fn wait_created(cx: &Context, options: &Options, timeout: Duration) -> Result<Vec<Info>> {
+    let deadline = tokio::time::Instant::now() + timeout;
+    loop {
+        let (infos, _) = resources::infos(cx, options).await?;
+        if !infos.is_empty() {
+            return Ok(infos);
+        }
+        if tokio::time::Instant::now() >= deadline {
+            return Err(Failure::message("timed out waiting for the condition"));
+        }
+        // Nothing to watch by name before the type and selector have a match: look again, as upstream does.
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+}
+
+/// Watches one object until `holds`, and returns it.
+pub(crate) async fn until(
+    cx: &Context,
+    info: &Info,
+    timeout: Duration,
+    holds: impl Fn(&Value) -> bool,
+) -> Result<Value> {
+    if holds(&info.object) {
+        return Ok(info.object.clone());
+    }
+    let work = async {
+        let live = info.get(cx).await?;
+        if holds(&live) {
+            return Ok(live);
+        }
+        let version = text(&live, "/metadata/resourceVersion").to_owned();
+        let mut watch = Watch::open(
+            cx,
+            |version| {
+                Request::get(info.mapping.path(&info.namespace))
+                    .query("watch", "true")
+                    .query("fieldSelector", format!("metadata.name={}", info.name))
+                    .query("resourceVersion", version)
+            },
+            version,
+        );
+        while let Some(event) = watch.next().await? {
+            if event.kind == "DELETED" {
+                continue;
+            }
+            if holds(&event.object) {
+                return Ok(event.object);
+            }
+        }
+        Err(Failure::message("the watch ended"))
+    };
+    match tokio::time::timeout(timeout, work).await {
+        Ok(result) => result,
+        Err(_) => Err(Failure::message(format!(
+            "timed out waiting for the condition on {}/{}",
+            info.mapping.resource, info.name
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn conditions_hold() {
+        let pod = json!({"metadata": {"generation": 1}, "status": {"phase": "Running", "n": 3,
+            "conditions": [{"type": "Ready", "status": "True"}]}});
+        for (condition, expected) in [
+            ("condition=Ready", true),
+            ("condition=ready=true", true),
+            ("condition=Ready=False", false),
+            ("jsonpath={.status.phase}=Running", true),
+            ("jsonpath='{.status.phase}'=Pending", false),
+            ("jsonpath={.status.n}=3", true),
+            ("jsonpath={.status.nothing}", false),
+            ("jsonpath={.status.phase}", true),
+        ] {
+            assert_eq!(parse(condition).unwrap().holds(&pod), expected, "{condition}");
+        }
+        assert!(parse("sunshine").is_err());
+    }
+}

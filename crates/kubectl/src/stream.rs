@@ -1,0 +1,266 @@
+//! Streams to a container: WebSocket frames that carry numbered channels (`v5.channel.k8s.io`, `v4.channel.k8s.io`).
+//!
+//! Used by exec, attach, cp, debug (stdin 0, stdout 1, stderr 2, error 3, resize 4) and port-forward (data 0, error 1).
+
+use base64::Engine;
+use client::Upgraded;
+use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
+
+use crate::context::Context;
+use crate::failure::{Failure, Result};
+use crate::request::connect_failure;
+
+pub(crate) const STDIN: u8 = 0;
+pub(crate) const STDOUT: u8 = 1;
+pub(crate) const STDERR: u8 = 2;
+pub(crate) const ERROR: u8 = 3;
+pub(crate) const RESIZE: u8 = 4;
+/// v5 only: the channel named by the next byte is closed.
+const CLOSE: u8 = 255;
+/// Larger frames are refused; servers send far smaller ones.
+const MAX_FRAME: u64 = 64 << 20;
+
+pub(crate) struct Reader {
+    io: ReadHalf<Upgraded>,
+}
+
+pub(crate) struct Writer {
+    io: WriteHalf<Upgraded>,
+    v5: bool,
+}
+
+pub(crate) async fn open(cx: &Context, path: &str) -> Result<(Reader, Writer)> {
+    let key = base64::engine::general_purpose::STANDARD.encode(rand::random::<[u8; 16]>());
+    let request = http::Request::get(path)
+        .header("connection", "Upgrade")
+        .header("upgrade", "websocket")
+        .header("sec-websocket-version", "13")
+        .header("sec-websocket-key", key)
+        .header("sec-websocket-protocol", "v5.channel.k8s.io, v4.channel.k8s.io")
+        .body(bytes::Bytes::new())
+        .map_err(|e| Failure::message(e.to_string()))?;
+    cx.trace(6, "round_trippers.go:553", &format!("GET {}{path}", cx.server()?));
+    let (response, io) = cx.client()?.upgrade(request).await.map_err(|e| connect_failure(cx, e))?;
+    let v5 = response.headers().get("sec-websocket-protocol").is_some_and(|p| p.as_bytes().starts_with(b"v5."));
+    let (read, write) = tokio::io::split(io);
+    Ok((Reader { io: read }, Writer { io: write, v5 }))
+}
+
+impl Reader {
+    /// The next message's channel and content; `None` at the end.
+    pub(crate) async fn next(&mut self) -> Result<Option<(u8, Vec<u8>)>> {
+        let mut message: Vec<u8> = Vec::new();
+        loop {
+            let Some((opcode, last, payload)) = self.frame().await? else { return Ok(None) };
+            match opcode {
+                0x0..=0x2 => {
+                    message.extend_from_slice(&payload);
+                    if last {
+                        if message.is_empty() {
+                            continue;
+                        }
+                        let channel = message.remove(0);
+                        return Ok(Some((channel, message)));
+                    }
+                }
+                0x8 => return Ok(None),
+                // Pings and pongs need no answer to keep these short connections alive.
+                _ => {}
+            }
+        }
+    }
+
+    async fn frame(&mut self) -> Result<Option<(u8, bool, Vec<u8>)>> {
+        let mut head = [0u8; 2];
+        match self.io.read_exact(&mut head).await {
+            Ok(_) => {}
+            Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(None),
+            Err(e) => return Err(e.into()),
+        }
+        let length = match head[1] & 0x7f {
+            126 => u64::from(self.io.read_u16().await?),
+            127 => self.io.read_u64().await?,
+            n => u64::from(n),
+        };
+        if length > MAX_FRAME {
+            return Err(Failure::message(format!("the server sent a frame of {length} bytes")));
+        }
+        let mask = if head[1] & 0x80 != 0 { Some(self.io.read_u32().await?.to_be_bytes()) } else { None };
+        let mut payload = vec![0; length as usize];
+        self.io.read_exact(&mut payload).await?;
+        if let Some(mask) = mask {
+            payload.iter_mut().enumerate().for_each(|(i, b)| *b ^= mask[i % 4]);
+        }
+        Ok(Some((head[0] & 0x0f, head[0] & 0x80 != 0, payload)))
+    }
+}
+
+impl Writer {
+    pub(crate) async fn send(&mut self, channel: u8, data: &[u8]) -> Result<()> {
+        let mut message = Vec::with_capacity(data.len() + 1);
+        message.push(channel);
+        message.extend_from_slice(data);
+        self.frame(0x2, &message).await
+    }
+
+    /// Says that no more input comes. v4 cannot, so the input just stays silent.
+    pub(crate) async fn close(&mut self, channel: u8) -> Result<()> {
+        if self.v5 { self.send(CLOSE, &[channel]).await } else { Ok(()) }
+    }
+
+    pub(crate) async fn finish(&mut self) -> Result<()> {
+        self.frame(0x8, &1000u16.to_be_bytes()).await
+    }
+
+    async fn frame(&mut self, opcode: u8, payload: &[u8]) -> Result<()> {
+        let mask: [u8; 4] = rand::random();
+        let mut out = vec![0x80 | opcode];
+        match payload.len() {
+            n if n < 126 => out.push(0x80 | n as u8),
+            n if n <= usize::from(u16::MAX) => {
+                out.push(0x80 | 126);
+                out.extend_from_slice(&(n as u16).to_be_bytes());
+            }
+            n => {
+                out.push(0x80 | 127);
+                out.extend_from_slice(&(n as u64).to_be_bytes());
+            }
+        }
+        out.extend_from_slice(&mask);
+        out.extend(payload.iter().enumerate().map(|(i, b)| b ^ mask[i % 4]));
+        self.io.write_all(&out).await?;
+        Ok(self.io.flush().await?)
+    }
+}
+
+/// The outcome a container's stream reports on its error channel.
+pub(crate) fn outcome(status: &[u8]) -> Result<()> {
+    let Ok(value) = serde_json::from_slice::<Value>(status) else {
+        let text = String::from_utf8_lossy(status).into_owned();
+        return if text.is_empty() { Ok(()) } else { Err(Failure::message(text)) };
+    };
+    if value["status"] == "Success" {
+        return Ok(());
+    }
+    if value["reason"] == "NonZeroExitCode" {
+        let code = value["details"]["causes"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .find(|c| c["reason"] == "ExitCode")
+            .and_then(|c| c["message"].as_str()?.parse::<u8>().ok())
+            .unwrap_or(1);
+        return Err(Failure::ExitWith(format!("command terminated with exit code {code}"), code));
+    }
+    Err(Failure::message(value["message"].as_str().unwrap_or("the stream failed").to_owned()))
+}
+
+/// Puts the terminal into raw mode and back when dropped.
+pub(crate) struct RawTerminal(nix::sys::termios::Termios);
+
+impl RawTerminal {
+    pub(crate) fn enter() -> Option<RawTerminal> {
+        use nix::sys::termios::{SetArg, cfmakeraw, tcgetattr, tcsetattr};
+        let stdin = std::io::stdin();
+        let before = tcgetattr(&stdin).ok()?;
+        let mut raw = before.clone();
+        cfmakeraw(&mut raw);
+        tcsetattr(&stdin, SetArg::TCSANOW, &raw).ok()?;
+        Some(RawTerminal(before))
+    }
+}
+
+impl Drop for RawTerminal {
+    fn drop(&mut self) {
+        let _ = nix::sys::termios::tcsetattr(std::io::stdin(), nix::sys::termios::SetArg::TCSANOW, &self.0);
+    }
+}
+
+/// The terminal's size as the resize channel wants it. Asked from stty, which reads our own terminal.
+pub(crate) async fn terminal_size() -> Option<Vec<u8>> {
+    let output =
+        tokio::process::Command::new("stty").arg("size").stdin(std::process::Stdio::inherit()).output().await.ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    let (rows, columns) = text.trim().split_once(' ')?;
+    Some(format!("{{\"Width\":{columns},\"Height\":{rows}}}").into_bytes())
+}
+
+/// What is connected to a container.
+pub(crate) struct Terminal {
+    pub(crate) stdin: bool,
+    pub(crate) tty: bool,
+}
+
+/// Copies between our standard streams and the container's until it ends.
+pub(crate) async fn interact(cx: &Context, path: &str, terminal: Terminal) -> Result<()> {
+    let (mut reader, mut writer) = open(cx, path).await?;
+    let _raw = if terminal.tty { RawTerminal::enter() } else { None };
+    if terminal.tty
+        && let Some(size) = terminal_size().await
+    {
+        writer.send(RESIZE, &size).await?;
+    }
+    let (sender, mut input) = tokio::sync::mpsc::channel::<Vec<u8>>(16);
+    if terminal.stdin {
+        // A thread: reads of a terminal cannot be made asynchronous, and the process ends with it.
+        std::thread::spawn(move || {
+            let mut buffer = [0u8; 16 << 10];
+            while let Ok(n) = std::io::Read::read(&mut std::io::stdin(), &mut buffer) {
+                if n == 0 || sender.blocking_send(buffer[..n].to_vec()).is_err() {
+                    break;
+                }
+            }
+        });
+    } else {
+        drop(sender);
+    }
+    let mut resized = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::window_change())?;
+    let mut input_open = terminal.stdin;
+    loop {
+        tokio::select! {
+            message = reader.next() => match message? {
+                None => return Ok(()),
+                Some((STDOUT, data)) => {
+                    cx.write(&data)?;
+                    cx.flush()?;
+                }
+                Some((STDERR, data)) => {
+                    use std::io::Write;
+                    std::io::stderr().write_all(&data)?;
+                }
+                Some((ERROR, data)) => {
+                    let _ = writer.finish().await;
+                    return outcome(&data);
+                }
+                Some(_) => {}
+            },
+            data = input.recv(), if input_open => match data {
+                Some(data) => writer.send(STDIN, &data).await?,
+                None => {
+                    input_open = false;
+                    writer.close(STDIN).await?;
+                }
+            },
+            _ = resized.recv(), if terminal.tty => {
+                if let Some(size) = terminal_size().await {
+                    writer.send(RESIZE, &size).await?;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exit_codes_come_from_the_status() {
+        assert!(outcome(br#"{"status":"Success"}"#).is_ok());
+        let failed = br#"{"status":"Failure","reason":"NonZeroExitCode","details":{"causes":[{"reason":"ExitCode","message":"7"}]}}"#;
+        let failure = outcome(failed).unwrap_err();
+        assert_eq!((failure.exit_code(), failure.to_string().as_str()), (7, "command terminated with exit code 7"));
+        assert_eq!(outcome(br#"{"status":"Failure","message":"no"}"#).unwrap_err().to_string(), "error: no");
+    }
+}
