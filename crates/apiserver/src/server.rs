@@ -254,10 +254,10 @@ async fn compact(state: Arc<State>) {
     let mut previous: Option<Revision> = None;
     loop {
         tokio::time::sleep(state.config.compaction_interval).await;
-        if let Some(revision) = previous.filter(|revision| *revision != Revision::ZERO) {
-            if let Err(error) = state.store().compact(revision).await {
-                tracing::warn!(%error, "compaction failed");
-            }
+        if let Some(revision) = previous.filter(|revision| *revision != Revision::ZERO)
+            && let Err(error) = state.store().compact(revision).await
+        {
+            tracing::warn!(%error, "compaction failed");
         }
         previous = state.store().current_revision().await.ok();
     }

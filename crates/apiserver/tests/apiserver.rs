@@ -5,6 +5,8 @@
 mod access;
 #[path = "apiserver/apply.rs"]
 mod apply;
+#[path = "apiserver/connect.rs"]
+mod connect;
 #[path = "apiserver/harness.rs"]
 mod harness;
 #[path = "apiserver/kubectl.rs"]

@@ -7,6 +7,7 @@ mod default_storage_class;
 mod default_toleration_seconds;
 mod limit_ranger;
 mod namespace_lifecycle;
+mod node_restriction;
 mod priority;
 mod resource_quota;
 mod service_account;
@@ -94,6 +95,7 @@ fn table() -> Vec<(bool, Box<dyn Plugin>)> {
         (true, Box::new(namespace_lifecycle::NamespaceLifecycle)),
         (true, Box::new(limit_ranger::LimitRanger)),
         (true, Box::new(service_account::ServiceAccount)),
+        (false, Box::new(node_restriction::NodeRestriction)),
         (true, Box::new(taint_nodes::TaintNodesByCondition)),
         (true, Box::new(priority::Priority)),
         (true, Box::new(default_toleration_seconds::DefaultTolerationSeconds)),

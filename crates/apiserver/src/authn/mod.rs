@@ -107,10 +107,10 @@ impl Authenticators {
                 Err(error) => failure = Some(error),
             }
         }
-        if self.bootstrap_tokens {
-            if let Some(user) = bootstrap::find(state, token) {
-                return Ok(Some((user, audiences.to_vec())));
-            }
+        if self.bootstrap_tokens
+            && let Some(user) = bootstrap::find(state, token)
+        {
+            return Ok(Some((user, audiences.to_vec())));
         }
         failure.map_or(Ok(None), Err)
     }

@@ -11,10 +11,10 @@ pub(super) fn blocks(text: &str) -> Vec<(String, Vec<u8>)> {
         if let Some(label) = line.strip_prefix("-----BEGIN ").and_then(|rest| rest.strip_suffix("-----")) {
             current = Some((label.to_owned(), String::new()));
         } else if line.starts_with("-----END ") {
-            if let Some((label, body)) = current.take() {
-                if let Ok(bytes) = STANDARD.decode(body) {
-                    found.push((label, bytes));
-                }
+            if let Some((label, body)) = current.take()
+                && let Ok(bytes) = STANDARD.decode(body)
+            {
+                found.push((label, bytes));
             }
         } else if let Some((_, body)) = &mut current {
             // Header lines of old encrypted keys hold a colon; base64 never does.

@@ -54,7 +54,6 @@ fn may(operation: &Operation, verb: &str, plural: &str, name: &str) -> bool {
         is_resource: true,
         verb: verb.to_owned(),
         group: GROUP.to_owned(),
-        version: "v1".to_owned(),
         resource: plural.to_owned(),
         namespace: operation.info.namespace.clone(),
         name: name.to_owned(),

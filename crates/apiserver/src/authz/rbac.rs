@@ -178,10 +178,10 @@ impl Index {
             || std::iter::once(format!("u:{}", user.name)).chain(user.groups.iter().map(|group| format!("g:{group}")));
         for subject in subjects() {
             for grant in self.cluster_bindings.get(&subject).into_iter().flatten() {
-                if let Some(rules) = self.cluster_roles.get(&grant.role) {
-                    if visit(&subject, grant, None, rules) {
-                        return;
-                    }
+                if let Some(rules) = self.cluster_roles.get(&grant.role)
+                    && visit(&subject, grant, None, rules)
+                {
+                    return;
                 }
             }
         }
@@ -193,10 +193,10 @@ impl Index {
                 } else {
                     self.roles.get(&format!("{namespace}/{}", grant.role))
                 };
-                if let Some(rules) = rules {
-                    if visit(&subject, grant, Some(namespace), rules) {
-                        return;
-                    }
+                if let Some(rules) = rules
+                    && visit(&subject, grant, Some(namespace), rules)
+                {
+                    return;
                 }
             }
         }

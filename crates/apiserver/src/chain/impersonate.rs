@@ -51,7 +51,6 @@ pub(crate) fn impersonate(state: &State, user: UserInfo, headers: &mut HeaderMap
             is_resource: true,
             verb: "impersonate".to_owned(),
             group: group.to_owned(),
-            version: "v1".to_owned(),
             resource: resource.to_owned(),
             subresource: subresource.to_owned(),
             namespace: namespace.to_owned(),
@@ -75,10 +74,10 @@ pub(crate) fn impersonate(state: &State, user: UserInfo, headers: &mut HeaderMap
             check("authentication.k8s.io", "userextras", key, "", value)?;
         }
     }
-    if groups.is_empty() {
-        if let Some((namespace, _)) = target.as_service_account() {
-            target.groups = vec!["system:serviceaccounts".to_owned(), format!("system:serviceaccounts:{namespace}")];
-        }
+    if groups.is_empty()
+        && let Some((namespace, _)) = target.as_service_account()
+    {
+        target.groups = vec!["system:serviceaccounts".to_owned(), format!("system:serviceaccounts:{namespace}")];
     }
     let everyone =
         if target.name == api::user::ANONYMOUS { api::user::UNAUTHENTICATED } else { api::user::AUTHENTICATED };

@@ -79,14 +79,14 @@ async fn pass(
 
 /// Finds out who asks. The in-process door brings an identity along; nobody else's word for it is taken.
 fn authenticate(state: &State, parts: &mut http::request::Parts, peer: &Peer) -> Result<UserInfo, Status> {
-    if peer.in_process {
-        if let Some(user) = parts.extensions.remove::<UserInfo>() {
-            let mut user = user;
-            if !user.in_group(api::user::AUTHENTICATED) {
-                user.groups.push(api::user::AUTHENTICATED.to_owned());
-            }
-            return Ok(user);
+    if peer.in_process
+        && let Some(user) = parts.extensions.remove::<UserInfo>()
+    {
+        let mut user = user;
+        if !user.in_group(api::user::AUTHENTICATED) {
+            user.groups.push(api::user::AUTHENTICATED.to_owned());
         }
+        return Ok(user);
     }
     state.authn.authenticate(state, &mut parts.headers, peer)
 }

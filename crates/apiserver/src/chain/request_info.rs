@@ -57,7 +57,7 @@ impl Query {
 
 /// Percent-decodes; invalid sequences stay as they are. In queries `+` is a space.
 pub(crate) fn decode(text: &str, plus_is_space: bool) -> Cow<'_, str> {
-    if !text.contains('%') && !(plus_is_space && text.contains('+')) {
+    if !(text.contains('%') || plus_is_space && text.contains('+')) {
         return Cow::Borrowed(text);
     }
     let bytes = text.as_bytes();
@@ -147,10 +147,10 @@ impl RequestInfo {
                 other => other,
             };
             // A list that can only hold one object is a request for that object, for authorization as well.
-            if matches!(verb, "list" | "watch" | "deletecollection") {
-                if let Some(name) = single_name(info.query.get("fieldSelector").unwrap_or_default()) {
-                    info.name = name;
-                }
+            if matches!(verb, "list" | "watch" | "deletecollection")
+                && let Some(name) = single_name(info.query.get("fieldSelector").unwrap_or_default())
+            {
+                info.name = name;
             }
         } else if verb == "get" && info.subresource.is_empty() && info.query.flag("watch") {
             verb = "watch";

@@ -132,10 +132,10 @@ impl Message {
             let (number, wire) = item?;
             let Some(field) = self.fields.get(&number) else { continue };
             if field.inline {
-                if let (Kind::Message(name), Wire::Bytes(bytes)) = (field.kind, wire) {
-                    if let Some(message) = self.message(name) {
-                        message.read(bytes, object, depth + 1)?;
-                    }
+                if let (Kind::Message(name), Wire::Bytes(bytes)) = (field.kind, wire)
+                    && let Some(message) = self.message(name)
+                {
+                    message.read(bytes, object, depth + 1)?;
                 }
                 continue;
             }

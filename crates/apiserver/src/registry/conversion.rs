@@ -66,10 +66,10 @@ fn autoscaler_to_v1(hpa: &mut Value) {
         let metrics = spec.remove("metrics").unwrap_or_default();
         let (cpu, others): (Vec<Value>, Vec<Value>) =
             metrics.as_array().cloned().unwrap_or_default().into_iter().partition(cpu_utilization);
-        if let Some(target) = cpu.first().map(|metric| metric["resource"]["target"]["averageUtilization"].clone()) {
-            if !target.is_null() {
-                spec.insert("targetCPUUtilizationPercentage".to_owned(), target);
-            }
+        if let Some(target) = cpu.first().map(|metric| metric["resource"]["target"]["averageUtilization"].clone())
+            && !target.is_null()
+        {
+            spec.insert("targetCPUUtilizationPercentage".to_owned(), target);
         }
         if !others.is_empty() {
             annotations.push((METRICS, Value::Array(others)));
@@ -82,10 +82,10 @@ fn autoscaler_to_v1(hpa: &mut Value) {
         let current = status.remove("currentMetrics").unwrap_or_default();
         if let Some(metrics) = current.as_array() {
             let cpu = metrics.iter().find(|metric| metric["type"] == "Resource" && metric["resource"]["name"] == "cpu");
-            if let Some(value) = cpu.map(|metric| metric["resource"]["current"]["averageUtilization"].clone()) {
-                if !value.is_null() {
-                    status.insert("currentCPUUtilizationPercentage".to_owned(), value);
-                }
+            if let Some(value) = cpu.map(|metric| metric["resource"]["current"]["averageUtilization"].clone())
+                && !value.is_null()
+            {
+                status.insert("currentCPUUtilizationPercentage".to_owned(), value);
             }
             if !metrics.is_empty() {
                 annotations.push((CURRENT_METRICS, current.clone()));

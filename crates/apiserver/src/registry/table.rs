@@ -409,19 +409,25 @@ fn discovery_group() -> Vec<Resource> {
     ]
 }
 
-/// The v1beta1 and v1beta2 shapes of claims and slices differ from v1 and are off by default: not served.
+/// The v1beta1 shapes of claims and slices differ from v1 and are off by default: not served.
 fn resource_group() -> Vec<Resource> {
-    let rule = Resource::cluster::<resource::v1beta2::DeviceTaintRule>("devicetaintrule").status();
-    let rule_alpha = rule.also_as("resource.k8s.io", "v1alpha3", RESOURCE_V1ALPHA3);
-    vec![
+    let stable = [
         Resource::cluster::<resource::v1::DeviceClass>("deviceclass"),
         Resource::namespaced::<resource::v1::ResourceClaim>("resourceclaim").status(),
         Resource::namespaced::<resource::v1::ResourceClaimTemplate>("resourceclaimtemplate"),
         Resource::cluster::<resource::v1::ResourceSlice>("resourceslice"),
+    ];
+    let rule = Resource::cluster::<resource::v1beta2::DeviceTaintRule>("devicetaintrule").status();
+    let rule_alpha = rule.also_as("resource.k8s.io", "v1alpha3", RESOURCE_V1ALPHA3);
+    let beta: Vec<Resource> =
+        stable.iter().map(|row| row.also_as("resource.k8s.io", "v1beta2", RESOURCE_V1BETA2)).collect();
+    let mut rows: Vec<Resource> = stable.into_iter().chain(beta).collect();
+    rows.extend([
         rule,
         rule_alpha,
         Resource::cluster::<resource::v1alpha3::ResourcePoolStatusRequest>("resourcepoolstatusrequest").status(),
-    ]
+    ]);
+    rows
 }
 
 fn flowcontrol_group() -> Vec<Resource> {
@@ -460,6 +466,7 @@ renamed! {
     ADMISSION_V1BETA1: "admissionregistration.k8s.io/v1beta1" <-> "admissionregistration.k8s.io/v1";
     ADMISSION_V1ALPHA1: "admissionregistration.k8s.io/v1alpha1" <-> "admissionregistration.k8s.io/v1";
     COORDINATION_V1ALPHA2: "coordination.k8s.io/v1alpha2" <-> "coordination.k8s.io/v1beta1";
+    RESOURCE_V1BETA2: "resource.k8s.io/v1beta2" <-> "resource.k8s.io/v1";
     RESOURCE_V1ALPHA3: "resource.k8s.io/v1alpha3" <-> "resource.k8s.io/v1beta2";
 }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::Status;
+use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Uri, header};
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
@@ -73,7 +74,11 @@ pub(crate) async fn connect(
 ) -> Result<Response<Body>, Status> {
     let destination = match action {
         Action::Proxy => proxied(operation)?,
-        _ => kubelet_stream(operation, action)?,
+        _ => match kubelet_stream(operation, action)? {
+            Some(destination) => destination,
+            // Nothing has run yet, so the log is empty.
+            None => return Ok(super::response(StatusCode::OK, "text/plain", Bytes::new())),
+        },
     };
     forward(operation, destination, upgrade).await
 }
@@ -87,7 +92,8 @@ fn query(operation: &Operation) -> String {
 /// The chain keeps the raw query here, since the request line is parsed away.
 pub(crate) const ORIGINAL_QUERY: HeaderName = HeaderName::from_static("x-cox-original-query");
 
-fn kubelet_stream(operation: &Operation, action: Action) -> Result<Destination, Status> {
+/// Where the kubelet of a pod serves a stream; `None` for the log of a pod that has no node yet.
+fn kubelet_stream(operation: &Operation, action: Action) -> Result<Option<Destination>, Status> {
     let (namespace, name) = (&operation.info.namespace, &operation.info.name);
     let pod: Pod =
         operation.state.peek("pods", &format!("{namespace}/{name}")).ok_or_else(|| operation.not_found(name))?;
@@ -128,8 +134,7 @@ fn kubelet_stream(operation: &Operation, action: Action) -> Result<Destination, 
     };
     if node_name.is_empty() {
         if action == Action::Log {
-            // Nothing has run yet, so there is nothing to show; upstream answers with an empty log.
-            return Err(Status { code: 200, ..Status::success() });
+            return Ok(None);
         }
         return Err(Status::bad_request(format!("pod {name} does not have a host assigned")));
     }
@@ -166,7 +171,7 @@ fn kubelet_stream(operation: &Operation, action: Action) -> Result<Destination, 
     };
     let query: Vec<String> = params.iter().map(|(key, value)| format!("{key}={}", escape(value))).collect();
     let path_and_query = if query.is_empty() { path } else { format!("{path}?{}", query.join("&")) };
-    Ok(Destination { host, port, scheme: Scheme::Kubelet, path_and_query })
+    Ok(Some(Destination { host, port, scheme: Scheme::Kubelet, path_and_query }))
 }
 
 fn escape(text: &str) -> String {
@@ -370,8 +375,6 @@ async fn forward(
         .send_request(request)
         .await
         .map_err(|error| Status::service_unavailable(format!("error trying to reach service: {error}")))?;
-    let _ = &mut sender;
-
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
         return Ok(passed_back(operation, &destination, response));
     }
@@ -405,14 +408,13 @@ fn passed_back(
     }
     parts.version = http::Version::HTTP_11;
     // A redirect of the backend to itself stays within the proxied path.
-    if destination.scheme != Scheme::Kubelet {
-        if let Some(location) = parts.headers.get(header::LOCATION).and_then(|value| value.to_str().ok()) {
-            if location.starts_with('/') {
-                let base = operation.info.path.strip_suffix(&operation.info.rest).unwrap_or(&operation.info.path);
-                if let Ok(value) = HeaderValue::from_str(&format!("{base}{location}")) {
-                    parts.headers.insert(header::LOCATION, value);
-                }
-            }
+    if destination.scheme != Scheme::Kubelet
+        && let Some(location) = parts.headers.get(header::LOCATION).and_then(|value| value.to_str().ok())
+        && location.starts_with('/')
+    {
+        let base = operation.info.path.strip_suffix(&operation.info.rest).unwrap_or(&operation.info.path);
+        if let Ok(value) = HeaderValue::from_str(&format!("{base}{location}")) {
+            parts.headers.insert(header::LOCATION, value);
         }
     }
     let body = body.map_err(|error| Box::new(error) as BodyError).boxed_unsync();

@@ -107,11 +107,12 @@ impl EventLeases {
 
     async fn current(&self, state: &State) -> Result<LeaseId, StoreError> {
         let mut current = self.current.lock().await;
-        if let Some((lease, since, used)) = current.as_mut() {
-            if since.elapsed() < REUSE && *used < REUSE_COUNT {
-                *used += 1;
-                return Ok(*lease);
-            }
+        if let Some((lease, since, used)) = current.as_mut()
+            && since.elapsed() < REUSE
+            && *used < REUSE_COUNT
+        {
+            *used += 1;
+            return Ok(*lease);
         }
         // The last event on a lease must live as long as the first would alone.
         let lease = state.store().grant_lease(self.ttl + REUSE).await?;

@@ -123,7 +123,7 @@ pub(crate) async fn page(operation: &Operation) -> Result<Page, Status> {
             operation.state.caches.applied()
         }
     };
-    Ok(from_cache(operation, &filter, limit, floor)?)
+    from_cache(operation, &filter, limit, floor)
 }
 
 fn validate_options(operation: &Operation, revision: Option<u64>, matching: Option<&str>) -> Result<(), Status> {

@@ -133,10 +133,10 @@ async fn apply(operation: &Operation) -> Result<Written, Status> {
     let build = |live: Option<&Value>| -> Result<crate::registry::AnyObject, Status> {
         let mut value = api::patch::apply::apply(live, &config, &schema, &writer, force, ignored)?;
         let version = live.map(|live| live["metadata"]["resourceVersion"].clone());
-        if let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) {
-            if metadata.get("resourceVersion") == version.as_ref() {
-                metadata.remove("resourceVersion");
-            }
+        if let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut)
+            && metadata.get("resourceVersion") == version.as_ref()
+        {
+            metadata.remove("resourceVersion");
         }
         decode_checked(resource, value, &mut Vec::new())
     };
@@ -169,10 +169,10 @@ async fn patch_object(operation: &Operation) -> Result<Written, Status> {
         patch.apply(resource, &mut value)?;
         let metadata = value.get_mut("metadata").and_then(Value::as_object_mut);
         // Only a version that the patch itself names is a condition.
-        if let Some(metadata) = metadata {
-            if metadata.get("resourceVersion") == Some(&version) {
-                metadata.remove("resourceVersion");
-            }
+        if let Some(metadata) = metadata
+            && metadata.get("resourceVersion") == Some(&version)
+        {
+            metadata.remove("resourceVersion");
         }
         let name = value["metadata"]["name"].as_str().unwrap_or_default();
         if name != operation.info.name {

@@ -102,7 +102,6 @@ fn access(operation: &Operation, body: &mut Value, user: &UserInfo) -> Result<()
             is_resource: true,
             verb: text(resource, "verb"),
             group: text(resource, "group"),
-            version: text(resource, "version"),
             resource: text(resource, "resource"),
             subresource: text(resource, "subresource"),
             namespace: text(resource, "namespace"),

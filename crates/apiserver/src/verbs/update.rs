@@ -162,11 +162,12 @@ pub(crate) async fn modify(
 /// Checks the preconditions in the new object's metadata. Returns whether the write names a version.
 fn check_version(operation: &Operation, new: &ObjectMeta, old: &ObjectMeta) -> Result<bool, Status> {
     let (resource, name) = (operation.group_resource(), &operation.info.name);
-    if let (Some(wanted), Some(found)) = (&new.uid, &old.uid) {
-        if !wanted.is_empty() && wanted != found {
-            let message = format!("Precondition failed: UID in precondition: {wanted}, UID in object meta: {found}");
-            return Err(Status::conflict(&resource, name, message));
-        }
+    if let (Some(wanted), Some(found)) = (&new.uid, &old.uid)
+        && !wanted.is_empty()
+        && wanted != found
+    {
+        let message = format!("Precondition failed: UID in precondition: {wanted}, UID in object meta: {found}");
+        return Err(Status::conflict(&resource, name, message));
     }
     match new.resource_version.as_deref() {
         None | Some("") | Some("0") => {

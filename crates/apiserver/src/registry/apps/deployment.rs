@@ -149,7 +149,7 @@ fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &DeploymentSpe
         let deadline_path = path.child("progressDeadlineSeconds");
         rules::non_negative(errors, &deadline_path, Some(i64::from(deadline)));
         if deadline <= spec.min_ready_seconds.unwrap_or(0) {
-            errors.invalid(&deadline_path, deadline, "must be greater than minReadySeconds");
+            errors.invalid(deadline_path, deadline, "must be greater than minReadySeconds");
         }
     }
 }
@@ -160,7 +160,7 @@ fn rolling_update(errors: &mut FieldErrors, path: &Path<'_>, rolling: &RollingUp
     rules::count_or_percent(errors, &unavailable_path, unavailable);
     rules::count_or_percent(errors, &path.child("maxSurge"), surge);
     if rules::is_zero(unavailable) && rules::is_zero(surge) {
-        errors.invalid(&unavailable_path, unavailable, "may not be 0 when `maxSurge` is 0");
+        errors.invalid(unavailable_path, unavailable, "may not be 0 when `maxSurge` is 0");
     }
     rules::at_most_all(errors, &unavailable_path, unavailable);
 }

@@ -29,7 +29,7 @@ pub fn selector_and_template(
     let empty = selector.match_labels.as_ref().is_none_or(|labels| labels.is_empty())
         && selector.match_expressions.as_ref().is_none_or(|expressions| expressions.is_empty());
     if empty {
-        errors.invalid(&path, selector, format!("empty selector is invalid for {kind}"));
+        errors.invalid(path, selector, format!("empty selector is invalid for {kind}"));
     }
     template_matches(errors, spec, selector, template);
 }
@@ -43,7 +43,7 @@ pub fn template_matches(
 ) {
     let path = spec.child("selector");
     match Selector::from_label_selector(Some(selector)) {
-        Err(_) => errors.invalid(&path, selector, "invalid label selector"),
+        Err(_) => errors.invalid(path, selector, "invalid label selector"),
         Ok(parsed) => {
             let metadata = template.metadata.clone().unwrap_or_default();
             if !parsed.is_empty() && !parsed.matches(metadata.labels.as_ref()) {

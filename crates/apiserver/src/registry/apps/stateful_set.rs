@@ -118,7 +118,7 @@ fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &StatefulSetSp
     let strategy = spec.update_strategy.clone().unwrap_or_default();
     let strategy_path = path.child("updateStrategy");
     match (or_empty(&strategy.type_), &strategy.rolling_update) {
-        ("", _) => errors.required(&strategy_path, ""),
+        ("", _) => errors.required(strategy_path, ""),
         ("OnDelete", Some(rolling)) => errors.invalid(
             strategy_path.child("rollingUpdate"),
             rolling,
@@ -132,12 +132,12 @@ fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &StatefulSetSp
                 rules::count_or_percent(errors, &path, Some(unavailable));
                 rules::at_most_all(errors, &path, Some(unavailable));
                 if rules::is_zero(Some(unavailable)) {
-                    errors.invalid(&path, unavailable, "cannot be 0");
+                    errors.invalid(path, unavailable, "cannot be 0");
                 }
             }
         }
         ("OnDelete" | "RollingUpdate", None) => {}
-        (_, _) => errors.invalid(&strategy_path, &strategy, "must be 'RollingUpdate' or 'OnDelete'"),
+        (_, _) => errors.invalid(strategy_path, &strategy, "must be 'RollingUpdate' or 'OnDelete'"),
     }
     if let Some(retention) = &spec.persistent_volume_claim_retention_policy {
         let path = path.child("persistentVolumeClaimRetentionPolicy");

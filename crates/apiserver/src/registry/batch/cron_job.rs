@@ -91,19 +91,19 @@ impl Strategy for CronJobStrategy {
 fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &CronJobSpec, old: Option<&CronJobSpec>) {
     let schedule_path = path.child("schedule");
     if spec.schedule.is_empty() {
-        errors.required(&schedule_path, "");
+        errors.required(schedule_path, "");
     } else {
         if let Err(message) = schedule::check(&spec.schedule) {
-            errors.invalid(&schedule_path, &spec.schedule, message);
+            errors.invalid(schedule_path, &spec.schedule, message);
         }
         let kept = old.is_some_and(|old| old.schedule.contains("TZ"));
         if spec.schedule.contains("TZ") {
             if !kept {
                 let detail = "cannot use TZ or CRON_TZ in schedule, use timeZone field instead";
-                errors.invalid(&schedule_path, &spec.schedule, detail);
+                errors.invalid(schedule_path, &spec.schedule, detail);
             } else if spec.time_zone.is_some() {
                 let detail = "cannot use both timeZone field and TZ or CRON_TZ in schedule";
-                errors.invalid(&schedule_path, &spec.schedule, detail);
+                errors.invalid(schedule_path, &spec.schedule, detail);
             }
         }
     }

@@ -252,13 +252,13 @@ pub fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &JobSpec) 
     let policy = spec.template.spec.as_ref().map(|pod| or_empty(&pod.restart_policy)).unwrap_or_default();
     let policy_path = path.child("template.spec.restartPolicy");
     match policy {
-        "" | "Always" => errors.required(&policy_path, "valid values: \"OnFailure\", \"Never\""),
+        "" | "Always" => errors.required(policy_path, "valid values: \"OnFailure\", \"Never\""),
         "Never" => {}
         "OnFailure" if spec.pod_failure_policy.is_some() => {
-            errors.invalid(&policy_path, policy, "only \"Never\" is supported when podFailurePolicy is specified");
+            errors.invalid(policy_path, policy, "only \"Never\" is supported when podFailurePolicy is specified");
         }
         "OnFailure" => {}
-        other => errors.not_supported(&policy_path, other, &["OnFailure", "Never"]),
+        other => errors.not_supported(policy_path, other, &["OnFailure", "Never"]),
     }
 }
 

@@ -131,11 +131,11 @@ fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &PersistentVol
     validate_access_modes(errors, &path.child("accessModes"), items(&spec.access_modes));
     let capacity_path = path.child("capacity");
     match &spec.capacity {
-        None => errors.required(&capacity_path, ""),
+        None => errors.required(capacity_path, ""),
         Some(capacity) => {
             let size = capacity.get("storage").and_then(|size| Quantity::try_from(size).ok());
             if capacity.len() != 1 || size.is_none() {
-                errors.not_supported(&capacity_path, capacity, &["storage"]);
+                errors.not_supported(capacity_path, capacity, &["storage"]);
             }
             if let Some(size) = size.filter(|size| *size <= Quantity::ZERO) {
                 errors.invalid(capacity_path.key("storage"), size, "must be greater than zero");

@@ -12,7 +12,7 @@ use crate::registry::unset::{items, or_empty, text};
 const MIRROR: &str = "kubernetes.io/config.mirror";
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 
-pub fn create(pod: &Pod) -> FieldErrors {
+pub(super) fn create(pod: &Pod) -> FieldErrors {
     let mut errors = metadata_and_spec(pod);
     let spec = pod.spec.clone().unwrap_or_default();
     if !items(&spec.ephemeral_containers).is_empty() {
@@ -58,7 +58,7 @@ fn metadata_and_spec(pod: &Pod) -> FieldErrors {
 }
 
 /// A pod's spec is fixed but for images, a shorter deadline, more tolerations and fewer gates.
-pub fn update(new: &Pod, old: &Pod) -> FieldErrors {
+pub(super) fn update(new: &Pod, old: &Pod) -> FieldErrors {
     let mut errors = metadata_and_spec(new);
     let (Some(new), Some(old)) = (&new.spec, &old.spec) else { return errors };
     let path = Path::new("spec");
@@ -90,7 +90,7 @@ pub fn update(new: &Pod, old: &Pod) -> FieldErrors {
             "pod updates may not change fields other than `spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)\n{}",
             differences(&pruned(old), &pruned(&munged))
         );
-        errors.forbidden(&path, detail);
+        errors.forbidden(path, detail);
     }
     errors
 }
@@ -194,7 +194,7 @@ fn differences(old: &Value, new: &Value) -> String {
     lines.join("\n")
 }
 
-pub fn status_update(new: &Pod, old: &Pod) -> FieldErrors {
+pub(super) fn status_update(new: &Pod, old: &Pod) -> FieldErrors {
     let mut errors = FieldErrors::default();
     let node = |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).filter(|name| !name.is_empty());
     if node(new) != node(old) {

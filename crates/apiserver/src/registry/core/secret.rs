@@ -76,16 +76,12 @@ impl Strategy for SecretStrategy {
                     }
                 }
             }
-            "kubernetes.io/basic-auth" => {
-                if !data.contains_key("username") && !data.contains_key("password") {
-                    needs(&mut errors, "username");
-                    needs(&mut errors, "password");
-                }
+            "kubernetes.io/basic-auth" if !data.contains_key("username") && !data.contains_key("password") => {
+                needs(&mut errors, "username");
+                needs(&mut errors, "password");
             }
-            "kubernetes.io/ssh-auth" => {
-                if data.get("ssh-privatekey").is_none_or(|key| key.0.is_empty()) {
-                    errors.required("data[ssh-privatekey]", "");
-                }
+            "kubernetes.io/ssh-auth" if data.get("ssh-privatekey").is_none_or(|key| key.0.is_empty()) => {
+                errors.required("data[ssh-privatekey]", "");
             }
             "kubernetes.io/tls" => {
                 needs(&mut errors, "tls.crt");

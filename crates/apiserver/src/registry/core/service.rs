@@ -281,7 +281,7 @@ fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &ServiceSpec) 
             let mut shown = serde_json::Map::new();
             shown.insert("port".to_owned(), json!(port.port));
             shown.insert("protocol".to_owned(), json!(port.protocol));
-            errors.duplicate(&path, shown);
+            errors.duplicate(path, shown);
         }
     }
     metadata::labels(errors, &path.child("selector"), spec.selector.as_ref());
@@ -397,7 +397,7 @@ fn policies(errors: &mut FieldErrors, path: &Path<'_>, spec: &ServiceSpec) {
     if is_external(spec) {
         one_of(errors, &external_path, &spec.external_traffic_policy, &["Cluster", "Local"]);
     } else if let Some(policy) = text(&spec.external_traffic_policy) {
-        errors.invalid(&external_path, policy, "may only be set for externally-accessible services");
+        errors.invalid(external_path, policy, "may only be set for externally-accessible services");
     }
     let needs_check = kind == "LoadBalancer" && spec.external_traffic_policy.as_deref() == Some("Local");
     if let Some(port) = spec.health_check_node_port.filter(|&port| port != 0)

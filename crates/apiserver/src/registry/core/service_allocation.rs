@@ -321,11 +321,12 @@ impl Allocators {
                 None => {}
             }
         }
-        if local && spec.health_check_node_port.unwrap_or(0) == 0 {
-            if let Some(free) = self.free_port() {
-                taken.ports.push(free);
-                spec.health_check_node_port = Some(i32::from(free));
-            }
+        if local
+            && spec.health_check_node_port.unwrap_or(0) == 0
+            && let Some(free) = self.free_port()
+        {
+            taken.ports.push(free);
+            spec.health_check_node_port = Some(i32::from(free));
         }
         if !local {
             spec.health_check_node_port = None;

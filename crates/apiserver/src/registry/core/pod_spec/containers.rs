@@ -25,7 +25,7 @@ pub struct Surroundings<'a> {
 pub fn validate(errors: &mut FieldErrors, spec_path: &Path<'_>, spec: &PodSpec, around: &Surroundings<'_>) {
     let path = spec_path.child("containers");
     if spec.containers.is_empty() {
-        errors.required(&path, "");
+        errors.required(path, "");
     }
     let mut names = BTreeSet::new();
     for (i, container) in spec.containers.iter().enumerate() {

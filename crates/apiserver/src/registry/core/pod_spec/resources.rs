@@ -24,7 +24,7 @@ pub fn requirements(
             container_resource_name(errors, &path, name);
             let Ok(amount) = Quantity::try_from(raw) else {
                 errors.invalid(
-                    &path,
+                    path,
                     &raw.0,
                     "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'",
                 );
@@ -39,15 +39,15 @@ pub fn requirements(
         let Ok(request) = Quantity::try_from(raw) else { continue };
         match limits.and_then(|limits| limits.get(name)).map(Quantity::try_from) {
             Some(Ok(limit)) if !overcommits(name) && request != limit => {
-                errors.invalid(&requests_path, request, format!("must be equal to {name} limit of {limit}"));
+                errors.invalid(requests_path, request, format!("must be equal to {name} limit of {limit}"));
             }
             Some(Ok(limit)) if request > limit => {
                 let detail = format!("must be less than or equal to {name} limit of {limit}");
-                errors.invalid(&requests_path, request, detail);
+                errors.invalid(requests_path, request, detail);
             }
             Some(_) => {}
             None if !overcommits(name) => {
-                errors.required(&limits_path, "Limit must be set for non overcommitable resources");
+                errors.required(limits_path, "Limit must be set for non overcommitable resources");
             }
             None => {}
         }

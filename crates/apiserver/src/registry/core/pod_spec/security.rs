@@ -94,7 +94,7 @@ fn profile_type(errors: &mut FieldErrors, path: &Path<'_>, kind: &str, local: &O
     match (kind, text(local)) {
         ("Localhost", None) => {
             let detail = format!("must be set when {} type is Localhost", what.to_lowercase());
-            errors.required(&local_path, detail);
+            errors.required(local_path, detail);
         }
         ("Localhost", Some(profile)) if what == "seccomp" => {
             super::containers::descending_path(errors, &local_path, profile);
@@ -102,7 +102,7 @@ fn profile_type(errors: &mut FieldErrors, path: &Path<'_>, kind: &str, local: &O
         ("Localhost", Some(_)) => {}
         ("RuntimeDefault" | "Unconfined", Some(profile)) => {
             let detail = format!("can only be set when {} type is Localhost", what.to_lowercase());
-            errors.invalid(&local_path, profile, detail);
+            errors.invalid(local_path, profile, detail);
         }
         ("RuntimeDefault" | "Unconfined", None) => {}
         ("", _) => errors.required(path.child("type"), "type is required when profile is set"),

@@ -180,7 +180,7 @@ fn projected(errors: &mut FieldErrors, path: &Path<'_>, projected: &ProjectedVol
         }
         found += usize::from(source.cluster_trust_bundle.is_some()) + usize::from(source.pod_certificate.is_some());
         if found > 1 {
-            errors.forbidden(&source_path, "may not specify more than 1 volume type per source");
+            errors.forbidden(source_path, "may not specify more than 1 volume type per source");
         }
     }
 }
