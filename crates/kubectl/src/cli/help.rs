@@ -67,12 +67,12 @@ fn list_flags(out: &mut String, mut flags: Vec<&Flag>) {
     flags.retain(|f| !f.hidden);
     flags.sort_by_key(|f| f.name);
     for flag in flags {
-        let short = flag.short.map(|c| format!("-{c}, ")).unwrap_or_else(|| "    ".to_owned());
+        let short = flag.short.map(|c| format!("-{c}, ")).unwrap_or_default();
         let value = match flag.kind {
             Kind::String => format!("'{}'", flag.default),
             Kind::Slice | Kind::Array => format!("[{}]", flag.default),
             Kind::Bool | Kind::Int | Kind::Duration => flag.default.to_owned(),
         };
-        let _ = writeln!(out, "    {short}--{}={value}:\n        {}\n", flag.name, flag.help);
+        let _ = writeln!(out, "    {short}--{}={value}:\n\t{}\n", flag.name, flag.help);
     }
 }

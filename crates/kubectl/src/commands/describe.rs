@@ -26,8 +26,8 @@ async fn run(cx: &Context) -> Result<()> {
     let options = Options {
         types_alone: true,
         latest: true,
-        missing: Some(cx.usage(
-            "You must specify the type of resource to describe. Use \"kubectl api-resources\" for a complete list of supported resources.",
+        missing: Some(Failure::message(
+            "You must specify the type of resource to describe. Use \"kubectl api-resources\" for a complete list of supported resources.\n",
         )),
         ..Options::default()
     };

@@ -80,6 +80,7 @@ async fn run(cx: &Context) -> Result<()> {
         let inner = element(schemas, owner);
         schema = &inner["properties"][*field];
         if schema.is_null() {
+            cx.print(&out)?;
             return Err(Failure::message(format!("field \"{field}\" does not exist")));
         }
     }

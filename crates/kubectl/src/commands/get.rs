@@ -55,19 +55,22 @@ async fn run(cx: &Context) -> Result<()> {
     }
     let output = Output::from_flags(&cx.flags)?;
     if cx.flags.bool("show-labels") && !output.is_human() {
-        return Err(Failure::message(
-            "--show-labels option cannot be used with the given printer"
-                .replace("the given", &format!("{}", cx.flags.string("output"))),
-        ));
+        return Err(Failure::message(format!(
+            "--show-labels option cannot be used with {} printer",
+            cx.flags.string("output")
+        )));
     }
     if cx.flags.bool("output-watch-events") && !(cx.flags.bool("watch") || cx.flags.bool("watch-only")) {
         return Err(cx.usage("--output-watch-events option can only be used with --watch or --watch-only"));
+    }
+    if cx.args().is_empty() && cx.flags.list("filename").is_empty() && cx.flags.string("kustomize").is_empty() {
+        cx.eprintln("You must specify the type of resource to get. Use \"kubectl api-resources\" for a complete list of supported resources.\n");
     }
     let options = Options {
         types_alone: true,
         latest: true,
         missing: Some(cx.usage(
-            "You must specify the type of resource to get. Use \"kubectl api-resources\" for a complete list of supported resources.\n\nerror: Required resource not specified.\nUse \"kubectl explain <resource>\" for a detailed description of that resource (e.g. kubectl explain pods).",
+            "Required resource not specified.\nUse \"kubectl explain <resource>\" for a detailed description of that resource (e.g. kubectl explain pods).",
         )),
         ..Options::default()
     };

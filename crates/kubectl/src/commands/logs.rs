@@ -97,7 +97,14 @@ async fn run(cx: &Context) -> Result<()> {
             all
         }
         Some(name) => {
-            vec![Request::get(known("v1", "pods", "Pod", true).object_path(&namespace, name)).value(cx).await?]
+            let path = known("v1", "pods", "Pod", true).object_path(&namespace, name);
+            vec![Request::get(path).value(cx).await.map_err(|e| {
+                if e.is_not_found() {
+                    let message = format!("error from server (NotFound): {} in namespace \"{namespace}\"", e.inner());
+                    return Failure::message(message);
+                }
+                e
+            })?]
         }
     };
     let prefix = cx.flags.bool("prefix") || all_pods;

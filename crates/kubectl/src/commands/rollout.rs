@@ -318,6 +318,10 @@ async fn history(cx: &Context) -> Result<()> {
             cx.print(&text)?;
             continue;
         }
+        if all.is_empty() {
+            cx.println(format!("{text}No rollout history found."))?;
+            continue;
+        }
         let mut table = "REVISION\tCHANGE-CAUSE\n".to_owned();
         for (revision, cause, _) in &all {
             table.push_str(&format!("{revision}\t{}\n", if cause.is_empty() { "<none>" } else { cause }));

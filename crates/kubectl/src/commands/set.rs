@@ -132,7 +132,7 @@ async fn change(cx: &Context, infos: Vec<Info>, done: &str, edit: impl Fn(&mut V
     for info in infos {
         let mut wanted = info.object.clone();
         if let Err(e) = edit(&mut wanted) {
-            failures.push(Failure::message(format!("{}/{} {}", info.mapping.resource, info.name, e.inner())));
+            failures.push(e);
             continue;
         }
         if wanted == info.object && !cx.flags.bool("local") {

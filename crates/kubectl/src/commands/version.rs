@@ -14,7 +14,6 @@ pub(crate) const COMMAND: Command = Command {
     examples: "  kubectl version\n  kubectl version --client -o json",
     flags: &[&[
         Flag::bool("client", "Only the client's version; no server is asked."),
-        Flag::bool("short", "Only the version numbers.").hidden(),
         Flag::string("output", "yaml or json.").short('o'),
     ]],
     run: Some(|cx| Box::pin(run(cx))),

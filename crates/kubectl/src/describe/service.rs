@@ -89,6 +89,9 @@ fn write(service: &Value, slices: &[Value], w: &mut Writer) {
 
 /// The first three ready addresses, and how many more there are.
 pub(super) fn endpoints(slices: &[Value], port_name: &str) -> String {
+    if slices.is_empty() {
+        return "<none>".to_owned();
+    }
     let mut shown = Vec::new();
     let mut more = 0;
     for slice in slices {

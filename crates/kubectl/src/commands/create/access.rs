@@ -265,8 +265,8 @@ async fn role_binding(cx: &Context) -> Result<()> {
 }
 
 async fn cluster_role_binding(cx: &Context) -> Result<()> {
-    let name = name_argument(cx)?;
     super::require(cx, &["clusterrole"])?;
+    let name = name_argument(cx)?;
     let object = binding("ClusterRoleBinding", &name, "ClusterRole", &cx.flags.string("clusterrole"), subjects(cx)?);
     let mapping = known("rbac.authorization.k8s.io/v1", "clusterrolebindings", "ClusterRoleBinding", false);
     finish(cx, &mapping, object, "failed to create clusterrolebinding:").await

@@ -62,8 +62,8 @@ pub(super) const CRON_JOB: Command = Command {
 };
 
 async fn deployment(cx: &Context) -> Result<()> {
-    let name = name_argument(cx)?;
     require(cx, &["image"])?;
+    let name = name_argument(cx)?;
     let images = cx.flags.list("image");
     let command = command_words(cx);
     if images.len() > 1 && !command.is_empty() {
@@ -161,8 +161,8 @@ async fn job_from(cx: &Context, name: &str, from: &str) -> Result<Value> {
 }
 
 async fn cron_job(cx: &Context) -> Result<()> {
-    let name = name_argument(cx)?;
     require(cx, &["image", "schedule"])?;
+    let name = name_argument(cx)?;
     let restart = match cx.flags.string("restart") {
         r if r.is_empty() => "OnFailure".to_owned(),
         r => r,
