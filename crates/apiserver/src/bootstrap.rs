@@ -10,7 +10,6 @@ use anyhow::Context;
 use bytes::Bytes;
 use http::{Method, Request};
 use http_body_util::BodyExt;
-use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::authn::Peer;
@@ -40,7 +39,9 @@ pub(crate) async fn run(state: &Arc<State>) -> anyhow::Result<()> {
     if state.authz.rbac().is_some() {
         roles(state).await?;
     }
+    service_range(state).await?;
     kubernetes_service(state).await?;
+    authentication_config(state).await?;
     state.bootstrapped.store(true, std::sync::atomic::Ordering::Release);
     Ok(())
 }
@@ -49,30 +50,37 @@ pub(crate) async fn run(state: &Arc<State>) -> anyhow::Result<()> {
 async fn roles(state: &Arc<State>) -> anyhow::Result<()> {
     const BASE: &str = "/apis/rbac.authorization.k8s.io/v1";
     let policy = crate::authz::bootstrap_policy::policy();
+    let mut wanted: Vec<(String, Value, &str)> = Vec::new();
     for role in &policy.cluster_roles {
-        reconcile(state, &format!("{BASE}/clusterroles"), role, "rules").await?;
+        wanted.push((format!("{BASE}/clusterroles"), serde_json::to_value(role)?, "rules"));
     }
     for binding in &policy.cluster_role_bindings {
-        reconcile(state, &format!("{BASE}/clusterrolebindings"), binding, "subjects").await?;
+        wanted.push((format!("{BASE}/clusterrolebindings"), serde_json::to_value(binding)?, "subjects"));
     }
     for role in &policy.roles {
         let namespace = role.metadata.namespace.as_deref().unwrap_or_default();
-        reconcile(state, &format!("{BASE}/namespaces/{namespace}/roles"), role, "rules").await?;
+        wanted.push((format!("{BASE}/namespaces/{namespace}/roles"), serde_json::to_value(role)?, "rules"));
     }
     for binding in &policy.role_bindings {
         let namespace = binding.metadata.namespace.as_deref().unwrap_or_default();
-        reconcile(state, &format!("{BASE}/namespaces/{namespace}/rolebindings"), binding, "subjects").await?;
+        wanted.push((
+            format!("{BASE}/namespaces/{namespace}/rolebindings"),
+            serde_json::to_value(binding)?,
+            "subjects",
+        ));
     }
+    // Together, so that the store can write many at once: one at a time would cost a sync each.
+    let writes = wanted.iter().map(|(path, object, list)| reconcile(state, path, object, list));
+    futures_util::future::try_join_all(writes).await?;
     Ok(())
 }
 
-async fn reconcile(state: &Arc<State>, path: &str, object: &impl Serialize, list: &str) -> anyhow::Result<()> {
-    let wanted = serde_json::to_value(object)?;
+async fn reconcile(state: &Arc<State>, path: &str, wanted: &Value, list: &str) -> anyhow::Result<()> {
     let name = wanted["metadata"]["name"].as_str().unwrap_or_default();
     let url = format!("{path}/{}", name.replace('%', "%25"));
     let (code, mut found) = send(state, Method::GET, &url, &Value::Null).await?;
     if code == 404 {
-        return create(state, path, &wanted).await;
+        return create(state, path, wanted).await;
     }
     let protected = found["metadata"]["annotations"]["rbac.authorization.kubernetes.io/autoupdate"] == "false";
     let have = found[list].as_array().cloned().unwrap_or_default();
@@ -85,6 +93,46 @@ async fn reconcile(state: &Arc<State>, path: &str, object: &impl Serialize, list
     let (code, answer) = send(state, Method::PUT, &url, &found).await?;
     anyhow::ensure!(code < 300, "{url}: {}", answer["message"]);
     Ok(())
+}
+
+/// The range of cluster IPs, as an object that people and controllers can read.
+async fn service_range(state: &Arc<State>) -> anyhow::Result<()> {
+    let ranges: Vec<String> = state.config.service_cluster_ip_ranges.iter().map(ToString::to_string).collect();
+    if ranges.is_empty() {
+        return Ok(());
+    }
+    let range = json!({"kind": "ServiceCIDR", "apiVersion": "networking.k8s.io/v1", "metadata": {"name": "kubernetes"},
+        "spec": {"cidrs": ranges}});
+    create(state, "/apis/networking.k8s.io/v1/servicecidrs", &range).await
+}
+
+/// What extension API servers need to trust the clients and the front proxy of this one.
+async fn authentication_config(state: &Arc<State>) -> anyhow::Result<()> {
+    let config = &state.config;
+    let mut data = serde_json::Map::new();
+    let files = [
+        ("client-ca-file", &config.client_ca_file),
+        ("requestheader-client-ca-file", &config.requestheader_client_ca_file),
+    ];
+    for (key, file) in files {
+        if let Some(file) = file {
+            let text = tokio::fs::read_to_string(file).await.with_context(|| file.display().to_string())?;
+            data.insert(key.to_owned(), text.into());
+        }
+    }
+    if config.requestheader_client_ca_file.is_some() {
+        for (key, list) in [
+            ("requestheader-allowed-names", &config.requestheader_allowed_names),
+            ("requestheader-username-headers", &config.requestheader_username_headers),
+            ("requestheader-group-headers", &config.requestheader_group_headers),
+            ("requestheader-extra-headers-prefix", &config.requestheader_extra_headers_prefix),
+        ] {
+            data.insert(key.to_owned(), serde_json::to_string(list)?.into());
+        }
+    }
+    let map = json!({"kind": "ConfigMap", "apiVersion": "v1",
+        "metadata": {"name": "extension-apiserver-authentication", "namespace": "kube-system"}, "data": data});
+    put(state, "/api/v1/namespaces/kube-system/configmaps", &map).await
 }
 
 /// `kubernetes.default`: how pods find this server.
