@@ -72,6 +72,8 @@ pub(crate) async fn connect(
     action: Action,
     upgrade: Option<hyper::upgrade::OnUpgrade>,
 ) -> Result<Response<Body>, Status> {
+    // The pod or its node may have been written a moment ago.
+    operation.state.caches.fresh().await?;
     let destination = match action {
         Action::Proxy => proxied(operation)?,
         _ => match kubelet_stream(operation, action)? {
