@@ -10,6 +10,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use cri::v1;
 use parking_lot::Mutex;
@@ -22,9 +23,13 @@ use crate::cgroup::Cgroups;
 use crate::error::{Error, Result, doing};
 use crate::image::{ImageStore, Mirrors};
 use crate::record::{self, ContainerRecord, SandboxRecord, ShimRecord, StatusRecord};
-use crate::shim::client::ShimClient;
+use crate::shim::client::{Events, ShimClient};
 use crate::shim::protocol::{Ended, Request};
 use crate::sys;
+
+/// How long an unreachable shim is given before it counts as dead.
+const WATCH_ATTEMPTS: u32 = 100;
+const WATCH_PAUSE: Duration = Duration::from_millis(100);
 
 /// Listeners this far behind miss events and hear so; the kubelet then lists.
 const EVENT_BUFFER: usize = 1024;
@@ -218,13 +223,7 @@ impl Engine {
 
     /// Follows a shim: how its containers end is known here moments after it is on disk.
     pub(crate) async fn watch_shim(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<()> {
-        let session = sandbox.shim.open(Request::Watch, Vec::new()).await?;
-        let mut events = session.events().map_err(doing("watching a shim"))?;
-        sandbox.alive.store(sandbox.pause_pid > 0, Ordering::Relaxed);
-        // What happened before the watch began is on disk.
-        for container in self.containers_of(&sandbox.id()) {
-            container.refresh();
-        }
+        let mut events = self.open_watch(sandbox).await?;
         let (engine, sandbox) = (self.clone(), sandbox.clone());
         self.tasks.spawn(async move {
             loop {
@@ -239,12 +238,38 @@ impl Engine {
                         engine.emit(&sandbox.id(), &sandbox.id(), v1::ContainerEventType::ContainerStoppedEvent);
                     }
                     Ok(Some(Ended::Exec { .. })) => {}
-                    Ok(None) | Err(_) => break,
+                    // The connection is lost. The shim may be well: only when nobody listens any more is it gone.
+                    Ok(None) | Err(_) => match engine.open_watch(&sandbox).await {
+                        Ok(again) => events = again,
+                        Err(_) => break,
+                    },
                 }
             }
             engine.shim_lost(&sandbox);
         });
         Ok(())
+    }
+
+    /// Connects to a shim and takes over what happened before. Fails only when nobody listens at its socket: a busy
+    /// shim must not be taken for a dead one, whose containers would be killed.
+    async fn open_watch(&self, sandbox: &Sandbox) -> Result<Events> {
+        let mut attempt = 0;
+        let session = loop {
+            match sandbox.shim.open(Request::Watch, Vec::new()).await {
+                Ok(session) => break session,
+                Err(error) if error.is_gone() || attempt >= WATCH_ATTEMPTS => return Err(error.into()),
+                Err(error) => tracing::warn!(sandbox = sandbox.id(), %error, "cannot watch its shim yet"),
+            }
+            attempt += 1;
+            tokio::time::sleep(WATCH_PAUSE).await;
+        };
+        let events = session.events().map_err(doing("watching a shim"))?;
+        let shim: ShimRecord = record::read(&sandbox.directory.join("shim.json")).unwrap_or_default();
+        sandbox.alive.store(shim.pause_pid > 0, Ordering::Relaxed);
+        for container in self.containers_of(&sandbox.id()) {
+            container.refresh();
+        }
+        Ok(events)
     }
 
     fn container_exited(&self, id: &str) {
@@ -258,7 +283,12 @@ impl Engine {
     /// The shim is gone, by our own order or not: nothing of the pod may go on without it.
     fn shim_lost(&self, sandbox: &Sandbox) {
         sandbox.alive.store(false, Ordering::Relaxed);
-        for container in self.containers_of(&sandbox.id()) {
+        let (id, config) = {
+            let record = sandbox.record.lock();
+            (record.id.clone(), record.config.clone())
+        };
+        self.cgroups.kill(&crate::cgroup::child_path(&crate::sandbox::cgroup_parent(&config), &id));
+        for container in self.containers_of(&id) {
             container.refresh();
             if !container.is_running() {
                 continue;
@@ -346,11 +376,9 @@ fn subdirectories(path: &Path) -> Vec<PathBuf> {
 /// Our program through a read-only mount that exists in no namespace (so nobody can remount it), or where the kernel
 /// cannot do that, as a sealed copy in memory. A container that reaches `/proc/…/exe` finds something it cannot write.
 fn protected_executable(path: Option<&Path>) -> std::io::Result<OwnedFd> {
-    let path = match path {
-        Some(path) => path.to_path_buf(),
-        None => fs::read_link("/proc/self/exe")?,
-    };
-    let c_path = sys::c_path(&path)?;
+    // Not the path behind the link: that may be another program by now, after an update.
+    let path = path.unwrap_or(Path::new("/proc/self/exe"));
+    let c_path = sys::c_path(path)?;
     let mounted = sys::clone_mount(&c_path).and_then(|fd| {
         sys::set_mount_readonly(std::os::fd::AsFd::as_fd(&fd), false)?;
         Ok(fd)

@@ -34,6 +34,18 @@ pub(crate) enum ShimError {
     Unreachable { socket: PathBuf, source: io::Error },
 }
 
+impl ShimError {
+    /// Nobody listens at the socket.
+    pub(crate) fn is_gone(&self) -> bool {
+        match self {
+            Self::Refused(_) => false,
+            Self::Unreachable { source, .. } => {
+                matches!(source.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
+            }
+        }
+    }
+}
+
 impl ShimClient {
     pub(crate) fn new(socket: &Path) -> Self {
         Self { socket: socket.to_path_buf() }

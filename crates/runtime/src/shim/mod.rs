@@ -153,6 +153,8 @@ fn start_pause(paths: &Paths, pod: &PodSpec, cgroups: &Cgroups) -> Result<i32, S
                 Ok(()) => {
                     let _ = sys::write(theirs.as_fd(), b"ok");
                     drop(theirs);
+                    // Above all the shim's socket: while pause held it, a dead shim would seem to listen.
+                    sys::close_from(3);
                     pause::hold()
                 }
                 Err(error) => {

@@ -213,3 +213,62 @@ pub(crate) async fn limits_and_oom(world: Arc<World>) {
     assert_eq!((status.exit_code, status.reason.as_str()), (137, "OOMKilled"));
     node.remove_sandbox(&sandbox).await;
 }
+
+/// The node's namespaces where asked for, sysctls, and mounts with propagation.
+pub(crate) async fn host_namespaces_and_mounts(world: Arc<World>) {
+    let node = world.node().await;
+    node.pull("busybox").await;
+    let mut pod = node.pod_config("host");
+    let options = v1::NamespaceOption {
+        network: v1::NamespaceMode::Node.into(),
+        pid: v1::NamespaceMode::Node.into(),
+        ipc: v1::NamespaceMode::Node.into(),
+        ..Default::default()
+    };
+    pod.linux.as_mut().unwrap().security_context.as_mut().unwrap().namespace_options = Some(options.clone());
+    let sandbox = node.sandbox(&pod).await;
+    assert_eq!(node.ip(&sandbox).await, "");
+    let mut config = node.container_config("host", "busybox", &["sleep", "1000"]);
+    config.linux.as_mut().unwrap().security_context.as_mut().unwrap().namespace_options = Some(options);
+    let volume = node.path().join("volume");
+    std::fs::create_dir(&volume).unwrap();
+    std::fs::write(volume.join("file"), "from the node").unwrap();
+    for (path, readonly, propagation) in [
+        ("/ro", true, v1::MountPropagation::PropagationPrivate),
+        ("/rw", false, v1::MountPropagation::PropagationHostToContainer),
+    ] {
+        config.mounts.push(v1::Mount {
+            container_path: path.into(),
+            host_path: volume.display().to_string(),
+            readonly,
+            propagation: propagation.into(),
+            ..Default::default()
+        });
+    }
+    config.mounts.push(v1::Mount {
+        container_path: "/etc/single".into(),
+        host_path: volume.join("file").display().to_string(),
+        readonly: true,
+        ..Default::default()
+    });
+    let id = node.create(&sandbox, &pod, config).await.unwrap();
+    node.start_container(&id).await.unwrap();
+    let own = |kind: &str| std::fs::read_link(format!("/proc/self/ns/{kind}")).unwrap().display().to_string();
+    for kind in ["net", "pid", "ipc", "uts"] {
+        assert_eq!(node.sh(&id, &format!("readlink /proc/self/ns/{kind}")).await.trim(), own(kind), "{kind}");
+    }
+    assert_ne!(node.sh(&id, "readlink /proc/self/ns/mnt").await.trim(), own("mnt"));
+    assert_eq!(node.sh(&id, "cat /etc/single").await, "from the node");
+    assert_eq!(node.sh(&id, "touch /ro/x 2>/dev/null || echo read-only; touch /rw/y").await, "read-only\n");
+    assert!(volume.join("y").exists());
+    node.remove_sandbox(&sandbox).await;
+    let mut pod = node.pod_config("sysctl");
+    pod.linux.as_mut().unwrap().sysctls.insert("kernel.shm_rmid_forced".into(), "1".into());
+    let sandbox = node.sandbox(&pod).await;
+    let config = node.container_config("sysctl", "busybox", &["sleep", "1000"]);
+    let id = node.create(&sandbox, &pod, config).await.unwrap();
+    node.start_container(&id).await.unwrap();
+    let values = "cat /proc/sys/kernel/shm_rmid_forced /proc/sys/net/ipv4/ip_unprivileged_port_start";
+    assert_eq!(node.sh(&id, values).await, "1\n0\n");
+    node.remove_sandbox(&sandbox).await;
+}

@@ -54,6 +54,8 @@ const TESTS: &[Test] = tests![
     restarts::containers_outlive_the_runtime,
     restarts::an_exit_while_down_is_reported,
     restarts::pods_leave_nothing_behind,
+    restarts::a_dead_shim_takes_its_pod_along,
+    containers::host_namespaces_and_mounts,
 ];
 
 fn main() -> ExitCode {

@@ -140,3 +140,30 @@ pub(crate) async fn pods_leave_nothing_behind(world: Arc<World>) {
     let left = node.open_files();
     assert!(left <= fds + 2, "descriptors of the runtime: {fds} before, {left} after");
 }
+
+/// Nothing goes on that nobody watches, and it can be cleaned up.
+pub(crate) async fn a_dead_shim_takes_its_pod_along(world: Arc<World>) {
+    let node = world.node().await;
+    node.pull("busybox").await;
+    let before = traces(&node);
+    let (sandbox, container) = node.run("orphan", "busybox", &["sleep", "1000"]).await;
+    let pid = node.pid(&container).await;
+    let shim: serde_json::Value =
+        serde_json::from_slice(&fs::read(node.path().join("root/sandboxes").join(&sandbox).join("shim.json")).unwrap())
+            .unwrap();
+    let shim = shim["pid"].to_string();
+    assert!(std::process::Command::new("kill").args(["-9", &shim]).status().unwrap().success());
+    let status = node.exited(&container).await;
+    assert_eq!((status.exit_code, status.reason.as_str()), (137, "Unknown"));
+    let request = v1::PodSandboxStatusRequest { pod_sandbox_id: sandbox.clone(), verbose: false };
+    let answer = node.cri.runtime.clone().pod_sandbox_status(request).await.unwrap().into_inner();
+    assert_eq!(answer.status.unwrap().state(), v1::PodSandboxState::SandboxNotready);
+    node.remove_sandbox(&sandbox).await;
+    assert!(!fs::exists(format!("/proc/{pid}/root/bin")).unwrap_or(false));
+    let after = traces(&node);
+    // The bridge of this node came with its first pod and stays.
+    assert_eq!(
+        (after.shims, after.mounts, after.cgroups, after.directories),
+        (0, before.mounts, before.cgroups, before.directories)
+    );
+}
