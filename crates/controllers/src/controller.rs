@@ -71,6 +71,11 @@ impl Context {
         self.wait_for(self.informers.filtered::<K>(params))
     }
 
+    /// The shared informer of `K` in one namespace.
+    pub(crate) fn namespaced<K: Resource>(&self, namespace: &str, params: ListParams) -> Informer<K> {
+        self.wait_for(self.informers.namespaced::<K>(namespace, params))
+    }
+
     fn wait_for<K: Resource>(&self, informer: Informer<K>) -> Informer<K> {
         let synced = informer.clone();
         self.syncs.lock().push(Box::pin(async move { synced.synced().await }));

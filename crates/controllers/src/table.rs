@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use crate::controller::{Context, Reconcile};
 use crate::{
-    cron_job, daemon_set, deployment, endpoints, garbage, job, namespace, node_ipam, pod_gc, replica_set, root_ca,
-    service_account, stateful_set,
+    cluster_role_aggregation, cron_job, daemon_set, deployment, disruption, endpoints, garbage, job, namespace,
+    node_ipam, node_lifecycle, pod_gc, replica_set, resource_quota, root_ca, service_account, service_lb, stateful_set,
+    taint_eviction, ttl_after_finished, volume,
 };
 
 /// A controller: what `--controllers` calls it, who it is to the API, how many keys it works on at a time.
@@ -34,6 +35,18 @@ pub const CONTROLLERS: &[Descriptor] = &[
     Descriptor { name: "garbage-collector-controller", account: "generic-garbage-collector", workers: 16, build: garbage::build },
     Descriptor { name: "node-ipam-controller", account: "node-controller", workers: 1, build: node_ipam::build },
     Descriptor { name: "pod-garbage-collector-controller", account: "pod-garbage-collector", workers: 2, build: pod_gc::build },
+    Descriptor { name: "node-lifecycle-controller", account: "node-controller", workers: 2, build: node_lifecycle::build },
+    Descriptor { name: "taint-eviction-controller", account: "node-controller", workers: 4, build: taint_eviction::build },
+    Descriptor { name: "resourcequota-controller", account: "resourcequota-controller", workers: 2, build: resource_quota::build },
+    Descriptor { name: "disruption-controller", account: "disruption-controller", workers: 2, build: disruption::build },
+    Descriptor { name: "ttl-after-finished-controller", account: "ttl-after-finished-controller", workers: 2, build: ttl_after_finished::build },
+    Descriptor { name: "clusterrole-aggregation-controller", account: "clusterrole-aggregation-controller", workers: 1, build: cluster_role_aggregation::build },
+    Descriptor { name: "endpointslice-mirroring-controller", account: "endpointslicemirroring-controller", workers: 2, build: endpoints::build_mirror },
+    Descriptor { name: "persistentvolume-binder-controller", account: "persistent-volume-binder", workers: 1, build: volume::build_binder },
+    Descriptor { name: "persistentvolumeclaim-protection-controller", account: "pvc-protection-controller", workers: 1, build: volume::build_claim_protection },
+    Descriptor { name: "persistentvolume-protection-controller", account: "pv-protection-controller", workers: 1, build: volume::build_volume_protection },
+    Descriptor { name: "ephemeral-volume-controller", account: "ephemeral-volume-controller", workers: 1, build: volume::build_ephemeral },
+    Descriptor { name: "service-lb-controller", account: "service-controller", workers: 1, build: service_lb::build },
 ];
 
 /// Whether `--controllers` selects `name`: `*` is all that are on by default, `foo` adds, `-foo` removes. Upstream's older short names

@@ -4,6 +4,7 @@
 //! the proxy and DNS follow. Services without a selector are left to whoever writes their endpoints.
 
 mod legacy;
+mod mirror;
 mod slice_plan;
 mod slices;
 
@@ -18,6 +19,7 @@ use crate::controller::Context;
 use crate::pods;
 
 pub(crate) use legacy::build as build_legacy;
+pub(crate) use mirror::build as build_mirror;
 pub(crate) use slices::build as build_slices;
 
 const HEADLESS: &str = "service.kubernetes.io/headless";

@@ -1,0 +1,209 @@
+//! Node lifecycle: notice nodes that fall silent, and taint nodes by their conditions.
+//!
+//! A node lives as long as its Lease is renewed. Renewals only note the time; one timer per node looks whether the grace period has
+//! passed. Evicting taints are added at a limited rate per zone, and not at all while a whole zone is silent: then the fault is
+//! more likely ours. What the taints do to pods is `taint_eviction`'s business.
+
+mod plan;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use client::{Client, Event, EventRecorder, Informer, ListParams, Patch};
+use futures_util::future::BoxFuture;
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use parking_lot::Mutex;
+use serde_json::json;
+use tokio::time::Instant;
+
+use crate::controller::{Context, Outcome, Reconcile, Requeue};
+use crate::{Error, pods};
+use plan::{condition, ready, taints};
+
+/// `--node-monitor-grace-period`.
+const GRACE: Duration = Duration::from_secs(50);
+/// `--node-eviction-rate` of 0.1 per second: one node in ten seconds, per zone.
+const EVICTION_PERIOD: Duration = Duration::from_secs(10);
+const LEASES: &str = "kube-node-lease";
+const BY_NODE: &str = "node";
+const ZONE: &str = "topology.kubernetes.io/zone";
+
+struct Controller {
+    client: Client,
+    recorder: EventRecorder,
+    nodes: Informer<Node>,
+    pods: Informer<Pod>,
+    /// When each node last gave a sign of life, by our own clock.
+    seen: Arc<Mutex<HashMap<String, Instant>>>,
+    /// When the last node of each zone was given an evicting taint.
+    evictions: Mutex<HashMap<String, Instant>>,
+}
+
+pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
+    let seen: Arc<Mutex<HashMap<String, Instant>>> = Arc::default();
+    let nodes = {
+        let seen = seen.clone();
+        context.on::<Node, _>(move |event| {
+            let node = event.object();
+            let name = node.metadata.name.clone().unwrap_or_default();
+            match event {
+                Event::Deleted(_) => drop(seen.lock().remove(&name)),
+                Event::Modified { old, new } if heartbeat(old) == heartbeat(new) => {}
+                _ => drop(seen.lock().insert(name.clone(), Instant::now())),
+            }
+            [name]
+        })
+    };
+    let leases = context.namespaced::<Lease>(LEASES, ListParams::default());
+    {
+        let seen = seen.clone();
+        leases.subscribe(move |event| {
+            if !matches!(event, Event::Deleted(_)) {
+                seen.lock().insert(event.object().metadata.name.clone().unwrap_or_default(), Instant::now());
+            }
+        });
+    }
+    let pods = context.informer::<Pod>();
+    pods.add_index(BY_NODE, |pod| vec![pods::node_name(pod).to_owned()]);
+    Arc::new(Controller {
+        client: context.client.clone(),
+        recorder: context.recorder.clone(),
+        nodes,
+        pods,
+        seen,
+        evictions: Mutex::default(),
+    })
+}
+
+/// What only the kubelet writes: it changes when the kubelet lives.
+fn heartbeat(node: &Node) -> Option<Vec<(String, Option<Timestamp>)>> {
+    let conditions = node.status.as_ref()?.conditions.as_ref()?;
+    Some(
+        conditions
+            .iter()
+            .map(|condition| (condition.type_.clone(), condition.last_heartbeat_time.as_ref().map(|time| time.0)))
+            .collect(),
+    )
+}
+
+impl Reconcile for Controller {
+    fn reconcile<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Outcome> {
+        Box::pin(self.sync(key))
+    }
+}
+
+impl Controller {
+    async fn sync(&self, key: &str) -> Outcome {
+        let Some(node) = self.nodes.get(key) else { return Ok(Requeue::Never) };
+        let last = *self.seen.lock().entry(key.to_owned()).or_insert_with(Instant::now);
+        let silent = last.elapsed() >= GRACE;
+        if silent && ready(&node) != "Unknown" {
+            return self.mark_unknown(&node).await;
+        }
+        let mut wait =
+            if silent { None } else { Some(GRACE.saturating_sub(last.elapsed()) + Duration::from_millis(100)) };
+        let evict = match self.eviction_wait(&node) {
+            Some(pause) => {
+                wait = Some(wait.map_or(pause, |wait| wait.min(pause)));
+                false
+            }
+            None => true,
+        };
+        if let Some(taints) = taints(&node, evict, Timestamp::now()) {
+            let evicts =
+                taints.iter().any(|taint| taint.effect == "NoExecute" && taint.key.starts_with("node.kubernetes.io/"));
+            let patch = Patch::merge(
+                json!({ "metadata": { "resourceVersion": node.metadata.resource_version }, "spec": { "taints": taints } }),
+            );
+            self.client.all::<Node>().patch(key, &patch).await?;
+            if evicts {
+                self.evictions.lock().insert(zone(&node), Instant::now());
+            }
+        }
+        if ready(&node) != "True" && condition(&node, "Ready").is_some() {
+            self.mark_pods_not_ready(&node).await?;
+        }
+        Ok(wait.into())
+    }
+
+    /// How long this node's evicting taint has to wait; `None` if it may come, or is not wanted at all.
+    fn eviction_wait(&self, node: &Node) -> Option<Duration> {
+        if ready(node) == "True" || condition(node, "Ready").is_none() {
+            return None;
+        }
+        let zone_name = zone(node);
+        let all: Vec<_> = self.nodes.list().into_iter().filter(|other| zone(other) == zone_name).collect();
+        let bad = all.iter().filter(|other| ready(other) != "True").count();
+        if all.len() > 1 && bad == all.len() && ready(node) == "Unknown" {
+            return Some(GRACE);
+        }
+        let last = self.evictions.lock().get(&zone_name).copied()?;
+        Some(EVICTION_PERIOD.saturating_sub(last.elapsed())).filter(|wait| !wait.is_zero())
+    }
+
+    /// The kubelet is silent: nobody knows any more what its conditions are.
+    async fn mark_unknown(&self, node: &Node) -> Outcome {
+        let mut changed = node.clone();
+        let name = node.metadata.name.clone().unwrap_or_default();
+        let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(Timestamp::now());
+        let conditions = changed.status.get_or_insert_default().conditions.get_or_insert_default();
+        for kind in ["Ready", "MemoryPressure", "DiskPressure", "PIDPressure"] {
+            let known = conditions.iter_mut().find(|condition| condition.type_ == kind);
+            let (reason, message) = match known.is_some() {
+                true => ("NodeStatusUnknown", "Kubelet stopped posting node status."),
+                false => ("NodeStatusNeverUpdated", "Kubelet never posted node status."),
+            };
+            let unknown = k8s_openapi::api::core::v1::NodeCondition {
+                type_: kind.into(),
+                status: "Unknown".into(),
+                reason: Some(reason.into()),
+                message: Some(message.into()),
+                last_heartbeat_time: known
+                    .as_ref()
+                    .and_then(|condition| condition.last_heartbeat_time.clone())
+                    .or(node.metadata.creation_timestamp.clone()),
+                last_transition_time: Some(now.clone()),
+            };
+            match known {
+                Some(condition) if condition.status == "Unknown" => {}
+                Some(condition) => *condition = unknown,
+                None => conditions.push(unknown),
+            }
+        }
+        self.client.all::<Node>().update_status(&changed).await?;
+        self.recorder.normal(
+            &client::reference(node),
+            "NodeNotReady",
+            format!("Node {name} status is now: NodeNotReady"),
+        );
+        Ok(Requeue::Never)
+    }
+
+    /// Services must not send traffic to pods that nobody watches over.
+    async fn mark_pods_not_ready(&self, node: &Node) -> Result<(), Error> {
+        for pod in self.pods.by_index(BY_NODE, node.metadata.name.as_deref().unwrap_or_default()) {
+            if !pods::is_ready(&pod) {
+                continue;
+            }
+            let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+            let patch = Patch::strategic(json!({
+                "metadata": { "uid": pod.metadata.uid },
+                "status": { "conditions": [{ "type": "Ready", "status": "False", "lastTransitionTime": now }] },
+            }));
+            let api = self.client.namespaced::<Pod>(pod.metadata.namespace.as_deref().unwrap_or_default());
+            match api.patch_status(pod.metadata.name.as_deref().unwrap_or_default(), &patch).await {
+                Ok(_) => self.recorder.warning(&client::reference(&*pod), "NodeNotReady", "Node is not ready"),
+                Err(error) if error.is_not_found() || error.is_conflict() => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn zone(node: &Node) -> String {
+    node.metadata.labels.as_ref().and_then(|labels| labels.get(ZONE)).cloned().unwrap_or_default()
+}

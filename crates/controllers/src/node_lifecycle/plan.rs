@@ -1,0 +1,130 @@
+//! Which taints a node's conditions call for.
+
+use k8s_openapi::api::core::v1::{Node, NodeCondition, Taint};
+
+const PREFIX: &str = "node.kubernetes.io/";
+pub(super) const NOT_READY: &str = "node.kubernetes.io/not-ready";
+pub(super) const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
+
+pub(super) fn condition<'a>(node: &'a Node, kind: &str) -> Option<&'a NodeCondition> {
+    node.status.as_ref()?.conditions.as_ref()?.iter().find(|condition| condition.type_ == kind)
+}
+
+/// `True`, `False` or `Unknown`; a node that has not reported yet is unknown.
+pub(super) fn ready(node: &Node) -> &str {
+    condition(node, "Ready").map_or("Unknown", |ready| ready.status.as_str())
+}
+
+/// Key and effect of every taint this controller manages and the node should have now.
+pub(super) fn wanted(node: &Node) -> Vec<(&'static str, &'static str)> {
+    let mut taints = Vec::new();
+    match condition(node, "Ready").map(|ready| ready.status.as_str()) {
+        Some("False") => taints.extend([(NOT_READY, "NoSchedule"), (NOT_READY, "NoExecute")]),
+        Some("Unknown") => taints.extend([(UNREACHABLE, "NoSchedule"), (UNREACHABLE, "NoExecute")]),
+        _ => {}
+    }
+    let pressures = [
+        ("MemoryPressure", "node.kubernetes.io/memory-pressure"),
+        ("DiskPressure", "node.kubernetes.io/disk-pressure"),
+        ("PIDPressure", "node.kubernetes.io/pid-pressure"),
+        ("NetworkUnavailable", "node.kubernetes.io/network-unavailable"),
+    ];
+    for (kind, key) in pressures {
+        if condition(node, kind).is_some_and(|condition| condition.status == "True") {
+            taints.push((key, "NoSchedule"));
+        }
+    }
+    if node.spec.as_ref().and_then(|spec| spec.unschedulable) == Some(true) {
+        taints.push(("node.kubernetes.io/unschedulable", "NoSchedule"));
+    }
+    taints
+}
+
+/// Taints of people and of other controllers are left alone.
+fn is_managed(taint: &Taint) -> bool {
+    const OURS: [&str; 7] = [
+        "not-ready",
+        "unreachable",
+        "memory-pressure",
+        "disk-pressure",
+        "pid-pressure",
+        "network-unavailable",
+        "unschedulable",
+    ];
+    taint.key.strip_prefix(PREFIX).is_some_and(|name| OURS.contains(&name)) && taint.effect != "PreferNoSchedule"
+}
+
+/// The node's taints as they should be; `None` if they are. `evict` is false while the zone's evictions are held back.
+pub(super) fn taints(node: &Node, evict: bool, now: jiff::Timestamp) -> Option<Vec<Taint>> {
+    let present = node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default();
+    let has = |(key, effect): &(&str, &str)| present.iter().any(|taint| taint.key == *key && taint.effect == *effect);
+    let wanted: Vec<_> =
+        wanted(node).into_iter().filter(|taint| evict || taint.1 != "NoExecute" || has(taint)).collect();
+    let mut result: Vec<Taint> = present
+        .iter()
+        .filter(|taint| !is_managed(taint) || wanted.contains(&(taint.key.as_str(), taint.effect.as_str())))
+        .cloned()
+        .collect();
+    for (key, effect) in wanted.iter().filter(|taint| !has(taint)) {
+        let time_added = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now));
+        result.push(Taint { key: (*key).into(), value: None, effect: (*effect).into(), time_added });
+    }
+    (result != present).then_some(result)
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::{NodeSpec, NodeStatus};
+
+    use super::*;
+
+    fn node(conditions: &[(&str, &str)], unschedulable: bool, taints: &[(&str, &str)]) -> Node {
+        let condition = |(kind, status): &(&str, &str)| NodeCondition {
+            type_: (*kind).into(),
+            status: (*status).into(),
+            ..NodeCondition::default()
+        };
+        let taint =
+            |(key, effect): &(&str, &str)| Taint { key: (*key).into(), effect: (*effect).into(), ..Taint::default() };
+        Node {
+            spec: Some(NodeSpec {
+                unschedulable: Some(unschedulable),
+                taints: Some(taints.iter().map(taint).collect()),
+                ..NodeSpec::default()
+            }),
+            status: Some(NodeStatus {
+                conditions: Some(conditions.iter().map(condition).collect()),
+                ..NodeStatus::default()
+            }),
+            ..Node::default()
+        }
+    }
+
+    #[test]
+    fn taints_follow_the_conditions() {
+        for (conditions, unschedulable, present, evict, expected) in [
+            (vec![("Ready", "True")], false, vec![], true, None),
+            (vec![("Ready", "True")], true, vec![], true, Some(vec!["unschedulable:NoSchedule"])),
+            (vec![("Ready", "False")], false, vec![], true, Some(vec!["not-ready:NoSchedule", "not-ready:NoExecute"])),
+            (vec![("Ready", "Unknown")], false, vec![], false, Some(vec!["unreachable:NoSchedule"])),
+            (vec![("Ready", "True")], false, vec![(NOT_READY, "NoSchedule")], true, Some(vec![])),
+            (
+                vec![("Ready", "True"), ("DiskPressure", "True")],
+                false,
+                vec![("mine", "NoExecute")],
+                true,
+                Some(vec!["mine:NoExecute", "disk-pressure:NoSchedule"]),
+            ),
+        ] {
+            let node = node(&conditions, unschedulable, &present);
+            let result = taints(&node, evict, jiff::Timestamp::UNIX_EPOCH);
+            let names = result.map(|taints| {
+                taints
+                    .iter()
+                    .map(|taint| format!("{}:{}", taint.key.trim_start_matches(PREFIX), taint.effect))
+                    .collect::<Vec<_>>()
+            });
+            assert_eq!(names, expected.map(|list| list.into_iter().map(str::to_owned).collect()), "{conditions:?}");
+        }
+    }
+}

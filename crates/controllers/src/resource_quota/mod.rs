@@ -1,0 +1,222 @@
+//! ResourceQuota: keeps `status.used` true. Admission counts up as objects are created; this counts again when they go.
+//!
+//! Pods, services and claims come from shared informers. Other kinds that a quota counts are watched, by metadata only and only
+//! from the first quota that names them.
+
+mod usage;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use client::{ApiResource, Client, Event, Gvr, Informer, ListParams, PartialObject, WorkQueue};
+use futures_util::future::BoxFuture;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, ResourceQuota, ResourceQuotaStatus, Service};
+use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::controller::{Context, Outcome, Reconcile, Requeue};
+use crate::{Error, pods};
+use usage::{Usage, in_scope, of_claim, of_pod, of_service, sum};
+
+struct Controller {
+    client: Client,
+    queue: WorkQueue<String>,
+    quotas: Informer<ResourceQuota>,
+    pods: Informer<Pod>,
+    services: Informer<Service>,
+    claims: Informer<PersistentVolumeClaim>,
+    counted: Mutex<HashMap<Gvr, Informer<PartialObject>>>,
+    stop: CancellationToken,
+    tasks: TaskTracker,
+}
+
+impl Drop for Controller {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+fn keys(quotas: &Informer<ResourceQuota>, namespace: Option<&String>) -> Vec<String> {
+    quotas
+        .by_namespace(namespace.map(String::as_str).unwrap_or_default())
+        .iter()
+        .map(|quota| pods::key(&**quota))
+        .collect()
+}
+
+pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
+    let quotas = context.on::<ResourceQuota, _>(|event| match event {
+        // Admission writes the status; that alone is no reason to count again.
+        Event::Modified { old, new }
+            if old.spec == new.spec && new.status.as_ref().is_some_and(|status| status.hard.is_some()) =>
+        {
+            None
+        }
+        _ => Some(pods::key(&**event.object())),
+    });
+    let pods = {
+        let quotas = quotas.clone();
+        context.on::<Pod, _>(move |event| match event {
+            Event::Modified { old, new }
+                if pods::is_finished(old) == pods::is_finished(new) && old.spec == new.spec =>
+            {
+                Vec::new()
+            }
+            _ => keys(&quotas, event.object().metadata.namespace.as_ref()),
+        })
+    };
+    let (on_service, on_claim) = (quotas.clone(), quotas.clone());
+    let services = context.on::<Service, _>(move |event| keys(&on_service, event.object().metadata.namespace.as_ref()));
+    let claims = context
+        .on::<PersistentVolumeClaim, _>(move |event| keys(&on_claim, event.object().metadata.namespace.as_ref()));
+    Arc::new(Controller {
+        client: context.client.clone(),
+        queue: context.queue.clone(),
+        quotas,
+        pods,
+        services,
+        claims,
+        counted: Mutex::default(),
+        stop: CancellationToken::new(),
+        tasks: TaskTracker::new(),
+    })
+}
+
+/// The resource that a name in `hard` counts, if it is not one of those handled by type.
+fn counted_resource(name: &str) -> Option<(String, String)> {
+    match name {
+        "configmaps" | "secrets" | "replicationcontrollers" | "resourcequotas" => {
+            return Some((name.to_owned(), String::new()));
+        }
+        "count/pods" | "count/services" | "count/persistentvolumeclaims" => return None,
+        _ => {}
+    }
+    let counted = name.strip_prefix("count/")?;
+    let (resource, group) = counted.split_once('.').unwrap_or((counted, ""));
+    Some((resource.to_owned(), group.to_owned()))
+}
+
+impl Reconcile for Controller {
+    fn reconcile<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Outcome> {
+        Box::pin(self.sync(key))
+    }
+
+    fn background(&self, stop: CancellationToken) -> Option<BoxFuture<'_, ()>> {
+        Some(Box::pin(async move {
+            stop.cancelled().await;
+            self.stop.cancel();
+            self.tasks.close();
+            self.tasks.wait().await;
+        }))
+    }
+}
+
+impl Controller {
+    async fn sync(&self, key: &str) -> Outcome {
+        let Some(quota) = self.quotas.get(key) else { return Ok(Requeue::Never) };
+        let namespace = quota.metadata.namespace.as_deref().unwrap_or_default();
+        let spec = quota.spec.clone().unwrap_or_default();
+        let hard = spec.hard.clone().unwrap_or_default();
+        let scoped = spec.scopes.as_ref().is_some_and(|scopes| !scopes.is_empty()) || spec.scope_selector.is_some();
+        let mut parts: Vec<Usage> = self
+            .pods
+            .by_namespace(namespace)
+            .iter()
+            .filter(|pod| in_scope(&spec, pod))
+            .map(|pod| of_pod(pod))
+            .collect();
+        if !scoped {
+            parts.extend(self.services.by_namespace(namespace).iter().map(|service| of_service(service)));
+            parts.extend(self.claims.by_namespace(namespace).iter().map(|claim| of_claim(claim)));
+            for name in hard.keys() {
+                parts.extend(self.count(name, namespace).await?.map(|count| Usage::from([(name.clone(), count)])));
+            }
+        }
+        let used = sum(hard.keys().cloned(), parts);
+        let status = ResourceQuotaStatus {
+            hard: Some(hard),
+            used: Some(used.into_iter().map(|(name, amount)| (name, amount.into())).collect()),
+        };
+        if quota.status.as_ref() != Some(&status) {
+            let changed = ResourceQuota { status: Some(status), ..ResourceQuota::clone(&quota) };
+            self.client.all::<ResourceQuota>().update_status(&changed).await?;
+        }
+        Ok(Requeue::Never)
+    }
+
+    /// How many objects of a counted kind the namespace has.
+    async fn count(&self, name: &str, namespace: &str) -> Result<Option<api::quantity::Quantity>, Error> {
+        let Some((resource, group)) = counted_resource(name) else { return Ok(None) };
+        let known = self
+            .counted
+            .lock()
+            .iter()
+            .find(|(gvr, _)| gvr.resource == resource && gvr.group == group)
+            .map(|(_, informer)| informer.clone());
+        let informer = match known {
+            Some(informer) => informer,
+            None => {
+                let (resources, _) = self.client.discover().await?;
+                let Some(found) =
+                    resources.into_iter().find(|found| found.gvr.resource == resource && found.gvr.group == group)
+                else {
+                    return Ok(None);
+                };
+                self.watch(&found)
+            }
+        };
+        tokio::select! {
+            () = informer.synced() => {}
+            () = self.stop.cancelled() => return Ok(None),
+        }
+        let count = informer.by_namespace(namespace).len();
+        Ok(Some(api::quantity::Quantity::new(
+            i64::try_from(count).unwrap_or(i64::MAX),
+            api::quantity::Format::DecimalSI,
+        )))
+    }
+
+    fn watch(&self, resource: &ApiResource) -> Informer<PartialObject> {
+        let mut counted = self.counted.lock();
+        if let Some(informer) = counted.get(&resource.gvr) {
+            return informer.clone();
+        }
+        let informer: Informer<PartialObject> =
+            Informer::new(self.client.metadata(&resource.gvr, None), ListParams::default());
+        let (quotas, queue) = (self.quotas.clone(), self.queue.clone());
+        informer.subscribe(move |event| {
+            if !matches!(event, Event::Modified { .. }) {
+                keys(&quotas, event.object().metadata.namespace.as_ref()).into_iter().for_each(|key| queue.add(key));
+            }
+        });
+        let (running, stop) = (informer.clone(), self.stop.clone());
+        self.tasks.spawn(async move { running.run(stop).await });
+        counted.insert(resource.gvr.clone(), informer.clone());
+        informer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_say_what_is_counted() {
+        for (name, expected) in [
+            ("pods", None),
+            ("requests.cpu", None),
+            ("secrets", Some(("secrets", ""))),
+            ("count/pods", None),
+            ("count/deployments.apps", Some(("deployments", "apps"))),
+            ("count/widgets.example.com", Some(("widgets", "example.com"))),
+            ("count/configmaps", Some(("configmaps", ""))),
+        ] {
+            assert_eq!(
+                counted_resource(name),
+                expected.map(|(resource, group)| (resource.to_owned(), group.to_owned())),
+                "{name}"
+            );
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! Taint eviction: pods that do not tolerate a node's `NoExecute` taints are deleted, at once or when their patience ends.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use client::{Client, Event, EventRecorder, Informer, Patch};
+use futures_util::future::BoxFuture;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
+use serde_json::json;
+
+use crate::controller::{Context, Outcome, Reconcile, Requeue};
+use crate::node_match::tolerates;
+use crate::pods;
+
+const BY_NODE: &str = "node";
+
+struct Controller {
+    client: Client,
+    recorder: EventRecorder,
+    nodes: Informer<Node>,
+    pods: Informer<Pod>,
+}
+
+pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
+    let nodes = context.informer::<Node>();
+    let pods = {
+        let nodes = nodes.clone();
+        context.on::<Pod, _>(move |event| {
+            let pod = event.object();
+            let is_new = match event {
+                Event::Added(_) => true,
+                Event::Modified { old, new } => {
+                    pods::node_name(old) != pods::node_name(new) || tolerations(old) != tolerations(new)
+                }
+                Event::Deleted(_) => false,
+            };
+            let tainted = is_new && nodes.get(pods::node_name(pod)).is_some_and(|node| !evicting(&node).is_empty());
+            tainted.then(|| pods::key(&**pod))
+        })
+    };
+    pods.add_index(BY_NODE, |pod| vec![pods::node_name(pod).to_owned()]);
+    let (all, queue) = (pods.clone(), context.queue.clone());
+    nodes.subscribe(move |event| {
+        let changed = match event {
+            Event::Added(node) => !evicting(node).is_empty(),
+            Event::Modified { old, new } => evicting(old) != evicting(new),
+            Event::Deleted(_) => false,
+        };
+        if changed {
+            for pod in all.by_index(BY_NODE, event.object().metadata.name.as_deref().unwrap_or_default()) {
+                queue.add(pods::key(&*pod));
+            }
+        }
+    });
+    Arc::new(Controller { client: context.client.clone(), recorder: context.recorder.clone(), nodes, pods })
+}
+
+fn evicting(node: &Node) -> Vec<Taint> {
+    let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_ref());
+    taints.into_iter().flatten().filter(|taint| taint.effect == "NoExecute").cloned().collect()
+}
+
+fn tolerations(pod: &Pod) -> &[Toleration] {
+    pod.spec.as_ref().and_then(|spec| spec.tolerations.as_deref()).unwrap_or_default()
+}
+
+/// How long a pod may stay: `None` for ever, zero not at all.
+fn patience(taints: &[Taint], tolerations: &[Toleration], now: Timestamp) -> Option<Duration> {
+    let mut shortest = None;
+    for taint in taints {
+        let matching: Vec<&Toleration> = tolerations.iter().filter(|toleration| tolerates(toleration, taint)).collect();
+        if matching.is_empty() {
+            return Some(Duration::ZERO);
+        }
+        let Some(seconds) = matching.iter().filter_map(|toleration| toleration.toleration_seconds).min() else {
+            continue;
+        };
+        let since = taint.time_added.as_ref().map_or(now, |time| time.0);
+        let waited = Duration::try_from(now.duration_since(since)).unwrap_or_default();
+        let left = Duration::from_secs(seconds.max(0).unsigned_abs()).saturating_sub(waited);
+        shortest = Some(shortest.map_or(left, |other: Duration| other.min(left)));
+    }
+    shortest
+}
+
+impl Reconcile for Controller {
+    fn reconcile<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Outcome> {
+        Box::pin(async move {
+            let Some(pod) = self.pods.get(key).filter(|pod| !pods::is_terminating(pod) && !pods::is_finished(pod))
+            else {
+                return Ok(Requeue::Never);
+            };
+            let Some(node) = self.nodes.get(pods::node_name(&pod)) else { return Ok(Requeue::Never) };
+            match patience(&evicting(&node), tolerations(&pod), Timestamp::now()) {
+                None => Ok(Requeue::Never),
+                Some(left) if !left.is_zero() => Ok(Requeue::After(left + Duration::from_millis(500))),
+                Some(_) => self.evict(key, &pod).await,
+            }
+        })
+    }
+}
+
+impl Controller {
+    async fn evict(&self, key: &str, pod: &Pod) -> Outcome {
+        self.recorder.normal(
+            &client::reference(pod),
+            "TaintManagerEviction",
+            format!("Marking for deletion Pod {key}"),
+        );
+        let api = self.client.namespaced::<Pod>(pod.metadata.namespace.as_deref().unwrap_or_default());
+        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        let condition = json!({
+            "type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager",
+            "message": "Taint manager: deleting due to NoExecute taint",
+            "lastTransitionTime": Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+        });
+        let patch = Patch::strategic(
+            json!({ "metadata": { "uid": pod.metadata.uid }, "status": { "conditions": [condition] } }),
+        );
+        match api.patch_status(name, &patch).await {
+            Err(error) if !error.is_not_found() && !error.is_conflict() => return Err(error.into()),
+            _ => {}
+        }
+        let params = client::DeleteParams { uid: pod.metadata.uid.clone(), ..client::DeleteParams::default() };
+        match api.delete(name, &params).await {
+            Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error.into()),
+            _ => Ok(Requeue::Never),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+    use super::*;
+    use crate::pods::tests::at;
+
+    #[test]
+    fn patience_is_the_shortest_of_the_tolerations() {
+        let taint = |key: &str| Taint {
+            key: key.into(),
+            effect: "NoExecute".into(),
+            value: None,
+            time_added: Some(Time(at(0))),
+        };
+        let toleration = |key: &str, seconds: Option<i64>| Toleration {
+            key: Some(key.into()),
+            operator: Some("Exists".into()),
+            toleration_seconds: seconds,
+            ..Toleration::default()
+        };
+        for (taints, tolerations, expected) in [
+            (vec![], vec![], None),
+            (vec![taint("a")], vec![], Some(0)),
+            (vec![taint("a")], vec![toleration("a", None)], None),
+            (vec![taint("a")], vec![toleration("a", Some(300))], Some(290)),
+            (vec![taint("a")], vec![toleration("a", Some(5))], Some(0)),
+            (vec![taint("a"), taint("b")], vec![toleration("a", Some(300)), toleration("b", Some(60))], Some(50)),
+            (vec![taint("a"), taint("b")], vec![toleration("a", None)], Some(0)),
+        ] {
+            assert_eq!(
+                patience(&taints, &tolerations, at(10)).map(|left| left.as_secs()),
+                expected,
+                "{taints:?} {tolerations:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! TTL after finished: Jobs go away by themselves some time after their end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use client::{Client, DeleteParams, Event, Informer};
+use futures_util::future::BoxFuture;
+use jiff::Timestamp;
+use k8s_openapi::api::batch::v1::Job;
+
+use crate::controller::{Context, Outcome, Reconcile, Requeue};
+use crate::job::is_finished;
+use crate::pods;
+
+struct Controller {
+    client: Client,
+    jobs: Informer<Job>,
+}
+
+pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
+    let jobs = context.on::<Job, _>(|event| match event {
+        Event::Added(job) | Event::Modified { new: job, .. } => {
+            time_left(job, Timestamp::now()).map(|_| pods::key(&**job))
+        }
+        Event::Deleted(_) => None,
+    });
+    Arc::new(Controller { client: context.client.clone(), jobs })
+}
+
+/// How long a finished Job with a time to live still has.
+fn time_left(job: &Job, now: Timestamp) -> Option<Duration> {
+    let seconds = job.spec.as_ref()?.ttl_seconds_after_finished?;
+    if !is_finished(job) || job.metadata.deletion_timestamp.is_some() {
+        return None;
+    }
+    let conditions = job.status.as_ref()?.conditions.as_ref()?;
+    let last = conditions
+        .iter()
+        .find(|condition| matches!(condition.type_.as_str(), "Complete" | "Failed") && condition.status == "True")?;
+    let elapsed = Duration::try_from(now.duration_since(last.last_transition_time.as_ref()?.0)).unwrap_or_default();
+    Some(Duration::from_secs(seconds.max(0).unsigned_abs().into()).saturating_sub(elapsed))
+}
+
+impl Reconcile for Controller {
+    fn reconcile<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Outcome> {
+        Box::pin(async move {
+            let Some(job) = self.jobs.get(key) else { return Ok(Requeue::Never) };
+            match time_left(&job, Timestamp::now()) {
+                None => return Ok(Requeue::Never),
+                Some(left) if !left.is_zero() => return Ok(Requeue::After(left + Duration::from_millis(100))),
+                Some(_) => {}
+            }
+            // The cache may be behind an extended time to live: ask before deleting.
+            let (namespace, name) = client::split_key(key);
+            let api = self.client.namespaced::<Job>(namespace);
+            let Some(fresh) = api.get_opt(name).await? else { return Ok(Requeue::Never) };
+            if time_left(&fresh, Timestamp::now()) != Some(Duration::ZERO) {
+                return Ok(Requeue::After(Duration::from_secs(1)));
+            }
+            let params = DeleteParams { uid: fresh.metadata.uid.clone(), ..DeleteParams::foreground() };
+            match api.delete(name, &params).await {
+                Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error.into()),
+                _ => Ok(Requeue::Never),
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::batch::v1::{JobCondition, JobSpec, JobStatus};
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+    use super::*;
+    use crate::pods::tests::at;
+
+    #[test]
+    fn only_finished_jobs_with_a_ttl_run_out() {
+        let job = |ttl: Option<i32>, kind: &str| Job {
+            spec: Some(JobSpec { ttl_seconds_after_finished: ttl, ..JobSpec::default() }),
+            status: Some(JobStatus {
+                conditions: Some(vec![JobCondition {
+                    type_: kind.into(),
+                    status: "True".into(),
+                    last_transition_time: Some(Time(at(0))),
+                    ..JobCondition::default()
+                }]),
+                ..JobStatus::default()
+            }),
+            ..Job::default()
+        };
+        for (ttl, kind, now, expected) in [
+            (Some(10), "Complete", 4, Some(6)),
+            (Some(10), "Failed", 11, Some(0)),
+            (Some(0), "Complete", 0, Some(0)),
+            (Some(10), "Suspended", 99, None),
+            (None, "Complete", 99, None),
+        ] {
+            assert_eq!(
+                time_left(&job(ttl, kind), at(now)).map(|left| left.as_secs()),
+                expected,
+                "{ttl:?} {kind} {now}"
+            );
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Ephemeral volumes: a pod's own claim, made from the template in its spec and owned by it.
+
+use std::sync::Arc;
+
+use client::{Client, Event, EventRecorder, Informer};
+use futures_util::future::BoxFuture;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use crate::controller::{Context, Outcome, Reconcile, Requeue};
+use crate::owners::{controller_reference, is_controlled_by};
+use crate::{Error, pods};
+
+struct Controller {
+    client: Client,
+    recorder: EventRecorder,
+    pods: Informer<Pod>,
+    claims: Informer<PersistentVolumeClaim>,
+}
+
+pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
+    let pods = context.on::<Pod, _>(|event| match event {
+        Event::Deleted(_) => None,
+        _ => {
+            let pod = event.object();
+            let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_ref());
+            volumes.into_iter().flatten().any(|volume| volume.ephemeral.is_some()).then(|| pods::key(&**pod))
+        }
+    });
+    let claims = context.informer::<PersistentVolumeClaim>();
+    Arc::new(Controller { client: context.client.clone(), recorder: context.recorder.clone(), pods, claims })
+}
+
+impl Reconcile for Controller {
+    fn reconcile<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Outcome> {
+        Box::pin(async move {
+            let Some(pod) = self.pods.get(key).filter(|pod| !pods::is_terminating(pod)) else {
+                return Ok(Requeue::Never);
+            };
+            let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+            for volume in pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()) {
+                let Some(template) = volume.ephemeral.as_ref().and_then(|source| source.volume_claim_template.as_ref())
+                else {
+                    continue;
+                };
+                let name = format!("{}-{}", pod.metadata.name.as_deref().unwrap_or_default(), volume.name);
+                if let Some(claim) = self.claims.get(&format!("{namespace}/{name}")) {
+                    if !is_controlled_by(&claim.metadata, pod.metadata.uid.as_deref().unwrap_or_default()) {
+                        return Err(Error::object(format!(
+                            "PVC {namespace}/{name} was not created for pod {key} (pod is not owner)"
+                        )));
+                    }
+                    continue;
+                }
+                let metadata = template.metadata.clone().unwrap_or_default();
+                let claim = PersistentVolumeClaim {
+                    metadata: ObjectMeta {
+                        name: Some(name),
+                        namespace: Some(namespace.into()),
+                        labels: metadata.labels,
+                        annotations: metadata.annotations,
+                        owner_references: Some(vec![controller_reference(&*pod)]),
+                        ..ObjectMeta::default()
+                    },
+                    spec: Some(template.spec.clone()),
+                    status: None,
+                };
+                match self.client.all::<PersistentVolumeClaim>().create(&claim).await {
+                    Ok(_) => {}
+                    Err(error) if error.is_already_exists() || error.is_namespace_terminating() => {}
+                    Err(error) => {
+                        self.recorder.warning(
+                            &client::reference(&*pod),
+                            "FailedCreate",
+                            format!("ephemeral volume {}: {error}", volume.name),
+                        );
+                        return Err(error.into());
+                    }
+                }
+            }
+            Ok(Requeue::Never)
+        })
+    }
+}

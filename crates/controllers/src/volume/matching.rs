@@ -1,0 +1,120 @@
+//! Which volume fits a claim.
+
+use std::sync::Arc;
+
+use api::quantity::Quantity;
+use api::selector::Selector;
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+
+pub(super) const CLASS_ANNOTATION: &str = "volume.beta.kubernetes.io/storage-class";
+
+pub(super) fn claim_class(claim: &PersistentVolumeClaim) -> Option<&str> {
+    let old = claim.metadata.annotations.as_ref().and_then(|all| all.get(CLASS_ANNOTATION)).map(String::as_str);
+    old.or(claim.spec.as_ref()?.storage_class_name.as_deref())
+}
+
+fn volume_class(volume: &PersistentVolume) -> &str {
+    volume.spec.as_ref().and_then(|spec| spec.storage_class_name.as_deref()).unwrap_or_default()
+}
+
+pub(super) fn requested(claim: &PersistentVolumeClaim) -> Quantity {
+    let requests =
+        claim.spec.as_ref().and_then(|spec| spec.resources.as_ref()).and_then(|resources| resources.requests.as_ref());
+    requests
+        .and_then(|requests| requests.get("storage"))
+        .and_then(|quantity| Quantity::try_from(quantity).ok())
+        .unwrap_or_default()
+}
+
+pub(super) fn capacity(volume: &PersistentVolume) -> Quantity {
+    let capacity = volume.spec.as_ref().and_then(|spec| spec.capacity.as_ref());
+    capacity
+        .and_then(|capacity| capacity.get("storage"))
+        .and_then(|quantity| Quantity::try_from(quantity).ok())
+        .unwrap_or_default()
+}
+
+/// A volume is a claim's if it names it, with the same uid or none yet.
+pub(super) fn is_for(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
+    let reference = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
+    reference.is_some_and(|reference| {
+        reference.name == claim.metadata.name
+            && reference.namespace == claim.metadata.namespace
+            && reference.uid.as_deref().is_none_or(|uid| uid.is_empty() || Some(uid) == claim.metadata.uid.as_deref())
+    })
+}
+
+/// The volume reserved for the claim, else the smallest that is large enough and alike.
+pub(super) fn best(claim: &PersistentVolumeClaim, volumes: &[Arc<PersistentVolume>]) -> Option<Arc<PersistentVolume>> {
+    let spec = claim.spec.as_ref()?;
+    if let Some(reserved) = volumes.iter().find(|volume| is_for(volume, claim)) {
+        return Some(reserved.clone());
+    }
+    let selector = spec.selector.as_ref().map(|selector| Selector::from_label_selector(Some(selector)));
+    let selector = match selector {
+        Some(Ok(selector)) => Some(selector),
+        Some(Err(_)) => return None,
+        None => None,
+    };
+    let wanted = requested(claim);
+    let modes = spec.access_modes.clone().unwrap_or_default();
+    let block = |mode: Option<&String>| mode.is_some_and(|mode| mode == "Block");
+    let fits = |volume: &&Arc<PersistentVolume>| {
+        let Some(offered) = &volume.spec else { return false };
+        offered.claim_ref.is_none()
+            && volume.metadata.deletion_timestamp.is_none()
+            && matches!(volume.status.as_ref().and_then(|status| status.phase.as_deref()), None | Some("Available"))
+            && volume_class(volume) == claim_class(claim).unwrap_or_default()
+            && modes.iter().all(|mode| offered.access_modes.iter().flatten().any(|known| known == mode))
+            && block(offered.volume_mode.as_ref()) == block(spec.volume_mode.as_ref())
+            && selector.as_ref().is_none_or(|selector| selector.matches(volume.metadata.labels.as_ref()))
+            && capacity(volume) >= wanted
+    };
+    volumes
+        .iter()
+        .filter(fits)
+        .min_by(|left, right| capacity(left).cmp(&capacity(right)).then(left.metadata.name.cmp(&right.metadata.name)))
+        .cloned()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn volume(name: &str, size: &str, class: &str, claim: Option<&str>) -> Arc<PersistentVolume> {
+        let claim = claim.map(|name| json!({ "name": name, "namespace": "default" }));
+        Arc::new(serde_json::from_value(json!({
+            "metadata": { "name": name, "labels": { "disk": name } },
+            "spec": { "capacity": { "storage": size }, "accessModes": ["ReadWriteOnce"], "storageClassName": class, "claimRef": claim },
+        })).unwrap())
+    }
+
+    #[test]
+    fn the_smallest_that_fits() {
+        let volumes = [
+            volume("big", "10Gi", "", None),
+            volume("small", "1Gi", "", None),
+            volume("fast", "2Gi", "ssd", None),
+            volume("kept", "1Gi", "", Some("mine")),
+        ];
+        for (name, size, class, mode, selector, expected) in [
+            ("a", "500Mi", "", "ReadWriteOnce", json!(null), Some("small")),
+            ("a", "2Gi", "", "ReadWriteOnce", json!(null), Some("big")),
+            ("a", "2Gi", "ssd", "ReadWriteOnce", json!(null), Some("fast")),
+            ("a", "1Gi", "", "ReadWriteMany", json!(null), None),
+            ("a", "1Gi", "", "ReadWriteOnce", json!({ "matchLabels": { "disk": "big" } }), Some("big")),
+            ("a", "20Gi", "", "ReadWriteOnce", json!(null), None),
+            ("mine", "1Gi", "", "ReadWriteOnce", json!(null), Some("kept")),
+        ] {
+            let claim: PersistentVolumeClaim = serde_json::from_value(json!({
+                "metadata": { "name": name, "namespace": "default", "uid": "u" },
+                "spec": { "resources": { "requests": { "storage": size } }, "storageClassName": class, "accessModes": [mode], "selector": selector },
+            }))
+            .unwrap();
+            let found = best(&claim, &volumes).map(|volume| volume.metadata.name.clone().unwrap());
+            assert_eq!(found.as_deref(), expected, "{name} {size} {class} {mode}");
+        }
+    }
+}

@@ -1,0 +1,11 @@
+//! Volumes: binding claims to volumes, making volumes for claims, and keeping both while they are used.
+
+mod binder;
+mod ephemeral;
+mod matching;
+mod protection;
+
+pub use binder::LOCAL_PATH;
+pub(crate) use binder::build as build_binder;
+pub(crate) use ephemeral::build as build_ephemeral;
+pub(crate) use protection::{build_claims as build_claim_protection, build_volumes as build_volume_protection};

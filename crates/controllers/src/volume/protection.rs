@@ -1,0 +1,96 @@
+//! Protection: a claim that a pod uses, and a volume that is bound, are not deleted under their users. Admission puts the
+//! finalizer on; here it comes off when nobody uses the object any more.
+
+use std::sync::Arc;
+
+use client::{Client, Event, Informer, Resource};
+use futures_util::future::BoxFuture;
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
+
+use crate::controller::{Context, Outcome, Reconcile, Requeue};
+use crate::{Error, pods};
+
+const CLAIM_FINALIZER: &str = "kubernetes.io/pvc-protection";
+const VOLUME_FINALIZER: &str = "kubernetes.io/pv-protection";
+const BY_CLAIM: &str = "claim";
+
+struct Claims {
+    client: Client,
+    claims: Informer<PersistentVolumeClaim>,
+    pods: Informer<Pod>,
+}
+
+struct Volumes {
+    client: Client,
+    volumes: Informer<PersistentVolume>,
+}
+
+/// `namespace/name` of every claim a pod mounts, generic ephemeral ones included.
+fn claims_of(pod: &Pod) -> Vec<String> {
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_ref()).into_iter().flatten();
+    let names = volumes.filter_map(|volume| match (&volume.persistent_volume_claim, &volume.ephemeral) {
+        (Some(claim), _) => Some(claim.claim_name.clone()),
+        (None, Some(_)) => Some(format!("{}-{}", pod.metadata.name.as_deref().unwrap_or_default(), volume.name)),
+        (None, None) => None,
+    });
+    names.map(|name| format!("{namespace}/{name}")).collect()
+}
+
+pub(crate) fn build_claims(context: &Context) -> Arc<dyn Reconcile> {
+    let claims = context.on_self::<PersistentVolumeClaim>();
+    let pods = context.on::<Pod, _>(|event| match event {
+        Event::Deleted(pod) => claims_of(pod),
+        Event::Modified { new, .. } if pods::is_finished(new) => claims_of(new),
+        _ => Vec::new(),
+    });
+    pods.add_index(BY_CLAIM, claims_of);
+    Arc::new(Claims { client: context.client.clone(), claims, pods })
+}
+
+pub(crate) fn build_volumes(context: &Context) -> Arc<dyn Reconcile> {
+    let volumes = context.on_self::<PersistentVolume>();
+    Arc::new(Volumes { client: context.client.clone(), volumes })
+}
+
+impl Reconcile for Claims {
+    fn reconcile<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Outcome> {
+        Box::pin(async move {
+            let Some(claim) = self.claims.get(key) else { return Ok(Requeue::Never) };
+            // A finished pod has let go of its volumes; one that was never scheduled has not taken them.
+            let used = self
+                .pods
+                .by_index(BY_CLAIM, key)
+                .iter()
+                .any(|pod| !pods::is_finished(pod) && !pods::node_name(pod).is_empty());
+            protect(&self.client, &*claim, CLAIM_FINALIZER, used).await
+        })
+    }
+}
+
+impl Reconcile for Volumes {
+    fn reconcile<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Outcome> {
+        Box::pin(async move {
+            let Some(volume) = self.volumes.get(key) else { return Ok(Requeue::Never) };
+            let bound = volume.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Bound");
+            protect(&self.client, &*volume, VOLUME_FINALIZER, bound).await
+        })
+    }
+}
+
+/// Adds the finalizer to what lives without it, removes it from what is being deleted and unused.
+async fn protect<K: Resource>(client: &Client, object: &K, finalizer: &str, used: bool) -> Outcome {
+    let present = object.metadata().finalizers.iter().flatten().any(|known| known == finalizer);
+    let deleting = object.metadata().deletion_timestamp.is_some();
+    let mut changed = object.clone();
+    let finalizers = changed.metadata_mut().finalizers.get_or_insert_default();
+    match (deleting, present) {
+        (false, false) => finalizers.push(finalizer.into()),
+        (true, true) if !used => finalizers.retain(|known| known != finalizer),
+        _ => return Ok(Requeue::Never),
+    }
+    match client.all::<K>().update(&changed).await {
+        Err(error) if !error.is_not_found() => Err(Error::from(error)),
+        _ => Ok(Requeue::Never),
+    }
+}
