@@ -19,6 +19,7 @@ mod owners;
 mod pods;
 mod slow_start;
 
+mod certificates;
 mod cluster_role_aggregation;
 mod cron_job;
 mod daemon_set;

@@ -172,7 +172,9 @@ pub(crate) async fn delete(
             recorder.normal(owner, "SuccessfulDelete", format!("Deleted pod: {name}"));
             Ok(())
         }
-        Err(error) if error.is_not_found() || error.is_conflict() => Ok(()),
+        Err(error) if error.is_not_found() => Ok(()),
+        // Another pod of that name, or someone else writing: the caller looks again.
+        Err(error) if error.is_conflict() => Err(error),
         Err(error) => {
             recorder.warning(owner, "FailedDelete", format!("Error deleting: {error}"));
             Err(error)

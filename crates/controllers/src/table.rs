@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use crate::controller::{Context, Reconcile};
 use crate::{
-    cluster_role_aggregation, cron_job, daemon_set, deployment, disruption, endpoints, garbage, job, namespace,
-    node_ipam, node_lifecycle, pod_gc, replica_set, resource_quota, root_ca, service_account, service_lb, stateful_set,
-    taint_eviction, ttl_after_finished, volume,
+    certificates, cluster_role_aggregation, cron_job, daemon_set, deployment, disruption, endpoints, garbage, job,
+    namespace, node_ipam, node_lifecycle, pod_gc, replica_set, resource_quota, root_ca, service_account, service_lb,
+    stateful_set, taint_eviction, ttl_after_finished, volume,
 };
 
 /// A controller: what `--controllers` calls it, who it is to the API, how many keys it works on at a time.
@@ -46,6 +46,9 @@ pub const CONTROLLERS: &[Descriptor] = &[
     Descriptor { name: "persistentvolumeclaim-protection-controller", account: "pvc-protection-controller", workers: 1, build: volume::build_claim_protection },
     Descriptor { name: "persistentvolume-protection-controller", account: "pv-protection-controller", workers: 1, build: volume::build_volume_protection },
     Descriptor { name: "ephemeral-volume-controller", account: "ephemeral-volume-controller", workers: 1, build: volume::build_ephemeral },
+    Descriptor { name: "certificatesigningrequest-approving-controller", account: "certificate-controller", workers: 1, build: certificates::build_approver },
+    Descriptor { name: "certificatesigningrequest-signing-controller", account: "certificate-controller", workers: 1, build: certificates::build_signer },
+    Descriptor { name: "certificatesigningrequest-cleaner-controller", account: "certificate-controller", workers: 1, build: certificates::build_cleaner },
     Descriptor { name: "service-lb-controller", account: "service-controller", workers: 1, build: service_lb::build },
 ];
 

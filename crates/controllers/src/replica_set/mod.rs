@@ -150,7 +150,8 @@ impl<K: Replicated> Controller<K> {
             failure = self.act(key, &*owner, &mine).await;
         }
         let now = Timestamp::now();
-        let new = status(&*owner, &mine, terminating, failure.as_ref(), now);
+        let new =
+            status(&*owner, &mine, terminating, failure.as_ref().filter(|failure| !failure.error.is_conflict()), now);
         let mut updated = None;
         if new != owner.replica_status() {
             let api = self.client.namespaced::<K>(owner.metadata().namespace.as_deref().unwrap_or_default());

@@ -172,7 +172,8 @@ impl Controller {
                     "SuccessfulDelete",
                     format!("delete Pod {pod_name} in StatefulSet {set_name} successful"),
                 ),
-                Err(error) if error.is_not_found() || error.is_conflict() => {}
+                Err(error) if error.is_not_found() => {}
+                Err(error) if error.is_conflict() => return Err(error.into()),
                 Err(error) => {
                     self.recorder.warning(
                         &about,

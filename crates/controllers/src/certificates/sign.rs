@@ -1,0 +1,174 @@
+//! Signer: approved requests get a certificate of the cluster's authority.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use client::{Client, Informer};
+use futures_util::future::BoxFuture;
+use jiff::Timestamp;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::certificates::v1::{
+    CertificateSigningRequest, CertificateSigningRequestCondition, CertificateSigningRequestSpec,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use rcgen::{ExtendedKeyUsagePurpose, Issuer, KeyPair, KeyUsagePurpose};
+
+use super::request::{parse, refusal};
+use super::{CLIENT, KUBELET_CLIENT, KUBELET_SERVING, LEGACY_UNKNOWN, has_condition, is_issued};
+use crate::controller::{Context, Outcome, Reconcile, Requeue};
+
+/// `--cluster-signing-duration`.
+const LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
+const SHORTEST: Duration = Duration::from_secs(600);
+/// Clocks of others may be a little behind.
+const BACKDATE: Duration = Duration::from_secs(300);
+
+struct Controller {
+    client: Client,
+    requests: Informer<CertificateSigningRequest>,
+    signer: Option<(String, String)>,
+}
+
+pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
+    let requests = context.on_self::<CertificateSigningRequest>();
+    Arc::new(Controller { client: context.client.clone(), requests, signer: context.config.signer.clone() })
+}
+
+/// The certificate in PEM, or why there is none.
+fn sign(
+    spec: &CertificateSigningRequestSpec,
+    (authority, key): &(String, String),
+    now: Timestamp,
+) -> Result<String, String> {
+    let mut request = parse(spec)?;
+    if let Some(refusal) = refusal(spec, &request) {
+        return Err(refusal.into());
+    }
+    let key = KeyPair::from_pem(key).map_err(|error| error.to_string())?;
+    let issuer = Issuer::from_ca_cert_pem(authority, key).map_err(|error| error.to_string())?;
+    let asked =
+        spec.expiration_seconds.map(|seconds| Duration::from_secs(seconds.max(0).unsigned_abs().into()).max(SHORTEST));
+    let seconds = Duration::from_secs(now.as_second().max(0).unsigned_abs());
+    let moment = |since: Duration| rcgen::date_time_ymd(1970, 1, 1) + since;
+    let params = &mut request.params;
+    params.not_before = moment(seconds.saturating_sub(BACKDATE));
+    params.not_after = moment(seconds + asked.unwrap_or(LIFETIME).min(LIFETIME));
+    params.is_ca = rcgen::IsCa::ExplicitNoCa;
+    params.use_authority_key_identifier_extension = true;
+    let usages: Vec<&str> = spec.usages.iter().flatten().map(String::as_str).collect();
+    let pick = |name: &str| usages.contains(&name);
+    params.key_usages = [
+        ("digital signature", KeyUsagePurpose::DigitalSignature),
+        ("key encipherment", KeyUsagePurpose::KeyEncipherment),
+    ]
+    .into_iter()
+    .filter(|(name, _)| pick(name))
+    .map(|(_, usage)| usage)
+    .collect();
+    params.extended_key_usages =
+        [("client auth", ExtendedKeyUsagePurpose::ClientAuth), ("server auth", ExtendedKeyUsagePurpose::ServerAuth)]
+            .into_iter()
+            .filter(|(name, _)| pick(name))
+            .map(|(_, usage)| usage)
+            .collect();
+    request.signed_by(&issuer).map(|certificate| certificate.pem()).map_err(|error| error.to_string())
+}
+
+impl Reconcile for Controller {
+    fn reconcile<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Outcome> {
+        Box::pin(async move {
+            let Some((request, signer)) = self.requests.get(key).zip(self.signer.as_ref()) else {
+                return Ok(Requeue::Never);
+            };
+            let ours =
+                [CLIENT, KUBELET_CLIENT, KUBELET_SERVING, LEGACY_UNKNOWN].contains(&request.spec.signer_name.as_str());
+            let waits = has_condition(&request, "Approved")
+                && !has_condition(&request, "Denied")
+                && !has_condition(&request, "Failed")
+                && !is_issued(&request);
+            if !ours || !waits {
+                return Ok(Requeue::Never);
+            }
+            let mut changed = CertificateSigningRequest::clone(&request);
+            let status = changed.status.get_or_insert_default();
+            match sign(&request.spec, signer, Timestamp::now()) {
+                Ok(certificate) => status.certificate = Some(ByteString(certificate.into_bytes())),
+                // Nobody will ever sign this: say so instead of trying for ever.
+                Err(message) => {
+                    let now = Some(Time(Timestamp::now()));
+                    status.conditions.get_or_insert_default().push(CertificateSigningRequestCondition {
+                        type_: "Failed".into(),
+                        status: "True".into(),
+                        reason: Some("SignerValidationFailure".into()),
+                        message: Some(message),
+                        last_update_time: now.clone(),
+                        last_transition_time: now,
+                    });
+                }
+            }
+            self.client.all::<CertificateSigningRequest>().update_status(&changed).await?;
+            Ok(Requeue::Never)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa};
+
+    use super::*;
+
+    fn authority() -> (String, String) {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        (params.self_signed(&key).unwrap().pem(), key.serialize_pem())
+    }
+
+    fn request(
+        common_name: &str,
+        organization: &str,
+        names: &[&str],
+        signer: &str,
+        usages: &[&str],
+    ) -> CertificateSigningRequestSpec {
+        let mut params =
+            CertificateParams::new(names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>()).unwrap();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, common_name);
+        params.distinguished_name.push(DnType::OrganizationName, organization);
+        let pem = params.serialize_request(&KeyPair::generate().unwrap()).unwrap().pem().unwrap();
+        CertificateSigningRequestSpec {
+            request: ByteString(pem.into_bytes()),
+            signer_name: signer.into(),
+            usages: Some(usages.iter().map(|usage| (*usage).to_owned()).collect()),
+            ..CertificateSigningRequestSpec::default()
+        }
+    }
+
+    #[test]
+    fn each_signer_grants_only_what_is_its_own() {
+        let authority = authority();
+        let client = ["digital signature", "client auth"];
+        let server = ["digital signature", "key encipherment", "server auth"];
+        for (spec, granted) in [
+            (request("system:node:n1", "system:nodes", &[], KUBELET_CLIENT, &client), true),
+            (request("system:node:n1", "system:masters", &[], KUBELET_CLIENT, &client), false),
+            (request("ann", "system:nodes", &[], KUBELET_CLIENT, &client), false),
+            (request("system:node:n1", "system:nodes", &["n1"], KUBELET_CLIENT, &client), false),
+            (request("system:node:n1", "system:nodes", &[], KUBELET_CLIENT, &server), false),
+            (request("system:node:n1", "system:nodes", &["n1"], KUBELET_SERVING, &server), true),
+            (request("system:node:n1", "system:nodes", &[], KUBELET_SERVING, &server), false),
+            (request("ann", "dev", &[], CLIENT, &client), true),
+            (request("ann", "dev", &[], CLIENT, &server), false),
+        ] {
+            assert_eq!(
+                sign(&spec, &authority, Timestamp::now()).is_ok(),
+                granted,
+                "{} {:?}",
+                spec.signer_name,
+                spec.usages
+            );
+        }
+    }
+}
