@@ -9,6 +9,8 @@ pub(crate) mod index;
 pub mod metadata;
 pub mod object;
 pub mod parts;
+#[cfg(test)]
+mod random;
 pub mod resource;
 pub mod strategy;
 pub mod table;
