@@ -42,6 +42,7 @@ impl FakeApi {
         self.tell(&mut state, plural, json!({"type": kind, "object": object}));
     }
 
+    #[allow(dead_code, reason = "not every test that includes this file deletes")]
     pub(crate) fn delete(&self, plural: &str, name: &str) {
         let mut state = self.state.lock();
         state.revision += 1;

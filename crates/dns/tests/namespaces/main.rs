@@ -1,0 +1,253 @@
+//! The server as real clients see it: `dig`, glibc and busybox, in a network namespace of the test's own.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../../../proxy/tests/namespaces/api.rs"]
+mod api;
+
+use std::net::{Ipv4Addr, UdpSocket};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use hickory_proto::op::{Message, ResponseCode};
+use hickory_proto::rr::rdata::A;
+use hickory_proto::rr::{RData, Record};
+use nix::sched::{CloneFlags, unshare};
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+use api::FakeApi;
+
+const DEADLINE: Duration = Duration::from_secs(20);
+
+fn named(kind: &str, name: &str, labels: Value) -> Value {
+    let version = if kind == "EndpointSlice" { "discovery.k8s.io/v1" } else { "v1" };
+    let namespace = if kind == "Namespace" { Value::Null } else { json!("ns") };
+    let metadata = json!({"name": name, "namespace": namespace, "uid": name, "labels": labels});
+    json!({"apiVersion": version, "kind": kind, "metadata": metadata})
+}
+
+fn service(name: &str, spec: Value) -> Value {
+    let mut service = named("Service", name, json!({}));
+    service["spec"] = spec;
+    service
+}
+
+fn slice(service: &str, port: (&str, u16), endpoints: Value) -> Value {
+    let mut slice = named("EndpointSlice", service, json!({"kubernetes.io/service-name": service}));
+    slice["addressType"] = json!("IPv4");
+    slice["ports"] = json!([{"name": port.0, "port": port.1, "protocol": "TCP"}]);
+    slice["endpoints"] = endpoints;
+    slice
+}
+
+fn cluster() -> FakeApi {
+    let api = FakeApi::default();
+    api.put("namespaces", named("Namespace", "ns", json!({})));
+    api.put(
+        "services",
+        service(
+            "web",
+            json!({"clusterIP": "10.43.0.9", "clusterIPs": ["10.43.0.9"], "ports": [{"name": "http", "port": 80}]}),
+        ),
+    );
+    api.put("services", service("db", json!({"clusterIP": "None", "ports": [{"name": "pg", "port": 5432}]})));
+    api.put("services", service("ext", json!({"type": "ExternalName", "externalName": "foo.example.com"})));
+    api.put("services", service("many", json!({"clusterIP": "None", "ports": [{"name": "x", "port": 1}]})));
+    api.put(
+        "endpointslices",
+        slice(
+            "db",
+            ("pg", 5432),
+            json!([{"addresses": ["10.42.0.2"], "hostname": "db-0"}, {"addresses": ["10.42.0.3"]}]),
+        ),
+    );
+    let many: Vec<Value> = (1..=200).map(|i| json!({"addresses": [format!("10.42.7.{i}")]})).collect();
+    api.put("endpointslices", slice("many", ("x", 1), json!(many)));
+    api
+}
+
+/// A resolver that knows one name, counting what it is asked.
+fn upstream() -> std::net::SocketAddr {
+    let socket = UdpSocket::bind("127.0.0.2:0").unwrap();
+    let address = socket.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let mut buffer = [0; 4096];
+        let mut asked = 0u8;
+        while let Ok((length, client)) = socket.recv_from(&mut buffer) {
+            let request = Message::from_vec(&buffer[..length]).unwrap();
+            let mut response = Message::response(request.metadata.id, request.metadata.op_code);
+            response.add_queries(request.queries.iter().cloned());
+            let question = &request.queries[0];
+            if question.name().to_ascii().to_lowercase() == "foo.example.com." {
+                asked += 1;
+                // The last byte tells how often it was asked: the cache must keep it at one.
+                let data = RData::A(A(Ipv4Addr::new(192, 0, 2, asked)));
+                response.add_answer(Record::from_rdata(question.name().clone(), 60, data));
+            } else {
+                response.metadata.response_code = ResponseCode::NXDomain;
+            }
+            socket.send_to(&response.to_vec().unwrap(), client).unwrap();
+        }
+    });
+    address
+}
+
+fn run(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
+fn dig(arguments: &str) -> String {
+    let mut all = vec!["@127.0.0.1", "+tries=1", "+time=3"];
+    all.extend(arguments.split_whitespace());
+    run("dig", &all)
+}
+
+fn short(arguments: &str) -> String {
+    let text = dig(&format!("+short {arguments}"));
+    let mut lines: Vec<&str> = text.lines().collect();
+    lines.sort();
+    lines.join(" | ")
+}
+
+/// Runs a test beside a server on 127.0.0.1:53 of its own namespace.
+fn with_server(test: impl FnOnce(&FakeApi) + Send + 'static) {
+    let inside = std::thread::spawn(move || {
+        unshare(CloneFlags::CLONE_NEWNET).unwrap();
+        let socket = cni::netlink::Socket::open().unwrap();
+        let lo = socket.link("lo").unwrap().unwrap().index;
+        socket.set_up(lo).unwrap();
+        // glibc leaves out families of which the host has no address but the loopback's.
+        socket.add_address(lo, "192.0.2.99/32".parse().unwrap()).unwrap();
+        let api = cluster();
+        let mut config = dns::Config::new(api.client(), vec!["127.0.0.1:53".parse().unwrap()]);
+        // Itself among them: it must not go round in circles.
+        config.upstreams = vec!["127.0.0.1:53".parse().unwrap(), upstream()];
+        config.ranges = vec!["10.42.0.0/16".into(), "10.43.0.0/16".into()];
+        let stop = CancellationToken::new();
+        let stopped = stop.clone();
+        let server = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(dns::run(config, stopped)).unwrap();
+        });
+        let deadline = Instant::now() + DEADLINE;
+        while short("dns-version.cluster.local TXT") != "\"1.1.0\"" {
+            assert!(Instant::now() < deadline, "the server does not answer");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        test(&api);
+        stop.cancel();
+        server.join().unwrap();
+    });
+    if let Err(panic) = inside.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+#[test]
+fn dig_sees_the_specification() {
+    with_server(|api| {
+        for transport in ["+notcp", "+tcp"] {
+            for (question, expected) in [
+                ("web.ns.svc.cluster.local A", "10.43.0.9"),
+                ("web.ns.svc.cluster.local AAAA", ""),
+                ("_http._tcp.web.ns.svc.cluster.local SRV", "0 100 80 web.ns.svc.cluster.local."),
+                ("db.ns.svc.cluster.local A", "10.42.0.2 | 10.42.0.3"),
+                (
+                    "_pg._tcp.db.ns.svc.cluster.local SRV",
+                    "0 50 5432 10-42-0-3.db.ns.svc.cluster.local. | 0 50 5432 db-0.db.ns.svc.cluster.local.",
+                ),
+                ("db-0.db.ns.svc.cluster.local A", "10.42.0.2"),
+                ("10-42-0-2.ns.pod.cluster.local A", "10.42.0.2"),
+                ("-x 10.43.0.9", "web.ns.svc.cluster.local."),
+                ("-x 10.42.0.2", "db-0.db.ns.svc.cluster.local."),
+                ("foo.example.com A", "192.0.2.1"),
+                ("ext.ns.svc.cluster.local A", "192.0.2.1 | foo.example.com."),
+                ("ext.ns.svc.cluster.local CNAME", "foo.example.com."),
+            ] {
+                assert_eq!(short(&format!("{transport} {question}")), expected, "{transport} {question}");
+            }
+        }
+        for (question, status) in [
+            ("web.ns.svc.cluster.local AAAA", "NOERROR"),
+            ("none.ns.svc.cluster.local A", "NXDOMAIN"),
+            ("-x 10.42.9.9", "NXDOMAIN"),
+            ("bar.example.com A", "NXDOMAIN"),
+            ("web.ns.svc.cluster.local A CH", "REFUSED"),
+            ("+opcode=status web.ns.svc.cluster.local A", "NOTIMP"),
+            ("+edns=1 +noednsnegotiation web.ns.svc.cluster.local A", "BADVERS"),
+        ] {
+            let answer = dig(question);
+            assert!(answer.contains(&format!("status: {status}")), "{question}: {answer}");
+        }
+        // Negative answers say how long they hold, and positive ones too.
+        assert!(dig("none.ns.svc.cluster.local A").contains("cluster.local.\t\t5\tIN\tSOA\tns.dns.cluster.local."));
+        let answer = dig("+noall +answer web.ns.svc.cluster.local A");
+        assert_eq!(answer.split_whitespace().skip(1).collect::<Vec<_>>(), ["30", "IN", "A", "10.43.0.9"]);
+        // Two hundred addresses do not fit a packet: truncated, then whole over TCP.
+        let cut = dig("+ignore +noedns many.ns.svc.cluster.local A");
+        assert!(cut.contains("flags: qr aa tc rd ra"), "{cut}");
+        assert_eq!(short("+noedns many.ns.svc.cluster.local A").split(" | ").count(), 200);
+        // The type of a service changes, and its name with it.
+        api.put(
+            "services",
+            service("ext", json!({"type": "ClusterIP", "clusterIP": "10.43.0.77", "clusterIPs": ["10.43.0.77"]})),
+        );
+        let deadline = Instant::now() + DEADLINE;
+        while short("ext.ns.svc.cluster.local A") != "10.43.0.77" {
+            assert!(Instant::now() < deadline, "{}", short("ext.ns.svc.cluster.local A"));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    });
+}
+
+#[test]
+fn resolvers_find_short_names() {
+    with_server(|_| {
+        let conf = tempfile::NamedTempFile::new().unwrap();
+        let text =
+            "nameserver 127.0.0.1\nsearch ns.svc.cluster.local svc.cluster.local cluster.local\noptions ndots:5\n";
+        std::fs::write(conf.path(), text).unwrap();
+        let mount = format!("mount --bind {} /etc/resolv.conf", conf.path().display());
+        for (command, expected) in [
+            ("getent ahostsv4 web", "10.43.0.9"),
+            ("getent ahostsv4 web.ns", "10.43.0.9"),
+            ("getent ahostsv4 web.ns.svc", "10.43.0.9"),
+            ("getent hosts 10.43.0.9", "web.ns.svc.cluster.local"),
+            ("getent ahostsv4 foo.example.com", "192.0.2.1"),
+            ("busybox nslookup web.ns.svc.cluster.local", "10.43.0.9"),
+            ("dig +search +short web A", "10.43.0.9"),
+        ] {
+            let answer = run("unshare", &["--mount", "sh", "-c", &format!("{mount} && {command}")]);
+            assert!(answer.contains(expected), "{command}: {answer}");
+        }
+    });
+}
+
+#[test]
+fn garbage_is_survived() {
+    with_server(|_| {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+        // A fixed generator: the same packets every time.
+        let mut state = 0x2545_f491_4f6c_dd1d_u64;
+        let mut packet = [0u8; 64];
+        for i in 0..5000 {
+            for byte in &mut packet {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                *byte = state as u8;
+            }
+            packet[4..6].copy_from_slice(&[0, 1]);
+            socket.send_to(&packet[..i % packet.len()], "127.0.0.1:53").unwrap();
+        }
+        // Never an answer to an answer.
+        let mut answer = *b"\x12\x34\x80\x00\x00\x00\x00\x00\x00\x00\x00\x00";
+        let alone = UdpSocket::bind("127.0.0.1:0").unwrap();
+        alone.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+        alone.send_to(&answer, "127.0.0.1:53").unwrap();
+        assert!(alone.recv(&mut answer).is_err());
+        assert_eq!(short("web.ns.svc.cluster.local A"), "10.43.0.9");
+    });
+}
