@@ -211,10 +211,10 @@ impl Network {
         let kept = |id: &str, ifname: &str| keep.iter().any(|(k, i)| k == id && i == ifname);
         let mut failures = Vec::new();
         for (id, ifname, args) in self.cached_attachments().await {
-            if !kept(&id, &ifname) {
-                if let Err(error) = self.del(&id, "", &ifname, &args).await {
-                    failures.push(error);
-                }
+            if !kept(&id, &ifname)
+                && let Err(error) = self.del(&id, "", &ifname, &args).await
+            {
+                failures.push(error);
             }
         }
         if version_at_least(&self.config.cni_version, "1.1.0") && !self.config.disable_gc {

@@ -16,16 +16,15 @@ pub(crate) fn prepare(settings: &mut Settings) {
         tracing::warn!(%error, "cannot enable IPv4 forwarding");
     }
     let has_v6 = |cidrs: &[String]| cidrs.iter().any(|cidr| cidr.contains(':'));
-    if has_v6(&settings.cluster_cidrs) || has_v6(&settings.service_cidrs) {
-        if let Err(error) = set("net/ipv6/conf/all/forwarding", "1") {
-            tracing::warn!(%error, "cannot enable IPv6 forwarding");
-        }
+    let needs_v6 = has_v6(&settings.cluster_cidrs) || has_v6(&settings.service_cidrs);
+    if needs_v6 && let Err(error) = set("net/ipv6/conf/all/forwarding", "1") {
+        tracing::warn!(%error, "cannot enable IPv6 forwarding");
     }
-    if settings.localhost_node_ports {
-        if let Err(error) = set("net/ipv4/conf/all/route_localnet", "1") {
-            tracing::warn!(%error, "node ports will not answer on localhost");
-            settings.localhost_node_ports = false;
-        }
+    if settings.localhost_node_ports
+        && let Err(error) = set("net/ipv4/conf/all/route_localnet", "1")
+    {
+        tracing::warn!(%error, "node ports will not answer on localhost");
+        settings.localhost_node_ports = false;
     }
     // Two pods on one bridge answer each other directly: without this the answer to a translated packet keeps the wrong
     // source. Masquerading leads it through the host instead.

@@ -33,8 +33,11 @@ struct Handlers {
     status: fn(&Call) -> Result<(), CniError>,
 }
 
+/// What a plug-in's process runs.
+pub type EntryPoint = fn() -> ExitCode;
+
 /// Name, entry point. Links with these names to the binary make a CNI bin directory.
-pub const PLUGINS: &[(&str, fn() -> ExitCode)] = &[
+pub const PLUGINS: &[(&str, EntryPoint)] = &[
     ("bandwidth", || main(&bandwidth::HANDLERS)),
     ("bridge", || main(&bridge::HANDLERS)),
     ("firewall", || main(&firewall::HANDLERS)),
@@ -46,7 +49,7 @@ pub const PLUGINS: &[(&str, fn() -> ExitCode)] = &[
 ];
 
 /// The entry point of a plug-in by its `argv[0]` (without directories).
-pub fn plugin(name: &str) -> Option<fn() -> ExitCode> {
+pub fn plugin(name: &str) -> Option<EntryPoint> {
     PLUGINS.iter().find(|(known, _)| *known == name).map(|(_, run)| *run)
 }
 
