@@ -105,10 +105,10 @@ impl Cgroups {
             for level in ["", "burstable", "besteffort"] {
                 let Ok(entries) = std::fs::read_dir(root.join(&self.base).join(level)) else { continue };
                 for entry in entries.flatten() {
-                    if let Some(uid) = entry.file_name().to_str().and_then(|name| name.strip_prefix("pod")) {
-                        if !uids.iter().any(|known| known == uid) {
-                            uids.push(uid.to_string());
-                        }
+                    let name = entry.file_name();
+                    let Some(uid) = name.to_str().and_then(|name| name.strip_prefix("pod")) else { continue };
+                    if !uids.iter().any(|known| known == uid) {
+                        uids.push(uid.to_string());
                     }
                 }
             }

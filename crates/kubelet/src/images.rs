@@ -56,15 +56,9 @@ impl Images {
             self.recorder.warning(reference, "InspectFailed", message.clone());
             Waiting { reason: "ImageInspectError", message }
         })?;
-        if policy != "Always" {
-            if let Some(present) = present {
-                self.recorder.normal(
-                    reference,
-                    "Pulled",
-                    format!("Container image \"{name}\" already present on machine"),
-                );
-                return Ok(present.id);
-            }
+        if let Some(present) = present.filter(|_| policy != "Always") {
+            self.recorder.normal(reference, "Pulled", format!("Container image \"{name}\" already present on machine"));
+            return Ok(present.id);
         }
         if policy == "Never" {
             let message = format!("Container image \"{name}\" is not present with pull policy of Never");

@@ -71,10 +71,9 @@ impl Renderer {
             Some("Stderr") if !entry.is_stderr => return,
             _ => {}
         }
-        if let Some(since) = self.options.since {
-            if entry.time.parse::<Timestamp>().is_ok_and(|time| time < since) {
-                return;
-            }
+        let is_old = |since: Timestamp| entry.time.parse::<Timestamp>().is_ok_and(|time| time < since);
+        if self.options.since.is_some_and(is_old) {
+            return;
         }
         let start = out.len();
         if self.options.timestamps && self.starts_line {
@@ -201,12 +200,12 @@ where
         if !follow || ended {
             return Ok(());
         }
-        if let (Ok(there), Ok(ours)) = (tokio::fs::metadata(&path).await, file.metadata().await) {
-            if there.ino() != ours.ino() {
-                file = File::open(&path).await?;
-                pending.clear();
-                continue;
-            }
+        if let (Ok(there), Ok(ours)) = (tokio::fs::metadata(&path).await, file.metadata().await)
+            && there.ino() != ours.ino()
+        {
+            file = File::open(&path).await?;
+            pending.clear();
+            continue;
         }
         // One more read after the end: the last lines may have come in between.
         ended = !is_running().await;

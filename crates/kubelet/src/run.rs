@@ -29,8 +29,8 @@ use crate::volumes::{Tokens, Volumes, blocking};
 use crate::worker::Workers;
 use crate::{dns, gc, pleg, state};
 
-/// How often leftovers of pods nobody knows are looked for.
-const HOUSEKEEPING: Duration = Duration::from_secs(2);
+/// How often leftovers of pods nobody knows are looked for, after a first look at start.
+const HOUSEKEEPING: Duration = Duration::from_secs(30);
 
 /// `cox kubelet`.
 pub async fn main(args: Args) -> anyhow::Result<()> {

@@ -387,7 +387,7 @@ fn phase(
         }
     }
 
-    if (pending_init > 0 && !started_main) || (pending_sidecars > 0 && !started_main) || waiting > 0 {
+    if ((pending_init > 0 || pending_sidecars > 0) && !started_main) || waiting > 0 {
         return "Pending";
     }
     if is_running > 0 && (stopped < containers.len() || !is_terminating) {

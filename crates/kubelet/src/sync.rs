@@ -579,10 +579,8 @@ impl Kubelet {
         for sandbox in state.sandboxes.iter().skip(1).filter(|sandbox| !sandbox.ready) {
             let in_use =
                 state.containers.iter().any(|c| c.sandbox_id == sandbox.id && !removed.contains(&c.id.as_str()));
-            if !in_use {
-                if let Err(error) = self.runtime.remove_sandbox(&sandbox.id).await {
-                    tracing::warn!(sandbox = sandbox.id, %error, "old sandbox not removed");
-                }
+            if !in_use && let Err(error) = self.runtime.remove_sandbox(&sandbox.id).await {
+                tracing::warn!(sandbox = sandbox.id, %error, "old sandbox not removed");
             }
         }
     }

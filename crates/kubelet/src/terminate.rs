@@ -152,10 +152,11 @@ impl Kubelet {
             self.runtime.remove_sandbox(&sandbox.id).await?;
         }
         let logs = self.log_dir(pod);
-        if let Err(error) = tokio::fs::remove_dir_all(&logs).await {
-            if error.kind() != std::io::ErrorKind::NotFound {
+        match tokio::fs::remove_dir_all(&logs).await {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 tracing::warn!(path = %logs.display(), %error, "pod logs not removed");
             }
+            _ => {}
         }
         Ok(())
     }

@@ -211,7 +211,6 @@ impl NodeAgent {
                                 ..Default::default()
                             },
                             spec: Some(spec(None)),
-                            ..Default::default()
                         })
                         .await
                     }

@@ -21,13 +21,16 @@ const DENIED_TTL: Duration = Duration::from_secs(30);
 /// A full cache is emptied: answers are only asked for again.
 const CACHE_LIMIT: usize = 1024;
 
+/// Who, with which verb, on which subresource.
+type Access = (String, &'static str, String);
+
 pub(super) struct Auth {
     client: Client,
     token_webhook: bool,
     anonymous: bool,
     authorization_webhook: bool,
     tokens: Mutex<HashMap<String, (Instant, Option<api::UserInfo>)>>,
-    access: Mutex<HashMap<(String, &'static str, String), (Instant, bool)>>,
+    access: Mutex<HashMap<Access, (Instant, bool)>>,
 }
 
 impl Auth {
@@ -107,10 +110,10 @@ impl Auth {
     }
 
     async fn review(&self, token: String) -> Result<Option<api::UserInfo>, client::Error> {
-        if let Some((at, user)) = self.tokens.lock().get(&token) {
-            if at.elapsed() < TOKEN_TTL {
-                return Ok(user.clone());
-            }
+        if let Some((at, user)) = self.tokens.lock().get(&token)
+            && at.elapsed() < TOKEN_TTL
+        {
+            return Ok(user.clone());
         }
         let review =
             TokenReview { spec: TokenReviewSpec { token: token.clone(), ..Default::default() }, ..Default::default() };
@@ -137,10 +140,10 @@ impl Auth {
         node: &str,
     ) -> Result<bool, client::Error> {
         let key = (format!("{}\0{}\0{}", user.name, user.uid, user.groups.join("\0")), verb, subresource.to_string());
-        if let Some((at, allowed)) = self.access.lock().get(&key) {
-            if at.elapsed() < if *allowed { ALLOWED_TTL } else { DENIED_TTL } {
-                return Ok(*allowed);
-            }
+        if let Some((at, allowed)) = self.access.lock().get(&key)
+            && at.elapsed() < if *allowed { ALLOWED_TTL } else { DENIED_TTL }
+        {
+            return Ok(*allowed);
         }
         let review = SubjectAccessReview {
             spec: SubjectAccessReviewSpec {

@@ -7,8 +7,6 @@ use http::{HeaderMap, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Empty};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
-use k8s_openapi::api::core::v1::Pod;
-use std::sync::Arc;
 use tokio::net::TcpStream;
 
 use super::{Server, flag, query, text};
@@ -26,7 +24,7 @@ async fn container_id(server: &Server, parts: &[&str]) -> Result<String, Respons
     let Some((namespace, name, container)) = target(parts) else {
         return Err(text(StatusCode::NOT_FOUND, "404 page not found\n"));
     };
-    let pod = find_pod(server, namespace, name)?;
+    let Some(pod) = server.pod(namespace, name) else { return Err(no_pod()) };
     let state = server
         .kubelet
         .runtime
@@ -39,8 +37,8 @@ async fn container_id(server: &Server, parts: &[&str]) -> Result<String, Respons
     }
 }
 
-fn find_pod(server: &Server, namespace: &str, name: &str) -> Result<Arc<Pod>, Response<Body>> {
-    server.pod(namespace, name).ok_or_else(|| text(StatusCode::NOT_FOUND, "pod does not exist"))
+fn no_pod() -> Response<Body> {
+    text(StatusCode::NOT_FOUND, "pod does not exist")
 }
 
 pub(super) async fn exec(server: &Server, parts: &[&str], request: Request<Incoming>) -> Response<Body> {
@@ -87,10 +85,7 @@ pub(super) async fn port_forward(server: &Server, parts: &[&str], request: Reque
         [namespace, name] | [namespace, name, _] => (*namespace, *name),
         _ => return text(StatusCode::NOT_FOUND, "404 page not found\n"),
     };
-    let pod = match find_pod(server, namespace, name) {
-        Ok(pod) => pod,
-        Err(response) => return response,
-    };
+    let Some(pod) = server.pod(namespace, name) else { return no_pod() };
     let sandbox = match server.kubelet.runtime.pod_state(state::uid(&pod)).await {
         Ok(state) => state.sandboxes.into_iter().find(|sandbox| sandbox.ready),
         Err(error) => return text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),

@@ -38,21 +38,20 @@ pub(crate) fn write(target: &Path, payload: &Payload, group: Option<u32>) -> io:
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => return Err(error),
     };
-    if let Some(old) = &old {
-        if is_same(&target.join(old), payload, group)? {
-            // A crash may have come between the swap and the links.
-            link_entries(target, payload)?;
-            return Ok(false);
-        }
+    if let Some(old) = &old
+        && is_same(&target.join(old), payload, group)?
+    {
+        // A crash may have come between the swap and the links.
+        link_entries(target, payload)?;
+        return Ok(false);
     }
     let stamp = jiff::Timestamp::now().strftime("..%Y_%m_%d_%H_%M_%S").to_string();
     let fresh = format!("{stamp}.{}", rand::random::<u32>());
     write_files(&target.join(&fresh), payload, group)?;
     let tmp = target.join(DATA_TMP);
-    if let Err(error) = std::fs::remove_file(&tmp) {
-        if error.kind() != io::ErrorKind::NotFound {
-            return Err(error);
-        }
+    match std::fs::remove_file(&tmp) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
     }
     symlink(&fresh, &tmp)?;
     std::fs::rename(&tmp, &data)?;
