@@ -235,9 +235,7 @@ impl Context {
             return Ok(Some(Duration::from_secs(seconds)).filter(|d| !d.is_zero()));
         }
         let timeout = crate::duration::parse(&text).map_err(|_| {
-            Failure::message(format!(
-                "Invalid timeout value. Timeout must be a single integer in seconds, or an integer followed by a corresponding time unit (e.g. 1s | 2m | 3h)"
-            ))
+            Failure::message("Invalid timeout value. Timeout must be a single integer in seconds, or an integer followed by a corresponding time unit (e.g. 1s | 2m | 3h)")
         })?;
         Ok(Some(timeout).filter(|d| !d.is_zero()))
     }

@@ -136,12 +136,8 @@ impl Discovery {
         let prefix = group.is_some_and(|g| !groups.iter().any(|known| known.name == g));
         for g in groups.iter() {
             match group {
-                Some(wanted) if prefix && version.is_none() => {
-                    if !g.name.starts_with(wanted) {
-                        continue;
-                    }
-                }
-                Some(wanted) if g.name != wanted => continue,
+                Some(wanted) if prefix && version.is_none() && !g.name.starts_with(wanted) => continue,
+                Some(wanted) if !(prefix && version.is_none()) && g.name != wanted => continue,
                 _ => {}
             }
             for v in &g.versions {
@@ -151,14 +147,14 @@ impl Discovery {
                 let resources = match self.resources(cx, &g.name, v).await {
                     Ok(r) => r,
                     // One group's server being away must not hide the others.
-                    Err(e) if matches!(e, Failure::Status(_)) => continue,
+                    Err(Failure::Status(_)) => continue,
                     Err(e) => return Err(e),
                 };
                 let found = resources.iter().find(|m| {
                     m.resource == lower
                         || m.singular == lower
                         || m.kind.to_lowercase() == lower
-                        || m.short_names.iter().any(|s| *s == lower)
+                        || m.short_names.contains(&lower)
                 });
                 if let Some(m) = found {
                     return Ok(Some(m.clone()));

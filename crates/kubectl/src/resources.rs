@@ -103,8 +103,7 @@ pub(crate) async fn select(cx: &Context, options: &Options) -> Result<Vec<Select
 
     // `type/name` words, all of them or none.
     if args.iter().any(|a| a.contains('/')) {
-        if let Some(plain) = args.iter().find(|a| !a.contains('/')) {
-            let _ = plain;
+        if args.iter().any(|a| !a.contains('/')) {
             return Err(Failure::message(
                 "there is no need to specify a resource type as a separate argument when passing arguments in resource/name form (e.g. 'kubectl get resource/<resource_name>' instead of 'kubectl get resource resource/<resource_name>'",
             ));
@@ -164,11 +163,7 @@ pub(crate) async fn select(cx: &Context, options: &Options) -> Result<Vec<Select
     let names = &args[1..];
     if !names.is_empty() {
         if selects || all {
-            return Err(Failure::message(if selects {
-                "name cannot be provided when a selector is specified"
-            } else {
-                "name cannot be provided when a selector is specified"
-            }));
+            return Err(Failure::message("name cannot be provided when a selector is specified"));
         }
         let mut out = Vec::new();
         for mapping in &mappings {

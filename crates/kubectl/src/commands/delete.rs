@@ -61,10 +61,8 @@ async fn run(cx: &Context) -> Result<()> {
         cx.trace(4, "delete.go", "waiting for the deletion because --force was not given");
     }
     let cascade = propagation(cx)?;
-    if force {
-        if grace == Some(0) || grace.is_none() {
-            cx.warn("Immediate deletion does not wait for confirmation that the running resource has been terminated. The resource may continue to run on the cluster indefinitely.");
-        }
+    if force && (grace == Some(0) || grace.is_none()) {
+        cx.warn("Immediate deletion does not wait for confirmation that the running resource has been terminated. The resource may continue to run on the cluster indefinitely.");
     }
     let named_files = !cx.flags.list("filename").is_empty() || !cx.flags.string("kustomize").is_empty();
     let ignore_missing = cx.flags.bool("ignore-not-found")
@@ -130,13 +128,9 @@ async fn run(cx: &Context) -> Result<()> {
     if !found_any && failures.is_empty() && output != "name" {
         cx.println("No resources found")?;
     }
-    // With --force the server is believed; so is a dry run.
-    if cx.flags.bool("wait")
-        && dry_run == DryRun::None
-        && !(force && !cx.flags.changed("wait"))
-        && !cx.flags.bool("now")
-        || (cx.flags.bool("now") && cx.flags.bool("wait") && dry_run == DryRun::None)
-    {
+    // With --force the server is believed, unless waiting was asked for; a dry run changes nothing.
+    let believed = force && !cx.flags.changed("wait");
+    if cx.flags.bool("wait") && dry_run == DryRun::None && !believed {
         for (info, uid) in &deleted {
             if let Err(e) = wait_gone(cx, info, uid, cx.flags.duration("timeout")).await {
                 failures.push(e);

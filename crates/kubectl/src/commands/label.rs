@@ -58,8 +58,11 @@ pub(crate) const ANNOTATE: Command = Command {
     ..Command::EMPTY
 };
 
+/// Words that name objects, pairs to set, keys to remove.
+type Split = (Vec<String>, Vec<(String, String)>, Vec<String>);
+
 /// `k=v` sets, `k-` removes; everything before the first such word names objects.
-fn split(words: &[String], field: &str) -> Result<(Vec<String>, Vec<(String, String)>, Vec<String>)> {
+fn split(words: &[String], field: &str) -> Result<Split> {
     let is_pair = |w: &String| w.contains('=') || (w.ends_with('-') && w.len() > 1);
     let at = words.iter().position(is_pair).unwrap_or(words.len());
     let (mut set, mut removed) = (Vec::new(), Vec::new());
@@ -85,18 +88,8 @@ fn split(words: &[String], field: &str) -> Result<(Vec<String>, Vec<(String, Str
         }
     }
     if let Some((k, _)) = set.iter().find(|(k, _)| removed.contains(k)) {
-        return Err(Failure::message(if field == "labels" {
-            format!(
-                "cannot modify label \"{k}\" more than once; can not both modify and remove a label in the same command"
-            )
-            .replace("cannot modify label \"", "can not both modify and remove a label in the same command: \"")
-            .split(" more")
-            .next()
-            .unwrap_or("")
-            .to_owned()
-        } else {
-            format!("can not both modify and remove the following annotation(s) in the same command: {k}")
-        }));
+        let what = if field == "labels" { "a label" } else { "the following annotation(s)" };
+        return Err(Failure::message(format!("can not both modify and remove {what} in the same command: {k}")));
     }
     Ok((words[..at].to_vec(), set, removed))
 }

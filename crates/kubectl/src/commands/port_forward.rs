@@ -133,7 +133,7 @@ fn container_port(pod: &Value, service: Option<&Value>, word: &str) -> Result<u1
         .as_array()
         .into_iter()
         .flatten()
-        .find(|p| p["name"] == word || p["port"].to_string() == word)
+        .find(|p| p["name"] == word || p["port"].as_u64().map(|n| n.to_string()).as_deref() == Some(word))
         .ok_or_else(|| {
             Failure::message(format!("Service {} does not have a service port {word}", text(service, "/metadata/name")))
         })?;

@@ -312,7 +312,7 @@ async fn history(cx: &Context) -> Result<()> {
             let (_, cause, template) = all
                 .iter()
                 .find(|r| r.0 == wanted)
-                .ok_or_else(|| Failure::message(format!("unable to find the specified revision")))?;
+                .ok_or_else(|| Failure::message("unable to find the specified revision"))?;
             text = format!("{} with revision #{wanted}\n", info.display());
             text.push_str(&crate::describe::template_text(template, cause));
             cx.print(&text)?;

@@ -84,7 +84,8 @@ const TLS: Command = Command {
 fn collect(cx: &Context, secret: bool) -> Result<Vec<(String, Vec<u8>)>> {
     let (files, literals, env) =
         (cx.flags.list("from-file"), cx.flags.list("from-literal"), cx.flags.list("from-env-file"));
-    if !env.is_empty() && !(files.is_empty() && literals.is_empty()) {
+    let direct = !files.is_empty() || !literals.is_empty();
+    if !env.is_empty() && direct {
         return Err(Failure::message("from-env-file cannot be combined with from-file or from-literal"));
     }
     let mut out = Vec::new();

@@ -35,7 +35,7 @@ pub(super) fn is_defined(name: &str) -> bool {
 }
 
 pub(super) fn call(name: &str, args: Vec<Val>) -> Result<Val, String> {
-    let joined = |args: &[Val]| args.iter().map(|a| print(a)).collect::<Vec<_>>();
+    let joined = |args: &[Val]| args.iter().map(print).collect::<Vec<_>>();
     Ok(Some(match name {
         "and" | "or" => {
             let decided = args.iter().find(|a| truth(a) == (name == "or"));
