@@ -10,7 +10,7 @@ use cri::v1::runtime_service_server::RuntimeService;
 use tokio_stream::{Stream, StreamExt, wrappers::BroadcastStream};
 
 use crate::engine::{Container, Engine, Sandbox};
-use crate::error::Error;
+use crate::error::{Error, doing};
 use crate::{container, exec, network, sandbox, stats, streaming};
 
 pub(crate) struct Runtime {
@@ -24,6 +24,11 @@ type StreamOf<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 /// A list as a stream of one message.
 fn once<T: Send + 'static>(message: T) -> Response<StreamOf<T>> {
     Response::new(Box::pin(tokio_stream::once(Ok(message))))
+}
+
+/// Reads usage on a thread that may wait for the disk.
+async fn measure<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Error> {
+    sandbox::blocking(move || Ok(work())).await.map_err(doing("reading usage"))
 }
 
 fn has_labels(labels: &HashMap<String, String>, selector: &HashMap<String, String>) -> bool {
@@ -66,19 +71,25 @@ impl Runtime {
         found
     }
 
-    fn list_stats(&self, filter: Option<v1::ContainerStatsFilter>) -> Vec<v1::ContainerStats> {
+    async fn list_stats(&self, filter: Option<v1::ContainerStatsFilter>) -> Result<Vec<v1::ContainerStats>, Error> {
         let filter = filter.map(|f| v1::ContainerFilter {
             id: f.id,
             pod_sandbox_id: f.pod_sandbox_id,
             label_selector: f.label_selector,
             state: None,
         });
-        self.containers(filter).iter().map(|c| stats::of_container(&self.engine, c)).collect()
+        let (engine, containers) = (self.engine.clone(), self.containers(filter));
+        measure(move || containers.iter().map(|c| stats::of_container(&engine, c)).collect()).await
     }
 
-    fn list_sandbox_stats(&self, filter: Option<v1::PodSandboxStatsFilter>) -> Vec<v1::PodSandboxStats> {
+    async fn list_sandbox_stats(
+        &self,
+        filter: Option<v1::PodSandboxStatsFilter>,
+    ) -> Result<Vec<v1::PodSandboxStats>, Error> {
         let filter = filter.map(|f| v1::PodSandboxFilter { id: f.id, label_selector: f.label_selector, state: None });
-        self.sandboxes(filter).iter().filter(|s| s.is_ready()).map(|s| stats::of_sandbox(&self.engine, s)).collect()
+        let (engine, sandboxes) = (self.engine.clone(), self.sandboxes(filter));
+        measure(move || sandboxes.iter().filter(|s| s.is_ready()).map(|s| stats::of_sandbox(&engine, s)).collect())
+            .await
     }
 }
 
@@ -248,7 +259,8 @@ impl RuntimeService for Runtime {
 
     async fn container_stats(&self, request: Request<v1::ContainerStatsRequest>) -> Reply<v1::ContainerStatsResponse> {
         let container = self.engine.container(&request.into_inner().container_id)?;
-        let stats = Some(stats::of_container(&self.engine, &container));
+        let engine = self.engine.clone();
+        let stats = Some(measure(move || stats::of_container(&engine, &container)).await?);
         Ok(Response::new(v1::ContainerStatsResponse { stats }))
     }
 
@@ -256,7 +268,7 @@ impl RuntimeService for Runtime {
         &self,
         request: Request<v1::ListContainerStatsRequest>,
     ) -> Reply<v1::ListContainerStatsResponse> {
-        let stats = self.list_stats(request.into_inner().filter);
+        let stats = self.list_stats(request.into_inner().filter).await?;
         Ok(Response::new(v1::ListContainerStatsResponse { stats }))
     }
 
@@ -266,7 +278,7 @@ impl RuntimeService for Runtime {
         &self,
         request: Request<v1::StreamContainerStatsRequest>,
     ) -> Reply<Self::StreamContainerStatsStream> {
-        let container_stats = self.list_stats(request.into_inner().filter);
+        let container_stats = self.list_stats(request.into_inner().filter).await?;
         Ok(once(v1::StreamContainerStatsResponse { container_stats }))
     }
 
@@ -275,7 +287,8 @@ impl RuntimeService for Runtime {
         request: Request<v1::PodSandboxStatsRequest>,
     ) -> Reply<v1::PodSandboxStatsResponse> {
         let sandbox = self.engine.sandbox(&request.into_inner().pod_sandbox_id)?;
-        let stats = Some(stats::of_sandbox(&self.engine, &sandbox));
+        let engine = self.engine.clone();
+        let stats = Some(measure(move || stats::of_sandbox(&engine, &sandbox)).await?);
         Ok(Response::new(v1::PodSandboxStatsResponse { stats }))
     }
 
@@ -283,7 +296,7 @@ impl RuntimeService for Runtime {
         &self,
         request: Request<v1::ListPodSandboxStatsRequest>,
     ) -> Reply<v1::ListPodSandboxStatsResponse> {
-        let stats = self.list_sandbox_stats(request.into_inner().filter);
+        let stats = self.list_sandbox_stats(request.into_inner().filter).await?;
         Ok(Response::new(v1::ListPodSandboxStatsResponse { stats }))
     }
 
@@ -293,7 +306,7 @@ impl RuntimeService for Runtime {
         &self,
         request: Request<v1::StreamPodSandboxStatsRequest>,
     ) -> Reply<Self::StreamPodSandboxStatsStream> {
-        let pod_sandbox_stats = self.list_sandbox_stats(request.into_inner().filter);
+        let pod_sandbox_stats = self.list_sandbox_stats(request.into_inner().filter).await?;
         Ok(once(v1::StreamPodSandboxStatsResponse { pod_sandbox_stats }))
     }
 
