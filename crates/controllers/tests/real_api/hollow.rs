@@ -16,8 +16,10 @@ pub(crate) async fn register(client: &Client, names: &[&str]) {
             },
         }))
         .unwrap();
-        let created = client.all::<Node>().create(&node).await.unwrap();
-        client.all::<Node>().update_status(&Node { status: node.status, ..created }).await.unwrap();
+        client.all::<Node>().create(&node).await.unwrap();
+        // A patch: the manager may be writing the node's range at the same time.
+        let patch = Patch::merge(json!({ "status": node.status }));
+        client.all::<Node>().patch_status(name, &patch).await.unwrap();
     }
 }
 
