@@ -31,7 +31,8 @@ pub async fn main(args: Args) -> Result<()> {
     };
     step("stopping the cluster", manage::stop(options).map(drop));
     step("removing pods", remove_pods(options).await);
-    step("removing firewall rules", proxy::cleanup().await.map_err(|error| anyhow!("{error}")));
+    step("removing firewall rules", remove_rules());
+    step("removing cgroups", remove_cgroups(&options.cgroup()));
     step("removing links", remove_links());
     step("removing routes", node_network::unseal(options));
     step("removing mounts", unmount_below(&options.data_dir).and_then(|()| unmount_below(&options.run_dir)));
@@ -90,6 +91,40 @@ fn remove_dir(dir: &Path) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// Every table that we make, and no other, has a name that begins like this.
+const TABLES: &str = "cox-";
+
+fn remove_rules() -> Result<()> {
+    let listed = cni::nft::list(&["list", "tables"]).map_err(|error| anyhow!("{error}"))?;
+    let listed: serde_json::Value = serde_json::from_str(&listed).context("what nft lists")?;
+    let tables = listed["nftables"].as_array().into_iter().flatten().map(|entry| &entry["table"]);
+    let ours = tables.filter_map(|table| Some((table["family"].as_str()?, table["name"].as_str()?)));
+    let ours = ours.filter(|(_, name)| name.starts_with(TABLES));
+    let transaction: String = ours.map(|(family, name)| format!("delete table {family} {name}\n")).collect();
+    if transaction.is_empty() { Ok(()) } else { cni::nft::apply(&transaction).map_err(|error| anyhow!("{error}")) }
+}
+
+/// Removes the cluster's cgroup from every hierarchy; its processes have ended.
+fn remove_cgroups(cgroup: &str) -> Result<()> {
+    let name = cgroup.trim_start_matches('/');
+    let hierarchies = fs::read_dir("/sys/fs/cgroup").context("/sys/fs/cgroup")?.flatten().map(|entry| entry.path());
+    for root in hierarchies.chain(["/sys/fs/cgroup".into()]) {
+        remove_cgroup(&root.join(name)).with_context(|| root.join(name).display().to_string())?;
+    }
+    Ok(())
+}
+
+/// From the leaves up: a cgroup goes by removing its directory, whatever files it shows.
+fn remove_cgroup(path: &Path) -> std::io::Result<()> {
+    if !path.is_dir() {
+        return Ok(());
+    }
+    for entry in fs::read_dir(path)?.flatten().filter(|entry| entry.path().is_dir()) {
+        remove_cgroup(&entry.path())?;
+    }
+    fs::remove_dir(path)
 }
 
 fn remove_links() -> Result<()> {

@@ -15,7 +15,7 @@ pub struct Options {
     #[arg(long, default_value = "/run/cox", env = "COX_RUN_DIR")]
     pub run_dir: PathBuf,
     /// Name of the cluster, its user and its context in the kubeconfig
-    #[arg(long, default_value = "cox")]
+    #[arg(long, default_value = "cox", env = "COX_NAME")]
     pub name: String,
 }
 
@@ -65,6 +65,11 @@ impl Options {
     /// The administrator's credentials; also merged into the user's kubeconfig.
     pub fn admin_kubeconfig(&self) -> PathBuf {
         self.data_dir.join("admin.kubeconfig")
+    }
+
+    /// The cgroup below which all pods are.
+    pub fn cgroup(&self) -> String {
+        format!("/{}", self.name)
     }
 
     pub fn cri_socket(&self) -> PathBuf {

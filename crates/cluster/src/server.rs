@@ -6,6 +6,7 @@
 use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use api::UserInfo;
@@ -23,6 +24,9 @@ use crate::pki::{Pki, private_dir};
 use crate::progress::Progress;
 use crate::{dns_service, node_network};
 
+/// How long components may take to end once they are told to.
+const STOP_DEADLINE: Duration = Duration::from_secs(10);
+
 /// Runs the cluster until SIGTERM or SIGINT. Progress goes to standard output.
 pub async fn run(options: Options, shape: Shape) -> Result<()> {
     private_dir(&options.data_dir)?;
@@ -32,12 +36,12 @@ pub async fn run(options: Options, shape: Shape) -> Result<()> {
         Err(holder) => bail!("process {} runs this cluster already", holder.pid),
     };
     let stop = CancellationToken::new();
-    let mut components = Components { tasks: JoinSet::new(), stop: stop.clone() };
+    let mut components = Components { tasks: JoinSet::new(), running: Vec::new(), stop: stop.clone() };
     let ended = tokio::select! {
-        ended = start(&options, &shape, &mut components) => match ended {
-            Ok(()) => components.until_stopped().await,
-            Err(error) => Err(error),
-        },
+        ended = async {
+            start(&options, &shape, &mut components).await?;
+            components.until_stopped().await
+        } => ended,
         result = interrupted() => result,
     };
     stop.cancel();
@@ -110,11 +114,13 @@ async fn start(options: &Options, shape: &Shape, components: &mut Components) ->
 /// The running parts of the cluster. Each is awaited; the first to end ends all.
 struct Components {
     tasks: JoinSet<(&'static str, Result<()>)>,
+    running: Vec<&'static str>,
     stop: CancellationToken,
 }
 
 impl Components {
     fn spawn(&mut self, name: &'static str, component: impl Future<Output = Result<()>> + Send + 'static) {
+        self.running.push(name);
         self.tasks.spawn(async move { (name, component.await) });
     }
 
@@ -139,13 +145,23 @@ impl Components {
         }
     }
 
+    /// Waits for all to end, though not for ever: a restart must not hang on one that does not.
     async fn finish(mut self) -> Result<()> {
+        let deadline = tokio::time::Instant::now() + STOP_DEADLINE;
         let mut errors = Vec::new();
-        while let Some(ended) = self.tasks.join_next().await {
-            match ended {
-                Ok((_, Ok(()))) => {}
-                Ok((name, Err(error))) => errors.push(format!("{name}: {error:#}")),
-                Err(panic) => errors.push(panic.to_string()),
+        loop {
+            match tokio::time::timeout_at(deadline, self.tasks.join_next()).await {
+                Ok(None) => break,
+                Ok(Some(Ok((name, Ok(()))))) => self.running.retain(|running| *running != name),
+                Ok(Some(Ok((name, Err(error))))) => {
+                    self.running.retain(|running| *running != name);
+                    errors.push(format!("{name}: {error:#}"));
+                }
+                Ok(Some(Err(panic))) => errors.push(panic.to_string()),
+                Err(_) => {
+                    errors.push(format!("still running after {STOP_DEADLINE:?}: {}", self.running.join(", ")));
+                    break;
+                }
             }
         }
         if errors.is_empty() { Ok(()) } else { bail!("{}", errors.join("\n")) }
@@ -216,6 +232,7 @@ fn kubelet_config(
     settings.root_dir = options.data_dir.join("kubelet");
     settings.cert_dir = options.pki_dir();
     settings.pod_logs_dir = options.data_dir.join("logs/pods");
+    settings.cgroup_root = options.cgroup();
     settings.cluster_dns = vec![dns.to_string()];
     settings.cluster_domain = shape.cluster_domain.clone();
     settings.port = shape.kubelet_port;

@@ -152,11 +152,13 @@ impl Kubelet {
 
     async fn make_directories(&self, pod: &Pod) -> Result<(), SyncError> {
         let (dir, logs) = (self.pod_dir(pod), self.log_dir(pod));
+        let containers: Vec<String> = state::all_containers(pod).into_iter().map(|container| container.name).collect();
         blocking(move || {
             for sub in ["volumes", "plugins", "containers"] {
                 std::fs::create_dir_all(dir.join(sub))?;
             }
-            std::fs::create_dir_all(logs)
+            // Each container logs below a directory of its name.
+            containers.iter().try_for_each(|name| std::fs::create_dir_all(logs.join(name)))
         })
         .await
         .map_err(|error| SyncError::Other(format!("error making pod data directories: {error}")))

@@ -34,6 +34,9 @@ pub(crate) async fn create(engine: &Arc<Engine>, request: v1::CreateContainerReq
         ("", _) | (_, "") => None,
         (directory, path) => Some(PathBuf::from(directory).join(path)),
     };
+    if let Some(parent) = log_path.as_deref().and_then(std::path::Path::parent) {
+        fs::create_dir_all(parent).map_err(doing(format!("creating {}", parent.display())))?;
+    }
     let cgroup = cgroup::child_path(&sandbox::cgroup_parent(&pod), &id);
     let directory = engine.config.root.join("containers").join(&id);
     for part in ["upper", "work", "rootfs"] {

@@ -1,0 +1,188 @@
+//! A cluster for a test: the real binary in a network namespace with no way out, pulling from a real registry.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use testkit::images::Image;
+use testkit::registry::Registry;
+
+/// Puts an image into a registry.
+pub(crate) type Push = fn(&Registry) -> Image;
+
+/// Long enough for a busy machine; a test that works never waits for it.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
+
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+/// A host of its own: loopback, one address, and a default route that leads nowhere.
+pub(crate) struct Host {
+    name: String,
+}
+
+impl Host {
+    pub(crate) fn new() -> Host {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let host = Host { name: format!("coxtest-{}-{number}", std::process::id()) };
+        run(Command::new("ip").args(["netns", "add", &host.name]));
+        for line in [
+            "link set lo up",
+            "link add eth0 type veth peer name out0",
+            "link set out0 up",
+            "addr add 172.31.7.2/24 dev eth0",
+            "link set eth0 up",
+            "route add default via 172.31.7.1",
+        ] {
+            run(host.command("ip").args(line.split(' ')));
+        }
+        host
+    }
+
+    /// For what this thread does on the host itself.
+    pub(crate) fn netns(&self) -> cni::netns::Netns {
+        cni::netns::Netns::open(format!("/run/netns/{}", self.name)).unwrap()
+    }
+
+    /// A command that runs on this host.
+    pub(crate) fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        // Not `ip netns exec`: that remounts /sys and hides the cgroups.
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/run/netns/{}", self.name)).arg("--").arg(program.as_ref());
+        command
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        run(Command::new("ip").args(["netns", "del", &self.name]));
+    }
+}
+
+/// A cluster that was brought up by `cox up` and is deleted at the end.
+pub(crate) struct Cluster {
+    pub(crate) host: Host,
+    dir: TempDir,
+    registry: Option<Registry>,
+}
+
+impl Cluster {
+    /// Brings a cluster up whose docker.io is a registry with the given images.
+    pub(crate) fn up(images: &[Push]) -> Cluster {
+        let host = Host::new();
+        let dir = tempfile::Builder::new().prefix("coxtest-").tempdir().unwrap();
+        let mut cluster = Cluster { host, dir, registry: None };
+        cluster.start_registry(images);
+        cluster.up_again();
+        cluster
+    }
+
+    /// `cox up`, for the first time or once more.
+    pub(crate) fn up_again(&self) {
+        let registries = self.path("registries.yaml");
+        let output = self.cox("up").args(["--node-name", "node-1", "--registries"]).arg(registries).output().unwrap();
+        assert!(output.status.success(), "cox up failed\n{}\n{}", describe(&output), self.log());
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// `cox <component>` aimed at this cluster.
+    pub(crate) fn cox(&self, component: &str) -> Command {
+        let mut command = self.host.command(env!("CARGO_BIN_EXE_cox"));
+        command.arg(component);
+        command.env("COX_DATA_DIR", self.path("data")).env("COX_RUN_DIR", self.path("run"));
+        command.env("COX_NAME", &self.host.name);
+        command.env("KUBECONFIG", self.path("kubeconfig")).env("HOME", self.dir.path());
+        command
+    }
+
+    /// Runs a kubectl command line, which must succeed, and returns what it printed.
+    pub(crate) fn kubectl(&self, line: &str) -> String {
+        let output = self.cox("kubectl").args(line.split_whitespace()).output().unwrap();
+        assert!(output.status.success(), "kubectl {line}\n{}\n{}", describe(&output), self.log());
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Waits until `probe` gives a value; fails with the cluster's log when it never does.
+    pub(crate) fn wait<T>(&self, what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(value) = probe() {
+                return value;
+            }
+            if Instant::now() > deadline {
+                let pods = self.cox("kubectl").args(["get", "pods,events", "-A", "-o", "wide"]).output().unwrap();
+                panic!("no sign of {what}\n{}\n{}", describe(&pods), self.log());
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// An HTTP GET of `/` from the host; None while there is no answer.
+    pub(crate) fn http_get(&self, address: &str) -> Option<String> {
+        let address: SocketAddr = address.parse().unwrap();
+        let get = || -> std::io::Result<String> {
+            let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
+            stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+            stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer)?;
+            Ok(answer)
+        };
+        self.host.netns().enter(get).unwrap().ok().filter(|answer| answer.starts_with("HTTP/1.1 200"))
+    }
+
+    pub(crate) fn log(&self) -> String {
+        let text = std::fs::read_to_string(self.path("data/logs/cox.log")).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        format!("the end of the cluster's log:\n{}", lines[lines.len().saturating_sub(80)..].join("\n"))
+    }
+
+    /// On this thread, inside the host's namespace: what it starts and connects to is there.
+    fn start_registry(&mut self, images: &[Push]) {
+        let registry = self.host.netns().enter(|| {
+            let registry = testkit::registry::start();
+            images.iter().for_each(|push| drop(push(&registry)));
+            registry
+        });
+        let registry = registry.unwrap();
+        std::fs::write(self.path("registries.yaml"), registry.registries_yaml()).unwrap();
+        self.registry = Some(registry);
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        let output = self.cox("delete").output();
+        drop(self.registry.take());
+        if !std::thread::panicking() {
+            let output = output.unwrap();
+            assert!(output.status.success(), "cox delete failed\n{}", describe(&output));
+        }
+    }
+}
+
+pub(crate) fn run(command: &mut Command) {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}\n{}", describe(&output));
+}
+
+pub(crate) fn describe(output: &Output) -> String {
+    format!("{}\n{}{}", output.status, String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+/// Mounts below a directory: none may be left when a cluster is gone.
+pub(crate) fn mounts_below(dir: &Path) -> Vec<String> {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let dir = dir.to_str().unwrap();
+    mounts
+        .lines()
+        .filter(|line| line.split(' ').nth(4).is_some_and(|point| point.starts_with(dir)))
+        .map(str::to_owned)
+        .collect()
+}

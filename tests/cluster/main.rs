@@ -1,0 +1,6 @@
+//! End to end, on the real binary: one file per capability that a user would name.
+
+#![allow(clippy::unwrap_used)]
+
+mod harness;
+mod walk;
