@@ -3,4 +3,5 @@
 #![allow(clippy::unwrap_used)]
 
 mod harness;
+mod resume;
 mod walk;

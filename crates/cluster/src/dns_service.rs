@@ -18,14 +18,14 @@ const NAMESPACE: &str = "kube-system";
 const NAME: &str = "kube-dns";
 const MANAGER: &str = "cox";
 /// The port on the gateway: the DNS port itself, since nobody else can have that address.
-pub const PORT: u16 = 53;
+pub(crate) const PORT: u16 = 53;
 
 /// Who the DNS server is.
-pub const USER: &str = "system:serviceaccount:kube-system:coredns";
+pub(crate) const USER: &str = "system:serviceaccount:kube-system:coredns";
 const ROLE: &str = "system:coredns";
 
 /// Lets the DNS server see what it answers from, and nothing else.
-pub async fn ensure_role(client: &Client) -> Result<()> {
+pub(crate) async fn ensure_role(client: &Client) -> Result<()> {
     let group = "rbac.authorization.k8s.io";
     let role = json!({
         "apiVersion": format!("{group}/v1"),
@@ -54,7 +54,7 @@ pub async fn ensure_role(client: &Client) -> Result<()> {
 }
 
 /// Writes the Service and its endpoint; doing so again changes nothing.
-pub async fn ensure(client: &Client, cluster_ip: IpAddr, listens_on: IpAddr) -> Result<()> {
+pub(crate) async fn ensure(client: &Client, cluster_ip: IpAddr, listens_on: IpAddr) -> Result<()> {
     let ports = [("dns", "UDP"), ("dns-tcp", "TCP")];
     let service = json!({
         "apiVersion": "v1",
@@ -90,7 +90,7 @@ pub async fn ensure(client: &Client, cluster_ip: IpAddr, listens_on: IpAddr) -> 
 }
 
 /// Waits until the DNS server at the gateway knows the API server's service.
-pub async fn answers(server: IpAddr, expected: IpAddr, domain: &str) -> Result<()> {
+pub(crate) async fn answers(server: IpAddr, expected: IpAddr, domain: &str) -> Result<()> {
     let socket = UdpSocket::bind((IpAddr::from([0, 0, 0, 0]), 0)).await?;
     socket.connect((server, PORT)).await?;
     let query = query(&format!("kubernetes.default.svc.{domain}"));

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::pki::{Pki, private_dir, write_private};
 
 /// How to reach a cluster as its administrator.
-pub struct Access {
+pub(crate) struct Access {
     pub name: String,
     pub server: String,
     pub ca: Vec<u8>,
@@ -20,7 +20,7 @@ pub struct Access {
 }
 
 impl Access {
-    pub fn admin(name: &str, server: &str, pki: &Pki) -> Result<Access> {
+    pub(crate) fn admin(name: &str, server: &str, pki: &Pki) -> Result<Access> {
         let read = |path: PathBuf| fs::read(&path).with_context(|| path.display().to_string());
         Ok(Access {
             name: name.to_owned(),
@@ -32,7 +32,7 @@ impl Access {
     }
 
     /// Puts the cluster, its user and its context into the file and makes the context current.
-    pub fn merge_into(&self, path: &Path) -> Result<()> {
+    pub(crate) fn merge_into(&self, path: &Path) -> Result<()> {
         let mut config = load(path)?;
         upsert(
             &mut config,
@@ -61,7 +61,7 @@ impl Access {
 }
 
 /// Takes the cluster, its user and its context out again; a missing file is fine.
-pub fn remove_from(path: &Path, name: &str) -> Result<()> {
+pub(crate) fn remove_from(path: &Path, name: &str) -> Result<()> {
     if !path.exists() {
         return Ok(());
     }
@@ -78,7 +78,7 @@ pub fn remove_from(path: &Path, name: &str) -> Result<()> {
 }
 
 /// The file that `kubectl` would change: the first of `$KUBECONFIG`, or `~/.kube/config`.
-pub fn user_file() -> Option<PathBuf> {
+pub(crate) fn user_file() -> Option<PathBuf> {
     if let Some(list) = std::env::var_os("KUBECONFIG").filter(|list| !list.is_empty()) {
         return std::env::split_paths(&list).find(|path| !path.as_os_str().is_empty());
     }

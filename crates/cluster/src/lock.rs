@@ -14,11 +14,11 @@ use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
 /// Held for as long as this process runs the cluster.
-pub struct Lock(#[expect(dead_code, reason = "holding it is the point")] Flock<File>);
+pub(crate) struct Lock(#[expect(dead_code, reason = "holding it is the point")] Flock<File>);
 
 impl Lock {
     /// Takes the lock, or says which process has it.
-    pub fn take(path: &Path) -> Result<std::result::Result<Lock, Holder>> {
+    pub(crate) fn take(path: &Path) -> Result<std::result::Result<Lock, Holder>> {
         let file = open(path)?;
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(mut file) => {
@@ -33,7 +33,7 @@ impl Lock {
     }
 
     /// The process that runs the cluster, if one does.
-    pub fn holder(path: &Path) -> Result<Option<Holder>> {
+    pub(crate) fn holder(path: &Path) -> Result<Option<Holder>> {
         if !path.exists() {
             return Ok(None);
         }
@@ -47,7 +47,7 @@ impl Lock {
 }
 
 /// The process that runs a cluster.
-pub struct Holder {
+pub(crate) struct Holder {
     pub pid: Pid,
     path: PathBuf,
 }
@@ -61,7 +61,7 @@ impl Holder {
     }
 
     /// Asks the process to end and returns when it has.
-    pub fn stop(self) -> Result<()> {
+    pub(crate) fn stop(self) -> Result<()> {
         nix::sys::signal::kill(self.pid, Signal::SIGTERM).with_context(|| format!("stopping process {}", self.pid))?;
         match Flock::lock(open(&self.path)?, FlockArg::LockExclusive) {
             Ok(_) => Ok(()),

@@ -84,7 +84,10 @@ pub async fn logs(args: LogsArgs) -> Result<()> {
     for line in &lines[skip..] {
         out.write_all(line.as_bytes())?;
     }
-    while args.follow {
+    if !args.follow {
+        return Ok(());
+    }
+    loop {
         let position = reader.stream_position()?;
         line.clear();
         if reader.read_line(&mut line)? == 0 || !line.ends_with('\n') {
@@ -95,5 +98,4 @@ pub async fn logs(args: LogsArgs) -> Result<()> {
             out.write_all(line.as_bytes())?;
         }
     }
-    Ok(())
 }

@@ -20,10 +20,10 @@ use crate::options::{Options, Shape};
 use crate::pki::write_private;
 
 /// The bridge that this node's pods hang on.
-pub const BRIDGE: &str = "cox0";
+pub(crate) const BRIDGE: &str = "cox0";
 
 /// Gives the cluster's ranges an end on this machine, so that what nobody serves never leaves it.
-pub fn seal(options: &Options, shape: &Shape, node_ip: IpAddr) -> Result<()> {
+pub(crate) fn seal(options: &Options, shape: &Shape, node_ip: IpAddr) -> Result<()> {
     let range = |text: &str| text.parse::<Cidr>().map_err(|error| anyhow!("{text:?}: {error}"));
     let ranges = [range(&shape.cluster_cidr)?, range(&shape.service_cidr)?];
     // Written first, so that `delete` finds what was made even if we go no further.
@@ -32,7 +32,7 @@ pub fn seal(options: &Options, shape: &Shape, node_ip: IpAddr) -> Result<()> {
 }
 
 /// Takes back what [`seal`] did.
-pub fn unseal(options: &Options) -> Result<()> {
+pub(crate) fn unseal(options: &Options) -> Result<()> {
     let path = ranges_file(options);
     if !path.exists() {
         return Ok(());
@@ -47,7 +47,7 @@ fn ranges_file(options: &Options) -> PathBuf {
 }
 
 /// Waits until the node has a pod range.
-pub async fn pod_range(client: &Client, node: &str) -> Result<Cidr> {
+pub(crate) async fn pod_range(client: &Client, node: &str) -> Result<Cidr> {
     let informers = InformerFactory::new(client.clone());
     let nodes = informers.filtered::<Node>(ListParams::fields(format!("metadata.name={node}")));
     let (sender, mut range) = watch::channel(None);
@@ -66,7 +66,7 @@ pub async fn pod_range(client: &Client, node: &str) -> Result<Cidr> {
 }
 
 /// Makes the bridge, or completes the one that is there, and returns its address: the pods' gateway.
-pub fn ensure_bridge(range: Cidr) -> Result<IpAddr> {
+pub(crate) fn ensure_bridge(range: Cidr) -> Result<IpAddr> {
     let gateway = cni::cidr::next(range.network().addr).context("the pod range has no room for a gateway")?;
     let make = || -> std::io::Result<()> {
         let socket = Socket::open()?;
@@ -88,7 +88,7 @@ pub fn ensure_bridge(range: Cidr) -> Result<IpAddr> {
 }
 
 /// Links every CNI plug-in to this binary.
-pub fn install_plugins(options: &Options) -> Result<()> {
+pub(crate) fn install_plugins(options: &Options) -> Result<()> {
     let dir = options.cni_bin_dir();
     fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
     let binary = std::env::current_exe().context("finding this binary")?;
@@ -106,7 +106,7 @@ pub fn install_plugins(options: &Options) -> Result<()> {
 }
 
 /// Writes the configuration that the runtime picks up.
-pub fn write_config(options: &Options, range: Cidr) -> Result<()> {
+pub(crate) fn write_config(options: &Options, range: Cidr) -> Result<()> {
     let dir = options.cni_conf_dir();
     fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
     let leases = options.data_dir.join("cni/leases");

@@ -114,7 +114,7 @@ impl Shape {
 }
 
 /// Splits an IPv4 range into its first address and its prefix length.
-pub fn cidr(text: &str) -> Result<(Ipv4Addr, u8)> {
+fn cidr(text: &str) -> Result<(Ipv4Addr, u8)> {
     let parse = || {
         let (base, length) = text.split_once('/')?;
         let length: u8 = length.parse().ok().filter(|length| *length <= 32)?;

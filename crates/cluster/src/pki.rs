@@ -20,7 +20,7 @@ const LEAF_YEARS: i64 = 1;
 
 /// The directory of keys; every file has a name that kubeadm users know.
 #[derive(Debug, Clone)]
-pub struct Pki {
+pub(crate) struct Pki {
     dir: PathBuf,
 }
 
@@ -34,7 +34,7 @@ struct Subject<'a> {
 
 impl Pki {
     /// Makes what is missing under `dir` and signs the leaves anew.
-    pub fn prepare(dir: &Path, node_name: &str, hosts: &[String], addresses: &[IpAddr]) -> Result<Pki> {
+    pub(crate) fn prepare(dir: &Path, node_name: &str, hosts: &[String], addresses: &[IpAddr]) -> Result<Pki> {
         private_dir(dir)?;
         let pki = Pki { dir: dir.to_owned() };
         let ca = pki.authority("ca", "kubernetes-ca")?;
@@ -58,20 +58,20 @@ impl Pki {
     }
 
     /// The keys that an earlier start prepared.
-    pub fn open(dir: &Path) -> Pki {
+    pub(crate) fn open(dir: &Path) -> Pki {
         Pki { dir: dir.to_owned() }
     }
 
-    pub fn certificate(&self, name: &str) -> PathBuf {
+    pub(crate) fn certificate(&self, name: &str) -> PathBuf {
         self.dir.join(format!("{name}.crt"))
     }
 
-    pub fn key(&self, name: &str) -> PathBuf {
+    pub(crate) fn key(&self, name: &str) -> PathBuf {
         self.dir.join(format!("{name}.key"))
     }
 
     /// The public half of the key that signs service-account tokens.
-    pub fn service_account_public_key(&self) -> PathBuf {
+    pub(crate) fn service_account_public_key(&self) -> PathBuf {
         self.dir.join("sa.pub")
     }
 

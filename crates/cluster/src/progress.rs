@@ -7,9 +7,9 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 /// Ends the report: what follows it, if anything, is not progress.
-pub const READY: &str = "ready";
+pub(crate) const READY: &str = "ready";
 
-pub struct Progress {
+pub(crate) struct Progress {
     started: Instant,
     phase: Instant,
 }
@@ -23,13 +23,13 @@ impl Default for Progress {
 
 impl Progress {
     /// Reports a phase as done; its time is what passed since the phase before.
-    pub fn done(&mut self, phase: &str, detail: &str) {
+    pub(crate) fn done(&mut self, phase: &str, detail: &str) {
         let now = Instant::now();
         say(&format!(" ✓ {phase:<14} {:>8}  {detail}", human(now - self.phase)));
         self.phase = now;
     }
 
-    pub fn ready(&self) {
+    pub(crate) fn ready(&self) {
         say(&format!(" ✓ {:<14} {:>8}", "ready", human(self.started.elapsed())));
         say(READY);
     }

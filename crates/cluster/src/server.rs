@@ -28,7 +28,7 @@ use crate::{dns_service, node_network};
 const STOP_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Runs the cluster until SIGTERM or SIGINT. Progress goes to standard output.
-pub async fn run(options: Options, shape: Shape) -> Result<()> {
+pub(crate) async fn run(options: Options, shape: Shape) -> Result<()> {
     private_dir(&options.data_dir)?;
     private_dir(&options.run_dir)?;
     let _lock = match Lock::take(&options.lock_file())? {
@@ -233,6 +233,11 @@ fn kubelet_config(
     settings.cert_dir = options.pki_dir();
     settings.pod_logs_dir = options.data_dir.join("logs/pods");
     settings.cgroup_root = options.cgroup();
+    // A machine that is also used for other things is often rather full: keep pods off it only when it really is.
+    settings.eviction_nodefs_available = 1;
+    settings.eviction_imagefs_available = 1;
+    settings.image_gc_high = 99;
+    settings.image_gc_low = 98;
     settings.cluster_dns = vec![dns.to_string()];
     settings.cluster_domain = shape.cluster_domain.clone();
     settings.port = shape.kubelet_port;

@@ -16,11 +16,14 @@ pub(crate) struct FitError {
     pub(crate) rejections: Vec<(Arc<NodeInfo>, Rejection)>,
 }
 
+/// A plug-in with what it prepared for the decision, if anything.
+type Judge = (&'static dyn Plugin, Option<Box<dyn Prepared>>);
+
 /// The plug-ins, prepared for one pod on one snapshot.
 pub(crate) struct Judges<'a> {
     pod: &'a PodInfo,
     snapshot: &'a Snapshot,
-    prepared: Vec<(&'static dyn Plugin, Option<Box<dyn Prepared>>)>,
+    prepared: Vec<Judge>,
 }
 
 impl<'a> Judges<'a> {

@@ -22,10 +22,13 @@ pub struct InformerFactory {
     tasks: TaskTracker,
 }
 
+/// Starts an informer that was asked for before the factory was started.
+type Start = Box<dyn FnOnce(&TaskTracker, CancellationToken) + Send>;
+
 #[derive(Default)]
 struct Shared {
     informers: HashMap<Identity, Box<dyn Any + Send>>,
-    waiting: Vec<Box<dyn FnOnce(&TaskTracker, CancellationToken) + Send>>,
+    waiting: Vec<Start>,
     started: Option<CancellationToken>,
 }
 

@@ -21,14 +21,14 @@ pub(super) enum Auth {
     None,
     Fixed(HeaderValue),
     TokenFile { path: PathBuf, cached: parking_lot::Mutex<Option<(Instant, HeaderValue)>> },
-    Exec(ExecPlugin),
+    Exec(Box<ExecPlugin>),
 }
 
 impl Auth {
     /// In client-go's order: exec plug-in, token file, token, OIDC id token, basic.
     pub(super) fn new(user: &AuthInfo, server: &str) -> Result<Self, Error> {
         if let Some(exec) = &user.exec {
-            return Ok(Auth::Exec(ExecPlugin::new(exec.clone(), server)));
+            return Ok(Auth::Exec(Box::new(ExecPlugin::new(exec.clone(), server))));
         }
         if let Some(path) = &user.token_file {
             return Ok(Auth::TokenFile { path: path.into(), cached: parking_lot::Mutex::new(None) });

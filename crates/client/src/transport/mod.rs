@@ -32,7 +32,7 @@ pub struct Client {
 
 enum Transport {
     InProcess { handler: Handler, user: api::UserInfo },
-    Https(https::Https),
+    Https(Box<https::Https>),
 }
 
 impl Client {
@@ -56,7 +56,7 @@ impl Client {
             headers.push((HeaderName::from_static("impersonate-group"), header_value(group)?));
         }
         let namespace = resolved.namespace.clone();
-        Ok(Self::new(Transport::Https(https::Https::new(resolved)?), headers, &namespace))
+        Ok(Self::new(Transport::Https(Box::new(https::Https::new(resolved)?)), headers, &namespace))
     }
 
     /// From the service account that a pod is given.

@@ -103,7 +103,7 @@ fn is_headless(spec: &ServiceSpec) -> bool {
     spec.cluster_ip.as_deref() == Some("None")
 }
 
-fn ip_of<'a>(pod: &'a Pod, ipv6: bool) -> Option<&'a str> {
+fn ip_of(pod: &Pod, ipv6: bool) -> Option<&str> {
     let status = pod.status.as_ref()?;
     let all = status.pod_ips.iter().flatten().map(|address| address.ip.as_str());
     all.chain(status.pod_ip.as_deref()).find(|address| !address.is_empty() && address.contains(':') == ipv6)

@@ -37,13 +37,15 @@ struct Shared {
     content: Vec<String>,
 }
 
+/// The value before the first change, and the value now.
+type Change<T> = (Option<T>, Option<T>);
+
 /// The changes of one family, gathered before they are written in the order the kernel needs.
 #[derive(Default)]
 struct Changes {
-    /// Value before the first change -> value now.
-    elements: BTreeMap<(&'static str, String), (Option<String>, Option<String>)>,
-    chains: BTreeMap<String, (Option<Vec<String>>, Option<Vec<String>>)>,
-    sets: BTreeMap<String, (Option<String>, Option<String>)>,
+    elements: BTreeMap<(&'static str, String), Change<String>>,
+    chains: BTreeMap<String, Change<Vec<String>>>,
+    sets: BTreeMap<String, Change<String>>,
 }
 
 impl Program {
