@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod forms;
 mod harness;
 mod resume;
 mod walk;

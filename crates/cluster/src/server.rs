@@ -262,6 +262,7 @@ pub(crate) fn runtime_config(options: &Options, registries: Option<&Path>) -> ru
     config.cni_conf_dir = options.cni_conf_dir();
     config.cni_bin_dirs = vec![options.cni_bin_dir()];
     config.cni_cache_dir = Some(options.data_dir.join("cni/cache"));
+    config.images_dir = Some(options.data_dir.join("images"));
     config.registries = registries.filter(|path| path.exists()).map(Path::to_owned);
     config
 }

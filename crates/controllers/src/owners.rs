@@ -151,7 +151,7 @@ mod tests {
             owner_references: owner.map(|uid| {
                 vec![OwnerReference { uid: uid.into(), controller: Some(true), ..OwnerReference::default() }]
             }),
-            deletion_timestamp: deleting.then(|| Time(jiff::Timestamp::UNIX_EPOCH)),
+            deletion_timestamp: deleting.then_some(Time(jiff::Timestamp::UNIX_EPOCH)),
             ..ObjectMeta::default()
         };
         for (owner, object_deleting, matches, owner_deleting, expected) in [

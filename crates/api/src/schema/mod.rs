@@ -3,7 +3,7 @@
 //! Built from the schemas that `k8s-openapi` carries, kind by kind when first asked for, reduced to
 //! what decoding and merging need; definitions shared by several kinds (a pod template) exist once. A
 //! custom resource builds the same [`Type`] from its own schema.
-//! Flow: `codec` -> [`check`] (unknown fields, wrong types, canonical quantities) -> typed object.
+//! Flow: `codec` -> `check` (unknown fields, wrong types, canonical quantities) -> typed object.
 
 mod build;
 mod check;
