@@ -4,11 +4,11 @@
 //! the binary was started by (`kubectl`, a CNI plug-in), so that links to it stand in for the usual programs.
 
 use std::ffi::OsString;
-use std::future::Future;
 use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Args, Command};
+use futures_util::future::BoxFuture;
 
 /// One thing that `cox` can be.
 struct Component {
@@ -113,7 +113,9 @@ fn help() -> String {
 }
 
 /// Parses the flags of a component and runs it to its end on a tokio runtime.
-fn component<A: Args, F: Future<Output = anyhow::Result<()>>>(argv: Vec<OsString>, main: fn(A) -> F) -> ExitCode {
+///
+/// Components hand out boxed futures, so that each tree of futures is compiled once, in its own crate, not again here.
+fn component<A: Args>(argv: Vec<OsString>, main: fn(A) -> BoxFuture<'static, anyhow::Result<()>>) -> ExitCode {
     let name = argv.first().and_then(|name| name.to_str()).map_or("cox".into(), |name| format!("cox {name}"));
     let matches = A::augment_args(Command::new("cox").bin_name(name)).get_matches_from(argv);
     let args = match A::from_arg_matches(&matches) {

@@ -30,10 +30,15 @@ pub use config::{Args, Config, Storage};
 pub use registry::core::service_allocation::Cidr;
 pub use server::{Handler, Server};
 
+use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 
 /// `cox apiserver`: serves until the process is told to stop.
-pub async fn main(args: Args) -> anyhow::Result<()> {
+pub fn main(args: Args) -> BoxFuture<'static, anyhow::Result<()>> {
+    Box::pin(run_main(args))
+}
+
+async fn run_main(args: Args) -> anyhow::Result<()> {
     let stop = CancellationToken::new();
     let signals = stop.clone();
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
@@ -50,7 +55,11 @@ pub async fn main(args: Args) -> anyhow::Result<()> {
 }
 
 /// Runs a server until `stop` fires.
-pub async fn run(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
+pub fn run(config: Config, stop: CancellationToken) -> BoxFuture<'static, anyhow::Result<()>> {
+    Box::pin(run_until(config, stop))
+}
+
+async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
     let server = Server::new(config).await?;
     tracing::info!(address = %server.address(), "serving");
     server.serve(stop).await

@@ -57,7 +57,11 @@ pub struct Server {
 impl Server {
     /// Opens the store, fills the caches, makes the objects every cluster has, and binds the port. The in-process
     /// handler works from here on; the port answers once [`Server::serve`] runs.
-    pub async fn new(mut config: Config) -> anyhow::Result<Self> {
+    pub fn new(config: Config) -> BoxFuture<'static, anyhow::Result<Self>> {
+        Box::pin(Self::open(config))
+    }
+
+    async fn open(mut config: Config) -> anyhow::Result<Self> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let listener = TcpListener::bind(config.bind).await.with_context(|| format!("listening on {}", config.bind))?;
         config.bind = listener.local_addr()?;
@@ -122,7 +126,11 @@ impl Server {
     }
 
     /// Serves HTTPS until `stop` fires, then lets open requests finish. Watches end at once.
-    pub async fn serve(self, stop: CancellationToken) -> anyhow::Result<()> {
+    pub fn serve(self, stop: CancellationToken) -> BoxFuture<'static, anyhow::Result<()>> {
+        Box::pin(self.serve_until(stop))
+    }
+
+    async fn serve_until(self, stop: CancellationToken) -> anyhow::Result<()> {
         let Server { state, listener, acceptor, client_ca, proxy_ca, mut dispatcher, stop: inner } = self;
         let graceful = GracefulShutdown::new();
         let mut connections = tokio::task::JoinSet::new();

@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use cni::netlink::Socket;
 use cri::v1::{ListPodSandboxRequest, RemovePodSandboxRequest, StopPodSandboxRequest};
+use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 
 use crate::options::Options;
@@ -21,7 +22,11 @@ pub struct Args {
     options: Options,
 }
 
-pub async fn main(args: Args) -> Result<()> {
+pub fn main(args: Args) -> BoxFuture<'static, Result<()>> {
+    Box::pin(run_main(args))
+}
+
+async fn run_main(args: Args) -> Result<()> {
     let options = &args.options;
     let mut errors = Vec::new();
     let mut step = |what: &str, result: Result<()>| {

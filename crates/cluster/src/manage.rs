@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use futures_util::future::BoxFuture;
 
 use crate::lock::Lock;
 use crate::options::Options;
@@ -16,7 +17,11 @@ pub struct DownArgs {
     options: Options,
 }
 
-pub async fn down(args: DownArgs) -> Result<()> {
+pub fn down(args: DownArgs) -> BoxFuture<'static, Result<()>> {
+    Box::pin(stop_cluster(args))
+}
+
+async fn stop_cluster(args: DownArgs) -> Result<()> {
     match stop(&args.options)? {
         true => println!("stopped; containers run on. 'cox up' resumes, 'cox delete' removes everything"),
         false => println!("cluster {:?} does not run", args.options.name),
@@ -39,7 +44,11 @@ pub struct StatusArgs {
     options: Options,
 }
 
-pub async fn status(args: StatusArgs) -> Result<()> {
+pub fn status(args: StatusArgs) -> BoxFuture<'static, Result<()>> {
+    Box::pin(print_status(args))
+}
+
+async fn print_status(args: StatusArgs) -> Result<()> {
     let options = &args.options;
     let Some(holder) = Lock::holder(&options.lock_file())? else {
         bail!("cluster {:?} does not run: start it with 'cox up'", options.name);
@@ -67,7 +76,11 @@ pub struct LogsArgs {
     tail: Option<usize>,
 }
 
-pub async fn logs(args: LogsArgs) -> Result<()> {
+pub fn logs(args: LogsArgs) -> BoxFuture<'static, Result<()>> {
+    Box::pin(print_logs(args))
+}
+
+async fn print_logs(args: LogsArgs) -> Result<()> {
     let path = args.options.log_file();
     let mut reader = BufReader::new(File::open(&path).with_context(|| format!("no log at {}", path.display()))?);
     let wanted = |line: &str| args.component.as_ref().is_none_or(|component| line.contains(&format!(" {component}::")));
@@ -80,7 +93,7 @@ pub async fn logs(args: LogsArgs) -> Result<()> {
         line.clear();
     }
     let skip = args.tail.map_or(0, |tail| lines.len().saturating_sub(tail));
-    let mut out = std::io::stdout().lock();
+    let mut out = std::io::stdout();
     for line in &lines[skip..] {
         out.write_all(line.as_bytes())?;
     }

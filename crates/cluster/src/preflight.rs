@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Result, bail};
+use futures_util::future::BoxFuture;
 
 /// One requirement and, when it is not met, what to do about it.
 struct Check {
@@ -40,7 +41,11 @@ const CHECKS: &[Check] = &[
 pub struct Args {}
 
 /// Prints every requirement; fails when one is not met.
-pub async fn main(_: Args) -> Result<()> {
+pub fn main(args: Args) -> BoxFuture<'static, Result<()>> {
+    Box::pin(run_main(args))
+}
+
+async fn run_main(_: Args) -> Result<()> {
     for check in CHECKS {
         if (check.met)() {
             println!(" ✓ {}", check.what);

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
+use futures_util::future::BoxFuture;
 
 use crate::lock::Lock;
 use crate::options::{Options, Shape};
@@ -31,7 +32,11 @@ pub struct Args {
     detached: bool,
 }
 
-pub async fn main(args: Args) -> Result<()> {
+pub fn main(args: Args) -> BoxFuture<'static, Result<()>> {
+    Box::pin(run_main(args))
+}
+
+async fn run_main(args: Args) -> Result<()> {
     preflight::require()?;
     if args.foreground {
         if args.detached {

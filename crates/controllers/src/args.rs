@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use client::kubeconfig::{Kubeconfig, Overrides};
 use client::{Client, Durations, EventRecorder, InformerFactory, LeaderElector};
+use futures_util::future::BoxFuture;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -113,7 +114,11 @@ impl Config {
     }
 }
 
-pub async fn main(args: Args) -> anyhow::Result<()> {
+pub fn main(args: Args) -> BoxFuture<'static, anyhow::Result<()>> {
+    Box::pin(run_main(args))
+}
+
+async fn run_main(args: Args) -> anyhow::Result<()> {
     let config = args.config().await?;
     let stop = CancellationToken::new();
     let signal = {
@@ -182,7 +187,11 @@ impl Args {
 }
 
 /// Runs the selected controllers until `stop` fires or the lead is lost.
-pub async fn run(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
+pub fn run(config: Config, stop: CancellationToken) -> BoxFuture<'static, anyhow::Result<()>> {
+    Box::pin(run_until(config, stop))
+}
+
+async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
     let Some(election) = config.election.clone() else {
         run_controllers(config, stop).await;
         return Ok(());

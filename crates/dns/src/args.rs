@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use client::kubeconfig::{Kubeconfig, Overrides};
+use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 
 use crate::Config;
@@ -43,7 +44,11 @@ pub struct Args {
 }
 
 /// `cox dns`.
-pub async fn main(args: Args) -> anyhow::Result<()> {
+pub fn main(args: Args) -> BoxFuture<'static, anyhow::Result<()>> {
+    Box::pin(run_main(args))
+}
+
+async fn run_main(args: Args) -> anyhow::Result<()> {
     let kubeconfig = Kubeconfig::load(args.kubeconfig.as_deref())?;
     let overrides = Overrides { server: args.master.clone(), ..Overrides::default() };
     let client = client::Client::from_kubeconfig(&kubeconfig, &overrides)?;

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use client::InformerFactory;
+use futures_util::future::BoxFuture;
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::rr::{DNSClass, Record};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -31,7 +32,11 @@ const IDLE: Duration = Duration::from_secs(10);
 const MAX_ALIASES: usize = 8;
 
 /// Serves until `stop`.
-pub async fn run(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
+pub fn run(config: Config, stop: CancellationToken) -> BoxFuture<'static, anyhow::Result<()>> {
+    Box::pin(run_until(config, stop))
+}
+
+async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
     let informers = InformerFactory::new(config.client.clone());
     let index = Arc::new(Informers::new(&informers));
     informers.start(stop.child_token());

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use client::{Event, EventRecorder, InformerFactory, ListParams};
+use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Node, Pod, PodSpec, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tokio::sync::Notify;
@@ -33,7 +34,11 @@ use crate::{dns, gc, pleg, state};
 const HOUSEKEEPING: Duration = Duration::from_secs(30);
 
 /// `cox kubelet`.
-pub async fn main(args: Args) -> anyhow::Result<()> {
+pub fn main(args: Args) -> BoxFuture<'static, anyhow::Result<()>> {
+    Box::pin(run_main(args))
+}
+
+async fn run_main(args: Args) -> anyhow::Result<()> {
     let config = args.into_config()?;
     let stop = CancellationToken::new();
     let signals = stop.clone();
@@ -46,7 +51,11 @@ pub async fn main(args: Args) -> anyhow::Result<()> {
 }
 
 /// Runs a kubelet until `stop` fires. Containers go on.
-pub async fn run(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
+pub fn run(config: Config, stop: CancellationToken) -> BoxFuture<'static, anyhow::Result<()>> {
+    Box::pin(run_until(config, stop))
+}
+
+async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
     let Config { client, settings } = config;
     let tasks = TaskTracker::new();
     for dir in [&settings.root_dir, &settings.cert_dir, &settings.pod_logs_dir] {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use client::kubeconfig::{Kubeconfig, Overrides};
+use futures_util::future::BoxFuture;
 use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
 
@@ -83,7 +84,11 @@ struct Backend {
 }
 
 /// `cox proxy`.
-pub async fn main(args: Args) -> anyhow::Result<()> {
+pub fn main(args: Args) -> BoxFuture<'static, anyhow::Result<()>> {
+    Box::pin(run_main(args))
+}
+
+async fn run_main(args: Args) -> anyhow::Result<()> {
     if args.cleanup {
         return crate::cleanup().await.map_err(anyhow::Error::msg);
     }

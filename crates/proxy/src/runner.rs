@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use client::{Informer, InformerFactory, ListParams, object_key};
+use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Node as NodeObject, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use parking_lot::Mutex;
@@ -24,7 +25,11 @@ const BY_SERVICE: &str = "service";
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
 
 /// Keeps the node's rules in step with the API until `stop`. The rules stay behind, so that a restart interrupts nobody.
-pub async fn run(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
+pub fn run(config: Config, stop: CancellationToken) -> BoxFuture<'static, anyhow::Result<()>> {
+    Box::pin(run_until(config, stop))
+}
+
+async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
     let informers = InformerFactory::new(config.client.clone());
     let services: Informer<Service> = informers.informer();
     let slices: Informer<EndpointSlice> = informers.informer();

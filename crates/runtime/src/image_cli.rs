@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
+use futures_util::future::BoxFuture;
 
 use crate::image::{self, Credentials, ImageStore, Mirrors, Reference, archive};
 use crate::record;
@@ -56,7 +57,11 @@ pub enum Command {
     Tag { image: String, name: String },
 }
 
-pub async fn main(args: Args) -> anyhow::Result<()> {
+pub fn main(args: Args) -> BoxFuture<'static, anyhow::Result<()>> {
+    Box::pin(run_main(args))
+}
+
+async fn run_main(args: Args) -> anyhow::Result<()> {
     let store = Arc::new(ImageStore::open(&args.root)?);
     let find = |name: &str| store.get(name).with_context(|| format!("image {name:?} not found"));
     match args.command {

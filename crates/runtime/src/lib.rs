@@ -31,6 +31,7 @@ mod user;
 use std::path::PathBuf;
 
 use anyhow::Context;
+use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 
 pub use error::Error;
@@ -127,7 +128,11 @@ impl From<Args> for Config {
 }
 
 /// `cox cri`: serves until a signal asks it to end. Containers keep running.
-pub async fn main(args: Args) -> anyhow::Result<()> {
+pub fn main(args: Args) -> BoxFuture<'static, anyhow::Result<()>> {
+    Box::pin(run_main(args))
+}
+
+async fn run_main(args: Args) -> anyhow::Result<()> {
     let stop = CancellationToken::new();
     let on_signal = stop.clone();
     let signals = async move {
@@ -145,7 +150,11 @@ pub async fn main(args: Args) -> anyhow::Result<()> {
 }
 
 /// Serves CRI until `stop` fires.
-pub async fn run(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
+pub fn run(config: Config, stop: CancellationToken) -> BoxFuture<'static, anyhow::Result<()>> {
+    Box::pin(run_until(config, stop))
+}
+
+async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
     let listen = config.listen.clone();
     let engine = engine::Engine::open(config, stop.child_token()).await.context("opening the runtime")?;
     if let Some(directory) = engine.config.images_dir.clone() {

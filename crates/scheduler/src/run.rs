@@ -6,6 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use client::kubeconfig::{Kubeconfig, Overrides};
 use client::{Client, DeleteParams, Event, EventRecorder, Informer, InformerFactory, Patch, reference};
+use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Binding, Namespace, Node, ObjectReference, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -37,7 +38,11 @@ pub struct Config {
     pub scheduler_name: String,
 }
 
-pub async fn main(args: Args) -> Result<()> {
+pub fn main(args: Args) -> BoxFuture<'static, Result<()>> {
+    Box::pin(run_main(args))
+}
+
+async fn run_main(args: Args) -> Result<()> {
     let config = Kubeconfig::load(args.kubeconfig.as_deref()).context("the scheduler's kubeconfig")?;
     let client = Client::from_kubeconfig(&config, &Overrides::default()).context("the scheduler's kubeconfig")?;
     let stop = CancellationToken::new();
@@ -52,7 +57,11 @@ pub async fn main(args: Args) -> Result<()> {
 }
 
 /// Schedules until `stop`.
-pub async fn run(config: Config, stop: CancellationToken) -> Result<()> {
+pub fn run(config: Config, stop: CancellationToken) -> BoxFuture<'static, Result<()>> {
+    Box::pin(run_until(config, stop))
+}
+
+async fn run_until(config: Config, stop: CancellationToken) -> Result<()> {
     let informers = InformerFactory::new(config.client.clone());
     let (pods, nodes) = (informers.informer::<Pod>(), informers.informer::<Node>());
     let (namespaces, budgets) = (informers.informer::<Namespace>(), informers.informer::<PodDisruptionBudget>());

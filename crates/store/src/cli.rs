@@ -2,6 +2,7 @@
 
 use crate::embedded::{self, Report};
 use clap::{Parser, Subcommand};
+use futures_util::future::BoxFuture;
 use std::path::PathBuf;
 
 /// Examine, repair, back up and restore an embedded store
@@ -40,7 +41,11 @@ enum Command {
     },
 }
 
-pub async fn main(args: Args) -> anyhow::Result<()> {
+pub fn main(args: Args) -> BoxFuture<'static, anyhow::Result<()>> {
+    Box::pin(run_main(args))
+}
+
+async fn run_main(args: Args) -> anyhow::Result<()> {
     let lines = tokio::task::spawn_blocking(move || run(args.command)).await??;
     for line in lines {
         println!("{line}");
