@@ -4,6 +4,8 @@
 //! `<case> <parameters> ours=… peer=… ratio=…`; the ratio says how many times better than the peer we are.
 //! To add a comparison: one file with a `run` function and one row.
 
+mod control_plane;
+mod controllers;
 mod peer;
 mod report;
 mod store;
@@ -17,8 +19,10 @@ use std::process::ExitCode;
 type Run = fn(Args) -> Pin<Box<dyn Future<Output = anyhow::Result<()>>>>;
 
 /// Name, what is compared with what, how.
-const COMPARISONS: &[(&str, &str, Run)] =
-    &[("store", "the embedded store with a real etcd on the same disk", |args| Box::pin(store::run(args)))];
+const COMPARISONS: &[(&str, &str, Run)] = &[
+    ("store", "the embedded store with a real etcd on the same disk", |args| Box::pin(store::run(args))),
+    ("controllers", "deployments to Available on hollow nodes", |args| Box::pin(controllers::run(args))),
+];
 
 /// Compare with real peers
 #[derive(Parser, Clone, Debug)]
@@ -35,6 +39,9 @@ struct Args {
     /// Where to put data; the disk under it is what is measured
     #[arg(long, default_value_os_t = std::env::temp_dir())]
     dir: PathBuf,
+    /// A running cluster to compare with, where the comparison takes one
+    #[arg(long)]
+    peer_kubeconfig: Option<PathBuf>,
     /// Given to itself when a case needs a process of its own
     #[arg(long, hide = true)]
     inside: Option<PathBuf>,

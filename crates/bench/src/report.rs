@@ -10,8 +10,18 @@ pub(crate) enum Better {
     Less,
 }
 
-/// One line: `<case> <parameters> ours=… peer=… ratio=…`.
-pub(crate) fn line(case: &str, parameters: impl Display, unit: &str, ours: f64, peer: f64, better: Better) {
+/// One line: `<case> <parameters> ours=… peer=… ratio=…`, without the last two if there is no peer.
+pub(crate) fn line(
+    case: &str,
+    parameters: impl Display,
+    unit: &str,
+    ours: f64,
+    peer: impl Into<Option<f64>>,
+    better: Better,
+) {
+    let Some(peer) = peer.into() else {
+        return println!("{case} {parameters} ours={}{unit}", short(ours));
+    };
     let ratio = match better {
         Better::More => ours / peer,
         Better::Less => peer / ours,
@@ -54,4 +64,16 @@ pub(crate) fn resident(pid: u32) -> anyhow::Result<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let kilobytes = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
     Ok(kilobytes.ok_or_else(|| anyhow::anyhow!("process {pid} has no VmRSS"))? * 1024)
+}
+
+/// CPU time this process has used so far.
+pub(crate) fn cpu_seconds() -> anyhow::Result<f64> {
+    let stat = std::fs::read_to_string("/proc/self/stat")?;
+    // The name, in parentheses, may contain spaces; clock ticks are hundredths of a second.
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    let ticks = |at: usize| fields.get(at).and_then(|field| field.parse::<f64>().ok());
+    ticks(11)
+        .zip(ticks(12))
+        .map(|(user, system)| (user + system) / 100.0)
+        .ok_or_else(|| anyhow::anyhow!("unreadable /proc/self/stat"))
 }

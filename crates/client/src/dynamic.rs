@@ -4,7 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::{Api, Client};
+use crate::{Api, Client, Object};
 
 pub use api::Gvr;
 
@@ -31,12 +31,16 @@ pub struct PartialObject {
 }
 
 impl Client {
+    /// The verbs of any resource, decoded into `K`, which may name only those fields that its user reads.
+    pub fn view<K: Object>(&self, gvr: &Gvr, namespace: Option<&str>) -> Api<K> {
+        Api::untyped(self.clone(), gvr.url_prefix(), gvr.resource.to_string(), namespace, |object: &K| {
+            (object.meta().namespace.as_deref(), object.meta().name.as_deref())
+        })
+    }
+
     /// The verbs of any resource, with answers reduced to metadata by the server.
     pub fn metadata(&self, gvr: &Gvr, namespace: Option<&str>) -> Api<PartialObject> {
-        Api::untyped(self.clone(), gvr.url_prefix(), gvr.resource.to_string(), namespace, |object: &PartialObject| {
-            (object.metadata.namespace.as_deref(), object.metadata.name.as_deref())
-        })
-        .with_accept(
+        self.view(gvr, namespace).with_accept(
             "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json",
             "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json",
         )

@@ -17,8 +17,10 @@ mod expectations;
 mod informer;
 pub mod kubeconfig;
 mod leader;
+pub mod metrics;
 mod params;
 mod queue;
+pub mod serving;
 mod transport;
 mod watch;
 

@@ -4,7 +4,7 @@
 //! is handed out again after `done`; a key added twice before that is handed out once.
 //! Nothing here polls: a delayed key is one timer of the runtime, and an idle queue has none.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +14,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::backoff::exponential;
+use crate::metrics::{Counter, Gauge, Histogram, Metrics};
 
 /// How long a failing key waits: `base * 2^failures`, at most `cap`.
 #[derive(Debug, Clone, Copy)]
@@ -43,13 +44,15 @@ struct Shared<K> {
     state: Mutex<State<K>>,
     ready: Notify,
     limiter: RateLimiter,
+    metrics: Option<QueueMetrics>,
 }
 
 struct State<K> {
     queue: VecDeque<K>,
-    /// Waiting to be handed out (also those being worked on that were added again).
-    dirty: HashSet<K>,
-    processing: HashSet<K>,
+    /// Waiting to be handed out since when (also those being worked on that were added again).
+    dirty: HashMap<K, Instant>,
+    /// Being worked on since when.
+    processing: HashMap<K, Instant>,
     /// The earliest moment each delayed key becomes ready.
     delayed: HashMap<K, Instant>,
     failures: HashMap<K, u32>,
@@ -68,23 +71,49 @@ impl<K: Clone + Eq + Hash + Send + 'static> WorkQueue<K> {
     }
 
     pub fn with_limiter(limiter: RateLimiter) -> Self {
+        Self::build(limiter, None)
+    }
+
+    /// A queue that is seen in `metrics` under `name`.
+    pub fn named(name: &str, metrics: &Metrics) -> Self {
+        let queue = Self::build(RateLimiter::default(), Some(QueueMetrics::new(name, metrics)));
+        let shared = Arc::downgrade(&queue.shared);
+        metrics.on_render(move || {
+            if let Some(shared) = shared.upgrade()
+                && let Some(metrics) = &shared.metrics
+            {
+                let ages: Vec<f64> =
+                    shared.state.lock().processing.values().map(|since| since.elapsed().as_secs_f64()).collect();
+                metrics.unfinished.set(ages.iter().sum());
+                metrics.longest.set(ages.iter().copied().fold(0.0, f64::max));
+            }
+        });
+        queue
+    }
+
+    fn build(limiter: RateLimiter, metrics: Option<QueueMetrics>) -> Self {
         let state = State {
             queue: VecDeque::new(),
-            dirty: HashSet::new(),
-            processing: HashSet::new(),
+            dirty: HashMap::new(),
+            processing: HashMap::new(),
             delayed: HashMap::new(),
             failures: HashMap::new(),
             closed: false,
         };
-        Self { shared: Arc::new(Shared { state: Mutex::new(state), ready: Notify::new(), limiter }) }
+        Self { shared: Arc::new(Shared { state: Mutex::new(state), ready: Notify::new(), limiter, metrics }) }
     }
 
     pub fn add(&self, key: K) {
         let mut state = self.shared.state.lock();
-        if state.closed || !state.dirty.insert(key.clone()) {
+        if state.closed || state.dirty.contains_key(&key) {
             return;
         }
-        if !state.processing.contains(&key) {
+        state.dirty.insert(key.clone(), Instant::now());
+        if let Some(metrics) = &self.shared.metrics {
+            metrics.adds.inc();
+            metrics.depth.add(1.0);
+        }
+        if !state.processing.contains_key(&key) {
             state.queue.push_back(key);
             drop(state);
             self.shared.ready.notify_one();
@@ -127,6 +156,9 @@ impl<K: Clone + Eq + Hash + Send + 'static> WorkQueue<K> {
 
     /// Adds `key` after a delay that doubles with each failure since the last `forget`.
     pub fn add_rate_limited(&self, key: K) {
+        if let Some(metrics) = &self.shared.metrics {
+            metrics.retries.inc();
+        }
         let delay = {
             let mut state = self.shared.state.lock();
             let failures = state.failures.entry(key.clone()).or_default();
@@ -154,10 +186,14 @@ impl<K: Clone + Eq + Hash + Send + 'static> WorkQueue<K> {
             {
                 let mut state = self.shared.state.lock();
                 if let Some(key) = state.queue.pop_front() {
-                    state.dirty.remove(&key);
-                    state.processing.insert(key.clone());
+                    let added = state.dirty.remove(&key);
+                    state.processing.insert(key.clone(), Instant::now());
                     let more = !state.queue.is_empty();
                     drop(state);
+                    if let Some(metrics) = &self.shared.metrics {
+                        metrics.depth.add(-1.0);
+                        metrics.waited.observe_duration(added.map_or(Duration::ZERO, |added| added.elapsed()));
+                    }
                     if more {
                         // A notification can be lost when two adds meet one waiter; pass it on.
                         self.shared.ready.notify_one();
@@ -176,8 +212,11 @@ impl<K: Clone + Eq + Hash + Send + 'static> WorkQueue<K> {
 
     pub fn done(&self, key: &K) {
         let mut state = self.shared.state.lock();
-        state.processing.remove(key);
-        if state.dirty.contains(key) {
+        let began = state.processing.remove(key);
+        if let (Some(metrics), Some(began)) = (&self.shared.metrics, began) {
+            metrics.worked.observe_duration(began.elapsed());
+        }
+        if state.dirty.contains_key(key) {
             state.queue.push_back(key.clone());
             drop(state);
             self.shared.ready.notify_one();
@@ -209,9 +248,71 @@ impl<K: Clone + Eq + Hash + Send + 'static> WorkQueue<K> {
     }
 }
 
+/// The metrics of one queue, as upstream calls them.
+struct QueueMetrics {
+    depth: Gauge,
+    adds: Counter,
+    retries: Counter,
+    waited: Histogram,
+    worked: Histogram,
+    unfinished: Gauge,
+    longest: Gauge,
+}
+
+impl QueueMetrics {
+    fn new(name: &str, metrics: &Metrics) -> Self {
+        const BOUNDS: &[f64] = &[1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0];
+        let labels = [("name", name)];
+        Self {
+            depth: metrics.gauge("workqueue_depth", "Keys that wait", &labels),
+            adds: metrics.counter("workqueue_adds_total", "Keys added", &labels),
+            retries: metrics.counter("workqueue_retries_total", "Keys added again after a failure", &labels),
+            waited: metrics.histogram("workqueue_queue_duration_seconds", "How long keys wait", BOUNDS, &labels),
+            worked: metrics.histogram(
+                "workqueue_work_duration_seconds",
+                "How long work on a key takes",
+                BOUNDS,
+                &labels,
+            ),
+            unfinished: metrics.gauge(
+                "workqueue_unfinished_work_seconds",
+                "Time spent so far on keys that are being worked on",
+                &labels,
+            ),
+            longest: metrics.gauge(
+                "workqueue_longest_running_processor_seconds",
+                "How long the oldest work under way has taken",
+                &labels,
+            ),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_named_queue_is_measured() {
+        let metrics = Metrics::new();
+        let queue = WorkQueue::named("q", &metrics);
+        queue.add("a");
+        queue.add("b");
+        tokio::time::advance(Duration::from_secs(2)).await;
+        queue.get().await;
+        tokio::time::advance(Duration::from_secs(3)).await;
+        queue.add_rate_limited("a");
+        let text = metrics.render();
+        for line in [
+            "workqueue_depth{name=\"q\"} 1",
+            "workqueue_adds_total{name=\"q\"} 2",
+            "workqueue_retries_total{name=\"q\"} 1",
+            "workqueue_queue_duration_seconds_sum{name=\"q\"} 2",
+            "workqueue_unfinished_work_seconds{name=\"q\"} 3",
+        ] {
+            assert!(text.contains(line), "{line} in {text}");
+        }
+    }
 
     #[tokio::test]
     async fn a_key_is_handed_out_once_and_again_if_added_meanwhile() {

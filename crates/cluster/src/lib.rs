@@ -17,6 +17,7 @@ mod pki;
 pub mod preflight;
 mod progress;
 mod server;
+mod storage_class;
 pub mod up;
 
 pub use options::{Options, Shape};

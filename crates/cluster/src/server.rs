@@ -22,7 +22,7 @@ use crate::lock::Lock;
 use crate::options::{Options, Shape};
 use crate::pki::{Pki, private_dir};
 use crate::progress::Progress;
-use crate::{dns_service, node_network};
+use crate::{dns_service, node_network, storage_class};
 
 /// How long components may take to end once they are told to.
 const STOP_DEADLINE: Duration = Duration::from_secs(10);
@@ -75,6 +75,11 @@ async fn start(options: &Options, shape: &Shape, components: &mut Components) ->
     let mut controllers = controllers.with_cluster_cidr(&shape.cluster_cidr)?;
     controllers.root_ca = Some(read(&pki.certificate("ca"))?);
     controllers.signer = Some((read(&pki.certificate("ca"))?, read(&pki.key("ca"))?));
+    controllers.service_account_key = Some(read(&pki.key("sa"))?);
+    controllers.controllers =
+        ["*", "bootstrap-signer-controller", "token-cleaner-controller"].map(str::to_owned).into();
+    // Every node of this cluster is on this machine.
+    controllers.local_path = controllers::LocalPath { root: options.data_dir.join("local-path"), removes: true };
     components.spawn("controllers", controllers::run(controllers, components.stop.clone()));
     let scheduler = scheduler::Config {
         client: as_user("system:kube-scheduler", &["system:authenticated"]),
@@ -98,6 +103,7 @@ async fn start(options: &Options, shape: &Shape, components: &mut Components) ->
     proxy.cluster_cidrs = vec![shape.cluster_cidr.clone()];
     proxy.service_cidrs = vec![shape.service_cidr.clone()];
     components.spawn("proxy", proxy::run(proxy, components.stop.clone()));
+    components.until(storage_class::ensure(&admin)).await?;
     components.until(dns_service::ensure_role(&admin)).await?;
     let service_account = ["system:serviceaccounts", "system:serviceaccounts:kube-system", "system:authenticated"];
     let dns = dns_config(shape, as_user(dns_service::USER, &service_account), gateway)?;

@@ -1,20 +1,20 @@
-//! `cox controller-manager`: flags, and running the table.
+//! `cox controller-manager`: its flags, and what they configure.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use client::kubeconfig::{Kubeconfig, Overrides};
-use client::{Client, Durations, EventRecorder, InformerFactory, LeaderElector};
+use client::metrics::Metrics;
+use client::serving::Serving;
+use client::{Client, Durations};
 use futures_util::future::BoxFuture;
-use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::controller;
-use crate::controller::Context;
+use crate::LocalPath;
+use crate::manager::{NAME, run};
 use crate::node_ipam::Range;
-use crate::table::{CONTROLLERS, is_enabled};
 
 /// The flags of kube-controller-manager that change something here.
 #[derive(Debug, Clone, clap::Args)]
@@ -30,7 +30,7 @@ pub struct Args {
     pub leader_elect: bool,
     #[arg(long, default_value = "kube-system")]
     pub leader_elect_resource_namespace: String,
-    #[arg(long, default_value = "kube-controller-manager")]
+    #[arg(long, default_value = NAME)]
     pub leader_elect_resource_name: String,
     #[arg(long, default_value = "15s", value_parser = duration)]
     pub leader_elect_lease_duration: Duration,
@@ -63,6 +63,41 @@ pub struct Args {
     /// Each controller acts as its own service account
     #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub use_service_account_credentials: bool,
+    /// How long a token made by an earlier version must be unused to be removed
+    #[arg(long, default_value = "8760h", value_parser = duration)]
+    pub legacy_service_account_token_clean_up_period: Duration,
+    /// Address of the port for health and metrics
+    #[arg(long, default_value = "0.0.0.0")]
+    pub bind_address: IpAddr,
+    /// Port for health and metrics; 0 for none
+    #[arg(long, default_value_t = 10257)]
+    pub secure_port: u16,
+    /// Certificate of that port; without it a self-signed one is made
+    #[arg(long)]
+    pub tls_cert_file: Option<PathBuf>,
+    #[arg(long)]
+    pub tls_private_key_file: Option<PathBuf>,
+    /// How long a node may be silent before it counts as unhealthy
+    #[arg(long, default_value = "50s", value_parser = duration)]
+    pub node_monitor_grace_period: Duration,
+    /// Requests per second to the API server, 0 for no limit: it has its own
+    #[arg(long, default_value_t = 0.0)]
+    pub kube_api_qps: f64,
+    /// Requests at once after a quiet time, if there is a limit
+    #[arg(long, default_value_t = 30)]
+    pub kube_api_burst: u32,
+    /// Name of the cluster; nothing here depends on it
+    #[arg(long, default_value = "kubernetes")]
+    pub cluster_name: String,
+    /// Service range of the cluster; kept out of the ranges of nodes
+    #[arg(long)]
+    pub service_cluster_ip_range: Option<String>,
+    /// Accepted: callers are reviewed with the rights of --kubeconfig
+    #[arg(long)]
+    pub authentication_kubeconfig: Option<PathBuf>,
+    /// Accepted: callers are reviewed with the rights of --kubeconfig
+    #[arg(long)]
+    pub authorization_kubeconfig: Option<PathBuf>,
 }
 
 /// Leadership through a Lease.
@@ -90,6 +125,18 @@ pub struct Config {
     /// PEM certificate and key that sign certificate requests.
     pub signer: Option<(String, String)>,
     pub terminated_pod_gc_threshold: usize,
+    /// Over HTTPS, each controller asks for a token of its own service account. In-process it always acts as that.
+    pub use_service_account_credentials: bool,
+    /// PEM of the key that signs tokens kept in Secrets.
+    pub service_account_key: Option<String>,
+    pub legacy_token_clean_up_period: Duration,
+    /// How long a node may be silent before it counts as unhealthy.
+    pub node_monitor_grace_period: Duration,
+    /// Where volumes of the built-in provisioner are.
+    pub local_path: LocalPath,
+    /// The port for health and metrics.
+    pub serving: Option<Serving>,
+    pub metrics: Metrics,
 }
 
 impl Config {
@@ -103,6 +150,13 @@ impl Config {
             election: None,
             signer: None,
             terminated_pod_gc_threshold: 12500,
+            use_service_account_credentials: false,
+            service_account_key: None,
+            legacy_token_clean_up_period: Duration::from_secs(8760 * 3600),
+            node_monitor_grace_period: Duration::from_secs(50),
+            local_path: LocalPath::default(),
+            serving: None,
+            metrics: Metrics::new(),
         }
     }
 
@@ -156,7 +210,8 @@ impl Args {
             Some(path) => Kubeconfig::load(Some(path))?,
             None => Kubeconfig::in_cluster()?,
         };
-        let client = Client::from_kubeconfig(&kubeconfig, &Overrides::default())?;
+        let client = Client::from_kubeconfig(&kubeconfig, &Overrides::default())?
+            .with_rate_limit(self.kube_api_qps, self.kube_api_burst);
         let read = async |path: &Option<PathBuf>| match path {
             Some(path) => {
                 tokio::fs::read_to_string(path).await.map(Some).with_context(|| format!("reading {}", path.display()))
@@ -181,48 +236,19 @@ impl Args {
             election,
             controllers: self.controllers,
             terminated_pod_gc_threshold: self.terminated_pod_gc_threshold,
+            use_service_account_credentials: self.use_service_account_credentials,
+            service_account_key: read(&self.service_account_private_key_file).await?,
+            legacy_token_clean_up_period: self.legacy_service_account_token_clean_up_period,
+            node_monitor_grace_period: self.node_monitor_grace_period,
+            local_path: LocalPath::default(),
+            serving: (self.secure_port != 0).then(|| Serving {
+                bind: (self.bind_address, self.secure_port).into(),
+                tls: self.tls_cert_file.clone().zip(self.tls_private_key_file.clone()),
+            }),
+            metrics: Metrics::new().with_process(),
             client,
         })
     }
-}
-
-/// Runs the selected controllers until `stop` fires or the lead is lost.
-pub fn run(config: Config, stop: CancellationToken) -> BoxFuture<'static, anyhow::Result<()>> {
-    Box::pin(run_until(config, stop))
-}
-
-async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
-    let Some(election) = config.election.clone() else {
-        run_controllers(config, stop).await;
-        return Ok(());
-    };
-    let client = config.client.clone();
-    let elector =
-        LeaderElector::new(client, &election.namespace, &election.name, &election.identity, election.durations);
-    let kept = elector.run(stop, |leading| run_controllers(config, leading)).await;
-    anyhow::ensure!(kept, "leader election lost");
-    Ok(())
-}
-
-async fn run_controllers(config: Config, stop: CancellationToken) {
-    let config = Arc::new(config);
-    let client = config.client.with_user_agent("kube-controller-manager").unwrap_or_else(|_| config.client.clone());
-    let informers = InformerFactory::new(client.clone());
-    let mut running = JoinSet::new();
-    for descriptor in CONTROLLERS.iter().filter(|descriptor| is_enabled(descriptor.name, &config.controllers)) {
-        let user = api::UserInfo::service_account("kube-system", descriptor.account, "");
-        let own = client.with_user(user);
-        let recorder = EventRecorder::new(own.clone(), descriptor.name, "");
-        let context = Context::new(own, recorder, informers.clone(), config.clone());
-        running.spawn(controller::run(descriptor, context, stop.clone()));
-    }
-    informers.start(stop.clone());
-    while let Some(ended) = running.join_next().await {
-        if let Err(error) = ended {
-            tracing::error!(%error, "a controller ended badly");
-        }
-    }
-    informers.ended().await;
 }
 
 /// Unique per instance, telling the host for people.

@@ -53,12 +53,14 @@ pub(crate) struct Context {
 
 impl Context {
     pub(crate) fn new(
+        name: &str,
         client: Client,
         recorder: EventRecorder,
         informers: InformerFactory,
         config: Arc<Config>,
     ) -> Self {
-        Self { client, recorder, informers, queue: WorkQueue::new(), config, syncs: Mutex::default() }
+        let queue = WorkQueue::named(name, &config.metrics);
+        Self { client, recorder, informers, queue, config, syncs: Mutex::default() }
     }
 
     /// The shared informer of `K`; workers start only after it has synced.

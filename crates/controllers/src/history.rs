@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use client::{Client, DeleteParams, Informer, Resource};
+use client::{Api, Client, DeleteParams, Informer, Resource};
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use serde_json::{Value, json};
 
 use crate::Error;
-use crate::owners::{controller_reference, is_controlled_by};
+use crate::owners::{controller_of, controller_reference, is_controlled_by};
 
 /// The label on pods that tells which revision they are of.
 pub(crate) const REVISION_LABEL: &str = "controller-revision-hash";
@@ -85,13 +85,28 @@ pub(crate) async fn record<K: Resource>(
             Err(error) if error.is_already_exists() => {
                 let existing = api.get(&name).await?;
                 if existing.data.as_ref().is_some_and(|recorded| recorded.0 == data) {
-                    return Ok(existing); // the cache is behind
+                    return adopt(&api, owner, existing, newest + 1).await; // or the cache is behind
                 }
                 collisions = Some(collisions.unwrap_or_default() + 1);
             }
             Err(error) => return Err(error.into()),
         }
     }
+}
+
+/// Takes over a revision that a deleted owner of the same shape left behind.
+async fn adopt<K: Resource>(
+    api: &Api<ControllerRevision>,
+    owner: &K,
+    mut revision: ControllerRevision,
+    number: i64,
+) -> Result<ControllerRevision, Error> {
+    if controller_of(&revision.metadata).is_some() {
+        return Ok(revision);
+    }
+    revision.metadata.owner_references.get_or_insert_default().push(controller_reference(owner));
+    revision.revision = number;
+    Ok(api.update(&revision).await?)
 }
 
 /// Deletes revisions that nothing uses, beyond `limit` of them, oldest first.

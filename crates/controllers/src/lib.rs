@@ -10,6 +10,7 @@
 mod args;
 mod controller;
 mod error;
+mod manager;
 mod table;
 
 mod history;
@@ -19,6 +20,7 @@ mod owners;
 mod pods;
 mod slow_start;
 
+mod bootstrap_tokens;
 mod certificates;
 mod cluster_role_aggregation;
 mod cron_job;
@@ -28,6 +30,7 @@ mod disruption;
 mod endpoints;
 mod garbage;
 mod job;
+mod lease_gc;
 mod namespace;
 mod node_ipam;
 mod node_lifecycle;
@@ -42,8 +45,9 @@ mod taint_eviction;
 mod ttl_after_finished;
 mod volume;
 
-pub use args::{Args, Config, Election, main, run};
+pub use args::{Args, Config, Election, main};
 pub use error::Error;
+pub use manager::run;
 pub use node_ipam::Range;
 pub use table::{CONTROLLERS, Descriptor};
-pub use volume::LOCAL_PATH;
+pub use volume::{LOCAL_PATH, LocalPath};

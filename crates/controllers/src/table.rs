@@ -4,15 +4,15 @@ use std::sync::Arc;
 
 use crate::controller::{Context, Reconcile};
 use crate::{
-    certificates, cluster_role_aggregation, cron_job, daemon_set, deployment, disruption, endpoints, garbage, job,
-    namespace, node_ipam, node_lifecycle, pod_gc, replica_set, resource_quota, root_ca, service_account, service_lb,
-    stateful_set, taint_eviction, ttl_after_finished, volume,
+    bootstrap_tokens, certificates, cluster_role_aggregation, cron_job, daemon_set, deployment, disruption, endpoints,
+    garbage, job, lease_gc, namespace, node_ipam, node_lifecycle, pod_gc, replica_set, resource_quota, root_ca,
+    service_account, service_lb, stateful_set, taint_eviction, ttl_after_finished, volume,
 };
 
 /// A controller: what `--controllers` calls it, who it is to the API, how many keys it works on at a time.
 pub struct Descriptor {
     pub name: &'static str,
-    /// The name of its service account in `kube-system`; RBAC binds `system:controller:<account>` to it.
+    /// The name of its service account in `kube-system`; RBAC binds `system:controller:<account>` to it. Empty: the manager itself.
     pub account: &'static str,
     pub workers: usize,
     pub(crate) build: fn(&Context) -> Arc<dyn Reconcile>,
@@ -30,6 +30,11 @@ pub const CONTROLLERS: &[Descriptor] = &[
     Descriptor { name: "endpoints-controller", account: "endpoint-controller", workers: 4, build: endpoints::build_legacy },
     Descriptor { name: "endpointslice-controller", account: "endpointslice-controller", workers: 4, build: endpoints::build_slices },
     Descriptor { name: "serviceaccount-controller", account: "service-account-controller", workers: 2, build: service_account::build },
+    Descriptor { name: "serviceaccount-token-controller", account: "", workers: 5, build: service_account::build_tokens },
+    Descriptor { name: "legacy-serviceaccount-token-cleaner-controller", account: "legacy-service-account-token-cleaner", workers: 1, build: service_account::build_cleaner },
+    Descriptor { name: "bootstrap-signer-controller", account: "bootstrap-signer", workers: 1, build: bootstrap_tokens::build_signer },
+    Descriptor { name: "token-cleaner-controller", account: "token-cleaner", workers: 1, build: bootstrap_tokens::build_cleaner },
+    Descriptor { name: "lease-garbage-collector-controller", account: "generic-garbage-collector", workers: 1, build: lease_gc::build },
     Descriptor { name: "root-ca-certificate-publisher-controller", account: "root-ca-cert-publisher", workers: 2, build: root_ca::build },
     Descriptor { name: "namespace-controller", account: "namespace-controller", workers: 4, build: namespace::build },
     Descriptor { name: "garbage-collector-controller", account: "generic-garbage-collector", workers: 16, build: garbage::build },
@@ -52,15 +57,33 @@ pub const CONTROLLERS: &[Descriptor] = &[
     Descriptor { name: "service-lb-controller", account: "service-controller", workers: 1, build: service_lb::build },
 ];
 
+/// Run only when `--controllers` names them.
+const OFF_BY_DEFAULT: [&str; 2] = ["bootstrap-signer-controller", "token-cleaner-controller"];
+
+/// Upstream's older names that do not follow from the present ones.
+const ALIASES: [(&str, &str); 10] = [
+    ("endpoint", "endpoints-controller"),
+    ("podgc", "pod-garbage-collector-controller"),
+    ("csrsigning", "certificatesigningrequest-signing-controller"),
+    ("csrapproving", "certificatesigningrequest-approving-controller"),
+    ("csrcleaner", "certificatesigningrequest-cleaner-controller"),
+    ("persistentvolume-binder", "persistentvolume-binder-controller"),
+    ("pvc-protection", "persistentvolumeclaim-protection-controller"),
+    ("pv-protection", "persistentvolume-protection-controller"),
+    ("root-ca-cert-publisher", "root-ca-certificate-publisher-controller"),
+    ("service", "service-lb-controller"),
+];
+
 /// Whether `--controllers` selects `name`: `*` is all that are on by default, `foo` adds, `-foo` removes. Upstream's older short names
-/// (`deployment`, `garbagecollector`) are understood.
+/// (`deployment`, `garbagecollector`, `podgc`) are understood.
 pub(crate) fn is_enabled(name: &str, selection: &[String]) -> bool {
     let short = name.trim_end_matches("-controller");
-    let names = |text: &str| text == name || text == short || text == short.replace('-', "");
+    let names =
+        |text: &str| text == name || text == short || text == short.replace('-', "") || ALIASES.contains(&(text, name));
     if selection.iter().any(|item| item.strip_prefix('-').is_some_and(names)) {
         return false;
     }
-    selection.iter().any(|item| item == "*" || names(item))
+    selection.iter().any(|item| (item == "*" && !OFF_BY_DEFAULT.contains(&name)) || names(item))
 }
 
 #[cfg(test)]
@@ -78,6 +101,9 @@ mod tests {
             ("deployment", "deployment-controller", true),
             ("deployment", "job-controller", false),
             ("*,-garbagecollector", "garbage-collector-controller", false),
+            ("*,-podgc", "pod-garbage-collector-controller", false),
+            ("*", "token-cleaner-controller", false),
+            ("*,tokencleaner", "token-cleaner-controller", true),
         ] {
             assert_eq!(is_enabled(name, &list(selection)), expected, "{selection} {name}");
         }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use client::metrics::Counter;
 use client::{Client, Event, EventRecorder, Informer, Patch};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
@@ -20,6 +21,7 @@ struct Controller {
     recorder: EventRecorder,
     nodes: Informer<Node>,
     pods: Informer<Pod>,
+    deletions: Counter,
 }
 
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
@@ -53,7 +55,12 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
             }
         }
     });
-    Arc::new(Controller { client: context.client.clone(), recorder: context.recorder.clone(), nodes, pods })
+    let deletions = context.config.metrics.counter(
+        "taint_eviction_controller_pod_deletions_total",
+        "Pods deleted because of a taint",
+        &[],
+    );
+    Arc::new(Controller { client: context.client.clone(), recorder: context.recorder.clone(), nodes, pods, deletions })
 }
 
 fn evicting(node: &Node) -> Vec<Taint> {
@@ -124,8 +131,12 @@ impl Controller {
         }
         let params = client::DeleteParams { uid: pod.metadata.uid.clone(), ..client::DeleteParams::default() };
         match api.delete(name, &params).await {
+            Ok(()) => {
+                self.deletions.inc();
+                Ok(Requeue::Never)
+            }
             Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error.into()),
-            _ => Ok(Requeue::Never),
+            Err(_) => Ok(Requeue::Never),
         }
     }
 }

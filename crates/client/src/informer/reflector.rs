@@ -4,7 +4,7 @@
 //! that does not know it is listed and then watched. A watch that ends is resumed from the last version seen; only a
 //! version that is too old (410) costs a new list.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -47,7 +47,10 @@ impl<K: Object> Informer<K> {
                 Ok(()) => {}
                 Err(error) if error.is_expired() => {
                     tracing::debug!(kind = K::kind(), %error, "watch expired: listing again");
-                    progress.resume = None;
+                    // A watcher that fell behind once is not made to wait as well.
+                    if progress.resume.take().is_some() && began.elapsed() >= SHORT_WATCH {
+                        continue;
+                    }
                 }
                 Err(error) => tracing::warn!(kind = K::kind(), %error, "watch failed: retrying"),
             }
@@ -107,7 +110,7 @@ impl<K: Object> Informer<K> {
             Err(error) if matches!(error.code(), Some(400 | 405 | 406 | 422)) => return Ok(None),
             Err(error) => return Err(error),
         };
-        let mut objects = HashMap::new();
+        let mut objects = BTreeMap::new();
         loop {
             match tokio::time::timeout(WATCH_LIST_SILENCE, stream.next()).await {
                 Err(_) | Ok(None) => return Ok(None),
@@ -146,5 +149,147 @@ impl<K: Object> Informer<K> {
     fn watch_params(&self) -> ListParams {
         let timeout = 300 + rand::random::<u32>() % 300;
         ListParams { allow_bookmarks: true, timeout_seconds: Some(timeout), ..self.inner.params.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::sync::Arc;
+
+    use http::{Request, Response};
+    use http_body_util::{BodyExt, StreamBody};
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use parking_lot::Mutex;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::{Body, BoxError, Client, Event};
+
+    fn map(name: &str, version: &str) -> Value {
+        json!({ "metadata": { "name": name, "namespace": "n", "uid": name, "resourceVersion": version } })
+    }
+
+    fn event(kind: &str, object: Value) -> Value {
+        json!({ "type": kind, "object": object })
+    }
+
+    fn bookmark(version: &str) -> Value {
+        let annotations = json!({ "k8s.io/initial-events-end": "true" });
+        event("BOOKMARK", json!({ "metadata": { "resourceVersion": version, "annotations": annotations } }))
+    }
+
+    fn expired() -> Value {
+        event(
+            "ERROR",
+            json!({ "kind": "Status", "status": "Failure", "reason": "Expired", "code": 410, "message": "too old" }),
+        )
+    }
+
+    /// The answers a server gives in turn: to a watch its events, after which it hangs up; to a list its objects.
+    enum Answer {
+        Watch(Vec<Value>),
+        List(Value),
+        Refuse(u16),
+    }
+
+    /// Follows scripted answers and returns the requests made and the events told.
+    async fn follow(script: Vec<Answer>) -> (Vec<String>, Vec<String>) {
+        let (asked, told) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(Vec::new())));
+        let done = CancellationToken::new();
+        let script = Arc::new(Mutex::new(VecDeque::from(script)));
+        let (requests, over) = (asked.clone(), done.clone());
+        let handler: crate::Handler = Arc::new(move |request: Request<bytes::Bytes>| {
+            let query = request.uri().query().unwrap_or_default().to_owned();
+            let (answer, over) = (script.lock().pop_front(), over.clone());
+            if answer.is_some() {
+                let kind = if query.contains("sendInitialEvents") {
+                    "watch-list".to_owned()
+                } else if query.contains("watch=true") {
+                    let version = query.split('&').find_map(|pair| pair.strip_prefix("resourceVersion="));
+                    format!("watch {}", version.unwrap_or_default())
+                } else {
+                    "list".to_owned()
+                };
+                requests.lock().push(kind);
+            }
+            Box::pin(async move {
+                let text = |value: Value, code: u16| {
+                    let mut response = Response::new(
+                        http_body_util::Full::new(value.to_string().into())
+                            .map_err(|never| match never {})
+                            .boxed_unsync(),
+                    );
+                    *response.status_mut() = http::StatusCode::from_u16(code).unwrap();
+                    response
+                };
+                match answer {
+                    Some(Answer::Watch(events)) => {
+                        let frames = events.into_iter().map(|event| {
+                            Ok::<_, BoxError>(http_body::Frame::data(bytes::Bytes::from(format!("{event}\n"))))
+                        });
+                        let body: Body = StreamBody::new(futures_util::stream::iter(frames)).boxed_unsync();
+                        Response::new(body)
+                    }
+                    Some(Answer::List(list)) => text(list, 200),
+                    Some(Answer::Refuse(code)) => {
+                        text(json!({ "kind": "Status", "status": "Failure", "code": code }), code)
+                    }
+                    None => {
+                        over.cancel();
+                        std::future::pending().await
+                    }
+                }
+            })
+        });
+        let client = Client::in_process(handler, api::UserInfo::default());
+        let informer: Informer<ConfigMap> = Informer::new(client.all(), ListParams::default());
+        let events = told.clone();
+        informer.subscribe(move |event| {
+            let sign = match event {
+                Event::Added(_) => '+',
+                Event::Modified { .. } => '~',
+                Event::Deleted(_) => '-',
+            };
+            events.lock().push(format!("{sign}{}", event.object().metadata.name.clone().unwrap()));
+        });
+        informer.run(done).await;
+        let result = (asked.lock().clone(), told.lock().clone());
+        result
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_resumes_and_an_expired_one_reports_what_vanished() {
+        let (asked, told) = follow(vec![
+            Answer::Watch(vec![event("ADDED", map("a", "1")), event("ADDED", map("b", "2")), bookmark("5")]),
+            Answer::Watch(vec![event("MODIFIED", map("a", "6"))]),
+            Answer::Watch(vec![expired()]),
+            // While nobody watched, b went away and c came.
+            Answer::Watch(vec![event("ADDED", map("a", "6")), event("ADDED", map("c", "9")), bookmark("9")]),
+            Answer::Refuse(410),
+            Answer::Watch(vec![event("ADDED", map("a", "6")), bookmark("12")]),
+        ])
+        .await;
+        assert_eq!(asked, ["watch-list", "watch 5", "watch 6", "watch-list", "watch 9", "watch-list"]);
+        assert_eq!(told, ["+a", "+b", "~a", "-b", "+c", "-c"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_without_watch_lists_is_listed() {
+        let list = |names: &[(&str, &str)], version: &str| {
+            let items: Vec<Value> = names.iter().map(|(name, version)| map(name, version)).collect();
+            Answer::List(json!({ "metadata": { "resourceVersion": version }, "items": items }))
+        };
+        let (asked, told) = follow(vec![
+            Answer::Refuse(422),
+            list(&[("a", "1"), ("b", "2")], "5"),
+            Answer::Watch(vec![event("DELETED", map("a", "6")), expired()]),
+            list(&[("b", "7")], "8"),
+            Answer::Watch(vec![event("ADDED", map("c", "9"))]),
+        ])
+        .await;
+        assert_eq!(asked, ["watch-list", "list", "watch 5", "list", "watch 8"]);
+        assert_eq!(told.iter().filter(|told| told.ends_with('a')).count(), 2, "{told:?}");
+        assert_eq!(told[2..], ["-a", "~b", "+c"]);
     }
 }

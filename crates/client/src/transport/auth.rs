@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use super::exec::ExecPlugin;
 use super::header_value;
+use super::service_account::TokenSource;
 use crate::Error;
 use crate::kubeconfig::AuthInfo;
 
@@ -22,6 +23,7 @@ pub(super) enum Auth {
     Fixed(HeaderValue),
     TokenFile { path: PathBuf, cached: parking_lot::Mutex<Option<(Instant, HeaderValue)>> },
     Exec(Box<ExecPlugin>),
+    ServiceAccount(Box<TokenSource>),
 }
 
 impl Auth {
@@ -65,6 +67,8 @@ impl Auth {
                 Some(token) => bearer(token).map(Some),
                 None => Ok(None),
             },
+            // Boxed: asking for a token is itself a request.
+            Auth::ServiceAccount(source) => Box::pin(source.header()).await.map(Some),
         }
     }
 
@@ -74,11 +78,12 @@ impl Auth {
             Auth::None | Auth::Fixed(_) => false,
             Auth::TokenFile { cached, .. } => cached.lock().take().is_some(),
             Auth::Exec(plugin) => plugin.forget().await,
+            Auth::ServiceAccount(source) => source.forget().await,
         }
     }
 }
 
-fn bearer(token: &str) -> Result<HeaderValue, Error> {
+pub(super) fn bearer(token: &str) -> Result<HeaderValue, Error> {
     Ok(sensitive(
         HeaderValue::from_str(&format!("Bearer {token}"))
             .map_err(|_| Error::config("the bearer token is not a valid header value"))?,

@@ -50,7 +50,18 @@ impl Https {
             // Unreadable certificates are reported here, not at the first request.
             tls::config(&cluster, tls::identity(&user)?, true)?;
         }
-        let connector = Connector(Arc::new(Target { cluster, user, auth }));
+        Ok(Self::with_target(base, Target { cluster, user, auth }))
+    }
+
+    /// The same server, with these credentials and no client certificate. Connections are not shared: a certificate
+    /// shown on one would decide who is asking.
+    pub(super) fn with_auth(&self, auth: Auth) -> Self {
+        let cluster = self.connector.0.cluster.clone();
+        Self::with_target(self.base.clone(), Target { cluster, user: AuthInfo::default(), auth })
+    }
+
+    fn with_target(base: Uri, target: Target) -> Self {
+        let connector = Connector(Arc::new(target));
         let pool = legacy::Client::builder(TokioExecutor::new())
             .timer(TokioTimer::new())
             .pool_timer(TokioTimer::new())
@@ -60,7 +71,7 @@ impl Https {
             .http2_initial_stream_window_size(4 << 20)
             .http2_initial_connection_window_size(16 << 20)
             .build(connector.clone());
-        Ok(Self { base, pool, connector })
+        Self { base, pool, connector }
     }
 
     pub(super) fn server(&self) -> String {

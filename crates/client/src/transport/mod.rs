@@ -3,6 +3,9 @@
 mod auth;
 mod exec;
 mod https;
+mod limit;
+mod measure;
+mod service_account;
 mod tls;
 
 use std::sync::Arc;
@@ -15,7 +18,12 @@ use http_body_util::BodyExt;
 pub use https::Upgraded;
 
 use crate::kubeconfig::{Kubeconfig, Overrides};
+use crate::metrics::Metrics;
 use crate::{Api, Body, Error, Handler, Resource};
+use auth::Auth;
+use limit::Limit;
+use measure::Measure;
+use service_account::TokenSource;
 
 /// How often a request that the server asked to repeat (429, `Retry-After`) is repeated.
 const MAX_RETRIES: u32 = 10;
@@ -28,6 +36,8 @@ pub struct Client {
     transport: Arc<Transport>,
     headers: Arc<Vec<(HeaderName, HeaderValue)>>,
     namespace: Arc<str>,
+    measure: Option<Measure>,
+    limit: Option<Arc<Limit>>,
 }
 
 enum Transport {
@@ -67,7 +77,13 @@ impl Client {
     fn new(transport: Transport, mut headers: Vec<(HeaderName, HeaderValue)>, namespace: &str) -> Self {
         let agent = concat!("cox/", env!("CARGO_PKG_VERSION"), " (linux)");
         headers.push((header::USER_AGENT, HeaderValue::from_static(agent)));
-        Self { transport: Arc::new(transport), headers: Arc::new(headers), namespace: namespace.into() }
+        Self {
+            transport: Arc::new(transport),
+            headers: Arc::new(headers),
+            namespace: namespace.into(),
+            measure: None,
+            limit: None,
+        }
     }
 
     /// The same connection under another program name; the server takes the field manager from it.
@@ -87,6 +103,31 @@ impl Client {
             }
             Transport::Https(_) => self.clone(),
         }
+    }
+
+    /// The same server as a service account. In-process the identity is simply attached; over HTTPS a token is asked for
+    /// with this client's rights, and the account is made if it does not exist.
+    pub fn as_service_account(&self, namespace: &str, name: &str) -> Self {
+        match &*self.transport {
+            Transport::InProcess { .. } => self.with_user(api::UserInfo::service_account(namespace, name, "")),
+            Transport::Https(https) => {
+                let source = TokenSource::new(self.clone(), namespace, name);
+                let https = https.with_auth(Auth::ServiceAccount(Box::new(source)));
+                Self { transport: Arc::new(Transport::Https(Box::new(https))), ..self.clone() }
+            }
+        }
+    }
+
+    /// The same connection, its requests counted in `metrics`.
+    pub fn with_metrics(&self, metrics: &Metrics) -> Self {
+        let host = self.server().and_then(|server| server.split_once("://").map(|(_, host)| host.to_owned()));
+        Self { measure: Some(Measure::new(metrics, &host.unwrap_or_else(|| "in-process".into()))), ..self.clone() }
+    }
+
+    /// The same connection at no more than `qps` requests per second, with bursts; a rate of zero limits nothing. Clones share
+    /// the limit.
+    pub fn with_rate_limit(&self, qps: f64, burst: u32) -> Self {
+        Self { limit: Limit::new(qps, burst).map(Arc::new), ..self.clone() }
     }
 
     /// The namespace of the kubeconfig's context, else `default`.
@@ -122,7 +163,13 @@ impl Client {
         }
         let mut retries = 0;
         loop {
-            let response = self.send_once(request.clone()).await?;
+            if let Some(limit) = &self.limit {
+                limit.turn().await;
+            }
+            let response = match &self.measure {
+                Some(measure) => measure.around(request.method().clone(), self.send_once(request.clone())).await?,
+                None => self.send_once(request.clone()).await?,
+            };
             match retry_after(&response) {
                 Some(delay) if retries < MAX_RETRIES => {
                     retries += 1;

@@ -8,6 +8,7 @@ mod schedule;
 use std::sync::Arc;
 use std::time::Duration;
 
+use client::metrics::Histogram;
 use client::{Client, DeleteParams, EventRecorder, Informer};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
@@ -27,13 +28,21 @@ struct Controller {
     recorder: EventRecorder,
     cron_jobs: Informer<CronJob>,
     jobs: Informer<Job>,
+    /// From a scheduled time to the creation of its Job.
+    skew: Histogram,
 }
 
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let cron_jobs = context.on_self::<CronJob>();
     let owners = cron_jobs.clone();
     let jobs = context.on::<Job, _>(move |event| controller_key(&event.object().metadata, &owners));
-    Arc::new(Controller { client: context.client.clone(), recorder: context.recorder.clone(), cron_jobs, jobs })
+    let skew = context.config.metrics.histogram(
+        "cronjob_controller_job_creation_skew_duration_seconds",
+        "From the scheduled time to the creation of the Job",
+        &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0],
+        &[],
+    );
+    Arc::new(Controller { client: context.client.clone(), recorder: context.recorder.clone(), cron_jobs, jobs, skew })
 }
 
 impl Reconcile for Controller {
@@ -228,6 +237,7 @@ impl Controller {
         match api.create(&job).await {
             Ok(created) => {
                 self.recorder.normal(&about, "SuccessfulCreate", format!("Created job {name}"));
+                self.skew.observe(Timestamp::now().duration_since(scheduled).as_secs_f64());
                 status.active.get_or_insert_default().push(client::reference(&created));
                 status.last_schedule_time = Some(Time(scheduled));
                 later

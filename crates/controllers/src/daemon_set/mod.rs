@@ -88,7 +88,14 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         })
     };
     index_orphans(&pods);
-    let revisions = context.informer::<ControllerRevision>();
+    // A revision that someone takes away is recorded again.
+    let revisions = {
+        let sets = sets.clone();
+        context.on::<ControllerRevision, _>(move |event| match event {
+            Event::Deleted(revision) => controller_key(&revision.metadata, &sets),
+            _ => None,
+        })
+    };
     Arc::new(Controller {
         client: context.client.clone(),
         recorder: context.recorder.clone(),

@@ -165,6 +165,12 @@ impl Graph {
         node.dependents.iter().filter(blocks).cloned().collect()
     }
 
+    /// Whether something that this object owns waits for its own dependents.
+    pub(super) fn has_waiting_dependent(&self, uid: &str) -> bool {
+        let Some(node) = self.nodes.get(uid) else { return false };
+        node.dependents.iter().any(|dependent| self.nodes.get(dependent).is_some_and(|node| node.waits_for_dependents))
+    }
+
     /// An owner nobody refers to any more, and which was never seen, need not be remembered.
     fn forget_if_unused(&mut self, uid: &str) {
         if self.nodes.get(uid).is_some_and(|node| node.place.is_none() && node.dependents.is_empty()) {
@@ -244,6 +250,22 @@ mod tests {
         assert_eq!(graph.blockers("set"), ["pod"]);
         assert_eq!(graph.remove("pod"), [check("set")]);
         assert!(graph.blockers("set").is_empty());
+    }
+
+    #[test]
+    fn a_circle_is_noticed_and_broken() {
+        let mut graph = Graph::default();
+        for (uid, owner) in [("a", "c"), ("b", "a"), ("c", "b")] {
+            graph.observe(&gvr(), &object(uid, &[owner]));
+        }
+        graph.observe(&gvr(), &deleting(object("a", &["c"]), FOREGROUND));
+        graph.observe(&gvr(), &deleting(object("b", &["a"]), FOREGROUND));
+        assert!(!graph.has_waiting_dependent("b"), "c is not being deleted yet");
+        assert!(graph.has_waiting_dependent("c"), "a is");
+        let mut free = object("c", &["b"]);
+        free.metadata.owner_references.as_mut().unwrap()[0].block_owner_deletion = Some(false);
+        assert_eq!(graph.observe(&gvr(), &free), [check("b")]);
+        assert!(graph.blockers("b").is_empty());
     }
 
     #[test]

@@ -6,7 +6,7 @@
 
 mod graph;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use client::{
     ApiResource, Client, DeleteParams, Event, Gvr, Informer, ListParams, PartialObject, Patch, Propagation, WorkQueue,
 };
 use futures_util::future::BoxFuture;
+use futures_util::stream::{self, TryStreamExt};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
@@ -28,6 +29,10 @@ use graph::{FOREGROUND, Graph, ORPHAN, Place, Work, same_place};
 
 /// Ask the server again which resources there are.
 const DISCOVER: &str = "discover";
+/// Dependents cut loose at a time.
+const PARALLEL: usize = 16;
+/// A uid never comes back, so this is only as long as a search through it should be.
+const ABSENT: usize = 64;
 /// Discovery answers a moment after a CRD is established.
 const SETTLE: Duration = Duration::from_millis(500);
 
@@ -37,6 +42,8 @@ struct Controller {
     graph: Arc<Mutex<Graph>>,
     resources: Mutex<Vec<ApiResource>>,
     monitors: Mutex<HashMap<Gvr, CancellationToken>>,
+    /// Owners lately found missing, by uid and place: a thousand dependents ask only once.
+    absent: Mutex<VecDeque<(String, Place)>>,
     stop: CancellationToken,
     tasks: TaskTracker,
 }
@@ -62,6 +69,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         graph: Arc::default(),
         resources: Mutex::default(),
         monitors: Mutex::default(),
+        absent: Mutex::default(),
         stop: CancellationToken::new(),
         tasks: TaskTracker::new(),
     })
@@ -182,7 +190,13 @@ impl Controller {
         }
         let finalizer = |name: &str| live.metadata.finalizers.iter().flatten().any(|finalizer| finalizer == name);
         let propagation = if !waiting.is_empty() && !node.dependents.is_empty() {
-            // Its owner waits for it, so it in turn waits for its own.
+            // Its owner waits for it, so it in turn waits for its own. If one of those is waiting as well this may be
+            // a circle, which would wait for ever: then nobody waits for this one.
+            if self.graph.lock().has_waiting_dependent(uid) && owners.iter().any(blocks) {
+                let free =
+                    owners.iter().map(|owner| OwnerReference { block_owner_deletion: Some(false), ..owner.clone() });
+                self.patch_owners(&place, &live, &free.collect::<Vec<_>>()).await?;
+            }
             Propagation::Foreground
         } else if finalizer(ORPHAN) {
             Propagation::Orphan
@@ -212,18 +226,20 @@ impl Controller {
     async fn orphan_dependents(&self, uid: &str) -> Outcome {
         let Some(node) = self.graph.lock().get(uid).cloned() else { return Ok(Requeue::Never) };
         let Some(place) = node.place else { return Ok(Requeue::Never) };
-        for dependent in &node.dependents {
-            let Some(dependent) = self.graph.lock().get(dependent).and_then(|node| node.place.clone()) else {
-                continue;
-            };
-            if let Some(live) = self.read(&dependent).await? {
-                let owners = live.metadata.owner_references.clone().unwrap_or_default();
-                let kept: Vec<_> = owners.iter().filter(|owner| owner.uid != uid).cloned().collect();
-                if kept.len() != owners.len() {
-                    self.patch_owners(&dependent, &live, &kept).await?;
-                }
+        let dependents: Vec<Place> = {
+            let graph = self.graph.lock();
+            node.dependents.iter().filter_map(|dependent| graph.get(dependent)?.place.clone()).collect()
+        };
+        let cut_loose = |dependent: Place| async move {
+            let Some(live) = self.read(&dependent).await? else { return Ok(()) };
+            let owners = live.metadata.owner_references.clone().unwrap_or_default();
+            let kept: Vec<_> = owners.iter().filter(|owner| owner.uid != uid).cloned().collect();
+            if kept.len() != owners.len() {
+                self.patch_owners(&dependent, &live, &kept).await?;
             }
-        }
+            Ok::<_, Error>(())
+        };
+        stream::iter(dependents.into_iter().map(Ok)).try_for_each_concurrent(PARALLEL, cut_loose).await?;
         if let Some(live) = self.read(&place).await?.filter(|live| live.metadata.uid.as_deref() == Some(uid)) {
             self.remove_finalizer(&place, &live, ORPHAN).await?;
         }
@@ -241,9 +257,20 @@ impl Controller {
         }
         // An owner of a kind that nobody serves: its dependents are kept, the kind may come back.
         let Some(place) = self.place_of(owner, namespace) else { return Ok(OwnerState::Solid) };
+        let reference = (owner.uid.clone(), place.clone());
+        if self.absent.lock().contains(&reference) {
+            return Ok(OwnerState::Gone);
+        }
         let live = self.read(&place).await?.filter(|live| live.metadata.uid.as_deref() == Some(&owner.uid));
         Ok(match live {
-            None => OwnerState::Gone,
+            None => {
+                let mut absent = self.absent.lock();
+                absent.push_back(reference);
+                if absent.len() > ABSENT {
+                    absent.pop_front();
+                }
+                OwnerState::Gone
+            }
             Some(live) => {
                 let foreground = live.metadata.finalizers.iter().flatten().any(|finalizer| finalizer == FOREGROUND);
                 if live.metadata.deletion_timestamp.is_some() && foreground {
@@ -301,6 +328,10 @@ enum OwnerState {
     /// Being deleted in the foreground.
     Waiting,
     Gone,
+}
+
+fn blocks(owner: &OwnerReference) -> bool {
+    owner.block_owner_deletion == Some(true)
 }
 
 /// Events are many, short-lived and own nothing.

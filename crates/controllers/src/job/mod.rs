@@ -11,12 +11,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::selector::Selector;
+use client::metrics::Metrics;
 use client::{Client, Event, EventRecorder, Expectations, Informer, Patch};
 use futures_util::future::{BoxFuture, join_all};
 use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, ObjectFieldSelector, Pod};
 use serde_json::json;
+use tokio::time::Instant;
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::owners::{candidates, claim, controller_key, controller_of, controller_reference, index_orphans};
@@ -26,6 +28,8 @@ use plan::{COMPLETION_INDEX, FINALIZER, INDEX_FAILURES, has_finalizer, plan};
 
 const MANAGED_BY: &str = "kubernetes.io/job-controller";
 const POD: &str = "pod/";
+const SYNC_BOUNDS: &[f64] =
+    &[0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096, 8.192, 16.384, 32.768, 65.536];
 
 struct Controller {
     client: Client,
@@ -33,6 +37,7 @@ struct Controller {
     jobs: Informer<Job>,
     pods: Informer<Pod>,
     expectations: Arc<Expectations>,
+    metrics: Metrics,
 }
 
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
@@ -99,6 +104,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         jobs,
         pods,
         expectations,
+        metrics: context.config.metrics.clone(),
     })
 }
 
@@ -113,7 +119,7 @@ impl Reconcile for Controller {
         Box::pin(async move {
             match key.strip_prefix(POD).filter(|rest| rest.contains('/')) {
                 Some(pod) => self.relieve(pod).await,
-                None => self.sync(key).await,
+                None => self.measured_sync(key).await,
             }
         })
     }
@@ -138,6 +144,37 @@ impl Controller {
         match api.patch(pod.metadata.name.as_deref().unwrap_or_default(), &patch).await {
             Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error.into()),
             _ => Ok(()),
+        }
+    }
+
+    async fn measured_sync(&self, key: &str) -> Outcome {
+        let began = Instant::now();
+        let mode = self.jobs.get(key).map_or("NonIndexed", |job| completion_mode(&job));
+        let outcome = self.sync(key).await;
+        let result = if outcome.is_ok() { "success" } else { "error" };
+        let labels = [("completion_mode", mode), ("result", result), ("action", "reconciling")];
+        self.metrics.counter("job_controller_job_syncs_total", "Job syncs", &labels).inc();
+        self.metrics
+            .histogram("job_controller_job_sync_duration_seconds", "How long a sync takes", SYNC_BOUNDS, &labels)
+            .observe_duration(began.elapsed());
+        outcome
+    }
+
+    /// Counts a Job that has just ended.
+    fn count_finished(&self, before: &Job, after: &Job) {
+        if is_finished(before) {
+            return;
+        }
+        let ends = after.status.iter().flat_map(|status| status.conditions.iter().flatten());
+        for end in ends.filter(|end| end.status == "True") {
+            let result = match end.type_.as_str() {
+                "Complete" => "succeeded",
+                "Failed" => "failed",
+                _ => continue,
+            };
+            let reason = end.reason.as_deref().unwrap_or_default();
+            let labels = [("completion_mode", completion_mode(after)), ("result", result), ("reason", reason)];
+            self.metrics.counter("job_controller_jobs_finished_total", "Finished Jobs", &labels).inc();
         }
     }
 
@@ -194,6 +231,7 @@ impl Controller {
         if job.status.as_ref() != Some(&plan.status) {
             let changed = Job { status: Some(plan.status.clone()), ..Job::clone(&job) };
             self.client.all::<Job>().update_status(&changed).await?;
+            self.count_finished(&job, &changed);
         }
         for (warning, reason, message) in &plan.events {
             match warning {
@@ -202,13 +240,25 @@ impl Controller {
             }
         }
         // Only what is noted in the status that is now stored may be let go.
-        for released in join_all(plan.release.iter().map(|pod| self.release(pod))).await {
+        for (released, pod) in
+            join_all(plan.release.iter().map(|pod| self.release(pod))).await.into_iter().zip(&plan.release)
+        {
             released?;
+            let result = if pods::phase(pod) == "Succeeded" { "succeeded" } else { "failed" };
+            let labels = [("completion_mode", completion_mode(&job)), ("result", result)];
+            self.metrics.counter("job_controller_job_pods_finished_total", "Pods counted by their Job", &labels).inc();
         }
         match failure {
             Some(error) => Err(error.into()),
             None => Ok(plan.recheck.map(|delay| delay.max(Duration::from_millis(100))).into()),
         }
+    }
+}
+
+fn completion_mode(job: &Job) -> &'static str {
+    match job.spec.as_ref().and_then(|spec| spec.completion_mode.as_deref()) {
+        Some("Indexed") => "Indexed",
+        _ => "NonIndexed",
     }
 }
 

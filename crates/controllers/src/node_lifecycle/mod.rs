@@ -1,15 +1,15 @@
 //! Node lifecycle: notice nodes that fall silent, and taint nodes by their conditions.
 //!
 //! A node lives as long as its Lease is renewed. Renewals only note the time; one timer per node looks whether the grace period has
-//! passed. Evicting taints are added at a limited rate per zone, and not at all while a whole zone is silent: then the fault is
-//! more likely ours. What the taints do to pods is `taint_eviction`'s business.
+//! passed. Evicting taints are added at a limited rate per zone, and not at all while every zone is silent. What the taints do to pods is `taint_eviction`'s business.
 
 mod plan;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use client::metrics::Metrics;
 use client::{Client, Event, EventRecorder, Informer, ListParams, Patch};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
@@ -21,15 +21,13 @@ use tokio::time::Instant;
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::{Error, pods};
-use plan::{condition, ready, taints};
+use plan::{Zone, condition, eviction_period, ready, taints};
 
-/// `--node-monitor-grace-period`.
-const GRACE: Duration = Duration::from_secs(50);
-/// `--node-eviction-rate` of 0.1 per second: one node in ten seconds, per zone.
-const EVICTION_PERIOD: Duration = Duration::from_secs(10);
+/// While no node of a zone may be evicted, each looks again after this.
+const HELD_BACK: Duration = Duration::from_secs(30);
 const LEASES: &str = "kube-node-lease";
 const BY_NODE: &str = "node";
-const ZONE: &str = "topology.kubernetes.io/zone";
+const TOPOLOGY: [&str; 2] = ["topology.kubernetes.io/region", "topology.kubernetes.io/zone"];
 
 struct Controller {
     client: Client,
@@ -40,6 +38,9 @@ struct Controller {
     seen: Arc<Mutex<HashMap<String, Instant>>>,
     /// When the last node of each zone was given an evicting taint.
     evictions: Mutex<HashMap<String, Instant>>,
+    /// `--node-monitor-grace-period`.
+    grace: Duration,
+    metrics: Metrics,
 }
 
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
@@ -68,6 +69,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     }
     let pods = context.informer::<Pod>();
     pods.add_index(BY_NODE, |pod| vec![pods::node_name(pod).to_owned()]);
+    measure_zones(&context.config.metrics, nodes.clone());
     Arc::new(Controller {
         client: context.client.clone(),
         recorder: context.recorder.clone(),
@@ -75,6 +77,8 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         pods,
         seen,
         evictions: Mutex::default(),
+        grace: context.config.node_monitor_grace_period,
+        metrics: context.config.metrics.clone(),
     })
 }
 
@@ -99,12 +103,12 @@ impl Controller {
     async fn sync(&self, key: &str) -> Outcome {
         let Some(node) = self.nodes.get(key) else { return Ok(Requeue::Never) };
         let last = *self.seen.lock().entry(key.to_owned()).or_insert_with(Instant::now);
-        let silent = last.elapsed() >= GRACE;
+        let silent = last.elapsed() >= self.grace;
         if silent && ready(&node) != "Unknown" {
             return self.mark_unknown(&node).await;
         }
         let mut wait =
-            if silent { None } else { Some(GRACE.saturating_sub(last.elapsed()) + Duration::from_millis(100)) };
+            if silent { None } else { Some(self.grace.saturating_sub(last.elapsed()) + Duration::from_millis(100)) };
         let evict = match self.eviction_wait(&node) {
             Some(pause) => {
                 wait = Some(wait.map_or(pause, |wait| wait.min(pause)));
@@ -120,7 +124,11 @@ impl Controller {
             );
             self.client.all::<Node>().patch(key, &patch).await?;
             if evicts {
-                self.evictions.lock().insert(zone(&node), Instant::now());
+                let zone = zone(&node);
+                self.metrics
+                    .counter("node_collector_evictions_total", "Nodes given an evicting taint", &[("zone", &zone)])
+                    .inc();
+                self.evictions.lock().insert(zone, Instant::now());
             }
         }
         if ready(&node) != "True" && condition(&node, "Ready").is_some() {
@@ -134,14 +142,10 @@ impl Controller {
         if ready(node) == "True" || condition(node, "Ready").is_none() {
             return None;
         }
-        let zone_name = zone(node);
-        let all: Vec<_> = self.nodes.list().into_iter().filter(|other| zone(other) == zone_name).collect();
-        let bad = all.iter().filter(|other| ready(other) != "True").count();
-        if all.len() > 1 && bad == all.len() && ready(node) == "Unknown" {
-            return Some(GRACE);
-        }
-        let last = self.evictions.lock().get(&zone_name).copied()?;
-        Some(EVICTION_PERIOD.saturating_sub(last.elapsed())).filter(|wait| !wait.is_zero())
+        let (zones, zone) = (zones(&self.nodes), zone(node));
+        let Some(period) = eviction_period(&zones, &zone) else { return Some(HELD_BACK) };
+        let last = self.evictions.lock().get(&zone).copied()?;
+        Some(period.saturating_sub(last.elapsed())).filter(|wait| !wait.is_zero())
     }
 
     /// The kubelet is silent: nobody knows any more what its conditions are.
@@ -204,6 +208,34 @@ impl Controller {
     }
 }
 
+fn zones(nodes: &Informer<Node>) -> BTreeMap<String, Zone> {
+    let mut zones: BTreeMap<String, Zone> = BTreeMap::new();
+    for node in nodes.list() {
+        let zone = zones.entry(zone(&node)).or_default();
+        *(if ready(&node) == "True" { &mut zone.ready } else { &mut zone.not_ready }) += 1;
+    }
+    zones
+}
+
+fn measure_zones(metrics: &Metrics, nodes: Informer<Node>) {
+    let gauges = metrics.downgrade();
+    metrics.on_render(move || {
+        let Some(metrics) = gauges.upgrade() else { return };
+        for (name, zone) in zones(&nodes) {
+            let (size, labels) = ((zone.ready + zone.not_ready) as f64, [("zone", name.as_str())]);
+            metrics.gauge("node_collector_zone_size", "Nodes of the zone", &labels).set(size);
+            metrics
+                .gauge("node_collector_zone_health", "Percentage of ready nodes", &labels)
+                .set(100.0 * zone.ready as f64 / size);
+            let unhealthy =
+                metrics.gauge("node_collector_unhealthy_nodes_in_zone", "Nodes that are not ready", &labels);
+            unhealthy.set(zone.not_ready as f64);
+        }
+    });
+}
+
+/// Region and zone together: zones of two regions may have the same name.
 fn zone(node: &Node) -> String {
-    node.metadata.labels.as_ref().and_then(|labels| labels.get(ZONE)).cloned().unwrap_or_default()
+    let label = |key: &str| node.metadata.labels.as_ref().and_then(|labels| labels.get(key)).map_or("", String::as_str);
+    TOPOLOGY.map(label).join("/")
 }

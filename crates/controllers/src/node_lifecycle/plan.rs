@@ -1,4 +1,7 @@
-//! Which taints a node's conditions call for.
+//! Which taints a node's conditions call for, and how fast nodes of a zone may be given those that evict.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, NodeCondition, Taint};
 
@@ -72,6 +75,54 @@ pub(super) fn taints(node: &Node, evict: bool, now: jiff::Timestamp) -> Option<V
     (result != present).then_some(result)
 }
 
+/// `--node-eviction-rate` of 0.1 per second: one node in ten seconds, per zone.
+const PERIOD: Duration = Duration::from_secs(10);
+/// `--secondary-node-eviction-rate` of 0.01 per second, while most of a large zone is silent.
+const SLOW_PERIOD: Duration = Duration::from_secs(100);
+/// `--unhealthy-zone-threshold` and `--large-cluster-size-threshold`.
+const UNHEALTHY_SHARE: f64 = 0.55;
+const LARGE: usize = 50;
+
+/// How many nodes of a zone are ready, and how many are not.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Zone {
+    pub(super) ready: usize,
+    pub(super) not_ready: usize,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Disruption {
+    No,
+    Partial,
+    Full,
+}
+
+impl Zone {
+    fn disruption(self) -> Disruption {
+        let total = self.ready + self.not_ready;
+        if self.ready == 0 && self.not_ready > 0 {
+            Disruption::Full
+        } else if self.not_ready > 2 && self.not_ready as f64 >= UNHEALTHY_SHARE * total as f64 {
+            Disruption::Partial
+        } else {
+            Disruption::No
+        }
+    }
+}
+
+/// The time between two evicting taints in a zone; `None` while there must be none at all. If every zone is silent the fault
+/// is more likely ours; if most of a small one is, its work has nowhere to go.
+pub(super) fn eviction_period(zones: &BTreeMap<String, Zone>, zone: &str) -> Option<Duration> {
+    if zones.values().all(|zone| zone.disruption() == Disruption::Full) {
+        return None;
+    }
+    let zone = zones.get(zone).copied().unwrap_or_default();
+    match zone.disruption() {
+        Disruption::No | Disruption::Full => Some(PERIOD),
+        Disruption::Partial => (zone.ready + zone.not_ready > LARGE).then_some(SLOW_PERIOD),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use k8s_openapi::api::core::v1::{NodeSpec, NodeStatus};
@@ -97,6 +148,24 @@ mod tests {
                 ..NodeStatus::default()
             }),
             ..Node::default()
+        }
+    }
+
+    #[test]
+    fn evictions_slow_down_while_zones_are_silent() {
+        let zone = |ready, not_ready| Zone { ready, not_ready };
+        for (mine, other, expected) in [
+            (zone(3, 1), None, Some(PERIOD)),
+            (zone(0, 1), None, None),
+            (zone(0, 4), Some(zone(0, 2)), None),
+            (zone(0, 4), Some(zone(2, 0)), Some(PERIOD)),
+            (zone(2, 3), None, None),
+            (zone(1, 2), None, Some(PERIOD)),
+            (zone(40, 60), None, Some(SLOW_PERIOD)),
+            (zone(60, 40), None, Some(PERIOD)),
+        ] {
+            let zones = [("mine".to_owned(), mine)].into_iter().chain(other.map(|other| ("other".to_owned(), other)));
+            assert_eq!(eviction_period(&zones.collect(), "mine"), expected, "{mine:?} {other:?}");
         }
     }
 

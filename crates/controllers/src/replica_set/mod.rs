@@ -169,7 +169,7 @@ impl<K: Replicated> Controller<K> {
 
     async fn act(&self, key: &str, owner: &K, mine: &[Arc<Pod>]) -> Option<Failure> {
         let about = client::reference(owner);
-        match plan(owner.replicas(), mine, &self.related(owner), Timestamp::now()) {
+        match plan(owner.replicas(), mine, || self.related(owner), Timestamp::now()) {
             Action::Nothing => None,
             Action::Create(count) => {
                 let template = owner.template()?;

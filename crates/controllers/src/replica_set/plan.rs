@@ -28,14 +28,20 @@ pub(super) struct Failure {
 }
 
 /// Decides, never awaits. `pods` are the active ones; they may be stale, but not by anything this controller did.
-pub(super) fn plan(replicas: i32, pods: &[Arc<Pod>], related: &[Arc<Pod>], now: Timestamp) -> Action {
+/// `related` are asked for only when some must go.
+pub(super) fn plan(
+    replicas: i32,
+    pods: &[Arc<Pod>],
+    related: impl FnOnce() -> Vec<Arc<Pod>>,
+    now: Timestamp,
+) -> Action {
     let wanted = usize::try_from(replicas).unwrap_or_default();
     match pods.len().cmp(&wanted) {
         Ordering::Less => Action::Create((wanted - pods.len()).min(BURST)),
         Ordering::Equal => Action::Nothing,
         Ordering::Greater => {
             let count = (pods.len() - wanted).min(BURST);
-            Action::Delete(pods::surplus(pods.to_vec(), related, count, now))
+            Action::Delete(pods::surplus(pods.to_vec(), &related(), count, now))
         }
     }
 }
@@ -116,10 +122,10 @@ mod tests {
             (-1, 0, Action::Nothing),
         ] {
             let pods = pods(present);
-            assert_eq!(plan(replicas, &pods, &pods, at(1)), expected, "{replicas} wanted, {present} present");
+            assert_eq!(plan(replicas, &pods, || pods.clone(), at(1)), expected, "{replicas} wanted, {present} present");
         }
         let pods = pods(5);
-        assert!(matches!(plan(2, &pods, &pods, at(1)), Action::Delete(surplus) if surplus.len() == 3));
+        assert!(matches!(plan(2, &pods, || pods.clone(), at(1)), Action::Delete(surplus) if surplus.len() == 3));
     }
 
     #[test]

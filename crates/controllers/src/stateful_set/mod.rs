@@ -4,6 +4,7 @@
 //! Names are fixed, so nothing can be created twice.
 
 mod plan;
+mod retention;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -83,8 +84,7 @@ impl Controller {
     async fn sync(&self, key: &str) -> Outcome {
         let Some(set) = self.sets.get(key) else { return Ok(Requeue::Never) };
         let Some(spec) = &set.spec else { return Ok(Requeue::Never) };
-        let name = set.metadata.name.clone().unwrap_or_default();
-        let is_member = |pod: &Pod| ordinal(&name, pod.metadata.name.as_deref().unwrap_or_default()).is_some();
+        let is_member = |pod: &Pod| ordinal_of(&set, pod).is_some();
         let mine =
             claim(&self.client, &*set, &selector(&set)?, candidates(&self.pods, &set.metadata), is_member).await?;
         let recorded = history::of(&self.revisions, &*set);
@@ -102,7 +102,10 @@ impl Controller {
             Revisions { current: history::name(&current), update: history::name(&update) },
             Timestamp::now(),
         );
-        let failure = self.carry_out(&set, &plan, &current, &update).await.err();
+        let failure = match self.settle_claims(&set, &mine).await {
+            Ok(()) => self.carry_out(&set, &plan, &current, &update).await.err(),
+            Err(error) => Some(error),
+        };
 
         if set.status.as_ref() != Some(&plan.status) {
             let changed = StatefulSet { status: Some(plan.status.clone()), ..StatefulSet::clone(&set) };
@@ -134,6 +137,9 @@ impl Controller {
             let Some(template) = history::template(revision) else { continue };
             let pod = new_pod(set, &template, *number, history::name(revision));
             let pod_name = pod.metadata.name.clone().unwrap_or_default();
+            if self.has_doomed_claim(set, *number, &pod_name) {
+                return Err(Error::object(format!("pod {pod_name}: a claim of its predecessor is not gone yet")));
+            }
             self.ensure_claims(set, *number).await?;
             match self.client.all::<Pod>().create(&pod).await {
                 Ok(_) => self.recorder.normal(
@@ -187,6 +193,37 @@ impl Controller {
         Ok(())
     }
 
+    /// Gives the claims of every pod the owners that the retention policy wants, before any pod goes.
+    async fn settle_claims(&self, set: &StatefulSet, pods: &[Arc<Pod>]) -> Result<(), Error> {
+        if set.metadata.deletion_timestamp.is_some() {
+            return Ok(());
+        }
+        let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
+        for pod in pods {
+            let Some(number) = ordinal_of(set, pod) else { continue };
+            let is_wanted = set.spec.as_ref().is_some_and(|spec| plan::is_wanted(spec, number));
+            for template in claims(set, number) {
+                let key = format!("{namespace}/{}", template.metadata.name.as_deref().unwrap_or_default());
+                let Some(claim) = self.claims.get(&key) else { continue };
+                let owners = retention::owners(&claim.metadata, set, pod, is_wanted);
+                if claim.metadata.owner_references.as_deref().unwrap_or_default() != owners {
+                    let mut changed = PersistentVolumeClaim::clone(&claim);
+                    changed.metadata.owner_references = Some(owners);
+                    self.client.all::<PersistentVolumeClaim>().update(&changed).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn has_doomed_claim(&self, set: &StatefulSet, number: i32, pod_name: &str) -> bool {
+        let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
+        claims(set, number).iter().any(|claim| {
+            let key = format!("{namespace}/{}", claim.metadata.name.as_deref().unwrap_or_default());
+            self.claims.get(&key).is_some_and(|claim| retention::is_doomed(&claim, pod_name))
+        })
+    }
+
     /// The storage of an ordinal outlives its pods; it is made once and found again.
     async fn ensure_claims(&self, set: &StatefulSet, number: i32) -> Result<(), Error> {
         let about = client::reference(set);
@@ -214,11 +251,13 @@ impl Controller {
     }
 }
 
+fn ordinal_of(set: &StatefulSet, pod: &Pod) -> Option<i32> {
+    ordinal(set.metadata.name.as_deref().unwrap_or_default(), pod.metadata.name.as_deref().unwrap_or_default())
+}
+
 fn claims(set: &StatefulSet, number: i32) -> Vec<PersistentVolumeClaim> {
     let set_name = set.metadata.name.as_deref().unwrap_or_default();
     let Some(spec) = &set.spec else { return Vec::new() };
-    let policy = spec.persistent_volume_claim_retention_policy.as_ref();
-    let owned = policy.and_then(|policy| policy.when_deleted.as_deref()) == Some("Delete");
     let templates = spec.volume_claim_templates.iter().flatten();
     templates
         .map(|template| {
@@ -228,14 +267,6 @@ fn claims(set: &StatefulSet, number: i32) -> Vec<PersistentVolumeClaim> {
             claim.metadata.namespace.clone_from(&set.metadata.namespace);
             let labels = claim.metadata.labels.get_or_insert_default();
             labels.extend(spec.selector.match_labels.clone().unwrap_or_default());
-            if owned {
-                let reference = k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference {
-                    controller: None,
-                    block_owner_deletion: None,
-                    ..controller_reference(set)
-                };
-                claim.metadata.owner_references = Some(vec![reference]);
-            }
             claim.status = None;
             claim
         })

@@ -38,6 +38,11 @@ pub(super) fn start(spec: &StatefulSetSpec) -> i32 {
     spec.ordinals.as_ref().and_then(|ordinals| ordinals.start).unwrap_or_default()
 }
 
+/// Whether an ordinal is within the replicas.
+pub(super) fn is_wanted(spec: &StatefulSetSpec, number: i32) -> bool {
+    (start(spec)..start(spec) + spec.replicas.unwrap_or(1)).contains(&number)
+}
+
 fn revision(pod: &Pod) -> &str {
     pod.metadata.labels.as_ref().and_then(|labels| labels.get(REVISION_LABEL)).map(String::as_str).unwrap_or_default()
 }
@@ -126,48 +131,34 @@ impl Pass<'_> {
             }
         }
         if self.plan.create.is_empty() && self.plan.delete.is_empty() {
-            self.update(replicas, first);
+            self.update(replicas);
         }
     }
 
-    /// Replaces pods of old revisions, highest ordinal first, down to the partition.
-    fn update(&mut self, replicas: &[Option<Arc<Pod>>], first: i32) {
+    /// Replaces pods of old revisions, highest ordinal first, down to the partition. One at a time each waits for those above
+    /// it; with `maxUnavailable` that many may be away at once, whichever they are.
+    fn update(&mut self, replicas: &[Option<Arc<Pod>>]) {
         if is_on_delete(self.spec) {
             return;
         }
         let rolling = self.spec.update_strategy.as_ref().and_then(|strategy| strategy.rolling_update.as_ref());
-        let partition = rolling.and_then(|rolling| rolling.partition).unwrap_or_default();
+        let partition = usize::try_from(self.partition().unwrap_or_default()).unwrap_or_default();
+        let is_away = |pod: &Pod| !self.is_available(pod) || pods::is_terminating(pod);
+        let is_old = |pod: &Pod| revision(pod) != self.revisions.update && !pods::is_terminating(pod);
+        let targets = replicas.iter().skip(partition).rev().map_while(Option::as_ref);
+        let Some(limit) = rolling.and_then(|rolling| rolling.max_unavailable.as_ref()) else {
+            let first = targets.clone().find(|pod| is_old(pod) || is_away(pod));
+            self.plan.delete = first.filter(|pod| is_old(pod)).cloned().into_iter().collect();
+            return;
+        };
         let total = i32::try_from(replicas.len()).unwrap_or(i32::MAX);
-        let budget = rolling
-            .and_then(|rolling| rolling.max_unavailable.as_ref())
-            .map_or(1, |limit| resolve(limit, total, Round::Up).max(1));
-        let mut unavailable = i32::try_from(
-            replicas.iter().flatten().filter(|pod| !self.is_available(pod) || pods::is_terminating(pod)).count(),
-        )
-        .unwrap_or(i32::MAX);
-        for (at, pod) in replicas.iter().enumerate().rev() {
-            let number = first + i32::try_from(at).unwrap_or(i32::MAX);
-            if number < partition {
-                return;
-            }
-            let Some(pod) = pod else { return };
-            let healthy = self.is_available(pod) && !pods::is_terminating(pod);
-            if revision(pod) != self.revisions.update && !pods::is_terminating(pod) {
-                // A pod that does not work anyway may be replaced without costing anything.
-                if unavailable >= budget && healthy {
-                    return;
-                }
-                if healthy {
-                    unavailable += 1;
-                }
-                self.plan.delete.push(pod.clone());
-                if budget == 1 {
-                    return;
-                }
-            } else if !healthy && budget == 1 {
-                return;
-            }
-        }
+        let budget = usize::try_from(resolve(limit, total, Round::Up).max(1)).unwrap_or(1);
+        let away = replicas.iter().flatten().filter(|pod| is_away(pod)).count();
+        self.plan.delete = targets.filter(|pod| is_old(pod)).take(budget.saturating_sub(away)).cloned().collect();
+    }
+
+    fn partition(&self) -> Option<i32> {
+        self.spec.update_strategy.as_ref()?.rolling_update.as_ref()?.partition
     }
 
     fn is_available(&self, pod: &Pod) -> bool {
@@ -182,9 +173,8 @@ impl Pass<'_> {
         if is_on_delete(self.spec) {
             return true;
         }
-        let rolling = self.spec.update_strategy.as_ref().and_then(|strategy| strategy.rolling_update.as_ref());
-        match rolling.and_then(|rolling| rolling.partition) {
-            Some(partition) if partition > 0 => number >= partition,
+        match self.partition() {
+            Some(partition) if partition > 0 => number >= first + partition,
             _ => number >= first + self.plan.status.current_replicas.unwrap_or_default(),
         }
     }

@@ -3,6 +3,7 @@
 //! Flow: claim, volume and class events -> keys `claim/<namespace>/<name>` and `volume/<name>`. A volume is bound first, then the
 //! claim; each half can be repaired from the other, so a crash between them is harmless.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use client::{Client, DeleteParams, EventRecorder, Informer};
@@ -24,7 +25,6 @@ const PROVISIONER_NOTE: &str = "volume.kubernetes.io/storage-provisioner";
 const BETA_PROVISIONER_NOTE: &str = "volume.beta.kubernetes.io/storage-provisioner";
 /// The provisioner of this binary: a folder on the node that the scheduler chose.
 pub const LOCAL_PATH: &str = "cox.dev/local-path";
-const LOCAL_ROOT: &str = "/var/lib/cox/local-path";
 /// Classes that are never provisioned.
 const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
 
@@ -34,6 +34,22 @@ struct Controller {
     claims: Informer<PersistentVolumeClaim>,
     volumes: Informer<PersistentVolume>,
     classes: Informer<StorageClass>,
+    local_path: LocalPath,
+}
+
+/// Where the built-in provisioner keeps its folders.
+#[derive(Debug, Clone)]
+pub struct LocalPath {
+    /// On the node that a volume is on.
+    pub root: PathBuf,
+    /// Whether the manager removes the folders of deleted volumes: only if it shares the nodes' file system.
+    pub removes: bool,
+}
+
+impl Default for LocalPath {
+    fn default() -> Self {
+        Self { root: "/var/lib/cox/local-path".into(), removes: false }
+    }
 }
 
 /// One worker: two claims must not be given the same volume.
@@ -89,6 +105,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         claims,
         volumes,
         classes,
+        local_path: context.config.local_path.clone(),
     })
 }
 
@@ -218,7 +235,7 @@ impl Controller {
                 "persistentVolumeReclaimPolicy": class.reclaim_policy.as_deref().unwrap_or("Delete"),
                 "storageClassName": class.metadata.name,
                 "volumeMode": spec.volume_mode,
-                "hostPath": { "path": format!("{LOCAL_ROOT}/{name}"), "type": "DirectoryOrCreate" },
+                "hostPath": { "path": self.local_path.root.join(&name), "type": "DirectoryOrCreate" },
                 "nodeAffinity": affinity,
                 "claimRef": { "apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": claim.metadata.namespace, "name": claim.metadata.name, "uid": uid },
             },
@@ -334,12 +351,28 @@ impl Controller {
             .and_then(|all| all.get(PROVISIONED_BY))
             .is_some_and(|by| by == LOCAL_PATH);
         if policy == Some("Delete") && ours {
+            if let Err(error) = self.remove_folder(name).await {
+                let message = format!("removing the folder of the volume: {error}");
+                self.recorder.warning(&client::reference(&*volume), "VolumeFailedDelete", message.clone());
+                return Err(Error::object(message));
+            }
             match self.client.all::<PersistentVolume>().delete(name, &DeleteParams::default()).await {
                 Err(error) if !error.is_not_found() => return Err(error.into()),
                 _ => {}
             }
         }
         Ok(Requeue::Never)
+    }
+
+    /// What was in a deleted volume is gone before the volume is.
+    async fn remove_folder(&self, name: &str) -> std::io::Result<()> {
+        if !self.local_path.removes {
+            return Ok(());
+        }
+        match tokio::fs::remove_dir_all(self.local_path.root.join(name)).await {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
     }
 
     async fn set_volume_phase(&self, volume: &PersistentVolume, wanted: &str) -> Outcome {

@@ -5,7 +5,7 @@ mod ephemeral;
 mod matching;
 mod protection;
 
-pub use binder::LOCAL_PATH;
 pub(crate) use binder::build as build_binder;
+pub use binder::{LOCAL_PATH, LocalPath};
 pub(crate) use ephemeral::build as build_ephemeral;
 pub(crate) use protection::{build_claims as build_claim_protection, build_volumes as build_volume_protection};

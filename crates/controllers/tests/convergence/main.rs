@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use client::{DeleteParams, Patch};
 use fake::Fake;
-use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
+use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet, StatefulSet};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
 use rand::rngs::StdRng;
@@ -33,7 +33,8 @@ impl Manager {
     fn start(fake: &Arc<Fake>) -> Self {
         let stop = CancellationToken::new();
         let mut config = controllers::Config::new(fake.client());
-        config.controllers = ["deployment", "replicaset", "garbagecollector", "job"].map(str::to_owned).into();
+        config.controllers =
+            ["deployment", "replicaset", "garbagecollector", "job", "statefulset"].map(str::to_owned).into();
         Self { task: tokio::spawn(controllers::run(config, stop.clone())), stop }
     }
 
@@ -285,6 +286,64 @@ async fn pods_are_released_and_adopted() {
     let sets = client.namespaced::<ReplicaSet>("default").list(&client::ListParams::default()).await.unwrap();
     assert_eq!(sets.items.len(), 1);
     manager.kill().await;
+}
+
+/// An ordered set gives up at most one pod at a time, however often its template changes and its manager dies.
+#[tokio::test(start_paused = true)]
+async fn ordered_sets_change_one_pod_at_a_time() {
+    for seed in 300..308 {
+        let mut random = StdRng::seed_from_u64(seed);
+        let fake = Fake::new(seed);
+        let set: StatefulSet = serde_json::from_value(json!({
+            "metadata": { "name": "db", "namespace": "default" },
+            "spec": {
+                "replicas": 4, "serviceName": "db",
+                "selector": { "matchLabels": { "app": "db" } },
+                "updateStrategy": { "type": "RollingUpdate", "rollingUpdate": { "partition": 0 } },
+                "template": { "metadata": { "labels": { "app": "db" } }, "spec": { "containers": [{ "name": "c", "image": "v1" }] } },
+            },
+        }))
+        .unwrap();
+        fake.client().all::<StatefulSet>().create(&set).await.unwrap();
+        let mut manager = Manager::start(&fake);
+        let mut image = "v1".to_owned();
+        let settled = |image: &str| {
+            let pods = fake.all(PODS);
+            pods.len() == 4 && pods.iter().all(|pod| is_ready(pod) && pod["spec"]["containers"][0]["image"] == image)
+        };
+        until("up", seed, &fake, &mut random, || {
+            // While it starts, an ordinal comes only after all below it.
+            let mut ordinals: Vec<_> = fake.all(PODS).iter().map(|pod| (name(pod).to_owned(), is_ready(pod))).collect();
+            ordinals.sort();
+            let unready = ordinals.iter().position(|(_, ready)| !ready);
+            assert!(unready.is_none_or(|at| at == ordinals.len() - 1), "seed {seed}: {ordinals:?}");
+            settled("v1")
+        })
+        .await;
+        fake.set_faults(random.random_range(4..12));
+        for step in 0..300 {
+            if random.random_range(0..60) == 0 {
+                image = format!("v{}", random.random_range(1..4));
+                let template = image.clone();
+                fake.change("/apis/apps/v1/statefulsets", "db", |set| {
+                    set["spec"]["template"]["spec"]["containers"][0]["image"] = json!(template);
+                    set["metadata"]["generation"] = json!(set["metadata"]["generation"].as_i64().unwrap() + 1);
+                    true
+                });
+            }
+            if random.random_range(0..80) == 0 {
+                manager.kill().await;
+                manager = Manager::start(&fake);
+            }
+            kubelet(&fake, &mut random);
+            settle(random.random_range(0..30)).await;
+            let ready = fake.all(PODS).iter().filter(|pod| is_ready(pod)).count();
+            assert!(ready >= 3, "seed {seed} step {step}: only {ready} ready");
+        }
+        fake.set_faults(0);
+        until("rolled", seed, &fake, &mut random, || settled(&image)).await;
+        manager.kill().await;
+    }
 }
 
 /// A Job counts every pod exactly once, whatever fails in between.

@@ -1,0 +1,285 @@
+//! Metrics of a component, in the Prometheus text format, under upstream's names.
+//!
+//! A component makes one `Metrics`, hands clones to its queues and clients, and renders it at `/metrics`. Several
+//! components in one process keep theirs apart.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+/// All metrics of one component. Clones share them.
+#[derive(Clone, Default)]
+pub struct Metrics {
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    families: Mutex<BTreeMap<&'static str, Family>>,
+    /// Set values that nobody updates on the way.
+    collectors: Mutex<Vec<Box<dyn Fn() + Send + Sync>>>,
+}
+
+struct Family {
+    help: &'static str,
+    kind: &'static str,
+    /// By their labels as text.
+    series: BTreeMap<String, Series>,
+}
+
+#[derive(Clone)]
+enum Series {
+    Number(Arc<Number>),
+    Histogram(Arc<Buckets>),
+}
+
+/// A float that many may change.
+#[derive(Default)]
+struct Number(AtomicU64);
+
+impl Number {
+    fn get(&self) -> f64 {
+        f64::from_bits(self.0.load(Ordering::Relaxed))
+    }
+
+    fn set(&self, value: f64) {
+        self.0.store(value.to_bits(), Ordering::Relaxed);
+    }
+
+    fn add(&self, delta: f64) {
+        let add = |bits| Some((f64::from_bits(bits) + delta).to_bits());
+        // The closure always answers, so this cannot fail.
+        let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+    }
+}
+
+struct Buckets {
+    bounds: &'static [f64],
+    /// One per bound, and one for all above.
+    counts: Vec<AtomicU64>,
+    sum: Number,
+}
+
+/// Something that only grows.
+#[derive(Clone)]
+pub struct Counter(Arc<Number>);
+
+impl Counter {
+    pub fn inc(&self) {
+        self.0.add(1.0);
+    }
+
+    pub fn add(&self, count: usize) {
+        self.0.add(count as f64);
+    }
+}
+
+/// Something that goes up and down.
+#[derive(Clone)]
+pub struct Gauge(Arc<Number>);
+
+impl Gauge {
+    pub fn set(&self, value: f64) {
+        self.0.set(value);
+    }
+
+    pub fn add(&self, delta: f64) {
+        self.0.add(delta);
+    }
+}
+
+/// How often values fell below each bound.
+#[derive(Clone)]
+pub struct Histogram(Arc<Buckets>);
+
+impl Histogram {
+    pub fn observe(&self, value: f64) {
+        let at = self.0.bounds.partition_point(|bound| *bound < value);
+        self.0.counts[at].fetch_add(1, Ordering::Relaxed);
+        self.0.sum.add(value);
+    }
+
+    pub fn observe_duration(&self, duration: Duration) {
+        self.observe(duration.as_secs_f64());
+    }
+}
+
+type Labels<'a> = [(&'a str, &'a str)];
+
+/// For collectors, which live inside the metrics they set.
+pub struct WeakMetrics(Weak<Shared>);
+
+impl WeakMetrics {
+    pub fn upgrade(&self) -> Option<Metrics> {
+        self.0.upgrade().map(|shared| Metrics { shared })
+    }
+}
+
+impl Metrics {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The counter of this name and these labels; made when first asked for.
+    pub fn counter(&self, name: &'static str, help: &'static str, labels: &Labels<'_>) -> Counter {
+        Counter(self.number(name, help, "counter", labels))
+    }
+
+    pub fn gauge(&self, name: &'static str, help: &'static str, labels: &Labels<'_>) -> Gauge {
+        Gauge(self.number(name, help, "gauge", labels))
+    }
+
+    pub fn histogram(
+        &self,
+        name: &'static str,
+        help: &'static str,
+        bounds: &'static [f64],
+        labels: &Labels<'_>,
+    ) -> Histogram {
+        let make = || {
+            let counts = (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect();
+            Series::Histogram(Arc::new(Buckets { bounds, counts, sum: Number::default() }))
+        };
+        match self.series(name, help, "histogram", labels, make) {
+            Series::Histogram(buckets) => Histogram(buckets),
+            // A name used for two kinds is a mistake of ours; this one is then not shown.
+            Series::Number(_) => {
+                Histogram(Arc::new(Buckets { bounds: &[], counts: vec![AtomicU64::new(0)], sum: Number::default() }))
+            }
+        }
+    }
+
+    fn number(&self, name: &'static str, help: &'static str, kind: &'static str, labels: &Labels<'_>) -> Arc<Number> {
+        match self.series(name, help, kind, labels, || Series::Number(Arc::default())) {
+            Series::Number(number) => number,
+            Series::Histogram(_) => Arc::default(),
+        }
+    }
+
+    fn series(
+        &self,
+        name: &'static str,
+        help: &'static str,
+        kind: &'static str,
+        labels: &Labels<'_>,
+        make: impl FnOnce() -> Series,
+    ) -> Series {
+        let mut families = self.shared.families.lock();
+        let family = families.entry(name).or_insert_with(|| Family { help, kind, series: BTreeMap::new() });
+        family.series.entry(label_text(labels)).or_insert_with(make).clone()
+    }
+
+    pub fn downgrade(&self) -> WeakMetrics {
+        WeakMetrics(Arc::downgrade(&self.shared))
+    }
+
+    /// Calls `collect` before each rendering, to set what is known only then.
+    pub fn on_render(&self, collect: impl Fn() + Send + Sync + 'static) {
+        self.shared.collectors.lock().push(Box::new(collect));
+    }
+
+    /// Adds what the kernel knows about this process.
+    pub fn with_process(self) -> Self {
+        let cpu = self.counter("process_cpu_seconds_total", "CPU time used", &[]);
+        let memory = self.gauge("process_resident_memory_bytes", "Memory in use", &[]);
+        let files = self.gauge("process_open_fds", "Open file descriptors", &[]);
+        self.on_render(move || {
+            let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+            // After the name, which may contain anything but is the last thing in parentheses.
+            let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+            let number = |at: usize| fields.get(at).and_then(|field| field.parse::<f64>().ok()).unwrap_or_default();
+            // Clock ticks are hundredths of a second, pages have 4 KiB, on every Linux we build for.
+            cpu.0.set((number(11) + number(12)) / 100.0);
+            memory.set(number(21) * 4096.0);
+            files.set(std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count) as f64);
+        });
+        self
+    }
+
+    /// The text that Prometheus reads.
+    pub fn render(&self) -> String {
+        for collect in self.shared.collectors.lock().iter() {
+            collect();
+        }
+        let mut out = String::new();
+        for (name, family) in self.shared.families.lock().iter() {
+            // Writing to a String cannot fail.
+            let _ = writeln!(out, "# HELP {name} {}\n# TYPE {name} {}", family.help, family.kind);
+            for (labels, series) in &family.series {
+                match series {
+                    Series::Number(number) => {
+                        let _ = writeln!(out, "{name}{} {}", braced(labels, ""), number.get());
+                    }
+                    Series::Histogram(buckets) => render_histogram(&mut out, name, labels, buckets),
+                }
+            }
+        }
+        out
+    }
+}
+
+fn render_histogram(out: &mut String, name: &str, labels: &str, buckets: &Buckets) {
+    let mut total = 0;
+    let bounds = buckets.bounds.iter().map(f64::to_string).chain(["+Inf".to_owned()]);
+    for (bound, count) in bounds.zip(&buckets.counts) {
+        total += count.load(Ordering::Relaxed);
+        let _ = writeln!(out, "{name}_bucket{} {total}", braced(labels, &format!("le=\"{bound}\"")));
+    }
+    let _ = writeln!(out, "{name}_sum{0} {1}\n{name}_count{0} {total}", braced(labels, ""), buckets.sum.get());
+}
+
+fn braced(labels: &str, more: &str) -> String {
+    match (labels, more) {
+        ("", "") => String::new(),
+        ("", one) | (one, "") => format!("{{{one}}}"),
+        (labels, more) => format!("{{{labels},{more}}}"),
+    }
+}
+
+fn label_text(labels: &Labels<'_>) -> String {
+    let mut labels = labels.to_vec();
+    labels.sort_unstable();
+    let pair = |(name, value): &(&str, &str)| {
+        format!("{name}=\"{}\"", value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"))
+    };
+    labels.iter().map(pair).collect::<Vec<_>>().join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_format() {
+        let metrics = Metrics::new();
+        let again = metrics.clone();
+        metrics.counter("b_total", "Things.", &[("z", "1"), ("a", "q\"")]).inc();
+        again.counter("b_total", "Things.", &[("a", "q\""), ("z", "1")]).add(2);
+        let gauge = metrics.gauge("a", "Depth.", &[]);
+        metrics.on_render(move || gauge.set(2.5));
+        let histogram = metrics.histogram("c", "Times.", &[0.1, 1.0], &[("n", "x")]);
+        for value in [0.05, 0.1, 0.5, 7.0] {
+            histogram.observe(value);
+        }
+        let expected = "\
+# HELP a Depth.
+# TYPE a gauge
+a 2.5
+# HELP b_total Things.
+# TYPE b_total counter
+b_total{a=\"q\\\"\",z=\"1\"} 3
+# HELP c Times.
+# TYPE c histogram
+c_bucket{n=\"x\",le=\"0.1\"} 2
+c_bucket{n=\"x\",le=\"1\"} 3
+c_bucket{n=\"x\",le=\"+Inf\"} 4
+c_sum{n=\"x\"} 7.65
+c_count{n=\"x\"} 4
+";
+        assert_eq!(metrics.render(), expected);
+    }
+}

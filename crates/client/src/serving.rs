@@ -1,0 +1,241 @@
+//! The own port of a component: is it well, and what has it done.
+//!
+//! `/healthz`, `/livez` and `/readyz` answer anyone; everything else, `/metrics` above all, needs permission: who asks is
+//! decided by the API server (TokenReview), and so is whether they may (SubjectAccessReview).
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{Method, Request, Response, StatusCode, header};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
+use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
+use k8s_openapi::api::authorization::v1::{NonResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::metrics::Metrics;
+use crate::{Client, Error};
+
+/// Where to listen and what to show.
+#[derive(Debug, Clone)]
+pub struct Serving {
+    /// Port 0 picks a free one.
+    pub bind: SocketAddr,
+    /// Certificate and key in PEM files; without them a certificate is made that nobody knows.
+    pub tls: Option<(PathBuf, PathBuf)>,
+}
+
+/// A failing check: its name and why.
+pub type Unhealthy = (&'static str, String);
+
+/// What the port shows.
+pub struct Routes {
+    /// Reviews tokens and permissions of callers.
+    pub client: Client,
+    pub metrics: Metrics,
+    /// The checks of `/healthz`: their names, and what is wrong.
+    pub checks: Vec<&'static str>,
+    pub unhealthy: Box<dyn Fn() -> Vec<Unhealthy> + Send + Sync>,
+}
+
+/// A bound port, not answering yet.
+pub struct Port {
+    listener: TcpListener,
+    tls: TlsAcceptor,
+}
+
+impl Port {
+    pub async fn bind(serving: &Serving) -> Result<Self, Error> {
+        let listener = TcpListener::bind(serving.bind)
+            .await
+            .map_err(|error| Error::config(format!("listening on {}: {error}", serving.bind)))?;
+        let (chain, key) = match &serving.tls {
+            Some((certificate, key)) => {
+                let unreadable = |path: &PathBuf| {
+                    let path = path.display().to_string();
+                    move |error| Error::config(format!("{path}: {error}"))
+                };
+                let chain = CertificateDer::pem_file_iter(certificate)
+                    .and_then(Iterator::collect)
+                    .map_err(unreadable(certificate))?;
+                (chain, PrivateKeyDer::from_pem_file(key).map_err(unreadable(key))?)
+            }
+            None => {
+                let made = rcgen::generate_simple_self_signed(vec!["localhost".into()]).map_err(Error::config)?;
+                let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
+                (vec![made.cert.der().clone()], PrivateKeyDer::from(key))
+            }
+        };
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut config = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, key))
+            .map_err(Error::config)?;
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        Ok(Self { listener, tls: TlsAcceptor::from(Arc::new(config)) })
+    }
+
+    pub fn address(&self) -> std::io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Answers until `stop`.
+    pub async fn run(self, routes: Routes, stop: CancellationToken) {
+        let routes = Arc::new(routes);
+        let connections = TaskTracker::new();
+        loop {
+            let accepted = tokio::select! {
+                () = stop.cancelled() => break,
+                accepted = self.listener.accept() => accepted,
+            };
+            let Ok((tcp, _)) = accepted else { continue };
+            let (tls, routes, stop) = (self.tls.clone(), routes.clone(), stop.clone());
+            connections.spawn(async move {
+                let serve = async {
+                    let stream = tls.accept(tcp).await?;
+                    let service = service_fn(move |request| {
+                        let routes = routes.clone();
+                        async move { Ok::<_, std::convert::Infallible>(routes.answer(&request).await) }
+                    });
+                    auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await
+                };
+                tokio::select! {
+                    () = stop.cancelled() => {}
+                    served = serve => if let Err(error) = served {
+                        tracing::debug!(%error, "connection ended");
+                    }
+                }
+            });
+        }
+        connections.close();
+        connections.wait().await;
+    }
+}
+
+impl Routes {
+    async fn answer(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+        let path = request.uri().path();
+        let verbose =
+            request.uri().query().is_some_and(|query| query.split('&').any(|pair| pair.starts_with("verbose")));
+        let endpoint = path.trim_matches('/');
+        if matches!(endpoint, "healthz" | "livez" | "readyz") {
+            return health(endpoint, &self.checks, &(self.unhealthy)(), verbose);
+        }
+        match self.may(request).await {
+            Ok(Ok(())) => {}
+            Ok(Err(status)) => return refusal(&status),
+            Err(error) => return refusal(&api::Status::internal(error.to_string())),
+        }
+        match (request.method(), endpoint) {
+            (&Method::GET, "metrics") => plain(StatusCode::OK, self.metrics.render()),
+            _ => plain(StatusCode::NOT_FOUND, "404 page not found\n".into()),
+        }
+    }
+
+    /// The refusal, if the caller is unknown or may not.
+    async fn may(&self, request: &Request<Incoming>) -> Result<Result<(), api::Status>, Error> {
+        let header = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let user = match header.and_then(|value| value.strip_prefix("Bearer ")) {
+            None => api::UserInfo::anonymous(),
+            Some(token) => {
+                let spec = TokenReviewSpec { token: token.trim().to_owned(), ..TokenReviewSpec::default() };
+                let review = TokenReview { spec, ..TokenReview::default() };
+                let status = self.client.all::<TokenReview>().create(&review).await?.status.unwrap_or_default();
+                match status.user.filter(|_| status.authenticated == Some(true)) {
+                    None => return Ok(Err(api::Status::unauthorized("Unauthorized"))),
+                    Some(user) => api::UserInfo {
+                        name: user.username.unwrap_or_default(),
+                        uid: user.uid.unwrap_or_default(),
+                        groups: user.groups.unwrap_or_default(),
+                        extra: user.extra.unwrap_or_default(),
+                    },
+                }
+            }
+        };
+        let (verb, path) = (request.method().as_str().to_lowercase(), request.uri().path().to_owned());
+        let review = SubjectAccessReview {
+            spec: SubjectAccessReviewSpec {
+                user: Some(user.name.clone()),
+                uid: (!user.uid.is_empty()).then(|| user.uid.clone()),
+                groups: Some(user.groups.clone()),
+                extra: (!user.extra.is_empty()).then(|| user.extra.clone()),
+                non_resource_attributes: Some(NonResourceAttributes {
+                    path: Some(path.clone()),
+                    verb: Some(verb.clone()),
+                }),
+                ..SubjectAccessReviewSpec::default()
+            },
+            ..SubjectAccessReview::default()
+        };
+        let answer = self.client.all::<SubjectAccessReview>().create(&review).await?;
+        if answer.status.is_some_and(|status| status.allowed) {
+            return Ok(Ok(()));
+        }
+        let message = format!("forbidden: User {:?} cannot {verb} path {path:?}", user.name);
+        Ok(Err(api::Status::from_code(403, &message)))
+    }
+}
+
+/// `ok`, or every check with its state.
+fn health(endpoint: &str, checks: &[&str], unhealthy: &[Unhealthy], verbose: bool) -> Response<Full<Bytes>> {
+    if unhealthy.is_empty() && !verbose {
+        return plain(StatusCode::OK, "ok".into());
+    }
+    let failing = |check: &str| unhealthy.iter().any(|(name, _)| *name == check);
+    let mut text = String::new();
+    for check in checks {
+        text.push_str(&if failing(check) {
+            format!("[-]{check} failed: reason withheld\n")
+        } else {
+            format!("[+]{check} ok\n")
+        });
+    }
+    if unhealthy.is_empty() {
+        return plain(StatusCode::OK, format!("{text}{endpoint} check passed\n"));
+    }
+    for (check, why) in unhealthy {
+        tracing::warn!(check, why, "unhealthy");
+    }
+    plain(StatusCode::INTERNAL_SERVER_ERROR, format!("{text}{endpoint} check failed\n"))
+}
+
+fn plain(code: StatusCode, text: String) -> Response<Full<Bytes>> {
+    respond(code, "text/plain; charset=utf-8", text)
+}
+
+fn refusal(status: &api::Status) -> Response<Full<Bytes>> {
+    let code = StatusCode::from_u16(status.code()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    respond(code, "application/json", serde_json::to_string(status).unwrap_or_default())
+}
+
+fn respond(code: StatusCode, kind: &'static str, text: String) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(Bytes::from(text)));
+    *response.status_mut() = code;
+    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(kind));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn health_names_the_checks_that_fail() {
+        let checks = ["ping", "leaderElection"];
+        for (unhealthy, verbose, code) in
+            [(vec![], false, 200), (vec![], true, 200), (vec![("leaderElection", "stale".to_owned())], false, 500)]
+        {
+            assert_eq!(health("healthz", &checks, &unhealthy, verbose).status().as_u16(), code, "{unhealthy:?}");
+        }
+    }
+}

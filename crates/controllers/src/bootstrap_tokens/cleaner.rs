@@ -1,0 +1,48 @@
+//! Token cleaner: a bootstrap token is removed when its time is over.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use client::{Client, DeleteParams, Event, Informer};
+use futures_util::future::BoxFuture;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Secret;
+
+use super::{Expiration, NAMESPACE, expiration, has_expired, selection};
+use crate::controller::{Context, Outcome, Reconcile, Requeue};
+use crate::pods::key;
+
+struct Controller {
+    client: Client,
+    tokens: Informer<Secret>,
+}
+
+pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
+    let tokens = context.namespaced::<Secret>(NAMESPACE, selection());
+    let queue = context.queue.clone();
+    tokens.subscribe(move |event| {
+        if !matches!(event, Event::Deleted(_)) {
+            queue.add(key(&**event.object()));
+        }
+    });
+    Arc::new(Controller { client: context.client.clone(), tokens })
+}
+
+impl Reconcile for Controller {
+    fn reconcile<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Outcome> {
+        Box::pin(async move {
+            let Some(secret) = self.tokens.get(key) else { return Ok(Requeue::Never) };
+            let now = Timestamp::now();
+            if !has_expired(&secret, now) {
+                let Expiration::At(end) = expiration(&secret) else { return Ok(Requeue::Never) };
+                return Ok(Requeue::After(Duration::try_from(end.duration_since(now)).unwrap_or_default()));
+            }
+            let params = DeleteParams { uid: secret.metadata.uid.clone(), ..DeleteParams::default() };
+            let api = self.client.namespaced::<Secret>(NAMESPACE);
+            match api.delete(secret.metadata.name.as_deref().unwrap_or_default(), &params).await {
+                Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error.into()),
+                _ => Ok(Requeue::Never),
+            }
+        })
+    }
+}
