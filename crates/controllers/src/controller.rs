@@ -12,6 +12,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{Config, Descriptor, Error};
 
+/// Reports of progress that come in quick succession (a pod ready, then the next) are looked at together: one status is
+/// written instead of ten. Short enough that nobody waits for it.
+pub(crate) const GATHER: Duration = Duration::from_millis(10);
+
 /// What a reconcile asks of its queue when it succeeded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Requeue {

@@ -20,8 +20,8 @@ pub struct Descriptor {
 
 #[rustfmt::skip]
 pub const CONTROLLERS: &[Descriptor] = &[
-    Descriptor { name: "deployment-controller", account: "deployment-controller", workers: 8, build: deployment::build },
-    Descriptor { name: "replicaset-controller", account: "replicaset-controller", workers: 8, build: replica_set::build_replica_sets },
+    Descriptor { name: "deployment-controller", account: "deployment-controller", workers: 16, build: deployment::build },
+    Descriptor { name: "replicaset-controller", account: "replicaset-controller", workers: 16, build: replica_set::build_replica_sets },
     Descriptor { name: "replicationcontroller-controller", account: "replication-controller", workers: 4, build: replica_set::build_replication_controllers },
     Descriptor { name: "statefulset-controller", account: "statefulset-controller", workers: 4, build: stateful_set::build },
     Descriptor { name: "daemonset-controller", account: "daemon-set-controller", workers: 4, build: daemon_set::build },

@@ -89,12 +89,7 @@ impl<K: Object> Cache<K> {
             }
             Some(old) => vec![Event::Modified { old, new: new.clone() }],
         };
-        self.unindex(&key);
-        insert(&mut self.namespaces, new.meta().namespace.iter().cloned(), &key);
-        insert(&mut self.owners, owners(&*new), &key);
-        for index in self.indexes.values_mut() {
-            insert(&mut index.entries, (index.values)(&new), &key);
-        }
+        self.reindex(&key, Some(&new));
         self.objects.insert(key, new);
         events
     }
@@ -102,7 +97,7 @@ impl<K: Object> Cache<K> {
     /// Forgets an object; the event carries its final state.
     pub(super) fn remove(&mut self, object: K) -> Option<Event<K>> {
         let key: Key = object_key(&object).into();
-        self.unindex(&key);
+        self.reindex(&key, None);
         self.objects.remove(&key).map(|_| Event::Deleted(Arc::new(object)))
     }
 
@@ -111,7 +106,7 @@ impl<K: Object> Cache<K> {
         let gone: Vec<Key> = self.objects.keys().filter(|key| !kept.contains(&***key)).cloned().collect();
         let mut events = Vec::new();
         for key in gone {
-            self.unindex(&key);
+            self.reindex(&key, None);
             events.extend(self.objects.remove(&key).map(Event::Deleted));
         }
         for object in objects {
@@ -120,13 +115,22 @@ impl<K: Object> Cache<K> {
         events
     }
 
-    fn unindex(&mut self, key: &Key) {
-        let Some(object) = self.objects.get(key) else { return };
-        withdraw(&mut self.namespaces, object.meta().namespace.iter().cloned(), key);
-        withdraw(&mut self.owners, owners(&**object), key);
-        for index in self.indexes.values_mut() {
-            withdraw(&mut index.entries, (index.values)(object), key);
+    /// Moves `key` from where its present object is found to where `new` will be. Most changes move nothing.
+    fn reindex(&mut self, key: &Key, new: Option<&Arc<K>>) {
+        let old = self.objects.get(key);
+        let namespace = |object: &K| object.meta().namespace.iter().cloned().collect();
+        move_key(&mut self.namespaces, key, old.map(|old| namespace(old)), new.map(|new| namespace(new)));
+        move_key(&mut self.owners, key, old.map(|old| owners(&**old)), new.map(|new| owners(&**new)));
+        for Index { values, entries } in self.indexes.values_mut() {
+            move_key(entries, key, old.map(|old| values(old)), new.map(|new| values(new)));
         }
+    }
+}
+
+fn move_key(entries: &mut Entries, key: &Key, old: Option<Vec<String>>, new: Option<Vec<String>>) {
+    if old != new {
+        withdraw(entries, old.unwrap_or_default(), key);
+        insert(entries, new.unwrap_or_default(), key);
     }
 }
 

@@ -9,6 +9,7 @@ mod replica_sets;
 mod status;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::selector::Selector;
 use client::{Client, DeleteParams, Event, EventRecorder, Informer};
@@ -18,7 +19,7 @@ use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
 use k8s_openapi::api::core::v1::Pod;
 
 use crate::Error;
-use crate::controller::{Context, Outcome, Reconcile, Requeue};
+use crate::controller::{Context, GATHER, Outcome, Reconcile, Requeue};
 use crate::owners::{candidates, claim, controller_key, controller_of, index_orphans, is_controlled_by};
 use crate::pods;
 use plan::plan;
@@ -39,7 +40,10 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     index_orphans(&sets);
     {
         let (deployments, queue) = (deployments.clone(), context.queue.clone());
-        sets.subscribe(move |event| set_keys(event, &deployments).into_iter().for_each(|key| queue.add(key)));
+        sets.subscribe(move |event| {
+            let delay = if matches!(event, Event::Modified { .. }) { GATHER } else { Duration::ZERO };
+            set_keys(event, &deployments).into_iter().for_each(|key| queue.add_after(key, delay));
+        });
     }
     // Recreate waits for the last old pod to be gone; other pod events reach the Deployment through its ReplicaSets.
     let pods = {

@@ -16,7 +16,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::core::v1::{Pod, ReplicationController};
 
-use crate::controller::{Context, Outcome, Reconcile, Requeue};
+use crate::controller::{Context, GATHER, Outcome, Reconcile, Requeue};
 use crate::owners::{candidates, claim, controller_key, controller_of, controller_reference, index_orphans};
 use crate::{pods, slow_start};
 use plan::{Action, Failure, next_available, plan, status};
@@ -109,7 +109,7 @@ fn subscribe<K: Replicated>(
                 queue.add(key);
             }
             match controller_key(&new.metadata, &owners) {
-                Some(key) => queue.add(key),
+                Some(key) => queue.add_after(key, GATHER),
                 None if after.is_none() && (before.is_some() || old.metadata.labels != new.metadata.labels) => {
                     might_adopt(new, &owners).into_iter().for_each(|key| queue.add(key));
                 }
