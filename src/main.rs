@@ -48,6 +48,9 @@ const COMPONENTS: &[Component] = &[
     row(Group::Cluster, "check", "Say what this host lacks to be a node", |argv| {
         component(argv, cluster::preflight::main)
     }),
+    row(Group::Cluster, "systemd-unit", "Print a systemd unit that runs the cluster", |argv| {
+        component(argv, cluster::systemd::main)
+    }),
     row(Group::Client, "kubectl", "Control a cluster: this one or any other", |argv| kubectl::main(argv.into_iter())),
     row(Group::Client, "store", "Check, repair, back up and restore a store", |argv| component(argv, store::cli::main)),
     row(Group::Client, "image", "Pull, import, export, list, remove and tag images of this node", |argv| {

@@ -4,5 +4,6 @@
 
 mod forms;
 mod harness;
+mod offline;
 mod resume;
 mod walk;

@@ -1,4 +1,4 @@
-//! A whole cluster in one process: `cox up`, `down`, `delete`, `status`, `logs`, `check`.
+//! A whole cluster in one process: `cox up`, `down`, `delete`, `status`, `logs`, `check`, `systemd-unit`.
 //!
 //! Flow: `up` (the user's command) starts `server` (the process that stays), which prepares keys (`pki`), starts the
 //! components in order and reports each phase (`progress`) until the node is Ready and DNS answers; then the context
@@ -18,6 +18,7 @@ pub mod preflight;
 mod progress;
 mod server;
 mod storage_class;
+pub mod systemd;
 pub mod up;
 
 pub use options::{Options, Shape};

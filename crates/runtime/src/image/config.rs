@@ -68,13 +68,18 @@ pub(crate) const MANIFEST_TYPES: &str = "application/vnd.oci.image.manifest.v1+j
 
 /// The manifest for this machine from an index.
 pub(crate) fn choose(manifests: &[Descriptor]) -> Option<&Descriptor> {
-    let architecture = match std::env::consts::ARCH {
+    let architecture = architecture();
+    let fits = |d: &&Descriptor| d.platform.as_ref().is_none_or(|p| p.architecture == architecture && p.os == "linux");
+    manifests.iter().find(|d| d.platform.is_some() && fits(d)).or_else(|| manifests.iter().find(fits))
+}
+
+/// This machine's processor, by the name that images use.
+pub(crate) fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
         "x86_64" => "amd64",
         "aarch64" => "arm64",
         other => other,
-    };
-    let fits = |d: &&Descriptor| d.platform.as_ref().is_none_or(|p| p.architecture == architecture && p.os == "linux");
-    manifests.iter().find(|d| d.platform.is_some() && fits(d)).or_else(|| manifests.iter().find(fits))
+    }
 }
 
 #[cfg(test)]

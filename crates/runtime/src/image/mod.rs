@@ -2,9 +2,10 @@
 //!
 //! Flow: `reference` (a name) -> `mirrors` (which servers) -> `registry` (HTTP, tokens) -> `pull` (manifest, blobs,
 //! digests) -> `unpack` (a layer becomes a directory, once) -> `store` (which images there are). `archive` is the other way
-//! in and out: docker-archive and OCI layout tarballs.
+//! in and out: docker-archive and OCI layout tarballs; `carried` are the images inside this binary.
 
 pub(crate) mod archive;
+mod carried;
 pub(crate) mod config;
 mod mirrors;
 mod pull;

@@ -14,7 +14,7 @@ use super::mirrors::Mirrors;
 use super::reference::is_digest;
 use super::registry::{Registry, next_chunk};
 use super::store::{Image, ImageStore, Layer};
-use super::{PullError, Reference, unpack};
+use super::{PullError, Reference, carried, unpack};
 use crate::record;
 
 /// Layers fetched at the same time, per pull.
@@ -32,7 +32,7 @@ pub(crate) enum Credentials {
     Token(String),
 }
 
-fn io_error(doing: impl Into<String>) -> impl FnOnce(io::Error) -> PullError {
+pub(super) fn io_error(doing: impl Into<String>) -> impl FnOnce(io::Error) -> PullError {
     let doing = doing.into();
     move |source| PullError::Io { doing, source }
 }
@@ -45,8 +45,11 @@ pub(crate) async fn pull(
     credentials: Option<Credentials>,
 ) -> Result<Arc<Image>, PullError> {
     let reference: Reference = name.parse().map_err(PullError::Reference)?;
-    let endpoints = mirrors.endpoints(&reference);
     let _lease = store.lease().await.map_err(|error| PullError::Content(error.to_string()))?;
+    if reference.host == carried::REGISTRY {
+        return carried::pull(store, &reference).await;
+    }
+    let endpoints = mirrors.endpoints(&reference);
     let mut failure: Option<PullError> = None;
     for endpoint in endpoints {
         let registry = Arc::new(Registry::new(endpoint, credentials.clone())?);

@@ -264,11 +264,13 @@ impl Committer {
             true => Ok(0),
             false => self.log.append(&mut batch.frame),
         };
+        // Dropped after the answers: taking apart what the batch replaced need not keep writers waiting.
+        let mut replaced = None;
         let durable = match durable {
             Ok(bytes) => {
                 self.log_bytes += bytes;
                 let view = Arc::new(batch.view);
-                self.shared.watchers.publish(&batch.commits, || self.shared.view.store(view));
+                self.shared.watchers.publish(&batch.commits, || replaced = Some(self.shared.view.swap(view)));
                 self.shared.leases.update(&batch.granted, &batch.ended);
                 Ok(())
             }
@@ -284,6 +286,7 @@ impl Committer {
         for reply in batch.captures {
             let _ = reply.send(Ok((self.shared.view.load_full(), self.log.next_sequence())));
         }
+        drop(replaced);
         batch.frame.shrink_to(MAX_FRAME);
         batch.frame
     }
