@@ -6,6 +6,7 @@
 
 mod control_plane;
 mod controllers;
+mod node;
 mod peer;
 mod report;
 mod store;
@@ -22,6 +23,7 @@ type Run = fn(Args) -> Pin<Box<dyn Future<Output = anyhow::Result<()>>>>;
 const COMPARISONS: &[(&str, &str, Run)] = &[
     ("store", "the embedded store with a real etcd on the same disk", |args| Box::pin(store::run(args))),
     ("controllers", "deployments to Available on hollow nodes", |args| Box::pin(controllers::run(args))),
+    ("node", "our runtime with containerd and runc: starting pods, memory", |args| Box::pin(node::run(args))),
 ];
 
 /// Compare with real peers

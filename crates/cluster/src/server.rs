@@ -240,8 +240,9 @@ fn kubelet_config(
     settings.pod_logs_dir = options.data_dir.join("logs/pods");
     settings.cgroup_root = options.cgroup();
     // A machine that is also used for other things is often rather full: keep pods off it only when it really is.
-    settings.eviction_nodefs_available = 1;
-    settings.eviction_imagefs_available = 1;
+    for signal in ["nodefs.available", "nodefs.inodesFree", "imagefs.available", "imagefs.inodesFree"] {
+        settings.eviction_hard.insert(signal.into(), "1%".into());
+    }
     settings.image_gc_high = 99;
     settings.image_gc_low = 98;
     settings.cluster_dns = vec![dns.to_string()];

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use cri::v1;
-use k8s_openapi::api::core::v1::{Capabilities, Container, Pod, SeccompProfile, SecurityContext};
+use k8s_openapi::api::core::v1::{Capabilities, Container, Pod, SeccompProfile, SecurityContext, VolumeMount};
 
 use crate::state;
 
@@ -309,6 +309,31 @@ pub(crate) fn container_config(pod: &Pod, container: &Container, parts: Containe
             }),
         }),
         ..Default::default()
+    }
+}
+
+/// Whether mounts below a volume are read-only too.
+pub(crate) fn is_recursively_read_only(mount: &VolumeMount, is_supported: bool) -> Result<bool, ConfigError> {
+    let name = &mount.name;
+    let mode = match mount.recursive_read_only.as_deref() {
+        None | Some("Disabled") => return Ok(false),
+        Some(mode) => mode,
+    };
+    let refused = |why: String| {
+        Err(format!(
+            "failed to resolve recursive read-only mode: volume \"{name}\" requested recursive read-only mode, but it is {why}"
+        ))
+    };
+    if mount.read_only != Some(true) {
+        return refused("not read-only".into());
+    }
+    if let Some(propagation) = mount.mount_propagation.as_deref().filter(|mode| *mode != "None") {
+        return refused(format!("not compatible with propagation \"{propagation}\""));
+    }
+    match mode {
+        "IfPossible" => Ok(is_supported),
+        _ if is_supported => Ok(true),
+        _ => refused("not supported by the runtime".into()),
     }
 }
 

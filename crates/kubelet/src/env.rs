@@ -2,7 +2,7 @@
 //!
 //! Flow: spec + ConfigMaps and Secrets (fetched by the caller) -> here -> CRI container config. Pure.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use k8s_openapi::api::core::v1::{ConfigMap, Container, Pod, Secret, Service};
 
@@ -40,6 +40,23 @@ pub(crate) fn expand(text: &str, lookup: &dyn Fn(&str) -> Option<String>) -> Str
 
 pub(crate) fn expand_with(text: &str, env: &[(String, String)]) -> String {
     expand(text, &|name| env.iter().rev().find(|(key, _)| key == name).map(|(_, value)| value.clone()))
+}
+
+/// Like [`expand_with`], but every variable must be there and say something.
+pub(crate) fn expand_strictly(text: &str, env: &[(String, String)]) -> Result<String, String> {
+    let missing = std::cell::RefCell::new(BTreeSet::new());
+    let expanded = expand(text, &|name| {
+        let value = env.iter().rev().find(|(key, _)| key == name).map(|(_, value)| value.clone());
+        if value.as_ref().is_none_or(String::is_empty) {
+            missing.borrow_mut().insert(name.to_string());
+        }
+        value
+    });
+    let missing = missing.into_inner();
+    if missing.is_empty() {
+        return Ok(expanded);
+    }
+    Err(format!("missing value for {}", Vec::from_iter(missing).join(", ")))
 }
 
 /// Objects that environment variables refer to, by name; a missing entry does not exist.
@@ -311,6 +328,17 @@ mod tests {
             ("$(VAR)$(VAR)", "valuevalue"),
         ] {
             assert_eq!(expand(text, &lookup), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn paths_need_their_variables() {
+        let env = [("A", "x"), ("EMPTY", "")].map(|(key, value)| (key.to_string(), value.to_string()));
+        for (text, expected) in
+            [("$(A)/y", Ok("x/y")), ("$$(A)", Ok("$(A)")), ("$(B)$(EMPTY)$(A)", Err("missing value for B, EMPTY"))]
+        {
+            let got = expand_strictly(text, &env);
+            assert_eq!(got.as_deref().map_err(String::as_str), expected, "{text}");
         }
     }
 

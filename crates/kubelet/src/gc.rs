@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::kubelet::Kubelet;
 use crate::node::machine::disk;
+use crate::state::label;
 
 const IMAGES_EVERY: Duration = Duration::from_secs(300);
 const LOGS_EVERY: Duration = Duration::from_secs(10);
@@ -29,15 +30,42 @@ pub(crate) async fn run(kubelet: Arc<Kubelet>, stop: CancellationToken) {
     }
 }
 
+/// The disk is nearly full: everything that nobody uses goes, whatever its age.
+pub(crate) async fn collect_all(kubelet: &Kubelet) {
+    collect_containers(kubelet).await;
+    collect_images(kubelet, &mut HashMap::new(), true).await;
+}
+
+/// Removes ended containers of pods that are over; their pods keep the state they were told of.
+async fn collect_containers(kubelet: &Kubelet) {
+    let containers = match kubelet.runtime.containers(None).await {
+        Ok(containers) => containers,
+        Err(error) => {
+            tracing::warn!(%error, "containers not collected");
+            return;
+        }
+    };
+    let is_running = |c: &v1::Container| c.state == v1::ContainerState::ContainerRunning as i32;
+    for container in containers.iter().filter(|c| c.state == v1::ContainerState::ContainerExited as i32) {
+        let uid = container.labels.get(label::POD_UID);
+        if containers.iter().any(|other| is_running(other) && other.labels.get(label::POD_UID) == uid) {
+            continue;
+        }
+        if let Err(error) = kubelet.runtime.remove_container(&container.id).await {
+            tracing::warn!(container = container.id, %error, "ended container not removed");
+        }
+    }
+}
+
 /// When an image was first seen and last used.
 #[derive(Clone, Copy)]
-pub(crate) struct Age {
+struct Age {
     first_seen: Instant,
     last_used: Instant,
 }
 
 /// Removes unused images, the longest unused first, when the disk is fuller than it should be.
-pub(crate) async fn collect_images(kubelet: &Kubelet, seen: &mut HashMap<String, Age>, all_unused: bool) {
+async fn collect_images(kubelet: &Kubelet, seen: &mut HashMap<String, Age>, all_unused: bool) {
     let settings = &kubelet.settings;
     let (images, containers) = match tokio::try_join!(kubelet.runtime.images(), kubelet.runtime.containers(None)) {
         Ok(both) => both,
@@ -73,6 +101,7 @@ pub(crate) async fn collect_images(kubelet: &Kubelet, seen: &mut HashMap<String,
         }
         match kubelet.runtime.remove_image(&image.id).await {
             Ok(()) => {
+                kubelet.images.removed(&image.id);
                 tracing::info!(image = image.id, bytes = image.size, "unused image removed");
                 to_free = to_free.saturating_sub(image.size);
             }

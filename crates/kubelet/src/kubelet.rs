@@ -6,11 +6,15 @@ use std::sync::Arc;
 use client::{Client, EventRecorder, Informer};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodStatus, Service};
+use parking_lot::Mutex;
 
+use crate::admit::Admitted;
 use crate::backoff::Backoff;
 use crate::cgroups::Cgroups;
 use crate::config::Settings;
+use crate::cpu_manager::CpuManager;
 use crate::images::Images;
+use crate::node::status::Pressure;
 use crate::probes::Prober;
 use crate::resources::ResourceList;
 use crate::runtime::Runtime;
@@ -27,12 +31,16 @@ pub(crate) struct Kubelet {
     pub(crate) images: Images,
     pub(crate) volumes: Volumes,
     pub(crate) cgroups: Option<Cgroups>,
+    pub(crate) cpu_manager: Option<CpuManager>,
     pub(crate) prober: Arc<Prober>,
     pub(crate) status: Arc<StatusWriter>,
     pub(crate) recorder: EventRecorder,
     pub(crate) restarts: Backoff,
     pub(crate) services: Informer<Service>,
     pub(crate) allocatable: ResourceList,
+    pub(crate) admitted: Admitted,
+    /// What the eviction manager sees running short.
+    pub(crate) pressure: Arc<Mutex<Pressure>>,
     pub(crate) node_memory: i64,
     pub(crate) host_ips: Vec<String>,
     pub(crate) dns: crate::dns::Node,
@@ -59,7 +67,7 @@ impl Kubelet {
         // The newest status of ours may not have come back through the watch yet.
         let mut current = pod.clone();
         if let Some(latest) = self.status.latest(state::uid(pod)) {
-            let foreign = foreign_conditions(pod, &latest);
+            let foreign = foreign_conditions(pod);
             current.status = Some(latest);
             if let Some(conditions) = current.status.as_mut().and_then(|status| status.conditions.as_mut()) {
                 conditions.retain(|condition| OUR_CONDITIONS.contains(&condition.type_.as_str()));
@@ -76,6 +84,7 @@ impl Kubelet {
                 is_terminating,
                 ended,
                 runtime_name: &self.runtime.name,
+                recursive_read_only: self.runtime.recursive_read_only,
                 now: Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default(),
             },
         );
@@ -88,7 +97,7 @@ const OUR_CONDITIONS: &[&str] =
     &["PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled", "DisruptionTarget"];
 
 /// Conditions that others write: the API's view of them is the newest.
-fn foreign_conditions(pod: &Pod, _latest: &PodStatus) -> Vec<k8s_openapi::api::core::v1::PodCondition> {
+fn foreign_conditions(pod: &Pod) -> Vec<k8s_openapi::api::core::v1::PodCondition> {
     pod.status
         .iter()
         .flat_map(|status| status.conditions.iter().flatten())

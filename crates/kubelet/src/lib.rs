@@ -10,9 +10,11 @@
 
 mod admit;
 mod backoff;
+mod certificates;
 mod cgroups;
 mod config;
 mod containers;
+mod cpu_manager;
 mod dns;
 mod env;
 mod eviction;
@@ -37,6 +39,7 @@ mod status;
 mod status_writer;
 mod sync;
 mod terminate;
+mod usage;
 mod volumes;
 mod worker;
 

@@ -4,6 +4,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use anyhow::Context;
+use client::kubeconfig::Kubeconfig;
 use client::{Event, EventRecorder, InformerFactory, ListParams};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Node, Pod, PodSpec, Service};
@@ -14,7 +15,8 @@ use tokio_util::task::TaskTracker;
 
 use crate::backoff::Backoff;
 use crate::cgroups::Cgroups;
-use crate::config::{Args, Config};
+use crate::config::{Args, Config, Settings};
+use crate::cpu_manager::CpuManager;
 use crate::eviction::Eviction;
 use crate::images::Images;
 use crate::kubelet::Kubelet;
@@ -24,30 +26,72 @@ use crate::objects::{Objects, Wake};
 use crate::probes::Prober;
 use crate::runtime::{self, Runtime};
 use crate::server::Server;
+use crate::state::annotation;
 use crate::static_pods::{self, StaticPods};
 use crate::status_writer::StatusWriter;
 use crate::volumes::{Tokens, Volumes, blocking};
 use crate::worker::Workers;
-use crate::{dns, gc, pleg, state};
+use crate::{certificates, cpu_manager, dns, gc, pleg, state};
 
 /// How often leftovers of pods nobody knows are looked for, after a first look at start.
 const HOUSEKEEPING: Duration = Duration::from_secs(30);
 
-/// `cox kubelet`.
+/// `cox kubelet`. A renewed client certificate starts the kubelet afresh in the same process; containers go on.
 pub fn main(args: Args) -> BoxFuture<'static, anyhow::Result<()>> {
     Box::pin(run_main(args))
 }
 
 async fn run_main(args: Args) -> anyhow::Result<()> {
-    let config = args.into_config()?;
+    let settings = args.settings()?;
     let stop = CancellationToken::new();
-    let signals = stop.clone();
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    let on_signal = stop.clone();
+    let signals = async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = tokio::signal::ctrl_c() => {}
+        }
+        on_signal.cancel();
+        std::future::pending().await
+    };
     tokio::select! {
-        result = run(config, stop) => result,
-        _ = terminate.recv() => { signals.cancel(); Ok(()) }
-        _ = tokio::signal::ctrl_c() => { signals.cancel(); Ok(()) }
+        result = serve(&args, settings, stop) => result,
+        () = signals => Ok(()),
     }
+}
+
+async fn serve(args: &Args, settings: Settings, stop: CancellationToken) -> anyhow::Result<()> {
+    let store = certificates::client_store(&settings.cert_dir);
+    while !stop.is_cancelled() {
+        if let (Some(kubeconfig), Some(first)) = (&args.kubeconfig, &args.bootstrap_kubeconfig) {
+            let bootstrap = certificates::bootstrap(kubeconfig, first, &settings.cert_dir, &settings.node_name);
+            tokio::select! {
+                result = bootstrap => result.context("getting a client certificate")?,
+                () = stop.cancelled() => return Ok(()),
+            }
+        }
+        let kubeconfig = Kubeconfig::load(args.kubeconfig.as_deref()).context("reading the kubeconfig")?;
+        let client = certificates::client_of(&kubeconfig)?;
+        let until = stop.child_token();
+        let config = Config { client: client.clone(), settings: settings.clone() };
+        let running = run(config, until.clone());
+        let renewed = async {
+            match settings.rotate_certificates {
+                true => certificates::renew_client(&client, &store, &settings.node_name).await,
+                false => std::future::pending().await,
+            }
+        };
+        tokio::pin!(running);
+        tokio::select! {
+            result = &mut running => return result,
+            () = renewed => {
+                tracing::info!("going on with a renewed client certificate");
+                until.cancel();
+                running.await?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Runs a kubelet until `stop` fires. Containers go on.
@@ -93,7 +137,7 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
     let status = StatusWriter::new(client.clone());
     let parallel = if settings.serialize_image_pulls { 1 } else { settings.max_parallel_image_pulls };
     let kubelet = Arc::new(Kubelet {
-        images: Images::new(runtime.clone(), recorder.clone(), parallel),
+        images: Images::new(runtime.clone(), recorder.clone(), parallel, &settings.root_dir),
         volumes: Volumes {
             root: settings.root_dir.clone(),
             client: client.clone(),
@@ -102,12 +146,15 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
             tokens: Tokens::new(client.clone()),
         },
         cgroups,
+        cpu_manager: CpuManager::open(&settings).context("starting the CPU manager")?,
         prober,
         status: status.clone(),
         recorder: recorder.clone(),
         restarts: Backoff::new(Duration::from_secs(10), Duration::from_secs(300)),
         services: services.clone(),
         allocatable: node_status::allocatable(&settings, &machine),
+        admitted: Default::default(),
+        pressure: Default::default(),
         node_memory: machine.memory as i64,
         host_ips: machine.ips.iter().map(ToString::to_string).collect(),
         dns: dns::Node {
@@ -128,24 +175,29 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
         .with_context(|| format!("listening on {}:{}", settings.address, settings.port))?;
     let port = listener.local_addr()?.port();
     let server = Server::new(kubelet.clone(), all.clone())?;
+    if settings.server_tls_bootstrap {
+        let (renewing, until) = (server.clone(), stop.clone());
+        tasks.spawn(async move { renewing.renew_certificate(until).await });
+    }
     tasks.spawn(server.run(listener, stop.clone()));
 
     let changed = Arc::new(Notify::new());
-    let pressure: Arc<parking_lot::Mutex<node_status::Pressure>> = Arc::default();
     let agent = NodeAgent {
         client: client.clone(),
         settings: settings.clone(),
         runtime: runtime.clone(),
         machine,
         port,
-        pressure: pressure.clone(),
+        pressure: kubelet.pressure.clone(),
         changed: changed.clone(),
         recorder,
     };
-    let eviction = Eviction { kubelet: kubelet.clone(), workers: all.clone(), pressure, changed: changed.clone() };
+    let eviction =
+        Eviction::new(kubelet.clone(), all.clone(), changed.clone()).context("reading eviction thresholds")?;
     let until = stop.clone();
     tasks.spawn(async move { eviction.run(until).await });
     tasks.spawn(gc::run(kubelet.clone(), stop.clone()));
+    tasks.spawn(cpu_manager::run(kubelet.clone(), stop.clone()));
     let until = stop.clone();
     tasks.spawn(async move { agent.run(until).await });
     tasks.spawn(status.run(stop.clone()));
@@ -261,6 +313,13 @@ async fn clean_orphans(kubelet: &Arc<Kubelet>, workers: &Arc<Workers>, pods: &cl
         if wanted.contains(uid) || workers.has(uid) {
             continue;
         }
+        // All that is left of its spec is what its containers carry.
+        let containers = kubelet.runtime.containers(Some(uid)).await.unwrap_or_default();
+        let grace = containers.iter().find_map(|container| container.annotations.get(annotation::POD_GRACE_PERIOD));
+        let spec = PodSpec {
+            termination_grace_period_seconds: grace.and_then(|seconds| seconds.parse().ok()),
+            ..Default::default()
+        };
         tracing::info!(pod = format!("{namespace}/{name}"), uid, "ending a pod that is in no source");
         workers.end_orphan(Pod {
             metadata: ObjectMeta {
@@ -269,7 +328,7 @@ async fn clean_orphans(kubelet: &Arc<Kubelet>, workers: &Arc<Workers>, pods: &cl
                 uid: Some(uid.clone()),
                 ..Default::default()
             },
-            spec: Some(PodSpec::default()),
+            spec: Some(spec),
             ..Default::default()
         });
     }

@@ -45,6 +45,8 @@ pub(crate) struct Runtime {
     /// `containerd`, `cox`: the scheme of container ids.
     pub(crate) name: String,
     pub(crate) version: String,
+    /// It can make all mounts below a volume read-only.
+    pub(crate) recursive_read_only: bool,
 }
 
 fn request<T>(message: T, timeout: Duration) -> Request<T> {
@@ -71,7 +73,17 @@ impl Runtime {
             .version(request(v1::VersionRequest { version: "0.1.0".into() }, TIMEOUT))
             .await?
             .into_inner();
-        Ok(Runtime { clients, name: version.runtime_name, version: version.runtime_version })
+        let mut runtime = Runtime {
+            clients,
+            name: version.runtime_name,
+            version: version.runtime_version,
+            recursive_read_only: false,
+        };
+        let handlers = runtime.status().await?.runtime_handlers;
+        let default =
+            handlers.iter().find(|handler| handler.name.is_empty()).and_then(|handler| handler.features.as_ref());
+        runtime.recursive_read_only = default.is_some_and(|features| features.recursive_read_only_mounts);
+        Ok(runtime)
     }
 
     pub(crate) async fn status(&self) -> Result<v1::StatusResponse> {
@@ -254,6 +266,14 @@ impl Runtime {
         Ok(())
     }
 
+    /// Changes the processors that a running container may use.
+    pub(crate) async fn set_cpus(&self, id: &str, cpuset_cpus: String) -> Result<()> {
+        let linux = v1::LinuxContainerResources { cpuset_cpus, ..Default::default() };
+        let message =
+            v1::UpdateContainerResourcesRequest { container_id: id.into(), linux: Some(linux), ..Default::default() };
+        done(self.clients.runtime.clone().update_container_resources(request(message, TIMEOUT)).await)
+    }
+
     /// Returns when the container has ended: politely within `grace`, by force after.
     pub(crate) async fn stop_container(&self, id: &str, grace: Duration) -> Result<()> {
         let message = v1::StopContainerRequest { container_id: id.into(), timeout: grace.as_secs() as i64 };
@@ -319,6 +339,11 @@ impl Runtime {
             .await?
             .into_inner()
             .stats)
+    }
+
+    pub(crate) async fn sandbox_stats(&self) -> Result<Vec<v1::PodSandboxStats>> {
+        let message = v1::ListPodSandboxStatsRequest { filter: None };
+        Ok(self.clients.runtime.clone().list_pod_sandbox_stats(request(message, TIMEOUT)).await?.into_inner().stats)
     }
 
     pub(crate) async fn image_status(&self, image: &str) -> Result<Option<v1::Image>> {

@@ -129,14 +129,7 @@ impl ContainerState {
             exit_code: status.exit_code,
             reason: status.reason,
             message: status.message,
-            image: status
-                .image
-                .map(
-                    |image| {
-                        if image.user_specified_image.is_empty() { image.image } else { image.user_specified_image }
-                    },
-                )
-                .unwrap_or_default(),
+            image: status.image.map(|image| image.image).unwrap_or_default(),
             image_ref: status.image_ref,
             restart_count,
             hash: status.annotations.get(annotation::HASH).cloned().unwrap_or_default(),

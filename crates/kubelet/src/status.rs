@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     Container, ContainerState as ApiState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
-    ContainerStatus, HostIP, Pod, PodCondition, PodIP, PodStatus,
+    ContainerStatus, HostIP, Pod, PodCondition, PodIP, PodStatus, VolumeMount, VolumeMountStatus,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -35,6 +35,8 @@ pub(crate) struct Observed<'a> {
     /// Set when the node itself ended the pod: evicted, deadline passed, rejected.
     pub(crate) ended: Option<&'a Ended>,
     pub(crate) runtime_name: &'a str,
+    /// Whether the runtime can make all mounts below a volume read-only.
+    pub(crate) recursive_read_only: bool,
     pub(crate) now: Timestamp,
 }
 
@@ -96,8 +98,9 @@ pub(crate) fn pod_status(pod: &Pod, observed: &Observed<'_>) -> PodStatus {
         start_time: old.start_time.clone().or(Some(Time(observed.now))),
         host_ip: observed.host_ips.first().cloned(),
         host_ips: Some(observed.host_ips.iter().map(|ip| HostIP { ip: ip.clone() }).collect()),
-        reason: old.reason.clone(),
-        message: old.message.clone(),
+        // They explain the phase, and go with it.
+        reason: old.reason.clone().filter(|_| old.phase.as_deref() == Some(phase)),
+        message: old.message.clone().filter(|_| old.phase.as_deref() == Some(phase)),
         conditions: None,
         ..Default::default()
     };
@@ -190,13 +193,13 @@ fn container_status(
             // Collected containers must not make the count go back.
             if let Some(old) = old {
                 status.restart_count = status.restart_count.max(old.restart_count);
-                status.volume_mounts = old.volume_mounts.clone();
             }
             status.resources = Some(resources::reported(container, newest));
             status.allocated_resources = container.resources.as_ref().and_then(|r| r.requests.clone());
             status
         }
     };
+    status.volume_mounts = volume_mounts(container, observed.recursive_read_only);
     let Some(waiting) = observed.waiting.get(&container.name) else { return status };
     if running(&status).is_some() {
         return status;
@@ -216,6 +219,24 @@ fn container_status(
     status
 }
 
+/// How the volumes are mounted, as far as the spec left that open.
+fn volume_mounts(container: &Container, recursive_read_only: bool) -> Option<Vec<VolumeMountStatus>> {
+    let of = |mount: &VolumeMount| {
+        let mode = match crate::containers::is_recursively_read_only(mount, recursive_read_only) {
+            Ok(true) => "Enabled",
+            Ok(false) | Err(_) => "Disabled",
+        };
+        VolumeMountStatus {
+            name: mount.name.clone(),
+            mount_path: mount.mount_path.clone(),
+            read_only: mount.read_only.filter(|read_only| *read_only),
+            recursive_read_only: (mount.read_only == Some(true)).then(|| mode.to_string()),
+            ..Default::default()
+        }
+    };
+    container.volume_mounts.as_ref().filter(|mounts| !mounts.is_empty()).map(|mounts| mounts.iter().map(of).collect())
+}
+
 /// A container the runtime does not know.
 fn unseen_status(container: &Container, old: Option<&ContainerStatus>, waits_for_init: bool) -> ContainerStatus {
     let mut status = ContainerStatus {
@@ -231,7 +252,6 @@ fn unseen_status(container: &Container, old: Option<&ContainerStatus>, waits_for
     }
     status.restart_count = old.restart_count;
     status.last_state = old.last_state.clone();
-    status.volume_mounts = old.volume_mounts.clone();
     if running(old).is_some() {
         // It ran and is gone without a trace: say so rather than start a run-once pod twice.
         status.restart_count += 1;
@@ -597,6 +617,7 @@ mod tests {
                 is_terminating,
                 ended: None,
                 runtime_name: "containerd",
+                recursive_read_only: false,
                 now: Timestamp::from_second(1000).unwrap(),
             },
         )
@@ -695,6 +716,7 @@ mod tests {
                 is_terminating: false,
                 ended: None,
                 runtime_name: "containerd",
+                recursive_read_only: false,
                 now: Timestamp::from_second(2000).unwrap(),
             },
         );

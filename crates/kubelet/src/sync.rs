@@ -17,6 +17,7 @@ use crate::kubelet::Kubelet;
 use crate::plan::{self, Actions};
 use crate::state::{self, Phase, PodState};
 use crate::status::Waiting;
+use crate::terminate::Victim;
 use crate::volumes::{Mounted, blocking, subpath};
 use crate::worker::Memory;
 use crate::{dns, hooks, probes, resources};
@@ -103,7 +104,7 @@ impl Kubelet {
                     "Pod sandbox changed, it will be killed and re-created.",
                 );
             }
-            self.kill_all(pod, &state, self.grace_period(pod, None), "Stopping container").await?;
+            self.kill_all(pod, &state, self.grace_period(pod, None)).await?;
             if actions.create_sandbox.is_none() {
                 let state = self.runtime.pod_state(uid).await?;
                 self.tell(pod, &state, memory, true, None);
@@ -119,7 +120,15 @@ impl Kubelet {
                 (Some(c), plan::KillReason::StartupProbe) => probe_grace(c.startup_probe.as_ref()).unwrap_or(grace),
                 _ => grace,
             };
-            self.kill_container(pod, container.as_ref(), &kill.id, &kill.name, grace, &kill.message, &pod_ips).await?;
+            let victim = Victim {
+                spec: container.as_ref(),
+                id: &kill.id,
+                name: &kill.name,
+                grace,
+                message: &kill.message,
+                after: Vec::new(),
+            };
+            self.kill_container(pod, victim, &pod_ips).await?;
         }
 
         if let Some(attempt) = actions.create_sandbox {
@@ -214,6 +223,10 @@ impl Kubelet {
         let spec = pod.spec.clone().unwrap_or_default();
         let init = spec.init_containers.unwrap_or_default();
         let ephemeral: Vec<Container> = spec.ephemeral_containers.iter().flatten().map(state::from_ephemeral).collect();
+        // An init container that cannot be started holds up all after it.
+        let holds_up = |container: &Container| {
+            init.iter().any(|known| known.name == container.name) && !state::is_sidecar(container)
+        };
         let chosen = actions
             .start_ephemeral
             .iter()
@@ -225,6 +238,9 @@ impl Kubelet {
         for container in chosen {
             if let Some(wait) = self.restart_delay(pod, container, state, memory) {
                 next.sooner(wait);
+                if holds_up(container) {
+                    break;
+                }
                 continue;
             }
             match self.start_container(pod, container, state, context, mounted).await {
@@ -245,6 +261,9 @@ impl Kubelet {
                         _ => RETRY,
                     });
                     memory.waiting.insert(container.name.clone(), waiting);
+                    if holds_up(container) {
+                        break;
+                    }
                 }
             }
         }
@@ -338,18 +357,15 @@ impl Kubelet {
             tracing::info!(pod = state::full_name(pod), container = container.name, %error, "postStart hook failed");
             self.recorder.warning(&reference, "FailedPostStartHook", "PostStartHook failed");
             let grace = self.grace_period(pod, None);
-            if let Err(error) = self
-                .kill_container(
-                    pod,
-                    Some(container),
-                    &id,
-                    &container.name,
-                    grace,
-                    "FailedPostStartHook",
-                    context.pod_ips,
-                )
-                .await
-            {
+            let victim = Victim {
+                spec: Some(container),
+                id: &id,
+                name: &container.name,
+                grace,
+                message: "FailedPostStartHook",
+                after: Vec::new(),
+            };
+            if let Err(error) = self.kill_container(pod, victim, context.pod_ips).await {
                 tracing::warn!(pod = state::full_name(pod), container = container.name, %error, "container with failed postStart hook not stopped");
             }
             return Err(Waiting { reason: "PostStartHookError", message: error });
@@ -413,6 +429,10 @@ impl Kubelet {
                     .ok_or_else(|| format!("unable to find target container {name}"))
             })
             .transpose()?;
+        let mut resources = resources::for_container(pod, container, self.node_memory);
+        if let Some(cpus) = &self.cpu_manager {
+            resources.cpuset_cpus = cpus.cpus(state::uid(pod), &container.name).to_string();
+        }
         Ok(containers::container_config(
             pod,
             container,
@@ -421,7 +441,7 @@ impl Kubelet {
                 restart_count,
                 env,
                 mounts,
-                resources: resources::for_container(pod, container, self.node_memory),
+                resources,
                 image_uid,
                 image_user: inspected.username,
                 target_id,
@@ -459,18 +479,22 @@ impl Kubelet {
         let mut mounts = Vec::new();
         let own_dir = self.pod_dir(pod);
         for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {
-            let volume = mounted.get(&mount.name).ok_or_else(|| format!("volume {:?} is not mounted", mount.name))?;
+            let volume = mounted.get(&mount.name).ok_or_else(|| {
+                format!("cannot find volume \"{}\" to mount into container \"{}\"", mount.name, container.name)
+            })?;
             let sub_path = match (&mount.sub_path, &mount.sub_path_expr) {
-                (_, Some(expression)) if !expression.is_empty() => {
-                    let expanded = env::expand_with(expression, env);
-                    if expanded.contains("$(") {
-                        return Err(format!("missing value for {expression:?}"));
-                    }
-                    Some(expanded)
-                }
+                (_, Some(expression)) if !expression.is_empty() => Some(env::expand_strictly(expression, env)?),
                 (Some(path), _) if !path.is_empty() => Some(path.clone()),
                 _ => None,
             };
+            if let Some(path) = &sub_path {
+                if path.starts_with('/') {
+                    return Err(format!("error SubPath `{path}` must not be an absolute path"));
+                }
+                if path.split('/').any(|part| part == "..") {
+                    return Err(format!("unable to provision SubPath `{path}`: must not contain '..'"));
+                }
+            }
             let (path, volume_read_only) = match volume {
                 Mounted::Image { reference, policy } => {
                     let secrets = self.pull_secrets(pod).await;
@@ -495,9 +519,13 @@ impl Kubelet {
                 Some(sub_path) => {
                     let at =
                         own_dir.join("volume-subpaths").join(&mount.name).join(&container.name).join(index.to_string());
-                    let shown = sub_path.clone();
                     blocking(move || subpath::bind(&path, &sub_path, &at)).await.map_err(|error| {
-                        format!("failed to prepare subPath for volumeMount \"{}\" of container \"{}\": subPath {shown:?}: {error}", mount.name, container.name)
+                        // The cause would tell the pod's owner about the node's file system.
+                        tracing::warn!(pod = state::full_name(pod), volume = mount.name, %error, "subPath not prepared");
+                        format!(
+                            "failed to prepare subPath for volumeMount \"{}\" of container \"{}\"",
+                            mount.name, container.name
+                        )
                     })?
                 }
             };
@@ -506,9 +534,7 @@ impl Kubelet {
                 host_path: host_path.to_string_lossy().into_owned(),
                 readonly: mount.read_only == Some(true) || volume_read_only,
                 propagation: containers::propagation(mount.mount_propagation.as_deref()),
-                recursive_read_only: matches!(mount.recursive_read_only.as_deref(), Some("Enabled" | "IfPossible"))
-                    && mount.read_only == Some(true)
-                    && mount.recursive_read_only.as_deref() == Some("Enabled"),
+                recursive_read_only: containers::is_recursively_read_only(mount, self.runtime.recursive_read_only)?,
                 ..Default::default()
             });
         }
@@ -518,10 +544,6 @@ impl Kubelet {
             mounts.push(v1::Mount {
                 container_path: "/etc/hosts".into(),
                 host_path: path.to_string_lossy().into_owned(),
-                readonly: container
-                    .security_context
-                    .as_ref()
-                    .is_some_and(|c| c.read_only_root_filesystem == Some(true)),
                 ..Default::default()
             });
         }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use crate::kubelet::Kubelet;
 use crate::runtime::CallError;
@@ -13,11 +14,21 @@ use crate::volumes::blocking;
 use crate::worker::Memory;
 use crate::{hooks, probes};
 
-/// Even a pod deleted with no grace gets to see its signal.
-const MIN_GRACE: Duration = Duration::from_secs(1);
-/// What is left for a container whose preStop hook used up all its time.
-const AFTER_HOOK: Duration = Duration::from_secs(2);
+/// Even a container whose time is up gets to see its signal.
+const MIN_GRACE: Duration = Duration::from_secs(2);
 const DEFAULT_GRACE_SECONDS: i64 = 30;
+
+/// One container to be ended.
+pub(crate) struct Victim<'a> {
+    pub(crate) spec: Option<&'a Container>,
+    pub(crate) id: &'a str,
+    pub(crate) name: &'a str,
+    pub(crate) grace: Duration,
+    /// What the event says.
+    pub(crate) message: &'a str,
+    /// Others that must have ended before this one gets its signal, within its grace period.
+    pub(crate) after: Vec<CancellationToken>,
+}
 
 impl Kubelet {
     /// The time a pod's containers get to end by themselves.
@@ -29,26 +40,22 @@ impl Kubelet {
             .or_else(|| pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds))
             .unwrap_or(DEFAULT_GRACE_SECONDS);
         let seconds = shorter.map_or(of_pod, |seconds| seconds.min(of_pod));
-        Duration::from_secs(seconds.max(0) as u64).max(MIN_GRACE)
+        Duration::from_secs(seconds.max(0) as u64)
     }
 
-    /// Runs preStop, sends the signal, waits, and kills at the end of the grace period.
-    #[expect(clippy::too_many_arguments, reason = "callers know different parts of one container")]
+    /// Runs preStop, waits for its turn, sends the signal, waits, and kills at the end of the grace period.
     pub(crate) async fn kill_container(
         &self,
         pod: &Pod,
-        container: Option<&Container>,
-        id: &str,
-        name: &str,
-        grace: Duration,
-        message: &str,
+        victim: Victim<'_>,
         pod_ips: &[String],
     ) -> Result<(), CallError> {
+        let Victim { spec, id, name, grace, message, after } = victim;
         let reference = probes::container_reference(pod, name);
         self.recorder.normal(&reference, "Killing", message.to_string());
-        let started = Instant::now();
-        let hook = container.and_then(|c| c.lifecycle.as_ref()).and_then(|lifecycle| lifecycle.pre_stop.as_ref());
-        if let (Some(hook), Some(container)) = (hook, container) {
+        let deadline = Instant::now() + grace;
+        let hook = spec.and_then(|c| c.lifecycle.as_ref()).and_then(|lifecycle| lifecycle.pre_stop.as_ref());
+        if let (Some(hook), Some(container), false) = (hook, spec, grace.is_zero()) {
             match tokio::time::timeout(grace, hooks::run(hook, pod, container, id, pod_ips, &self.runtime)).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => {
@@ -62,49 +69,41 @@ impl Kubelet {
                 ),
             }
         }
-        let left = grace.saturating_sub(started.elapsed()).max(if hook.is_some() { AFTER_HOOK } else { MIN_GRACE });
-        self.runtime.stop_container(id, left).await
+        let turn = futures_util::future::join_all(after.iter().map(CancellationToken::cancelled));
+        if tokio::time::timeout_at(deadline, turn).await.is_err() {
+            tracing::debug!(pod = state::full_name(pod), container = name, "others took all of the grace period");
+        }
+        self.runtime.stop_container(id, (deadline - Instant::now()).max(MIN_GRACE)).await
     }
 
-    /// Ends all containers, main ones first and side by side, then sidecars in reverse order, then the sandbox.
-    pub(crate) async fn kill_all(
-        &self,
-        pod: &Pod,
-        state: &PodState,
-        grace: Duration,
-        verb: &str,
-    ) -> Result<(), CallError> {
+    /// Ends all containers side by side, then the sandbox. Sidecars run their hooks with the others, but get their
+    /// signal after the main containers and the sidecars that started later.
+    pub(crate) async fn kill_all(&self, pod: &Pod, state: &PodState, grace: Duration) -> Result<(), CallError> {
         let specs = state::all_containers(pod);
         let pod_ips = self.pod_ips(pod, state);
-        let started = Instant::now();
-        let is_alive = |c: &&ContainerState| c.phase != Phase::Exited;
-        let sidecars: Vec<&str> = pod
-            .spec
-            .iter()
-            .flat_map(|spec| spec.init_containers.iter().flatten())
-            .filter(|c| state::is_sidecar(c))
-            .map(|c| c.name.as_str())
-            .collect();
-        let kill = |container: &ContainerState, grace: Duration| {
-            let spec = specs.iter().find(|spec| spec.name == container.name).cloned();
-            let (id, name) = (container.id.clone(), container.name.clone());
-            let message = format!("{verb} {name}");
-            let pod_ips = &pod_ips;
-            async move { self.kill_container(pod, spec.as_ref(), &id, &name, grace, &message, pod_ips).await }
-        };
-        let main = state.containers.iter().filter(is_alive).filter(|c| !sidecars.contains(&c.name.as_str()));
-        let results = futures_util::future::join_all(main.map(|container| kill(container, grace))).await;
-        let mut first_error = results.into_iter().find_map(Result::err);
-        for name in sidecars.iter().rev() {
-            for container in state.containers.iter().filter(is_alive).filter(|c| c.name == *name) {
-                let left = grace.saturating_sub(started.elapsed()).max(AFTER_HOOK);
-                if let Err(error) = kill(container, left).await {
-                    first_error.get_or_insert(error);
-                }
+        let alive: Vec<&ContainerState> = state.containers.iter().filter(|c| c.phase != Phase::Exited).collect();
+        let ended: Vec<CancellationToken> = alive.iter().map(|_| CancellationToken::new()).collect();
+        let ranks: Vec<usize> = alive.iter().map(|container| end_rank(pod, &container.name)).collect();
+        let kills = alive.iter().enumerate().map(|(index, container)| {
+            let after =
+                ranks.iter().zip(&ended).filter(|(rank, _)| **rank < ranks[index]).map(|(_, token)| token.clone());
+            let (specs, pod_ips, done, after) = (&specs, &pod_ips, ended[index].clone(), after.collect());
+            async move {
+                let victim = Victim {
+                    spec: specs.iter().find(|spec| spec.name == container.name),
+                    id: &container.id,
+                    name: &container.name,
+                    grace,
+                    message: &format!("Stopping container {}", container.name),
+                    after,
+                };
+                let result = self.kill_container(pod, victim, pod_ips).await;
+                done.cancel();
+                result
             }
-        }
-        if let Some(error) = first_error {
-            return Err(error);
+        });
+        for result in futures_util::future::join_all(kills).await {
+            result?;
         }
         for sandbox in &state.sandboxes {
             self.runtime.stop_sandbox(&sandbox.id).await?;
@@ -125,7 +124,7 @@ impl Kubelet {
         self.prober.reconcile(pod, &state, true);
         self.tell(pod, &state, memory, false, ended);
         if state.is_any_running() || state.containers.iter().any(|c| c.phase == Phase::Created) {
-            self.kill_all(pod, &state, grace, "Stopping container").await?;
+            self.kill_all(pod, &state, grace).await?;
         }
         self.prober.forget(uid);
         let state = self.runtime.pod_state(uid).await?;
@@ -139,6 +138,10 @@ impl Kubelet {
         if let Some(cgroups) = self.cgroups.clone() {
             let owned = uid.to_string();
             blocking(move || cgroups.remove_pod(&owned)).await?;
+        }
+        self.admitted.lock().remove(uid);
+        if let Some(cpus) = &self.cpu_manager {
+            cpus.release(uid);
         }
         self.images.forget(uid);
         self.restarts.forget_prefix(&format!("{uid}_"));
@@ -159,5 +162,35 @@ impl Kubelet {
             _ => {}
         }
         Ok(())
+    }
+}
+
+/// The order in which containers get their signal: main ones first, then sidecars from the last to the first.
+fn end_rank(pod: &Pod, name: &str) -> usize {
+    let init = pod.spec.as_ref().and_then(|spec| spec.init_containers.as_deref()).unwrap_or_default();
+    let later = init.iter().rev().filter(|container| state::is_sidecar(container)).position(|c| c.name == name);
+    later.map_or(0, |position| position + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::api::core::v1::PodSpec;
+
+    #[test]
+    fn sidecars_end_in_reverse() {
+        let container = |name: &str, policy: Option<&str>| Container {
+            name: name.into(),
+            restart_policy: policy.map(Into::into),
+            ..Default::default()
+        };
+        let init =
+            vec![container("first", Some("Always")), container("once", None), container("second", Some("Always"))];
+        let spec =
+            PodSpec { init_containers: Some(init), containers: vec![container("main", None)], ..Default::default() };
+        let pod = Pod { spec: Some(spec), ..Default::default() };
+        for (name, expected) in [("main", 0), ("once", 0), ("second", 1), ("first", 2)] {
+            assert_eq!(end_rank(&pod, name), expected, "{name}");
+        }
     }
 }

@@ -216,7 +216,7 @@ impl Worker {
                 return;
             }
             if let Some(ended) =
-                self.rejection(&update.pod).or_else(|| deadline(&update.pod, self.start_time(&update.pod)))
+                self.kubelet.admit(&update.pod).or_else(|| deadline(&update.pod, self.start_time(&update.pod)))
             {
                 self.kubelet.recorder.warning(
                     &client::reference(update.pod.as_ref()),
@@ -265,14 +265,6 @@ impl Worker {
         let latest = self.kubelet.status.latest(state::uid(pod)).and_then(|status| status.start_time);
         let started = latest.or_else(|| pod.status.as_ref().and_then(|status| status.start_time.clone()))?;
         Some(started.0.as_second())
-    }
-
-    /// What this node will not run at all; checked before the pod has started anything.
-    fn rejection(&self, pod: &Pod) -> Option<Ended> {
-        if pod.status.as_ref().is_some_and(|status| status.start_time.is_some()) {
-            return None;
-        }
-        crate::admit::reject(pod, &self.kubelet.settings)
     }
 
     /// Stops everything, tells the end, frees what the pod held. Tries until it is done.

@@ -74,6 +74,16 @@ pub(crate) fn all() -> u64 {
     (1u64 << (last + 1).min(63)) - 1
 }
 
+/// `CAP_…` for each bit of a set.
+pub(crate) fn names(set: u64) -> Vec<String> {
+    NAMES
+        .iter()
+        .enumerate()
+        .filter(|(index, _)| set & (1 << index) != 0)
+        .map(|(_, name)| format!("CAP_{name}"))
+        .collect()
+}
+
 /// The bit of a capability, with or without `CAP_`, in any case.
 pub(crate) fn bit(name: &str) -> Result<u64, String> {
     let upper = name.to_uppercase();

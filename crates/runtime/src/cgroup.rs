@@ -130,18 +130,17 @@ impl Cgroups {
     }
 
     fn allow_devices(&self, path: &str, all: bool, devices: &[Device]) -> io::Result<()> {
-        // Version 2 has no files for this; capabilities and the container's own /dev limit it there.
-        let Self::V1(_) = self else { return Ok(()) };
-        let Some(directory) = self.directory("devices", path) else { return Ok(()) };
         if all {
             return Ok(());
         }
+        let mut rules: Vec<String> = USUAL_DEVICES.iter().map(ToString::to_string).collect();
+        rules.extend(devices.iter().filter_map(device_rule));
+        let Some(directory) = self.directory("devices", path) else { return Ok(()) };
+        if let Self::V2(_) = self {
+            return crate::device_filter::allow(&directory, &rules).map_err(at(&directory));
+        }
         let deny = directory.join("devices.deny");
         fs::write(&deny, "a").map_err(at(&deny))?;
-        let mut rules: Vec<String> = USUAL_DEVICES.iter().map(ToString::to_string).collect();
-        for device in devices {
-            rules.extend(device_rule(device));
-        }
         let allow = directory.join("devices.allow");
         for rule in rules {
             fs::write(&allow, &rule).map_err(at(&allow))?;

@@ -48,6 +48,11 @@ pub(crate) fn build(input: &Input<'_>) -> Result<Built> {
         &capability.add_ambient_capabilities,
     )
     .map_err(Error::Invalid)?;
+    let oci_runtime = input.engine.config.oci_runtimes.get(&input.sandbox.record.lock().runtime_handler).cloned();
+    let seccomp_profile = match oci_runtime {
+        None => None,
+        Some(_) => seccomp::oci_profile(&security, capabilities.effective).map_err(Error::Invalid)?,
+    };
     let process = Process {
         args,
         env: environment(input),
@@ -60,7 +65,10 @@ pub(crate) fn build(input: &Input<'_>) -> Result<Built> {
         tty: config.tty,
         capabilities,
         no_new_privs: security.no_new_privs,
-        seccomp: seccomp::filters(&security, capabilities.effective).map_err(Error::Invalid)?,
+        seccomp: match oci_runtime {
+            None => seccomp::filters(&security, capabilities.effective).map_err(Error::Invalid)?,
+            Some(_) => Vec::new(),
+        },
         apparmor: apparmor(&security),
         oom_score_adj: wanted.oom_score_adj,
     };
@@ -85,6 +93,8 @@ pub(crate) fn build(input: &Input<'_>) -> Result<Built> {
         log_path: input.log_path.clone(),
         stdin: config.stdin,
         stdin_once: config.stdin_once,
+        oci_runtime,
+        seccomp_profile,
     };
     Ok(Built { spec, volume_images })
 }

@@ -8,6 +8,7 @@ mod capabilities;
 mod cgroup;
 mod container;
 mod container_spec;
+mod device_filter;
 mod engine;
 mod error;
 mod exec;
@@ -28,6 +29,7 @@ mod streaming;
 mod sys;
 mod user;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::Context;
@@ -60,12 +62,23 @@ pub struct Args {
     /// Directory of image archives that are imported at start
     #[arg(long, default_value = "/var/lib/cox/images", value_name = "DIR")]
     pub images_dir: PathBuf,
+    /// Further handlers for RuntimeClasses: external OCI runtimes (runc, crun) by path
+    #[arg(long, value_delimiter = ',', value_parser = oci_runtime, value_name = "HANDLER=PATH")]
+    pub oci_runtime: Vec<(String, PathBuf)>,
     /// Mirrors and credentials of registries, in the format of k3s
     #[arg(long, default_value = "/etc/cox/registries.yaml", value_name = "FILE")]
     pub registries: PathBuf,
     /// Directory of <host>/hosts.toml files, in the format of containerd
     #[arg(long, default_value = "/etc/containerd/certs.d", value_name = "DIR")]
     pub registry_hosts: PathBuf,
+}
+
+/// `crun=/usr/bin/crun`.
+fn oci_runtime(text: &str) -> Result<(String, PathBuf), String> {
+    match text.split_once('=') {
+        Some((name, path)) if !name.is_empty() && path.starts_with('/') => Ok((name.into(), path.into())),
+        _ => Err("not HANDLER=/PATH".into()),
+    }
 }
 
 /// What [`run`] needs to know. Every path can be chosen, so that several runtimes can live on one machine.
@@ -82,6 +95,8 @@ pub struct Config {
     pub images_dir: Option<PathBuf>,
     pub registries: Option<PathBuf>,
     pub registry_hosts: Option<PathBuf>,
+    /// Programs that run containers of the RuntimeClass handler they stand under.
+    pub oci_runtimes: BTreeMap<String, PathBuf>,
     /// The program that shims are started from, as `PROGRAM shim …`; none is the running one.
     pub executable: Option<PathBuf>,
 }
@@ -99,13 +114,15 @@ impl Config {
             images_dir: None,
             registries: Some("/etc/cox/registries.yaml".into()),
             registry_hosts: Some("/etc/containerd/certs.d".into()),
+            oci_runtimes: BTreeMap::new(),
             executable: None,
         }
     }
 
     /// Names that a RuntimeClass may use for us; the empty one is the default.
-    fn handlers(&self) -> impl Iterator<Item = &'static str> {
-        ["", "cox", "runc"].into_iter()
+    fn handlers(&self) -> impl Iterator<Item = &str> {
+        let ours = ["", "cox", "runc"].into_iter().filter(|name| !self.oci_runtimes.contains_key(*name));
+        ours.chain(self.oci_runtimes.keys().map(String::as_str))
     }
 
     fn is_handler(&self, name: &str) -> bool {
@@ -120,6 +137,7 @@ impl From<Args> for Config {
             cni_bin_dirs: args.cni_bin_dir,
             cni_cache_dir: Some(args.cni_cache_dir),
             images_dir: Some(args.images_dir),
+            oci_runtimes: args.oci_runtime.into_iter().collect(),
             registries: Some(args.registries),
             registry_hosts: Some(args.registry_hosts),
             ..Self::new(args.root, args.state, args.listen)

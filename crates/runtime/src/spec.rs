@@ -26,6 +26,10 @@ pub(crate) struct Spec {
     pub(crate) log_path: Option<PathBuf>,
     pub(crate) stdin: bool,
     pub(crate) stdin_once: bool,
+    /// The program that runs the container instead of the shim itself.
+    pub(crate) oci_runtime: Option<PathBuf>,
+    /// For that program: the system calls allowed, in its own words.
+    pub(crate) seccomp_profile: Option<serde_json::Value>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -20,7 +20,8 @@ pub(crate) fn resolve(user: &spec::User, etc: &Path) -> Result<Identity, String>
     resolve_in(user, &read("passwd"), &read("group"))
 }
 
-fn resolve_in(user: &spec::User, passwd: &str, group: &str) -> Result<Identity, String> {
+/// Looks `user` up in the text of the two files.
+pub(crate) fn resolve_in(user: &spec::User, passwd: &str, group: &str) -> Result<Identity, String> {
     let (name, group_name) = match user.name.split_once(':') {
         Some((name, group)) => (name, Some(group)),
         None => (user.name.as_str(), None),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use api::quantity::Quantity;
+use api::quantity::{Format, Quantity};
 use cri::v1;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 
 use super::machine::Machine;
 use crate::config::Settings;
+use crate::eviction;
 use crate::resources::ResourceList;
 
 pub(crate) const VERSION: &str = "v1.36.0";
@@ -91,11 +92,11 @@ pub(crate) fn allocatable(settings: &Settings, machine: &Machine) -> ResourceLis
             take(name, amount);
         }
     }
-    if let Ok(amount) = format!("{}Ki", settings.eviction_memory_available >> 10).parse() {
-        take("memory", amount);
-    }
+    let kept = eviction::kept_free(settings, "memory", machine.memory);
+    take("memory", Quantity::new(kept as i64, Format::BinarySI));
     if let Some(entry) = list.get_mut("ephemeral-storage") {
-        *entry = ApiQuantity((machine.disk / 100 * (100 - settings.eviction_nodefs_available.min(100))).to_string());
+        let kept = eviction::kept_free(settings, "ephemeral-storage", machine.disk);
+        *entry = ApiQuantity(machine.disk.saturating_sub(kept).to_string());
     }
     list
 }

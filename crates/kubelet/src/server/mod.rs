@@ -5,12 +5,14 @@
 
 mod auth;
 mod logs;
-mod stats;
+mod metrics;
 mod stream;
+mod summary;
 mod tls;
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use client::Body;
@@ -18,12 +20,14 @@ use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use jiff::Timestamp;
 use k8s_openapi::List;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::certificates::{self, Purpose, RETRY, Store};
 use crate::kubelet::Kubelet;
 use crate::state;
 use crate::worker::Workers;
@@ -33,6 +37,8 @@ pub(crate) struct Server {
     pub(crate) workers: Arc<Workers>,
     auth: auth::Auth,
     tls: Arc<rustls::ServerConfig>,
+    served: Arc<tls::Served>,
+    started: Timestamp,
 }
 
 /// Who sent a request, as the certificate says; nobody without one.
@@ -41,9 +47,44 @@ pub(crate) struct Peer(pub(crate) Option<api::UserInfo>);
 
 impl Server {
     pub(crate) fn new(kubelet: Arc<Kubelet>, workers: Arc<Workers>) -> anyhow::Result<Arc<Self>> {
-        let tls = tls::server_config(&kubelet.settings, &kubelet.host_ips)?;
+        let served: Arc<tls::Served> = Arc::default();
+        let tls = tls::server_config(&kubelet.settings, &kubelet.host_ips, served.clone())?;
         let auth = auth::Auth::new(kubelet.client.clone(), &kubelet.settings);
-        Ok(Arc::new(Server { kubelet, workers, auth, tls }))
+        let started = Timestamp::from_second(Timestamp::now().as_second())?;
+        Ok(Arc::new(Server { kubelet, workers, auth, tls, served, started }))
+    }
+
+    /// Gets the certificate to serve with from the API, and a new one in time, until stopped.
+    pub(crate) async fn renew_certificate(&self, stop: CancellationToken) {
+        let settings = &self.kubelet.settings;
+        let store = Store::new(&settings.cert_dir, "kubelet-server");
+        let mut names = vec![settings.node_name.clone()];
+        names.extend(self.kubelet.host_ips.iter().cloned());
+        let renewing = async {
+            loop {
+                let current = store.load().filter(|certificate| certificate.not_after > Timestamp::now());
+                let pause = match &current {
+                    None => Duration::ZERO,
+                    Some(certificate) => {
+                        if let Err(error) = self.served.set(&certificate.pem) {
+                            tracing::warn!(error = format!("{error:#}"), "serving certificate not usable");
+                        }
+                        certificates::until_renewal(certificate, Timestamp::now(), rand::random())
+                    }
+                };
+                tokio::time::sleep(pause).await;
+                let purpose = Purpose::serving(&settings.node_name, names.clone());
+                let issued = certificates::request(&self.kubelet.client, &purpose).await;
+                if let Err(error) = issued.and_then(|issued| Ok(store.save(&issued)?)) {
+                    tracing::warn!(error = format!("{error:#}"), "no certificate to serve with, will retry");
+                    tokio::time::sleep(RETRY).await;
+                }
+            }
+        };
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = renewing => {}
+        }
     }
 
     /// Serves until stopped.
@@ -59,7 +100,7 @@ impl Server {
                 Ok(accepted) => accepted,
                 Err(error) => {
                     tracing::warn!(%error, "connection not accepted");
-                    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                    tokio::time::sleep(Duration::from_millis(50)).await;
                     continue;
                 }
             };
@@ -112,9 +153,10 @@ impl Server {
             (&Method::POST, ["run", rest @ ..]) => {
                 stream::run_once(self, rest, request.uri().query().unwrap_or_default()).await
             }
-            (_, ["stats", "summary"]) => stats::summary(self).await,
-            (_, ["metrics"]) => stats::metrics(self).await,
-            (_, ["metrics", "resource"]) => stats::resource_metrics(self).await,
+            (_, ["stats", "summary"]) => summary::serve(self).await,
+            (_, ["metrics"]) => metrics::own(self).await,
+            (_, ["metrics", "resource"]) => metrics::resource(self).await,
+            (_, ["metrics", "cadvisor"]) => metrics::cadvisor(self).await,
             (_, ["configz"]) => json(StatusCode::OK, &serde_json::json!({"kubeletconfig": self.configz()})),
             _ => text(StatusCode::NOT_FOUND, "404 page not found\n"),
         }

@@ -5,27 +5,54 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
+use parking_lot::RwLock;
 use rustls::RootCertStore;
-use rustls::server::WebPkiClientVerifier;
+use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
+use rustls::sign::CertifiedKey;
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::config::Settings;
 
-/// Uses the configured certificate, or makes a self-signed one in the certificate directory.
-pub(super) fn server_config(settings: &Settings, host_ips: &[String]) -> anyhow::Result<Arc<rustls::ServerConfig>> {
-    let (cert, key) = match (&settings.tls_cert_file, &settings.tls_private_key_file) {
-        (Some(cert), Some(key)) => (cert.clone(), key.clone()),
+/// The certificate in use, exchanged when a new one is issued. Without one, connections are refused.
+#[derive(Debug, Default)]
+pub(super) struct Served(RwLock<Option<Arc<CertifiedKey>>>);
+
+impl ResolvesServerCert for Served {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        self.0.read().clone()
+    }
+}
+
+impl Served {
+    /// Serves with this chain and key from the next connection on.
+    pub(super) fn set(&self, pem: &str) -> anyhow::Result<()> {
+        let chain: Vec<CertificateDer<'static>> =
+            CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<_, _>>().context("reading a chain")?;
+        let key = PrivateKeyDer::from_pem_slice(pem.as_bytes()).context("reading a key")?;
+        let provider = rustls::crypto::ring::default_provider();
+        *self.0.write() = Some(Arc::new(CertifiedKey::from_der(chain, key, &provider)?));
+        Ok(())
+    }
+}
+
+/// Serves with the configured certificate, with one that the API issues, or with a self-signed one.
+pub(super) fn server_config(
+    settings: &Settings,
+    host_ips: &[String],
+    served: Arc<Served>,
+) -> anyhow::Result<Arc<rustls::ServerConfig>> {
+    match (&settings.tls_cert_file, &settings.tls_private_key_file) {
+        (Some(cert), Some(key)) => served.set(&read_both(cert, key)?)?,
+        _ if settings.server_tls_bootstrap => {}
         _ => {
             let (cert, key) = (settings.cert_dir.join("kubelet.crt"), settings.cert_dir.join("kubelet.key"));
             if !cert.exists() || !key.exists() {
                 self_sign(&settings.node_name, host_ips, &cert, &key)?;
             }
-            (cert, key)
+            served.set(&read_both(&cert, &key)?)?;
         }
-    };
-    let chain = read_chain(&cert)?;
-    let key = PrivateKeyDer::from_pem_file(&key).with_context(|| format!("reading {}", key.display()))?;
+    }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder =
         rustls::ServerConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions()?;
@@ -43,9 +70,14 @@ pub(super) fn server_config(settings: &Settings, host_ips: &[String]) -> anyhow:
             builder.with_client_cert_verifier(verifier)
         }
     };
-    let mut config = builder.with_single_cert(chain, key)?;
+    let mut config = builder.with_cert_resolver(served);
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(Arc::new(config))
+}
+
+fn read_both(cert: &Path, key: &Path) -> anyhow::Result<String> {
+    let read = |path: &Path| std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()));
+    Ok(format!("{}\n{}", read(cert)?, read(key)?))
 }
 
 fn read_chain(path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {

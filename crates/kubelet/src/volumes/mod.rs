@@ -18,11 +18,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use client::Client;
-use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolume, PersistentVolumeClaim, Pod, Secret, Volume};
+use k8s_openapi::api::core::v1::{
+    ConfigMap, EmptyDirVolumeSource, PersistentVolume, PersistentVolumeClaim, Pod, Secret, Volume,
+};
 
 use crate::env::Context;
 use crate::objects::Objects;
-use crate::state;
+use crate::{resources, state};
 
 pub(crate) use tokens::Tokens;
 
@@ -97,8 +99,12 @@ impl Volumes {
         let group = fs_group(pod);
         if let Some(source) = &volume.empty_dir {
             let path = self.dir(pod, "kubernetes.io~empty-dir", &volume.name);
-            let in_memory = source.medium.as_deref() == Some("Memory");
-            let size = source.size_limit.as_ref().and_then(crate::resources::parse).map(|q| q.value());
+            let in_memory = match source.medium.as_deref().unwrap_or_default() {
+                "" => false,
+                "Memory" => true,
+                other => return Err(format!("unknown storage medium \"{other}\"")),
+            };
+            let size = memory_size(source, context);
             let made = path.clone();
             blocking(move || empty_dir(&made, in_memory, size, group)).await?;
             return Ok(writable(path));
@@ -123,7 +129,7 @@ impl Volumes {
             } else {
                 std::fs::create_dir_all(&made)?;
             }
-            set_mode(&made, 0o777, group, false)?;
+            set_mode(&made, 0o777, group)?;
             atomic_writer::write(&made, &files, group)
         })
         .await?;
@@ -216,6 +222,14 @@ pub(crate) fn fs_group(pod: &Pod) -> Option<u32> {
     u32::try_from(group).ok()
 }
 
+/// How large an emptyDir in memory may grow: as large as it says, the pod's memory limit, or the node's memory.
+fn memory_size(source: &EmptyDirVolumeSource, context: &Context<'_>) -> Option<i64> {
+    let own = source.size_limit.as_ref().and_then(resources::parse);
+    let of_pod = resources::pod_limit(context.pod, "memory");
+    let of_node = context.allocatable.get("memory").and_then(resources::parse);
+    [own, of_pod, of_node].into_iter().flatten().map(|quantity| quantity.value()).filter(|bytes| *bytes > 0).min()
+}
+
 fn empty_dir(path: &Path, in_memory: bool, size: Option<i64>, group: Option<u32>) -> std::io::Result<()> {
     let is_new = !path.exists();
     if in_memory {
@@ -224,12 +238,12 @@ fn empty_dir(path: &Path, in_memory: bool, size: Option<i64>, group: Option<u32>
         std::fs::create_dir_all(path)?;
     }
     if is_new || in_memory {
-        set_mode(path, 0o777, group, true)?;
+        set_mode(path, 0o777, group)?;
     }
     Ok(())
 }
 
-fn set_mode(path: &Path, mode: u32, group: Option<u32>, _writable: bool) -> std::io::Result<()> {
+fn set_mode(path: &Path, mode: u32, group: Option<u32>) -> std::io::Result<()> {
     let mode = if group.is_some() { mode | 0o2000 } else { mode };
     let current = std::fs::metadata(path)?;
     if group.is_some_and(|group| current.gid() != group) {

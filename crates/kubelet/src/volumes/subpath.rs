@@ -117,4 +117,38 @@ mod tests {
         assert!(volume.join("new/nested").is_dir());
         assert!(!Path::new("/etc/new").exists());
     }
+
+    /// A container that swaps a directory for a link while it is opened: what is opened is always inside.
+    #[test]
+    fn a_race_is_not_won() {
+        use std::os::unix::fs::MetadataExt;
+        use std::sync::atomic::{AtomicBool, Ordering};
+        let dir = tempfile::tempdir().unwrap();
+        let volume = dir.path().join("volume");
+        std::fs::create_dir_all(volume.join("swap/target")).unwrap();
+        std::fs::create_dir_all(dir.path().join("outside/target")).unwrap();
+        let outside = std::fs::metadata(dir.path().join("outside/target")).unwrap().ino();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (swap, aside) = (volume.join("swap"), volume.join("aside"));
+                while !stop.load(Ordering::Relaxed) {
+                    // Any of these fails when the directory was just made anew: then it is the next to go.
+                    let _ = std::fs::rename(&swap, &aside);
+                    let _ = symlink("../outside", &swap);
+                    let _ = std::fs::remove_file(&swap);
+                    let _ = std::fs::rename(&aside, &swap);
+                    let _ = std::fs::remove_dir_all(&aside);
+                }
+            });
+            for _ in 0..2000 {
+                // Made anew between the renames, or refused: both are fine.
+                if let Ok(opened) = open(&volume, "swap/target") {
+                    assert_ne!(fstat(&opened).unwrap().st_ino, outside);
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        assert_eq!(std::fs::read_dir(dir.path().join("outside")).unwrap().count(), 1, "nothing was made outside");
+    }
 }

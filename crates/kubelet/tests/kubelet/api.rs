@@ -1,20 +1,26 @@
 //! A real API server in this process, with the objects that controllers would have made.
 
+use std::net::SocketAddr;
 use std::path::Path;
 
 use apiserver::{Config, Server, Storage};
 use client::{Client, Handler};
 use k8s_openapi::api::core::v1::{ConfigMap, Event, ServiceAccount};
 use serde_json::json;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub(crate) struct TestApi {
     handler: Handler,
-    /// Its caches live as long as it does.
-    _server: Server,
+    address: SocketAddr,
+    /// Ends it with the test.
+    _stop: DropGuard,
 }
 
+/// The bearer token of the user that is in a token file: whoever the kubeconfig of a node names.
+const TOKEN: &str = "a-token-for-the-node";
+
 impl TestApi {
-    pub(crate) async fn start(dir: &Path) -> Self {
+    pub(crate) async fn start(dir: &Path, node: &str) -> Self {
         let key = dir.join("sa.key");
         std::fs::write(&key, rcgen::KeyPair::generate().unwrap().serialize_pem()).unwrap();
         let mut config = Config::new(Storage::Embedded(dir.join("store")));
@@ -28,8 +34,14 @@ impl TestApi {
         config.service_account_signing_key_file = Some(key.clone());
         config.service_account_key_files = vec![key];
         config.authorization_modes = vec!["Node".into(), "RBAC".into()];
+        let tokens = dir.join("tokens.csv");
+        std::fs::write(&tokens, format!("{TOKEN},system:node:{node},{node},system:nodes\n")).unwrap();
+        config.token_auth_file = Some(tokens);
         let server = Server::new(config).await.unwrap();
-        let api = TestApi { handler: server.handler(), _server: server };
+        let stop = CancellationToken::new();
+        let (handler, address) = (server.handler(), server.address());
+        tokio::spawn(server.serve(stop.clone()));
+        let api = TestApi { handler, address, _stop: stop.drop_guard() };
         let client = api.client();
         let account: ServiceAccount = serde_json::from_value(json!({"metadata": {"name": "default"}})).unwrap();
         client.namespaced("default").create(&account).await.unwrap();
@@ -48,6 +60,17 @@ impl TestApi {
     /// May do what a kubelet may.
     pub(crate) fn node_client(&self, node: &str) -> Client {
         self.client_of(&format!("system:node:{node}"), "system:nodes")
+    }
+
+    /// For a kubelet in a process of its own.
+    pub(crate) fn kubeconfig(&self) -> String {
+        json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "test",
+            "clusters": [{"name": "test", "cluster": {"server": format!("https://{}", self.address), "insecure-skip-tls-verify": true}}],
+            "users": [{"name": "node", "user": {"token": TOKEN}}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "node"}}],
+        })
+        .to_string()
     }
 
     fn client_of(&self, name: &str, group: &str) -> Client {

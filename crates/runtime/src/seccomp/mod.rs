@@ -4,6 +4,7 @@
 //! rules become one BPF program, and the forked child installs it last before exec.
 
 mod bpf;
+mod oci;
 mod profile;
 mod syscalls;
 
@@ -14,18 +15,32 @@ use cri::v1::security_profile::ProfileType;
 
 /// The filters for a container's profile, ready for its spec. No profile means no filter, as CRI has it.
 pub(crate) fn filters(security: &v1::LinuxContainerSecurityContext, capabilities: u64) -> Result<Vec<String>, String> {
-    if security.privileged {
-        return Ok(Vec::new());
+    match wanted(security, capabilities)? {
+        Some(profile) => Ok(vec![STANDARD.encode(bpf::compile(&profile)?)]),
+        None => Ok(Vec::new()),
     }
-    let Some(wanted) = &security.seccomp else { return Ok(Vec::new()) };
-    let profile = match wanted.profile_type() {
-        ProfileType::Unconfined => return Ok(Vec::new()),
+}
+
+/// The same for an external OCI runtime, in the words of its specification.
+pub(crate) fn oci_profile(
+    security: &v1::LinuxContainerSecurityContext,
+    capabilities: u64,
+) -> Result<Option<serde_json::Value>, String> {
+    Ok(wanted(security, capabilities)?.map(|profile| oci::describe(&profile)))
+}
+
+fn wanted(security: &v1::LinuxContainerSecurityContext, capabilities: u64) -> Result<Option<bpf::Profile>, String> {
+    if security.privileged {
+        return Ok(None);
+    }
+    let Some(wanted) = &security.seccomp else { return Ok(None) };
+    Ok(Some(match wanted.profile_type() {
+        ProfileType::Unconfined => return Ok(None),
         ProfileType::RuntimeDefault => profile::runtime_default(capabilities),
         ProfileType::Localhost => {
             let path = wanted.localhost_ref.trim_start_matches("localhost/");
             let text = std::fs::read_to_string(path).map_err(|error| format!("seccomp profile {path}: {error}"))?;
             profile::parse(&text, capabilities).map_err(|error| format!("seccomp profile {path}: {error}"))?
         }
-    };
-    Ok(vec![STANDARD.encode(bpf::compile(&profile)?)])
+    }))
 }

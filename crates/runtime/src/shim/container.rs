@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::child::{self, Joins, Message, Stdio};
 use super::log::{Line, Log};
+use super::oci::External;
 use crate::cgroup::Cgroups;
 use crate::record::{self, StatusRecord};
 use crate::spec::{Namespace, Process, Spec};
@@ -30,6 +31,8 @@ pub(super) struct Container {
     stdin_closing: bool,
     pub(super) outputs: Vec<Output>,
     pub(super) attached: Vec<Attached>,
+    /// The program that runs it, where that is not us.
+    external: Option<External>,
 }
 
 /// One stream that the program writes.
@@ -88,33 +91,19 @@ impl Container {
             Some(path) => Some(Log::open(path.clone()).map_err(|e| format!("log {}: {e}", path.display()))?),
             None => None,
         };
-        pod.cgroups.create(&spec.cgroup, &spec.resources, &spec.devices).map_err(|e| format!("cgroup: {e}"))?;
-        let mut joins = Joins::new();
-        for (namespace, name, kind) in [
-            (spec.namespaces.network, "net", libc::CLONE_NEWNET),
-            (spec.namespaces.ipc, "ipc", libc::CLONE_NEWIPC),
-            (spec.namespaces.uts, "uts", libc::CLONE_NEWUTS),
-        ] {
-            match namespace {
-                Namespace::Pod => joins.push((namespace_of(pod.pause_pid, name)?, kind)),
-                Namespace::Process(pid) => joins.push((namespace_of(pid, name)?, kind)),
-                Namespace::Own | Namespace::Host => {}
-            }
-        }
-        let pid_namespace = match spec.namespaces.pid {
-            Namespace::Pod => Some(namespace_of(pod.pause_pid, "pid")?),
-            Namespace::Process(pid) => Some(namespace_of(pid, "pid")?),
-            Namespace::Own | Namespace::Host => None,
-        };
-        let own_pid = if spec.namespaces.pid == Namespace::Own { libc::CLONE_NEWPID } else { 0 };
         let (ours, theirs) = match spec.process.tty {
             true => (Vec::new(), None),
             false => pipes(spec.stdin).map_err(|e| format!("pipes: {e}"))?,
         };
-        let cgroups = pod.cgroups;
-        let started = spawn(libc::CLONE_NEWNS | own_pid, pid_namespace, cgroups, &spec.cgroup, |socket| {
-            child::run_container(spec, cgroups, joins, theirs, socket)
-        })?;
+        let (started, external) = match &spec.oci_runtime {
+            None => (Self::fork(spec, pod, theirs)?, None),
+            Some(program) => {
+                let (external, started) = External::start(program, id, directory, spec, pod.pause_pid, theirs)?;
+                let who = external.identity();
+                let identity = (who.uid, who.gid, who.groups.clone());
+                (Started { pid: started.pid, identity, terminal: started.terminal }, Some(external))
+            }
+        };
         let mut container = Self {
             id: id.to_string(),
             directory: directory.to_path_buf(),
@@ -136,10 +125,38 @@ impl Container {
             stdin_closing: false,
             outputs: Vec::new(),
             attached: Vec::new(),
+            external,
         };
         container.take_streams(ours, started.terminal, spec.stdin).map_err(|e| format!("streams: {e}"))?;
         container.save();
         Ok(container)
+    }
+
+    /// Becomes the container in a forked child.
+    fn fork(spec: &Spec, pod: &Pod<'_>, stdio: Stdio) -> Result<Started, String> {
+        pod.cgroups.create(&spec.cgroup, &spec.resources, &spec.devices).map_err(|e| format!("cgroup: {e}"))?;
+        let mut joins = Joins::new();
+        for (namespace, name, kind) in [
+            (spec.namespaces.network, "net", libc::CLONE_NEWNET),
+            (spec.namespaces.ipc, "ipc", libc::CLONE_NEWIPC),
+            (spec.namespaces.uts, "uts", libc::CLONE_NEWUTS),
+        ] {
+            match namespace {
+                Namespace::Pod => joins.push((namespace_of(pod.pause_pid, name)?, kind)),
+                Namespace::Process(pid) => joins.push((namespace_of(pid, name)?, kind)),
+                Namespace::Own | Namespace::Host => {}
+            }
+        }
+        let pid_namespace = match spec.namespaces.pid {
+            Namespace::Pod => Some(namespace_of(pod.pause_pid, "pid")?),
+            Namespace::Process(pid) => Some(namespace_of(pid, "pid")?),
+            Namespace::Own | Namespace::Host => None,
+        };
+        let own_pid = if spec.namespaces.pid == Namespace::Own { libc::CLONE_NEWPID } else { 0 };
+        let cgroups = pod.cgroups;
+        spawn(libc::CLONE_NEWNS | own_pid, pid_namespace, cgroups, &spec.cgroup, |socket| {
+            child::run_container(spec, cgroups, joins, stdio, socket)
+        })
     }
 
     fn take_streams(&mut self, ours: Vec<OwnedFd>, terminal: Option<OwnedFd>, stdin: bool) -> io::Result<()> {
@@ -190,6 +207,14 @@ impl Container {
             true => None,
             false => Some(fds.try_into().map_err(|_| "exec needs three descriptors".to_string())?),
         };
+        let mut process = Process { args, tty, ..self.process.clone() };
+        if tty && !process.env.iter().any(|e| e.starts_with("TERM=")) {
+            process.env.push("TERM=xterm".into());
+        }
+        if let Some(external) = &self.external {
+            let started = external.exec_in(&process, stdio)?;
+            return Ok((started.pid, started.terminal));
+        }
         let pid = self.status.pid;
         let mut joins = Joins::new();
         for (name, kind) in [
@@ -200,10 +225,6 @@ impl Container {
             ("mnt", libc::CLONE_NEWNS),
         ] {
             joins.push((namespace_of(pid, name)?, kind));
-        }
-        let mut process = Process { args, tty, ..self.process.clone() };
-        if tty && !process.env.iter().any(|e| e.starts_with("TERM=")) {
-            process.env.push("TERM=xterm".into());
         }
         let started = spawn(0, Some(namespace_of(pid, "pid")?), pod.cgroups, &self.cgroup, |socket| {
             child::run_exec(&process, joins, stdio, socket)
@@ -377,6 +398,9 @@ impl Container {
         .into();
         self.save();
         self.attached.clear();
+        if let Some(external) = &self.external {
+            external.delete();
+        }
     }
 
     /// Reads on while there is more; closes the stream at its end. A stream still held open by a process that the

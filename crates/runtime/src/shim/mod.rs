@@ -13,6 +13,8 @@ pub(crate) mod child;
 pub(crate) mod client;
 mod container;
 mod log;
+mod oci;
+mod oci_config;
 pub(crate) mod protocol;
 mod rootfs;
 mod server;

@@ -21,11 +21,8 @@ pub(super) fn enter(spec: &Spec, cgroups: &Cgroups) -> Result<(), String> {
         move |error: io::Error| format!("{what}: {error}")
     };
     let shared = clone_shared_sources(&spec.mounts)?;
-    // Mounts of the node keep arriving in ours (for HostToContainer), ours never reach the node.
-    sys::mount("", "/", "", MS_SLAVE_ALL, "").map_err(say("making mounts slaves"))?;
+    mount_root(spec)?;
     let rootfs = &spec.rootfs;
-    mount_overlay(&rootfs.layers, &rootfs.lower, Some((&rootfs.upper, &rootfs.work)), &rootfs.target)
-        .map_err(say("mounting the root filesystem"))?;
     let root = Root::open(&rootfs.target).map_err(say("opening the root filesystem"))?;
     for (mount, shared) in spec.mounts.iter().zip(shared) {
         root.mount(mount, shared, cgroups, spec)
@@ -49,6 +46,23 @@ pub(super) fn enter(spec: &Spec, cgroups: &Cgroups) -> Result<(), String> {
         sys::set_mount_readonly(fd.as_fd(), false).map_err(say("read-only root"))?;
     }
     Ok(())
+}
+
+/// In a mount namespace of our own: mounts the container's root at its place, out of the node's sight.
+pub(super) fn mount_root(spec: &Spec) -> Result<(), String> {
+    // Mounts of the node keep arriving in ours (for HostToContainer), ours never reach the node.
+    sys::mount("", "/", "", MS_SLAVE_ALL, "").map_err(|error| format!("making mounts slaves: {error}"))?;
+    let rootfs = &spec.rootfs;
+    mount_overlay(&rootfs.layers, &rootfs.lower, Some((&rootfs.upper, &rootfs.work)), &rootfs.target)
+        .map_err(|error| format!("mounting the root filesystem: {error}"))
+}
+
+/// Mounts the content of an image at `stage`; where the path inside it is.
+pub(super) fn stage_image(layers: &Path, lower: &[String], sub_path: &str, stage: &Path) -> io::Result<PathBuf> {
+    std::fs::create_dir_all(stage)?;
+    mount_overlay(layers, lower, None, stage)?;
+    let content = Rooted::open(stage)?.lookup(sub_path, Resolve::IN_ROOT)?;
+    std::fs::read_link(sys::fd_path(&content))
 }
 
 const MS_SLAVE_ALL: u64 = libc::MS_SLAVE | libc::MS_REC;

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod containers;
+mod handlers;
 mod images;
 mod node;
 mod restarts;
@@ -13,15 +14,12 @@ mod streaming;
 
 use std::ffi::OsString;
 use std::future::Future;
-use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
-use std::time::Instant;
-
-use futures_util::FutureExt;
 
 use node::World;
+use testkit::suite::{self, Case};
 
 type Test = (&'static str, fn(Arc<World>) -> Pin<Box<dyn Future<Output = ()>>>);
 
@@ -55,6 +53,7 @@ const TESTS: &[Test] = tests![
     restarts::an_exit_while_down_is_reported,
     restarts::pods_leave_nothing_behind,
     restarts::a_dead_shim_takes_its_pod_along,
+    handlers::external_runtimes_run_containers,
     containers::host_namespaces_and_mounts,
 ];
 
@@ -75,39 +74,23 @@ fn main() -> ExitCode {
         }
         _ => {}
     }
-    if std::env::var_os("COX_TEST_NAMESPACES").is_none() {
-        return in_namespaces(&argv);
+    if let Some(code) = suite::in_namespaces() {
+        return code;
     }
-    let filters: Vec<String> =
-        argv.iter().skip(1).filter_map(|a| a.to_str()).filter(|a| !a.starts_with('-')).map(Into::into).collect();
-    let chosen: Vec<&Test> =
-        TESTS.iter().filter(|(name, _)| filters.is_empty() || filters.iter().any(|f| name.contains(f))).collect();
-    if argv.iter().any(|a| a == "--list") {
-        chosen.iter().for_each(|(name, _)| println!("{name}: test"));
-        return ExitCode::SUCCESS;
-    }
-    if chosen.is_empty() {
-        return ExitCode::SUCCESS;
-    }
-    run(&chosen)
-}
-
-/// The same program again, where no network and no mount is shared with the machine.
-fn in_namespaces(argv: &[OsString]) -> ExitCode {
-    let program = std::env::current_exe().unwrap();
-    let status = Command::new("unshare")
-        .args(["--net", "--mount", "--propagation", "private", "--"])
-        .arg(program)
-        .args(&argv[1..])
-        .env("COX_TEST_NAMESPACES", "1")
-        .status();
-    match status {
-        Ok(status) => ExitCode::from(status.code().unwrap_or(1) as u8),
-        Err(error) => {
-            eprintln!("unshare: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    assert!(Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap().success());
+    let world = Arc::new(World::new());
+    let case = |(name, test): &Test| {
+        let (world, test) = (world.clone(), *test);
+        let run = move || {
+            let tokio = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+            tokio.block_on(test(world));
+        };
+        Case { name: (*name).into(), run: Box::new(run) }
+    };
+    // One at a time: they look at what the machine as a whole has left.
+    let code = suite::run(TESTS.iter().map(case).collect(), 1);
+    world.close();
+    code
 }
 
 /// `… cri --root …`: the runtime.
@@ -138,22 +121,4 @@ fn images(argv: Vec<OsString>) -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-fn run(tests: &[&Test]) -> ExitCode {
-    assert!(Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap().success());
-    let tokio = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let world = Arc::new(World::new());
-    let mut failed = Vec::new();
-    for (name, test) in tests {
-        let start = Instant::now();
-        let result = tokio.block_on(AssertUnwindSafe(test(world.clone())).catch_unwind());
-        println!("test {name} ... {} ({:?})", if result.is_ok() { "ok" } else { "FAILED" }, start.elapsed());
-        if result.is_err() {
-            failed.push(*name);
-        }
-    }
-    world.close();
-    println!("\n{} passed, {} failed {failed:?}", tests.len() - failed.len(), failed.len());
-    if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -147,7 +147,12 @@ impl Node {
     }
 
     pub(crate) async fn sandbox(&self, config: &v1::PodSandboxConfig) -> String {
-        let request = v1::RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: String::new() };
+        self.sandbox_of(config, "").await
+    }
+
+    /// A sandbox of a RuntimeClass's handler.
+    pub(crate) async fn sandbox_of(&self, config: &v1::PodSandboxConfig, handler: &str) -> String {
+        let request = v1::RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: handler.into() };
         self.cri.runtime.clone().run_pod_sandbox(request).await.unwrap().into_inner().pod_sandbox_id
     }
 
@@ -320,6 +325,7 @@ fn spawn(path: &Path) -> Child {
     ] {
         command.arg(flag).arg(value);
     }
+    command.args(["--oci-runtime", "runc=/usr/sbin/runc,crun=/usr/bin/crun"]);
     command.stdin(Stdio::null()).spawn().unwrap()
 }
 

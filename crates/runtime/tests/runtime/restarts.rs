@@ -130,7 +130,9 @@ pub(crate) async fn pods_leave_nothing_behind(world: Arc<World>) {
     once("first".into()).await;
     let before = traces(&node);
     let fds = node.open_files();
-    for i in 0..10 {
+    // `COX_TEST_CYCLES=200` for the long run.
+    let cycles = std::env::var("COX_TEST_CYCLES").ok().and_then(|count| count.parse().ok()).unwrap_or(30);
+    for i in (0..cycles).step_by(3) {
         let names = [format!("a{i}"), format!("b{i}"), format!("c{i}")];
         futures_util::future::join_all(names.map(once)).await;
     }

@@ -1,0 +1,94 @@
+//! Certificates on disk: `<name>-<time>.pem` holds a chain and its key, `<name>-current.pem` links to the newest.
+
+use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use jiff::Timestamp;
+
+pub(crate) struct Store {
+    dir: PathBuf,
+    name: &'static str,
+}
+
+/// A certificate with its chain and key, and how long it is good for.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Certificate {
+    pub(crate) pem: String,
+    pub(crate) not_before: Timestamp,
+    pub(crate) not_after: Timestamp,
+}
+
+impl Certificate {
+    /// Reads the lifetime of the first certificate.
+    pub(crate) fn parse(pem: String) -> Option<Self> {
+        use rustls_pki_types::CertificateDer;
+        use rustls_pki_types::pem::PemObject;
+        let der = CertificateDer::from_pem_slice(pem.as_bytes()).ok()?;
+        let (_, parsed) = x509_parser::parse_x509_certificate(&der).ok()?;
+        let validity = parsed.validity();
+        Some(Certificate {
+            not_before: Timestamp::from_second(validity.not_before.timestamp()).ok()?,
+            not_after: Timestamp::from_second(validity.not_after.timestamp()).ok()?,
+            pem,
+        })
+    }
+}
+
+impl Store {
+    pub(crate) fn new(dir: &Path, name: &'static str) -> Self {
+        Store { dir: dir.to_path_buf(), name }
+    }
+
+    pub(crate) fn current(&self) -> PathBuf {
+        self.dir.join(format!("{}-current.pem", self.name))
+    }
+
+    pub(crate) fn load(&self) -> Option<Certificate> {
+        Certificate::parse(std::fs::read_to_string(self.current()).ok()?)
+    }
+
+    /// Keeps a certificate and makes it the current one, in one step for whoever reads it.
+    pub(crate) fn save(&self, certificate: &Certificate) -> io::Result<PathBuf> {
+        std::fs::create_dir_all(&self.dir)?;
+        let stamp = Timestamp::now().strftime("%Y-%m-%d-%H-%M-%S");
+        let file = format!("{}-{stamp}.pem", self.name);
+        write_private(&self.dir.join(&file), &certificate.pem)?;
+        let fresh = self.dir.join(format!("{}-updated.pem", self.name));
+        match std::fs::remove_file(&fresh) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        symlink(&file, &fresh)?;
+        std::fs::rename(&fresh, self.current())?;
+        Ok(self.current())
+    }
+}
+
+/// Writes a file that only its owner may read.
+pub(super) fn write_private(path: &Path, text: &str) -> io::Result<()> {
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent)?;
+    }
+    let mut file = std::fs::OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(path)?;
+    file.write_all(text.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_is_current() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path(), "kubelet-client");
+        assert_eq!(store.load(), None);
+        let made = rcgen::generate_simple_self_signed(vec!["n".to_string()]).unwrap();
+        let pem = format!("{}{}", made.cert.pem(), made.signing_key.serialize_pem());
+        let certificate = Certificate::parse(pem).unwrap();
+        assert!(certificate.not_after > certificate.not_before);
+        let path = store.save(&certificate).unwrap();
+        assert!(path.ends_with("kubelet-client-current.pem"));
+        assert_eq!(store.load(), Some(certificate));
+    }
+}

@@ -1,0 +1,223 @@
+//! The `KubeletConfiguration` file.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use api::quantity::Quantity;
+use k8s_openapi::api::core::v1::Taint;
+use serde::Deserialize;
+
+use super::{CpuManagerPolicy, Settings};
+
+/// `KubeletConfiguration`, kubelet.config.k8s.io/v1beta1: the fields this kubelet acts on. Others are accepted.
+#[derive(Deserialize, Debug, Default)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct FileConfig {
+    address: Option<IpAddr>,
+    port: Option<u16>,
+    #[serde(rename = "clusterDNS")]
+    cluster_dns: Vec<String>,
+    cluster_domain: Option<String>,
+    resolv_conf: Option<PathBuf>,
+    static_pod_path: Option<PathBuf>,
+    max_pods: Option<u32>,
+    #[serde(rename = "cgroupsPerQOS")]
+    cgroups_per_qos: Option<bool>,
+    cgroup_root: Option<String>,
+    #[serde(rename = "podCIDR")]
+    pod_cidr: Option<String>,
+    container_runtime_endpoint: Option<String>,
+    pod_logs_dir: Option<PathBuf>,
+    allowed_unsafe_sysctls: Vec<String>,
+    serialize_image_pulls: Option<bool>,
+    max_parallel_image_pulls: Option<usize>,
+    #[serde(rename = "imageGCHighThresholdPercent")]
+    image_gc_high: Option<u64>,
+    #[serde(rename = "imageGCLowThresholdPercent")]
+    image_gc_low: Option<u64>,
+    container_log_max_files: Option<u32>,
+    container_log_max_size: Option<String>,
+    tls_cert_file: Option<PathBuf>,
+    tls_private_key_file: Option<PathBuf>,
+    register_node: Option<bool>,
+    register_with_taints: Vec<Taint>,
+    authentication: Authentication,
+    authorization: Authorization,
+    system_reserved: BTreeMap<String, String>,
+    kube_reserved: BTreeMap<String, String>,
+    #[serde(rename = "providerID")]
+    provider_id: Option<String>,
+    #[serde(rename = "serverTLSBootstrap")]
+    server_tls_bootstrap: Option<bool>,
+    rotate_certificates: Option<bool>,
+    cpu_manager_policy: Option<String>,
+    cpu_manager_reconcile_period: Option<String>,
+    #[serde(rename = "reservedSystemCPUs")]
+    reserved_system_cpus: Option<String>,
+    eviction_hard: Option<BTreeMap<String, String>>,
+    eviction_soft: BTreeMap<String, String>,
+    eviction_soft_grace_period: BTreeMap<String, String>,
+    eviction_minimum_reclaim: BTreeMap<String, String>,
+    eviction_max_pod_grace_period: Option<i64>,
+    eviction_pressure_transition_period: Option<String>,
+    image_minimum_gc_age: Option<String>,
+    node_status_update_frequency: Option<String>,
+    node_lease_duration_seconds: Option<u64>,
+}
+
+#[derive(Deserialize, Debug, Default)]
+#[serde(default)]
+struct Authentication {
+    x509: X509,
+    webhook: Enabled,
+    anonymous: Enabled,
+}
+
+#[derive(Deserialize, Debug, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct X509 {
+    #[serde(rename = "clientCAFile")]
+    client_ca_file: Option<PathBuf>,
+}
+
+#[derive(Deserialize, Debug, Default)]
+#[serde(default)]
+struct Enabled {
+    enabled: Option<bool>,
+}
+
+#[derive(Deserialize, Debug, Default)]
+#[serde(default)]
+struct Authorization {
+    mode: Option<String>,
+}
+
+impl FileConfig {
+    pub(super) fn read(path: &Path) -> anyhow::Result<Self> {
+        let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+        yaml_serde::from_str(&text).with_context(|| format!("parsing {}", path.display()))
+    }
+
+    pub(super) fn apply(self, settings: &mut Settings) -> anyhow::Result<()> {
+        fn set<T>(to: &mut T, from: Option<T>) {
+            if let Some(value) = from {
+                *to = value;
+            }
+        }
+        set(&mut settings.address, self.address);
+        set(&mut settings.port, self.port);
+        set(&mut settings.cluster_domain, self.cluster_domain);
+        set(&mut settings.resolv_conf, self.resolv_conf);
+        set(&mut settings.max_pods, self.max_pods);
+        set(&mut settings.cgroups_per_qos, self.cgroups_per_qos);
+        set(&mut settings.cgroup_root, self.cgroup_root);
+        set(&mut settings.pod_logs_dir, self.pod_logs_dir);
+        set(&mut settings.serialize_image_pulls, self.serialize_image_pulls);
+        set(&mut settings.max_parallel_image_pulls, self.max_parallel_image_pulls);
+        set(&mut settings.image_gc_high, self.image_gc_high);
+        set(&mut settings.image_gc_low, self.image_gc_low);
+        set(&mut settings.container_log_max_files, self.container_log_max_files);
+        set(&mut settings.register_node, self.register_node);
+        set(&mut settings.token_webhook, self.authentication.webhook.enabled);
+        set(&mut settings.anonymous_auth, self.authentication.anonymous.enabled);
+        set(&mut settings.cri_endpoint, self.container_runtime_endpoint.map(PathBuf::from));
+        set(&mut settings.authorization_webhook, self.authorization.mode.map(|mode| mode != "AlwaysAllow"));
+        if let Some(size) = self.container_log_max_size {
+            let size: Quantity = size.parse().map_err(|error| anyhow::anyhow!("containerLogMaxSize: {error}"))?;
+            settings.container_log_max_size = size.value().max(0) as u64;
+        }
+        settings.cluster_dns = self.cluster_dns;
+        settings.allowed_unsafe_sysctls = self.allowed_unsafe_sysctls;
+        settings.register_with_taints = self.register_with_taints;
+        settings.static_pod_path = self.static_pod_path;
+        settings.pod_cidr = self.pod_cidr;
+        settings.tls_cert_file = self.tls_cert_file;
+        settings.tls_private_key_file = self.tls_private_key_file;
+        settings.client_ca_file = self.authentication.x509.client_ca_file;
+        settings.provider_id = self.provider_id;
+        for (name, amount) in self.system_reserved.iter().chain(&self.kube_reserved) {
+            add_reserved(&mut settings.reserved, name, amount)?;
+        }
+        set(&mut settings.server_tls_bootstrap, self.server_tls_bootstrap);
+        set(&mut settings.rotate_certificates, self.rotate_certificates);
+        set(&mut settings.reserved_system_cpus, self.reserved_system_cpus);
+        if let Some(policy) = self.cpu_manager_policy {
+            settings.cpu_manager_policy = cpu_manager_policy(&policy)?;
+        }
+        set(&mut settings.eviction_hard, self.eviction_hard);
+        settings.eviction_soft = self.eviction_soft;
+        for (signal, grace) in self.eviction_soft_grace_period {
+            settings.eviction_soft_grace_period.insert(signal, duration(&grace)?);
+        }
+        settings.eviction_minimum_reclaim = self.eviction_minimum_reclaim;
+        set(&mut settings.eviction_max_pod_grace_period, self.eviction_max_pod_grace_period);
+        set(&mut settings.node_lease_duration, self.node_lease_duration_seconds.map(Duration::from_secs));
+        for (to, from) in [
+            (&mut settings.cpu_manager_reconcile_period, self.cpu_manager_reconcile_period),
+            (&mut settings.eviction_pressure_transition_period, self.eviction_pressure_transition_period),
+            (&mut settings.image_minimum_gc_age, self.image_minimum_gc_age),
+            (&mut settings.node_status_update_frequency, self.node_status_update_frequency),
+        ] {
+            // Zero stands for the default.
+            if let Some(value) = from.map(|text| duration(&text)).transpose()?.filter(|value| !value.is_zero()) {
+                *to = value;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Go's `5m0s`.
+fn duration(text: &str) -> anyhow::Result<Duration> {
+    let parsed: jiff::SignedDuration = text.parse().with_context(|| format!("{text:?} is no duration"))?;
+    Duration::try_from(parsed).with_context(|| format!("{text:?} is negative"))
+}
+
+pub(super) fn cpu_manager_policy(name: &str) -> anyhow::Result<CpuManagerPolicy> {
+    match name {
+        "" | "none" => Ok(CpuManagerPolicy::None),
+        "static" => Ok(CpuManagerPolicy::Static),
+        other => bail!("unknown policy: \"{other}\""),
+    }
+}
+
+/// Adds to what is held back from pods.
+pub(super) fn add_reserved(reserved: &mut BTreeMap<String, String>, name: &str, amount: &str) -> anyhow::Result<()> {
+    let parse = |text: &str| text.parse::<Quantity>().map_err(|error| anyhow::anyhow!("{name}: {error}"));
+    let mut sum = parse(amount)?;
+    if let Some(other) = reserved.get(name) {
+        sum.add(&parse(other)?);
+    }
+    reserved.insert(name.into(), sum.to_string());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_is_read() {
+        let text = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nport: 10260\nclusterDNS: [10.43.0.10]\n\
+            maxPods: 50\ncontainerLogMaxSize: 5Mi\nauthentication:\n  x509: {clientCAFile: /ca.crt}\n  anonymous: {enabled: false}\n\
+            authorization: {mode: AlwaysAllow}\nsystemReserved: {memory: 1Gi}\nkubeReserved: {memory: 1Gi, cpu: 100m}\nunknownFuture: 1\n\
+            evictionHard: {memory.available: 1Gi}\nevictionSoft: {nodefs.available: 20%}\nevictionSoftGracePeriod: {nodefs.available: 1m30s}\n\
+            cpuManagerPolicy: static\nserverTLSBootstrap: true\nevictionPressureTransitionPeriod: 0s\n";
+        let mut settings = Settings::new("n");
+        yaml_serde::from_str::<FileConfig>(text).unwrap().apply(&mut settings).unwrap();
+        assert_eq!((settings.port, settings.max_pods), (10260, 50));
+        assert_eq!(settings.cluster_dns, ["10.43.0.10"]);
+        assert_eq!(settings.container_log_max_size, 5 << 20);
+        assert_eq!(settings.client_ca_file.as_deref(), Some(Path::new("/ca.crt")));
+        assert!(!settings.authorization_webhook);
+        assert_eq!(settings.reserved.get("memory").map(String::as_str), Some("2Gi"));
+        assert_eq!(settings.eviction_hard.len(), 1);
+        assert_eq!(settings.eviction_soft_grace_period["nodefs.available"], Duration::from_secs(90));
+        assert_eq!(settings.eviction_pressure_transition_period, Duration::from_secs(300));
+        assert_eq!(settings.cpu_manager_policy, CpuManagerPolicy::Static);
+        assert!(settings.server_tls_bootstrap);
+    }
+}

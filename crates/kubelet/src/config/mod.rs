@@ -1,0 +1,161 @@
+//! What a kubelet is told: flags, the `KubeletConfiguration` file, and the settings both end in.
+
+mod file;
+mod flags;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use client::Client;
+use k8s_openapi::api::core::v1::Taint;
+
+pub use flags::Args;
+
+/// A kubelet ready to run.
+pub struct Config {
+    pub client: Client,
+    pub settings: Settings,
+}
+
+/// Everything that is configurable, with upstream's defaults.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub node_name: String,
+    /// Found out from the default route when empty.
+    pub node_ips: Vec<IpAddr>,
+    pub cri_endpoint: PathBuf,
+    pub root_dir: PathBuf,
+    pub cert_dir: PathBuf,
+    pub pod_logs_dir: PathBuf,
+    pub cluster_dns: Vec<String>,
+    pub cluster_domain: String,
+    pub resolv_conf: PathBuf,
+    pub address: IpAddr,
+    /// Zero: any free one.
+    pub port: u16,
+    /// The API server's and users' certificates are checked against this.
+    pub client_ca_file: Option<PathBuf>,
+    pub tls_cert_file: Option<PathBuf>,
+    pub tls_private_key_file: Option<PathBuf>,
+    /// Also delegate bearer tokens to the API server.
+    pub token_webhook: bool,
+    pub anonymous_auth: bool,
+    /// Ask the API server for every request; otherwise any authenticated caller may do all.
+    pub authorization_webhook: bool,
+    pub register_node: bool,
+    pub node_labels: BTreeMap<String, String>,
+    pub register_with_taints: Vec<Taint>,
+    pub max_pods: u32,
+    pub cgroups_per_qos: bool,
+    pub cgroup_root: String,
+    pub pod_cidr: Option<String>,
+    pub static_pod_path: Option<PathBuf>,
+    pub allowed_unsafe_sysctls: Vec<String>,
+    pub serialize_image_pulls: bool,
+    pub max_parallel_image_pulls: usize,
+    pub node_status_update_frequency: Duration,
+    pub node_lease_duration: Duration,
+    /// Percentages of the image file system.
+    pub image_gc_high: u64,
+    pub image_gc_low: u64,
+    pub image_minimum_gc_age: Duration,
+    pub container_log_max_size: u64,
+    pub container_log_max_files: u32,
+    /// Signals (`memory.available`, `nodefs.available`, …) and the amount or percentage below which pods are evicted.
+    pub eviction_hard: BTreeMap<String, String>,
+    /// The same, once a signal has been short for its grace period.
+    pub eviction_soft: BTreeMap<String, String>,
+    pub eviction_soft_grace_period: BTreeMap<String, Duration>,
+    pub eviction_minimum_reclaim: BTreeMap<String, String>,
+    /// Seconds that pods get which are evicted softly.
+    pub eviction_max_pod_grace_period: i64,
+    pub eviction_pressure_transition_period: Duration,
+    pub reserved: BTreeMap<String, String>,
+    pub provider_id: Option<String>,
+    /// Ask for a certificate to serve with through the API, and for a new one before it ends.
+    pub server_tls_bootstrap: bool,
+    /// Ask for a new client certificate before the one in use ends.
+    pub rotate_certificates: bool,
+    pub cpu_manager_policy: CpuManagerPolicy,
+    /// Between two looks of the CPU manager at what containers may run on.
+    pub cpu_manager_reconcile_period: Duration,
+    /// Never given away exclusively, in the kernel's list format; none: as many as are reserved.
+    pub reserved_system_cpus: String,
+}
+
+/// How containers are spread over processors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CpuManagerPolicy {
+    /// All share all.
+    #[default]
+    None,
+    /// Guaranteed pods that ask for whole processors get them for themselves.
+    Static,
+}
+
+/// Upstream's defaults.
+const EVICTION_HARD: &[(&str, &str)] = &[
+    ("memory.available", "100Mi"),
+    ("nodefs.available", "10%"),
+    ("nodefs.inodesFree", "5%"),
+    ("imagefs.available", "15%"),
+    ("imagefs.inodesFree", "5%"),
+];
+
+impl Settings {
+    pub fn new(node_name: impl Into<String>) -> Self {
+        let root_dir = PathBuf::from("/var/lib/kubelet");
+        Settings {
+            node_name: node_name.into(),
+            node_ips: Vec::new(),
+            cri_endpoint: PathBuf::from("/run/cox/cri.sock"),
+            cert_dir: root_dir.join("pki"),
+            root_dir,
+            pod_logs_dir: PathBuf::from("/var/log/pods"),
+            cluster_dns: Vec::new(),
+            cluster_domain: "cluster.local".into(),
+            resolv_conf: PathBuf::from("/etc/resolv.conf"),
+            address: IpAddr::from([0, 0, 0, 0]),
+            port: 10250,
+            client_ca_file: None,
+            tls_cert_file: None,
+            tls_private_key_file: None,
+            token_webhook: true,
+            anonymous_auth: false,
+            authorization_webhook: true,
+            register_node: true,
+            node_labels: BTreeMap::new(),
+            register_with_taints: Vec::new(),
+            max_pods: 110,
+            cgroups_per_qos: true,
+            cgroup_root: "/".into(),
+            pod_cidr: None,
+            static_pod_path: None,
+            allowed_unsafe_sysctls: Vec::new(),
+            serialize_image_pulls: true,
+            max_parallel_image_pulls: 5,
+            node_status_update_frequency: Duration::from_secs(10),
+            node_lease_duration: Duration::from_secs(40),
+            image_gc_high: 85,
+            image_gc_low: 80,
+            image_minimum_gc_age: Duration::from_secs(120),
+            container_log_max_size: 10 << 20,
+            container_log_max_files: 5,
+            eviction_hard: EVICTION_HARD.iter().map(|(signal, amount)| ((*signal).into(), (*amount).into())).collect(),
+            eviction_soft: BTreeMap::new(),
+            eviction_soft_grace_period: BTreeMap::new(),
+            eviction_minimum_reclaim: BTreeMap::new(),
+            eviction_max_pod_grace_period: 0,
+            eviction_pressure_transition_period: Duration::from_secs(300),
+            reserved: BTreeMap::new(),
+            provider_id: None,
+            server_tls_bootstrap: false,
+            rotate_certificates: true,
+            cpu_manager_policy: CpuManagerPolicy::None,
+            cpu_manager_reconcile_period: Duration::from_secs(10),
+            reserved_system_cpus: String::new(),
+        }
+    }
+}

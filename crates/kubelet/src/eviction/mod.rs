@@ -1,0 +1,227 @@
+//! Eviction: ends pods before the node runs out of memory, disk or processes, and pods that use more local storage
+//! than they may.
+//!
+//! Flow: every ten seconds, observations -> `thresholds` (pure) -> node conditions; when something runs short, images
+//! nobody uses and dead containers go first (disk), then one pod at a time, chosen by `rank` (pure). The node keeps
+//! showing pressure for a while after it ended, so that pods do not come back at once.
+
+mod rank;
+mod thresholds;
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::Settings;
+use crate::gc;
+use crate::kubelet::Kubelet;
+use crate::node::machine::meminfo_bytes;
+use crate::node::status::Pressure;
+use crate::state;
+use crate::status::Ended;
+use crate::usage::{self, PodUsage};
+use crate::worker::Workers;
+
+pub(crate) use rank::is_critical;
+use thresholds::{Observations, Observed, Signal, Threshold};
+
+const INTERVAL: Duration = Duration::from_secs(10);
+/// What a pod gets that is evicted at once.
+const IMMEDIATE_GRACE: i64 = 1;
+
+pub(crate) struct Eviction {
+    kubelet: Arc<Kubelet>,
+    workers: Arc<Workers>,
+    changed: Arc<Notify>,
+    thresholds: Vec<Threshold>,
+}
+
+/// What one look leaves for the next.
+#[derive(Default)]
+struct Memory {
+    /// Since when each threshold is met, by its place in the list.
+    since: HashMap<usize, Instant>,
+    /// When each kind of pressure was last seen: memory, disk, pids.
+    last: [Option<Instant>; 3],
+}
+
+impl Eviction {
+    pub(crate) fn new(kubelet: Arc<Kubelet>, workers: Arc<Workers>, changed: Arc<Notify>) -> anyhow::Result<Self> {
+        let thresholds = parse(&kubelet.settings)?;
+        Ok(Eviction { kubelet, workers, changed, thresholds })
+    }
+
+    pub(crate) async fn run(&self, stop: CancellationToken) {
+        let mut ticks = tokio::time::interval(INTERVAL);
+        let mut memory = Memory::default();
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                _ = ticks.tick() => {}
+            }
+            self.look(&mut memory).await;
+        }
+    }
+
+    async fn look(&self, memory: &mut Memory) {
+        let seen = self.observe().await;
+        let now = Instant::now();
+        let mut due: Vec<&Threshold> = Vec::new();
+        for (index, threshold) in self.thresholds.iter().enumerate() {
+            if !threshold.is_met(&seen, memory.since.contains_key(&index)) {
+                memory.since.remove(&index);
+                continue;
+            }
+            let since = *memory.since.entry(index).or_insert(now);
+            let shown = threshold.signal.pressure();
+            for (last, is_short) in memory.last.iter_mut().zip([shown.memory, shown.disk, shown.pids]) {
+                *last = if is_short { Some(now) } else { *last };
+            }
+            if threshold.grace.is_none_or(|grace| since.elapsed() >= grace) {
+                due.push(threshold);
+            }
+        }
+        self.show(memory);
+        if self.evict_over_limit().await {
+            return;
+        }
+        // Memory before all else: the order of signals is the order of urgency.
+        due.sort_by_key(|threshold| threshold.signal);
+        let Some(threshold) = due.first() else { return };
+        if threshold.signal.is_disk() {
+            gc::collect_all(&self.kubelet).await;
+            if !threshold.is_met(&self.observe().await, false) {
+                return;
+            }
+        }
+        self.evict_for(threshold, &seen).await;
+    }
+
+    /// Lets the node's conditions follow.
+    fn show(&self, memory: &Memory) {
+        let lingering = self.kubelet.settings.eviction_pressure_transition_period;
+        let [memory, disk, pids] = memory.last.map(|last| last.is_some_and(|last| last.elapsed() < lingering));
+        let shown = Pressure { memory, disk, pids };
+        let before = std::mem::replace(&mut *self.kubelet.pressure.lock(), shown);
+        if before != shown {
+            self.changed.notify_one();
+        }
+    }
+
+    async fn observe(&self) -> Observations {
+        let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let mut seen = Observations::from([(
+            Signal::MemoryAvailable,
+            Observed {
+                available: meminfo_bytes(&meminfo, "MemAvailable"),
+                capacity: meminfo_bytes(&meminfo, "MemTotal"),
+            },
+        )]);
+        seen.extend(processes());
+        seen.extend(disk(&self.kubelet.settings.root_dir, Signal::NodefsAvailable, Signal::NodefsInodesFree));
+        if let Ok(info) = self.kubelet.runtime.image_fs().await
+            && let Some(place) = info.image_filesystems.first().and_then(|fs| fs.fs_id.as_ref())
+        {
+            seen.extend(disk(Path::new(&place.mountpoint), Signal::ImagefsAvailable, Signal::ImagefsInodesFree));
+        }
+        seen
+    }
+
+    fn active_pods(&self) -> Vec<Arc<Pod>> {
+        let is_over = |pod: &Pod| {
+            let status = self.kubelet.status.latest(state::uid(pod)).or_else(|| pod.status.clone());
+            status.is_some_and(|status| matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")))
+        };
+        let pods = self.workers.pods().into_iter();
+        pods.filter(|pod| pod.metadata.deletion_timestamp.is_none() && !is_over(pod)).collect()
+    }
+
+    /// Ends pods that have passed their own limits on local storage; whether there was one.
+    async fn evict_over_limit(&self) -> bool {
+        let pods: Vec<Arc<Pod>> = self.active_pods().into_iter().filter(|pod| rank::has_limit(pod)).collect();
+        if pods.is_empty() {
+            return false;
+        }
+        let stats = self.kubelet.runtime.container_stats().await.unwrap_or_default();
+        let mut any = false;
+        for pod in pods {
+            let usage = usage::of_pod(&self.kubelet, &pod, &stats).await;
+            if let Some(message) = rank::passed_limit(&pod, &usage).filter(|_| !is_critical(&pod)) {
+                self.end(&pod, message, None, IMMEDIATE_GRACE);
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// Ends the pod that fits best.
+    async fn evict_for(&self, threshold: &Threshold, seen: &Observations) {
+        let stats = self.kubelet.runtime.container_stats().await.unwrap_or_default();
+        let mut pods: Vec<(Arc<Pod>, PodUsage)> = Vec::new();
+        for pod in self.active_pods() {
+            let usage = usage::of_pod(&self.kubelet, &pod, &stats).await;
+            pods.push((pod, usage));
+        }
+        let signal = threshold.signal;
+        let ranked = rank::rank(pods, signal);
+        let Some((pod, usage)) = ranked.first() else { return };
+        let observed = seen.get(&signal).copied().unwrap_or_default();
+        let message = rank::message(pod, usage, signal, threshold.quantity(observed.capacity), observed);
+        let grace = match threshold.grace {
+            None => IMMEDIATE_GRACE,
+            Some(_) => self.kubelet.settings.eviction_max_pod_grace_period,
+        };
+        self.end(pod, message, Some("TerminationByKubelet"), grace);
+    }
+
+    fn end(&self, pod: &Pod, message: String, disruption: Option<&'static str>, grace: i64) {
+        tracing::warn!(pod = state::full_name(pod), message, "evicting a pod");
+        self.kubelet.recorder.warning(&client::reference(pod), "Evicted", message.clone());
+        self.workers.end(state::uid(pod), Ended { reason: "Evicted".into(), message, disruption }, Some(grace));
+    }
+}
+
+pub(crate) fn parse(settings: &Settings) -> anyhow::Result<Vec<Threshold>> {
+    thresholds::parse(
+        &settings.eviction_hard,
+        &settings.eviction_soft,
+        &settings.eviction_soft_grace_period,
+        &settings.eviction_minimum_reclaim,
+    )
+}
+
+/// What hard thresholds keep free of memory or of the node's disk, in bytes: pods cannot be promised that.
+pub(crate) fn kept_free(settings: &Settings, resource: &str, capacity: u64) -> u64 {
+    let signal = if resource == "memory" { Signal::MemoryAvailable } else { Signal::NodefsAvailable };
+    let hard = parse(settings).unwrap_or_default();
+    let hard = hard.iter().filter(|threshold| threshold.signal == signal && threshold.grace.is_none());
+    hard.map(|threshold| threshold.quantity(capacity)).max().unwrap_or(0)
+}
+
+/// Processes the kernel has left to give.
+fn processes() -> Option<(Signal, Observed)> {
+    let number = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+    let capacity = number("/proc/sys/kernel/pid_max")?.min(number("/proc/sys/kernel/threads-max")?);
+    // `0.00 0.01 0.05 1/123 4567`: the number after the slash counts all threads.
+    let load = std::fs::read_to_string("/proc/loadavg").ok()?;
+    let running = load.split(' ').nth(3)?.split_once('/')?.1.parse::<u64>().ok()?;
+    Some((Signal::PidAvailable, Observed { available: capacity.saturating_sub(running), capacity }))
+}
+
+fn disk(path: &Path, space: Signal, inodes: Signal) -> Vec<(Signal, Observed)> {
+    let Ok(stat) = nix::sys::statvfs::statvfs(path) else { return Vec::new() };
+    let block = stat.fragment_size();
+    let mut seen =
+        vec![(space, Observed { available: stat.blocks_available() * block, capacity: stat.blocks() * block })];
+    // Some file systems have no fixed number of inodes and say zero.
+    if stat.files() > 0 {
+        seen.push((inodes, Observed { available: stat.files_available(), capacity: stat.files() }));
+    }
+    seen
+}

@@ -1,0 +1,171 @@
+//! What may run short, and from when on it counts as short. Pure.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use api::quantity::Quantity;
+
+use crate::node::status::Pressure;
+
+/// Something of the node that can run short.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Signal {
+    /// First: a node without memory does nothing else well.
+    MemoryAvailable,
+    NodefsAvailable,
+    NodefsInodesFree,
+    ImagefsAvailable,
+    ImagefsInodesFree,
+    PidAvailable,
+}
+
+/// Name, and the resource that pods use of it.
+const SIGNALS: &[(Signal, &str, &str)] = &[
+    (Signal::MemoryAvailable, "memory.available", "memory"),
+    (Signal::NodefsAvailable, "nodefs.available", "ephemeral-storage"),
+    (Signal::NodefsInodesFree, "nodefs.inodesFree", "inodes"),
+    (Signal::ImagefsAvailable, "imagefs.available", "ephemeral-storage"),
+    (Signal::ImagefsInodesFree, "imagefs.inodesFree", "inodes"),
+    (Signal::PidAvailable, "pid.available", "pids"),
+];
+
+impl Signal {
+    pub(crate) fn resource(self) -> &'static str {
+        SIGNALS.iter().find(|(signal, _, _)| *signal == self).map_or("", |(_, _, resource)| resource)
+    }
+
+    pub(crate) fn is_disk(self) -> bool {
+        !matches!(self, Signal::MemoryAvailable | Signal::PidAvailable)
+    }
+
+    /// The node condition it shows as.
+    pub(crate) fn pressure(self) -> Pressure {
+        Pressure { memory: self == Signal::MemoryAvailable, disk: self.is_disk(), pids: self == Signal::PidAvailable }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Amount {
+    Absolute(Quantity),
+    Percent(f64),
+}
+
+impl Amount {
+    fn parse(text: &str) -> anyhow::Result<Self> {
+        match text.strip_suffix('%') {
+            Some(number) => Ok(Amount::Percent(number.parse().with_context(|| format!("{text:?} is no percentage"))?)),
+            None => text.parse().map(Amount::Absolute).map_err(|error| anyhow::anyhow!("{text:?}: {error}")),
+        }
+    }
+
+    fn of(&self, capacity: u64) -> u64 {
+        match self {
+            Amount::Absolute(quantity) => quantity.value().max(0) as u64,
+            Amount::Percent(percent) => (capacity as f64 * percent / 100.0) as u64,
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Threshold {
+    pub(crate) signal: Signal,
+    amount: Amount,
+    /// How long it must hold; none for hard thresholds, which act at once.
+    pub(crate) grace: Option<Duration>,
+    /// Once acted upon, this much more must be free.
+    reclaim: Option<Amount>,
+}
+
+/// What is there and what is left, per signal.
+pub(crate) type Observations = BTreeMap<Signal, Observed>;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Observed {
+    pub(crate) available: u64,
+    pub(crate) capacity: u64,
+}
+
+impl Threshold {
+    /// Whether less than the threshold is left; with `reclaiming`, less than threshold and minimum reclaim together.
+    pub(crate) fn is_met(&self, observations: &Observations, reclaiming: bool) -> bool {
+        let Some(seen) = observations.get(&self.signal) else { return false };
+        let extra = self.reclaim.as_ref().filter(|_| reclaiming).map_or(0, |amount| amount.of(seen.capacity));
+        seen.available < self.quantity(seen.capacity) + extra
+    }
+
+    /// The threshold as a number.
+    pub(crate) fn quantity(&self, capacity: u64) -> u64 {
+        self.amount.of(capacity)
+    }
+}
+
+/// Reads the maps of a configuration file, hard ones first.
+pub(crate) fn parse(
+    hard: &BTreeMap<String, String>,
+    soft: &BTreeMap<String, String>,
+    grace: &BTreeMap<String, Duration>,
+    reclaim: &BTreeMap<String, String>,
+) -> anyhow::Result<Vec<Threshold>> {
+    let mut thresholds = Vec::new();
+    for (is_soft, map) in [(false, hard), (true, soft)] {
+        for (name, amount) in map {
+            let Some((signal, _, _)) = SIGNALS.iter().find(|(_, known, _)| known == name) else {
+                bail!("eviction signal {name:?} is not known");
+            };
+            let grace = match is_soft {
+                false => None,
+                true => Some(*grace.get(name).with_context(|| {
+                    format!("grace period must be specified for the soft eviction threshold {name}")
+                })?),
+            };
+            let reclaim = reclaim.get(name).map(|text| Amount::parse(text)).transpose()?;
+            thresholds.push(Threshold { signal: *signal, amount: Amount::parse(amount)?, grace, reclaim });
+        }
+    }
+    Ok(thresholds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(entries: &[(&str, &str)]) -> BTreeMap<String, String> {
+        entries.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect()
+    }
+
+    #[test]
+    fn amounts_are_absolute_or_shares() {
+        let hard = map(&[("memory.available", "100Mi"), ("nodefs.available", "10%")]);
+        let reclaim = map(&[("nodefs.available", "5%")]);
+        let thresholds = parse(&hard, &BTreeMap::new(), &BTreeMap::new(), &reclaim).unwrap();
+        let seen = |memory, disk| {
+            Observations::from([
+                (Signal::MemoryAvailable, Observed { available: memory, capacity: 1 << 30 }),
+                (Signal::NodefsAvailable, Observed { available: disk, capacity: 1000 }),
+            ])
+        };
+        for (observations, reclaiming, expected) in [
+            (seen(1 << 29, 500), false, [false, false]),
+            (seen(99 << 20, 500), false, [true, false]),
+            (seen(1 << 29, 99), false, [false, true]),
+            (seen(1 << 29, 120), false, [false, false]),
+            (seen(1 << 29, 120), true, [false, true]),
+            (Observations::new(), false, [false, false]),
+        ] {
+            let met: Vec<bool> = thresholds.iter().map(|t| t.is_met(&observations, reclaiming)).collect();
+            assert_eq!(met, expected, "{observations:?}");
+        }
+    }
+
+    #[test]
+    fn soft_thresholds_need_a_grace_period() {
+        let soft = map(&[("memory.available", "1Gi")]);
+        let none = BTreeMap::new();
+        assert!(parse(&none, &soft, &BTreeMap::new(), &none).is_err());
+        let grace = BTreeMap::from([("memory.available".to_string(), Duration::from_secs(90))]);
+        let parsed = parse(&none, &soft, &grace, &none).unwrap();
+        assert_eq!(parsed[0].grace, Some(Duration::from_secs(90)));
+        assert!(parse(&map(&[("nonsense", "1")]), &none, &BTreeMap::new(), &none).is_err());
+    }
+}

@@ -1,0 +1,295 @@
+//! Getting images: pull policy, credentials from pull secrets, back-off after failures.
+//!
+//! An image that was pulled with a pod's secret is not there for others (`pulled`): they pull again with their own.
+
+mod credentials;
+mod pulled;
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use client::EventRecorder;
+use cri::v1;
+use k8s_openapi::api::core::v1::{ObjectReference, Secret};
+use parking_lot::Mutex;
+use sha2::{Digest, Sha256};
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+use crate::backoff::Backoff;
+use crate::runtime::{CallError, Runtime};
+use crate::status::Waiting;
+use credentials::{Credential, Source};
+use pulled::Pulled;
+
+pub(crate) struct Images {
+    runtime: Runtime,
+    backoff: Backoff,
+    /// Why the last pull failed, by the same keys: told again while backing off.
+    failures: Mutex<HashMap<String, String>>,
+    recorder: EventRecorder,
+    pulled: Pulled,
+    /// One at a time unless configured otherwise, so that pulls do not starve each other.
+    permits: Arc<Semaphore>,
+}
+
+impl Images {
+    pub(crate) fn new(runtime: Runtime, recorder: EventRecorder, parallel: usize, root: &Path) -> Self {
+        Images {
+            runtime,
+            recorder,
+            backoff: Backoff::new(Duration::from_secs(10), Duration::from_secs(300)),
+            failures: Mutex::default(),
+            pulled: Pulled::new(root),
+            permits: Arc::new(Semaphore::new(parallel.max(1))),
+        }
+    }
+
+    /// Makes the image present as the policy asks. Returns what the runtime calls it.
+    pub(crate) async fn ensure(
+        &self,
+        pod_uid: &str,
+        reference: &ObjectReference,
+        image: &str,
+        policy: Option<&str>,
+        secrets: &[Arc<Secret>],
+        sandbox_config: Option<v1::PodSandboxConfig>,
+    ) -> Result<String, Waiting> {
+        let result = self.ensure_as(pod_uid, reference, image, policy, secrets, sandbox_config).await;
+        if let Err(waiting) = &result {
+            self.recorder.warning(reference, "Failed", format!("Error: {}", waiting.reason));
+        }
+        result
+    }
+
+    async fn ensure_as(
+        &self,
+        pod_uid: &str,
+        reference: &ObjectReference,
+        image: &str,
+        policy: Option<&str>,
+        secrets: &[Arc<Secret>],
+        sandbox_config: Option<v1::PodSandboxConfig>,
+    ) -> Result<String, Waiting> {
+        let name = with_default_tag(image).map_err(|why| {
+            let message =
+                format!("Failed to apply default image tag \"{image}\": couldn't parse image name \"{image}\": {why}");
+            self.recorder.warning(reference, "InspectFailed", message.clone());
+            Waiting { reason: "InvalidImageName", message }
+        })?;
+        let policy = policy.unwrap_or_else(|| default_policy(&name));
+        let credentials = credentials::matching(&name, secrets);
+        if policy != "Always" {
+            let present = self.runtime.image_status(&name).await.map_err(|error| {
+                let message = format!("Failed to inspect image \"\": {error}");
+                self.recorder.warning(reference, "InspectFailed", message.clone());
+                Waiting { reason: "ImageInspectError", message }
+            })?;
+            if let Some(present) = present.filter(|present| self.pulled.may_use(&name, &present.id, &credentials)) {
+                let message =
+                    format!("Container image \"{image}\" already present on machine and can be accessed by the pod");
+                self.recorder.normal(reference, "Pulled", message);
+                return Ok(present.id);
+            }
+            if policy == "Never" {
+                let message = format!("Container image \"{image}\" is not present with pull policy of Never");
+                self.recorder.warning(reference, "ErrImageNeverPull", message.clone());
+                return Err(Waiting { reason: "ErrImageNeverPull", message });
+            }
+        }
+        let key = format!("{pod_uid}_{image}");
+        if self.backoff.remaining_since_update(&key).is_some() {
+            let mut message = format!("Back-off pulling image \"{image}\"");
+            self.recorder.normal(reference, "BackOff", message.clone());
+            if let Some(failure) = self.failures.lock().get(&key) {
+                message = format!("{message}: {failure}");
+            }
+            return Err(Waiting { reason: "ImagePullBackOff", message });
+        }
+        self.failures.lock().remove(&key);
+        self.recorder.normal(reference, "Pulling", format!("Pulling image \"{image}\""));
+        let asked = Instant::now();
+        // The semaphore is never closed, so this only waits.
+        let _permit = self.permits.acquire().await;
+        let started = Instant::now();
+        self.pulled.begin(&name);
+        let outcome = self.pull(&name, credentials, sandbox_config).await;
+        let used = outcome.as_ref().ok().map(|(id, source)| (id.as_str(), source.as_ref()));
+        self.pulled.end(&name, used);
+        match outcome {
+            Ok((id, _)) => {
+                let size = self.runtime.image_status(&name).await.ok().flatten().map_or(0, |image| image.size);
+                self.recorder.normal(
+                    reference,
+                    "Pulled",
+                    format!(
+                        "Successfully pulled image \"{image}\" in {} ({} including waiting). Image size: {size} bytes.",
+                        go_duration(started.elapsed()),
+                        go_duration(asked.elapsed()),
+                    ),
+                );
+                self.backoff.forget(&key);
+                Ok(id)
+            }
+            Err(error) => {
+                self.recorder.warning(reference, "Failed", format!("Failed to pull image \"{image}\": {error}"));
+                self.backoff.next(&key);
+                let waiting = failed_pull(image, &error);
+                self.failures.lock().insert(key, format!("{}: {}", waiting.reason, waiting.message));
+                Err(waiting)
+            }
+        }
+    }
+
+    /// Until when the pull of an image is held back.
+    pub(crate) fn retry_in(&self, pod_uid: &str, image: &str) -> Option<Duration> {
+        self.backoff.remaining_since_update(&format!("{pod_uid}_{image}"))
+    }
+
+    pub(crate) fn forget(&self, pod_uid: &str) {
+        let prefix = format!("{pod_uid}_");
+        self.backoff.forget_prefix(&prefix);
+        self.failures.lock().retain(|key, _| !key.starts_with(&prefix));
+    }
+
+    /// The runtime has removed an image: who may use it is moot.
+    pub(crate) fn removed(&self, id: &str) {
+        self.pulled.removed(id);
+    }
+
+    /// Tries every credential that fits the registry; without any, as nobody. Returns the one that opened.
+    async fn pull(
+        &self,
+        name: &str,
+        credentials: Vec<Credential>,
+        sandbox_config: Option<v1::PodSandboxConfig>,
+    ) -> Result<(String, Option<Source>), CallError> {
+        let mut last = None;
+        for credential in credentials {
+            match self.runtime.pull_image(name, Some(credential.auth), sandbox_config.clone()).await {
+                Ok(id) => return Ok((id, Some(credential.source))),
+                Err(error) => last = Some(error),
+            }
+        }
+        match last {
+            Some(error) => Err(error),
+            None => Ok((self.runtime.pull_image(name, None, sandbox_config).await?, None)),
+        }
+    }
+}
+
+/// How a failed pull is told; runtimes name two failures by the start of their message.
+fn failed_pull(image: &str, error: &CallError) -> Waiting {
+    let told = error.0.message();
+    for (reason, what) in [
+        ("RegistryUnavailable", "the registry is unavailable"),
+        ("SignatureValidationFailed", "the signature validation failed"),
+    ] {
+        if let Some(rest) = told.strip_prefix(reason) {
+            return Waiting { reason, message: format!("image pull failed for {image} because {what}{rest}") };
+        }
+    }
+    Waiting { reason: "ErrImagePull", message: error.to_string() }
+}
+
+/// SHA-256 in hexadecimal digits.
+fn hash(text: &str) -> String {
+    Sha256::digest(text.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// `IfNotPresent`, but `Always` for what may move: no tag or `latest`. The API server has defaulted
+/// this; static pods come without.
+fn default_policy(name: &str) -> &'static str {
+    if name.ends_with(":latest") { "Always" } else { "IfNotPresent" }
+}
+
+/// Go's way to print a duration, as events show it.
+fn go_duration(duration: Duration) -> String {
+    if duration < Duration::from_secs(1) {
+        return format!("{}ms", duration.as_millis());
+    }
+    let seconds = duration.as_secs();
+    let millis = duration.subsec_millis();
+    if seconds < 60 {
+        return format!("{seconds}.{millis:03}s");
+    }
+    format!("{}m{}.{millis:03}s", seconds / 60, seconds % 60)
+}
+
+/// Adds `:latest` where neither tag nor digest is given. Refuses what is no image name.
+pub(crate) fn with_default_tag(image: &str) -> Result<String, &'static str> {
+    let (rest, has_digest) = match image.split_once('@') {
+        Some((rest, digest)) => {
+            if !digest.contains(':') {
+                return Err("invalid reference format");
+            }
+            (rest, true)
+        }
+        None => (image, false),
+    };
+    let last = rest.rsplit('/').next().unwrap_or_default();
+    let tag = last.split_once(':').map(|(_, tag)| tag);
+    let path = match tag {
+        Some(tag) => &rest[..rest.len() - tag.len() - 1],
+        None => rest,
+    };
+    let (host, path) = match path.split_once('/') {
+        Some((host, path)) if host.contains('.') || host.contains(':') || host == "localhost" => (Some(host), path),
+        _ => (None, path),
+    };
+    if path.is_empty() || host == Some("") {
+        return Err("invalid reference format");
+    }
+    if path.chars().any(|c| c.is_ascii_uppercase()) {
+        return Err("invalid reference format: repository name (library) must be lowercase");
+    }
+    let is_name = |part: &str| {
+        !part.is_empty()
+            && part.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-'))
+            && part.starts_with(|c: char| c.is_ascii_alphanumeric())
+            && part.ends_with(|c: char| c.is_ascii_alphanumeric())
+    };
+    if !path.split('/').all(is_name) {
+        return Err("invalid reference format");
+    }
+    if tag.is_some_and(|tag| {
+        tag.is_empty()
+            || tag.len() > 128
+            || !tag.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-'))
+    }) {
+        return Err("invalid reference format");
+    }
+    if tag.is_some() || has_digest { Ok(image.to_string()) } else { Ok(format!("{image}:latest")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tags() {
+        for (image, expected) in [
+            ("nginx", Some("nginx:latest")),
+            ("nginx:1.27", Some("nginx:1.27")),
+            ("localhost:5000/nginx", Some("localhost:5000/nginx:latest")),
+            ("localhost:5000/a/b:x", Some("localhost:5000/a/b:x")),
+            ("nginx@sha256:abcd", Some("nginx@sha256:abcd")),
+            ("Nginx", None),
+            ("", None),
+            ("nginx:", None),
+            ("a//b", None),
+            ("invalid..Image!", None),
+        ] {
+            assert_eq!(with_default_tag(image).ok().as_deref(), expected, "{image}");
+        }
+    }
+
+    #[test]
+    fn durations_look_like_go() {
+        for (millis, expected) in [(5, "5ms"), (1234, "1.234s"), (61_500, "1m1.500s")] {
+            assert_eq!(go_duration(Duration::from_millis(millis)), expected);
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! `/stats/summary`: what the node, its pods and their containers use, in the shape of stats/v1alpha1.
+
+use std::collections::HashMap;
+
+use client::Body;
+use cri::v1;
+use http::{Response, StatusCode};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::{Value, json};
+
+use super::{Server, json as answer, text};
+use crate::node::machine::{disk, meminfo_bytes};
+use crate::state::{self, label};
+use crate::usage::{self, Space};
+
+pub(super) fn number(value: &Option<v1::UInt64Value>) -> u64 {
+    value.as_ref().map_or(0, |value| value.value)
+}
+
+fn now() -> String {
+    Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default().to_string()
+}
+
+/// Seconds of cpu the whole machine has used, in nanoseconds.
+pub(super) fn node_cpu_nanos() -> u64 {
+    let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+    let ticks: u64 = stat
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .split_whitespace()
+        .skip(1)
+        .enumerate()
+        // idle and iowait are not use; guest time is in user time already.
+        .filter(|(index, _)| !matches!(index, 3 | 4 | 8 | 9))
+        .filter_map(|(_, value)| value.parse::<u64>().ok())
+        .sum();
+    ticks * 10_000_000
+}
+
+/// Memory of the node: all of it, and what could be had.
+pub(super) fn node_memory() -> (u64, u64) {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    (meminfo_bytes(&meminfo, "MemTotal"), meminfo_bytes(&meminfo, "MemAvailable"))
+}
+
+pub(super) fn cpu_of(stat: &v1::ContainerStats) -> (u64, u64) {
+    stat.cpu.as_ref().map_or((0, 0), |cpu| (number(&cpu.usage_core_nano_seconds), number(&cpu.usage_nano_cores)))
+}
+
+/// Working set, usage, resident.
+pub(super) fn memory_of(stat: &v1::ContainerStats) -> (u64, u64, u64) {
+    stat.memory.as_ref().map_or((0, 0, 0), |memory| {
+        (number(&memory.working_set_bytes), number(&memory.usage_bytes), number(&memory.rss_bytes))
+    })
+}
+
+fn cpu_json((nanos, nano_cores): (u64, u64)) -> Value {
+    json!({"time": now(), "usageCoreNanoSeconds": nanos, "usageNanoCores": nano_cores})
+}
+
+fn memory_json((working, usage, rss): (u64, u64, u64), stat: Option<&v1::MemoryUsage>) -> Value {
+    let mut value = json!({"time": now(), "workingSetBytes": working, "usageBytes": usage, "rssBytes": rss});
+    for (field, amount) in [
+        ("availableBytes", stat.and_then(|memory| memory.available_bytes)),
+        ("pageFaults", stat.and_then(|memory| memory.page_faults)),
+        ("majorPageFaults", stat.and_then(|memory| memory.major_page_faults)),
+    ] {
+        if let Some(amount) = amount {
+            value[field] = json!(amount.value);
+        }
+    }
+    value
+}
+
+/// A file system and the part of it that is used by something.
+fn fs_json(path: &std::path::Path, used: Space) -> Value {
+    let (capacity, available) = disk(path).unwrap_or_default();
+    let stat = nix::sys::statvfs::statvfs(path).ok();
+    let (inodes, free) = stat.map_or((0, 0), |stat| (stat.files(), stat.files_available()));
+    json!({
+        "time": now(), "capacityBytes": capacity, "availableBytes": available, "usedBytes": used.bytes,
+        "inodes": inodes, "inodesFree": free, "inodesUsed": used.inodes,
+    })
+}
+
+fn network_json(network: &v1::NetworkUsage) -> Value {
+    let interface = |of: &v1::NetworkInterfaceUsage| {
+        json!({
+            "name": of.name, "rxBytes": number(&of.rx_bytes), "rxErrors": number(&of.rx_errors),
+            "txBytes": number(&of.tx_bytes), "txErrors": number(&of.tx_errors),
+        })
+    };
+    let mut value = network.default_interface.as_ref().map_or_else(|| json!({}), interface);
+    value["time"] = json!(now());
+    let all = network.default_interface.iter().chain(&network.interfaces);
+    value["interfaces"] = all.map(interface).collect();
+    value
+}
+
+pub(super) async fn serve(server: &Server) -> Response<Body> {
+    let kubelet = &server.kubelet;
+    let stats = match kubelet.runtime.container_stats().await {
+        Ok(stats) => stats,
+        Err(error) => return text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+    };
+    // Older runtimes do not count per sandbox.
+    let sandboxes: HashMap<String, v1::LinuxPodSandboxStats> = kubelet
+        .runtime
+        .sandbox_stats()
+        .await
+        .unwrap_or_default()
+        .into_iter()
+        .filter_map(|stat| Some((stat.attributes?.metadata?.uid, stat.linux?)))
+        .collect();
+    let mut pods = Vec::new();
+    for pod in server.workers.pods() {
+        let sandbox = sandboxes.get(state::uid(&pod));
+        if let Some(value) = pod_json(server, &pod, &stats, sandbox).await {
+            pods.push(value);
+        }
+    }
+    let root = &kubelet.settings.root_dir;
+    let (total, available) = node_memory();
+    let used = |path: &std::path::Path| {
+        let (capacity, free) = disk(path).unwrap_or_default();
+        let stat = nix::sys::statvfs::statvfs(path).ok();
+        Space { bytes: capacity - free, inodes: stat.map_or(0, |stat| stat.files() - stat.files_available()) }
+    };
+    let mut node = json!({
+        "nodeName": kubelet.settings.node_name,
+        "startTime": server.started.to_string(),
+        "cpu": cpu_json((node_cpu_nanos(), 0)),
+        "memory": {
+            "time": now(), "availableBytes": available, "usageBytes": total - available,
+            "workingSetBytes": total - available,
+        },
+        "fs": fs_json(root, used(root)),
+    });
+    if let Ok(info) = kubelet.runtime.image_fs().await {
+        let fs = |list: &[v1::FilesystemUsage]| {
+            let place = list.first()?.fs_id.as_ref()?.mountpoint.clone();
+            let bytes = list.iter().map(|fs| number(&fs.used_bytes)).sum();
+            let inodes = list.iter().map(|fs| number(&fs.inodes_used)).sum();
+            Some(fs_json(std::path::Path::new(&place), Space { bytes, inodes }))
+        };
+        let images = fs(&info.image_filesystems);
+        let containers = fs(&info.container_filesystems).or_else(|| images.clone());
+        node["runtime"] = json!({"imageFs": images, "containerFs": containers});
+    }
+    answer(StatusCode::OK, &json!({"node": node, "pods": pods}))
+}
+
+/// None for a pod of which nothing runs.
+async fn pod_json(
+    server: &Server,
+    pod: &Pod,
+    stats: &[v1::ContainerStats],
+    sandbox: Option<&v1::LinuxPodSandboxStats>,
+) -> Option<Value> {
+    let kubelet = &server.kubelet;
+    let own: Vec<&v1::ContainerStats> = stats
+        .iter()
+        .filter(|stat| {
+            let labels = stat.attributes.as_ref().map(|attributes| &attributes.labels);
+            labels.and_then(|labels| labels.get(label::POD_UID)).map(String::as_str) == Some(state::uid(pod))
+        })
+        .filter(|stat| stat.cpu.is_some())
+        .collect();
+    if own.is_empty() {
+        return None;
+    }
+    let usage = usage::of_pod(kubelet, pod, stats).await;
+    let status = kubelet.status.latest(state::uid(pod)).or_else(|| pod.status.clone()).unwrap_or_default();
+    let started = |name: &str| {
+        let all = status.container_statuses.iter().flatten().chain(status.init_container_statuses.iter().flatten());
+        let mut named = all.filter(|status| status.name == name);
+        named.find_map(|status| status.state.as_ref()?.running.as_ref()?.started_at.clone())
+    };
+    let root = &kubelet.settings.root_dir;
+    let (mut cpu, mut memory) = ((0, 0), (0, 0, 0));
+    let containers: Vec<Value> = own
+        .iter()
+        .map(|stat| {
+            let name = stat.attributes.as_ref().and_then(|attributes| attributes.labels.get(label::CONTAINER_NAME));
+            let name = name.map(String::as_str).unwrap_or_default();
+            let (c, m) = (cpu_of(stat), memory_of(stat));
+            cpu = (cpu.0 + c.0, cpu.1 + c.1);
+            memory = (memory.0 + m.0, memory.1 + m.1, memory.2 + m.2);
+            let used = usage.containers.iter().find(|used| used.name == name).cloned().unwrap_or_default();
+            json!({
+                "name": name, "startTime": started(name), "cpu": cpu_json(c), "memory": memory_json(m, stat.memory.as_ref()),
+                "rootfs": fs_json(root, used.root), "logs": fs_json(&kubelet.settings.pod_logs_dir, used.logs),
+            })
+        })
+        .collect();
+    // The pod's own cgroup counts what belongs to no container, too.
+    if let Some(of_pod) = sandbox.and_then(|sandbox| sandbox.cpu.as_ref()) {
+        cpu = (number(&of_pod.usage_core_nano_seconds), number(&of_pod.usage_nano_cores));
+    }
+    if let Some(of_pod) = sandbox.and_then(|sandbox| sandbox.memory.as_ref()) {
+        memory = (number(&of_pod.working_set_bytes), number(&of_pod.usage_bytes), number(&of_pod.rss_bytes));
+    }
+    let volumes: Vec<Value> = usage
+        .volumes
+        .iter()
+        .map(|volume| {
+            json!({
+                "time": now(), "name": volume.name, "capacityBytes": volume.capacity,
+                "availableBytes": volume.available, "usedBytes": volume.used.bytes, "inodesUsed": volume.used.inodes,
+            })
+        })
+        .collect();
+    let mut value = json!({
+        "podRef": {"name": state::name(pod), "namespace": state::namespace(pod), "uid": state::uid(pod)},
+        "startTime": status.start_time,
+        "cpu": cpu_json(cpu), "memory": memory_json(memory, sandbox.and_then(|sandbox| sandbox.memory.as_ref())),
+        "containers": containers, "volume": volumes, "ephemeral-storage": fs_json(root, usage.ephemeral()),
+    });
+    if let Some(network) = sandbox.and_then(|sandbox| sandbox.network.as_ref()) {
+        value["network"] = network_json(network);
+    }
+    if let Some(processes) = sandbox.and_then(|sandbox| sandbox.process.as_ref()) {
+        value["process_stats"] = json!({"process_count": number(&processes.process_count)});
+    }
+    Some(value)
+}

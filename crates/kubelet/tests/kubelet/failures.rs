@@ -1,0 +1,42 @@
+//! What cannot be run: how it is told, and that it is tried again.
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use serde_json::json;
+
+use crate::node::{Node, is_ready, phase, waiting_reason};
+
+pub(crate) async fn missing_things_are_told_and_waited_for(node: &mut Node) {
+    node.create("no-image", json!({"containers": [{"name": "c", "image": "localhost:1/none:1", "command": ["true"]}]}))
+        .await;
+    node.create("bad-image", json!({"containers": [{"name": "c", "image": "Bad Image!", "command": ["true"]}]})).await;
+    node.create(
+        "never",
+        json!({"containers": [{"name": "c", "image": "localhost/none:1", "imagePullPolicy": "Never"}]}),
+    )
+    .await;
+    node.create("no-map", json!({"containers": [{"name": "c", "command": ["sleep", "1000"], "env": [{"name": "X", "valueFrom": {"configMapKeyRef": {"name": "late", "key": "k"}}}]}]})).await;
+    node.create(
+        "no-volume",
+        json!({"containers": [{"name": "c", "command": ["sleep", "1000"], "volumeMounts": [{"name": "v", "mountPath": "/v"}]}], "volumes": [{"name": "v", "configMap": {"name": "late"}}]}),
+    )
+    .await;
+    node.create("escape", json!({"containers": [{"name": "c", "command": ["true"], "volumeMounts": [{"name": "v", "mountPath": "/v", "subPathExpr": "$(UP)"}], "env": [{"name": "UP", "value": "../.."}]}], "volumes": [{"name": "v", "emptyDir": {}}]})).await;
+    node.create("forbidden", json!({"securityContext": {"sysctls": [{"name": "kernel.msgmax", "value": "1"}]}, "containers": [{"name": "c"}]})).await;
+    for (name, reason) in [
+        ("no-image", "ImagePullBackOff"),
+        ("bad-image", "InvalidImageName"),
+        ("never", "ErrImageNeverPull"),
+        ("no-map", "CreateContainerConfigError"),
+        ("no-volume", "ContainerCreating"),
+        ("escape", "CreateContainerConfigError"),
+    ] {
+        let pod = node.wait(name, reason, |pod| waiting_reason(pod).as_deref() == Some(reason)).await;
+        assert_eq!(phase(&pod), "Pending", "{name}");
+    }
+    let forbidden = node.wait("forbidden", "failed", |pod| phase(pod) == "Failed").await;
+    assert_eq!(forbidden.status.unwrap().reason.as_deref(), Some("SysctlForbidden"));
+    let late: ConfigMap = serde_json::from_value(json!({"metadata": {"name": "late"}, "data": {"k": "v"}})).unwrap();
+    node.api.client().namespaced::<ConfigMap>("default").create(&late).await.unwrap();
+    node.wait("no-map", "ready", is_ready).await;
+    node.wait("no-volume", "ready", is_ready).await;
+}

@@ -1,0 +1,44 @@
+//! The kubelet's own API.
+
+use serde_json::json;
+
+use crate::node::{Node, is_ready, shell};
+
+pub(crate) async fn server_answers_logs_exec_and_stats(node: &mut Node) {
+    node.create(
+        "talks",
+        json!({"containers": [{"name": "c", "command": shell("echo one; echo two; exec sleep 1000")}]}),
+    )
+    .await;
+    let pod = node.wait("talks", "ready", is_ready).await;
+    node.wait_log(&pod, "c", |log| log.lines().count() == 2).await;
+    let port = node.port().await;
+    for (path, expected) in [
+        ("containerLogs/default/talks/c", "one\ntwo\n"),
+        ("containerLogs/default/talks/c?tailLines=1", "two\n"),
+        ("containerLogs/default/talks/c?limitBytes=3", "one"),
+        ("healthz", "ok"),
+    ] {
+        assert_eq!(get(port, path).await, expected, "{path}");
+    }
+    assert!(
+        get(port, "containerLogs/default/talks/c?previous=true")
+            .await
+            .contains("previous terminated container \"c\" in pod \"talks\" not found")
+    );
+    assert!(get(port, "pods").await.contains("\"talks\""));
+    assert!(get(port, "stats/summary").await.contains("\"podRef\""));
+    assert!(get(port, "metrics/resource").await.contains("container_memory_working_set_bytes{container=\"c\""));
+    let run = curl(&["-X", "POST", &format!("https://127.0.0.1:{port}/run/default/talks/c?cmd=echo%20hi")]).await;
+    assert_eq!(run, "hi\n");
+}
+
+async fn get(port: u16, path: &str) -> String {
+    curl(&[&format!("https://127.0.0.1:{port}/{path}")]).await
+}
+
+async fn curl(arguments: &[&str]) -> String {
+    let output =
+        tokio::process::Command::new("curl").args(["-sk", "--max-time", "20"]).args(arguments).output().await.unwrap();
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}

@@ -1,0 +1,204 @@
+//! Volumes and environments: what containers see of the API.
+
+use client::Patch;
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolume, PersistentVolumeClaim, Pod, Secret};
+use serde_json::json;
+
+use crate::node::{Node, is_ready, phase, shell, waiting_message, waiting_reason};
+
+pub(crate) async fn volumes_show_objects_and_follow_them(node: &mut Node) {
+    let client = node.api.client();
+    let map = |text: &str| -> ConfigMap {
+        serde_json::from_value(json!({"metadata": {"name": "map"}, "data": {"key": text, "other": "x"}})).unwrap()
+    };
+    client.namespaced::<ConfigMap>("default").create(&map("one")).await.unwrap();
+    let secret: Secret =
+        serde_json::from_value(json!({"metadata": {"name": "secret"}, "data": {"word": "aGlkZGVu"}})).unwrap();
+    client.namespaced::<Secret>("default").create(&secret).await.unwrap();
+    let script = "stat -Lc %a /map/key /secret/word; stat -Lc %g /map/key; cat /map/key /secret/word /all/name /env-dir/sub; echo; grep -c . /all/token /var/run/secrets/kubernetes.io/serviceaccount/token; \
+        stat -c %a /empty; mount | grep -c 'memory type tmpfs'; echo $FROM_MAP $FROM_SECRET $EXPANDED $FROM_IMAGE; id -G; \
+        until grep -q two /map/key; do sleep 0.1; done; echo updated; sleep 1000";
+    node.create(
+        "volumes",
+        json!({
+            "securityContext": {"fsGroup": 1001},
+            "containers": [{
+                "name": "c",
+                "command": shell(script),
+                "env": [
+                    {"name": "FROM_MAP", "valueFrom": {"configMapKeyRef": {"name": "map", "key": "key"}}},
+                    {"name": "FROM_SECRET", "valueFrom": {"secretKeyRef": {"name": "secret", "key": "word"}}},
+                    {"name": "EXPANDED", "value": "$(FROM_MAP)-$$(X)"},
+                    {"name": "NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+                ],
+                "volumeMounts": [
+                    {"name": "map", "mountPath": "/map"},
+                    {"name": "secret", "mountPath": "/secret"},
+                    {"name": "all", "mountPath": "/all"},
+                    {"name": "empty", "mountPath": "/empty"},
+                    {"name": "memory", "mountPath": "/memory"},
+                    {"name": "map", "mountPath": "/env-dir/sub", "subPath": "other"},
+                    {"name": "empty", "mountPath": "/expr", "subPathExpr": "$(NAME)/deep"},
+                ],
+            }],
+            "volumes": [
+                {"name": "map", "configMap": {"name": "map", "defaultMode": 256}},
+                {"name": "secret", "secret": {"secretName": "secret"}},
+                {"name": "empty", "emptyDir": {}},
+                {"name": "memory", "emptyDir": {"medium": "Memory"}},
+                {"name": "all", "projected": {"sources": [
+                    {"downwardAPI": {"items": [{"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}]}},
+                    {"serviceAccountToken": {"path": "token"}},
+                ]}},
+            ],
+        }),
+    )
+    .await;
+    let pod = node.wait("volumes", "ready", is_ready).await;
+    let expected = "440\n644\n1001\nonehiddenvolumesx\n/all/token:1\n/var/run/secrets/kubernetes.io/serviceaccount/token:1\n2777\n1\none hidden one-$(X) yes\n0 1001\n";
+    let log = node.wait_log(&pod, "c", |log| log.lines().count() >= 10).await;
+    assert_eq!(log, expected);
+    client
+        .namespaced::<ConfigMap>("default")
+        .patch("map", &Patch::merge(json!({"data": {"key": "two"}})))
+        .await
+        .unwrap();
+    node.wait_log(&pod, "c", |log| log.ends_with("updated\n")).await;
+}
+
+/// Modes, owners, nested paths, optional sources that come and go, labels that change.
+pub(crate) async fn files_have_their_modes_and_follow_changes(node: &mut Node) {
+    let client = node.api.client();
+    let map: ConfigMap = serde_json::from_value(json!({
+        "metadata": {"name": "map"}, "data": {"data-1": "one", "data-2": "two"}, "binaryData": {"bytes": "/wAB"},
+    }))
+    .unwrap();
+    client.namespaced::<ConfigMap>("default").create(&map).await.unwrap();
+    let script = "stat -Lc '%a %u:%g' /map/path/to/data-2 /map/data-1 /secretive/later 2>&1; od -An -tx1 /all/bytes; cat /pod/labels; echo; \
+        cat /pod/limit; echo; until test -e /maybe/k; do sleep 0.1; done; cat /maybe/k; echo; until ! test -e /maybe/k; do sleep 0.1; done; echo gone; \
+        until grep -q changed /pod/labels; do sleep 0.1; done; echo relabelled; sleep 1000";
+    node.create(
+        "files",
+        json!({
+            "securityContext": {"fsGroup": 1001},
+            "containers": [{"name": "c", "command": shell(script), "securityContext": {"runAsUser": 1000},
+                "resources": {"limits": {"memory": "64Mi"}},
+                "volumeMounts": [
+                    {"name": "map", "mountPath": "/map"}, {"name": "all", "mountPath": "/all"}, {"name": "pod", "mountPath": "/pod"},
+                    {"name": "maybe", "mountPath": "/maybe"}, {"name": "maybe", "mountPath": "/secretive"}]}],
+            "volumes": [
+                {"name": "map", "configMap": {"name": "map", "defaultMode": 0o400, "items": [
+                    {"key": "data-2", "path": "path/to/data-2", "mode": 0o440}, {"key": "data-1", "path": "data-1"}]}},
+                {"name": "all", "projected": {"sources": [{"configMap": {"name": "map"}}]}},
+                {"name": "pod", "downwardAPI": {"items": [
+                    {"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}},
+                    {"path": "limit", "resourceFieldRef": {"containerName": "c", "resource": "limits.memory"}}]}},
+                {"name": "maybe", "configMap": {"name": "maybe", "optional": true}},
+            ],
+            "terminationGracePeriodSeconds": 0,
+        }),
+    )
+    .await;
+    let pods = client.namespaced::<Pod>("default");
+    let pod = node.wait("files", "ready", is_ready).await;
+    let expected = "440 0:1001\n440 0:1001\nstat: can't stat '/secretive/later': No such file or directory\n ff 00 01\n\n67108864\n";
+    node.wait_log(&pod, "c", |log| log.lines().count() >= 6).await;
+    assert_eq!(node.container_log(&pod, "c"), expected);
+    let maybe: ConfigMap =
+        serde_json::from_value(json!({"metadata": {"name": "maybe"}, "data": {"k": "here"}})).unwrap();
+    client.namespaced::<ConfigMap>("default").create(&maybe).await.unwrap();
+    node.wait_log(&pod, "c", |log| log.ends_with("here\n")).await;
+    client.namespaced::<ConfigMap>("default").delete("maybe", &Default::default()).await.unwrap();
+    node.wait_log(&pod, "c", |log| log.ends_with("gone\n")).await;
+    pods.patch("files", &Patch::merge(json!({"metadata": {"labels": {"state": "changed"}}}))).await.unwrap();
+    node.wait_log(&pod, "c", |log| log.ends_with("relabelled\n")).await;
+}
+
+/// emptyDir on disk and in memory, host paths, claims, and one file of a volume over a file of the image.
+pub(crate) async fn directories_of_all_kinds(node: &mut Node) {
+    let client = node.api.client();
+    let host = node.dir.path().join("host");
+    std::fs::create_dir(&host).unwrap();
+    std::fs::write(host.join("file"), "from the node\n").unwrap();
+    let volume: PersistentVolume = serde_json::from_value(json!({
+        "metadata": {"name": "pv"}, "spec": {"capacity": {"storage": "1Mi"}, "accessModes": ["ReadWriteOnce"],
+            "hostPath": {"path": host}, "claimRef": {"namespace": "default", "name": "claim"}},
+    }))
+    .unwrap();
+    client.all::<PersistentVolume>().create(&volume).await.unwrap();
+    let claim: PersistentVolumeClaim = serde_json::from_value(json!({
+        "metadata": {"name": "claim"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "volumeName": "pv", "resources": {"requests": {"storage": "1Mi"}}},
+    }))
+    .unwrap();
+    client.namespaced("default").create(&claim).await.unwrap();
+    let script = "stat -c %a /disk /memory; df -k /memory | tail -n 1 | tr -s ' ' | cut -d ' ' -f 2; cat /claim/file; cat /etc/resolv.conf; \
+        echo made > /made/by-pod; touch /ro/x 2>/dev/null || echo read-only; ln /etc/hosts /disk/hosts 2>/dev/null || echo no link; sleep 1000";
+    let made = node.dir.path().join("made");
+    node.create(
+        "dirs",
+        json!({
+            "containers": [{"name": "c", "command": shell(script), "volumeMounts": [
+                {"name": "disk", "mountPath": "/disk"}, {"name": "memory", "mountPath": "/memory"},
+                {"name": "claim", "mountPath": "/claim"}, {"name": "claim", "mountPath": "/etc/resolv.conf", "subPath": "file"},
+                {"name": "made", "mountPath": "/made"}, {"name": "made", "mountPath": "/ro", "readOnly": true}]}],
+            "volumes": [
+                {"name": "disk", "emptyDir": {}}, {"name": "memory", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
+                {"name": "claim", "persistentVolumeClaim": {"claimName": "claim"}},
+                {"name": "made", "hostPath": {"path": made, "type": "DirectoryOrCreate"}}],
+            "terminationGracePeriodSeconds": 0,
+        }),
+    )
+    .await;
+    let pod = node.wait("dirs", "ready", is_ready).await;
+    let log = node.wait_log(&pod, "c", |log| log.ends_with("no link\n")).await;
+    assert_eq!(log, "777\n777\n1024\nfrom the node\nfrom the node\nread-only\nno link\n");
+    assert_eq!(std::fs::read_to_string(made.join("by-pod")).unwrap(), "made\n");
+    let mounts = pod.status.unwrap().container_statuses.unwrap()[0].volume_mounts.clone().unwrap();
+    let read_only = mounts.iter().find(|mount| mount.mount_path == "/ro").unwrap();
+    assert_eq!(read_only.recursive_read_only.as_deref(), Some("Disabled"));
+}
+
+/// A path made from a variable is looked at anew at each try: an annotation can mend it.
+pub(crate) async fn sub_paths_are_expanded_at_each_try(node: &mut Node) {
+    node.create(
+        "mended",
+        json!({
+            "containers": [{"name": "c", "command": shell("test -d /all/good/path && sleep 1000"),
+                "env": [{"name": "SUB", "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['sub']"}}}],
+                "volumeMounts": [{"name": "v", "mountPath": "/one", "subPathExpr": "$(SUB)"}, {"name": "v", "mountPath": "/all"}]}],
+            "volumes": [{"name": "v", "emptyDir": {}}],
+            "terminationGracePeriodSeconds": 0,
+        }),
+    )
+    .await;
+    let pods = node.api.client().namespaced::<Pod>("default");
+    let annotate = |value: &str| Patch::merge(json!({"metadata": {"annotations": {"sub": value}}}));
+    let told = |message: &'static str| move |pod: &Pod| waiting_message(pod).as_deref() == Some(message);
+    node.wait("mended", "missing", told("missing value for SUB")).await;
+    pods.patch("mended", &annotate("/etc")).await.unwrap();
+    node.wait("mended", "absolute", told("error SubPath `/etc` must not be an absolute path")).await;
+    pods.patch("mended", &annotate("../..")).await.unwrap();
+    let pod =
+        node.wait("mended", "backwards", told("unable to provision SubPath `../..`: must not contain '..'")).await;
+    assert_eq!(waiting_reason(&pod).as_deref(), Some("CreateContainerConfigError"));
+    pods.patch("mended", &annotate("good/path")).await.unwrap();
+    node.wait("mended", "ready", is_ready).await;
+}
+
+/// More on disk than allowed: the pod goes.
+pub(crate) async fn full_directories_end_their_pod(node: &mut Node) {
+    node.create(
+        "full",
+        json!({
+            "containers": [{"name": "c", "command": shell("dd if=/dev/zero of=/cache/x bs=1k count=64; sleep 1000"),
+                "volumeMounts": [{"name": "cache", "mountPath": "/cache"}]}],
+            "volumes": [{"name": "cache", "emptyDir": {"sizeLimit": "32Ki"}}],
+            "terminationGracePeriodSeconds": 0,
+        }),
+    )
+    .await;
+    let status = node.wait("full", "evicted", |pod| phase(pod) == "Failed").await.status.unwrap();
+    assert_eq!(status.reason.as_deref(), Some("Evicted"));
+    assert_eq!(status.message.as_deref(), Some("Usage of EmptyDir volume \"cache\" exceeds the limit \"32Ki\". "));
+}
