@@ -44,6 +44,9 @@ const COMPONENTS: &[Component] = &[
     row(Group::Cluster, "down", "Stop the cluster; data and containers stay", |argv| {
         component(argv, cluster::manage::down)
     }),
+    row(Group::Cluster, "node", "Add, stop, start and remove nodes on this machine", |argv| {
+        component(argv, cluster::nodes::cli::main)
+    }),
     row(Group::Cluster, "delete", "Remove everything of the cluster", |argv| component(argv, cluster::delete::main)),
     row(Group::Cluster, "check", "Say what this host lacks to be a node", |argv| {
         component(argv, cluster::preflight::main)

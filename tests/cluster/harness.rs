@@ -72,18 +72,33 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// Brings a cluster up whose docker.io is a registry with the given images.
     pub(crate) fn up(images: &[Push]) -> Cluster {
+        Cluster::up_with(images, &[])
+    }
+
+    /// As [`Cluster::up`], with more flags for the first `cox up`.
+    pub(crate) fn up_with(images: &[Push], flags: &[&str]) -> Cluster {
         let host = Host::new();
         let dir = tempfile::Builder::new().prefix("coxtest-").tempdir().unwrap();
         let mut cluster = Cluster { host, dir, registry: None };
         cluster.start_registry(images);
-        cluster.up_again();
+        cluster.cox_up(flags);
         cluster
     }
 
-    /// `cox up`, for the first time or once more.
+    /// `cox up`, once more.
     pub(crate) fn up_again(&self) {
-        let registries = self.path("registries.yaml");
-        let output = self.cox("up").args(["--node-name", "node-1", "--registries"]).arg(registries).output().unwrap();
+        self.cox_up(&[]);
+    }
+
+    /// The cluster's name.
+    pub(crate) fn name(&self) -> &str {
+        &self.host.name
+    }
+
+    fn cox_up(&self, flags: &[&str]) {
+        let mut up = self.cox("up");
+        up.args(["--node-name", "node-1", "--registries"]).arg(self.path("registries.yaml")).args(flags);
+        let output = up.output().unwrap();
         assert!(output.status.success(), "cox up failed\n{}\n{}", describe(&output), self.log());
     }
 
@@ -125,16 +140,7 @@ impl Cluster {
 
     /// An HTTP GET of `/` from the host; None while there is no answer.
     pub(crate) fn http_get(&self, address: &str) -> Option<String> {
-        let address: SocketAddr = address.parse().unwrap();
-        let get = || -> std::io::Result<String> {
-            let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
-            stream.set_read_timeout(Some(Duration::from_secs(5)))?;
-            stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer)?;
-            Ok(answer)
-        };
-        self.host.netns().enter(get).unwrap().ok().filter(|answer| answer.starts_with("HTTP/1.1 200"))
+        http_get(&self.host.netns(), address)
     }
 
     pub(crate) fn log(&self) -> String {
@@ -165,6 +171,20 @@ impl Drop for Cluster {
             assert!(output.status.success(), "cox delete failed\n{}", describe(&output));
         }
     }
+}
+
+/// An HTTP GET of `/` from inside a network; None while there is no answer.
+pub(crate) fn http_get(from: &cni::netns::Netns, address: &str) -> Option<String> {
+    let address: SocketAddr = address.parse().unwrap();
+    let get = || -> std::io::Result<String> {
+        let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
+        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+        stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
+    };
+    from.enter(get).unwrap().ok().filter(|answer| answer.starts_with("HTTP/1.1 200"))
 }
 
 pub(crate) fn run(command: &mut Command) {

@@ -4,6 +4,7 @@
 
 mod forms;
 mod harness;
+mod nodes;
 mod offline;
 mod resume;
 mod walk;

@@ -4,16 +4,13 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use cni::netlink::Socket;
-use cri::v1::{ListPodSandboxRequest, RemovePodSandboxRequest, StopPodSandboxRequest};
 use futures_util::future::BoxFuture;
-use tokio_util::sync::CancellationToken;
 
 use crate::options::Options;
-use crate::{kubeconfig, manage, node_network, server};
+use crate::{kubeconfig, manage, node_network, nodes};
 
 /// Remove the cluster: processes, mounts, links, rules, cgroups, data and context
 #[derive(Debug, Clone, clap::Args)]
@@ -35,7 +32,8 @@ async fn run_main(args: Args) -> Result<()> {
         }
     };
     step("stopping the cluster", manage::stop(options).map(drop));
-    step("removing pods", remove_pods(options).await);
+    step("removing further nodes", remove_nodes(options).await);
+    step("removing pods", nodes::clear_pods(options, nodes::Chore::RemovePods).await);
     step("removing firewall rules", remove_rules());
     step("removing cgroups", remove_cgroups(&options.cgroup()));
     step("removing links", remove_links());
@@ -53,43 +51,14 @@ async fn run_main(args: Args) -> Result<()> {
     Ok(())
 }
 
-/// Starts the runtime once more, on its own, and has it remove every pod: it alone knows what belongs to one.
-async fn remove_pods(options: &Options) -> Result<()> {
-    if !options.data_dir.join("runtime").exists() {
-        return Ok(());
+async fn remove_nodes(options: &Options) -> Result<()> {
+    for record in nodes::all(options)? {
+        nodes::remove(options, &record).await?;
     }
-    let stop = CancellationToken::new();
-    let mut runtime = tokio::spawn(runtime::run(server::runtime_config(options, None), stop.clone()));
-    let removed = async {
-        let mut client = tokio::select! {
-            client = connected(options) => client,
-            ended = &mut runtime => bail!("the runtime did not start: {ended:?}"),
-        };
-        let sandboxes = client.runtime.list_pod_sandbox(ListPodSandboxRequest::default()).await?.into_inner().items;
-        for sandbox in sandboxes {
-            let pod_sandbox_id = sandbox.id;
-            client.runtime.stop_pod_sandbox(StopPodSandboxRequest { pod_sandbox_id: pod_sandbox_id.clone() }).await?;
-            client.runtime.remove_pod_sandbox(RemovePodSandboxRequest { pod_sandbox_id }).await?;
-        }
-        anyhow::Ok(())
-    }
-    .await;
-    stop.cancel();
-    let ended = runtime.await.context("the runtime panicked")?;
-    removed.and(ended)
+    nodes::remove_bridge()
 }
 
-/// Connects as soon as the runtime listens, a moment after it is started.
-async fn connected(options: &Options) -> cri::Clients {
-    loop {
-        match cri::connect(options.cri_socket()).await {
-            Ok(client) => return client,
-            Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
-        }
-    }
-}
-
-fn remove_dir(dir: &Path) -> Result<()> {
+pub(crate) fn remove_dir(dir: &Path) -> Result<()> {
     match fs::remove_dir_all(dir) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(error).with_context(|| dir.display().to_string())
@@ -112,7 +81,7 @@ fn remove_rules() -> Result<()> {
 }
 
 /// Removes the cluster's cgroup from every hierarchy; its processes have ended.
-fn remove_cgroups(cgroup: &str) -> Result<()> {
+pub(crate) fn remove_cgroups(cgroup: &str) -> Result<()> {
     let name = cgroup.trim_start_matches('/');
     let hierarchies = fs::read_dir("/sys/fs/cgroup").context("/sys/fs/cgroup")?.flatten().map(|entry| entry.path());
     for root in hierarchies.chain(["/sys/fs/cgroup".into()]) {
@@ -134,14 +103,16 @@ fn remove_cgroup(path: &Path) -> std::io::Result<()> {
 
 fn remove_links() -> Result<()> {
     let socket = Socket::open()?;
-    if let Some(bridge) = socket.link(node_network::BRIDGE)? {
-        socket.del_link(bridge.index)?;
+    for name in [node_network::BRIDGE, &cni::routes::VxlanConfig::default().link] {
+        if let Some(link) = socket.link(name)? {
+            socket.del_link(link.index)?;
+        }
     }
     Ok(())
 }
 
 /// Unmounts, innermost first, what is mounted below a directory.
-fn unmount_below(dir: &Path) -> Result<()> {
+pub(crate) fn unmount_below(dir: &Path) -> Result<()> {
     let table = fs::read_to_string("/proc/self/mountinfo")?;
     let points = table.lines().filter_map(|line| line.split(' ').nth(4)).map(Path::new);
     let mut inside: Vec<&Path> = points.filter(|point| point.starts_with(dir)).collect();

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::pki::{Pki, private_dir, write_private};
 
-/// How to reach a cluster as its administrator.
+/// How to reach a cluster, and as whom.
 pub(crate) struct Access {
     pub name: String,
     pub server: String,
@@ -21,13 +21,18 @@ pub(crate) struct Access {
 
 impl Access {
     pub(crate) fn admin(name: &str, server: &str, pki: &Pki) -> Result<Access> {
+        Access::new(name, server, pki, "admin")
+    }
+
+    /// With one of the client certificates in a directory of keys.
+    pub(crate) fn new(name: &str, server: &str, pki: &Pki, leaf: &str) -> Result<Access> {
         let read = |path: PathBuf| fs::read(&path).with_context(|| path.display().to_string());
         Ok(Access {
             name: name.to_owned(),
             server: server.to_owned(),
             ca: read(pki.certificate("ca"))?,
-            certificate: read(pki.certificate("admin"))?,
-            key: read(pki.key("admin"))?,
+            certificate: read(pki.certificate(leaf))?,
+            key: read(pki.key(leaf))?,
         })
     }
 

@@ -1,4 +1,4 @@
-//! A whole cluster in one process: `cox up`, `down`, `delete`, `status`, `logs`, `check`, `systemd-unit`.
+//! A whole cluster in one process: `cox up`, `down`, `delete`, `status`, `logs`, `check`, `systemd-unit`; `node` for further nodes.
 //!
 //! Flow: `up` (the user's command) starts `server` (the process that stays), which prepares keys (`pki`), starts the
 //! components in order and reports each phase (`progress`) until the node is Ready and DNS answers; then the context
@@ -6,12 +6,14 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod components;
 pub mod delete;
 mod dns_service;
 mod kubeconfig;
 mod lock;
 pub mod manage;
 mod node_network;
+pub mod nodes;
 mod options;
 mod pki;
 pub mod preflight;

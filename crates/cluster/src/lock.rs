@@ -60,6 +60,19 @@ impl Holder {
         Ok(Holder { pid: Pid::from_raw(pid), path: path.to_owned() })
     }
 
+    /// Resolves at the end of the process.
+    pub(crate) fn released(self) -> tokio::sync::oneshot::Receiver<()> {
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        // Not a task: the kernel's wait cannot be cancelled, and must not hold up the end of our own process.
+        std::thread::spawn(move || {
+            if open(&self.path).is_ok_and(|file| Flock::lock(file, FlockArg::LockShared).is_ok()) {
+                // Nobody may be waiting any more.
+                let _ = sender.send(());
+            }
+        });
+        receiver
+    }
+
     /// Asks the process to end and returns when it has.
     pub(crate) fn stop(self) -> Result<()> {
         nix::sys::signal::kill(self.pid, Signal::SIGTERM).with_context(|| format!("stopping process {}", self.pid))?;

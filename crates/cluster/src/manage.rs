@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 use futures_util::future::BoxFuture;
 
 use crate::lock::Lock;
+use crate::nodes;
 use crate::options::Options;
 
 /// Stop the cluster; its data and its containers stay
@@ -58,6 +59,13 @@ async fn print_status(args: StatusArgs) -> Result<()> {
     println!("data        {}", options.data_dir.display());
     println!("log         {}", options.log_file().display());
     println!("runtime     unix://{}", options.cri_socket().display());
+    for record in nodes::all(options)? {
+        let process = match Lock::holder(&record.options(options).lock_file())? {
+            Some(holder) => format!("process {}", holder.pid),
+            None => "not running".to_owned(),
+        };
+        println!("node        {} at {} ({process})", record.name, record.address);
+    }
     Ok(())
 }
 
@@ -68,6 +76,9 @@ pub struct LogsArgs {
     options: Options,
     /// Only lines of this component (apiserver, controllers, scheduler, kubelet, runtime, proxy, dns …)
     component: Option<String>,
+    /// The log of this further node instead of the cluster's
+    #[arg(long)]
+    node: Option<String>,
     /// Go on printing what is added
     #[arg(long, short)]
     follow: bool,
@@ -81,7 +92,10 @@ pub fn logs(args: LogsArgs) -> BoxFuture<'static, Result<()>> {
 }
 
 async fn print_logs(args: LogsArgs) -> Result<()> {
-    let path = args.options.log_file();
+    let path = match &args.node {
+        Some(node) => nodes::find(&args.options, node)?.options(&args.options).log_file(),
+        None => args.options.log_file(),
+    };
     let mut reader = BufReader::new(File::open(&path).with_context(|| format!("no log at {}", path.display()))?);
     let wanted = |line: &str| args.component.as_ref().is_none_or(|component| line.contains(&format!(" {component}::")));
     let mut lines = Vec::new();

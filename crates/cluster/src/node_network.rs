@@ -1,6 +1,6 @@
 //! This node's place in the pod network: the bridge, the CNI configuration and the way to the plug-ins.
 //!
-//! Flow: the controller manager gives the node a pod range -> here: bridge with the range's first address, then the CNI
+//! Flow: the controller manager gives the node pod ranges -> here: a bridge with the first address of each, then the CNI
 //! configuration, which is what makes the runtime report its network ready -> the kubelet makes the node Ready.
 
 use std::fs;
@@ -11,24 +11,35 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, anyhow, bail};
 use client::{Client, InformerFactory, ListParams};
 use cni::netlink::{LinkKind, Socket};
+use cni::routes::Backend;
 use cni::{Cidr, netns};
 use k8s_openapi::api::core::v1::Node;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::options::{Options, Shape};
+use crate::nodes::Settings;
+use crate::options::Options;
 use crate::pki::write_private;
 
 /// The bridge that this node's pods hang on.
 pub(crate) const BRIDGE: &str = "cox0";
 
-/// Gives the cluster's ranges an end on this machine, so that what nobody serves never leaves it.
-pub(crate) fn seal(options: &Options, shape: &Shape, node_ip: IpAddr) -> Result<()> {
-    let range = |text: &str| text.parse::<Cidr>().map_err(|error| anyhow!("{text:?}: {error}"));
-    let ranges = [range(&shape.cluster_cidr)?, range(&shape.service_cidr)?];
+/// The parts of a list that is separated by commas.
+pub(crate) fn list(text: &str) -> Vec<String> {
+    text.split(',').map(str::trim).filter(|part| !part.is_empty()).map(str::to_owned).collect()
+}
+
+fn ranges(text: &str) -> Result<Vec<Cidr>> {
+    list(text).iter().map(|range| range.parse().map_err(|error| anyhow!("{range:?}: {error}"))).collect()
+}
+
+/// Gives the cluster's ranges an end on this node, so that what nobody serves never leaves it.
+pub(crate) fn seal(options: &Options, settings: &Settings) -> Result<()> {
+    let (pods, services) = (ranges(&settings.cluster_cidr)?, ranges(&settings.service_cidr)?);
     // Written first, so that `delete` finds what was made even if we go no further.
-    write_private(&ranges_file(options), serde_json::to_string(&ranges.map(|range| range.to_string()))?.as_bytes())?;
-    cni::routes::seal(&ranges[..1], &ranges[1..], Some(node_ip)).context("sealing the cluster's ranges")
+    let all: Vec<Cidr> = pods.iter().chain(&services).copied().collect();
+    write_private(&ranges_file(options), serde_json::to_string(&all)?.as_bytes())?;
+    cni::routes::seal(&pods, &services, Some(settings.address)).context("sealing the cluster's ranges")
 }
 
 /// Takes back what [`seal`] did.
@@ -37,8 +48,7 @@ pub(crate) fn unseal(options: &Options) -> Result<()> {
     if !path.exists() {
         return Ok(());
     }
-    let ranges: [String; 2] = serde_json::from_slice(&fs::read(&path)?).with_context(|| path.display().to_string())?;
-    let ranges: Vec<Cidr> = ranges.iter().filter_map(|range| range.parse().ok()).collect();
+    let ranges: Vec<Cidr> = serde_json::from_slice(&fs::read(&path)?).with_context(|| path.display().to_string())?;
     Ok(cni::routes::unseal(&ranges, &[])?)
 }
 
@@ -46,45 +56,63 @@ fn ranges_file(options: &Options) -> PathBuf {
     options.data_dir.join("ranges.json")
 }
 
-/// Waits until the node has a pod range.
-pub(crate) async fn pod_range(client: &Client, node: &str) -> Result<Cidr> {
+/// Waits until the node has pod ranges.
+pub(crate) async fn pod_ranges(client: &Client, node: &str) -> Result<Vec<Cidr>> {
     let informers = InformerFactory::new(client.clone());
     let nodes = informers.filtered::<Node>(ListParams::fields(format!("metadata.name={node}")));
-    let (sender, mut range) = watch::channel(None);
+    let (sender, mut ranges) = watch::channel(Vec::new());
     nodes.subscribe(move |event| {
-        sender.send_replace(event.object().spec.as_ref().and_then(|spec| spec.pod_cidr.clone()));
+        let spec = event.object().spec.as_ref();
+        let all = spec.and_then(|spec| spec.pod_cidrs.clone());
+        let one = spec.and_then(|spec| spec.pod_cidr.clone()).into_iter().collect();
+        sender.send_replace(all.unwrap_or(one));
     });
     let stop = CancellationToken::new();
     let _stop_on_return = stop.clone().drop_guard();
     informers.start(stop);
-    let found = range.wait_for(Option::is_some).await.context("the watch of the node ended")?.clone();
-    let text = found.unwrap_or_default();
-    match text.parse() {
-        Ok(range) => Ok(range),
-        Err(_) => bail!("node {node} has the pod range {text:?}, which is none"),
+    let found = ranges.wait_for(|ranges| !ranges.is_empty()).await.context("the watch of the node ended")?.clone();
+    match found.iter().map(|range| range.parse()).collect() {
+        Ok(ranges) => Ok(ranges),
+        Err(_) => bail!("node {node} has the pod ranges {found:?}, which are none"),
     }
 }
 
-/// Makes the bridge, or completes the one that is there, and returns its address: the pods' gateway.
-pub(crate) fn ensure_bridge(range: Cidr) -> Result<IpAddr> {
-    let gateway = cni::cidr::next(range.network().addr).context("the pod range has no room for a gateway")?;
-    let make = || -> std::io::Result<()> {
-        let socket = Socket::open()?;
-        if socket.link(BRIDGE)?.is_none() {
-            socket.add_link(BRIDGE, LinkKind::Bridge { vlan_filtering: false }, None, None)?;
-        }
-        let Some(link) = socket.link(BRIDGE)? else {
-            return Err(std::io::Error::other("the bridge vanished as it was made"));
-        };
-        let address = Cidr::new(gateway, range.prefix);
-        if !socket.addresses_of(link.index)?.iter().any(|held| held.cidr == address) {
-            socket.add_address(link.index, address)?;
-        }
-        socket.set_up(link.index)?;
-        netns::set_sysctl("net/ipv4/ip_forward", "1")
-    };
-    make().with_context(|| format!("making the bridge {BRIDGE}"))?;
+/// Makes the bridge, or completes the one that is there, and returns its first address: the pods' gateway.
+pub(crate) fn ensure_bridge(ranges: &[Cidr]) -> Result<IpAddr> {
+    let first = |range: &Cidr| cni::cidr::next(range.network().addr).map(|addr| Cidr::new(addr, range.prefix));
+    let gateways: Vec<Cidr> = ranges.iter().filter_map(first).collect();
+    let gateway = gateways.first().context("the pod range has no room for a gateway")?.addr;
+    bridge(BRIDGE, &gateways).with_context(|| format!("making the bridge {BRIDGE}"))?;
+    netns::set_sysctl("net/ipv4/ip_forward", "1")?;
+    if gateways.iter().any(Cidr::is_v6) {
+        netns::set_sysctl("net/ipv6/conf/all/forwarding", "1")?;
+    }
     Ok(gateway)
+}
+
+/// A bridge that is up and has these addresses; returns its index.
+pub(crate) fn bridge(name: &str, addresses: &[Cidr]) -> std::io::Result<u32> {
+    let socket = Socket::open()?;
+    if socket.link(name)?.is_none() {
+        socket.add_link(name, LinkKind::Bridge { vlan_filtering: false }, None, None)?;
+    }
+    let Some(link) = socket.link(name)? else {
+        return Err(std::io::Error::other("the bridge vanished as it was made"));
+    };
+    let held = socket.addresses_of(link.index)?;
+    for address in addresses.iter().filter(|address| !held.iter().any(|held| held.cidr == **address)) {
+        socket.add_address(link.index, *address)?;
+    }
+    socket.set_up(link.index)?;
+    Ok(link.index)
+}
+
+/// What this node's pods send out of the cluster leaves with the node's address; inside they keep their own.
+pub(crate) fn masquerade(settings: &Settings, pods: &[Cidr]) -> Result<()> {
+    let behind = settings.also_behind.iter().filter_map(|range| range.parse().ok());
+    let sources: Vec<Cidr> = pods.iter().copied().chain(behind.clone()).collect();
+    let inside: Vec<Cidr> = ranges(&settings.cluster_cidr)?.into_iter().chain(behind).collect();
+    cni::routes::masquerade(&sources, &inside).map_err(|error| anyhow!("masquerading what leaves the cluster: {error}"))
 }
 
 /// Links every CNI plug-in to this binary.
@@ -106,10 +134,21 @@ pub(crate) fn install_plugins(options: &Options) -> Result<()> {
 }
 
 /// Writes the configuration that the runtime picks up.
-pub(crate) fn write_config(options: &Options, range: Cidr) -> Result<()> {
+pub(crate) fn write_config(options: &Options, settings: &Settings, ranges: &[Cidr]) -> Result<()> {
     let dir = options.cni_conf_dir();
     fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
     let leases = options.data_dir.join("cni/leases");
-    let config = cni::config::default_conflist(BRIDGE, &[range], &leases, None, true);
+    let config = cni::config::default_conflist(BRIDGE, ranges, &leases, pod_mtu(settings)?, false);
     write_private(&dir.join("10-cox.conflist"), serde_json::to_string_pretty(&config)?.as_bytes())
+}
+
+/// Smaller than the node's network allows where every packet to another node is wrapped into one of the node's.
+fn pod_mtu(settings: &Settings) -> Result<Option<u32>> {
+    if settings.routes != Backend::Vxlan {
+        return Ok(None);
+    }
+    let socket = Socket::open()?;
+    let own = socket.addresses()?.into_iter().find(|held| held.cidr.addr == settings.address);
+    let underlay = own.map(|own| socket.link_by_index(own.index)).transpose()?.flatten();
+    Ok(underlay.map(|link| cni::routes::pod_mtu(Backend::Vxlan, link.mtu, settings.address)))
 }

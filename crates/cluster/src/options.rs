@@ -4,6 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
+use cni::Cidr;
+use cni::routes::Backend;
 
 /// Everything that distinguishes one cluster of this machine from another.
 #[derive(Debug, Clone, clap::Args)]
@@ -34,15 +36,24 @@ pub struct Shape {
     /// Port of the kubelet
     #[arg(long, default_value_t = 10250)]
     pub kubelet_port: u16,
-    /// Addresses of pods
+    /// Addresses of pods; a second range, after a comma, for dual stack
     #[arg(long, default_value = "10.42.0.0/16")]
     pub cluster_cidr: String,
-    /// Addresses of services; the first is the API server's, the tenth the cluster DNS's
+    /// Addresses of services; the first is the API server's, the tenth the cluster DNS's. A second range for dual stack
     #[arg(long, default_value = "10.43.0.0/16")]
     pub service_cidr: String,
     /// DNS domain of the cluster
     #[arg(long, default_value = "cluster.local")]
     pub cluster_domain: String,
+    /// Nodes to have at least; those beyond the first are in network namespaces of this machine
+    #[arg(long, default_value_t = 1)]
+    pub nodes: u32,
+    /// Addresses of the nodes in network namespaces; the first is this machine's among them
+    #[arg(long, default_value = "10.44.0.0/24")]
+    pub node_cidr: Cidr,
+    /// How pods reach pods of other nodes: host-gw, vxlan, or auto, which tunnels only where nodes share no network
+    #[arg(long, default_value = "auto")]
+    pub routes: Backend,
     /// File that names mirrors and credentials of image registries
     #[arg(long, default_value = "/etc/cox/registries.yaml")]
     pub registries: PathBuf,
@@ -108,7 +119,8 @@ impl Shape {
 
     /// The address that stands `offset` places into the service range: 1 is the API server's, 10 the DNS's.
     pub fn service_address(&self, offset: u32) -> Result<Ipv4Addr> {
-        let (base, _) = cidr(&self.service_cidr)?;
+        let first = self.service_cidr.split(',').next().unwrap_or_default();
+        let (base, _) = cidr(first)?;
         Ok(Ipv4Addr::from(u32::from(base) + offset))
     }
 }

@@ -46,15 +46,29 @@ impl Pki {
         pki.leaf(&ca, "admin", client("kubernetes-admin", &["system:masters"]))?;
         pki.leaf(&ca, "apiserver-kubelet-client", client("kube-apiserver-kubelet-client", &["system:masters"]))?;
         pki.leaf(&front_proxy, "front-proxy-client", client("front-proxy-client", &[]))?;
-        let node = format!("system:node:{node_name}");
-        pki.leaf(&ca, "kubelet-client", client(&node, &["system:nodes"]))?;
-        let node_hosts = [node_name.to_owned(), "localhost".to_owned()];
-        pki.leaf(
-            &ca,
-            "kubelet",
-            Subject { name: &node, organizations: &["system:nodes"], hosts: &node_hosts, addresses },
-        )?;
+        pki.kubelet(&ca, node_name, addresses)?;
         Ok(pki)
+    }
+
+    /// Signs the certificates of another node into a directory of its own, which holds no authority's key.
+    pub(crate) fn sign_node(&self, dir: &Path, node_name: &str, addresses: &[IpAddr]) -> Result<Pki> {
+        private_dir(dir)?;
+        let ca = self.authority("ca", "kubernetes-ca")?;
+        let node = Pki { dir: dir.to_owned() };
+        let authority = fs::read(self.certificate("ca")).context("reading the authority's certificate")?;
+        write_private(&node.certificate("ca"), &authority)?;
+        node.kubelet(&ca, node_name, addresses)?;
+        let proxy = Subject { name: "system:kube-proxy", organizations: &[], hosts: &[], addresses: &[] };
+        node.leaf(&ca, "proxy-client", proxy)?;
+        Ok(node)
+    }
+
+    /// A kubelet's two faces: to the API server, and to those who ask it.
+    fn kubelet(&self, ca: &Issuer<'_, KeyPair>, node_name: &str, addresses: &[IpAddr]) -> Result<()> {
+        let (name, organizations) = (format!("system:node:{node_name}"), &["system:nodes"]);
+        self.leaf(ca, "kubelet-client", Subject { name: &name, organizations, hosts: &[], addresses: &[] })?;
+        let hosts = [node_name.to_owned(), "localhost".to_owned()];
+        self.leaf(ca, "kubelet", Subject { name: &name, organizations, hosts: &hosts, addresses })
     }
 
     /// The keys that an earlier start prepared.

@@ -12,7 +12,7 @@ use futures_util::future::BoxFuture;
 use crate::lock::Lock;
 use crate::options::{Options, Shape};
 use crate::pki::private_dir;
-use crate::{kubeconfig, preflight, progress, server};
+use crate::{kubeconfig, nodes, preflight, progress, server};
 
 /// Start a cluster on this machine, or resume the one that is here
 #[derive(Debug, Clone, clap::Args)]
@@ -46,7 +46,10 @@ async fn run_main(args: Args) -> Result<()> {
     }
     private_dir(&args.options.data_dir)?;
     match Lock::holder(&args.options.lock_file())? {
-        Some(holder) => println!("cluster {:?} runs already (process {})", args.options.name, holder.pid),
+        Some(holder) => {
+            println!("cluster {:?} runs already (process {})", args.options.name, holder.pid);
+            nodes::grow(&args.options, args.shape.nodes).await?;
+        }
         None => start(&args.options)?,
     }
     let server = server_url(&args.options.admin_kubeconfig())?;

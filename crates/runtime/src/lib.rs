@@ -99,6 +99,8 @@ pub struct Config {
     pub oci_runtimes: BTreeMap<String, PathBuf>,
     /// The program that shims are started from, as `PROGRAM shim …`; none is the running one.
     pub executable: Option<PathBuf>,
+    /// Where images are pulled, if not here: on threads that are in another network than the node's, say.
+    pub pulls: Option<tokio::runtime::Handle>,
 }
 
 impl Config {
@@ -116,6 +118,7 @@ impl Config {
             registry_hosts: Some("/etc/containerd/certs.d".into()),
             oci_runtimes: BTreeMap::new(),
             executable: None,
+            pulls: None,
         }
     }
 

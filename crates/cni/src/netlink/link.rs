@@ -41,7 +41,6 @@ const BRIDGE_VLAN_INFO_PVID: u16 = 2;
 const BRIDGE_VLAN_INFO_UNTAGGED: u16 = 4;
 
 const IFLA_VXLAN_ID: u16 = 1;
-const IFLA_VXLAN_LINK: u16 = 3;
 const IFLA_VXLAN_LOCAL: u16 = 4;
 const IFLA_VXLAN_LEARNING: u16 = 7;
 const IFLA_VXLAN_PORT: u16 = 15;
@@ -96,7 +95,6 @@ pub enum LinkKind<'a> {
         vni: u32,
         port: u16,
         local: IpAddr,
-        underlay: u32,
     },
     Ifb,
 }
@@ -157,10 +155,9 @@ impl Socket {
                     })
                 })
             }
-            LinkKind::Vxlan { vni, port, local, underlay } => {
+            LinkKind::Vxlan { vni, port, local } => {
                 info.attr(IFLA_INFO_KIND, b"vxlan").nest(IFLA_INFO_DATA, |data| {
                     data.attr_u32(IFLA_VXLAN_ID, vni)
-                        .attr_u32(IFLA_VXLAN_LINK, underlay)
                         .attr_ip(if local.is_ipv6() { IFLA_VXLAN_LOCAL6 } else { IFLA_VXLAN_LOCAL }, local)
                         // Every peer is known from the API: nothing to learn, nothing to flood.
                         .attr(IFLA_VXLAN_LEARNING, &[0])

@@ -6,6 +6,9 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
 
 use crate::cidr::Cidr;
 use crate::netlink::{LinkKind, Neighbour, Route, Socket};
@@ -14,13 +17,31 @@ use crate::netlink::{LinkKind, Neighbour, Route, Socket};
 const OVERHEAD_V4: u32 = 50;
 const OVERHEAD_V6: u32 = 70;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Backend {
     /// Per peer: host-gw where it is a neighbour, VXLAN where a router stands between.
     #[default]
     Auto,
     HostGw,
     Vxlan,
+}
+
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{0:?} is not one of auto, host-gw, vxlan")]
+pub struct UnknownBackend(String);
+
+impl FromStr for Backend {
+    type Err = UnknownBackend;
+
+    fn from_str(text: &str) -> Result<Self, UnknownBackend> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "host-gw" => Ok(Self::HostGw),
+            "vxlan" => Ok(Self::Vxlan),
+            _ => Err(UnknownBackend(text.to_owned())),
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,7 +108,10 @@ pub fn program(me: &Peer, plan: &Plan, vxlan: &VxlanConfig) -> io::Result<()> {
         wanted.insert(route);
     }
     let tunnel = match plan.tunnelled.is_empty() {
-        true => None,
+        true => {
+            remove_tunnel(&socket, vxlan)?;
+            None
+        }
         false => Some(ensure_tunnel(&socket, me, vxlan)?),
     };
     if let Some(tunnel) = tunnel {
@@ -145,7 +169,8 @@ fn ensure_tunnel(socket: &Socket, me: &Peer, vxlan: &VxlanConfig) -> io::Result<
         socket.del_link(link.index)?;
     }
     let mtu = socket.link_by_index(underlay)?.map(|link| pod_mtu(Backend::Vxlan, link.mtu, me.address));
-    let kind = LinkKind::Vxlan { vni: vxlan.vni, port: vxlan.port, local: me.address, underlay };
+    // Not bound to the underlay: peers may be behind different links of this host, and routes know which.
+    let kind = LinkKind::Vxlan { vni: vxlan.vni, port: vxlan.port, local: me.address };
     socket.add_link(&vxlan.link, kind, mtu, Some(mac))?;
     let link = socket.link(&vxlan.link)?.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
     for range in &me.pod_cidrs {
@@ -153,6 +178,13 @@ fn ensure_tunnel(socket: &Socket, me: &Peer, vxlan: &VxlanConfig) -> io::Result<
     }
     socket.set_up(link.index)?;
     Ok(link.index)
+}
+
+fn remove_tunnel(socket: &Socket, vxlan: &VxlanConfig) -> io::Result<()> {
+    match socket.link(&vxlan.link)?.filter(|link| link.kind == "vxlan") {
+        Some(link) => socket.del_link(link.index),
+        None => Ok(()),
+    }
 }
 
 /// The largest packet a pod may send so that it fits the hosts' network.

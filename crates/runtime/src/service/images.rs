@@ -9,6 +9,7 @@ use cri::tonic::{self, Request, Response, Status};
 use cri::v1;
 use cri::v1::image_service_server::ImageService;
 use tokio_stream::Stream;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::engine::Engine;
 use crate::error::{Error, doing};
@@ -90,9 +91,16 @@ impl ImageService for Images {
         let request = request.into_inner();
         let name = request.image.unwrap_or_default().image;
         let credentials = credentials(request.auth.unwrap_or_default())?;
-        let image = image::pull(&self.engine.images, &self.engine.mirrors, &name, credentials)
-            .await
-            .map_err(|source| Error::Pull { image: name, source: Box::new(source) })?;
+        let (engine, wanted) = (self.engine.clone(), name.clone());
+        let pull = async move { image::pull(&engine.images, &engine.mirrors, &wanted, credentials).await };
+        let pulled = match &self.engine.config.pulls {
+            Some(elsewhere) => match AbortOnDropHandle::new(elsewhere.spawn(pull)).await {
+                Ok(pulled) => pulled,
+                Err(error) => return Err(Status::internal(format!("pulling {name}: {error}"))),
+            },
+            None => pull.await,
+        };
+        let image = pulled.map_err(|source| Error::Pull { image: name, source: Box::new(source) })?;
         Ok(Response::new(v1::PullImageResponse { image_ref: image.id.clone() }))
     }
 

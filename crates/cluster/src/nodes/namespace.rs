@@ -1,0 +1,85 @@
+//! The network of a further node: a namespace with one interface, on a bridge with all nodes of this machine.
+
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+
+use anyhow::{Context, Result};
+use cni::Cidr;
+use cni::netlink::{LinkKind, Route, Scope, Socket};
+use cni::netns::Netns;
+
+use super::record::{Network, Record};
+use crate::node_network::bridge;
+use crate::options::Options;
+
+/// Joins the nodes of this machine.
+const BRIDGE: &str = "cox-nodes";
+/// A node's way out, as seen from inside.
+const UPLINK: &str = "eth0";
+
+/// Makes what is missing of a node's network. `first_node` is the address of the node outside of namespaces.
+pub(super) fn ensure(cluster: &Options, network: &Network, record: &Record, first_node: IpAddr) -> Result<()> {
+    let path = record.netns(cluster);
+    let make = || -> Result<()> {
+        let gateway = network.gateway()?;
+        let bridge = bridge(BRIDGE, &[Cidr::new(gateway, network.range.prefix)])?;
+        let namespace = match Netns::is_kept_at(&path) {
+            true => Netns::open(&path)?,
+            false => Netns::create(&path)?,
+        };
+        let (outside, inside) = (Socket::open()?, namespace.socket()?);
+        if inside.link(UPLINK)?.is_none() {
+            let kind = LinkKind::Veth { peer: UPLINK, peer_netns: Some(namespace.as_fd()), peer_mtu: None };
+            outside.add_link(&cable(record), kind, None, None)?;
+        }
+        let port = outside.link(&cable(record))?.context("the node's cable is gone")?;
+        outside.set_master(port.index, bridge)?;
+        // A node that asks the first one for a service may be led back to a pod of its own.
+        outside.set_hairpin(port.index, true)?;
+        outside.set_up(port.index)?;
+        furnish(&inside, Cidr::new(record.address, network.range.prefix), gateway, first_node)
+    };
+    make().with_context(|| format!("making the network of node {}", record.name))
+}
+
+/// Loopback, address, and two routes: the first node is a neighbour on the bridge whatever its address, and all else
+/// is behind it.
+fn furnish(inside: &Socket, address: Cidr, gateway: IpAddr, first_node: IpAddr) -> Result<()> {
+    let index = |name: &str| -> Result<u32> { Ok(inside.link(name)?.with_context(|| format!("no {name}"))?.index) };
+    inside.set_up(index("lo")?)?;
+    let uplink = index(UPLINK)?;
+    if !inside.addresses_of(uplink)?.iter().any(|held| held.cidr == address) {
+        inside.add_address(uplink, address)?;
+    }
+    inside.set_up(uplink)?;
+    if first_node.is_ipv6() == address.is_v6() && !address.contains(first_node) {
+        let mut neighbour = Route::to(Cidr::host(first_node)).dev(uplink);
+        neighbour.scope = Scope::LINK;
+        inside.replace_route(&neighbour)?;
+    }
+    inside.replace_route(&Route::to(Cidr::default_route(address.is_v6())).via(gateway).dev(uplink))?;
+    Ok(())
+}
+
+/// Takes a node's network away; what is gone already is fine.
+pub(super) fn remove(cluster: &Options, record: &Record) -> Result<()> {
+    let socket = Socket::open()?;
+    if let Some(link) = socket.link(&cable(record))? {
+        socket.del_link(link.index)?;
+    }
+    Netns::remove(record.netns(cluster)).with_context(|| format!("removing the network of node {}", record.name))
+}
+
+/// Takes the bridge between nodes away.
+pub(crate) fn remove_bridge() -> Result<()> {
+    let socket = Socket::open()?;
+    if let Some(link) = socket.link(BRIDGE)? {
+        socket.del_link(link.index)?;
+    }
+    Ok(())
+}
+
+/// The end of a node's cable that is in the bridge.
+fn cable(record: &Record) -> String {
+    format!("cox-node{}", record.number)
+}

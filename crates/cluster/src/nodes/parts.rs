@@ -1,0 +1,132 @@
+//! What every node runs: runtime, kubelet, pod network, proxy and routes, whichever process it is in.
+//!
+//! Order: the kubelet registers the node -> the controller manager gives it a pod range -> bridge and CNI configuration,
+//! which is what makes the runtime report its network ready -> the kubelet makes the node Ready.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use client::Client;
+use cni::routes::Backend;
+use serde::{Deserialize, Serialize};
+
+use super::routes;
+use crate::components::Components;
+use crate::node_network;
+use crate::options::{Options, Shape};
+use crate::pki::Pki;
+
+/// What a node must know about itself and its cluster.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Settings {
+    pub name: String,
+    pub address: IpAddr,
+    pub kubelet_port: u16,
+    /// Ranges of the cluster, separated by commas.
+    pub cluster_cidr: String,
+    pub service_cidr: String,
+    pub cluster_domain: String,
+    pub dns: IpAddr,
+    pub registries: PathBuf,
+    /// Archives that are imported when the runtime starts.
+    pub images_dir: PathBuf,
+    pub routes: Backend,
+    /// Further ranges whose traffic leaves through this node and takes its address.
+    pub also_behind: Vec<String>,
+}
+
+impl Settings {
+    pub(crate) fn new(options: &Options, shape: &Shape, name: &str, address: IpAddr, dns: IpAddr) -> Settings {
+        Settings {
+            name: name.to_owned(),
+            address,
+            kubelet_port: shape.kubelet_port,
+            cluster_cidr: shape.cluster_cidr.clone(),
+            service_cidr: shape.service_cidr.clone(),
+            cluster_domain: shape.cluster_domain.clone(),
+            dns,
+            registries: shape.registries.clone(),
+            images_dir: options.data_dir.join("images"),
+            routes: shape.routes,
+            also_behind: Vec::new(),
+        }
+    }
+}
+
+/// Who a node's parts are to the API server.
+pub(crate) struct Clients {
+    pub kubelet: Client,
+    pub proxy: Client,
+}
+
+pub(crate) struct Node<'a> {
+    pub options: &'a Options,
+    pub settings: &'a Settings,
+    pub pki: &'a Pki,
+    pub clients: Clients,
+    /// Where images are pulled, if not here.
+    pub pulls: Option<tokio::runtime::Handle>,
+}
+
+impl Node<'_> {
+    /// Starts the node's parts; returns the address of its pods' gateway once pods can be made.
+    pub(crate) async fn start(self, components: &mut Components) -> Result<IpAddr> {
+        let (options, settings) = (self.options, self.settings);
+        // Before anything uses them: addresses of the cluster end on this node.
+        node_network::seal(options, settings)?;
+        node_network::install_plugins(options)?;
+        let mut runtime = runtime_config(options, Some(&settings.registries));
+        runtime.images_dir = Some(settings.images_dir.clone());
+        runtime.pulls = self.pulls;
+        components.spawn("runtime", runtime::run(runtime, components.stop.clone()));
+        let kubelet = kubelet_config(options, settings, self.pki, self.clients.kubelet.clone());
+        components.spawn("kubelet", kubelet::run(kubelet, components.stop.clone()));
+
+        let ranges = components.until(node_network::pod_ranges(&self.clients.kubelet, &settings.name)).await?;
+        let gateway = node_network::ensure_bridge(&ranges)?;
+        node_network::masquerade(settings, &ranges)?;
+        node_network::write_config(options, settings, &ranges)?;
+        let mut proxy = proxy::Config::new(self.clients.proxy.clone(), &settings.name);
+        proxy.cluster_cidrs = node_network::list(&settings.cluster_cidr);
+        proxy.service_cidrs = node_network::list(&settings.service_cidr);
+        components.spawn("proxy", proxy::run(proxy, components.stop.clone()));
+        let (name, stop) = (settings.name.clone(), components.stop.clone());
+        components.spawn("routes", routes::run(self.clients.proxy, name, settings.routes, stop));
+        Ok(gateway)
+    }
+}
+
+/// The runtime's part of a node; also started alone, to take pods away.
+pub(crate) fn runtime_config(options: &Options, registries: Option<&Path>) -> runtime::Config {
+    let (root, state) = (options.data_dir.join("runtime"), options.run_dir.join("runtime"));
+    let mut config = runtime::Config::new(root, state, options.cri_socket());
+    config.cni_conf_dir = options.cni_conf_dir();
+    config.cni_bin_dirs = vec![options.cni_bin_dir()];
+    config.cni_cache_dir = Some(options.data_dir.join("cni/cache"));
+    config.registries = registries.filter(|path| path.exists()).map(Path::to_owned);
+    config
+}
+
+fn kubelet_config(options: &Options, node: &Settings, pki: &Pki, client: Client) -> kubelet::Config {
+    let mut settings = kubelet::Settings::new(&node.name);
+    settings.node_ips = vec![node.address];
+    settings.cri_endpoint = options.cri_socket();
+    settings.root_dir = options.data_dir.join("kubelet");
+    settings.cert_dir = options.pki_dir();
+    settings.pod_logs_dir = options.data_dir.join("logs/pods");
+    settings.cgroup_root = options.cgroup();
+    // A machine that is also used for other things is often rather full: keep pods off it only when it really is.
+    for signal in ["nodefs.available", "nodefs.inodesFree", "imagefs.available", "imagefs.inodesFree"] {
+        settings.eviction_hard.insert(signal.into(), "1%".into());
+    }
+    settings.image_gc_high = 99;
+    settings.image_gc_low = 98;
+    settings.cluster_dns = vec![node.dns.to_string()];
+    settings.cluster_domain = node.cluster_domain.clone();
+    settings.port = node.kubelet_port;
+    settings.client_ca_file = Some(pki.certificate("ca"));
+    settings.tls_cert_file = Some(pki.certificate("kubelet"));
+    settings.tls_private_key_file = Some(pki.key("kubelet"));
+    kubelet::Config { client, settings }
+}

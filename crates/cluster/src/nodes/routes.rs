@@ -1,0 +1,115 @@
+//! Keeps the routes to other nodes' pods in step with the Node objects.
+//!
+//! Flow: Nodes (informer) -> peers -> `cni::routes::plan` -> `cni::routes::program`, in this process's network namespace.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use anyhow::Result;
+use client::{Client, Informer, InformerFactory};
+use cni::netlink::{RouteKind, Socket};
+use cni::routes::{Backend, Peer, VxlanConfig, plan, program};
+use k8s_openapi::api::core::v1::Node;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
+
+/// Programs routes until `stop`; they stay behind, so that a restart interrupts nobody.
+pub(super) async fn run(client: Client, me: String, backend: Backend, stop: CancellationToken) -> Result<()> {
+    let informers = InformerFactory::new(client);
+    let nodes: Informer<Node> = informers.informer();
+    let (changed, mut changes) = watch::channel(());
+    nodes.subscribe(move |_| changed.send_replace(()));
+    informers.start(stop.child_token());
+    tokio::select! {
+        () = nodes.synced() => {}
+        () = stop.cancelled() => return Ok(()),
+    }
+    let mut programmed = None;
+    let mut failures = 0;
+    loop {
+        changes.mark_unchanged();
+        let mut peers: Vec<Peer> = nodes.list().iter().filter_map(|node| peer(node)).collect();
+        peers.sort_by(|one, other| one.name.cmp(&other.name));
+        if programmed.as_ref() != Some(&peers) {
+            match apply(me.clone(), peers.clone(), backend).await {
+                Ok(()) => {
+                    tracing::info!(peers = peers.len().saturating_sub(1), "routes programmed");
+                    (programmed, failures) = (Some(peers), 0);
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "programming routes failed");
+                    programmed = None;
+                    failures += 1;
+                }
+            }
+        }
+        let retry = async {
+            match programmed {
+                Some(_) => std::future::pending().await,
+                None => tokio::time::sleep(client::backoff::exponential(RETRY.0, RETRY.1, failures)).await,
+            }
+        };
+        tokio::select! {
+            change = changes.changed() => change?,
+            () = retry => {}
+            () = stop.cancelled() => return Ok(()),
+        }
+    }
+}
+
+async fn apply(me: String, peers: Vec<Peer>, backend: Backend) -> Result<()> {
+    let programming = move || -> std::io::Result<()> {
+        let Some(own) = peers.iter().find(|peer| peer.name == me) else { return Ok(()) };
+        let socket = Socket::open()?;
+        let plan = plan(&me, &peers, backend, |address| is_neighbour(&socket, address));
+        program(own, &plan, &VxlanConfig::default())
+    };
+    Ok(tokio::task::spawn_blocking(programming).await??)
+}
+
+/// Whether packets to this address go straight to its owner.
+fn is_neighbour(socket: &Socket, address: IpAddr) -> bool {
+    socket.route_to(address).is_ok_and(|route| route.gateway.is_none() && route.kind == RouteKind::Unicast)
+}
+
+/// A node as others must know it; none until it has an address and a pod range.
+fn peer(node: &Node) -> Option<Peer> {
+    let spec = node.spec.as_ref()?;
+    let addresses = node.status.as_ref()?.addresses.as_ref()?;
+    let internal = addresses.iter().find(|address| address.type_ == "InternalIP")?;
+    let ranges = match &spec.pod_cidrs {
+        Some(ranges) => ranges.clone(),
+        None => spec.pod_cidr.iter().cloned().collect(),
+    };
+    let pod_cidrs: Vec<_> = ranges.iter().filter_map(|range| range.parse().ok()).collect();
+    let is_known = !pod_cidrs.is_empty();
+    is_known.then_some(Peer {
+        name: node.metadata.name.clone().unwrap_or_default(),
+        address: internal.address.parse().ok()?,
+        pod_cidrs,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_node_is_a_peer_once_it_has_address_and_range() {
+        let node = |spec, addresses| -> Node {
+            serde_json::from_value(json!({"metadata": {"name": "n"}, "spec": spec, "status": {"addresses": addresses}}))
+                .unwrap()
+        };
+        let address = json!([{"type": "Hostname", "address": "n"}, {"type": "InternalIP", "address": "192.0.2.7"}]);
+        let both = json!({"podCIDR": "10.42.1.0/24", "podCIDRs": ["10.42.1.0/24", "fd42:0:0:1::/64"]});
+        let peer_of_both = peer(&node(both, address.clone())).unwrap();
+        assert_eq!((peer_of_both.address.to_string(), peer_of_both.pod_cidrs.len()), ("192.0.2.7".into(), 2));
+        let single = peer(&node(json!({"podCIDR": "10.42.1.0/24"}), address.clone())).unwrap();
+        assert_eq!(single.pod_cidrs.len(), 1);
+        assert_eq!(peer(&node(json!({}), address)), None);
+        assert_eq!(peer(&node(json!({"podCIDR": "10.42.1.0/24"}), json!([]))), None);
+    }
+}

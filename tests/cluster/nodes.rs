@@ -1,0 +1,240 @@
+//! Several nodes on one machine: work spread over them, reached from all of them, and none missed when it goes.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use cni::netns::Netns;
+
+use crate::harness::{Cluster, describe, http_get, mounts_below, run};
+
+/// Every pod answers with its own name. Pods of a node that is gone are not waited for.
+const WEB: &str = "
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web}
+spec:
+  replicas: 3
+  strategy: {rollingUpdate: {maxUnavailable: 0, maxSurge: 1}}
+  selector: {matchLabels: {app: web}}
+  template:
+    metadata: {labels: {app: web}}
+    spec:
+      topologySpreadConstraints:
+      - maxSkew: 1
+        topologyKey: kubernetes.io/hostname
+        whenUnsatisfiable: DoNotSchedule
+        nodeTaintsPolicy: Honor
+        labelSelector: {matchLabels: {app: web}}
+      tolerations:
+      - {key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: 0}
+      containers:
+      - name: web
+        image: nginx
+        command: [sh, -c, \"hostname > /usr/share/nginx/html/index.html && exec nginx -g 'daemon off;'\"]
+        ports: [{containerPort: 80}]
+        readinessProbe: {httpGet: {path: /, port: 80}, periodSeconds: 1}
+        # Long enough for every node to hear that the pod is going.
+        lifecycle: {preStop: {exec: {command: [sleep, \"3\"]}}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec:
+  type: NodePort
+  selector: {app: web}
+  ports: [{port: 8080, targetPort: 80}]
+";
+
+struct Pod {
+    name: String,
+    node: String,
+    container: String,
+}
+
+/// The pods of the deployment that are ready and stay.
+fn pods(cluster: &Cluster) -> Vec<Pod> {
+    let listed = cluster.kubectl("get pods -l app=web -o json");
+    let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
+    let pods = listed["items"].as_array().unwrap().iter();
+    let ready = pods.filter(|pod| {
+        let status = &pod["status"]["containerStatuses"][0];
+        pod["metadata"]["deletionTimestamp"].is_null() && status["ready"] == true
+    });
+    let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+    ready
+        .map(|pod| Pod {
+            name: text(&pod["metadata"]["name"]),
+            node: text(&pod["spec"]["nodeName"]),
+            container: text(&pod["status"]["containerStatuses"][0]["containerID"]),
+        })
+        .collect()
+}
+
+fn names(pods: &[Pod]) -> BTreeSet<String> {
+    pods.iter().map(|pod| pod.name.clone()).collect()
+}
+
+/// Asks until every pod has answered.
+fn reaches_all(cluster: &Cluster, what: &str, expected: &BTreeSet<String>, ask: impl Fn() -> Option<String>) {
+    let mut seen = BTreeSet::new();
+    cluster.wait(&format!("answers of all pods {what}"), || {
+        seen.extend(ask().and_then(|answer| answer.lines().last().map(str::to_owned)));
+        expected.is_subset(&seen).then_some(())
+    });
+    assert_eq!(&seen, expected, "{what}");
+}
+
+fn cox(cluster: &Cluster, line: &str) -> String {
+    let mut words = line.split(' ');
+    let output = cluster.cox(words.next().unwrap()).args(words).output().unwrap();
+    assert!(output.status.success(), "cox {line}\n{}\n{}", describe(&output), cluster.log());
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn three_nodes_share_the_work_and_survive() {
+    let cluster = Cluster::up_with(&[testkit::images::nginx, testkit::images::busybox], &["--nodes", "3"]);
+    let ranges = cluster.kubectl("get nodes -o jsonpath={.items[*].spec.podCIDR}");
+    assert_eq!(ranges.split(' ').collect::<BTreeSet<_>>().len(), 3, "a pod range each: {ranges}");
+
+    let file = cluster.path("web.yaml");
+    std::fs::write(&file, WEB).unwrap();
+    cluster.kubectl(&format!("apply -f {}", file.display()));
+    cluster.kubectl("rollout status deployment/web --timeout=170s");
+    let before = pods(&cluster);
+    let nodes: BTreeSet<&str> = before.iter().map(|pod| pod.node.as_str()).collect();
+    assert_eq!(nodes, BTreeSet::from(["node-1", "node-2", "node-3"]));
+
+    reaches_from_everywhere(&cluster, &names(&before));
+    serves_streams_of_every_node(&cluster, &before);
+    outlives_its_processes(&cluster, &before);
+    reaches_from_everywhere(&cluster, &names(&before));
+    rolls_without_a_failed_request(&cluster);
+
+    // A node that is switched off is not missed, and comes back.
+    cox(&cluster, "node stop node-3");
+    let after = cluster.wait("the pod of the stopped node elsewhere", || {
+        Some(pods(&cluster)).filter(|pods| pods.len() == 3 && pods.iter().all(|pod| pod.node != "node-3"))
+    });
+    let service = cluster.kubectl("get service web -o jsonpath={.spec.clusterIP}:{.spec.ports[0].port}");
+    reaches_all(&cluster, "after the stop", &names(&after), || cluster.http_get(&service));
+    cox(&cluster, "node start node-3");
+    // Where it was switched off its pods are gone, and it is a node like any other.
+    cluster.kubectl("scale deployment/web --replicas=6");
+    cluster.wait("pods on the node that came back", || {
+        let pods = pods(&cluster);
+        (pods.len() == 6 && pods.iter().filter(|pod| pod.node == "node-3").count() >= 2).then_some(())
+    });
+
+    // One comes, one goes.
+    let said = cox(&cluster, "node add extra");
+    assert!(said.contains("node extra is ready at 10.44.0.4"), "{said}");
+    cox(&cluster, "node rm node-2");
+    let listed = cox(&cluster, "node list");
+    assert!(!listed.contains("node-2") && listed.contains("extra"), "{listed}");
+    assert!(!cluster.path("data/nodes/node-2").exists() && !cluster.path("run/nodes/node-2").exists());
+
+    let (data, run, cgroup) = (cluster.path("data"), cluster.path("run"), cluster.name().to_owned());
+    drop(cluster);
+    assert_eq!([mounts_below(&data), mounts_below(&run)].concat(), Vec::<String>::new());
+    let left = |root: &Path| root.join(&cgroup).exists();
+    let hierarchies = std::fs::read_dir("/sys/fs/cgroup").unwrap().flatten().map(|entry| entry.path());
+    assert_eq!(hierarchies.filter(|root| left(root)).collect::<Vec<_>>(), Vec::<std::path::PathBuf>::new());
+}
+
+/// Through the service's address, a port of every node, and the name.
+fn reaches_from_everywhere(cluster: &Cluster, expected: &BTreeSet<String>) {
+    let service = cluster.kubectl("get service web -o jsonpath={.spec.clusterIP}:{.spec.ports[0].port}");
+    let port = cluster.kubectl("get service web -o jsonpath={.spec.ports[0].nodePort}");
+    reaches_all(cluster, "through the cluster IP", expected, || cluster.http_get(&service));
+    for node in ["172.31.7.2", "10.44.0.2", "10.44.0.3"] {
+        let address = format!("{node}:{port}");
+        reaches_all(cluster, &format!("through {address} from the machine"), expected, || cluster.http_get(&address));
+        let other = Netns::open(cluster.path("run/nodes/node-2/netns")).unwrap();
+        reaches_all(cluster, &format!("through {address} from node-2"), expected, || http_get(&other, &address));
+    }
+    for node in ["node-1", "node-2", "node-3"] {
+        let overrides = format!("{{\"apiVersion\":\"v1\",\"spec\":{{\"nodeName\":\"{node}\"}}}}");
+        let script = "for i in $(seq 30); do wget -q -O - http://web.default.svc.cluster.local:8080/; done";
+        let name = format!("asker-{node}");
+        let mut ask = cluster.cox("kubectl");
+        ask.args(["run", &name, "--image=busybox", "--restart=Never", "--overrides", &overrides]);
+        let output = ask.args(["--command", "--", "sh", "-c", script]).output().unwrap();
+        assert!(output.status.success(), "{}", describe(&output));
+        cluster.wait(&format!("the end of {name}"), || {
+            (cluster.kubectl(&format!("get pod {name} -o jsonpath={{.status.phase}}")) == "Succeeded").then_some(())
+        });
+        let answers = cluster.kubectl(&format!("logs {name}"));
+        let seen: BTreeSet<String> = answers.lines().map(str::to_owned).collect();
+        assert_eq!(&seen, expected, "by name from {node}");
+        cluster.kubectl(&format!("delete pod {name} --now"));
+    }
+}
+
+/// Logs, exec and port-forward go through the API server to the kubelet of the pod's node.
+fn serves_streams_of_every_node(cluster: &Cluster, pods: &[Pod]) {
+    for pod in pods {
+        let said = cluster.kubectl(&format!("exec {} -- hostname", pod.name));
+        assert_eq!(said.trim(), pod.name);
+        assert!(cluster.kubectl(&format!("logs {}", pod.name)).contains("GET / HTTP"), "{} was asked", pod.name);
+    }
+}
+
+/// Every pod is replaced under load, through the service's address and a node port, and nobody notices.
+fn rolls_without_a_failed_request(cluster: &Cluster) {
+    let service = cluster.kubectl("get service web -o jsonpath={.spec.clusterIP}:{.spec.ports[0].port}");
+    let port = cluster.kubectl("get service web -o jsonpath={.spec.ports[0].nodePort}");
+    let is_over = AtomicBool::new(false);
+    let load = |address: String| {
+        let (mut answered, mut failed) = (0, 0);
+        while !is_over.load(Ordering::Relaxed) {
+            match cluster.http_get(&address) {
+                Some(_) => answered += 1,
+                None => failed += 1,
+            }
+        }
+        (answered, failed)
+    };
+    let load = &load;
+    std::thread::scope(|scope| {
+        let clients = [service, format!("10.44.0.2:{port}")].map(|address| scope.spawn(move || load(address)));
+        cluster.kubectl("rollout restart deployment/web");
+        cluster.kubectl("rollout status deployment/web --timeout=170s");
+        is_over.store(true, Ordering::Relaxed);
+        for client in clients {
+            let (answered, failed) = client.join().unwrap();
+            assert!(answered > 10 && failed == 0, "{answered} answered, {failed} failed");
+        }
+    });
+}
+
+/// Everything of ours is killed at once and comes back; no container notices.
+fn outlives_its_processes(cluster: &Cluster, before: &[Pod]) {
+    let locks = ["data/lock", "data/nodes/node-2/lock", "data/nodes/node-3/lock"];
+    let pids: Vec<String> = locks.map(|lock| std::fs::read_to_string(cluster.path(lock)).unwrap()).into();
+    for pid in &pids {
+        run(Command::new("kill").args(["-9", pid]));
+    }
+    let is_gone = |pid: &String| {
+        let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        state.is_empty() || state.contains(") Z ")
+    };
+    cluster.wait("the end of the processes", || pids.iter().all(is_gone).then_some(()));
+    cluster.up_again();
+    let now = cluster.wait("the pods ready", || Some(pods(cluster)).filter(|pods| pods.len() == before.len()));
+    let identities = |pods: &[Pod]| -> BTreeSet<String> { pods.iter().map(|pod| pod.container.clone()).collect() };
+    assert_eq!(identities(&now), identities(before));
+
+    // One node alone: the cluster's process starts it again.
+    let lock = cluster.path("data/nodes/node-2/lock");
+    let pid = std::fs::read_to_string(&lock).unwrap();
+    run(Command::new("kill").args(["-9", &pid]));
+    cluster.wait("a new process for node-2", || {
+        let now = std::fs::read_to_string(&lock).unwrap();
+        (now != pid && Path::new("/proc").join(&now).exists()).then_some(())
+    });
+    let status = cox(cluster, "status");
+    assert!(status.contains("node-2 at 10.44.0.2 (process"), "{status}");
+}
