@@ -1,8 +1,11 @@
-//! Response bodies: whole, or produced as the client reads.
+//! Bodies: of responses, whole or produced as the client reads, and of requests.
 
-use bytes::Bytes;
+use std::pin::Pin;
+use std::task::Poll;
+
+use bytes::{Bytes, BytesMut};
 use futures_util::Stream;
-use http_body::Frame;
+use http_body::{Body as _, Frame};
 use http_body_util::{BodyExt, Full, StreamBody};
 
 pub type BodyError = Box<dyn std::error::Error + Send + Sync>;
@@ -19,4 +22,56 @@ pub(crate) fn empty() -> Body {
 pub(crate) fn stream(chunks: impl Stream<Item = Result<Bytes, BodyError>> + Send + 'static) -> Body {
     use futures_util::StreamExt;
     StreamBody::new(chunks.map(|chunk| chunk.map(Frame::data))).boxed_unsync()
+}
+
+/// The body of a request: whole from the in-process door, still on the wire otherwise. Read only once the client may do
+/// what it asks, so a stranger cannot make the server hold megabytes.
+pub(crate) enum RequestBody {
+    Whole(Bytes),
+    Incoming(hyper::body::Incoming),
+}
+
+/// Bodies larger than this are refused (upstream's `MaxRequestBodyBytes`).
+const MAX_BODY: usize = 3 * 1024 * 1024;
+
+impl RequestBody {
+    /// The whole body, or 413. The rest of a body that is too large is read and dropped, within reason: a client that is
+    /// still sending when the answer comes often fails to see it.
+    pub(crate) async fn read(self) -> Result<Bytes, api::Status> {
+        let mut body = match self {
+            RequestBody::Whole(bytes) => return Ok(bytes),
+            RequestBody::Incoming(body) => body,
+        };
+        let mut kept = BytesMut::new();
+        let mut total = 0;
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| api::Status::bad_request(error.to_string()))?;
+            let Some(data) = frame.data_ref() else { continue };
+            total += data.len();
+            if total > 8 * MAX_BODY {
+                break;
+            }
+            if total <= MAX_BODY {
+                kept.extend_from_slice(data);
+            }
+        }
+        if total > MAX_BODY {
+            return Err(api::Status::request_too_large(format!("limit is {MAX_BODY}")));
+        }
+        Ok(kept.freeze())
+    }
+}
+
+/// A body that keeps something alive until it has been sent, or the client has gone.
+pub(crate) fn guarded<G: Send + 'static>(body: Body, guard: G) -> Body {
+    let mut held = Some((body, guard));
+    let frames = futures_util::stream::poll_fn(move |context| {
+        let Some((body, _)) = &mut held else { return Poll::Ready(None) };
+        let frame = std::task::ready!(Pin::new(body).poll_frame(context));
+        if frame.is_none() {
+            held = None;
+        }
+        Poll::Ready(frame)
+    });
+    StreamBody::new(frames).boxed_unsync()
 }

@@ -13,6 +13,7 @@ use http_body_util::BodyExt;
 use serde_json::{Value, json};
 
 use crate::authn::Peer;
+use crate::body::RequestBody;
 use crate::state::{State, own_user};
 
 pub(crate) async fn run(state: &Arc<State>) -> anyhow::Result<()> {
@@ -36,7 +37,7 @@ pub(crate) async fn run(state: &Arc<State>) -> anyhow::Result<()> {
             "value": value, "globalDefault": false, "description": description});
         create(state, "/apis/scheduling.k8s.io/v1/priorityclasses", &class).await?;
     }
-    if state.authz.rbac().is_some() {
+    if state.authz.uses_rbac() {
         roles(state).await?;
     }
     service_range(state).await?;
@@ -195,7 +196,7 @@ async fn send(state: &Arc<State>, method: Method, path: &str, body: &Value) -> a
         Request::builder().method(method).uri(path).header("content-type", "application/json").body(body)?;
     request.extensions_mut().insert(own_user());
     let peer = Peer { in_process: true, ..Default::default() };
-    let response = crate::chain::serve(state.clone(), request, peer).await;
+    let response = crate::chain::serve(state.clone(), request.map(RequestBody::Whole), peer).await;
     let code = response.status().as_u16();
     let bytes = response.into_body().collect().await.map_err(|error| anyhow::anyhow!(error))?.to_bytes();
     Ok((code, serde_json::from_slice(&bytes).context("answer is not JSON")?))

@@ -7,6 +7,8 @@
 #![allow(clippy::result_large_err)]
 
 mod admission;
+mod args;
+mod audit;
 mod authn;
 mod authz;
 mod body;
@@ -14,21 +16,31 @@ mod bootstrap;
 mod chain;
 mod config;
 mod discovery;
+mod expiring;
 mod health;
 mod json;
 mod metrics;
 mod protobuf;
 pub mod registry;
+mod remote;
 mod server;
 mod state;
 mod status;
 mod verbs;
 mod watch_cache;
 
+pub use args::Args;
+pub use audit::{Batching, LogConfig, Mode};
+pub use authz::{Attributes, FailurePolicy, WebhookConfig};
 pub use body::{Body, BodyError};
-pub use config::{Args, Config, Storage};
+pub use config::{AuditConfig, Authorizer, Config, OidcConfig, Storage, TokenWebhookConfig};
 pub use registry::core::service_allocation::Cidr;
 pub use server::{Handler, Server};
+
+/// The index behind RBAC decisions, for those who measure it.
+pub mod rbac {
+    pub use crate::authz::rbac::{Index, allows};
+}
 
 use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;

@@ -44,6 +44,8 @@ pub(crate) fn render(state: &State) -> String {
         let _ = writeln!(out, "apiserver_request_duration_seconds_sum{{{labels}}} {}", counter.seconds);
         let _ = writeln!(out, "apiserver_request_duration_seconds_count{{{labels}}} {}", counter.count);
     }
+    out.push_str("# TYPE apiserver_audit_error_total counter\n");
+    let _ = writeln!(out, "apiserver_audit_error_total {}", crate::audit::dropped());
     out.push_str("# TYPE apiserver_storage_objects gauge\n");
     for row in state.registry.rows().iter().filter(|row| row.conversion.is_none()) {
         if let Some(cache) = state.caches.get(&row.store_prefix) {

@@ -5,27 +5,28 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::{Request, Response};
-use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulShutdown;
 use k8s_openapi::api::core::v1::Service;
-use rustls::crypto::CryptoProvider;
 use store::etcd::EtcdStore;
 use store::{EmbeddedStore, Revision, Store};
+use tls::Reloading;
 use tokio::net::TcpListener;
-use tokio_rustls::TlsAcceptor;
+use tokio::task::JoinSet;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tokio_util::sync::CancellationToken;
 
 use crate::admission;
-use crate::authn::{self, Authenticators, CertificateAuthority, FrontProxy, Peer, PublicKeys, TokenFile, TokenIssuer};
+use crate::audit::Audit;
+use crate::authn::{Authenticators, Peer, PeerCertificates, TokenIssuer};
 use crate::authz::Authorizers;
-use crate::body::Body;
-use crate::chain::{self, InFlight};
+use crate::body::{Body, RequestBody};
+use crate::chain::{self, Cors, InFlight};
 use crate::config::{Config, Storage};
 use crate::discovery::Documents;
 use crate::registry::Registry;
@@ -34,8 +35,6 @@ use crate::state::State;
 use crate::verbs::{EventLeases, KubeletClient};
 use crate::watch_cache;
 
-/// Bodies larger than this are refused (upstream's `MaxRequestBodyBytes`).
-const MAX_BODY: usize = 3 * 1024 * 1024;
 /// Open requests get this long to finish when the server stops.
 const DRAIN: Duration = Duration::from_secs(5);
 /// A client that does not finish its TLS handshake is dropped.
@@ -48,8 +47,9 @@ pub struct Server {
     state: Arc<State>,
     listener: TcpListener,
     acceptor: TlsAcceptor,
-    client_ca: Option<Arc<CertificateAuthority>>,
-    proxy_ca: Option<Arc<CertificateAuthority>>,
+    /// What sends audit events in batches; ends when `audit_stop` fires and everything has been sent.
+    audit_tasks: JoinSet<()>,
+    audit_stop: CancellationToken,
     dispatcher: tokio::task::JoinHandle<Result<(), watch_cache::DispatchError>>,
     stop: CancellationToken,
 }
@@ -62,15 +62,11 @@ impl Server {
     }
 
     async fn open(mut config: Config) -> anyhow::Result<Self> {
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
         let listener = TcpListener::bind(config.bind).await.with_context(|| format!("listening on {}", config.bind))?;
         config.bind = listener.local_addr()?;
-        let acceptor = acceptor(&config, &provider)?;
-        let authority = |path: &Option<std::path::PathBuf>| -> anyhow::Result<Option<Arc<CertificateAuthority>>> {
-            path.as_deref().map(|path| CertificateAuthority::load(path, provider.clone()).map(Arc::new)).transpose()
-        };
-        let client_ca = authority(&config.client_ca_file)?;
-        let proxy_ca = authority(&config.requestheader_client_ca_file)?;
+        let acceptor = acceptor(&config)?;
+        let (mut audit_tasks, audit_stop) = (JoinSet::new(), CancellationToken::new());
+        let audit = Audit::new(&config.audit, &mut audit_tasks, &audit_stop)?;
 
         let store = open(&config).await?;
         let registry = Registry::new(&config.runtime_config);
@@ -84,12 +80,18 @@ impl Server {
             _ => None,
         };
         let mut state = State {
-            authn: authenticators(&config, &proxy_ca)?,
-            authz: Authorizers::new(&config.authorization_modes)?,
+            authn: Authenticators::new(&config)?,
+            authz: Authorizers::new(&config, &caches)?,
             admission: admission::Chain::new(&config.enable_admission_plugins, &config.disable_admission_plugins)?,
             allocators: Allocators::new(Vec::new(), config.service_node_port_range, &[]),
-            in_flight: InFlight::new(config.max_mutating_requests_inflight, config.max_requests_inflight),
-            kubelet: kubelet_client(&config, &provider)?,
+            in_flight: InFlight::new(
+                config.max_mutating_requests_inflight,
+                config.max_requests_inflight,
+                config.max_long_running_requests,
+            ),
+            cors: Cors::new(&config.cors_allowed_origins)?,
+            audit,
+            kubelet: kubelet_client(&config)?,
             documents: Documents::new(&registry),
             event_leases: EventLeases::new(config.event_ttl),
             bootstrapped: Default::default(),
@@ -107,7 +109,7 @@ impl Server {
         );
         let state = Arc::new(state);
         crate::bootstrap::run(&state).await.context("making the first objects")?;
-        Ok(Self { state, listener, acceptor, client_ca, proxy_ca, dispatcher, stop })
+        Ok(Self { state, listener, acceptor, audit_tasks, audit_stop, dispatcher, stop })
     }
 
     /// Where the server listens; useful when the configured port was 0.
@@ -121,7 +123,7 @@ impl Server {
         let state = self.state.clone();
         Arc::new(move |request| {
             let peer = Peer { in_process: true, ..Default::default() };
-            Box::pin(chain::serve(state.clone(), request, peer))
+            Box::pin(chain::serve(state.clone(), request.map(RequestBody::Whole), peer))
         })
     }
 
@@ -131,9 +133,9 @@ impl Server {
     }
 
     async fn serve_until(self, stop: CancellationToken) -> anyhow::Result<()> {
-        let Server { state, listener, acceptor, client_ca, proxy_ca, mut dispatcher, stop: inner } = self;
+        let Server { state, listener, acceptor, audit_tasks, audit_stop, mut dispatcher, stop: inner } = self;
         let graceful = GracefulShutdown::new();
-        let mut connections = tokio::task::JoinSet::new();
+        let mut connections = JoinSet::new();
         let compactor = compact(state.clone());
         tokio::pin!(compactor);
         let outcome = loop {
@@ -149,18 +151,19 @@ impl Server {
                 () = &mut compactor => {}
                 Some(_) = connections.join_next() => {}
                 accepted = listener.accept() => {
-                    let Ok((tcp, _)) = accepted else {
+                    let Ok((tcp, address)) = accepted else {
                         // Out of file descriptors, most likely: give others a moment to close theirs.
                         tokio::time::sleep(Duration::from_millis(50)).await;
                         continue;
                     };
                     let (state, acceptor) = (state.clone(), acceptor.clone());
-                    let (client_ca, proxy_ca) = (client_ca.clone(), proxy_ca.clone());
                     let watcher = graceful.watcher();
                     connections.spawn(async move {
                         let _ = tcp.set_nodelay(true);
                         let Ok(Ok(tls)) = tokio::time::timeout(HANDSHAKE, acceptor.accept(tcp)).await else { return };
-                        let peer = identify(&tls, client_ca.as_deref(), proxy_ca.as_deref());
+                        let certificates = tls.get_ref().1.peer_certificates().map(PeerCertificates::new);
+                        let certificates = certificates.map(Arc::new);
+                        let peer = Peer { in_process: false, address: Some(address), certificates };
                         serve_connection(state, tls, peer, watcher).await;
                     });
                 }
@@ -172,6 +175,10 @@ impl Server {
             tracing::info!("requests still open after {DRAIN:?}; closing");
         }
         connections.shutdown().await;
+        audit_stop.cancel();
+        if tokio::time::timeout(DRAIN, audit_tasks.join_all()).await.is_err() {
+            tracing::warn!("audit events not sent after {DRAIN:?} are lost");
+        }
         outcome
     }
 }
@@ -197,52 +204,11 @@ async fn serve_connection(
     let _ = watcher.watch(connection.into_owned()).await;
 }
 
-/// Reads the body, within limits, and sends the request down the chain.
-async fn receive(state: Arc<State>, request: Request<Incoming>, peer: Peer) -> Response<Body> {
-    let (mut parts, body) = request.into_parts();
+/// Sends a request down the chain.
+async fn receive(state: Arc<State>, mut request: Request<Incoming>, peer: Peer) -> Response<Body> {
     // Nothing on the wire can set this, but nothing should depend on that either.
-    parts.extensions.remove::<api::UserInfo>();
-    let bytes = match read_body(body).await {
-        Ok(bytes) => bytes,
-        Err(status) => return crate::status::response(&status),
-    };
-    chain::serve(state, Request::from_parts(parts, bytes), peer).await
-}
-
-/// The whole body, or 413. The rest of a body that is too large is read and dropped, within reason: a client that is
-/// still sending when the answer comes often fails to see it.
-async fn read_body(mut body: Incoming) -> Result<Bytes, api::Status> {
-    let mut kept = BytesMut::new();
-    let mut total = 0;
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| api::Status::bad_request(error.to_string()))?;
-        let Some(data) = frame.data_ref() else { continue };
-        total += data.len();
-        if total > 8 * MAX_BODY {
-            break;
-        }
-        if total <= MAX_BODY {
-            kept.extend_from_slice(data);
-        }
-    }
-    if total > MAX_BODY {
-        return Err(api::Status::request_too_large(format!("limit is {MAX_BODY}")));
-    }
-    Ok(kept.freeze())
-}
-
-/// What the client's certificate says, found out once per connection.
-fn identify(
-    tls: &tokio_rustls::server::TlsStream<tokio::net::TcpStream>,
-    client_ca: Option<&CertificateAuthority>,
-    proxy_ca: Option<&CertificateAuthority>,
-) -> Peer {
-    let Some(chain) = tls.get_ref().1.peer_certificates() else { return Peer::default() };
-    let proxy = proxy_ca.and_then(|authority| authority.common_name(chain));
-    let client = client_ca.map(|authority| authority.user(chain));
-    // A proxy's certificate need not be one of a user.
-    let client = if proxy.is_some() { client.filter(Result::is_ok) } else { client };
-    Peer { in_process: false, client, proxy }
+    request.extensions_mut().remove::<api::UserInfo>();
+    chain::serve(state, request.map(RequestBody::Incoming), peer).await
 }
 
 async fn open(config: &Config) -> anyhow::Result<Arc<dyn Store>> {
@@ -271,62 +237,38 @@ async fn compact(state: Arc<State>) {
     }
 }
 
-fn acceptor(config: &Config, provider: &Arc<CryptoProvider>) -> anyhow::Result<TlsAcceptor> {
+fn acceptor(config: &Config) -> anyhow::Result<TlsAcceptor> {
     let (Some(certificate), Some(key)) = (&config.tls_cert_file, &config.tls_private_key_file) else {
         anyhow::bail!("--tls-cert-file and --tls-private-key-file are required");
     };
-    let mut tls = rustls::ServerConfig::builder_with_provider(provider.clone())
-        .with_safe_default_protocol_versions()?
-        .with_client_cert_verifier(Arc::new(authn::AcceptAny(provider.clone())))
-        .with_single_cert(authn::load_certificates(certificate)?, authn::load_key(key)?)?;
+    let mut tls = tls::server_builder()
+        .with_client_cert_verifier(Arc::new(tls::AnyCertificate::default()))
+        .with_cert_resolver(Arc::new(tls::ServingCertificate::load(certificate, key)?));
     tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(Arc::new(tls).into())
 }
 
-fn authenticators(config: &Config, proxy_ca: &Option<Arc<CertificateAuthority>>) -> anyhow::Result<Authenticators> {
-    let mut key_files = config.service_account_key_files.clone();
-    if key_files.is_empty() {
-        key_files.extend(config.service_account_signing_key_file.clone());
-    }
-    let service_accounts = match key_files.is_empty() {
-        true => None,
-        false => Some(PublicKeys::load(&key_files, config.service_account_issuers.clone(), config.audiences())?),
-    };
-    Ok(Authenticators {
-        anonymous: config.anonymous_auth,
-        token_file: config.token_auth_file.as_deref().map(TokenFile::load).transpose()?,
-        service_accounts,
-        bootstrap_tokens: config.enable_bootstrap_token_auth,
-        front_proxy: proxy_ca.as_ref().map(|_| FrontProxy {
-            allowed_names: config.requestheader_allowed_names.clone(),
-            username_headers: config.requestheader_username_headers.clone(),
-            group_headers: config.requestheader_group_headers.clone(),
-            extra_prefixes: config.requestheader_extra_headers_prefix.clone(),
-        }),
-    })
-}
-
-fn kubelet_client(config: &Config, provider: &Arc<CryptoProvider>) -> anyhow::Result<KubeletClient> {
-    let builder = || {
-        anyhow::Ok(rustls::ClientConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions()?)
-    };
-    let no_verification = || Arc::new(authn::NoVerification(provider.clone()));
-    let verified = match &config.kubelet_certificate_authority {
-        Some(path) => {
-            let mut roots = rustls::RootCertStore::empty();
-            for certificate in authn::load_certificates(path)? {
-                roots.add(certificate)?;
+/// How kubelets are reached; the certificate shown to them and the authority of theirs are read again when they change.
+fn kubelet_client(config: &Config) -> anyhow::Result<KubeletClient> {
+    let authority = config.kubelet_certificate_authority.clone();
+    let identity = config.kubelet_client_certificate.clone().zip(config.kubelet_client_key.clone());
+    let files = authority.iter().chain(identity.iter().flat_map(|(certificate, key)| [certificate, key])).cloned();
+    let files: Vec<std::path::PathBuf> = files.collect();
+    let load = move |_: &[std::path::PathBuf]| {
+        let verified = match &authority {
+            Some(path) => tls::client_builder().with_root_certificates(tls::load_roots(path)?),
+            None => {
+                let anyone = Arc::new(tls::AnyCertificate::default());
+                tls::client_builder().dangerous().with_custom_certificate_verifier(anyone)
             }
-            builder()?.with_root_certificates(roots)
-        }
-        None => builder()?.dangerous().with_custom_certificate_verifier(no_verification()),
+        };
+        let kubelet = match &identity {
+            Some((certificate, key)) => {
+                verified.with_client_auth_cert(tls::load_certificates(certificate)?, tls::load_key(key)?)?
+            }
+            None => verified.with_no_client_auth(),
+        };
+        Ok(TlsConnector::from(Arc::new(kubelet)))
     };
-    let kubelet = match (&config.kubelet_client_certificate, &config.kubelet_client_key) {
-        (Some(certificate), Some(key)) => {
-            verified.with_client_auth_cert(authn::load_certificates(certificate)?, authn::load_key(key)?)?
-        }
-        _ => verified.with_no_client_auth(),
-    };
-    let unverified = builder()?.dangerous().with_custom_certificate_verifier(no_verification()).with_no_client_auth();
-    Ok(KubeletClient::new(kubelet, unverified, config.kubelet_preferred_address_types.clone()))
+    Ok(KubeletClient::new(Reloading::new(files, load)?, config.kubelet_preferred_address_types.clone()))
 }

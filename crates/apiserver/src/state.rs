@@ -26,6 +26,9 @@ pub(crate) struct State {
     pub(crate) tokens: Option<authn::TokenIssuer>,
     pub(crate) allocators: crate::registry::core::service_allocation::Allocators,
     pub(crate) in_flight: crate::chain::InFlight,
+    pub(crate) cors: crate::chain::Cors,
+    /// `None` if nothing is recorded.
+    pub(crate) audit: Option<Arc<crate::audit::Audit>>,
     pub(crate) kubelet: crate::verbs::KubeletClient,
     pub(crate) documents: crate::discovery::Documents,
     pub(crate) event_leases: crate::verbs::EventLeases,

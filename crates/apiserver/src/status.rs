@@ -44,6 +44,8 @@ pub(crate) fn too_old(asked: u64, error: &TooOld) -> Status {
 pub(crate) fn response(status: &Status) -> Response<Body> {
     let body = serde_json::to_vec(status).unwrap_or_default();
     let mut response = Response::new(full(Bytes::from(body)));
+    // For those who look at the answer on its way out.
+    response.extensions_mut().insert(status.clone());
     *response.status_mut() = StatusCode::from_u16(status.code()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));

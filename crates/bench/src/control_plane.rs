@@ -39,7 +39,7 @@ impl ControlPlane {
         config.tls_cert_file = Some(path("tls.crt"));
         config.tls_private_key_file = Some(path("tls.key"));
         config.token_auth_file = Some(path("tokens.csv"));
-        config.authorization_modes = vec!["Node".into(), "RBAC".into()];
+        config.authorizers = vec![apiserver::Authorizer::Node, apiserver::Authorizer::Rbac];
         let server = Server::new(config).await.context("starting the API server")?;
         let client = match transport {
             Transport::Call => Client::in_process(

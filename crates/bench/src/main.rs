@@ -4,6 +4,7 @@
 //! `<case> <parameters> ours=… peer=… ratio=…`; the ratio says how many times better than the peer we are.
 //! To add a comparison: one file with a `run` function and one row.
 
+mod authz;
 mod control_plane;
 mod controllers;
 mod node;
@@ -21,6 +22,7 @@ type Run = fn(Args) -> Pin<Box<dyn Future<Output = anyhow::Result<()>>>>;
 
 /// Name, what is compared with what, how.
 const COMPARISONS: &[(&str, &str, Run)] = &[
+    ("authz", "RBAC decisions from the index with a scan of all bindings", |args| Box::pin(authz::run(args))),
     ("store", "the embedded store with a real etcd on the same disk", |args| Box::pin(store::run(args))),
     ("controllers", "deployments to Available on hollow nodes", |args| Box::pin(controllers::run(args))),
     ("node", "our runtime with containerd and runc: starting pods, memory", |args| Box::pin(node::run(args))),

@@ -160,7 +160,7 @@ fn apiserver_config(options: &Options, shape: &Shape, pki: &Pki, node_ip: IpAddr
         .iter()
         .map(|range| range.parse().map_err(|error| anyhow!("{range}: {error}")))
         .collect::<Result<_>>()?;
-    config.authorization_modes = vec!["Node".into(), "RBAC".into()];
+    config.authorizers = vec![apiserver::Authorizer::Node, apiserver::Authorizer::Rbac];
     config.kubelet_client_certificate = Some(pki.certificate("apiserver-kubelet-client"));
     config.kubelet_client_key = Some(pki.key("apiserver-kubelet-client"));
     config.kubelet_certificate_authority = Some(pki.certificate("ca"));

@@ -1,169 +1,144 @@
 //! Client certificates. TLS takes any certificate the client can prove it holds; which authority signed it, and so
 //! what it means, is decided here. A bad certificate is then a 401 like any other wrong credential.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::Context;
 use api::UserInfo;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use parking_lot::Mutex;
+use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::WebPkiClientVerifier;
-use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::{DigitallySignedStruct, DistinguishedName, SignatureScheme};
+use rustls::server::danger::ClientCertVerifier;
+use tls::Reloading;
 
-/// The certificates of a PEM file.
-pub(crate) fn load_certificates(path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("certificate file {}", path.display()))?;
-    let found: Vec<_> = super::pem::blocks(&text)
-        .into_iter()
-        .filter(|(label, _)| label == "CERTIFICATE")
-        .map(|(_, der)| CertificateDer::from(der))
-        .collect();
-    anyhow::ensure!(!found.is_empty(), "certificate file {} holds no certificate", path.display());
-    Ok(found)
+/// An authority for client certificates; its file may change.
+pub(crate) struct CertificateAuthority(Reloading<Verifier>);
+
+type Verifier = Arc<dyn ClientCertVerifier>;
+
+/// The certificates a client showed, and what the authorities said of them. A connection carries many requests: checking
+/// signatures once is enough, as long as the authority and the time of day still agree.
+pub(crate) struct PeerCertificates {
+    chain: Vec<CertificateDer<'static>>,
+    known: Mutex<Vec<Known>>,
 }
 
-/// The private key of a PEM file, in any of the three usual forms.
-pub(crate) fn load_key(path: &Path) -> anyhow::Result<PrivateKeyDer<'static>> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("key file {}", path.display()))?;
-    super::pem::blocks(&text)
-        .into_iter()
-        .find_map(|(label, der)| match label.as_str() {
-            "PRIVATE KEY" => Some(PrivateKeyDer::Pkcs8(der.into())),
-            "RSA PRIVATE KEY" => Some(PrivateKeyDer::Pkcs1(der.into())),
-            "EC PRIVATE KEY" => Some(PrivateKeyDer::Sec1(der.into())),
-            _ => None,
-        })
-        .with_context(|| format!("key file {} holds no private key", path.display()))
+struct Known {
+    authority: Arc<Verifier>,
+    user: UserInfo,
+    /// Seconds since the epoch after which a certificate of the chain is no longer valid.
+    until: i64,
 }
 
-/// An authority for client certificates.
-pub(crate) struct CertificateAuthority(Arc<dyn ClientCertVerifier>);
+impl PeerCertificates {
+    pub(crate) fn new(chain: &[CertificateDer<'_>]) -> Self {
+        let chain = chain.iter().map(|certificate| certificate.clone().into_owned()).collect();
+        Self { chain, known: Mutex::new(Vec::new()) }
+    }
+}
 
 impl CertificateAuthority {
-    pub(crate) fn load(path: &Path, provider: Arc<CryptoProvider>) -> anyhow::Result<Self> {
-        let mut roots = rustls::RootCertStore::empty();
-        for certificate in load_certificates(path)? {
-            roots.add(certificate).with_context(|| format!("certificate file {}", path.display()))?;
-        }
-        Ok(Self(WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build()?))
+    pub(crate) fn load(path: &Path) -> anyhow::Result<Self> {
+        let load = |files: &[PathBuf]| {
+            let roots = Arc::new(tls::load_roots(&files[0])?);
+            Ok(WebPkiClientVerifier::builder_with_provider(roots, tls::provider()).build()? as Verifier)
+        };
+        Ok(Self(Reloading::new(vec![path.to_owned()], load)?))
     }
 
-    fn verify(&self, chain: &[CertificateDer<'_>]) -> Result<(), String> {
-        let (leaf, intermediates) = chain.split_first().ok_or("no certificate")?;
-        self.0
-            .verify_client_cert(leaf, intermediates, UnixTime::now())
-            .map(drop)
-            .map_err(|error| format!("verifying certificate failed: {error}"))
-    }
-
-    /// The user a certificate names: CN is the user, each O a group.
-    pub(crate) fn user(&self, chain: &[CertificateDer<'_>]) -> Result<UserInfo, String> {
-        self.verify(chain)?;
-        let leaf = chain.first().ok_or("no certificate")?;
-        let (_, certificate) = x509_parser::parse_x509_certificate(leaf).map_err(|error| error.to_string())?;
-        let subject = certificate.subject();
-        let name = subject.iter_common_name().next().and_then(|name| name.as_str().ok()).unwrap_or_default();
-        if name.is_empty() {
-            return Err("certificate has no common name".to_owned());
+    /// The user the certificates name: CN is the user, each O a group.
+    pub(crate) fn user(&self, peer: &PeerCertificates) -> Result<UserInfo, String> {
+        let authority = self.0.get();
+        let now = UnixTime::now();
+        let seconds = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
+        let mut known = peer.known.lock();
+        known.retain(|known| seconds <= known.until);
+        if let Some(known) = known.iter().find(|known| Arc::ptr_eq(&known.authority, &authority)) {
+            return Ok(known.user.clone());
         }
-        let groups = subject.iter_organization().filter_map(|group| group.as_str().ok().map(str::to_owned));
-        let mut user = UserInfo { name: name.to_owned(), groups: groups.collect(), ..Default::default() };
-        let digest = ring::digest::digest(&ring::digest::SHA256, leaf);
-        let hex: String = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
-        user.extra.insert("authentication.kubernetes.io/credential-id".to_owned(), vec![format!("X509SHA256={hex}")]);
+        let (leaf, intermediates) = peer.chain.split_first().ok_or("no certificate")?;
+        authority
+            .verify_client_cert(leaf, intermediates, now)
+            .map_err(|error| format!("verifying certificate failed: {error}"))?;
+        let user = subject(leaf)?;
+        let until = peer.chain.iter().filter_map(|certificate| not_after(certificate)).min().unwrap_or(seconds);
+        known.push(Known { authority, user: user.clone(), until });
         Ok(user)
     }
-
-    /// The common name of a certificate this authority signed.
-    pub(crate) fn common_name(&self, chain: &[CertificateDer<'_>]) -> Option<String> {
-        self.user(chain).ok().map(|user| user.name)
-    }
 }
 
-/// Asks for a certificate and takes any that the client holds the key of.
-#[derive(Debug)]
-pub(crate) struct AcceptAny(pub(crate) Arc<CryptoProvider>);
-
-impl ClientCertVerifier for AcceptAny {
-    fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        &[]
-    }
-
-    fn client_auth_mandatory(&self) -> bool {
-        false
-    }
-
-    fn verify_client_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: UnixTime,
-    ) -> Result<ClientCertVerified, rustls::Error> {
-        Ok(ClientCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(message, certificate, signed, &self.0.signature_verification_algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, certificate, signed, &self.0.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
+fn not_after(certificate: &[u8]) -> Option<i64> {
+    let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
+    Some(parsed.validity().not_after.timestamp())
 }
 
-/// For backends whose certificate nobody can know (upstream's `InsecureSkipVerify` for proxies and, without
-/// `--kubelet-certificate-authority`, for kubelets).
-#[derive(Debug)]
-pub(crate) struct NoVerification(pub(crate) Arc<CryptoProvider>);
+fn subject(leaf: &[u8]) -> Result<UserInfo, String> {
+    let (_, certificate) = x509_parser::parse_x509_certificate(leaf).map_err(|error| error.to_string())?;
+    let subject = certificate.subject();
+    let name = subject.iter_common_name().next().and_then(|name| name.as_str().ok()).unwrap_or_default();
+    if name.is_empty() {
+        return Err("certificate has no common name".to_owned());
+    }
+    let groups = subject.iter_organization().filter_map(|group| group.as_str().ok().map(str::to_owned));
+    let mut user = UserInfo { name: name.to_owned(), groups: groups.collect(), ..Default::default() };
+    let digest = ring::digest::digest(&ring::digest::SHA256, leaf);
+    let hex: String = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+    user.extra.insert("authentication.kubernetes.io/credential-id".to_owned(), vec![format!("X509SHA256={hex}")]);
+    Ok(user)
+}
 
-impl ServerCertVerifier for NoVerification {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+
+    fn authority(path: &Path) -> Issuer<'static, KeyPair> {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let pem = params.self_signed(&key).unwrap().pem();
+        std::fs::write(path.with_extension("new"), pem).unwrap();
+        std::fs::rename(path.with_extension("new"), path).unwrap();
+        Issuer::new(params, key)
     }
 
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(message, certificate, signed, &self.0.signature_verification_algorithms)
+    fn shown(
+        issuer: &Issuer<'static, KeyPair>,
+        name: &str,
+        usage: ExtendedKeyUsagePurpose,
+        year: i32,
+    ) -> PeerCertificates {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.distinguished_name.push(DnType::OrganizationName, "dev");
+        params.extended_key_usages = vec![usage];
+        params.not_after = rcgen::date_time_ymd(year, 1, 1);
+        let certificate = params.signed_by(&KeyPair::generate().unwrap(), issuer).unwrap();
+        PeerCertificates::new(&[certificate.der().clone()])
     }
 
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, certificate, signed, &self.0.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
+    #[test]
+    fn certificates_name_users_if_the_authority_signed_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let (ours, theirs) = (authority(&dir.path().join("ca")), authority(&dir.path().join("other")));
+        let ca = CertificateAuthority::load(&dir.path().join("ca")).unwrap();
+        let client = ExtendedKeyUsagePurpose::ClientAuth;
+        for (peer, expected) in [
+            (shown(&ours, "ann", client.clone(), 2100), Some("ann")),
+            (shown(&theirs, "ann", client.clone(), 2100), None),
+            (shown(&ours, "ann", client.clone(), 2020), None),
+            (shown(&ours, "ann", ExtendedKeyUsagePurpose::ServerAuth, 2100), None),
+            (shown(&ours, "", client.clone(), 2100), None),
+        ] {
+            let found = ca.user(&peer).ok();
+            assert_eq!(found.as_ref().map(|user| user.name.as_str()), expected);
+            assert!(found.is_none_or(|user| user.groups == ["dev"]));
+        }
+        // A new authority takes the old one's certificates with it, on open connections too.
+        let peer = shown(&ours, "ann", client, 2100);
+        assert!(ca.user(&peer).is_ok());
+        authority(&dir.path().join("ca"));
+        assert!(ca.user(&peer).is_err());
     }
 }

@@ -1,21 +1,36 @@
 //! Authentication: who a request comes from. A union of authenticators that stops at the first success.
 //!
-//! Order as upstream: front-proxy headers, client certificate, bearer tokens (static file, service account, bootstrap),
-//! and anonymous only when no credentials were given at all. Wrong credentials are an error, never anonymous.
+//! Order as upstream: front-proxy headers, client certificate, password, bearer tokens (static file, service account,
+//! bootstrap, OIDC, webhook), and anonymous only when no credentials were given at all. Wrong credentials are an error,
+//! never anonymous. Files behind the authenticators are read again when they change.
 
 mod bootstrap;
 mod certificates;
+mod front_proxy;
+mod jwt;
+mod keys;
+mod oidc;
 mod pem;
 mod service_account;
-mod token_file;
+mod static_files;
+mod webhook;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
 
 use api::{Status, UserInfo};
-use http::{HeaderMap, header};
+use base64::Engine;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use http::{HeaderMap, HeaderValue, header};
 
-pub(crate) use certificates::{AcceptAny, CertificateAuthority, NoVerification, load_certificates, load_key};
+pub(crate) use certificates::{CertificateAuthority, PeerCertificates};
+pub(crate) use front_proxy::FrontProxy;
+pub(crate) use oidc::Oidc;
 pub(crate) use service_account::{PublicKeys, TokenClaims, TokenIssuer};
-pub(crate) use token_file::TokenFile;
+pub(crate) use static_files::{BasicFile, TokenFile};
+pub(crate) use webhook::TokenWebhook;
 
+use crate::config::Config;
 use crate::state::State;
 
 /// What is known of the other end of a connection.
@@ -23,53 +38,97 @@ use crate::state::State;
 pub(crate) struct Peer {
     /// The request came through the in-process door, which attaches an identity.
     pub(crate) in_process: bool,
-    /// The client certificate, as the client CA sees it.
-    pub(crate) client: Option<Result<UserInfo, String>>,
-    /// The common name of a certificate that the front-proxy CA signed.
-    pub(crate) proxy: Option<String>,
+    pub(crate) address: Option<SocketAddr>,
+    /// What the client showed during the TLS handshake, not yet judged.
+    pub(crate) certificates: Option<Arc<PeerCertificates>>,
 }
 
-#[derive(Default)]
 pub(crate) struct Authenticators {
-    pub(crate) anonymous: bool,
-    pub(crate) token_file: Option<TokenFile>,
+    anonymous: bool,
+    client_ca: Option<CertificateAuthority>,
+    front_proxy: Option<FrontProxy>,
+    basic_file: Option<BasicFile>,
+    token_file: Option<TokenFile>,
     pub(crate) service_accounts: Option<PublicKeys>,
-    pub(crate) bootstrap_tokens: bool,
-    pub(crate) front_proxy: Option<FrontProxy>,
-}
-
-/// Which headers of a trusted proxy name the user.
-pub(crate) struct FrontProxy {
-    /// Empty allows every certificate of the CA.
-    pub(crate) allowed_names: Vec<String>,
-    pub(crate) username_headers: Vec<String>,
-    pub(crate) group_headers: Vec<String>,
-    pub(crate) extra_prefixes: Vec<String>,
+    bootstrap_tokens: bool,
+    oidc: Option<Oidc>,
+    webhook: Option<TokenWebhook>,
+    /// The audiences of this server.
+    audiences: Vec<String>,
 }
 
 /// A user and the audiences of the token that were accepted.
 pub(crate) type Accepted = (UserInfo, Vec<String>);
 
+/// Browsers cannot set headers on WebSockets; they send the token as a protocol that nobody selects.
+const WEBSOCKET_BEARER: &str = "base64url.bearer.authorization.k8s.io.";
+
 impl Authenticators {
+    pub(crate) fn new(config: &Config) -> anyhow::Result<Self> {
+        let authority = |path: &Option<std::path::PathBuf>| path.as_deref().map(CertificateAuthority::load).transpose();
+        let mut key_files = config.service_account_key_files.clone();
+        if key_files.is_empty() {
+            key_files.extend(config.service_account_signing_key_file.clone());
+        }
+        let service_accounts = (!key_files.is_empty())
+            .then(|| PublicKeys::load(key_files, config.service_account_issuers.clone(), config.audiences()))
+            .transpose()?;
+        let front_proxy = authority(&config.requestheader_client_ca_file)?.map(|authority| FrontProxy {
+            authority,
+            allowed_names: config.requestheader_allowed_names.clone(),
+            username_headers: config.requestheader_username_headers.clone(),
+            uid_headers: config.requestheader_uid_headers.clone(),
+            group_headers: config.requestheader_group_headers.clone(),
+            extra_prefixes: config.requestheader_extra_headers_prefix.clone(),
+        });
+        let webhook = config.token_webhook.as_ref();
+        Ok(Self {
+            anonymous: config.anonymous_auth,
+            client_ca: authority(&config.client_ca_file)?,
+            front_proxy,
+            basic_file: config.basic_auth_file.as_deref().map(BasicFile::load).transpose()?,
+            token_file: config.token_auth_file.as_deref().map(TokenFile::load).transpose()?,
+            service_accounts,
+            bootstrap_tokens: config.enable_bootstrap_token_auth,
+            oidc: config.oidc.clone().map(Oidc::new).transpose()?,
+            webhook: webhook
+                .map(|webhook| TokenWebhook::new(&webhook.config_file, &webhook.version, webhook.cache_ttl))
+                .transpose()?,
+            audiences: config.audiences(),
+        })
+    }
+
     /// The user, or 401. Credentials are removed from the headers: nothing behind this sees them.
-    pub(crate) fn authenticate(&self, state: &State, headers: &mut HeaderMap, peer: &Peer) -> Result<UserInfo, Status> {
-        let bearer = bearer(headers);
-        headers.remove(header::AUTHORIZATION);
-        let proxied = self.front_proxy.as_ref().and_then(|proxy| proxy.user(headers, peer));
+    pub(crate) async fn authenticate(
+        &self,
+        state: &State,
+        headers: &mut HeaderMap,
+        peer: &Peer,
+    ) -> Result<UserInfo, Status> {
+        let given = Given::take(headers);
+        let mut errors: Vec<String> = Vec::new();
+        let mut found = None;
         if let Some(proxy) = &self.front_proxy {
+            match proxy.user(headers, peer) {
+                Ok(user) => found = user,
+                Err(error) => errors.push(error),
+            }
             proxy.strip(headers);
         }
-        let mut errors: Vec<String> = Vec::new();
-        let mut found = proxied;
-        if found.is_none() {
-            match &peer.client {
-                Some(Ok(user)) => found = Some(user.clone()),
-                Some(Err(error)) => errors.push(error.clone()),
-                None => {}
+        if let (None, Some(certificates), Some(authority)) = (&found, &peer.certificates, &self.client_ca) {
+            match authority.user(certificates) {
+                Ok(user) => found = Some(user),
+                Err(error) => errors.push(error),
             }
         }
-        if let (None, Some(token)) = (&found, &bearer) {
-            match self.token(state, token, &[]) {
+        if let (None, Some((name, password)), Some(file)) = (&found, &given.basic, &self.basic_file) {
+            match file.find(name, password) {
+                Some(user) => found = Some(user),
+                None => errors.push("invalid user name or password".to_owned()),
+            }
+        }
+        if let (None, Some(token)) = (&found, &given.bearer) {
+            match self.token(state, token, &[]).await {
                 Ok(Some((user, _))) => found = Some(user),
                 Ok(None) => errors.push("invalid bearer token".to_owned()),
                 Err(error) => errors.push(error),
@@ -92,75 +151,135 @@ impl Authenticators {
     }
 
     /// Looks a bearer token up. `audiences` empty means the API server's own.
-    pub(crate) fn token(&self, state: &State, token: &str, audiences: &[String]) -> Result<Option<Accepted>, String> {
+    pub(crate) async fn token(
+        &self,
+        state: &State,
+        token: &str,
+        audiences: &[String],
+    ) -> Result<Option<Accepted>, String> {
         if token.is_empty() {
             return Ok(None);
         }
-        if let Some(user) = self.token_file.as_ref().and_then(|file| file.find(token)) {
-            return Ok(Some((user, audiences.to_vec())));
+        let wanted = if audiences.is_empty() { &self.audiences } else { audiences };
+        // Tokens that know nothing of audiences are meant for this server.
+        let common: Vec<String> = wanted.iter().filter(|wanted| self.audiences.contains(wanted)).cloned().collect();
+        let is_ours = !common.is_empty() || wanted.is_empty();
+        if is_ours && let Some(user) = self.token_file.as_ref().and_then(|file| file.find(token)) {
+            return Ok(Some((user, common)));
         }
-        let mut failure = None;
+        let mut errors: Vec<String> = Vec::new();
         if let Some(keys) = &self.service_accounts {
-            match keys.verify(state, token, audiences) {
+            match keys.verify(state, token, wanted) {
                 Ok(Some(found)) => return Ok(Some(found)),
                 Ok(None) => {}
-                Err(error) => failure = Some(error),
+                Err(error) => errors.push(error),
             }
         }
-        if self.bootstrap_tokens
+        if is_ours
+            && self.bootstrap_tokens
             && let Some(user) = bootstrap::find(state, token)
         {
-            return Ok(Some((user, audiences.to_vec())));
+            return Ok(Some((user, common)));
         }
-        failure.map_or(Ok(None), Err)
-    }
-}
-
-impl FrontProxy {
-    fn user(&self, headers: &HeaderMap, peer: &Peer) -> Option<UserInfo> {
-        let proxy = peer.proxy.as_ref()?;
-        if !self.allowed_names.is_empty() && !self.allowed_names.contains(proxy) {
-            return None;
-        }
-        let values = |names: &[String]| -> Vec<String> {
-            names
-                .iter()
-                .flat_map(|name| headers.get_all(name.as_str()).iter())
-                .filter_map(|value| value.to_str().ok().map(str::to_owned))
-                .collect()
-        };
-        let name = values(&self.username_headers).into_iter().find(|name| !name.is_empty())?;
-        let mut user = UserInfo { name, groups: values(&self.group_headers), ..Default::default() };
-        for (key, value) in headers {
-            for prefix in &self.extra_prefixes {
-                if let (Some(key), Ok(value)) =
-                    (key.as_str().strip_prefix(&prefix.to_ascii_lowercase()), value.to_str())
-                {
-                    user.extra.entry(key.to_owned()).or_default().push(value.to_owned());
-                }
+        if let (true, Some(oidc)) = (is_ours, &self.oidc) {
+            match oidc.verify(token).await {
+                Ok(Some(user)) => return Ok(Some((user, common))),
+                Ok(None) => {}
+                Err(error) => errors.push(error),
             }
         }
-        Some(user)
-    }
-
-    /// Removes the headers, trusted or not.
-    fn strip(&self, headers: &mut HeaderMap) {
-        for name in self.username_headers.iter().chain(&self.group_headers) {
-            headers.remove(name.as_str());
+        if let Some(webhook) = &self.webhook {
+            match webhook.verify(token, wanted).await {
+                Ok(Some(found)) => return Ok(Some(found)),
+                Ok(None) => {}
+                Err(error) => errors.push(error),
+            }
         }
-        let extra: Vec<http::HeaderName> = headers
-            .keys()
-            .filter(|key| {
-                self.extra_prefixes.iter().any(|prefix| key.as_str().starts_with(&prefix.to_ascii_lowercase()))
-            })
-            .cloned()
-            .collect();
-        extra.iter().for_each(|key| drop(headers.remove(key)));
+        match errors.len() {
+            0 => Ok(None),
+            1 => Err(errors.remove(0)),
+            _ => Err(format!("[{}]", errors.join(", "))),
+        }
     }
 }
 
-fn bearer(headers: &HeaderMap) -> Option<String> {
-    let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
-    let (scheme, token) = value.split_once(' ')?;
-    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim().to_owned()).filter(|token| !token.is_empty())
+/// The credentials of a request, taken out of its headers.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Given {
+    bearer: Option<String>,
+    basic: Option<(String, String)>,
+}
+
+impl Given {
+    fn take(headers: &mut HeaderMap) -> Self {
+        let mut given = Self::default();
+        let authorization = headers.remove(header::AUTHORIZATION);
+        if let Some((scheme, rest)) = authorization.as_ref().and_then(|value| value.to_str().ok()?.split_once(' ')) {
+            let rest = rest.trim();
+            if scheme.eq_ignore_ascii_case("bearer") && !rest.is_empty() {
+                given.bearer = Some(rest.to_owned());
+            } else if scheme.eq_ignore_ascii_case("basic") {
+                let decoded = STANDARD.decode(rest).ok().and_then(|bytes| String::from_utf8(bytes).ok());
+                let pair = decoded.as_deref().and_then(|text| text.split_once(':'));
+                given.basic = pair.map(|(name, password)| (name.to_owned(), password.to_owned()));
+            }
+        }
+        given.take_websocket(headers);
+        given
+    }
+
+    /// A bearer token among the WebSocket protocols. It needs another protocol beside it that can be selected.
+    fn take_websocket(&mut self, headers: &mut HeaderMap) {
+        let offered: Vec<&str> = headers
+            .get_all(header::SEC_WEBSOCKET_PROTOCOL)
+            .iter()
+            .filter_map(|value| value.to_str().ok())
+            .flat_map(|value| value.split(',').map(str::trim))
+            .collect();
+        let (tokens, rest): (Vec<&str>, Vec<&str>) =
+            offered.iter().partition(|protocol| protocol.starts_with(WEBSOCKET_BEARER));
+        let [token] = tokens.as_slice() else { return };
+        let token = URL_SAFE_NO_PAD.decode(&token[WEBSOCKET_BEARER.len()..]).ok();
+        let token = token.and_then(|bytes| String::from_utf8(bytes).ok()).filter(|token| !token.is_empty());
+        let rest = HeaderValue::from_str(&rest.join(",")).ok().filter(|rest| !rest.is_empty());
+        headers.remove(header::SEC_WEBSOCKET_PROTOCOL);
+        if let (Some(token), Some(rest)) = (token, rest) {
+            headers.insert(header::SEC_WEBSOCKET_PROTOCOL, rest);
+            self.bearer = self.bearer.take().or(Some(token));
+        }
+    }
+}
+
+/// Compares digests, so timing says nothing about the secret itself.
+fn same_secret(left: &[u8], right: &[u8]) -> bool {
+    let digest = |bytes: &[u8]| ring::digest::digest(&ring::digest::SHA256, bytes);
+    digest(left).as_ref() == digest(right).as_ref()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credentials_leave_the_headers() {
+        let socket = |token: &str| format!("{WEBSOCKET_BEARER}{}", URL_SAFE_NO_PAD.encode(token));
+        for (name, value, bearer, basic, left) in [
+            ("authorization", "Bearer t".to_owned(), Some("t"), None, None),
+            ("authorization", "bearer   t ".to_owned(), Some("t"), None, None),
+            ("authorization", "Bearer".to_owned(), None, None, None),
+            ("authorization", "Basic YW5uOm9uZTp0d28=".to_owned(), None, Some(("ann", "one:two")), None),
+            ("authorization", "Basic !".to_owned(), None, None, None),
+            ("authorization", "Digest x".to_owned(), None, None, None),
+            ("sec-websocket-protocol", format!("{},v5", socket("t")), Some("t"), None, Some("v5")),
+            ("sec-websocket-protocol", socket("t"), None, None, None),
+            ("sec-websocket-protocol", "v4, v5".to_owned(), None, None, Some("v4, v5")),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::HeaderName::from_static(name), value.parse().unwrap());
+            let given = Given::take(&mut headers);
+            let pair = |(name, password): (&str, &str)| (name.to_owned(), password.to_owned());
+            assert_eq!(given, Given { bearer: bearer.map(str::to_owned), basic: basic.map(pair) }, "{value}");
+            assert_eq!(headers.values().next().map(|value| value.to_str().unwrap()), left, "{value}");
+        }
+    }
 }

@@ -3,89 +3,132 @@
 
 use api::Status;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef};
+use serde_json::Value;
 
-use super::{Attributes, covers};
+use super::Attributes;
+use super::rbac::{describe, missing, quoted};
 use crate::registry::Object;
 use crate::state::Operation;
 
 const GROUP: &str = "rbac.authorization.k8s.io";
 
-pub(crate) fn check(operation: &Operation, new: &dyn Object, old: Option<&dyn Object>) -> Result<(), Status> {
+/// What a write gives to somebody.
+enum Gift {
+    Rules { rules: Vec<PolicyRule>, aggregates: bool },
+    Role(RoleRef),
+}
+
+pub(crate) async fn check(operation: &Operation, new: &dyn Object, old: Option<&dyn Object>) -> Result<(), Status> {
     if operation.resource.group != GROUP || operation.user.in_group(api::user::MASTERS) {
         return Ok(());
     }
-    let Some(rbac) = operation.state.authz.rbac() else { return Ok(()) };
-    let namespace = operation.info.namespace.as_str();
-    let rules = |object: &dyn Object| -> Option<Vec<PolicyRule>> {
-        let cluster = object.downcast_ref::<ClusterRole>().map(|role| role.rules.clone());
-        let local = object.downcast_ref::<Role>().map(|role| role.rules.clone());
-        cluster.or(local).map(Option::unwrap_or_default)
-    };
-    if let Some(wanted) = rules(new) {
-        if old.and_then(rules).as_ref() == Some(&wanted)
-            || may(operation, "escalate", operation.resource.plural.as_ref(), &operation.info.name)
-        {
-            return Ok(());
-        }
-        let owned = rbac.current_rules(&operation.state, &operation.user, namespace);
-        return if covers(&owned, &wanted) { Ok(()) } else { Err(refusal(operation, &wanted)) };
-    }
-    let role = |object: &dyn Object| -> Option<RoleRef> {
-        let cluster = object.downcast_ref::<ClusterRoleBinding>().map(|binding| binding.role_ref.clone());
-        cluster.or_else(|| object.downcast_ref::<RoleBinding>().map(|binding| binding.role_ref.clone()))
-    };
-    let Some(role_ref) = role(new) else { return Ok(()) };
-    let plural = if role_ref.kind == "ClusterRole" { "clusterroles" } else { "roles" };
-    if may(operation, "bind", plural, &role_ref.name) {
+    let Some(gift) = gift(new, old) else { return Ok(()) };
+    if old.is_some_and(|old| differs_only_in_bookkeeping(new, old)) {
         return Ok(());
     }
-    let Some(wanted) = rbac.role_rules(&operation.state, &role_ref, namespace) else {
-        return Err(Status::not_found(
-            &api::GroupResource { group: GROUP.into(), resource: plural.into() },
-            &role_ref.name,
-        ));
-    };
-    let owned = rbac.current_rules(&operation.state, &operation.user, namespace);
-    if covers(&owned, &wanted) { Ok(()) } else { Err(refusal(operation, &wanted)) }
+    let name = new.meta().name.clone().unwrap_or_else(|| operation.info.name.clone());
+    match gift {
+        Gift::Rules { rules, aggregates } => {
+            if may(operation, "escalate", &operation.resource.plural, &operation.info.name).await {
+                return Ok(());
+            }
+            confirm(operation, &name, &rules)?;
+            // What an aggregating role gathers is not known yet: only who has everything may make one.
+            if aggregates && confirm(operation, &name, &everything()).is_err() {
+                let text = "must have cluster-admin privileges to use the aggregationRule";
+                return Err(Status::forbidden(&operation.group_resource(), &name, text));
+            }
+            Ok(())
+        }
+        Gift::Role(role) => {
+            let plural = if role.kind == "ClusterRole" { "clusterroles" } else { "roles" };
+            if may(operation, "bind", plural, &role.name).await {
+                return Ok(());
+            }
+            let Some(rules) = operation.state.authz.rbac.role_rules(&role, &operation.info.namespace) else {
+                let resource = api::GroupResource { group: GROUP.into(), resource: plural.into() };
+                return Err(Status::not_found(&resource, &role.name));
+            };
+            confirm(operation, &name, &rules)
+        }
+    }
 }
 
-fn may(operation: &Operation, verb: &str, plural: &str, name: &str) -> bool {
+fn gift(new: &dyn Object, old: Option<&dyn Object>) -> Option<Gift> {
+    let aggregates = |role: &ClusterRole| {
+        role.aggregation_rule.as_ref().is_some_and(|rule| rule.cluster_role_selectors.iter().flatten().next().is_some())
+    };
+    if let Some(role) = new.downcast_ref::<ClusterRole>() {
+        let before = old.and_then(|old| old.downcast_ref::<ClusterRole>()).is_some_and(aggregates);
+        let rules = role.rules.clone().unwrap_or_default();
+        return Some(Gift::Rules { rules, aggregates: before || aggregates(role) });
+    }
+    if let Some(role) = new.downcast_ref::<Role>() {
+        return Some(Gift::Rules { rules: role.rules.clone().unwrap_or_default(), aggregates: false });
+    }
+    let cluster = new.downcast_ref::<ClusterRoleBinding>().map(|binding| binding.role_ref.clone());
+    cluster.or_else(|| new.downcast_ref::<RoleBinding>().map(|binding| binding.role_ref.clone())).map(Gift::Role)
+}
+
+/// Whether an update is of the kind the garbage collector makes. Labels are not bookkeeping: they decide which roles
+/// others gather.
+fn differs_only_in_bookkeeping(new: &dyn Object, old: &dyn Object) -> bool {
+    let rest = |object: &dyn Object| {
+        let mut value = [
+            object.downcast_ref::<ClusterRole>().and_then(|role| serde_json::to_value(role).ok()),
+            object.downcast_ref::<Role>().and_then(|role| serde_json::to_value(role).ok()),
+            object.downcast_ref::<ClusterRoleBinding>().and_then(|binding| serde_json::to_value(binding).ok()),
+            object.downcast_ref::<RoleBinding>().and_then(|binding| serde_json::to_value(binding).ok()),
+        ]
+        .into_iter()
+        .flatten()
+        .next()?;
+        for field in ["finalizers", "ownerReferences", "managedFields", "resourceVersion"] {
+            value.get_mut("metadata").and_then(Value::as_object_mut)?.remove(field);
+        }
+        Some(value)
+    };
+    rest(new).is_some_and(|new| Some(new) == rest(old))
+}
+
+fn everything() -> [PolicyRule; 2] {
+    let every = || vec!["*".to_owned()];
+    [
+        PolicyRule { verbs: every(), api_groups: Some(every()), resources: Some(every()), ..Default::default() },
+        PolicyRule { verbs: every(), non_resource_urls: Some(every()), ..Default::default() },
+    ]
+}
+
+/// Whether the user holds all of these rights, or the refusal that names the missing ones.
+fn confirm(operation: &Operation, name: &str, wanted: &[PolicyRule]) -> Result<(), Status> {
+    let user = &operation.user;
+    let (owned, problems) = operation.state.authz.rbac.rules_for(user, &operation.info.namespace);
+    let missing = missing(&owned, wanted);
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let mut message = format!(
+        "user {} (groups={}) is attempting to grant RBAC permissions not currently held:\n{}",
+        api::field::quote(&user.name),
+        quoted(&user.groups),
+        describe(&missing).join("\n")
+    );
+    if !problems.is_empty() {
+        message.push_str(&format!("; resolution errors: [{}]", problems.join(" ")));
+    }
+    Err(Status::forbidden(&operation.group_resource(), name, message))
+}
+
+async fn may(operation: &Operation, verb: &str, plural: &str, name: &str) -> bool {
     let attributes = Attributes {
         is_resource: true,
         verb: verb.to_owned(),
         group: GROUP.to_owned(),
+        version: operation.info.version.clone(),
         resource: plural.to_owned(),
         namespace: operation.info.namespace.clone(),
         name: name.to_owned(),
         ..Default::default()
     };
-    operation.state.authz.decide(&operation.state, &operation.user, &attributes).allowed
-}
-
-fn refusal(operation: &Operation, wanted: &[PolicyRule]) -> Status {
-    let rules: Vec<String> = wanted
-        .iter()
-        .map(|rule| {
-            let list = |values: &Option<Vec<String>>| values.as_ref().map(|values| format!("{values:?}"));
-            let mut parts = Vec::new();
-            for (name, values) in [
-                ("APIGroups", list(&rule.api_groups)),
-                ("Resources", list(&rule.resources)),
-                ("ResourceNames", list(&rule.resource_names)),
-                ("NonResourceURLs", list(&rule.non_resource_urls)),
-                ("Verbs", Some(format!("{:?}", rule.verbs))),
-            ] {
-                parts.extend(values.map(|values| format!("{name}:{values}")));
-            }
-            format!("{{{}}}", parts.join(", ").replace(", \"", " \""))
-        })
-        .collect();
-    let user = &operation.user;
-    let message = format!(
-        "user {} (groups={:?}) is attempting to grant RBAC permissions not currently held:\n{}",
-        api::field::quote(&user.name),
-        user.groups,
-        rules.join("\n")
-    );
-    Status::forbidden(&operation.group_resource(), &operation.info.name, message)
+    operation.state.authz.decide(&operation.user, &attributes).await.allowed
 }

@@ -1,42 +1,58 @@
 //! Authorization: may this user do this? A union of authorizers; the first that allows or denies decides.
 
+mod abac;
 pub(crate) mod bootstrap_policy;
+pub(crate) mod config_file;
 pub(crate) mod escalation;
+mod feed;
 mod node;
-mod rbac;
+pub(crate) mod rbac;
+mod webhook;
 
 use api::{GroupResource, Status, UserInfo};
-use serde_json::{Value, json};
+use k8s_openapi::api::rbac::v1::PolicyRule;
+use serde_json::{Map, Value, json};
 
-pub(crate) use rbac::{Rbac, covers};
+pub use webhook::{FailurePolicy, WebhookConfig};
 
 use crate::chain::RequestInfo;
+use crate::config::{Authorizer, Config};
 use crate::state::State;
+use crate::watch_cache::Caches;
 
 /// What is asked for.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Attributes {
-    pub(crate) is_resource: bool,
-    pub(crate) verb: String,
-    pub(crate) group: String,
-    pub(crate) resource: String,
-    pub(crate) subresource: String,
-    pub(crate) namespace: String,
-    pub(crate) name: String,
+pub struct Attributes {
+    pub is_resource: bool,
+    pub verb: String,
+    pub group: String,
+    pub version: String,
+    pub resource: String,
+    pub subresource: String,
+    pub namespace: String,
+    pub name: String,
+    /// Selectors of a list, watch or deletecollection, as written.
+    pub field_selector: String,
+    pub label_selector: String,
     /// For requests that are not about a resource.
-    pub(crate) path: String,
+    pub path: String,
 }
 
 impl From<&RequestInfo> for Attributes {
     fn from(info: &RequestInfo) -> Self {
+        let selects = matches!(info.verb, "list" | "watch" | "deletecollection");
+        let selector = |name: &str| info.query.get(name).filter(|_| selects).unwrap_or_default().to_owned();
         Self {
             is_resource: info.is_resource,
             verb: info.verb.to_owned(),
             group: info.group.clone(),
+            version: info.version.clone(),
             resource: info.resource.clone(),
             subresource: info.subresource.clone(),
             namespace: info.namespace.clone(),
             name: info.name.clone(),
+            field_selector: selector("fieldSelector"),
+            label_selector: selector("labelSelector"),
             path: info.path.clone(),
         }
     }
@@ -46,124 +62,181 @@ impl From<&RequestInfo> for Attributes {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Decision {
     pub(crate) allowed: bool,
+    /// Refused for good: not even another authorizer could have allowed it.
+    pub(crate) denied: bool,
     pub(crate) reason: String,
 }
 
-/// The outcome of one authorizer.
+/// The outcome of one authorizer, with its reason.
 pub(crate) enum Opinion {
     Allow(String),
     Deny(String),
-    None,
+    None(String),
 }
 
-/// `--authorization-mode`, in order.
-pub(crate) enum Mode {
+enum Mode {
     AlwaysAllow,
     AlwaysDeny,
-    Rbac(Rbac),
-    Node,
+    Abac(abac::Abac),
+    Rbac,
+    Node(node::NodeAuthorizer),
+    Webhook(Box<webhook::Webhook>),
 }
 
-pub(crate) struct Authorizers(Vec<Mode>);
+/// The authorizers in order, and RBAC's index, which also answers who holds which rights.
+pub(crate) struct Authorizers {
+    modes: Vec<Mode>,
+    pub(crate) rbac: rbac::Rbac,
+}
 
 impl Authorizers {
-    pub(crate) fn new(modes: &[String]) -> anyhow::Result<Self> {
-        let modes = modes.iter().map(|mode| match mode.as_str() {
-            "AlwaysAllow" => Ok(Mode::AlwaysAllow),
-            "AlwaysDeny" => Ok(Mode::AlwaysDeny),
-            "RBAC" => Ok(Mode::Rbac(Rbac::default())),
-            "Node" => Ok(Mode::Node),
-            other => Err(anyhow::anyhow!("\"{other}\" is not a valid authorization mode")),
-        });
-        Ok(Self(modes.collect::<Result<_, _>>()?))
+    pub(crate) fn new(config: &Config, caches: &Caches) -> anyhow::Result<Self> {
+        let mode = |authorizer: &Authorizer| {
+            anyhow::Ok(match authorizer {
+                Authorizer::AlwaysAllow => Mode::AlwaysAllow,
+                Authorizer::AlwaysDeny => Mode::AlwaysDeny,
+                Authorizer::Rbac => Mode::Rbac,
+                Authorizer::Node => Mode::Node(node::NodeAuthorizer::new(caches)),
+                Authorizer::Webhook(config) => Mode::Webhook(Box::new(webhook::Webhook::new(config.clone())?)),
+                Authorizer::Abac => {
+                    let Some(path) = &config.authorization_policy_file else {
+                        anyhow::bail!("authorization-mode ABAC's authorization policy file not passed");
+                    };
+                    Mode::Abac(abac::Abac::load(path)?)
+                }
+            })
+        };
+        let modes = config.authorizers.iter().map(mode).collect::<Result<_, _>>()?;
+        Ok(Self { modes, rbac: rbac::Rbac::new(caches) })
     }
 
-    pub(crate) fn rbac(&self) -> Option<&Rbac> {
-        self.0.iter().find_map(|mode| match mode {
-            Mode::Rbac(rbac) => Some(rbac),
-            _ => None,
-        })
+    pub(crate) fn uses_rbac(&self) -> bool {
+        self.modes.iter().any(|mode| matches!(mode, Mode::Rbac))
     }
 
-    pub(crate) fn decide(&self, state: &State, user: &UserInfo, attributes: &Attributes) -> Decision {
+    pub(crate) async fn decide(&self, user: &UserInfo, attributes: &Attributes) -> Decision {
         // The way in when roles are broken, as upstream's privileged group.
         if user.in_group(api::user::MASTERS) {
-            return Decision { allowed: true, reason: String::new() };
+            return Decision { allowed: true, ..Default::default() };
         }
         let mut reasons = Vec::new();
-        for mode in &self.0 {
+        for mode in &self.modes {
             let opinion = match mode {
                 Mode::AlwaysAllow => Opinion::Allow(String::new()),
-                Mode::AlwaysDeny => Opinion::Deny("Everything is forbidden.".to_owned()),
-                Mode::Rbac(rbac) => rbac.decide(state, user, attributes),
-                Mode::Node => node::decide(state, user, attributes),
+                Mode::AlwaysDeny => Opinion::None("Everything is forbidden.".to_owned()),
+                Mode::Abac(abac) => abac.decide(user, attributes),
+                Mode::Rbac => self.rbac.decide(user, attributes),
+                Mode::Node(node) => node.decide(user, attributes),
+                Mode::Webhook(webhook) => webhook.decide(user, attributes).await,
             };
             match opinion {
-                Opinion::Allow(reason) => return Decision { allowed: true, reason },
+                Opinion::Allow(reason) => return Decision { allowed: true, denied: false, reason },
                 Opinion::Deny(reason) => {
                     reasons.push(reason);
-                    break;
+                    return Decision { allowed: false, denied: true, reason: joined(reasons) };
                 }
-                Opinion::None => {}
+                Opinion::None(reason) => reasons.push(reason),
             }
         }
-        reasons.retain(|reason| !reason.is_empty());
-        Decision { allowed: false, reason: reasons.join("\n") }
+        Decision { reason: joined(reasons), ..Default::default() }
     }
 
     /// Lets the request pass or answers 403 in upstream's words.
-    pub(crate) fn authorize(&self, state: &State, user: &UserInfo, info: &RequestInfo) -> Result<(), Status> {
-        self.require(state, user, &Attributes::from(info))
+    pub(crate) async fn require(&self, user: &UserInfo, attributes: &Attributes) -> Result<Decision, Status> {
+        let decision = self.decide(user, attributes).await;
+        if decision.allowed {
+            return Ok(decision);
+        }
+        Err(refusal(user, attributes, &decision.reason))
     }
 
-    pub(crate) fn require(&self, state: &State, user: &UserInfo, attributes: &Attributes) -> Result<(), Status> {
-        let decision = self.decide(state, user, attributes);
+    /// As [`Authorizers::require`], and a right that was given by a finished write counts at once.
+    pub(crate) async fn require_fresh(
+        &self,
+        state: &State,
+        user: &UserInfo,
+        attributes: &Attributes,
+    ) -> Result<Decision, Status> {
+        let decision = self.decide(user, attributes).await;
         if decision.allowed {
-            return Ok(());
+            return Ok(decision);
         }
-        let mut message = denial(user, attributes);
-        if !decision.reason.is_empty() {
-            message = format!("{message}: {}", decision.reason);
-        }
-        let resource =
-            GroupResource { group: attributes.group.clone().into(), resource: attributes.resource.clone().into() };
-        Err(Status::forbidden(&resource, &attributes.name, message))
+        state.caches.fresh().await?;
+        self.require(user, attributes).await
     }
 
     /// The answer to a SelfSubjectRulesReview.
     pub(crate) fn rules(&self, user: &UserInfo, namespace: &str) -> Value {
-        let everything = json!({
-            "resourceRules": [{"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}],
-            "nonResourceRules": [{"verbs": ["*"], "nonResourceURLs": ["*"]}],
-            "incomplete": false,
-        });
-        if user.in_group(api::user::MASTERS) {
-            return everything;
-        }
-        let (mut resource, mut path, mut incomplete) = (Vec::new(), Vec::new(), false);
-        for mode in &self.0 {
+        let (mut rules, mut errors) = (Vec::new(), Vec::new());
+        for mode in &self.modes {
             match mode {
-                Mode::AlwaysAllow => return everything,
-                Mode::AlwaysDeny => {}
-                Mode::Node => incomplete = true,
-                Mode::Rbac(rbac) => {
-                    for rule in rbac.rules_for(user, namespace) {
-                        if rule.non_resource_urls.as_ref().is_some_and(|urls| !urls.is_empty()) {
-                            path.push(json!({"verbs": rule.verbs, "nonResourceURLs": rule.non_resource_urls}));
-                        } else {
-                            resource.push(json!({"verbs": rule.verbs, "apiGroups": rule.api_groups,
-                                "resources": rule.resources, "resourceNames": rule.resource_names}));
-                        }
-                    }
+                Mode::AlwaysAllow => {
+                    let every = || Some(vec!["*".to_owned()]);
+                    let verbs = vec!["*".to_owned()];
+                    rules.push(PolicyRule {
+                        verbs: verbs.clone(),
+                        api_groups: every(),
+                        resources: every(),
+                        ..Default::default()
+                    });
+                    rules.push(PolicyRule { verbs, non_resource_urls: every(), ..Default::default() });
                 }
+                Mode::AlwaysDeny => {}
+                Mode::Abac(abac) => rules.extend(abac.rules_for(user, namespace)),
+                Mode::Rbac => {
+                    let (found, problems) = self.rbac.rules_for(user, namespace);
+                    rules.extend(found);
+                    errors.extend(problems);
+                }
+                Mode::Node(_) if !node::is_node(user) => {}
+                Mode::Node(_) => errors.push("node authorizer does not support user rule resolution".to_owned()),
+                Mode::Webhook(_) => errors.push("webhook authorizer does not support user rule resolution".to_owned()),
             }
         }
-        let mut status = json!({"resourceRules": resource, "nonResourceRules": path, "incomplete": incomplete});
-        if incomplete {
-            status["evaluationError"] = "node authorizer does not support user rule resolution".into();
-        }
-        status
+        rules_status(&rules, &errors)
     }
+}
+
+fn joined(mut reasons: Vec<String>) -> String {
+    reasons.retain(|reason| !reason.is_empty());
+    reasons.join("\n")
+}
+
+fn rules_status(rules: &[PolicyRule], errors: &[String]) -> Value {
+    let (mut resource, mut path) = (Vec::new(), Vec::new());
+    for rule in rules {
+        let mut item = Map::new();
+        let lists = [
+            ("verbs", Some(&rule.verbs)),
+            ("apiGroups", rule.api_groups.as_ref()),
+            ("resources", rule.resources.as_ref()),
+            ("resourceNames", rule.resource_names.as_ref()),
+            ("nonResourceURLs", rule.non_resource_urls.as_ref()),
+        ];
+        for (name, list) in lists {
+            if let Some(list) = list.filter(|list| !list.is_empty()) {
+                item.insert(name.to_owned(), json!(list));
+            }
+        }
+        if item.contains_key("nonResourceURLs") { &mut path } else { &mut resource }.push(Value::from(item));
+    }
+    let mut status = json!({"resourceRules": resource, "nonResourceRules": path, "incomplete": !errors.is_empty()});
+    match errors {
+        [] => {}
+        [one] => status["evaluationError"] = json!(one),
+        many => status["evaluationError"] = format!("[{}]", many.join(", ")).into(),
+    }
+    status
+}
+
+fn refusal(user: &UserInfo, attributes: &Attributes, reason: &str) -> Status {
+    let mut message = denial(user, attributes);
+    if !reason.is_empty() {
+        message = format!("{message}: {reason}");
+    }
+    let resource =
+        GroupResource { group: attributes.group.clone().into(), resource: attributes.resource.clone().into() };
+    Status::forbidden(&resource, &attributes.name, message)
 }
 
 fn denial(user: &UserInfo, attributes: &Attributes) -> String {

@@ -1,98 +1,177 @@
 //! The handler chain: what every request passes before a verb runs, in the order of upstream's `DefaultBuildHandlerChain`.
+//!
+//! panic recovery -> deadline -> CORS -> authentication -> audit -> impersonation -> limits -> authorization -> verb. The
+//! body stays on the wire until authorization has passed. A client that leaves drops the whole future, wherever it is.
 
+mod cors;
 mod impersonate;
 mod in_flight;
 mod request_info;
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api::{Status, UserInfo};
 use bytes::Bytes;
 use futures_util::FutureExt;
-use http::{HeaderName, HeaderValue, Method, Request, Response};
+use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
 
+pub(crate) use cors::Cors;
 pub(crate) use in_flight::InFlight;
-pub(crate) use request_info::RequestInfo;
+pub(crate) use request_info::{RequestInfo, decode};
 
+use crate::audit::Trail;
 use crate::authn::Peer;
-use crate::body::Body;
+use crate::authz::Attributes;
+use crate::body::{Body, RequestBody, empty, guarded};
 use crate::state::{Operation, State, now};
 use crate::verbs::Accept;
 
-/// Requests that are not long-running end after this long (`--request-timeout`).
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
 
 /// Serves one request. Whatever happens inside, the answer is a response.
-pub(crate) async fn serve(state: Arc<State>, request: Request<Bytes>, peer: Peer) -> Response<Body> {
+pub(crate) async fn serve(state: Arc<State>, request: Request<RequestBody>, peer: Peer) -> Response<Body> {
+    let started = Instant::now();
     let info = RequestInfo::new(request.method(), request.uri());
-    let started = std::time::Instant::now();
-    let labels = (info.verb, info.resource.clone());
+    let (verb, resource, long_running) = (info.verb, info.resource.clone(), info.is_long_running());
+    let is_head = request.method() == Method::HEAD;
     let audit_id = audit_id(&request);
-    let head = request.method() == Method::HEAD;
-    let long_running = info.is_long_running();
-    let work = AssertUnwindSafe(pass(state.clone(), info, request, peer)).catch_unwind();
-    let outcome = if long_running {
-        work.await
-    } else {
-        match tokio::time::timeout(REQUEST_TIMEOUT, work).await {
-            Ok(outcome) => outcome,
-            Err(_) => Ok(Err(Status::timeout("request did not complete within the allotted timeout", 0))),
+    let id = audit_id.to_str().unwrap_or_default();
+    let trail = Trail::open(state.audit.as_ref(), id, request.uri(), request.headers(), &peer);
+    let deadline = deadline(&info, state.config.request_timeout);
+    let cors = state.cors.headers(request.headers());
+    let is_preflight = cors.is_some() && cors::is_preflight(request.method());
+
+    let work = async {
+        if is_preflight {
+            return Ok(no_content());
         }
+        pass(state, info, request, peer, &trail).await
     };
+    let outcome = recover(within(deadline, work)).await;
+
     let mut response = match outcome {
-        Ok(Ok(response)) => response,
-        Ok(Err(status)) => crate::status::response(&status),
-        Err(_) => {
-            tracing::error!(audit_id = ?audit_id, "request handler panicked");
-            crate::status::response(&Status::internal(
-                "this request caused apiserver to panic. Look in the logs for details.",
-            ))
+        Ok(Ok(response)) => trail.answered(response, long_running).await,
+        Ok(Err(status)) => trail.answered(crate::status::response(&status), false).await,
+        Err(Panicked) => {
+            tracing::error!(id, "request handler panicked");
+            trail.panicked().await;
+            let text = "this request caused apiserver to panic. Look in the logs for details.";
+            crate::status::response(&Status::internal(text))
         }
     };
-    response.headers_mut().insert(AUDIT_ID, audit_id);
-    if head {
-        *response.body_mut() = crate::body::empty();
+    let headers = response.headers_mut();
+    headers.insert(AUDIT_ID, audit_id);
+    headers.extend(cors.into_iter().flatten().filter_map(|(name, value)| Some((name?, value))));
+    if is_head {
+        *response.body_mut() = empty();
     }
-    crate::metrics::observe(labels.0, &labels.1, response.status(), started.elapsed());
+    crate::metrics::observe(verb, &resource, response.status(), started.elapsed());
     response
 }
 
-/// The stages in order. Order is security: authorization must see the impersonated user.
+/// The stages between CORS and the verb. Order is security: authorization must see the impersonated user.
 async fn pass(
     state: Arc<State>,
     info: RequestInfo,
-    request: Request<Bytes>,
+    request: Request<RequestBody>,
     peer: Peer,
+    trail: &Trail,
 ) -> Result<Response<Body>, Status> {
     let (mut parts, body) = request.into_parts();
-    let user = authenticate(&state, &mut parts, &peer)?;
-    let user = impersonate::impersonate(&state, user, &mut parts.headers)?;
+    let mut attributes = Attributes::from(&info);
+    let user = match trail.follow(authenticate(&state, &mut parts, &peer)).await {
+        Ok(user) => user,
+        Err(status) => {
+            trail.received(None, &attributes).await?;
+            return Err(status);
+        }
+    };
+    trail.received(Some(&user), &attributes).await?;
+    info.check()?;
+    let user = match impersonate::impersonate(&state.authz, &user, &mut parts.headers).await? {
+        None => user,
+        Some(other) => {
+            trail.impersonated(&other);
+            other
+        }
+    };
     let place = state.in_flight.enter(&info, &user)?;
-    if state.authz.authorize(&state, &user, &info).is_err() {
-        // A right that was given by a finished write counts at once.
-        state.caches.fresh().await?;
-        state.authz.authorize(&state, &user, &info)?;
+    authorize(&state, &user, &mut attributes, trail).await?;
+    let body = body.read().await?;
+    let content_type = parts.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    trail.request_body(content_type.unwrap_or_default(), &body);
+    if trail.wants_response_body() {
+        // What is recorded is not compressed.
+        parts.headers.remove(header::ACCEPT_ENCODING);
     }
-    let response = dispatch(state, info, user, parts, body).await;
-    drop(place);
+    let long_running = info.is_long_running();
+    let response = trail.follow(dispatch(state, info, user, parts, body)).await?;
+    // A watch keeps its place as long as it lasts.
+    Ok(if long_running { response.map(|body| guarded(body, place)) } else { response })
+}
+
+/// The handler died.
+struct Panicked;
+
+async fn recover<T>(work: impl Future<Output = T>) -> Result<T, Panicked> {
+    AssertUnwindSafe(work).catch_unwind().await.map_err(|_| Panicked)
+}
+
+/// Ends the work when its time is over. `None` is no limit.
+async fn within<T>(
+    deadline: Result<Option<Duration>, Status>,
+    work: impl Future<Output = Result<T, Status>>,
+) -> Result<T, Status> {
+    match deadline? {
+        None => work.await,
+        Some(limit) => match tokio::time::timeout(limit, work).await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(Status::timeout("request did not complete within the allotted timeout", 0)),
+        },
+    }
+}
+
+/// How long a request may take: the server's limit, or less if the client says so (`timeout=10s`).
+fn deadline(info: &RequestInfo, limit: Duration) -> Result<Option<Duration>, Status> {
+    if info.is_long_running() {
+        return Ok(None);
+    }
+    let Some(text) = info.query.get("timeout") else { return Ok(Some(limit)) };
+    let asked = crate::config::duration(text)
+        .map_err(|error| Status::bad_request(format!("invalid timeout specified in the request URL - {error}")))?;
+    Ok(Some(if asked.is_zero() { limit } else { asked.min(limit) }))
+}
+
+fn no_content() -> Response<Body> {
+    let mut response = Response::new(empty());
+    *response.status_mut() = StatusCode::NO_CONTENT;
     response
 }
 
 /// Finds out who asks. The in-process door brings an identity along; nobody else's word for it is taken.
-fn authenticate(state: &State, parts: &mut http::request::Parts, peer: &Peer) -> Result<UserInfo, Status> {
+async fn authenticate(state: &State, parts: &mut http::request::Parts, peer: &Peer) -> Result<UserInfo, Status> {
     if peer.in_process
-        && let Some(user) = parts.extensions.remove::<UserInfo>()
+        && let Some(mut user) = parts.extensions.remove::<UserInfo>()
     {
-        let mut user = user;
         if !user.in_group(api::user::AUTHENTICATED) {
             user.groups.push(api::user::AUTHENTICATED.to_owned());
         }
         return Ok(user);
     }
-    state.authn.authenticate(state, &mut parts.headers, peer)
+    state.authn.authenticate(state, &mut parts.headers, peer).await
+}
+
+async fn authorize(state: &State, user: &UserInfo, attributes: &mut Attributes, trail: &Trail) -> Result<(), Status> {
+    let outcome = state.authz.require_fresh(state, user, attributes).await;
+    let (decision, reason) = match &outcome {
+        Ok(decision) => ("allow", decision.reason.clone()),
+        Err(status) => ("forbid", status.message.clone()),
+    };
+    trail.annotate("authorization.k8s.io/decision", decision.to_owned());
+    trail.annotate("authorization.k8s.io/reason", reason);
+    outcome.map(drop)
 }
 
 /// Hands the request to the verb, or to one of the server's own documents.
@@ -121,9 +200,6 @@ async fn dispatch(
     if info.verb.is_empty() {
         return Err(Status::method_not_allowed());
     }
-    if let Some(query) = parts.uri.query().and_then(|query| HeaderValue::from_str(query).ok()) {
-        parts.headers.insert(crate::verbs::ORIGINAL_QUERY, query);
-    }
     let accept = if info.is_long_running() && info.verb != "watch" {
         // What is passed on is in the backend's form, not ours.
         Accept::parse(&http::HeaderMap::new(), &info)?
@@ -151,16 +227,57 @@ async fn dispatch(
     for warning in warnings.lock().iter() {
         let text = format!("299 - {}", api::field::quote(warning));
         if let Ok(value) = HeaderValue::from_str(&text) {
-            response.headers_mut().append(http::header::WARNING, value);
+            response.headers_mut().append(header::WARNING, value);
         }
     }
     Ok(response)
 }
 
 /// The client's audit id, or a new one.
-fn audit_id(request: &Request<Bytes>) -> HeaderValue {
+fn audit_id(request: &Request<RequestBody>) -> HeaderValue {
     request.headers().get(AUDIT_ID).cloned().unwrap_or_else(|| {
         let id = uuid::Uuid::new_v4().to_string();
         HeaderValue::from_str(&id).unwrap_or(HeaderValue::from_static(""))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_is_an_answer() {
+        let outcome = recover(async { panic!("on purpose") }).await;
+        let _: () = match outcome {
+            Ok(()) => unreachable!("it panicked"),
+            Err(Panicked) => (),
+        };
+        assert!(recover(async { 7 }).await.is_ok_and(|seven| seven == 7));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn work_ends_with_its_time() {
+        let limit = Ok(Some(Duration::from_secs(60)));
+        let late = within::<()>(limit.clone(), std::future::pending()).await.unwrap_err();
+        assert_eq!(late.code(), 504);
+        assert_eq!(within(limit, async { Ok(7) }).await.unwrap(), 7);
+        assert_eq!(within(Ok(None), async { Ok(7) }).await.unwrap(), 7);
+    }
+
+    #[test]
+    fn clients_may_shorten_the_limit_but_not_lengthen_it() {
+        let minute = Duration::from_secs(60);
+        for (url, expected) in [
+            ("/api/v1/pods", Ok(Some(minute))),
+            ("/api/v1/pods?timeout=5s", Ok(Some(Duration::from_secs(5)))),
+            ("/api/v1/pods?timeout=1h", Ok(Some(minute))),
+            ("/api/v1/pods?timeout=0", Ok(Some(minute))),
+            ("/api/v1/pods?timeout=soon", Err(400)),
+            ("/api/v1/pods?watch=1", Ok(None)),
+            ("/api/v1/namespaces/a/pods/p/exec", Ok(None)),
+        ] {
+            let info = RequestInfo::new(&Method::GET, &url.parse().unwrap());
+            assert_eq!(deadline(&info, minute).map_err(|status| status.code()), expected, "{url}");
+        }
+    }
 }

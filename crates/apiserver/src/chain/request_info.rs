@@ -22,6 +22,8 @@ pub(crate) struct RequestInfo {
     /// What follows the subresource (`pods/x/proxy/<rest>`), with a leading slash, not decoded.
     pub(crate) rest: String,
     pub(crate) query: Query,
+    /// The query as written, for requests that are passed on.
+    pub(crate) raw_query: String,
 }
 
 /// Decoded query parameters, in order.
@@ -90,7 +92,8 @@ impl RequestInfo {
     pub(crate) fn new(method: &Method, uri: &Uri) -> Self {
         let path = uri.path().to_owned();
         let query = Query::parse(uri.query().unwrap_or_default());
-        let mut info = RequestInfo { verb: method_verb(method), path, query, ..Default::default() };
+        let raw_query = uri.query().unwrap_or_default().to_owned();
+        let mut info = RequestInfo { verb: method_verb(method), path, query, raw_query, ..Default::default() };
         let raw: Vec<&str> = uri.path().trim_matches('/').split('/').collect();
         let parts: Vec<Cow<'_, str>> = raw.iter().map(|part| decode(part, false)).collect();
         let (prefix, rest) = match parts.as_slice() {
@@ -159,6 +162,22 @@ impl RequestInfo {
         info
     }
 
+    /// Refuses names that would mean something else further on: a part of a path must stay one part of it.
+    pub(crate) fn check(&self) -> Result<(), api::Status> {
+        let parts = [&self.group, &self.version, &self.namespace, &self.resource, &self.subresource, &self.name];
+        for part in parts {
+            if part.contains(['/', '\0']) || matches!(part.as_str(), "." | "..") {
+                let part = api::field::quote(part);
+                return Err(api::Status::bad_request(format!("invalid path segment {part}")));
+            }
+        }
+        // Only proxies have anything behind their subresource.
+        if !self.rest.is_empty() && self.subresource != "proxy" {
+            return Err(api::Status::no_such_path());
+        }
+        Ok(())
+    }
+
     /// Requests that may stay open: not limited in time, counted apart.
     pub(crate) fn is_long_running(&self) -> bool {
         self.verb == "watch"
@@ -193,6 +212,31 @@ fn method_verb(method: &Method) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tricks_with_paths_are_refused_or_mean_what_they_say() {
+        // url -> whether it passes the check, and the resource, namespace and name that authorization sees
+        for (url, good, expected) in [
+            ("/api/v1/namespaces/a/secrets/s", true, ("secrets", "a", "s")),
+            ("//api/v1/namespaces/a/secrets/s", true, ("secrets", "a", "s")),
+            ("/api/v1/namespaces/a//secrets/s", false, ("namespaces", "a", "a")),
+            ("/api/v1/namespaces/a/pods/p/log/x", false, ("pods", "a", "p")),
+            ("/api/v1//namespaces/a/secrets", true, ("", "", "")),
+            ("/healthz/../api/v1/secrets", true, ("", "", "")),
+            ("/api/v1/namespaces/a/../b/secrets", false, ("..", "a", "b")),
+            ("/api/v1/namespaces/../secrets", false, ("secrets", "..", "")),
+            ("/api/v1/namespaces/a/secrets/..", false, ("secrets", "a", "..")),
+            ("/api/v1/namespaces/%2e%2e/secrets/s", false, ("secrets", "..", "s")),
+            ("/api/v1/namespaces/a%2Fb/secrets/s", false, ("secrets", "a/b", "s")),
+            ("/api/v1/namespaces/a/secrets/x%2Fy", false, ("secrets", "a", "x/y")),
+            ("/api/v1/namespaces/a/%73ecrets/s", true, ("secrets", "a", "s")),
+            ("/api/v1/namespaces/a/pods?fieldSelector=metadata.name%3Dx%2Fy", false, ("pods", "a", "x/y")),
+        ] {
+            let info = RequestInfo::new(&Method::GET, &url.parse().unwrap());
+            assert_eq!((&*info.resource, &*info.namespace, &*info.name), expected, "{url}");
+            assert_eq!(info.check().is_ok(), good, "{url}");
+        }
+    }
 
     #[test]
     fn urls_become_verbs_and_resources() {

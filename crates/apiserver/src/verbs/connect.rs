@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use api::Status;
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Uri, header};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Uri, header};
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use rustls::pki_types::ServerName;
+use tls::Reloading;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
@@ -26,15 +27,15 @@ const DIAL: Duration = Duration::from_secs(10);
 
 /// How this server reaches kubelets.
 pub(crate) struct KubeletClient {
-    tls: TlsConnector,
+    tls: Reloading<TlsConnector>,
     /// For `https:` proxies to pods and services, whose certificates nobody can know.
     unverified: TlsConnector,
     address_types: Vec<String>,
 }
 
 impl KubeletClient {
-    pub(crate) fn new(tls: rustls::ClientConfig, unverified: rustls::ClientConfig, address_types: Vec<String>) -> Self {
-        Self { tls: Arc::new(tls).into(), unverified: Arc::new(unverified).into(), address_types }
+    pub(crate) fn new(tls: Reloading<TlsConnector>, address_types: Vec<String>) -> Self {
+        Self { tls, unverified: Arc::new(tls::unverified_client()).into(), address_types }
     }
 
     /// Host and port of a node's kubelet, by the preferred kind of address.
@@ -84,15 +85,6 @@ pub(crate) async fn connect(
     };
     forward(operation, destination, upgrade).await
 }
-
-/// The raw query of the request without parameters that are the API server's own.
-fn query(operation: &Operation) -> String {
-    let path = operation.headers.get(ORIGINAL_QUERY).and_then(|value| value.to_str().ok());
-    path.unwrap_or_default().to_owned()
-}
-
-/// The chain keeps the raw query here, since the request line is parsed away.
-pub(crate) const ORIGINAL_QUERY: HeaderName = HeaderName::from_static("x-cox-original-query");
 
 /// Where the kubelet of a pod serves a stream; `None` for the log of a pod that has no node yet.
 fn kubelet_stream(operation: &Operation, action: Action) -> Result<Option<Destination>, Status> {
@@ -217,7 +209,7 @@ fn proxied(operation: &Operation) -> Result<Destination, Status> {
     let info = &operation.info;
     let (scheme, name, port) = split_name(&info.name);
     let rest = if info.rest.is_empty() { "/" } else { info.rest.as_str() };
-    let query = query(operation);
+    let query = &info.raw_query;
     let path_and_query = if query.is_empty() { rest.to_owned() } else { format!("{rest}?{query}") };
     let not_found = || operation.not_found(name);
     let number = |port: &str| port.parse::<u16>().ok();
@@ -320,8 +312,8 @@ async fn dial(operation: &Operation, destination: &Destination) -> Result<Box<dy
     tcp.set_nodelay(true).map_err(|error| failed(&error))?;
     let connector = match destination.scheme {
         Scheme::Http => return Ok(Box::new(tcp)),
-        Scheme::Kubelet => &operation.state.kubelet.tls,
-        Scheme::Https => &operation.state.kubelet.unverified,
+        Scheme::Kubelet => TlsConnector::clone(&operation.state.kubelet.tls.get()),
+        Scheme::Https => operation.state.kubelet.unverified.clone(),
     };
     let name = ServerName::try_from(destination.host.clone()).map_err(|error| failed(&error))?;
     let tls = tokio::time::timeout(DIAL, connector.connect(name, tcp))
@@ -332,7 +324,7 @@ async fn dial(operation: &Operation, destination: &Destination) -> Result<Box<dy
 }
 
 /// Headers that belong to one connection, or that tell the backend who the client was to us.
-const DROPPED: [&str; 5] = ["authorization", "host", "content-length", "transfer-encoding", "x-cox-original-query"];
+const DROPPED: [&str; 4] = ["authorization", "host", "content-length", "transfer-encoding"];
 
 fn forwarded_headers(operation: &Operation, upgrading: bool) -> HeaderMap {
     let mut headers = operation.headers.clone();

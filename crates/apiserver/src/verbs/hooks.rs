@@ -42,7 +42,7 @@ pub(crate) async fn before_create(
         let taken = operation.state.allocators.allocate(service, None)?;
         return Ok(Undo { taken, released: Taken::default() });
     }
-    crate::authz::escalation::check(operation, object, None)?;
+    crate::authz::escalation::check(operation, object, None).await?;
     Ok(Undo::default())
 }
 
@@ -57,7 +57,7 @@ pub(crate) async fn before_update(
         let released = Taken::of(old).without(&Taken::of(service));
         return Ok(Undo { taken, released });
     }
-    crate::authz::escalation::check(operation, new, Some(old))?;
+    crate::authz::escalation::check(operation, new, Some(old)).await?;
     Ok(Undo::default())
 }
 

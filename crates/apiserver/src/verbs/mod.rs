@@ -24,7 +24,7 @@ use api::Status;
 use http::Response;
 
 pub(crate) use accept::{Accept, encode, response};
-pub(crate) use connect::{KubeletClient, ORIGINAL_QUERY};
+pub(crate) use connect::KubeletClient;
 pub(crate) use create::generate_name;
 pub(crate) use hooks::EventLeases;
 pub(crate) use update::{Target, modify};

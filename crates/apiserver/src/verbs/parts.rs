@@ -5,6 +5,7 @@ use api::field::FieldErrors;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 
+use crate::registry::certificates::rules;
 use crate::registry::{Action, AnyObject, Object};
 
 /// Builds the object to store: `old` with only the part that `action` may change taken from `new`.
@@ -37,6 +38,9 @@ pub(crate) fn prepare(action: Action, new: &mut AnyObject, old: &dyn Object) -> 
         Action::Approval => keep_but::<CertificateSigningRequest>(new, old, |kept, new| {
             let conditions = new.status.as_ref().and_then(|status| status.conditions.clone());
             kept.status.get_or_insert_default().conditions = conditions;
+            if let Some(old) = old.downcast_ref::<CertificateSigningRequest>() {
+                rules::stamp(kept, old, crate::state::now());
+            }
         }),
         // The binding built the new pod from the old one itself.
         Action::Binding => Ok(()),
@@ -60,6 +64,11 @@ fn keep_but<K: crate::registry::Typed>(
 
 pub(crate) fn validate(action: Action, new: &dyn Object, old: &dyn Object) -> FieldErrors {
     let mut errors = FieldErrors::default();
+    if let (Action::Approval, Some(new), Some(old)) =
+        (action, new.downcast_ref::<CertificateSigningRequest>(), old.downcast_ref::<CertificateSigningRequest>())
+    {
+        return rules::approval_update(new, old);
+    }
     if action == Action::EphemeralContainers {
         let containers = |object: &dyn Object| {
             let pod = object.downcast_ref::<Pod>();

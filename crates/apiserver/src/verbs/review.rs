@@ -27,10 +27,10 @@ pub(crate) async fn review(operation: &Operation, review: Review) -> Result<Resp
             body["metadata"]["creationTimestamp"] = crate::registry::column::rfc3339(&operation.now).into();
             body["status"] = json!({"userInfo": operation.user});
         }
-        Review::SelfSubjectAccess => access(operation, &mut body, &operation.user)?,
+        Review::SelfSubjectAccess => access(operation, &mut body, &operation.user).await?,
         Review::SubjectAccess => {
             let user = subject(&body["spec"])?;
-            access(operation, &mut body, &user)?;
+            access(operation, &mut body, &user).await?;
         }
         Review::LocalSubjectAccess => {
             let namespace = &operation.info.namespace;
@@ -41,13 +41,14 @@ pub(crate) async fn review(operation: &Operation, review: Review) -> Result<Resp
                 )));
             }
             let user = subject(&body["spec"])?;
-            access(operation, &mut body, &user)?;
+            access(operation, &mut body, &user).await?;
         }
         Review::SelfSubjectRules => {
             let namespace = body["spec"]["namespace"].as_str().unwrap_or_default();
             if namespace.is_empty() {
                 return Err(Status::bad_request("no namespace on request"));
             }
+            operation.state.caches.fresh().await?;
             body["status"] = operation.state.authz.rules(&operation.user, namespace);
         }
     }
@@ -57,7 +58,7 @@ pub(crate) async fn review(operation: &Operation, review: Review) -> Result<Resp
 async fn token(operation: &Operation, body: &mut Value) {
     let token = body["spec"]["token"].as_str().unwrap_or_default().to_owned();
     let audiences: Vec<String> = strings(&body["spec"]["audiences"]);
-    let status = match operation.state.authn.token(&operation.state, &token, &audiences) {
+    let status = match operation.state.authn.token(&operation.state, &token, &audiences).await {
         Ok(Some((user, accepted))) => {
             let mut status = json!({"authenticated": true, "user": user});
             if !accepted.is_empty() {
@@ -92,7 +93,7 @@ fn subject(spec: &Value) -> Result<UserInfo, Status> {
     Ok(user)
 }
 
-fn access(operation: &Operation, body: &mut Value, user: &UserInfo) -> Result<(), Status> {
+async fn access(operation: &Operation, body: &mut Value, user: &UserInfo) -> Result<(), Status> {
     let spec = &body["spec"];
     let text = |value: &Value, key: &str| value[key].as_str().unwrap_or_default().to_owned();
     let resource = &spec["resourceAttributes"];
@@ -104,8 +105,11 @@ fn access(operation: &Operation, body: &mut Value, user: &UserInfo) -> Result<()
             group: text(resource, "group"),
             resource: text(resource, "resource"),
             subresource: text(resource, "subresource"),
+            version: text(resource, "version"),
             namespace: text(resource, "namespace"),
             name: text(resource, "name"),
+            field_selector: selector(&resource["fieldSelector"]),
+            label_selector: selector(&resource["labelSelector"]),
             path: String::new(),
         },
         (false, true) => Attributes { verb: text(path, "verb"), path: text(path, "path"), ..Attributes::default() },
@@ -120,11 +124,38 @@ fn access(operation: &Operation, body: &mut Value, user: &UserInfo) -> Result<()
             return Err(Status::invalid(&kind, "", errors));
         }
     };
-    let decision = operation.state.authz.decide(&operation.state, user, &attributes);
+    // Rights that were given or taken by a finished write count at once.
+    operation.state.caches.fresh().await?;
+    let decision = operation.state.authz.decide(user, &attributes).await;
     let mut status = json!({"allowed": decision.allowed});
+    if decision.denied {
+        status["denied"] = true.into();
+    }
     if !decision.reason.is_empty() {
         status["reason"] = decision.reason.into();
     }
     body["status"] = status;
     Ok(())
+}
+
+/// A selector of a review as text; requirements are joined, what cannot be written is left out.
+fn selector(value: &Value) -> String {
+    if let Some(raw) = value["rawSelector"].as_str() {
+        return raw.to_owned();
+    }
+    let requirement = |requirement: &Value| {
+        let key = requirement["key"].as_str()?;
+        let values = strings(&requirement["values"]);
+        match (requirement["operator"].as_str()?, values.as_slice()) {
+            ("In", [one]) => Some(format!("{key}={one}")),
+            ("NotIn", [one]) => Some(format!("{key}!={one}")),
+            ("In", many) => Some(format!("{key} in ({})", many.join(","))),
+            ("NotIn", many) => Some(format!("{key} notin ({})", many.join(","))),
+            ("Exists", _) => Some(key.to_owned()),
+            ("DoesNotExist", _) => Some(format!("!{key}")),
+            _ => None,
+        }
+    };
+    let parts: Vec<String> = value["requirements"].as_array().into_iter().flatten().filter_map(requirement).collect();
+    parts.join(",")
 }

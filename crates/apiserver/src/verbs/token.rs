@@ -15,6 +15,10 @@ use crate::state::Operation;
 const MIN_LIFE: i64 = 600;
 const MAX_LIFE: i64 = 1 << 32;
 const DEFAULT_LIFE: i64 = 3600;
+/// What the token volume of a pod asks for, and how long such tokens live instead (upstream's
+/// `WarnOnlyBoundTokenExpirationSeconds` and `ExpirationExtensionSeconds`).
+const DEFAULT_POD_LIFE: i64 = 3607;
+const EXTENDED_LIFE: i64 = 365 * 24 * 3600;
 
 pub(crate) async fn issue(operation: &Operation) -> Result<Response<Body>, Status> {
     let Some(issuer) = &operation.state.tokens else { return Err(Status::method_not_allowed()) };
@@ -25,6 +29,14 @@ pub(crate) async fn issue(operation: &Operation) -> Result<Response<Body>, Statu
         .state
         .peek("serviceaccounts", &format!("{namespace}/{name}"))
         .ok_or_else(|| operation.not_found(name))?;
+    if let Some(uid) = request["metadata"]["uid"].as_str().filter(|uid| account.metadata.uid.as_deref() != Some(uid)) {
+        let found = account.metadata.uid.as_deref().unwrap_or_default();
+        return Err(Status::conflict(
+            &api::GroupResource::new("authentication.k8s.io", "TokenRequest"),
+            name,
+            format!("the UID in the token request ({uid}) does not match the UID of the service account ({found})"),
+        ));
+    }
     let seconds = request["spec"]["expirationSeconds"].as_i64().unwrap_or(DEFAULT_LIFE);
     let mut errors = api::field::FieldErrors::default();
     if seconds < MIN_LIFE {
@@ -50,17 +62,36 @@ pub(crate) async fn issue(operation: &Operation) -> Result<Response<Body>, Statu
         uid: account.metadata.uid.clone().unwrap_or_default(),
         audiences: audiences.clone(),
         issued: operation.now.as_second(),
-        expires: operation.now.as_second() + seconds,
+        expires: 0,
+        warn_after: None,
         pod: None,
         node: None,
         secret: None,
     };
     bind(operation, &account, &request["spec"]["boundObjectRef"], &mut claims)?;
+    let seconds = match operation.state.config.service_account_max_token_expiration {
+        Some(limit) if seconds > limit.as_secs() as i64 => {
+            let limit = limit.as_secs() as i64;
+            operation.warn(format!("requested expiration of {seconds} seconds shortened to {limit} seconds"));
+            limit
+        }
+        _ => seconds,
+    };
+    claims.expires = claims.issued + seconds;
+    // What kubelets ask for when nobody said otherwise: old clients do not read their token again in time.
+    let extends = operation.state.config.service_account_extend_token_expiration
+        && claims.pod.is_some()
+        && seconds == DEFAULT_POD_LIFE
+        && audiences.iter().all(|audience| issuer.audiences().contains(audience));
+    if extends {
+        claims.warn_after = Some(claims.expires);
+        claims.expires = claims.issued + EXTENDED_LIFE;
+    }
     let token = issuer.sign(&claims).map_err(Status::internal)?;
-    let expires = jiff::Timestamp::from_second(claims.expires).map_err(Status::internal)?;
+    let expires = jiff::Timestamp::from_second(claims.issued + seconds).map_err(Status::internal)?;
     request["kind"] = "TokenRequest".into();
     request["apiVersion"] = "authentication.k8s.io/v1".into();
-    request["metadata"] = json!({"name": name, "namespace": namespace,
+    request["metadata"] = json!({"name": name, "namespace": namespace, "uid": claims.uid,
         "creationTimestamp": crate::registry::column::rfc3339(&operation.now)});
     request["spec"]["audiences"] = json!(audiences);
     request["spec"]["expirationSeconds"] = seconds.into();

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::harness::{ADMIN_TOKEN, Cluster};
 
 fn rbac(config: &mut apiserver::Config) {
-    config.authorization_modes = vec!["Node".to_owned(), "RBAC".to_owned()];
+    config.authorizers = vec![apiserver::Authorizer::Node, apiserver::Authorizer::Rbac];
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
-use tokio_rustls::{TlsAcceptor, TlsConnector};
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
 
 use crate::harness::{ADMIN_TOKEN, Cluster};
 
@@ -99,19 +99,7 @@ async fn logs_come_from_the_kubelet() {
 
 /// Sends an upgrade request over TLS and HTTP/1.1, then `extra` bytes; returns what came back.
 async fn upgrade(cluster: &Cluster, path: &str, extra: &[u8]) -> String {
-    let mut roots = rustls::RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_file(cluster.dir.path().join("ca.crt")).unwrap()).unwrap();
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let mut config = rustls::ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    let address = cluster.url.strip_prefix("https://").unwrap();
-    let tcp = TcpStream::connect(address).await.unwrap();
-    let name = ServerName::try_from("127.0.0.1").unwrap();
-    let mut tls = TlsConnector::from(Arc::new(config)).connect(name, tcp).await.unwrap();
+    let mut tls = cluster.connect(None).await;
     let request = format!(
         "POST {path} HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {ADMIN_TOKEN}\r\nconnection: Upgrade\r\nupgrade: SPDY/3.1\r\n\r\n"
     );

@@ -1,6 +1,6 @@
 //! A server on a free port with its own keys and an empty store, and ways to talk to it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use apiserver::{Config, Handler, Server, Storage};
@@ -9,12 +9,14 @@ use http::{Request, Response};
 use http_body_util::BodyExt;
 use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use serde_json::Value;
+use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) struct Cluster {
     pub(crate) dir: std::sync::Arc<tempfile::TempDir>,
     pub(crate) handler: Handler,
     pub(crate) url: String,
+    pub(crate) authority: Authority,
     stop: CancellationToken,
     serving: Option<tokio::task::JoinHandle<anyhow::Result<()>>>,
 }
@@ -28,8 +30,13 @@ impl Cluster {
 
     /// Starts a server whose configuration `change` may adjust.
     pub(crate) async fn with(change: impl FnOnce(&mut Config)) -> Self {
+        Self::with_files(|_, config| change(config)).await
+    }
+
+    /// As [`Cluster::with`], with a directory for more files.
+    pub(crate) async fn with_files(change: impl FnOnce(&Path, &mut Config)) -> Self {
         let dir = std::sync::Arc::new(tempfile::tempdir().unwrap());
-        write_keys(dir.path());
+        let authority = write_keys(dir.path());
         std::fs::write(
             dir.path().join("tokens.csv"),
             format!("{ADMIN_TOKEN},admin,1,system:masters\nann-token,ann,2\nbob-token,bob,3,dev\n"),
@@ -43,13 +50,13 @@ impl Cluster {
         config.client_ca_file = file("ca.crt");
         config.token_auth_file = file("tokens.csv");
         config.service_account_signing_key_file = file("sa.key");
-        change(&mut config);
+        change(dir.path(), &mut config);
         let server = Server::new(config).await.unwrap();
         let url = format!("https://{}", server.address());
         let handler = server.handler();
         let stop = CancellationToken::new();
         let serving = tokio::spawn(server.serve(stop.clone()));
-        let cluster = Self { dir, handler, url, stop, serving: Some(serving) };
+        let cluster = Self { dir, handler, url, authority, stop, serving: Some(serving) };
         cluster.write_kubeconfig();
         cluster
     }
@@ -136,6 +143,32 @@ impl Cluster {
         (self.handler)(request).await
     }
 
+    /// A TLS connection for HTTP/1.1, with the certificate of `<identity>.crt` if given.
+    pub(crate) async fn connect(&self, identity: Option<&str>) -> tokio_rustls::client::TlsStream<TcpStream> {
+        let file = |name: String| self.dir.path().join(name);
+        let builder = tls::client_builder().with_root_certificates(tls::load_roots(&file("ca.crt".into())).unwrap());
+        let mut config = match identity {
+            None => builder.with_no_client_auth(),
+            Some(name) => {
+                let chain = tls::load_certificates(&file(format!("{name}.crt"))).unwrap();
+                builder.with_client_auth_cert(chain, tls::load_key(&file(format!("{name}.key"))).unwrap()).unwrap()
+            }
+        };
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        let tcp = TcpStream::connect(self.url.strip_prefix("https://").unwrap()).await.unwrap();
+        let name = rustls::pki_types::ServerName::try_from("127.0.0.1").unwrap();
+        tokio_rustls::TlsConnector::from(std::sync::Arc::new(config)).connect(name, tcp).await.unwrap()
+    }
+
+    /// Who the server takes the caller of curl for: the answer to a SelfSubjectReview.
+    pub(crate) async fn whoami(&self, args: &[&str]) -> Result<Value, u16> {
+        let mut all = vec!["-d", "{}", "-H", "Content-Type: application/json"];
+        all.extend(args);
+        let (code, body) = self.curl("/apis/authentication.k8s.io/v1/selfsubjectreviews", &all).await;
+        let value: Value = serde_json::from_str(&body).unwrap_or(Value::Null);
+        if code == 201 { Ok(value["status"]["userInfo"].clone()) } else { Err(code) }
+    }
+
     /// curl over TLS; returns the status code and the body.
     pub(crate) async fn curl(&self, path: &str, args: &[&str]) -> (u16, String) {
         let mut command = Command::new("curl");
@@ -157,15 +190,33 @@ impl Drop for Cluster {
     }
 }
 
-fn write_keys(dir: &std::path::Path) {
-    let ca_key = KeyPair::generate().unwrap();
-    let mut ca = CertificateParams::new(Vec::new()).unwrap();
-    ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    ca.distinguished_name.push(DnType::CommonName, "ca");
-    let ca_cert = ca.self_signed(&ca_key).unwrap();
-    std::fs::write(dir.join("ca.crt"), ca_cert.pem()).unwrap();
-    let issuer = Issuer::new(ca, ca_key);
-    let leaf = |file: &str, name: &str, group: Option<&str>, usage: ExtendedKeyUsagePurpose| {
+/// An authority, in `<name>.crt`, and what it signs.
+pub(crate) struct Authority(Issuer<'static, KeyPair>);
+
+impl Authority {
+    pub(crate) fn new(dir: &Path, name: &str) -> Self {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.distinguished_name.push(DnType::CommonName, name);
+        replace(&dir.join(format!("{name}.crt")), &params.self_signed(&key).unwrap().pem());
+        Self(Issuer::new(params, key))
+    }
+
+    /// Signs `<file>.crt` with `<file>.key` for the names of this machine.
+    pub(crate) fn sign(&self, dir: &Path, file: &str, name: &str, group: Option<&str>, usage: ExtendedKeyUsagePurpose) {
+        self.sign_until(dir, file, name, group, usage, 2100);
+    }
+
+    pub(crate) fn sign_until(
+        &self,
+        dir: &Path,
+        file: &str,
+        name: &str,
+        group: Option<&str>,
+        usage: ExtendedKeyUsagePurpose,
+        year: i32,
+    ) {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned(), "localhost".to_owned()]).unwrap();
         params.distinguished_name = rcgen::DistinguishedName::new();
@@ -174,12 +225,27 @@ fn write_keys(dir: &std::path::Path) {
             params.distinguished_name.push(DnType::OrganizationName, group);
         }
         params.extended_key_usages = vec![usage];
-        let certificate = params.signed_by(&key, &issuer).unwrap();
-        std::fs::write(dir.join(format!("{file}.crt")), certificate.pem()).unwrap();
-        std::fs::write(dir.join(format!("{file}.key")), key.serialize_pem()).unwrap();
-    };
-    leaf("server", "apiserver", None, ExtendedKeyUsagePurpose::ServerAuth);
-    leaf("admin", "admin", Some("system:masters"), ExtendedKeyUsagePurpose::ClientAuth);
-    leaf("ann", "ann", Some("dev"), ExtendedKeyUsagePurpose::ClientAuth);
-    std::fs::write(dir.join("sa.key"), KeyPair::generate().unwrap().serialize_pem()).unwrap();
+        params.not_after = rcgen::date_time_ymd(year, 1, 1);
+        let certificate = params.signed_by(&key, &self.0).unwrap();
+        replace(&dir.join(format!("{file}.key")), &key.serialize_pem());
+        replace(&dir.join(format!("{file}.crt")), &certificate.pem());
+    }
+}
+
+/// Puts a new file in the place of an old one, as rotation does.
+pub(crate) fn replace(path: &Path, text: &str) {
+    let new = path.with_extension("new");
+    std::fs::write(&new, text).unwrap();
+    std::fs::rename(new, path).unwrap();
+}
+
+fn write_keys(dir: &Path) -> Authority {
+    let authority = Authority::new(dir, "ca");
+    let client = ExtendedKeyUsagePurpose::ClientAuth;
+    authority.sign(dir, "server", "apiserver", None, ExtendedKeyUsagePurpose::ServerAuth);
+    authority.sign(dir, "admin", "admin", Some("system:masters"), client.clone());
+    authority.sign(dir, "ann", "ann", Some("dev"), client.clone());
+    authority.sign(dir, "node", "system:node:n", Some("system:nodes"), client);
+    replace(&dir.join("sa.key"), &KeyPair::generate().unwrap().serialize_pem());
+    authority
 }

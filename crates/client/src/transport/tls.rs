@@ -4,11 +4,9 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, ring};
-use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::Error;
 use crate::kubeconfig::{AuthInfo, Cluster};
@@ -21,12 +19,10 @@ pub(super) type Identity = (Vec<u8>, Vec<u8>);
 
 /// Builds the configuration of one connection. Files are read here, so a rotated certificate is used by the next one.
 pub(super) fn config(cluster: &Cluster, identity: Option<Identity>, http2: bool) -> Result<ClientConfig, Error> {
-    let provider = Arc::new(ring::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider.clone())
-        .with_safe_default_protocol_versions()
-        .map_err(Error::config)?;
+    let builder = ::tls::client_builder();
     let builder = if cluster.insecure_skip_tls_verify.unwrap_or_default() {
-        builder.dangerous().with_custom_certificate_verifier(Arc::new(TrustAnyone(provider)))
+        // The user asked not to check who the server is.
+        builder.dangerous().with_custom_certificate_verifier(Arc::new(::tls::AnyCertificate::default()))
     } else {
         builder.with_root_certificates(roots(cluster)?)
     };
@@ -95,43 +91,4 @@ fn data_or_file(data: Option<&str>, file: Option<&str>, what: &str) -> Result<Op
             std::fs::read(file).map_err(|error| Error::config(format!("unable to read {what} {file}: {error}")))
         })
         .transpose()
-}
-
-/// `insecure-skip-tls-verify`: the user asked not to check who the server is.
-#[derive(Debug)]
-struct TrustAnyone(Arc<CryptoProvider>);
-
-impl ServerCertVerifier for TrustAnyone {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        rustls::crypto::verify_tls12_signature(message, certificate, signed, &self.0.signature_verification_algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        rustls::crypto::verify_tls13_signature(message, certificate, signed, &self.0.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
 }

@@ -49,7 +49,7 @@ impl Cluster {
         config.token_auth_file = Some(path("tokens.csv"));
         config.service_account_key_files = vec![path("sa.key")];
         config.service_account_signing_key_file = Some(path("sa.key"));
-        config.authorization_modes = vec!["RBAC".into()];
+        config.authorizers = vec![apiserver::Authorizer::Rbac];
         let server = Server::new(config).await.unwrap();
         let url = format!("https://{}", server.address());
         let handler = server.handler();

@@ -33,7 +33,7 @@ impl TestApi {
         config.tls_private_key_file = Some(cert_key);
         config.service_account_signing_key_file = Some(key.clone());
         config.service_account_key_files = vec![key];
-        config.authorization_modes = vec!["Node".into(), "RBAC".into()];
+        config.authorizers = vec![apiserver::Authorizer::Node, apiserver::Authorizer::Rbac];
         let tokens = dir.join("tokens.csv");
         std::fs::write(&tokens, format!("{TOKEN},system:node:{node},{node},system:nodes\n")).unwrap();
         config.token_auth_file = Some(tokens);

@@ -37,7 +37,7 @@ impl Registry {
     pub(crate) fn new(endpoint: Endpoint, credentials: Option<Credentials>) -> Result<Self, PullError> {
         let credentials = credentials
             .or_else(|| endpoint.auth.clone().map(|(username, password)| Credentials::Basic { username, password }));
-        let tls = Arc::new(tls_config(&endpoint)?);
+        let tls = Arc::new(tls_config(&endpoint));
         Ok(Self { endpoint, credentials, authorization: tokio::sync::Mutex::new(None), tls })
     }
 
@@ -252,16 +252,9 @@ fn escape(text: &str) -> String {
 }
 
 /// The node's certificate authorities, plus the one configured for this server.
-fn tls_config(endpoint: &Endpoint) -> Result<rustls::ClientConfig, PullError> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = rustls::ClientConfig::builder_with_provider(provider.clone())
-        .with_safe_default_protocol_versions()
-        .map_err(|e| PullError::Server(e.to_string()))?;
+fn tls_config(endpoint: &Endpoint) -> rustls::ClientConfig {
     if endpoint.skip_verify {
-        return Ok(builder
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)))
-            .with_no_client_auth());
+        return tls::unverified_client();
     }
     let mut roots = rustls::RootCertStore::empty();
     if endpoint.url.starts_with("https") {
@@ -273,46 +266,7 @@ fn tls_config(endpoint: &Endpoint) -> Result<rustls::ClientConfig, PullError> {
             }
         }
     }
-    Ok(builder.with_root_certificates(roots).with_no_client_auth())
-}
-
-/// For servers configured with `insecure_skip_verify`.
-#[derive(Debug)]
-struct AnyCertificate(Arc<rustls::crypto::CryptoProvider>);
-
-impl rustls::client::danger::ServerCertVerifier for AnyCertificate {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: rustls_pki_types::UnixTime,
-    ) -> Result<rustls::client::danger::ServerCertVerified, rustls::Error> {
-        Ok(rustls::client::danger::ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &rustls::DigitallySignedStruct,
-    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
-        rustls::crypto::verify_tls12_signature(message, cert, dss, &self.0.signature_verification_algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &rustls::DigitallySignedStruct,
-    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
-        rustls::crypto::verify_tls13_signature(message, cert, dss, &self.0.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
+    tls::client_builder().with_root_certificates(roots).with_no_client_auth()
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use serde_json::{Value, json};
 
+use super::rules;
 use crate::registry::column::{Column, human_duration};
 use crate::registry::unset::{items, or_empty};
 use crate::registry::{Call, SelectableField, Strategy, cells};
@@ -65,9 +66,8 @@ impl Strategy for CertificateSigningRequestStrategy {
     fn validate_create(&self, request: &CertificateSigningRequest) -> FieldErrors {
         let mut errors = FieldErrors::default();
         let (spec, path) = (&request.spec, Path::new("spec"));
-        let is_pem = spec.request.0.windows(31).any(|window| window == b"-----BEGIN CERTIFICATE REQUEST-");
-        if !is_pem {
-            errors.invalid(path.child("request"), &spec.request, "PEM block type must be CERTIFICATE REQUEST");
+        if let Err(error) = rules::request(&spec.request.0) {
+            errors.invalid(path.child("request"), &spec.request, error);
         }
         let usages = items(&spec.usages);
         if usages.is_empty() {
@@ -82,7 +82,12 @@ impl Strategy for CertificateSigningRequestStrategy {
                 errors.duplicate(path.index(i), usage);
             }
         }
-        signer_name(&mut errors, &path.child("signerName"), &spec.signer_name);
+        let signer = path.child("signerName");
+        if spec.signer_name == "kubernetes.io/legacy-unknown" {
+            errors.invalid(signer, &spec.signer_name, "the legacy signerName is not allowed via this API version");
+        } else {
+            signer_name(&mut errors, &signer, &spec.signer_name);
+        }
         if let Some(seconds) = spec.expiration_seconds.filter(|&seconds| seconds < 600) {
             errors.invalid(
                 path.child("expirationSeconds"),
@@ -91,6 +96,20 @@ impl Strategy for CertificateSigningRequestStrategy {
             );
         }
         errors
+    }
+
+    fn prepare_for_status_update(
+        &self,
+        call: &Call<'_>,
+        new: &mut CertificateSigningRequest,
+        old: &CertificateSigningRequest,
+    ) {
+        new.spec.clone_from(&old.spec);
+        rules::stamp(new, old, call.now);
+    }
+
+    fn validate_status_update(&self, new: &CertificateSigningRequest, old: &CertificateSigningRequest) -> FieldErrors {
+        rules::status_update(new, old)
     }
 
     fn selectable_fields(&self) -> &'static [SelectableField] {

@@ -1,0 +1,480 @@
+//! The command line of `cox apiserver`: upstream's flags, and what they make of a [`Config`].
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context;
+
+use crate::audit::{Batching, LogConfig, Mode};
+use crate::authz::{FailurePolicy, WebhookConfig};
+use crate::config::{
+    AuditConfig, Authorizer, Config, DEFAULT_ISSUER, OidcConfig, Storage, TokenWebhookConfig, duration,
+};
+use crate::registry::RuntimeConfig;
+use crate::registry::core::service_allocation::Cidr;
+
+/// `cox apiserver`: upstream's flags, and `--data-dir` for the embedded store.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// Directory of the embedded store.
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/cox/store")]
+    pub data_dir: PathBuf,
+    /// List of etcd servers to connect with (scheme://ip:port), comma separated.
+    #[arg(long, value_delimiter = ',')]
+    pub etcd_servers: Vec<String>,
+    /// Certificate authority of the etcd servers.
+    #[arg(long, value_name = "FILE")]
+    pub etcd_cafile: Option<PathBuf>,
+    /// Client certificate for etcd.
+    #[arg(long, value_name = "FILE")]
+    pub etcd_certfile: Option<PathBuf>,
+    /// Client key for etcd.
+    #[arg(long, value_name = "FILE")]
+    pub etcd_keyfile: Option<PathBuf>,
+    /// The IP address on which to listen for the --secure-port port.
+    #[arg(long, default_value = "0.0.0.0")]
+    pub bind_address: IpAddr,
+    /// The port on which to serve HTTPS with authentication and authorization.
+    #[arg(long, default_value_t = 6443)]
+    pub secure_port: u16,
+    /// The IP address on which to advertise the apiserver to members of the cluster.
+    #[arg(long)]
+    pub advertise_address: Option<IpAddr>,
+    /// File containing the x509 certificate for HTTPS, followed by intermediates.
+    #[arg(long, value_name = "FILE")]
+    pub tls_cert_file: Option<PathBuf>,
+    /// File containing the x509 private key matching --tls-cert-file.
+    #[arg(long, value_name = "FILE")]
+    pub tls_private_key_file: Option<PathBuf>,
+    /// Requests with a client certificate signed by one of these authorities are authenticated by its CommonName.
+    #[arg(long, value_name = "FILE")]
+    pub client_ca_file: Option<PathBuf>,
+    /// File used to secure the secure port of the API server via token authentication.
+    #[arg(long, value_name = "FILE")]
+    pub token_auth_file: Option<PathBuf>,
+    /// File of passwords: password,user,uid,"group1,group2" per line.
+    #[arg(long, value_name = "FILE")]
+    pub basic_auth_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub oidc: OidcArgs,
+    /// File with webhook configuration for token authentication, in kubeconfig format.
+    #[arg(long, value_name = "FILE")]
+    pub authentication_token_webhook_config_file: Option<PathBuf>,
+    /// The duration to cache responses from the webhook token authenticator.
+    #[arg(long, default_value = "2m", value_parser = duration)]
+    pub authentication_token_webhook_cache_ttl: Duration,
+    /// The version of TokenReview to send to the webhook: v1 or v1beta1.
+    #[arg(long, default_value = "v1beta1")]
+    pub authentication_token_webhook_version: String,
+    /// Enables anonymous requests to the secure port of the API server.
+    #[arg(long, default_value_t = true, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub anonymous_auth: bool,
+    /// Allow secrets of type 'bootstrap.kubernetes.io/token' in kube-system to be used for authentication.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub enable_bootstrap_token_auth: bool,
+    /// Root certificate bundle that verifies client certificates of front proxies.
+    #[arg(long, value_name = "FILE")]
+    pub requestheader_client_ca_file: Option<PathBuf>,
+    /// Client certificate common names allowed to provide user names in headers; empty allows any.
+    #[arg(long, value_delimiter = ',')]
+    pub requestheader_allowed_names: Vec<String>,
+    /// Request headers to inspect for user names.
+    #[arg(long, value_delimiter = ',', default_value = "x-remote-user")]
+    pub requestheader_username_headers: Vec<String>,
+    /// Request headers to inspect for user uids.
+    #[arg(long, value_delimiter = ',', default_value = "x-remote-uid")]
+    pub requestheader_uid_headers: Vec<String>,
+    /// Request headers to inspect for groups.
+    #[arg(long, value_delimiter = ',', default_value = "x-remote-group")]
+    pub requestheader_group_headers: Vec<String>,
+    /// Request header prefixes to inspect for extra user information.
+    #[arg(long, value_delimiter = ',', default_value = "x-remote-extra-")]
+    pub requestheader_extra_headers_prefix: Vec<String>,
+    /// File with keys used to verify ServiceAccount tokens; may be given several times.
+    #[arg(long = "service-account-key-file", value_name = "FILE")]
+    pub service_account_key_files: Vec<PathBuf>,
+    /// File with the private key that signs ServiceAccount tokens.
+    #[arg(long, value_name = "FILE")]
+    pub service_account_signing_key_file: Option<PathBuf>,
+    /// Identifier of the service account token issuer; the first signs, all are accepted.
+    #[arg(long = "service-account-issuer", default_value = DEFAULT_ISSUER)]
+    pub service_account_issuers: Vec<String>,
+    /// Overrides the URI for the JSON Web Key Set in the discovery document.
+    #[arg(long)]
+    pub service_account_jwks_uri: Option<String>,
+    /// Identifiers of the API that tokens must be meant for; defaults to the issuer.
+    #[arg(long, value_delimiter = ',')]
+    pub api_audiences: Vec<String>,
+    /// CIDR ranges from which service cluster IPs are assigned.
+    #[arg(long, value_delimiter = ',', default_value = "10.43.0.0/16")]
+    pub service_cluster_ip_range: Vec<Cidr>,
+    /// Ports reserved for services with NodePort visibility, such as 30000-32767.
+    #[arg(long, default_value = "30000-32767", value_parser = port_range)]
+    pub service_node_port_range: (u16, u16),
+    /// The longest life of a token that clients may ask for.
+    #[arg(long, value_parser = duration)]
+    pub service_account_max_token_expiration: Option<Duration>,
+    /// Lets tokens of pods live for a year while noting who uses them beyond the life that was asked for.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub service_account_extend_token_expiration: bool,
+    #[command(flatten)]
+    pub authorization: AuthorizationArgs,
+    #[command(flatten)]
+    pub audit: AuditArgs,
+    /// Allowed origins for CORS: regular expressions, comma separated.
+    #[arg(long, value_delimiter = ',')]
+    pub cors_allowed_origins: Vec<String>,
+    /// How long a request may take before it is ended, except for long-running ones.
+    #[arg(long, default_value = "1m", value_parser = duration)]
+    pub request_timeout: Duration,
+    /// Admission plugins that should be enabled in addition to the default ones.
+    #[arg(long, value_delimiter = ',')]
+    pub enable_admission_plugins: Vec<String>,
+    /// Admission plugins that should be disabled although they are on by default.
+    #[arg(long, value_delimiter = ',')]
+    pub disable_admission_plugins: Vec<String>,
+    /// Key=value pairs that turn API versions on or off, such as api/all=true.
+    #[arg(long, default_value = "", value_parser = RuntimeConfig::parse)]
+    pub runtime_config: RuntimeConfig,
+    /// Client certificate for TLS to kubelets.
+    #[arg(long, value_name = "FILE")]
+    pub kubelet_client_certificate: Option<PathBuf>,
+    /// Client key for TLS to kubelets.
+    #[arg(long, value_name = "FILE")]
+    pub kubelet_client_key: Option<PathBuf>,
+    /// Certificate authority that kubelet serving certificates are checked against.
+    #[arg(long, value_name = "FILE")]
+    pub kubelet_certificate_authority: Option<PathBuf>,
+    /// Preferred node address types for kubelet connections.
+    #[arg(long, value_delimiter = ',', default_value = "InternalIP,Hostname,InternalDNS,ExternalDNS,ExternalIP")]
+    pub kubelet_preferred_address_types: Vec<String>,
+    /// The maximum number of non-mutating requests in flight; zero is no limit.
+    #[arg(long, default_value_t = 400)]
+    pub max_requests_inflight: usize,
+    /// The maximum number of mutating requests in flight; zero is no limit.
+    #[arg(long, default_value_t = 200)]
+    pub max_mutating_requests_inflight: usize,
+    /// The maximum number of long-running requests (watch, log, exec) in flight; zero is no limit.
+    #[arg(long, default_value_t = 10_000)]
+    pub max_long_running_requests: usize,
+    /// Amount of time to retain events.
+    #[arg(long, default_value = "1h", value_parser = duration)]
+    pub event_ttl: Duration,
+    /// The interval of compaction requests.
+    #[arg(long, default_value = "5m", value_parser = duration)]
+    pub etcd_compaction_interval: Duration,
+}
+
+/// `--oidc-*`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct OidcArgs {
+    /// The URL of the OpenID issuer; only the https scheme is accepted.
+    #[arg(long)]
+    pub oidc_issuer_url: Option<String>,
+    /// The client ID for the OpenID Connect client.
+    #[arg(long, default_value = "")]
+    pub oidc_client_id: String,
+    /// The claim to use as the user name.
+    #[arg(long, default_value = "sub")]
+    pub oidc_username_claim: String,
+    /// Prepended to user names; '-' for nothing, the issuer's URL if not given.
+    #[arg(long)]
+    pub oidc_username_prefix: Option<String>,
+    /// The claim that holds the user's groups.
+    #[arg(long)]
+    pub oidc_groups_claim: Option<String>,
+    /// Prepended to groups.
+    #[arg(long, default_value = "")]
+    pub oidc_groups_prefix: String,
+    /// Accepted signing algorithms.
+    #[arg(long, value_delimiter = ',', default_value = "RS256")]
+    pub oidc_signing_algs: Vec<String>,
+    /// A key=value pair that must be among the claims; may be given several times.
+    #[arg(long)]
+    pub oidc_required_claim: Vec<String>,
+    /// Authorities for the issuer's certificate; the host's if not given.
+    #[arg(long, value_name = "FILE")]
+    pub oidc_ca_file: Option<PathBuf>,
+}
+
+impl OidcArgs {
+    fn config(self) -> anyhow::Result<Option<OidcConfig>> {
+        let Some(issuer_url) = self.oidc_issuer_url else { return Ok(None) };
+        let pair = |text: &String| {
+            let (key, value) = text.split_once('=').with_context(|| format!("--oidc-required-claim {text:?}"))?;
+            anyhow::Ok((key.to_owned(), value.to_owned()))
+        };
+        Ok(Some(OidcConfig {
+            issuer_url,
+            client_id: self.oidc_client_id,
+            username_claim: self.oidc_username_claim,
+            username_prefix: self.oidc_username_prefix,
+            groups_claim: self.oidc_groups_claim,
+            groups_prefix: self.oidc_groups_prefix,
+            signing_algorithms: self.oidc_signing_algs,
+            required_claims: self.oidc_required_claim.iter().map(pair).collect::<Result<_, _>>()?,
+            ca_file: self.oidc_ca_file,
+        }))
+    }
+}
+
+/// `--authorization-*`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct AuthorizationArgs {
+    /// Ordered list of authorizers: AlwaysAllow, AlwaysDeny, ABAC, Webhook, RBAC, Node.
+    #[arg(long, value_delimiter = ',', default_value = "AlwaysAllow")]
+    pub authorization_mode: Vec<String>,
+    /// File that configures the authorizers in order, instead of --authorization-mode.
+    #[arg(long, value_name = "FILE", conflicts_with = "authorization_mode")]
+    pub authorization_config: Option<PathBuf>,
+    /// File with authorization policy in json line by line format, for ABAC.
+    #[arg(long, value_name = "FILE")]
+    pub authorization_policy_file: Option<PathBuf>,
+    /// File with webhook configuration in kubeconfig format.
+    #[arg(long, value_name = "FILE")]
+    pub authorization_webhook_config_file: Option<PathBuf>,
+    /// The version of SubjectAccessReview to send to the webhook: v1 or v1beta1.
+    #[arg(long, default_value = "v1beta1")]
+    pub authorization_webhook_version: String,
+    /// The duration to cache 'authorized' responses from the webhook.
+    #[arg(long, default_value = "5m", value_parser = duration)]
+    pub authorization_webhook_cache_authorized_ttl: Duration,
+    /// The duration to cache 'unauthorized' responses from the webhook.
+    #[arg(long, default_value = "30s", value_parser = duration)]
+    pub authorization_webhook_cache_unauthorized_ttl: Duration,
+}
+
+impl AuthorizationArgs {
+    fn authorizers(&self) -> anyhow::Result<Vec<Authorizer>> {
+        if let Some(path) = &self.authorization_config {
+            return crate::authz::config_file::load(path);
+        }
+        let mode = |name: &String| {
+            if name != "Webhook" {
+                return name.parse();
+            }
+            let config_file = self.authorization_webhook_config_file.clone();
+            Ok(Authorizer::Webhook(WebhookConfig {
+                name: "default".to_owned(),
+                config_file: config_file
+                    .context("authorization-mode Webhook's authorization config file not passed")?,
+                version: self.authorization_webhook_version.clone(),
+                authorized_ttl: self.authorization_webhook_cache_authorized_ttl,
+                unauthorized_ttl: self.authorization_webhook_cache_unauthorized_ttl,
+                timeout: Duration::from_secs(30),
+                failure_policy: FailurePolicy::NoOpinion,
+            }))
+        };
+        self.authorization_mode.iter().map(mode).collect()
+    }
+}
+
+/// `--audit-*`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct AuditArgs {
+    /// File that defines what is recorded; without it, metadata of every request.
+    #[arg(long, value_name = "FILE")]
+    pub audit_policy_file: Option<PathBuf>,
+    /// All requests coming to the apiserver are recorded in this file; '-' is standard output.
+    #[arg(long, value_name = "FILE")]
+    pub audit_log_path: Option<PathBuf>,
+    /// The maximum number of days to keep old audit log files.
+    #[arg(long, default_value_t = 0)]
+    pub audit_log_maxage: u64,
+    /// The maximum number of old audit log files to keep; zero is no limit.
+    #[arg(long, default_value_t = 0)]
+    pub audit_log_maxbackup: usize,
+    /// The maximum size in megabytes of the audit log file before it is rotated.
+    #[arg(long, default_value_t = 100)]
+    pub audit_log_maxsize: u64,
+    /// When events are written: batch, blocking or blocking-strict.
+    #[arg(long, default_value = "blocking")]
+    pub audit_log_mode: String,
+    /// File in kubeconfig format that names the audit webhook.
+    #[arg(long, value_name = "FILE")]
+    pub audit_webhook_config_file: Option<PathBuf>,
+    /// When events are sent: batch, blocking or blocking-strict.
+    #[arg(long, default_value = "batch")]
+    pub audit_webhook_mode: String,
+    /// The number of events kept for batches.
+    #[arg(long, default_value_t = 10_000)]
+    pub audit_webhook_batch_buffer_size: usize,
+    /// The maximum size of a batch.
+    #[arg(long, default_value_t = 400)]
+    pub audit_webhook_batch_max_size: usize,
+    /// The time to wait before sending a batch that is not full.
+    #[arg(long, default_value = "30s", value_parser = duration)]
+    pub audit_webhook_batch_max_wait: Duration,
+}
+
+impl AuditArgs {
+    fn config(self) -> anyhow::Result<AuditConfig> {
+        let mode = |name: &str, batching: Batching| match name {
+            "batch" => Ok(Mode::Batch(batching)),
+            "blocking" => Ok(Mode::Blocking),
+            "blocking-strict" => Ok(Mode::BlockingStrict),
+            other => {
+                Err(anyhow::anyhow!("invalid audit mode {other}, allowed modes are batch, blocking, blocking-strict"))
+            }
+        };
+        let batching = Batching {
+            buffer: self.audit_webhook_batch_buffer_size,
+            max_size: self.audit_webhook_batch_max_size,
+            max_wait: self.audit_webhook_batch_max_wait,
+        };
+        let log = self.audit_log_path.map(|path| LogConfig {
+            path,
+            max_age: Duration::from_secs(self.audit_log_maxage * 86_400),
+            max_backups: self.audit_log_maxbackup,
+            max_bytes: self.audit_log_maxsize << 20,
+        });
+        // A batch of lines is one write; waiting long for it would only lose more in a crash.
+        let log_batching = Batching { max_size: 1, ..Default::default() };
+        Ok(AuditConfig {
+            policy_file: self.audit_policy_file,
+            log: log.map(|log| anyhow::Ok((log, mode(&self.audit_log_mode, log_batching)?))).transpose()?,
+            webhook: self
+                .audit_webhook_config_file
+                .map(|path| anyhow::Ok((path, mode(&self.audit_webhook_mode, batching)?)))
+                .transpose()?,
+        })
+    }
+}
+
+impl TryFrom<Args> for Config {
+    type Error = anyhow::Error;
+
+    fn try_from(args: Args) -> anyhow::Result<Self> {
+        let storage = if args.etcd_servers.is_empty() {
+            Storage::Embedded(args.data_dir)
+        } else {
+            let mut options = store::etcd::Options::new(args.etcd_servers);
+            if let Some(ca) = args.etcd_cafile {
+                let identity = args.etcd_certfile.zip(args.etcd_keyfile);
+                options.tls = Some(store::etcd::Tls { ca, identity });
+            }
+            Storage::Etcd(options)
+        };
+        Ok(Config {
+            storage,
+            bind: SocketAddr::new(args.bind_address, args.secure_port),
+            advertise_address: args.advertise_address,
+            tls_cert_file: args.tls_cert_file,
+            tls_private_key_file: args.tls_private_key_file,
+            client_ca_file: args.client_ca_file,
+            token_auth_file: args.token_auth_file,
+            basic_auth_file: args.basic_auth_file,
+            oidc: args.oidc.config()?,
+            token_webhook: args.authentication_token_webhook_config_file.map(|config_file| TokenWebhookConfig {
+                config_file,
+                version: args.authentication_token_webhook_version,
+                cache_ttl: args.authentication_token_webhook_cache_ttl,
+            }),
+            anonymous_auth: args.anonymous_auth,
+            enable_bootstrap_token_auth: args.enable_bootstrap_token_auth,
+            requestheader_client_ca_file: args.requestheader_client_ca_file,
+            requestheader_allowed_names: args.requestheader_allowed_names,
+            requestheader_username_headers: args.requestheader_username_headers,
+            requestheader_uid_headers: args.requestheader_uid_headers,
+            requestheader_group_headers: args.requestheader_group_headers,
+            requestheader_extra_headers_prefix: args.requestheader_extra_headers_prefix,
+            service_account_key_files: args.service_account_key_files,
+            service_account_signing_key_file: args.service_account_signing_key_file,
+            service_account_issuers: args.service_account_issuers,
+            service_account_jwks_uri: args.service_account_jwks_uri,
+            api_audiences: args.api_audiences,
+            service_cluster_ip_ranges: args.service_cluster_ip_range,
+            service_node_port_range: args.service_node_port_range,
+            authorizers: args.authorization.authorizers()?,
+            authorization_policy_file: args.authorization.authorization_policy_file,
+            audit: args.audit.config()?,
+            cors_allowed_origins: args.cors_allowed_origins,
+            request_timeout: args.request_timeout,
+            enable_admission_plugins: args.enable_admission_plugins,
+            disable_admission_plugins: args.disable_admission_plugins,
+            runtime_config: args.runtime_config,
+            kubelet_client_certificate: args.kubelet_client_certificate,
+            kubelet_client_key: args.kubelet_client_key,
+            kubelet_certificate_authority: args.kubelet_certificate_authority,
+            kubelet_preferred_address_types: args.kubelet_preferred_address_types,
+            max_requests_inflight: args.max_requests_inflight,
+            max_mutating_requests_inflight: args.max_mutating_requests_inflight,
+            max_long_running_requests: args.max_long_running_requests,
+            service_account_max_token_expiration: args.service_account_max_token_expiration,
+            service_account_extend_token_expiration: args.service_account_extend_token_expiration,
+            event_ttl: args.event_ttl,
+            compaction_interval: args.etcd_compaction_interval,
+        })
+    }
+}
+
+fn port_range(text: &str) -> Result<(u16, u16), String> {
+    let bad = || format!("{text} is not a valid port range");
+    let (low, high) = match text.split_once('-') {
+        Some((low, high)) => (low.parse::<u16>().map_err(|_| bad())?, high.parse::<u16>().map_err(|_| bad())?),
+        None => {
+            let (base, size) = text.split_once('+').ok_or_else(bad)?;
+            let base: u16 = base.parse().map_err(|_| bad())?;
+            (base, base.checked_add(size.parse().map_err(|_| bad())?).ok_or_else(bad)?)
+        }
+    };
+    if low > high { Err(bad()) } else { Ok((low, high)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn config(flags: &[&str]) -> anyhow::Result<Config> {
+        let line = Line::try_parse_from(std::iter::once(&"apiserver").chain(flags))?;
+        Config::try_from(line.args)
+    }
+
+    #[test]
+    fn flags_make_a_configuration() {
+        let config = config(&[
+            "--authorization-mode=Node,RBAC,Webhook",
+            "--authorization-webhook-config-file=/w",
+            "--audit-log-path=/a.log",
+            "--audit-log-maxsize=2",
+            "--oidc-issuer-url=https://i",
+            "--oidc-client-id=c",
+            "--oidc-required-claim=a=b",
+            "--request-timeout=5s",
+        ])
+        .unwrap();
+        assert!(matches!(config.authorizers.as_slice(), [Authorizer::Node, Authorizer::Rbac, Authorizer::Webhook(_)]));
+        let (log, mode) = config.audit.log.unwrap();
+        assert_eq!((log.max_bytes, mode), (2 << 20, Mode::Blocking));
+        assert_eq!(config.oidc.unwrap().required_claims, [("a".to_owned(), "b".to_owned())]);
+        assert_eq!(config.request_timeout, Duration::from_secs(5));
+    }
+
+    #[test]
+    fn mistakes_are_refused() {
+        for flags in [
+            &["--authorization-mode=Nobody"][..],
+            &["--authorization-mode=Webhook"],
+            &["--audit-log-path=/a", "--audit-log-mode=sometimes"],
+            &["--oidc-issuer-url=https://i", "--oidc-required-claim=a"],
+            &["--authorization-config=/x", "--authorization-mode=RBAC"],
+        ] {
+            assert!(config(flags).is_err(), "{flags:?}");
+        }
+    }
+
+    #[test]
+    fn port_ranges_parse_as_upstream() {
+        assert_eq!(port_range("30000-32767"), Ok((30000, 32767)));
+        assert_eq!(port_range("30000+10"), Ok((30000, 30010)));
+        assert!(port_range("2-1").is_err());
+    }
+}

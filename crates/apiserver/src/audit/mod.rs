@@ -1,0 +1,355 @@
+//! Audit: who asked for what, and what came of it.
+//!
+//! Flow: the chain opens a [`Trail`] per request -> the policy says how much to record -> events at each stage -> sinks.
+//! Whatever ends a request (an answer, a refusal, a panic, a client that leaves) ends its trail with an event.
+
+mod event;
+mod log;
+mod policy;
+mod sink;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use api::{Status, UserInfo};
+use bytes::Bytes;
+use http::{HeaderMap, Response, header};
+use http_body_util::BodyExt;
+use jiff::Timestamp;
+use parking_lot::Mutex;
+use serde_json::Value;
+use tls::Reloading;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+pub use log::LogConfig;
+pub use sink::{Batching, Mode};
+
+use event::{Event, ObjectRef, ResponseStatus, without_managed_fields};
+use policy::{Level, Policy, Stage, Verdict};
+use sink::{Backend, Sink};
+
+use crate::authn::Peer;
+use crate::authz::Attributes;
+use crate::body::{Body, full, guarded};
+use crate::config::AuditConfig;
+
+/// User agents longer than this are cut.
+const MAX_AGENT: usize = 1024;
+
+pub(crate) struct Audit {
+    policy: Reloading<Policy>,
+    sinks: Vec<Sink>,
+}
+
+impl Audit {
+    /// `None` if nothing is to be recorded. Batches are sent by `tasks` until `stop` fires.
+    pub(crate) fn new(
+        config: &AuditConfig,
+        tasks: &mut JoinSet<()>,
+        stop: &CancellationToken,
+    ) -> anyhow::Result<Option<Arc<Self>>> {
+        let mut sinks = Vec::new();
+        if let Some((log, mode)) = &config.log {
+            sinks.push(Sink::new(Backend::Log(log::Log::open(log.clone())?), *mode, tasks, stop));
+        }
+        if let Some((path, mode)) = &config.webhook {
+            let remote = crate::remote::Remote::from_kubeconfig(path)?;
+            sinks.push(Sink::new(Backend::Webhook(remote), *mode, tasks, stop));
+        }
+        let policy = Reloading::new(config.policy_file.iter().cloned().collect(), policy::load)?;
+        Ok((!sinks.is_empty()).then(|| Arc::new(Self { policy, sinks })))
+    }
+}
+
+/// Events that were lost because a sink had no room or failed.
+pub(crate) fn dropped() -> u64 {
+    sink::DROPPED.load(Ordering::Relaxed)
+}
+
+/// The trail of one request; does nothing where nothing is recorded.
+#[derive(Clone)]
+pub(crate) struct Trail(Option<Arc<Open>>);
+
+struct Open {
+    audit: Arc<Audit>,
+    state: Mutex<Recording>,
+}
+
+struct Recording {
+    event: Event,
+    /// Set once the policy was asked; nothing is recorded before.
+    verdict: Option<Verdict>,
+    is_over: bool,
+}
+
+tokio::task_local! {
+    static CURRENT: Trail;
+}
+
+/// Adds a note to the event of the request that is being served; the first one under a key stays.
+pub(crate) fn annotate(key: &str, value: impl Into<String>) {
+    let _ = CURRENT.try_with(|trail| trail.annotate(key, value.into()));
+}
+
+impl Trail {
+    pub(crate) fn open(
+        audit: Option<&Arc<Audit>>,
+        id: &str,
+        uri: &http::Uri,
+        headers: &HeaderMap,
+        peer: &Peer,
+    ) -> Self {
+        let Some(audit) = audit else { return Self(None) };
+        let now = Timestamp::now();
+        let event = Event {
+            kind: "Event",
+            api_version: "audit.k8s.io/v1",
+            level: Level::None,
+            audit_id: id.to_owned(),
+            stage: Stage::RequestReceived,
+            request_uri: uri.path_and_query().map(ToString::to_string).unwrap_or_default(),
+            verb: String::new(),
+            user: UserInfo::default(),
+            impersonated_user: None,
+            source_ips: source_ips(headers, peer),
+            user_agent: user_agent(headers),
+            object_ref: None,
+            response_status: None,
+            request_object: None,
+            response_object: None,
+            request_received_timestamp: now,
+            stage_timestamp: now,
+            annotations: Default::default(),
+        };
+        let state = Mutex::new(Recording { event, verdict: None, is_over: false });
+        Self(Some(Arc::new(Open { audit: audit.clone(), state })))
+    }
+
+    /// Runs a future whose [`annotate`] calls belong to this trail.
+    pub(crate) async fn follow<T>(&self, work: impl Future<Output = T>) -> T {
+        match self.0 {
+            None => work.await,
+            Some(_) => CURRENT.scope(self.clone(), work).await,
+        }
+    }
+
+    /// Asks the policy and records that a request came in. `user` is `None` if nobody could be made out.
+    pub(crate) async fn received(&self, user: Option<&UserInfo>, request: &Attributes) -> Result<(), Status> {
+        let Some(open) = &self.0 else { return Ok(()) };
+        let verdict = open.audit.policy.get().judge(user, request);
+        {
+            let mut state = open.state.lock();
+            state.event.level = verdict.level;
+            state.event.verb = request.verb.clone();
+            state.event.user = user.cloned().unwrap_or_default();
+            state.event.object_ref = request.is_resource.then(|| ObjectRef::from(request));
+            state.verdict = Some(verdict);
+        }
+        let Some(line) = open.line(Stage::RequestReceived) else { return Ok(()) };
+        for sink in &open.audit.sinks {
+            if sink.accept(line.clone()).await.is_err() && sink.is_strict() {
+                return Err(Status::internal("failed to store audit event"));
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn impersonated(&self, user: &UserInfo) {
+        self.change(Level::Metadata, |event, _| event.impersonated_user = Some(user.clone()));
+    }
+
+    pub(crate) fn annotate(&self, key: &str, value: String) {
+        if let Some(open) = &self.0 {
+            open.state.lock().event.annotations.entry(key.to_owned()).or_insert(value);
+        }
+    }
+
+    /// Records what was sent.
+    pub(crate) fn request_body(&self, content_type: &str, body: &Bytes) {
+        if body.is_empty() {
+            return;
+        }
+        self.change(Level::Metadata, |event, verdict| {
+            let wants_name = event.object_ref.as_ref().is_some_and(|object| object.name.is_empty());
+            if verdict.level < Level::Request && !wants_name {
+                return;
+            }
+            let Some(mut value) = decode(content_type, body) else { return };
+            if let Some(object) = &mut event.object_ref {
+                object.complete(&value);
+            }
+            if verdict.level >= Level::Request {
+                if verdict.omit_managed_fields {
+                    without_managed_fields(&mut value);
+                }
+                event.request_object = Some(value);
+            }
+        });
+    }
+
+    pub(crate) fn wants_response_body(&self) -> bool {
+        let verdict = self.0.as_ref().and_then(|open| open.state.lock().verdict.clone());
+        verdict.is_some_and(|verdict| verdict.level >= Level::RequestResponse)
+    }
+
+    /// Records the answer. A long-running one is recorded again when its body has ended.
+    pub(crate) async fn answered(&self, response: Response<Body>, long_running: bool) -> Response<Body> {
+        let Some(open) = &self.0 else { return response };
+        let Some(verdict) = open.state.lock().verdict.clone() else { return response };
+        let status = ResponseStatus::new(response.status().as_u16(), response.extensions().get::<Status>());
+        open.state.lock().event.response_status = Some(status);
+        if long_running {
+            open.emit(Stage::ResponseStarted).await;
+            let trail = self.clone();
+            return response.map(|body| guarded(body, Finish(trail)));
+        }
+        let response = if verdict.level >= Level::RequestResponse {
+            open.keep_body(response, verdict.omit_managed_fields).await
+        } else {
+            response
+        };
+        open.finish().await;
+        response
+    }
+
+    /// Records that serving the request went wrong beyond an answer.
+    pub(crate) async fn panicked(&self) {
+        let Some(open) = &self.0 else { return };
+        open.state.lock().event.response_status =
+            Some(ResponseStatus::new(500, Some(&Status::internal("APIServer panic'd"))));
+        open.emit(Stage::Panic).await;
+        open.state.lock().is_over = true;
+    }
+
+    fn change(&self, level: Level, change: impl FnOnce(&mut Event, &Verdict)) {
+        let Some(open) = &self.0 else { return };
+        let mut state = open.state.lock();
+        let Recording { event, verdict, .. } = &mut *state;
+        if let Some(verdict) = verdict.as_ref().filter(|verdict| verdict.level >= level) {
+            change(event, verdict);
+        }
+    }
+}
+
+/// Ends the trail of a long-running request with its body.
+struct Finish(Trail);
+
+impl Drop for Finish {
+    fn drop(&mut self) {
+        if let Some(open) = &self.0.0 {
+            open.finish_now();
+        }
+    }
+}
+
+impl Open {
+    /// The event at a stage as a line, if the policy wants it.
+    fn line(&self, stage: Stage) -> Option<Bytes> {
+        let mut state = self.state.lock();
+        let verdict = state.verdict.as_ref()?;
+        if state.is_over || verdict.level == Level::None || verdict.omit_stages.contains(&stage) {
+            return None;
+        }
+        state.event.stage = stage;
+        let now = Timestamp::now();
+        state.event.stage_timestamp =
+            if stage == Stage::RequestReceived { state.event.request_received_timestamp } else { now };
+        serde_json::to_vec(&state.event).ok().map(Bytes::from)
+    }
+
+    async fn emit(&self, stage: Stage) {
+        let Some(line) = self.line(stage) else { return };
+        for sink in &self.audit.sinks {
+            // Reported and counted by the sink; the answer is out already.
+            let _ = sink.accept(line.clone()).await;
+        }
+    }
+
+    async fn finish(&self) {
+        self.emit(Stage::ResponseComplete).await;
+        self.state.lock().is_over = true;
+    }
+
+    fn finish_now(&self) {
+        if let Some(line) = self.line(Stage::ResponseComplete) {
+            self.audit.sinks.iter().for_each(|sink| sink.accept_now(line.clone()));
+        }
+        self.state.lock().is_over = true;
+    }
+
+    async fn keep_body(&self, response: Response<Body>, omit_managed_fields: bool) -> Response<Body> {
+        let (parts, body) = response.into_parts();
+        let Ok(collected) = body.collect().await else {
+            return Response::from_parts(parts, full(Bytes::new()));
+        };
+        let bytes = collected.to_bytes();
+        let content_type = parts.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+        if let Some(mut value) = decode(content_type.unwrap_or_default(), &bytes) {
+            if omit_managed_fields {
+                without_managed_fields(&mut value);
+            }
+            self.state.lock().event.response_object = Some(value);
+        }
+        Response::from_parts(parts, full(bytes))
+    }
+}
+
+impl Drop for Open {
+    /// The client left, or the time was over, before there was an answer.
+    fn drop(&mut self) {
+        let is_open = {
+            let mut state = self.state.lock();
+            let is_open = state.verdict.is_some() && !state.is_over;
+            if is_open && state.event.response_status.is_none() {
+                let mut status = ResponseStatus::new(200, None);
+                status.status = "Success".to_owned();
+                status.message = "Connection closed early".to_owned();
+                state.event.response_status = Some(status);
+            }
+            is_open
+        };
+        if is_open {
+            self.finish_now();
+        }
+    }
+}
+
+/// A body as a value; `None` for what is not an object in a form we know.
+fn decode(content_type: &str, body: &[u8]) -> Option<Value> {
+    let media = content_type.split(';').next().unwrap_or_default().trim();
+    match media {
+        "application/yaml" | "application/apply-patch+yaml" => {
+            api::codec::from_yaml(body).ok().map(|found| found.value)
+        }
+        crate::protobuf::CONTENT_TYPE => crate::protobuf::decode(body).ok(),
+        "" | "application/json" => serde_json::from_slice(body).ok(),
+        patch if patch.ends_with("+json") => serde_json::from_slice(body).ok(),
+        _ => None,
+    }
+}
+
+/// Where a request came from: what proxies say first, the connection last.
+fn source_ips(headers: &HeaderMap, peer: &Peer) -> Vec<String> {
+    let values = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
+    let mut found: Vec<String> = values("x-forwarded-for")
+        .split(',')
+        .chain(values("x-real-ip").split(','))
+        .filter_map(|text| text.trim().parse::<std::net::IpAddr>().ok())
+        .map(|ip| ip.to_string())
+        .collect();
+    found.push(peer.address.map_or_else(|| "127.0.0.1".to_owned(), |address| address.ip().to_string()));
+    found.dedup();
+    found
+}
+
+fn user_agent(headers: &HeaderMap) -> String {
+    let mut agent =
+        headers.get(header::USER_AGENT).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
+    if agent.len() > MAX_AGENT {
+        let end = (0..=MAX_AGENT).rev().find(|end| agent.is_char_boundary(*end)).unwrap_or(0);
+        agent.truncate(end);
+        agent.push_str("...TRUNCATED");
+    }
+    agent
+}

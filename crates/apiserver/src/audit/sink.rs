@@ -1,0 +1,198 @@
+//! Where events go: the log file and the collector behind a webhook, at once or in batches.
+//!
+//! A batch is sent when it is full or its first event has waited long enough; what does not fit into the buffer is
+//! dropped and counted, so a slow collector never slows requests.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde_json::value::RawValue;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use super::log::Log;
+use crate::remote::Remote;
+
+/// How long the collector may take for a batch, retries included.
+const SEND: Duration = Duration::from_secs(30);
+
+/// Events that found no room.
+pub(crate) static DROPPED: AtomicU64 = AtomicU64::new(0);
+
+/// When events are handed over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    Batch(Batching),
+    /// The request waits until its events are stored.
+    Blocking,
+    /// And fails if its first one cannot be.
+    BlockingStrict,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Batching {
+    pub buffer: usize,
+    pub max_size: usize,
+    pub max_wait: Duration,
+}
+
+impl Default for Batching {
+    fn default() -> Self {
+        Self { buffer: 10_000, max_size: 400, max_wait: Duration::from_secs(30) }
+    }
+}
+
+pub(super) enum Backend {
+    Log(Log),
+    Webhook(Remote),
+}
+
+pub(super) struct Sink {
+    backend: Arc<Backend>,
+    mode: Mode,
+    queue: Option<mpsc::Sender<Bytes>>,
+}
+
+impl Backend {
+    async fn write(&self, events: &[Bytes]) -> Result<(), String> {
+        match self {
+            Backend::Log(log) => log.write(events).map_err(|error| error.to_string()),
+            Backend::Webhook(remote) => {
+                let raw = |event: &Bytes| serde_json::from_slice::<Box<RawValue>>(event).ok();
+                let items: Vec<Box<RawValue>> = events.iter().filter_map(raw).collect();
+                let list = List { kind: "EventList", api_version: "audit.k8s.io/v1", metadata: Empty {}, items };
+                let body = serde_json::to_vec(&list).map_err(|error| error.to_string())?;
+                remote.post(body.into(), SEND).await.map_err(|error| error.to_string())
+            }
+        }
+    }
+}
+
+#[derive(serde::Serialize)]
+#[serde(rename_all = "camelCase")]
+struct List {
+    kind: &'static str,
+    api_version: &'static str,
+    metadata: Empty,
+    items: Vec<Box<RawValue>>,
+}
+
+#[derive(serde::Serialize)]
+struct Empty {}
+
+impl Sink {
+    /// A sink, and the task that sends its batches until `stop` fires and everything has been sent.
+    pub(super) fn new(
+        backend: Backend,
+        mode: Mode,
+        tasks: &mut tokio::task::JoinSet<()>,
+        stop: &CancellationToken,
+    ) -> Self {
+        let backend = Arc::new(backend);
+        let queue = match mode {
+            Mode::Batch(batching) => {
+                let (sender, receiver) = mpsc::channel(batching.buffer.max(1));
+                tasks.spawn(send_batches(backend.clone(), receiver, batching, stop.clone()));
+                Some(sender)
+            }
+            Mode::Blocking | Mode::BlockingStrict => None,
+        };
+        Self { backend, mode, queue }
+    }
+
+    pub(super) fn is_strict(&self) -> bool {
+        self.mode == Mode::BlockingStrict
+    }
+
+    pub(super) async fn accept(&self, event: Bytes) -> Result<(), String> {
+        match &self.queue {
+            Some(queue) => {
+                let accepted = queue.try_send(event);
+                accepted.map_err(|_| "the audit buffer is full".to_owned())
+            }
+            None => self.backend.write(&[event]).await,
+        }
+        .inspect_err(|error| {
+            DROPPED.fetch_add(1, Ordering::Relaxed);
+            tracing::error!(error, "audit event lost");
+        })
+    }
+
+    /// As [`Sink::accept`] where nothing can wait: a request that was dropped half-way still leaves its trace.
+    pub(super) fn accept_now(&self, event: Bytes) {
+        match (&self.queue, &*self.backend) {
+            (None, Backend::Webhook(_)) => {
+                let backend = self.backend.clone();
+                if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+                    runtime.spawn(async move {
+                        if let Err(error) = backend.write(&[event]).await {
+                            DROPPED.fetch_add(1, Ordering::Relaxed);
+                            tracing::error!(error, "audit event lost");
+                        }
+                    });
+                }
+            }
+            _ => {
+                use futures_util::FutureExt;
+                // Neither a queue nor a file makes this wait; errors have been reported.
+                drop(self.accept(event).now_or_never());
+            }
+        }
+    }
+}
+
+async fn send_batches(
+    backend: Arc<Backend>,
+    mut queue: mpsc::Receiver<Bytes>,
+    batching: Batching,
+    stop: CancellationToken,
+) {
+    let mut batch = Vec::new();
+    loop {
+        let is_over = tokio::select! {
+            event = queue.recv() => match event {
+                Some(event) => {
+                    batch.push(event);
+                    fill(&mut batch, &mut queue, batching, &stop).await;
+                    false
+                }
+                None => true,
+            },
+            () = stop.cancelled() => true,
+        };
+        if is_over {
+            while let Ok(event) = queue.try_recv() {
+                batch.push(event);
+            }
+        }
+        for events in batch.chunks(batching.max_size.max(1)) {
+            if let Err(error) = backend.write(events).await {
+                DROPPED.fetch_add(events.len() as u64, Ordering::Relaxed);
+                tracing::error!(error, count = events.len(), "audit events lost");
+            }
+        }
+        batch.clear();
+        if is_over {
+            return;
+        }
+    }
+}
+
+/// Waits for more, until the batch is full or has waited long enough.
+async fn fill(batch: &mut Vec<Bytes>, queue: &mut mpsc::Receiver<Bytes>, batching: Batching, stop: &CancellationToken) {
+    let full = async {
+        while batch.len() < batching.max_size {
+            match queue.recv().await {
+                Some(event) => batch.push(event),
+                None => return,
+            }
+        }
+    };
+    tokio::select! {
+        () = full => {}
+        () = tokio::time::sleep(batching.max_wait) => {}
+        () = stop.cancelled() => {}
+    }
+}

@@ -1,0 +1,183 @@
+//! Keys for service-account tokens, from PEM files: one that signs (RSA or P-256) and those that verify.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use ring::rand::SystemRandom;
+use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair, RSA_PKCS1_SHA256, RsaKeyPair};
+
+use super::jwt::{Key, Material};
+
+pub(super) enum SigningKey {
+    Rsa(RsaKeyPair),
+    Ecdsa(EcdsaKeyPair),
+}
+
+impl SigningKey {
+    pub(super) fn load(path: &PathBuf) -> anyhow::Result<Self> {
+        let named = || format!("key file {}", path.display());
+        private_key(&std::fs::read_to_string(path).with_context(named)?).with_context(named)
+    }
+
+    pub(super) fn algorithm(&self) -> &'static str {
+        match self {
+            SigningKey::Rsa(_) => "RS256",
+            SigningKey::Ecdsa(_) => "ES256",
+        }
+    }
+
+    pub(super) fn public(&self) -> Option<Key> {
+        match self {
+            SigningKey::Rsa(key) => rsa(key.public().as_ref()),
+            SigningKey::Ecdsa(key) => Some(ecdsa(key.public_key().as_ref())),
+        }
+    }
+
+    pub(super) fn sign(&self, message: &[u8]) -> anyhow::Result<Vec<u8>> {
+        let random = SystemRandom::new();
+        let failed = |_| anyhow::anyhow!("signing a token failed");
+        match self {
+            SigningKey::Rsa(key) => {
+                let mut signature = vec![0; key.public().modulus_len()];
+                key.sign(&RSA_PKCS1_SHA256, &random, message, &mut signature).map_err(failed)?;
+                Ok(signature)
+            }
+            SigningKey::Ecdsa(key) => Ok(key.sign(&random, message).map_err(failed)?.as_ref().to_vec()),
+        }
+    }
+}
+
+/// The public keys of files that hold public keys, certificates or private keys.
+pub(super) fn load_public(files: &[PathBuf]) -> anyhow::Result<Vec<Key>> {
+    let mut keys: Vec<Key> = Vec::new();
+    for file in files {
+        let text = std::fs::read_to_string(file).with_context(|| format!("key file {}", file.display()))?;
+        let found = public_keys(&text);
+        anyhow::ensure!(!found.is_empty(), "key file {} holds no RSA or P-256 key", file.display());
+        for key in found {
+            if !keys.iter().any(|known| known.id == key.id) {
+                keys.push(key);
+            }
+        }
+    }
+    Ok(keys)
+}
+
+const RSA_ALGORITHM: &[u8] =
+    &[0x30, 0x0d, 0x06, 0x09, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01, 0x01, 0x05, 0x00];
+const P256_ALGORITHM: &[u8] = &[
+    0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x03,
+    0x01, 0x07,
+];
+
+fn rsa(pkcs1: &[u8]) -> Option<Key> {
+    let [n, e]: [Vec<u8>; 2] = der_integers(pkcs1).try_into().ok()?;
+    Some(Key { id: key_id(RSA_ALGORITHM, pkcs1), material: Material::Rsa(n, e) })
+}
+
+fn ecdsa(point: &[u8]) -> Key {
+    Key { id: key_id(P256_ALGORITHM, point), material: Material::P256(point.to_vec()) }
+}
+
+/// The integers of a DER sequence, without leading zeros: modulus and exponent of a PKCS#1 key.
+fn der_integers(der: &[u8]) -> Vec<Vec<u8>> {
+    fn header(der: &[u8]) -> Option<(u8, usize, usize)> {
+        let (tag, first) = (*der.first()?, *der.get(1)? as usize);
+        if first < 0x80 {
+            return Some((tag, 2, first));
+        }
+        let count = first & 0x7f;
+        let length = der.get(2..2 + count)?.iter().fold(0usize, |length, byte| (length << 8) | *byte as usize);
+        Some((tag, 2 + count, length))
+    }
+    let mut found = Vec::new();
+    let Some((0x30, start, _)) = header(der) else { return found };
+    let mut rest = &der[start..];
+    while let Some((0x02, start, length)) = header(rest) {
+        let Some(bytes) = rest.get(start..start + length) else { break };
+        let zeros = bytes.iter().take_while(|byte| **byte == 0).count();
+        found.push(bytes[zeros..].to_vec());
+        rest = &rest[start + length..];
+    }
+    found
+}
+
+/// The key id upstream uses: base64 of the SHA-256 of the public key's SPKI form.
+fn key_id(algorithm: &[u8], key: &[u8]) -> String {
+    let mut bits = vec![0u8];
+    bits.extend_from_slice(key);
+    let mut body = algorithm.to_vec();
+    body.extend(der_value(0x03, &bits));
+    let spki = der_value(0x30, &body);
+    URL_SAFE_NO_PAD.encode(ring::digest::digest(&ring::digest::SHA256, &spki))
+}
+
+fn der_value(tag: u8, body: &[u8]) -> Vec<u8> {
+    let mut out = vec![tag];
+    match body.len() {
+        length @ 0..0x80 => out.push(length as u8),
+        length @ 0x80..0x100 => out.extend([0x81, length as u8]),
+        length => out.extend([0x82, (length >> 8) as u8, length as u8]),
+    }
+    out.extend_from_slice(body);
+    out
+}
+
+fn private_key(text: &str) -> anyhow::Result<SigningKey> {
+    let ecdsa = |pkcs8: &[u8]| {
+        let key = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, pkcs8, &SystemRandom::new())?;
+        anyhow::Ok(SigningKey::Ecdsa(key))
+    };
+    for (label, der) in super::pem::blocks(text) {
+        match label.as_str() {
+            "RSA PRIVATE KEY" => return Ok(SigningKey::Rsa(RsaKeyPair::from_der(&der)?)),
+            "PRIVATE KEY" => {
+                return RsaKeyPair::from_pkcs8(&der).map(SigningKey::Rsa).or_else(|_| ecdsa(&der));
+            }
+            "EC PRIVATE KEY" => return ecdsa(&sec1_to_pkcs8(&der)),
+            _ => {}
+        }
+    }
+    anyhow::bail!("no private key found")
+}
+
+/// Wraps a SEC1 key, since ring reads only PKCS#8.
+fn sec1_to_pkcs8(sec1: &[u8]) -> Vec<u8> {
+    let mut body = vec![0x02, 0x01, 0x00];
+    body.extend_from_slice(P256_ALGORITHM);
+    body.extend(der_value(0x04, sec1));
+    der_value(0x30, &body)
+}
+
+fn public_keys(text: &str) -> Vec<Key> {
+    let mut keys = Vec::new();
+    for (label, der) in super::pem::blocks(text) {
+        match label.as_str() {
+            "PUBLIC KEY" => keys.extend(from_spki(&der)),
+            "RSA PUBLIC KEY" => keys.extend(rsa(&der)),
+            "CERTIFICATE" => {
+                if let Ok((_, certificate)) = x509_parser::parse_x509_certificate(&der) {
+                    keys.extend(from_spki(certificate.public_key().raw));
+                }
+            }
+            _ => {}
+        }
+    }
+    if keys.is_empty() {
+        keys.extend(private_key(text).ok().and_then(|key| key.public()));
+    }
+    keys
+}
+
+fn from_spki(der: &[u8]) -> Option<Key> {
+    use x509_parser::prelude::FromDer;
+    let (_, info) = x509_parser::x509::SubjectPublicKeyInfo::from_der(der).ok()?;
+    let key = info.subject_public_key.data.as_ref();
+    match key.first()? {
+        0x30 => rsa(key),
+        0x04 if key.len() == 65 => Some(ecdsa(key)),
+        _ => None,
+    }
+}

@@ -1,0 +1,239 @@
+//! Webhook: a server elsewhere decides, asked with a SubjectAccessReview.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use api::UserInfo;
+use api::selector::{FieldSelector, Operator, Selector};
+use serde_json::{Value, json};
+
+use super::{Attributes, Opinion};
+use crate::expiring::Expiring;
+use crate::remote::Remote;
+
+/// Questions longer than this are not remembered: an attacker chooses how long (upstream's `maxControlledAttrCacheSize`).
+const MAX_REMEMBERED: usize = 10_000;
+
+/// How to ask, and what to make of the answers.
+#[derive(Clone, Debug)]
+pub struct WebhookConfig {
+    pub name: String,
+    /// A kubeconfig file that names the server and our credentials for it.
+    pub config_file: PathBuf,
+    /// `v1` or `v1beta1`.
+    pub version: String,
+    pub authorized_ttl: Duration,
+    pub unauthorized_ttl: Duration,
+    pub timeout: Duration,
+    pub failure_policy: FailurePolicy,
+}
+
+/// What no answer means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FailurePolicy {
+    NoOpinion,
+    Deny,
+}
+
+pub(crate) struct Webhook {
+    config: WebhookConfig,
+    remote: Remote,
+    cache: Expiring<String, Answer>,
+}
+
+#[derive(Clone)]
+enum Answer {
+    Allow(String),
+    Deny(String),
+    NoOpinion(String),
+}
+
+impl Webhook {
+    pub(crate) fn new(config: WebhookConfig) -> anyhow::Result<Self> {
+        anyhow::ensure!(
+            ["v1", "v1beta1"].contains(&config.version.as_str()),
+            "unsupported version {:?} of SubjectAccessReview",
+            config.version
+        );
+        Ok(Self { remote: Remote::from_kubeconfig(&config.config_file)?, config, cache: Expiring::new() })
+    }
+
+    pub(super) async fn decide(&self, user: &UserInfo, attributes: &Attributes) -> Opinion {
+        let spec = question(user, attributes);
+        let key = spec.to_string();
+        let answer = match self.cache.get(&key) {
+            Some(known) => known,
+            None => match self.ask(spec).await {
+                Ok(answer) => {
+                    let life = match &answer {
+                        Answer::Allow(_) => self.config.authorized_ttl,
+                        Answer::Deny(_) | Answer::NoOpinion(_) => self.config.unauthorized_ttl,
+                    };
+                    if key.len() <= MAX_REMEMBERED {
+                        self.cache.put(key, answer.clone(), life);
+                    }
+                    answer
+                }
+                Err(error) => {
+                    tracing::warn!(webhook = self.config.name, %error, "authorization webhook failed");
+                    return match self.config.failure_policy {
+                        FailurePolicy::NoOpinion => Opinion::None(String::new()),
+                        FailurePolicy::Deny => Opinion::Deny(String::new()),
+                    };
+                }
+            },
+        };
+        match answer {
+            Answer::Allow(reason) => Opinion::Allow(reason),
+            Answer::Deny(reason) => Opinion::Deny(reason),
+            Answer::NoOpinion(reason) => Opinion::None(reason),
+        }
+    }
+
+    async fn ask(&self, spec: Value) -> Result<Answer, String> {
+        let review = json!({
+            "kind": "SubjectAccessReview",
+            "apiVersion": format!("authorization.k8s.io/{}", self.config.version),
+            "metadata": {},
+            "spec": spec,
+        });
+        let answer = self.remote.ask(&review, self.config.timeout).await.map_err(|error| error.to_string())?;
+        read(&answer)
+    }
+}
+
+/// Only a clear yes is one, and a no beside it wins.
+fn read(answer: &Value) -> Result<Answer, String> {
+    let status = &answer["status"];
+    if answer["kind"] != "SubjectAccessReview" || !status.is_object() {
+        return Err("answer is not a SubjectAccessReview with a status".to_owned());
+    }
+    let reason = status["reason"].as_str().unwrap_or_default().to_owned();
+    Ok(match (&status["allowed"], &status["denied"]) {
+        (_, Value::Bool(true)) => Answer::Deny(reason),
+        (Value::Bool(true), _) => Answer::Allow(reason),
+        _ => Answer::NoOpinion(reason),
+    })
+}
+
+/// The `spec` of a SubjectAccessReview.
+fn question(user: &UserInfo, attributes: &Attributes) -> Value {
+    let mut spec = json!({"user": user.name});
+    if !user.uid.is_empty() {
+        spec["uid"] = json!(user.uid);
+    }
+    if !user.groups.is_empty() {
+        spec["groups"] = json!(user.groups);
+    }
+    if !user.extra.is_empty() {
+        spec["extra"] = json!(user.extra);
+    }
+    if !attributes.is_resource {
+        spec["nonResourceAttributes"] = json!({"path": attributes.path, "verb": attributes.verb});
+        return spec;
+    }
+    let mut resource = serde_json::Map::new();
+    for (key, value) in [
+        ("namespace", &attributes.namespace),
+        ("verb", &attributes.verb),
+        ("group", &attributes.group),
+        ("version", &attributes.version),
+        ("resource", &attributes.resource),
+        ("subresource", &attributes.subresource),
+        ("name", &attributes.name),
+    ] {
+        if !value.is_empty() {
+            resource.insert(key.to_owned(), json!(value));
+        }
+    }
+    let selectors = [
+        ("fieldSelector", field_requirements(&attributes.field_selector)),
+        ("labelSelector", label_requirements(&attributes.label_selector)),
+    ];
+    for (key, requirements) in selectors {
+        if !requirements.is_empty() {
+            resource.insert(key.to_owned(), json!({"requirements": requirements}));
+        }
+    }
+    spec["resourceAttributes"] = resource.into();
+    spec
+}
+
+fn field_requirements(selector: &str) -> Vec<Value> {
+    let Ok(selector) = FieldSelector::parse(selector) else { return Vec::new() };
+    let requirement = |term: &api::selector::FieldTerm| {
+        let operator = if term.equal { "In" } else { "NotIn" };
+        json!({"key": term.field, "operator": operator, "values": [term.value]})
+    };
+    selector.terms().iter().map(requirement).collect()
+}
+
+fn label_requirements(selector: &str) -> Vec<Value> {
+    let Ok(selector) = Selector::parse(selector) else { return Vec::new() };
+    let requirements = selector.requirements().iter().filter_map(|requirement| {
+        let operator = match requirement.operator {
+            Operator::Equals | Operator::DoubleEquals | Operator::In => "In",
+            Operator::NotEquals | Operator::NotIn => "NotIn",
+            Operator::Exists => "Exists",
+            Operator::DoesNotExist => "DoesNotExist",
+            // Comparisons have no form here; leaving one out only widens the question.
+            _ => return None,
+        };
+        let mut value = json!({"key": requirement.key, "operator": operator});
+        if !requirement.values.is_empty() {
+            value["values"] = json!(requirement.values);
+        }
+        Some(value)
+    });
+    requirements.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_clear_yes_allows() {
+        for (status, expected) in [
+            (json!({"allowed": true}), "allow"),
+            (json!({"allowed": true, "denied": true}), "deny"),
+            (json!({"allowed": false, "denied": true}), "deny"),
+            (json!({"allowed": false}), "none"),
+            (json!({"allowed": "true"}), "none"),
+            (json!({}), "none"),
+            (Value::Null, "error"),
+        ] {
+            let found = match read(&json!({"kind": "SubjectAccessReview", "status": status})) {
+                Ok(Answer::Allow(_)) => "allow",
+                Ok(Answer::Deny(_)) => "deny",
+                Ok(Answer::NoOpinion(_)) => "none",
+                Err(_) => "error",
+            };
+            assert_eq!(found, expected, "{status}");
+        }
+        assert!(read(&json!({"kind": "Pod", "status": {"allowed": true}})).is_err());
+    }
+
+    #[test]
+    fn questions_say_who_and_what() {
+        let attributes = Attributes {
+            is_resource: true,
+            verb: "list".into(),
+            version: "v1".into(),
+            resource: "pods".into(),
+            namespace: "a".into(),
+            field_selector: "spec.nodeName=n".into(),
+            label_selector: "app in (x,y),!z".into(),
+            ..Default::default()
+        };
+        let expected = json!({"user": "ann", "groups": ["dev"], "resourceAttributes": {
+            "namespace": "a", "verb": "list", "version": "v1", "resource": "pods",
+            "fieldSelector": {"requirements": [{"key": "spec.nodeName", "operator": "In", "values": ["n"]}]},
+            "labelSelector": {"requirements": [{"key": "app", "operator": "In", "values": ["x", "y"]},
+                {"key": "z", "operator": "DoesNotExist"}]}}});
+        assert_eq!(question(&UserInfo::new("ann", &["dev"]), &attributes), expected);
+        let attributes = Attributes { verb: "get".into(), path: "/metrics".into(), ..Default::default() };
+        let expected = json!({"user": "ann", "nonResourceAttributes": {"path": "/metrics", "verb": "get"}});
+        assert_eq!(question(&UserInfo::new("ann", &[]), &attributes), expected);
+    }
+}

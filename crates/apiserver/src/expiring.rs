@@ -1,0 +1,58 @@
+//! A bounded map whose entries die of age: what webhooks said a moment ago.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+/// More entries than this and old ones go, whether they are due or not: a flood of different questions must not fill memory.
+const CAPACITY: usize = 8192;
+
+pub(crate) struct Expiring<K, V>(Mutex<HashMap<K, (V, Instant)>>);
+
+impl<K: Hash + Eq + Clone, V: Clone> Expiring<K, V> {
+    pub(crate) fn new() -> Self {
+        Self(Mutex::new(HashMap::new()))
+    }
+
+    pub(crate) fn get(&self, key: &K) -> Option<V> {
+        let entries = self.0.lock();
+        entries.get(key).filter(|(_, until)| Instant::now() < *until).map(|(value, _)| value.clone())
+    }
+
+    /// Keeps a value for `life`; zero is not at all.
+    pub(crate) fn put(&self, key: K, value: V, life: Duration) {
+        if life.is_zero() {
+            return;
+        }
+        let now = Instant::now();
+        let mut entries = self.0.lock();
+        if entries.len() >= CAPACITY {
+            entries.retain(|_, (_, until)| now < *until);
+        }
+        if entries.len() >= CAPACITY {
+            let some: Vec<K> = entries.keys().take(CAPACITY / 8).cloned().collect();
+            some.iter().for_each(|key| drop(entries.remove(key)));
+        }
+        entries.insert(key, (value, now + life));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_die_and_never_fill_memory() {
+        let map = Expiring::new();
+        map.put(0, "old", Duration::ZERO);
+        map.put(1, "young", Duration::from_secs(60));
+        assert_eq!((map.get(&0), map.get(&1)), (None, Some("young")));
+        for key in 2..3 * CAPACITY {
+            map.put(key, "x", Duration::from_secs(60));
+        }
+        assert!(map.0.lock().len() <= CAPACITY);
+        assert_eq!(map.get(&(3 * CAPACITY - 1)), Some("x"));
+    }
+}

@@ -1,0 +1,63 @@
+//! Files that change while the server runs.
+
+use apiserver::Authorizer;
+use rcgen::ExtendedKeyUsagePurpose;
+
+use crate::harness::{Authority, Cluster, replace};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_passwords_and_policies_are_read_again() {
+    let cluster = Cluster::with_files(|dir, config| {
+        std::fs::write(dir.join("basic.csv"), "one,carol,9\n").unwrap();
+        config.basic_auth_file = Some(dir.join("basic.csv"));
+        std::fs::write(dir.join("policy"), "").unwrap();
+        config.authorization_policy_file = Some(dir.join("policy"));
+        config.authorizers = vec![Authorizer::Abac];
+    })
+    .await;
+    let file = |name: &str| cluster.dir.path().join(name);
+    let bearer = ["-H", "Authorization: Bearer late"];
+    let pods = "/api/v1/namespaces/default/pods";
+    assert_eq!(cluster.curl(pods, &bearer).await.0, 401);
+    replace(&file("tokens.csv"), "late,dave,4\n");
+    assert_eq!(cluster.curl(pods, &bearer).await.0, 403);
+    let policy = r#"{"apiVersion":"abac.authorization.kubernetes.io/v1beta1","kind":"Policy","spec":{"user":"*","namespace":"*","resource":"*","apiGroup":"*"}}"#;
+    replace(&file("policy"), policy);
+    assert_eq!(cluster.curl(pods, &bearer).await.0, 200);
+    // A file that does not parse changes nothing.
+    replace(&file("tokens.csv"), "late\n");
+    assert_eq!(cluster.curl(pods, &bearer).await.0, 200);
+
+    assert_eq!(cluster.whoami(&["-u", "carol:one"]).await.unwrap()["username"], "carol");
+    assert_eq!(cluster.whoami(&["-u", "carol:two"]).await, Err(401));
+    replace(&file("basic.csv"), "two,carol,9\n");
+    assert_eq!(cluster.whoami(&["-u", "carol:two"]).await.unwrap()["username"], "carol");
+    assert_eq!(cluster.whoami(&["-u", "carol:one"]).await, Err(401));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn certificates_and_authorities_are_read_again() {
+    let cluster = Cluster::with_files(|dir, config| {
+        std::fs::copy(dir.join("ca.crt"), dir.join("clients.crt")).unwrap();
+        config.client_ca_file = Some(dir.join("clients.crt"));
+    })
+    .await;
+    let dir = cluster.dir.path();
+    let file = |name: &str| dir.join(name).display().to_string();
+    let shown = async || {
+        let stream = cluster.connect(None).await;
+        stream.get_ref().1.peer_certificates().unwrap()[0].clone()
+    };
+    let before = shown().await;
+    cluster.authority.sign(dir, "server", "apiserver", None, ExtendedKeyUsagePurpose::ServerAuth);
+    assert_ne!(shown().await, before);
+
+    // A new authority for clients: its certificates count, those of the old one no longer do.
+    let ann = [file("ann.crt"), file("ann.key")];
+    let as_ann = ["--cert", ann[0].as_str(), "--key", ann[1].as_str()];
+    assert_eq!(cluster.whoami(&as_ann).await.unwrap()["username"], "ann");
+    Authority::new(dir, "clients").sign(dir, "zoe", "zoe", Some("dev"), ExtendedKeyUsagePurpose::ClientAuth);
+    let zoe = [file("zoe.crt"), file("zoe.key")];
+    assert_eq!(cluster.whoami(&["--cert", &zoe[0], "--key", &zoe[1]]).await.unwrap()["username"], "zoe");
+    assert_eq!(cluster.whoami(&as_ann).await, Err(401));
+}
