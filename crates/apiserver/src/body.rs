@@ -2,6 +2,7 @@
 
 use std::pin::Pin;
 use std::task::Poll;
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use futures_util::Stream;
@@ -59,6 +60,28 @@ impl RequestBody {
             return Err(api::Status::request_too_large(format!("limit is {MAX_BODY}")));
         }
         Ok(kept.freeze())
+    }
+}
+
+/// How much of an unwanted body is taken off the wire, and for how long.
+const DISCARDED: usize = 64 * 1024;
+const DISCARDING: Duration = Duration::from_secs(1);
+
+impl RequestBody {
+    /// Takes a small body off the wire: some clients do not see an answer while they are still sending.
+    pub(crate) async fn discard(self) {
+        let RequestBody::Incoming(mut body) = self else { return };
+        let reading = async {
+            let mut total = 0;
+            while let Some(Ok(frame)) = body.frame().await {
+                total += frame.data_ref().map_or(0, Bytes::len);
+                if total > DISCARDED {
+                    return;
+                }
+            }
+        };
+        // What did not come in time is the client's own loss.
+        let _ = tokio::time::timeout(DISCARDING, reading).await;
     }
 }
 

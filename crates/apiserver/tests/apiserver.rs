@@ -23,11 +23,11 @@ mod limits;
 mod oidc;
 #[path = "apiserver/reload.rs"]
 mod reload;
+#[path = "apiserver/remote_decisions.rs"]
+mod remote_decisions;
 #[path = "apiserver/rest.rs"]
 mod rest;
 #[path = "apiserver/servers.rs"]
 mod servers;
 #[path = "apiserver/watch.rs"]
 mod watch;
-#[path = "apiserver/remote_decisions.rs"]
-mod remote_decisions;

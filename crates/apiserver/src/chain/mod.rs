@@ -43,12 +43,13 @@ pub(crate) async fn serve(state: Arc<State>, request: Request<RequestBody>, peer
     let cors = state.cors.headers(request.headers());
     let is_preflight = cors.is_some() && cors::is_preflight(request.method());
 
-    let work = async {
+    // On the heap: a request is a deep stack of futures, and each layer would hold all those below it.
+    let work = Box::pin(async {
         if is_preflight {
             return Ok(no_content());
         }
         pass(state, info, request, peer, &trail).await
-    };
+    });
     let outcome = recover(within(deadline, work)).await;
 
     let mut response = match outcome {
@@ -71,7 +72,7 @@ pub(crate) async fn serve(state: Arc<State>, request: Request<RequestBody>, peer
     response
 }
 
-/// The stages between CORS and the verb. Order is security: authorization must see the impersonated user.
+/// Everything between CORS and the answer of the verb.
 async fn pass(
     state: Arc<State>,
     info: RequestInfo,
@@ -80,8 +81,37 @@ async fn pass(
     trail: &Trail,
 ) -> Result<Response<Body>, Status> {
     let (mut parts, body) = request.into_parts();
-    let mut attributes = Attributes::from(&info);
-    let user = match trail.follow(authenticate(&state, &mut parts, &peer)).await {
+    let (user, place) = match Box::pin(admit(&state, &info, &mut parts, &peer, trail)).await {
+        Ok(admitted) => admitted,
+        Err(status) => {
+            body.discard().await;
+            return Err(status);
+        }
+    };
+    let body = body.read().await?;
+    let content_type = parts.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    trail.request_body(content_type.unwrap_or_default(), &body);
+    if trail.wants_response_body() {
+        // What is recorded is not compressed.
+        parts.headers.remove(header::ACCEPT_ENCODING);
+    }
+    let long_running = info.is_long_running();
+    let response = trail.follow(Box::pin(dispatch(state, info, user, parts, body))).await?;
+    // A watch keeps its place as long as it lasts.
+    Ok(if long_running { response.map(|body| guarded(body, place)) } else { response })
+}
+
+/// The stages that decide whether a request is served, and for whom. Order is security: authorization must see the
+/// impersonated user.
+async fn admit(
+    state: &State,
+    info: &RequestInfo,
+    parts: &mut http::request::Parts,
+    peer: &Peer,
+    trail: &Trail,
+) -> Result<(UserInfo, in_flight::Place), Status> {
+    let attributes = Attributes::from(info);
+    let user = match trail.follow(authenticate(state, parts, peer)).await {
         Ok(user) => user,
         Err(status) => {
             trail.received(None, &attributes).await?;
@@ -97,19 +127,9 @@ async fn pass(
             other
         }
     };
-    let place = state.in_flight.enter(&info, &user)?;
-    authorize(&state, &user, &mut attributes, trail).await?;
-    let body = body.read().await?;
-    let content_type = parts.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-    trail.request_body(content_type.unwrap_or_default(), &body);
-    if trail.wants_response_body() {
-        // What is recorded is not compressed.
-        parts.headers.remove(header::ACCEPT_ENCODING);
-    }
-    let long_running = info.is_long_running();
-    let response = trail.follow(dispatch(state, info, user, parts, body)).await?;
-    // A watch keeps its place as long as it lasts.
-    Ok(if long_running { response.map(|body| guarded(body, place)) } else { response })
+    let place = state.in_flight.enter(info, &user)?;
+    authorize(state, &user, &attributes, trail).await?;
+    Ok((user, place))
 }
 
 /// The handler died.
@@ -163,7 +183,7 @@ async fn authenticate(state: &State, parts: &mut http::request::Parts, peer: &Pe
     state.authn.authenticate(state, &mut parts.headers, peer).await
 }
 
-async fn authorize(state: &State, user: &UserInfo, attributes: &mut Attributes, trail: &Trail) -> Result<(), Status> {
+async fn authorize(state: &State, user: &UserInfo, attributes: &Attributes, trail: &Trail) -> Result<(), Status> {
     let outcome = state.authz.require_fresh(state, user, attributes).await;
     let (decision, reason) = match &outcome {
         Ok(decision) => ("allow", decision.reason.clone()),
@@ -220,7 +240,7 @@ async fn dispatch(
         accept,
         warnings: warnings.clone(),
     };
-    let mut response = match crate::verbs::run(operation, upgrade).await {
+    let mut response = match Box::pin(crate::verbs::run(operation, upgrade)).await {
         Ok(response) => response,
         Err(status) => crate::status::response(&status),
     };

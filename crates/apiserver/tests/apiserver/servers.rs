@@ -25,7 +25,6 @@ type Handler = dyn Fn(&str, &Value) -> Answer + Send + Sync;
 
 /// A server that answers with `handler`, given path and body.
 pub(crate) struct Server {
-    pub(crate) url: String,
     /// Every request: path and body.
     pub(crate) seen: Arc<Mutex<Vec<(String, Value)>>>,
     task: tokio::task::JoinHandle<()>,
@@ -38,12 +37,7 @@ impl Drop for Server {
 }
 
 impl Server {
-    /// Shows the certificate of `server.crt`, which names loopback.
-    pub(crate) async fn start(dir: &Path, handler: impl Fn(&str, &Value) -> Answer + Send + Sync + 'static) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        Self::on(listener, dir, handler)
-    }
-
+    /// Serves on `listener` with the certificate of `server.crt`, which names loopback.
     pub(crate) fn on(
         listener: TcpListener,
         dir: &Path,
@@ -53,7 +47,6 @@ impl Server {
         let certificate = tls::ServingCertificate::load(&dir.join("server.crt"), &dir.join("server.key")).unwrap();
         let config = tls::server_builder().with_no_client_auth().with_cert_resolver(Arc::new(certificate));
         let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
-        let url = format!("https://{}", listener.local_addr().unwrap());
         let seen = Arc::new(Mutex::new(Vec::new()));
         let log = seen.clone();
         let task = tokio::spawn(async move {
@@ -70,23 +63,11 @@ impl Server {
                 });
             }
         });
-        Self { url, seen, task }
+        Self { seen, task }
     }
 
     pub(crate) fn count(&self) -> usize {
         self.seen.lock().len()
-    }
-
-    /// A kubeconfig that leads here, trusting the test's authority.
-    pub(crate) fn kubeconfig(&self, dir: &Path, path: &str) -> std::path::PathBuf {
-        let file = dir.join(format!("webhook-{}.yaml", self.url.rsplit(':').next().unwrap()));
-        let text = format!(
-            "apiVersion: v1\nkind: Config\nclusters:\n- name: w\n  cluster:\n    server: {}{path}\n    certificate-authority: ca.crt\n\
-             users:\n- name: me\n  user:\n    token: hook-secret\ncurrent-context: c\ncontexts:\n- name: c\n  context:\n    cluster: w\n    user: me\n",
-            self.url
-        );
-        std::fs::write(&file, text).unwrap();
-        file
     }
 }
 
