@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::selector::Selector;
-use client::{Client, Event, EventRecorder, Informer};
+use client::{Client, Event, EventRecorder, Informer, Patch};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet, StatefulSet};
@@ -13,6 +13,7 @@ use k8s_openapi::api::core::v1::{Pod, ReplicationController};
 use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec, PodDisruptionBudgetStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use serde_json::json;
 
 use crate::Error;
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
@@ -22,6 +23,11 @@ use crate::pods;
 
 /// An eviction that was granted but whose pod was not deleted after this is taken back.
 const DELETION_TIMEOUT: Duration = Duration::from_secs(2 * 60);
+/// An announced disruption that has not happened by then is called off.
+const STALE: Duration = Duration::from_secs(2 * 60);
+const TARGET: &str = "DisruptionTarget";
+/// Keys of pods rather than of budgets, which have no empty part.
+const POD: &str = "pod//";
 
 struct Controller {
     client: Client,
@@ -40,6 +46,9 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         let budgets = budgets.clone();
         context.on::<Pod, _>(move |event| {
             let mut keys = budgets_of(&budgets, event.object());
+            if !matches!(event, Event::Deleted(_)) && stale_in(event.object(), Timestamp::now()).is_some() {
+                keys.push(format!("{POD}{}", pods::key(&**event.object())));
+            }
             if let Event::Modified { old, new } = event {
                 let same = |pod: &Pod| {
                     (
@@ -50,7 +59,8 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
                     )
                 };
                 if same(old) == same(new) {
-                    return Vec::new();
+                    keys.retain(|key| key.starts_with(POD));
+                    return keys;
                 }
                 keys.extend(budgets_of(&budgets, old));
             }
@@ -115,26 +125,25 @@ struct Counts {
 }
 
 /// `scale` is the size that the pods' controllers want together.
-fn counts(spec: &PodDisruptionBudgetSpec, pods: usize, scale: Option<i32>, healthy: i32) -> Option<Counts> {
+fn counts(spec: &PodDisruptionBudgetSpec, pods: usize, scale: i32, healthy: i32) -> Counts {
     let pods = i32::try_from(pods).unwrap_or(i32::MAX);
     let (expected, desired) = match (&spec.max_unavailable, &spec.min_available) {
-        (Some(limit), _) => {
-            let expected = scale?;
-            (expected, (expected - resolve(limit, expected, Round::Up)).max(0))
-        }
+        (Some(limit), _) => (scale, (scale - resolve(limit, scale, Round::Up)).max(0)),
         (None, Some(IntOrString::Int(limit))) => (pods, *limit),
-        (None, Some(limit)) => {
-            let expected = scale?;
-            (expected, resolve(limit, expected, Round::Up))
-        }
-        (None, None) => (pods, 0),
+        (None, Some(limit)) => (scale, resolve(limit, scale, Round::Up)),
+        (None, None) => (0, 0),
     };
-    Some(Counts { expected, healthy, desired })
+    Counts { expected, healthy, desired }
 }
 
 impl Reconcile for Controller {
     fn reconcile<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Outcome> {
-        Box::pin(self.sync(key))
+        Box::pin(async move {
+            match key.strip_prefix(POD) {
+                Some(pod) => self.clear_stale(pod).await,
+                None => self.sync(key).await,
+            }
+        })
     }
 }
 
@@ -148,7 +157,7 @@ impl Controller {
             .pods
             .by_namespace(namespace)
             .into_iter()
-            .filter(|pod| selector.matches(pod.metadata.labels.as_ref()) && !pods::is_finished(pod))
+            .filter(|pod| selector.matches(pod.metadata.labels.as_ref()))
             .collect();
         if pods.is_empty() {
             self.recorder.normal(&client::reference(&*budget), "NoPods", "No matching pods found");
@@ -161,26 +170,20 @@ impl Controller {
                 && !disrupted.contains_key(pod.metadata.name.as_deref().unwrap_or_default())
         });
         let healthy = i32::try_from(healthy.count()).unwrap_or(i32::MAX);
-        let counts = counts(&spec, pods.len(), self.scale(&pods), healthy);
         let old = budget.status.clone().unwrap_or_default();
-        let (allowed, condition, counts) = match counts {
-            Some(counts) => {
-                let allowed = if counts.expected > 0 { (counts.healthy - counts.desired).max(0) } else { 0 };
-                let condition = match allowed {
-                    0 => ("False", "InsufficientPods", ""),
-                    _ => ("True", "SufficientPods", ""),
-                };
-                (allowed, condition, counts)
-            }
-            None => {
-                let message = "found no controllers for pods, which maxUnavailable and percentages need";
-                self.recorder.warning(
-                    &client::reference(&*budget),
-                    "CalculateExpectedPodCountFailed",
-                    format!("Failed to calculate the number of expected pods: {message}"),
-                );
-                (0, ("False", "SyncFailed", message), Counts { expected: 0, healthy, desired: 0 })
-            }
+        let scale = if needs_scale(&spec) { self.scale(&pods) } else { Ok(Scale::default()) };
+        let scale = match scale {
+            Ok(scale) => scale,
+            Err(why) => return self.fail_safe(&budget, &why, now).await,
+        };
+        if scale.has_unmanaged {
+            self.recorder.warning(&client::reference(&*budget), "UnmanagedPods", unmanaged(&selector));
+        }
+        let counts = counts(&spec, pods.len(), scale.replicas, healthy);
+        let allowed = if counts.expected > 0 { (counts.healthy - counts.desired).max(0) } else { 0 };
+        let condition = match allowed {
+            0 => ("False", "InsufficientPods", ""),
+            _ => ("True", "SufficientPods", ""),
         };
         let status = PodDisruptionBudgetStatus {
             disruptions_allowed: Some(allowed),
@@ -203,42 +206,122 @@ impl Controller {
         Ok(recheck.into())
     }
 
-    /// The sizes of all controllers of these pods; `None` if a pod has none that can be scaled.
-    fn scale(&self, pods: &[Arc<Pod>]) -> Option<i32> {
-        let mut scales: BTreeMap<String, i32> = BTreeMap::new();
-        for pod in pods {
-            let owner = controller_of(&pod.metadata)?;
-            let key = format!("{}/{}", pod.metadata.namespace.as_deref().unwrap_or_default(), owner.name);
-            let (uid, replicas) = match owner.kind.as_str() {
-                "ReplicaSet" => {
-                    let set = self.sets.get(&key)?;
-                    let deployment = controller_of(&set.metadata).filter(|owner| owner.kind == "Deployment");
-                    let deployment = deployment.and_then(|owner| {
-                        self.deployments.get(&format!(
-                            "{}/{}",
-                            set.metadata.namespace.as_deref().unwrap_or_default(),
-                            owner.name
-                        ))
-                    });
-                    match deployment {
-                        Some(deployment) => (deployment.metadata.uid.clone(), deployment.spec.as_ref()?.replicas),
-                        None => (set.metadata.uid.clone(), set.spec.as_ref()?.replicas),
-                    }
-                }
-                "StatefulSet" => {
-                    let set = self.stateful_sets.get(&key)?;
-                    (set.metadata.uid.clone(), set.spec.as_ref()?.replicas)
-                }
-                "ReplicationController" => {
-                    let controller = self.controllers.get(&key)?;
-                    (controller.metadata.uid.clone(), controller.spec.as_ref()?.replicas)
-                }
-                _ => return None,
-            };
-            scales.insert(uid.unwrap_or_default(), replicas.unwrap_or(1));
+    /// Nobody can be counted on, so nobody may be evicted; everything else stays as it was last known.
+    async fn fail_safe(&self, budget: &PodDisruptionBudget, why: &str, now: Timestamp) -> Outcome {
+        let message = format!("Failed to calculate the number of expected pods: {why}");
+        self.recorder.warning(&client::reference(budget), "CalculateExpectedPodCountFailed", message);
+        let mut status = budget.status.clone().unwrap_or_default();
+        status.disruptions_allowed = Some(0);
+        let conditions = status.conditions.take().unwrap_or_default();
+        let condition = ("False", "SyncFailed", why);
+        status.conditions = Some(with_condition(conditions, condition, status.observed_generation, now));
+        if budget.status.as_ref() != Some(&status) {
+            let changed = PodDisruptionBudget { status: Some(status), ..budget.clone() };
+            self.client.all::<PodDisruptionBudget>().update_status(&changed).await?;
         }
-        Some(scales.values().sum())
+        Err(Error::object(why))
     }
+
+    /// The sizes of all controllers of these pods together, or the pod whose controller cannot be scaled.
+    fn scale(&self, pods: &[Arc<Pod>]) -> Result<Scale, String> {
+        let mut scale = Scale::default();
+        let mut sizes: BTreeMap<String, i32> = BTreeMap::new();
+        for pod in pods {
+            let Some(owner) = controller_of(&pod.metadata) else {
+                scale.has_unmanaged = true;
+                continue;
+            };
+            let key = format!("{}/{}", pod.metadata.namespace.as_deref().unwrap_or_default(), owner.name);
+            let Some((uid, replicas)) = self.size_of(&owner.kind, &key) else {
+                let name = pod.metadata.name.as_deref().unwrap_or_default();
+                return Err(format!("found no controllers for pod {name:?}"));
+            };
+            sizes.insert(uid, replicas);
+        }
+        scale.replicas = sizes.values().sum();
+        Ok(scale)
+    }
+
+    /// Uid and size of what scales the pods of a controller.
+    fn size_of(&self, kind: &str, key: &str) -> Option<(String, i32)> {
+        let (uid, replicas) = match kind {
+            "ReplicaSet" => {
+                let set = self.sets.get(key)?;
+                let deployment = controller_of(&set.metadata).filter(|owner| owner.kind == "Deployment");
+                let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
+                let deployment =
+                    deployment.and_then(|owner| self.deployments.get(&format!("{namespace}/{}", owner.name)));
+                match deployment {
+                    Some(deployment) => (deployment.metadata.uid.clone(), deployment.spec.as_ref()?.replicas),
+                    None => (set.metadata.uid.clone(), set.spec.as_ref()?.replicas),
+                }
+            }
+            "StatefulSet" => {
+                let set = self.stateful_sets.get(key)?;
+                (set.metadata.uid.clone(), set.spec.as_ref()?.replicas)
+            }
+            "ReplicationController" => {
+                let controller = self.controllers.get(key)?;
+                (controller.metadata.uid.clone(), controller.spec.as_ref()?.replicas)
+            }
+            _ => return None,
+        };
+        Some((uid.unwrap_or_default(), replicas.unwrap_or(1)))
+    }
+
+    /// A pod that was to be disrupted but lives on is not about to be disrupted any more.
+    async fn clear_stale(&self, key: &str) -> Outcome {
+        let Some(pod) = self.pods.get(key) else { return Ok(Requeue::Never) };
+        let now = Timestamp::now();
+        match stale_in(&pod, now) {
+            None => return Ok(Requeue::Never),
+            Some(left) if !left.is_zero() => return Ok(Requeue::After(left)),
+            Some(_) => {}
+        }
+        let condition = json!({
+            "type": TARGET, "status": "False",
+            "lastTransitionTime": now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+        });
+        let patch = Patch::strategic(
+            json!({ "metadata": { "uid": pod.metadata.uid }, "status": { "conditions": [condition] } }),
+        );
+        let (namespace, name) = client::split_key(key);
+        match self.client.namespaced::<Pod>(namespace).patch_status(name, &patch).await {
+            Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error.into()),
+            _ => Ok(Requeue::Never),
+        }
+    }
+}
+
+/// How long until the announced disruption of a pod counts as called off; `None` if none is announced. What the kubelet
+/// announces may take any time.
+fn stale_in(pod: &Pod, now: Timestamp) -> Option<Duration> {
+    let target = pods::condition(pod, TARGET).filter(|target| target.status == "True")?;
+    if pods::is_terminating(pod) || pods::is_finished(pod) || target.reason.as_deref() == Some("TerminationByKubelet") {
+        return None;
+    }
+    let since = target.last_transition_time.as_ref().map_or(now, |time| time.0);
+    Some(STALE.saturating_sub(Duration::try_from(now.duration_since(since)).unwrap_or_default()))
+}
+
+/// The size that the pods' controllers want together, and whether some pods have none.
+#[derive(Debug, Default)]
+struct Scale {
+    replicas: i32,
+    has_unmanaged: bool,
+}
+
+/// Whether the budget is a share of what controllers want, rather than of the pods there are.
+fn needs_scale(spec: &PodDisruptionBudgetSpec) -> bool {
+    spec.max_unavailable.is_some() || matches!(spec.min_available, Some(IntOrString::String(_)))
+}
+
+fn unmanaged(selector: &Selector) -> String {
+    format!(
+        "Pods selected by this PodDisruptionBudget (selector: {selector}) were found to be unmanaged. As a result, the status of \
+         the PDB cannot be calculated correctly, which may result in undefined behavior. To account for these pods please set \
+         \".spec.minAvailable\" field of the PDB to an integer value."
+    )
 }
 
 /// Evictions that were granted and whose pods are still on their way out.
@@ -285,28 +368,55 @@ fn with_condition(
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::api::core::v1::PodCondition;
+
     use super::*;
+    use crate::pods::tests::{Builder, at};
 
     #[test]
     fn budgets_in_numbers_and_percents() {
         let number = IntOrString::Int;
         let percent = |text: &str| IntOrString::String(text.into());
         for (min, max, pods, scale, healthy, expected) in [
-            (Some(number(2)), None, 3, None, 3, Some((3, 2))),
-            (Some(percent("50%")), None, 3, Some(3), 3, Some((3, 2))),
-            (Some(percent("50%")), None, 3, None, 3, None),
-            (None, Some(number(1)), 3, Some(5), 3, Some((5, 4))),
-            (None, Some(percent("40%")), 5, Some(5), 5, Some((5, 3))),
-            (None, Some(number(9)), 5, Some(5), 5, Some((5, 0))),
-            (None, None, 5, None, 5, Some((5, 0))),
+            (Some(number(2)), None, 3, 0, 3, (3, 2)),
+            (Some(percent("50%")), None, 3, 3, 3, (3, 2)),
+            (None, Some(number(1)), 3, 5, 3, (5, 4)),
+            (None, Some(percent("40%")), 5, 5, 5, (5, 3)),
+            (None, Some(number(9)), 5, 5, 5, (5, 0)),
+            (None, Some(number(1)), 2, 0, 2, (0, 0)),
+            (None, None, 5, 0, 5, (0, 0)),
         ] {
             let spec = PodDisruptionBudgetSpec {
                 min_available: min.clone(),
                 max_unavailable: max.clone(),
                 ..PodDisruptionBudgetSpec::default()
             };
-            let seen = counts(&spec, pods, scale, healthy).map(|counts| (counts.expected, counts.desired));
-            assert_eq!(seen, expected, "{min:?} {max:?}");
+            let seen = counts(&spec, pods, scale, healthy);
+            assert_eq!((seen.expected, seen.desired), expected, "{min:?} {max:?}");
+        }
+    }
+
+    #[test]
+    fn an_announced_disruption_is_called_off_in_time() {
+        let announced = |reason: &str, status: &str| {
+            let mut pod = Builder::new("a").ready(at(0)).0;
+            pod.status.get_or_insert_default().conditions.get_or_insert_default().push(PodCondition {
+                type_: TARGET.into(),
+                status: status.into(),
+                reason: Some(reason.into()),
+                last_transition_time: Some(Time(at(0))),
+                ..PodCondition::default()
+            });
+            pod
+        };
+        for (pod, now, expected) in [
+            (announced("EvictionByEvictionAPI", "True"), 20, Some(100)),
+            (announced("EvictionByEvictionAPI", "True"), 500, Some(0)),
+            (announced("EvictionByEvictionAPI", "False"), 500, None),
+            (announced("TerminationByKubelet", "True"), 500, None),
+            (Builder::new("a").build().as_ref().clone(), 500, None),
+        ] {
+            assert_eq!(stale_in(&pod, at(now)).map(|left| left.as_secs()), expected, "{:?} at {now}", pod.status);
         }
     }
 }
