@@ -51,6 +51,9 @@ const COMPONENTS: &[Component] = &[
     row(Group::Cluster, "check", "Say what this host lacks to be a node", |argv| {
         component(argv, cluster::preflight::main)
     }),
+    row(Group::Cluster, "why", "Say what an object waits for, and what to do about it", |argv| {
+        component(argv, cluster::why::main)
+    }),
     row(Group::Cluster, "systemd-unit", "Print a systemd unit that runs the cluster", |argv| {
         component(argv, cluster::systemd::main)
     }),

@@ -1,4 +1,4 @@
-//! A whole cluster in one process: `cox up`, `down`, `delete`, `status`, `logs`, `check`, `systemd-unit`; `node` for further nodes.
+//! A whole cluster: `cox up`, `down`, `delete`, `status`, `logs`, `check`, `systemd-unit`, `why`; `node` for further nodes.
 //!
 //! Flow: `up` (the user's command) starts `server` (the process that stays), which prepares keys (`pki`), starts the
 //! components in order and reports each phase (`progress`) until the node is Ready and DNS answers; then the context
@@ -22,5 +22,6 @@ mod server;
 mod storage_class;
 pub mod systemd;
 pub mod up;
+pub mod why;
 
 pub use options::{Options, Shape};

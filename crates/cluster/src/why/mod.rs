@@ -1,0 +1,189 @@
+//! `cox why`: the one thing that a pod, a workload or a node waits for, with evidence and the next step.
+//!
+//! Flow: fetch what bears on the object -> decide ([`pod::cause`], [`node::cause`]: pure) -> print. A workload is
+//! followed to the pod of its that is worst off.
+
+mod node;
+mod pod;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use client::kubeconfig::{Kubeconfig, Overrides};
+use client::{Client, ListParams};
+use futures_util::future::BoxFuture;
+use jiff::Timestamp;
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, ReplicaSet, StatefulSet};
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{Event, Node, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+
+/// Say what an object waits for, with evidence and the next step
+#[derive(Debug, Clone, clap::Args)]
+#[command(after_help = "Examples:\n  cox why pod/nginx-5d9c\n  cox why deploy/nginx\n  cox why node/node-1")]
+pub struct Args {
+    /// KIND/NAME: a pod, deployment, replicaset, statefulset, daemonset, job or node
+    object: String,
+    /// Namespace of the object (default: that of the context)
+    #[arg(short, long)]
+    namespace: Option<String>,
+    /// The kubeconfig file to use
+    #[arg(long)]
+    kubeconfig: Option<PathBuf>,
+    /// The context of the kubeconfig to use
+    #[arg(long)]
+    context: Option<String>,
+}
+
+/// The answer: what blocks, why we believe so, what to do about it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Cause {
+    summary: String,
+    evidence: Vec<String>,
+    next: Vec<String>,
+}
+
+impl Cause {
+    fn new(summary: impl Into<String>) -> Cause {
+        Cause { summary: summary.into(), evidence: Vec::new(), next: Vec::new() }
+    }
+
+    fn because(mut self, evidence: impl Into<String>) -> Cause {
+        self.evidence.push(evidence.into());
+        self
+    }
+
+    fn then(mut self, step: impl Into<String>) -> Cause {
+        self.next.push(step.into());
+        self
+    }
+
+    fn render(&self, object: &str) -> String {
+        let mut text = format!("{object}: {}\n", self.summary);
+        for (title, lines) in [("because", &self.evidence), ("next", &self.next)] {
+            for line in lines {
+                text.push_str(&format!("  {title:<8} {line}\n"));
+            }
+        }
+        text
+    }
+}
+
+pub fn main(args: Args) -> BoxFuture<'static, Result<()>> {
+    Box::pin(explain(args))
+}
+
+async fn explain(args: Args) -> Result<()> {
+    let Some((kind, name)) = args.object.split_once('/').filter(|(_, name)| !name.is_empty()) else {
+        bail!("{:?} is not KIND/NAME, such as pod/nginx", args.object);
+    };
+    let config = Kubeconfig::load(args.kubeconfig.as_deref()).context("reading the kubeconfig")?;
+    let overrides = Overrides { context: args.context, namespace: args.namespace, ..Overrides::default() };
+    let namespace = config.resolve(&overrides)?.namespace;
+    let client = Client::from_kubeconfig(&config, &overrides)?;
+    let seen = Seen { client, namespace: if namespace.is_empty() { "default".into() } else { namespace } };
+    let (object, cause) = match kind {
+        "pod" | "pods" | "po" => {
+            let pod = seen.client.namespaced::<Pod>(&seen.namespace).get(name).await?;
+            (format!("pod/{name}"), seen.pod(&pod).await?)
+        }
+        "node" | "nodes" | "no" => {
+            let node = seen.client.all::<Node>().get(name).await?;
+            (format!("node/{name}"), node::cause(&node, Timestamp::now()))
+        }
+        _ => seen.workload(kind, name).await?,
+    };
+    print!("{}", cause.render(&object));
+    Ok(())
+}
+
+/// The cluster as this command sees it.
+struct Seen {
+    client: Client,
+    namespace: String,
+}
+
+impl Seen {
+    async fn pod(&self, pod: &Pod) -> Result<Cause> {
+        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+        let about = ListParams::fields(format!("involvedObject.uid={uid}"));
+        let mut events = self.client.namespaced::<Event>(&self.namespace).list(&about).await?.items;
+        events.sort_by_key(|event| {
+            event.last_timestamp.as_ref().map(|time| time.0).or(event.event_time.as_ref().map(|time| time.0))
+        });
+        let node = match pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) {
+            Some(name) => self.client.all::<Node>().get_opt(name).await?,
+            None => None,
+        };
+        Ok(pod::cause(pod, &events, node.as_ref(), Timestamp::now()))
+    }
+
+    /// Follows a workload to the pod that is worst off.
+    async fn workload(&self, kind: &str, name: &str) -> Result<(String, Cause)> {
+        let namespace = self.namespace.as_str();
+        let (selector, wanted, failure) = match kind {
+            "deployment" | "deployments" | "deploy" | "deployment.apps" => {
+                let found = self.client.namespaced::<Deployment>(namespace).get(name).await?;
+                let failed = found.status.and_then(|status| status.conditions).unwrap_or_default();
+                let failed = failed.into_iter().find(|c| c.type_ == "ReplicaFailure" && c.status == "True");
+                let spec = found.spec.context("the deployment has no spec")?;
+                (spec.selector, spec.replicas.unwrap_or(1), failed.and_then(|condition| condition.message))
+            }
+            "replicaset" | "replicasets" | "rs" | "replicaset.apps" => {
+                let found = self.client.namespaced::<ReplicaSet>(namespace).get(name).await?;
+                let failed = found.status.and_then(|status| status.conditions).unwrap_or_default();
+                let failed = failed.into_iter().find(|c| c.type_ == "ReplicaFailure" && c.status == "True");
+                let spec = found.spec.context("the replica set has no spec")?;
+                (spec.selector, spec.replicas.unwrap_or(1), failed.and_then(|condition| condition.message))
+            }
+            "statefulset" | "statefulsets" | "sts" | "statefulset.apps" => {
+                let spec = self.client.namespaced::<StatefulSet>(namespace).get(name).await?.spec;
+                let spec = spec.context("the stateful set has no spec")?;
+                (spec.selector, spec.replicas.unwrap_or(1), None)
+            }
+            "daemonset" | "daemonsets" | "ds" | "daemonset.apps" => {
+                let found = self.client.namespaced::<DaemonSet>(namespace).get(name).await?;
+                let wanted = found.status.map_or(0, |status| status.desired_number_scheduled);
+                (found.spec.context("the daemon set has no spec")?.selector, wanted, None)
+            }
+            "job" | "jobs" | "job.batch" => {
+                let spec = self.client.namespaced::<Job>(namespace).get(name).await?.spec;
+                let spec = spec.context("the job has no spec")?;
+                (spec.selector.unwrap_or_default(), spec.parallelism.unwrap_or(1), None)
+            }
+            _ => bail!("{kind:?} is not a kind that this command explains: see 'cox why --help'"),
+        };
+        let pods = self.client.namespaced::<Pod>(namespace).list(&ListParams::labels(query(&selector))).await?.items;
+        let object = format!("{kind}/{name}");
+        if let Some(pod) = pod::worst(&pods) {
+            let pod_name = pod.metadata.name.as_deref().unwrap_or_default();
+            return Ok((format!("{object}, pod/{pod_name}"), self.pod(pod).await?));
+        }
+        let cause = match (pods.len(), wanted, failure) {
+            (_, _, Some(message)) => Cause::new("its pods cannot be created")
+                .because(message)
+                .then(format!("cox kubectl describe {kind} {name} -n {namespace}")),
+            (_, 0, _) => Cause::new("it wants no pods").then(format!("cox kubectl scale {kind} {name} --replicas=1")),
+            (0, _, _) => Cause::new("none of its pods exist yet")
+                .because(format!("no pod matches {}", query(&selector)))
+                .then("cox logs controllers"),
+            _ => Cause::new("nothing blocks it: its pods are ready"),
+        };
+        Ok((object, cause))
+    }
+}
+
+/// A label selector as the query of a list.
+fn query(selector: &LabelSelector) -> String {
+    let equal = selector.match_labels.iter().flatten().map(|(key, value)| format!("{key}={value}"));
+    let expressions = selector.match_expressions.iter().flatten().map(|expression| {
+        let (key, values) = (&expression.key, expression.values.clone().unwrap_or_default().join(","));
+        match expression.operator.as_str() {
+            "In" => format!("{key} in ({values})"),
+            "NotIn" => format!("{key} notin ({values})"),
+            "DoesNotExist" => format!("!{key}"),
+            _ => key.clone(),
+        }
+    });
+    equal.chain(expressions).collect::<Vec<_>>().join(",")
+}
