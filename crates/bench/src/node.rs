@@ -258,7 +258,11 @@ conf_dir = "{cni}"
     }
 
     fn pod_config(&self, name: &str, network: Network) -> v1::PodSandboxConfig {
-        let network = if network == Network::Host { v1::NamespaceMode::Node } else { v1::NamespaceMode::Pod };
+        let (network, hostname) = match network {
+            // The node's network comes with the node's name.
+            Network::Host => (v1::NamespaceMode::Node, String::new()),
+            Network::Bridge => (v1::NamespaceMode::Pod, name.to_string()),
+        };
         v1::PodSandboxConfig {
             metadata: Some(v1::PodSandboxMetadata {
                 name: name.into(),
@@ -266,7 +270,7 @@ conf_dir = "{cni}"
                 namespace: "default".into(),
                 attempt: 0,
             }),
-            hostname: name.into(),
+            hostname,
             log_directory: self.dir.join("logs").join(name).display().to_string(),
             linux: Some(v1::LinuxPodSandboxConfig {
                 cgroup_parent: format!("{}/{name}", self.cgroup.pods),

@@ -25,6 +25,7 @@ use crate::image::{ImageStore, Mirrors};
 use crate::record::{self, ContainerRecord, SandboxRecord, ShimRecord, StatusRecord};
 use crate::shim::client::{Events, ShimClient};
 use crate::shim::protocol::{Ended, Request};
+use crate::shim::starter::Starter;
 use crate::sys;
 
 /// How long an unreachable shim is given before it counts as dead.
@@ -42,8 +43,7 @@ pub(crate) struct Engine {
     pub(crate) sandboxes: Mutex<HashMap<String, Arc<Sandbox>>>,
     pub(crate) containers: Mutex<HashMap<String, Arc<Container>>>,
     pub(crate) events: broadcast::Sender<v1::ContainerEventResponse>,
-    /// Our own program, in a form that a container cannot write to.
-    pub(crate) executable: OwnedFd,
+    pub(crate) shims: Arc<Starter>,
     pub(crate) pod_cidr: Mutex<String>,
     pub(crate) cpu_samples: crate::stats::Samples,
     tasks: TaskTracker,
@@ -129,6 +129,8 @@ impl Engine {
         }
         let mirrors =
             Mirrors::load(config.registries.as_deref(), config.registry_hosts.as_deref()).map_err(Error::Invalid)?;
+        let executable =
+            protected_executable(config.executable.as_deref()).map_err(doing("protecting our own program"))?;
         let engine = Arc::new(Self {
             images: Arc::new(ImageStore::open(&config.root)?),
             mirrors,
@@ -136,8 +138,7 @@ impl Engine {
             sandboxes: Mutex::default(),
             containers: Mutex::default(),
             events: broadcast::channel(EVENT_BUFFER).0,
-            executable: protected_executable(config.executable.as_deref())
-                .map_err(doing("protecting our own program"))?,
+            shims: Arc::new(Starter::new(executable)),
             pod_cidr: Mutex::default(),
             cpu_samples: Default::default(),
             tasks: TaskTracker::new(),

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,6 +12,7 @@ use parking_lot::Mutex;
 use crate::engine::{Engine, Sandbox};
 use crate::error::{Error, Result, doing};
 use crate::record::{self, SandboxRecord, ShimRecord};
+use crate::shim::Paths;
 use crate::shim::client::{ShimClient, ShimError};
 use crate::shim::protocol::Request;
 use crate::spec::{Namespace, Namespaces, PodSpec};
@@ -84,25 +84,14 @@ async fn start(engine: &Arc<Engine>, record: SandboxRecord, directory: &Path) ->
     Ok(())
 }
 
-/// Starts `cox shim` from the protected copy of our own program and waits until the pod's namespaces are held.
+/// Starts the pod's shim and waits until the pod's namespaces are held.
 async fn spawn_shim(engine: &Engine, id: &str, directory: &Path) -> Result<()> {
-    let program = format!("/proc/self/fd/{}", engine.executable.as_raw_fd());
-    let output = tokio::process::Command::new(program)
-        .arg0("cox")
-        .arg("shim")
-        .arg(directory)
-        .arg(engine.config.root.join("containers"))
-        .arg(engine.shim_socket(id))
-        .env_clear()
-        .stdin(std::process::Stdio::null())
-        .kill_on_drop(false)
-        .output()
-        .await
-        .map_err(doing("starting a shim"))?;
-    if !output.status.success() {
-        return Err(Error::Shim(format!("sandbox {id}: {}", String::from_utf8_lossy(&output.stderr).trim())));
-    }
-    Ok(())
+    let paths = Paths {
+        sandbox: directory.to_path_buf(),
+        containers: engine.config.root.join("containers"),
+        socket: engine.shim_socket(id),
+    };
+    engine.shims.start(paths).await.map_err(|error| Error::Shim(format!("sandbox {id}: {error}")))
 }
 
 pub(crate) fn namespace_options(config: &v1::PodSandboxConfig) -> v1::NamespaceOption {

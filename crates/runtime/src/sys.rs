@@ -112,6 +112,21 @@ pub(crate) fn set_process_name(name: &str) {
     }
 }
 
+/// What `ps` shows for this process, cut to the room that its first command line had. A courtesy: failing is fine.
+pub(crate) fn set_command_line(words: &[&str]) {
+    let Ok(stat) = std::fs::read_to_string("/proc/self/stat") else { return };
+    // The name, in parentheses, may contain anything; fields are counted after it.
+    let Some((_, rest)) = stat.rsplit_once(')') else { return };
+    let field = |number: usize| rest.split_whitespace().nth(number - 3).and_then(|text| text.parse::<usize>().ok());
+    let (Some(start), Some(end)) = (field(48), field(49)) else { return };
+    let mut line = words.join("\0").into_bytes();
+    line.truncate(end.saturating_sub(start).saturating_sub(1));
+    line.resize(end.saturating_sub(start), 0);
+    // SAFETY: the kernel put our own arguments there, on this process's stack, writable and of exactly this length;
+    // nothing refers to them any more: std copied what `main` needed, and this process has no other thread.
+    unsafe { std::ptr::copy_nonoverlapping(line.as_ptr(), start as *mut u8, line.len()) };
+}
+
 /// Blocks `signals` for this thread and returns a descriptor that reads them.
 pub(crate) fn signal_fd(signals: &[i32]) -> io::Result<OwnedFd> {
     let mut set = MaybeUninit::<libc::sigset_t>::uninit();

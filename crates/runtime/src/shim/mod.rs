@@ -1,6 +1,6 @@
 //! The shim: one small process per pod that its containers live under.
 //!
-//! Flow: `sandbox::run` starts `cox shim`, which forks pause, listens on a Unix socket and carries out [`protocol`]
+//! Flow: `sandbox::run` has `zygote` fork a shim, which forks pause, listens on a Unix socket and carries out [`protocol`]
 //! requests: start, signal, exec, attach, reopen logs. It owns the containers' stdio, writes their log files and
 //! records how they ended; the runtime may die and come back at any time, the files and the socket are still here.
 //!
@@ -18,6 +18,8 @@ mod oci_config;
 pub(crate) mod protocol;
 mod rootfs;
 mod server;
+pub(crate) mod starter;
+mod zygote;
 
 use std::ffi::OsString;
 use std::io;
@@ -26,12 +28,15 @@ use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use serde::{Deserialize, Serialize};
+
 use crate::cgroup::Cgroups;
 use crate::record::{self, ShimRecord};
 use crate::spec::{Namespace, PodSpec};
 use crate::{pause, sys};
 
 /// Where a shim finds its pod.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Paths {
     /// The pod's own directory: `pod.json` in, `shim.json` and `shim.log` out.
     pub(crate) sandbox: PathBuf,
@@ -40,59 +45,9 @@ pub(crate) struct Paths {
     pub(crate) socket: PathBuf,
 }
 
-/// `cox shim <sandbox directory> <containers directory> <socket>`: returns once the pod's pause process runs, leaving
-/// the shim in the background, or fails with the reason on standard error.
-pub fn main(args: Vec<OsString>) -> ExitCode {
-    let [_, sandbox, containers, socket] = args.as_slice() else {
-        eprintln!("usage: shim SANDBOX-DIRECTORY CONTAINERS-DIRECTORY SOCKET (started by the runtime)");
-        return ExitCode::from(2);
-    };
-    let paths = Paths { sandbox: sandbox.into(), containers: containers.into(), socket: socket.into() };
-    match start(paths) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn start(paths: Paths) -> Result<(), String> {
-    sys::close_from(3);
-    // Nobody who shares a namespace with our children may look into them before they have become the container.
-    let _ = sys::prctl(libc::PR_SET_DUMPABLE, 0, 0);
-    sys::set_process_name("cox-shim");
-    for signal in [libc::SIGPIPE, libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {
-        sys::ignore_signal(signal);
-    }
-    let (ours, theirs) = sys::message_pair().map_err(|e| format!("socket pair: {e}"))?;
-    match sys::clone_process(0).map_err(|e| format!("fork: {e}"))? {
-        sys::Fork::Parent(_) => {
-            drop(theirs);
-            let mut answer = [0u8; 4096];
-            match sys::read(ours.as_fd(), &mut answer) {
-                Ok(2) if &answer[..2] == b"ok" => Ok(()),
-                Ok(0) => Err("shim ended before the pod was set up".into()),
-                Ok(n) => Err(String::from_utf8_lossy(&answer[..n]).into_owned()),
-                Err(error) => Err(format!("waiting for the shim: {error}")),
-            }
-        }
-        sys::Fork::Child => {
-            drop(ours);
-            match begin(&paths) {
-                Ok(server) => {
-                    let _ = sys::write(theirs.as_fd(), b"ok");
-                    drop(theirs);
-                    server.serve();
-                    sys::exit_now(0)
-                }
-                Err(error) => {
-                    let _ = sys::write(theirs.as_fd(), error.as_bytes());
-                    sys::exit_now(1)
-                }
-            }
-        }
-    }
+/// `cox shim`: started by the runtime, forks a shim per request.
+pub fn main(_: Vec<OsString>) -> ExitCode {
+    zygote::serve()
 }
 
 /// Everything up to the first request: detach, start pause, listen.

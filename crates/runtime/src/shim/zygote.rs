@@ -1,0 +1,89 @@
+//! The process that shims are forked from.
+//!
+//! Starting our program anew for each pod would make every shim relocate and keep its own copy of the same data. A
+//! process that does nothing but fork shares those pages among all shims, and a fork is also faster than an exec.
+//! It is started by the runtime (`starter`), ends with it, and leaves the shims it made behind.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::process::ExitCode;
+
+use super::Paths;
+use crate::sys::{self, Fork, Poll};
+
+/// Forks a shim per request on standard input, until that is closed.
+pub(super) fn serve() -> ExitCode {
+    // Nobody who shares a namespace with our children may look into them before they have become the container.
+    let _ = sys::prctl(libc::PR_SET_DUMPABLE, 0, 0);
+    sys::set_process_name("cox-shims");
+    for signal in [libc::SIGPIPE, libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {
+        sys::ignore_signal(signal);
+    }
+    let signals = match sys::signal_fd(&[libc::SIGCHLD]) {
+        Ok(signals) => signals,
+        Err(error) => {
+            eprintln!("signalfd: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let requests = std::io::stdin();
+    loop {
+        let wait = |fd| Poll { fd, read: true, write: false, ready: false };
+        let mut entries = [wait(requests.as_fd().as_raw_fd()), wait(signals.as_raw_fd())];
+        if sys::poll(&mut entries, -1).is_err() {
+            return ExitCode::FAILURE;
+        }
+        if entries[1].ready {
+            let mut buffer = [0u8; 1024];
+            while sys::read(signals.as_fd(), &mut buffer).is_ok_and(|n| n > 0) {}
+            while sys::reap().is_some() {}
+        }
+        if !entries[0].ready {
+            continue;
+        }
+        let (mut buffer, mut fds) = ([0u8; 16 * 1024], Vec::new());
+        match sys::receive_with_fds(requests.as_fd(), &mut buffer, &mut fds) {
+            Ok(0) | Err(_) => return ExitCode::SUCCESS,
+            Ok(length) => {
+                if let (Ok(paths), Some(answer)) = (serde_json::from_slice::<Paths>(&buffer[..length]), fds.pop()) {
+                    fork_shim(&paths, answer);
+                }
+            }
+        }
+    }
+}
+
+/// Twice: the shim belongs to nobody, and its parent in between is ours to reap at once.
+fn fork_shim(paths: &Paths, answer: OwnedFd) {
+    match sys::clone_process(0) {
+        Ok(Fork::Child) => {}
+        Ok(Fork::Parent(_)) => return,
+        Err(error) => return say(&answer, &format!("fork: {error}")),
+    }
+    match sys::clone_process(0) {
+        Ok(Fork::Parent(_)) => sys::exit_now(0),
+        Ok(Fork::Child) => {}
+        Err(error) => {
+            say(&answer, &format!("fork: {error}"));
+            sys::exit_now(1);
+        }
+    }
+    sys::set_process_name("cox-shim");
+    sys::set_command_line(&["cox", "shim", &paths.sandbox.to_string_lossy()]);
+    match super::begin(paths) {
+        Ok(server) => {
+            say(&answer, "ok");
+            drop(answer);
+            server.serve();
+            sys::exit_now(0)
+        }
+        Err(error) => {
+            say(&answer, &error);
+            sys::exit_now(1)
+        }
+    }
+}
+
+/// Whoever asked may be gone: then there is nobody to tell.
+fn say(answer: &OwnedFd, text: &str) {
+    let _ = sys::write(answer.as_fd(), text.as_bytes());
+}
