@@ -69,6 +69,43 @@ pub fn from_yaml_documents(text: &str) -> Result<Vec<Decoded>, DecodeError> {
     Ok(documents)
 }
 
+/// The line on which a key stands for the second time, in block style, where lines have meaning.
+pub fn line_of_repeated_key(yaml: &[u8], path: &str) -> Option<usize> {
+    // The path to the current line: indentation and what it adds to the path.
+    let mut stack: Vec<(usize, String)> = Vec::new();
+    let mut seen = 0;
+    let text = String::from_utf8_lossy(yaml);
+    for (number, line) in text.lines().enumerate() {
+        let mut rest = line.trim_start();
+        let mut indent = line.len() - rest.len();
+        if rest.is_empty() || rest.starts_with('#') || rest.starts_with("---") {
+            continue;
+        }
+        while let Some(item) = rest.strip_prefix("- ") {
+            let before = stack.iter().rev().find(|(at, part)| *at == indent && part.starts_with('['));
+            let index = before.and_then(|(_, part)| part.trim_matches(['[', ']']).parse::<usize>().ok());
+            // A list may stand at the indentation of its own key.
+            stack.retain(|(at, part)| *at < indent || (*at == indent && !part.starts_with('[')));
+            stack.push((indent, format!("[{}]", index.map_or(0, |index| index + 1))));
+            let trimmed = item.trim_start();
+            indent += rest.len() - trimmed.len();
+            rest = trimmed;
+        }
+        let Some((key, _)) = rest.split_once(':') else { continue };
+        let key = key.trim().trim_matches(['"', '\'']);
+        stack.retain(|(at, _)| *at < indent);
+        stack.push((indent, key.to_owned()));
+        let here = stack.iter().rev().fold(String::new(), |below, (_, part)| join_path(part, &below));
+        if here == path {
+            seen += 1;
+            if seen == 2 {
+                return Some(number + 1);
+            }
+        }
+    }
+    None
+}
+
 /// Encodes as YAML, keys sorted, as upstream prints it.
 pub fn to_yaml(value: &impl serde::Serialize) -> Result<String, DecodeError> {
     // By way of a JSON value: struct order would differ from upstream's sorted keys.
@@ -272,6 +309,16 @@ mod tests {
             bomb.push_str(&format!("a{i}: &a{i} [{items}]\n"));
         }
         assert!(from_yaml(bomb.as_bytes()).is_err());
+    }
+
+    #[test]
+    fn repeated_keys_are_found_by_line() {
+        let yaml = b"kind: A\n# a comment\nspec:\n  foo: 1\n  list:\n  - a: 1\n  - a: 2\n    b: 1\n    b: 2\n  foo: 2\nkind: B\n";
+        let decoded = from_yaml(yaml).unwrap();
+        assert_eq!(decoded.duplicates, ["spec.list[1].b", "spec.foo", "kind"]);
+        let lines: Vec<_> = decoded.duplicates.iter().map(|path| line_of_repeated_key(yaml, path)).collect();
+        assert_eq!(lines, [Some(9), Some(10), Some(11)]);
+        assert_eq!(line_of_repeated_key(b"\xff: 1", "a"), None);
     }
 
     #[test]

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use anyhow::Context;
 
+use crate::allocation::Cidr;
 use crate::audit::{Batching, LogConfig, Mode};
 use crate::authz::{FailurePolicy, WebhookConfig};
 use crate::config::{
     AuditConfig, Authorizer, Config, DEFAULT_ISSUER, OidcConfig, Storage, TokenWebhookConfig, duration,
 };
 use crate::registry::RuntimeConfig;
-use crate::registry::core::service_allocation::Cidr;
 
 /// `cox apiserver`: upstream's flags, and `--data-dir` for the embedded store.
 #[derive(Clone, Debug, clap::Args)]

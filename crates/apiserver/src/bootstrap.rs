@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::authn::Peer;
 use crate::body::RequestBody;
-use crate::state::{State, own_user};
+use crate::state::{State, now, own_user};
 
 pub(crate) async fn run(state: &Arc<State>) -> anyhow::Result<()> {
     for name in ["default", "kube-system", "kube-public", "kube-node-lease"] {
@@ -104,7 +104,24 @@ async fn service_range(state: &Arc<State>) -> anyhow::Result<()> {
     }
     let range = json!({"kind": "ServiceCIDR", "apiVersion": "networking.k8s.io/v1", "metadata": {"name": "kubernetes"},
         "spec": {"cidrs": ranges}});
-    create(state, "/apis/networking.k8s.io/v1/servicecidrs", &range).await
+    const PATH: &str = "/apis/networking.k8s.io/v1/servicecidrs";
+    create(state, PATH, &range).await?;
+    let url = format!("{PATH}/kubernetes/status");
+    let (code, mut found) = send(state, Method::GET, &url, &Value::Null).await?;
+    anyhow::ensure!(code < 300, "{url}: {}", found["message"]);
+    if found["spec"]["cidrs"] != range["spec"]["cidrs"] {
+        tracing::warn!(flags = ?ranges, object = %found["spec"]["cidrs"], "service ranges of flags and cluster differ");
+        return Ok(());
+    }
+    let ready = found["status"]["conditions"].as_array().is_some_and(|list| list.iter().any(|c| c["type"] == "Ready"));
+    if ready {
+        return Ok(());
+    }
+    found["status"] = json!({"conditions": [{"type": "Ready", "status": "True", "reason": "",
+        "message": "Kubernetes default Service CIDR is ready", "lastTransitionTime": crate::registry::column::rfc3339(&now())}]});
+    let (code, answer) = send(state, Method::PUT, &url, &found).await?;
+    anyhow::ensure!(code < 300, "{url}: {}", answer["message"]);
+    Ok(())
 }
 
 /// What extension API servers need to trust the clients and the front proxy of this one.

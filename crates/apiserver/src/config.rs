@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::allocation::Cidr;
 use crate::audit::{LogConfig, Mode};
 use crate::authz::WebhookConfig;
 use crate::registry::RuntimeConfig;
-use crate::registry::core::service_allocation::Cidr;
 
 /// Everything [`Server::new`](crate::Server::new) needs. Start from [`Config::new`] and set what differs.
 #[derive(Clone)]

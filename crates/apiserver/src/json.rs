@@ -135,25 +135,21 @@ pub(crate) fn canonical(json: &[u8], kind: &str, api_version: &str) -> Option<Ve
     Some(out)
 }
 
-/// Puts `"resourceVersion":"<revision>"` first into the metadata. Returns the new bytes, the offset of the
-/// `metadata` key, and the place of the revision's digits.
-pub(crate) fn with_revision(json: &[u8], revision: u64) -> Option<(Vec<u8>, usize, Range<usize>)> {
+/// Puts `"resourceVersion":"<revision>"` first into the metadata.
+pub(crate) fn with_revision(json: &[u8], revision: u64) -> Option<Vec<u8>> {
     let metadata = find(json, &["metadata"])?;
     let open = metadata.start + 1;
     let digits = revision.to_string();
     let mut out = Vec::with_capacity(json.len() + digits.len() + 22);
     out.extend_from_slice(json.get(..open)?);
     out.extend_from_slice(b"\"resourceVersion\":\"");
-    let start = out.len();
     out.extend_from_slice(digits.as_bytes());
-    let end = out.len();
     out.push(b'"');
     if json.get(open) != Some(&b'}') {
         out.push(b',');
     }
     out.extend_from_slice(&json[open..]);
-    let key = json[..metadata.start].iter().rposition(|byte| *byte == b':')?;
-    Some((out, key.checked_sub("\"metadata\"".len())?, start..end))
+    Some(out)
 }
 
 #[cfg(test)]
@@ -180,9 +176,7 @@ mod tests {
     fn canonical_form_puts_metadata_third() {
         let canonical = canonical(POD, "Pod", "v1").unwrap();
         assert!(canonical.starts_with(br#"{"kind":"Pod","apiVersion":"v1","metadata":{"name":"p"},"spec":"#));
-        let (versioned, head, digits) = with_revision(&canonical, 42).unwrap();
-        assert_eq!(&versioned[head..head + 10], b"\"metadata\"");
-        assert_eq!(&versioned[digits], b"42");
+        let versioned = with_revision(&canonical, 42).unwrap();
         let value: serde_json::Value = serde_json::from_slice(&versioned).unwrap();
         assert_eq!(value["metadata"]["resourceVersion"], "42");
     }

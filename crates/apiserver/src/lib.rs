@@ -7,6 +7,7 @@
 #![allow(clippy::result_large_err)]
 
 mod admission;
+mod allocation;
 mod args;
 mod audit;
 mod authn;
@@ -29,12 +30,12 @@ mod status;
 mod verbs;
 mod watch_cache;
 
+pub use allocation::Cidr;
 pub use args::Args;
 pub use audit::{Batching, LogConfig, Mode};
 pub use authz::{Attributes, FailurePolicy, WebhookConfig};
 pub use body::{Body, BodyError};
 pub use config::{AuditConfig, Authorizer, Config, OidcConfig, Storage, TokenWebhookConfig};
-pub use registry::core::service_allocation::Cidr;
 pub use server::{Handler, Server};
 
 /// The index behind RBAC decisions, for those who measure it.

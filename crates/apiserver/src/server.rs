@@ -12,7 +12,6 @@ use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulShutdown;
-use k8s_openapi::api::core::v1::Service;
 use store::etcd::EtcdStore;
 use store::{EmbeddedStore, Revision, Store};
 use tls::Reloading;
@@ -22,6 +21,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tokio_util::sync::CancellationToken;
 
 use crate::admission;
+use crate::allocation;
 use crate::audit::Audit;
 use crate::authn::{Authenticators, Peer, PeerCertificates, TokenIssuer};
 use crate::authz::Authorizers;
@@ -30,7 +30,6 @@ use crate::chain::{self, Cors, InFlight};
 use crate::config::{Config, Storage};
 use crate::discovery::Documents;
 use crate::registry::Registry;
-use crate::registry::core::service_allocation::Allocators;
 use crate::state::State;
 use crate::verbs::{EventLeases, KubeletClient};
 use crate::watch_cache;
@@ -79,11 +78,10 @@ impl Server {
             (Some(key), Some(issuer)) => Some(TokenIssuer::load(key, issuer, audiences.clone())?),
             _ => None,
         };
-        let mut state = State {
+        let state = State {
             authn: Authenticators::new(&config)?,
             authz: Authorizers::new(&config, &caches)?,
             admission: admission::Chain::new(&config.enable_admission_plugins, &config.disable_admission_plugins)?,
-            allocators: Allocators::new(Vec::new(), config.service_node_port_range, &[]),
             in_flight: InFlight::new(
                 config.max_mutating_requests_inflight,
                 config.max_requests_inflight,
@@ -101,13 +99,8 @@ impl Server {
             caches,
             config,
         };
-        let services: Vec<Service> = state.peek_all("services/specs", None);
-        state.allocators = Allocators::new(
-            state.config.service_cluster_ip_ranges.clone(),
-            state.config.service_node_port_range,
-            &services,
-        );
         let state = Arc::new(state);
+        allocation::repair::once(&state, &mut Default::default()).await?;
         crate::bootstrap::run(&state).await.context("making the first objects")?;
         Ok(Self { state, listener, acceptor, audit_tasks, audit_stop, dispatcher, stop })
     }
@@ -136,8 +129,9 @@ impl Server {
         let Server { state, listener, acceptor, audit_tasks, audit_stop, mut dispatcher, stop: inner } = self;
         let graceful = GracefulShutdown::new();
         let mut connections = JoinSet::new();
-        let compactor = compact(state.clone());
-        tokio::pin!(compactor);
+        let mut housekeeping = JoinSet::new();
+        housekeeping.spawn(compact(state.clone()));
+        housekeeping.spawn(allocation::repair::run(state.clone(), inner.clone()));
         let outcome = loop {
             tokio::select! {
                 () = stop.cancelled() => break Ok(()),
@@ -148,7 +142,6 @@ impl Server {
                         Err(error) => Err(anyhow::Error::from(error)),
                     };
                 }
-                () = &mut compactor => {}
                 Some(_) = connections.join_next() => {}
                 accepted = listener.accept() => {
                     let Ok((tcp, address)) = accepted else {
@@ -175,6 +168,7 @@ impl Server {
             tracing::info!("requests still open after {DRAIN:?}; closing");
         }
         connections.shutdown().await;
+        housekeeping.shutdown().await;
         audit_stop.cancel();
         if tokio::time::timeout(DRAIN, audit_tasks.join_all()).await.is_err() {
             tracing::warn!("audit events not sent after {DRAIN:?} are lost");

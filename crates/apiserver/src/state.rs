@@ -24,7 +24,6 @@ pub(crate) struct State {
     pub(crate) authz: authz::Authorizers,
     pub(crate) admission: admission::Chain,
     pub(crate) tokens: Option<authn::TokenIssuer>,
-    pub(crate) allocators: crate::registry::core::service_allocation::Allocators,
     pub(crate) in_flight: crate::chain::InFlight,
     pub(crate) cors: crate::chain::Cors,
     /// `None` if nothing is recorded.
@@ -61,14 +60,14 @@ impl State {
     /// `<namespace>/<name>` or `<name>`.
     pub(crate) fn peek<K: DeserializeOwned>(&self, prefix: &str, key: &str) -> Option<K> {
         let entry = self.caches.get(prefix)?.get(key)?;
-        serde_json::from_slice(&entry.json).ok()
+        serde_json::from_slice(&entry.json()).ok()
     }
 
     /// All objects under a prefix, of one namespace if given.
     pub(crate) fn peek_all<K: DeserializeOwned>(&self, prefix: &str, namespace: Option<&str>) -> Vec<K> {
         let Some(cache) = self.caches.get(prefix) else { return Vec::new() };
         let snapshot = cache.snapshot();
-        snapshot.range(namespace, None).filter_map(|entry| serde_json::from_slice(&entry.json).ok()).collect()
+        snapshot.range(namespace, None).filter_map(|entry| serde_json::from_slice(&entry.json()).ok()).collect()
     }
 }
 

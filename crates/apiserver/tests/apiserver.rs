@@ -7,8 +7,28 @@ mod access;
 mod adversary;
 #[path = "apiserver/apply.rs"]
 mod apply;
+#[path = "apiserver/area_01_discovery.rs"]
+mod area_01_discovery;
+#[path = "apiserver/area_02_watch_and_list.rs"]
+mod area_02_watch_and_list;
+#[path = "apiserver/area_07_field_validation.rs"]
+mod area_07_field_validation;
+#[path = "apiserver/area_11_quota_and_limits.rs"]
+mod area_11_quota_and_limits;
+#[path = "apiserver/area_12_events.rs"]
+mod area_12_events;
+#[path = "apiserver/area_13_devices.rs"]
+mod area_13_devices;
+#[path = "apiserver/area_14_storage.rs"]
+mod area_14_storage;
+#[path = "apiserver/area_15_networking.rs"]
+mod area_15_networking;
+#[path = "apiserver/area_16_lease_template_node.rs"]
+mod area_16_lease_template_node;
 #[path = "apiserver/audit.rs"]
 mod audit;
+#[path = "apiserver/bad_input.rs"]
+mod bad_input;
 #[path = "apiserver/can_i.rs"]
 mod can_i;
 #[path = "apiserver/connect.rs"]
@@ -17,10 +37,14 @@ mod connect;
 mod harness;
 #[path = "apiserver/kubectl.rs"]
 mod kubectl;
+#[path = "apiserver/lifecycle.rs"]
+mod lifecycle;
 #[path = "apiserver/limits.rs"]
 mod limits;
 #[path = "apiserver/oidc.rs"]
 mod oidc;
+#[path = "apiserver/python.rs"]
+mod python;
 #[path = "apiserver/reload.rs"]
 mod reload;
 #[path = "apiserver/remote_decisions.rs"]

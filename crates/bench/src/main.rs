@@ -4,11 +4,13 @@
 //! `<case> <parameters> ours=… peer=… ratio=…`; the ratio says how many times better than the peer we are.
 //! To add a comparison: one file with a `run` function and one row.
 
+mod api;
 mod authz;
 mod control_plane;
 mod controllers;
 mod node;
 mod peer;
+mod process;
 mod report;
 mod store;
 
@@ -22,6 +24,7 @@ type Run = fn(Args) -> Pin<Box<dyn Future<Output = anyhow::Result<()>>>>;
 
 /// Name, what is compared with what, how.
 const COMPARISONS: &[(&str, &str, Run)] = &[
+    ("api", "an API server with another one, each given by its kubeconfig", |args| Box::pin(api::run(args))),
     ("authz", "RBAC decisions from the index with a scan of all bindings", |args| Box::pin(authz::run(args))),
     ("store", "the embedded store with a real etcd on the same disk", |args| Box::pin(store::run(args))),
     ("controllers", "deployments to Available on hollow nodes", |args| Box::pin(controllers::run(args))),
@@ -43,6 +46,9 @@ struct Args {
     /// Where to put data; the disk under it is what is measured
     #[arg(long, default_value_os_t = std::env::temp_dir())]
     dir: PathBuf,
+    /// The server to measure
+    #[arg(long)]
+    kubeconfig: Option<PathBuf>,
     /// A running cluster to compare with, where the comparison takes one
     #[arg(long)]
     peer_kubeconfig: Option<PathBuf>,

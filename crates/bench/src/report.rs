@@ -29,6 +29,11 @@ pub(crate) fn line(
     println!("{case} {parameters} ours={}{unit} peer={}{unit} ratio={ratio:.2}", short(ours), short(peer));
 }
 
+/// One line without a peer: `<case> <parameters> ours=…`.
+pub(crate) fn line_alone(case: &str, parameters: impl Display, unit: &str, ours: f64) {
+    println!("{case} {parameters} ours={}{unit}", short(ours));
+}
+
 fn short(number: f64) -> String {
     if number >= 100.0 { format!("{number:.0}") } else { format!("{number:.2}") }
 }

@@ -39,6 +39,7 @@ mod replica_set;
 mod resource_quota;
 mod root_ca;
 mod service_account;
+mod service_cidr;
 mod service_lb;
 mod stateful_set;
 mod taint_eviction;

@@ -6,7 +6,7 @@ use crate::controller::{Context, Reconcile};
 use crate::{
     bootstrap_tokens, certificates, cluster_role_aggregation, cron_job, daemon_set, deployment, disruption, endpoints,
     garbage, job, lease_gc, namespace, node_ipam, node_lifecycle, pod_gc, replica_set, resource_quota, root_ca,
-    service_account, service_lb, stateful_set, taint_eviction, ttl_after_finished, volume,
+    service_account, service_cidr, service_lb, stateful_set, taint_eviction, ttl_after_finished, volume,
 };
 
 /// A controller: what `--controllers` calls it, who it is to the API, how many keys it works on at a time.
@@ -54,6 +54,7 @@ pub const CONTROLLERS: &[Descriptor] = &[
     Descriptor { name: "certificatesigningrequest-approving-controller", account: "certificate-controller", workers: 1, build: certificates::build_approver },
     Descriptor { name: "certificatesigningrequest-signing-controller", account: "certificate-controller", workers: 1, build: certificates::build_signer },
     Descriptor { name: "certificatesigningrequest-cleaner-controller", account: "certificate-controller", workers: 1, build: certificates::build_cleaner },
+    Descriptor { name: "service-cidr-controller", account: "service-cidrs-controller", workers: 1, build: service_cidr::build },
     Descriptor { name: "service-lb-controller", account: "service-controller", workers: 1, build: service_lb::build },
 ];
 

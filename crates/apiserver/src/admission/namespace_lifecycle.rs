@@ -60,6 +60,6 @@ enum Phase {
 fn phase(state: &State, namespace: &str) -> Option<Phase> {
     let entry = state.caches.get("namespaces")?.get(namespace)?;
     // Almost every create asks this: scan instead of decoding.
-    let marked = crate::json::find(&entry.json, &["metadata", "deletionTimestamp"]).is_some();
+    let marked = crate::json::find(&entry.stored, &["metadata", "deletionTimestamp"]).is_some();
     Some(if marked { Phase::Terminating } else { Phase::Active })
 }

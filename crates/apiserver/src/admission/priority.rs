@@ -92,8 +92,8 @@ fn default_class(state: &State) -> Option<PriorityClass> {
     snapshot
         .range(None, None)
         .filter(|entry| {
-            crate::json::find(&entry.json, &["globalDefault"]).is_some_and(|range| &entry.json[range] == b"true")
+            crate::json::find(&entry.stored, &["globalDefault"]).is_some_and(|range| &entry.stored[range] == b"true")
         })
-        .filter_map(|entry| serde_json::from_slice::<PriorityClass>(&entry.json).ok())
+        .filter_map(|entry| serde_json::from_slice::<PriorityClass>(&entry.stored).ok())
         .min_by_key(|class| class.value)
 }

@@ -217,6 +217,9 @@ async fn dispatch(
     if info.verb == "create" && !info.name.is_empty() && info.subresource.is_empty() {
         return Err(Status::method_not_allowed());
     }
+    if matches!(info.verb, "update" | "patch") && info.name.is_empty() {
+        return Err(Status::method_not_allowed());
+    }
     if info.verb.is_empty() {
         return Err(Status::method_not_allowed());
     }

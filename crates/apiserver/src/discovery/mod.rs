@@ -4,6 +4,7 @@
 
 mod groups;
 mod openapi;
+mod openapi_paths;
 mod openapi_proto;
 
 use std::sync::Arc;

@@ -6,13 +6,16 @@ use std::sync::{LazyLock, OnceLock};
 use api::Status;
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, ListMeta, WatchEvent};
+use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use k8s_openapi::schemars::SchemaGenerator;
 use k8s_openapi::schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
 use super::groups::etag;
+use super::openapi_paths::{self, Dialect};
 use crate::body::Body;
-use crate::registry::{Registry, Resource, Serving};
+use crate::registry::{Registry, Resource};
 use crate::state::State;
 
 /// A generated document and its tag.
@@ -36,7 +39,8 @@ static V2_JSON: OnceLock<Document> = OnceLock::new();
 static V2_PROTO: OnceLock<Document> = OnceLock::new();
 static V3: LazyLock<parking_lot::Mutex<BTreeMap<String, std::sync::Arc<Document>>>> = LazyLock::new(Default::default);
 
-const PROTO: &str = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf";
+/// Clients ask for it with an `@` before the version, which no media type may contain.
+const PROTO: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
 
 /// `/openapi/v2`: JSON, or the protobuf form that kubectl prefers.
 pub(super) fn v2(state: &State, parts: &http::request::Parts) -> Response<Body> {
@@ -55,12 +59,11 @@ fn info() -> Value {
 
 fn v2_value(registry: &Registry) -> Value {
     let rows: Vec<&Resource> = registry.rows().iter().map(|row| &**row).collect();
-    let definitions = definitions(&rows, "/definitions");
-    let mut paths = Map::new();
-    for row in &rows {
-        add_paths(row, &mut paths);
-    }
-    json!({"swagger": "2.0", "info": info(), "paths": paths, "definitions": definitions})
+    let (definitions, paths) = describe(&rows, Dialect::V2);
+    json!({"swagger": "2.0", "info": info(), "paths": paths, "definitions": definitions,
+        "securityDefinitions": {"BearerToken": {"description": "Bearer Token authentication", "type": "apiKey",
+            "name": "authorization", "in": "header"}},
+        "security": [{"BearerToken": []}]})
 }
 
 /// `/openapi/v3`: where the document of each group version is.
@@ -104,45 +107,98 @@ pub(super) fn v3(state: &State, parts: &http::request::Parts, name: &str) -> Res
 fn v3_value(registry: &Registry, group: &str, version: &str) -> Value {
     let rows: Vec<&Resource> =
         registry.rows().iter().map(|row| &**row).filter(|row| row.group == group && row.version == version).collect();
-    let schemas = definitions(&rows, "/components/schemas");
-    let mut paths = Map::new();
-    for row in &rows {
-        add_paths(row, &mut paths);
-    }
-    json!({"openapi": "3.0.0", "info": info(), "paths": paths, "components": {"schemas": schemas}})
+    let (schemas, paths) = describe(&rows, Dialect::V3);
+    json!({"openapi": "3.0.0", "info": info(), "paths": paths, "components": {"schemas": schemas,
+        "securitySchemes": {"BearerToken": {"description": "Bearer Token authentication", "type": "apiKey",
+            "name": "authorization", "in": "header"}}}})
 }
 
-/// The schemas of the rows and everything they refer to, with upstream's extensions.
-fn definitions(rows: &[&Resource], path: &'static str) -> Map<String, Value> {
+/// The schemas of the rows and everything they refer to, with upstream's extensions, and the paths of the rows.
+fn describe(rows: &[&Resource], dialect: Dialect) -> (Map<String, Value>, Map<String, Value>) {
     let mut settings = SchemaSettings::draft07();
-    settings.definitions_path = path.into();
+    settings.definitions_path = dialect.definitions().into();
     let mut generator = SchemaGenerator::new(settings);
     let mut kinds: BTreeMap<String, Vec<Value>> = BTreeMap::new();
-    for row in rows.iter().filter(|row| row.serving == Serving::Stored) {
-        let name = row.strategy.register_schema(&mut generator);
-        // A row that is converted shares the stored kind's schema; its own form is not described.
-        if row.conversion.is_none() {
-            kinds.entry(name).or_default().push(json!({"group": row.group, "version": row.version, "kind": row.kind}));
+    let (mut paths, mut lists) = (Map::new(), Map::new());
+    generator.subschema_for::<DeleteOptions>();
+    generator.subschema_for::<ListMeta>();
+    generator.subschema_for::<WatchEvent<RawExtension>>();
+    generator.subschema_for::<k8s_openapi::apimachinery::pkg::apis::meta::v1::Status>();
+    for row in rows {
+        let described = (row.describe)(&mut generator);
+        let kind = |kind: String| json!({"group": row.group, "version": row.version, "kind": kind});
+        let mut add = |name: &str, value: Value| {
+            let known = kinds.entry(name.to_owned()).or_default();
+            if !known.contains(&value) {
+                known.push(value);
+            }
+        };
+        add(&described, kind(row.kind.to_string()));
+        if row.has_verb("list") {
+            let name = openapi_paths::list_name(&described);
+            add(&name, kind(format!("{}List", row.kind)));
+            lists.insert(name, list(row, &described, dialect));
         }
+        for subresource in &row.subresources {
+            if let (Some(name), Some((group, version, kind))) =
+                (subresource.action.describe(&mut generator), subresource.kind)
+            {
+                add(&name, json!({"group": group, "version": version, "kind": kind}));
+            }
+        }
+        openapi_paths::add(row, &described, dialect, &mut generator, &mut paths);
     }
     let mut definitions = generator.take_definitions(true);
+    definitions.append(&mut lists);
     for (name, schema) in &mut definitions {
-        simplify(schema);
+        simplify(schema, dialect);
         if let Some(kinds) = kinds.get(name.as_str()) {
             schema["x-kubernetes-group-version-kind"] = Value::Array(kinds.clone());
         }
         merge_extensions(name, schema);
     }
-    definitions
+    let patch = json!({"type": "object",
+        "description": "Patch is provided to give a concrete name and type to the Kubernetes PATCH request body."});
+    definitions.insert(openapi_paths::PATCH.to_owned(), patch);
+    (definitions, paths)
+}
+
+/// A list of a kind; the types have only one generic list.
+fn list(row: &Resource, kind: &str, dialect: Dialect) -> Value {
+    json!({
+        "description": format!("{0}List is a list of {0} objects.", row.kind),
+        "type": "object",
+        "required": ["items"],
+        "properties": {
+            "apiVersion": {"type": "string", "description": "APIVersion defines the versioned schema of this representation of an object."},
+            "kind": {"type": "string", "description": "Kind is a string value representing the REST resource this object represents."},
+            "items": {"type": "array", "description": "Items are the objects of the list.", "items": dialect.reference(kind)},
+            "metadata": dialect.reference("io.k8s.apimachinery.pkg.apis.meta.v1.ListMeta"),
+        },
+    })
 }
 
 /// Merge keys and list types, which the generated schemas do not carry.
 fn merge_extensions(name: &str, schema: &mut Value) {
     use api::schema::ListType;
+    if api::schema::table::is_atomic(name) {
+        schema["x-kubernetes-map-type"] = "atomic".into();
+    }
     let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) else { return };
     for (field, property) in properties {
-        let Some(merge) = api::schema::table::merge(name, field) else { continue };
+        let is_list = property["type"] == "array";
+        let Some(merge) = api::schema::table::merge(name, field) else {
+            // What the table does not name is replaced as a whole.
+            if is_list {
+                property["x-kubernetes-list-type"] = "atomic".into();
+            }
+            continue;
+        };
+        if merge.atomic {
+            property["x-kubernetes-map-type"] = "atomic".into();
+        }
         match merge.list {
+            _ if !is_list => {}
             ListType::Atomic => property["x-kubernetes-list-type"] = "atomic".into(),
             ListType::Set => property["x-kubernetes-list-type"] = "set".into(),
             ListType::Map(keys) => {
@@ -156,12 +212,15 @@ fn merge_extensions(name: &str, schema: &mut Value) {
             }
             property["x-kubernetes-patch-strategy"] =
                 if merge.retain_keys { "merge,retainKeys" } else { "merge" }.into();
+        } else if merge.retain_keys {
+            property["x-kubernetes-patch-strategy"] = "retainKeys".into();
         }
     }
 }
 
-/// Turns the generator's dialect into what OpenAPI clients read: single types, no nulls.
-fn simplify(schema: &mut Value) {
+/// Turns the generator's dialect into what OpenAPI clients read: single types, no nulls, and in v2 no `allOf` around a
+/// reference with a description.
+fn simplify(schema: &mut Value, dialect: Dialect) {
     match schema {
         Value::Object(map) => {
             map.remove("$schema");
@@ -169,53 +228,64 @@ fn simplify(schema: &mut Value) {
                 let single = types.iter().find(|kind| *kind != "null").cloned().unwrap_or_default();
                 map.insert("type".to_owned(), single);
             }
-            map.values_mut().for_each(simplify);
+            if dialect == Dialect::V2
+                && let Some(Value::Array(all)) = map.get("allOf")
+                && let [Value::Object(only)] = all.as_slice()
+                && let Some(reference) = only.get("$ref").cloned()
+            {
+                map.remove("allOf");
+                map.insert("$ref".to_owned(), reference);
+            }
+            map.values_mut().for_each(|value| simplify(value, dialect));
         }
-        Value::Array(list) => list.iter_mut().for_each(simplify),
+        Value::Array(list) => list.iter_mut().for_each(|value| simplify(value, dialect)),
         _ => {}
     }
 }
 
-/// Paths with what clients look for in them: the kind, the action and the query parameters of writes.
-fn add_paths(row: &Resource, paths: &mut Map<String, Value>) {
-    let base = if row.group.is_empty() {
-        format!("/api/{}", row.version)
-    } else {
-        format!("/apis/{}/{}", row.group, row.version)
-    };
-    let place = if row.is_namespaced() { "/namespaces/{namespace}" } else { "" };
-    let kind = json!({"group": row.group, "version": row.version, "kind": row.kind});
-    let parameter = |name: &str| json!({"name": name, "in": "query", "type": "string", "uniqueItems": true});
-    let operation = |action: &str| {
-        let parameters: Vec<Value> = match action {
-            "post" | "put" | "patch" => {
-                ["dryRun", "fieldManager", "fieldValidation"].iter().map(|name| parameter(name)).collect()
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::RuntimeConfig;
+
+    /// Every reference leads somewhere, and every kind that is served can be found by its group, version and kind.
+    #[test]
+    fn documents_are_closed_and_name_every_kind() {
+        let registry = Registry::new(&RuntimeConfig::parse("api/all=true").unwrap());
+        let v2 = v2_value(&registry);
+        closed(&v2, &v2);
+        for (group, versions) in registry.groups() {
+            for version in versions {
+                let v3 = v3_value(&registry, group, version);
+                closed(&v3, &v3);
+                for row in registry.rows().iter().filter(|row| row.group == group && row.version == version) {
+                    let kind = json!({"group": group, "version": version, "kind": row.kind});
+                    for schemas in [&v2["definitions"], &v3["components"]["schemas"]] {
+                        let found = schemas.as_object().unwrap().values().any(|schema| {
+                            let kinds = schema["x-kubernetes-group-version-kind"].as_array();
+                            kinds.is_some_and(|kinds| kinds.contains(&kind))
+                        });
+                        assert!(found, "{row:?}");
+                    }
+                }
             }
-            "list" => ["continue", "fieldSelector", "labelSelector", "limit", "resourceVersion", "watch"]
-                .iter()
-                .map(|name| parameter(name))
-                .collect(),
-            _ => Vec::new(),
-        };
-        json!({"x-kubernetes-action": action, "x-kubernetes-group-version-kind": kind, "parameters": parameters,
-            "responses": {"200": {"description": "OK"}}})
-    };
-    let mut collection = Map::new();
-    let mut single = Map::new();
-    for verb in row.verbs {
-        match *verb {
-            "list" => drop(collection.insert("get".to_owned(), operation("list"))),
-            "create" => drop(collection.insert("post".to_owned(), operation("post"))),
-            "deletecollection" => drop(collection.insert("delete".to_owned(), operation("deletecollection"))),
-            "get" => drop(single.insert("get".to_owned(), operation("get"))),
-            "update" => drop(single.insert("put".to_owned(), operation("put"))),
-            "patch" => drop(single.insert("patch".to_owned(), operation("patch"))),
-            "delete" => drop(single.insert("delete".to_owned(), operation("delete"))),
+        }
+        let pods = &v2["paths"]["/api/v1/namespaces/{namespace}/pods"];
+        assert_eq!(pods["get"]["operationId"], "listCoreV1NamespacedPod");
+        assert_eq!(pods["post"]["responses"]["201"]["schema"]["$ref"], "#/definitions/io.k8s.api.core.v1.Pod");
+    }
+
+    fn closed(document: &Value, part: &Value) {
+        match part {
+            Value::Object(map) => {
+                if let Some(Value::String(reference)) = map.get("$ref") {
+                    let target = document.pointer(reference.trim_start_matches('#'));
+                    assert!(target.is_some(), "{reference} leads nowhere");
+                }
+                map.values().for_each(|value| closed(document, value));
+            }
+            Value::Array(list) => list.iter().for_each(|value| closed(document, value)),
             _ => {}
         }
-    }
-    paths.insert(format!("{base}{place}/{}", row.plural), Value::Object(collection));
-    if !single.is_empty() {
-        paths.insert(format!("{base}{place}/{}/{{name}}", row.plural), Value::Object(single));
     }
 }

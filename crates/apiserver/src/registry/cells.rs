@@ -23,6 +23,11 @@ pub fn age(meta: &ObjectMeta, now: Timestamp) -> Value {
     column::age(meta.creation_timestamp.as_ref(), now)
 }
 
+/// Name and age, for kinds that show nothing else.
+pub fn name_and_age(meta: &ObjectMeta, now: Timestamp) -> Vec<Value> {
+    vec![name(meta), age(meta, now)]
+}
+
 /// The two cells with names and images of a template's containers.
 pub fn template(template: Option<&PodTemplateSpec>) -> [Value; 2] {
     let containers = template.and_then(|template| template.spec.as_ref()).map(|spec| spec.containers.as_slice());

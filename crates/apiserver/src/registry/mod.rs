@@ -18,6 +18,7 @@ pub mod unset;
 
 // Strategies by group.
 pub mod admissionregistration;
+pub mod apiregistration;
 pub mod apps;
 pub mod autoscaling;
 pub mod batch;
@@ -25,6 +26,7 @@ pub mod certificates;
 pub mod coordination;
 pub mod core;
 pub mod discovery;
+pub mod dra;
 pub mod flowcontrol;
 pub mod networking;
 pub mod policy;

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use k8s_openapi::schemars::{JsonSchema, SchemaGenerator};
 use serde_json::Value;
 
 use super::object::Typed;
@@ -75,6 +76,18 @@ pub struct Subresource {
 }
 
 impl Action {
+    /// Adds the body of a subresource to an OpenAPI document, where it is not the parent or a stream.
+    pub fn describe(self, generator: &mut SchemaGenerator) -> Option<String> {
+        use k8s_openapi::api::{authentication, autoscaling, core, policy};
+        match self {
+            Action::Scale => Some(describe::<autoscaling::v1::Scale>(generator)),
+            Action::Binding => Some(describe::<core::v1::Binding>(generator)),
+            Action::Eviction => Some(describe::<policy::v1::Eviction>(generator)),
+            Action::Token => Some(describe::<authentication::v1::TokenRequest>(generator)),
+            _ => None,
+        }
+    }
+
     /// The subresource as upstream describes it in discovery.
     fn subresource(self) -> Subresource {
         let (name, verbs, kind) = match self {
@@ -105,6 +118,14 @@ pub struct Conversion {
     pub from_storage: fn(&mut Value),
 }
 
+/// Adds the type of a row to an OpenAPI document and returns its name there.
+pub type Describe = Arc<dyn Fn(&mut SchemaGenerator) -> String + Send + Sync>;
+
+fn describe<K: JsonSchema>(generator: &mut SchemaGenerator) -> String {
+    generator.subschema_for::<K>();
+    K::schema_name().into_owned()
+}
+
 pub struct Resource {
     pub group: Text,
     pub version: Text,
@@ -124,50 +145,40 @@ pub struct Resource {
     /// Set when this row is not the stored version.
     pub conversion: Option<Conversion>,
     pub strategy: Arc<dyn AnyStrategy>,
+    pub describe: Describe,
 }
 
 impl Resource {
     /// A namespaced resource with all verbs and no rules of its own yet.
     pub fn namespaced<K: Typed>(singular: &'static str) -> Self {
-        Self::new(
-            Scope::Namespaced,
-            K::GROUP,
-            K::VERSION,
-            K::KIND,
-            K::URL_PATH_SEGMENT,
-            singular,
-            Plain::<K>::default(),
-        )
+        Self::new::<K>(Scope::Namespaced, K::URL_PATH_SEGMENT, singular, Plain::<K>::default(), Arc::new(describe::<K>))
     }
 
     /// A cluster-wide resource with all verbs and no rules of its own yet.
     pub fn cluster<K: Typed>(singular: &'static str) -> Self {
-        Self::new(Scope::Cluster, K::GROUP, K::VERSION, K::KIND, K::URL_PATH_SEGMENT, singular, Plain::<K>::default())
+        Self::new::<K>(Scope::Cluster, K::URL_PATH_SEGMENT, singular, Plain::<K>::default(), Arc::new(describe::<K>))
     }
 
     /// A resource that is answered, not stored.
-    pub fn answered(
+    pub fn answered<K: k8s_openapi::Resource + JsonSchema + 'static>(
         scope: Scope,
-        group: &'static str,
-        kind: &'static str,
         plural: &'static str,
         singular: &'static str,
         serving: Serving,
     ) -> Self {
         // The strategy is never asked: nothing of this resource is decoded through it.
         let unused = Plain::<k8s_openapi::api::core::v1::ConfigMap>::default();
-        Self { verbs: CREATE, serving, ..Self::new(scope, group, "v1", kind, plural, singular, unused) }
+        Self { verbs: CREATE, serving, ..Self::new::<K>(scope, plural, singular, unused, Arc::new(describe::<K>)) }
     }
 
-    fn new(
+    fn new<K: k8s_openapi::Resource>(
         scope: Scope,
-        group: &'static str,
-        version: &'static str,
-        kind: &'static str,
         plural: &'static str,
         singular: &'static str,
         strategy: impl Strategy,
+        describe: Describe,
     ) -> Self {
+        let (group, version, kind) = (K::GROUP, K::VERSION, K::KIND);
         let storage_version =
             if group.is_empty() { Text::from(version) } else { Text::from(format!("{group}/{version}")) };
         Self {
@@ -186,6 +197,7 @@ impl Resource {
             storage_version,
             conversion: None,
             strategy: Arc::new(strategy),
+            describe,
         }
     }
 
@@ -237,10 +249,10 @@ impl Resource {
     }
 
     /// The same resource in another version, converted to and from this one, the stored version.
-    pub fn also_as(&self, group: &'static str, version: &'static str, conversion: Conversion) -> Self {
+    pub fn also_as<K: k8s_openapi::Resource + JsonSchema + 'static>(&self, conversion: Conversion) -> Self {
         Self {
-            group: group.into(),
-            version: version.into(),
+            group: K::GROUP.into(),
+            version: K::VERSION.into(),
             kind: self.kind.clone(),
             plural: self.plural.clone(),
             singular: self.singular.clone(),
@@ -254,6 +266,7 @@ impl Resource {
             storage_version: self.storage_version.clone(),
             conversion: Some(conversion),
             strategy: self.strategy.clone(),
+            describe: Arc::new(describe::<K>),
         }
     }
 

@@ -9,7 +9,6 @@ use api::UserInfo;
 use api::field::FieldErrors;
 use jiff::Timestamp;
 use k8s_openapi::Metadata;
-use k8s_openapi::schemars::{JsonSchema, SchemaGenerator};
 use serde_json::Value;
 
 use super::column::{Column, NAME_AND_AGE};
@@ -150,8 +149,6 @@ pub trait AnyStrategy: Send + Sync {
     /// Checks types, takes unknown fields out and returns their paths.
     fn check(&self, value: &mut Value) -> Result<Vec<String>, api::schema::TypeError>;
     fn schema(&self) -> api::schema::StructRef;
-    /// Adds the full schema to an OpenAPI document and returns its name there.
-    fn register_schema(&self, generator: &mut SchemaGenerator) -> String;
 
     fn apply_defaults(&self, object: &mut dyn Object);
     fn prepare_for_create(&self, call: &Call<'_>, object: &mut dyn Object);
@@ -194,11 +191,6 @@ impl<S: Strategy> AnyStrategy for S {
 
     fn schema(&self) -> api::schema::StructRef {
         api::schema::of::<S::Object>()
-    }
-
-    fn register_schema(&self, generator: &mut SchemaGenerator) -> String {
-        generator.subschema_for::<S::Object>();
-        <S::Object as JsonSchema>::schema_name().into_owned()
     }
 
     fn apply_defaults(&self, object: &mut dyn Object) {

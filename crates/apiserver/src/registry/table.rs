@@ -4,8 +4,9 @@
 //! add `.strategy(...)` to its row. Rows stand in the order in which discovery lists them.
 
 use k8s_openapi::api::{
-    admissionregistration, apiserverinternal, apps, autoscaling, batch, certificates, coordination, core, discovery,
-    flowcontrol, networking, node, policy, rbac, resource, scheduling, storage, storagemigration,
+    admissionregistration, apiserverinternal, apps, authentication, authorization, autoscaling, batch, certificates,
+    coordination, core, discovery, events, flowcontrol, networking, node, policy, rbac, resource, scheduling, storage,
+    storagemigration,
 };
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration;
@@ -14,6 +15,7 @@ use serde_json::Value;
 use super::apps as apps_registry;
 use super::conversion;
 use super::core as core_registry;
+use super::dra;
 use super::resource::{Action, Conversion, Resource, Review, Scope, Serving};
 
 /// Every resource this server knows, alpha and beta versions included.
@@ -47,11 +49,9 @@ pub fn resources() -> Vec<Resource> {
 fn core_group() -> Vec<Resource> {
     use core::v1::*;
     vec![
-        Resource::answered(Scope::Namespaced, "", "Binding", "bindings", "binding", Serving::Binding),
-        Resource::answered(
+        Resource::answered::<Binding>(Scope::Namespaced, "bindings", "binding", Serving::Binding),
+        Resource::answered::<ComponentStatus>(
             Scope::Cluster,
-            "",
-            "ComponentStatus",
             "componentstatuses",
             "componentstatus",
             Serving::ComponentStatuses,
@@ -139,6 +139,7 @@ fn event() -> Resource {
 fn apiregistration_group() -> Vec<Resource> {
     vec![
         Resource::cluster::<apiregistration::v1::APIService>("apiservice")
+            .strategy(super::apiregistration::api_service::ApiServiceStrategy)
             .category("api-extensions")
             .status()
             .stored_under("apiregistration.k8s.io/apiservices"),
@@ -174,51 +175,50 @@ fn apps_group() -> Vec<Resource> {
 }
 
 fn events_group() -> Vec<Resource> {
-    vec![event().also_as("events.k8s.io", "v1", conversion::EVENTS_V1)]
+    vec![event().also_as::<events::v1::Event>(conversion::EVENTS_V1)]
 }
 
 fn authentication_group() -> Vec<Resource> {
-    let review = |kind, plural, singular, review| {
-        Resource::answered(Scope::Cluster, "authentication.k8s.io", kind, plural, singular, Serving::Review(review))
-    };
+    use authentication::v1::*;
+    let review = Serving::Review;
     vec![
-        review("SelfSubjectReview", "selfsubjectreviews", "selfsubjectreview", Review::SelfSubject),
-        review("TokenReview", "tokenreviews", "tokenreview", Review::Token),
+        Resource::answered::<SelfSubjectReview>(
+            Scope::Cluster,
+            "selfsubjectreviews",
+            "selfsubjectreview",
+            review(Review::SelfSubject),
+        ),
+        Resource::answered::<TokenReview>(Scope::Cluster, "tokenreviews", "tokenreview", review(Review::Token)),
     ]
 }
 
 fn authorization_group() -> Vec<Resource> {
-    let review = |scope, kind, plural, singular, review| {
-        Resource::answered(scope, "authorization.k8s.io", kind, plural, singular, Serving::Review(review))
-    };
+    use authorization::v1::*;
+    let review = Serving::Review;
     vec![
-        review(
+        Resource::answered::<LocalSubjectAccessReview>(
             Scope::Namespaced,
-            "LocalSubjectAccessReview",
             "localsubjectaccessreviews",
             "localsubjectaccessreview",
-            Review::LocalSubjectAccess,
+            review(Review::LocalSubjectAccess),
         ),
-        review(
+        Resource::answered::<SelfSubjectAccessReview>(
             Scope::Cluster,
-            "SelfSubjectAccessReview",
             "selfsubjectaccessreviews",
             "selfsubjectaccessreview",
-            Review::SelfSubjectAccess,
+            review(Review::SelfSubjectAccess),
         ),
-        review(
+        Resource::answered::<SelfSubjectRulesReview>(
             Scope::Cluster,
-            "SelfSubjectRulesReview",
             "selfsubjectrulesreviews",
             "selfsubjectrulesreview",
-            Review::SelfSubjectRules,
+            review(Review::SelfSubjectRules),
         ),
-        review(
+        Resource::answered::<SubjectAccessReview>(
             Scope::Cluster,
-            "SubjectAccessReview",
             "subjectaccessreviews",
             "subjectaccessreview",
-            Review::SubjectAccess,
+            review(Review::SubjectAccess),
         ),
     ]
 }
@@ -229,7 +229,7 @@ fn autoscaling_group() -> Vec<Resource> {
         .short(&["hpa"])
         .category("all")
         .status();
-    let v1 = v2.also_as("autoscaling", "v1", conversion::AUTOSCALING_V1);
+    let v1 = v2.also_as::<autoscaling::v1::HorizontalPodAutoscaler>(conversion::AUTOSCALING_V1);
     vec![v2, v1]
 }
 
@@ -247,7 +247,7 @@ fn batch_group() -> Vec<Resource> {
 
 fn certificates_group() -> Vec<Resource> {
     let bundle = Resource::cluster::<certificates::v1beta1::ClusterTrustBundle>("clustertrustbundle");
-    let bundle_alpha = bundle.also_as("certificates.k8s.io", "v1alpha1", CERTIFICATES_V1ALPHA1);
+    let bundle_alpha = bundle.also_as::<certificates::v1alpha1::ClusterTrustBundle>(CERTIFICATES_V1ALPHA1);
     vec![
         Resource::cluster::<certificates::v1::CertificateSigningRequest>("certificatesigningrequest")
             .strategy(super::certificates::certificate_signing_request::CertificateSigningRequestStrategy)
@@ -267,8 +267,8 @@ fn networking_group() -> Vec<Resource> {
     let range = Resource::cluster::<ServiceCIDR>("servicecidr")
         .strategy(super::networking::service_cidr::ServiceCidrStrategy)
         .status();
-    let address_beta = address.also_as("networking.k8s.io", "v1beta1", NETWORKING_V1BETA1);
-    let range_beta = range.also_as("networking.k8s.io", "v1beta1", NETWORKING_V1BETA1);
+    let address_beta = address.also_as::<networking::v1beta1::IPAddress>(NETWORKING_V1BETA1);
+    let range_beta = range.also_as::<networking::v1beta1::ServiceCIDR>(NETWORKING_V1BETA1);
     vec![
         Resource::cluster::<IngressClass>("ingressclass")
             .strategy(super::networking::ingress_class::IngressClassStrategy),
@@ -312,7 +312,7 @@ fn storage_group() -> Vec<Resource> {
     let class = Resource::cluster::<VolumeAttributesClass>("volumeattributesclass")
         .strategy(super::storage::volume_attributes_class::VolumeAttributesClassStrategy)
         .short(&["vac"]);
-    let class_beta = class.also_as("storage.k8s.io", "v1beta1", STORAGE_V1BETA1);
+    let class_beta = class.also_as::<storage::v1beta1::VolumeAttributesClass>(STORAGE_V1BETA1);
     vec![
         Resource::cluster::<CSIDriver>("csidriver").strategy(super::storage::csi_driver::CsiDriverStrategy),
         Resource::cluster::<CSINode>("csinode").strategy(super::storage::csi_node::CsiNodeStrategy),
@@ -331,7 +331,6 @@ fn storage_group() -> Vec<Resource> {
 
 fn admissionregistration_group() -> Vec<Resource> {
     use admissionregistration::v1::*;
-    const GROUP: &str = "admissionregistration.k8s.io";
     let policy = Resource::cluster::<MutatingAdmissionPolicy>("mutatingadmissionpolicy")
         .strategy(super::admissionregistration::policy::MutatingAdmissionPolicyStrategy)
         .category("api-extensions");
@@ -339,10 +338,10 @@ fn admissionregistration_group() -> Vec<Resource> {
         .strategy(super::admissionregistration::policy::MutatingAdmissionPolicyBindingStrategy)
         .category("api-extensions");
     let other_versions = [
-        policy.also_as(GROUP, "v1beta1", ADMISSION_V1BETA1),
-        binding.also_as(GROUP, "v1beta1", ADMISSION_V1BETA1),
-        policy.also_as(GROUP, "v1alpha1", ADMISSION_V1ALPHA1),
-        binding.also_as(GROUP, "v1alpha1", ADMISSION_V1ALPHA1),
+        policy.also_as::<admissionregistration::v1beta1::MutatingAdmissionPolicy>(ADMISSION_V1BETA1),
+        binding.also_as::<admissionregistration::v1beta1::MutatingAdmissionPolicyBinding>(ADMISSION_V1BETA1),
+        policy.also_as::<admissionregistration::v1alpha1::MutatingAdmissionPolicy>(ADMISSION_V1ALPHA1),
+        binding.also_as::<admissionregistration::v1alpha1::MutatingAdmissionPolicyBinding>(ADMISSION_V1ALPHA1),
     ];
     let mut rows = vec![
         policy,
@@ -387,7 +386,7 @@ fn scheduling_group() -> Vec<Resource> {
 
 fn coordination_group() -> Vec<Resource> {
     let candidate = Resource::namespaced::<coordination::v1beta1::LeaseCandidate>("leasecandidate");
-    let candidate_alpha = candidate.also_as("coordination.k8s.io", "v1alpha2", COORDINATION_V1ALPHA2);
+    let candidate_alpha = candidate.also_as::<coordination::v1alpha2::LeaseCandidate>(COORDINATION_V1ALPHA2);
     vec![
         Resource::namespaced::<coordination::v1::Lease>("lease").strategy(super::coordination::lease::LeaseStrategy),
         candidate,
@@ -411,21 +410,33 @@ fn discovery_group() -> Vec<Resource> {
 
 /// The v1beta1 shapes of claims and slices differ from v1 and are off by default: not served.
 fn resource_group() -> Vec<Resource> {
-    let stable = [
-        Resource::cluster::<resource::v1::DeviceClass>("deviceclass"),
-        Resource::namespaced::<resource::v1::ResourceClaim>("resourceclaim").status(),
-        Resource::namespaced::<resource::v1::ResourceClaimTemplate>("resourceclaimtemplate"),
-        Resource::cluster::<resource::v1::ResourceSlice>("resourceslice"),
+    let class =
+        Resource::cluster::<resource::v1::DeviceClass>("deviceclass").strategy(dra::device_class::DeviceClassStrategy);
+    let claim = Resource::namespaced::<resource::v1::ResourceClaim>("resourceclaim")
+        .strategy(dra::claim::ResourceClaimStrategy)
+        .status();
+    let template = Resource::namespaced::<resource::v1::ResourceClaimTemplate>("resourceclaimtemplate")
+        .strategy(dra::claim::ResourceClaimTemplateStrategy);
+    let slice =
+        Resource::cluster::<resource::v1::ResourceSlice>("resourceslice").strategy(dra::slice::ResourceSliceStrategy);
+    let beta = [
+        class.also_as::<resource::v1beta2::DeviceClass>(RESOURCE_V1BETA2),
+        claim.also_as::<resource::v1beta2::ResourceClaim>(RESOURCE_V1BETA2),
+        template.also_as::<resource::v1beta2::ResourceClaimTemplate>(RESOURCE_V1BETA2),
+        slice.also_as::<resource::v1beta2::ResourceSlice>(RESOURCE_V1BETA2),
     ];
-    let rule = Resource::cluster::<resource::v1beta2::DeviceTaintRule>("devicetaintrule").status();
-    let rule_alpha = rule.also_as("resource.k8s.io", "v1alpha3", RESOURCE_V1ALPHA3);
-    let beta: Vec<Resource> =
-        stable.iter().map(|row| row.also_as("resource.k8s.io", "v1beta2", RESOURCE_V1BETA2)).collect();
-    let mut rows: Vec<Resource> = stable.into_iter().chain(beta).collect();
+    let rule = Resource::cluster::<resource::v1beta2::DeviceTaintRule>("devicetaintrule")
+        .strategy(dra::taint_rule::DeviceTaintRuleStrategy)
+        .status();
+    let rule_alpha = rule.also_as::<resource::v1alpha3::DeviceTaintRule>(RESOURCE_V1ALPHA3);
+    let mut rows = vec![class, claim, template, slice];
+    rows.extend(beta);
     rows.extend([
         rule,
         rule_alpha,
-        Resource::cluster::<resource::v1alpha3::ResourcePoolStatusRequest>("resourcepoolstatusrequest").status(),
+        Resource::cluster::<resource::v1alpha3::ResourcePoolStatusRequest>("resourcepoolstatusrequest")
+            .strategy(dra::pool_status_request::ResourcePoolStatusRequestStrategy)
+            .status(),
     ]);
     rows
 }
@@ -534,8 +545,8 @@ mod tests {
 
                 let (live, mut new) = (object.to_value().unwrap(), updated.to_value().unwrap());
                 let writer = apply::Writer { manager: "m", api_version: "v1", subresource: "", now };
-                apply::update(None, &mut new, &schema, &writer);
-                apply::update(Some(&live), &mut new, &schema, &writer);
+                apply::update(None, &mut new, &schema, &writer, &[]);
+                apply::update(Some(&live), &mut new, &schema, &writer, &[]);
                 let _ = apply::apply(Some(&live), &live, &schema, &writer, true, &[]);
                 let mut patched = live.clone();
                 let _ = strategic::apply(&mut patched, &new, &schema);

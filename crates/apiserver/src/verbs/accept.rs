@@ -10,6 +10,7 @@ use crate::chain::RequestInfo;
 use crate::json;
 use crate::registry::Resource;
 use crate::state::Operation;
+use crate::watch_cache::Gzip;
 
 /// What the response looks like.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,7 +43,10 @@ impl Default for Accept {
     }
 }
 
-const OFFERED: &[&str] = &["application/json", "application/yaml"];
+/// Smaller responses are not worth compressing (upstream's threshold).
+pub(crate) const GZIP_FROM: usize = 128 * 1024;
+
+pub(crate) const OFFERED: &[&str] = &["application/json", "application/yaml"];
 
 impl Accept {
     /// Picks the first acceptable form, best quality first, as upstream does.
@@ -148,7 +152,7 @@ pub(crate) fn render(operation: &Operation, stored: &Bytes) -> Result<Bytes, Sta
         Shape::Table => {
             let version = json::find(stored, &["metadata", "resourceVersion"]).map(|range| json::text(&stored[range]));
             let meta = json!({"resourceVersion": version.unwrap_or_default()});
-            super::table::table(operation, std::iter::once(stored), meta, true)?
+            super::table::table(operation, std::iter::once(stored.clone()), meta, true)?
         }
     };
     encode(accept, &value)
@@ -182,14 +186,26 @@ pub(crate) fn partial_object(accept: &Accept, stored: &[u8], kind: &str) -> Vec<
 
 /// Responds with one object.
 pub(crate) fn respond(operation: &Operation, code: StatusCode, stored: &Bytes) -> Result<Response<Body>, Status> {
-    let body = render(operation, stored)?;
-    Ok(response(code, operation.accept.content_type(), body))
+    Ok(respond_encoded(&operation.accept, code, render(operation, stored)?))
 }
 
 /// Responds with a value that is not a stored object (a review, a scale).
 pub(crate) fn respond_value(operation: &Operation, code: StatusCode, value: &Value) -> Result<Response<Body>, Status> {
-    let body = encode(&operation.accept, value)?;
-    Ok(response(code, operation.accept.content_type(), body))
+    Ok(respond_encoded(&operation.accept, code, encode(&operation.accept, value)?))
+}
+
+/// Responds with what is already in the form asked for, compressed if it is large and the client reads that.
+pub(crate) fn respond_encoded(accept: &Accept, code: StatusCode, body: Bytes) -> Response<Body> {
+    if !accept.gzip || body.len() <= GZIP_FROM {
+        return response(code, accept.content_type(), body);
+    }
+    let mut compressed = Vec::with_capacity(body.len() / 4);
+    let mut gzip = Gzip::start(&mut compressed);
+    gzip.add(&body, &mut compressed);
+    gzip.finish(&mut compressed);
+    let mut response = response(code, accept.content_type(), compressed.into());
+    response.headers_mut().insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+    response
 }
 
 pub(crate) fn response(code: StatusCode, content_type: &'static str, body: Bytes) -> Response<Body> {

@@ -75,7 +75,10 @@ async fn create_once(operation: &Operation, mut object: AnyObject, generated: bo
     meta.resource_version = None;
     let name = meta.name.clone().unwrap_or_default();
 
+    // Admission and allocation look at other objects.
+    operation.state.caches.settled().await?;
     strategy.apply_defaults(&mut *object);
+    super::managed_fields::track(operation, &mut *object, None)?;
     strategy.prepare_for_create(&operation.call(), &mut *object);
     // Before admission, so that a plug-in never sees a name that cannot be stored.
     let mut attributes = attributes(operation, &name, dry_run, &mut *object);
@@ -97,20 +100,19 @@ async fn create_once(operation: &Operation, mut object: AnyObject, generated: bo
         return Err(Status::already_exists(&operation.group_resource(), &name));
     }
     let undo = super::hooks::before_create(operation, &mut *object, dry_run).await?;
-    super::managed_fields::track(operation, &mut *object, None)?;
     let stored = write::encode(resource, &mut *object)?;
     if dry_run {
-        undo.run(&operation.state);
+        undo.run(&operation.state).await;
         return Ok(stored);
     }
     match super::hooks::put(operation, &store_key(resource, &key), stored.clone(), 0).await {
         Ok(revision) => write::with_revision(&stored, revision.0),
         Err(StoreError::Conflict { .. }) => {
-            undo.run(&operation.state);
+            undo.run(&operation.state).await;
             Err(Status::already_exists(&operation.group_resource(), &name))
         }
         Err(error) => {
-            undo.run(&operation.state);
+            undo.run(&operation.state).await;
             Err(crate::status::from_store(error))
         }
     }

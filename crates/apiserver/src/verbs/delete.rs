@@ -8,10 +8,11 @@ use http::{Response, StatusCode};
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::Value;
-use store::{Revision, StoreError};
+use store::StoreError;
 
 use super::accept::{respond, respond_value};
-use super::list::{Page, page, render};
+use super::list::{Page, page};
+use super::list_body::render;
 use super::write;
 use crate::admission::{Attributes, Verb};
 use crate::body::Body;
@@ -115,8 +116,8 @@ pub(crate) async fn delete(operation: &Operation) -> Result<Response<Body>, Stat
     let options = Options::of(operation)?;
     match delete_object(operation, &operation.info.namespace, &operation.info.name, &options).await? {
         Deleted::Gone(last) => {
-            let uid = crate::json::find(&last.json, &["metadata", "uid"]);
-            let uid = uid.map(|range| crate::json::text(&last.json[range]).into_owned()).unwrap_or_default();
+            let uid = crate::json::find(&last.stored, &["metadata", "uid"]);
+            let uid = uid.map(|range| crate::json::text(&last.stored[range]).into_owned()).unwrap_or_default();
             let status = Status::deleted(&operation.group_resource(), &operation.info.name, &uid);
             let value = serde_json::to_value(&status).map_err(Status::internal)?;
             respond_value(operation, StatusCode::OK, &value)
@@ -155,7 +156,7 @@ pub(crate) async fn delete_object(
     let not_found = || operation.not_found(name);
     let mut current = operation.state.cache(resource)?.get(&inner).ok_or_else(not_found)?;
     for _ in 0..ATTEMPTS {
-        let old = resource.strategy.decode(&current.json).map_err(Status::internal)?;
+        let old = write::decode_entry(resource, &current)?;
         check_preconditions(operation, name, &*old, options)?;
         let attributes = Attributes {
             verb: Verb::Delete,
@@ -171,7 +172,7 @@ pub(crate) async fn delete_object(
         operation.state.admission.validate(&operation.state, &attributes).await?;
 
         let outcome = match mark(operation, &*old, options) {
-            Marking::Pending => return Ok(Deleted::Marked(current.json.clone())),
+            Marking::Pending => return Ok(Deleted::Marked(current.json())),
             Marking::Mark(mut new) => {
                 let stored = write::encode(resource, &mut *new)?;
                 if options.dry_run {
@@ -186,9 +187,9 @@ pub(crate) async fn delete_object(
                 if options.dry_run {
                     return Ok(Deleted::Gone(current));
                 }
-                match operation.state.store().delete(&key, Revision(current.revision)).await {
+                match super::hooks::remove(operation, &key, current.revision).await {
                     Ok(_) => {
-                        super::hooks::after_delete(operation, &*old);
+                        super::hooks::after_delete(operation, &*old).await;
                         return Ok(Deleted::Gone(current));
                     }
                     Err(error) => error,

@@ -13,7 +13,7 @@ use crate::watch_cache::Entry;
 
 pub(crate) async fn get(operation: &Operation) -> Result<Response<Body>, Status> {
     let entry = read(operation).await?;
-    respond(operation, StatusCode::OK, &entry.json)
+    respond(operation, StatusCode::OK, &entry.json())
 }
 
 /// The object a request names. Without a resource version the read sees every finished write.

@@ -10,39 +10,47 @@ use bytes::Bytes;
 use k8s_openapi::api::core::v1::Service;
 use store::{Compare, LeaseId, Op, Revision, StoreError, Txn};
 
+use crate::allocation::{self, Taken};
 use crate::registry::Object;
-use crate::registry::core::service_allocation::Taken;
 use crate::state::{Operation, State};
 
 /// What to give back when the write fails, and what to free when it succeeds.
 #[derive(Default)]
-pub(crate) struct Undo {
+pub(crate) struct Undo(Option<Box<Claims>>);
+
+struct Claims {
+    service: Service,
     taken: Taken,
     released: Taken,
 }
 
 impl Undo {
     /// The write did not happen.
-    pub(crate) fn run(self, state: &State) {
-        state.allocators.release(&self.taken);
+    pub(crate) async fn run(self, state: &Arc<State>) {
+        if let Some(claims) = self.0 {
+            allocation::release(state, &claims.service, &claims.taken).await;
+        }
     }
 
     /// The write happened.
-    pub(crate) fn commit(self, state: &State) {
-        state.allocators.release(&self.released);
+    pub(crate) async fn commit(self, state: &Arc<State>) {
+        if let Some(claims) = self.0 {
+            allocation::release(state, &claims.service, &claims.released).await;
+        }
     }
 }
 
 pub(crate) async fn before_create(
     operation: &Operation,
     object: &mut dyn Object,
-    _dry_run: bool,
+    dry_run: bool,
 ) -> Result<Undo, Status> {
     if let Some(service) = object.downcast_mut::<Service>() {
-        let taken = operation.state.allocators.allocate(service, None)?;
-        return Ok(Undo { taken, released: Taken::default() });
+        let taken = allocation::allocate(&operation.state, service, None, dry_run).await?;
+        return Ok(Undo(Some(Box::new(Claims { service: service.clone(), taken, released: Taken::default() }))));
     }
     crate::authz::escalation::check(operation, object, None).await?;
+    crate::registry::dra::admin_access::check(operation, object, None)?;
     Ok(Undo::default())
 }
 
@@ -50,25 +58,39 @@ pub(crate) async fn before_update(
     operation: &Operation,
     new: &mut dyn Object,
     old: &dyn Object,
-    _dry_run: bool,
+    dry_run: bool,
 ) -> Result<Undo, Status> {
     if let (Some(service), Some(old)) = (new.downcast_mut::<Service>(), old.downcast_ref::<Service>()) {
-        let taken = operation.state.allocators.allocate(service, Some(old))?;
+        let taken = allocation::allocate(&operation.state, service, Some(old), dry_run).await?;
         let released = Taken::of(old).without(&Taken::of(service));
-        return Ok(Undo { taken, released });
+        return Ok(Undo(Some(Box::new(Claims { service: service.clone(), taken, released }))));
     }
     crate::authz::escalation::check(operation, new, Some(old)).await?;
+    crate::registry::dra::admin_access::check(operation, new, Some(old))?;
     Ok(Undo::default())
 }
 
-pub(crate) fn after_delete(operation: &Operation, old: &dyn Object) {
+pub(crate) async fn after_delete(operation: &Operation, old: &dyn Object) {
     if let Some(service) = old.downcast_ref::<Service>() {
-        operation.state.allocators.release(&Taken::of(service));
+        allocation::release(&operation.state, service, &Taken::of(service)).await;
     }
 }
 
 /// Writes the key if it is at `expected` (0: absent). Events get a lease, so that they go away by themselves.
 pub(crate) async fn put(operation: &Operation, key: &str, value: Bytes, expected: u64) -> Result<Revision, StoreError> {
+    let revision = write(operation, key, value, expected).await?;
+    operation.state.caches.wrote(revision);
+    Ok(revision)
+}
+
+/// Deletes the key if it is at `expected`.
+pub(crate) async fn remove(operation: &Operation, key: &str, expected: u64) -> Result<Revision, StoreError> {
+    let revision = operation.state.store().delete(key, Revision(expected)).await?;
+    operation.state.caches.wrote(revision);
+    Ok(revision)
+}
+
+async fn write(operation: &Operation, key: &str, value: Bytes, expected: u64) -> Result<Revision, StoreError> {
     let store = operation.state.store();
     if operation.resource.store_prefix != "events" {
         return match expected {

@@ -1,4 +1,4 @@
-//! `list`: a consistent snapshot, whole or in pages, streamed from encoded objects.
+//! `list`: a consistent snapshot, whole or in pages.
 
 use std::sync::Arc;
 
@@ -7,22 +7,15 @@ use api::selector::{FieldSelector, Selector};
 use api::{GroupKind, Status};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use bytes::Bytes;
-use futures_util::stream;
-use http::{HeaderValue, Response, header};
+use http::Response;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
 use store::{Range, Revision, StoreError};
 
-use super::accept::{Encoding, Shape, encode, partial_object, response, served_value};
-use crate::body::{Body, stream as stream_body};
+use super::list_body::render;
+use crate::body::Body;
 use crate::state::{Operation, store_key};
 use crate::watch_cache::{Entry, Filter};
 
-/// Lists are sent in pieces of about this size: few writes, little memory.
-const CHUNK: usize = 256 * 1024;
-/// Smaller responses are not worth compressing (upstream's threshold).
-const GZIP_FROM: usize = 128 * 1024;
 /// How many objects a page with selectors reads from the store at once.
 const SCAN: usize = 500;
 
@@ -323,136 +316,6 @@ fn expired_token(start: Option<&str>) -> Status {
         status.metadata.continue_ = Token::encode(-1, start.trim_end_matches('\u{0}'));
     }
     status
-}
-
-pub(crate) fn list_metadata(page: &Page) -> Value {
-    let mut metadata = json!({"resourceVersion": page.revision.to_string()});
-    if let Some(next) = &page.next {
-        metadata["continue"] = next.as_str().into();
-    }
-    if let Some(remaining) = page.remaining {
-        metadata["remainingItemCount"] = remaining.into();
-    }
-    metadata
-}
-
-pub(crate) fn render(operation: &Operation, page: Page) -> Result<Response<Body>, Status> {
-    let accept = &operation.accept;
-    let metadata = list_metadata(&page);
-    let resource = &operation.resource;
-    let value = match accept.shape {
-        Shape::Object if accept.is_plain(resource) => {
-            let head = list_head(&format!("{}List", resource.kind), &resource.api_version(), &metadata);
-            return Ok(streamed(accept.gzip, head, page.entries, |entry, out| {
-                out.push(b'{');
-                out.extend_from_slice(entry.list_item());
-            }));
-        }
-        Shape::Partial if accept.encoding == Encoding::Json && !accept.pretty => {
-            let api_version = format!("meta.k8s.io/{}", accept.meta_version);
-            let head = list_head("PartialObjectMetadataList", &api_version, &metadata);
-            let accept = accept.clone();
-            return Ok(streamed(accept.gzip, head, page.entries, move |entry, out| {
-                out.extend_from_slice(&partial_object(&accept, &entry.json, "PartialObjectMetadata"));
-            }));
-        }
-        Shape::Table => super::table::table(operation, page.entries.iter().map(|entry| &entry.json), metadata, true)?,
-        Shape::Object | Shape::Partial => {
-            let mut items = Vec::with_capacity(page.entries.len());
-            for entry in &page.entries {
-                let mut item = match accept.shape {
-                    Shape::Partial => {
-                        let partial = partial_object(accept, &entry.json, "PartialObjectMetadata");
-                        serde_json::from_slice(&partial).map_err(Status::internal)?
-                    }
-                    _ => served_value(resource, &entry.json)?,
-                };
-                if let (Shape::Object, Some(item)) = (accept.shape, item.as_object_mut()) {
-                    item.remove("kind");
-                    item.remove("apiVersion");
-                }
-                items.push(item);
-            }
-            let (kind, api_version) = match accept.shape {
-                Shape::Partial => {
-                    ("PartialObjectMetadataList".to_owned(), format!("meta.k8s.io/{}", accept.meta_version))
-                }
-                _ => (format!("{}List", resource.kind), resource.api_version()),
-            };
-            json!({"kind": kind, "apiVersion": api_version, "metadata": metadata, "items": items})
-        }
-    };
-    let body = encode(accept, &value)?;
-    if accept.gzip && body.len() > GZIP_FROM {
-        let mut response = response(http::StatusCode::OK, accept.content_type(), gzip(&body));
-        response.headers_mut().insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
-        return Ok(response);
-    }
-    Ok(response(http::StatusCode::OK, accept.content_type(), body))
-}
-
-fn list_head(kind: &str, api_version: &str, metadata: &Value) -> Vec<u8> {
-    format!("{{\"kind\":\"{kind}\",\"apiVersion\":\"{api_version}\",\"metadata\":{metadata},\"items\":[").into_bytes()
-}
-
-/// Writes a list piece by piece as the client reads it, so that a long list never exists twice.
-fn streamed(
-    gzip_allowed: bool,
-    head: Vec<u8>,
-    entries: Vec<Arc<Entry>>,
-    write: impl Fn(&Entry, &mut Vec<u8>) + Send + 'static,
-) -> Response<Body> {
-    let size: usize = entries.iter().map(|entry| entry.json.len()).sum();
-    let compress = gzip_allowed && size > GZIP_FROM;
-    let fill = move |out: &mut Vec<u8>, at: &mut usize, entries: &[Arc<Entry>]| {
-        while let Some(entry) = entries.get(*at) {
-            if *at > 0 {
-                out.push(b',');
-            }
-            write(entry, out);
-            *at += 1;
-            if out.len() >= CHUNK {
-                return;
-            }
-        }
-        out.extend_from_slice(b"]}\n");
-        *at += 1;
-    };
-    if compress || size < CHUNK {
-        let mut out = head;
-        out.reserve(size.min(CHUNK * 4));
-        let mut at = 0;
-        while at <= entries.len() {
-            fill(&mut out, &mut at, &entries);
-        }
-        let body = if compress { gzip(&out) } else { Bytes::from(out) };
-        let mut response = response(http::StatusCode::OK, "application/json", body);
-        if compress {
-            response.headers_mut().insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
-        }
-        return response;
-    }
-    let chunks = stream::unfold((head, 0usize, entries, fill), |(mut out, mut at, entries, fill)| async move {
-        if at > entries.len() {
-            return None;
-        }
-        out.reserve(CHUNK + 64 * 1024);
-        fill(&mut out, &mut at, &entries);
-        Some((Ok(Bytes::from(out)), (Vec::new(), at, entries, fill)))
-    });
-    let mut response = Response::new(stream_body(chunks));
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
-    response
-}
-
-fn gzip(bytes: &[u8]) -> Bytes {
-    use std::io::Write;
-    let mut encoder = flate2::write::GzEncoder::new(Vec::with_capacity(bytes.len() / 4), flate2::Compression::fast());
-    // Writing to a vector cannot fail.
-    let _ = encoder.write_all(bytes);
-    Bytes::from(encoder.finish().unwrap_or_default())
 }
 
 #[cfg(test)]

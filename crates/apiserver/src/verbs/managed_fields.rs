@@ -31,7 +31,17 @@ pub(crate) fn manager(operation: &Operation) -> String {
     if name.is_empty() { "unknown".to_owned() } else { name.chars().take(MAX_MANAGER).collect() }
 }
 
-/// Records who changed what. `old` is absent for a create.
+/// Fields that a write through this endpoint cannot change, so that nobody comes to own them by it.
+pub(crate) fn ignored(operation: &Operation) -> &'static [&'static str] {
+    match &*operation.info.subresource {
+        "" if operation.resource.has_status() => &["status"],
+        "status" => &["spec"],
+        _ => &[],
+    }
+}
+
+/// Records who changed what, before strategies and admission add to it: what they set belongs to nobody. `old` is
+/// absent for a create.
 pub(crate) fn track(operation: &Operation, new: &mut dyn Object, old: Option<&dyn Object>) -> Result<(), Status> {
     if is_apply(operation) {
         return Ok(());
@@ -46,7 +56,7 @@ pub(crate) fn track(operation: &Operation, new: &mut dyn Object, old: Option<&dy
         subresource: &operation.info.subresource,
         now: operation.now,
     };
-    api::patch::apply::update(old.as_ref(), &mut value, &resource.strategy.schema(), &writer);
+    api::patch::apply::update(old.as_ref(), &mut value, &resource.strategy.schema(), &writer, ignored(operation));
     let fields = value.get_mut("metadata").and_then(|metadata| metadata.get_mut("managedFields")).map(Value::take);
     let fields: Option<Vec<ManagedFieldsEntry>> =
         fields.map(serde_json::from_value).transpose().map_err(Status::internal)?;

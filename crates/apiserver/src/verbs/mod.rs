@@ -9,6 +9,7 @@ mod eviction;
 mod get;
 mod hooks;
 mod list;
+mod list_body;
 mod managed_fields;
 mod parts;
 mod patch;
@@ -18,6 +19,7 @@ mod table;
 mod token;
 mod update;
 mod watch;
+mod websocket;
 mod write;
 
 use api::Status;
@@ -25,7 +27,8 @@ use http::Response;
 
 pub(crate) use accept::{Accept, encode, response};
 pub(crate) use connect::KubeletClient;
-pub(crate) use create::generate_name;
+pub(crate) use create::{create_object, generate_name};
+pub(crate) use delete::delete_object;
 pub(crate) use hooks::EventLeases;
 pub(crate) use update::{Target, modify};
 
@@ -43,6 +46,10 @@ pub(crate) async fn run(
         return subresource(operation, upgrade).await;
     }
     match operation.resource.serving {
+        // An answer has no columns.
+        Serving::Review(_) if operation.accept.shape == accept::Shape::Table => {
+            return Err(Status::not_acceptable(accept::OFFERED));
+        }
         Serving::Review(review) if verb == "create" => return review::review(&operation, review).await,
         Serving::Binding if verb == "create" => return binding::bind(&operation).await,
         Serving::ComponentStatuses if matches!(verb, "get" | "list") => {
@@ -57,7 +64,7 @@ pub(crate) async fn run(
     match verb {
         "get" => get::get(&operation).await,
         "list" => list::list(&operation).await,
-        "watch" => watch::watch(operation).await,
+        "watch" => watch::watch(operation, upgrade).await,
         "create" => create::create(&operation).await,
         "update" => update::update(&operation).await,
         "patch" => patch::patch(&operation).await,

@@ -3,13 +3,13 @@
 use api::Status;
 use api::field::FieldErrors;
 use api::patch::PatchError;
-use api::patch::apply::Writer;
+use api::patch::apply::{ApplyError, Writer};
 use http::{Response, header};
 use serde_json::Value;
 
 use super::accept::served_value;
 use super::update::{Target, Written, modify};
-use super::write::{FieldValidation, check_kind, decode_checked, report};
+use super::write::{FieldValidation, check_kind, decode_checked, duplicate_fields, report};
 use crate::body::Body;
 use crate::registry::Resource;
 use crate::state::Operation;
@@ -84,6 +84,27 @@ fn untyped(operation: &Operation, error: impl std::fmt::Display) -> Status {
     status
 }
 
+/// Keys that stand twice in the YAML of an apply, in the words of upstream's YAML library.
+fn report_repeated_keys(operation: &Operation, validation: FieldValidation, paths: &[String]) -> Result<(), Status> {
+    if paths.is_empty() || validation == FieldValidation::Ignore {
+        return Ok(());
+    }
+    let lines: Vec<String> = paths
+        .iter()
+        .map(|path| {
+            let line = api::codec::line_of_repeated_key(&operation.body, path).unwrap_or(1);
+            let key = path.rsplit(['.', ']']).next().unwrap_or(path);
+            format!("line {line}: key {} already set in map", api::field::quote(key))
+        })
+        .collect();
+    let message = format!("error converting YAML to JSON: yaml: unmarshal errors:\n  {}", lines.join("\n  "));
+    if validation == FieldValidation::Strict {
+        return Err(Status::bad_request(format!("error strict decoding YAML: {message}")));
+    }
+    operation.warn(message);
+    Ok(())
+}
+
 /// Server-side apply: creates the object if it is not there.
 async fn apply(operation: &Operation) -> Result<Written, Status> {
     let resource = &operation.resource;
@@ -98,8 +119,6 @@ async fn apply(operation: &Operation) -> Result<Written, Status> {
         .map_err(|error| Status::bad_request(format!("error decoding YAML: {error}")))?;
     let mut config = decoded.value;
     check_kind(resource, &mut config)?;
-    let duplicates =
-        decoded.duplicates.iter().map(|path| format!("duplicate field {}", api::field::quote(path))).collect();
     let unknown = resource.strategy.check(&mut config).map_err(|error| untyped(operation, error))?;
     if !unknown.is_empty() {
         // A field that nothing declares cannot be owned: refused whatever the request's field validation.
@@ -107,7 +126,7 @@ async fn apply(operation: &Operation) -> Result<Written, Status> {
         let several = format!("errors:\n  {}", lines.join("\n  "));
         return Err(untyped(operation, if lines.len() == 1 { lines.concat() } else { several }));
     }
-    report(operation, validation, duplicates)?;
+    report_repeated_keys(operation, validation, &decoded.duplicates)?;
     let name = config["metadata"]["name"].as_str().unwrap_or_default();
     if !name.is_empty() && name != operation.info.name {
         return Err(Status::bad_request(format!(
@@ -127,11 +146,15 @@ async fn apply(operation: &Operation) -> Result<Written, Status> {
         now: operation.now,
     };
     let target = Target::of(operation);
-    let ignored: &[&str] = if target == Target::Main && resource.has_status() { &["status"] } else { &[] };
+    let ignored = super::managed_fields::ignored(operation);
     let force = query.flag("force");
     let schema = resource.strategy.schema();
     let build = |live: Option<&Value>| -> Result<crate::registry::AnyObject, Status> {
-        let mut value = api::patch::apply::apply(live, &config, &schema, &writer, force, ignored)?;
+        let applied = api::patch::apply::apply(live, &config, &schema, &writer, force, ignored);
+        let mut value = applied.map_err(|error| match error {
+            ApplyError::Untyped(problem) => untyped(operation, problem),
+            other => Status::from(other),
+        })?;
         let version = live.map(|live| live["metadata"]["resourceVersion"].clone());
         if let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut)
             && metadata.get("resourceVersion") == version.as_ref()
@@ -153,7 +176,7 @@ async fn apply(operation: &Operation) -> Result<Written, Status> {
         let stored = super::create::create_object(operation, build(None)?).await?;
         return Ok(Written { stored, created: true });
     }
-    modify(operation, target, |current, _| build(Some(&served_value(resource, &current.json)?))).await
+    modify(operation, target, |current, _| build(Some(&served_value(resource, &current.json())?))).await
 }
 
 async fn patch_object(operation: &Operation) -> Result<Written, Status> {
@@ -164,7 +187,7 @@ async fn patch_object(operation: &Operation) -> Result<Written, Status> {
     let validation = FieldValidation::of(operation)?;
     let resource = &operation.resource;
     modify(operation, Target::of(operation), |current, _| {
-        let mut value = served_value(resource, &current.json)?;
+        let mut value = served_value(resource, &current.json())?;
         let version = value["metadata"]["resourceVersion"].clone();
         patch.apply(resource, &mut value)?;
         let metadata = value.get_mut("metadata").and_then(Value::as_object_mut);
@@ -181,9 +204,9 @@ async fn patch_object(operation: &Operation) -> Result<Written, Status> {
                 operation.info.name
             )));
         }
-        let mut problems: Vec<String> =
-            duplicates.iter().map(|path| format!("duplicate field {}", api::field::quote(path))).collect();
+        let mut problems = Vec::new();
         let object = decode_checked(resource, value, &mut problems)?;
+        problems.extend(duplicate_fields(&duplicates));
         report(operation, validation, problems)?;
         Ok(object)
     })

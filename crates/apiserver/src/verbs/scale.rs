@@ -17,7 +17,7 @@ use crate::state::Operation;
 
 pub(crate) async fn get(operation: &Operation) -> Result<Response<Body>, Status> {
     let entry = super::get::read(operation).await?;
-    respond_value(operation, StatusCode::OK, &scale(&entry.json)?)
+    respond_value(operation, StatusCode::OK, &scale(&entry.json())?)
 }
 
 pub(crate) async fn update(operation: &Operation) -> Result<Response<Body>, Status> {
@@ -50,14 +50,14 @@ async fn write(
 ) -> Result<Response<Body>, Status> {
     let resource = &operation.resource;
     let written = modify(operation, Target::Main, |current, _| {
-        let wanted = make(&scale(&current.json)?)?;
+        let wanted = make(&scale(&current.json())?)?;
         let replicas = wanted["spec"]["replicas"].as_i64().unwrap_or(0);
         if replicas < 0 {
             let mut errors = FieldErrors::default();
             errors.invalid("spec.replicas", replicas, "must be greater than or equal to 0");
             return Err(Status::invalid(&GroupKind::new("autoscaling", "Scale"), &operation.info.name, errors));
         }
-        let mut object: Value = serde_json::from_slice(&current.json).map_err(Status::internal)?;
+        let mut object: Value = serde_json::from_slice(&current.json()).map_err(Status::internal)?;
         object["spec"]["replicas"] = replicas.into();
         object["metadata"]["resourceVersion"] = wanted["metadata"]["resourceVersion"].clone();
         if let Some(uid) = wanted["metadata"]["uid"].as_str().filter(|uid| !uid.is_empty()) {

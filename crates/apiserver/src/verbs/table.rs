@@ -8,9 +8,9 @@ use super::accept::{partial_object, served_value};
 use crate::state::Operation;
 
 /// A table over encoded objects. `with_columns` is false for the later events of a watch.
-pub(crate) fn table<'a>(
+pub(crate) fn table(
     operation: &Operation,
-    objects: impl Iterator<Item = &'a Bytes>,
+    objects: impl Iterator<Item = Bytes>,
     metadata: Value,
     with_columns: bool,
 ) -> Result<Value, Status> {
@@ -18,14 +18,14 @@ pub(crate) fn table<'a>(
     let include = operation.info.query.get("includeObject").unwrap_or("Metadata");
     let mut rows = Vec::new();
     for stored in objects {
-        let object = strategy.decode(stored).map_err(Status::internal)?;
+        let object = strategy.decode(&stored).map_err(Status::internal)?;
         let cells = strategy.cells(&*object, operation.now);
         let mut row = json!({"cells": cells});
         match include {
             "None" => {}
-            "Object" => row["object"] = served_value(&operation.resource, stored)?,
+            "Object" => row["object"] = served_value(&operation.resource, &stored)?,
             _ => {
-                let partial = partial_object(&operation.accept, stored, "PartialObjectMetadata");
+                let partial = partial_object(&operation.accept, &stored, "PartialObjectMetadata");
                 row["object"] = serde_json::from_slice(&partial).map_err(Status::internal)?;
             }
         }

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use http::{Response, StatusCode};
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use store::{Revision, StoreError};
+use store::StoreError;
 
 use super::accept::respond;
 use super::write::{self, body_value, decode_object, ensure_namespace, validate_meta_update};
@@ -95,7 +95,7 @@ pub(crate) async fn modify(
     let mut current = cache.get(&inner).ok_or_else(|| operation.not_found(&name))?;
 
     for _ in 0..ATTEMPTS {
-        let old = resource.strategy.decode(&current.json).map_err(Status::internal)?;
+        let old = write::decode_entry(resource, &current)?;
         let mut new = make(&current, &*old)?;
         let conditional = check_version(operation, new.meta(), old.meta())?;
         prepare(operation, target, &mut new, &*old).await?;
@@ -114,33 +114,31 @@ pub(crate) async fn modify(
         operation.state.admission.validate(&operation.state, &attributes).await?;
 
         let undo = super::hooks::before_update(operation, &mut *new, &*old, dry_run).await?;
-        super::managed_fields::track(operation, &mut *new, Some(&*old))?;
         let finished = is_finished(&*new);
         let stored = write::encode(resource, &mut *new)?;
         if dry_run {
-            undo.run(&operation.state);
+            undo.run(&operation.state).await;
             return Ok(Written { stored: write::with_revision(&stored, current.revision)?, created: false });
         }
-        let unchanged = write::with_revision(&stored, current.revision)?;
         let outcome = if finished {
             // The last finalizer is gone: what was marked for deletion goes now.
-            let deleted = operation.state.store().delete(&key, Revision(current.revision)).await;
+            let deleted = super::hooks::remove(operation, &key, current.revision).await;
             if deleted.is_ok() {
-                super::hooks::after_delete(operation, &*old);
+                super::hooks::after_delete(operation, &*old).await;
             }
             deleted
-        } else if unchanged == current.json {
-            return Ok(Written { stored: unchanged, created: false });
+        } else if stored == current.stored {
+            return Ok(Written { stored: current.json(), created: false });
         } else {
             super::hooks::put(operation, &key, stored.clone(), current.revision).await
         };
         match outcome {
             Ok(revision) => {
-                undo.commit(&operation.state);
+                undo.commit(&operation.state).await;
                 return Ok(Written { stored: write::with_revision(&stored, revision.0)?, created: false });
             }
             Err(StoreError::Conflict { .. }) => {
-                undo.run(&operation.state);
+                undo.run(&operation.state).await;
                 if conditional {
                     return Err(Status::modified(&operation.group_resource(), &name));
                 }
@@ -151,7 +149,7 @@ pub(crate) async fn modify(
                     .ok_or_else(|| Status::internal("stored value is not an object"))?;
             }
             Err(error) => {
-                undo.run(&operation.state);
+                undo.run(&operation.state).await;
                 return Err(crate::status::from_store(error));
             }
         }
@@ -188,10 +186,14 @@ async fn prepare(operation: &Operation, target: Target, new: &mut AnyObject, old
     let strategy = &operation.resource.strategy;
     keep_system_fields(new.meta_mut(), old.meta());
     strategy.apply_defaults(&mut **new);
+    if let Target::Part(action) = target {
+        super::parts::prepare(action, new, old)?;
+    }
+    super::managed_fields::track(operation, &mut **new, Some(old))?;
     match target {
         Target::Main => strategy.prepare_for_update(&operation.call(), &mut **new, old),
         Target::Status => strategy.prepare_for_status_update(&operation.call(), &mut **new, old),
-        Target::Part(action) => super::parts::prepare(action, new, old)?,
+        Target::Part(_) => {}
     }
     let dry_run = operation.dry_run()?;
     let mut attributes = attributes(operation, dry_run, &mut **new, old);

@@ -3,18 +3,21 @@
 //! A watcher is a cursor into the resource's ring plus a filter; the writer wakes it. In the common form (JSON objects)
 //! the frames it sends are shared by all watchers.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use api::Status;
 use bytes::{Bytes, BytesMut};
-use futures_util::stream;
+use futures_util::{StreamExt, stream};
 use http::{HeaderValue, Response, header};
 use serde_json::json;
-use tokio::time::Instant;
+use tokio::time::{Instant, Sleep};
+use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use super::accept::{Shape, render};
 use super::list::{filter, parse_revision, validate_watch_options};
+use super::websocket;
 use crate::body::{Body, BodyError, stream as stream_body};
 use crate::state::Operation;
 use crate::watch_cache::{Cache, Change, Cursor, Entry, Filter, TooOld, frame};
@@ -27,7 +30,10 @@ const BOOKMARK: Duration = Duration::from_secs(60);
 /// Without `timeoutSeconds` a watch ends after this long, and up to as long again (`--min-request-timeout`).
 const MIN_TIMEOUT: u64 = 1800;
 
-pub(crate) async fn watch(operation: Operation) -> Result<Response<Body>, Status> {
+pub(crate) async fn watch(
+    operation: Operation,
+    upgrade: Option<hyper::upgrade::OnUpgrade>,
+) -> Result<Response<Body>, Status> {
     let query = &operation.info.query;
     let filter = filter(&operation)?;
     let revision = parse_revision(query.get("resourceVersion").unwrap_or_default())?;
@@ -65,10 +71,12 @@ pub(crate) async fn watch(operation: Operation) -> Result<Response<Body>, Status
         Err(status) => (cache.snapshot_and_cursor().1, Some(status)),
     };
     let content_type = operation.accept.content_type();
+    let deadline = Instant::now() + Duration::from_secs(timeout);
     let watcher = Watcher {
         plain: operation.accept.is_plain(&operation.resource),
-        deadline: Instant::now() + Duration::from_secs(timeout),
-        next_bookmark: Instant::now() + BOOKMARK,
+        deadline,
+        timer: Box::pin(tokio::time::sleep_until(deadline.min(Instant::now() + BOOKMARK))),
+        stopped: Box::pin(operation.state.stop.clone().cancelled_owned()),
         mark_initial_end: initial_events == Some(true) && bookmarks,
         initial: initial.into_iter(),
         bookmarks,
@@ -81,10 +89,16 @@ pub(crate) async fn watch(operation: Operation) -> Result<Response<Body>, Status
         ended: false,
         operation,
     };
+    let stop = watcher.operation.state.stop.clone();
+    let socket = websocket::key(&watcher.operation.headers).cloned();
     let frames = stream::unfold(watcher, |mut watcher| async move {
         let chunk = watcher.next().await?;
-        Some((Ok::<Bytes, BodyError>(chunk), watcher))
+        Some((chunk, watcher))
     });
+    if let (Some(key), Some(upgrade)) = (socket, upgrade) {
+        return Ok(websocket::accept(&key, upgrade, frames, stop));
+    }
+    let frames = frames.map(Ok::<Bytes, BodyError>);
     let mut response = Response::new(stream_body(frames));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
@@ -108,7 +122,9 @@ struct Watcher {
     table_started: bool,
     failure: Option<Status>,
     deadline: Instant,
-    next_bookmark: Instant,
+    /// Fires for the next bookmark or the end. Kept, as is `stopped`: waiting anew for each event costs more.
+    timer: Pin<Box<Sleep>>,
+    stopped: Pin<Box<WaitForCancellationFutureOwned>>,
     ended: bool,
 }
 
@@ -139,18 +155,16 @@ impl Watcher {
                 Ok(Some(chunk)) => return Some(chunk),
                 Ok(None) => {}
             }
-            let wake = self.deadline.min(self.next_bookmark);
-            let stop = self.operation.state.stop.clone();
             tokio::select! {
                 changed = self.changes.changed() => {
                     if changed.is_err() {
                         return None;
                     }
                 }
-                () = tokio::time::sleep_until(wake) => {
+                () = self.timer.as_mut() => {
                     let now = Instant::now();
                     self.ended = now >= self.deadline;
-                    self.next_bookmark = now + BOOKMARK;
+                    self.timer.as_mut().reset(self.deadline.min(now + BOOKMARK));
                     if self.bookmarks {
                         // Nothing up to `applied` was left unread, or an event would have been sent.
                         if !self.cache_has_news() {
@@ -163,7 +177,7 @@ impl Watcher {
                         return None;
                     }
                 }
-                () = stop.cancelled() => return None,
+                () = self.stopped.as_mut() => return None,
             }
         }
     }
@@ -173,21 +187,24 @@ impl Watcher {
     }
 
     fn initial_events(&mut self) -> Option<Bytes> {
-        let mut out = BytesMut::new();
+        let mut out = Vec::new();
         while let Some(entry) = self.initial.next() {
-            let object = entry.json.clone();
-            match self.encode(Change::Added, &object) {
-                Ok(frame) => out.extend_from_slice(&frame),
-                Err(status) => {
-                    out.extend_from_slice(&self.fail(&status));
-                    break;
+            if self.plain {
+                entry.write_frame(Change::Added.as_str(), entry.revision, &mut out);
+            } else {
+                match self.encode(Change::Added, &entry.json()) {
+                    Ok(frame) => out.extend_from_slice(&frame),
+                    Err(status) => {
+                        out.extend_from_slice(&self.fail(&status));
+                        break;
+                    }
                 }
             }
             if out.len() >= BATCH_BYTES {
                 break;
             }
         }
-        (!out.is_empty()).then(|| out.freeze())
+        (!out.is_empty()).then(|| out.into())
     }
 
     /// Frames for the events that are ready. One event is sent as it is; several are put together.
@@ -224,15 +241,12 @@ impl Watcher {
 
     /// A frame in the form this watcher asked for.
     fn encode(&mut self, change: Change, object: &Bytes) -> Result<Bytes, Status> {
-        if self.plain {
-            return Ok(frame(change.as_str(), object));
-        }
         let body = if self.operation.accept.shape == Shape::Table {
             let version = crate::json::find(object, &["metadata", "resourceVersion"]);
             let version = version.map(|range| crate::json::text(&object[range]).into_owned()).unwrap_or_default();
             let first = !std::mem::replace(&mut self.table_started, true);
             let meta = json!({"resourceVersion": version});
-            let table = super::table::table(&self.operation, std::iter::once(object), meta, first)?;
+            let table = super::table::table(&self.operation, std::iter::once(object.clone()), meta, first)?;
             Bytes::from(serde_json::to_vec(&table).map_err(Status::internal)?)
         } else {
             render(&self.operation, object)?

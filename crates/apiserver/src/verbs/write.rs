@@ -11,6 +11,7 @@ use serde_json::Value;
 use crate::json;
 use crate::registry::{AnyObject, NameRule, Object, Resource};
 use crate::state::{Operation, group_kind};
+use crate::watch_cache::Entry;
 
 const ACCEPTED: &[&str] = &["application/json", "application/yaml", crate::protobuf::CONTENT_TYPE];
 
@@ -65,11 +66,23 @@ pub(crate) fn decode_object(operation: &Operation, decoded: Decoded) -> Result<A
     let resource = &operation.resource;
     check_kind(resource, &mut value)?;
     let validation = FieldValidation::of(operation)?;
-    let mut problems: Vec<String> =
-        duplicates.into_iter().map(|path| format!("duplicate field {}", api::field::quote(&path))).collect();
+    let mut problems = Vec::new();
     let object = decode_checked(resource, value, &mut problems)?;
+    problems.extend(duplicate_fields(&duplicates));
     report(operation, validation, problems)?;
     Ok(object)
+}
+
+/// How repeated fields are reported, each once.
+pub(crate) fn duplicate_fields(paths: &[String]) -> Vec<String> {
+    let mut problems: Vec<String> = Vec::new();
+    for path in paths {
+        let problem = format!("duplicate field {}", api::field::quote(path));
+        if !problems.contains(&problem) {
+            problems.push(problem);
+        }
+    }
+    problems
 }
 
 /// Reports unknown and duplicate fields as the request asks.
@@ -148,6 +161,13 @@ pub(crate) fn check_kind(resource: &Resource, value: &mut Value) -> Result<(), S
     Ok(())
 }
 
+/// The typed form of a cached object, resource version included.
+pub(crate) fn decode_entry(resource: &Resource, entry: &Entry) -> Result<AnyObject, Status> {
+    let mut object = resource.strategy.decode(&entry.stored).map_err(Status::internal)?;
+    object.meta_mut().resource_version = Some(entry.revision.to_string());
+    Ok(object)
+}
+
 /// Encodes an object as it is stored: canonical order, no resource version.
 pub(crate) fn encode(resource: &Resource, object: &mut dyn Object) -> Result<Bytes, Status> {
     let meta = object.meta_mut();
@@ -162,7 +182,7 @@ pub(crate) fn encode(resource: &Resource, object: &mut dyn Object) -> Result<Byt
 /// The encoded object with its resource version, as it is sent.
 pub(crate) fn with_revision(stored: &[u8], revision: u64) -> Result<Bytes, Status> {
     json::with_revision(stored, revision)
-        .map(|(json, ..)| Bytes::from(json))
+        .map(Bytes::from)
         .ok_or_else(|| Status::internal("encoded object has no metadata"))
 }
 

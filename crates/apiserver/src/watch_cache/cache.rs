@@ -18,6 +18,8 @@ const KEEP: Duration = Duration::from_secs(75);
 /// Never fewer than this, never more than that: memory stays bounded, the slow get 410 and list again.
 const MIN_EVENTS: usize = 128;
 const MAX_EVENTS: usize = 100_000;
+/// The objects that only the ring still holds may take about this much.
+const MAX_BYTES: usize = 64 << 20;
 
 pub(crate) struct Cache {
     state: RwLock<State>,
@@ -34,6 +36,8 @@ struct State {
     horizon: u64,
     /// The latest change applied.
     revision: u64,
+    /// Bytes of the states that events replaced.
+    replaced: usize,
 }
 
 impl State {
@@ -90,7 +94,7 @@ pub(crate) struct TooOld {
 
 impl Cache {
     pub(crate) fn new(objects: OrdMap<Arc<str>, Arc<Entry>>, revision: u64) -> Self {
-        let state = State { objects, ring: VecDeque::new(), first: 0, horizon: revision, revision };
+        let state = State { objects, ring: VecDeque::new(), first: 0, horizon: revision, revision, replaced: 0 };
         Self { state: RwLock::new(state), newest: tokio::sync::watch::Sender::new(0) }
     }
 
@@ -152,13 +156,16 @@ impl Cache {
                 return;
             }
             state.revision = revision;
+            state.replaced += old.as_ref().map_or(0, |old| old.size());
             state.ring.push_back(Arc::new(Event::new(revision, new, old, now)));
             while state.ring.len() > MIN_EVENTS {
-                let Some(oldest) = state.ring.front() else { break };
-                if state.ring.len() <= MAX_EVENTS && now.duration_since(oldest.at) < KEEP {
+                let Some(oldest) = state.ring.front().cloned() else { break };
+                let fits = state.ring.len() <= MAX_EVENTS && state.replaced <= MAX_BYTES;
+                if fits && now.duration_since(oldest.at) < KEEP {
                     break;
                 }
                 state.horizon = oldest.revision;
+                state.replaced -= oldest.old.as_ref().map_or(0, |old| old.size());
                 state.ring.pop_front();
                 state.first += 1;
             }
@@ -188,7 +195,7 @@ impl Event {
     pub(crate) fn object(&self, change: Change) -> Bytes {
         match (change, &self.new, &self.old) {
             (Change::Deleted, _, Some(old)) => old.at_revision(self.revision),
-            (_, Some(new), _) => new.json.clone(),
+            (_, Some(new), _) => new.json(),
             _ => Bytes::new(),
         }
     }
@@ -200,19 +207,35 @@ impl Event {
             Change::Modified => &self.modified,
             Change::Deleted => &self.deleted,
         };
-        slot.get_or_init(|| frame(change.as_str(), &self.object(change))).clone()
+        let encode = || {
+            let entry = if change == Change::Deleted { self.old.as_ref() } else { self.new.as_ref() };
+            let mut out = Vec::new();
+            if let Some(entry) = entry {
+                entry.write_frame(change.as_str(), self.revision, &mut out);
+            }
+            Bytes::from(out)
+        };
+        slot.get_or_init(encode).clone()
     }
 }
 
 /// `{"type":...,"object":...}` and a newline.
 pub(crate) fn frame(change: &str, object: &[u8]) -> Bytes {
     let mut out = Vec::with_capacity(object.len() + 36);
+    open_frame(change, &mut out);
+    out.extend_from_slice(object);
+    close_frame(&mut out);
+    Bytes::from(out)
+}
+
+pub(super) fn open_frame(change: &str, out: &mut Vec<u8>) {
     out.extend_from_slice(b"{\"type\":\"");
     out.extend_from_slice(change.as_bytes());
     out.extend_from_slice(b"\",\"object\":");
-    out.extend_from_slice(object);
+}
+
+pub(super) fn close_frame(out: &mut Vec<u8>) {
     out.extend_from_slice(b"}\n");
-    Bytes::from(out)
 }
 
 impl Snapshot {
@@ -243,7 +266,7 @@ mod tests {
 
     fn entry(key: &str, label: &str, revision: u64) -> Entry {
         let stored = format!(r#"{{"kind":"Pod","apiVersion":"v1","metadata":{{"labels":{{"app":"{label}"}}}}}}"#);
-        Entry::new(key.into(), stored.as_bytes(), revision).unwrap()
+        Entry::new(key.into(), &Bytes::from(stored), revision).unwrap()
     }
 
     #[test]

@@ -28,7 +28,12 @@ pub(crate) async fn start(store: Arc<dyn Store>, prefixes: &[&str]) -> Result<Ar
         let objects = load(&*store, prefix, revision).await?;
         caches.insert(Arc::<str>::from(prefix), Arc::new(Cache::new(objects, revision.0)));
     }
-    Ok(Arc::new(Caches { store, by_prefix: RwLock::new(caches), applied: tokio::sync::watch::Sender::new(revision.0) }))
+    Ok(Arc::new(Caches {
+        store,
+        by_prefix: RwLock::new(caches),
+        applied: tokio::sync::watch::Sender::new(revision.0),
+        written: Default::default(),
+    }))
 }
 
 async fn load(store: &dyn Store, prefix: &str, at: Revision) -> Result<OrdMap<Arc<str>, Arc<Entry>>, StoreError> {

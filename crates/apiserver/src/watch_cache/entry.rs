@@ -5,51 +5,100 @@ use std::sync::{Arc, OnceLock};
 use api::selector::{FieldSelector, Selector};
 use bytes::Bytes;
 
+use super::Gzip;
 use crate::json;
 use crate::registry::SelectableField;
 
-/// An object as served: JSON with its resource version, plus what selectors need, scanned when first asked for.
+/// An object as the store has it, plus what is needed to serve and select it, scanned when first asked for.
 pub(crate) struct Entry {
     /// `<namespace>/<name>` or `<name>`.
     pub(crate) key: Arc<str>,
     pub(crate) revision: u64,
-    pub(crate) json: Bytes,
+    /// Without a resource version: these are the store's own bytes, shared with it.
+    pub(crate) stored: Bytes,
     /// Where `"metadata"` begins: items of a list leave out what comes before.
     head: usize,
-    digits: std::ops::Range<usize>,
+    /// Right after the brace that opens the metadata: the place of the resource version.
+    open: usize,
     labels: OnceLock<Labels>,
     fields: OnceLock<Vec<Box<str>>>,
+    compressed: OnceLock<Bytes>,
 }
 
 pub(crate) type Labels = std::collections::BTreeMap<String, String>;
 
 impl Entry {
-    /// `stored` is the value from the store, without a resource version. `None` if it is not an object with metadata.
-    pub(crate) fn new(key: Arc<str>, stored: &[u8], revision: u64) -> Option<Self> {
-        let (json, head, digits) = json::with_revision(stored, revision)?;
+    /// `stored` is the value from the store. `None` if it is not an object with metadata.
+    pub(crate) fn new(key: Arc<str>, stored: &Bytes, revision: u64) -> Option<Self> {
+        let metadata = json::find(stored, &["metadata"]).filter(|range| stored.get(range.start) == Some(&b'{'))?;
+        let colon = stored[..metadata.start].iter().rposition(|byte| *byte == b':')?;
         Some(Self {
             key,
             revision,
-            json: Bytes::from(json),
-            head,
-            digits,
+            stored: stored.clone(),
+            head: colon.checked_sub("\"metadata\"".len())?,
+            open: metadata.start + 1,
             labels: OnceLock::new(),
             fields: OnceLock::new(),
+            compressed: OnceLock::new(),
         })
+    }
+
+    /// The resource version as it stands in the metadata.
+    fn version(&self, revision: u64) -> String {
+        let comma = if self.stored.get(self.open) == Some(&b'}') { "" } else { "," };
+        format!("\"resourceVersion\":\"{revision}\"{comma}")
+    }
+
+    /// The object as clients see it.
+    pub(crate) fn json(&self) -> Bytes {
+        self.at_revision(self.revision)
     }
 
     /// The same object with another resource version, as a DELETED event shows the last state.
     pub(crate) fn at_revision(&self, revision: u64) -> Bytes {
-        let mut out = Vec::with_capacity(self.json.len() + 4);
-        out.extend_from_slice(&self.json[..self.digits.start]);
-        out.extend_from_slice(revision.to_string().as_bytes());
-        out.extend_from_slice(&self.json[self.digits.end..]);
+        let version = self.version(revision);
+        let mut out = Vec::with_capacity(self.stored.len() + version.len());
+        self.write(&version, 0, &mut out);
         Bytes::from(out)
     }
 
-    /// The object without `kind` and `apiVersion`, as it stands in a list; the opening brace is left out.
-    pub(crate) fn list_item(&self) -> &[u8] {
-        &self.json[self.head..]
+    /// About as many bytes as a client sees.
+    pub(crate) fn size(&self) -> usize {
+        self.stored.len()
+    }
+
+    fn write(&self, version: &str, from: usize, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.stored[from..self.open]);
+        out.extend_from_slice(version.as_bytes());
+        out.extend_from_slice(&self.stored[self.open..]);
+    }
+
+    /// The watch frame of this object, at `revision`.
+    pub(crate) fn write_frame(&self, change: &str, revision: u64, out: &mut Vec<u8>) {
+        let version = self.version(revision);
+        out.reserve(self.stored.len() + version.len() + 40);
+        super::cache::open_frame(change, out);
+        self.write(&version, 0, out);
+        super::cache::close_frame(out);
+    }
+
+    /// The object without `kind` and `apiVersion`, as it stands in a list.
+    pub(crate) fn write_list_item(&self, out: &mut Vec<u8>) {
+        out.push(b'{');
+        self.write(&self.version(self.revision), self.head, out);
+    }
+
+    /// The same as a piece of a gzip stream; compressed when first asked for.
+    pub(crate) fn write_compressed_item(&self, gzip: &mut Gzip, out: &mut Vec<u8>) {
+        let piece = self.compressed.get_or_init(|| {
+            let mut item = Vec::with_capacity(self.stored.len() + 32);
+            self.write_list_item(&mut item);
+            super::deflate::piece(&item)
+        });
+        let version = self.version(self.revision);
+        let parts = [b"{", &self.stored[self.head..self.open], version.as_bytes(), &self.stored[self.open..]];
+        gzip.add_piece(piece, &parts, out);
     }
 
     pub(crate) fn namespace(&self) -> &str {
@@ -62,10 +111,10 @@ impl Entry {
 
     pub(crate) fn labels(&self) -> &Labels {
         self.labels.get_or_init(|| {
-            let Some(range) = json::find(&self.json, &["metadata", "labels"]) else { return Labels::new() };
-            json::members(&self.json, range.start)
+            let Some(range) = json::find(&self.stored, &["metadata", "labels"]) else { return Labels::new() };
+            json::members(&self.stored, range.start)
                 .map(|(key, value)| {
-                    (String::from_utf8_lossy(key).into_owned(), json::text(&self.json[value]).into_owned())
+                    (String::from_utf8_lossy(key).into_owned(), json::text(&self.stored[value]).into_owned())
                 })
                 .collect()
         })
@@ -83,8 +132,8 @@ impl Entry {
             fields
                 .iter()
                 .map(|field| {
-                    json::find(&self.json, field.path)
-                        .map(|range| json::text(&self.json[range]).into())
+                    json::find(&self.stored, field.path)
+                        .map(|range| json::text(&self.stored[range]).into())
                         .unwrap_or_else(|| field.default.into())
                 })
                 .collect()
@@ -118,5 +167,30 @@ impl Filter {
 
     pub(crate) fn is_everything(&self) -> bool {
         self.labels.is_none() && self.fields.is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_shows_its_version_in_every_form() {
+        let stored = Bytes::from_static(br#"{"kind":"Pod","apiVersion":"v1","metadata":{"name":"a"},"spec":{}}"#);
+        let entry = Entry::new("a".into(), &stored, 7).unwrap();
+        let expected = br#"{"kind":"Pod","apiVersion":"v1","metadata":{"resourceVersion":"7","name":"a"},"spec":{}}"#;
+        assert_eq!(entry.json(), &expected[..]);
+        let mut item = Vec::new();
+        entry.write_list_item(&mut item);
+        assert_eq!(item, br#"{"metadata":{"resourceVersion":"7","name":"a"},"spec":{}}"#);
+        let mut frame = Vec::new();
+        entry.write_frame("DELETED", 9, &mut frame);
+        let frame: serde_json::Value = serde_json::from_slice(&frame).unwrap();
+        assert_eq!((&frame["type"], &frame["object"]["metadata"]["resourceVersion"]), (&"DELETED".into(), &"9".into()));
+        let bare = Entry::new("a".into(), &Bytes::from_static(br#"{"metadata":{}}"#), 7).unwrap();
+        assert_eq!(bare.json(), &br#"{"metadata":{"resourceVersion":"7"}}"#[..]);
+        for damaged in [&b"{}"[..], b"[]", br#"{"metadata":5}"#, b""] {
+            assert!(Entry::new("a".into(), &Bytes::from_static(damaged), 7).is_none());
+        }
     }
 }

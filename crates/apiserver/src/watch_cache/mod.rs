@@ -5,10 +5,12 @@
 //! Invariant: events leave in revision order, and no watcher sees a revision twice.
 
 mod cache;
+mod deflate;
 mod dispatch;
 mod entry;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::RwLock;
@@ -16,6 +18,7 @@ use std::collections::HashMap;
 use store::{Revision, Store, StoreError};
 
 pub(crate) use cache::{Cache, Change, Cursor, TooOld, frame};
+pub(crate) use deflate::Gzip;
 pub(crate) use dispatch::{run, start};
 pub(crate) use entry::{Entry, Filter};
 
@@ -32,6 +35,8 @@ pub(crate) struct Caches {
     pub(crate) store: Arc<dyn Store>,
     by_prefix: RwLock<HashMap<Arc<str>, Arc<Cache>>>,
     applied: tokio::sync::watch::Sender<u64>,
+    /// The latest write of this server.
+    written: AtomicU64,
 }
 
 /// The caches did not reach a revision in time.
@@ -61,6 +66,17 @@ impl Caches {
 
     pub(crate) fn applied(&self) -> u64 {
         *self.applied.borrow()
+    }
+
+    /// Notes a write of this server.
+    pub(crate) fn wrote(&self, Revision(revision): Revision) {
+        self.written.fetch_max(revision, Ordering::AcqRel);
+    }
+
+    /// Waits until the caches show every finished write of this server. Unlike [`Caches::fresh`] this never asks the
+    /// store, so it is cheap enough for what admission looks at.
+    pub(crate) async fn settled(&self) -> Result<(), api::Status> {
+        self.reach(self.written.load(Ordering::Acquire)).await.map_err(crate::status::behind)
     }
 
     /// Waits until the caches show every write that finished before this call.

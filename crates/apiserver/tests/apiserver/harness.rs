@@ -93,12 +93,24 @@ impl Cluster {
         self.kubectl_with(args, "").await
     }
 
-    pub(crate) async fn kubectl_with(&self, args: &[&str], stdin: &str) -> Result<String, String> {
+    fn kubectl_command(&self, args: &[&str]) -> Command {
         let mut command = Command::new("kubectl");
+        command.args(args).env("KUBECONFIG", self.kubeconfig()).env("HOME", self.dir.path());
         command
-            .args(args)
-            .env("KUBECONFIG", self.kubeconfig())
-            .env("HOME", self.dir.path())
+    }
+
+    /// Runs Debian's kubectl with more environment; returns its exit code and all that it printed.
+    pub(crate) async fn kubectl_output(&self, args: &[&str], environment: &[(&str, &str)]) -> (i32, String) {
+        let mut command = self.kubectl_command(args);
+        command.envs(environment.iter().copied());
+        let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code().unwrap_or(-1), String::from_utf8_lossy(&text).into_owned())
+    }
+
+    pub(crate) async fn kubectl_with(&self, args: &[&str], stdin: &str) -> Result<String, String> {
+        let mut command = self.kubectl_command(args);
+        command
             .stdin(std::process::Stdio::piped())
             .stdout(std::process::Stdio::piped())
             .stderr(std::process::Stdio::piped());

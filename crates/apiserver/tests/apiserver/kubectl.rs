@@ -65,3 +65,66 @@ async fn namespaces_hold_what_is_in_them() {
     assert!(refused.contains("because it is being terminated"), "{refused}");
     assert!(cluster.kubectl(&["delete", "namespace", "default"]).await.unwrap_err().contains("Forbidden"));
 }
+
+/// Everything that a manifest can be put through, with an object of every group.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn objects_of_every_group_are_made_changed_and_deleted() {
+    let cluster = Cluster::start().await;
+    let manifest = include_str!("every_group.yaml");
+    let count = manifest.matches("\nkind: ").count();
+    let file = cluster.dir.path().join("all.yaml");
+    std::fs::write(&file, manifest).unwrap();
+    let file = file.to_str().unwrap();
+    let run = async |args: &[&str]| cluster.kubectl(args).await.unwrap_or_else(|error| panic!("{args:?}: {error}"));
+
+    let created = run(&["create", "-f", file, "--save-config", "--validate=true"]).await;
+    assert_eq!(created.matches(" created\n").count(), count, "{created}");
+    let shown = run(&["get", "-f", file, "-o", "wide"]).await;
+    assert!(shown.contains("deployment.apps/sample") && shown.contains("CONTAINERS"), "{shown}");
+    let applied = run(&["apply", "-f", file]).await;
+    assert_eq!(applied.lines().count(), count, "{applied}");
+    for name in ["configmap", "service", "pod", "deployment.apps", "job.batch", "ingress.networking.k8s.io"] {
+        assert!(applied.contains(&format!("{name}/sample unchanged\n")), "{applied}");
+    }
+    let applied = run(&["apply", "--server-side", "--force-conflicts", "-f", file]).await;
+    assert_eq!(applied.matches(" serverside-applied\n").count(), count, "{applied}");
+    let annotated = run(&["annotate", "-f", file, "touched=yes"]).await;
+    assert_eq!(annotated.matches(" annotated\n").count(), count, "{annotated}");
+    assert_eq!(
+        run(&["get", "-f", file, "-o", "jsonpath={.items[*].metadata.annotations.touched}"]).await.len(),
+        4 * count - 1
+    );
+
+    // A difference is exit code 1 and a text; none is silence.
+    let changed = manifest.replace("key: value", "key: changed");
+    std::fs::write(cluster.dir.path().join("changed.yaml"), &changed).unwrap();
+    let changed = cluster.dir.path().join("changed.yaml");
+    let diff = cluster.kubectl_output(&["diff", "-f", changed.to_str().unwrap()], &[]).await;
+    assert_eq!(diff.0, 1, "{diff:?}");
+    assert!(diff.1.contains("+  key: changed"), "{diff:?}");
+
+    for target in ["deployment/sample", "replicaset/sample", "statefulset/sample", "rc/sample"] {
+        run(&["scale", target, "--replicas=4"]).await;
+        run(&["wait", target, "--for=jsonpath={.spec.replicas}=4", "--timeout=10s"]).await;
+    }
+    run(&["patch", "cm", "sample", "-p", r#"{"data":{"more":"1"}}"#]).await;
+    run(&["patch", "cm", "sample", "--type=json", "-p", r#"[{"op":"remove","path":"/data/more"}]"#]).await;
+    run(&["patch", "deploy", "sample", "--subresource=status", "--type=merge", "-p", r#"{"status":{"replicas":4}}"#])
+        .await;
+    let edited = cluster.kubectl_output(&["edit", "cm", "sample"], &[("KUBE_EDITOR", "sed -i s/value/edited/")]).await;
+    assert_eq!(edited.0, 0, "{edited:?}");
+    assert_eq!(run(&["get", "cm", "sample", "-o", "jsonpath={.data.key}"]).await, "edited");
+    for (field, expected) in [
+        ("deployment.spec.strategy.rollingUpdate", "maxSurge"),
+        ("ingress.spec.rules.http.paths", "pathType"),
+        ("cronjob.spec.jobTemplate.spec", "backoffLimit"),
+        ("poddisruptionbudget.spec", "minAvailable"),
+        ("storageclass", "provisioner"),
+        ("hpa.spec.metrics", "containerResource"),
+    ] {
+        let text = run(&["explain", field]).await;
+        assert!(text.contains(expected), "{field}: {text}");
+    }
+    let deleted = run(&["delete", "-f", file, "--grace-period=0", "--force", "--timeout=30s"]).await;
+    assert_eq!(deleted.matches("deleted").count(), count, "{deleted}");
+}

@@ -40,6 +40,9 @@ pub enum ApplyError {
     Conflicts(Vec<Conflict>),
     #[error("{0}")]
     Malformed(String),
+    /// The configuration does not fit its schema: elements of a list that cannot be told apart.
+    #[error("{0}")]
+    Untyped(String),
 }
 
 /// A field that someone else owns and this apply would change.
@@ -65,7 +68,7 @@ impl From<ApplyError> for Status {
                     .collect();
                 Status::apply_conflict(message, causes)
             }
-            ApplyError::Malformed(_) => Status::bad_request(message),
+            ApplyError::Malformed(_) | ApplyError::Untyped(_) => Status::bad_request(message),
         }
     }
 }
@@ -112,7 +115,7 @@ pub fn apply(
         let created = walk::compare(&skeleton(&live_fields), &live_fields, schema);
         managed.record(&before, created.changed());
     }
-    walk::check_keys(&config, schema).map_err(ApplyError::Malformed)?;
+    walk::check_keys(&config, schema).map_err(ApplyError::Untyped)?;
     let merged = walk::merge(&live_fields, &config, schema);
 
     let mut set = walk::field_set(&config, schema);
@@ -165,9 +168,10 @@ pub fn apply(
 
 /// Keeps the books for a create (`live` absent), update or patch: whoever writes owns what changed.
 ///
+/// `ignored` are top-level fields that this endpoint resets anyway, as for [`apply`].
 /// `new` may carry managed fields of its own, which then replace the recorded ones; a single empty entry
 /// forgets them all, as upstream.
-pub fn update(live: Option<&Value>, new: &mut Value, schema: &Struct, writer: &Writer<'_>) {
+pub fn update(live: Option<&Value>, new: &mut Value, schema: &Struct, writer: &Writer<'_>, ignored: &[&str]) {
     let Value::Object(new_fields) = new else { return };
     let none = Map::new();
     let live_fields = live.and_then(Value::as_object).unwrap_or(&none);
@@ -184,10 +188,13 @@ pub fn update(live: Option<&Value>, new: &mut Value, schema: &Struct, writer: &W
         // Nobody asked for books on this object when it was made.
         return;
     }
-    let changes = match live {
+    let mut changes = match live {
         Some(_) => walk::compare(live_fields, new_fields, schema),
         None => walk::compare(&skeleton(new_fields), new_fields, schema),
     };
+    for field in ignored {
+        changes.ignore(field);
+    }
     let mut changed = changes.changed();
     if !changed.is_empty() || !changes.removed.is_empty() {
         for entry in &mut managed.entries {

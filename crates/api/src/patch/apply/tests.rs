@@ -109,7 +109,7 @@ fn updates_move_ownership() {
     let live = applied(None, &deployment(3, json!([{"name": "a", "image": "x"}])), "one", false).unwrap();
     let mut scaled = live.clone();
     scaled["spec"]["replicas"] = json!(9);
-    update(Some(&live), &mut scaled, &of::<Deployment>(), &writer("scaler"));
+    update(Some(&live), &mut scaled, &of::<Deployment>(), &writer("scaler"), &[]);
     assert!(owned(&scaled, "one")["f:spec"].get("f:replicas").is_none());
     assert_eq!(owned(&scaled, "scaler"), json!({"f:spec": {"f:replicas": {}}}));
     let error = applied(Some(&scaled), &deployment(3, json!([{"name": "a", "image": "x"}])), "one", false).unwrap_err();
@@ -119,7 +119,7 @@ fn updates_move_ownership() {
     );
     // Nothing changed: nothing is recorded.
     let mut same = scaled.clone();
-    update(Some(&scaled), &mut same, &of::<Deployment>(), &writer("idle"));
+    update(Some(&scaled), &mut same, &of::<Deployment>(), &writer("idle"), &[]);
     assert_eq!(same, scaled);
 }
 
@@ -130,7 +130,7 @@ fn creation_by_update_owns_everything_that_was_set() {
         "spec": {"containers": [{"name": "c", "image": "i", "ports": [{"containerPort": 80}], "resources": {}}],
             "securityContext": {}}
     });
-    update(None, &mut pod, &of::<Pod>(), &Writer { api_version: "v1", ..writer("kubectl-run") });
+    update(None, &mut pod, &of::<Pod>(), &Writer { api_version: "v1", ..writer("kubectl-run") }, &[]);
     assert_eq!(
         owned(&pod, "kubectl-run"),
         json!({
@@ -151,7 +151,7 @@ fn status_writers_have_entries_of_their_own() {
     let live = applied(None, &deployment(3, json!([])), "one", false).unwrap();
     let mut new = live.clone();
     new["status"] = json!({"replicas": 1, "conditions": [{"type": "Available", "status": "True"}]});
-    update(Some(&live), &mut new, &of::<Deployment>(), &Writer { subresource: "status", ..writer("controller") });
+    update(Some(&live), &mut new, &of::<Deployment>(), &Writer { subresource: "status", ..writer("controller") }, &[]);
     let entry =
         new["metadata"]["managedFields"].as_array().unwrap().iter().find(|e| e["manager"] == "controller").unwrap();
     assert_eq!(entry["subresource"], "status");
@@ -168,21 +168,21 @@ fn untracked_objects_get_a_first_owner_and_resets_forget() {
     );
     let mut untracked = live.clone();
     untracked["spec"]["replicas"] = json!(4);
-    update(Some(&live), &mut untracked, &of::<Deployment>(), &writer("x"));
+    update(Some(&live), &mut untracked, &of::<Deployment>(), &writer("x"), &[]);
     assert!(untracked["metadata"].get("managedFields").is_none());
     let tracked = applied(None, &live, "me", false).unwrap();
     let mut reset = tracked.clone();
     reset["metadata"]["managedFields"] = json!([{}]);
-    update(Some(&tracked), &mut reset, &of::<Deployment>(), &writer("x"));
+    update(Some(&tracked), &mut reset, &of::<Deployment>(), &writer("x"), &[]);
     assert!(reset["metadata"].get("managedFields").is_none());
 }
 
 #[test]
 fn malformed_configurations_are_refused() {
     let twice = deployment(1, json!([{"name": "a"}, {"name": "a"}]));
-    assert!(matches!(applied(None, &twice, "me", false), Err(ApplyError::Malformed(_))));
+    assert!(matches!(applied(None, &twice, "me", false), Err(ApplyError::Untyped(_))));
     let keyless = deployment(1, json!([{"image": "a"}]));
-    assert!(matches!(applied(None, &keyless, "me", false), Err(ApplyError::Malformed(_))));
+    assert!(matches!(applied(None, &keyless, "me", false), Err(ApplyError::Untyped(_))));
     let mut managed = deployment(1, json!([]));
     managed["metadata"]["managedFields"] = json!([]);
     assert_eq!(applied(None, &managed, "me", false).unwrap_err().to_string(), "metadata.managedFields must be nil");
@@ -227,7 +227,7 @@ proptest! {
             prop_assert_eq!(once["spec"].clone(), twice["spec"].clone());
         }
         let mut new = config.clone();
-        update(Some(&live), &mut new, &of::<Pod>(), &writer("me"));
+        update(Some(&live), &mut new, &of::<Pod>(), &writer("me"), &[]);
     }
 
     #[test]

@@ -191,7 +191,7 @@ impl Followed {
         self.pods.read(graph, Graph::clear_pods, |graph, change| {
             // Most changes are to the status, which names nothing but resource claims.
             let part = |entry: &Entry, path: &[&str]| {
-                crate::json::find(&entry.json, path).map(|range| entry.json[range].to_vec())
+                crate::json::find(&entry.stored, path).map(|range| entry.stored[range].to_vec())
             };
             if let (Some(old), Some(new)) = (change.old, change.new)
                 && [&["spec"][..], &["metadata", "uid"], &["status", "resourceClaimStatuses"]]
@@ -214,7 +214,7 @@ impl Followed {
 
 /// The object as it is now; one that cannot be read leads nowhere.
 fn object<K: serde::de::DeserializeOwned>(change: &Change<'_>) -> Option<K> {
-    change.new.and_then(|entry| serde_json::from_slice(&entry.json).ok())
+    change.new.and_then(|entry| serde_json::from_slice(&entry.json()).ok())
 }
 
 #[cfg(test)]

@@ -104,5 +104,5 @@ impl Followed {
 
 /// The object as it is now; one that cannot be read grants nothing.
 fn object<K: DeserializeOwned>(change: &Change<'_>) -> Option<K> {
-    change.new.and_then(|entry| serde_json::from_slice(&entry.json).ok())
+    change.new.and_then(|entry| serde_json::from_slice(&entry.json()).ok())
 }

@@ -57,6 +57,15 @@ impl Strategy for EventStrategy {
                 SelectableField::new("reportingComponent", &["reportingComponent"]),
                 SelectableField::new("source", &["source", "component"]),
                 SelectableField::new("type", &["type"]),
+                // The same under the names of `events.k8s.io`.
+                SelectableField::new("regarding.kind", &["involvedObject", "kind"]),
+                SelectableField::new("regarding.namespace", &["involvedObject", "namespace"]),
+                SelectableField::new("regarding.name", &["involvedObject", "name"]),
+                SelectableField::new("regarding.uid", &["involvedObject", "uid"]),
+                SelectableField::new("regarding.apiVersion", &["involvedObject", "apiVersion"]),
+                SelectableField::new("regarding.resourceVersion", &["involvedObject", "resourceVersion"]),
+                SelectableField::new("regarding.fieldPath", &["involvedObject", "fieldPath"]),
+                SelectableField::new("reportingController", &["reportingComponent"]),
             ]
         }
     }

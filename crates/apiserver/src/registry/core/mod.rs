@@ -17,4 +17,3 @@ pub mod resource_quota;
 pub mod secret;
 pub mod service;
 pub mod service_account;
-pub mod service_allocation;

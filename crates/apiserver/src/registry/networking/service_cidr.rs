@@ -27,6 +27,15 @@ impl Strategy for ServiceCidrStrategy {
         if ranges.len() > 2 {
             errors.invalid("spec.cidrs", ranges, "may only hold up to 2 values");
         }
+        if let [first, second] = ranges
+            && first.contains(':') == second.contains(':')
+        {
+            errors.invalid(
+                "spec.cidrs",
+                ranges,
+                "may specify no more than one IP for each IP family, i.e 192.168.0.0/24 and 2001:db8::/64",
+            );
+        }
         for (i, range) in ranges.iter().enumerate().filter(|(_, range)| !is_cidr(range)) {
             errors.invalid(
                 format!("spec.cidrs[{i}]"),
@@ -38,9 +47,18 @@ impl Strategy for ServiceCidrStrategy {
     }
 
     fn validate_update(&self, new: &ServiceCIDR, old: &ServiceCIDR) -> FieldErrors {
-        let mut errors = FieldErrors::default();
-        let ranges = |range: &ServiceCIDR| range.spec.clone().unwrap_or_default().cidrs;
-        errors.immutable("spec.cidrs", &ranges(new), &ranges(old));
+        let ranges = |range: &ServiceCIDR| range.spec.clone().unwrap_or_default().cidrs.unwrap_or_default();
+        let (now, before) = (ranges(new), ranges(old));
+        // A second family may be added; nothing else changes.
+        let grows = before.len() == 1 && now.len() == 2;
+        let mut errors = if grows { self.validate_create(new) } else { FieldErrors::default() };
+        if !grows && now.len() != before.len() {
+            errors.immutable("spec.cidrs", &now, &before);
+            return errors;
+        }
+        for (i, (now, before)) in now.iter().zip(&before).enumerate() {
+            errors.immutable(format!("spec.cidrs[{i}]"), now, before);
+        }
         errors
     }
 

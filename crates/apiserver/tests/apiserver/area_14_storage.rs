@@ -1,0 +1,92 @@
+//! Conformance area 14: the objects of storage, as far as no controller is involved.
+
+use serde_json::{Value, json};
+
+use crate::harness::Cluster;
+use crate::lifecycle::Life;
+
+const STORAGE: &str = "storage.k8s.io/v1";
+
+#[tokio::test]
+async fn storage_objects_live_and_die() {
+    let cluster = Cluster::start().await;
+    let attachment = json!({"spec": {"attacher": "disk.example.com", "nodeName": "node-1",
+        "source": {"persistentVolumeName": "pv"}}});
+    let conditions = json!({"phase": "Pending", "conditions": [
+        {"type": "Resizing", "status": "True", "reason": "Test", "message": "m"}]});
+    let lives = [
+        (STORAGE, "csidrivers", false, "disk.example.com", json!({"spec": {"attachRequired": true}}), None),
+        (
+            STORAGE,
+            "csinodes",
+            false,
+            "node-1",
+            json!({"spec": {"drivers": [{"name": "disk.example.com", "nodeID": "n1"}]}}),
+            None,
+        ),
+        (STORAGE, "csistoragecapacities", true, "c", json!({"storageClassName": "fast", "capacity": "1Gi"}), None),
+        (STORAGE, "storageclasses", false, "fast", json!({"provisioner": "disk.example.com"}), None),
+        (STORAGE, "volumeattachments", false, "a", attachment, Some(json!({"attached": true}))),
+        (
+            STORAGE,
+            "volumeattributesclasses",
+            false,
+            "gold",
+            json!({"driverName": "disk.example.com", "parameters": {"iops": "1000"}}),
+            None,
+        ),
+        (
+            "v1",
+            "persistentvolumes",
+            false,
+            "pv",
+            json!({"spec": {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"],
+                "storageClassName": "fast", "hostPath": {"path": "/tmp"}}}),
+            Some(json!({"phase": "Available", "reason": "Test", "message": "m"})),
+        ),
+        (
+            "v1",
+            "persistentvolumeclaims",
+            true,
+            "pvc",
+            json!({"spec": {"accessModes": ["ReadWriteOnce"], "storageClassName": "fast", "volumeName": "pv",
+                "resources": {"requests": {"storage": "1Gi"}}}}),
+            Some(conditions),
+        ),
+    ];
+    for (api_version, plural, namespaced, name, body, status) in lives {
+        Life { api_version, plural, namespaced, name, body, status }.run(&cluster).await;
+    }
+}
+
+#[tokio::test]
+async fn drivers_get_their_defaults() {
+    let cluster = Cluster::start().await;
+    let drivers = format!("/apis/{STORAGE}/csidrivers");
+    let (_, driver) = cluster.send("POST", &drivers, json!({"metadata": {"name": "d.example.com"}, "spec": {}})).await;
+    let spec = &driver["spec"];
+    for (field, expected) in [
+        ("attachRequired", json!(true)),
+        ("podInfoOnMount", json!(false)),
+        ("requiresRepublish", json!(false)),
+        ("storageCapacity", json!(false)),
+        ("fsGroupPolicy", json!("ReadWriteOnceWithFSType")),
+        ("volumeLifecycleModes", json!(["Persistent"])),
+    ] {
+        assert_eq!(spec[field], expected, "{field}");
+    }
+}
+
+#[tokio::test]
+async fn a_pod_may_name_a_driver_that_nobody_has() {
+    let cluster = Cluster::start().await;
+    cluster.send("POST", "/api/v1/namespaces/default/serviceaccounts", json!({"metadata": {"name": "default"}})).await;
+    let pods = "/api/v1/namespaces/default/pods";
+    let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "i"}],
+        "volumes": [{"name": "v", "csi": {"driver": "inline.example.com"}}]}});
+    let (code, created) = cluster.send("POST", pods, pod.clone()).await;
+    assert_eq!(code, 201, "{created}");
+    assert_eq!(cluster.send("POST", pods, pod).await.0, 409);
+    let (_, read) = cluster.send("GET", &format!("{pods}/p"), Value::Null).await;
+    assert_eq!(read["spec"]["volumes"][0]["csi"]["driver"], "inline.example.com");
+}

@@ -1,0 +1,127 @@
+//! Conformance area 15: the objects of networking, and the claims to cluster IPs.
+
+use serde_json::{Value, json};
+
+use crate::harness::Cluster;
+use crate::lifecycle::Life;
+
+const NETWORKING: &str = "networking.k8s.io/v1";
+const SERVICES: &str = "/api/v1/namespaces/default/services";
+const ADDRESSES: &str = "/apis/networking.k8s.io/v1/ipaddresses";
+
+#[tokio::test]
+async fn networking_objects_live_and_die() {
+    let cluster = Cluster::start().await;
+    let address = json!({"spec": {"parentRef": {"group": "", "resource": "services", "namespace": "n", "name": "s"}}});
+    let lives = [
+        (
+            "ingresses",
+            true,
+            "i",
+            json!({"spec": {"defaultBackend": {"service": {"name": "s", "port": {"number": 80}}}}}),
+            Some(json!({"loadBalancer": {"ingress": [{"ip": "169.1.1.1"}]}})),
+        ),
+        ("ingressclasses", false, "c", json!({"spec": {"controller": "example.com/controller"}}), None),
+        ("networkpolicies", true, "p", json!({"spec": {"podSelector": {}}}), None),
+        ("ipaddresses", false, "255.255.255.255", address.clone(), None),
+        ("ipaddresses", false, "fe80::42:1dff:fe84:f9e2", address, None),
+        (
+            "servicecidrs",
+            false,
+            "extra",
+            json!({"spec": {"cidrs": ["10.196.0.0/24"]}}),
+            Some(json!({"conditions": [{"type": "Ready", "status": "True", "reason": "", "message": "m",
+                "lastTransitionTime": "2026-01-01T00:00:00Z"}]})),
+        ),
+    ];
+    for (plural, namespaced, name, body, status) in lives {
+        Life { api_version: NETWORKING, plural, namespaced, name, body, status }.run(&cluster).await;
+    }
+}
+
+#[tokio::test]
+async fn the_cluster_has_a_range_that_is_ready() {
+    let cluster = Cluster::start().await;
+    let path = format!("/apis/{NETWORKING}/servicecidrs/kubernetes");
+    for path in [path.clone(), format!("{path}/status")] {
+        let (code, range) = cluster.send("GET", &path, Value::Null).await;
+        assert_eq!(code, 200, "{range}");
+        let ready = &range["status"]["conditions"][0];
+        assert_eq!((&ready["type"], &ready["status"]), (&json!("Ready"), &json!("True")), "{range}");
+    }
+}
+
+async fn service(cluster: &Cluster, name: &str, spec: Value) -> (u16, Value) {
+    let mut spec = spec;
+    spec["ports"] = json!([{"port": 80}]);
+    cluster.send("POST", SERVICES, json!({"metadata": {"name": name}, "spec": spec})).await
+}
+
+#[tokio::test]
+async fn a_cluster_ip_is_an_object_as_long_as_its_service() {
+    let cluster = Cluster::start().await;
+    let (code, created) = service(&cluster, "s", json!({})).await;
+    assert_eq!(code, 201, "{created}");
+    let address = created["spec"]["clusterIP"].as_str().unwrap();
+    let (code, claim) = cluster.send("GET", &format!("{ADDRESSES}/{address}"), Value::Null).await;
+    assert_eq!(code, 200, "{claim}");
+    assert_eq!(claim["spec"]["parentRef"], json!({"resource": "services", "namespace": "default", "name": "s"}));
+    assert_eq!(claim["metadata"]["labels"]["ipaddress.kubernetes.io/ip-family"], "IPv4");
+    // Taken by a service, or reserved by hand: either way it is not given out.
+    let (code, refused) = service(&cluster, "t", json!({"clusterIP": address})).await;
+    assert_eq!(code, 422);
+    assert!(refused["message"].as_str().unwrap().contains("provided IP is already allocated"), "{refused}");
+    let reserved = json!({"metadata": {"name": "10.43.0.77"},
+        "spec": {"parentRef": {"resource": "things", "name": "x", "group": "example.com"}}});
+    assert_eq!(cluster.send("POST", ADDRESSES, reserved).await.0, 201);
+    assert_eq!(service(&cluster, "t", json!({"clusterIP": "10.43.0.77"})).await.0, 422);
+    // Neither a dry run nor a refused service leaves a claim behind.
+    let before = cluster.send("GET", ADDRESSES, Value::Null).await.1["items"].as_array().map(Vec::len);
+    let body = json!({"metadata": {"name": "u"}, "spec": {"ports": [{"port": 80}]}});
+    let (code, dry) = cluster.send("POST", &format!("{SERVICES}?dryRun=All"), body).await;
+    assert_eq!(code, 201, "{dry}");
+    let (code, _) = service(&cluster, "u", json!({"type": "NodePort", "ports": [], "externalName": "Bad Name!"})).await;
+    assert!(code == 201 || code == 422);
+    cluster.send("DELETE", &format!("{SERVICES}/u"), Value::Null).await;
+    let after = cluster.send("GET", ADDRESSES, Value::Null).await.1["items"].as_array().map(Vec::len);
+    assert_eq!(before, after);
+    cluster.send("DELETE", &format!("{SERVICES}/s"), Value::Null).await;
+    assert_eq!(cluster.send("GET", &format!("{ADDRESSES}/{address}"), Value::Null).await.0, 404);
+    assert_eq!(service(&cluster, "t", json!({"clusterIP": address})).await.0, 201);
+}
+
+#[tokio::test]
+async fn a_range_that_is_ready_gives_addresses() {
+    let cluster = Cluster::start().await;
+    let ranges = format!("/apis/{NETWORKING}/servicecidrs");
+    let wanted = json!({"clusterIP": "10.196.7.7"});
+    assert_eq!(service(&cluster, "s", wanted.clone()).await.0, 422);
+    let range = json!({"metadata": {"name": "extra"}, "spec": {"cidrs": ["10.196.7.0/24"]}});
+    assert_eq!(cluster.send("POST", &ranges, range).await.0, 201);
+    assert_eq!(service(&cluster, "s", wanted.clone()).await.0, 422, "not ready yet");
+    let status = json!({"status": {"conditions": [{"type": "Ready", "status": "True", "reason": "", "message": "",
+        "lastTransitionTime": "2026-01-01T00:00:00Z"}]}});
+    let url = format!("{ranges}/extra/status");
+    assert_eq!(cluster.send_raw("PATCH", &url, crate::lifecycle::MERGE, status).await.0, 200);
+    let (code, created) = service(&cluster, "s", wanted).await;
+    assert_eq!((code, &created["spec"]["clusterIP"]), (201, &json!("10.196.7.7")), "{created}");
+}
+
+/// What a crash leaves behind is put right at the next start.
+#[tokio::test]
+async fn claims_and_services_are_brought_together_again() {
+    let cluster = Cluster::start().await;
+    let (_, created) = service(&cluster, "s", json!({"type": "NodePort"})).await;
+    let address = created["spec"]["clusterIP"].as_str().unwrap().to_owned();
+    let port = created["spec"]["ports"][0]["nodePort"].as_i64().unwrap();
+    assert_eq!(cluster.send("DELETE", &format!("{ADDRESSES}/{address}"), Value::Null).await.0, 200);
+    let dir = cluster.stop().await;
+    let again = Cluster::with(|config| config.storage = apiserver::Storage::Embedded(dir.path().join("store"))).await;
+    let (code, claim) = again.send("GET", &format!("{ADDRESSES}/{address}"), Value::Null).await;
+    assert_eq!((code, &claim["spec"]["parentRef"]["name"]), (200, &json!("s")), "{claim}");
+    let same =
+        json!({"metadata": {"name": "t"}, "spec": {"type": "NodePort", "ports": [{"port": 80, "nodePort": port}]}});
+    let (code, refused) = again.send("POST", SERVICES, same).await;
+    assert_eq!(code, 422, "{refused}");
+    assert!(refused["message"].as_str().unwrap().contains("provided port is already allocated"), "{refused}");
+}
