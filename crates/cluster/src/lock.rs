@@ -19,16 +19,14 @@ pub(crate) struct Lock(#[expect(dead_code, reason = "holding it is the point")] 
 impl Lock {
     /// Takes the lock, or says which process has it.
     pub(crate) fn take(path: &Path) -> Result<std::result::Result<Lock, Holder>> {
-        let file = open(path)?;
-        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+        match try_lock(path, FlockArg::LockExclusiveNonblock)? {
             Ok(mut file) => {
                 file.set_len(0)?;
                 file.rewind()?;
                 write!(*file, "{}", std::process::id())?;
                 Ok(Ok(Lock(file)))
             }
-            Err((file, nix::errno::Errno::EWOULDBLOCK)) => Ok(Err(Holder::read(file, path)?)),
-            Err((_, error)) => Err(error).with_context(|| path.display().to_string()),
+            Err(holder) => Ok(Err(holder)),
         }
     }
 
@@ -38,12 +36,34 @@ impl Lock {
             return Ok(None);
         }
         // Shared, so that two who only look do not see each other.
-        match Flock::lock(open(path)?, FlockArg::LockSharedNonblock) {
-            Ok(_) => Ok(None),
-            Err((file, nix::errno::Errno::EWOULDBLOCK)) => Ok(Some(Holder::read(file, path)?)),
-            Err((_, error)) => Err(error).with_context(|| path.display().to_string()),
+        Ok(try_lock(path, FlockArg::LockSharedNonblock)?.err())
+    }
+}
+
+/// The lock, or who has it. A holder that was killed and is not quite gone does not count: its end is waited for.
+fn try_lock(path: &Path, how: FlockArg) -> Result<std::result::Result<Flock<File>, Holder>> {
+    let in_file = || path.display().to_string();
+    loop {
+        match Flock::lock(open(path)?, how) {
+            Ok(file) => return Ok(Ok(file)),
+            Err((file, nix::errno::Errno::EWOULDBLOCK)) => {
+                let holder = Holder::read(file, path)?;
+                if !is_ending(holder.pid) {
+                    return Ok(Err(holder));
+                }
+                Flock::lock(open(path)?, FlockArg::LockShared).map_err(|(_, error)| error).with_context(in_file)?;
+            }
+            Err((_, error)) => return Err(error).with_context(in_file),
         }
     }
+}
+
+/// Whether a process is a corpse, or has a SIGKILL to die of. One that cannot be seen is somewhere else, alive.
+fn is_ending(pid: Pid) -> bool {
+    let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else { return false };
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim();
+    let killed = |mask: &str| u64::from_str_radix(mask, 16).is_ok_and(|mask| mask & 1 << (Signal::SIGKILL as u32 - 1) != 0);
+    field("State:").starts_with(['Z', 'X']) || killed(field("SigPnd:")) || killed(field("ShdPnd:"))
 }
 
 /// The process that runs a cluster.
