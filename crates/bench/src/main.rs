@@ -13,6 +13,7 @@ mod peer;
 mod process;
 mod report;
 mod store;
+mod up;
 
 use clap::Parser;
 use std::future::Future;
@@ -28,6 +29,7 @@ const COMPARISONS: &[(&str, &str, Run)] = &[
     ("authz", "RBAC decisions from the index with a scan of all bindings", |args| Box::pin(authz::run(args))),
     ("store", "the embedded store with a real etcd on the same disk", |args| Box::pin(store::run(args))),
     ("controllers", "deployments to Available on hollow nodes", |args| Box::pin(controllers::run(args))),
+    ("up", "a whole cluster: time to Ready, memory, idle CPU, size", |args| Box::pin(up::run(args))),
     ("node", "our runtime with containerd and runc: starting pods, memory", |args| Box::pin(node::run(args))),
 ];
 

@@ -126,9 +126,7 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        for result in
-            [self.cox(&["delete"]), run_command(Command::new("ip").args(["netns", "del", &self.namespace]))]
-        {
+        for result in [self.cox(&["delete"]), run_command(Command::new("ip").args(["netns", "del", &self.namespace]))] {
             if let Err(error) = result {
                 eprintln!("coxbench: cleaning up: {error:#}");
             }

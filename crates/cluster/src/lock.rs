@@ -62,7 +62,8 @@ fn try_lock(path: &Path, how: FlockArg) -> Result<std::result::Result<Flock<File
 fn is_ending(pid: Pid) -> bool {
     let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else { return false };
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim();
-    let killed = |mask: &str| u64::from_str_radix(mask, 16).is_ok_and(|mask| mask & 1 << (Signal::SIGKILL as u32 - 1) != 0);
+    let killed =
+        |mask: &str| u64::from_str_radix(mask, 16).is_ok_and(|mask| mask & 1 << (Signal::SIGKILL as u32 - 1) != 0);
     field("State:").starts_with(['Z', 'X']) || killed(field("SigPnd:")) || killed(field("ShdPnd:"))
 }
 
