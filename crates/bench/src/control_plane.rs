@@ -75,8 +75,8 @@ impl ControlPlane {
     /// Adds the scheduler.
     pub(crate) fn with_scheduler(mut self) -> Self {
         let client = self.client.with_user(api::UserInfo::new("system:kube-scheduler", &["system:authenticated"]));
-        let config = scheduler::Config { client, scheduler_name: "default-scheduler".into() };
-        self.tasks.spawn(scheduler::run(config, self.stop.clone()));
+        let config = ::scheduler::Config::new(client);
+        self.tasks.spawn(::scheduler::run(config, self.stop.clone()));
         self
     }
 

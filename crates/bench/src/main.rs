@@ -12,6 +12,7 @@ mod node;
 mod peer;
 mod process;
 mod report;
+mod scheduler;
 mod store;
 mod up;
 
@@ -31,6 +32,7 @@ const COMPARISONS: &[(&str, &str, Run)] = &[
     ("controllers", "deployments to Available on hollow nodes", |args| Box::pin(controllers::run(args))),
     ("up", "a whole cluster: time to Ready, memory, idle CPU, size", |args| Box::pin(up::run(args))),
     ("node", "our runtime with containerd and runc: starting pods, memory", |args| Box::pin(node::run(args))),
+    ("scheduler", "our scheduler with that of another cluster, or by itself", |args| Box::pin(scheduler::run(args))),
 ];
 
 /// Compare with real peers
@@ -54,6 +56,12 @@ struct Args {
     /// A running cluster to compare with, where the comparison takes one
     #[arg(long)]
     peer_kubeconfig: Option<PathBuf>,
+    /// scheduler: decisions only, without an API server
+    #[arg(long)]
+    algorithm_only: bool,
+    /// scheduler: how many nodes the cluster has
+    #[arg(long)]
+    nodes: Option<usize>,
     /// Given to itself when a case needs a process of its own
     #[arg(long, hide = true)]
     inside: Option<PathBuf>,

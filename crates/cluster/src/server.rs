@@ -74,10 +74,7 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
     // Every node of this cluster is on this machine.
     controllers.local_path = controllers::LocalPath { root: options.data_dir.join("local-path"), removes: true };
     components.spawn("controllers", controllers::run(controllers, components.stop.clone()));
-    let scheduler = scheduler::Config {
-        client: as_user("system:kube-scheduler", &["system:authenticated"]),
-        scheduler_name: "default-scheduler".into(),
-    };
+    let scheduler = scheduler::Config::new(as_user("system:kube-scheduler", &["system:authenticated"]));
     components.spawn("scheduler", scheduler::run(scheduler, components.stop.clone()));
     progress.done("control loops", "controllers, scheduler");
 

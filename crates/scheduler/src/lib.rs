@@ -1,19 +1,36 @@
 //! The scheduler: gives every pod that has none a node.
 //!
-//! Flow: informers -> `queue` -> one pod at a time through `cycle` (filters and scores of the plug-ins in `framework`
-//! on an immutable `snapshot`) -> the cache assumes the pod there -> a Binding is POSTed in the background.
-//! Invariant: a decision counts every pod that is bound or assumed, so a node is never over-committed by us.
+//! Flow: informers -> `handlers` -> `cluster` and `queue` -> one pod at a time through `cycle` (the plug-ins of its
+//! `framework` profile filter and score nodes) -> the cluster assumes the pod there -> `binding` in the background, or
+//! `failure`. Invariant: a decision counts every pod that is bound or assumed, so a node is never over-committed by us.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
-mod cache;
+mod args;
+mod binding;
+mod cluster;
+mod config;
 mod cycle;
+mod extender;
+mod failure;
 mod framework;
-mod node;
+mod handlers;
+mod metrics;
+mod offline;
 mod plugins;
 mod pod;
-mod preemption;
 mod queue;
 mod run;
+mod scheduler;
+mod server;
 
-pub use run::{Args, Config, main, run};
+#[cfg(test)]
+mod equivalence;
+#[cfg(test)]
+mod real_api;
+
+pub use args::{Args, main};
+pub use config::{Configuration, ConfigurationError};
+pub use offline::{Offline, Outcome};
+pub use run::{Config, Election, run};
+pub use server::Serving;

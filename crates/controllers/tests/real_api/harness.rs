@@ -58,10 +58,7 @@ impl Cluster {
         let mut cluster = Self { client, handler, url, dir, stop, tasks: tokio::task::JoinSet::new() };
         let stop = cluster.stop.clone();
         cluster.spawn(async move { server.serve(stop).await });
-        let scheduler = scheduler::Config {
-            client: cluster.user("system:kube-scheduler"),
-            scheduler_name: "default-scheduler".into(),
-        };
+        let scheduler = scheduler::Config::new(cluster.user("system:kube-scheduler"));
         cluster.spawn(scheduler::run(scheduler, cluster.stop.clone()));
         let mut config =
             sim::Config::new(cluster.client.clone(), nodes).with_capacity("pods", "10000").with_capacity("cpu", "1k");

@@ -1,106 +1,70 @@
 //! `nodeSelector` and required node affinity exclude nodes; preferred terms rank them.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::{NodeAffinity as Affinity, NodeSelectorRequirement, NodeSelectorTerm};
+use k8s_openapi::api::core::v1::Node;
 
-use crate::framework::{Plugin, Rejection, normalize};
-use crate::node::NodeInfo;
-use crate::pod::PodInfo;
+use crate::cluster::View;
+use crate::framework::{Event, Plugin, Point, Rejection, Scale};
+use crate::pod::{Class, NodeSelector, PodInfo, Preferences};
 
-pub(crate) struct NodeAffinity;
+/// With what configuration adds to every pod's own affinity.
+#[derive(Default)]
+pub(crate) struct NodeAffinity {
+    pub(crate) added_required: Option<NodeSelector>,
+    pub(crate) added_preferred: Option<Preferences>,
+}
 
 impl Plugin for NodeAffinity {
     fn name(&self) -> &'static str {
         "NodeAffinity"
     }
 
-    fn filter(&self, pod: &PodInfo, node: &NodeInfo) -> Result<(), Rejection> {
-        if admits(pod, node) {
-            return Ok(());
+    fn points(&self) -> &'static [Point] {
+        &[Point::PreFilter, Point::Filter, Point::PreScore, Point::Score]
+    }
+
+    fn candidates<'a>(&self, class: &'a Class) -> Result<Option<&'a BTreeSet<String>>, Rejection> {
+        match &class.named_nodes {
+            Some(names) if names.is_empty() => {
+                Err(Rejection::new(self.name(), "pod affinity terms conflict").unresolvable())
+            }
+            names => Ok(names.as_ref()),
         }
-        Err(Rejection::new(self.name(), "node(s) didn't match Pod's node affinity/selector").unresolvable())
     }
 
-    fn score(&self, pod: &PodInfo, nodes: &[Arc<NodeInfo>]) -> Option<Vec<i64>> {
-        let preferred = affinity(pod)?.preferred_during_scheduling_ignored_during_execution.as_ref()?;
-        let mut scores: Vec<i64> = nodes
-            .iter()
-            .map(|node| {
-                let matching = preferred.iter().filter(|term| term_matches(&term.preference, node));
-                matching.map(|term| i64::from(term.weight)).sum()
-            })
-            .collect();
-        normalize(&mut scores, false);
-        Some(scores)
+    fn filter(&self, class: &Class, node: &View<'_>) -> Result<(), Rejection> {
+        let (name, labels) = (node.name(), node.row.labels());
+        if self.added_required.as_ref().is_some_and(|added| !added.matches(name, labels)) {
+            return Err(
+                Rejection::new(self.name(), "node(s) didn't match scheduler-enforced node affinity").unresolvable()
+            );
+        }
+        if !class.admits(name, labels) {
+            return Err(Rejection::new(self.name(), "node(s) didn't match Pod's node affinity/selector").unresolvable());
+        }
+        Ok(())
     }
 
-    fn weight(&self) -> i64 {
-        2
+    fn scale(&self, class: &Class) -> Option<Scale> {
+        (class.preferred.is_some() || self.added_preferred.is_some()).then_some(Scale::ToLargest)
     }
-}
 
-/// Whether `nodeSelector` and required affinity let the pod go to the node.
-pub(crate) fn admits(pod: &PodInfo, node: &NodeInfo) -> bool {
-    let selector = pod.pod.spec.as_ref().and_then(|spec| spec.node_selector.as_ref());
-    let required = affinity(pod).and_then(|a| a.required_during_scheduling_ignored_during_execution.as_ref());
-    selector.into_iter().flatten().all(|(key, value)| node.label(key) == Some(value))
-        && required.is_none_or(|selector| selector.node_selector_terms.iter().any(|term| term_matches(term, node)))
-}
-
-fn affinity(pod: &PodInfo) -> Option<&Affinity> {
-    pod.pod.spec.as_ref()?.affinity.as_ref()?.node_affinity.as_ref()
-}
-
-/// A term with no requirement at all matches nothing.
-fn term_matches(term: &NodeSelectorTerm, node: &NodeInfo) -> bool {
-    let expressions = term.match_expressions.as_deref().unwrap_or_default();
-    let fields = term.match_fields.as_deref().unwrap_or_default();
-    !(expressions.is_empty() && fields.is_empty())
-        && expressions.iter().all(|requirement| holds(requirement, node.label(&requirement.key)))
-        && fields
-            .iter()
-            .all(|requirement| requirement.key == "metadata.name" && holds(requirement, Some(node.name.as_str())))
-}
-
-fn holds(requirement: &NodeSelectorRequirement, found: Option<&str>) -> bool {
-    let values = requirement.values.as_deref().unwrap_or_default();
-    let is_listed = |found: &str| values.iter().any(|value| value == found);
-    let number = |text: &str| text.parse::<i64>().ok();
-    let against = values.first().and_then(|value| number(value));
-    match requirement.operator.as_str() {
-        "In" => found.is_some_and(is_listed),
-        "NotIn" => !found.is_some_and(is_listed),
-        "Exists" => found.is_some(),
-        "DoesNotExist" => found.is_none(),
-        "Gt" => found.and_then(number).zip(against).is_some_and(|(found, against)| found > against),
-        "Lt" => found.and_then(number).zip(against).is_some_and(|(found, against)| found < against),
-        _ => false,
+    fn score(&self, class: &Class, node: &View<'_>) -> i64 {
+        let terms = [&self.added_preferred, &class.preferred];
+        terms.into_iter().flatten().map(|terms| terms.score(node.name(), node.row.labels())).sum()
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    #[test]
-    fn operators_read_labels_as_upstream_does() {
-        for (operator, values, found, expected) in [
-            ("In", vec!["a", "b"], Some("b"), true),
-            ("In", vec!["a"], None, false),
-            ("NotIn", vec!["a"], None, true),
-            ("NotIn", vec!["a"], Some("a"), false),
-            ("Exists", vec![], Some(""), true),
-            ("DoesNotExist", vec![], None, true),
-            ("Gt", vec!["3"], Some("4"), true),
-            ("Gt", vec!["3"], Some("x"), false),
-            ("Lt", vec!["3"], Some("2"), true),
-            ("Odd", vec![], Some("1"), false),
-        ] {
-            let requirement: NodeSelectorRequirement =
-                serde_json::from_value(json!({"key": "k", "operator": operator, "values": values})).unwrap();
-            assert_eq!(holds(&requirement, found), expected, "{operator} {values:?} {found:?}");
+    fn may_help(&self, pod: &PodInfo, event: &Event) -> bool {
+        let matches = |node: &Node| {
+            let (name, labels) = (node.metadata.name.as_deref().unwrap_or_default(), node.metadata.labels.as_ref());
+            self.added_required.as_ref().is_none_or(|added| added.matches(name, labels))
+                && pod.class.admits(name, labels)
+        };
+        match event {
+            Event::NodeAdded(node) => matches(node),
+            Event::NodeChanged { old, new, change } => change.labels && matches(new) && !matches(old),
+            _ => false,
         }
     }
 }

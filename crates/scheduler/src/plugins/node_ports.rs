@@ -1,8 +1,8 @@
 //! Two pods cannot have the same port of a node.
 
-use crate::framework::{Plugin, Rejection};
-use crate::node::NodeInfo;
-use crate::pod::PodInfo;
+use crate::cluster::View;
+use crate::framework::{Basis, Event, Plugin, Point, Rejection};
+use crate::pod::{Class, PodInfo};
 
 pub(crate) struct NodePorts;
 
@@ -11,10 +11,29 @@ impl Plugin for NodePorts {
         "NodePorts"
     }
 
-    fn filter(&self, pod: &PodInfo, node: &NodeInfo) -> Result<(), Rejection> {
-        if pod.host_ports.iter().any(|port| node.uses_port(port)) {
+    fn points(&self) -> &'static [Point] {
+        &[Point::PreFilter, Point::Filter]
+    }
+
+    fn basis(&self) -> Basis {
+        Basis::Usage
+    }
+
+    fn filter(&self, class: &Class, node: &View<'_>) -> Result<(), Rejection> {
+        if class.host_ports.iter().any(|port| node.uses_port(port)) {
             return Err(Rejection::new(self.name(), "node(s) didn't have free ports for the requested pod ports"));
         }
         Ok(())
+    }
+
+    fn may_help(&self, pod: &PodInfo, event: &Event) -> bool {
+        match event {
+            Event::NodeAdded(_) => true,
+            Event::PodDeleted(gone) => {
+                let mut freed = gone.class.host_ports.iter();
+                freed.any(|held| pod.class.host_ports.iter().any(|wanted| wanted.conflicts_with(held)))
+            }
+            _ => false,
+        }
     }
 }

@@ -1,12 +1,10 @@
 //! Taints keep pods away that do not tolerate them; `PreferNoSchedule` only makes a node less attractive.
 
-use std::sync::Arc;
+use k8s_openapi::api::core::v1::{Node, Taint, Toleration};
 
-use k8s_openapi::api::core::v1::{Taint, Toleration};
-
-use crate::framework::{Plugin, Rejection, normalize};
-use crate::node::NodeInfo;
-use crate::pod::PodInfo;
+use crate::cluster::View;
+use crate::framework::{Event, Plugin, Point, Rejection, Scale};
+use crate::pod::{Class, PodInfo};
 
 pub(crate) struct TaintToleration;
 
@@ -15,46 +13,52 @@ impl Plugin for TaintToleration {
         "TaintToleration"
     }
 
-    fn filter(&self, pod: &PodInfo, node: &NodeInfo) -> Result<(), Rejection> {
-        match untolerated(pod, node) {
-            None => Ok(()),
-            Some(taint) => {
-                let value = taint.value.as_deref().unwrap_or_default();
-                let reason = format!("node(s) had untolerated taint(s) {{{}: {value}}}", taint.key);
-                Err(Rejection::new(self.name(), reason).unresolvable())
-            }
+    fn points(&self) -> &'static [Point] {
+        &[Point::Filter, Point::PreScore, Point::Score]
+    }
+
+    fn filter(&self, class: &Class, node: &View<'_>) -> Result<(), Rejection> {
+        if has_untolerated(class, node.row.taints()) {
+            return Err(Rejection::new(self.name(), "node(s) had untolerated taint(s)").unresolvable());
+        }
+        Ok(())
+    }
+
+    fn scale(&self, _class: &Class) -> Option<Scale> {
+        Some(Scale::ToLargestReversed)
+    }
+
+    /// How many soft taints the pod does not tolerate.
+    fn score(&self, class: &Class, node: &View<'_>) -> i64 {
+        let covers_soft =
+            |toleration: &&Toleration| matches!(toleration.effect.as_deref(), None | Some("" | "PreferNoSchedule"));
+        let soft = node.row.taints().iter().filter(|taint| taint.effect == "PreferNoSchedule");
+        let tolerated = |taint: &Taint| class.tolerations.iter().filter(covers_soft).any(|t| tolerates(t, taint));
+        soft.filter(|taint| !tolerated(taint)).count() as i64
+    }
+
+    fn may_help(&self, pod: &PodInfo, event: &Event) -> bool {
+        let repels = |node: &Node| has_untolerated(&pod.class, taints(node));
+        match event {
+            Event::NodeAdded(node) => !repels(node),
+            Event::NodeChanged { old, new, change } => change.taints && repels(old) && !repels(new),
+            Event::SelfChanged { change, .. } => change.tolerations,
+            _ => false,
         }
     }
-
-    fn score(&self, pod: &PodInfo, nodes: &[Arc<NodeInfo>]) -> Option<Vec<i64>> {
-        let soft: Vec<&Toleration> = pod
-            .tolerations()
-            .iter()
-            .filter(|toleration| matches!(toleration.effect.as_deref(), None | Some("" | "PreferNoSchedule")))
-            .collect();
-        let mut scores: Vec<i64> = nodes
-            .iter()
-            .map(|node| {
-                let taints = node.taints().iter().filter(|taint| taint.effect == "PreferNoSchedule");
-                taints.filter(|taint| !soft.iter().any(|toleration| tolerates(toleration, taint))).count() as i64
-            })
-            .collect();
-        normalize(&mut scores, true);
-        Some(scores)
-    }
-
-    fn weight(&self) -> i64 {
-        3
-    }
 }
 
-/// The first taint that keeps the pod from the node.
-pub(crate) fn untolerated<'a>(pod: &PodInfo, node: &'a NodeInfo) -> Option<&'a Taint> {
-    let mut hard = node.taints().iter().filter(|taint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute"));
-    hard.find(|taint| !pod.tolerations().iter().any(|toleration| tolerates(toleration, taint)))
+fn taints(node: &Node) -> &[Taint] {
+    node.spec.as_ref().and_then(|spec| spec.taints.as_deref()).unwrap_or_default()
 }
 
-/// Whether a toleration covers a taint: an empty effect covers every effect, an empty key with `Exists` every key.
+/// Whether one of the taints keeps the pod away.
+pub(crate) fn has_untolerated(class: &Class, taints: &[Taint]) -> bool {
+    let mut hard = taints.iter().filter(|taint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute"));
+    hard.any(|taint| !class.tolerations.iter().any(|toleration| tolerates(toleration, taint)))
+}
+
+/// Whether a toleration covers a taint: an empty effect covers every effect, an empty key every key.
 pub(crate) fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     let effect = toleration.effect.as_deref().unwrap_or_default();
     let key = toleration.key.as_deref().unwrap_or_default();
@@ -62,10 +66,7 @@ pub(crate) fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
         return false;
     }
     match toleration.operator.as_deref().unwrap_or_default() {
-        "" | "Equal" => {
-            !key.is_empty()
-                && toleration.value.as_deref().unwrap_or_default() == taint.value.as_deref().unwrap_or_default()
-        }
+        "" | "Equal" => toleration.value.as_deref().unwrap_or_default() == taint.value.as_deref().unwrap_or_default(),
         "Exists" => true,
         _ => false,
     }

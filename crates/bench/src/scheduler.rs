@@ -1,0 +1,433 @@
+//! Pods per second, on the workloads of upstream's scheduler_perf: the algorithm alone, and through a real API server.
+//!
+//! Through the API our own scheduler runs on our own API server in this process, and nodes are objects only: a measurement
+//! ends when the last pod has its node. With `--peer-kubeconfig` the same objects go to another cluster, whose scheduler
+//! is measured in the same way, one after the other.
+
+use crate::Args;
+use ::scheduler::{Config, Configuration, Offline, Outcome};
+use anyhow::{Context, bail};
+use client::kubeconfig::{Kubeconfig, Overrides};
+use client::{Api, Client, DeleteParams, ListParams, Patch, WatchEvent};
+use futures_util::{StreamExt, TryStreamExt, stream};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use k8s_openapi::api::scheduling::v1::PriorityClass;
+use serde_json::{Value, json};
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio_util::sync::CancellationToken;
+
+/// Requests under way at once while objects are made.
+const CREATORS: usize = 32;
+/// If no pod is bound for this long, the workload is stuck.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// One workload: what is there before, and what is measured.
+struct Workload {
+    name: &'static str,
+    /// Pods that are there already, on nodes or waiting for ever.
+    before: fn(nodes: usize) -> Vec<Group>,
+    measured: Group,
+}
+
+/// So many pods alike.
+#[derive(Clone, Copy)]
+struct Group {
+    count: usize,
+    spec: fn() -> Value,
+    labels: fn() -> Value,
+    /// They get no node, and nobody waits for them to.
+    stays_pending: bool,
+}
+
+const fn group(count: usize, spec: fn() -> Value, labels: fn() -> Value) -> Group {
+    Group { count, spec, labels, stays_pending: false }
+}
+
+const fn pending(count: usize, spec: fn() -> Value) -> Group {
+    Group { count, spec, labels: plain, stays_pending: true }
+}
+
+fn plain() -> Value {
+    json!({})
+}
+
+fn blue() -> Value {
+    json!({"color": "blue"})
+}
+
+fn green() -> Value {
+    json!({"color": "green"})
+}
+
+fn requests(cpu: &str, memory: &str) -> Value {
+    json!({"containers": [{"name": "pause", "image": "registry.k8s.io/pause:3.10",
+        "resources": {"requests": {"cpu": cpu, "memory": memory}}}]})
+}
+
+fn default_pod() -> Value {
+    requests("100m", "500Mi")
+}
+
+fn with(extra: Value) -> Value {
+    let mut spec = default_pod();
+    for (key, value) in extra.as_object().into_iter().flatten() {
+        spec[key] = value.clone();
+    }
+    spec
+}
+
+fn color_term(color: &str, key: &str) -> Value {
+    json!({"labelSelector": {"matchLabels": {"color": color}}, "topologyKey": key})
+}
+
+fn near() -> Value {
+    with(json!({"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution":
+        [color_term("blue", "topology.kubernetes.io/zone")]}}}))
+}
+
+fn far() -> Value {
+    with(json!({"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution":
+        [color_term("green", "kubernetes.io/hostname")]}}}))
+}
+
+fn spread() -> Value {
+    with(json!({"topologySpreadConstraints": [{"maxSkew": 5, "topologyKey": "topology.kubernetes.io/zone",
+        "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {"matchLabels": {"color": "blue"}}}]}))
+}
+
+fn node_affinity() -> Value {
+    with(json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+        {"matchExpressions": [{"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["zone1", "zone2"]}]}]}}}}))
+}
+
+fn low_priority() -> Value {
+    let mut spec = requests("900m", "500Mi");
+    spec["priority"] = 0.into();
+    spec
+}
+
+fn high_priority() -> Value {
+    let mut spec = requests("3000m", "500Mi");
+    (spec["priority"], spec["priorityClassName"]) = (1_000_000.into(), "coxbench-high".into());
+    spec
+}
+
+fn too_large() -> Value {
+    requests("9", "500Mi")
+}
+
+fn gated() -> Value {
+    with(json!({"schedulingGates": [{"name": "coxbench.example/wait"}]}))
+}
+
+const WORKLOADS: &[Workload] = &[
+    Workload {
+        name: "SchedulingBasic",
+        before: |_| vec![group(1000, default_pod, plain)],
+        measured: group(5000, default_pod, plain),
+    },
+    Workload {
+        name: "SchedulingPodAffinity",
+        before: |_| vec![group(1000, near, blue)],
+        measured: group(2000, near, blue),
+    },
+    Workload {
+        name: "SchedulingPodAntiAffinity",
+        before: |nodes| vec![group(nodes / 5, far, green)],
+        measured: group(400, far, green),
+    },
+    Workload {
+        name: "TopologySpreading",
+        before: |_| vec![group(1000, default_pod, blue)],
+        measured: group(2000, spread, blue),
+    },
+    Workload {
+        name: "PreemptionBasic",
+        before: |nodes| vec![group(nodes * 4, low_priority, plain)],
+        measured: group(500, high_priority, plain),
+    },
+    Workload {
+        name: "SchedulingNodeAffinity",
+        before: |_| vec![group(1000, node_affinity, plain)],
+        measured: group(2000, node_affinity, plain),
+    },
+    Workload {
+        name: "MixedSchedulingBasePod",
+        before: |nodes| {
+            vec![
+                group(500, default_pod, plain),
+                group(500, near, blue),
+                group(nodes / 5, far, green),
+                group(500, spread, blue),
+                group(500, node_affinity, plain),
+            ]
+        },
+        measured: group(2000, default_pod, plain),
+    },
+    Workload {
+        name: "SchedulingWhileGated",
+        before: |_| vec![pending(5000, gated)],
+        measured: group(2000, default_pod, plain),
+    },
+    Workload {
+        name: "Unschedulable",
+        before: |_| vec![pending(500, too_large)],
+        measured: group(2000, default_pod, plain),
+    },
+];
+
+pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
+    let sizes = match args.nodes {
+        Some(nodes) => vec![nodes],
+        None if args.quick => vec![100],
+        None => vec![500, 5000],
+    };
+    let wanted = WORKLOADS.iter().filter(|workload| args.wants(workload.name));
+    for workload in wanted {
+        for nodes in &sizes {
+            let workload = workload.sized(*nodes, args.quick);
+            if args.algorithm_only {
+                workload.think(*nodes)?;
+            } else {
+                workload.through_api(*nodes, &args).await?;
+            }
+        }
+    }
+    if args.algorithm_only && args.wants("Scale") {
+        let largest = if args.quick { 1000 } else { 100_000 };
+        Workload {
+            name: "Scale",
+            before: |_| Vec::new(),
+            measured: group(args.nodes.unwrap_or(largest), default_pod, plain),
+        }
+        .think(args.nodes.unwrap_or(largest))?;
+    }
+    Ok(())
+}
+
+fn node(at: usize) -> Node {
+    let name = format!("node-{at}");
+    let node = json!({
+        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name,
+            "topology.kubernetes.io/zone": format!("zone{}", at % 3 + 1)}},
+        "status": {"capacity": {"cpu": "4", "memory": "32Gi", "pods": "110"},
+            "allocatable": {"cpu": "4", "memory": "32Gi", "pods": "110"},
+            "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}]},
+    });
+    serde_json::from_value(node).unwrap_or_default()
+}
+
+fn pod(prefix: &str, at: usize, group: Group) -> Pod {
+    let name = format!("{prefix}-{at}");
+    let metadata = json!({"name": name, "uid": name, "namespace": "coxbench", "labels": (group.labels)()});
+    let pod = json!({"metadata": metadata, "spec": (group.spec)()});
+    serde_json::from_value(pod).unwrap_or_default()
+}
+
+impl Workload {
+    /// Small clusters have room for fewer pods.
+    fn sized(&self, nodes: usize, quick: bool) -> Workload {
+        let most = match (self.name, quick) {
+            ("SchedulingPodAntiAffinity", _) => nodes / 2,
+            ("PreemptionBasic", _) => nodes,
+            (_, true) => nodes,
+            (_, false) => nodes * 20,
+        };
+        let measured = Group { count: self.measured.count.min(most), ..self.measured };
+        Workload { name: self.name, before: self.before, measured }
+    }
+
+    /// The algorithm alone: one decision after the other.
+    fn think(&self, nodes: usize) -> anyhow::Result<()> {
+        let mut offline = Offline::new(&Configuration::default(), 1)?;
+        (0..nodes).for_each(|at| offline.set_node(Arc::new(node(at))));
+        for (number, group) in (self.before)(nodes).into_iter().enumerate() {
+            for at in 0..group.count {
+                let outcome = offline.schedule(Arc::new(pod(&format!("before{number}"), at, group)));
+                if !group.stays_pending && !matches!(outcome, Outcome::Placed { .. }) {
+                    bail!("{}: a pod that was to be there already got no node: {outcome:?}", self.name);
+                }
+                if group.stays_pending && group.spec == gated as fn() -> Value {
+                    break; // The queue never gives such pods out.
+                }
+            }
+        }
+        let pods: Vec<Arc<Pod>> = (0..self.measured.count).map(|at| Arc::new(pod("pod", at, self.measured))).collect();
+        let began = Instant::now();
+        for pod in pods {
+            match offline.schedule(pod.clone()) {
+                Outcome::Placed { .. } => {}
+                Outcome::Preempts { victims, .. } => {
+                    victims.iter().for_each(|victim| offline.remove_pod(victim));
+                    let again = offline.schedule(pod);
+                    if !matches!(again, Outcome::Placed { .. }) {
+                        bail!("{}: room was made in vain: {again:?}", self.name);
+                    }
+                }
+                Outcome::Unplaced { message } => bail!("{}: {message}", self.name),
+            }
+        }
+        let rate = self.measured.count as f64 / began.elapsed().as_secs_f64();
+        let memory = crate::report::resident(std::process::id())? / (1 << 20);
+        println!(
+            "{} algorithm nodes={nodes} pods={} pods_per_s={rate:.0} rss_mib={memory}",
+            self.name, self.measured.count
+        );
+        Ok(())
+    }
+
+    async fn through_api(&self, nodes: usize, args: &Args) -> anyhow::Result<()> {
+        let dir = tempfile::tempdir_in(&args.dir).with_context(|| format!("{}", args.dir.display()))?;
+        let ours = Ours::start(dir.path()).await?;
+        let our_rate = self.measure(&ours.client, nodes).await.context("ours")?;
+        ours.stop().await?;
+        let parameters = format!("{} nodes={nodes} pods={}", self.name, self.measured.count);
+        let Some(kubeconfig) = &args.peer_kubeconfig else {
+            println!("{parameters} pods_per_s={our_rate:.0}");
+            return Ok(());
+        };
+        let config = Kubeconfig::load(Some(kubeconfig))?;
+        let peer = Client::from_kubeconfig(&config, &Overrides::default())?;
+        let peer_rate = self.measure(&peer, nodes).await.context("peer")?;
+        let ratio = our_rate / peer_rate;
+        println!("{parameters} pods_per_s={our_rate:.0} ours={our_rate:.0}/s peer={peer_rate:.0}/s ratio={ratio:.2}");
+        Ok(())
+    }
+
+    /// Pods per second from the first pod made to the last one bound.
+    async fn measure(&self, client: &Client, nodes: usize) -> anyhow::Result<f64> {
+        let namespace = format!("coxbench-{}-{nodes}", self.name.to_lowercase());
+        let result = self.measure_in(client, &namespace, nodes).await;
+        clean(client, &namespace, nodes).await.context("cleaning up")?;
+        result
+    }
+
+    async fn measure_in(&self, client: &Client, namespace: &str, nodes: usize) -> anyhow::Result<f64> {
+        let object: Namespace = serde_json::from_value(json!({"metadata": {"name": namespace}}))?;
+        client.all::<Namespace>().create(&object).await?;
+        let class = json!({"metadata": {"name": "coxbench-high"}, "value": 1_000_000});
+        let classes = client.all::<PriorityClass>();
+        if let Err(error) = classes.create(&serde_json::from_value(class)?).await
+            && !error.is_already_exists()
+        {
+            return Err(error.into());
+        }
+        let made = stream::iter((0..nodes).map(|at| make_node(client, at)));
+        made.buffer_unordered(CREATORS).try_collect::<Vec<()>>().await.context("nodes")?;
+        for (number, group) in (self.before)(nodes).into_iter().enumerate() {
+            let prefix = format!("before{number}");
+            place(client, namespace, &prefix, group).await.context("pods that are to be there")?;
+        }
+        let time = place(client, namespace, "pod", self.measured).await?;
+        Ok(self.measured.count as f64 / time.as_secs_f64())
+    }
+}
+
+/// A node that is ready, as far as objects go.
+async fn make_node(client: &Client, at: usize) -> Result<(), client::Error> {
+    let (nodes, node) = (client.all::<Node>(), node(at));
+    let name = node.metadata.name.as_deref().unwrap_or_default();
+    let made = nodes.create(&node).await?;
+    // A new node is tainted until somebody sees it ready, and its status is kept apart.
+    if made.spec.is_some_and(|spec| spec.taints.is_some()) {
+        nodes.patch(name, &Patch::merge(json!({"spec": {"taints": null}}))).await?;
+    }
+    nodes.patch_status(name, &Patch::merge(json!({"status": node.status}))).await.map(drop)
+}
+
+/// Makes pods and waits until each has a node. Returns how long that took.
+async fn place(client: &Client, namespace: &str, prefix: &str, group: Group) -> anyhow::Result<Duration> {
+    let pods = client.namespaced::<Pod>(namespace);
+    let before = pods.list(&ListParams { limit: Some(1), ..ListParams::default() }).await?;
+    let version = before.metadata.resource_version.unwrap_or_default();
+    let mut events = pods.watch(&ListParams::default(), &version).await?;
+    let began = Instant::now();
+    let made = stream::iter((0..group.count).map(|at| {
+        let (pods, mut pod) = (pods.clone(), pod(prefix, at, group));
+        (pod.metadata.uid, pod.metadata.namespace) = (None, None);
+        async move { create_patiently(&pods, &pod).await }
+    }));
+    let creating = made.buffer_unordered(CREATORS).try_collect::<Vec<()>>();
+    let binding = async {
+        let mut bound = HashSet::new();
+        while bound.len() < group.count && !group.stays_pending {
+            let event = tokio::time::timeout(PATIENCE, events.next()).await;
+            let event = event.with_context(|| format!("{} of {} pods are bound", bound.len(), group.count))?;
+            let event = event.context("the watch ended")??;
+            if let WatchEvent::Added(pod) | WatchEvent::Modified(pod) = event
+                && pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some())
+                && let Some(name) = pod.metadata.name.filter(|name| name.starts_with(prefix))
+            {
+                bound.insert(name);
+            }
+        }
+        anyhow::Ok(())
+    };
+    let creating = async { creating.await.map_err(anyhow::Error::from) };
+    tokio::try_join!(creating, binding)?;
+    Ok(began.elapsed())
+}
+
+/// In a new namespace pods are forbidden until its service account is made.
+async fn create_patiently(pods: &Api<Pod>, pod: &Pod) -> Result<(), client::Error> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match pods.create(pod).await {
+            Err(error) if error.is_forbidden() && Instant::now() < deadline => {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            made => return made.map(drop),
+        }
+    }
+}
+
+async fn clean(client: &Client, namespace: &str, nodes: usize) -> anyhow::Result<()> {
+    let now = DeleteParams::default().with_grace_period(0);
+    client.namespaced::<Pod>(namespace).delete_collection(&ListParams::default(), &now).await?;
+    let gone = stream::iter((0..nodes).map(|at| async move {
+        match client.all::<Node>().delete(&format!("node-{at}"), &DeleteParams::default()).await {
+            Err(error) if !error.is_not_found() => Err(error),
+            _ => Ok(()),
+        }
+    }));
+    gone.buffer_unordered(CREATORS).try_collect::<Vec<()>>().await?;
+    client.all::<Namespace>().delete(namespace, &DeleteParams::default()).await?;
+    Ok(())
+}
+
+/// Our API server and scheduler, in this process.
+struct Ours {
+    client: Client,
+    stop: CancellationToken,
+    tasks: tokio::task::JoinSet<anyhow::Result<()>>,
+}
+
+impl Ours {
+    async fn start(dir: &Path) -> anyhow::Result<Ours> {
+        let mut config = apiserver::Config::new(apiserver::Storage::Embedded(dir.join("store")));
+        config.bind = "127.0.0.1:0".parse()?;
+        // No controllers run here that would make service accounts.
+        config.disable_admission_plugins = vec!["ServiceAccount".into()];
+        let server = apiserver::Server::new(config).await?;
+        let handler = server.handler();
+        let as_user =
+            |name: &str, groups: &[&str]| Client::in_process(handler.clone(), api::UserInfo::new(name, groups));
+        let client = as_user("admin", &["system:masters"]);
+        let stop = CancellationToken::new();
+        let mut tasks = tokio::task::JoinSet::new();
+        let scheduler = as_user("system:kube-scheduler", &["system:authenticated"]);
+        tasks.spawn(::scheduler::run(Config::new(scheduler), stop.clone()));
+        Ok(Ours { client, stop, tasks })
+    }
+
+    async fn stop(mut self) -> anyhow::Result<()> {
+        self.stop.cancel();
+        while let Some(ended) = self.tasks.join_next().await {
+            ended??;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,126 @@
+//! `cox scheduler`: upstream's flags, and what they mean.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use client::kubeconfig::{Kubeconfig, Overrides};
+use client::{Client, Durations};
+use futures_util::future::BoxFuture;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::{Configuration, GoDuration};
+use crate::run::{Config, Election, run};
+use crate::server::Serving;
+
+/// Assign pods to nodes
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    /// Configuration file (KubeSchedulerConfiguration, kubescheduler.config.k8s.io/v1)
+    #[arg(long)]
+    config: Option<PathBuf>,
+    /// Legacy policy file: predicates, priorities and extenders, mapped onto plug-ins
+    #[arg(long, conflicts_with = "config")]
+    policy_config_file: Option<PathBuf>,
+    /// Kubeconfig of the API server and of the scheduler's identity
+    #[arg(long)]
+    kubeconfig: Option<PathBuf>,
+    /// Address of the API server, instead of the kubeconfig's
+    #[arg(long)]
+    master: Option<String>,
+    /// Without a configuration file: pods with another schedulerName are left for other schedulers
+    #[arg(long, default_value = "default-scheduler")]
+    scheduler_name: String,
+    /// Address to serve health and metrics on
+    #[arg(long, default_value = "0.0.0.0")]
+    bind_address: IpAddr,
+    /// Port to serve health and metrics on with HTTPS; 0 for none
+    #[arg(long, default_value_t = 10259)]
+    secure_port: u16,
+    /// Certificate to serve with; without one it signs its own
+    #[arg(long, requires = "tls_private_key_file")]
+    tls_cert_file: Option<PathBuf>,
+    #[arg(long, requires = "tls_cert_file")]
+    tls_private_key_file: Option<PathBuf>,
+    /// Wait to be elected before deciding anything, so that several can stand by
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    leader_elect: Option<bool>,
+    #[arg(long)]
+    leader_elect_lease_duration: Option<GoDuration>,
+    #[arg(long)]
+    leader_elect_renew_deadline: Option<GoDuration>,
+    #[arg(long)]
+    leader_elect_retry_period: Option<GoDuration>,
+    #[arg(long)]
+    leader_elect_resource_name: Option<String>,
+    #[arg(long)]
+    leader_elect_resource_namespace: Option<String>,
+}
+
+pub fn main(args: Args) -> BoxFuture<'static, Result<()>> {
+    Box::pin(run_main(args))
+}
+
+async fn run_main(args: Args) -> Result<()> {
+    let config = args.config()?;
+    let stop = CancellationToken::new();
+    let stopper = stop.clone();
+    let signalled = async move {
+        let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+        tokio::select! {
+            _ = tokio::signal::ctrl_c() => {}
+            _ = terminate.recv() => {}
+            () = stopper.cancelled() => {}
+        }
+        stopper.cancel();
+        anyhow::Ok(())
+    };
+    let ran = async {
+        let ran = run(config, stop.clone()).await;
+        stop.cancel();
+        ran
+    };
+    tokio::try_join!(ran, signalled)?;
+    Ok(())
+}
+
+impl Args {
+    fn config(self) -> Result<Config> {
+        let configuration = match (&self.config, &self.policy_config_file) {
+            (Some(path), _) => Configuration::read(path)?,
+            (None, Some(path)) => Configuration::read_policy(path)?,
+            (None, None) => Configuration::named(&self.scheduler_name),
+        };
+        let named = &configuration.client_connection.kubeconfig;
+        let path = self.kubeconfig.clone().or_else(|| (!named.is_empty()).then(|| named.into()));
+        let kubeconfig = Kubeconfig::load(path.as_deref()).context("the scheduler's kubeconfig")?;
+        let overrides = Overrides { server: self.master.clone(), ..Overrides::default() };
+        let client = Client::from_kubeconfig(&kubeconfig, &overrides).context("the scheduler's kubeconfig")?;
+        let election = self.election(&configuration)?;
+        let certificate = self.tls_cert_file.zip(self.tls_private_key_file);
+        let serving = (self.secure_port != 0)
+            .then(|| Serving { address: SocketAddr::new(self.bind_address, self.secure_port), certificate });
+        Ok(Config { client, configuration, election, serving })
+    }
+
+    /// Flags win over the file; both may leave it out.
+    fn election(&self, configuration: &Configuration) -> Result<Option<Election>> {
+        let file = &configuration.leader_election;
+        if !self.leader_elect.or(file.leader_elect).unwrap_or(true) {
+            return Ok(None);
+        }
+        let or = |flag: Option<GoDuration>, file: GoDuration| -> Duration { flag.unwrap_or(file).0 };
+        let hostname = std::fs::read_to_string("/proc/sys/kernel/hostname").context("the host's name")?;
+        Ok(Some(Election {
+            namespace: self.leader_elect_resource_namespace.clone().unwrap_or_else(|| file.resource_namespace.clone()),
+            name: self.leader_elect_resource_name.clone().unwrap_or_else(|| file.resource_name.clone()),
+            identity: format!("{}_{}", hostname.trim(), uuid::Uuid::new_v4()),
+            durations: Durations {
+                lease: or(self.leader_elect_lease_duration, file.lease_duration),
+                renew_deadline: or(self.leader_elect_renew_deadline, file.renew_deadline),
+                retry_period: or(self.leader_elect_retry_period, file.retry_period),
+            },
+        }))
+    }
+}

@@ -1,0 +1,135 @@
+//! The binding cycle: a pod with a node waits for its permit, is bound, and says so; or gives everything back.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+use crate::cycle::{Diagnosis, Failure};
+use crate::framework::{Event, Permit, Placement, Point, Rejection};
+use crate::scheduler::{Scheduler, Try, release};
+
+/// Pods that wait for a permit, until somebody allows or rejects them.
+#[derive(Default)]
+pub(crate) struct Waiting {
+    pods: Mutex<HashMap<Arc<str>, oneshot::Sender<Result<(), Rejection>>>>,
+}
+
+impl Waiting {
+    /// Ends the wait of a pod; false if it does not wait.
+    pub(crate) fn decide(&self, uid: &str, verdict: Result<(), Rejection>) -> bool {
+        let waiter = self.pods.lock().remove(uid);
+        waiter.is_some_and(|waiter| waiter.send(verdict).is_ok())
+    }
+
+    async fn wait(&self, uid: &Arc<str>, time: Duration) -> Result<(), Rejection> {
+        let (sender, receiver) = oneshot::channel();
+        self.pods.lock().insert(uid.clone(), sender);
+        let verdict = tokio::time::timeout(time, receiver).await;
+        self.pods.lock().remove(uid);
+        match verdict {
+            Ok(Ok(verdict)) => verdict,
+            _ => {
+                let reason = format!("rejected due to timeout after waiting {time:?} at plugin Permit");
+                Err(Rejection::new("Permit", reason))
+            }
+        }
+    }
+}
+
+impl Scheduler {
+    /// Brings a pod to the node it was given. Whatever fails gives the node back, and the pod is tried again.
+    pub(crate) async fn bind(&self, attempt: Try, placement: Placement, permit: Permit) {
+        self.metrics.add("scheduler_goroutines", &[("operation", "binding")], 1.0);
+        let bound = self.try_bind(&attempt, &placement, permit).await;
+        self.metrics.add("scheduler_goroutines", &[("operation", "binding")], -1.0);
+        let (pod, profile) = (&placement.pod, &attempt.profile);
+        let Err(failure) = bound else {
+            self.queue.done(&pod.uid);
+            let message = format!("Successfully assigned {} to {}", pod.key, placement.node);
+            self.recorder(profile).normal(&client::reference(&*pod.pod), "Scheduled", message);
+            profile.at(Point::PostBind).for_each(|plugin| plugin.post_bind(&placement));
+            return self.note_success(&attempt);
+        };
+        release(&mut self.core.lock().cluster, &attempt, &placement);
+        // What the pod held is free again, for others as well. A pod that was rejected must not be woken by itself.
+        let freed = Event::PodDeleted(pod.clone());
+        let is_rejected = failure.is_unschedulable();
+        if !is_rejected {
+            self.queue.happened(&freed);
+        }
+        self.give_up(attempt, failure.into()).await;
+        if is_rejected {
+            self.queue.happened(&freed);
+        }
+    }
+
+    async fn try_bind(&self, attempt: &Try, placement: &Placement, permit: Permit) -> Result<(), Failure> {
+        if let Permit::Wait(time) = permit {
+            let began = Instant::now();
+            let verdict = self.permits.wait(&placement.pod.uid, time).await;
+            let result = if verdict.is_ok() { "Success" } else { "Unschedulable" };
+            self.metrics.time("scheduler_permit_wait_duration_seconds", &[("result", result)], began.elapsed());
+            verdict.map_err(|rejection| {
+                let mut diagnosis = Diagnosis { nodes: 1, ..Diagnosis::default() };
+                if let Some(node) = self.core.lock().cluster.node(&placement.node) {
+                    diagnosis.add(node, rejection);
+                }
+                Failure::Unfit(Box::new(diagnosis))
+            })?;
+        }
+        for plugin in attempt.profile.at(Point::PreBind) {
+            plugin
+                .pre_bind(placement)
+                .await
+                .map_err(|error| Failure::Error(format!("running PreBind plugin {:?}: {error}", plugin.name())))?;
+        }
+        let binder = self.extenders.iter().find(|extender| extender.binds() && extender.is_interested(&placement.pod));
+        if let Some(extender) = binder {
+            return extender.bind(placement).await.map_err(Failure::Error);
+        }
+        for plugin in attempt.profile.at(Point::Bind) {
+            if let Some(binding) = plugin.bind(placement) {
+                return binding
+                    .await
+                    .map_err(|error| Failure::Error(format!("running Bind plugin {:?}: {error}", plugin.name())));
+            }
+        }
+        Err(Failure::Error("no bind plugin takes the pod".into()))
+    }
+
+    fn note_success(&self, attempt: &Try) {
+        let queued = &attempt.queued;
+        self.metrics.attempted("scheduled", &attempt.profile.name, attempt.began.elapsed());
+        self.metrics.observe("scheduler_pod_scheduling_attempts", &[], queued.attempts.into());
+        let attempts = if queued.attempts >= 15 { "15+".into() } else { queued.attempts.to_string() };
+        let time = queued.since.elapsed();
+        self.metrics.time("scheduler_pod_scheduling_sli_duration_seconds", &[("attempts", &attempts)], time);
+        if queued.is_leftover {
+            self.metrics.count("scheduler_pod_scheduled_after_flush_total", &[]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_permit_is_given_refused_or_runs_out() {
+        let waiting = Arc::new(Waiting::default());
+        let refusal = Rejection::new("P", "no");
+        for (verdict, expected) in [(Ok(()), Ok(())), (Err(refusal.clone()), Err(refusal))] {
+            let (waiter, uid) = (waiting.clone(), Arc::<str>::from("u"));
+            let wait = tokio::spawn(async move { waiter.wait(&uid, Duration::from_secs(60)).await });
+            tokio::task::yield_now().await;
+            assert!(waiting.decide("u", verdict));
+            assert_eq!(wait.await.unwrap(), expected);
+        }
+        let late = waiting.wait(&Arc::from("u"), Duration::from_secs(1)).await.unwrap_err();
+        assert_eq!(late.reasons, ["rejected due to timeout after waiting 1s at plugin Permit"]);
+        assert!(!waiting.decide("u", Ok(())), "nobody waits any more");
+    }
+}

@@ -1,0 +1,338 @@
+//! The steps of one decision.
+
+use std::sync::Arc;
+
+use rand::Rng;
+use rand::rngs::StdRng;
+
+use super::memory::Judgements;
+use super::{Decider, Diagnosis, Failure, Trial};
+use crate::cluster::{Cluster, NodeId};
+use crate::framework::{Point, PostFilter, Profile, Rejection, Scale, State, normalize};
+use crate::pod::{Class, PodInfo};
+
+/// However many nodes there are, no fewer are looked at than this, if there are as many.
+const MIN_FEASIBLE: usize = 100;
+const MIN_PERCENTAGE: usize = 5;
+
+pub(crate) struct Attempt<'a> {
+    pub(crate) cluster: &'a mut Cluster,
+    pub(crate) profile: &'a Profile,
+    pub(crate) pod: &'a Arc<PodInfo>,
+    judgements: &'a mut Judgements,
+    states: &'a mut Vec<Option<Box<dyn State>>>,
+    roles: Vec<Role>,
+    start: &'a mut usize,
+    dice: &'a mut StdRng,
+    percentage_of_nodes: i32,
+    /// The only nodes worth looking at, and which plug-in says so.
+    named: Option<(Vec<NodeId>, &'static str)>,
+    /// Rejections of nodes that were judged on their own, because room on them is kept for other pods.
+    singular: Vec<Rejection>,
+}
+
+/// What a state is asked for.
+#[derive(Clone, Copy, Default)]
+struct Role {
+    filters: bool,
+    /// None if it does not score.
+    weight: Option<i64>,
+}
+
+/// The nodes that take a pod, and those that do not.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    pub(crate) feasible: Vec<NodeId>,
+    rejected: Vec<(NodeId, Verdict)>,
+}
+
+impl Found {
+    pub(crate) fn evaluated(&self) -> usize {
+        self.feasible.len() + self.rejected.len()
+    }
+}
+
+/// Who rejected a node, and in which of its ways.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Node(u16),
+    State(u8, u8),
+    Singular(u16),
+}
+
+impl<'a> Attempt<'a> {
+    pub(super) fn new(
+        decider: &'a mut Decider,
+        cluster: &'a mut Cluster,
+        profile: &'a Profile,
+        pod: &'a Arc<PodInfo>,
+    ) -> Result<Attempt<'a>, Failure> {
+        cluster.refresh_order();
+        if cluster.len() == 0 {
+            return Err(Failure::NoNodes);
+        }
+        let named = candidates(profile, &pod.class, cluster).map_err(|rejection| rejected(rejection, cluster))?;
+        let Decider { memory, start, dice, percentage_of_nodes } = decider;
+        let (judgements, states) = memory.of(profile, &pod.class, pod.group.id);
+        judgements.cover(cluster.places());
+        let mut roles = Vec::with_capacity(states.len());
+        for (plugin, state) in profile.stateful.iter().zip(states.iter_mut()) {
+            let is_current = state.as_mut().is_some_and(|state| state.refresh(cluster));
+            if !is_current {
+                *state = plugin.prepare(pod, cluster).map_err(|rejection| rejected(rejection, cluster))?;
+            }
+            roles.push(match state {
+                None => Role::default(),
+                Some(_) => Role {
+                    filters: profile.has(Point::Filter, plugin.name()),
+                    weight: profile
+                        .scorers
+                        .iter()
+                        .find(|scorer| scorer.plugin.name() == plugin.name())
+                        .map(|scorer| scorer.weight),
+                },
+            });
+        }
+        Ok(Attempt {
+            percentage_of_nodes: profile.percentage_of_nodes.unwrap_or(*percentage_of_nodes),
+            cluster,
+            profile,
+            pod,
+            judgements,
+            states,
+            roles,
+            start,
+            dice,
+            named,
+            singular: Vec::new(),
+        })
+    }
+
+    /// Nodes that take the pod: enough of them, not all.
+    pub(crate) fn find(&mut self) -> Found {
+        let mut found = Found::default();
+        // Where others made room for the pod is most likely the only place.
+        if let Some(node) = self.pod.nominated_node().and_then(|name| self.cluster.node(name)) {
+            if self.verdict(node).is_none() {
+                found.feasible.push(node);
+                return found;
+            }
+        }
+        let named = self.named.take();
+        let total = named.as_ref().map_or(self.cluster.len(), |(nodes, _)| nodes.len());
+        let enough = feasible_to_find(self.percentage_of_nodes, total);
+        for step in 0..total {
+            let at = (*self.start + step) % total;
+            let node = named.as_ref().map_or_else(|| self.cluster.order()[at], |(nodes, _)| nodes[at]);
+            match self.verdict(node) {
+                Some(verdict) => found.rejected.push((node, verdict)),
+                None => {
+                    found.feasible.push(node);
+                    if found.feasible.len() == enough {
+                        break;
+                    }
+                }
+            }
+        }
+        self.named = named;
+        *self.start = (*self.start + found.evaluated()) % self.cluster.len();
+        found
+    }
+
+    /// Why the node does not take the pod; None if it does.
+    fn verdict(&mut self, node: NodeId) -> Option<Verdict> {
+        if !self.cluster.nominated.is_empty() && !self.ahead_on(node).is_empty() {
+            let trial = Trial::of(self.cluster, node);
+            let rejection = self.judge(&trial).err()?;
+            self.singular.push(rejection);
+            return Some(Verdict::Singular(self.singular.len() as u16 - 1));
+        }
+        match self.judgements.verdict(self.profile, &self.pod.class, self.cluster, node) {
+            0 => {}
+            verdict => return Some(Verdict::Node(verdict)),
+        }
+        let view = self.cluster.view(node);
+        for (at, (state, role)) in self.states.iter().zip(&self.roles).enumerate() {
+            if role.filters
+                && let Some(state) = state
+            {
+                match state.filter(self.cluster, &view) {
+                    0 => {}
+                    code => return Some(Verdict::State(at as u8, code)),
+                }
+            }
+        }
+        None
+    }
+
+    /// Pods that room on the node is kept for, and that come before this one.
+    fn ahead_on(&self, node: NodeId) -> Vec<Arc<PodInfo>> {
+        let nominated = self.cluster.nominated.on(&self.cluster.row(node).name).iter();
+        nominated.filter(|other| other.priority >= self.pod.priority && other.uid != self.pod.uid).cloned().collect()
+    }
+
+    /// Whether a node that is not as it is would take the pod, also once the pods have come that it is kept for.
+    pub(crate) fn judge(&mut self, trial: &Trial) -> Result<(), Rejection> {
+        let ahead = self.ahead_on(trial.node);
+        if !ahead.is_empty() {
+            let mut crowded = trial.clone();
+            ahead.iter().for_each(|pod| crowded.add(self, pod.clone()));
+            let verdict = self.filter(&crowded);
+            ahead.iter().for_each(|pod| self.suppose(trial.node, pod, -1));
+            verdict?;
+        }
+        self.filter(trial)
+    }
+
+    fn filter(&self, trial: &Trial) -> Result<(), Rejection> {
+        let view = trial.view(self.cluster);
+        let (profile, class) = (self.profile, &self.pod.class);
+        profile.object_filters.iter().try_for_each(|plugin| plugin.filter(class, &view))?;
+        profile.usage_filters.iter().try_for_each(|plugin| plugin.filter(class, &view))?;
+        let states = self.states.iter().zip(&self.roles).filter(|(_, role)| role.filters);
+        for state in states.filter_map(|(state, _)| state.as_ref()) {
+            match state.filter(self.cluster, &view) {
+                0 => {}
+                code => return Err(state.explain(code)),
+            }
+        }
+        Ok(())
+    }
+
+    /// As if a pod came to a node (`sign` 1) or left it (-1).
+    pub(super) fn suppose(&mut self, node: NodeId, pod: &PodInfo, sign: i64) {
+        for state in self.states.iter_mut().flatten() {
+            state.suppose(self.cluster, node, pod, sign);
+        }
+    }
+
+    /// The total scores of nodes that `find` returned.
+    pub(crate) fn rank(&mut self, nodes: &[NodeId]) -> Vec<i64> {
+        // Nodes that are kept for others were judged on their own; their scores may be of an earlier state.
+        for node in nodes {
+            self.judgements.verdict(self.profile, &self.pod.class, self.cluster, *node);
+        }
+        let mut totals: Vec<i64> = nodes.iter().map(|node| self.judgements.score(*node)).collect();
+        let mut scores = Vec::with_capacity(nodes.len());
+        for (at, (scorer, scale)) in self.judgements.scaled.iter().enumerate() {
+            scores.clear();
+            scores.extend(nodes.iter().map(|node| self.judgements.raw(*node, at)));
+            normalize(&mut scores, *scale == Scale::ToLargestReversed);
+            add(&mut totals, &scores, scorer.weight);
+        }
+        for (state, role) in self.states.iter().zip(&self.roles) {
+            if let (Some(state), Some(weight)) = (state, role.weight)
+                && state.score(self.cluster, nodes, &mut scores)
+            {
+                add(&mut totals, &scores, weight);
+            }
+        }
+        totals
+    }
+
+    /// The highest total; equals are drawn by lot, each with the same chance. There must be one.
+    pub(crate) fn pick(&mut self, totals: &[i64]) -> usize {
+        let best = totals.iter().max().copied().unwrap_or(0);
+        let equals: Vec<usize> = (0..totals.len()).filter(|at| totals[*at] == best).collect();
+        equals[self.dice.random_range(0..equals.len())]
+    }
+
+    /// A number below `bound`, by the attempt's dice.
+    pub(crate) fn draw(&mut self, bound: usize) -> usize {
+        self.dice.random_range(0..bound.max(1))
+    }
+
+    /// The reasons behind what `find` rejected.
+    pub(crate) fn diagnose(&self, found: Found) -> Diagnosis {
+        let mut diagnosis = Diagnosis { nodes: self.cluster.len(), ..Diagnosis::default() };
+        // Many nodes, few different verdicts.
+        let mut known: Vec<(Verdict, u16)> = Vec::new();
+        for (node, verdict) in found.rejected {
+            if let Some((_, at)) = known.iter().find(|(other, _)| *other == verdict) {
+                diagnosis.rejected.push((node, *at));
+                continue;
+            }
+            diagnosis.add(node, self.explain(verdict));
+            known.extend(diagnosis.rejected.last().map(|(_, at)| (verdict, *at)));
+        }
+        diagnosis.absent = self.named.as_ref().map(|(_, plugin)| {
+            Rejection::new(plugin, format!("node(s) didn't satisfy plugin(s) [{plugin}]")).unresolvable()
+        });
+        diagnosis
+    }
+
+    fn explain(&self, verdict: Verdict) -> Rejection {
+        match verdict {
+            Verdict::Node(verdict) => self.judgements.rejection(verdict).clone(),
+            Verdict::Singular(at) => self.singular[usize::from(at)].clone(),
+            Verdict::State(at, code) => match &self.states[usize::from(at)] {
+                Some(state) => state.explain(code),
+                None => Rejection::new("", "").unresolvable(),
+            },
+        }
+    }
+
+    /// Asks the plug-ins of the profile, one after the other, whether something can be done.
+    pub(crate) fn post_filter(&mut self, diagnosis: &Diagnosis) -> PostFilter {
+        let plugins: Vec<_> = self.profile.at(Point::PostFilter).cloned().collect();
+        plugins.iter().find_map(|plugin| plugin.post_filter(self, diagnosis)).unwrap_or_default()
+    }
+}
+
+fn rejected(rejection: Rejection, cluster: &Cluster) -> Failure {
+    let diagnosis = Diagnosis { nodes: cluster.len(), pre_filter: Some(rejection), ..Diagnosis::default() };
+    Failure::Unfit(Box::new(diagnosis))
+}
+
+type Named = Option<(Vec<NodeId>, &'static str)>;
+
+/// The nodes that a plug-in says are the only ones, as far as they exist.
+fn candidates(profile: &Profile, class: &Class, cluster: &Cluster) -> Result<Named, Rejection> {
+    for plugin in profile.at(Point::PreFilter) {
+        if let Some(names) = plugin.candidates(class)? {
+            let nodes = names.iter().filter_map(|name| cluster.node(name)).collect();
+            return Ok(Some((nodes, plugin.name())));
+        }
+    }
+    Ok(None)
+}
+
+fn add(totals: &mut [i64], scores: &[i64], weight: i64) {
+    for (total, score) in totals.iter_mut().zip(scores) {
+        *total += score * weight;
+    }
+}
+
+/// How many nodes are enough: all of few, and an ever smaller part of many (`numFeasibleNodesToFind`, v1.36).
+fn feasible_to_find(percentage: i32, nodes: usize) -> usize {
+    if nodes < MIN_FEASIBLE {
+        return nodes.max(1);
+    }
+    let percentage = match percentage {
+        0 => 50_usize.saturating_sub(nodes / 125).max(MIN_PERCENTAGE),
+        chosen => chosen.unsigned_abs() as usize,
+    };
+    (nodes * percentage / 100).max(MIN_FEASIBLE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fewer_nodes_are_looked_at_the_more_there_are() {
+        for (percentage, nodes, expected) in [
+            (0, 10, 10),
+            (0, 100, 100),
+            (0, 1000, 420),
+            (0, 5000, 500),
+            (0, 6000, 300),
+            (0, 100_000, 5000),
+            (40, 1000, 400),
+            (40, 200, 100),
+            (100, 5000, 5000),
+        ] {
+            assert_eq!(feasible_to_find(percentage, nodes), expected, "{percentage} of {nodes}");
+        }
+    }
+}

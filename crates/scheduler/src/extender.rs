@@ -1,0 +1,339 @@
+//! HTTP extenders: services outside that filter, score, preempt and bind.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use client::Client;
+use client::kubeconfig::{AuthInfo, Cluster, Kubeconfig, Overrides};
+use http_body_util::BodyExt;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::cluster::NodeId;
+use crate::config::{Extender as Configured, ExtenderTls};
+use crate::cycle::{Diagnosis, EXTENDER};
+use crate::framework::{Candidate, MAX_SCORE, Placement, Rejection};
+use crate::pod::PodInfo;
+
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Extenders score from 0 to this.
+const MAX_EXTENDER_SCORE: i64 = 10;
+
+pub(crate) struct Extender {
+    configured: Configured,
+    client: Client,
+    timeout: Duration,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct Args<'a> {
+    pod: &'a Pod,
+    nodes: Option<NodeList>,
+    node_names: Option<Vec<&'a str>>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct NodeList {
+    #[serde(default)]
+    items: Vec<Node>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "PascalCase", default)]
+struct FilterResult {
+    nodes: Option<NodeList>,
+    node_names: Option<Vec<String>>,
+    failed_nodes: Option<BTreeMap<String, String>>,
+    failed_and_unresolvable_nodes: Option<BTreeMap<String, String>>,
+    error: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct HostPriority {
+    host: String,
+    score: i64,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct PreemptionArgs<'a> {
+    pod: &'a Pod,
+    node_name_to_victims: Option<BTreeMap<&'a str, Victims<'a>>>,
+    node_name_to_meta_victims: Option<BTreeMap<&'a str, MetaVictims>>,
+}
+
+#[derive(Serialize)]
+struct Victims<'a> {
+    #[serde(rename = "Pods")]
+    pods: Vec<&'a Pod>,
+    #[serde(rename = "NumPDBViolations")]
+    violations: usize,
+}
+
+#[derive(Serialize, Deserialize)]
+struct MetaVictims {
+    #[serde(rename = "Pods", default)]
+    pods: Vec<MetaPod>,
+    #[serde(rename = "NumPDBViolations", default)]
+    violations: usize,
+}
+
+#[derive(Serialize, Deserialize)]
+struct MetaPod {
+    #[serde(rename = "UID")]
+    uid: String,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "PascalCase", default)]
+struct PreemptionResult {
+    node_name_to_meta_victims: BTreeMap<String, MetaVictims>,
+}
+
+#[derive(Serialize)]
+struct BindingArgs<'a> {
+    #[serde(rename = "PodName")]
+    pod_name: &'a str,
+    #[serde(rename = "PodNamespace")]
+    pod_namespace: &'a str,
+    #[serde(rename = "PodUID")]
+    pod_uid: &'a str,
+    #[serde(rename = "Node")]
+    node: &'a str,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "PascalCase", default)]
+struct BindingResult {
+    error: String,
+}
+
+impl Extender {
+    pub(crate) fn new(configured: Configured) -> Result<Extender, client::Error> {
+        let tls = configured.tls.clone().unwrap_or_default();
+        let kubeconfig = Kubeconfig::single("extender", server(&configured, &tls), identity(&tls), None);
+        let client = Client::from_kubeconfig(&kubeconfig, &Overrides::default())?;
+        let timeout = configured.http_timeout.map(|timeout| timeout.0).filter(|timeout| !timeout.is_zero());
+        Ok(Extender { client, timeout: timeout.unwrap_or(DEFAULT_TIMEOUT), configured })
+    }
+
+    /// Extenders that manage resources are asked only about pods that use one of them.
+    pub(crate) fn is_interested(&self, pod: &PodInfo) -> bool {
+        if self.configured.managed_resources.is_empty() {
+            return true;
+        }
+        let spec = pod.pod.spec.iter();
+        let mut containers = spec.flat_map(|spec| spec.containers.iter().chain(spec.init_containers.iter().flatten()));
+        containers.any(|container| {
+            let lists = container.resources.iter().flat_map(|resources| [&resources.requests, &resources.limits]);
+            let mut names = lists.flatten().flat_map(|list| list.keys());
+            names.any(|name| self.configured.managed_resources.iter().any(|managed| managed.name == *name))
+        })
+    }
+
+    pub(crate) fn binds(&self) -> bool {
+        !self.configured.bind_verb.is_empty()
+    }
+
+    /// Resources that the extender alone looks after.
+    pub(crate) fn ignored_resources(configured: &Configured) -> impl Iterator<Item = String> {
+        let ignored = configured.managed_resources.iter().filter(|resource| resource.ignored_by_scheduler);
+        ignored.map(|resource| resource.name.clone())
+    }
+
+    fn args<'a>(&self, pod: &'a PodInfo, nodes: &'a [(NodeId, Arc<Node>)]) -> Args<'a> {
+        let names = || nodes.iter().map(|(_, node)| name_of(node)).collect();
+        let list = || NodeList { items: nodes.iter().map(|(_, node)| (**node).clone()).collect() };
+        let is_capable = self.configured.node_cache_capable;
+        Args { pod: &pod.pod, nodes: (!is_capable).then(list), node_names: is_capable.then(names) }
+    }
+
+    pub(crate) async fn bind(&self, placement: &Placement) -> Result<(), String> {
+        let args = BindingArgs {
+            pod_name: placement.pod.name(),
+            pod_namespace: placement.pod.namespace(),
+            pod_uid: &placement.pod.uid,
+            node: &placement.node,
+        };
+        let result: BindingResult = self.send(&self.configured.bind_verb, &args).await?;
+        if result.error.is_empty() { Ok(()) } else { Err(result.error) }
+    }
+
+    async fn send<T: DeserializeOwned>(&self, verb: &str, args: &impl Serialize) -> Result<T, String> {
+        let prefix = self.configured.url_prefix.trim_end_matches('/');
+        let path = prefix.split_once("://").and_then(|(_, rest)| rest.split_once('/')).map_or("", |(_, path)| path);
+        let slash = if path.is_empty() { "" } else { "/" };
+        let body = serde_json::to_vec(args).map_err(|error| error.to_string())?;
+        let request = http::Request::post(format!("/{path}{slash}{verb}"))
+            .header("content-type", "application/json")
+            .body(Bytes::from(body))
+            .map_err(|error| error.to_string())?;
+        let answer = async {
+            let response = self.client.send(request).await.map_err(|error| error.to_string())?;
+            if response.status() != http::StatusCode::OK {
+                let code = response.status().as_u16();
+                return Err(format!("failed {verb} with extender at URL {prefix}/{verb}, code {code}"));
+            }
+            let body = response.into_body().collect().await.map_err(|error| error.to_string())?.to_bytes();
+            serde_json::from_slice(&body).map_err(|error| error.to_string())
+        };
+        match tokio::time::timeout(self.timeout, answer).await {
+            Ok(answer) => answer,
+            Err(_) => Err(format!("Post \"{prefix}/{verb}\": context deadline exceeded")),
+        }
+    }
+}
+
+fn name_of(node: &Node) -> &str {
+    node.metadata.name.as_deref().unwrap_or_default()
+}
+
+fn server(configured: &Configured, tls: &ExtenderTls) -> Cluster {
+    let authority = configured.url_prefix.split('/').take(3).collect::<Vec<_>>().join("/");
+    let text = |value: &str| Some(value.to_owned()).filter(|value| !value.is_empty());
+    let has_authority = !tls.ca_file.is_empty() || !tls.ca_data.is_empty();
+    Cluster {
+        server: Some(authority),
+        certificate_authority: text(&tls.ca_file),
+        certificate_authority_data: text(&tls.ca_data),
+        tls_server_name: text(&tls.server_name),
+        // Without an authority nobody could be verified: HTTPS then only hides.
+        insecure_skip_tls_verify: Some(tls.insecure || configured.enable_https && !has_authority),
+        ..Cluster::default()
+    }
+}
+
+fn identity(tls: &ExtenderTls) -> AuthInfo {
+    let text = |value: &str| Some(value.to_owned()).filter(|value| !value.is_empty());
+    AuthInfo {
+        client_certificate: text(&tls.cert_file),
+        client_certificate_data: text(&tls.cert_data),
+        client_key: text(&tls.key_file),
+        client_key_data: text(&tls.key_data),
+        ..AuthInfo::default()
+    }
+}
+
+/// Nodes that every interested extender lets pass, asked one after the other. What they reject goes into the diagnosis.
+pub(crate) async fn filter(
+    extenders: &[Extender],
+    pod: &PodInfo,
+    mut nodes: Vec<(NodeId, Arc<Node>)>,
+    diagnosis: &mut Diagnosis,
+) -> Result<Vec<(NodeId, Arc<Node>)>, String> {
+    let filtering = extenders.iter().filter(|extender| !extender.configured.filter_verb.is_empty());
+    for extender in filtering.filter(|extender| extender.is_interested(pod)) {
+        if nodes.is_empty() {
+            break;
+        }
+        let sent = extender.send::<FilterResult>(&extender.configured.filter_verb, &extender.args(pod, &nodes)).await;
+        let result = match sent.and_then(|result| if result.error.is_empty() { Ok(result) } else { Err(result.error) })
+        {
+            Ok(result) => result,
+            Err(error) if extender.configured.ignorable => {
+                tracing::warn!(extender = extender.configured.url_prefix, error, "extender skipped");
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        let unresolvable = result.failed_and_unresolvable_nodes.unwrap_or_default();
+        let failed = result.failed_nodes.unwrap_or_default();
+        let listed = result.nodes.map(|list| list.items.iter().map(|node| name_of(node).to_owned()).collect());
+        let passed: Vec<String> = result.node_names.or(listed).unwrap_or_default();
+        let before = nodes.len();
+        for (id, node) in &nodes {
+            let name = name_of(node);
+            if let Some(reason) = unresolvable.get(name) {
+                diagnosis.add(*id, Rejection::new(EXTENDER, reason.clone()).unresolvable());
+            } else if let Some(reason) = failed.get(name) {
+                diagnosis.add(*id, Rejection::new(EXTENDER, reason.clone()));
+            }
+        }
+        nodes.retain(|(_, node)| passed.iter().any(|name| name == name_of(node)));
+        diagnosis.by_extender |= nodes.len() != before;
+    }
+    Ok(nodes)
+}
+
+/// Adds the scores of every interested extender. One that fails gives none.
+pub(crate) async fn prioritize(
+    extenders: &[Extender],
+    pod: &PodInfo,
+    nodes: &[(NodeId, Arc<Node>)],
+    totals: &mut [i64],
+) {
+    let scoring = extenders.iter().filter(|extender| !extender.configured.prioritize_verb.is_empty());
+    for extender in scoring.filter(|extender| extender.is_interested(pod)) {
+        let args = extender.args(pod, nodes);
+        match extender.send::<Vec<HostPriority>>(&extender.configured.prioritize_verb, &args).await {
+            Ok(scores) => {
+                for (total, (_, node)) in totals.iter_mut().zip(nodes) {
+                    let scores = scores.iter().filter(|score| score.host == name_of(node));
+                    let sum: i64 = scores.map(|score| score.score).sum();
+                    *total += sum * extender.configured.weight * (MAX_SCORE / MAX_EXTENDER_SCORE);
+                }
+            }
+            Err(error) => tracing::warn!(extender = extender.configured.url_prefix, error, "no scores from extender"),
+        }
+    }
+}
+
+/// Candidates for preemption that every interested extender agrees to, with the victims it wants.
+pub(crate) async fn preempt(
+    extenders: &[Extender],
+    pod: &PodInfo,
+    mut candidates: Vec<Candidate>,
+) -> Result<Vec<Candidate>, String> {
+    let preempting = extenders.iter().filter(|extender| !extender.configured.preempt_verb.is_empty());
+    for extender in preempting.filter(|extender| extender.is_interested(pod)) {
+        if candidates.is_empty() {
+            break;
+        }
+        let is_capable = extender.configured.node_cache_capable;
+        let full = || {
+            let victims = |candidate: &'_ Candidate| candidate.violations;
+            candidates.iter().map(move |candidate| {
+                let pods = candidate.victims.iter().map(|victim| &*victim.pod).collect();
+                (&*candidate.node, Victims { pods, violations: victims(candidate) })
+            })
+        };
+        let meta = || {
+            candidates.iter().map(|candidate| {
+                let pods = candidate.victims.iter().map(|victim| MetaPod { uid: victim.uid.to_string() }).collect();
+                (&*candidate.node, MetaVictims { pods, violations: candidate.violations })
+            })
+        };
+        let args = PreemptionArgs {
+            pod: &pod.pod,
+            node_name_to_victims: (!is_capable).then(|| full().collect()),
+            node_name_to_meta_victims: is_capable.then(|| meta().collect()),
+        };
+        let result = match extender.send::<PreemptionResult>(&extender.configured.preempt_verb, &args).await {
+            Ok(result) => result,
+            Err(_) if extender.configured.ignorable => continue,
+            Err(error) => return Err(error),
+        };
+        candidates = agreed(candidates, result, extender.configured.ignorable)?;
+    }
+    Ok(candidates)
+}
+
+fn agreed(candidates: Vec<Candidate>, result: PreemptionResult, ignorable: bool) -> Result<Vec<Candidate>, String> {
+    let mut kept = Vec::new();
+    for mut candidate in candidates {
+        let Some(wanted) = result.node_name_to_meta_victims.get(&*candidate.node) else { continue };
+        candidate.victims.retain(|victim| wanted.pods.iter().any(|pod| *pod.uid == *victim.uid));
+        candidate.violations = wanted.violations;
+        if !candidate.victims.is_empty() {
+            kept.push(candidate);
+        } else if !ignorable {
+            return Err(format!("expected at least one victim pod on node {:?}", candidate.node));
+        }
+    }
+    Ok(kept)
+}

@@ -1,0 +1,255 @@
+//! Events of the API -> the cluster as decisions see it, and the queue.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use client::{Event as Seen, InformerFactory, Object};
+use k8s_openapi::api::apps::v1::{ReplicaSet, StatefulSet};
+use k8s_openapi::api::core::v1::{
+    Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod, ReplicationController, Service,
+};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::storage::v1::{CSIDriver, CSIStorageCapacity, StorageClass};
+use tokio::sync::watch;
+
+use crate::cluster::{Observed, workload_selector};
+use crate::framework::{Event, NodeChange, PodChange};
+use crate::pod::{self, OwnerKind, PodInfo};
+use crate::scheduler::Scheduler;
+
+/// Follows everything that decisions depend on. Returns what has to be seen whole before the first decision.
+pub(crate) fn follow(
+    scheduler: &Arc<Scheduler>,
+    informers: &InformerFactory,
+    volume_changes: watch::Sender<u64>,
+) -> Vec<futures_util::future::BoxFuture<'static, ()>> {
+    let mut synced: Vec<futures_util::future::BoxFuture<'static, ()>> = Vec::new();
+    macro_rules! follow {
+        ($kind:ty, $handle:expr) => {{
+            let (informer, scheduler) = (informers.informer::<$kind>(), scheduler.clone());
+            let handle = $handle;
+            informer.subscribe(move |event: &Seen<$kind>| handle(&scheduler, event));
+            synced.push(Box::pin(async move { informer.synced().await }));
+        }};
+    }
+    follow!(Namespace, |scheduler: &Scheduler, event: &Seen<Namespace>| scheduler.see_namespace(event));
+    follow!(PodDisruptionBudget, |scheduler: &Scheduler, event: &Seen<PodDisruptionBudget>| {
+        let key = client::object_key(&**event.object());
+        let mut core = scheduler.core.lock();
+        match present(event) {
+            Some(budget) => core.cluster.budgets.insert(key, budget.clone()),
+            None => core.cluster.budgets.remove(&key),
+        };
+    });
+    follow!(Service, |scheduler: &Scheduler, event: &Seen<Service>| {
+        let selector = present(event).and_then(|service| service.spec.as_ref()?.selector.as_ref());
+        let (namespace, name) = names(event);
+        scheduler.core.lock().cluster.owners.set_service(namespace, name, selector);
+    });
+    follow!(ReplicationController, |scheduler: &Scheduler, event: &Seen<ReplicationController>| {
+        let selector = present(event).and_then(|owner| owner.spec.as_ref()?.selector.as_ref());
+        let selector = selector.map(api::selector::Selector::from_map);
+        scheduler.see_workload(OwnerKind::ReplicationController, event, selector);
+    });
+    follow!(ReplicaSet, |scheduler: &Scheduler, event: &Seen<ReplicaSet>| {
+        let spec = present(event).and_then(|owner| owner.spec.as_ref());
+        let selector = spec.and_then(|spec| workload_selector(Some(&spec.selector)));
+        scheduler.see_workload(OwnerKind::ReplicaSet, event, selector);
+    });
+    follow!(StatefulSet, |scheduler: &Scheduler, event: &Seen<StatefulSet>| {
+        let spec = present(event).and_then(|owner| owner.spec.as_ref());
+        let selector = spec.and_then(|spec| workload_selector(Some(&spec.selector)));
+        scheduler.see_workload(OwnerKind::StatefulSet, event, selector);
+    });
+    let changes = volume_changes.clone();
+    follow!(PersistentVolumeClaim, move |scheduler: &Scheduler, event: &Seen<PersistentVolumeClaim>| {
+        scheduler.see_claim(event);
+        changes.send_modify(|count| *count += 1);
+    });
+    follow!(PersistentVolume, move |scheduler: &Scheduler, event: &Seen<PersistentVolume>| {
+        scheduler.core.lock().cluster.volumes.set_volume(names(event).1, present(event).cloned());
+        volume_changes.send_modify(|count| *count += 1);
+        match event {
+            Seen::Added(_) => scheduler.queue.happened(&Event::VolumeAdded),
+            Seen::Modified { .. } => scheduler.queue.happened(&Event::VolumeChanged),
+            Seen::Deleted(_) => {}
+        }
+    });
+    follow!(StorageClass, |scheduler: &Scheduler, event: &Seen<StorageClass>| {
+        scheduler.core.lock().cluster.volumes.set_class(names(event).1, present(event).cloned());
+        match event {
+            Seen::Added(class) => scheduler.queue.happened(&Event::StorageClassAdded(class.clone())),
+            Seen::Modified { old, new } => {
+                scheduler.queue.happened(&Event::StorageClassChanged { old: old.clone(), new: new.clone() });
+            }
+            Seen::Deleted(_) => {}
+        }
+    });
+    follow!(CSIDriver, |scheduler: &Scheduler, event: &Seen<CSIDriver>| {
+        let name = names(event).1;
+        scheduler.core.lock().cluster.volumes.set_driver(name, present(event).cloned());
+        if let Seen::Modified { old, new } = event
+            && old.spec.storage_capacity == Some(true)
+            && new.spec.storage_capacity != Some(true)
+        {
+            scheduler.queue.happened(&Event::CsiDriverChanged(name.to_owned()));
+        }
+    });
+    follow!(CSIStorageCapacity, |scheduler: &Scheduler, event: &Seen<CSIStorageCapacity>| {
+        let key = client::object_key(&**event.object());
+        scheduler.core.lock().cluster.volumes.set_capacity(&key, present(event).cloned());
+        match event {
+            Seen::Added(_) => scheduler.queue.happened(&Event::CapacityAdded),
+            Seen::Modified { old, new } => {
+                scheduler.queue.happened(&Event::CapacityChanged { old: old.clone(), new: new.clone() });
+            }
+            Seen::Deleted(_) => {}
+        }
+    });
+    follow!(Node, |scheduler: &Scheduler, event: &Seen<Node>| scheduler.see_node(event));
+    follow!(Pod, |scheduler: &Scheduler, event: &Seen<Pod>| scheduler.see_pod(event));
+    synced
+}
+
+/// The object, unless it is gone.
+fn present<K>(event: &Seen<K>) -> Option<&Arc<K>> {
+    match event {
+        Seen::Deleted(_) => None,
+        _ => Some(event.object()),
+    }
+}
+
+fn names<K: Object>(event: &Seen<K>) -> (&str, &str) {
+    let metadata = event.object().meta();
+    (metadata.namespace.as_deref().unwrap_or_default(), metadata.name.as_deref().unwrap_or_default())
+}
+
+impl Scheduler {
+    fn see_namespace(&self, event: &Seen<Namespace>) {
+        let labels = present(event).map(|namespace| namespace.metadata.labels.clone().unwrap_or_default());
+        self.core.lock().cluster.set_namespace(names(event).1, labels);
+    }
+
+    fn see_workload<K: Object>(&self, kind: OwnerKind, event: &Seen<K>, selector: Option<api::selector::Selector>) {
+        let (namespace, name) = names(event);
+        self.core.lock().cluster.owners.set_workload(kind, namespace, name, selector);
+    }
+
+    fn see_claim(&self, event: &Seen<PersistentVolumeClaim>) {
+        let key = client::object_key(&**event.object());
+        self.core.lock().cluster.volumes.set_claim(&key, present(event).cloned());
+        match event {
+            Seen::Added(claim) => self.queue.happened(&Event::ClaimAdded(claim.clone())),
+            Seen::Modified { new, .. } => self.queue.happened(&Event::ClaimChanged(new.clone())),
+            Seen::Deleted(_) => {}
+        }
+    }
+
+    fn see_node(&self, event: &Seen<Node>) {
+        let began = Instant::now();
+        let happened = match event {
+            Seen::Added(node) => {
+                self.core.lock().cluster.set_node(node.clone());
+                Some(Event::NodeAdded(node.clone()))
+            }
+            Seen::Modified { old, new } => {
+                self.core.lock().cluster.set_node(new.clone());
+                let change = NodeChange::between(old, new);
+                change.map(|change| Event::NodeChanged { old: old.clone(), new: new.clone(), change })
+            }
+            Seen::Deleted(node) => {
+                self.core.lock().cluster.remove_node(names(event).1);
+                Some(Event::NodeDeleted(node.clone()))
+            }
+        };
+        self.tell(happened, began);
+    }
+
+    fn see_pod(&self, event: &Seen<Pod>) {
+        match event {
+            Seen::Deleted(pod) => self.lose_pod(pod),
+            Seen::Added(pod) => self.keep_pod(None, pod),
+            Seen::Modified { old, new } => self.keep_pod(Some(old), new),
+        }
+    }
+
+    fn keep_pod(&self, old: Option<&Arc<Pod>>, pod: &Arc<Pod>) {
+        let began = Instant::now();
+        if pod::is_terminal(pod) {
+            return self.lose_pod(pod);
+        }
+        if pod::node_name(pod).is_none() {
+            return self.keep_pending(old, pod);
+        }
+        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+        let mut core = self.core.lock();
+        let before = core.cluster.placed(uid).map(|(info, _)| info.clone());
+        let observed = core.cluster.observe(pod);
+        let after = core.cluster.placed(uid).map(|(info, _)| info.clone());
+        drop(core);
+        self.queue.remove(uid);
+        let was_bound = old.is_some_and(|old| pod::node_name(old).is_some());
+        let happened = match (before, after, observed) {
+            (Some(old), Some(new), Some(Observed::Known)) if was_bound => {
+                let change = PodChange::between(&old, &new);
+                (change != PodChange::default()).then_some(Event::PodChanged { old, new, change })
+            }
+            (_, Some(new), _) => Some(Event::PodAdded(new)),
+            _ => None,
+        };
+        self.tell(happened, began);
+    }
+
+    fn keep_pending(&self, old: Option<&Arc<Pod>>, pod: &Arc<Pod>) {
+        if self.profiles.of(pod).is_none() {
+            return;
+        }
+        let info = self.pending(pod);
+        let nominated = |pod: &Arc<Pod>| pod::nominated_node(pod).map(str::to_owned);
+        if old.and_then(nominated) != nominated(pod) {
+            let mut core = self.core.lock();
+            match nominated(pod) {
+                Some(node) if !core.cluster.is_assumed(&info.uid) => core.cluster.nominated.add(info.clone(), &node),
+                Some(_) => {}
+                None => core.cluster.nominated.remove(&info.uid),
+            }
+        }
+        match old {
+            None => {
+                self.metrics.count(
+                    "scheduler_queue_incoming_pods_total",
+                    &[("queue", "active"), ("event", "UnscheduledPodAdd")],
+                );
+                self.queue.add(info);
+            }
+            Some(old) => {
+                let before = PodInfo::pending(old.clone(), &self.catalogue);
+                let change = PodChange::between(&before, &info);
+                let gates_gone = pod::has_gates(old) && !pod::has_gates(pod);
+                self.queue.update(info, &Event::SelfChanged { change, gates_gone });
+            }
+        }
+    }
+
+    fn lose_pod(&self, pod: &Arc<Pod>) {
+        let began = Instant::now();
+        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+        self.queue.remove(uid);
+        let mut core = self.core.lock();
+        let was_nominated = core.cluster.nominated.node_of(uid).is_some();
+        core.cluster.nominated.remove(uid);
+        let placed = core.cluster.forget(uid);
+        drop(core);
+        // A pod that room was kept for frees that room as well.
+        let nominated = || was_nominated.then(|| self.pending(pod));
+        self.tell(placed.or_else(nominated).map(Event::PodDeleted), began);
+    }
+
+    fn tell(&self, happened: Option<Event>, began: Instant) {
+        if let Some(event) = happened {
+            self.queue.happened(&event);
+            let labels = [("event", event.label())];
+            self.metrics.time("scheduler_event_handling_duration_seconds", &labels, began.elapsed());
+        }
+    }
+}

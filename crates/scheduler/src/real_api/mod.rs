@@ -1,0 +1,148 @@
+//! The whole scheduler against the real API server, in one process. Nodes are objects only: being bound is what counts.
+
+mod cases;
+mod extending;
+mod stress;
+
+use std::time::Duration;
+
+use client::{Client, ListParams, Resource};
+use k8s_openapi::api::core::v1::{Event, Node, Pod};
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::Configuration;
+use crate::run::{Config, run};
+
+/// An API server with a scheduler that can be ended and started again.
+struct Cluster {
+    client: Client,
+    scheduler: Client,
+    configuration: Configuration,
+    stop: CancellationToken,
+    running: JoinSet<anyhow::Result<()>>,
+    _dir: tempfile::TempDir,
+}
+
+impl Cluster {
+    async fn start() -> Cluster {
+        Self::with(Configuration::default()).await
+    }
+
+    async fn with(configuration: Configuration) -> Cluster {
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = apiserver::Config::new(apiserver::Storage::Embedded(dir.path().join("store")));
+        config.bind = "127.0.0.1:0".parse().unwrap();
+        // No controllers run here that would make accounts or see nodes ready.
+        config.disable_admission_plugins = vec!["ServiceAccount".into(), "TaintNodesByCondition".into()];
+        config.authorization_modes = vec!["RBAC".into()];
+        let server = apiserver::Server::new(config).await.unwrap();
+        let handler = server.handler();
+        let as_user =
+            |name: &str, groups: &[&str]| Client::in_process(handler.clone(), api::UserInfo::new(name, groups));
+        let mut cluster = Cluster {
+            client: as_user("admin", &["system:masters"]),
+            scheduler: as_user("system:kube-scheduler", &["system:authenticated"]),
+            configuration,
+            stop: CancellationToken::new(),
+            running: JoinSet::new(),
+            _dir: dir,
+        };
+        cluster.start_scheduler();
+        cluster
+    }
+
+    fn start_scheduler(&mut self) {
+        self.stop = CancellationToken::new();
+        let config = Config { configuration: self.configuration.clone(), ..Config::new(self.scheduler.clone()) };
+        self.running.spawn(run(config, self.stop.clone()));
+    }
+
+    async fn stop_scheduler(&mut self) {
+        self.stop.cancel();
+        while let Some(ended) = self.running.join_next().await {
+            ended.unwrap().unwrap();
+        }
+    }
+
+    async fn create<K: Resource>(&self, object: Value) -> K {
+        let namespace = object["metadata"]["namespace"].as_str().map(str::to_owned);
+        let object: K = serde_json::from_value(object).unwrap();
+        let api = match &namespace {
+            Some(namespace) => self.client.namespaced::<K>(namespace),
+            None => self.client.all::<K>(),
+        };
+        api.create(&object).await.unwrap_or_else(|error| panic!("{}: {error}", K::KIND))
+    }
+
+    async fn node(&self, name: &str, allocatable: Value) {
+        let node = json!({"metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
+            "status": {"capacity": allocatable, "allocatable": allocatable}});
+        self.create::<Node>(node.clone()).await;
+        let patch = client::Patch::merge(json!({"status": node["status"]}));
+        self.client.all::<Node>().patch_status(name, &patch).await.unwrap();
+    }
+
+    async fn pod(&self, name: &str, spec: Value) -> Pod {
+        let mut pod =
+            json!({"metadata": {"name": name, "namespace": "default", "labels": {"app": name}}, "spec": spec});
+        if pod["spec"]["containers"].is_null() {
+            pod["spec"]["containers"] = json!([{"name": "c", "image": "i"}]);
+        }
+        self.create(pod).await
+    }
+
+    async fn get(&self, name: &str) -> Pod {
+        self.client.namespaced::<Pod>("default").get(name).await.unwrap()
+    }
+
+    /// The pod's node, once it has one.
+    async fn bound(&self, name: &str) -> String {
+        let pod = self.until(name, |pod| pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some())).await;
+        pod.spec.unwrap().node_name.unwrap()
+    }
+
+    /// The pod, once something holds of it.
+    async fn until(&self, name: &str, holds: impl Fn(&Pod) -> bool) -> Pod {
+        let mut last = None;
+        for _ in 0..1000 {
+            let pod = self.get(name).await;
+            if holds(&pod) {
+                return pod;
+            }
+            last = Some(pod);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        panic!("{name} does not come to be as it should: {:#?}", last.and_then(|pod| pod.status));
+    }
+
+    /// The event of a pod with this reason, once it is there.
+    async fn event(&self, pod: &str, reason: &str) -> String {
+        for _ in 0..1000 {
+            let events = self.client.namespaced::<Event>("default").list(&ListParams::default()).await.unwrap();
+            let found = events.items.into_iter().find(|event| {
+                event.involved_object.name.as_deref() == Some(pod) && event.reason.as_deref() == Some(reason)
+            });
+            if let Some(event) = found {
+                return event.message.unwrap_or_default();
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        panic!("no event {reason} of {pod}");
+    }
+}
+
+fn cpu(cores: &str) -> Value {
+    json!([{"name": "c", "image": "i", "resources": {"requests": {"cpu": cores}}}])
+}
+
+fn offers(cpu: &str) -> Value {
+    json!({"cpu": cpu, "memory": "4Gi", "pods": "110"})
+}
+
+fn condition(pod: &Pod, kind: &str) -> Option<(String, String, String)> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    let found = conditions.iter().find(|condition| condition.type_ == kind)?;
+    Some((found.status.clone(), found.reason.clone()?, found.message.clone().unwrap_or_default()))
+}

@@ -1,0 +1,298 @@
+//! The loop around the decision: pods out of the queue, nodes chosen, bindings under way.
+//!
+//! Lock order: `core`, then nothing. The queue has its own lock and is never called with `core` held.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use client::{Client, EventRecorder, Informer};
+use k8s_openapi::api::core::v1::Pod;
+use parking_lot::Mutex;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::binding::Waiting;
+use crate::cluster::Cluster;
+use crate::config::Profiles;
+use crate::cycle::{Choice, Decider, Failure};
+use crate::extender::Extender;
+use crate::framework::{Permit, Placement, Point, PostFilter, Profile};
+use crate::metrics::Metrics;
+use crate::plugins::default_preemption;
+use crate::pod::{Catalogue, PodInfo};
+use crate::queue::{Queue, Queued};
+
+pub(crate) struct Scheduler {
+    pub(crate) client: Client,
+    pub(crate) catalogue: Arc<Catalogue>,
+    pub(crate) profiles: Arc<Profiles>,
+    pub(crate) core: Mutex<Core>,
+    pub(crate) queue: Queue,
+    pub(crate) pods: Informer<Pod>,
+    pub(crate) extenders: Vec<Extender>,
+    /// By scheduler name.
+    pub(crate) recorders: Vec<(String, EventRecorder)>,
+    /// Pods that a permit plug-in holds.
+    pub(crate) permits: Waiting,
+    pub(crate) metrics: Arc<Metrics>,
+}
+
+/// What decisions read and write.
+pub(crate) struct Core {
+    pub(crate) cluster: Cluster,
+    pub(crate) decider: Decider,
+}
+
+/// One pod's way through the scheduler.
+pub(crate) struct Try {
+    pub(crate) queued: Queued,
+    pub(crate) profile: Arc<Profile>,
+    pub(crate) began: Instant,
+}
+
+/// A pod that has a node, as far as we are concerned.
+struct Assumed {
+    placement: Placement,
+    permit: Permit,
+}
+
+/// Why a pod has none.
+pub(crate) struct Unplaced {
+    pub(crate) failure: Failure,
+    pub(crate) room: PostFilter,
+}
+
+impl From<Failure> for Unplaced {
+    fn from(failure: Failure) -> Unplaced {
+        Unplaced { failure, room: PostFilter { gives_up: true, ..PostFilter::default() } }
+    }
+}
+
+impl Scheduler {
+    /// Schedules until `stop`; what is under way then is dropped.
+    pub(crate) async fn run(self: Arc<Self>, stop: CancellationToken) {
+        let mut tasks = JoinSet::new();
+        loop {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                Some(ended) = tasks.join_next() => {
+                    if let Err(error) = ended
+                        && error.is_panic()
+                    {
+                        tracing::error!(%error, "a binding ended in a panic");
+                    }
+                }
+                queued = self.queue.pop() => self.schedule(queued, &mut tasks).await,
+            }
+            // Decisions do not wait for anything: others must get their turn too.
+            tokio::task::consume_budget().await;
+        }
+    }
+
+    async fn schedule(self: &Arc<Self>, queued: Queued, tasks: &mut JoinSet<()>) {
+        let pod = queued.pod.clone();
+        let Some(profile) = self.profiles.of(&pod.pod).cloned() else { return self.queue.done(&pod.uid) };
+        if pod.is_terminating {
+            let message = format!("skip schedule deleting pod: {}", pod.key);
+            self.recorder(&profile).warning(&client::reference(&*pod.pod), "FailedScheduling", message);
+            return self.queue.done(&pod.uid);
+        }
+        if self.core.lock().cluster.is_assumed(&pod.uid) {
+            return self.queue.done(&pod.uid);
+        }
+        let attempt = Try { queued, profile, began: Instant::now() };
+        let placed = match self.extenders.is_empty() {
+            true => self.place(&attempt),
+            false => self.place_with_extenders(&attempt).await,
+        };
+        let time = attempt.began.elapsed();
+        self.metrics.time("scheduler_scheduling_algorithm_duration_seconds", &[], time);
+        let scheduler = self.clone();
+        match placed {
+            Ok(Assumed { placement, permit }) => {
+                tasks.spawn(async move { scheduler.bind(attempt, placement, permit).await });
+            }
+            Err(unplaced) => {
+                tasks.spawn(async move { scheduler.give_up(attempt, unplaced).await });
+            }
+        }
+    }
+
+    /// Decides and assumes in one step.
+    fn place(&self, attempt: &Try) -> Result<Assumed, Unplaced> {
+        let pod = &attempt.queued.pod;
+        let mut core = self.core.lock();
+        let Core { cluster, decider } = &mut *core;
+        match decider.decide(cluster, &attempt.profile, pod) {
+            Ok(Choice { node, .. }) => {
+                let node = cluster.row(node).name.clone();
+                assume(cluster, attempt, node)
+            }
+            Err(Failure::Unfit(diagnosis)) => Err(self.make_room(core, attempt, diagnosis)),
+            Err(failure) => Err(failure.into()),
+        }
+    }
+
+    /// As `place`, asking the extenders in between. Nobody else places pods meanwhile, so what was decided still holds,
+    /// or is found out when the pod is bound.
+    async fn place_with_extenders(&self, attempt: &Try) -> Result<Assumed, Unplaced> {
+        let pod = &attempt.queued.pod;
+        let (nodes, mut diagnosis) = {
+            let mut core = self.core.lock();
+            let Core { cluster, decider } = &mut *core;
+            let mut step = decider.attempt(cluster, &attempt.profile, pod)?;
+            let mut found = step.find();
+            let feasible = std::mem::take(&mut found.feasible);
+            let diagnosis = step.diagnose(found);
+            let objects = feasible.iter().filter_map(|node| Some((*node, cluster.row(*node).object.clone()?)));
+            (objects.collect::<Vec<_>>(), diagnosis)
+        };
+        let nodes =
+            crate::extender::filter(&self.extenders, pod, nodes, &mut diagnosis).await.map_err(Failure::Error)?;
+        if nodes.is_empty() {
+            return Err(self.make_room(self.core.lock(), attempt, Box::new(diagnosis)));
+        }
+        let ids: Vec<_> = nodes.iter().map(|(id, _)| *id).collect();
+        let mut totals = {
+            let mut core = self.core.lock();
+            let Core { cluster, decider } = &mut *core;
+            decider.attempt(cluster, &attempt.profile, pod)?.rank(&ids)
+        };
+        crate::extender::prioritize(&self.extenders, pod, &nodes, &mut totals).await;
+        let mut core = self.core.lock();
+        let Core { cluster, decider } = &mut *core;
+        let at = decider.attempt(cluster, &attempt.profile, pod)?.pick(&totals);
+        let node = cluster.row(ids[at]).name.clone();
+        assume(cluster, attempt, node)
+    }
+
+    /// No node takes the pod: looks for pods that could make way.
+    fn make_room(
+        &self,
+        mut core: parking_lot::MutexGuard<'_, Core>,
+        attempt: &Try,
+        mut diagnosis: Box<crate::cycle::Diagnosis>,
+    ) -> Unplaced {
+        let Core { cluster, decider } = &mut *core;
+        let room = match decider.attempt(cluster, &attempt.profile, &attempt.queued.pod) {
+            Ok(mut step) => step.post_filter(&diagnosis),
+            // The pod was rejected as such.
+            Err(_) if attempt.profile.has(Point::PostFilter, "DefaultPreemption") => {
+                default_preemption::not_helpful(&attempt.queued.pod, diagnosis.nodes)
+            }
+            Err(_) => PostFilter { gives_up: true, ..PostFilter::default() },
+        };
+        if attempt.profile.at(Point::PostFilter).next().is_some() {
+            self.metrics.count("scheduler_preemption_attempts_total", &[]);
+        }
+        diagnosis.post_filter.clone_from(&room.message);
+        Unplaced { failure: Failure::Unfit(diagnosis), room }
+    }
+
+    pub(crate) fn recorder(&self, profile: &Profile) -> &EventRecorder {
+        let own = self.recorders.iter().find(|(name, _)| *name == profile.name);
+        own.map_or(&self.recorders[0].1, |(_, recorder)| recorder)
+    }
+
+    pub(crate) fn pending(&self, pod: &Arc<Pod>) -> Arc<PodInfo> {
+        Arc::new(PodInfo::pending(pod.clone(), &self.catalogue))
+    }
+}
+
+/// Counts the pod on its node at once, and lets plug-ins reserve what it needs there.
+fn assume(cluster: &mut Cluster, attempt: &Try, node: Arc<str>) -> Result<Assumed, Unplaced> {
+    let pod = attempt.queued.pod.clone();
+    cluster.assume(pod.clone(), &node);
+    let placement = Placement { pod, node };
+    for plugin in attempt.profile.at(Point::Reserve) {
+        if let Err(error) = plugin.reserve(&placement, cluster) {
+            release(cluster, attempt, &placement);
+            return Err(Failure::Error(error).into());
+        }
+    }
+    let mut permit = Permit::Allow;
+    for plugin in attempt.profile.at(Point::Permit) {
+        match (plugin.permit(&placement), &permit) {
+            (Permit::Allow, _) => {}
+            (Permit::Wait(time), Permit::Wait(held)) => permit = Permit::Wait(time.max(*held)),
+            (Permit::Wait(time), _) => permit = Permit::Wait(time),
+            (Permit::Reject(rejection), _) => {
+                let node = cluster.node(&placement.node);
+                release(cluster, attempt, &placement);
+                let mut diagnosis = crate::cycle::Diagnosis { nodes: 1, ..Default::default() };
+                node.into_iter().for_each(|node| diagnosis.add(node, rejection.clone()));
+                return Err(Failure::Unfit(Box::new(diagnosis)).into());
+            }
+        }
+    }
+    Ok(Assumed { placement, permit })
+}
+
+/// Takes back what was assumed and reserved.
+pub(crate) fn release(cluster: &mut Cluster, attempt: &Try, placement: &Placement) {
+    for plugin in attempt.profile.at(Point::Reserve) {
+        plugin.unreserve(placement, cluster);
+    }
+    cluster.forget(&placement.pod.uid);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::framework::{Plugin, Rejection};
+    use serde_json::json;
+    use std::time::Duration;
+    use tokio::time::Instant as Moment;
+
+    /// Reserves, and then permits, waits or rejects by the name of the pod.
+    struct Guard;
+
+    impl Plugin for Guard {
+        fn name(&self) -> &'static str {
+            "Guard"
+        }
+
+        fn points(&self) -> &'static [Point] {
+            &[Point::Reserve, Point::Permit]
+        }
+
+        fn reserve(&self, placement: &Placement, _cluster: &mut Cluster) -> Result<(), String> {
+            if placement.pod.name() == "unlucky" { Err("nothing left".into()) } else { Ok(()) }
+        }
+
+        fn permit(&self, placement: &Placement) -> Permit {
+            match placement.pod.name() {
+                "slow" => Permit::Wait(Duration::from_secs(1)),
+                "bad" => Permit::Reject(Rejection::new("Guard", "not today")),
+                _ => Permit::Allow,
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_refused_is_given_back() {
+        let plugins = || vec![(Arc::new(Guard) as Arc<dyn Plugin>, 1)];
+        let points = vec![(Point::Reserve, plugins()), (Point::Permit, plugins())];
+        let profile = Arc::new(Profile::new("default-scheduler".into(), 0, None, points));
+        let mut cluster = Cluster::default();
+        cluster.set_node(Arc::new(serde_json::from_value(json!({"metadata": {"name": "n"}})).unwrap()));
+        for (name, expected) in [
+            ("good", "Allow"),
+            ("slow", "Wait(1s)"),
+            ("bad", "0/1 nodes are available: 1 not today."),
+            ("unlucky", "nothing left"),
+        ] {
+            let pod = json!({"metadata": {"name": name, "uid": name}, "spec": {"containers": []}});
+            let pod = Arc::new(PodInfo::pending(Arc::new(serde_json::from_value(pod).unwrap()), &cluster.catalogue));
+            let queued = Queued::first(pod, Moment::now());
+            let attempt = Try { queued, profile: profile.clone(), began: Instant::now() };
+            let (found, is_placed) = match assume(&mut cluster, &attempt, "n".into()) {
+                Ok(assumed) => (format!("{:?}", assumed.permit), true),
+                Err(unplaced) => (unplaced.failure.to_string(), false),
+            };
+            assert_eq!(found, expected);
+            assert_eq!(cluster.is_assumed(name), is_placed, "{name}");
+        }
+    }
+}
