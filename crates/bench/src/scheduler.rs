@@ -5,19 +5,18 @@
 //! is measured in the same way, one after the other.
 
 use crate::Args;
-use ::scheduler::{Config, Configuration, Offline, Outcome};
+use crate::control_plane::{ControlPlane, Transport};
+use ::scheduler::{Configuration, Offline, Outcome};
 use anyhow::{Context, bail};
 use client::kubeconfig::{Kubeconfig, Overrides};
-use client::{Api, Client, DeleteParams, ListParams, Patch, WatchEvent};
+use client::{Client, DeleteParams, ListParams, Patch, WatchEvent};
 use futures_util::{StreamExt, TryStreamExt, stream};
-use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod, ServiceAccount};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use serde_json::{Value, json};
 use std::collections::HashSet;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio_util::sync::CancellationToken;
 
 /// Requests under way at once while objects are made.
 const CREATORS: usize = 32;
@@ -105,7 +104,8 @@ fn node_affinity() -> Value {
 
 fn low_priority() -> Value {
     let mut spec = requests("900m", "500Mi");
-    spec["priority"] = 0.into();
+    // Nobody plays the node that would see them off.
+    (spec["priority"], spec["terminationGracePeriodSeconds"]) = (0.into(), 0.into());
     spec
 }
 
@@ -281,7 +281,7 @@ impl Workload {
 
     async fn through_api(&self, nodes: usize, args: &Args) -> anyhow::Result<()> {
         let dir = tempfile::tempdir_in(&args.dir).with_context(|| format!("{}", args.dir.display()))?;
-        let ours = Ours::start(dir.path()).await?;
+        let ours = ControlPlane::start(dir.path(), Transport::Call).await?.with_scheduler();
         let our_rate = self.measure(&ours.client, nodes).await.context("ours")?;
         ours.stop().await?;
         let parameters = format!("{} nodes={nodes} pods={}", self.name, self.measured.count);
@@ -308,6 +308,12 @@ impl Workload {
     async fn measure_in(&self, client: &Client, namespace: &str, nodes: usize) -> anyhow::Result<f64> {
         let object: Namespace = serde_json::from_value(json!({"metadata": {"name": namespace}}))?;
         client.all::<Namespace>().create(&object).await?;
+        let account: ServiceAccount = serde_json::from_value(json!({"metadata": {"name": "default"}}))?;
+        if let Err(error) = client.namespaced::<ServiceAccount>(namespace).create(&account).await
+            && !error.is_already_exists()
+        {
+            return Err(error.into());
+        }
         let class = json!({"metadata": {"name": "coxbench-high"}, "value": 1_000_000});
         let classes = client.all::<PriorityClass>();
         if let Err(error) = classes.create(&serde_json::from_value(class)?).await
@@ -348,7 +354,7 @@ async fn place(client: &Client, namespace: &str, prefix: &str, group: Group) -> 
     let made = stream::iter((0..group.count).map(|at| {
         let (pods, mut pod) = (pods.clone(), pod(prefix, at, group));
         (pod.metadata.uid, pod.metadata.namespace) = (None, None);
-        async move { create_patiently(&pods, &pod).await }
+        async move { pods.create(&pod).await.map(drop) }
     }));
     let creating = made.buffer_unordered(CREATORS).try_collect::<Vec<()>>();
     let binding = async {
@@ -371,19 +377,6 @@ async fn place(client: &Client, namespace: &str, prefix: &str, group: Group) -> 
     Ok(began.elapsed())
 }
 
-/// In a new namespace pods are forbidden until its service account is made.
-async fn create_patiently(pods: &Api<Pod>, pod: &Pod) -> Result<(), client::Error> {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        match pods.create(pod).await {
-            Err(error) if error.is_forbidden() && Instant::now() < deadline => {
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-            made => return made.map(drop),
-        }
-    }
-}
-
 async fn clean(client: &Client, namespace: &str, nodes: usize) -> anyhow::Result<()> {
     let now = DeleteParams::default().with_grace_period(0);
     client.namespaced::<Pod>(namespace).delete_collection(&ListParams::default(), &now).await?;
@@ -396,38 +389,4 @@ async fn clean(client: &Client, namespace: &str, nodes: usize) -> anyhow::Result
     gone.buffer_unordered(CREATORS).try_collect::<Vec<()>>().await?;
     client.all::<Namespace>().delete(namespace, &DeleteParams::default()).await?;
     Ok(())
-}
-
-/// Our API server and scheduler, in this process.
-struct Ours {
-    client: Client,
-    stop: CancellationToken,
-    tasks: tokio::task::JoinSet<anyhow::Result<()>>,
-}
-
-impl Ours {
-    async fn start(dir: &Path) -> anyhow::Result<Ours> {
-        let mut config = apiserver::Config::new(apiserver::Storage::Embedded(dir.join("store")));
-        config.bind = "127.0.0.1:0".parse()?;
-        // No controllers run here that would make service accounts.
-        config.disable_admission_plugins = vec!["ServiceAccount".into()];
-        let server = apiserver::Server::new(config).await?;
-        let handler = server.handler();
-        let as_user =
-            |name: &str, groups: &[&str]| Client::in_process(handler.clone(), api::UserInfo::new(name, groups));
-        let client = as_user("admin", &["system:masters"]);
-        let stop = CancellationToken::new();
-        let mut tasks = tokio::task::JoinSet::new();
-        let scheduler = as_user("system:kube-scheduler", &["system:authenticated"]);
-        tasks.spawn(::scheduler::run(Config::new(scheduler), stop.clone()));
-        Ok(Ours { client, stop, tasks })
-    }
-
-    async fn stop(mut self) -> anyhow::Result<()> {
-        self.stop.cancel();
-        while let Some(ended) = self.tasks.join_next().await {
-            ended??;
-        }
-        Ok(())
-    }
 }

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use client::kubeconfig::{Kubeconfig, Overrides};
 use client::{Client, Durations};
 use futures_util::future::BoxFuture;
@@ -52,10 +52,27 @@ pub struct Args {
     leader_elect_renew_deadline: Option<GoDuration>,
     #[arg(long)]
     leader_elect_retry_period: Option<GoDuration>,
+    /// The kind of lock; leases are the only one there is
+    #[arg(long, default_value = "leases", value_parser = ["leases"])]
+    leader_elect_resource_lock: String,
     #[arg(long)]
     leader_elect_resource_name: Option<String>,
     #[arg(long)]
     leader_elect_resource_namespace: Option<String>,
+    /// How long a pod may be unschedulable before it is tried again although nothing happened that could help
+    #[arg(long, default_value = "5m")]
+    pod_max_in_unschedulable_pods_duration: GoDuration,
+    /// Kubeconfig of the API server that is asked who reads metrics; without one it is the scheduler's
+    #[arg(long)]
+    authentication_kubeconfig: Option<PathBuf>,
+    /// Kubeconfig of the API server that is asked who may read metrics; it must be the same as for authentication
+    #[arg(long)]
+    authorization_kubeconfig: Option<PathBuf>,
+    /// Accepted as upstream's; requests are not limited here, the server's flow control does that
+    #[arg(long)]
+    kube_api_qps: Option<f32>,
+    #[arg(long)]
+    kube_api_burst: Option<i32>,
 }
 
 pub fn main(args: Args) -> BoxFuture<'static, Result<()>> {
@@ -98,10 +115,27 @@ impl Args {
         let overrides = Overrides { server: self.master.clone(), ..Overrides::default() };
         let client = Client::from_kubeconfig(&kubeconfig, &overrides).context("the scheduler's kubeconfig")?;
         let election = self.election(&configuration)?;
-        let certificate = self.tls_cert_file.zip(self.tls_private_key_file);
-        let serving = (self.secure_port != 0)
-            .then(|| Serving { address: SocketAddr::new(self.bind_address, self.secure_port), certificate });
-        Ok(Config { client, configuration, election, serving })
+        let serving = match self.secure_port {
+            0 => None,
+            port => Some(Serving {
+                address: SocketAddr::new(self.bind_address, port),
+                certificate: self.tls_cert_file.clone().zip(self.tls_private_key_file.clone()),
+                reviewer: self.reviewer()?,
+            }),
+        };
+        let max_wait = self.pod_max_in_unschedulable_pods_duration.0;
+        Ok(Config { client, configuration, election, serving, max_wait })
+    }
+
+    /// Who is asked about callers, if it is not the API server that the scheduler works for.
+    fn reviewer(&self) -> Result<Option<Client>> {
+        let paths = [&self.authentication_kubeconfig, &self.authorization_kubeconfig];
+        let Some(path) = paths.into_iter().flatten().next() else { return Ok(None) };
+        if paths.into_iter().flatten().any(|other| other != path) {
+            bail!("authentication and authorization by different API servers is not supported");
+        }
+        let kubeconfig = Kubeconfig::load(Some(path)).with_context(|| format!("{}", path.display()))?;
+        Ok(Some(Client::from_kubeconfig(&kubeconfig, &Overrides::default())?))
     }
 
     /// Flags win over the file; both may leave it out.

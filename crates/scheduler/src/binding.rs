@@ -14,17 +14,19 @@ use crate::scheduler::{Scheduler, Try, release};
 /// Pods that wait for a permit, until somebody allows or rejects them.
 #[derive(Default)]
 pub(crate) struct Waiting {
-    pods: Mutex<HashMap<Arc<str>, oneshot::Sender<Result<(), Rejection>>>>,
+    pods: Mutex<HashMap<Arc<str>, oneshot::Sender<Verdict>>>,
 }
+
+type Verdict = Result<(), Rejection>;
 
 impl Waiting {
     /// Ends the wait of a pod; false if it does not wait.
-    pub(crate) fn decide(&self, uid: &str, verdict: Result<(), Rejection>) -> bool {
+    pub(crate) fn decide(&self, uid: &str, verdict: Verdict) -> bool {
         let waiter = self.pods.lock().remove(uid);
         waiter.is_some_and(|waiter| waiter.send(verdict).is_ok())
     }
 
-    async fn wait(&self, uid: &Arc<str>, time: Duration) -> Result<(), Rejection> {
+    async fn wait(&self, uid: &Arc<str>, time: Duration) -> Verdict {
         let (sender, receiver) = oneshot::channel();
         self.pods.lock().insert(uid.clone(), sender);
         let verdict = tokio::time::timeout(time, receiver).await;
@@ -80,20 +82,24 @@ impl Scheduler {
                 Failure::Unfit(Box::new(diagnosis))
             })?;
         }
+        let began = Instant::now();
         for plugin in attempt.profile.at(Point::PreBind) {
             plugin
                 .pre_bind(placement)
                 .await
                 .map_err(|error| Failure::Error(format!("running PreBind plugin {:?}: {error}", plugin.name())))?;
         }
+        self.note_point("PreBind", &attempt.profile, began.elapsed());
         let binder = self.extenders.iter().find(|extender| extender.binds() && extender.is_interested(&placement.pod));
         if let Some(extender) = binder {
             return extender.bind(placement).await.map_err(Failure::Error);
         }
         for plugin in attempt.profile.at(Point::Bind) {
             if let Some(binding) = plugin.bind(placement) {
-                return binding
-                    .await
+                let began = Instant::now();
+                let bound = binding.await;
+                self.note_point("Bind", &attempt.profile, began.elapsed());
+                return bound
                     .map_err(|error| Failure::Error(format!("running Bind plugin {:?}: {error}", plugin.name())));
             }
         }

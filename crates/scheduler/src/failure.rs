@@ -66,8 +66,9 @@ impl Scheduler {
             // Not tried again before the victims are told to leave: the room would still be taken.
             Some(choice) => {
                 self.write_status(&current, status).await;
-                self.evict_all(&info, &profile.name, choice).await;
-                self.wait_again(queued, info, ended);
+                let evicted = self.evict_all(&info, &profile.name, choice).await;
+                // Without the room no event may come: it is tried again soon.
+                self.wait_again(queued, info, if evicted { ended } else { Ended::Failed });
             }
             None => {
                 self.wait_again(queued, info, ended);
@@ -116,10 +117,11 @@ impl Scheduler {
         }
     }
 
-    async fn evict_all(&self, pod: &Arc<PodInfo>, scheduler: &str, choice: &Candidate) {
+    /// Tells every victim to leave; false if one could not be told.
+    async fn evict_all(&self, pod: &Arc<PodInfo>, scheduler: &str, choice: &Candidate) -> bool {
         let staying: Vec<_> = choice.victims.iter().filter(|victim| !victim.is_terminating).collect();
         if staying.is_empty() {
-            return;
+            return true;
         }
         self.metrics.observe("scheduler_preemption_victims", &[], choice.victims.len() as f64);
         // Pods of lower priority that the node was kept for had better look elsewhere.
@@ -138,11 +140,11 @@ impl Scheduler {
             }
         }
         let evictions = staying.into_iter().map(|victim| self.evict(pod, scheduler, victim, &choice.node));
-        futures_util::future::join_all(evictions).await;
+        futures_util::future::join_all(evictions).await.into_iter().all(|evicted| evicted)
     }
 
     /// Takes a pod off its node in favour of another.
-    async fn evict(&self, pod: &PodInfo, scheduler: &str, victim: &PodInfo, node: &str) {
+    async fn evict(&self, pod: &PodInfo, scheduler: &str, victim: &PodInfo, node: &str) -> bool {
         let recorder = self.recorders.iter().find(|(name, _)| name == scheduler).or(self.recorders.first());
         let preempted = crate::framework::Rejection::new("DefaultPreemption", "preempted");
         // A pod that still waits for its permit gives its node back without being deleted.
@@ -162,14 +164,18 @@ impl Scheduler {
             };
             match evicted.await {
                 Ok(()) => "",
-                Err(error) if error.is_not_found() => return,
-                Err(error) => return tracing::warn!(pod = victim.key, %error, "not preempted"),
+                Err(error) if error.is_not_found() => return true,
+                Err(error) => {
+                    tracing::warn!(pod = victim.key, %error, "not preempted");
+                    return false;
+                }
             }
         };
         if let Some((_, recorder)) = recorder {
             let message = format!("Preempted by pod {} on node {node}{note}", pod.uid);
             recorder.normal(&client::reference(&*victim.pod), "Preempted", message);
         }
+        true
     }
 }
 

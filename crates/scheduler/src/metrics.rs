@@ -29,8 +29,10 @@ struct Histogram {
     count: u64,
 }
 
+type Described = (&'static str, &'static str, &'static str, (f64, f64, usize));
+
 /// Name, kind and help of every metric; histograms also have their smallest bound, the factor between bounds and how many.
-const METRICS: &[(&str, &str, &str, (f64, f64, usize))] = &[
+const METRICS: &[Described] = &[
     (
         "scheduler_schedule_attempts_total",
         "counter",

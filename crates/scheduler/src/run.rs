@@ -34,6 +34,8 @@ pub struct Config {
     pub election: Option<Election>,
     /// Where health and metrics are served, if anywhere.
     pub serving: Option<Serving>,
+    /// How long a pod waits at most for something to happen that could help it.
+    pub max_wait: Duration,
 }
 
 /// Leadership through a Lease.
@@ -48,7 +50,8 @@ pub struct Election {
 impl Config {
     /// The default profile, no election, nothing served.
     pub fn new(client: Client) -> Config {
-        Config { client, configuration: Configuration::default(), election: None, serving: None }
+        let max_wait = Duration::from_secs(300);
+        Config { client, configuration: Configuration::default(), election: None, serving: None, max_wait }
     }
 }
 
@@ -58,14 +61,14 @@ pub fn run(config: Config, stop: CancellationToken) -> BoxFuture<'static, Result
 }
 
 async fn run_until(config: Config, stop: CancellationToken) -> Result<()> {
-    let Config { client, configuration, election, serving } = config;
+    let Config { client, configuration, election, serving, max_wait } = config;
     let informers = InformerFactory::new(client.clone());
     let (volume_changes, changes) = watch::channel(0);
-    let scheduler = Arc::new(assemble(client.clone(), &configuration, &informers, changes)?);
+    let scheduler = Arc::new(assemble(client.clone(), &configuration, max_wait, &informers, changes)?);
     let synced = handlers::follow(&scheduler, &informers, volume_changes);
     let is_ready = Arc::new(AtomicBool::new(false));
     let server = Server {
-        client: client.clone(),
+        client: serving.as_ref().and_then(|serving| serving.reviewer.clone()).unwrap_or_else(|| client.clone()),
         metrics: {
             let scheduler = scheduler.clone();
             Box::new(move || scheduler.metrics_text())
@@ -107,6 +110,7 @@ async fn run_until(config: Config, stop: CancellationToken) -> Result<()> {
 fn assemble(
     client: Client,
     configuration: &Configuration,
+    max_wait: Duration,
     informers: &InformerFactory,
     changes: watch::Receiver<u64>,
 ) -> Result<Scheduler> {
@@ -136,6 +140,7 @@ fn assemble(
             profiles.clone(),
             seconds(configuration.pod_initial_backoff_seconds),
             seconds(configuration.pod_max_backoff_seconds),
+            max_wait,
         ),
         pods: informers.informer::<Pod>(),
         extenders: extenders.collect::<Result<_, _>>().context("extenders")?,

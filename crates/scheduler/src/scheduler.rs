@@ -3,7 +3,7 @@
 //! Lock order: `core`, then nothing. The queue has its own lock and is never called with `core` held.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use client::{Client, EventRecorder, Informer};
 use k8s_openapi::api::core::v1::Pod;
@@ -125,7 +125,9 @@ impl Scheduler {
         let mut core = self.core.lock();
         let Core { cluster, decider } = &mut *core;
         match decider.decide(cluster, &attempt.profile, pod) {
-            Ok(Choice { node, .. }) => {
+            Ok(Choice { node, filtering, scoring }) => {
+                self.note_point("Filter", &attempt.profile, filtering);
+                self.note_point("Score", &attempt.profile, scoring);
                 let node = cluster.row(node).name.clone();
                 assume(cluster, attempt, node)
             }
@@ -190,6 +192,11 @@ impl Scheduler {
         Unplaced { failure: Failure::Unfit(diagnosis), room }
     }
 
+    pub(crate) fn note_point(&self, point: &str, profile: &Profile, time: Duration) {
+        let labels = [("extension_point", point), ("status", "Success"), ("profile", &profile.name)];
+        self.metrics.time("scheduler_framework_extension_point_duration_seconds", &labels, time);
+    }
+
     pub(crate) fn recorder(&self, profile: &Profile) -> &EventRecorder {
         let own = self.recorders.iter().find(|(name, _)| *name == profile.name);
         own.map_or(&self.recorders[0].1, |(_, recorder)| recorder)
@@ -242,7 +249,6 @@ mod tests {
     use super::*;
     use crate::framework::{Plugin, Rejection};
     use serde_json::json;
-    use std::time::Duration;
     use tokio::time::Instant as Moment;
 
     /// Reserves, and then permits, waits or rejects by the name of the pod.

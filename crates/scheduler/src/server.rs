@@ -24,10 +24,12 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 /// Where to serve, and with which certificate; without one it signs its own.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Serving {
     pub address: SocketAddr,
     pub certificate: Option<(PathBuf, PathBuf)>,
+    /// Asked about callers, if it is not the API server that the scheduler works for.
+    pub reviewer: Option<Client>,
 }
 
 pub(crate) struct Server {

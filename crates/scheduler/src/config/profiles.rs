@@ -33,8 +33,8 @@ impl Profiles {
 
 impl Advice for Profiles {
     fn admit(&self, pod: &PodInfo) -> Result<(), Rejection> {
-        let plugins = self.of(&pod.pod).into_iter().flat_map(|profile| profile.at(Point::PreEnqueue));
-        plugins.map(|plugin| plugin.pre_enqueue(pod)).collect()
+        let mut plugins = self.of(&pod.pod).into_iter().flat_map(|profile| profile.at(Point::PreEnqueue));
+        plugins.try_for_each(|plugin| plugin.pre_enqueue(pod))
     }
 
     fn compare(&self, one: &PodInfo, other: &PodInfo) -> std::cmp::Ordering {

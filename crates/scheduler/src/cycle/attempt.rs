@@ -5,10 +5,10 @@ use std::sync::Arc;
 use rand::Rng;
 use rand::rngs::StdRng;
 
-use super::memory::Judgements;
+use super::memory::{Judgements, States};
 use super::{Decider, Diagnosis, Failure, Trial};
 use crate::cluster::{Cluster, NodeId};
-use crate::framework::{Point, PostFilter, Profile, Rejection, Scale, State, normalize};
+use crate::framework::{Point, PostFilter, Profile, Rejection, Scale, Stateful, normalize};
 use crate::pod::{Class, PodInfo};
 
 /// However many nodes there are, no fewer are looked at than this, if there are as many.
@@ -20,8 +20,9 @@ pub(crate) struct Attempt<'a> {
     pub(crate) profile: &'a Profile,
     pub(crate) pod: &'a Arc<PodInfo>,
     judgements: &'a mut Judgements,
-    states: &'a mut Vec<Option<Box<dyn State>>>,
-    roles: Vec<Role>,
+    states: &'a mut States,
+    /// Which of the states filter here.
+    filtering: Vec<usize>,
     start: &'a mut usize,
     dice: &'a mut StdRng,
     percentage_of_nodes: i32,
@@ -29,14 +30,6 @@ pub(crate) struct Attempt<'a> {
     named: Option<(Vec<NodeId>, &'static str)>,
     /// Rejections of nodes that were judged on their own, because room on them is kept for other pods.
     singular: Vec<Rejection>,
-}
-
-/// What a state is asked for.
-#[derive(Clone, Copy, Default)]
-struct Role {
-    filters: bool,
-    /// None if it does not score.
-    weight: Option<i64>,
 }
 
 /// The nodes that take a pod, and those that do not.
@@ -47,7 +40,7 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    pub(crate) fn evaluated(&self) -> usize {
+    fn evaluated(&self) -> usize {
         self.feasible.len() + self.rejected.len()
     }
 }
@@ -75,23 +68,17 @@ impl<'a> Attempt<'a> {
         let Decider { memory, start, dice, percentage_of_nodes } = decider;
         let (judgements, states) = memory.of(profile, &pod.class, pod.group.id);
         judgements.cover(cluster.places());
-        let mut roles = Vec::with_capacity(states.len());
-        for (plugin, state) in profile.stateful.iter().zip(states.iter_mut()) {
+        let mut filtering = Vec::with_capacity(states.len());
+        for (at, (Stateful { plugin, filters, .. }, state)) in
+            profile.stateful.iter().zip(states.iter_mut()).enumerate()
+        {
             let is_current = state.as_mut().is_some_and(|state| state.refresh(cluster));
             if !is_current {
                 *state = plugin.prepare(pod, cluster).map_err(|rejection| rejected(rejection, cluster))?;
             }
-            roles.push(match state {
-                None => Role::default(),
-                Some(_) => Role {
-                    filters: profile.has(Point::Filter, plugin.name()),
-                    weight: profile
-                        .scorers
-                        .iter()
-                        .find(|scorer| scorer.plugin.name() == plugin.name())
-                        .map(|scorer| scorer.weight),
-                },
-            });
+            if *filters && state.is_some() {
+                filtering.push(at);
+            }
         }
         Ok(Attempt {
             percentage_of_nodes: profile.percentage_of_nodes.unwrap_or(*percentage_of_nodes),
@@ -100,7 +87,7 @@ impl<'a> Attempt<'a> {
             pod,
             judgements,
             states,
-            roles,
+            filtering,
             start,
             dice,
             named,
@@ -112,11 +99,11 @@ impl<'a> Attempt<'a> {
     pub(crate) fn find(&mut self) -> Found {
         let mut found = Found::default();
         // Where others made room for the pod is most likely the only place.
-        if let Some(node) = self.pod.nominated_node().and_then(|name| self.cluster.node(name)) {
-            if self.verdict(node).is_none() {
-                found.feasible.push(node);
-                return found;
-            }
+        if let Some(node) = self.pod.nominated_node().and_then(|name| self.cluster.node(name))
+            && self.verdict(node).is_none()
+        {
+            found.feasible.push(node);
+            return found;
         }
         let named = self.named.take();
         let total = named.as_ref().map_or(self.cluster.len(), |(nodes, _)| nodes.len());
@@ -152,14 +139,10 @@ impl<'a> Attempt<'a> {
             verdict => return Some(Verdict::Node(verdict)),
         }
         let view = self.cluster.view(node);
-        for (at, (state, role)) in self.states.iter().zip(&self.roles).enumerate() {
-            if role.filters
-                && let Some(state) = state
-            {
-                match state.filter(self.cluster, &view) {
-                    0 => {}
-                    code => return Some(Verdict::State(at as u8, code)),
-                }
+        for at in &self.filtering {
+            let code = self.states[*at].as_ref().map_or(0, |state| state.filter(self.cluster, &view));
+            if code != 0 {
+                return Some(Verdict::State(*at as u8, code));
             }
         }
         None
@@ -189,8 +172,7 @@ impl<'a> Attempt<'a> {
         let (profile, class) = (self.profile, &self.pod.class);
         profile.object_filters.iter().try_for_each(|plugin| plugin.filter(class, &view))?;
         profile.usage_filters.iter().try_for_each(|plugin| plugin.filter(class, &view))?;
-        let states = self.states.iter().zip(&self.roles).filter(|(_, role)| role.filters);
-        for state in states.filter_map(|(state, _)| state.as_ref()) {
+        for state in self.filtering.iter().filter_map(|at| self.states[*at].as_ref()) {
             match state.filter(self.cluster, &view) {
                 0 => {}
                 code => return Err(state.explain(code)),
@@ -220,8 +202,8 @@ impl<'a> Attempt<'a> {
             normalize(&mut scores, *scale == Scale::ToLargestReversed);
             add(&mut totals, &scores, scorer.weight);
         }
-        for (state, role) in self.states.iter().zip(&self.roles) {
-            if let (Some(state), Some(weight)) = (state, role.weight)
+        for (state, Stateful { weight, .. }) in self.states.iter().zip(&self.profile.stateful) {
+            if let (Some(state), Some(weight)) = (state, *weight)
                 && state.score(self.cluster, nodes, &mut scores)
             {
                 add(&mut totals, &scores, weight);

@@ -17,17 +17,15 @@ const KEPT: usize = 64;
 #[derive(Default)]
 pub(crate) struct Memory {
     classes: Kept<(usize, ClassId), Judgements>,
-    kinds: Kept<(usize, GroupId, ClassId), Vec<Option<Box<dyn State>>>>,
+    kinds: Kept<(usize, GroupId, ClassId), States>,
 }
 
+/// One place for each of a profile's stateful plug-ins.
+pub(super) type States = Vec<Option<Box<dyn State>>>;
+
 impl Memory {
-    /// The judgements of a class, and the states of a kind: one place for each of the profile's stateful plug-ins.
-    pub(crate) fn of(
-        &mut self,
-        profile: &Profile,
-        class: &Class,
-        group: GroupId,
-    ) -> (&mut Judgements, &mut Vec<Option<Box<dyn State>>>) {
+    /// The judgements of a class, and the states of a kind.
+    pub(crate) fn of(&mut self, profile: &Profile, class: &Class, group: GroupId) -> (&mut Judgements, &mut States) {
         let judgements = self.classes.get((profile.index, class.id), || Judgements::new(profile, class));
         let kind = (profile.index, group, class.id);
         let states = self.kinds.get(kind, || profile.stateful.iter().map(|_| None).collect());

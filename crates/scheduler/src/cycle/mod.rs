@@ -6,6 +6,7 @@ mod memory;
 mod trial;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rand::rngs::StdRng;
 
@@ -32,8 +33,9 @@ pub(crate) struct Decider {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Choice {
     pub(crate) node: NodeId,
-    pub(crate) evaluated: usize,
-    pub(crate) feasible: usize,
+    /// How long finding nodes took, and how long comparing them.
+    pub(crate) filtering: Duration,
+    pub(crate) scoring: Duration,
 }
 
 /// Why there is no choice.
@@ -75,7 +77,9 @@ impl Decider {
         pod: &Arc<PodInfo>,
     ) -> Result<Choice, Failure> {
         let mut attempt = self.attempt(cluster, profile, pod)?;
+        let began = Instant::now();
         let found = attempt.find();
+        let filtering = began.elapsed();
         let node = match found.feasible.as_slice() {
             [] => return Err(Failure::Unfit(Box::new(attempt.diagnose(found)))),
             [only] => *only,
@@ -84,7 +88,7 @@ impl Decider {
                 feasible[attempt.pick(&totals)]
             }
         };
-        Ok(Choice { node, evaluated: found.evaluated(), feasible: found.feasible.len() })
+        Ok(Choice { node, filtering, scoring: began.elapsed() - filtering })
     }
 
     /// A decision step by step, for callers that ask others in between.

@@ -304,11 +304,11 @@ impl World {
         let is_used = |claim: &String| {
             self.pods.iter().any(|other| namespace(other) == namespace(pod) && Self::claim_names(other).contains(claim))
         };
-        let exclusive = Self::claim_names(pod).into_iter().filter(|name| {
+        let mut exclusive = Self::claim_names(pod).into_iter().filter(|name| {
             let claim = self.claim(pod, name).unwrap().spec.as_ref().unwrap();
             claim.access_modes.iter().flatten().any(|mode| mode == "ReadWriteOncePod")
         });
-        exclusive.filter(is_used).next().map(|_| {
+        exclusive.find(is_used).map(|_| {
             "node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access mode already in-use by another pod".into()
         })
     }

@@ -47,8 +47,6 @@ pub(crate) enum Event {
         old: Arc<CSIStorageCapacity>,
         new: Arc<CSIStorageCapacity>,
     },
-    /// Something failed, or waited too long: every pod is worth another try.
-    Anything,
 }
 
 /// What changed of a node.
@@ -123,7 +121,6 @@ impl Event {
             Event::CsiDriverChanged(_) => "CSIDriverUpdate",
             Event::CapacityAdded => "CSIStorageCapacityAdd",
             Event::CapacityChanged { .. } => "CSIStorageCapacityUpdate",
-            Event::Anything => "ForceActivate",
         }
     }
 }

@@ -19,7 +19,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 
 pub(crate) use event::{Event, NodeChange, PodChange};
-pub(crate) use profile::{Profile, Scorer};
+pub(crate) use profile::{Profile, Scorer, Stateful};
 
 use crate::cluster::{Cluster, NodeId, View};
 use crate::cycle::{Attempt, Diagnosis};

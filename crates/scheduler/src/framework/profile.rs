@@ -16,9 +16,20 @@ pub(crate) struct Profile {
     pub(crate) object_filters: Vec<Arc<dyn Plugin>>,
     pub(crate) usage_filters: Vec<Arc<dyn Plugin>>,
     pub(crate) scorers: Vec<Scorer>,
-    /// Plug-ins that may have a state, for filtering, scoring or both.
-    pub(crate) stateful: Vec<Arc<dyn Plugin>>,
+    /// Plug-ins that may have a state.
+    pub(crate) stateful: Vec<Stateful>,
 }
+
+/// A plug-in that may have a state, and what that state is asked for.
+pub(crate) struct Stateful {
+    pub(crate) plugin: Arc<dyn Plugin>,
+    pub(crate) filters: bool,
+    /// None if it does not score.
+    pub(crate) weight: Option<i64>,
+}
+
+/// A plug-in and its weight, where it scores.
+pub(crate) type Weighted = (Arc<dyn Plugin>, i64);
 
 #[derive(Clone)]
 pub(crate) struct Scorer {
@@ -32,7 +43,7 @@ impl Profile {
         name: String,
         index: usize,
         percentage_of_nodes: Option<i32>,
-        enabled: Vec<(Point, Vec<(Arc<dyn Plugin>, i64)>)>,
+        enabled: Vec<(Point, Vec<Weighted>)>,
     ) -> Profile {
         let at = |point: Point| {
             let found = enabled.iter().filter(move |(other, _)| *other == point);
@@ -40,10 +51,15 @@ impl Profile {
         };
         let filters = |basis: Basis| at(Point::Filter).filter(move |plugin| plugin.basis() == basis).collect();
         let scorers = enabled.iter().filter(|(point, _)| *point == Point::Score).flat_map(|(_, plugins)| plugins);
-        let mut stateful: Vec<Arc<dyn Plugin>> = Vec::new();
+        let weight_of = |plugin: &dyn Plugin| {
+            let mut scorers = scorers.clone();
+            scorers.find(|(scorer, _)| scorer.name() == plugin.name()).map(|(_, weight)| *weight)
+        };
+        let mut stateful: Vec<Stateful> = Vec::new();
         for plugin in at(Point::PreFilter).chain(at(Point::Filter)).chain(at(Point::PreScore)).chain(at(Point::Score)) {
-            if !stateful.iter().any(|known| known.name() == plugin.name()) {
-                stateful.push(plugin);
+            if !stateful.iter().any(|known| known.plugin.name() == plugin.name()) {
+                let filters = at(Point::Filter).any(|filter| filter.name() == plugin.name());
+                stateful.push(Stateful { filters, weight: weight_of(&*plugin), plugin });
             }
         }
         Profile {
@@ -52,7 +68,10 @@ impl Profile {
             percentage_of_nodes,
             object_filters: filters(Basis::Object),
             usage_filters: filters(Basis::Usage),
-            scorers: scorers.map(|(plugin, weight)| Scorer { plugin: plugin.clone(), weight: *weight }).collect(),
+            scorers: scorers
+                .clone()
+                .map(|(plugin, weight)| Scorer { plugin: plugin.clone(), weight: *weight })
+                .collect(),
             stateful,
             points: enabled
                 .iter()

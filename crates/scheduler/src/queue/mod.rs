@@ -19,9 +19,6 @@ use crate::framework::{Event, Rejection};
 use crate::pod::PodInfo;
 use waiting::{Place, Waiting};
 
-/// An unschedulable pod is tried again after this long even if no event said that it could succeed.
-const MAX_WAIT: Duration = Duration::from_secs(300);
-
 /// What the queue asks of the plug-ins of a pod's profile.
 pub(crate) trait Advice: Send + Sync {
     /// May the pod be tried at all?
@@ -48,6 +45,8 @@ struct State {
     dropped: u64,
     initial_backoff: Duration,
     max_backoff: Duration,
+    /// An unschedulable pod is tried again after this long even if no event said that it could succeed.
+    max_wait: Duration,
 }
 
 /// A pod to be tried, with what is known of earlier tries.
@@ -89,7 +88,12 @@ pub(crate) enum Ended {
 }
 
 impl Queue {
-    pub(crate) fn new(advice: Arc<dyn Advice>, initial_backoff: Duration, max_backoff: Duration) -> Queue {
+    pub(crate) fn new(
+        advice: Arc<dyn Advice>,
+        initial_backoff: Duration,
+        max_backoff: Duration,
+        max_wait: Duration,
+    ) -> Queue {
         let state = State {
             waiting: Waiting::new(advice.clone()),
             advice,
@@ -98,6 +102,7 @@ impl Queue {
             dropped: 0,
             initial_backoff,
             max_backoff,
+            max_wait,
         };
         Queue { state: Mutex::new(state), changed: Notify::new() }
     }
@@ -143,9 +148,8 @@ impl Queue {
         let mut state = self.state.lock();
         state.note(event);
         let State { waiting, advice, .. } = &mut *state;
-        let helped = waiting.unschedulable(|queued, plugins| {
-            plugins.is_empty() || advice.may_help(&queued.pod, plugins, event) || matches!(event, Event::Anything)
-        });
+        let helped =
+            waiting.unschedulable(|queued, plugins| plugins.is_empty() || advice.may_help(&queued.pod, plugins, event));
         if helped.is_empty() {
             return;
         }
@@ -182,7 +186,8 @@ impl Queue {
     }
 
     /// The next pod to try, if there is one now.
-    pub(crate) fn try_pop(&self) -> Option<Queued> {
+    #[cfg(test)]
+    fn try_pop(&self) -> Option<Queued> {
         self.state.lock().next(Instant::now())
     }
 
@@ -201,7 +206,7 @@ impl Queue {
         state.done(&pod.uid);
         (queued.pod, queued.is_leftover, queued.tried) = (pod, false, Some(Instant::now()));
         let place = match (helped, is_error) {
-            (false, _) => Place::Unschedulable(Instant::now() + MAX_WAIT),
+            (false, _) => Place::Unschedulable(Instant::now() + state.max_wait),
             (true, is_error) => {
                 let until = Instant::now() + state.backoff(queued.attempts);
                 Place::Backoff { until, is_strict: is_error }
@@ -258,7 +263,7 @@ impl State {
     }
 
     fn may_help(&self, pod: &PodInfo, plugins: &BTreeSet<&'static str>, event: &Event) -> bool {
-        plugins.is_empty() || matches!(event, Event::Anything) || self.advice.may_help(pod, plugins, event)
+        plugins.is_empty() || self.advice.may_help(pod, plugins, event)
     }
 
     fn note(&mut self, event: &Event) {

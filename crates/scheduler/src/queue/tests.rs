@@ -21,8 +21,10 @@ impl Advice for Plugins {
     }
 }
 
+const MAX_WAIT: Duration = Duration::from_secs(300);
+
 fn queue() -> Queue {
-    Queue::new(Arc::new(Plugins), Duration::from_secs(1), Duration::from_secs(10))
+    Queue::new(Arc::new(Plugins), Duration::from_secs(1), Duration::from_secs(10), MAX_WAIT)
 }
 
 fn pod(uid: &str, priority: i32, gates: &[&str]) -> Arc<PodInfo> {
@@ -114,7 +116,7 @@ async fn after_an_error_the_back_off_is_waited_for() {
 async fn gated_pods_are_not_tried_until_the_gates_are_gone() {
     let queue = queue();
     queue.add(pod("a", 0, &["wait"]));
-    queue.happened(&Event::Anything);
+    queue.happened(&node_added());
     assert_eq!(queue.counts(), Counts { gated: 1, ..Counts::default() });
     assert!(queue.try_pop().is_none());
     let event = Event::SelfChanged { change: Default::default(), gates_gone: true };

@@ -36,7 +36,7 @@ impl Cluster {
         config.bind = "127.0.0.1:0".parse().unwrap();
         // No controllers run here that would make accounts or see nodes ready.
         config.disable_admission_plugins = vec!["ServiceAccount".into(), "TaintNodesByCondition".into()];
-        config.authorization_modes = vec!["RBAC".into()];
+        config.authorizers = vec![apiserver::Authorizer::Rbac];
         let server = apiserver::Server::new(config).await.unwrap();
         let handler = server.handler();
         let as_user =
