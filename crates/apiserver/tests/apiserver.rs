@@ -35,6 +35,8 @@ mod can_i;
 mod connect;
 #[path = "apiserver/harness.rs"]
 mod harness;
+#[path = "apiserver/identities.rs"]
+mod identities;
 #[path = "apiserver/kubectl.rs"]
 mod kubectl;
 #[path = "apiserver/lifecycle.rs"]

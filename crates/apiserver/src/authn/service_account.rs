@@ -4,6 +4,8 @@
 //! account and the object it is bound to must be there, with the same uid.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 use api::UserInfo;
 use base64::Engine;
@@ -14,6 +16,7 @@ use tls::Reloading;
 use super::Accepted;
 use super::jwt::{Key, Token, signing_input};
 use super::keys::{SigningKey, load_public};
+use crate::expiring::Expiring;
 use crate::state::State;
 
 /// The issuer of tokens that live in secrets.
@@ -94,11 +97,16 @@ pub(crate) struct PublicKeys {
     keys: Reloading<Vec<Key>>,
     issuers: Vec<String>,
     audiences: Vec<String>,
+    /// Digests of tokens whose signature was good, and the keys it was checked with: checking costs more than all the rest.
+    checked: Expiring<Vec<u8>, Arc<Vec<Key>>>,
 }
+
+/// How long a good signature is remembered.
+const REMEMBERED: Duration = Duration::from_secs(600);
 
 impl PublicKeys {
     pub(crate) fn load(files: Vec<PathBuf>, issuers: Vec<String>, audiences: Vec<String>) -> anyhow::Result<Self> {
-        Ok(Self { keys: Reloading::new(files, load_public)?, issuers, audiences })
+        Ok(Self { keys: Reloading::new(files, load_public)?, issuers, audiences, checked: Expiring::new() })
     }
 
     /// The key set served at `/openid/v1/jwks`.
@@ -131,8 +139,14 @@ impl PublicKeys {
         if issuer != LEGACY_ISSUER && !self.issuers.iter().any(|known| known == issuer) {
             return Ok(None);
         }
-        if !token.is_signed_by(&self.keys.get()) {
-            return Err("invalid signature, no keys found".to_owned());
+        let keys = self.keys.get();
+        let digest = ring::digest::digest(&ring::digest::SHA256, text.as_bytes()).as_ref().to_vec();
+        let is_known = self.checked.get(&digest).is_some_and(|with| Arc::ptr_eq(&with, &keys));
+        if !is_known {
+            if !token.is_signed_by(&keys) {
+                return Err("invalid signature, no keys found".to_owned());
+            }
+            self.checked.put(digest, keys, REMEMBERED);
         }
         Ok(Some(token))
     }

@@ -105,6 +105,7 @@ impl Strategy for CertificateSigningRequestStrategy {
         old: &CertificateSigningRequest,
     ) {
         new.spec.clone_from(&old.spec);
+        rules::keep_decision(new, old);
         rules::stamp(new, old, call.now);
     }
 

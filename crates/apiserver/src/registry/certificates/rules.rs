@@ -37,6 +37,20 @@ pub(crate) fn stamp(new: &mut CertificateSigningRequest, old: &CertificateSignin
     }
 }
 
+/// Puts the decision as it was in the place of one that is sent along: only adding or removing one is a mistake.
+pub(super) fn keep_decision(new: &mut CertificateSigningRequest, old: &CertificateSigningRequest) {
+    for decision in DECISIONS {
+        let before: Vec<_> = of_type(old, decision).into_iter().cloned().collect();
+        if of_type(new, decision).len() != before.len() {
+            continue;
+        }
+        let after = new.status.iter_mut().flat_map(|status| status.conditions.iter_mut().flatten());
+        for (kept, sent) in before.into_iter().zip(after.filter(|condition| condition.type_ == decision)) {
+            *sent = kept;
+        }
+    }
+}
+
 /// A write to `/status`: the decision stays as it was, a certificate is set once.
 pub(super) fn status_update(new: &CertificateSigningRequest, old: &CertificateSigningRequest) -> FieldErrors {
     let mut errors = common(new, old);
