@@ -8,11 +8,14 @@ mod api;
 mod authz;
 mod control_plane;
 mod controllers;
+mod dns;
 mod node;
 mod peer;
 mod process;
+mod proxy;
 mod report;
 mod scheduler;
+mod services;
 mod store;
 mod up;
 
@@ -33,6 +36,8 @@ const COMPARISONS: &[(&str, &str, Run)] = &[
     ("up", "a whole cluster: time to Ready, memory, idle CPU, size", |args| Box::pin(up::run(args))),
     ("node", "our runtime with containerd and runc: starting pods, memory", |args| Box::pin(node::run(args))),
     ("scheduler", "our scheduler with that of another cluster, or by itself", |args| Box::pin(scheduler::run(args))),
+    ("dns", "cluster DNS with unbound serving the same names", |args| Box::pin(dns::run(args))),
+    ("proxy", "the service proxy with nftables and with iptables", |args| Box::pin(proxy::run(args))),
 ];
 
 /// Compare with real peers

@@ -19,6 +19,8 @@ const NAME: &str = "kube-dns";
 const MANAGER: &str = "cox";
 /// The port on the gateway: the DNS port itself, since nobody else can have that address.
 pub(crate) const PORT: u16 = 53;
+/// Where CoreDNS's metrics are.
+pub(crate) const METRICS_PORT: u16 = 9153;
 
 /// Who the DNS server is.
 pub(crate) const USER: &str = "system:serviceaccount:kube-system:coredns";

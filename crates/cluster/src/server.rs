@@ -167,6 +167,7 @@ fn apiserver_config(options: &Options, shape: &Shape, pki: &Pki, node_ip: IpAddr
 fn dns_config(shape: &Shape, client: Client, gateway: IpAddr) -> Result<dns::Config> {
     let mut config = dns::Config::new(client, vec![(gateway, dns_service::PORT).into()]);
     config.domain = shape.cluster_domain.clone();
+    config.metrics_bind_address = Some((gateway, dns_service::METRICS_PORT).into());
     config.upstreams = dns::resolvers(Path::new("/etc/resolv.conf"))?;
     config.ranges =
         [&shape.cluster_cidr, &shape.service_cidr].into_iter().flat_map(|r| node_network::list(r)).collect();

@@ -41,6 +41,9 @@ pub struct Args {
     /// Where /health and /ready answer
     #[arg(long)]
     health_bind_address: Option<SocketAddr>,
+    /// Where /metrics answers
+    #[arg(long)]
+    metrics_bind_address: Option<SocketAddr>,
 }
 
 /// `cox dns`.
@@ -66,6 +69,7 @@ async fn run_main(args: Args) -> anyhow::Result<()> {
     config.ranges = args.cluster_cidr;
     config.ttl = args.ttl;
     config.health_bind_address = args.health_bind_address;
+    config.metrics_bind_address = args.metrics_bind_address;
     let stop = CancellationToken::new();
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     let running = crate::run(config, stop.clone());

@@ -11,6 +11,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::timeout;
 
+use crate::metrics::ServerMetrics;
+
 const ATTEMPT: Duration = Duration::from_secs(2);
 const ROUNDS: usize = 2;
 /// Safe on any path: larger answers come back truncated and are asked for over TCP.
@@ -78,7 +80,12 @@ impl Forwarder {
         Some(reply)
     }
 
-    pub(crate) async fn resolve(&self, name: &Name, kind: RecordType) -> Reply {
+    /// How many names are remembered.
+    pub(crate) fn remembered_names(&self) -> usize {
+        self.cache.lock().len()
+    }
+
+    pub(crate) async fn resolve(&self, name: &Name, kind: RecordType, metrics: &ServerMetrics) -> Reply {
         if let Some(reply) = self.remembered(name, kind) {
             return reply;
         }
@@ -90,7 +97,12 @@ impl Forwarder {
         }
         for _ in 0..ROUNDS {
             for server in servers {
-                match ask(*server, name, kind).await {
+                let began = Instant::now();
+                let asked = ask(*server, name, kind).await;
+                let code =
+                    asked.as_ref().map_or("TIMEOUT".to_owned(), |reply| format!("{:?}", reply.code).to_uppercase());
+                metrics.forwarded(*server, &code, began.elapsed());
+                match asked {
                     // The next one may know better; what all refuse is refused.
                     Ok(reply) if matches!(reply.code, ResponseCode::ServFail | ResponseCode::Refused) => {}
                     Ok(reply) => {

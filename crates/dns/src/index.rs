@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use client::{Informer, InformerFactory};
 use k8s_openapi::api::core::v1::{Namespace, Service};
@@ -23,12 +24,24 @@ pub(crate) struct Informers {
     namespaces: Informer<Namespace>,
     services: Informer<Service>,
     slices: Informer<EndpointSlice>,
+    /// Counts changes of any of them.
+    generation: Arc<AtomicU64>,
 }
 
 impl Informers {
     pub(crate) fn new(factory: &InformerFactory) -> Self {
-        let informers =
-            Self { namespaces: factory.informer(), services: factory.informer(), slices: factory.informer() };
+        let (namespaces, services, slices) = (factory.informer(), factory.informer(), factory.informer());
+        let informers = Self { namespaces, services, slices, generation: Arc::default() };
+        let changed = || {
+            let generation = informers.generation.clone();
+            move || {
+                generation.fetch_add(1, Ordering::Release);
+            }
+        };
+        let (namespace, service, slice) = (changed(), changed(), changed());
+        informers.namespaces.subscribe(move |_| namespace());
+        informers.services.subscribe(move |_| service());
+        informers.slices.subscribe(move |_| slice());
         informers
             .services
             .add_index(BY_ADDRESS, |service| cluster_ips(service).iter().map(IpAddr::to_string).collect());
@@ -43,6 +56,11 @@ impl Informers {
         self.namespaces.synced().await;
         self.services.synced().await;
         self.slices.synced().await;
+    }
+
+    /// Another number whenever something has changed.
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
     }
 
     pub(crate) fn has_synced(&self) -> bool {

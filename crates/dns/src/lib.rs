@@ -1,17 +1,23 @@
 //! Cluster DNS: the names of services and pods, answered straight from informer indexes.
 //!
-//! Flow: a packet ([`server`]) -> is the name in the cluster's domain? -> [`zone`], which looks into the [`index`] -> answer;
-//! otherwise [`forward`] asks the node's resolvers and remembers what they say for a while.
+//! Flow: a packet ([`server`]) -> [`responder`]: is the name in the cluster's domain? -> [`zone`], which looks into the
+//! [`index`] -> answer, kept ([`answers`]) until anything changes; otherwise [`forward`] asks the node's resolvers and remembers what they say for a while.
 //! Invariants: an answer of the zone never waits; names of the cluster's domain are never sent to anybody else.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod answers;
 mod args;
 mod forward;
 mod index;
+mod metrics;
+mod offline;
+mod responder;
 mod server;
+mod status;
 mod zone;
 
 pub use args::{Args, main, resolvers};
+pub use offline::{Objects, Offline};
 pub use server::run;
 
 use std::net::SocketAddr;
@@ -34,6 +40,8 @@ pub struct Config {
     pub ttl: u32,
     /// Where `/ready` and `/health` answer.
     pub health_bind_address: Option<SocketAddr>,
+    /// Where `/metrics` answers.
+    pub metrics_bind_address: Option<SocketAddr>,
 }
 
 impl Config {
@@ -47,6 +55,7 @@ impl Config {
             ranges: Vec::new(),
             ttl: 30,
             health_bind_address: None,
+            metrics_bind_address: None,
         }
     }
 }

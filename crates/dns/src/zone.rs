@@ -353,7 +353,7 @@ fn is_ready(endpoint: &Endpoint) -> bool {
     endpoint.conditions.as_ref().and_then(|conditions| conditions.ready).unwrap_or(true)
 }
 
-fn endpoint_addresses(endpoint: &Endpoint) -> Vec<IpAddr> {
+pub(crate) fn endpoint_addresses(endpoint: &Endpoint) -> Vec<IpAddr> {
     endpoint.addresses.iter().filter_map(|addr| addr.parse().ok()).collect()
 }
 
@@ -414,37 +414,9 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::offline::Objects;
 
-    struct Fixed {
-        services: Vec<Arc<Service>>,
-        slices: Vec<Arc<EndpointSlice>>,
-    }
-
-    impl Index for Fixed {
-        fn has_namespace(&self, namespace: &str) -> bool {
-            namespace == "ns"
-        }
-        fn service(&self, namespace: &str, name: &str) -> Option<Arc<Service>> {
-            let is_it = |s: &&Arc<Service>| {
-                s.metadata.name.as_deref() == Some(name) && s.metadata.namespace.as_deref() == Some(namespace)
-            };
-            self.services.iter().find(is_it).cloned()
-        }
-        fn slices(&self, namespace: &str, service: &str) -> Vec<Arc<EndpointSlice>> {
-            let key = format!("{namespace}/{service}");
-            self.slices.iter().filter(|s| service_key(s).as_ref() == Some(&key)).cloned().collect()
-        }
-        fn services_at(&self, addr: IpAddr) -> Vec<Arc<Service>> {
-            self.services.iter().filter(|s| cluster_ips(s).contains(&addr)).cloned().collect()
-        }
-        fn slices_at(&self, addr: IpAddr) -> Vec<Arc<EndpointSlice>> {
-            let has =
-                |s: &&Arc<EndpointSlice>| s.endpoints.iter().flatten().any(|e| endpoint_addresses(e).contains(&addr));
-            self.slices.iter().filter(has).cloned().collect()
-        }
-    }
-
-    fn index() -> Fixed {
+    fn index() -> Objects {
         let service = |name: &str, spec: Value| -> Arc<Service> {
             Arc::new(
                 serde_json::from_value(json!({"metadata": {"name": name, "namespace": "ns"}, "spec": spec})).unwrap(),
@@ -457,7 +429,8 @@ mod tests {
             Arc::new(serde_json::from_value(value).unwrap())
         };
         let http = json!([{"name": "http", "port": 80}, {"name": "dns", "port": 53, "protocol": "UDP"}]);
-        Fixed {
+        Objects {
+            namespaces: vec!["ns".into()],
             services: vec![
                 service(
                     "web",

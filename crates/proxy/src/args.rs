@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{Config, Mode};
 
 const HEALTHZ_PORT: u16 = 10256;
+const METRICS_PORT: u16 = 10249;
 
 #[derive(clap::Args, Debug, Default)]
 pub struct Args {
@@ -32,7 +33,7 @@ pub struct Args {
     /// The ranges of services, separated by commas: unused addresses in them are refused on the node
     #[arg(long)]
     service_cluster_ip_range: Option<String>,
-    /// nftables
+    /// nftables or iptables
     #[arg(long)]
     proxy_mode: Option<String>,
     /// The ranges of node addresses that answer node ports
@@ -48,6 +49,9 @@ pub struct Args {
     /// Where /healthz answers; empty for nowhere
     #[arg(long)]
     healthz_bind_address: Option<String>,
+    /// Where /metrics answers; empty for nowhere
+    #[arg(long)]
+    metrics_bind_address: Option<String>,
     /// Remove the rules of an earlier proxy and exit
     #[arg(long)]
     cleanup: bool,
@@ -65,6 +69,7 @@ struct File {
     mode: String,
     node_port_addresses: Vec<String>,
     healthz_bind_address: Option<String>,
+    metrics_bind_address: Option<String>,
     iptables: Backend,
     nftables: Backend,
 }
@@ -145,7 +150,8 @@ impl Args {
         }
         config.mode = match self.proxy_mode.unwrap_or(file.mode).as_str() {
             "" | "nftables" => Mode::Nftables,
-            other => bail!("unsupported proxy mode {other:?}: use nftables"),
+            "iptables" => Mode::Iptables,
+            other => bail!("unsupported proxy mode {other:?}: use nftables or iptables"),
         };
         config.node_port_addresses = self.nodeport_addresses.unwrap_or(file.node_port_addresses);
         config.node_port_addresses.retain(|range| range != "primary");
@@ -160,11 +166,10 @@ impl Args {
         }
         let localhost = self.iptables_localhost_nodeports.or(file.iptables.localhost_node_ports);
         config.localhost_node_ports = localhost.unwrap_or(config.localhost_node_ports);
-        config.healthz_bind_address = match self.healthz_bind_address.or(file.healthz_bind_address) {
-            Some(text) if text.is_empty() => None,
-            Some(text) => Some(bind_address(&text)?),
-            None => Some((Ipv4Addr::UNSPECIFIED, HEALTHZ_PORT).into()),
-        };
+        let healthz = self.healthz_bind_address.or(file.healthz_bind_address);
+        config.healthz_bind_address = bind_address(healthz, (Ipv4Addr::UNSPECIFIED, HEALTHZ_PORT).into())?;
+        let metrics = self.metrics_bind_address.or(file.metrics_bind_address);
+        config.metrics_bind_address = bind_address(metrics, (Ipv4Addr::LOCALHOST, METRICS_PORT).into())?;
         Ok(config)
     }
 }
@@ -177,11 +182,13 @@ fn parse_file(text: &str) -> anyhow::Result<File> {
     Ok(file)
 }
 
-/// An address with or without a port.
-fn bind_address(text: &str) -> anyhow::Result<SocketAddr> {
+/// An address with or without a port; empty for none.
+fn bind_address(text: Option<String>, default: SocketAddr) -> anyhow::Result<Option<SocketAddr>> {
+    let Some(text) = text else { return Ok(Some(default)) };
     match (text.parse::<SocketAddr>(), text.parse::<IpAddr>()) {
-        (Ok(address), _) => Ok(address),
-        (_, Ok(addr)) => Ok((addr, HEALTHZ_PORT).into()),
+        _ if text.is_empty() => Ok(None),
+        (Ok(address), _) => Ok(Some(address)),
+        (_, Ok(addr)) => Ok(Some((addr, default.port()).into())),
         _ => bail!("invalid address {text:?}"),
     }
 }

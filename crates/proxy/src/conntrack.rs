@@ -8,8 +8,7 @@ use std::os::fd::AsRawFd;
 
 use nix::sys::socket::{AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, socket};
 
-use crate::nftables::Frontend;
-use crate::services::Target;
+use crate::services::{Frontend, Target};
 
 const GET: u16 = 1 << 8 | 1;
 const DELETE: u16 = 1 << 8 | 2;

@@ -1,18 +1,23 @@
 //! The service proxy: a Service's addresses lead to its endpoints.
 //!
 //! Flow: informers on Services and EndpointSlices -> [`services`] (what each port leads to, from this node) ->
-//! [`nftables`] (elements, chains) -> the difference to what is programmed -> one `nft -f -` transaction.
-//! Invariants: a packet costs the same however many services there are; a change costs in proportion to the change; nothing
-//! outside the table `cox-proxy` is touched.
+//! a [`backend`], [`nftables`] or [`iptables`] -> the difference to what is programmed -> one transaction.
+//! Invariants: a change costs in proportion to the change; with nftables a packet costs the same however many services there
+//! are; nothing outside the table `cox-proxy`, or with iptables the chains `KUBE-…`, is touched.
 //! Not here: endpoints themselves (the EndpointSlice controller), and cluster IPs (the API server).
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod args;
+mod backend;
 mod conntrack;
 mod health;
+mod iptables;
+mod metrics;
 mod nftables;
+mod own_health;
 mod runner;
 mod services;
+mod settings;
 mod sysctl;
 
 pub use args::{Args, main};
@@ -26,6 +31,25 @@ use std::time::Duration;
 pub enum Mode {
     #[default]
     Nftables,
+    /// Slower with every service, for hosts whose other tools expect it.
+    Iptables,
+}
+
+impl Mode {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Nftables => "nftables",
+            Self::Iptables => "iptables",
+        }
+    }
+
+    /// The metric that counts failures.
+    fn failures(self) -> &'static str {
+        match self {
+            Self::Nftables => "kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
+            Self::Iptables => "kubeproxy_sync_proxy_rules_iptables_restore_failures_total",
+        }
+    }
 }
 
 /// What the proxy of one node needs to know.
@@ -47,6 +71,8 @@ pub struct Config {
     pub masquerade_bit: u8,
     /// `/healthz` and `/livez` of the proxy itself.
     pub healthz_bind_address: Option<SocketAddr>,
+    /// `/metrics` and `/proxyMode`.
+    pub metrics_bind_address: Option<SocketAddr>,
     /// Everything is programmed afresh this often, in case somebody else changed it.
     pub resync_period: Duration,
     /// Changes are gathered for this long before they are programmed.
@@ -66,6 +92,7 @@ impl Config {
             masquerade_all: false,
             masquerade_bit: 14,
             healthz_bind_address: None,
+            metrics_bind_address: None,
             resync_period: Duration::from_secs(3600),
             min_sync_period: Duration::ZERO,
         }
@@ -74,5 +101,6 @@ impl Config {
 
 /// Removes everything a proxy of ours has programmed on this host.
 pub async fn cleanup() -> Result<(), String> {
-    nftables::remove().await
+    let removed = nftables::remove().await;
+    iptables::remove().await.and(removed)
 }

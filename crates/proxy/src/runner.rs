@@ -1,64 +1,58 @@
 //! The loop: what changed -> what each changed Service now contributes -> one transaction.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use client::{Informer, InformerFactory, ListParams, object_key};
 use futures_util::future::BoxFuture;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node as NodeObject, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use parking_lot::Mutex;
+use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::backend::Backend;
 use crate::health::{self, HealthChecks};
-use crate::nftables::{self, Fragment, Program, Settings};
-use crate::services::{self, Node};
-use crate::{Config, conntrack, sysctl};
+use crate::metrics::ProxyMetrics;
+use crate::own_health::{OwnHealth, TO_BE_DELETED};
+use crate::services::{self, Node, ServicePort, UdpTargets};
+use crate::settings::Settings;
+use crate::{Config, Mode, conntrack, iptables, nftables, sysctl};
 
 const SERVICE_LABEL: &str = "kubernetes.io/service-name";
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
+/// When the pod or service changed that made the endpoint controller write a slice.
+const TRIGGER_ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 const BY_SERVICE: &str = "service";
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
 
 /// Keeps the node's rules in step with the API until `stop`. The rules stay behind, so that a restart interrupts nobody.
 pub fn run(config: Config, stop: CancellationToken) -> BoxFuture<'static, anyhow::Result<()>> {
-    Box::pin(run_until(config, stop))
+    match config.mode {
+        Mode::Nftables => Box::pin(run_mode::<nftables::Program>(config, stop)),
+        Mode::Iptables => Box::pin(run_mode::<iptables::Program>(config, stop)),
+    }
 }
 
-async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
-    let informers = InformerFactory::new(config.client.clone());
-    let services: Informer<Service> = informers.informer();
-    let slices: Informer<EndpointSlice> = informers.informer();
-    let nodes: Informer<NodeObject> = informers.filtered(ListParams {
-        field_selector: Some(format!("metadata.name={}", config.node_name)),
-        ..ListParams::default()
-    });
-    slices.add_index(BY_SERVICE, |slice| service_of(slice).into_iter().collect());
-    let dirty = Arc::new(Dirty::default());
-    services.subscribe({
-        let dirty = dirty.clone();
-        move |event| dirty.add(object_key(&**event.object()))
-    });
-    slices.subscribe({
-        let dirty = dirty.clone();
-        move |event| {
-            // A slice that changes its label leaves one service for another.
-            if let client::Event::Modified { old, .. } = event {
-                service_of(old).into_iter().for_each(|key| dirty.add(key));
-            }
-            service_of(event.object()).into_iter().for_each(|key| dirty.add(key));
-        }
-    });
-    nodes.subscribe({
-        let dirty = dirty.clone();
-        move |_| dirty.notify.notify_one()
-    });
-    informers.start(stop.child_token());
+/// Removes what the other mode left: it would still be obeyed.
+async fn remove_leftovers(mode: Mode) {
+    let removed = match mode {
+        Mode::Nftables => iptables::remove().await,
+        Mode::Iptables => nftables::remove().await,
+    };
+    if let Err(error) = removed {
+        // Its programs may not even be installed.
+        tracing::debug!(error, "cannot look for rules of the other mode");
+    }
+}
 
+async fn run_mode<B: Backend>(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
     let mut settings = Settings {
         cluster_cidrs: config.cluster_cidrs.clone(),
         service_cidrs: config.service_cidrs.clone(),
@@ -72,47 +66,35 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
         settings
     })
     .await?;
-    let last_sync = Arc::new(Mutex::new(None));
+    let dirty = Arc::new(Dirty {
+        changes: Mutex::default(),
+        notify: Notify::new(),
+        metrics: ProxyMetrics::new(&families(&settings), config.mode.failures()),
+        health: OwnHealth::new(config.resync_period.saturating_mul(2)),
+    });
+    let informers = InformerFactory::new(config.client.clone());
+    let mut proxy = Proxy::<B>::new(config, settings, &informers, dirty.clone());
+    informers.start(stop.child_token());
     let mut servers = JoinSet::new();
-    if let Some(address) = config.healthz_bind_address {
-        let listener = tokio::net::TcpListener::bind(address).await?;
-        let last_sync = last_sync.clone();
-        servers.spawn(health::serve(listener, move |path| own_health(path, *last_sync.lock())));
-    }
-    let synced = async {
-        services.synced().await;
-        slices.synced().await;
-        nodes.synced().await;
-    };
+    serve_status(&mut servers, &proxy.config, &dirty).await;
     tokio::select! {
-        () = synced => {}
+        () = proxy.synced() => {}
         () = stop.cancelled() => return Ok(()),
     }
-    let mut proxy = Proxy {
-        config,
-        settings,
-        services,
-        slices,
-        nodes,
-        programmed: None,
-        node: Node::default(),
-        checks: HealthChecks::default(),
-    };
     let mut failures = 0;
     let mut fresh_at = Instant::now();
+    servers.spawn(remove_leftovers(proxy.config.mode));
     loop {
         if Instant::now() >= fresh_at {
             proxy.programmed = None;
             fresh_at = Instant::now() + proxy.config.resync_period;
         }
         match proxy.sync(dirty.take()).await {
-            Ok(()) => {
-                failures = 0;
-                *last_sync.lock() = Some(std::time::SystemTime::now());
-            }
+            Ok(()) => failures = 0,
             Err(error) => {
                 // The transaction did nothing, and what is in the kernel may not be what we think: begin afresh.
                 tracing::error!(error, "programming the rules failed");
+                dirty.metrics.failed();
                 failures += 1;
                 proxy.programmed = None;
                 let delay = client::backoff::exponential(RETRY.0, RETRY.1, failures);
@@ -133,21 +115,79 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
     }
 }
 
-/// Services to look at again.
-#[derive(Default)]
+/// The families that the cluster has addresses of.
+fn families(settings: &Settings) -> Vec<&'static str> {
+    let ranges: Vec<String> = settings.cluster_cidrs.iter().chain(&settings.service_cidrs).cloned().collect();
+    let has = |is_v6: bool| settings.of_family(&ranges, is_v6).next().is_some();
+    match (has(false), has(true)) {
+        (false, true) => vec!["IPv6"],
+        (true, true) => vec!["IPv4", "IPv6"],
+        _ => vec!["IPv4"],
+    }
+}
+
+/// Opens what the operator wants to look at. A port that is taken is no reason not to program services.
+async fn serve_status(servers: &mut JoinSet<()>, config: &Config, dirty: &Arc<Dirty>) {
+    if let Some(listener) = listen(config.healthz_bind_address, "health").await {
+        let dirty = dirty.clone();
+        servers.spawn(health::serve(listener, move |path| {
+            let answer = dirty.health.answer(path);
+            if answer.0 != 404 {
+                dirty.metrics.asked(path, answer.0);
+            }
+            answer
+        }));
+    }
+    if let Some(listener) = listen(config.metrics_bind_address, "metrics").await {
+        let (dirty, mode) = (dirty.clone(), config.mode);
+        servers.spawn(health::serve(listener, move |path| match path {
+            "/metrics" => (200, dirty.metrics.render()),
+            "/healthz" => (200, "ok".into()),
+            "/proxyMode" => (200, mode.name().into()),
+            _ => (404, "404 page not found\n".into()),
+        }));
+    }
+}
+
+async fn listen(address: Option<SocketAddr>, what: &str) -> Option<TcpListener> {
+    let address = address?;
+    match TcpListener::bind(address).await {
+        Ok(listener) => Some(listener),
+        Err(error) => {
+            tracing::error!(%address, %error, "cannot serve {what}");
+            None
+        }
+    }
+}
+
+/// Services to look at again, and whoever wants to know that there are some.
 struct Dirty {
-    keys: Mutex<BTreeSet<String>>,
+    changes: Mutex<Changes>,
     notify: Notify,
+    metrics: ProxyMetrics,
+    health: OwnHealth,
+}
+
+#[derive(Default)]
+struct Changes {
+    keys: BTreeSet<String>,
+    /// When that happened which changed endpoints.
+    triggers: Vec<Timestamp>,
 }
 
 impl Dirty {
-    fn add(&self, key: String) {
-        self.keys.lock().insert(key);
+    fn add(&self, key: String, trigger: Option<Timestamp>) {
+        self.health.queued();
+        let mut changes = self.changes.lock();
+        changes.keys.insert(key);
+        changes.triggers.extend(trigger);
+        drop(changes);
         self.notify.notify_one();
     }
 
-    fn take(&self) -> BTreeSet<String> {
-        std::mem::take(&mut self.keys.lock())
+    fn take(&self) -> Changes {
+        self.metrics.taken();
+        std::mem::take(&mut self.changes.lock())
     }
 }
 
@@ -156,78 +196,166 @@ fn service_of(slice: &EndpointSlice) -> Option<String> {
     Some(format!("{}/{name}", slice.metadata.namespace.as_deref()?))
 }
 
-struct Proxy {
+fn trigger_of(slice: &EndpointSlice) -> Option<Timestamp> {
+    slice.metadata.annotations.as_ref()?.get(TRIGGER_ANNOTATION)?.parse().ok()
+}
+
+struct Proxy<B: Backend> {
     config: Config,
     settings: Settings,
     services: Informer<Service>,
     slices: Informer<EndpointSlice>,
     nodes: Informer<NodeObject>,
+    dirty: Arc<Dirty>,
     /// `None`: the kernel's state is unknown and everything is programmed afresh.
-    programmed: Option<Program>,
+    programmed: Option<B>,
+    /// Where UDP flows may lead now, of services that have UDP ports.
+    udp: HashMap<String, UdpTargets>,
+    /// Services that a Local policy leaves without endpoints here: inside, outside.
+    without_local: HashMap<String, [usize; 2]>,
     node: Node,
     checks: HealthChecks,
 }
 
-impl Proxy {
-    async fn sync(&mut self, dirty: BTreeSet<String>) -> Result<(), String> {
+impl<B: Backend> Proxy<B> {
+    fn new(config: Config, settings: Settings, informers: &InformerFactory, dirty: Arc<Dirty>) -> Self {
+        let services: Informer<Service> = informers.informer();
+        let slices: Informer<EndpointSlice> = informers.informer();
+        let own = ListParams::fields(format!("metadata.name={}", config.node_name));
+        let nodes: Informer<NodeObject> = informers.filtered(own);
+        slices.add_index(BY_SERVICE, |slice| service_of(slice).into_iter().collect());
+        services.subscribe({
+            let dirty = dirty.clone();
+            move |event| {
+                dirty.metrics.service_changed();
+                dirty.add(object_key(&**event.object()), None);
+            }
+        });
+        slices.subscribe({
+            let dirty = dirty.clone();
+            move |event| {
+                dirty.metrics.endpoints_changed();
+                // A slice that changes its label leaves one service for another.
+                if let client::Event::Modified { old, .. } = event {
+                    service_of(old).into_iter().for_each(|key| dirty.add(key, None));
+                }
+                let slice = event.object();
+                service_of(slice).into_iter().for_each(|key| dirty.add(key, trigger_of(slice)));
+            }
+        });
+        nodes.subscribe({
+            let dirty = dirty.clone();
+            move |event| {
+                let node = event.object();
+                let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_ref());
+                let is_marked = taints.into_iter().flatten().any(|taint| taint.key == TO_BE_DELETED);
+                dirty.health.set_leaving(is_marked || node.metadata.deletion_timestamp.is_some());
+                dirty.notify.notify_one();
+            }
+        });
+        Self {
+            config,
+            settings,
+            services,
+            slices,
+            nodes,
+            dirty,
+            programmed: None,
+            udp: HashMap::new(),
+            without_local: HashMap::new(),
+            node: Node::default(),
+            checks: HealthChecks::default(),
+        }
+    }
+
+    async fn synced(&self) {
+        self.services.synced().await;
+        self.slices.synced().await;
+        self.nodes.synced().await;
+    }
+
+    async fn sync(&mut self, changes: Changes) -> Result<(), String> {
+        let began = Instant::now();
         let node = self.observe_node();
         if node != self.node {
             self.node = node;
             self.programmed = None;
         }
-        match self.programmed.take() {
-            None => self.program_all().await,
-            Some(mut program) => {
-                let mut changes = Vec::new();
-                let mut stale = BTreeMap::new();
-                for key in dirty {
-                    let fragment = self.contribution(&key).await;
-                    let before = program.fragment(&key);
-                    note_stale_udp(before, fragment.as_ref(), &mut stale);
-                    if before != fragment.as_ref() {
-                        changes.push((key, fragment));
-                    }
-                }
-                let count = changes.len();
-                let transaction = program.update(changes);
-                if !transaction.is_empty() {
-                    let began = Instant::now();
-                    nftables::apply(&transaction).await?;
-                    tracing::debug!(services = count, elapsed = ?began.elapsed(), "programmed");
-                }
-                self.programmed = Some(program);
-                forget(stale).await;
-                Ok(())
-            }
+        let is_full = self.programmed.is_none();
+        let stale = match self.programmed.take() {
+            None => self.program_all().await?,
+            Some(program) => self.program_changes(program, changes.keys).await?,
+        };
+        let metrics = &self.dirty.metrics;
+        metrics.synced(is_full, began.elapsed());
+        let now = Timestamp::now();
+        for trigger in changes.triggers {
+            metrics.programmed(Duration::try_from(now.duration_since(trigger)).unwrap_or_default());
         }
-    }
-
-    async fn program_all(&mut self) -> Result<(), String> {
-        let began = Instant::now();
-        let mut fragments = HashMap::new();
-        let mut stale = BTreeMap::new();
-        for service in self.services.list() {
-            let key = object_key(&*service);
-            if let Some(fragment) = self.contribution(&key).await {
-                note_stale_udp(None, Some(&fragment), &mut stale);
-                fragments.insert(key, fragment);
-            }
-        }
-        let (program, transaction) = Program::from_scratch(&self.settings, fragments);
-        nftables::apply(&transaction).await?;
-        tracing::info!(services = program.service_keys().count(), elapsed = ?began.elapsed(), "programmed afresh");
-        self.programmed = Some(program);
-        forget(stale).await;
+        let counts = self.without_local.values().fold([0, 0], |sum, count| [sum[0] + count[0], sum[1] + count[1]]);
+        metrics.without_local(counts);
+        self.dirty.health.updated();
+        self.forget(stale).await;
         Ok(())
     }
 
-    async fn contribution(&mut self, key: &str) -> Option<Fragment> {
+    async fn program_changes(&mut self, mut program: B, keys: BTreeSet<String>) -> Result<UdpTargets, String> {
+        let mut changes = Vec::new();
+        let mut stale = UdpTargets::new();
+        for key in keys {
+            let fragment = self.contribution(&key, &mut stale).await;
+            if program.present(&key) != fragment.as_ref() {
+                changes.push((key, fragment));
+            }
+        }
+        let count = changes.len();
+        let transaction = program.update(changes);
+        if !B::is_empty(&transaction) {
+            let began = Instant::now();
+            B::apply(&transaction).await?;
+            tracing::debug!(services = count, elapsed = ?began.elapsed(), "programmed");
+        }
+        self.programmed = Some(program);
+        Ok(stale)
+    }
+
+    async fn program_all(&mut self) -> Result<UdpTargets, String> {
+        let began = Instant::now();
+        let mut fragments = HashMap::new();
+        let mut stale = UdpTargets::new();
+        self.udp.clear();
+        self.without_local.clear();
+        for service in self.services.list() {
+            let key = object_key(&*service);
+            if let Some(fragment) = self.contribution(&key, &mut stale).await {
+                fragments.insert(key, fragment);
+            }
+        }
+        let (program, transaction) = B::from_scratch(&self.settings, fragments).await?;
+        B::apply(&transaction).await?;
+        tracing::info!(services = program.len(), elapsed = ?began.elapsed(), "programmed afresh");
+        self.programmed = Some(program);
+        Ok(stale)
+    }
+
+    /// What a Service contributes now; notes what else follows from it.
+    async fn contribution(&mut self, key: &str, stale: &mut UdpTargets) -> Option<B::Fragment> {
         let service = self.services.get(key);
         let slices = self.slices.by_index(BY_SERVICE, key);
         let ports = service.as_ref().map(|service| services::ports(service, &slices, &self.node)).unwrap_or_default();
         let check = service.as_ref().and_then(|service| services::health_check(service, &ports));
         self.checks.set(key, check).await;
-        (!ports.is_empty()).then(|| nftables::fragment(&ports, &self.settings))
+        let udp = services::udp_targets(&ports);
+        note_stale_udp(self.udp.get(key), &udp, stale);
+        match udp.is_empty() {
+            true => drop(self.udp.remove(key)),
+            false => drop(self.udp.insert(key.to_owned(), udp)),
+        }
+        match without_local(&ports) {
+            [0, 0] => drop(self.without_local.remove(key)),
+            counts => drop(self.without_local.insert(key.to_owned(), counts)),
+        }
+        (!ports.is_empty()).then(|| B::fragment(&ports, &self.settings))
     }
 
     fn observe_node(&self) -> Node {
@@ -235,44 +363,40 @@ impl Proxy {
         let zone = node.and_then(|node| node.metadata.labels.as_ref()?.get(ZONE_LABEL).cloned());
         Node { name: self.config.node_name.clone(), zone }
     }
+
+    async fn forget(&self, stale: UdpTargets) {
+        if stale.is_empty() {
+            return;
+        }
+        let began = Instant::now();
+        match tokio::task::spawn_blocking(move || conntrack::forget(&stale)).await {
+            Ok(Ok(flows)) => {
+                self.dirty.metrics.forgot(flows, began.elapsed());
+                tracing::debug!(flows, "forgot stale UDP flows");
+            }
+            Ok(Err(error)) => tracing::warn!(%error, "cannot forget stale UDP flows"),
+            Err(error) => tracing::warn!(%error, "cannot forget stale UDP flows"),
+        }
+    }
+}
+
+/// Ports with endpoints that a Local policy forbids here: inside, outside.
+fn without_local(ports: &[ServicePort]) -> [usize; 2] {
+    let missing = ports.iter().filter(|port| port.local.is_empty() && !port.cluster.is_empty());
+    let is_outside = |port: &ServicePort| port.external_local && port.node_port.is_some();
+    missing.fold([0, 0], |[inside, outside], port| {
+        [inside + usize::from(port.internal_local), outside + usize::from(is_outside(port))]
+    })
 }
 
 /// UDP frontends whose endpoints changed, and those that are gone.
-fn note_stale_udp(
-    before: Option<&Fragment>,
-    now: Option<&Fragment>,
-    stale: &mut BTreeMap<nftables::Frontend, Vec<services::Target>>,
-) {
+fn note_stale_udp(before: Option<&UdpTargets>, now: &UdpTargets, stale: &mut UdpTargets) {
     let empty = BTreeMap::new();
-    let before = before.map_or(&empty, |fragment| &fragment.udp);
-    let now = now.map_or(&empty, |fragment| &fragment.udp);
+    let before = before.unwrap_or(&empty);
     for frontend in before.keys().filter(|frontend| !now.contains_key(frontend)) {
         stale.insert(*frontend, Vec::new());
     }
     for (frontend, targets) in now.iter().filter(|(frontend, targets)| before.get(frontend) != Some(targets)) {
         stale.insert(*frontend, targets.clone());
-    }
-}
-
-async fn forget(stale: BTreeMap<nftables::Frontend, Vec<services::Target>>) {
-    if stale.is_empty() {
-        return;
-    }
-    match tokio::task::spawn_blocking(move || conntrack::forget(&stale)).await {
-        Ok(Ok(0)) => {}
-        Ok(Ok(flows)) => tracing::debug!(flows, "forgot stale UDP flows"),
-        Ok(Err(error)) => tracing::warn!(%error, "cannot forget stale UDP flows"),
-        Err(error) => tracing::warn!(%error, "cannot forget stale UDP flows"),
-    }
-}
-
-fn own_health(path: &str, last_sync: Option<std::time::SystemTime>) -> (u16, String) {
-    match (path, last_sync) {
-        ("/healthz" | "/livez", Some(at)) => {
-            let seconds = at.elapsed().unwrap_or_default().as_secs();
-            (200, format!("{{\"secondsSinceLastUpdate\":{seconds},\"nodeEligible\":true}}"))
-        }
-        ("/healthz" | "/livez", None) => (503, "not synced yet".into()),
-        _ => (404, "404 page not found\n".into()),
     }
 }

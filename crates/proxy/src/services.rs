@@ -1,6 +1,6 @@
 //! From objects to intent: where each port of a Service leads, seen from one node. Pure.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::Service;
@@ -75,6 +75,16 @@ pub(crate) struct ServicePort {
     /// Addresses of endpoints on this node, ready or not: they may reach themselves.
     pub(crate) here: Vec<IpAddr>,
 }
+
+/// Where clients of a UDP service send to; no address for node ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Frontend {
+    pub(crate) addr: Option<IpAddr>,
+    pub(crate) port: u16,
+}
+
+/// UDP frontends and what they lead to now; flows to anything else are stale.
+pub(crate) type UdpTargets = BTreeMap<Frontend, Vec<Target>>;
 
 /// What the load balancer's health check asks of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -151,6 +161,27 @@ pub(crate) fn ports(service: &Service, slices: &[impl AsRef<EndpointSlice>], nod
         }
     }
     ports
+}
+
+pub(crate) fn udp_targets(ports: &[ServicePort]) -> UdpTargets {
+    let mut found = UdpTargets::new();
+    for port in ports.iter().filter(|port| port.protocol == Protocol::Udp) {
+        let mut note = |addr: Option<IpAddr>, number: u16, targets: &[Target]| {
+            found.entry(Frontend { addr, port: number }).or_default().extend(targets);
+        };
+        let internal = if port.internal_local { &port.local } else { &port.cluster };
+        let mut external = port.cluster.clone();
+        if port.external_local {
+            external.extend(&port.local);
+        }
+        port.cluster_ips.iter().for_each(|addr| note(Some(*addr), port.port, internal));
+        port.external_ips
+            .iter()
+            .chain(&port.load_balancer_ips)
+            .for_each(|addr| note(Some(*addr), port.port, &external));
+        port.node_port.iter().for_each(|number| note(None, *number, &external));
+    }
+    found
 }
 
 /// The kernel refuses ranges that overlap; CIDRs overlap only by nesting, and the outer one says it all.

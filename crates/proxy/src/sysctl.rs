@@ -1,6 +1,6 @@
 //! Kernel settings the rules rely on.
 
-use crate::nftables::Settings;
+use crate::settings::Settings;
 
 /// Sets what is needed and returns what the rules must make up for.
 pub(crate) fn prepare(settings: &mut Settings) {

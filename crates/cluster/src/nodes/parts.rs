@@ -3,7 +3,7 @@
 //! Order: the kubelet registers the node -> the controller manager gives it a pod range -> bridge and CNI configuration,
 //! which is what makes the runtime report its network ready -> the kubelet makes the node Ready.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
@@ -90,6 +90,9 @@ impl Node<'_> {
         let mut proxy = proxy::Config::new(self.clients.proxy.clone(), &settings.name);
         proxy.cluster_cidrs = node_network::list(&settings.cluster_cidr);
         proxy.service_cidrs = node_network::list(&settings.service_cidr);
+        // Where upstream's answers: load balancers and collectors look there.
+        proxy.healthz_bind_address = Some((Ipv4Addr::UNSPECIFIED, 10256).into());
+        proxy.metrics_bind_address = Some((Ipv4Addr::LOCALHOST, 10249).into());
         components.spawn("proxy", proxy::run(proxy, components.stop.clone()));
         let (name, stop) = (settings.name.clone(), components.stop.clone());
         components.spawn("routes", routes::run(self.clients.proxy, name, settings.routes, stop));

@@ -81,10 +81,11 @@ pub fn plan(me: &str, peers: &[Peer], backend: Backend, is_neighbour: impl Fn(Ip
         for range in &peer.pod_cidrs {
             let entry = (range.network(), peer.address);
             // A route needs a gateway of its own family; a tunnel carries either.
+            let has_gateway = range.is_v6() == peer.address.is_ipv6();
             let is_direct = match backend {
-                Backend::HostGw => true,
+                Backend::HostGw => has_gateway,
                 Backend::Vxlan => false,
-                Backend::Auto => range.is_v6() == peer.address.is_ipv6() && is_neighbour(peer.address),
+                Backend::Auto => has_gateway && is_neighbour(peer.address),
             };
             match is_direct {
                 true => plan.direct.push(entry),

@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use crate::settings::Settings;
+
 /// One address family; the two tables differ in these words only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Family {
@@ -15,31 +17,15 @@ pub(super) const FAMILIES: [Family; 2] = [
     Family { name: "ip6", is_v6: true, addr_type: "ipv6_addr" },
 ];
 
-/// What the operator chose.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Settings {
-    pub(crate) cluster_cidrs: Vec<String>,
-    pub(crate) service_cidrs: Vec<String>,
-    pub(crate) node_port_addresses: Vec<String>,
-    pub(crate) localhost_node_ports: bool,
-    pub(crate) masquerade_all: bool,
-    pub(crate) masquerade_bit: u8,
+/// The rule that asks for masquerading.
+pub(super) fn mark(settings: &Settings) -> String {
+    format!("meta mark set meta mark | {:#x}", settings.mask())
 }
 
-impl Settings {
-    pub(super) fn mark(&self) -> String {
-        format!("meta mark set meta mark | {:#x}", self.mask())
-    }
-
-    fn mask(&self) -> u32 {
-        1 << self.masquerade_bit.min(31)
-    }
-
-    /// `{ a, b }` of one family, or nothing.
-    pub(super) fn set_of(cidrs: &[String], family: Family) -> Option<String> {
-        let ours: Vec<&str> = cidrs.iter().map(String::as_str).filter(|c| c.contains(':') == family.is_v6).collect();
-        (!ours.is_empty()).then(|| format!("{{ {} }}", ours.join(", ")))
-    }
+/// `{ a, b }` of one family, or nothing.
+pub(super) fn set_of(settings: &Settings, cidrs: &[String], family: Family) -> Option<String> {
+    let ours: Vec<&str> = settings.of_family(cidrs, family.is_v6).collect();
+    (!ours.is_empty()).then(|| format!("{{ {} }}", ours.join(", ")))
 }
 
 /// A fresh, empty table in place of whatever is there.
@@ -74,7 +60,7 @@ pub(super) fn table(settings: &Settings, family: Family) -> String {
             let _ = writeln!(text, "add rule {table} {name} {rule}");
         }
     };
-    let mut to_node_port = match Settings::set_of(&settings.node_port_addresses, family) {
+    let mut to_node_port = match set_of(settings, &settings.node_port_addresses, family) {
         Some(addresses) => format!("{ip} daddr {addresses} fib daddr type local"),
         None => "fib daddr type local".to_owned(),
     };
@@ -104,7 +90,7 @@ pub(super) fn table(settings: &Settings, family: Family) -> String {
     );
     // What still has a service's address here was not translated: nobody serves it.
     let mut unserved = vec![format!("ct state new {key} vmap @unserved")];
-    if let Some(ranges) = Settings::set_of(&settings.service_cidrs, family) {
+    if let Some(ranges) = set_of(settings, &settings.service_cidrs, family) {
         unserved.push(format!("{ip} daddr {ranges} goto refuse"));
     }
     chain("check-forward", "type filter hook forward priority 0", &unserved);

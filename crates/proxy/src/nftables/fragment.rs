@@ -6,8 +6,9 @@ use std::fmt::Write;
 use std::hash::{Hash, Hasher};
 use std::net::IpAddr;
 
-use super::base::{FAMILIES, Family, Settings};
+use super::base::{FAMILIES, Family, mark, set_of};
 use crate::services::{Protocol, ServicePort, Target};
+use crate::settings::Settings;
 
 /// Endpoints for a Local policy and for the whole cluster share a map: the latter's indexes start here.
 const CLUSTER_OFFSET: usize = 32768;
@@ -18,15 +19,6 @@ const AFFINITY_SIZE: usize = 65536;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Fragment {
     pub(super) families: [Part; 2],
-    /// UDP addresses and what they lead to now; flows to anything else are stale.
-    pub(crate) udp: BTreeMap<Frontend, Vec<Target>>,
-}
-
-/// Where clients of a UDP service send to; no address for node ports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Frontend {
-    pub(crate) addr: Option<IpAddr>,
-    pub(crate) port: u16,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -39,12 +31,12 @@ pub(super) struct Part {
     pub(super) sets: BTreeMap<String, String>,
 }
 
-pub(crate) fn fragment(ports: &[ServicePort], settings: &Settings) -> Fragment {
+pub(super) fn fragment(ports: &[ServicePort], settings: &Settings) -> Fragment {
     let mut fragment = Fragment::default();
     for port in ports {
         let family = FAMILIES[usize::from(port.is_v6)];
         let part = &mut fragment.families[usize::from(port.is_v6)];
-        Builder { port, family, settings, part, udp: &mut fragment.udp }.build();
+        Builder { port, family, settings, part }.build();
     }
     fragment
 }
@@ -79,7 +71,6 @@ struct Builder<'a> {
     family: Family,
     settings: &'a Settings,
     part: &'a mut Part,
-    udp: &'a mut BTreeMap<Frontend, Vec<Target>>,
 }
 
 impl Builder<'_> {
@@ -116,15 +107,14 @@ impl Builder<'_> {
         let pick = self.pick(by, targets, offset);
         let ip = self.family.name;
         let mut rules = Vec::new();
-        match (self.settings.masquerade_all, Settings::set_of(&self.settings.cluster_cidrs, self.family)) {
-            (true, _) => rules.push(self.settings.mark()),
-            (false, Some(pods)) => rules.push(format!("{ip} saddr != {pods} {}", self.settings.mark())),
+        match (self.settings.masquerade_all, set_of(self.settings, &self.settings.cluster_cidrs, self.family)) {
+            (true, _) => rules.push(mark(self.settings)),
+            (false, Some(pods)) => rules.push(format!("{ip} saddr != {pods} {}", mark(self.settings))),
             (false, None) => {}
         }
         rules.push(self.pick_rule(by, &pick));
         let kind = if port.internal_local { "cluster-local" } else { "cluster" };
         self.frontend(by, format!("{kind}-{}", pick.label()), rules);
-        self.note_udp(by, targets);
     }
 
     /// Node ports, external addresses, load balancers.
@@ -152,19 +142,18 @@ impl Builder<'_> {
         let cluster = (!port.cluster.is_empty()).then(|| self.pick(by, &port.cluster, CLUSTER_OFFSET));
         match (port.external_local, cluster) {
             (false, Some(cluster)) => {
-                rules.push(self.settings.mark());
+                rules.push(mark(self.settings));
                 rules.push(self.pick_rule(by, &cluster));
                 write!(name, "external-{}", cluster.label()).unwrap_or_default();
-                self.note_udp(by, &port.cluster);
             }
             (_, cluster) => {
                 // Who is inside the cluster already is not bound by the policy: its address is lost to nobody.
                 if let Some(cluster) = &cluster {
                     let pick = self.pick_rule(by, cluster);
-                    if let Some(pods) = Settings::set_of(&self.settings.cluster_cidrs, self.family) {
+                    if let Some(pods) = set_of(self.settings, &self.settings.cluster_cidrs, self.family) {
                         rules.push(format!("{ip} saddr {pods} {pick}"));
                     }
-                    rules.push(format!("fib saddr type local {} {pick}", self.settings.mark()));
+                    rules.push(format!("fib saddr type local {} {pick}", mark(self.settings)));
                 }
                 let local = (!port.local.is_empty()).then(|| self.pick(by, &port.local, 0));
                 match &local {
@@ -173,9 +162,6 @@ impl Builder<'_> {
                 }
                 let label = |pick: &Option<Pick>| pick.as_ref().map_or("0".to_owned(), Pick::label);
                 write!(name, "local-{}-{}", label(&local), label(&cluster)).unwrap_or_default();
-                let mut all = port.cluster.clone();
-                all.extend(&port.local);
-                self.note_udp(by, &all);
             }
         }
         self.frontend(by, name, rules);
@@ -278,7 +264,6 @@ impl Builder<'_> {
         let map = if matches!(by, By::Address(_)) { "unserved" } else { "unserved-ports" };
         let verdict = if silently { "drop" } else { "goto refuse" };
         self.element(map, self.key(by), verdict.to_owned());
-        self.note_udp(by, &[]);
     }
 
     fn key(&self, by: By) -> String {
@@ -291,15 +276,5 @@ impl Builder<'_> {
 
     fn element(&mut self, map: &'static str, key: String, value: String) {
         self.part.elements.insert((map, key), value);
-    }
-
-    fn note_udp(&mut self, by: By, targets: &[Target]) {
-        if self.port.protocol == Protocol::Udp {
-            let frontend = match by {
-                By::Address(addr) => Frontend { addr: Some(addr), port: self.port.port },
-                By::NodePort(port) => Frontend { addr: None, port },
-            };
-            self.udp.entry(frontend).or_default().extend(targets);
-        }
     }
 }

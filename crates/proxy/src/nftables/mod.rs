@@ -6,19 +6,38 @@
 //! little and a change is an element added or deleted. Only services with session affinity have chains and sets of their own.
 
 mod base;
+mod elements;
 mod fragment;
 mod program;
 
-pub(crate) use base::Settings;
-pub(crate) use fragment::{Fragment, Frontend, fragment};
 pub(crate) use program::Program;
 
 use std::process::Stdio;
 
 use tokio::io::AsyncWriteExt;
 
+/// A change as text for `nft`, and as a message for the kernel where it is nothing but elements.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Transaction {
+    text: String,
+    direct: Option<elements::Batch>,
+}
+
 /// Carries out one transaction: all of it, or nothing.
-pub(crate) async fn apply(transaction: &str) -> Result<(), String> {
+pub(crate) async fn apply(transaction: &Transaction) -> Result<(), String> {
+    match &transaction.direct {
+        Some(batch) => {
+            let batch = batch.clone();
+            let sent =
+                tokio::task::spawn_blocking(move || batch.send()).await.unwrap_or_else(|panic| Err(panic.into()));
+            sent.map_err(|error| format!("netlink: {error}"))
+        }
+        None => nft(&transaction.text).await,
+    }
+}
+
+/// Has `nft` read a transaction.
+async fn nft(transaction: &str) -> Result<(), String> {
     let mut child = tokio::process::Command::new("nft")
         .args(["-f", "-"])
         .stdin(Stdio::piped())
@@ -44,11 +63,9 @@ pub(crate) async fn apply(transaction: &str) -> Result<(), String> {
 
 /// Deletes our tables; quiet when there are none.
 pub(crate) async fn remove() -> Result<(), String> {
-    apply(
-        &base::FAMILIES
-            .map(|family| format!("add table {0} cox-proxy\ndelete table {0} cox-proxy\n", family.name))
-            .concat(),
-    )
+    nft(&base::FAMILIES
+        .map(|family| format!("add table {0} cox-proxy\ndelete table {0} cox-proxy\n", family.name))
+        .concat())
     .await
 }
 
@@ -61,9 +78,12 @@ mod tests {
     use expect_test::expect;
     use serde_json::{Value, json};
 
+    use super::fragment::{Fragment, fragment};
     use super::*;
+    use crate::backend::Backend;
     use crate::services::tests::{service, slice};
     use crate::services::{Node, ports};
+    use crate::settings::Settings;
 
     fn settings() -> Settings {
         Settings {
@@ -90,7 +110,7 @@ mod tests {
     }
 
     fn rules(spec: Value, endpoints: &[(&str, &str)]) -> String {
-        Program::default().update(vec![("default/web".into(), Some(contribution(spec, endpoints)))])
+        Program::default().update(vec![("default/web".into(), Some(contribution(spec, endpoints)))]).text
     }
 
     /// The kernel's own opinion of a sequence of transactions, in a namespace that ends with the process.
@@ -185,10 +205,11 @@ mod tests {
         limited["status"] = json!({"loadBalancer": {"ingress": [{"ip": "192.0.2.9"}, {"ip": "2001:db8::9"}]}});
         let both = [THREE, &[("fd42::2", "a"), ("fd42::3", "b")]].concat();
         let mut program = Program::default();
-        let (fresh, first) = Program::from_scratch(&settings(), HashMap::new());
-        let mut texts = vec![first];
+        let (fresh, first) = Program::fresh(&settings(), HashMap::new());
+        let mut texts = vec![first.text];
         let _ = std::mem::replace(&mut program, fresh);
-        let mut step = |key: &str, fragment: Option<Fragment>| texts.push(program.update(vec![(key.into(), fragment)]));
+        let mut step =
+            |key: &str, fragment: Option<Fragment>| texts.push(program.update(vec![(key.into(), fragment)]).text);
         step("default/web", Some(contribution(plain.clone(), &both)));
         // The same addresses again, from another service: the first keeps them.
         step("default/copy", Some(contribution(plain.clone(), THREE)));
@@ -203,11 +224,60 @@ mod tests {
         kernel_accepts(&texts);
     }
 
+    /// What `nft` lists after all of them, in a namespace that ends with the thread; maps have no order.
+    fn listed_after(transactions: Vec<Transaction>) -> Vec<String> {
+        let inside = move || {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            transactions.iter().for_each(|transaction| runtime.block_on(apply(transaction)).unwrap());
+            let output = Command::new("nft").args(["list", "ruleset"]).output().unwrap();
+            let text = String::from_utf8(output.stdout).unwrap();
+            let mut parts: Vec<String> = text.split([',', '\n', '{', '}']).map(|part| part.trim().to_owned()).collect();
+            parts.sort();
+            parts
+        };
+        std::thread::spawn(inside).join().unwrap()
+    }
+
+    #[test]
+    fn the_kernel_holds_the_same_told_either_way() {
+        let spec = json!({"clusterIP": "10.43.0.9", "clusterIPs": ["10.43.0.9", "fd43::9"], "type": "NodePort",
+            "ports": [{"port": 80, "nodePort": 30080}, {"port": 53, "protocol": "UDP", "nodePort": 30053}]});
+        let both = [THREE, &[("fd42::2", "a"), ("fd42::3", "b"), ("fd42::4", "b")]].concat();
+        let other: Vec<(&str, &str)> = [("10.42.9.2", "b"), ("10.42.9.3", "a"), ("10.42.9.4", "a")]
+            .into_iter()
+            .chain([("fd42::9:2", "a"), ("fd42::9:3", "b"), ("fd42::9:4", "b")])
+            .collect();
+        let steps = |is_direct: bool| {
+            let (mut program, first) = Program::fresh(&settings(), HashMap::new());
+            let mut all = vec![first];
+            let mut step = |key: &str, fragment| {
+                let mut transaction = program.update(vec![(key.into(), fragment)]);
+                if !is_direct {
+                    transaction.direct = None;
+                }
+                all.push(transaction);
+            };
+            // The first brings the chains that the rest shares.
+            step("default/web", Some(contribution(spec.clone(), &both)));
+            step("default/web", Some(contribution(spec.clone(), &other)));
+            let mut unserved = spec.clone();
+            unserved["clusterIP"] = json!("10.43.0.10");
+            unserved["clusterIPs"] = json!(["10.43.0.10", "fd43::10"]);
+            unserved["ports"] = json!([{"port": 80, "nodePort": 30081}]);
+            step("default/none", Some(contribution(unserved, &[])));
+            all
+        };
+        let direct = steps(true);
+        assert!(direct[2..].iter().all(|transaction| transaction.direct.is_some()), "{direct:?}");
+        assert_eq!(listed_after(direct), listed_after(steps(false)));
+    }
+
     #[test]
     fn nothing_changes_nothing() {
         let spec = json!({"clusterIP": "10.43.0.9", "ports": [{"port": 80}]});
         let mut program = Program::default();
-        let update = |program: &mut Program, fragment| program.update(vec![("default/web".into(), fragment)]);
+        let update = |program: &mut Program, fragment| program.update(vec![("default/web".into(), fragment)]).text;
         assert!(!update(&mut program, Some(contribution(spec.clone(), THREE))).is_empty());
         assert_eq!(update(&mut program, Some(contribution(spec.clone(), THREE))), "");
         let text = update(&mut program, Some(contribution(spec, &THREE[..2])));

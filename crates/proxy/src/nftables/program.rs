@@ -3,8 +3,12 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;
 
-use super::base::{FAMILIES, Settings, table};
-use super::fragment::{Fragment, Part};
+use super::Transaction;
+use super::base::{FAMILIES, Family, table};
+use super::elements;
+use super::fragment::{Fragment, Part, fragment};
+use crate::services::ServicePort;
+use crate::settings::Settings;
 
 /// Elements per `add element` line: nft's parser slows down on very long ones.
 const BATCH: usize = 500;
@@ -48,26 +52,30 @@ struct Changes {
     sets: BTreeMap<String, Change<String>>,
 }
 
-impl Program {
-    /// The text that builds the table and everything in it from nothing.
-    pub(crate) fn from_scratch(settings: &Settings, services: HashMap<String, Fragment>) -> (Self, String) {
-        let mut text: String = FAMILIES.iter().map(|family| table(settings, *family)).collect();
-        let mut program = Self::default();
-        text.push_str(&program.update(services.into_iter().map(|(key, fragment)| (key, Some(fragment))).collect()));
-        (program, text)
+impl crate::backend::Backend for Program {
+    type Fragment = Fragment;
+    type Transaction = Transaction;
+
+    fn fragment(ports: &[ServicePort], settings: &Settings) -> Fragment {
+        fragment(ports, settings)
     }
 
-    pub(crate) fn fragment(&self, service: &str) -> Option<&Fragment> {
+    async fn from_scratch(
+        settings: &Settings,
+        services: HashMap<String, Fragment>,
+    ) -> Result<(Self, Transaction), String> {
+        Ok(Self::fresh(settings, services))
+    }
+
+    fn present(&self, service: &str) -> Option<&Fragment> {
         self.services.get(service)
     }
 
-    pub(crate) fn service_keys(&self) -> impl Iterator<Item = &String> {
-        self.services.keys()
+    fn len(&self) -> usize {
+        self.services.len()
     }
 
-    /// Takes over new contributions (`None`: the service is gone) and returns the transaction for them; empty when nothing
-    /// changes.
-    pub(crate) fn update(&mut self, services: Vec<(String, Option<Fragment>)>) -> String {
+    fn update(&mut self, services: Vec<(String, Option<Fragment>)>) -> Transaction {
         let mut changes: [Changes; 2] = Default::default();
         let empty = Fragment::default();
         for (key, new) in services {
@@ -81,11 +89,32 @@ impl Program {
                 self.services.insert(key, new);
             }
         }
-        let mut text = String::new();
+        let mut transaction = Transaction::default();
+        let mut elements = Some(Vec::new());
         for (family, changes) in FAMILIES.iter().zip(changes) {
-            changes.write(family.name, &mut text);
+            changes.write(*family, &mut transaction.text, &mut elements);
         }
-        text
+        transaction.direct = elements.and_then(|elements| elements::encode(&elements));
+        transaction
+    }
+
+    async fn apply(transaction: &Transaction) -> Result<(), String> {
+        super::apply(transaction).await
+    }
+
+    fn is_empty(transaction: &Transaction) -> bool {
+        transaction.text.is_empty()
+    }
+}
+
+impl Program {
+    /// Builds the table and everything in it from nothing.
+    pub(super) fn fresh(settings: &Settings, services: HashMap<String, Fragment>) -> (Self, Transaction) {
+        let mut text: String = FAMILIES.iter().map(|family| table(settings, *family)).collect();
+        let mut program = Self::default();
+        let all = services.into_iter().map(|(key, fragment)| (key, Some(fragment))).collect();
+        text.push_str(&crate::backend::Backend::update(&mut program, all).text);
+        (program, Transaction { text, direct: None })
     }
 }
 
@@ -192,9 +221,10 @@ fn unshare(all: &mut HashMap<String, Shared>, name: &str, changed: impl FnOnce(V
 }
 
 impl Changes {
-    /// Declarations before their use, elements before the chains they lead to go.
-    fn write(self, family: &str, text: &mut String) {
-        let table = format!("{family} cox-proxy");
+    /// Declarations before their use, elements before the chains they lead to go. `elements` are the changes as the
+    /// kernel takes them, and become none where there is more to it.
+    fn write(self, family: Family, text: &mut String, elements: &mut Option<Vec<elements::Change>>) {
+        let table = format!("{} cox-proxy", family.name);
         let mut line = |arguments: std::fmt::Arguments<'_>| {
             // Infallible: writing to a String.
             let _ = text.write_fmt(arguments);
@@ -202,6 +232,9 @@ impl Changes {
         };
         let sets: Vec<_> = self.sets.into_iter().filter(|(_, (before, now))| before != now).collect();
         let chains: Vec<_> = self.chains.into_iter().filter(|(_, (before, now))| before != now).collect();
+        if !sets.is_empty() || !chains.is_empty() {
+            *elements = None;
+        }
         for (name, (before, now)) in &sets {
             if let (None, Some(declaration)) = (before, now) {
                 line(format_args!("add set {table} {name} {declaration}"));
@@ -219,24 +252,29 @@ impl Changes {
                 line(format_args!("add rule {table} {name} {rule}"));
             }
         }
-        let mut deleted: BTreeMap<&str, Vec<String>> = BTreeMap::new();
-        let mut added: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+        let mut deleted: BTreeMap<&'static str, Vec<(String, Option<String>)>> = BTreeMap::new();
+        let mut added: BTreeMap<&'static str, Vec<(String, Option<String>)>> = BTreeMap::new();
         for ((map, key), (before, now)) in self.elements {
             if before == now {
                 continue;
             }
-            if let Some(value) = now {
-                let element = if value.is_empty() { key.clone() } else { format!("{key} : {value}") };
-                added.entry(map).or_default().push(element);
+            if now.is_some() {
+                added.entry(map).or_default().push((key.clone(), now));
             }
             if before.is_some() {
-                deleted.entry(map).or_default().push(key);
+                deleted.entry(map).or_default().push((key, None));
             }
         }
-        for (verb, elements) in [("delete", deleted), ("add", added)] {
-            for (map, elements) in elements {
-                for batch in elements.chunks(BATCH) {
-                    line(format_args!("{verb} element {table} {map} {{ {} }}", batch.join(", ")));
+        for (verb, changes) in [("delete", deleted), ("add", added)] {
+            for (map, changes) in changes {
+                for batch in changes.chunks(BATCH) {
+                    let all: Vec<String> = batch.iter().map(|(key, value)| element(key, value.as_deref())).collect();
+                    line(format_args!("{verb} element {table} {map} {{ {} }}", all.join(", ")));
+                }
+                if let Some(elements) = elements {
+                    let is_v6 = family.is_v6;
+                    let direct = |(key, value)| elements::Change { is_v6, map, key, value };
+                    elements.extend(changes.into_iter().map(direct));
                 }
             }
         }
@@ -252,5 +290,13 @@ impl Changes {
                 line(format_args!("delete set {table} {name}"));
             }
         }
+    }
+}
+
+/// An element as `nft` writes it: a set's has no value.
+fn element(key: &str, value: Option<&str>) -> String {
+    match value.filter(|value| !value.is_empty()) {
+        Some(value) => format!("{key} : {value}"),
+        None => key.to_owned(),
     }
 }

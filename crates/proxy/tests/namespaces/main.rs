@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use api::FakeApi;
-use network::{Lab, ask_tcp, ask_udp};
+use network::{HEALTHZ, Lab, METRICS, ask_tcp, ask_udp, get};
 
 /// Long enough for a busy machine; nothing waits for it when all is well.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -207,5 +207,109 @@ fn rolling_endpoints_lose_no_request() {
             }
             ask().unwrap_or_else(|error| panic!("request {i}: {error}"));
         }
+    });
+}
+
+#[test]
+fn source_ranges_and_removed_protocols() {
+    Lab::run(|lab| {
+        let api = FakeApi::default();
+        let mut web = service(
+            "web",
+            json!({"clusterIP": "10.43.0.9", "clusterIPs": ["10.43.0.9"], "type": "LoadBalancer",
+                "loadBalancerSourceRanges": ["203.0.113.0/24"],
+                "ports": [{"name": "t", "port": 53, "protocol": "TCP"}, {"name": "u", "port": 53, "protocol": "UDP"}]}),
+        );
+        web["status"] = json!({"loadBalancer": {"ingress": [{"ip": "198.51.100.9"}]}});
+        let ports = json!([{"name": "t", "port": 80, "protocol": "TCP"}, {"name": "u", "port": 53, "protocol": "UDP"}]);
+        api.put("services", web.clone());
+        api.put("endpointslices", slice("web", ports, &[("10.42.0.2", "a")]));
+        let _proxy = lab.proxy(&api);
+
+        // One port number, two protocols; the load balancer's address only for those who may.
+        eventually("tcp", || ask_tcp(Some(lab.pod(4)), "10.43.0.9:53"), Result::is_ok);
+        let mut udp = ask_udp(lab.pod(4), "10.43.0.9:53");
+        eventually("udp", &mut udp, Result::is_ok);
+        let balanced = || ask_tcp(Some(lab.outside()), "198.51.100.9:53");
+        assert!(balanced().is_err(), "outside the range");
+        web["spec"]["loadBalancerSourceRanges"] = json!(["203.0.113.0/24", "192.0.2.0/24"]);
+        api.put("services", web.clone());
+        eventually("inside the range", balanced, Result::is_ok);
+
+        // A protocol that is taken away stops; the other goes on.
+        web["spec"]["ports"] = json!([{"name": "t", "port": 53, "protocol": "TCP"}]);
+        api.put("services", web);
+        eventually("no more udp", || ask_udp(lab.pod(4), "10.43.0.9:53")(), Result::is_err);
+        assert!(ask_tcp(Some(lab.pod(4)), "10.43.0.9:53").is_ok());
+    });
+}
+
+#[test]
+fn both_families_of_a_service() {
+    Lab::run(|lab| {
+        let api = FakeApi::default();
+        api.put(
+            "services",
+            service(
+                "web",
+                json!({"clusterIP": "10.43.0.9", "clusterIPs": ["10.43.0.9", "fd43::9"], "type": "NodePort",
+                    "ipFamilies": ["IPv4", "IPv6"], "ipFamilyPolicy": "RequireDualStack",
+                    "ports": [{"port": 8080, "targetPort": 80, "nodePort": 30080}]}),
+            ),
+        );
+        api.put("endpointslices", slice("web", http(), &[("10.42.0.2", "a")]));
+        let mut six = slice("web", http(), &[("fd42::3", "a")]);
+        six["metadata"]["name"] = json!("web-6");
+        six["addressType"] = json!("IPv6");
+        api.put("endpointslices", six);
+        let _proxy = lab.proxy(&api);
+        for (target, expected) in [("10.43.0.9:8080", "p2"), ("[fd43::9]:8080", "p3"), ("[fd42::1]:30080", "p3")] {
+            for from in [None, Some(lab.pod(4))] {
+                let ask = || ask_tcp(from, target);
+                eventually(target, ask, |answer| answer.as_ref().is_ok_and(|text| text.starts_with(expected)));
+            }
+        }
+        // What nobody serves is refused in this family too, and one's own service is reached.
+        let error = ask_tcp(Some(lab.pod(4)), "[fd43::77]:80").unwrap_err();
+        assert!(error.contains("refused") || error.contains("unreachable"), "{error}");
+        eventually("hairpin", || ask_tcp(Some(lab.pod(3)), "[fd43::9]:8080"), |a| a.as_deref() == Ok("p3 fd42::1"));
+    });
+}
+
+#[test]
+fn health_and_metrics_have_upstreams_names() {
+    Lab::run(|lab| {
+        let api = FakeApi::default();
+        api.put("services", service("web", json!({"clusterIP": "10.43.0.9", "ports": [{"port": 80}]})));
+        let running = lab.proxy(&api);
+        eventually("healthy", || get(HEALTHZ, "/healthz"), |a| a.as_ref().is_ok_and(|a| a.starts_with("HTTP/1.1 200")));
+        let health = get(HEALTHZ, "/healthz").unwrap();
+        assert!(health.contains("\"nodeEligible\":true") && health.contains("\"lastUpdated\""), "{health}");
+        let text = get(METRICS, "/metrics").unwrap();
+        for name in [
+            "kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}",
+            "kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv4\"}",
+            "kubeproxy_sync_proxy_rules_service_changes_total 1",
+            "kubeproxy_sync_proxy_rules_service_changes_pending 0",
+            "kubeproxy_proxy_healthz_total{code=\"200\"}",
+        ] {
+            assert!(text.contains(name), "{name} in\n{text}");
+        }
+        let mode = get(METRICS, "/proxyMode").unwrap();
+        assert!(mode.ends_with("tables"), "{mode}");
+
+        // Rules outlive the proxy, and clean-up takes them away, ours alone.
+        drop(running);
+        assert!(lab.rules().contains("10.43.0.9"));
+        let foreign = ["add table ip foreign", "add chain ip foreign c", "add rule ip foreign c drop"];
+        for rule in foreign {
+            let output = std::process::Command::new("nft").arg(rule).output().unwrap();
+            assert!(output.status.success(), "{output:?}");
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(proxy::cleanup()).unwrap();
+        let left = std::process::Command::new("nft").args(["list", "ruleset"]).output().unwrap();
+        let left = String::from_utf8(left.stdout).unwrap();
+        assert!(left.contains("foreign") && !left.contains("cox-proxy") && !left.contains("KUBE-"), "{left}");
     });
 }

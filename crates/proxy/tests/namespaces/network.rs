@@ -10,11 +10,17 @@ use std::time::Duration;
 use cni::netlink::{LinkKind, Route, Socket};
 use cni::{Cidr, routes};
 use nix::sched::{CloneFlags, setns, unshare};
+use proxy::Mode;
 use tokio_util::sync::CancellationToken;
 
 use crate::api::FakeApi;
 
 const PATIENCE: Duration = Duration::from_secs(2);
+/// Where the proxy tells how it is.
+pub(crate) const HEALTHZ: &str = "127.0.0.1:10256";
+pub(crate) const METRICS: &str = "127.0.0.1:10249";
+/// Of pods and of services, in both families.
+const RANGES: [[&str; 2]; 2] = [["10.42.0.0/16", "fd42::/56"], ["10.43.0.0/16", "fd43::/112"]];
 const PODS: std::ops::RangeInclusive<u8> = 2..=5;
 
 /// A network namespace, kept by the file.
@@ -44,6 +50,7 @@ impl Namespace {
 pub(crate) struct Lab {
     pods: Vec<Namespace>,
     outside: Namespace,
+    mode: Mode,
 }
 
 /// Stops the proxy when dropped.
@@ -67,20 +74,23 @@ fn cidr(text: &str) -> Cidr {
 }
 
 impl Lab {
-    /// Runs a test in a host namespace of its own.
-    pub(crate) fn run(test: impl FnOnce(&Lab) + Send + 'static) {
-        let host = Namespace::new();
-        let file = host.0.try_clone().unwrap();
-        let inside = std::thread::spawn(move || {
-            setns(&file, CloneFlags::CLONE_NEWNET).unwrap();
-            test(&Lab::build());
-        });
-        if let Err(panic) = inside.join() {
-            std::panic::resume_unwind(panic);
+    /// Runs a test in a host namespace of its own, once for each mode.
+    pub(crate) fn run(test: impl Fn(&Lab) + Send + Copy + 'static) {
+        let inside = |mode| {
+            let host = Namespace::new();
+            std::thread::spawn(move || {
+                setns(&host.0, CloneFlags::CLONE_NEWNET).unwrap();
+                test(&Lab::build(mode));
+            })
+        };
+        for running in [Mode::Nftables, Mode::Iptables].map(inside) {
+            if let Err(panic) = running.join() {
+                std::panic::resume_unwind(panic);
+            }
         }
     }
 
-    fn build() -> Self {
+    fn build(mode: Mode) -> Self {
         let host = Socket::open().unwrap();
         let up = |socket: &Socket, name: &str, address: Option<&str>| {
             let link = socket.link(name).unwrap().unwrap();
@@ -93,25 +103,29 @@ impl Lab {
         up(&host, "lo", None);
         host.add_link("br0", LinkKind::Bridge { vlan_filtering: false }, None, None).unwrap();
         let bridge = up(&host, "br0", Some("10.42.0.1/24"));
-        let cable = |namespace: &Namespace, name: &str, address: &'static str, gateway: &'static str| {
+        host.add_address(bridge, cidr("fd42::1/64")).unwrap();
+        let cable = |namespace: &Namespace, name: &str, addresses: &'static [String], gateways: &'static [&str]| {
             let kind = LinkKind::Veth { peer: "eth0", peer_netns: Some(namespace.0.as_fd()), peer_mtu: None };
             host.add_link(name, kind, None, None).unwrap();
             namespace.run(move || {
                 let socket = Socket::open().unwrap();
-                for (link, address) in [("lo", None), ("eth0", Some(address))] {
+                for (link, addresses) in [("lo", &[][..]), ("eth0", addresses)] {
                     let link = socket.link(link).unwrap().unwrap();
-                    address.iter().for_each(|a| socket.add_address(link.index, cidr(a)).unwrap());
                     socket.set_up(link.index).unwrap();
+                    addresses.iter().for_each(|a| socket.add_address(link.index, cidr(a)).unwrap());
                 }
-                socket.add_route(&Route::to(cidr("0.0.0.0/0")).via(gateway.parse().unwrap())).unwrap();
+                for gateway in gateways {
+                    let gateway: std::net::IpAddr = gateway.parse().unwrap();
+                    socket.add_route(&Route::to(Cidr::default_route(gateway.is_ipv6())).via(gateway)).unwrap();
+                }
             });
         };
         let pods: Vec<Namespace> = PODS
             .map(|number| {
                 let pod = Namespace::new();
                 let name = format!("pod{number}");
-                let address: &'static str = format!("10.42.0.{number}/24").leak();
-                cable(&pod, &name, address, "10.42.0.1");
+                let addresses = vec![format!("10.42.0.{number}/24"), format!("fd42::{number}/64")].leak();
+                cable(&pod, &name, addresses, &["10.42.0.1", "fd42::1"]);
                 let port = up(&host, &name, None);
                 host.set_master(port, bridge).unwrap();
                 host.set_hairpin(port, true).unwrap();
@@ -120,10 +134,11 @@ impl Lab {
             })
             .collect();
         let outside = Namespace::new();
-        cable(&outside, "up0", "192.0.2.2/24", "192.0.2.1");
+        cable(&outside, "up0", vec!["192.0.2.2/24".into()].leak(), &["192.0.2.1"]);
         up(&host, "up0", Some("192.0.2.1/24"));
-        routes::seal(&[cidr("10.42.0.0/16")], &[cidr("10.43.0.0/16")], Some("192.0.2.1".parse().unwrap())).unwrap();
-        Self { pods, outside }
+        let (pod_ranges, service_ranges) = (RANGES[0].map(cidr), RANGES[1].map(cidr));
+        routes::seal(&pod_ranges, &service_ranges, Some("192.0.2.1".parse().unwrap())).unwrap();
+        Self { pods, outside, mode }
     }
 
     /// By the last byte of its address.
@@ -138,8 +153,11 @@ impl Lab {
     /// The proxy of node `a`, in this thread's namespace.
     pub(crate) fn proxy(&self, api: &FakeApi) -> RunningProxy {
         let mut config = proxy::Config::new(api.client(), "a");
-        config.cluster_cidrs = vec!["10.42.0.0/16".into()];
-        config.service_cidrs = vec!["10.43.0.0/16".into()];
+        config.cluster_cidrs = RANGES[0].map(str::to_owned).into();
+        config.service_cidrs = RANGES[1].map(str::to_owned).into();
+        config.mode = self.mode;
+        config.healthz_bind_address = Some(HEALTHZ.parse().unwrap());
+        config.metrics_bind_address = Some(METRICS.parse().unwrap());
         let stop = CancellationToken::new();
         let stopped = stop.clone();
         // A runtime of one thread: whatever it starts inherits this namespace.
@@ -150,8 +168,13 @@ impl Lab {
         RunningProxy { stop, thread: Some(thread) }
     }
 
+    /// The mode's rules, as its own tool lists them.
     pub(crate) fn rules(&self) -> String {
-        let output = std::process::Command::new("nft").args(["list", "table", "ip", "cox-proxy"]).output().unwrap();
+        let (tool, args): (_, &[&str]) = match self.mode {
+            Mode::Nftables => ("nft", &["list", "ruleset"]),
+            Mode::Iptables => ("iptables-save", &[]),
+        };
+        let output = std::process::Command::new(tool).args(args).output().unwrap();
         String::from_utf8(output.stdout).unwrap()
     }
 }
@@ -159,11 +182,11 @@ impl Lab {
 /// Every pod answers `p<number> <the client's address>` on TCP 80 and `p<number>` on UDP 53.
 fn serve(pod: &Namespace, number: u8) {
     pod.run(move || {
-        let listener = TcpListener::bind("0.0.0.0:80").unwrap();
+        let listener = TcpListener::bind("[::]:80").unwrap();
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 let mut stream = stream.unwrap();
-                let text = format!("p{number} {}", stream.peer_addr().unwrap().ip());
+                let text = format!("p{number} {}", stream.peer_addr().unwrap().ip().to_canonical());
                 let _ = stream.write_all(text.as_bytes());
             }
         });
@@ -191,6 +214,18 @@ pub(crate) fn ask_tcp(from: Option<&Namespace>, target: &'static str) -> Result<
         Some(namespace) => namespace.run(ask),
         None => ask(),
     }
+}
+
+/// An HTTP GET from the host: status line, headers and body.
+pub(crate) fn get(address: &str, path: &str) -> Result<String, String> {
+    let get = || -> std::io::Result<String> {
+        let mut stream = TcpStream::connect(address)?;
+        stream.write_all(format!("GET {path} HTTP/1.1\r\n\r\n").as_bytes())?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text)?;
+        Ok(text)
+    };
+    get().map_err(|error| error.to_string())
 }
 
 /// A client that asks again and again from one socket.

@@ -1,0 +1,82 @@
+//! A cluster's worth of services behind a real API server, for those who serve them.
+
+use anyhow::Context;
+use apiserver::{Config, Server, Storage};
+use client::{Client, Patch};
+use futures_util::StreamExt;
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use serde_json::json;
+use std::path::Path;
+
+/// Writes on their way at a time.
+const PARALLEL: usize = 64;
+
+/// Services `svc-0` … with three endpoints each, in the namespace `default`.
+pub(crate) struct Services {
+    pub(crate) client: Client,
+    pub(crate) count: usize,
+}
+
+impl Services {
+    /// An API server in this process, with its data in `dir`.
+    pub(crate) async fn start(dir: &Path) -> anyhow::Result<Services> {
+        let mut config = Config::new(Storage::Embedded(dir.into()));
+        config.bind = "127.0.0.1:0".parse()?;
+        config.service_cluster_ip_ranges = vec!["10.43.0.0/16".parse().map_err(|_| anyhow::anyhow!("the range"))?];
+        let server = Server::new(config).await?;
+        let admin = api::UserInfo::new("bench", &["system:masters", "system:authenticated"]);
+        Ok(Services { client: Client::in_process(server.handler(), admin), count: 0 })
+    }
+
+    /// Adds services until there are `count`.
+    pub(crate) async fn grow(&mut self, count: usize) -> anyhow::Result<()> {
+        let missing = self.count..count;
+        let mut writes = futures_util::stream::iter(missing).map(|i| self.add(i)).buffer_unordered(PARALLEL);
+        while let Some(done) = writes.next().await {
+            done?;
+        }
+        drop(writes);
+        self.count = count;
+        Ok(())
+    }
+
+    async fn add(&self, i: usize) -> anyhow::Result<()> {
+        let service: Service = serde_json::from_value(json!({
+            "metadata": {"name": format!("svc-{i}"), "namespace": "default"},
+            "spec": {"clusterIP": cluster_ip(i), "ports": [{"port": 80}]},
+        }))?;
+        self.client.namespaced::<Service>("default").create(&service).await.with_context(|| format!("service {i}"))?;
+        let slice: EndpointSlice = serde_json::from_value(json!({
+            "metadata": {"name": format!("svc-{i}"), "namespace": "default",
+                "labels": {"kubernetes.io/service-name": format!("svc-{i}")}},
+            "addressType": "IPv4",
+            "ports": [{"name": "", "port": 80, "protocol": "TCP"}],
+            "endpoints": endpoints(&[2, 3, 4]),
+        }))?;
+        self.client
+            .namespaced::<EndpointSlice>("default")
+            .create(&slice)
+            .await
+            .with_context(|| format!("slice {i}"))?;
+        Ok(())
+    }
+
+    /// Lets a service lead to these endpoints and no others.
+    pub(crate) async fn lead(&self, i: usize, to: &[u8]) -> anyhow::Result<()> {
+        let patch = Patch::merge(json!({"endpoints": endpoints(to)}));
+        self.client.namespaced::<EndpointSlice>("default").patch(&format!("svc-{i}"), &patch).await?;
+        Ok(())
+    }
+}
+
+/// The address of service `i`.
+pub(crate) fn cluster_ip(i: usize) -> String {
+    let number = i + 256;
+    format!("10.43.{}.{}", number / 256, number % 256)
+}
+
+fn endpoints(last_bytes: &[u8]) -> serde_json::Value {
+    let endpoint = |last: &u8| json!({"addresses": [format!("10.42.0.{last}")], "conditions": {"ready": true}});
+    last_bytes.iter().map(endpoint).collect()
+}

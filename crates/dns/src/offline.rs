@@ -1,0 +1,69 @@
+//! The server without a cluster or a network around it: some objects and a packet in, a packet out.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+
+use crate::forward::Forwarder;
+use crate::index::{Index, cluster_ips, service_key};
+use crate::metrics::ServerMetrics;
+use crate::responder::{Reaction, Responder};
+use crate::zone::{Zone, endpoint_addresses};
+
+/// A cluster that does not change.
+#[derive(Clone, Debug, Default)]
+pub struct Objects {
+    pub namespaces: Vec<String>,
+    pub services: Vec<Arc<Service>>,
+    pub slices: Vec<Arc<EndpointSlice>>,
+}
+
+impl Index for Objects {
+    fn has_namespace(&self, namespace: &str) -> bool {
+        self.namespaces.iter().any(|known| known == namespace)
+    }
+
+    fn service(&self, namespace: &str, name: &str) -> Option<Arc<Service>> {
+        let is_it = |s: &&Arc<Service>| {
+            s.metadata.name.as_deref() == Some(name) && s.metadata.namespace.as_deref() == Some(namespace)
+        };
+        self.services.iter().find(is_it).cloned()
+    }
+
+    fn slices(&self, namespace: &str, service: &str) -> Vec<Arc<EndpointSlice>> {
+        let key = format!("{namespace}/{service}");
+        self.slices.iter().filter(|slice| service_key(slice).as_ref() == Some(&key)).cloned().collect()
+    }
+
+    fn services_at(&self, addr: IpAddr) -> Vec<Arc<Service>> {
+        self.services.iter().filter(|service| cluster_ips(service).contains(&addr)).cloned().collect()
+    }
+
+    fn slices_at(&self, addr: IpAddr) -> Vec<Arc<EndpointSlice>> {
+        let has = |slice: &&Arc<EndpointSlice>| {
+            slice.endpoints.iter().flatten().any(|endpoint| endpoint_addresses(endpoint).contains(&addr))
+        };
+        self.slices.iter().filter(has).cloned().collect()
+    }
+}
+
+/// Answers packets about a cluster that does not change, and asks nobody else.
+pub struct Offline(Responder);
+
+impl Offline {
+    pub fn new(domain: &str, objects: Objects) -> Result<Self, String> {
+        let zone = Zone::new(domain, 30, &[])?;
+        let forwarder = Forwarder::new(&[], &[], &[]);
+        Ok(Self(Responder::new(zone, Arc::new(objects), forwarder, ServerMetrics::new(domain))))
+    }
+
+    /// None where a server stays silent, or would have to ask others.
+    pub fn respond(&self, packet: &[u8], over_udp: bool) -> Option<Vec<u8>> {
+        match self.0.react(packet, over_udp) {
+            Reaction::Answer(answer) => Some(answer.bytes),
+            Reaction::Forward(_) | Reaction::Ignore => None,
+        }
+    }
+}
