@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use client::kubeconfig::{Kubeconfig, Overrides};
+use client::serving::Serving;
 use client::{Client, Durations};
 use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{Configuration, GoDuration};
 use crate::run::{Config, Election, run};
-use crate::server::Serving;
 
 /// Assign pods to nodes
 #[derive(Debug, Clone, clap::Args)]
@@ -68,11 +68,12 @@ pub struct Args {
     /// Kubeconfig of the API server that is asked who may read metrics; it must be the same as for authentication
     #[arg(long)]
     authorization_kubeconfig: Option<PathBuf>,
-    /// Accepted as upstream's; requests are not limited here, the server's flow control does that
+    /// Requests per second; without it there is no limit but the server's
     #[arg(long)]
-    kube_api_qps: Option<f32>,
-    #[arg(long)]
-    kube_api_burst: Option<i32>,
+    kube_api_qps: Option<f64>,
+    /// Requests at once after a quiet time
+    #[arg(long, default_value_t = 100)]
+    kube_api_burst: u32,
 }
 
 pub fn main(args: Args) -> BoxFuture<'static, Result<()>> {
@@ -114,17 +115,18 @@ impl Args {
         let kubeconfig = Kubeconfig::load(path.as_deref()).context("the scheduler's kubeconfig")?;
         let overrides = Overrides { server: self.master.clone(), ..Overrides::default() };
         let client = Client::from_kubeconfig(&kubeconfig, &overrides).context("the scheduler's kubeconfig")?;
-        let election = self.election(&configuration)?;
-        let serving = match self.secure_port {
-            0 => None,
-            port => Some(Serving {
-                address: SocketAddr::new(self.bind_address, port),
-                certificate: self.tls_cert_file.clone().zip(self.tls_private_key_file.clone()),
-                reviewer: self.reviewer()?,
-            }),
+        let client = match self.kube_api_qps {
+            Some(qps) => client.with_rate_limit(qps, self.kube_api_burst),
+            None => client,
         };
+        let election = self.election(&configuration)?;
+        let reviewer = self.reviewer()?;
+        let serving = (self.secure_port != 0).then(|| Serving {
+            bind: SocketAddr::new(self.bind_address, self.secure_port),
+            tls: self.tls_cert_file.clone().zip(self.tls_private_key_file.clone()),
+        });
         let max_wait = self.pod_max_in_unschedulable_pods_duration.0;
-        Ok(Config { client, configuration, election, serving, max_wait })
+        Ok(Config { client, configuration, election, serving, reviewer, max_wait })
     }
 
     /// Who is asked about callers, if it is not the API server that the scheduler works for.

@@ -22,7 +22,6 @@ mod pod;
 mod queue;
 mod run;
 mod scheduler;
-mod server;
 
 #[cfg(test)]
 mod equivalence;
@@ -33,4 +32,3 @@ pub use args::{Args, main};
 pub use config::{Configuration, ConfigurationError};
 pub use offline::{Offline, Outcome};
 pub use run::{Config, Election, run};
-pub use server::Serving;

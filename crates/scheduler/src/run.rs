@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use client::metrics::Metrics as Registry;
+use client::serving::{Port, Routes, Serving};
 use client::{Client, Durations, EventRecorder, InformerFactory, LeaderElector};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
@@ -25,7 +27,6 @@ use crate::plugins::{Context, volume_binding};
 use crate::pod::Catalogue;
 use crate::queue::Queue;
 use crate::scheduler::{Core, Scheduler};
-use crate::server::{Server, Serving};
 
 pub struct Config {
     pub client: Client,
@@ -34,6 +35,8 @@ pub struct Config {
     pub election: Option<Election>,
     /// Where health and metrics are served, if anywhere.
     pub serving: Option<Serving>,
+    /// Asked about callers of that port, if it is not the API server that the scheduler works for.
+    pub reviewer: Option<Client>,
     /// How long a pod waits at most for something to happen that could help it.
     pub max_wait: Duration,
 }
@@ -51,7 +54,8 @@ impl Config {
     /// The default profile, no election, nothing served.
     pub fn new(client: Client) -> Config {
         let max_wait = Duration::from_secs(300);
-        Config { client, configuration: Configuration::default(), election: None, serving: None, max_wait }
+        let configuration = Configuration::default();
+        Config { client, configuration, election: None, serving: None, reviewer: None, max_wait }
     }
 }
 
@@ -61,19 +65,33 @@ pub fn run(config: Config, stop: CancellationToken) -> BoxFuture<'static, Result
 }
 
 async fn run_until(config: Config, stop: CancellationToken) -> Result<()> {
-    let Config { client, configuration, election, serving, max_wait } = config;
+    let Config { client, configuration, election, serving, reviewer, max_wait } = config;
     let informers = InformerFactory::new(client.clone());
     let (volume_changes, changes) = watch::channel(0);
     let scheduler = Arc::new(assemble(client.clone(), &configuration, max_wait, &informers, changes)?);
     let synced = handlers::follow(&scheduler, &informers, volume_changes);
     let is_ready = Arc::new(AtomicBool::new(false));
-    let server = Server {
-        client: serving.as_ref().and_then(|serving| serving.reviewer.clone()).unwrap_or_else(|| client.clone()),
-        metrics: {
-            let scheduler = scheduler.clone();
-            Box::new(move || scheduler.metrics_text())
+    let weak = Arc::downgrade(&scheduler);
+    scheduler.metrics.registry.on_render(move || {
+        if let Some(scheduler) = weak.upgrade() {
+            scheduler.note_sizes();
+        }
+    });
+    let routes = Routes {
+        client: reviewer.unwrap_or_else(|| client.clone()),
+        metrics: scheduler.metrics.registry.clone(),
+        checks: vec!["ping", "informer-sync"],
+        unhealthy: {
+            let is_ready = is_ready.clone();
+            Box::new(move || match is_ready.load(Ordering::Relaxed) {
+                true => Vec::new(),
+                false => vec![("informer-sync", "not everything is seen yet".to_owned())],
+            })
         },
-        is_ready: is_ready.clone(),
+    };
+    let port = match &serving {
+        Some(serving) => Some(Port::bind(serving).await.context("health and metrics")?),
+        None => None,
     };
     // Whatever ends first ends the rest: informers, server and loop stop together.
     let stop = stop.child_token();
@@ -95,15 +113,16 @@ async fn run_until(config: Config, stop: CancellationToken) -> Result<()> {
         }
         Ok(())
     };
+    // Ends with the rest: giving the lead back takes longer than closing a port.
     let serving = async {
-        match serving {
-            Some(serving) => server.serve(serving, stop.clone()).await.context("health and metrics"),
-            None => std::future::pending().await,
+        if let Some(port) = port {
+            port.run(routes, stop.clone()).await;
         }
+        std::future::pending::<()>().await;
     };
     tokio::select! {
         ended = deciding => ended,
-        ended = serving => ended,
+        () = serving => Ok(()),
     }
 }
 
@@ -146,7 +165,7 @@ fn assemble(
         extenders: extenders.collect::<Result<_, _>>().context("extenders")?,
         recorders: recorders.collect(),
         permits: Waiting::default(),
-        metrics: Arc::new(Metrics::default()),
+        metrics: Metrics { registry: Registry::new().with_process() },
         client,
         catalogue,
         profiles,
@@ -154,8 +173,8 @@ fn assemble(
 }
 
 impl Scheduler {
-    /// Metrics, with what is counted only when somebody asks.
-    fn metrics_text(&self) -> String {
+    /// What is counted only when somebody asks.
+    fn note_sizes(&self) {
         self.metrics.set_pending(self.queue.counts());
         for (plugin, count) in self.queue.rejected_by() {
             self.metrics.set("scheduler_unschedulable_pods", &[("plugin", plugin)], count as f64);
@@ -167,6 +186,5 @@ impl Scheduler {
         for (kind, count) in [("nodes", nodes), ("pods", pods), ("assumed_pods", assumed)] {
             self.metrics.set("scheduler_cache_size", &[("type", kind)], count as f64);
         }
-        self.metrics.text()
     }
 }

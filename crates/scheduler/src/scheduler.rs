@@ -34,7 +34,7 @@ pub(crate) struct Scheduler {
     pub(crate) recorders: Vec<(String, EventRecorder)>,
     /// Pods that a permit plug-in holds.
     pub(crate) permits: Waiting,
-    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) metrics: Metrics,
 }
 
 /// What decisions read and write.
