@@ -134,6 +134,9 @@ pub struct Args {
     /// Admission plugins that should be disabled although they are on by default.
     #[arg(long, value_delimiter = ',')]
     pub disable_admission_plugins: Vec<String>,
+    /// File with admission control configuration.
+    #[arg(long, value_name = "FILE")]
+    pub admission_control_config_file: Option<PathBuf>,
     /// Key=value pairs that turn API versions on or off, such as api/all=true.
     #[arg(long, default_value = "", value_parser = RuntimeConfig::parse)]
     pub runtime_config: RuntimeConfig,
@@ -393,6 +396,7 @@ impl TryFrom<Args> for Config {
             request_timeout: args.request_timeout,
             enable_admission_plugins: args.enable_admission_plugins,
             disable_admission_plugins: args.disable_admission_plugins,
+            admission_control_config_file: args.admission_control_config_file,
             runtime_config: args.runtime_config,
             kubelet_client_certificate: args.kubelet_client_certificate,
             kubelet_client_key: args.kubelet_client_key,

@@ -51,6 +51,8 @@ pub struct Config {
     pub request_timeout: Duration,
     pub enable_admission_plugins: Vec<String>,
     pub disable_admission_plugins: Vec<String>,
+    /// Settings of single admission plug-ins.
+    pub admission_control_config_file: Option<PathBuf>,
     pub runtime_config: RuntimeConfig,
     pub kubelet_client_certificate: Option<PathBuf>,
     pub kubelet_client_key: Option<PathBuf>,
@@ -198,6 +200,7 @@ impl Config {
             request_timeout: Duration::from_secs(60),
             enable_admission_plugins: Vec::new(),
             disable_admission_plugins: Vec::new(),
+            admission_control_config_file: None,
             runtime_config: RuntimeConfig::default(),
             kubelet_client_certificate: None,
             kubelet_client_key: None,

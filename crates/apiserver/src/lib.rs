@@ -19,6 +19,7 @@ mod config;
 mod discovery;
 mod expiring;
 mod health;
+mod initializers;
 mod json;
 mod metrics;
 mod protobuf;
@@ -29,6 +30,7 @@ mod state;
 mod status;
 mod verbs;
 mod watch_cache;
+mod webhook_client;
 
 pub use allocation::Cidr;
 pub use args::Args;

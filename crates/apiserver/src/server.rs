@@ -81,7 +81,11 @@ impl Server {
         let state = State {
             authn: Authenticators::new(&config)?,
             authz: Authorizers::new(&config, &caches)?,
-            admission: admission::Chain::new(&config.enable_admission_plugins, &config.disable_admission_plugins)?,
+            admission: admission::Chain::new(
+                &config.enable_admission_plugins,
+                &config.disable_admission_plugins,
+                config.admission_control_config_file.as_deref(),
+            )?,
             in_flight: InFlight::new(
                 config.max_mutating_requests_inflight,
                 config.max_requests_inflight,
@@ -132,6 +136,9 @@ impl Server {
         let mut housekeeping = JoinSet::new();
         housekeeping.spawn(compact(state.clone()));
         housekeeping.spawn(allocation::repair::run(state.clone(), inner.clone()));
+        for task in state.admission.background(&state) {
+            housekeeping.spawn(task);
+        }
         let outcome = loop {
             tokio::select! {
                 () = stop.cancelled() => break Ok(()),

@@ -37,6 +37,8 @@ mod connect;
 mod harness;
 #[path = "apiserver/identities.rs"]
 mod identities;
+#[path = "apiserver/initializers.rs"]
+mod initializers;
 #[path = "apiserver/kubectl.rs"]
 mod kubectl;
 #[path = "apiserver/lifecycle.rs"]
@@ -45,6 +47,10 @@ mod lifecycle;
 mod limits;
 #[path = "apiserver/oidc.rs"]
 mod oidc;
+#[path = "apiserver/plugins.rs"]
+mod plugins;
+#[path = "apiserver/pod_security.rs"]
+mod pod_security;
 #[path = "apiserver/python.rs"]
 mod python;
 #[path = "apiserver/reload.rs"]
@@ -57,3 +63,7 @@ mod rest;
 mod servers;
 #[path = "apiserver/watch.rs"]
 mod watch;
+#[path = "apiserver/webhook_server.rs"]
+mod webhook_server;
+#[path = "apiserver/webhooks.rs"]
+mod webhooks;

@@ -19,6 +19,8 @@ pub struct ListParams {
     pub allow_bookmarks: bool,
     /// Watch-list: the watch begins with the present objects and a marked bookmark.
     pub send_initial_events: bool,
+    /// Also objects that still have initializers.
+    pub include_uninitialized: bool,
 }
 
 impl ListParams {
@@ -47,6 +49,9 @@ impl ListParams {
         }
         if self.send_initial_events {
             query.pair("sendInitialEvents", "true");
+        }
+        if self.include_uninitialized {
+            query.pair("includeUninitialized", "true");
         }
     }
 }

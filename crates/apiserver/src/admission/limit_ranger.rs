@@ -1,68 +1,62 @@
 //! LimitRanger: default requests and limits of a namespace, and the bounds within which they must lie.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use std::collections::BTreeMap;
-
 use api::quantity::Quantity as Amount;
-use k8s_openapi::api::core::v1::{
-    Container, LimitRange, LimitRangeItem, PersistentVolumeClaim, Pod, ResourceRequirements,
-};
+use k8s_openapi::api::core::v1::{Container, LimitRange, LimitRangeItem, PersistentVolumeClaim, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use super::{Admitted, Attributes, Plugin, Verb};
+use super::pod_resources::{Amounts, Side, of_container, of_pod, parse};
+use super::{Admitted, Attributes, Plugin, Verb, admitted};
 use crate::state::State;
 
 pub(super) struct LimitRanger;
 
-type Amounts = BTreeMap<String, Quantity>;
+/// Says which values came from here.
+const ANNOTATION: &str = "kubernetes.io/limit-ranger";
 
 impl Plugin for LimitRanger {
-    fn name(&self) -> &'static str {
-        "LimitRanger"
-    }
-
     fn admit<'a>(&'a self, state: &'a Arc<State>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
-        if attributes.creates("", "pods") {
+        if concerns(attributes) {
             let ranges = ranges(state, attributes.namespace);
             if let Some(pod) = attributes.object_mut::<Pod>() {
-                apply_defaults(&ranges, pod);
+                ranges.iter().for_each(|range| apply_defaults(range, pod));
             }
         }
-        super::admitted()
+        admitted()
     }
 
     fn validate<'a>(&'a self, state: &'a Arc<State>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
-        let mut problems = Vec::new();
-        if attributes.verb == Verb::Create && attributes.subresource.is_empty() {
+        if !concerns(attributes) {
+            return admitted();
+        }
+        for range in ranges(state, attributes.namespace) {
+            let mut problems = Vec::new();
             if let Some(pod) = attributes.object_ref::<Pod>() {
-                for range in ranges(state, attributes.namespace) {
-                    check_pod(&range, pod, &mut problems);
-                }
+                check_pod(&range, pod, &mut problems);
             } else if let Some(claim) = attributes.object_ref::<PersistentVolumeClaim>() {
-                for range in ranges(state, attributes.namespace) {
-                    for item in items(&range, "PersistentVolumeClaim") {
-                        let requests = claim.spec.as_ref().and_then(|spec| spec.resources.as_ref()?.requests.clone());
-                        check(
-                            item,
-                            "PersistentVolumeClaim",
-                            &requests.unwrap_or_default(),
-                            &Amounts::new(),
-                            &mut problems,
-                        );
-                    }
-                }
+                check_claim(&range, claim, &mut problems);
+            }
+            match problems.as_slice() {
+                [] => {}
+                [one] => return Err(attributes.forbidden(one)).into(),
+                many => return Err(attributes.forbidden(format!("[{}]", many.join(", ")))).into(),
             }
         }
-        let outcome = if problems.is_empty() {
-            Ok(())
-        } else if problems.len() == 1 {
-            Err(attributes.forbidden(&problems[0]))
-        } else {
-            Err(attributes.forbidden(format!("[{}]", problems.join(", "))))
-        };
-        Box::pin(std::future::ready(outcome))
+        admitted()
     }
+}
+
+/// New pods, resized ones, and claims. What is already being deleted is left alone.
+fn concerns(attributes: &Attributes<'_>) -> bool {
+    let applies = match (attributes.verb, attributes.subresource) {
+        (Verb::Create, "") => attributes.is("", "pods") || attributes.is("", "persistentvolumeclaims"),
+        (Verb::Update, "") => attributes.is("", "persistentvolumeclaims"),
+        (Verb::Update, "resize") => attributes.is("", "pods"),
+        _ => false,
+    };
+    applies && attributes.old.is_none_or(|old| old.meta().deletion_timestamp.is_none())
 }
 
 fn ranges(state: &State, namespace: &str) -> Vec<LimitRange> {
@@ -73,121 +67,200 @@ fn items<'a>(range: &'a LimitRange, kind: &'a str) -> impl Iterator<Item = &'a L
     range.spec.iter().flat_map(|spec| &spec.limits).filter(move |item| item.type_ == kind)
 }
 
-fn apply_defaults(ranges: &[LimitRange], pod: &mut Pod) {
+fn apply_defaults(range: &LimitRange, pod: &mut Pod) {
+    let (mut limits, mut requests) = (BTreeMap::new(), BTreeMap::new());
+    for item in items(range, "Container") {
+        limits.extend(item.default.clone().unwrap_or_default());
+        requests.extend(item.default_request.clone().unwrap_or_default());
+    }
+    if limits.is_empty() && requests.is_empty() {
+        return;
+    }
     let Some(spec) = pod.spec.as_mut() else { return };
-    for item in ranges.iter().flat_map(|range| items(range, "Container")) {
-        for container in spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()) {
-            let resources = container.resources.get_or_insert_default();
-            let fill = |target: &mut Option<Amounts>, defaults: &Option<Amounts>| {
-                for (name, amount) in defaults.iter().flatten() {
-                    target.get_or_insert_default().entry(name.clone()).or_insert_with(|| amount.clone());
-                }
-            };
-            fill(&mut resources.limits, &item.default);
-            fill(&mut resources.requests, &item.default_request);
+    let mut notes = Vec::new();
+    let ordinary = spec.containers.iter_mut().map(|container| ("container", container));
+    let init = spec.init_containers.iter_mut().flatten().map(|container| ("init container", container));
+    for (what, container) in ordinary.chain(init) {
+        let resources = container.resources.get_or_insert_default();
+        for (side, target, defaults) in
+            [("request", &mut resources.requests, &requests), ("limit", &mut resources.limits, &limits)]
+        {
+            let set = fill(target, defaults);
+            if !set.is_empty() {
+                notes.push(format!("{} {side} for {what} {}", set.join(", "), container.name));
+            }
         }
+    }
+    if !notes.is_empty() {
+        let note = format!("LimitRanger plugin set: {}", notes.join("; "));
+        pod.metadata.annotations.get_or_insert_default().insert(ANNOTATION.to_owned(), note);
     }
 }
 
-fn parse(amount: &Quantity) -> Option<Amount> {
-    Amount::parse(&amount.0).ok()
+/// Sets what is missing; returns its names.
+fn fill(target: &mut Option<BTreeMap<String, Quantity>>, defaults: &BTreeMap<String, Quantity>) -> Vec<String> {
+    let present = target.get_or_insert_default();
+    let missing: Vec<String> = defaults.keys().filter(|name| !present.contains_key(*name)).cloned().collect();
+    for name in &missing {
+        present.insert(name.clone(), defaults[name].clone());
+    }
+    if present.is_empty() {
+        *target = None;
+    }
+    missing
 }
 
 fn check_pod(range: &LimitRange, pod: &Pod, problems: &mut Vec<String>) {
     let Some(spec) = pod.spec.as_ref() else { return };
-    let empty = ResourceRequirements::default();
-    let containers: Vec<&Container> = spec.containers.iter().chain(spec.init_containers.iter().flatten()).collect();
-    for item in items(range, "Container") {
-        for container in &containers {
-            let resources = container.resources.as_ref().unwrap_or(&empty);
-            let requests = resources.requests.clone().unwrap_or_default();
-            check(item, "Container", &requests, &resources.limits.clone().unwrap_or_default(), problems);
-        }
-    }
-    for item in items(range, "Pod") {
-        let total = |pick: fn(&ResourceRequirements) -> &Option<Amounts>| {
-            let mut total: BTreeMap<String, Amount> = BTreeMap::new();
-            for container in &spec.containers {
-                for (name, amount) in container.resources.iter().flat_map(|resources| pick(resources).iter().flatten())
-                {
-                    if let Some(amount) = parse(amount) {
-                        total.entry(name.clone()).or_default().add(&amount);
-                    }
+    for item in range.spec.iter().flat_map(|spec| &spec.limits) {
+        match item.type_.as_str() {
+            "Container" => {
+                let all: Vec<&Container> =
+                    spec.containers.iter().chain(spec.init_containers.iter().flatten()).collect();
+                for container in all {
+                    let of = |side| of_container(container.resources.as_ref(), side);
+                    check(item, &of(Side::Requests), &of(Side::Limits), problems);
                 }
             }
-            total.into_iter().map(|(name, amount)| (name, Quantity(amount.to_string()))).collect::<Amounts>()
-        };
-        check(item, "Pod", &total(|resources| &resources.requests), &total(|resources| &resources.limits), problems);
+            "Pod" => check(item, &of_pod(spec, Side::Requests), &of_pod(spec, Side::Limits), problems),
+            _ => {}
+        }
     }
 }
 
-fn check(item: &LimitRangeItem, kind: &str, requests: &Amounts, limits: &Amounts, problems: &mut Vec<String>) {
-    for (name, bound) in item.min.iter().flatten() {
-        match (requests.get(name), parse(bound)) {
-            (None, Some(_)) => {
-                problems.push(format!("minimum {name} usage per {kind} is {}.  No request is specified", bound.0))
-            }
-            (Some(request), Some(min)) if parse(request).is_some_and(|request| request < min) => {
-                problems.push(format!("minimum {name} usage per {kind} is {}, but request is {}", bound.0, request.0));
-            }
-            _ => {}
+fn check_claim(range: &LimitRange, claim: &PersistentVolumeClaim, problems: &mut Vec<String>) {
+    let resources = claim.spec.as_ref().and_then(|spec| spec.resources.as_ref());
+    let requests = parse(resources.and_then(|resources| resources.requests.as_ref()));
+    for item in items(range, "PersistentVolumeClaim") {
+        let kind = &item.type_;
+        for (name, bound) in parse(item.min.as_ref()) {
+            problems.extend(minimum(kind, &name, &bound, requests.get(&name), None));
+        }
+        for (name, bound) in parse(item.max.as_ref()) {
+            let problem = match requests.get(&name) {
+                None => Some("No request is specified".to_owned()),
+                Some(request) if *request > bound => Some(format!("but request is {request}")),
+                Some(_) => None,
+            };
+            problems.extend(problem.map(|problem| {
+                let mark = if problem.starts_with("but") { ", " } else { ".  " };
+                format!("maximum {name} usage per {kind} is {bound}{mark}{problem}")
+            }));
         }
     }
-    for (name, bound) in item.max.iter().flatten() {
-        let given = if kind == "PersistentVolumeClaim" { requests.get(name) } else { limits.get(name) };
-        match (given, parse(bound)) {
-            (None, Some(_)) => {
-                problems.push(format!("maximum {name} usage per {kind} is {}.  No limit is specified", bound.0))
-            }
-            (Some(limit), Some(max)) if parse(limit).is_some_and(|limit| limit > max) => {
-                let word = if kind == "PersistentVolumeClaim" { "request" } else { "limit" };
-                problems.push(format!("maximum {name} usage per {kind} is {}, but {word} is {}", bound.0, limit.0));
-            }
-            _ => {}
-        }
+}
+
+fn check(item: &LimitRangeItem, requests: &Amounts, limits: &Amounts, problems: &mut Vec<String>) {
+    let kind = &item.type_;
+    for (name, bound) in parse(item.min.as_ref()) {
+        problems.extend(minimum(kind, &name, &bound, requests.get(&name), limits.get(&name)));
     }
-    for (name, ratio) in item.max_limit_request_ratio.iter().flatten() {
-        let numbers = (requests.get(name).and_then(parse), limits.get(name).and_then(parse), parse(ratio));
-        if let (Some(request), Some(limit), Some(max)) = numbers {
-            let (request, limit, max) =
-                (request.milli_value() as f64, limit.milli_value() as f64, max.milli_value() as f64 / 1000.0);
-            if request > 0.0 && limit / request > max {
-                problems.push(format!(
-                    "{name} max limit to request ratio per {kind} is {}, but provided ratio is {:.6}",
-                    ratio.0,
-                    limit / request
-                ));
-            }
-        }
+    for (name, bound) in parse(item.max.as_ref()) {
+        problems.extend(maximum(kind, &name, &bound, requests.get(&name), limits.get(&name)));
     }
+    for (name, bound) in parse(item.max_limit_request_ratio.as_ref()) {
+        problems.extend(ratio(kind, &name, &bound, requests.get(&name), limits.get(&name)));
+    }
+}
+
+fn minimum(kind: &str, name: &str, bound: &Amount, request: Option<&Amount>, limit: Option<&Amount>) -> Option<String> {
+    let text = format!("minimum {name} usage per {kind} is {bound}");
+    match (request, limit) {
+        (None, _) => Some(format!("{text}.  No request is specified")),
+        (Some(request), _) if request < bound => Some(format!("{text}, but request is {request}")),
+        (_, Some(limit)) if limit < bound => Some(format!("{text}, but limit is {limit}")),
+        _ => None,
+    }
+}
+
+fn maximum(kind: &str, name: &str, bound: &Amount, request: Option<&Amount>, limit: Option<&Amount>) -> Option<String> {
+    let text = format!("maximum {name} usage per {kind} is {bound}");
+    match (request, limit) {
+        (_, None) => Some(format!("{text}.  No limit is specified")),
+        (_, Some(limit)) if limit > bound => Some(format!("{text}, but limit is {limit}")),
+        (Some(request), _) if request > bound => Some(format!("{text}, but request is {request}")),
+        _ => None,
+    }
+}
+
+fn ratio(kind: &str, name: &str, bound: &Amount, request: Option<&Amount>, limit: Option<&Amount>) -> Option<String> {
+    let text = format!("{name} max limit to request ratio per {kind} is {bound}");
+    let is_set = |amount: &&Amount| !amount.is_zero();
+    let Some(request) = request.filter(is_set) else {
+        return Some(format!("{text}, but no request is specified or request is 0"));
+    };
+    let Some(limit) = limit.filter(is_set) else {
+        return Some(format!("{text}, but no limit is specified or limit is 0"));
+    };
+    let found = limit.as_f64() / request.as_f64();
+    (found > bound.as_f64()).then(|| format!("{text}, but provided ratio is {found:.6}"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::{Value, json};
 
-    fn amounts(pairs: &[(&str, &str)]) -> Option<Amounts> {
-        Some(pairs.iter().map(|(name, amount)| ((*name).to_owned(), Quantity((*amount).to_owned()))).collect())
+    fn container(requests: Value, limits: Value) -> Value {
+        json!({"name": "c", "resources": {"requests": requests, "limits": limits}})
     }
 
     #[test]
     fn bounds_are_checked() {
-        let item = LimitRangeItem {
-            type_: "Container".into(),
-            min: amounts(&[("cpu", "100m")]),
-            max: amounts(&[("cpu", "1")]),
-            ..Default::default()
-        };
-        for (request, limit, count) in [("200m", "500m", 0), ("50m", "500m", 1), ("200m", "2", 1), ("50m", "2", 2)] {
-            let mut problems = Vec::new();
-            check(
-                &item,
-                "Container",
-                &amounts(&[("cpu", request)]).unwrap(),
-                &amounts(&[("cpu", limit)]).unwrap(),
-                &mut problems,
-            );
-            assert_eq!(problems.len(), count, "{problems:?}");
+        let range =
+            |item: Value| -> LimitRange { serde_json::from_value(json!({"spec": {"limits": [item]}})).unwrap() };
+        let bounds = json!({"type": "Container", "min": {"cpu": "100m"}, "max": {"cpu": "1"}});
+        let ratio = json!({"type": "Pod", "maxLimitRequestRatio": {"cpu": "2"}});
+        for (item, container, problems) in [
+            (&bounds, container(json!({"cpu": "200m"}), json!({"cpu": "500m"})), &[][..]),
+            (
+                &bounds,
+                container(json!({"cpu": "50m"}), json!({"cpu": "500m"})),
+                &["minimum cpu usage per Container is 100m, but request is 50m"],
+            ),
+            (
+                &bounds,
+                container(json!({"cpu": "200m"}), json!({"cpu": "2"})),
+                &["maximum cpu usage per Container is 1, but limit is 2"],
+            ),
+            (
+                &bounds,
+                container(json!({}), json!({})),
+                &[
+                    "minimum cpu usage per Container is 100m.  No request is specified",
+                    "maximum cpu usage per Container is 1.  No limit is specified",
+                ],
+            ),
+            (&ratio, container(json!({"cpu": "1"}), json!({"cpu": "2"})), &[]),
+            (
+                &ratio,
+                container(json!({"cpu": "1"}), json!({"cpu": "3"})),
+                &["cpu max limit to request ratio per Pod is 2, but provided ratio is 3.000000"],
+            ),
+        ] {
+            let pod: Pod = serde_json::from_value(json!({"spec": {"containers": [container]}})).unwrap();
+            let mut found = Vec::new();
+            check_pod(&range(item.clone()), &pod, &mut found);
+            assert_eq!(found, problems, "{item} {container}");
         }
+    }
+
+    #[test]
+    fn defaults_fill_what_is_missing_and_say_so() {
+        let range: LimitRange = serde_json::from_value(json!({"spec": {"limits": [{"type": "Container",
+            "default": {"cpu": "500m", "memory": "1Gi"}, "defaultRequest": {"cpu": "100m"}}]}}))
+        .unwrap();
+        let mut pod: Pod = serde_json::from_value(
+            json!({"spec": {"containers": [{"name": "c", "resources": {"limits": {"cpu": "300m"}}}]}}),
+        )
+        .unwrap();
+        apply_defaults(&range, &mut pod);
+        let value = serde_json::to_value(&pod).unwrap();
+        let resources = &value["spec"]["containers"][0]["resources"];
+        assert_eq!(*resources, json!({"limits": {"cpu": "300m", "memory": "1Gi"}, "requests": {"cpu": "100m"}}));
+        assert_eq!(
+            value["metadata"]["annotations"][ANNOTATION],
+            "LimitRanger plugin set: cpu request for container c; memory limit for container c"
+        );
     }
 }

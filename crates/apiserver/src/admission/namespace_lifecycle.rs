@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use api::{GroupResource, Status};
 
-use super::{Admitted, Attributes, Plugin, Verb};
+use super::{Admitted, Attributes, Plugin, Verb, admitted, later};
 use crate::state::State;
 
 pub(super) struct NamespaceLifecycle;
@@ -12,44 +12,34 @@ pub(super) struct NamespaceLifecycle;
 const IMMORTAL: [&str; 3] = ["default", "kube-system", "kube-public"];
 
 impl Plugin for NamespaceLifecycle {
-    fn name(&self) -> &'static str {
-        "NamespaceLifecycle"
-    }
-
     fn admit<'a>(&'a self, state: &'a Arc<State>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
-        Box::pin(async move {
-            if attributes.verb != Verb::Create || !attributes.resource.is_namespaced() {
-                return Ok(());
-            }
-            let namespace = attributes.namespace;
-            let mut found = phase(state, namespace);
-            if found.is_none() {
+        if attributes.verb == Verb::Delete && attributes.is("", "namespaces") && IMMORTAL.contains(&attributes.name) {
+            return Err(attributes.forbidden("this namespace may not be deleted")).into();
+        }
+        if attributes.verb != Verb::Create || !attributes.resource.is_namespaced() {
+            return admitted();
+        }
+        match phase(state, attributes.namespace) {
+            Some(Phase::Active) => admitted(),
+            Some(Phase::Terminating) => Err(terminating(attributes)).into(),
+            None => later(async move {
                 // It may have been created a moment ago.
                 state.caches.fresh().await?;
-                found = phase(state, namespace);
-            }
-            match found {
-                None => Err(Status::not_found(&GroupResource::new("", "namespaces"), namespace)),
-                Some(Phase::Active) => Ok(()),
-                Some(Phase::Terminating) => {
-                    let message =
-                        format!("unable to create new content in namespace {namespace} because it is being terminated");
-                    Err(attributes.forbidden(message).with_cause(
-                        "NamespaceTerminating",
-                        format!("namespace {namespace} is being terminated"),
-                        "metadata.namespace",
-                    ))
+                match phase(state, attributes.namespace) {
+                    None => Err(Status::not_found(&GroupResource::new("", "namespaces"), attributes.namespace)),
+                    Some(Phase::Active) => Ok(()),
+                    Some(Phase::Terminating) => Err(terminating(attributes)),
                 }
-            }
-        })
+            }),
+        }
     }
+}
 
-    fn validate<'a>(&'a self, _: &'a Arc<State>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
-        let protected =
-            attributes.verb == Verb::Delete && attributes.is("", "namespaces") && IMMORTAL.contains(&attributes.name);
-        let refusal = protected.then(|| attributes.forbidden("this namespace may not be deleted"));
-        Box::pin(std::future::ready(refusal.map_or(Ok(()), Err)))
-    }
+fn terminating(attributes: &Attributes<'_>) -> Status {
+    let namespace = attributes.namespace;
+    let message = format!("unable to create new content in namespace {namespace} because it is being terminated");
+    let cause = format!("namespace {namespace} is being terminated");
+    attributes.forbidden(message).with_cause("NamespaceTerminating", cause, "metadata.namespace")
 }
 
 enum Phase {

@@ -2,92 +2,97 @@
 
 use std::sync::Arc;
 
+use api::Status;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 
-use super::{Admitted, Attributes, Plugin, Verb};
+use super::{Admitted, Attributes, Plugin, Verb, admitted, later};
 use crate::state::State;
 
 pub(super) struct Priority;
 
-impl Plugin for Priority {
-    fn name(&self) -> &'static str {
-        "Priority"
-    }
+const PREFIX: &str = "priorityclasses";
 
+impl Plugin for Priority {
     fn admit<'a>(&'a self, state: &'a Arc<State>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
-        let outcome = (|| {
-            if !attributes.creates("", "pods") {
-                return Ok(());
+        if !attributes.writes("", "pods") {
+            return admitted();
+        }
+        if attributes.verb == Verb::Update {
+            keep(attributes);
+            return admitted();
+        }
+        let pod = attributes.object_ref::<Pod>();
+        let name = pod.and_then(|pod| pod.spec.as_ref()?.priority_class_name.clone()).filter(|name| !name.is_empty());
+        let Some(name) = name else { return apply(attributes, default_class(state)).into() };
+        if let Some(class) = state.peek(PREFIX, &name) {
+            return apply(attributes, Some(class)).into();
+        }
+        later(async move {
+            // It may have been created a moment ago.
+            state.caches.fresh().await?;
+            match state.peek(PREFIX, &name) {
+                Some(class) => apply(attributes, Some(class)),
+                None => Err(attributes.forbidden(format!("no PriorityClass with name {name} was found"))),
             }
-            let Some(pod) = attributes.object_ref::<Pod>() else { return Ok(()) };
-            let spec = pod.spec.clone().unwrap_or_default();
-            let class = match spec.priority_class_name.as_deref().filter(|name| !name.is_empty()) {
-                Some(name) => match state.peek::<PriorityClass>("priorityclasses", name) {
-                    Some(class) => Some(class),
-                    None => return Err(attributes.forbidden(format!("no PriorityClass with name {name} was found"))),
-                },
-                None => default_class(state),
-            };
-            let value = class.as_ref().and_then(|class| class.value).unwrap_or(0);
-            let policy = class
-                .as_ref()
-                .and_then(|class| class.preemption_policy.clone())
-                .unwrap_or_else(|| "PreemptLowerPriority".to_owned());
-            if spec.priority.is_some_and(|given| given != value) {
-                let message = format!(
-                    "the integer value of priority ({}) must not be provided in pod spec; priority admission controller computed {value} from the given PriorityClass name",
-                    spec.priority.unwrap_or_default()
-                );
-                return Err(attributes.forbidden(message));
-            }
-            if spec.preemption_policy.as_ref().is_some_and(|given| *given != policy) {
-                let message = format!(
-                    "the string value of PreemptionPolicy ({}) must not be provided in pod spec; priority admission controller computed {policy} from the given PriorityClass name",
-                    spec.preemption_policy.unwrap_or_default()
-                );
-                return Err(attributes.forbidden(message));
-            }
-            if let Some(pod) = attributes.object_mut::<Pod>() {
-                let spec = pod.spec.get_or_insert_default();
-                spec.priority = Some(value);
-                spec.preemption_policy = Some(policy);
-                if spec.priority_class_name.as_deref().unwrap_or_default().is_empty() {
-                    spec.priority_class_name = class.and_then(|class| class.metadata.name);
-                }
-            }
-            Ok(())
-        })();
-        Box::pin(std::future::ready(outcome))
+        })
     }
 
     fn validate<'a>(&'a self, state: &'a Arc<State>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
-        let outcome = (|| {
-            let writes = matches!(attributes.verb, Verb::Create | Verb::Update)
-                && attributes.is("scheduling.k8s.io", "priorityclasses");
-            let Some(class) = attributes.object_ref::<PriorityClass>().filter(|_| writes) else { return Ok(()) };
-            if class.global_default != Some(true) {
-                return Ok(());
-            }
-            let other = state
-                .peek_all::<PriorityClass>("priorityclasses", None)
-                .into_iter()
-                .find(|other| other.global_default == Some(true) && other.metadata.name != class.metadata.name);
-            match other {
-                None => Ok(()),
-                Some(other) => Err(attributes.forbidden(format!(
-                    "PriorityClass {} is already marked as default. Only one default can exist",
-                    other.metadata.name.unwrap_or_default()
-                ))),
-            }
-        })();
-        Box::pin(std::future::ready(outcome))
+        if !attributes.writes("scheduling.k8s.io", "priorityclasses") {
+            return admitted();
+        }
+        let class = attributes.object_ref::<PriorityClass>().filter(|class| class.global_default == Some(true));
+        let Some(class) = class else { return admitted() };
+        match default_class(state).and_then(|other| other.metadata.name) {
+            Some(other) if Some(&other) != class.metadata.name.as_ref() => Err(attributes
+                .forbidden(format!("PriorityClass {other} is already marked as default. Only one default can exist")))
+            .into(),
+            _ => admitted(),
+        }
     }
+}
+
+/// An update that leaves the numbers out means to keep them.
+fn keep(attributes: &mut Attributes<'_>) {
+    let old = attributes.old_ref::<Pod>().and_then(|pod| pod.spec.as_ref());
+    let Some((priority, policy)) = old.map(|spec| (spec.priority, spec.preemption_policy.clone())) else { return };
+    if let Some(spec) = attributes.object_mut::<Pod>().and_then(|pod| pod.spec.as_mut()) {
+        spec.priority = spec.priority.or(priority);
+        spec.preemption_policy = spec.preemption_policy.take().or(policy);
+    }
+}
+
+fn apply(attributes: &mut Attributes<'_>, class: Option<PriorityClass>) -> Result<(), Status> {
+    let Some(spec) = attributes.object_ref::<Pod>().and_then(|pod| pod.spec.as_ref()) else { return Ok(()) };
+    let value = class.as_ref().and_then(|class| class.value).unwrap_or(0);
+    let policy = class.as_ref().and_then(|class| class.preemption_policy.clone());
+    let policy = policy.unwrap_or_else(|| "PreemptLowerPriority".to_owned());
+    if let Some(given) = spec.priority.filter(|given| *given != value) {
+        return Err(attributes.forbidden(format!(
+            "the integer value of priority ({given}) must not be provided in pod spec; \
+             priority admission controller computed {value} from the given PriorityClass name"
+        )));
+    }
+    if let Some(given) = spec.preemption_policy.as_ref().filter(|given| **given != policy) {
+        return Err(attributes.forbidden(format!(
+            "the string value of PreemptionPolicy ({given}) must not be provided in pod spec; \
+             priority admission controller computed {policy} from the given PriorityClass name"
+        )));
+    }
+    if let Some(spec) = attributes.object_mut::<Pod>().and_then(|pod| pod.spec.as_mut()) {
+        spec.priority = Some(value);
+        spec.preemption_policy = Some(policy);
+        if spec.priority_class_name.as_deref().unwrap_or_default().is_empty() {
+            spec.priority_class_name = class.and_then(|class| class.metadata.name);
+        }
+    }
+    Ok(())
 }
 
 /// The default class; the lowest if, against the rules, there are several.
 fn default_class(state: &State) -> Option<PriorityClass> {
-    let cache = state.caches.get("priorityclasses")?;
+    let cache = state.caches.get(PREFIX)?;
     let snapshot = cache.snapshot();
     snapshot
         .range(None, None)

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use api::Status;
 use k8s_openapi::api::core::v1::{
-    ConfigMapProjection, DownwardAPIProjection, DownwardAPIVolumeFile, KeyToPath, ObjectFieldSelector, Pod,
+    ConfigMapProjection, DownwardAPIProjection, DownwardAPIVolumeFile, KeyToPath, ObjectFieldSelector, Pod, PodSpec,
     ProjectedVolumeSource, ServiceAccount as Account, ServiceAccountTokenProjection, Volume, VolumeMount,
     VolumeProjection,
 };
 
-use super::{Admitted, Attributes, Plugin};
+use super::{Admitted, Attributes, Plugin, Verb, admitted, later, secret_references};
 use crate::state::State;
 
 pub(super) struct ServiceAccount;
@@ -19,52 +20,85 @@ const MIRROR: &str = "kubernetes.io/config.mirror";
 const TOKEN_SECONDS: i64 = 3607;
 
 impl Plugin for ServiceAccount {
-    fn name(&self) -> &'static str {
-        "ServiceAccount"
-    }
-
     fn admit<'a>(&'a self, state: &'a Arc<State>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
-        Box::pin(async move {
-            if !attributes.creates("", "pods") {
-                return Ok(());
-            }
-            let namespace = attributes.namespace.to_owned();
-            let Some(pod) = attributes.object_mut::<Pod>() else { return Ok(()) };
-            // Mirror pods show what already runs; they get nothing.
-            if pod.metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(MIRROR)) {
-                return Ok(());
-            }
-            let spec = pod.spec.get_or_insert_default();
-            let name = spec
-                .service_account_name
-                .clone()
-                .filter(|name| !name.is_empty())
-                .unwrap_or_else(|| "default".to_owned());
+        // Mirror pods show what already runs; they get nothing.
+        if !attributes.creates("", "pods") || attributes.object_ref::<Pod>().is_none_or(is_mirror) {
+            return admitted();
+        }
+        later(async move {
+            let pod = attributes.object_mut::<Pod>();
+            let Some(spec) = pod.map(|pod| pod.spec.get_or_insert_default()) else { return Ok(()) };
+            let named = spec.service_account_name.take().filter(|name| !name.is_empty());
+            let name = named.unwrap_or_else(|| "default".to_owned());
             spec.service_account_name = Some(name.clone());
             spec.service_account = Some(name.clone());
-            let key = format!("{namespace}/{name}");
-            let mut account: Option<Account> = state.peek("serviceaccounts", &key);
-            if account.is_none() {
-                state.caches.fresh().await?;
-                account = state.peek("serviceaccounts", &key);
-            }
-            let Some(account) = account else {
-                return Err(attributes
-                    .forbidden(format!("error looking up service account {key}: serviceaccounts {name:?} not found")));
-            };
+            let account = find(state, attributes, &name).await?;
             let Some(pod) = attributes.object_mut::<Pod>() else { return Ok(()) };
             let spec = pod.spec.get_or_insert_default();
             if spec.image_pull_secrets.as_ref().is_none_or(Vec::is_empty) {
                 spec.image_pull_secrets.clone_from(&account.image_pull_secrets);
             }
-            let mount =
-                spec.automount_service_account_token.or(account.automount_service_account_token).unwrap_or(true);
-            if mount {
+            let wanted = spec.automount_service_account_token.or(account.automount_service_account_token);
+            if wanted.unwrap_or(true) {
                 mount_token(pod);
             }
             Ok(())
         })
     }
+
+    fn validate<'a>(&'a self, state: &'a Arc<State>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
+        let adds_ephemeral = attributes.verb == Verb::Update
+            && attributes.subresource == "ephemeralcontainers"
+            && attributes.is("", "pods");
+        if !attributes.creates("", "pods") && !adds_ephemeral {
+            return admitted();
+        }
+        let Some(pod) = attributes.object_ref::<Pod>() else { return admitted() };
+        let Some(spec) = &pod.spec else { return admitted() };
+        if is_mirror(pod) && !adds_ephemeral {
+            return mirror_refusal(spec).map_or(Ok(()), |problem| Err(attributes.forbidden(problem))).into();
+        }
+        later(async move {
+            let name = spec.service_account_name.as_deref().unwrap_or_default();
+            if name.is_empty() {
+                let (namespace, pod) = (attributes.namespace, pod.metadata.name.as_deref().unwrap_or_default());
+                return Err(attributes.forbidden(format!("no service account specified for pod {namespace}/{pod}")));
+            }
+            let account = find(state, attributes, name).await?;
+            secret_references::refusal(&account, spec).map_or(Ok(()), |problem| Err(attributes.forbidden(problem)))
+        })
+    }
+}
+
+fn is_mirror(pod: &Pod) -> bool {
+    pod.metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(MIRROR))
+}
+
+/// A mirror pod runs with the kubelet's own rights; it may not name those of others.
+fn mirror_refusal(spec: &PodSpec) -> Option<&'static str> {
+    let mut projected = spec.volumes.iter().flatten().filter_map(|volume| volume.projected.as_ref());
+    if spec.service_account_name.as_ref().is_some_and(|name| !name.is_empty()) {
+        Some("a mirror pod may not reference service accounts")
+    } else if secret_references::any(spec) {
+        Some("a mirror pod may not reference secrets")
+    } else if projected.any(|list| list.sources.iter().flatten().any(|source| source.service_account_token.is_some())) {
+        Some("a mirror pod may not use ServiceAccountToken volume projections")
+    } else {
+        None
+    }
+}
+
+async fn find(state: &State, attributes: &Attributes<'_>, name: &str) -> Result<Account, Status> {
+    let key = format!("{}/{name}", attributes.namespace);
+    let mut account: Option<Account> = state.peek("serviceaccounts", &key);
+    if account.is_none() {
+        state.caches.fresh().await?;
+        account = state.peek("serviceaccounts", &key);
+    }
+    account.ok_or_else(|| {
+        let message = format!("error looking up service account {key}: serviceaccount {name:?} not found");
+        attributes.forbidden(message)
+    })
 }
 
 fn mount_token(pod: &mut Pod) {
@@ -134,7 +168,7 @@ fn token_volume(name: &str) -> Volume {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use k8s_openapi::api::core::v1::{Container, PodSpec};
+    use k8s_openapi::api::core::v1::Container;
 
     #[test]
     fn every_container_gets_the_token_once() {

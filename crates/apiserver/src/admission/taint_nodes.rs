@@ -12,10 +12,6 @@ pub(super) struct TaintNodesByCondition;
 const NOT_READY: &str = "node.kubernetes.io/not-ready";
 
 impl Plugin for TaintNodesByCondition {
-    fn name(&self) -> &'static str {
-        "TaintNodesByCondition"
-    }
-
     fn admit<'a>(&'a self, _: &'a Arc<State>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
         let creates = attributes.creates("", "nodes");
         if let Some(node) = attributes.object_mut::<Node>().filter(|_| creates) {

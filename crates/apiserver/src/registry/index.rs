@@ -61,8 +61,11 @@ impl RuntimeConfig {
 
 impl Registry {
     pub(crate) fn new(runtime_config: &RuntimeConfig) -> Self {
-        let rows: Vec<Arc<Resource>> =
-            table::resources().into_iter().filter(|row| runtime_config.serves(row)).map(Arc::new).collect();
+        let mut rows = table::resources();
+        rows.retain(|row| runtime_config.serves(row));
+        let initializers = rows.iter().any(|row| row.plural == "initializerconfigurations");
+        rows.iter_mut().for_each(|row| row.initializers = initializers);
+        let rows: Vec<Arc<Resource>> = rows.into_iter().map(Arc::new).collect();
         let mut by_url: HashMap<String, HashMap<String, HashMap<String, Arc<Resource>>>> = HashMap::new();
         for row in &rows {
             by_url

@@ -52,6 +52,8 @@ pub trait Object: Send + Sync {
     fn to_json(&self) -> serde_json::Result<Vec<u8>>;
     fn to_value(&self) -> serde_json::Result<Value>;
     fn boxed_clone(&self) -> Box<dyn Object>;
+    /// Another object of the same type.
+    fn decode_like(&self, value: Value) -> serde_json::Result<Box<dyn Object>>;
     /// Whether both are the same in every field.
     fn same(&self, other: &dyn Object) -> bool;
     fn as_any(&self) -> &dyn Any;
@@ -89,6 +91,10 @@ impl<K: Typed> Object for K {
 
     fn boxed_clone(&self) -> AnyObject {
         Box::new(self.clone())
+    }
+
+    fn decode_like(&self, value: Value) -> serde_json::Result<AnyObject> {
+        Ok(Box::new(serde_json::from_value::<K>(value)?))
     }
 
     fn same(&self, other: &dyn Object) -> bool {

@@ -54,6 +54,8 @@ with_status! {
     flowcontrol::v1::FlowSchema, flowcontrol::v1::PriorityLevelConfiguration,
     apiserverinternal::v1alpha1::StorageVersion,
     storagemigration::v1beta1::StorageVersionMigration,
+    // Bodies of subresources, which admission sees.
+    authentication::v1::TokenRequest, autoscaling::v1::Scale,
 }
 
 without_status! {
@@ -72,5 +74,7 @@ without_status! {
     coordination::v1::Lease, coordination::v1beta1::LeaseCandidate,
     node::v1::RuntimeClass,
     discovery::v1::EndpointSlice,
+    // Bodies of subresources, which admission sees.
+    core::v1::Binding, policy::v1::Eviction,
     resource::v1::DeviceClass, resource::v1::ResourceClaimTemplate, resource::v1::ResourceSlice,
 }

@@ -146,6 +146,8 @@ pub struct Resource {
     pub conversion: Option<Conversion>,
     pub strategy: Arc<dyn AnyStrategy>,
     pub describe: Describe,
+    /// Whether `metadata.initializers` is honoured; set for all rows when initializers are served.
+    pub initializers: bool,
 }
 
 impl Resource {
@@ -198,6 +200,7 @@ impl Resource {
             conversion: None,
             strategy: Arc::new(strategy),
             describe,
+            initializers: false,
         }
     }
 
@@ -267,6 +270,7 @@ impl Resource {
             conversion: Some(conversion),
             strategy: self.strategy.clone(),
             describe: Arc::new(describe::<K>),
+            initializers: self.initializers,
         }
     }
 

@@ -361,6 +361,12 @@ fn admissionregistration_group() -> Vec<Resource> {
             .category("api-extensions"),
     ];
     rows.extend(other_versions);
+    rows.push(
+        Resource::cluster::<super::admissionregistration::initializer::InitializerConfiguration>(
+            "initializerconfiguration",
+        )
+        .strategy(super::admissionregistration::initializer::InitializerConfigurationStrategy),
+    );
     rows
 }
 

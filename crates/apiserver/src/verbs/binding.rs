@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::accept::respond_value;
 use super::update::{Target, modify};
-use super::write::body_value;
+use super::write::{admit_body, body_value};
 use crate::body::Body;
 use crate::registry::Action;
 use crate::state::Operation;
@@ -37,6 +37,7 @@ pub(crate) async fn bind(operation: &Operation) -> Result<Response<Body>, Status
         )?,
         _ => operation.on("", "pods", &operation.info.namespace, &operation.info.name, "binding")?,
     };
+    let binding = admit_body(operation, binding, operation.dry_run()?).await?;
     modify(operation, Target::Part(Action::Binding), |_, old| {
         let mut pod = old.downcast_ref::<Pod>().cloned().ok_or_else(|| Status::internal("not a pod"))?;
         let name = operation.info.name.as_str();

@@ -18,9 +18,11 @@ use tls::Reloading;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
+use super::connect_options::ConnectOptions;
+use crate::admission::{Attributes, Verb};
 use crate::body::{Body, BodyError};
-use crate::registry::Action;
-use crate::state::Operation;
+use crate::registry::{Action, AnyObject};
+use crate::state::{Operation, State, own_operation};
 
 /// How long a connection to a kubelet or a pod may take.
 const DIAL: Duration = Duration::from_secs(10);
@@ -75,6 +77,9 @@ pub(crate) async fn connect(
 ) -> Result<Response<Body>, Status> {
     // The pod or its node may have been written a moment ago.
     operation.state.caches.fresh().await?;
+    if action != Action::Log {
+        admit(operation).await?;
+    }
     let destination = match action {
         Action::Proxy => proxied(operation)?,
         _ => match kubelet_stream(operation, action)? {
@@ -84,6 +89,30 @@ pub(crate) async fn connect(
         },
     };
     forward(operation, destination, upgrade).await
+}
+
+/// A question of the server itself to a node's kubelet.
+pub(crate) async fn ask_kubelet(state: &Arc<State>, node: &str, path: &str) -> Result<Response<Body>, Status> {
+    let nodes = state.registry.find("", "v1", "nodes").cloned();
+    let nodes = nodes.ok_or_else(|| Status::internal("nodes are not served"))?;
+    let mut operation = own_operation(state, "get", &nodes, "", node, "proxy");
+    operation.method = http::Method::GET;
+    operation.info.rest = path.to_owned();
+    let response = forward(&operation, proxied(&operation)?, None).await?;
+    if response.status().is_success() {
+        return Ok(response);
+    }
+    Err(Status::service_unavailable(format!("the kubelet of {node} answered {}", response.status())))
+}
+
+/// A stream is no write, but plug-ins may refuse it (`CONNECT`). They see its options as an object.
+async fn admit(operation: &Operation) -> Result<(), Status> {
+    let row = operation.resource.subresource(&operation.info.subresource);
+    let (group, version, kind) = row.and_then(|row| row.kind).unwrap_or(("", "v1", "Options"));
+    let mut object: AnyObject = Box::new(ConnectOptions::new(group, version, kind, &operation.info));
+    let mut attributes = Attributes { object: Some(&mut object), ..Attributes::of(operation, Verb::Connect, false) };
+    operation.state.admission.admit(&operation.state, &mut attributes).await?;
+    operation.state.admission.validate(&operation.state, &attributes).await
 }
 
 /// Where the kubelet of a pod serves a stream; `None` for the log of a pod that has no node yet.

@@ -1,16 +1,16 @@
-//! `create`: decode -> default -> prepare -> admit -> validate -> encode once -> put if absent.
+//! `create`: decode -> default -> admit (mutate) -> prepare -> validate -> admit (validate) -> encode once -> put if absent.
 
 use api::Status;
 use bytes::Bytes;
 use http::{Response, StatusCode};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use store::StoreError;
 
 use super::accept::respond;
 use super::write::{self, body_value, decode_object, ensure_namespace, validate_meta};
 use crate::admission::{Attributes, Verb};
 use crate::body::Body;
-use crate::registry::{AnyObject, Object};
+use crate::registry::AnyObject;
 use crate::state::{Operation, inner_key, store_key};
 
 /// Generated names get this many random characters and are cut so that they fit into a label.
@@ -39,12 +39,22 @@ pub(crate) async fn create_object(operation: &Operation, mut object: AnyObject) 
         status.details = None;
         return Err(status);
     }
+    wipe_system_fields(meta);
+    let dry_run = operation.dry_run()?;
+    // Admission and allocation look at other objects.
+    operation.state.caches.settled().await?;
+    operation.resource.strategy.apply_defaults(&mut *object);
+    super::managed_fields::track(operation, &mut *object, None)?;
+    let name = object.meta().name.clone().unwrap_or_default();
+    let mut attributes = attributes(operation, &name, dry_run, &mut object);
+    operation.state.admission.admit(&operation.state, &mut attributes).await?;
+    let meta = object.meta_mut();
     let generated = meta.name.as_deref().unwrap_or_default().is_empty()
         && meta.generate_name.as_deref().is_some_and(|prefix| !prefix.is_empty());
     let mut attempt = 1;
     loop {
         let copy = if generated { Some(object.boxed_clone()) } else { None };
-        match create_once(operation, object, generated).await {
+        match create_once(operation, object, generated, dry_run).await {
             Err(status) if generated && status.is_already_exists() => {
                 if attempt == NAME_ATTEMPTS {
                     let name = status.details.as_ref().map(|details| details.name.clone()).unwrap_or_default();
@@ -54,44 +64,50 @@ pub(crate) async fn create_object(operation: &Operation, mut object: AnyObject) 
                 let Some(copy) = copy else { return Err(status) };
                 object = copy;
             }
-            other => return other,
+            other => return crate::initializers::finished(operation, other?).await,
         }
     }
 }
 
-async fn create_once(operation: &Operation, mut object: AnyObject, generated: bool) -> Result<Bytes, Status> {
+/// Identity, birth and death are the server's to give.
+fn wipe_system_fields(meta: &mut ObjectMeta) {
+    meta.creation_timestamp = None;
+    meta.uid = None;
+    meta.deletion_timestamp = None;
+    meta.deletion_grace_period_seconds = None;
+    meta.generation = None;
+    meta.resource_version = None;
+    meta.self_link = None;
+}
+
+/// Everything after mutation, which happened once; a generated name that is taken brings us here again.
+async fn create_once(
+    operation: &Operation,
+    mut object: AnyObject,
+    generated: bool,
+    dry_run: bool,
+) -> Result<Bytes, Status> {
     let resource = &operation.resource;
     let strategy = &resource.strategy;
-    let dry_run = operation.dry_run()?;
     let meta = object.meta_mut();
+    wipe_system_fields(meta);
     if generated {
         meta.name = Some(generate_name(meta.generate_name.as_deref().unwrap_or_default()));
     }
     meta.creation_timestamp = Some(Time(operation.now));
     meta.uid = Some(uuid::Uuid::new_v4().to_string());
-    meta.deletion_timestamp = None;
-    meta.deletion_grace_period_seconds = None;
-    meta.generation = None;
-    meta.resource_version = None;
     let name = meta.name.clone().unwrap_or_default();
 
-    // Admission and allocation look at other objects.
-    operation.state.caches.settled().await?;
-    strategy.apply_defaults(&mut *object);
-    super::managed_fields::track(operation, &mut *object, None)?;
-    strategy.prepare_for_create(&operation.call(), &mut *object);
-    // Before admission, so that a plug-in never sees a name that cannot be stored.
-    let mut attributes = attributes(operation, &name, dry_run, &mut *object);
-    operation.state.admission.admit(&operation.state, &mut attributes).await?;
     // Admission may have left fields unset that have defaults.
     strategy.apply_defaults(&mut *object);
+    strategy.prepare_for_create(&operation.call(), &mut *object);
     let mut errors = validate_meta(resource, object.meta());
     errors.extend(strategy.validate_create(&*object));
     write::invalid(operation, &name, errors)?;
     for warning in strategy.warnings(&*object, None) {
         operation.warn(warning);
     }
-    let attributes = self::attributes(operation, &name, dry_run, &mut *object);
+    let attributes = attributes(operation, &name, dry_run, &mut object);
     operation.state.admission.validate(&operation.state, &attributes).await?;
 
     let key = inner_key(resource, &operation.info.namespace, &name);
@@ -118,23 +134,10 @@ async fn create_once(operation: &Operation, mut object: AnyObject, generated: bo
     }
 }
 
-fn attributes<'a>(
-    operation: &'a Operation,
-    name: &'a str,
-    dry_run: bool,
-    object: &'a mut dyn Object,
-) -> Attributes<'a> {
-    Attributes {
-        verb: Verb::Create,
-        resource: &operation.resource,
-        subresource: "",
-        namespace: &operation.info.namespace,
-        name,
-        user: &operation.user,
-        dry_run,
-        object: Some(object),
-        old: None,
-    }
+fn attributes<'a>(operation: &'a Operation, name: &'a str, dry_run: bool, object: &'a mut AnyObject) -> Attributes<'a> {
+    let is_namespace = operation.resource.group.is_empty() && operation.resource.plural == "namespaces";
+    let namespace = if is_namespace { name } else { &operation.info.namespace };
+    Attributes { namespace, name, object: Some(object), ..Attributes::of(operation, Verb::Create, dry_run) }
 }
 
 /// A prefix and five characters without vowels, as upstream's `SimpleNameGenerator`.

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::{Response, StatusCode};
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use serde_json::Value;
+use serde_json::{Value, json};
 use store::StoreError;
 
 use super::accept::{respond, respond_value};
@@ -67,6 +67,29 @@ impl Options {
         self.uid = body["preconditions"]["uid"].as_str().map(str::to_owned);
         self.resource_version = body["preconditions"]["resourceVersion"].as_str().map(str::to_owned);
         self.dry_run |= body["dryRun"].as_array().is_some_and(|list| list.iter().any(|value| value == "All"));
+    }
+
+    /// As an object of its kind, for those who are asked about the delete.
+    pub(crate) fn to_value(&self) -> Value {
+        let mut value = json!({"kind": "DeleteOptions", "apiVersion": "meta.k8s.io/v1"});
+        let mut set = |key: &str, field: Value| {
+            if !field.is_null() {
+                value[key] = field;
+            }
+        };
+        set("gracePeriodSeconds", self.grace.into());
+        set("propagationPolicy", self.policy.as_deref().into());
+        set("orphanDependents", self.orphan_dependents.into());
+        if self.uid.is_some() || self.resource_version.is_some() {
+            let mut preconditions = serde_json::Map::new();
+            preconditions.extend(self.uid.clone().map(|uid| ("uid".to_owned(), uid.into())));
+            preconditions.extend(self.resource_version.clone().map(|rv| ("resourceVersion".to_owned(), rv.into())));
+            set("preconditions", preconditions.into());
+        }
+        if self.dry_run {
+            set("dryRun", json!(["All"]));
+        }
+        value
     }
 
     fn validate(&self) -> Result<(), Status> {
@@ -158,18 +181,18 @@ pub(crate) async fn delete_object(
     for _ in 0..ATTEMPTS {
         let old = write::decode_entry(resource, &current)?;
         check_preconditions(operation, name, &*old, options)?;
-        let attributes = Attributes {
-            verb: Verb::Delete,
-            resource,
-            subresource: "",
-            namespace,
-            name,
-            user: &operation.user,
-            dry_run: options.dry_run,
-            object: None,
-            old: Some(&*old),
-        };
-        operation.state.admission.validate(&operation.state, &attributes).await?;
+        // An eviction was admitted as such; the delete that follows from it is not a request of its own.
+        if operation.info.subresource.is_empty() {
+            let mut attributes = Attributes {
+                namespace,
+                name,
+                old: Some(&*old),
+                delete: Some(options),
+                ..Attributes::of(operation, Verb::Delete, options.dry_run)
+            };
+            operation.state.admission.admit(&operation.state, &mut attributes).await?;
+            operation.state.admission.validate(&operation.state, &attributes).await?;
+        }
 
         let outcome = match mark(operation, &*old, options) {
             Marking::Pending => return Ok(Deleted::Marked(current.json())),

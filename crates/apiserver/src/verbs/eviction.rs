@@ -4,13 +4,13 @@ use api::Status;
 use api::selector::Selector;
 use http::{Response, StatusCode};
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::policy::v1::{Eviction, PodDisruptionBudget};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::accept::respond_value;
 use super::delete::{Options, delete_object};
 use super::update::{Target, modify};
-use super::write::body_value;
+use super::write::{admit_body, body_value};
 use crate::body::Body;
 use crate::state::Operation;
 
@@ -18,6 +18,9 @@ pub(crate) async fn evict(operation: &Operation) -> Result<Response<Body>, Statu
     let eviction = body_value(operation)?.value;
     let mut options = Options { dry_run: operation.dry_run()?, ..Default::default() };
     options.read(&eviction["deleteOptions"]);
+    let eviction: Eviction = serde_json::from_value(eviction)
+        .map_err(|error| Status::bad_request(format!("Eviction cannot be handled: {error}")))?;
+    admit_body(operation, eviction, options.dry_run).await?;
     let (namespace, name) = (&operation.info.namespace, &operation.info.name);
     operation.state.caches.fresh().await?;
     let pod: Pod =

@@ -30,5 +30,7 @@ pub(crate) async fn read(operation: &Operation) -> Result<Arc<Entry>, Status> {
 pub(crate) fn current(operation: &Operation) -> Result<Arc<Entry>, Status> {
     let info = &operation.info;
     let key = inner_key(&operation.resource, &info.namespace, &info.name);
-    operation.state.cache(&operation.resource)?.get(&key).ok_or_else(|| operation.not_found(&info.name))
+    let entry = operation.state.cache(&operation.resource)?.get(&key);
+    let visible = |entry: &Arc<Entry>| crate::initializers::sees_all(operation) || entry.is_finished();
+    entry.filter(visible).ok_or_else(|| operation.not_found(&info.name))
 }

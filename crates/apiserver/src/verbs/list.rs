@@ -81,6 +81,7 @@ pub(crate) fn filter(operation: &Operation) -> Result<Filter, Status> {
         labels,
         fields: (!fields.is_empty()).then_some(fields),
         selectable,
+        finished_only: !crate::initializers::sees_all(operation),
     })
 }
 

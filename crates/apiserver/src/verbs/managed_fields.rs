@@ -47,8 +47,11 @@ pub(crate) fn track(operation: &Operation, new: &mut dyn Object, old: Option<&dy
         return Ok(());
     }
     let resource = &operation.resource;
-    let old = old.map(|old| old.to_value()).transpose().map_err(Status::internal)?;
+    let mut old = old.map(|old| old.to_value()).transpose().map_err(Status::internal)?;
     let mut value = new.to_value().map_err(Status::internal)?;
+    if resource.initializers {
+        old.iter_mut().chain([&mut value]).for_each(crate::initializers::hide);
+    }
     let manager = manager(operation);
     let writer = Writer {
         manager: &manager,

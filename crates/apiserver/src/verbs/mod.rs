@@ -3,6 +3,7 @@
 mod accept;
 mod binding;
 mod connect;
+mod connect_options;
 mod create;
 mod delete;
 mod eviction;
@@ -26,11 +27,12 @@ use api::Status;
 use http::Response;
 
 pub(crate) use accept::{Accept, encode, response};
-pub(crate) use connect::KubeletClient;
+pub(crate) use connect::{KubeletClient, ask_kubelet};
 pub(crate) use create::{create_object, generate_name};
-pub(crate) use delete::delete_object;
+pub(crate) use delete::{Options as DeleteOptions, delete_object};
 pub(crate) use hooks::EventLeases;
 pub(crate) use update::{Target, modify};
+pub(crate) use write::decode_checked;
 
 use crate::body::Body;
 use crate::registry::{Action, Serving};

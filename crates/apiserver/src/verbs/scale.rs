@@ -5,6 +5,7 @@ use api::selector::Selector;
 use api::{GroupKind, Status};
 use bytes::Bytes;
 use http::{Response, StatusCode};
+use k8s_openapi::api::autoscaling::v1::Scale;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde_json::{Value, json};
 
@@ -13,6 +14,7 @@ use super::patch::Patch;
 use super::update::{Target, modify};
 use super::write::body_value;
 use crate::body::Body;
+use crate::registry::{AnyObject, Object, Resource};
 use crate::state::Operation;
 
 pub(crate) async fn get(operation: &Operation) -> Result<Response<Body>, Status> {
@@ -69,8 +71,28 @@ async fn write(
     respond_value(operation, StatusCode::OK, &scale(&written.stored)?)
 }
 
+/// The scale of a workload, for admission.
+pub(crate) fn of(object: &dyn Object) -> Result<Scale, Status> {
+    let value = scale_of(&object.to_value().map_err(Status::internal)?)?;
+    serde_json::from_value(value).map_err(Status::internal)
+}
+
+/// Writes the replicas of a scale that admission may have changed into the workload.
+pub(crate) fn take_over(resource: &Resource, workload: &mut AnyObject, scale: &dyn Object) -> Result<(), Status> {
+    let wanted = scale.downcast_ref::<Scale>().and_then(|scale| scale.spec.as_ref()?.replicas).unwrap_or(0);
+    let mut value = workload.to_value().map_err(Status::internal)?;
+    if value["spec"]["replicas"].as_i64().unwrap_or(0) != i64::from(wanted) {
+        value["spec"]["replicas"] = wanted.into();
+        *workload = resource.strategy.decode_value(value).map_err(Status::internal)?;
+    }
+    Ok(())
+}
+
 fn scale(stored: &Bytes) -> Result<Value, Status> {
-    let object: Value = serde_json::from_slice(stored).map_err(Status::internal)?;
+    scale_of(&serde_json::from_slice(stored).map_err(Status::internal)?)
+}
+
+fn scale_of(object: &Value) -> Result<Value, Status> {
     let meta = &object["metadata"];
     let selector = &object["spec"]["selector"];
     let is_label_selector = selector.get("matchLabels").is_some() || selector.get("matchExpressions").is_some();

@@ -2,11 +2,12 @@
 
 use api::Status;
 use http::{Response, StatusCode};
+use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
 use serde_json::{Value, json};
 
 use super::accept::respond_value;
-use super::write::body_value;
+use super::write::{admit_body, body_value};
 use crate::authn::TokenClaims;
 use crate::body::Body;
 use crate::state::Operation;
@@ -22,7 +23,10 @@ const EXTENDED_LIFE: i64 = 365 * 24 * 3600;
 
 pub(crate) async fn issue(operation: &Operation) -> Result<Response<Body>, Status> {
     let Some(issuer) = &operation.state.tokens else { return Err(Status::method_not_allowed()) };
-    let mut request = body_value(operation)?.value;
+    let request: TokenRequest = serde_json::from_value(body_value(operation)?.value)
+        .map_err(|error| Status::bad_request(format!("TokenRequest cannot be handled: {error}")))?;
+    let request = admit_body(operation, request, operation.dry_run()?).await?;
+    let mut request = serde_json::to_value(request).map_err(Status::internal)?;
     let (namespace, name) = (&operation.info.namespace, &operation.info.name);
     operation.state.caches.fresh().await?;
     let account: ServiceAccount = operation

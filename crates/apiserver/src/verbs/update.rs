@@ -11,6 +11,7 @@ use super::accept::respond;
 use super::write::{self, body_value, decode_object, ensure_namespace, validate_meta_update};
 use crate::admission::{Attributes, Verb};
 use crate::body::Body;
+use crate::initializers::Initializers;
 use crate::registry::{Action, AnyObject, Object};
 use crate::state::{Operation, inner_key, store_key};
 use crate::watch_cache::Entry;
@@ -98,7 +99,7 @@ pub(crate) async fn modify(
         let old = write::decode_entry(resource, &current)?;
         let mut new = make(&current, &*old)?;
         let conditional = check_version(operation, new.meta(), old.meta())?;
-        prepare(operation, target, &mut new, &*old).await?;
+        prepare(operation, target, &mut new, &*old, dry_run).await?;
 
         let mut errors = validate_meta_update(resource, new.meta(), old.meta());
         errors.extend(match target {
@@ -110,11 +111,11 @@ pub(crate) async fn modify(
         for warning in resource.strategy.warnings(&*new, Some(&*old)) {
             operation.warn(warning);
         }
-        let attributes = attributes(operation, dry_run, &mut *new, &*old);
-        operation.state.admission.validate(&operation.state, &attributes).await?;
+        admit(operation, target, Phase::Validate, &mut new, &*old, dry_run).await?;
 
         let undo = super::hooks::before_update(operation, &mut *new, &*old, dry_run).await?;
         let finished = is_finished(&*new);
+        let refused = Initializers::of(new.meta()).is_some_and(|state| state.has_failed());
         let stored = write::encode(resource, &mut *new)?;
         if dry_run {
             undo.run(&operation.state).await;
@@ -135,6 +136,14 @@ pub(crate) async fn modify(
         match outcome {
             Ok(revision) => {
                 undo.commit(&operation.state).await;
+                if refused {
+                    // Whoever waits for it has seen the result; the object goes, even if this client goes first.
+                    let (state, key) = (operation.state.clone(), key.clone());
+                    let removal = tokio::spawn(async move { state.store().delete(&key, revision).await });
+                    let removed = removal.await.map_err(Status::internal)?.map_err(crate::status::from_store)?;
+                    operation.state.caches.wrote(removed);
+                    super::hooks::after_delete(operation, &*new).await;
+                }
                 return Ok(Written { stored: write::with_revision(&stored, revision.0)?, created: false });
             }
             Err(StoreError::Conflict { .. }) => {
@@ -182,7 +191,14 @@ fn check_version(operation: &Operation, new: &ObjectMeta, old: &ObjectMeta) -> R
     }
 }
 
-async fn prepare(operation: &Operation, target: Target, new: &mut AnyObject, old: &dyn Object) -> Result<(), Status> {
+/// Defaults and mutates the new state, then takes back what this write may not change: also what a plug-in changed.
+async fn prepare(
+    operation: &Operation,
+    target: Target,
+    new: &mut AnyObject,
+    old: &dyn Object,
+    dry_run: bool,
+) -> Result<(), Status> {
     let strategy = &operation.resource.strategy;
     keep_system_fields(new.meta_mut(), old.meta());
     strategy.apply_defaults(&mut **new);
@@ -190,14 +206,57 @@ async fn prepare(operation: &Operation, target: Target, new: &mut AnyObject, old
         super::parts::prepare(action, new, old)?;
     }
     super::managed_fields::track(operation, &mut **new, Some(old))?;
+    admit(operation, target, Phase::Mutate, new, old, dry_run).await?;
+    keep_system_fields(new.meta_mut(), old.meta());
+    strategy.apply_defaults(&mut **new);
     match target {
         Target::Main => strategy.prepare_for_update(&operation.call(), &mut **new, old),
         Target::Status => strategy.prepare_for_status_update(&operation.call(), &mut **new, old),
         Target::Part(_) => {}
     }
-    let dry_run = operation.dry_run()?;
-    let mut attributes = attributes(operation, dry_run, &mut **new, old);
-    operation.state.admission.admit(&operation.state, &mut attributes).await
+    Ok(())
+}
+
+#[derive(Clone, Copy)]
+enum Phase {
+    Mutate,
+    Validate,
+}
+
+/// Asks the plug-ins. They see a write to `scale` as a change of the Scale, not of the workload behind it.
+async fn admit(
+    operation: &Operation,
+    target: Target,
+    phase: Phase,
+    new: &mut AnyObject,
+    old: &dyn Object,
+    dry_run: bool,
+) -> Result<(), Status> {
+    if target == Target::Part(Action::Binding) {
+        // Admitted as the creation of a Binding before it came here.
+        return Ok(());
+    }
+    if operation.info.subresource != "scale" {
+        return ask(operation, phase, new, old, dry_run).await;
+    }
+    let mut scale: AnyObject = Box::new(super::scale::of(&**new)?);
+    ask(operation, phase, &mut scale, &super::scale::of(old)?, dry_run).await?;
+    super::scale::take_over(&operation.resource, new, &*scale)
+}
+
+async fn ask(
+    operation: &Operation,
+    phase: Phase,
+    new: &mut AnyObject,
+    old: &dyn Object,
+    dry_run: bool,
+) -> Result<(), Status> {
+    let mut attributes =
+        Attributes { object: Some(new), old: Some(old), ..Attributes::of(operation, Verb::Update, dry_run) };
+    match phase {
+        Phase::Mutate => operation.state.admission.admit(&operation.state, &mut attributes).await,
+        Phase::Validate => operation.state.admission.validate(&operation.state, &attributes).await,
+    }
 }
 
 /// What a client cannot change: identity, birth and death.
@@ -223,23 +282,4 @@ pub(crate) fn is_finished(object: &dyn Object) -> bool {
         && meta.finalizers.as_ref().is_none_or(Vec::is_empty)
         && meta.deletion_grace_period_seconds.unwrap_or(0) == 0
         && !held_by_spec
-}
-
-fn attributes<'a>(
-    operation: &'a Operation,
-    dry_run: bool,
-    object: &'a mut dyn Object,
-    old: &'a dyn Object,
-) -> Attributes<'a> {
-    Attributes {
-        verb: Verb::Update,
-        resource: &operation.resource,
-        subresource: &operation.info.subresource,
-        namespace: &operation.info.namespace,
-        name: &operation.info.name,
-        user: &operation.user,
-        dry_run,
-        object: Some(object),
-        old: Some(old),
-    }
 }

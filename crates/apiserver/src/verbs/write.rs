@@ -8,8 +8,9 @@ use http::header;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
+use crate::admission::{Attributes, Verb};
 use crate::json;
-use crate::registry::{AnyObject, NameRule, Object, Resource};
+use crate::registry::{AnyObject, NameRule, Object, Resource, Typed};
 use crate::state::{Operation, group_kind};
 use crate::watch_cache::Entry;
 
@@ -124,6 +125,9 @@ pub(crate) fn decode_checked(
     if let Some(conversion) = resource.conversion {
         (conversion.to_storage)(&mut value);
     }
+    if resource.initializers {
+        crate::initializers::lift(&mut value);
+    }
     let unknown = resource.strategy.check(&mut value).map_err(|error| refuse(&error))?;
     problems.extend(unknown.into_iter().map(|path| format!("unknown field {}", api::field::quote(&path))));
     resource.strategy.decode_value(value).map_err(|error| refuse(&error))
@@ -163,9 +167,19 @@ pub(crate) fn check_kind(resource: &Resource, value: &mut Value) -> Result<(), S
 
 /// The typed form of a cached object, resource version included.
 pub(crate) fn decode_entry(resource: &Resource, entry: &Entry) -> Result<AnyObject, Status> {
-    let mut object = resource.strategy.decode(&entry.stored).map_err(Status::internal)?;
+    let mut object = crate::initializers::decode(resource, &entry.stored)?;
     object.meta_mut().resource_version = Some(entry.revision.to_string());
     Ok(object)
+}
+
+/// Shows plug-ins the body of a subresource that is a creation of its own kind (a Binding, an Eviction, a TokenRequest).
+/// Returns what they made of it.
+pub(crate) async fn admit_body<K: Typed>(operation: &Operation, body: K, dry_run: bool) -> Result<K, Status> {
+    let mut object: AnyObject = Box::new(body);
+    let mut attributes = Attributes { object: Some(&mut object), ..Attributes::of(operation, Verb::Create, dry_run) };
+    operation.state.admission.admit(&operation.state, &mut attributes).await?;
+    operation.state.admission.validate(&operation.state, &attributes).await?;
+    object.downcast_ref::<K>().cloned().ok_or_else(|| Status::internal("a plug-in changed the kind of the object"))
 }
 
 /// Encodes an object as it is stored: canonical order, no resource version.
@@ -173,7 +187,7 @@ pub(crate) fn encode(resource: &Resource, object: &mut dyn Object) -> Result<Byt
     let meta = object.meta_mut();
     meta.resource_version = None;
     meta.self_link = None;
-    let raw = object.to_json().map_err(Status::internal)?;
+    let raw = crate::initializers::encode(resource, object)?;
     json::canonical(&raw, &resource.kind, &resource.storage_version)
         .map(Bytes::from)
         .ok_or_else(|| Status::internal("encoded object has no metadata"))

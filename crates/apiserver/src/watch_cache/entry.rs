@@ -109,6 +109,11 @@ impl Entry {
         self.key.split_once('/').map_or(&self.key, |(_, name)| name)
     }
 
+    /// No initializers are left.
+    pub(crate) fn is_finished(&self) -> bool {
+        json::find(&self.stored, &["metadata", "initializers"]).is_none()
+    }
+
     pub(crate) fn labels(&self) -> &Labels {
         self.labels.get_or_init(|| {
             let Some(range) = json::find(&self.stored, &["metadata", "labels"]) else { return Labels::new() };
@@ -150,6 +155,8 @@ pub(crate) struct Filter {
     pub(crate) labels: Option<Selector>,
     pub(crate) fields: Option<FieldSelector>,
     pub(crate) selectable: &'static [SelectableField],
+    /// Leave out objects that still have initializers.
+    pub(crate) finished_only: bool,
 }
 
 impl Filter {
@@ -157,16 +164,17 @@ impl Filter {
         self.namespace.as_deref().is_none_or(|namespace| entry.namespace() == namespace) && self.selects(entry)
     }
 
-    /// Label and field selectors only.
+    /// Everything but the namespace.
     pub(crate) fn selects(&self, entry: &Entry) -> bool {
-        self.labels.as_ref().is_none_or(|selector| selector.matches(Some(entry.labels())))
+        (!self.finished_only || entry.is_finished())
+            && self.labels.as_ref().is_none_or(|selector| selector.matches(Some(entry.labels())))
             && self.fields.as_ref().is_none_or(|selector| {
                 selector.matches(|label| entry.field(self.selectable, label).unwrap_or_default())
             })
     }
 
     pub(crate) fn is_everything(&self) -> bool {
-        self.labels.is_none() && self.fields.is_none()
+        self.labels.is_none() && self.fields.is_none() && !self.finished_only
     }
 }
 

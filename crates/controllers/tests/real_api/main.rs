@@ -7,6 +7,7 @@ mod election;
 mod garbage;
 mod harness;
 mod identities;
+mod initializers;
 mod scale;
 mod tokens;
 mod transport;

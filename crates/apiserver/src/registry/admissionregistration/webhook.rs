@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use api::field::{FieldErrors, Path};
 use jiff::Timestamp;
 use k8s_openapi::api::admissionregistration::v1::{
-    MutatingWebhookConfiguration, RuleWithOperations, ValidatingWebhookConfiguration, WebhookClientConfig,
+    MatchCondition, MutatingWebhookConfiguration, RuleWithOperations, ServiceReference, ValidatingWebhookConfiguration,
+    WebhookClientConfig,
 };
 use serde_json::{Value, json};
 
@@ -77,6 +78,7 @@ macro_rules! webhook_strategy {
                     label_selector(&mut errors, &path.child("objectSelector"), hook.object_selector.as_ref());
                     client(&mut errors, &path.child("clientConfig"), &hook.client_config);
                     versions(&mut errors, &path.child("admissionReviewVersions"), &hook.admission_review_versions);
+                    conditions(&mut errors, &path.child("matchConditions"), items(&hook.match_conditions));
                 }
                 errors
             }
@@ -105,7 +107,7 @@ webhook_strategy!(MutatingWebhookStrategy, MutatingWebhookConfiguration, |hook| 
 });
 webhook_strategy!(ValidatingWebhookStrategy, ValidatingWebhookConfiguration, |hook| {});
 
-fn qualified(errors: &mut FieldErrors, path: &Path<'_>, name: &str) {
+pub(super) fn qualified(errors: &mut FieldErrors, path: &Path<'_>, name: &str) {
     if name.is_empty() {
         errors.required(path, "");
         return;
@@ -165,33 +167,85 @@ pub fn rules(errors: &mut FieldErrors, path: &Path<'_>, rules: &[RuleWithOperati
 fn client(errors: &mut FieldErrors, path: &Path<'_>, client: &WebhookClientConfig) {
     match (&client.url, &client.service) {
         (None, None) | (Some(_), Some(_)) => errors.required(path, "exactly one of url or service is required"),
-        (Some(url), None) => {
-            if !url.starts_with("https://") {
-                errors.invalid(
-                    path.child("url"),
-                    url,
-                    "'https' is the only allowed URL scheme; desired format: https://host[/path]",
-                );
-            }
+        (Some(url), None) => check_url(errors, &path.child("url"), url),
+        (None, Some(service)) => check_service(errors, &path.child("service"), service),
+    }
+}
+
+fn check_url(errors: &mut FieldErrors, path: &Path<'_>, url: &str) {
+    const FORM: &str = "; desired format: https://host[/path]";
+    let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+    if scheme != "https" {
+        errors.invalid(path, scheme, format!("'https' is the only allowed URL scheme{FORM}"));
+    }
+    let (rest, fragment) = rest.split_once('#').unwrap_or((rest, ""));
+    let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let authority = if scheme.is_empty() { "" } else { rest.split('/').next().unwrap_or_default() };
+    let (user, host) = authority.rsplit_once('@').unwrap_or(("", authority));
+    if host.is_empty() {
+        errors.invalid(path, host, format!("host must be specified{FORM}"));
+    }
+    if !user.is_empty() {
+        errors.invalid(path, user, "user information is not permitted in the URL");
+    }
+    if !fragment.is_empty() {
+        errors.invalid(path, fragment, "fragments are not permitted in the URL");
+    }
+    if !query.is_empty() {
+        errors.invalid(path, query, "query parameters are not permitted in the URL");
+    }
+}
+
+fn check_service(errors: &mut FieldErrors, path: &Path<'_>, service: &ServiceReference) {
+    if service.name.is_empty() {
+        errors.required(path.child("name"), "");
+    }
+    if service.namespace.is_empty() {
+        errors.required(path.child("namespace"), "");
+    }
+    if let Some(port) = service.port.filter(|port| !(1..=65535).contains(port)) {
+        errors.invalid(path.child("port"), port, "port is not valid: must be between 1 and 65535, inclusive");
+    }
+    let path = path.child("path");
+    let Some(url_path) = service.path.as_deref().filter(|path| !matches!(*path, "" | "/")) else { return };
+    if url_path == "//" {
+        errors.invalid(path, url_path, "segment[0] may not be empty");
+        return;
+    }
+    if !url_path.starts_with('/') {
+        errors.invalid(&path, url_path, "must start with a '/'");
+    }
+    let inner = url_path.get(1..).unwrap_or_default();
+    for (i, step) in inner.strip_suffix('/').unwrap_or(inner).split('/').enumerate() {
+        if step.is_empty() {
+            errors.invalid(&path, url_path, format!("segment[{i}] may not be empty"));
         }
-        (None, Some(service)) => {
-            if service.name.is_empty() {
-                errors.required(path.child("service.name"), "service name is required");
-            }
-            if service.namespace.is_empty() {
-                errors.required(path.child("service.namespace"), "service namespace is required");
-            }
-            if let Some(port) = service.port.filter(|port| !(1..=65535).contains(port)) {
-                errors.invalid(
-                    path.child("service.port"),
-                    port,
-                    "port is not valid: must be between 1 and 65535, inclusive",
-                );
-            }
-            if let Some(url_path) = &service.path
-                && !url_path.starts_with('/')
-            {
-                errors.invalid(path.child("service.path"), url_path, "must start with a '/'");
+        for problem in api::validation::dns1123_subdomain(step).iter().filter(|_| !step.is_empty()) {
+            errors.invalid(&path, url_path, format!("segment[{i}]: {problem}"));
+        }
+    }
+}
+
+/// At most this many conditions, each with a name of its own and an expression.
+const MAX_CONDITIONS: usize = 64;
+
+fn conditions(errors: &mut FieldErrors, path: &Path<'_>, conditions: &[MatchCondition]) {
+    if conditions.len() > MAX_CONDITIONS {
+        errors.too_many(path, conditions.len(), MAX_CONDITIONS);
+    }
+    let mut names = BTreeSet::new();
+    for (i, condition) in conditions.iter().enumerate() {
+        let path = path.index(i);
+        if condition.expression.trim().is_empty() {
+            errors.required(path.child("expression"), "");
+        }
+        if condition.name.is_empty() {
+            errors.required(path.child("name"), "");
+        } else {
+            let name = path.child("name");
+            errors.invalid_each(&name, &condition.name, api::validation::qualified_name(&condition.name));
+            if !names.insert(condition.name.as_str()) {
+                errors.duplicate(name, &condition.name);
             }
         }
     }
@@ -200,7 +254,60 @@ fn client(errors: &mut FieldErrors, path: &Path<'_>, client: &WebhookClientConfi
 fn versions(errors: &mut FieldErrors, path: &Path<'_>, versions: &[String]) {
     if versions.is_empty() {
         errors.required(path, "must specify one of v1, v1beta1");
-    } else if !versions.iter().any(|version| matches!(version.as_str(), "v1" | "v1beta1")) {
+        return;
+    }
+    let mut seen = BTreeSet::new();
+    for (i, version) in versions.iter().enumerate() {
+        if !seen.insert(version) {
+            errors.invalid(path.index(i), version, "duplicate version");
+        } else {
+            errors.invalid_each(path.index(i), version, api::validation::dns1035_label(version));
+        }
+    }
+    if !versions.iter().any(|version| matches!(version.as_str(), "v1" | "v1beta1")) {
         errors.invalid(path, versions, "must include at least one of v1, v1beta1");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn webhooks_are_checked() {
+        let hook = |more: Value| {
+            let mut hook = json!({"name": "w.example.com", "sideEffects": "None", "admissionReviewVersions": ["v1"],
+                "clientConfig": {"url": "https://h/x"}});
+            hook.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            hook
+        };
+        let url = |url: &str| json!({"clientConfig": {"url": url}});
+        let service = |path: &str| json!({"clientConfig": {"service": {"name": "s", "namespace": "n", "path": path}}});
+        let condition = |name: &str, expression: &str| json!({"name": name, "expression": expression});
+        for (more, problem) in [
+            (json!({}), ""),
+            (url("http://h"), "'https' is the only allowed URL scheme"),
+            (url("https://u@h"), "user information is not permitted in the URL"),
+            (url("https://h?q=1"), "query parameters are not permitted in the URL"),
+            (url("https://h/#f"), "fragments are not permitted in the URL"),
+            (url("https:///x"), "host must be specified"),
+            (service("/a/b"), ""),
+            (service("a"), "must start with a '/'"),
+            (service("/a//b"), "segment[1] may not be empty"),
+            (json!({"timeoutSeconds": 31}), "the timeout value must be between 1 and 30 seconds"),
+            (json!({"sideEffects": "Some"}), "Unsupported value: \"Some\""),
+            (json!({"admissionReviewVersions": ["v1", "v1"]}), "duplicate version"),
+            (json!({"matchConditions": [condition("a", "true"), condition("b", "true")]}), ""),
+            (json!({"matchConditions": [condition("a", "true"), condition("a", "true")]}), "Duplicate value: \"a\""),
+            (json!({"matchConditions": [condition("a", " ")]}), "expression: Required value"),
+        ] {
+            let mut object: ValidatingWebhookConfiguration =
+                serde_json::from_value(json!({"webhooks": [hook(more.clone())]})).unwrap();
+            Strategy::apply_defaults(&ValidatingWebhookStrategy, &mut object);
+            let found = ValidatingWebhookStrategy.validate_create(&object);
+            assert_eq!(found.is_empty(), problem.is_empty(), "{more}: {found}");
+            assert!(found.to_string().contains(problem), "{more}: {found}");
+        }
     }
 }

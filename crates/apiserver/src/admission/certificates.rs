@@ -1,0 +1,124 @@
+//! CertificateApproval, CertificateSigning and CertificateSubjectRestriction: who may approve and sign for a signer, and
+//! whom no certificate may name.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestStatus};
+
+use super::{Admitted, Attributes, Plugin, Verb, admitted, later};
+use crate::authz;
+use crate::state::State;
+
+const GROUP: &str = "certificates.k8s.io";
+const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client";
+
+fn updates(attributes: &Attributes<'_>, subresource: &str) -> bool {
+    attributes.verb == Verb::Update
+        && attributes.subresource == subresource
+        && attributes.is(GROUP, "certificatesigningrequests")
+}
+
+/// Rights are given for one signer, or for all of a domain (`IsAuthorizedForSignerName`).
+async fn may(state: &State, attributes: &Attributes<'_>, verb: &str, signer: &str) -> bool {
+    let domain = signer.split('/').next().unwrap_or_default();
+    for name in [signer.to_owned(), format!("{domain}/*")] {
+        let asked = authz::Attributes {
+            is_resource: true,
+            verb: verb.to_owned(),
+            group: GROUP.to_owned(),
+            resource: "signers".to_owned(),
+            name,
+            ..Default::default()
+        };
+        if state.authz.decide(attributes.user(), &asked).await.allowed {
+            return true;
+        }
+    }
+    false
+}
+
+pub(super) struct CertificateApproval;
+
+impl Plugin for CertificateApproval {
+    fn validate<'a>(&'a self, state: &'a Arc<State>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
+        let old = attributes.old_ref::<CertificateSigningRequest>().filter(|_| updates(attributes, "approval"));
+        let Some(signer) = old.map(|request| request.spec.signer_name.as_str()) else { return admitted() };
+        later(async move {
+            if may(state, attributes, "approve", signer).await {
+                return Ok(());
+            }
+            Err(attributes.forbidden(format!("user not permitted to approve requests with signerName {signer:?}")))
+        })
+    }
+}
+
+pub(super) struct CertificateSigning;
+
+impl Plugin for CertificateSigning {
+    fn validate<'a>(&'a self, state: &'a Arc<State>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
+        if !updates(attributes, "status") {
+            return admitted();
+        }
+        let requests = attributes.old_ref::<CertificateSigningRequest>().zip(attributes.object_ref());
+        let Some((old, new)) = requests as Option<(&CertificateSigningRequest, &CertificateSigningRequest)> else {
+            return admitted();
+        };
+        let empty = CertificateSigningRequestStatus::default();
+        let of = |request: &CertificateSigningRequest| request.status.clone().unwrap_or_else(|| empty.clone());
+        let (before, after) = (of(old), of(new));
+        let changes = before.certificate != after.certificate
+            || before.conditions.unwrap_or_default() != after.conditions.unwrap_or_default();
+        let signer = &old.spec.signer_name;
+        if !changes {
+            return admitted();
+        }
+        later(async move {
+            if may(state, attributes, "sign", signer).await {
+                return Ok(());
+            }
+            Err(attributes.forbidden(format!("user not permitted to sign requests with signerName {signer:?}")))
+        })
+    }
+}
+
+pub(super) struct CertificateSubjectRestriction;
+
+impl Plugin for CertificateSubjectRestriction {
+    fn validate<'a>(&'a self, _: &'a Arc<State>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
+        if !attributes.creates(GROUP, "certificatesigningrequests") {
+            return admitted();
+        }
+        let request = attributes.object_ref::<CertificateSigningRequest>();
+        let Some(request) = request.filter(|request| request.spec.signer_name == CLIENT_SIGNER) else {
+            return admitted();
+        };
+        match subject(&request.spec.request.0) {
+            Err(problem) => Err(attributes.forbidden(format!("failed to parse CSR: {problem}"))).into(),
+            Ok(named) if named.organizations.iter().any(|group| group == api::user::MASTERS) => Err(attributes
+                .forbidden(format!("use of {CLIENT_SIGNER} signer with {} group is not allowed", api::user::MASTERS)))
+            .into(),
+            Ok(_) => admitted(),
+        }
+    }
+}
+
+/// Whom a certificate request is for.
+pub(super) struct Subject {
+    pub(super) common_name: String,
+    pub(super) organizations: Vec<String>,
+}
+
+/// Reads a certificate request in PEM form.
+pub(super) fn subject(pem: &[u8]) -> Result<Subject, String> {
+    use x509_parser::prelude::FromDer;
+    let (_, block) = x509_parser::pem::parse_x509_pem(pem).map_err(|error| error.to_string())?;
+    if block.label != "CERTIFICATE REQUEST" {
+        return Err("PEM block type must be CERTIFICATE REQUEST".to_owned());
+    }
+    let (_, request) = x509_parser::certification_request::X509CertificationRequest::from_der(&block.contents)
+        .map_err(|error| error.to_string())?;
+    let name = &request.certification_request_info.subject;
+    let organizations = name.iter_organization().filter_map(|name| name.as_str().ok().map(str::to_owned)).collect();
+    let common_name = name.iter_common_name().next().and_then(|name| name.as_str().ok()).unwrap_or_default();
+    Ok(Subject { common_name: common_name.to_owned(), organizations })
+}

@@ -1,0 +1,141 @@
+//! What a plug-in is, and the ones that are on, in order.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use api::Status;
+use futures_util::future::BoxFuture;
+
+use super::Attributes;
+use super::config::Settings;
+use super::table::TABLE;
+use crate::state::State;
+
+/// A plug-in's answer. Most are known at once; only those that must wait for something pay for a future.
+pub(crate) enum Admitted<'a> {
+    Now(Result<(), Status>),
+    Later(BoxFuture<'a, Result<(), Status>>),
+}
+
+impl Admitted<'_> {
+    async fn answer(self) -> Result<(), Status> {
+        match self {
+            Admitted::Now(outcome) => outcome,
+            Admitted::Later(future) => future.await,
+        }
+    }
+}
+
+impl From<Result<(), Status>> for Admitted<'_> {
+    fn from(outcome: Result<(), Status>) -> Self {
+        Admitted::Now(outcome)
+    }
+}
+
+pub(super) fn admitted<'a>() -> Admitted<'a> {
+    Admitted::Now(Ok(()))
+}
+
+pub(super) fn later<'a>(future: impl Future<Output = Result<(), Status>> + Send + 'a) -> Admitted<'a> {
+    Admitted::Later(Box::pin(future))
+}
+
+/// Both hooks admit by default; a plug-in writes the one it needs.
+pub(crate) trait Plugin: Send + Sync {
+    /// May change the object.
+    fn admit<'a>(&'a self, _state: &'a Arc<State>, _attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
+        admitted()
+    }
+
+    /// Sees the final object and may only refuse.
+    fn validate<'a>(&'a self, _state: &'a Arc<State>, _attributes: &'a Attributes<'_>) -> Admitted<'a> {
+        admitted()
+    }
+
+    /// Work beside the requests, for as long as the server runs.
+    fn background(&self, _state: &Arc<State>) -> Option<BoxFuture<'static, ()>> {
+        None
+    }
+}
+
+/// The plug-ins that are on.
+pub(crate) struct Chain(Vec<Box<dyn Plugin>>);
+
+impl Chain {
+    /// Applies `--enable-admission-plugins`, `--disable-admission-plugins` and `--admission-control-config-file`.
+    pub(crate) fn new(enabled: &[String], disabled: &[String], file: Option<&Path>) -> anyhow::Result<Self> {
+        let known = |name: &str| TABLE.iter().any(|row| row.name == name);
+        for (flag, names) in [("enable", enabled), ("disable", disabled)] {
+            if let Some(name) = names.iter().find(|name| !known(name)) {
+                anyhow::bail!("{flag}-admission-plugins plugin {name:?} is unknown");
+            }
+        }
+        let both: Vec<&str> = enabled.iter().filter(|name| disabled.contains(name)).map(String::as_str).collect();
+        if !both.is_empty() {
+            anyhow::bail!("[{}] in enable-admission-plugins and disable-admission-plugins overlapped", both.join(" "));
+        }
+        let mut settings = file.map(Settings::load).transpose()?.unwrap_or_default();
+        let mut plugins = Vec::new();
+        for row in TABLE {
+            let named = |list: &[String]| list.iter().any(|name| name == row.name);
+            if (row.default || named(enabled)) && !named(disabled) {
+                let made = (row.make)(settings.take(row.name));
+                let plugin =
+                    made.map_err(|error| error.context(format!("couldn't init admission plugin {:?}", row.name)))?;
+                plugins.push(plugin);
+            }
+        }
+        Ok(Self(plugins))
+    }
+
+    /// What the plug-ins want to run beside the requests.
+    pub(crate) fn background(&self, state: &Arc<State>) -> Vec<BoxFuture<'static, ()>> {
+        self.0.iter().filter_map(|plugin| plugin.background(state)).collect()
+    }
+
+    pub(crate) async fn admit(&self, state: &Arc<State>, attributes: &mut Attributes<'_>) -> Result<(), Status> {
+        self.admit_once(state, attributes).await?;
+        if attributes.reinvocation.is_wanted() {
+            attributes.reinvocation.begin_second_round();
+            self.admit_once(state, attributes).await?;
+        }
+        Ok(())
+    }
+
+    async fn admit_once(&self, state: &Arc<State>, attributes: &mut Attributes<'_>) -> Result<(), Status> {
+        for plugin in &self.0 {
+            plugin.admit(state, attributes).answer().await?;
+        }
+        Ok(())
+    }
+
+    pub(crate) async fn validate(&self, state: &Arc<State>, attributes: &Attributes<'_>) -> Result<(), Status> {
+        for plugin in &self.0 {
+            plugin.validate(state, attributes).answer().await?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_are_checked() {
+        let list = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        for (enabled, disabled, problem) in [
+            (list(&["AlwaysPullImages"]), list(&["Priority"]), None),
+            (list(&["Nonsense"]), list(&[]), Some("enable-admission-plugins plugin \"Nonsense\" is unknown")),
+            (list(&[]), list(&["Nonsense"]), Some("disable-admission-plugins plugin \"Nonsense\" is unknown")),
+            (
+                list(&["Priority"]),
+                list(&["Priority"]),
+                Some("[Priority] in enable-admission-plugins and disable-admission-plugins overlapped"),
+            ),
+        ] {
+            let found = Chain::new(&enabled, &disabled, None).err().map(|error| error.to_string());
+            assert_eq!(found.as_deref(), problem);
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! ExtendedResourceToleration: nodes with special hardware are tainted by its name; pods that ask for it tolerate that.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Pod, Toleration};
+
+use super::{Admitted, Attributes, Plugin, admitted};
+use crate::state::State;
+
+pub(super) struct ExtendedResourceToleration;
+
+impl Plugin for ExtendedResourceToleration {
+    fn admit<'a>(&'a self, _: &'a Arc<State>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
+        let applies = attributes.writes("", "pods");
+        let Some(spec) = attributes.object_mut::<Pod>().filter(|_| applies).and_then(|pod| pod.spec.as_mut()) else {
+            return admitted();
+        };
+        let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+        let resources = containers.filter_map(|container| container.resources.as_ref()?.requests.as_ref());
+        let wanted: BTreeSet<String> =
+            resources.flat_map(|requests| requests.keys()).filter(|name| is_extended(name)).cloned().collect();
+        for name in wanted {
+            let toleration = Toleration {
+                key: Some(name),
+                operator: Some("Exists".to_owned()),
+                effect: Some("NoSchedule".to_owned()),
+                ..Default::default()
+            };
+            let tolerations = spec.tolerations.get_or_insert_default();
+            if !tolerations.contains(&toleration) {
+                tolerations.push(toleration);
+            }
+        }
+        admitted()
+    }
+}
+
+/// A name with a domain that is not Kubernetes' own (`IsExtendedResourceName`).
+fn is_extended(name: &str) -> bool {
+    let Some((domain, _)) = name.split_once('/') else { return false };
+    let native = domain.contains("kubernetes.io");
+    !native && !name.starts_with("requests.") && api::validation::qualified_name(&format!("requests.{name}")).is_empty()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extended_names_have_a_foreign_domain() {
+        for (name, extended) in
+            [("example.com/gpu", true), ("cpu", false), ("kubernetes.io/x", false), ("requests.example.com/gpu", false)]
+        {
+            assert_eq!(is_extended(name), extended, "{name}");
+        }
+    }
+}

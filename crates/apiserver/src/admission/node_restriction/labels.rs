@@ -1,0 +1,70 @@
+//! Labels that a kubelet may not give its node: they could draw workloads to it that are not meant for it.
+
+use std::collections::BTreeMap;
+
+type Labels = BTreeMap<String, String>;
+
+/// Labels of Kubernetes that describe a node and so are the kubelet's to set.
+const OWN: [&str; 12] = [
+    "kubernetes.io/hostname",
+    "kubernetes.io/os",
+    "kubernetes.io/arch",
+    "beta.kubernetes.io/os",
+    "beta.kubernetes.io/arch",
+    "beta.kubernetes.io/instance-type",
+    "node.kubernetes.io/instance-type",
+    "node.kubernetes.io/windows-build",
+    "topology.kubernetes.io/zone",
+    "topology.kubernetes.io/region",
+    "failure-domain.beta.kubernetes.io/zone",
+    "failure-domain.beta.kubernetes.io/region",
+];
+/// Everything below these domains as well.
+const OWN_DOMAINS: [&str; 2] = ["kubelet.kubernetes.io", "node.kubernetes.io"];
+/// Set aside for administrators.
+const RESTRICTED: &str = "node-restriction.kubernetes.io";
+
+/// The changed labels that are not for kubelets, sorted.
+pub(super) fn forbidden(new: Option<&Labels>, old: Option<&Labels>) -> Vec<String> {
+    let empty = Labels::new();
+    let (new, old) = (new.unwrap_or(&empty), old.unwrap_or(&empty));
+    let mut keys: Vec<&String> = new.keys().chain(old.keys()).collect();
+    keys.sort();
+    keys.dedup();
+    keys.into_iter().filter(|key| new.get(*key) != old.get(*key) && is_forbidden(key)).cloned().collect()
+}
+
+fn is_forbidden(key: &str) -> bool {
+    let domain = key.split_once('/').map_or("", |(domain, _)| domain);
+    let below = |parent: &str| domain == parent || domain.ends_with(&format!(".{parent}"));
+    let is_own = || OWN.contains(&key) || OWN_DOMAINS.iter().any(|parent| below(parent));
+    below(RESTRICTED) || ((below("kubernetes.io") || below("k8s.io")) && !is_own())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kubelets_describe_and_do_not_attract() {
+        for (key, expected) in [
+            ("kubernetes.io/hostname", false),
+            ("topology.kubernetes.io/zone", false),
+            ("kubelet.kubernetes.io/any", false),
+            ("x.node.kubernetes.io/any", false),
+            ("example.com/any", false),
+            ("plain", false),
+            ("node-role.kubernetes.io/control-plane", true),
+            ("kubernetes.io/other", true),
+            ("a.k8s.io/b", true),
+            ("node-restriction.kubernetes.io/pci", true),
+            ("team.node-restriction.kubernetes.io/pci", true),
+        ] {
+            assert_eq!(is_forbidden(key), expected, "{key}");
+        }
+        let labels = |value: &str| Labels::from([("kubernetes.io/other".to_owned(), value.to_owned())]);
+        assert!(forbidden(Some(&labels("1")), Some(&labels("1"))).is_empty());
+        assert_eq!(forbidden(Some(&labels("1")), Some(&labels("2"))), ["kubernetes.io/other"]);
+        assert_eq!(forbidden(None, Some(&labels("2"))), ["kubernetes.io/other"]);
+    }
+}

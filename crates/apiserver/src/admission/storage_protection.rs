@@ -1,0 +1,28 @@
+//! StorageObjectInUseProtection: volumes and claims get a finalizer, so that they outlive the pods that use them.
+
+use std::sync::Arc;
+
+use super::{Admitted, Attributes, Plugin, admitted};
+use crate::state::State;
+
+pub(super) struct StorageObjectInUseProtection;
+
+// VolumeAttributesClasses are left out: no controller here would take their finalizer off again.
+impl Plugin for StorageObjectInUseProtection {
+    fn admit<'a>(&'a self, _: &'a Arc<State>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
+        let finalizer = if attributes.creates("", "persistentvolumeclaims") {
+            "kubernetes.io/pvc-protection"
+        } else if attributes.creates("", "persistentvolumes") {
+            "kubernetes.io/pv-protection"
+        } else {
+            return admitted();
+        };
+        if let Some(object) = attributes.object.as_deref_mut() {
+            let finalizers = object.meta_mut().finalizers.get_or_insert_default();
+            if !finalizers.iter().any(|present| present == finalizer) {
+                finalizers.push(finalizer.to_owned());
+            }
+        }
+        admitted()
+    }
+}

@@ -1,0 +1,57 @@
+//! PersistentVolumeClaimResize: a claim grows only if it is bound and its class can grow volumes.
+
+use std::sync::Arc;
+
+use api::Status;
+use api::quantity::Quantity;
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::api::storage::v1::StorageClass;
+
+use super::{Admitted, Attributes, Plugin, Verb, admitted};
+use crate::state::State;
+
+pub(super) struct PersistentVolumeClaimResize;
+
+const CLASS_ANNOTATION: &str = "volume.beta.kubernetes.io/storage-class";
+
+impl Plugin for PersistentVolumeClaimResize {
+    fn validate<'a>(&'a self, state: &'a Arc<State>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
+        if attributes.verb != Verb::Update || !attributes.writes("", "persistentvolumeclaims") {
+            return admitted();
+        }
+        check(state, attributes).into()
+    }
+}
+
+fn check(state: &State, attributes: &Attributes<'_>) -> Result<(), Status> {
+    let claims = (attributes.object_ref::<PersistentVolumeClaim>(), attributes.old_ref::<PersistentVolumeClaim>());
+    let (Some(new), Some(old)) = claims else { return Ok(()) };
+    if size(new) <= size(old) {
+        return Ok(());
+    }
+    if old.status.as_ref().and_then(|status| status.phase.as_deref()) != Some("Bound") {
+        return Err(attributes.forbidden("Only bound persistent volume claims can be expanded"));
+    }
+    let expands = class(new).filter(|class| Some(*class) == self::class(old)).is_some_and(|class| {
+        let class: Option<StorageClass> = state.peek("storageclasses", class);
+        class.is_some_and(|class| class.allow_volume_expansion == Some(true))
+    });
+    if expands {
+        return Ok(());
+    }
+    Err(attributes.forbidden(
+        "only dynamically provisioned pvc can be resized and the storageclass that provisions the pvc must support resize",
+    ))
+}
+
+fn size(claim: &PersistentVolumeClaim) -> Quantity {
+    let requests = claim.spec.as_ref().and_then(|spec| spec.resources.as_ref()?.requests.as_ref());
+    let storage = requests.and_then(|requests| requests.get("storage"));
+    storage.and_then(|amount| Quantity::parse(&amount.0).ok()).unwrap_or_default()
+}
+
+fn class(claim: &PersistentVolumeClaim) -> Option<&str> {
+    let annotated = claim.metadata.annotations.as_ref().and_then(|annotations| annotations.get(CLASS_ANNOTATION));
+    let named = annotated.or_else(|| claim.spec.as_ref()?.storage_class_name.as_ref());
+    named.map(String::as_str).filter(|class| !class.is_empty())
+}

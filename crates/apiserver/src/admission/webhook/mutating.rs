@@ -1,0 +1,100 @@
+//! MutatingAdmissionWebhook: webhooks that may change the object, one after the other in the order of their names.
+
+use std::sync::Arc;
+
+use api::Status;
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use serde_json::{Value, json};
+
+use super::super::{Admitted, Attributes, Plugin, admitted, later};
+use super::call::{self, Refusal, call};
+use super::matching::{Invocation, invocation};
+use super::review::{stored, versioned};
+use super::source::{Hook, Source};
+use crate::state::State;
+
+#[derive(Default)]
+pub(crate) struct MutatingWebhook(Source);
+
+impl Plugin for MutatingWebhook {
+    fn admit<'a>(&'a self, state: &'a Arc<State>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
+        let hooks = self.0.hooks::<MutatingWebhookConfiguration>(state);
+        if hooks.is_empty() || super::is_exempt(attributes) {
+            return admitted();
+        }
+        later(async move {
+            attributes.reinvocation.enter(attributes.object.as_deref());
+            let outcome = ask_all(state, &hooks, attributes).await;
+            attributes.reinvocation.leave(attributes.object.as_deref());
+            outcome
+        })
+    }
+}
+
+async fn ask_all(state: &State, hooks: &[Hook], attributes: &mut Attributes<'_>) -> Result<(), Status> {
+    for (index, hook) in hooks.iter().enumerate() {
+        let Some(invocation) = invocation(state, hook, attributes).await? else { continue };
+        if !attributes.reinvocation.may_call(&hook.uid) {
+            continue;
+        }
+        let round = u8::from(attributes.reinvocation.is_second_round());
+        let place = format!("round_{round}_index_{index}");
+        let outcome = ask(state, &invocation, attributes, &place).await;
+        let changed = matches!(outcome, Ok(true));
+        let mutation = json!({"configuration": hook.configuration, "webhook": hook.name, "mutated": changed});
+        attributes.annotate(format!("mutation.webhook.admission.k8s.io/{place}"), mutation.to_string());
+        attributes.reinvocation.called(&hook.uid, changed, hook.if_needed);
+        match outcome {
+            Ok(_) => {}
+            Err(Refusal::Denied(status)) => return Err(status),
+            Err(Refusal::Failed(problem)) if hook.ignores_failure => {
+                tracing::warn!(webhook = hook.name, %problem, "failed calling webhook, failing open");
+                let key = format!("failed-open.mutation.webhook.admission.k8s.io/{place}");
+                attributes.annotate(key, hook.name.as_str());
+            }
+            Err(Refusal::Failed(problem)) => {
+                tracing::warn!(webhook = hook.name, %problem, "failed calling webhook, failing closed");
+                return Err(Status::internal(call::failure(hook, &problem)));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Asks one webhook and applies its patch. Returns whether the object changed.
+async fn ask(
+    state: &State,
+    invocation: &Invocation<'_>,
+    attributes: &mut Attributes<'_>,
+    place: &str,
+) -> Result<bool, Refusal> {
+    let resource = invocation.equivalent.clone();
+    let resource = resource.as_deref().unwrap_or(attributes.resource);
+    let shown = |object| versioned(attributes, resource, object).map_err(Refusal::Denied);
+    let mut object = attributes.object.as_deref().map(|object| shown(&**object)).transpose()?;
+    let old = attributes.old.map(shown).transpose()?;
+    let answer = call(state, invocation, attributes, true, object.as_ref(), old.as_ref()).await?;
+    let Some(patch) = answer.patch else { return Ok(false) };
+    let patch: Value = serde_json::from_slice(&patch)
+        .map_err(|error| Refusal::Failed(format!("received undecodable patch in webhook response: {error}")))?;
+    if patch.as_array().is_some_and(Vec::is_empty) {
+        return Ok(false);
+    }
+    let hook = invocation.hook;
+    let (Some(value), Some(before)) = (object.as_mut(), attributes.object.as_deref()) else {
+        return Err(Refusal::Denied(Status::internal(format!(
+            "admission webhook {:?} attempted to modify the object, which is not supported for this operation",
+            hook.name
+        ))));
+    };
+    api::patch::json::apply(value, &patch).map_err(|error| Refusal::Denied(Status::internal(error)))?;
+    let new = stored(attributes, resource, value.take(), &**before).map_err(Refusal::Denied)?;
+    let changed = !new.same(&**before);
+    if let Some(object) = attributes.object.as_deref_mut() {
+        *object = new;
+    }
+    let value =
+        json!({"configuration": hook.configuration, "webhook": hook.name, "patch": patch, "patchType": "JSONPatch"});
+    attributes.annotate(format!("patch.webhook.admission.k8s.io/{place}"), value.to_string());
+    Ok(changed)
+}

@@ -1,0 +1,190 @@
+//! The webhooks that are configured, read from the watch cache and parsed once per change.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::selector::Selector;
+use k8s_openapi::api::admissionregistration::v1::{
+    MatchCondition, MutatingWebhookConfiguration, RuleWithOperations, ValidatingWebhookConfiguration,
+    WebhookClientConfig,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use parking_lot::RwLock;
+use serde::de::DeserializeOwned;
+
+use crate::state::State;
+use crate::webhook_client::{Target, WebhookClient};
+
+/// Upstream's default when a webhook sets no timeout of its own.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// One webhook of one configuration, ready to be asked.
+pub(super) struct Hook {
+    pub(super) configuration: String,
+    pub(super) name: String,
+    /// Unique among all webhooks of its kind.
+    pub(super) uid: String,
+    pub(super) rules: Vec<RuleWithOperations>,
+    /// `matchPolicy: Equivalent`: also asked about the same object in another version or group.
+    pub(super) equivalent: bool,
+    pub(super) namespaces: Result<Selector, String>,
+    pub(super) objects: Result<Selector, String>,
+    pub(super) conditions: Vec<MatchCondition>,
+    /// `failurePolicy: Ignore`.
+    pub(super) ignores_failure: bool,
+    pub(super) timeout: Duration,
+    pub(super) if_needed: bool,
+    pub(super) side_effects: String,
+    pub(super) review_versions: Vec<String>,
+    pub(super) client: Result<Arc<WebhookClient>, String>,
+}
+
+/// A kind of configuration.
+pub(super) trait Configuration: DeserializeOwned {
+    const PREFIX: &'static str;
+    fn hooks(self) -> (String, Vec<Declared>);
+}
+
+/// What both kinds of webhooks declare.
+pub(super) struct Declared {
+    name: String,
+    rules: Option<Vec<RuleWithOperations>>,
+    match_policy: Option<String>,
+    namespace_selector: Option<LabelSelector>,
+    object_selector: Option<LabelSelector>,
+    match_conditions: Option<Vec<MatchCondition>>,
+    failure_policy: Option<String>,
+    timeout_seconds: Option<i32>,
+    reinvocation_policy: Option<String>,
+    side_effects: String,
+    admission_review_versions: Vec<String>,
+    client_config: WebhookClientConfig,
+}
+
+macro_rules! configuration {
+    ($kind:ty, $prefix:literal, |$hook:ident| $reinvocation:expr) => {
+        impl Configuration for $kind {
+            const PREFIX: &'static str = $prefix;
+
+            fn hooks(self) -> (String, Vec<Declared>) {
+                let declared = self.webhooks.into_iter().flatten().map(|$hook| Declared {
+                    reinvocation_policy: $reinvocation,
+                    name: $hook.name,
+                    rules: $hook.rules,
+                    match_policy: $hook.match_policy,
+                    namespace_selector: $hook.namespace_selector,
+                    object_selector: $hook.object_selector,
+                    match_conditions: $hook.match_conditions,
+                    failure_policy: $hook.failure_policy,
+                    timeout_seconds: $hook.timeout_seconds,
+                    side_effects: $hook.side_effects,
+                    admission_review_versions: $hook.admission_review_versions,
+                    client_config: $hook.client_config,
+                });
+                (self.metadata.name.unwrap_or_default(), declared.collect())
+            }
+        }
+    };
+}
+
+configuration!(MutatingWebhookConfiguration, "mutatingwebhookconfigurations", |hook| hook.reinvocation_policy);
+configuration!(ValidatingWebhookConfiguration, "validatingwebhookconfigurations", |_hook| None);
+
+/// All webhooks of one kind. Reading costs a look at the cache's revision; parsing happens when that has moved.
+#[derive(Default)]
+pub(super) struct Source(RwLock<Built>);
+
+#[derive(Default)]
+struct Built {
+    /// The cache's revision when the hooks were built.
+    revision: Option<u64>,
+    hooks: Arc<Vec<Hook>>,
+    /// Clients outlive a change of unrelated fields, and with them their connections.
+    clients: HashMap<String, Arc<WebhookClient>>,
+}
+
+impl Source {
+    pub(super) fn hooks<C: Configuration>(&self, state: &State) -> Arc<Vec<Hook>> {
+        let Some(cache) = state.caches.get(C::PREFIX) else { return Arc::default() };
+        let revision = Some(cache.revision());
+        {
+            let built = self.0.read();
+            if built.revision == revision {
+                return built.hooks.clone();
+            }
+        }
+        let mut built = self.0.write();
+        let snapshot = cache.snapshot();
+        if built.revision >= Some(snapshot.revision) {
+            return built.hooks.clone();
+        }
+        let mut clients = HashMap::new();
+        let mut hooks = Vec::new();
+        // In the order of names: that is the order in which mutating webhooks run.
+        for entry in snapshot.range(None, None) {
+            let Ok(configuration) = serde_json::from_slice::<C>(&entry.stored) else { continue };
+            let (name, declared) = configuration.hooks();
+            let mut seen: HashMap<String, usize> = HashMap::new();
+            for declared in declared {
+                let number = seen.entry(declared.name.clone()).or_default();
+                let uid = format!("{name}/{}/{number}", declared.name);
+                *number += 1;
+                hooks.push(hook(&name, uid, declared, &built.clients, &mut clients));
+            }
+        }
+        *built = Built { revision: Some(snapshot.revision), hooks: Arc::new(hooks), clients };
+        built.hooks.clone()
+    }
+}
+
+fn hook(
+    configuration: &str,
+    uid: String,
+    declared: Declared,
+    known: &HashMap<String, Arc<WebhookClient>>,
+    clients: &mut HashMap<String, Arc<WebhookClient>>,
+) -> Hook {
+    let selector = |selector: &Option<LabelSelector>| match selector {
+        None => Ok(Selector::everything()),
+        Some(selector) => Selector::from_label_selector(Some(selector)).map_err(|error| error.to_string()),
+    };
+    let key = serde_json::to_string(&declared.client_config).unwrap_or_default();
+    let client = match clients.get(&key).or_else(|| known.get(&key)) {
+        Some(client) => Ok(client.clone()),
+        None => client(&declared.client_config).map(Arc::new),
+    };
+    if let Ok(client) = &client {
+        clients.insert(key, client.clone());
+    }
+    let seconds = declared.timeout_seconds.and_then(|seconds| u64::try_from(seconds).ok());
+    Hook {
+        configuration: configuration.to_owned(),
+        uid,
+        rules: declared.rules.unwrap_or_default(),
+        equivalent: declared.match_policy.as_deref() == Some("Equivalent"),
+        namespaces: selector(&declared.namespace_selector),
+        objects: selector(&declared.object_selector),
+        conditions: declared.match_conditions.unwrap_or_default(),
+        ignores_failure: declared.failure_policy.as_deref() == Some("Ignore"),
+        timeout: seconds.map_or(DEFAULT_TIMEOUT, Duration::from_secs),
+        if_needed: declared.reinvocation_policy.as_deref() == Some("IfNeeded"),
+        side_effects: declared.side_effects,
+        review_versions: declared.admission_review_versions,
+        name: declared.name,
+        client,
+    }
+}
+
+fn client(config: &WebhookClientConfig) -> Result<WebhookClient, String> {
+    let target = match (&config.service, &config.url) {
+        (Some(service), _) => {
+            let port = service.port.and_then(|port| u16::try_from(port).ok()).unwrap_or(443);
+            Target::service(&service.namespace, &service.name, port, service.path.as_deref().unwrap_or_default())
+        }
+        (None, Some(url)) => Target::parse(url)?,
+        (None, None) => return Err("webhook configuration must have either service or URL".to_owned()),
+    };
+    let authorities = config.ca_bundle.as_ref().map(|bundle| bundle.0.as_slice()).unwrap_or_default();
+    WebhookClient::new(target, authorities)
+}
