@@ -11,7 +11,7 @@ use crate::harness::{Cluster, deployment, image, is_rolled_out};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_pods_scale_roll_and_leave_no_orphan() {
-    let replicas: i32 = std::env::var("COX_SCALE").ok().and_then(|text| text.parse().ok()).unwrap_or(200);
+    let replicas: i32 = std::env::var("COX_SCALE").ok().and_then(|text| text.parse().ok()).unwrap_or(100);
     let cluster = Cluster::start(10).await;
     let api = cluster.client.namespaced::<Deployment>("default");
     cluster.apply::<Deployment>(deployment("web", 1)).await;
