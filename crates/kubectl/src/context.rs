@@ -12,6 +12,7 @@ use client::kubeconfig::{Kubeconfig, Overrides, Resolved};
 use crate::cli::Invocation;
 use crate::discovery::Discovery;
 use crate::failure::{Failure, Result};
+use crate::kuberc::PluginPolicy;
 use crate::printers::Printer;
 
 pub(crate) struct Context {
@@ -22,6 +23,7 @@ pub(crate) struct Context {
     client: OnceCell<Client>,
     discovery: OnceCell<Discovery>,
     pub(crate) warnings: RefCell<Vec<String>>,
+    plugin_policy: PluginPolicy,
 }
 
 /// Where writes go with `--dry-run`.
@@ -33,12 +35,13 @@ pub(crate) enum DryRun {
 }
 
 impl Context {
-    pub(crate) fn new(flags: Invocation) -> Context {
-        Context::with_streams(
+    pub(crate) fn new(flags: Invocation, plugin_policy: PluginPolicy) -> Context {
+        let cx = Context::with_streams(
             flags,
             Box::new(BufWriter::with_capacity(64 << 10, std::io::stdout())),
             Box::new(std::io::stderr()),
-        )
+        );
+        Context { plugin_policy, ..cx }
     }
 
     pub(crate) fn with_streams(flags: Invocation, out: Box<dyn Write>, err: Box<dyn Write>) -> Context {
@@ -50,6 +53,7 @@ impl Context {
             client: OnceCell::new(),
             discovery: OnceCell::new(),
             warnings: RefCell::new(Vec::new()),
+            plugin_policy: PluginPolicy::default(),
         }
     }
 
@@ -177,6 +181,14 @@ impl Context {
     pub(crate) fn client(&self) -> Result<&Client> {
         if let Some(client) = self.client.get() {
             return Ok(client);
+        }
+        if let Some(exec) = self.resolved()?.user.exec
+            && !self.plugin_policy.allows(&exec.command)
+        {
+            return Err(Failure::message(format!(
+                "plugin {:?} not allowed by the credential plugin policy of the kuberc file",
+                exec.command
+            )));
         }
         let client = Client::from_kubeconfig(self.kubeconfig()?, &self.overrides())
             .map_err(|e| Failure::message(e.to_string()))?

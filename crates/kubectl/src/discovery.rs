@@ -235,6 +235,15 @@ impl Discovery {
         self.groups(cx).await.map(|_| ())
     }
 
+    /// What `/version` said, while the cache is fresh.
+    pub(crate) fn cached_version(&self) -> Option<Value> {
+        read_cached(&self.dir.join("serverversion.json"))
+    }
+
+    pub(crate) fn keep_version(&self, version: &Value) {
+        write_cached(&self.dir.join("serverversion.json"), version);
+    }
+
     async fn groups(&self, cx: &Context) -> Result<Rc<Vec<Group>>> {
         if let Some(groups) = self.groups.borrow().clone() {
             return Ok(groups);

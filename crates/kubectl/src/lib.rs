@@ -9,6 +9,7 @@
 
 mod cli;
 mod commands;
+mod complete;
 mod context;
 mod describe;
 mod discovery;
@@ -16,15 +17,19 @@ mod duration;
 mod editor;
 mod failure;
 mod files;
+mod kuberc;
 mod kustomize;
 mod objects;
 mod pods;
 mod printers;
+#[cfg(test)]
+mod properties;
 mod request;
 mod resources;
 mod selector;
 mod stream;
 mod three_way;
+mod validation;
 mod watch;
 
 use std::ffi::OsString;
@@ -49,6 +54,15 @@ pub(crate) fn go_arch() -> &'static str {
 /// Runs one command line; the first argument is the program's name.
 pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
     let argv: Vec<String> = args.skip(1).map(|a| a.to_string_lossy().into_owned()).collect();
+    let (argv, plugin_policy) = match kuberc::apply(argv) {
+        Ok(rewritten) => rewritten,
+        Err(failure) => return report(&failure),
+    };
+    if let Some((verb @ ("__complete" | "__completeNoDesc"), words)) = argv.split_first().map(|(v, w)| (v.as_str(), w))
+    {
+        print!("{}", complete::answer(words, verb == "__complete"));
+        return ExitCode::SUCCESS;
+    }
     let parsed = match cli::parse(&commands::ROOT, argv.clone()) {
         Ok(parsed) => parsed,
         Err(failure) => return report(&failure),
@@ -64,7 +78,7 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
     for note in invocation.deprecations() {
         eprintln!("{note}");
     }
-    let cx = Context::new(invocation);
+    let cx = Context::new(invocation, plugin_policy);
     let outcome = run(&cx);
     let flushed = cx.flush();
     match outcome.and(flushed).and_then(|()| warnings_as_errors(&cx)) {
@@ -80,7 +94,12 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
 fn run(cx: &Context) -> Result<()> {
     let Some(command) = cx.flags.command.run else { return Ok(()) };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let outcome = runtime.block_on(command(cx));
+    let outcome = runtime.block_on(async {
+        if cx.flags.bool("match-server-version") {
+            commands::require_same_version(cx).await?;
+        }
+        command(cx).await
+    });
     // Reads of a terminal cannot be interrupted: do not wait for them.
     runtime.shutdown_background();
     outcome

@@ -84,7 +84,9 @@ pub(crate) async fn select(cx: &Context, options: &Options) -> Result<Vec<Select
             }));
         }
         let mut out = Vec::new();
-        for manifest in files::read_manifests(cx).await? {
+        let manifests = files::read_manifests(cx).await?;
+        crate::validation::check(cx, &manifests).await?;
+        for manifest in manifests {
             let info = file_info(cx, manifest, &namespace, explicit).await?;
             if selector.is_empty() || crate::selector::matches_labels(&selector, &info.object["metadata"]["labels"])? {
                 out.push(Selection::File(Box::new(info)));
@@ -207,9 +209,7 @@ pub(crate) async fn file_info(cx: &Context, manifest: Manifest, namespace: &str,
             missing.push("kind not set");
         }
         let list = if missing.len() > 1 { format!("[{}]", missing.join(", ")) } else { missing.concat() };
-        return Err(Failure::message(format!(
-            "error validating \"{source}\": error validating data: {list}; if you choose to ignore these errors, turn validation off with --validate=false"
-        )));
+        return Err(crate::validation::invalid(&source, &list));
     }
     let name = object["metadata"]["name"].as_str().unwrap_or("").to_owned();
     let own = object["metadata"]["namespace"].as_str().unwrap_or("").to_owned();

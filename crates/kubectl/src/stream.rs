@@ -190,6 +190,60 @@ pub(crate) async fn terminal_size() -> Option<Vec<u8>> {
 pub(crate) struct Terminal {
     pub(crate) stdin: bool,
     pub(crate) tty: bool,
+    /// What to type to leave the container running and go.
+    pub(crate) detach: Vec<u8>,
+}
+
+/// `ctrl-p,ctrl-q`, `a,b`: the bytes a terminal sends for the keys.
+pub(crate) fn keys(text: &str) -> Result<Vec<u8>> {
+    let one = |key: &str| -> Option<u8> {
+        let single = |s: &str| <[u8; 1]>::try_from(s.as_bytes()).ok().map(|[b]| b);
+        match key.strip_prefix("ctrl-") {
+            Some(rest) => match single(rest)? {
+                b @ b'a'..=b'z' => Some(b - b'a' + 1),
+                b @ (b'@' | b'['..=b'_') => Some(b & 0x1f),
+                _ => None,
+            },
+            None => single(key),
+        }
+    };
+    text.split(',')
+        .filter(|key| !key.is_empty())
+        .map(|key| {
+            one(key).ok_or_else(|| Failure::message(format!("could not bind detach keys: Unknown character: '{key}'")))
+        })
+        .collect()
+}
+
+/// Finds a key sequence in typed bytes, also across reads. Bytes of a sequence that may still come are kept back.
+struct Detach {
+    keys: Vec<u8>,
+    matched: usize,
+}
+
+impl Detach {
+    /// What to pass on, and whether the sequence is complete.
+    fn filter(&mut self, typed: &[u8]) -> (Vec<u8>, bool) {
+        if self.keys.is_empty() {
+            return (typed.to_vec(), false);
+        }
+        let mut out = Vec::new();
+        for &b in typed {
+            if b == self.keys[self.matched] {
+                self.matched += 1;
+                if self.matched == self.keys.len() {
+                    return (out, true);
+                }
+                continue;
+            }
+            out.extend_from_slice(&self.keys[..self.matched]);
+            self.matched = usize::from(b == self.keys[0]);
+            if self.matched == 0 {
+                out.push(b);
+            }
+        }
+        (out, false)
+    }
 }
 
 /// Copies between our standard streams and the container's until it ends.
@@ -217,6 +271,7 @@ pub(crate) async fn interact(cx: &Context, path: &str, terminal: Terminal) -> Re
     }
     let mut resized = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::window_change())?;
     let mut input_open = terminal.stdin;
+    let mut detach = Detach { keys: if terminal.tty { terminal.detach } else { Vec::new() }, matched: 0 };
     loop {
         tokio::select! {
             message = reader.next() => match message? {
@@ -236,7 +291,15 @@ pub(crate) async fn interact(cx: &Context, path: &str, terminal: Terminal) -> Re
                 Some(_) => {}
             },
             data = input.recv(), if input_open => match data {
-                Some(data) => writer.send(STDIN, &data).await?,
+                Some(data) => {
+                    let (passed, leave) = detach.filter(&data);
+                    if leave {
+                        return Ok(());
+                    }
+                    if !passed.is_empty() {
+                        writer.send(STDIN, &passed).await?;
+                    }
+                }
                 None => {
                     input_open = false;
                     writer.close(STDIN).await?;
@@ -254,6 +317,29 @@ pub(crate) async fn interact(cx: &Context, path: &str, terminal: Terminal) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn key_sequences_detach() {
+        assert_eq!(keys("ctrl-p,ctrl-q").unwrap(), [16, 17]);
+        assert_eq!(keys("a,ctrl-[").unwrap(), [b'a', 27]);
+        assert!(keys("ctrl-!").is_err());
+        for (reads, passed, leaves) in [
+            (vec!["ab"], "ab", false),
+            (vec!["x\u{10}\u{11}y"], "x", true),
+            (vec!["x\u{10}", "\u{11}"], "x", true),
+            (vec!["\u{10}a"], "\u{10}a", false),
+            (vec!["\u{10}\u{10}\u{11}"], "\u{10}", true),
+        ] {
+            let mut detach = Detach { keys: vec![16, 17], matched: 0 };
+            let (mut out, mut left) = (Vec::new(), false);
+            for read in &reads {
+                let (more, leave) = detach.filter(read.as_bytes());
+                out.extend(more);
+                left |= leave;
+            }
+            assert_eq!((String::from_utf8(out).unwrap().as_str(), left), (passed, leaves), "{reads:?}");
+        }
+    }
 
     #[test]
     fn exit_codes_come_from_the_status() {

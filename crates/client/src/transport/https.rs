@@ -19,6 +19,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
 use super::auth::Auth;
+use super::proxy::Proxy;
 use super::{failure, tls};
 use crate::kubeconfig::{AuthInfo, Cluster, Resolved};
 use crate::{Body, BoxError, Error};
@@ -50,14 +51,15 @@ impl Https {
             // Unreadable certificates are reported here, not at the first request.
             tls::config(&cluster, tls::identity(&user)?, true)?;
         }
-        Ok(Self::with_target(base, Target { cluster, user, auth }))
+        let proxy = Proxy::choose(cluster.proxy_url.as_deref(), &base)?;
+        Ok(Self::with_target(base, Target { cluster, user, auth, proxy }))
     }
 
     /// The same server, with these credentials and no client certificate. Connections are not shared: a certificate
     /// shown on one would decide who is asking.
     pub(super) fn with_auth(&self, auth: Auth) -> Self {
-        let cluster = self.connector.0.cluster.clone();
-        Self::with_target(self.base.clone(), Target { cluster, user: AuthInfo::default(), auth })
+        let (cluster, proxy) = (self.connector.0.cluster.clone(), self.connector.0.proxy.clone());
+        Self::with_target(self.base.clone(), Target { cluster, user: AuthInfo::default(), auth, proxy })
     }
 
     fn with_target(base: Uri, target: Target) -> Self {
@@ -161,6 +163,7 @@ struct Target {
     cluster: Cluster,
     user: AuthInfo,
     auth: Auth,
+    proxy: Option<Proxy>,
 }
 
 impl Target {
@@ -172,9 +175,12 @@ impl Target {
         let plain = uri.scheme() == Some(&Scheme::HTTP);
         let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']').to_owned();
         let port = uri.port_u16().unwrap_or(if plain { 80 } else { 443 });
-        let tcp = TcpStream::connect((host.as_str(), port))
-            .await
-            .map_err(|error| format!("dial tcp {host}:{port}: {error}"))?;
+        let tcp = match &self.proxy {
+            Some(proxy) => proxy.connect(&host, port).await?,
+            None => TcpStream::connect((host.as_str(), port))
+                .await
+                .map_err(|error| format!("dial tcp {host}:{port}: {error}"))?,
+        };
         tcp.set_nodelay(true)?;
         if plain {
             return Ok(Stream::Plain(tcp));

@@ -6,6 +6,7 @@ mod https;
 mod limit;
 mod measure;
 mod service_account;
+mod proxy;
 mod tls;
 
 use std::sync::Arc;

@@ -8,7 +8,7 @@ mod help;
 mod parse;
 
 pub(crate) use help::{global_options, help};
-pub(crate) use parse::{Invocation, Parsed, parse};
+pub(crate) use parse::{Invocation, Parsed, command_of, find_long as find_flag, parse};
 
 use futures_util::future::LocalBoxFuture;
 
@@ -28,13 +28,46 @@ pub(crate) struct Command {
     pub(crate) examples: &'static str,
     pub(crate) flags: &'static [&'static [Flag]],
     pub(crate) subcommands: &'static [&'static Command],
+    /// What its words are, for shells that complete them.
+    pub(crate) words: Words,
     pub(crate) run: Option<Run>,
+}
+
+/// The words that may follow a command.
+pub(crate) enum Words {
+    None,
+    Files,
+    Choice(&'static [&'static str]),
+    /// A type and names, or `type/name`.
+    Objects,
+    /// The same, for these types.
+    ObjectsOf(&'static [&'static str]),
+    /// A type.
+    Types,
+    /// One name of this type.
+    Named(&'static str),
+    /// A pod, or `type/name` of something with pods.
+    Pods,
+    PodThenContainer,
+    PodThenPort,
+    Contexts,
+    Clusters,
+    Users,
 }
 
 impl Command {
     /// A starting point for struct update syntax in the table.
-    pub(crate) const EMPTY: Command =
-        Command { name: "", aliases: &[], usage: "", about: "", examples: "", flags: &[], subcommands: &[], run: None };
+    pub(crate) const EMPTY: Command = Command {
+        name: "",
+        aliases: &[],
+        usage: "",
+        about: "",
+        examples: "",
+        flags: &[],
+        subcommands: &[],
+        words: Words::None,
+        run: None,
+    };
 
     pub(crate) fn subcommand(&self, word: &str) -> Option<&'static Command> {
         self.subcommands.iter().copied().find(|c| c.name == word || c.aliases.contains(&word))

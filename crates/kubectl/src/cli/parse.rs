@@ -35,7 +35,7 @@ pub(crate) enum Parsed {
     },
 }
 
-fn find_long(command: &'static Command, name: &str) -> Option<&'static Flag> {
+pub(crate) fn find_long(command: &'static Command, name: &str) -> Option<&'static Flag> {
     command.flags.iter().copied().flatten().chain(GLOBAL).find(|f| f.name == name)
 }
 
@@ -85,6 +85,12 @@ fn find_command(root: &'static Command, argv: &[String]) -> (Vec<usize>, &'stati
 
 fn any_long(root: &'static Command, name: &str) -> Option<&'static Flag> {
     root.subcommands.iter().find_map(|c| c.flags.iter().copied().flatten().find(|f| f.name == name))
+}
+
+/// The command that the words name so far, and which of them named it.
+pub(crate) fn command_of(root: &'static Command, argv: &[String]) -> (&'static Command, Vec<usize>) {
+    let (path, command, _) = find_command(root, argv);
+    (command, path)
 }
 
 pub(crate) fn parse(root: &'static Command, argv: Vec<String>) -> Result<Parsed> {

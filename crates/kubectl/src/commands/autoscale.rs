@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::create::known;
 use super::flags;
-use crate::cli::{Command, Flag};
+use crate::cli::{Command, Flag, Words};
 use crate::context::{Context, DryRun};
 use crate::failure::{Failure, Result};
 use crate::objects;
@@ -30,6 +30,7 @@ pub(crate) const COMMAND: Command = Command {
             Flag::string("field-manager", "Name that owns the fields.").default("kubectl-autoscale"),
         ],
     ],
+    words: Words::ObjectsOf(&["deployment", "replicaset", "replicationcontroller", "statefulset"]),
     run: Some(|cx| Box::pin(run(cx))),
     ..Command::EMPTY
 };

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::create::known;
 use super::flags;
-use crate::cli::{Command, Flag};
+use crate::cli::{Command, Flag, Words};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::request::Request;
@@ -21,6 +21,7 @@ const APPROVE: Command = Command {
     usage: "(-f FILENAME | NAME)",
     about: "Approve a certificate signing request",
     flags: &[flags::OUTPUT, FORCE],
+    words: Words::Named("certificatesigningrequests"),
     run: Some(|cx| Box::pin(decide(cx, "Approved", "Denied", "approved"))),
     ..Command::EMPTY
 };
@@ -29,6 +30,7 @@ const DENY: Command = Command {
     usage: "(-f FILENAME | NAME)",
     about: "Deny a certificate signing request",
     flags: &[flags::OUTPUT, FORCE],
+    words: Words::Named("certificatesigningrequests"),
     run: Some(|cx| Box::pin(decide(cx, "Denied", "Approved", "denied"))),
     ..Command::EMPTY
 };

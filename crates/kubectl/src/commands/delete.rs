@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::flags;
-use crate::cli::{Command, Flag};
+use crate::cli::{Command, Flag, Words};
 use crate::context::{Context, DryRun, with_dry_run};
 use crate::failure::{Failure, Result};
 use crate::request::Request;
@@ -39,6 +39,7 @@ pub(crate) const COMMAND: Command = Command {
             Flag::string("raw", "Path to delete as it is."),
         ],
     ],
+    words: Words::Objects,
     run: Some(|cx| Box::pin(run(cx))),
     ..Command::EMPTY
 };

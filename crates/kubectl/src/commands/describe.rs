@@ -1,7 +1,7 @@
 //! `kubectl describe`
 
 use super::flags;
-use crate::cli::{Command, Flag};
+use crate::cli::{Command, Flag, Words};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::resources::{self, Options};
@@ -18,6 +18,7 @@ pub(crate) const COMMAND: Command = Command {
         flags::CHUNK_SIZE,
         &[Flag::bool("show-events", "Also list the object's events.").default("true")],
     ],
+    words: Words::Objects,
     run: Some(|cx| Box::pin(run(cx))),
     ..Command::EMPTY
 };

@@ -1,7 +1,7 @@
 //! `kubectl edit`
 
 use super::flags;
-use crate::cli::{Command, Flag};
+use crate::cli::{Command, Flag, Words};
 use crate::context::{Context, DryRun};
 use crate::failure::{Failure, Result};
 use crate::objects::{self, PatchKind};
@@ -26,6 +26,7 @@ pub(crate) const COMMAND: Command = Command {
             Flag::bool("windows-line-endings", "Line endings of the edited file.").hidden(),
         ],
     ],
+    words: Words::Objects,
     run: Some(|cx| Box::pin(run(cx))),
     ..Command::EMPTY
 };

@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::create::known;
 use super::flags;
-use crate::cli::{Command, Flag};
+use crate::cli::{Command, Flag, Words};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::objects::text;
@@ -33,6 +33,7 @@ pub(crate) const EXEC: Command = Command {
         flags::POD_TIMEOUT,
         &[Flag::slice("filename", "File that names the pod.").short('f')],
     ],
+    words: Words::Pods,
     run: Some(|cx| Box::pin(exec(cx))),
     ..Command::EMPTY
 };
@@ -47,6 +48,7 @@ pub(crate) const ATTACH: Command = Command {
         flags::POD_TIMEOUT,
         &[Flag::string("detach-keys", "Key sequence that detaches.").default("ctrl-p,ctrl-q")],
     ],
+    words: Words::Pods,
     run: Some(|cx| Box::pin(attach(cx))),
     ..Command::EMPTY
 };
@@ -62,6 +64,7 @@ pub(crate) const CP: Command = Command {
             Flag::int("retries", "0", "How often to try again."),
         ],
     ],
+    words: Words::Files,
     run: Some(|cx| Box::pin(copy(cx))),
     ..Command::EMPTY
 };
@@ -135,7 +138,7 @@ fn terminal(cx: &Context) -> Terminal {
         cx.eprintln("Unable to use a TTY - input is not a terminal or the right kind of file");
         tty = false;
     }
-    Terminal { stdin, tty }
+    Terminal { stdin, tty, detach: Vec::new() }
 }
 
 fn attach_path(namespace: &str, pod: &str, container: &str, terminal: &Terminal) -> String {
@@ -158,7 +161,7 @@ async fn attach(cx: &Context) -> Result<()> {
     attach_to(cx, &namespace, &pod, &container).await
 }
 
-async fn attach_to(cx: &Context, namespace: &str, pod: &Value, container: &str) -> Result<()> {
+pub(crate) async fn attach_to(cx: &Context, namespace: &str, pod: &Value, container: &str) -> Result<()> {
     let mut terminal = terminal(cx);
     let wants_tty = pod["spec"]["containers"]
         .as_array()
@@ -172,6 +175,9 @@ async fn attach_to(cx: &Context, namespace: &str, pod: &Value, container: &str) 
         if terminal.tty {
             cx.eprintln("If you don't see a command prompt, try pressing enter.");
         }
+    }
+    if cx.flags.has_flag("detach-keys") {
+        terminal.detach = stream::keys(&cx.flags.string("detach-keys"))?;
     }
     let path = attach_path(namespace, text(pod, "/metadata/name"), container, &terminal);
     stream::interact(cx, &path, terminal).await
@@ -340,8 +346,6 @@ async fn download(cx: &Context, pod: &str, from: &Place, local: &str) -> Result<
         local_name.clone_from(&remote_name);
     }
     std::fs::create_dir_all(&local_dir)?;
-    let command = ["tar", "cf", "-", "-C", &remote_dir, &remote_name].map(str::to_owned).to_vec();
-    let path = remote(cx, pod, from, command, false).await?;
     // Unpacked beside the target and moved, so that links in the archive cannot write elsewhere under our name.
     let mut tar = tokio::process::Command::new("tar")
         .args(["-xf", "-", "-C", &local_dir, "--no-same-owner", "--transform"])
@@ -349,22 +353,46 @@ async fn download(cx: &Context, pod: &str, from: &Place, local: &str) -> Result<
         .stdin(Stdio::piped())
         .spawn()?;
     let mut input = tar.stdin.take().ok_or_else(|| Failure::message("no input of tar"))?;
-    let (mut reader, _writer) = stream::open(cx, &path).await?;
-    let mut outcome = Ok(());
-    while let Some((channel, data)) = reader.next().await? {
-        match channel {
-            stream::STDOUT => input.write_all(&data).await?,
-            stream::STDERR => cx.eprint(&String::from_utf8_lossy(&data)),
-            stream::ERROR => {
-                outcome = stream::outcome(&data);
-                break;
+    let mut received = 0;
+    let mut retries = cx.flags.int("retries");
+    let outcome = loop {
+        let command = if received == 0 {
+            ["tar", "cf", "-", "-C", &remote_dir, &remote_name].map(str::to_owned).to_vec()
+        } else {
+            // What came already is not needed again.
+            let quote = |text: &str| format!("'{}'", text.replace('\'', "'\\''"));
+            let tar = format!("tar cf - -C {} {} | tail -c+{}", quote(&remote_dir), quote(&remote_name), received + 1);
+            vec!["sh".to_owned(), "-c".to_owned(), tar]
+        };
+        let path = remote(cx, pod, from, command, false).await?;
+        match receive(cx, &path, &mut input, &mut received).await {
+            Err(e) if retries != 0 && e.exit_code() == 1 && !matches!(e, Failure::ExitWith(..)) => {
+                cx.eprintln(format!("Resuming copy at {received} bytes, retry {}: {}", retries.abs(), e.inner()));
+                retries -= 1;
             }
-            _ => {}
+            done => break done,
         }
-    }
+    };
     drop(input);
     tar.wait().await?;
     outcome
+}
+
+/// One stream of the archive, counting what arrives.
+async fn receive(cx: &Context, path: &str, to: &mut tokio::process::ChildStdin, received: &mut usize) -> Result<()> {
+    let (mut reader, _writer) = stream::open(cx, path).await?;
+    while let Some((channel, data)) = reader.next().await? {
+        match channel {
+            stream::STDOUT => {
+                to.write_all(&data).await?;
+                *received += data.len();
+            }
+            stream::STDERR => cx.eprint(&String::from_utf8_lossy(&data)),
+            stream::ERROR => return stream::outcome(&data),
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

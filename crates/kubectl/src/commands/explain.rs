@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::cli::{Command, Flag};
+use crate::cli::{Command, Flag, Words};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::request::Request;
@@ -17,6 +17,7 @@ pub(crate) const COMMAND: Command = Command {
         Flag::string("api-version", "group/version to explain."),
         Flag::string("output", "plaintext.").default("plaintext").short('o'),
     ]],
+    words: Words::Types,
     run: Some(|cx| Box::pin(run(cx))),
     ..Command::EMPTY
 };

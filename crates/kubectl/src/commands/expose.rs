@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::create::{finish, known};
 use super::flags;
-use crate::cli::{Command, Flag};
+use crate::cli::{Command, Flag, Words};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::resources::{self, Options};
@@ -37,6 +37,7 @@ pub(crate) const COMMAND: Command = Command {
             Flag::string("override-type", "json, merge or strategic.").default("merge"),
         ],
     ],
+    words: Words::ObjectsOf(&["pod", "service", "replicationcontroller", "deployment", "replicaset"]),
     run: Some(|cx| Box::pin(run(cx))),
     ..Command::EMPTY
 };

@@ -4,7 +4,7 @@ use futures_util::StreamExt;
 use serde_json::{Value, json};
 
 use super::flags;
-use crate::cli::{Command, Flag};
+use crate::cli::{Command, Flag, Words};
 use crate::context::Context;
 use crate::discovery::Mapping;
 use crate::failure::{Failure, Result};
@@ -44,6 +44,7 @@ pub(crate) const COMMAND: Command = Command {
         flags::ALL_NAMESPACES,
         flags::CHUNK_SIZE,
     ],
+    words: Words::Objects,
     run: Some(|cx| Box::pin(run(cx))),
     ..Command::EMPTY
 };

@@ -1,6 +1,6 @@
 //! `kubectl kustomize`
 
-use crate::cli::{Command, Flag};
+use crate::cli::{Command, Flag, Words};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 
@@ -9,6 +9,7 @@ pub(crate) const COMMAND: Command = Command {
     usage: "DIR",
     about: "Build a kustomization target from a directory",
     flags: &[&[Flag::string("output", "File to write to.").short('o')]],
+    words: Words::Files,
     run: Some(|cx| Box::pin(run(cx))),
     ..Command::EMPTY
 };

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::flags;
-use crate::cli::{Command, Flag};
+use crate::cli::{Command, Flag, Words};
 use crate::context::{Context, DryRun};
 use crate::failure::{Failure, Result};
 use crate::objects::{self, PatchKind};
@@ -33,6 +33,7 @@ pub(crate) const LABEL: Command = Command {
         flags::RECORD,
         flags::LOCAL,
     ],
+    words: Words::Objects,
     run: Some(|cx| Box::pin(run(cx, "labels"))),
     ..Command::EMPTY
 };
@@ -54,6 +55,7 @@ pub(crate) const ANNOTATE: Command = Command {
         flags::RECORD,
         flags::LOCAL,
     ],
+    words: Words::Objects,
     run: Some(|cx| Box::pin(run(cx, "annotations"))),
     ..Command::EMPTY
 };

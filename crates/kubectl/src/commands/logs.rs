@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::create::known;
 use super::flags;
-use crate::cli::{Command, Flag};
+use crate::cli::{Command, Flag, Words};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::objects::text;
@@ -40,6 +40,7 @@ pub(crate) const COMMAND: Command = Command {
             Flag::bool("insecure-skip-tls-verify-backend", "Do not check the kubelet's certificate."),
         ],
     ],
+    words: Words::PodThenContainer,
     run: Some(|cx| Box::pin(run(cx))),
     ..Command::EMPTY
 };

@@ -5,8 +5,10 @@ mod apply;
 mod auth;
 mod autoscale;
 mod certificate;
+mod completion;
 mod config;
 mod create;
+mod debug;
 mod delete;
 mod describe;
 mod diff;
@@ -17,6 +19,7 @@ mod explain;
 mod expose;
 pub(crate) mod flags;
 mod get;
+mod kuberc;
 mod kustomize;
 mod label;
 mod logs;
@@ -25,6 +28,7 @@ mod options;
 mod patch;
 pub(crate) mod plugin;
 mod port_forward;
+mod proxy;
 mod rollout;
 mod run;
 mod scale;
@@ -38,6 +42,7 @@ use crate::failure::Failure;
 use crate::resources::Info;
 
 pub(crate) use create::known as create_known;
+pub(crate) use version::require_same as require_same_version;
 
 pub(crate) const ROOT: Command = Command {
     name: "kubectl",
@@ -71,8 +76,10 @@ pub(crate) const GROUPS: &[(&str, &[&Command])] = &[
             &exec::ATTACH,
             &exec::EXEC,
             &port_forward::COMMAND,
+            &proxy::COMMAND,
             &exec::CP,
             &auth::COMMAND,
+            &debug::COMMAND,
             &events::COMMAND,
         ],
     ),
@@ -80,8 +87,11 @@ pub(crate) const GROUPS: &[(&str, &[&Command])] = &[
         "Advanced Commands:",
         &[&diff::COMMAND, &apply::COMMAND, &patch::PATCH, &patch::REPLACE, &wait::COMMAND, &kustomize::COMMAND],
     ),
-    ("Settings Commands:", &[&label::LABEL, &label::ANNOTATE]),
-    ("Other Commands:", &[&api::RESOURCES, &api::VERSIONS, &config::COMMAND, &plugin::COMMAND, &version::COMMAND]),
+    ("Settings Commands:", &[&label::LABEL, &label::ANNOTATE, &completion::COMMAND]),
+    (
+        "Other Commands:",
+        &[&api::RESOURCES, &api::VERSIONS, &config::COMMAND, &kuberc::COMMAND, &plugin::COMMAND, &version::COMMAND],
+    ),
 ];
 
 const ALL: &[&Command] = &[
@@ -108,8 +118,10 @@ const ALL: &[&Command] = &[
     &exec::ATTACH,
     &exec::EXEC,
     &port_forward::COMMAND,
+    &proxy::COMMAND,
     &exec::CP,
     &auth::COMMAND,
+    &debug::COMMAND,
     &events::COMMAND,
     &diff::COMMAND,
     &apply::COMMAND,
@@ -119,9 +131,11 @@ const ALL: &[&Command] = &[
     &kustomize::COMMAND,
     &label::LABEL,
     &label::ANNOTATE,
+    &completion::COMMAND,
     &api::RESOURCES,
     &api::VERSIONS,
     &config::COMMAND,
+    &kuberc::COMMAND,
     &plugin::COMMAND,
     &version::COMMAND,
     &options::COMMAND,

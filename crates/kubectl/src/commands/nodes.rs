@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::flags;
-use crate::cli::{Command, Flag};
+use crate::cli::{Command, Flag, Words};
 use crate::context::{Context, DryRun, with_dry_run};
 use crate::failure::{Failure, Result};
 use crate::objects::{self, PatchKind, text};
@@ -17,6 +17,7 @@ pub(crate) const CORDON: Command = Command {
     usage: "NODE",
     about: "Mark node as unschedulable",
     flags: &[flags::SELECTOR, flags::DRY_RUN],
+    words: Words::Named("nodes"),
     run: Some(|cx| Box::pin(cordon(cx, true))),
     ..Command::EMPTY
 };
@@ -25,6 +26,7 @@ pub(crate) const UNCORDON: Command = Command {
     usage: "NODE",
     about: "Mark node as schedulable",
     flags: &[flags::SELECTOR, flags::DRY_RUN],
+    words: Words::Named("nodes"),
     run: Some(|cx| Box::pin(cordon(cx, false))),
     ..Command::EMPTY
 };
@@ -47,6 +49,7 @@ pub(crate) const DRAIN: Command = Command {
             Flag::duration("timeout", "0s", "How long to try; zero means for ever."),
         ],
     ],
+    words: Words::Named("nodes"),
     run: Some(|cx| Box::pin(drain(cx))),
     ..Command::EMPTY
 };
@@ -65,6 +68,7 @@ pub(crate) const TAINT: Command = Command {
             Flag::string("field-manager", "Name that owns the fields.").default("kubectl-taint"),
         ],
     ],
+    words: Words::ObjectsOf(&["node"]),
     run: Some(|cx| Box::pin(taint(cx))),
     ..Command::EMPTY
 };
@@ -110,6 +114,12 @@ enum Verdict {
 fn verdict(cx: &Context, pod: &Value) -> Verdict {
     let finished = ["Succeeded", "Failed"].contains(&text(pod, "/status/phase"));
     if !pod["metadata"]["annotations"]["kubernetes.io/config.mirror"].is_null() {
+        return Verdict::Skip;
+    }
+    // On a node that is gone, pods being deleted stay so for ever.
+    let patience = cx.flags.int("skip-wait-for-delete-timeout");
+    let deleted = text(pod, "/metadata/deletionTimestamp").parse::<jiff::Timestamp>();
+    if patience > 0 && deleted.is_ok_and(|at| jiff::Timestamp::now().as_second() - at.as_second() > patience) {
         return Verdict::Skip;
     }
     let owner = pod["metadata"]["ownerReferences"].as_array().and_then(|o| o.iter().find(|o| o["controller"] == true));
@@ -179,33 +189,36 @@ async fn drain_one(cx: &Context, node: &Info, dry_run: DryRun) -> Result<()> {
     for pod in &evict {
         let (ns, name) = (text(pod, "/metadata/namespace"), text(pod, "/metadata/name"));
         cx.println(format!("evicting pod {ns}/{name}{}", if dry_run == DryRun::None { "" } else { " (dry run)" }))?;
-        cx.flush()?;
-        if dry_run == DryRun::None {
-            let work = evict_pod(cx, ns, name);
-            tokio::time::timeout(limit, work).await.map_err(|_| {
-                Failure::message(format!(
-                    "error when evicting pods/\"{name}\" -n \"{ns}\": global timeout reached: {}",
-                    crate::duration::go_string(limit)
-                ))
-            })??;
-        }
     }
+    cx.flush()?;
     if dry_run != DryRun::None {
         return Ok(());
     }
-    for pod in &evict {
-        let info = Info {
-            mapping: super::create::known("v1", "pods", "Pod", true),
-            namespace: text(pod, "/metadata/namespace").to_owned(),
-            name: text(pod, "/metadata/name").to_owned(),
-            object: pod.clone(),
-            source: String::new(),
-        };
-        super::delete::wait_gone(cx, &info, text(pod, "/metadata/uid"), limit).await?;
-        cx.println(format!("pod/{} evicted", info.name))?;
-        cx.flush()?;
-    }
-    Ok(())
+    // All at once: one pod that a budget holds back must not hold the others.
+    let ended = futures_util::future::join_all(evict.iter().map(|pod| evict_and_wait(cx, pod, limit))).await;
+    Failure::all(ended.into_iter().filter_map(Result::err).collect())
+}
+
+async fn evict_and_wait(cx: &Context, pod: &Value, limit: Duration) -> Result<()> {
+    let info = Info {
+        mapping: super::create::known("v1", "pods", "Pod", true),
+        namespace: text(pod, "/metadata/namespace").to_owned(),
+        name: text(pod, "/metadata/name").to_owned(),
+        object: pod.clone(),
+        source: String::new(),
+    };
+    let work = evict_pod(cx, &info.namespace, &info.name);
+    tokio::time::timeout(limit, work).await.map_err(|_| {
+        Failure::message(format!(
+            "error when evicting pods/\"{}\" -n \"{}\": global timeout reached: {}",
+            info.name,
+            info.namespace,
+            crate::duration::go_string(limit)
+        ))
+    })??;
+    super::delete::wait_gone(cx, &info, text(pod, "/metadata/uid"), limit).await?;
+    cx.println(format!("pod/{} evicted", info.name))?;
+    cx.flush()
 }
 
 async fn evict_pod(cx: &Context, namespace: &str, name: &str) -> Result<()> {

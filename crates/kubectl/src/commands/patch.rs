@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::flags;
-use crate::cli::{Command, Flag};
+use crate::cli::{Command, Flag, Words};
 use crate::context::{Context, DryRun};
 use crate::failure::{Failure, Result};
 use crate::objects::{self, PatchKind};
@@ -29,6 +29,7 @@ pub(crate) const PATCH: Command = Command {
             Flag::string("field-manager", "Name that owns the fields.").default("kubectl-patch"),
         ],
     ],
+    words: Words::Objects,
     run: Some(|cx| Box::pin(patch(cx))),
     ..Command::EMPTY
 };

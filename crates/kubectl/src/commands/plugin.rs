@@ -45,6 +45,21 @@ pub(crate) fn run(argv: &[String]) -> Option<ExitCode> {
     None
 }
 
+/// The first words that plug-ins answer to.
+pub(crate) fn names() -> Vec<String> {
+    let mut out: Vec<String> = directories()
+        .iter()
+        .flat_map(|dir| std::fs::read_dir(dir).into_iter().flatten())
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| is_executable(path))
+        .filter_map(|path| Some(path.file_name()?.to_str()?.strip_prefix("kubectl-")?.to_owned()))
+        .filter_map(|name| Some(name.split('-').next()?.replace('_', "-")))
+        .collect();
+    out.sort();
+    out.dedup();
+    out
+}
+
 fn is_executable(path: &PathBuf) -> bool {
     std::fs::metadata(path).is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
 }

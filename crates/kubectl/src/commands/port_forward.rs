@@ -7,7 +7,7 @@ use tokio::net::TcpListener;
 use tokio::net::TcpStream;
 
 use super::flags;
-use crate::cli::{Command, Flag};
+use crate::cli::{Command, Flag, Words};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::objects::text;
@@ -21,6 +21,7 @@ pub(crate) const COMMAND: Command = Command {
     about: "Forward one or more local ports to a pod",
     examples: "  kubectl port-forward pod/web 8080:80\n  kubectl port-forward service/web :https",
     flags: &[flags::POD_TIMEOUT, &[Flag::slice("address", "Addresses to listen on.").default("localhost")]],
+    words: Words::PodThenPort,
     run: Some(|cx| Box::pin(run(cx))),
     ..Command::EMPTY
 };

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::flags;
-use crate::cli::{Command, Flag};
+use crate::cli::{Command, Flag, Words};
 use crate::context::{Context, DryRun};
 use crate::failure::{Failure, Result};
 use crate::objects::{self, PatchKind, text};
@@ -30,6 +30,7 @@ const STATUS: Command = Command {
             Flag::duration("timeout", "0s", "How long to watch; zero means for ever."),
         ],
     ],
+    words: Words::ObjectsOf(&["deployment", "daemonset", "statefulset"]),
     run: Some(|cx| Box::pin(status(cx))),
     ..Command::EMPTY
 };
@@ -43,6 +44,7 @@ const HISTORY: Command = Command {
         flags::OUTPUT,
         &[Flag::int("revision", "0", "Show this revision in full.")],
     ],
+    words: Words::ObjectsOf(&["deployment", "daemonset", "statefulset"]),
     run: Some(|cx| Box::pin(history(cx))),
     ..Command::EMPTY
 };
@@ -57,6 +59,7 @@ const UNDO: Command = Command {
         flags::DRY_RUN,
         &[Flag::int("to-revision", "0", "Revision to return to; 0 is the one before.")],
     ],
+    words: Words::ObjectsOf(&["deployment", "daemonset", "statefulset"]),
     run: Some(|cx| Box::pin(undo(cx))),
     ..Command::EMPTY
 };
@@ -72,6 +75,7 @@ macro_rules! patching {
                 flags::OUTPUT,
                 &[Flag::string("field-manager", "Name that owns the fields.").default("kubectl-rollout")],
             ],
+            words: Words::ObjectsOf(&["deployment", "daemonset", "statefulset"]),
             run: Some(|cx| Box::pin(change(cx, $text))),
             ..Command::EMPTY
         };

@@ -381,7 +381,7 @@ mod tests {
         let Parsed::Run(flags) = parse(&ROOT, line.split_whitespace().map(str::to_owned).collect())? else {
             return Err(Failure::message("not a command"));
         };
-        read_spec(&Context::new(flags))
+        read_spec(&Context::new(flags, Default::default()))
     }
 
     #[test]

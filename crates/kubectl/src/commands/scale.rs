@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::flags;
-use crate::cli::{Command, Flag};
+use crate::cli::{Command, Flag, Words};
 use crate::context::{Context, DryRun, with_dry_run};
 use crate::failure::{Failure, Result};
 use crate::objects::{self, PatchKind};
@@ -29,6 +29,7 @@ pub(crate) const COMMAND: Command = Command {
             Flag::duration("timeout", "0s", "How long to wait until the size is reached; zero does not wait."),
         ],
     ],
+    words: Words::ObjectsOf(&["deployment", "replicaset", "replicationcontroller", "statefulset"]),
     run: Some(|cx| Box::pin(run(cx))),
     ..Command::EMPTY
 };

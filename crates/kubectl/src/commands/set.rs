@@ -211,6 +211,8 @@ async fn env(cx: &Context) -> Result<()> {
                 for e in c["env"].as_array().into_iter().flatten() {
                     if e["valueFrom"].is_null() {
                         cx.println(format!("{}={}", text(e, "/name"), text(e, "/value")))?;
+                    } else if let Some(value) = resolved(cx, &info, &e["valueFrom"]).await {
+                        cx.println(format!("{}={value}", text(e, "/name")))?;
                     } else {
                         cx.println(format!(
                             "# {} from {}",
@@ -234,7 +236,8 @@ async fn env(cx: &Context) -> Result<()> {
         let keys = cx.flags.list("keys");
         for key in source["data"].as_object().into_iter().flatten().map(|(k, _)| k) {
             if keys.is_empty() || keys.contains(key) {
-                let variable = format!("{}{}", cx.flags.string("prefix"), key.to_uppercase().replace(['-', '.'], "_"));
+                let name_of = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' };
+                let variable = format!("{}{}", cx.flags.string("prefix"), key.chars().map(name_of).collect::<String>());
                 taken.push(json!({"name": variable, "valueFrom": {reference: {"key": key, "name": name}}}));
             }
         }
@@ -263,6 +266,28 @@ async fn env(cx: &Context) -> Result<()> {
         Ok(())
     })
     .await
+}
+
+/// `--resolve`: the value behind a reference, where it can be had.
+async fn resolved(cx: &Context, info: &Info, from: &Value) -> Option<String> {
+    if !cx.flags.bool("resolve") {
+        return None;
+    }
+    let read = async |resource: &str, reference: &Value| {
+        let path = format!("/api/v1/namespaces/{}/{resource}/{}", info.namespace, text(reference, "/name"));
+        let object = crate::request::Request::get(path).value(cx).await.ok()?;
+        Some(object["data"][text(reference, "/key")].as_str()?.to_owned())
+    };
+    if from["configMapKeyRef"].is_object() {
+        return read("configmaps", &from["configMapKeyRef"]).await;
+    }
+    if from["secretKeyRef"].is_object() {
+        let encoded = read("secrets", &from["secretKeyRef"]).await?;
+        let bytes = base64::Engine::decode(&base64::engine::general_purpose::STANDARD, encoded).ok()?;
+        return Some(String::from_utf8_lossy(&bytes).into_owned());
+    }
+    let field = text(from, "/fieldRef/fieldPath").replace('.', "/");
+    info.object.pointer(&format!("/{field}")).and_then(Value::as_str).map(str::to_owned)
 }
 
 async fn set_resources(cx: &Context) -> Result<()> {

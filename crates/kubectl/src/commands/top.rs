@@ -4,7 +4,7 @@ use api::quantity::Quantity;
 use serde_json::Value;
 
 use super::flags;
-use crate::cli::{Command, Flag};
+use crate::cli::{Command, Flag, Words};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::objects::text;
@@ -30,6 +30,7 @@ const NODE: Command = Command {
     usage: "[NAME | -l label]",
     about: "Display resource (CPU/memory) usage of nodes",
     flags: &[SHARED, flags::SELECTOR],
+    words: Words::Named("nodes"),
     run: Some(|cx| Box::pin(node(cx))),
     ..Command::EMPTY
 };
@@ -45,6 +46,7 @@ const POD: Command = Command {
         flags::ALL_NAMESPACES,
         &[Flag::bool("containers", "Each container on its own."), Flag::bool("sum", "The sum of all at the end.")],
     ],
+    words: Words::Named("pods"),
     run: Some(|cx| Box::pin(pod(cx))),
     ..Command::EMPTY
 };
@@ -104,7 +106,7 @@ async fn node(cx: &Context) -> Result<()> {
             }
         };
         lines.push_str(&format!(
-            "{}\t{}\t{}\t{}\t{}\n",
+            "{}\t{}\t{}\t{}\t{}\t\n",
             text(m, "/metadata/name"),
             cpu(&quantity(&m["usage"]["cpu"])),
             percent("cpu"),
@@ -169,8 +171,16 @@ async fn pod(cx: &Context) -> Result<()> {
             "NAME\tCPU(cores)\tMEMORY(bytes)\n"
         });
     }
+    let (mut all_cpu, mut all_memory) = (quantity(&Value::Null), quantity(&Value::Null));
     for (name, c, m) in &rows {
-        lines.push_str(&format!("{name}\t{}\t{}\n", cpu(c), memory(m)));
+        lines.push_str(&format!("{name}\t{}\t{}\t\n", cpu(c), memory(m)));
+        all_cpu.add(c);
+        all_memory.add(m);
+    }
+    if cx.flags.bool("sum") {
+        let before = "\t".repeat(1 + usize::from(everywhere) + usize::from(containers));
+        lines.push_str(&format!("{before}________\t________\t\n"));
+        lines.push_str(&format!("{before}{}\t{}\t\n", cpu(&all_cpu), memory(&all_memory)));
     }
     cx.print(&TabWriter::table().format(&lines))
 }

@@ -63,6 +63,16 @@ async fn run(cx: &Context) -> Result<()> {
     failure.map_or(Ok(()), Err)
 }
 
+/// `--match-server-version`: refuses to work with a server of another version.
+pub(crate) async fn require_same(cx: &Context) -> Result<()> {
+    let server = Request::get("/version").value(cx).await?;
+    let theirs = server["gitVersion"].as_str().unwrap_or("");
+    if theirs == crate::VERSION {
+        return Ok(());
+    }
+    Err(Failure::message(format!("server version ({theirs}) differs from client version ({})!", crate::VERSION)))
+}
+
 fn json_two_spaces(value: &Value) -> String {
     let text = json_text::pretty(value);
     text.lines()

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::flags;
-use crate::cli::{Command, Flag};
+use crate::cli::{Command, Flag, Words};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::objects::text;
@@ -32,6 +32,7 @@ pub(crate) const COMMAND: Command = Command {
             Flag::duration("timeout", "30s", "How long to wait; zero looks once, negative waits a week."),
         ],
     ],
+    words: Words::Objects,
     run: Some(|cx| Box::pin(run(cx))),
     ..Command::EMPTY
 };

@@ -3,11 +3,17 @@
 //! `describe` picks a function by kind; unknown kinds are written out generically. All write through [`Writer`], which
 //! lays tab-separated lines out when it is read.
 
+mod autoscaler;
+mod certificate;
 mod generic;
+mod network;
 mod node;
 mod pod;
+mod policy;
 mod service;
+mod storage;
 mod various;
+mod volumes;
 mod workload;
 
 use serde_json::Value;
@@ -46,7 +52,11 @@ pub(crate) async fn describe(cx: &Context, info: &Info) -> Result<String> {
         ("", "ConfigMap") => various::config_map(object, &mut w),
         ("", "Secret") => various::secret(object, &mut w),
         ("", "ServiceAccount") => various::service_account(cx, object, &mut w).await?,
-        ("", "PersistentVolumeClaim") => various::claim(cx, object, &mut w).await?,
+        ("", "PersistentVolume") => storage::volume(object, &mut w),
+        ("", "PersistentVolumeClaim") => storage::claim(cx, object, &mut w).await?,
+        ("", "ResourceQuota") => policy::quota(object, &mut w),
+        ("", "LimitRange") => policy::limit_range(object, &mut w),
+        ("", "Endpoints") => network::endpoints(object, &mut w),
         ("", "ReplicationController") => workload::replication_controller(cx, object, &mut w).await?,
         ("apps", "Deployment") => workload::deployment(cx, object, &mut w).await?,
         ("apps", "ReplicaSet") => workload::replica_set(cx, object, &mut w).await?,
@@ -54,6 +64,18 @@ pub(crate) async fn describe(cx: &Context, info: &Info) -> Result<String> {
         ("apps", "DaemonSet") => workload::daemon_set(cx, object, &mut w).await?,
         ("batch", "Job") => workload::job(object, &mut w),
         ("batch", "CronJob") => workload::cron_job(object, &mut w),
+        ("autoscaling", "HorizontalPodAutoscaler") => autoscaler::describe(cx, object, &mut w).await,
+        ("policy", "PodDisruptionBudget") => policy::disruption_budget(object, &mut w),
+        ("scheduling.k8s.io", "PriorityClass") => policy::priority_class(object, &mut w),
+        ("certificates.k8s.io", "CertificateSigningRequest") => certificate::describe(object, &mut w)?,
+        ("storage.k8s.io", "StorageClass") => storage::class(object, &mut w),
+        ("storage.k8s.io", "VolumeAttributesClass") => storage::attributes_class(object, &mut w),
+        ("storage.k8s.io", "CSINode") => storage::csi_node(object, &mut w),
+        ("discovery.k8s.io", "EndpointSlice") => network::endpoint_slice(object, &mut w),
+        ("networking.k8s.io", "NetworkPolicy") => network::policy(object, &mut w),
+        ("networking.k8s.io", "IngressClass") => network::ingress_class(object, &mut w),
+        ("networking.k8s.io", "ServiceCIDR") => network::service_range(object, &mut w),
+        ("networking.k8s.io", "IPAddress") => network::address(object, &mut w),
         ("networking.k8s.io", "Ingress") => various::ingress(cx, object, &mut w).await?,
         ("rbac.authorization.k8s.io", "Role" | "ClusterRole") => various::role(object, &mut w),
         ("rbac.authorization.k8s.io", "RoleBinding" | "ClusterRoleBinding") => various::binding(object, &mut w),
@@ -61,7 +83,15 @@ pub(crate) async fn describe(cx: &Context, info: &Info) -> Result<String> {
     }
     let has_events = !matches!(
         info.mapping.kind.as_str(),
-        "Role" | "ClusterRole" | "RoleBinding" | "ClusterRoleBinding" | "Namespace" | "Secret"
+        "Role"
+            | "ClusterRole"
+            | "RoleBinding"
+            | "ClusterRoleBinding"
+            | "Namespace"
+            | "Secret"
+            | "ResourceQuota"
+            | "LimitRange"
+            | "NetworkPolicy"
     );
     if events && has_events {
         write_events(cx, info, &mut w).await?;
@@ -109,6 +139,19 @@ pub(crate) fn plain(value: &Value) -> String {
         Value::Null => String::new(),
         other => crate::printers::go_template::print_value(other),
     }
+}
+
+/// `a=b,c=d` on one line.
+pub(crate) fn joined_labels(map: &Value) -> String {
+    let pairs: Vec<String> =
+        map.as_object().into_iter().flatten().map(|(k, v)| format!("{k}={}", v.as_str().unwrap_or(""))).collect();
+    or_none(&pairs.join(",")).to_owned()
+}
+
+/// A label selector as people write it; `<none>` for one that selects everything.
+pub(crate) fn selector_text(selector: &Value) -> String {
+    let text = crate::selector::from_label_selector(selector).unwrap_or_else(|| "<error>".to_owned());
+    or_none(&text).to_owned()
 }
 
 pub(crate) fn strings(value: &Value) -> Vec<&str> {

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::volumes::volumes;
 use super::{Writer, controller, or_none, plain, strings, time, title_bool, write_annotations, write_labels};
 use crate::duration;
 use crate::objects::text;
@@ -344,104 +345,6 @@ fn mounts(w: &mut Writer, c: &Value) {
             w.line(3, format!("{} from {}", text(d, "/devicePath"), text(d, "/name")));
         }
     }
-}
-
-pub(super) fn volumes(w: &mut Writer, list: &Value, space: &str) {
-    let Some(list) = list.as_array().filter(|l| !l.is_empty()) else {
-        return w.line(0, format!("{space}Volumes:\t<none>"));
-    };
-    w.line(0, format!("{space}Volumes:"));
-    for v in list {
-        w.line(1, format!("{}{}:", if space.is_empty() { "" } else { " " }, text(v, "/name")));
-        volume_source(w, v);
-    }
-}
-
-/// The fields shown of a source: (title, JSON pointer below it).
-type Rows = &'static [(&'static str, &'static str)];
-
-/// (field, description, rows)
-const SOURCES: &[(&str, &str, Rows)] = &[
-    ("hostPath", "HostPath (bare host directory volume)", &[("Path", "/path"), ("HostPathType", "/type")]),
-    (
-        "emptyDir",
-        "EmptyDir (a temporary directory that shares a pod's lifetime)",
-        &[("Medium", "/medium"), ("SizeLimit", "/sizeLimit")],
-    ),
-    ("secret", "Secret (a volume populated by a Secret)", &[("SecretName", "/secretName"), ("Optional", "/optional")]),
-    ("configMap", "ConfigMap (a volume populated by a ConfigMap)", &[("Name", "/name"), ("Optional", "/optional")]),
-    (
-        "nfs",
-        "NFS (an NFS mount that lasts the lifetime of a pod)",
-        &[("Server", "/server"), ("Path", "/path"), ("ReadOnly", "/readOnly")],
-    ),
-    (
-        "persistentVolumeClaim",
-        "PersistentVolumeClaim (a reference to a PersistentVolumeClaim in the same namespace)",
-        &[("ClaimName", "/claimName"), ("ReadOnly", "/readOnly")],
-    ),
-    (
-        "csi",
-        "CSI (a Container Storage Interface (CSI) volume source)",
-        &[("Driver", "/driver"), ("FSType", "/fsType"), ("ReadOnly", "/readOnly")],
-    ),
-    (
-        "image",
-        "Image (a container image or OCI artifact)",
-        &[("Reference", "/reference"), ("PullPolicy", "/pullPolicy")],
-    ),
-    (
-        "ephemeral",
-        "EphemeralVolume (an inline specification for a volume that gets created and deleted with the pod)",
-        &[("StorageClass", "/volumeClaimTemplate/spec/storageClassName")],
-    ),
-];
-
-fn volume_source(w: &mut Writer, v: &Value) {
-    if let Some(projected) = v.get("projected") {
-        w.line(2, "Type:\tProjected (a volume that contains injected data from multiple sources)");
-        for s in projected["sources"].as_array().into_iter().flatten() {
-            if let Some(secret) = s.get("secret") {
-                w.line(2, format!("SecretName:\t{}", text(secret, "/name")));
-                w.line(2, format!("Optional:\t{}", secret["optional"] == true));
-            } else if s.get("downwardAPI").is_some() {
-                w.line(2, "DownwardAPI:\ttrue");
-            } else if let Some(map) = s.get("configMap") {
-                w.line(2, format!("ConfigMapName:\t{}", text(map, "/name")));
-                w.line(2, format!("Optional:\t{}", map["optional"] == true));
-            } else if let Some(token) = s.get("serviceAccountToken") {
-                w.line(2, format!("TokenExpirationSeconds:\t{}", plain(&token["expirationSeconds"])));
-            }
-        }
-        return;
-    }
-    if let Some(downward) = v.get("downwardAPI") {
-        w.line(2, "Type:\tDownwardAPI (a volume populated by information about the pod)\n    Items:");
-        for item in downward["items"].as_array().into_iter().flatten() {
-            if item["fieldRef"].is_object() {
-                w.line(3, format!("{} -> {}", text(item, "/fieldRef/fieldPath"), text(item, "/path")));
-            }
-            if item["resourceFieldRef"].is_object() {
-                w.line(3, format!("{} -> {}", text(item, "/resourceFieldRef/resource"), text(item, "/path")));
-            }
-        }
-        return;
-    }
-    for (field, description, rows) in SOURCES {
-        let Some(source) = v.get(*field) else { continue };
-        w.line(2, format!("Type:\t{description}"));
-        for (title, pointer) in *rows {
-            let value = source.pointer(pointer).map(plain).unwrap_or_default();
-            let value = match (*title, value.as_str()) {
-                ("Optional" | "ReadOnly", "") => "false".to_owned(),
-                ("SizeLimit", "") => "<unset>".to_owned(),
-                _ => value,
-            };
-            w.line(2, format!("{title}:\t{value}"));
-        }
-        return;
-    }
-    w.line(2, "<unknown>");
 }
 
 fn tolerations(w: &mut Writer, title: &str, list: &Value) {

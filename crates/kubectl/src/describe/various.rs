@@ -38,42 +38,11 @@ pub(super) async fn namespace(cx: &Context, ns: &Value, w: &mut Writer) -> Resul
             );
             w.line(0, " ----\t--------\t---\t---\t---------------\t-------------\t-----------------------");
             for l in &list {
-                limits(l, w);
+                super::policy::limits(l, " ", w);
             }
         }
     }
     Ok(())
-}
-
-fn limits(range: &Value, w: &mut Writer) {
-    for item in range["spec"]["limits"].as_array().into_iter().flatten() {
-        let mut names: Vec<&String> = Vec::new();
-        for key in ["max", "min", "default", "defaultRequest", "maxLimitRequestRatio"] {
-            for (k, _) in item[key].as_object().into_iter().flatten() {
-                if !names.contains(&k) {
-                    names.push(k);
-                }
-            }
-        }
-        for name in names {
-            let cell = |key: &str| match plain(&item[key][name]) {
-                s if s.is_empty() => "-".to_owned(),
-                s => s,
-            };
-            w.line(
-                0,
-                format!(
-                    " {}\t{name}\t{}\t{}\t{}\t{}\t{}",
-                    text(item, "/type"),
-                    cell("min"),
-                    cell("max"),
-                    cell("defaultRequest"),
-                    cell("default"),
-                    cell("maxLimitRequestRatio")
-                ),
-            );
-        }
-    }
 }
 
 pub(super) fn config_map(object: &Value, w: &mut Writer) {
@@ -118,64 +87,6 @@ pub(super) async fn service_account(cx: &Context, sa: &Value, w: &mut Writer) ->
         }
     }
     w.line(0, "Tokens:\t<none>");
-    Ok(())
-}
-
-pub(super) async fn claim(cx: &Context, pvc: &Value, w: &mut Writer) -> Result<()> {
-    let (meta, spec, status) = (&pvc["metadata"], &pvc["spec"], &pvc["status"]);
-    w.line(0, format!("Name:\t{}", text(meta, "/name")));
-    w.line(0, format!("Namespace:\t{}", text(meta, "/namespace")));
-    w.line(0, format!("StorageClass:\t{}", text(spec, "/storageClassName")));
-    if meta["deletionTimestamp"].is_null() {
-        w.line(0, format!("Status:\t{}", text(status, "/phase")));
-    } else {
-        w.line(
-            0,
-            format!(
-                "Status:\tTerminating (lasts {})",
-                crate::duration::age(meta["deletionTimestamp"].as_str(), jiff::Timestamp::now())
-            ),
-        );
-    }
-    w.line(0, format!("Volume:\t{}", text(spec, "/volumeName")));
-    super::write_labels(w, "Labels", &meta["labels"]);
-    super::write_annotations(w, "Annotations", &meta["annotations"]);
-    w.line(0, format!("Finalizers:\t[{}]", strings(&meta["finalizers"]).join(" ")));
-    let bound = !text(spec, "/volumeName").is_empty();
-    w.line(0, format!("Capacity:\t{}", if bound { plain(&status["capacity"]["storage"]) } else { String::new() }));
-    let modes: Vec<&str> = strings(&status["accessModes"])
-        .into_iter()
-        .map(|m| match m {
-            "ReadWriteOnce" => "RWO",
-            "ReadOnlyMany" => "ROX",
-            "ReadWriteMany" => "RWX",
-            "ReadWriteOncePod" => "RWOP",
-            other => other,
-        })
-        .collect();
-    w.line(0, format!("Access Modes:\t{}", if bound { modes.join(",") } else { String::new() }));
-    w.line(0, format!("VolumeMode:\t{}", text(spec, "/volumeMode")));
-    let namespace = text(meta, "/namespace");
-    let pods = Request::get(format!("/api/v1/namespaces/{namespace}/pods"))
-        .value(cx)
-        .await
-        .map(|l| items(&l))
-        .unwrap_or_default();
-    let users: Vec<&str> = pods
-        .iter()
-        .filter(|p| {
-            p["spec"]["volumes"]
-                .as_array()
-                .is_some_and(|v| v.iter().any(|v| v["persistentVolumeClaim"]["claimName"] == meta["name"]))
-        })
-        .map(|p| text(p, "/metadata/name"))
-        .collect();
-    if users.is_empty() {
-        w.line(0, "Used By:\t<none>");
-    }
-    for (i, user) in users.iter().enumerate() {
-        w.line(0, format!("{}\t{user}", if i == 0 { "Used By:" } else { "" }));
-    }
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::cli::{Command, Flag};
+use crate::cli::{Command, Flag, Words};
 use crate::commands::flags;
 use crate::context::{Context, DryRun};
 use crate::failure::{Failure, Result};
@@ -20,6 +20,7 @@ pub(super) const VIEW: Command = Command {
         flags::ALL,
         &[Flag::string("output", "yaml or json.").short('o').default("yaml")],
     ],
+    words: Words::Objects,
     run: Some(|cx| Box::pin(view(cx))),
     ..Command::EMPTY
 };
@@ -46,6 +47,7 @@ pub(super) const EDIT: Command = Command {
         flags::VALIDATE,
         &[Flag::string("field-manager", "Name that owns the fields.").default("kubectl-client-side-apply")],
     ],
+    words: Words::Objects,
     run: Some(|cx| Box::pin(edit(cx))),
     ..Command::EMPTY
 };

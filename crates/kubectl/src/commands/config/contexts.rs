@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::{entry, merged, modify};
-use crate::cli::{Command, Flag};
+use crate::cli::{Command, Flag, Words};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::printers::TabWriter;
@@ -19,6 +19,7 @@ pub(super) const GET: Command = Command {
     usage: "[(-o|--output=)name)]",
     about: "Describe one or many contexts",
     flags: &[&[Flag::bool("no-headers", "Leave the header line out."), Flag::string("output", "name.").short('o')]],
+    words: Words::Contexts,
     run: Some(|cx| Box::pin(get(cx))),
     ..Command::EMPTY
 };
@@ -27,6 +28,7 @@ pub(super) const USE: Command = Command {
     aliases: &["use"],
     usage: "CONTEXT_NAME",
     about: "Set the current-context in a kubeconfig file",
+    words: Words::Contexts,
     run: Some(|cx| Box::pin(use_context(cx))),
     ..Command::EMPTY
 };
@@ -34,6 +36,7 @@ pub(super) const RENAME: Command = Command {
     name: "rename-context",
     usage: "CONTEXT_NAME NEW_NAME",
     about: "Rename a context from the kubeconfig file",
+    words: Words::Contexts,
     run: Some(|cx| Box::pin(rename(cx))),
     ..Command::EMPTY
 };

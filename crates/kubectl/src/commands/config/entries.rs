@@ -5,7 +5,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
 use super::{LISTS, entry, entry_mut, merged, modify};
-use crate::cli::{Command, Flag};
+use crate::cli::{Command, Flag, Words};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 
@@ -23,11 +23,12 @@ list_command!(GET_CLUSTERS, "get-clusters", "Display clusters defined in the kub
 list_command!(GET_USERS, "get-users", "Display users defined in the kubeconfig", "users", "NAME");
 
 macro_rules! delete_command {
-    ($name:ident, $text:literal, $about:literal, $list:literal, $word:literal) => {
+    ($name:ident, $text:literal, $about:literal, $list:literal, $word:literal, $words:ident) => {
         pub(super) const $name: Command = Command {
             name: $text,
             usage: "NAME",
             about: $about,
+            words: Words::$words,
             run: Some(|cx| Box::pin(delete(cx, $list, $word))),
             ..Command::EMPTY
         };
@@ -38,16 +39,18 @@ delete_command!(
     "delete-cluster",
     "Delete the specified cluster from the kubeconfig",
     "clusters",
-    "cluster"
+    "cluster",
+    Clusters
 );
 delete_command!(
     DELETE_CONTEXT,
     "delete-context",
     "Delete the specified context from the kubeconfig",
     "contexts",
-    "context"
+    "context",
+    Contexts
 );
-delete_command!(DELETE_USER, "delete-user", "Delete the specified user from the kubeconfig", "users", "user");
+delete_command!(DELETE_USER, "delete-user", "Delete the specified user from the kubeconfig", "users", "user", Users);
 
 pub(super) const SET_CLUSTER: Command = Command {
     name: "set-cluster",
@@ -57,6 +60,7 @@ pub(super) const SET_CLUSTER: Command = Command {
         Flag::bool("embed-certs", "Put the certificate's content into the file."),
         Flag::string("proxy-url", "Proxy to reach the server by."),
     ]],
+    words: Words::Clusters,
     run: Some(|cx| Box::pin(set_cluster(cx))),
     ..Command::EMPTY
 };
@@ -65,6 +69,7 @@ pub(super) const SET_CONTEXT: Command = Command {
     usage: "[NAME | --current] [--cluster=cluster_nickname] [--user=user_nickname] [--namespace=namespace]",
     about: "Set a context entry in kubeconfig",
     flags: &[&[Flag::bool("current", "Change the current context.")]],
+    words: Words::Contexts,
     run: Some(|cx| Box::pin(set_context(cx))),
     ..Command::EMPTY
 };
@@ -82,6 +87,7 @@ pub(super) const SET_CREDENTIALS: Command = Command {
         Flag::string("auth-provider", "Authentication provider."),
         Flag::slice("auth-provider-arg", "Its settings, as key=value."),
     ]],
+    words: Words::Users,
     run: Some(|cx| Box::pin(set_credentials(cx))),
     ..Command::EMPTY
 };

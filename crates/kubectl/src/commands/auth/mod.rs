@@ -1,17 +1,24 @@
-//! `kubectl auth can-i|whoami`
+//! `kubectl auth can-i|reconcile|whoami`
+
+mod reconcile;
+mod rules;
 
 use serde_json::{Value, json};
 
-use super::flags;
 use crate::cli::{Command, Flag};
+use crate::commands::flags;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::objects::text;
 use crate::printers::TabWriter;
 use crate::request::Request;
 
-pub(crate) const COMMAND: Command =
-    Command { name: "auth", about: "Inspect authorization", subcommands: &[&CAN_I, &WHOAMI], ..Command::EMPTY };
+pub(crate) const COMMAND: Command = Command {
+    name: "auth",
+    about: "Inspect authorization",
+    subcommands: &[&CAN_I, &reconcile::COMMAND, &WHOAMI],
+    ..Command::EMPTY
+};
 const CAN_I: Command = Command {
     name: "can-i",
     usage: "VERB [TYPE | TYPE/NAME | NONRESOURCEURL]",

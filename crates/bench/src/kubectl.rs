@@ -1,0 +1,227 @@
+//! Our kubectl beside Debian's: start to exit of the same command lines against one server, which runs in this process.
+//!
+//! Cases: `version` (start-up alone), `get warm` (discovery in its cache), `get cold` (no cache, 100 custom groups),
+//! `apply 100` (100 new objects in one file). Sides take turns, so that both meet the same noise.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use apiserver::{Config, Server, Storage};
+use nix::sys::resource::{UsageWho, getrusage};
+use tokio_util::sync::CancellationToken;
+
+use crate::Args;
+use crate::report::{Better, Times, line};
+
+/// Custom groups that a cold start has to learn about.
+const GROUPS: usize = 100;
+/// Objects of `apply 100`.
+const OBJECTS: usize = 100;
+
+pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
+    let dir = tempfile::tempdir_in(&args.dir)?;
+    let cluster = Cluster::start(dir.path()).await?;
+    let sides = Sides { ours: Side::ours(dir.path())?, peer: Side::peer(dir.path())? };
+    println!("# peer: {}", sides.peer.version()?);
+    cluster.fill(&sides.ours)?;
+    let runs = if args.quick { 3 } else { 40 };
+    if args.wants("version") {
+        sides.race("version", "--client", runs, |side, _| side.run(&["version", "--client"]))?;
+    }
+    if args.wants("get warm") {
+        // The first run of each fills its cache; and the peer comes last, because the counter only knows the largest.
+        sides.ours.run(&["get", "pods", "-n", "bench"])?;
+        let ours = largest_child()?;
+        sides.peer.run(&["get", "pods", "-n", "bench"])?;
+        let peer = largest_child()?;
+        sides.race("get warm", "pods=10", runs, |side, _| side.run(&["get", "pods", "-n", "bench"]))?;
+        line("get warm", "memory", "MiB", ours, peer, Better::Less);
+    }
+    if args.wants("get cold") {
+        let parameters = format!("groups={GROUPS}");
+        sides.race("get cold", parameters, runs.min(10), |side, _| {
+            side.forget()?;
+            side.run(&["get", "pods", "-n", "bench"])
+        })?;
+    }
+    if args.wants("apply 100") {
+        let file = dir.path().join("objects.yaml");
+        std::fs::write(&file, objects())?;
+        let file = file.display().to_string();
+        for side in [&sides.ours, &sides.peer] {
+            for run in 0..runs.min(5) {
+                side.run(&["create", "namespace", &side.namespace(run)])?;
+            }
+        }
+        sides.race("apply 100", format!("objects={OBJECTS}"), runs.min(5), |side, run| {
+            side.run(&["apply", "-n", &side.namespace(run), "-f", &file])
+        })?;
+    }
+    cluster.stop.cancel();
+    Ok(())
+}
+
+/// MiB of the largest process that ended so far.
+fn largest_child() -> anyhow::Result<f64> {
+    Ok(getrusage(UsageWho::RUSAGE_CHILDREN)?.max_rss() as f64 / 1024.0)
+}
+
+fn objects() -> String {
+    let one = |i: usize| {
+        format!(
+            "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: object-{i}\n  labels:\n    app: bench\ndata:\n  key: value-{i}\n"
+        )
+    };
+    (0..OBJECTS).map(one).collect::<Vec<_>>().join("---\n")
+}
+
+struct Sides {
+    ours: Side,
+    peer: Side,
+}
+
+impl Sides {
+    fn race(
+        &self,
+        case: &str,
+        parameters: impl std::fmt::Display,
+        runs: usize,
+        work: impl Fn(&Side, usize) -> anyhow::Result<Duration>,
+    ) -> anyhow::Result<()> {
+        let (mut ours, mut peer) = (Times::default(), Times::default());
+        for run in 0..runs {
+            ours.add(work(&self.ours, run)?);
+            peer.add(work(&self.peer, run)?);
+        }
+        line(case, parameters, "ms", ours.percentile(50), peer.percentile(50), Better::Less);
+        Ok(())
+    }
+}
+
+/// A kubectl with a home of its own.
+struct Side {
+    name: &'static str,
+    program: PathBuf,
+    home: PathBuf,
+}
+
+impl Side {
+    /// `cox` beside this program under the name `kubectl`, as people use it; else kubectl alone.
+    fn ours(dir: &Path) -> anyhow::Result<Side> {
+        let here = std::env::current_exe()?;
+        let beside = |name: &str| here.with_file_name(name);
+        let program = if beside("cox").exists() {
+            let link = dir.join("kubectl");
+            std::os::unix::fs::symlink(beside("cox"), &link)?;
+            link
+        } else {
+            beside("kubectl")
+        };
+        if !program.exists() {
+            bail!("no kubectl of ours beside {}; build it with: cargo build --release", here.display());
+        }
+        Side::new(dir, "ours", program)
+    }
+
+    /// Debian's, as scripts/deps unpacked or installed it.
+    fn peer(dir: &Path) -> anyhow::Result<Side> {
+        let unpacked = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/peers/kubectl/usr/bin/kubectl");
+        let program = if unpacked.exists() { unpacked } else { PathBuf::from("kubectl") };
+        Side::new(dir, "peer", program)
+    }
+
+    fn new(dir: &Path, name: &'static str, program: PathBuf) -> anyhow::Result<Side> {
+        let home = dir.join(name);
+        std::fs::create_dir_all(home.join(".kube"))?;
+        std::fs::copy(dir.join("kubeconfig"), home.join(".kube/config"))?;
+        Ok(Side { name, program, home })
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(args).env("HOME", &self.home).env_remove("KUBECONFIG").stdin(Stdio::null());
+        command
+    }
+
+    fn version(&self) -> anyhow::Result<String> {
+        let output = self.command(&["version", "--client", "-o", "json"]).output();
+        let output = output.context("no kubectl to compare with; install it with: scripts/deps")?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        Ok(text.split("\"gitVersion\": \"").nth(1).and_then(|t| t.split('"').next()).unwrap_or("unknown").to_owned())
+    }
+
+    /// Start to exit.
+    fn run(&self, args: &[&str]) -> anyhow::Result<Duration> {
+        let mut command = self.command(args);
+        let started = Instant::now();
+        let output = command.output().with_context(|| format!("starting {}", self.program.display()))?;
+        let took = started.elapsed();
+        if !output.status.success() {
+            bail!("{} {args:?}: {}", self.program.display(), String::from_utf8_lossy(&output.stderr));
+        }
+        Ok(took)
+    }
+
+    fn forget(&self) -> anyhow::Result<()> {
+        let cache = self.home.join(".kube/cache");
+        if cache.exists() {
+            std::fs::remove_dir_all(cache)?;
+        }
+        Ok(())
+    }
+
+    fn namespace(&self, run: usize) -> String {
+        format!("{}-{run}", self.name)
+    }
+}
+
+/// Our API server over TLS on a free port.
+struct Cluster {
+    stop: CancellationToken,
+}
+
+impl Cluster {
+    async fn start(dir: &Path) -> anyhow::Result<Cluster> {
+        testkit::keys::write(dir);
+        let file = |name: &str| Some(dir.join(name));
+        let mut config = Config::new(Storage::Embedded(dir.join("store")));
+        config.bind = "127.0.0.1:0".parse()?;
+        config.tls_cert_file = file("server.crt");
+        config.tls_private_key_file = file("server.key");
+        config.client_ca_file = file("ca.crt");
+        config.disable_admission_plugins = vec!["ServiceAccount".to_owned()];
+        let server = Server::new(config).await?;
+        let path = |name: &str| dir.join(name).display().to_string();
+        let kubeconfig = format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: b\nclusters:\n- name: b\n  cluster:\n    server: https://{}\n    certificate-authority: {}\n\
+             users:\n- name: b\n  user:\n    client-certificate: {}\n    client-key: {}\ncontexts:\n- name: b\n  context:\n    cluster: b\n    user: b\n",
+            server.address(),
+            path("ca.crt"),
+            path("admin.crt"),
+            path("admin.key")
+        );
+        std::fs::write(dir.join("kubeconfig"), kubeconfig)?;
+        let stop = CancellationToken::new();
+        // Ends with the token, at the end of the comparison.
+        tokio::spawn(server.serve(stop.clone()));
+        Ok(Cluster { stop })
+    }
+
+    /// Ten pods, and custom groups for discovery to tell about.
+    fn fill(&self, side: &Side) -> anyhow::Result<()> {
+        let mut text = "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: bench\n".to_owned();
+        for i in 0..10 {
+            text.push_str(&format!("---\napiVersion: v1\nkind: Pod\nmetadata:\n  name: pod-{i}\n  namespace: bench\nspec:\n  containers:\n  - name: c\n    image: nginx\n"));
+        }
+        for i in 0..GROUPS {
+            text.push_str(&format!(
+                "---\napiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata:\n  name: widgets.group{i}.example.com\nspec:\n  group: group{i}.example.com\n  scope: Namespaced\n  names: {{plural: widgets, singular: widget, kind: Widget}}\n  versions:\n  - name: v1\n    served: true\n    storage: true\n    schema:\n      openAPIV3Schema: {{type: object}}\n"
+            ));
+        }
+        let file = side.home.join("fill.yaml");
+        std::fs::write(&file, text)?;
+        side.run(&["apply", "-f", &file.display().to_string()]).map(|_| ())
+    }
+}

@@ -1,0 +1,324 @@
+//! Preferences of one person: `~/.kube/kuberc`, `$KUBERC` or `--kuberc`. Aliases and defaults of flags are written into
+//! the command line before it is parsed, so that a command cannot tell them from typed words.
+//!
+//! Flow: argv -> [`apply`] -> argv with aliases and defaults -> `cli`. `kubectl kuberc` (in `commands`) edits the file.
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use crate::cli::{command_of, find_flag};
+use crate::commands::ROOT;
+use crate::context::home;
+use crate::describe::strings;
+use crate::failure::{Failure, Result};
+use crate::objects::text;
+
+/// Where preferences are, and whether somebody named the place. `None` when they are turned off.
+pub(crate) fn place(flag: &str) -> Result<Option<(PathBuf, bool)>> {
+    let variable = std::env::var("KUBERC").unwrap_or_default();
+    if variable == "off" || std::env::var("KUBECTL_KUBERC").is_ok_and(|v| v == "false") {
+        if !flag.is_empty() {
+            return Err(Failure::message(
+                "disabling kuberc via KUBERC=off and passing kuberc flag are mutually exclusive",
+            ));
+        }
+        return Ok(None);
+    }
+    Ok(Some(match (flag, variable.as_str()) {
+        ("", "") => (home().join(".kube/kuberc"), false),
+        ("", variable) => (PathBuf::from(variable), true),
+        (flag, _) => (PathBuf::from(flag), true),
+    }))
+}
+
+/// What the preferences make of a command line, and the rule for credential plug-ins.
+pub(crate) fn apply(argv: Vec<String>) -> Result<(Vec<String>, PluginPolicy)> {
+    if argv.is_empty() {
+        return Ok((argv, PluginPolicy::default()));
+    }
+    let Some((file, explicit)) = place(&flag_value(&argv)?)? else { return Ok((argv, PluginPolicy::default())) };
+    let text = match std::fs::read_to_string(&file) {
+        Ok(text) => text,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound && !explicit => {
+            return Ok((argv, PluginPolicy::default()));
+        }
+        Err(e) if explicit => {
+            let why = crate::files::go_io_error("open", &file.display().to_string(), &e);
+            return Err(Failure::message(format!("kuberc error kuberc: {why}")));
+        }
+        Err(_) => return Ok((argv, PluginPolicy::default())),
+    };
+    let preferences = match parse(&text) {
+        Ok(Some(preferences)) => preferences,
+        Ok(None) => return Ok((argv, PluginPolicy::default())),
+        Err(_) if explicit => {
+            return Err(Failure::message(format!(
+                "kuberc error kuberc: no valid preferences found in {}, use --v=5 to see details",
+                file.display()
+            )));
+        }
+        Err(e) => {
+            eprintln!("kuberc: no preferences loaded from {}: {e}", file.display());
+            return Ok((argv, PluginPolicy::default()));
+        }
+    };
+    let policy = PluginPolicy::read(&preferences)?;
+    check(&preferences)?;
+    Ok((rewrite(&preferences, argv)?, policy))
+}
+
+/// `--kuberc` must be known before flags are parsed.
+fn flag_value(argv: &[String]) -> Result<String> {
+    let mut words = argv.iter().take_while(|w| *w != "--");
+    while let Some(word) = words.next() {
+        let value = match word.strip_prefix("--kuberc") {
+            Some("") => words.next().cloned(),
+            Some(rest) => rest.strip_prefix('=').map(str::to_owned),
+            None => continue,
+        };
+        return value
+            .filter(|v| !v.is_empty())
+            .ok_or_else(|| Failure::message("kuberc error kuberc file is not found"));
+    }
+    Ok(String::new())
+}
+
+/// The first document that is a Preference of a version we know; its older spelling is brought to the newer.
+fn parse(text: &str) -> Result<Option<Value>, String> {
+    let documents = crate::files::documents(text)?;
+    let attempted = !documents.is_empty();
+    for mut document in documents {
+        match (document["apiVersion"].as_str(), document["kind"].as_str()) {
+            (Some("kubectl.config.k8s.io/v1beta1"), Some("Preference")) => {}
+            (Some("kubectl.config.k8s.io/v1alpha1"), Some("Preference")) => {
+                if document["defaults"].is_null() {
+                    document["defaults"] = document["overrides"].take();
+                }
+                for list in ["defaults", "aliases"] {
+                    for entry in document[list].as_array_mut().into_iter().flatten() {
+                        if entry["options"].is_null() {
+                            entry["options"] = entry["flags"].take();
+                        }
+                    }
+                }
+            }
+            _ => continue,
+        }
+        return Ok(Some(document));
+    }
+    if attempted { Err("no valid preferences found".to_owned()) } else { Ok(None) }
+}
+
+fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
+    value[key].as_array().map(Vec::as_slice).unwrap_or_default()
+}
+
+fn check(preferences: &Value) -> Result<()> {
+    let mut seen = Vec::new();
+    let (aliases, defaults) = (list(preferences, "aliases"), list(preferences, "defaults"));
+    for alias in aliases {
+        let name = text(alias, "/name");
+        if name.is_empty() || !name.bytes().all(|b| b.is_ascii_alphabetic()) {
+            return Err(Failure::message("invalid alias name, can only include alphabetical characters"));
+        }
+        if seen.contains(&name) {
+            return Err(Failure::message(format!("duplicate alias name {name}")));
+        }
+        seen.push(name);
+    }
+    for option in aliases.iter().chain(defaults).flat_map(|entry| list(entry, "options")) {
+        if text(option, "/name").starts_with('-') {
+            let name = text(option, "/name");
+            return Err(Failure::message(format!("flag name {name} should be in long form without dashes")));
+        }
+    }
+    Ok(())
+}
+
+fn rewrite(preferences: &Value, argv: Vec<String>) -> Result<Vec<String>> {
+    let (command, path) = command_of(&ROOT, &argv);
+    let completing = argv[0].starts_with("__complete");
+    if path.is_empty() || completing {
+        return alias(preferences, argv, usize::from(completing));
+    }
+    let mut extra = Vec::new();
+    for entry in list(preferences, "defaults") {
+        let words: Vec<String> = text(entry, "/command").split_whitespace().map(str::to_owned).collect();
+        let (wanted, named) = command_of(&ROOT, &words);
+        if named.is_empty() || named.len() < words.len() {
+            eprintln!("Warning: command {:?} not found to set kuberc override", text(entry, "/command"));
+            continue;
+        }
+        if !std::ptr::eq(wanted, command) {
+            continue;
+        }
+        for option in list(entry, "options") {
+            let name = text(option, "/name");
+            if find_flag(command, name).is_none() {
+                let command = text(entry, "/command");
+                return Err(Failure::message(format!("invalid flag {name} for command {command}")));
+            }
+            if !is_given(command, name, &argv) {
+                extra.push(format!("--{name}={}", text(option, "/default")));
+            }
+        }
+    }
+    let at = path.last().map_or(0, |last| last + 1);
+    Ok([&argv[..at], &extra, &argv[at..]].concat())
+}
+
+/// An alias stands where a command would: the first word that is no flag.
+fn alias(preferences: &Value, argv: Vec<String>, from: usize) -> Result<Vec<String>> {
+    let Some(at) = argv.iter().skip(from).position(|w| !w.starts_with('-')).map(|i| i + from) else { return Ok(argv) };
+    let Some(alias) = list(preferences, "aliases").iter().find(|a| text(a, "/name") == argv[at]) else {
+        return Ok(argv);
+    };
+    if ROOT.subcommand(&argv[at]).is_some() {
+        return Ok(argv);
+    }
+    let words: Vec<String> = text(alias, "/command").split_whitespace().map(str::to_owned).collect();
+    let (command, named) = command_of(&ROOT, &words);
+    if named.is_empty() {
+        return Err(Failure::message(format!(
+            "command {:?} not found to set alias {:?}: {words:?}",
+            text(alias, "/command"),
+            text(alias, "/name")
+        )));
+    }
+    let mut out = [&argv[..at], &words].concat();
+    for option in list(alias, "options") {
+        let name = text(option, "/name");
+        if find_flag(command, name).is_none() {
+            return Err(Failure::message(format!("invalid alias flag {name} in alias {}", argv[at])));
+        }
+        if !is_given(command, name, &argv) {
+            out.push(format!("--{name}={}", text(option, "/default")));
+        }
+    }
+    out.extend(strings(&alias["prependArgs"]).into_iter().map(str::to_owned));
+    out.extend_from_slice(&argv[at + 1..]);
+    out.extend(strings(&alias["appendArgs"]).into_iter().map(str::to_owned));
+    Ok(out)
+}
+
+fn is_given(command: &'static crate::cli::Command, name: &str, argv: &[String]) -> bool {
+    let short = find_flag(command, name).and_then(|f| f.short);
+    argv.iter().take_while(|w| *w != "--").any(|word| match word.strip_prefix("--") {
+        Some(long) => long == name || long.strip_prefix(name).is_some_and(|rest| rest.starts_with('=')),
+        None => short.is_some_and(|s| word.strip_prefix('-').is_some_and(|w| w.starts_with(s))),
+    })
+}
+
+/// Which credential plug-ins of a kubeconfig may run.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) enum PluginPolicy {
+    #[default]
+    AllowAll,
+    DenyAll,
+    Allowlist(Vec<String>),
+}
+
+impl PluginPolicy {
+    fn read(preferences: &Value) -> Result<PluginPolicy> {
+        let commands: Vec<String> = list(preferences, "credentialPluginAllowlist")
+            .iter()
+            .map(|entry| match text(entry, "/command") {
+                "" => text(entry, "/name").to_owned(),
+                command => command.to_owned(),
+            })
+            .collect();
+        match (text(preferences, "/credentialPluginPolicy"), commands.is_empty()) {
+            ("" | "AllowAll", true) => Ok(PluginPolicy::AllowAll),
+            ("DenyAll", true) => Ok(PluginPolicy::DenyAll),
+            ("Allowlist", false) => Ok(PluginPolicy::Allowlist(commands)),
+            ("Allowlist", true) => Err(Failure::message(
+                "misconfigured credential plugin allowlist: plugin policy is \"Allowlist\" but allowlist is empty",
+            )),
+            ("" | "AllowAll" | "DenyAll", false) => Err(Failure::message(
+                "misconfigured credential plugin allowlist: plugin policy is not \"Allowlist\" but allowlist is non-nil",
+            )),
+            (other, _) => Err(Failure::message(format!("unknown plugin policy: {other:?}"))),
+        }
+    }
+
+    /// Names match the program by its whole path, or by its name where the entry has no directory.
+    pub(crate) fn allows(&self, command: &str) -> bool {
+        match self {
+            PluginPolicy::AllowAll => true,
+            PluginPolicy::DenyAll => false,
+            PluginPolicy::Allowlist(entries) => entries.iter().any(|entry| {
+                entry == command || (!entry.contains('/') && command.rsplit('/').next() == Some(entry.as_str()))
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: &str = "apiVersion: kubectl.config.k8s.io/v1beta1\nkind: Preference\n\
+        defaults:\n- command: get\n  options:\n  - {name: output, default: wide}\n- command: set env\n  options:\n  - {name: overwrite, default: 'false'}\n\
+        aliases:\n- name: getn\n  command: get\n  prependArgs: [nodes]\n  options:\n  - {name: output, default: json}\n\
+        - name: runx\n  command: run\n  options:\n  - {name: image, default: nginx}\n  appendArgs: ['--', sleep]\n";
+
+    fn rewritten(line: &str) -> String {
+        let preferences = parse(FILE).unwrap().unwrap();
+        check(&preferences).unwrap();
+        rewrite(&preferences, line.split(' ').map(str::to_owned).collect()).unwrap().join(" ")
+    }
+
+    #[test]
+    fn aliases_and_defaults_become_words() {
+        for (line, expected) in [
+            ("get pods", "get --output=wide pods"),
+            ("-n x get pods", "-n x get --output=wide pods"),
+            ("get pods -oyaml", "get pods -oyaml"),
+            ("get pods --output yaml", "get pods --output yaml"),
+            ("describe pods", "describe pods"),
+            ("set env deploy/a B=c", "set env --overwrite=false deploy/a B=c"),
+            ("getn", "get --output=json nodes"),
+            ("getn -o name worker", "get nodes -o name worker"),
+            ("runx web", "run --image=nginx web -- sleep"),
+            ("unknown x", "unknown x"),
+        ] {
+            assert_eq!(rewritten(line), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (file, expected) in [
+            (
+                "aliases: [{name: a1, command: get}]",
+                "error: invalid alias name, can only include alphabetical characters",
+            ),
+            ("aliases: [{name: a, command: get}, {name: a, command: get}]", "error: duplicate alias name a"),
+            (
+                "defaults: [{command: get, options: [{name: -o, default: x}]}]",
+                "error: flag name -o should be in long form without dashes",
+            ),
+        ] {
+            let text = format!("apiVersion: kubectl.config.k8s.io/v1beta1\nkind: Preference\n{file}\n");
+            let preferences = parse(&text).unwrap().unwrap();
+            assert_eq!(check(&preferences).unwrap_err().to_string(), expected);
+        }
+        assert!(parse("a: b").is_err());
+        assert_eq!(parse("").unwrap(), None);
+    }
+
+    #[test]
+    fn plug_ins_are_allowed_by_path_or_name() {
+        let some = PluginPolicy::Allowlist(vec!["helper".to_owned(), "/opt/a".to_owned()]);
+        for (policy, command, expected) in [
+            (&PluginPolicy::AllowAll, "x", true),
+            (&PluginPolicy::DenyAll, "x", false),
+            (&some, "/usr/bin/helper", true),
+            (&some, "/opt/a", true),
+            (&some, "a", false),
+        ] {
+            assert_eq!(policy.allows(command), expected, "{command}");
+        }
+    }
+}

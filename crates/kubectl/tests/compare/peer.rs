@@ -1,0 +1,37 @@
+//! The kubectl to compare with: what `KUBECTL_PEER` names, else Debian's as `scripts/deps` unpacked it, else the one
+//! installed.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+pub(crate) struct Peer {
+    pub(crate) program: PathBuf,
+    /// The 20 of v1.20.2: what is listed as different depends on it.
+    pub(crate) minor: u32,
+    version: String,
+}
+
+impl Peer {
+    pub(crate) fn find() -> Peer {
+        let unpacked = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/peers/kubectl/usr/bin/kubectl");
+        let program = match std::env::var_os("KUBECTL_PEER") {
+            Some(path) => PathBuf::from(path),
+            None if unpacked.exists() => unpacked,
+            None => PathBuf::from("kubectl"),
+        };
+        let output = Command::new(&program)
+            .args(["version", "--client", "-o", "json"])
+            .output()
+            .unwrap_or_else(|e| panic!("{}: {e}; scripts/deps installs one", program.display()));
+        let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let version = answer["clientVersion"]["gitVersion"].as_str().unwrap().to_owned();
+        let minor = version.split('.').nth(1).unwrap().parse().unwrap();
+        Peer { program, minor, version }
+    }
+
+    pub(crate) fn describe(&self) -> String {
+        format!("kubectl {}", self.version)
+    }
+}
