@@ -333,7 +333,7 @@ impl Kubeconfig {
         let context = match self.context(name) {
             Some(context) => context.clone(),
             None if overrides.context.is_some() => {
-                return Err(Error::config(format!("context {name:?} does not exist")));
+                return Err(Error::config(format!("context was not found for specified context: {name}")));
             }
             None if name.is_empty() => Context::default(),
             None => return Err(Error::config(format!("context was not found for specified context: {name}"))),
@@ -342,7 +342,7 @@ impl Kubeconfig {
         let mut cluster = match self.cluster(cluster_name) {
             Some(cluster) => cluster.clone(),
             None if cluster_name.is_empty() => Cluster::default(),
-            None => return Err(Error::config(format!("cluster {cluster_name:?} does not exist"))),
+            None => return Err(Error::config(format!("no server found for cluster {cluster_name:?}"))),
         };
         let user_name = overrides.user.as_deref().unwrap_or(&context.user);
         let mut user = match self.user(user_name) {
@@ -487,8 +487,11 @@ contexts: [{name: two, context: {cluster: b, user: v}}]
     fn names_that_do_not_exist_are_errors() {
         let config = Kubeconfig::parse(FIRST).unwrap();
         for (overrides, text) in [
-            (Overrides { context: Some("x".into()), ..Overrides::default() }, "context \"x\" does not exist"),
-            (Overrides { cluster: Some("x".into()), ..Overrides::default() }, "cluster \"x\" does not exist"),
+            (
+                Overrides { context: Some("x".into()), ..Overrides::default() },
+                "context was not found for specified context: x",
+            ),
+            (Overrides { cluster: Some("x".into()), ..Overrides::default() }, "no server found for cluster \"x\""),
             (Overrides { user: Some("x".into()), ..Overrides::default() }, "auth info \"x\" does not exist"),
         ] {
             assert_eq!(config.resolve(&overrides).unwrap_err().to_string(), text);

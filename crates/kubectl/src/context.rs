@@ -144,7 +144,9 @@ impl Context {
     }
 
     pub(crate) fn overrides(&self) -> Overrides {
-        let text = |name: &str| Some(self.flags.string(name)).filter(|v| !v.is_empty());
+        // `create rolebinding --user` is not the kubeconfig's user: a command's own flag hides the global one.
+        let own = |name: &str| self.flags.command.flags.iter().copied().flatten().any(|f| f.name == name);
+        let text = |name: &str| Some(self.flags.string(name)).filter(|v| !v.is_empty() && !own(name));
         Overrides {
             context: text("context"),
             cluster: text("cluster"),
@@ -166,7 +168,13 @@ impl Context {
     }
 
     pub(crate) fn resolved(&self) -> Result<Resolved> {
-        self.kubeconfig()?.resolve(&self.overrides()).map_err(|e| Failure::message(e.to_string()))
+        self.kubeconfig()?.resolve(&self.overrides()).map_err(|e| {
+            let text = e.to_string();
+            match text.starts_with("context was not found") {
+                true => Failure::ExitWith(format!("Error in configuration: {text}"), 1),
+                false => Failure::message(text),
+            }
+        })
     }
 
     /// The namespace in force, and whether `--namespace` named it.

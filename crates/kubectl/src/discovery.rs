@@ -50,6 +50,11 @@ impl Mapping {
         if self.group.is_empty() { kind } else { format!("{kind}.{}", self.group) }
     }
 
+    /// `Deployment.apps`, as messages name a kind.
+    pub(crate) fn group_kind(&self) -> String {
+        if self.group.is_empty() { self.kind.clone() } else { format!("{}.{}", self.kind, self.group) }
+    }
+
     /// The collection's path.
     pub(crate) fn path(&self, namespace: &str) -> String {
         let root = if self.group.is_empty() { "/api" } else { "/apis" };
@@ -342,12 +347,7 @@ impl Discovery {
                 }
             }
         }
-        Failure::NoResource {
-            resource: name.to_owned(),
-            group: parts.get(1).map(|g| (*g).to_owned()).unwrap_or_default(),
-            version: String::new(),
-            suggestion: best.map(|(_, s)| s),
-        }
+        Failure::NoResource { resource: name.to_owned(), suggestion: best.map(|(_, s)| s) }
     }
 }
 

@@ -13,7 +13,7 @@ pub(crate) enum Failure {
     /// A Status of the server, from a non-2xx answer.
     Status(Box<Value>),
     /// No type of that name in discovery; the last field holds a nearer name, when there is one.
-    NoResource { resource: String, group: String, version: String, suggestion: Option<String> },
+    NoResource { resource: String, suggestion: Option<String> },
     /// The server could not be reached.
     Connect { host: String, cause: String, refused: bool, config: String },
     /// Several at once, from `--continue-on-error` loops.
@@ -27,6 +27,27 @@ pub(crate) enum Failure {
 impl Failure {
     pub(crate) fn message(text: impl Into<String>) -> Failure {
         Failure::Message(text.into())
+    }
+
+    /// Adds what may have been meant.
+    pub(crate) fn suggest(self, near: Vec<String>) -> Failure {
+        match self {
+            Failure::Message(text) if !near.is_empty() => {
+                Failure::Message(format!("{text}\n\nDid you mean this?\n\t{}", near.join("\n\t")))
+            }
+            other => other,
+        }
+    }
+
+    /// Some commands print a missing type without the word `error`.
+    pub(crate) fn without_prefix(self) -> Failure {
+        match self {
+            Failure::NoResource { .. } => {
+                let text = self.to_string();
+                Failure::ExitWith(text.trim_start_matches("error: ").to_owned(), 1)
+            }
+            other => other,
+        }
     }
 
     /// `UsageErrorf`: the message, then where to read more.
@@ -116,14 +137,8 @@ impl fmt::Display for Failure {
             Failure::Message(m) => write!(f, "error: {m}"),
             Failure::ExitWith(m, _) => f.write_str(m),
             Failure::Status(s) => f.write_str(&status_text(s)),
-            Failure::NoResource { resource, group, version, suggestion } => {
+            Failure::NoResource { resource, suggestion } => {
                 write!(f, "error: the server doesn't have a resource type \"{resource}\"")?;
-                match (group.is_empty(), version.is_empty()) {
-                    (false, false) => write!(f, " in group \"{group}\" and version \"{version}\"")?,
-                    (false, true) => write!(f, " in group \"{group}\"")?,
-                    (true, false) => write!(f, " in version \"{version}\"")?,
-                    (true, true) => {}
-                }
                 match suggestion {
                     Some(s) => write!(f, "\n\nDid you mean this?\n\t{s}"),
                     None => Ok(()),

@@ -27,7 +27,8 @@ pub(crate) async fn read_manifests(cx: &Context) -> Result<Vec<Manifest>> {
         if cx.flags.bool("recursive") {
             return Err(Failure::message("the -k flag can't be used with -f or -R"));
         }
-        let text = crate::kustomize::build(Path::new(&kustomize)).map_err(Failure::message)?;
+        let text = crate::kustomize::build(Path::new(&kustomize), crate::kustomize::LoadRestrictor::RootOnly)
+            .map_err(Failure::message)?;
         return parse(&text, &kustomize);
     }
     let mut out = Vec::new();
@@ -200,9 +201,11 @@ fn json_error(e: &serde_json::Error) -> String {
 
 pub(crate) fn yaml(text: &str) -> Result<Value, String> {
     yaml_serde::from_str::<Value>(text).map_err(|e| {
-        let place = e.location().map(|l| format!("line {}: ", l.line())).unwrap_or_default();
         let message = e.to_string();
         let message = message.split(" at line ").next().unwrap_or(&message).to_owned();
+        // Go's library counts lines of the parser from zero and lines of the scanner from one.
+        let early = usize::from(message.starts_with("did not find expected"));
+        let place = e.location().map(|l| format!("line {}: ", (l.line() - early).max(1))).unwrap_or_default();
         format!("error converting YAML to JSON: yaml: {place}{message}")
     })
 }

@@ -69,10 +69,7 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
     };
     let invocation = match parsed {
         Parsed::Run(invocation) => invocation,
-        Parsed::Help { command, path } => {
-            print!("{}", cli::help(command, &path));
-            return ExitCode::SUCCESS;
-        }
+        Parsed::Help { command, path, asked } => return help(command, &path, asked),
         Parsed::Unknown { word, root, path } => return unknown(&word, root, &path, &argv),
     };
     for note in invocation.deprecations() {
@@ -121,25 +118,43 @@ fn report(failure: &Failure) -> ExitCode {
     ExitCode::from(failure.exit_code())
 }
 
-/// A word that names no command: perhaps a plug-in on the PATH, else a mistake to explain.
-fn unknown(word: &str, root: &'static cli::Command, path: &str, argv: &[String]) -> ExitCode {
-    if path == "kubectl"
-        && let Some(code) = commands::plugin::run(argv)
-    {
-        return code;
-    }
-    let mut text = format!("unknown command \"{word}\" for \"{path}\"");
-    let close: Vec<&str> = root
-        .subcommands
-        .iter()
-        .map(|c| c.name)
-        .filter(|name| discovery::edit_distance(word, name) <= 2 || name.starts_with(word))
-        .collect();
-    if !close.is_empty() {
-        text.push_str("\n\nDid you mean this?\n");
-        for name in close {
-            text.push_str(&format!("\t{name}\n"));
+fn help(command: &'static cli::Command, path: &str, asked: bool) -> ExitCode {
+    let text = cli::help(command, path);
+    match command.alone {
+        cli::Alone::FailWithHelp if !asked => {
+            eprint!("{text}");
+            ExitCode::FAILURE
+        }
+        alone => {
+            print!("{text}");
+            if alone == cli::Alone::FailWithHelpOut && !asked { ExitCode::FAILURE } else { ExitCode::SUCCESS }
         }
     }
-    report(&Failure::message(text))
+}
+
+/// A word that names no command: perhaps a plug-in on the PATH, else a mistake to explain.
+fn unknown(word: &str, group: &'static cli::Command, path: &str, argv: &[String]) -> ExitCode {
+    let top = path == "kubectl";
+    if top && let Some(code) = commands::plugin::run(argv) {
+        return code;
+    }
+    if !top && group.alone == cli::Alone::Help {
+        return help(group, path, true);
+    }
+    let close: Vec<String> = group
+        .subcommands
+        .iter()
+        .map(|c| c.name.to_owned())
+        .filter(|name| discovery::edit_distance(word, name) <= 2 || name.starts_with(word))
+        .collect();
+    if !top {
+        return report(&Failure::usage(path, format!("unknown command \"{word}\"")).suggest(close));
+    }
+    let failure = Failure::message(format!("unknown command \"{word}\" for \"{path}\""));
+    let failure = failure.suggest(close);
+    // cobra ends its suggestions with an empty line.
+    match failure {
+        Failure::Message(text) if text.contains("Did you mean") => report(&Failure::message(text + "\n")),
+        other => report(&other),
+    }
 }

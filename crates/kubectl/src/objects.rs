@@ -89,16 +89,51 @@ impl PatchKind {
     }
 }
 
-/// The object as `apply` remembers it: one line of JSON and a newline, without the annotation itself.
+/// The object as `apply` remembers it: [`as_applied`], and always with a map of annotations.
 pub(crate) fn last_applied(object: &Value) -> String {
     let mut object = object.clone();
-    if let Some(annotations) = object["metadata"]["annotations"].as_object_mut() {
-        annotations.remove(LAST_APPLIED);
-    }
     if !object["metadata"]["annotations"].is_object() {
         object["metadata"]["annotations"] = json!({});
     }
+    as_applied(&object)
+}
+
+/// One line of JSON and a newline, without the annotation itself.
+pub(crate) fn as_applied(object: &Value) -> String {
+    let mut object = object.clone();
+    if let Some(annotations) = object.pointer_mut("/metadata/annotations").and_then(Value::as_object_mut) {
+        annotations.remove(LAST_APPLIED);
+    }
     crate::printers::json::compact(&object) + "\n"
+}
+
+/// Ten letters of the content of a ConfigMap or Secret, for names that change with it.
+pub(crate) fn content_hash(object: &Value) -> String {
+    let mut content = json!({"kind": object["kind"], "name": object["metadata"]["name"], "data": object.get("data").cloned().unwrap_or(json!(""))});
+    if object["kind"] == "Secret" {
+        content["type"] = object.get("type").cloned().unwrap_or(json!(""));
+    } else if let Some(binary) = object.get("binaryData") {
+        content["binaryData"] = binary.clone();
+    }
+    let digest = sha256_hex(crate::printers::json::compact(&content).as_bytes());
+    // Vowels and look-alikes are replaced so that no word appears in a name.
+    digest
+        .chars()
+        .take(10)
+        .map(|c| match c {
+            '0' => 'g',
+            '1' => 'h',
+            '3' => 'k',
+            'a' => 'm',
+            'e' => 't',
+            c => c,
+        })
+        .collect()
+}
+
+fn sha256_hex(data: &[u8]) -> String {
+    use sha2::Digest;
+    sha2::Sha256::digest(data).iter().map(|b| format!("{b:02x}")).collect()
 }
 
 pub(crate) fn set_annotation(object: &mut Value, key: &str, value: String) {

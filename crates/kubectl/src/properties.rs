@@ -66,7 +66,7 @@ proptest! {
     }
 
     #[test]
-    fn jsonpath_quotes_any_key(key in "[a-zA-Z./_-]{1,12}", value in "[ -~&&[^\"\\\\]]{0,10}") {
+    fn jsonpath_quotes_any_key(key in "[a-zA-Z][a-zA-Z./_-]{0,11}", value in "[ -~&&[^\"\\\\]]{0,10}") {
         let data = json!({"m": {key.clone(): value.clone()}});
         let escaped: String = key.chars().map(|c| if c == '.' { "\\.".to_owned() } else { c.to_string() }).collect();
         prop_assert_eq!(path(&format!("{{.m.{escaped}}}"), &data), value.clone());
@@ -139,23 +139,16 @@ impl Model {
             .containers
             .iter()
             .map(|(name, (image, env))| {
-                let mut c = json!({"name": name, "image": image});
-                if !env.is_empty() {
-                    c["env"] = env.iter().map(|(name, value)| json!({"name": name, "value": value})).collect();
-                }
-                c
+                let env: Vec<Value> = env.iter().map(|(name, value)| json!({"name": name, "value": value})).collect();
+                json!({"name": name, "image": image, "env": env})
             })
             .collect();
-        if !containers.is_empty() {
-            spec["containers"] = json!(containers);
-        }
+        spec["containers"] = json!(containers);
         if !self.tolerations.is_empty() {
             spec["tolerations"] = self.tolerations.iter().map(|key| json!({"key": key})).collect();
         }
-        let mut object = json!({"spec": {"template": {"spec": spec}}});
-        if !self.labels.is_empty() {
-            object["metadata"] = json!({"labels": self.labels});
-        }
+        // Maps and keyed lists are always there: leaving a whole one out deletes it, with what others put into it.
+        let mut object = json!({"metadata": {"labels": self.labels}, "spec": {"template": {"spec": spec}}});
         if let Some(replicas) = self.replicas {
             object["spec"]["replicas"] = json!(replicas);
         }

@@ -225,8 +225,13 @@ pub(crate) async fn file_info(cx: &Context, manifest: Manifest, namespace: &str,
                 "the namespace from the provided object \"{own}\" does not match the namespace \"{namespace}\". You must pass '--namespace={own}' to perform this operation."
             )));
         }
-        settled = if own.is_empty() { namespace.to_owned() } else { own };
-        object["metadata"]["namespace"] = Value::String(settled.clone());
+        let local = cx.flags.has_flag("local") && cx.flags.bool("local");
+        if local {
+            settled = own;
+        } else {
+            settled = if own.is_empty() { namespace.to_owned() } else { own };
+            object["metadata"]["namespace"] = Value::String(settled.clone());
+        }
     }
     Ok(Info { mapping, namespace: settled, name, object, source })
 }
@@ -310,7 +315,7 @@ pub(crate) async fn list_chunks(
         let request = adjust(list_request(cx, mapping, namespace))
             .query_if(chunk > 0, "limit", chunk.to_string())
             .query_if(!token.is_empty(), "continue", token.clone());
-        let page = request.value(cx).await?;
+        let page = request.value(cx).await.map_err(|e| selectors_named(cx, mapping, e))?;
         token = page["metadata"]["continue"].as_str().unwrap_or("").to_owned();
         match &mut whole {
             None => whole = Some(page),
@@ -331,6 +336,20 @@ pub(crate) async fn list_chunks(
             return Ok(whole);
         }
     }
+}
+
+/// A refusal of a selector says which type and selectors it was about.
+pub(crate) fn selectors_named(cx: &Context, mapping: &Mapping, failure: Failure) -> Failure {
+    let given = |flag: &str| if cx.flags.has_flag(flag) { cx.flags.string(flag) } else { String::new() };
+    let (labels, fields) = (given("selector"), given("field-selector"));
+    if failure.reason() != "BadRequest" || (labels.is_empty() && fields.is_empty()) {
+        return failure;
+    }
+    failure.context(format!(
+        "Unable to find \"{}, Resource={}\" that match label selector \"{labels}\", field selector \"{fields}\"",
+        if mapping.group.is_empty() { format!("/{}", mapping.version) } else { mapping.api_version() },
+        mapping.resource
+    ))
 }
 
 /// The items of a list, each with its own kind and version (lists of built-in types leave them out).

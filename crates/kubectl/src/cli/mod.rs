@@ -31,6 +31,17 @@ pub(crate) struct Command {
     /// What its words are, for shells that complete them.
     pub(crate) words: Words,
     pub(crate) run: Option<Run>,
+    /// What a command that only groups others does on its own.
+    pub(crate) alone: Alone,
+}
+
+/// A group of commands without one of them: help, as a success or (most of upstream's) as a failure.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Alone {
+    Help,
+    FailWithHelp,
+    /// The same on standard output.
+    FailWithHelpOut,
 }
 
 /// The words that may follow a command.
@@ -67,6 +78,7 @@ impl Command {
         subcommands: &[],
         words: Words::None,
         run: None,
+        alone: Alone::Help,
     };
 
     pub(crate) fn subcommand(&self, word: &str) -> Option<&'static Command> {

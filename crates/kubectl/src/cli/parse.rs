@@ -26,6 +26,8 @@ pub(crate) enum Parsed {
     Help {
         command: &'static Command,
         path: String,
+        /// Whether `--help` was given.
+        asked: bool,
     },
     /// The first word names no command: a plug-in may.
     Unknown {
@@ -135,7 +137,8 @@ pub(crate) fn parse(root: &'static Command, argv: Vec<String>) -> Result<Parsed>
                 continue;
             }
             let Some(flag) = find_long(command, name) else {
-                return Err(usage(format!("unknown flag: --{name}")));
+                let failure = usage(format!("unknown flag: --{name}"));
+                return Err(failure.suggest(near_flags(command, name)));
             };
             let value = match (inline, flag.bare) {
                 (Some(v), _) => v,
@@ -182,9 +185,17 @@ pub(crate) fn parse(root: &'static Command, argv: Vec<String>) -> Result<Parsed>
         i += 1;
     }
     if help || command.run.is_none() {
-        return Ok(Parsed::Help { command, path });
+        return Ok(Parsed::Help { command, path, asked: help });
     }
     Ok(Parsed::Run(Invocation { command, path, args, dash, program_args: argv, set }))
+}
+
+/// Flags spelled almost like it.
+fn near_flags(command: &'static Command, name: &str) -> Vec<String> {
+    let all = command.flags.iter().copied().flatten().chain(GLOBAL);
+    all.filter(|f| !f.hidden && name.len() > 2 && crate::discovery::edit_distance(name, f.name) <= 2)
+        .map(|f| format!("--{}", f.name))
+        .collect()
 }
 
 fn command_name(root: &'static Command, argv: &[String], words: &[usize], upto: usize) -> &'static str {
@@ -352,6 +363,10 @@ mod tests {
     fn errors_read_as_upstream() {
         for (line, expected) in [
             ("get --bogus", "error: unknown flag: --bogus\nSee 'kubectl get --help' for usage."),
+            (
+                "get --outptu=x",
+                "error: unknown flag: --outptu\nSee 'kubectl get --help' for usage.\n\nDid you mean this?\n\t--output",
+            ),
             ("get -Z", "error: unknown shorthand flag: 'Z' in -Z\nSee 'kubectl get --help' for usage."),
             ("get pods -o", "error: flag needs an argument: 'o' in -o\nSee 'kubectl get --help' for usage."),
             (

@@ -18,7 +18,8 @@ pub(crate) const RESOURCES: Command = Command {
         Flag::slice("categories", "Only types in all these categories."),
         Flag::bool("namespaced", "Only types with (or, with =false, without) namespaces.").default("true"),
         Flag::bool("no-headers", "Leave the header line out."),
-        Flag::string("output", "wide or name.").short('o'),
+        Flag::string("output", "json, kyaml, name, wide or yaml.").short('o'),
+        Flag::bool("show-managed-fields", "Keep managedFields in JSON and YAML.").hidden(),
         Flag::string("sort-by", "name or kind."),
         Flag::slice("verbs", "Only types with all these verbs."),
     ]],
@@ -55,8 +56,13 @@ const DUMP: Command = Command {
 
 async fn resources(cx: &Context) -> Result<()> {
     let output = cx.flags.string("output");
-    if !["", "wide", "name"].contains(&output.as_str()) {
-        return Err(Failure::message(format!("--output {output} is not available")));
+    if !cx.args().is_empty() {
+        return Err(cx.usage(format!("unexpected arguments: [{}]", cx.args().join(" "))));
+    }
+    if !["", "wide", "name", "json", "yaml", "kyaml"].contains(&output.as_str()) {
+        return Err(Failure::message(format!(
+            "unable to match a printer suitable for the output format \"{output}\", allowed formats are: json,kyaml,name,wide,yaml"
+        )));
     }
     let discovery = cx.discovery()?;
     if !cx.flags.bool("cached") {
@@ -83,6 +89,10 @@ async fn resources(cx: &Context) -> Result<()> {
         }
         return Ok(());
     }
+    if ["json", "yaml", "kyaml"].contains(&output.as_str()) {
+        let mut printer = crate::printers::Printer::new(&cx.flags, "")?;
+        return cx.print(&printer.print(&resource_lists(&list))?);
+    }
     let wide = output == "wide";
     let mut text = String::new();
     if !cx.flags.bool("no-headers") {
@@ -104,6 +114,26 @@ async fn resources(cx: &Context) -> Result<()> {
         text.push('\n');
     }
     cx.print(&TabWriter::table().format(&text))
+}
+
+/// The types as one APIResourceList, each with its group and version.
+fn resource_lists(list: &[crate::discovery::Mapping]) -> serde_json::Value {
+    let rows: Vec<serde_json::Value> = list
+        .iter()
+        .map(|m| {
+            let mut row = serde_json::json!({
+                "name": m.resource, "singularName": m.singular, "namespaced": m.namespaced, "kind": m.kind,
+                "verbs": m.verbs, "group": m.group, "version": m.version,
+            });
+            for (key, words) in [("shortNames", &m.short_names), ("categories", &m.categories)] {
+                if !words.is_empty() {
+                    row[key] = serde_json::json!(words);
+                }
+            }
+            row
+        })
+        .collect();
+    serde_json::json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": "", "resources": rows})
 }
 
 async fn versions(cx: &Context) -> Result<()> {

@@ -25,7 +25,9 @@ pub(crate) const COMMAND: Command = Command {
             Flag::int("max", "-1", "Largest number of pods."),
             Flag::string("cpu", "Target CPU: 70% of the request, or an amount such as 500m."),
             Flag::string("memory", "Target memory: a percentage or an amount."),
-            Flag::int("cpu-percent", "-1", "Target CPU in percent of the request.").hidden(),
+            Flag::int("cpu-percent", "-1", "Target CPU in percent of the request.").deprecated(
+                "Use --cpu with percentage or resource quantity format (e.g., '70%' for utilization or '500m' for milliCPU).",
+            ),
             Flag::string("name", "Name of the autoscaler; the object's unless given."),
             Flag::string("field-manager", "Name that owns the fields.").default("kubectl-autoscale"),
         ],
@@ -49,6 +51,9 @@ fn metric(resource: &str, target: &str) -> Result<Value> {
 
 async fn run(cx: &Context) -> Result<()> {
     let (min, max) = (cx.flags.int("min"), cx.flags.int("max"));
+    if !cx.flags.changed("max") {
+        return Err(Failure::message("required flag(s) \"max\" not set"));
+    }
     if max < 1 {
         return Err(Failure::message(format!("--max=MAXPODS is required and must be at least 1, max: {max}")));
     }
@@ -83,7 +88,9 @@ async fn run(cx: &Context) -> Result<()> {
         }
         let mut object = json!({"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": {"name": name}, "spec": spec});
         objects::record(cx, &mut object);
-        if dry_run != DryRun::Client {
+        if dry_run == DryRun::Client {
+            object["status"] = json!({"currentMetrics": null, "desiredReplicas": 0});
+        } else {
             let mapping = known("autoscaling/v2", "horizontalpodautoscalers", "HorizontalPodAutoscaler", true);
             object =
                 objects::create(cx, &mapping, &info.namespace, &object, dry_run, &cx.flags.string("field-manager"))

@@ -51,7 +51,9 @@ async fn run(cx: &Context) -> Result<()> {
         if i > 0 {
             cx.print("\n\n")?;
         }
-        let text = crate::describe::describe(cx, info).await?;
+        // Of several objects only the objects, unless events are asked for.
+        let events = cx.flags.bool("show-events") && (infos.len() == 1 || cx.flags.changed("show-events"));
+        let text = crate::describe::describe(cx, info, events).await?;
         cx.print(&text)?;
     }
     if infos.is_empty() && failures.is_empty() {

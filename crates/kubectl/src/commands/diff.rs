@@ -24,6 +24,7 @@ pub(crate) const COMMAND: Command = Command {
             Flag::bool("force-conflicts", "With --server-side: take fields over from other managers."),
             Flag::string("field-manager", "Name that owns the fields.").default("kubectl-client-side-apply"),
             Flag::bool("show-managed-fields", "Compare managedFields too."),
+            Flag::bool("show-secrets", "Show the values of secrets."),
             Flag::int("concurrency", "1", "Objects to work on at once."),
         ],
     ],
@@ -43,13 +44,14 @@ async fn compare(cx: &Context) -> Result<()> {
     if cx.flags.list("filename").is_empty() && cx.flags.string("kustomize").is_empty() {
         return Err(Failure::message("must specify one of -f and -k"));
     }
-    let unique: u32 = rand::random();
-    let root = std::env::temp_dir().join(format!("kubectl-diff-{unique}"));
-    let (live_dir, merged_dir) = (root.join("LIVE"), root.join("MERGED"));
-    std::fs::create_dir_all(&live_dir)?;
-    std::fs::create_dir_all(&merged_dir)?;
-    let result = fill(cx, &live_dir, &merged_dir).await.and_then(|()| show(cx, &live_dir, &merged_dir));
-    let _ = std::fs::remove_dir_all(&root);
+    let [live, merged] = ["LIVE", "MERGED"]
+        .map(|name| std::env::temp_dir().join(format!("{name}-{}", rand::random_range(100_000_000..u32::MAX))));
+    std::fs::create_dir(&live)?;
+    std::fs::create_dir(&merged)?;
+    let result = fill(cx, &live, &merged).await.and_then(|()| show(cx, &live, &merged));
+    for dir in [live, merged] {
+        let _ = std::fs::remove_dir_all(dir);
+    }
     result
 }
 
@@ -78,10 +80,35 @@ async fn fill(cx: &Context, live_dir: &std::path::Path, merged_dir: &std::path::
             }
             yaml::to_string(&o)
         };
+        let (mut live, mut merged) = (live, merged);
+        if info.mapping.kind == "Secret" && info.mapping.group.is_empty() && !cx.flags.bool("show-secrets") {
+            mask(live.as_mut(), &mut merged);
+        }
         std::fs::write(live_dir.join(&name), live.as_ref().map(text).unwrap_or_default())?;
         std::fs::write(merged_dir.join(&name), text(&merged))?;
     }
     Ok(())
+}
+
+/// Secret values are shown as stars that still tell whether they change.
+fn mask(live: Option<&mut Value>, merged: &mut Value) {
+    let mut nothing = Value::Null;
+    let live = live.unwrap_or(&mut nothing);
+    let keys: Vec<String> = [&*live, &*merged]
+        .iter()
+        .flat_map(|o| o["data"].as_object().into_iter().flat_map(|m| m.keys().cloned()))
+        .collect();
+    for key in keys {
+        let (before, after) = (live["data"].get(&key).cloned(), merged["data"].get(&key).cloned());
+        let both = before.is_some() && after.is_some();
+        let (old, new) = if both && before != after { ("*** (before)", "*** (after)") } else { ("***", "***") };
+        if before.is_some() {
+            live["data"][&key] = Value::String(old.to_owned());
+        }
+        if after.is_some() {
+            merged["data"][&key] = Value::String(new.to_owned());
+        }
+    }
 }
 
 async fn merged(cx: &Context, info: &Info, live: Option<&Value>) -> Result<Value> {
@@ -94,13 +121,11 @@ async fn merged(cx: &Context, info: &Info, live: Option<&Value>) -> Result<Value
             .value(cx)
             .await;
     }
-    let mut modified = info.object.clone();
-    let text = objects::last_applied(&modified);
-    objects::set_annotation(&mut modified, objects::LAST_APPLIED, text);
+    // Without the annotation of apply: what it would become is no difference that people ask about.
     let Some(live) = live else {
-        return objects::create(cx, &info.mapping, &info.namespace, &modified, DryRun::Server, &manager).await;
+        return objects::create(cx, &info.mapping, &info.namespace, &info.object, DryRun::Server, &manager).await;
     };
-    let (kind, patch) = super::apply::compute_patch(info, &modified, live);
+    let (kind, patch) = super::apply::compute_patch(info, &info.object, live);
     objects::patch(cx, info.path(), kind, patch.to_string(), DryRun::Server, &manager).await
 }
 

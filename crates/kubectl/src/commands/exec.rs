@@ -104,7 +104,7 @@ fn exec_path(namespace: &str, pod: &str, container: &str, command: &[String], st
 async fn exec(cx: &Context) -> Result<()> {
     let words = cx.args();
     let Some(target) = words.first().filter(|_| cx.flags.dash != Some(0)) else {
-        return Err(cx.usage("pod, type/name or --filename must be specified"));
+        return Err(Failure::message("pod, type/name or --filename must be specified"));
     };
     let command = match cx.flags.dash {
         Some(at) => words[at..].to_vec(),
@@ -117,7 +117,7 @@ async fn exec(cx: &Context) -> Result<()> {
         None => Vec::new(),
     };
     if command.is_empty() {
-        return Err(cx.usage("you must specify at least one command for the container"));
+        return Err(Failure::message("you must specify at least one command for the container"));
     }
     let (namespace, _) = cx.namespace()?;
     let pod = one_pod(cx, &namespace, target).await?;
@@ -153,7 +153,7 @@ fn attach_path(namespace: &str, pod: &str, container: &str, terminal: &Terminal)
 
 async fn attach(cx: &Context) -> Result<()> {
     let [target] = cx.args() else {
-        return Err(cx.usage("at least 1 argument is required for attach"));
+        return Err(Failure::message("at least 1 argument is required for attach"));
     };
     let (namespace, _) = cx.namespace()?;
     let pod = one_pod(cx, &namespace, target).await?;
@@ -245,7 +245,7 @@ fn place(spec: &str) -> Result<Place> {
 
 async fn copy(cx: &Context) -> Result<()> {
     let [from, to] = cx.args() else {
-        return Err(cx.usage("source and destination are required"));
+        return Err(Failure::message("source and destination are required"));
     };
     let (from, to) = (place(from)?, place(to)?);
     if from.path.is_empty() || to.path.is_empty() {

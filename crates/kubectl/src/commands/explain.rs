@@ -24,7 +24,7 @@ pub(crate) const COMMAND: Command = Command {
 
 async fn run(cx: &Context) -> Result<()> {
     let [word] = cx.args() else {
-        return Err(cx.usage(if cx.args().is_empty() {
+        return Err(Failure::message(if cx.args().is_empty() {
             "You must specify the type of resource to explain. Use \"kubectl api-resources\" for a complete list of supported resources."
         } else {
             "We accept only this format: explain RESOURCE"
@@ -40,7 +40,7 @@ async fn run(cx: &Context) -> Result<()> {
             fields.clear();
             m
         }
-        Err(_) => discovery.resolve(cx, resource).await?,
+        Err(_) => discovery.resolve(cx, resource).await.map_err(Failure::without_prefix)?,
     };
     let version = match cx.flags.string("api-version") {
         v if v.is_empty() => mapping.api_version(),

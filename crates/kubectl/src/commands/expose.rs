@@ -50,6 +50,9 @@ async fn run(cx: &Context) -> Result<()> {
     for info in infos {
         let object = &info.object;
         let kind = object["kind"].as_str().unwrap_or("");
+        if !["Deployment", "Pod", "ReplicaSet", "ReplicationController", "Service"].contains(&kind) {
+            return Err(Failure::message(format!("cannot expose a {}", info.mapping.group_kind())));
+        }
         let selector = match cx.flags.string("selector") {
             s if !s.is_empty() => pairs(&s)?,
             _ => selector_of(object).map_err(|e| {
@@ -177,7 +180,7 @@ fn ports(cx: &Context, object: &Value, kind: &str) -> Result<Vec<Value>> {
         _ => protocols.iter().map(|(port, _)| port.clone()).collect(),
     };
     if wanted.is_empty() && cx.flags.string("cluster-ip") != "None" {
-        return Err(cx.usage("couldn't find port via --port flag or introspection"));
+        return Err(Failure::message("couldn't find port via --port flag or introspection"));
     }
     let mut out = Vec::new();
     for (i, text) in wanted.iter().enumerate() {

@@ -76,6 +76,11 @@ async fn run(cx: &Context) -> Result<()> {
         ..Options::default()
     };
     let selections = resources::select(cx, &options).await?;
+    if !cx.flags.string("subresource").is_empty()
+        && selections.iter().any(|s| matches!(s, Selection::Collection { .. }))
+    {
+        return Err(Failure::message("subresource cannot be used when bulk resources are specified"));
+    }
     if cx.flags.bool("watch") || cx.flags.bool("watch-only") {
         return watch(cx, selections, output).await;
     }
@@ -160,7 +165,11 @@ async fn human(cx: &Context, selections: Vec<Selection>, output: &Output) -> Res
     if !sort.is_empty() {
         for f in &mut fetched {
             let sorted = if let Some(rows) = f.answer["rows"].as_array_mut() {
-                sort_rows(rows, &sort)
+                // A field that no row has leaves nothing to show.
+                if sort_rows(rows, &sort).is_err() {
+                    rows.clear();
+                }
+                Ok(())
             } else if let Some(items) = f.answer["items"].as_array_mut() {
                 sort_objects(items, &sort)
             } else {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 
 use super::flags;
-use crate::cli::{Command, Flag, Words};
+use crate::cli::{Alone, Command, Flag, Words};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::kuberc;
@@ -15,6 +15,7 @@ pub(crate) const COMMAND: Command = Command {
     name: "kuberc",
     about: "Manage kuberc configuration files",
     subcommands: &[&SET, &VIEW],
+    alone: Alone::FailWithHelp,
     ..Command::EMPTY
 };
 const VIEW: Command = Command {

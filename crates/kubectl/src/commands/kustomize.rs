@@ -3,12 +3,31 @@
 use crate::cli::{Command, Flag, Words};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
+use crate::kustomize::LoadRestrictor;
 
 pub(crate) const COMMAND: Command = Command {
     name: "kustomize",
     usage: "DIR",
     about: "Build a kustomization target from a directory",
-    flags: &[&[Flag::string("output", "File to write to.").short('o')]],
+    flags: &[&[
+        Flag::bool("as-current-user", "Run functions as this user; there are none here.").hidden(),
+        Flag::bool("enable-alpha-plugins", "Allow plug-ins; there are none here.").hidden(),
+        Flag::bool("enable-helm", "Allow Helm charts; they are not supported.").hidden(),
+        Flag::array("env", "Environment of functions.").short('e').hidden(),
+        Flag::slice("helm-api-versions", "").hidden(),
+        Flag::string("helm-command", "").default("helm").hidden(),
+        Flag::bool("helm-debug", "").hidden(),
+        Flag::string("helm-kube-version", "").hidden(),
+        Flag::string(
+            "load-restrictor",
+            "LoadRestrictionsRootOnly, or LoadRestrictionsNone to read files outside of the directory.",
+        )
+        .default("LoadRestrictionsRootOnly"),
+        Flag::array("mount", "Storage of functions.").hidden(),
+        Flag::bool("network", "Network of functions.").hidden(),
+        Flag::string("network-name", "").default("bridge").hidden(),
+        Flag::string("output", "File to write to.").short('o'),
+    ]],
     words: Words::Files,
     run: Some(|cx| Box::pin(run(cx))),
     ..Command::EMPTY
@@ -20,7 +39,16 @@ async fn run(cx: &Context) -> Result<()> {
         [dir] => dir.as_str(),
         _ => return Err(Failure::message("specify one path to kustomization.yaml")),
     };
-    let text = crate::kustomize::build(std::path::Path::new(dir)).map_err(Failure::message)?;
+    let restrictor = match cx.flags.string("load-restrictor").as_str() {
+        "LoadRestrictionsRootOnly" => LoadRestrictor::RootOnly,
+        "LoadRestrictionsNone" => LoadRestrictor::None,
+        other => {
+            return Err(Failure::message(format!(
+                "illegal flag value --load-restrictor {other}; legal values: [LoadRestrictionsRootOnly LoadRestrictionsNone]"
+            )));
+        }
+    };
+    let text = crate::kustomize::build(std::path::Path::new(dir), restrictor).map_err(Failure::message)?;
     match cx.flags.string("output") {
         file if file.is_empty() => cx.print(&text),
         file => Ok(std::fs::write(file, text)?),

@@ -101,7 +101,7 @@ async fn run(cx: &Context, field: &'static str) -> Result<()> {
     let list = cx.flags.bool("list");
     let what = if field == "labels" { "label" } else { "annotation" };
     if set.is_empty() && removed.is_empty() && !list {
-        return Err(cx.usage(format!("at least one {what} update is required")));
+        return Err(Failure::message(format!("at least one {what} update is required")));
     }
     let dry_run = cx.dry_run()?;
     let manager = cx.flags.string("field-manager");
@@ -119,18 +119,13 @@ async fn run(cx: &Context, field: &'static str) -> Result<()> {
             continue;
         }
         if !cx.flags.bool("overwrite") {
-            let clash: Vec<Failure> = set
+            let clash: Vec<String> = set
                 .iter()
                 .filter(|(k, v)| current.get(k).is_some_and(|old| old != v.as_str()))
-                .map(|(k, _)| {
-                    Failure::message(format!(
-                        "'{k}' already has a value ({}), and --overwrite is false",
-                        current[k].as_str().unwrap_or("")
-                    ))
-                })
+                .map(|(k, _)| format!("'{k}' already has a value ({})", current[k].as_str().unwrap_or("")))
                 .collect();
             if !clash.is_empty() {
-                failures.extend(clash);
+                failures.extend(refusals(field, clash));
                 continue;
             }
         }
@@ -170,6 +165,16 @@ async fn run(cx: &Context, field: &'static str) -> Result<()> {
         cx.print(&printer.print(&object)?)?;
     }
     Failure::all(failures)
+}
+
+/// What is said about keys that have another value already.
+fn refusals(field: &str, clash: Vec<String>) -> Vec<Failure> {
+    if field == "labels" {
+        return clash.into_iter().map(|c| Failure::message(format!("{c}, and --overwrite is false"))).collect();
+    }
+    let all = clash.join("; ");
+    let text = format!("--overwrite is false but found the following declared annotation(s): {all}");
+    vec![Failure::message(text)]
 }
 
 #[cfg(test)]

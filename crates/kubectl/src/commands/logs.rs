@@ -108,6 +108,9 @@ async fn run(cx: &Context) -> Result<()> {
             })?]
         }
     };
+    if found.is_empty() {
+        cx.eprintln(format!("No resources found in {namespace} namespace."));
+    }
     let prefix = cx.flags.bool("prefix") || all_pods;
     let mut sources = Vec::new();
     for pod in &found {

@@ -146,13 +146,28 @@ async fn drain(cx: &Context) -> Result<()> {
     for node in &all {
         set_unschedulable(cx, node, true, dry_run).await?;
     }
+    let mut failed: Vec<(String, Failure)> = Vec::new();
     for node in &all {
-        drain_one(cx, node, dry_run).await.inspect_err(|_| {
-            cx.eprintln(format!("error: unable to drain node \"{}\" due to error, continuing command...", node.name));
-        })?;
+        if let Err(e) = drain_one(cx, node, dry_run).await {
+            cx.eprintln(format!(
+                "error: unable to drain node \"{}\" due to error: {}, continuing command...",
+                node.name,
+                e.inner()
+            ));
+            failed.push((node.name.clone(), e));
+            continue;
+        }
         cx.println(format!("node/{} {}", node.name, with_dry_run("drained", dry_run)))?;
     }
-    Ok(())
+    if failed.is_empty() {
+        return Ok(());
+    }
+    cx.eprintln("There are pending nodes to be drained:");
+    for (node, _) in &failed {
+        cx.eprintln(format!(" {node}"));
+    }
+    let texts: Vec<String> = failed.iter().map(|(_, e)| e.inner()).collect();
+    Err(Failure::ExitWith(texts.join("\n"), 1))
 }
 
 async fn drain_one(cx: &Context, node: &Info, dry_run: DryRun) -> Result<()> {
@@ -263,7 +278,9 @@ fn parse_taint(word: &str) -> Result<(String, Option<String>, Option<String>, bo
     if let Some(e) = &effect
         && !["NoSchedule", "PreferNoSchedule", "NoExecute"].contains(&e.as_str())
     {
-        return Err(Failure::message(format!("invalid taint effect: {e}, unsupported taint effect")));
+        return Err(Failure::message(format!(
+            "invalid taint effect: {e}, unsupported taint effect\nSee 'kubectl taint -h' for help and examples"
+        )));
     }
     if key.is_empty() || (!remove && effect.is_none()) {
         return Err(Failure::message(format!("invalid taint spec: {word}")));
@@ -278,7 +295,7 @@ async fn taint(cx: &Context) -> Result<()> {
         return Err(Failure::message(if words.is_empty() {
             "one or more resources must be specified as <resource> <name> or <resource>/<name>".to_owned()
         } else {
-            format!("invalid resource type {}, only \"nodes\" are supported", words[0])
+            format!("invalid resource type {}, only node types are supported", words[0])
         }));
     }
     let taints = words[at..].iter().map(|w| parse_taint(w)).collect::<Result<Vec<_>>>()?;
@@ -292,7 +309,7 @@ async fn taint(cx: &Context) -> Result<()> {
             .await?;
     for info in infos {
         let mut list = info.object["spec"]["taints"].as_array().cloned().unwrap_or_default();
-        let (mut added, mut removed) = (false, false);
+        let (mut added, mut removed, mut replaced) = (false, false, false);
         for (key, value, effect, remove) in &taints {
             let same = |t: &Value| t["key"] == *key && effect.as_ref().is_none_or(|e| t["effect"] == *e);
             if *remove {
@@ -313,6 +330,7 @@ async fn taint(cx: &Context) -> Result<()> {
                     info.name
                 )));
             }
+            replaced |= list.iter().any(same);
             list.retain(|t| !same(t));
             let mut t = json!({"key": key, "effect": effect});
             if let Some(v) = value.as_ref().filter(|v| !v.is_empty()) {
@@ -323,6 +341,7 @@ async fn taint(cx: &Context) -> Result<()> {
         }
         let operation = match (added, removed) {
             (true, true) => "modified",
+            _ if replaced => "modified",
             (false, true) => "untainted",
             _ => "tainted",
         };

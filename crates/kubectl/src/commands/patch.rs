@@ -71,9 +71,9 @@ async fn patch(cx: &Context) -> Result<()> {
             Failure::message(format!("unable to read patch file: {}", crate::files::go_io_error("open", &file, &e)))
         })?,
         (true, true) => {
-            return Err(cx.usage("must specify --patch or --patch-file containing the contents of the patch"));
+            return Err(Failure::message("must specify --patch or --patch-file containing the contents of the patch"));
         }
-        (false, false) => return Err(cx.usage("cannot specify --patch and --patch-file together")),
+        (false, false) => return Err(Failure::message("cannot specify --patch and --patch-file together")),
     };
     let body: Value =
         crate::files::yaml(&text).map_err(|e| Failure::message(format!("unable to parse \"{text}\": {e}")))?;
@@ -81,13 +81,18 @@ async fn patch(cx: &Context) -> Result<()> {
         "json" => PatchKind::Json,
         "merge" => PatchKind::Merge,
         "strategic" => PatchKind::Strategic,
-        other => return Err(cx.usage(format!("--type must be one of [json merge strategic], not \"{other}\""))),
+        other => {
+            return Err(Failure::message(format!("--type must be one of [json merge strategic], not \"{other}\"")));
+        }
     };
     let dry_run = cx.dry_run()?;
     let local = cx.flags.bool("local");
     let manager = cx.flags.string("field-manager");
     let subresource = cx.flags.string("subresource");
     let mut printer = cx.printer("", dry_run)?;
+    if local && !cx.args().is_empty() {
+        return Err(Failure::message("cannot specify --local and server resources"));
+    }
     let infos = resources::all_infos(cx, &Options { latest: !local, ..Options::default() }).await?;
     for info in infos {
         let object = if local || dry_run == DryRun::Client {
@@ -98,8 +103,7 @@ async fn patch(cx: &Context) -> Result<()> {
         };
         let changed = object["metadata"]["resourceVersion"] != info.object["metadata"]["resourceVersion"]
             || object != info.object;
-        printer.operation =
-            crate::context::with_dry_run(if changed { "patched" } else { "patched (no change)" }, dry_run);
+        if changed { "patched" } else { "patched (no change)" }.clone_into(&mut printer.operation);
         cx.print(&printer.print(&object)?)?;
     }
     Ok(())
@@ -119,7 +123,7 @@ pub(crate) fn apply_locally(info: &resources::Info, kind: PatchKind, patch: &Val
 
 async fn replace(cx: &Context) -> Result<()> {
     if cx.flags.list("filename").is_empty() && cx.flags.string("kustomize").is_empty() {
-        return Err(cx.usage("Must specify --filename to replace"));
+        return Err(Failure::message("must specify one of -f and -k"));
     }
     let dry_run = cx.dry_run()?;
     let raw = cx.flags.string("raw");
@@ -133,7 +137,16 @@ async fn replace(cx: &Context) -> Result<()> {
     let manager = cx.flags.string("field-manager");
     let mut printer = cx.printer("replaced", dry_run)?;
     let mut failures = Vec::new();
-    for selection in resources::select(cx, &Options::default()).await? {
+    let selections = resources::select(cx, &Options::default()).await?;
+    // All the old ones go first, so that none stands in the way of another's place.
+    if cx.flags.bool("force") && dry_run == DryRun::None {
+        for selection in &selections {
+            if let Selection::File(info) = selection {
+                remove(cx, info).await?;
+            }
+        }
+    }
+    for selection in selections {
         let Selection::File(mut info) = selection else { continue };
         objects::record(cx, &mut info.object);
         if cx.flags.bool("save-config") {
@@ -143,7 +156,7 @@ async fn replace(cx: &Context) -> Result<()> {
         let result = if dry_run == DryRun::Client {
             Ok(info.object.clone())
         } else if cx.flags.bool("force") {
-            force(cx, &info, &manager, dry_run).await
+            create_anew(cx, &info, &manager, dry_run).await
         } else {
             let subresource = cx.flags.string("subresource");
             let path = if subresource.is_empty() { info.path() } else { format!("{}/{subresource}", info.path()) };
@@ -158,17 +171,21 @@ async fn replace(cx: &Context) -> Result<()> {
     Failure::all(failures)
 }
 
-async fn force(cx: &Context, info: &resources::Info, manager: &str, dry_run: DryRun) -> Result<Value> {
+/// The deletion of `--force`.
+async fn remove(cx: &Context, info: &resources::Info) -> Result<()> {
     match Request::delete(info.path(), &super::delete::options(cx, !cx.flags.changed("grace-period"))).send(cx).await {
         Ok(_) => {
             let namespace =
                 if info.namespace.is_empty() { String::new() } else { format!(" from {} namespace", info.namespace) };
             cx.println(format!("{} \"{}\" deleted{namespace}", info.mapping.kind_group(), info.name))?;
-            super::delete::wait_gone(cx, info, "", cx.flags.duration("timeout")).await?;
+            super::delete::wait_gone(cx, info, "", cx.flags.duration("timeout")).await
         }
-        Err(e) if e.is_not_found() => {}
-        Err(e) => return Err(e),
+        Err(e) if e.is_not_found() => Ok(()),
+        Err(e) => Err(e),
     }
+}
+
+async fn create_anew(cx: &Context, info: &resources::Info, manager: &str, dry_run: DryRun) -> Result<Value> {
     let mut object = info.object.clone();
     if let Some(meta) = object["metadata"].as_object_mut() {
         meta.remove("resourceVersion");

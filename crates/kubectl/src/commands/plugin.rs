@@ -5,7 +5,7 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use crate::cli::{Command, Flag};
+use crate::cli::{Alone, Command, Flag};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 
@@ -13,6 +13,7 @@ pub(crate) const COMMAND: Command = Command {
     name: "plugin",
     about: "Provides utilities for interacting with plugins",
     subcommands: &[&LIST],
+    alone: Alone::FailWithHelp,
     ..Command::EMPTY
 };
 const LIST: Command = Command {

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::flags;
-use crate::cli::{Command, Flag, Words};
+use crate::cli::{Alone, Command, Flag, Words};
 use crate::context::{Context, DryRun};
 use crate::failure::{Failure, Result};
 use crate::objects::{self, PatchKind, text};
@@ -15,6 +15,7 @@ pub(crate) const COMMAND: Command = Command {
     name: "rollout",
     about: "Manage the rollout of a resource",
     subcommands: &[&HISTORY, &PAUSE, &RESTART, &RESUME, &STATUS, &UNDO],
+    alone: Alone::FailWithHelpOut,
     ..Command::EMPTY
 };
 const STATUS: Command = Command {
@@ -312,6 +313,10 @@ async fn history(cx: &Context) -> Result<()> {
         }
         let all = revisions(cx, &info).await?;
         let mut text = format!("{} \n", info.display());
+        if wanted > 0 && all.is_empty() {
+            cx.println(format!("{} with revision #{wanted}\nNo rollout history found.", info.display()))?;
+            continue;
+        }
         if wanted > 0 {
             let (_, cause, template) = all
                 .iter()
@@ -410,7 +415,7 @@ async fn change(cx: &Context, verb: &str) -> Result<()> {
             }
             ("pause" | "resume", "Deployment") => {
                 if paused == (verb == "pause") {
-                    let state = if paused { "already paused" } else { "is not paused" };
+                    let state = if paused { "is already paused" } else { "is not paused" };
                     failures.push(Failure::message(format!(
                         "{} \"{}\" {state}",
                         info.mapping.group_resource(),

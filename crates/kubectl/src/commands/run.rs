@@ -96,7 +96,7 @@ async fn run(cx: &Context) -> Result<()> {
     let dry_run = cx.dry_run()?;
     let attach = if cx.flags.changed("attach") { cx.flags.bool("attach") } else { spec.stdin };
     if cx.flags.bool("rm") && !attach {
-        return Err(Failure::message("--rm should only be used for attached containers"));
+        return Err(cx.usage("--rm should only be used for attached containers"));
     }
     if attach && dry_run != DryRun::None {
         return Err(cx.usage(
@@ -161,7 +161,7 @@ fn read_spec(cx: &Context) -> Result<Spec> {
     let args: Vec<String> = cx.args().get(usize::from(named)..).unwrap_or(&[]).to_vec();
     let restart = cx.flags.string("restart");
     if !["Always", "OnFailure", "Never"].contains(&restart.as_str()) {
-        return Err(Failure::message(format!("invalid restart policy: {restart}")));
+        return Err(cx.usage(format!("invalid restart policy: {restart}")));
     }
     let pull_policy = cx.flags.string("image-pull-policy");
     if !["", "Always", "IfNotPresent", "Never"].contains(&pull_policy.as_str()) {
@@ -405,7 +405,10 @@ mod tests {
         for (line, expected) in [
             ("run x", "error: required flag(s) \"image\" not set"),
             ("run x --image=UP/CASE", "error: Invalid image name \"UP/CASE\": invalid reference format"),
-            ("run x --image=a --restart=Sometimes", "error: invalid restart policy: Sometimes"),
+            (
+                "run x --image=a --restart=Sometimes",
+                "error: invalid restart policy: Sometimes\nSee 'kubectl run -h' for help and examples",
+            ),
         ] {
             assert_eq!(spec(line).err().map(|e| e.to_string()).as_deref(), Some(expected), "{line}");
         }

@@ -40,7 +40,9 @@ async fn run(cx: &Context) -> Result<()> {
     }
     let replicas = cx.flags.int("replicas");
     if replicas < 0 {
-        return Err(cx.usage("The --replicas=COUNT flag is required, and COUNT must be greater than or equal to 0"));
+        return Err(Failure::message(
+            "The --replicas=COUNT flag is required, and COUNT must be greater than or equal to 0",
+        ));
     }
     let dry_run = cx.dry_run()?;
     let mut printer = cx.printer("scaled", dry_run)?;

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::flags;
-use crate::cli::{Command, Flag};
+use crate::cli::{Alone, Command, Flag};
 use crate::context::{Context, DryRun};
 use crate::failure::{Failure, Result};
 use crate::objects::{self, PatchKind, text};
@@ -13,6 +13,7 @@ pub(crate) const COMMAND: Command = Command {
     name: "set",
     about: "Set specific features on objects",
     subcommands: &[&ENV, &IMAGE, &RESOURCES, &SELECTOR, &SERVICE_ACCOUNT, &SUBJECT],
+    alone: Alone::FailWithHelp,
     ..Command::EMPTY
 };
 
@@ -119,6 +120,11 @@ const SUBJECT: Command = Command {
 };
 
 async fn targets(cx: &Context, words: Vec<String>) -> Result<Vec<Info>> {
+    if cx.flags.bool("local") && !words.is_empty() {
+        return Err(Failure::message(
+            "you must specify resources by --filename when --local is set.\nExample resource specifications include:\n   '-f rsrc.yaml'\n   '--filename=rsrc.json'",
+        ));
+    }
     resources::all_infos(cx, &Options { latest: !cx.flags.bool("local"), args: Some(words), ..Options::default() })
         .await
 }
@@ -135,7 +141,9 @@ async fn change(cx: &Context, infos: Vec<Info>, done: &str, edit: impl Fn(&mut V
             failures.push(e);
             continue;
         }
-        if wanted == info.object && !cx.flags.bool("local") {
+        // Image, env and resources say nothing when there is nothing to do.
+        let quiet = !matches!(cx.flags.command.name, "serviceaccount" | "selector");
+        if wanted == info.object && !cx.flags.bool("local") && quiet {
             continue;
         }
         objects::record(cx, &mut wanted);
@@ -207,7 +215,7 @@ async fn env(cx: &Context) -> Result<()> {
         for info in infos {
             let mut object = info.object.clone();
             for c in containers(&mut object)? {
-                cx.println(format!("# {} {}, container {}", info.mapping.resource, info.name, text(c, "/name")))?;
+                cx.println(format!("# {} {}, container {}", info.mapping.kind, info.name, text(c, "/name")))?;
                 for e in c["env"].as_array().into_iter().flatten() {
                     if e["valueFrom"].is_null() {
                         cx.println(format!("{}={}", text(e, "/name"), text(e, "/value")))?;
@@ -237,13 +245,14 @@ async fn env(cx: &Context) -> Result<()> {
         for key in source["data"].as_object().into_iter().flatten().map(|(k, _)| k) {
             if keys.is_empty() || keys.contains(key) {
                 let name_of = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' };
-                let variable = format!("{}{}", cx.flags.string("prefix"), key.chars().map(name_of).collect::<String>());
+                let name_from_key: String = key.chars().map(name_of).collect();
+                if name_from_key != *key {
+                    cx.eprintln(format!("Warning: key {key} transferred to {name_from_key}"));
+                }
+                let variable = format!("{}{name_from_key}", cx.flags.string("prefix"));
                 taken.push(json!({"name": variable, "valueFrom": {reference: {"key": key, "name": name}}}));
             }
         }
-    }
-    if pairs.is_empty() && taken.is_empty() {
-        return Err(cx.usage("at least one environment variable must be provided"));
     }
     change(cx, infos, "env updated", |object| {
         for c in containers(object)?.into_iter().filter(|c| matches_name(&pattern, text(c, "/name"))) {

@@ -4,7 +4,7 @@ use api::quantity::Quantity;
 use serde_json::Value;
 
 use super::flags;
-use crate::cli::{Command, Flag, Words};
+use crate::cli::{Alone, Command, Flag, Words};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::objects::text;
@@ -16,6 +16,7 @@ pub(crate) const COMMAND: Command = Command {
     name: "top",
     about: "Display resource (CPU/memory) usage",
     subcommands: &[&NODE, &POD],
+    alone: Alone::FailWithHelp,
     ..Command::EMPTY
 };
 const SHARED: &[Flag] = &[

@@ -38,7 +38,7 @@ async fn run(cx: &Context) -> Result<()> {
     if !["", "yaml", "json"].contains(&output.as_str()) {
         return Err(Failure::message("--output must be 'yaml' or 'json'"));
     }
-    let mut info = json!({"clientVersion": client_version(), "kustomizeVersion": "v5.7.1"});
+    let mut info = json!({"clientVersion": client_version(), "kustomizeVersion": "v5.8.1"});
     let mut failure = None;
     if !cx.flags.bool("client") {
         match Request::get("/version").value(cx).await {
@@ -47,11 +47,11 @@ async fn run(cx: &Context) -> Result<()> {
         }
     }
     match output.as_str() {
-        "json" => cx.print(&(json_two_spaces(&info) + "\n"))?,
+        "json" => cx.print(&(json_text::two_spaces(&info) + "\n"))?,
         "yaml" => cx.print(&yaml::to_string(&info))?,
         _ => {
             cx.println(format!("Client Version: {}", crate::VERSION))?;
-            cx.println("Kustomize Version: v5.7.1")?;
+            cx.println("Kustomize Version: v5.8.1")?;
             if let Some(server) = info["serverVersion"]["gitVersion"].as_str() {
                 cx.println(format!("Server Version: {server}"))?;
             }
@@ -71,17 +71,6 @@ pub(crate) async fn require_same(cx: &Context) -> Result<()> {
         return Ok(());
     }
     Err(Failure::message(format!("server version ({theirs}) differs from client version ({})!", crate::VERSION)))
-}
-
-fn json_two_spaces(value: &Value) -> String {
-    let text = json_text::pretty(value);
-    text.lines()
-        .map(|line| {
-            let indent = line.len() - line.trim_start().len();
-            format!("{}{}", " ".repeat(indent / 2), line.trim_start())
-        })
-        .collect::<Vec<_>>()
-        .join("\n")
 }
 
 fn skew(server: &Value) -> Option<String> {

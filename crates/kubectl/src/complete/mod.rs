@@ -219,7 +219,7 @@ mod tests {
             ("get pods -o=", vec![":4"]),
             ("get pods --output=ya", vec!["--output=yaml", ":4"]),
             ("apply -f ", vec![":0"]),
-            ("delete pod --cascade o", vec!["orphan", ":4"]),
+            ("delete pod --cascade=o", vec!["--cascade=orphan", ":4"]),
             ("completion p", vec!["powershell", ":4"]),
             ("bogus x", vec![":4"]),
             ("create secret ", vec!["docker-registry", "generic", "tls", ":4"]),

@@ -40,10 +40,9 @@ pub(crate) fn template_text(template: &Value, change_cause: &str) -> String {
 }
 
 /// The text of one object.
-pub(crate) async fn describe(cx: &Context, info: &Info) -> Result<String> {
+pub(crate) async fn describe(cx: &Context, info: &Info, events: bool) -> Result<String> {
     let mut w = Writer::default();
     let object = &info.object;
-    let events = cx.flags.has_flag("show-events") && cx.flags.bool("show-events");
     match (info.mapping.group.as_str(), info.mapping.kind.as_str()) {
         ("", "Pod") => pod::describe(object, &mut w),
         ("", "Service") => service::describe(cx, object, &mut w).await?,

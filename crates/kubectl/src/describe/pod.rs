@@ -147,8 +147,7 @@ fn containers(w: &mut Writer, title: &str, list: &Value, statuses: &Value, pod: 
                 .flatten()
                 .map(|p| {
                     let name = text(p, "/name");
-                    let name =
-                        if name.is_empty() || key != "containerPort" { String::new() } else { format!(" ({name})") };
+                    let name = if name.is_empty() { String::new() } else { format!(" ({name})") };
                     let protocol = p["protocol"].as_str().unwrap_or("TCP");
                     format!("{}/{protocol}{name}", p[key].as_i64().unwrap_or(0))
                 })

@@ -79,14 +79,13 @@ pub(super) async fn service_account(cx: &Context, sa: &Value, w: &mut Writer) ->
     let _ = cx;
     for (title, key) in [("Image pull secrets", "imagePullSecrets"), ("Mountable secrets", "secrets")] {
         let names: Vec<&str> = sa[key].as_array().into_iter().flatten().map(|s| text(s, "/name")).collect();
-        if names.is_empty() {
+        if names.is_empty() && key == "imagePullSecrets" {
             w.line(0, format!("{title}:\t<none>"));
         }
         for (i, name) in names.iter().enumerate() {
             w.line(0, format!("{}\t{name}", if i == 0 { format!("{title}:") } else { String::new() }));
         }
     }
-    w.line(0, "Tokens:\t<none>");
     Ok(())
 }
 
@@ -159,12 +158,16 @@ async fn backend(cx: &Context, namespace: &str, backend: &Value) -> String {
         .await
         .map(|l| items(&l))
         .unwrap_or_default();
-    let port_name = slices
-        .iter()
-        .flat_map(|s| s["ports"].as_array().into_iter().flatten())
-        .map(|p| text(p, "/name").to_owned())
-        .next()
+    // The service says which of its ports is meant; the slices know that port by its name.
+    let ports = Request::get(format!("/api/v1/namespaces/{namespace}/services/{name}"))
+        .value(cx)
+        .await
+        .map(|s| s["spec"]["ports"].as_array().cloned().unwrap_or_default())
         .unwrap_or_default();
+    let port_name = ports
+        .iter()
+        .find(|p| p["name"] == port.as_str() || plain(&p["port"]) == port)
+        .map_or_else(|| port.clone(), |p| text(p, "/name").to_owned());
     format!("{name}:{port} ({})", super::service::endpoints(&slices, &port_name))
 }
 

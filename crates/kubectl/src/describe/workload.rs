@@ -309,11 +309,10 @@ pub(super) fn cron_job(cj: &Value, w: &mut Writer) {
     let (spec, status) = (&cj["spec"], &cj["status"]);
     write_meta(w, cj);
     w.line(0, format!("Schedule:\t{}", text(spec, "/schedule")));
-    if !text(spec, "/timeZone").is_empty() {
-        w.line(0, format!("Time Zone:\t{}", text(spec, "/timeZone")));
-    }
     w.line(0, format!("Concurrency Policy:\t{}", text(spec, "/concurrencyPolicy")));
     w.line(0, format!("Suspend:\t{}", title_bool(spec["suspend"] == true)));
+    let zone = text(spec, "/timeZone");
+    w.line(0, format!("Time Zone:\t{}", if zone.is_empty() { "<unset>" } else { zone }));
     for (title, key) in [
         ("Successful Job History Limit", "successfulJobsHistoryLimit"),
         ("Failed Job History Limit", "failedJobsHistoryLimit"),

@@ -38,6 +38,18 @@ fn render<F: Formatter>(value: &Value, formatter: F) -> String {
     escaped
 }
 
+/// Indented by two blanks, for what upstream does not print through its printers.
+pub(crate) fn two_spaces(value: &Value) -> String {
+    let text = pretty(value);
+    text.lines()
+        .map(|line| {
+            let indent = line.len() - line.trim_start().len();
+            format!("{}{}", " ".repeat(indent / 2), line.trim_start())
+        })
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -230,9 +230,6 @@ impl JsonPath {
             to += len;
         }
         if single && (from < 0 || from >= len) {
-            if self.allow_missing {
-                return Ok(());
-            }
             return Err(format!("array index out of bounds: index {from}, length {len}"));
         }
         from = from.clamp(0, len);
@@ -343,6 +340,25 @@ pub(crate) fn text_of(value: &Value) -> String {
         Value::String(s) => s.clone(),
         Value::Null => String::new(),
         Value::Array(_) | Value::Object(_) => super::json::compact(value),
+        other => other.to_string(),
+    }
+}
+
+/// `%#v` of a decoded object, for the debugging help that follows an error.
+pub(crate) fn go_syntax(value: &Value) -> String {
+    match value {
+        Value::Null => "interface {}(nil)".to_owned(),
+        Value::String(s) => serde_json::to_string(s).unwrap_or_default(),
+        Value::Array(items) => {
+            format!("[]interface {{}}{{{}}}", items.iter().map(go_syntax).collect::<Vec<_>>().join(", "))
+        }
+        Value::Object(map) => {
+            let pairs: Vec<String> = map
+                .iter()
+                .map(|(k, v)| format!("{}:{}", serde_json::to_string(k).unwrap_or_default(), go_syntax(v)))
+                .collect();
+            format!("map[string]interface {{}}{{{}}}", pairs.join(", "))
+        }
         other => other.to_string(),
     }
 }

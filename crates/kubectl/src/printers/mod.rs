@@ -63,7 +63,7 @@ impl Output {
         let argument = |what: &str| -> Result<String> {
             let text = inline.clone().unwrap_or_else(|| template.clone());
             if text.is_empty() {
-                return Err(Failure::message(format!("{what} template format specified but no template given")));
+                return Err(Failure::message(format!("{what} format specified but no template given")));
             }
             Ok(text)
         };
@@ -190,8 +190,8 @@ impl Printer {
             }
             Output::JsonPath { path, template, .. } => path.render(object).map_err(|e| {
                 Failure::message(format!(
-                    "error executing jsonpath \"{template}\": Error executing template: {e}. Printing more information for debugging the template:\n\ttemplate was:\n\t\t{template}\n\tobject given to jsonpath engine was:\n\t\t{}\n\n",
-                    go_template::print_value(object)
+                    "error executing jsonpath \"{template}\": Error executing template: {e}. Printing more information for debugging the template:\n\ttemplate was:\n\t\t{template}\n\tobject given to jsonpath engine was:\n\t\t{}\n\n\n",
+                    jsonpath::go_syntax(object)
                 ))
             })?,
             Output::GoTemplate { template, text, allow_missing } => {

@@ -65,9 +65,12 @@ async fn view(cx: &Context) -> Result<()> {
         return Err(Failure::message("no resources found"));
     }
     for info in infos {
+        if info.object["metadata"]["annotations"][LAST_APPLIED].is_null() {
+            continue;
+        }
         let value = remembered(&info)?;
         cx.print(&match cx.flags.string("output").as_str() {
-            "json" => json_text::pretty(&value),
+            "json" => json_text::two_spaces(&value) + "\n",
             "yaml" => yaml::to_string(&value),
             other => {
                 return Err(
@@ -90,7 +93,12 @@ async fn set(cx: &Context) -> Result<()> {
                 info.name
             )));
         }
-        let patch = json!({"metadata": {"annotations": {LAST_APPLIED: objects::last_applied(&info.object)}}});
+        let text = objects::as_applied(&info.object);
+        if live["metadata"]["annotations"][LAST_APPLIED] == text {
+            cx.println(format!("set-last-applied {}: no changes required.", info.name))?;
+            continue;
+        }
+        let patch = json!({"metadata": {"annotations": {LAST_APPLIED: text}}});
         let result = if dry_run == DryRun::Client {
             live
         } else {
@@ -111,7 +119,7 @@ async fn edit(cx: &Context) -> Result<()> {
             cx.eprintln("Edit cancelled, no changes made.");
             continue;
         }
-        let patch = json!({"metadata": {"annotations": {LAST_APPLIED: objects::last_applied(&after)}}});
+        let patch = json!({"metadata": {"annotations": {LAST_APPLIED: objects::as_applied(&after)}}});
         let manager = cx.flags.string("field-manager");
         let result =
             objects::patch(cx, info.path(), PatchKind::Merge, patch.to_string(), DryRun::None, &manager).await?;

@@ -1,6 +1,7 @@
 //! `kubectl apply`: client side (three-way, remembered in an annotation) or server side, with pruning.
 
 mod last_applied;
+mod migrate;
 mod prune;
 
 use serde_json::Value;
@@ -105,7 +106,7 @@ async fn run(cx: &Context) -> Result<()> {
                 }
                 applied.push((info, object, operation));
             }
-            Err(e) => failures.push(super::create_failure("applying patch to", &info, e)),
+            Err(e) => failures.push(e),
         }
     }
     if cx.flags.bool("prune") && failures.is_empty() {
@@ -139,12 +140,26 @@ async fn apply_server_side(cx: &Context, info: &Info, dry_run: DryRun) -> Result
         path = format!("{path}/{subresource}");
     }
     let validation = objects::field_validation(cx)?.unwrap_or("Strict");
-    let request = Request::patch(path, "application/apply-patch+yaml", info.object.to_string())
-        .query("fieldManager", manager)
-        .query("fieldValidation", validation)
-        .query("force", if cx.flags.bool("force-conflicts") { "true" } else { "false" })
-        .query_if(dry_run == DryRun::Server, "dryRun", "All");
-    match request.value(cx).await {
+    let request = || {
+        Request::patch(path.clone(), "application/apply-patch+yaml", info.object.to_string())
+            .query("fieldManager", manager.clone())
+            .query("fieldValidation", validation)
+            .query("force", if cx.flags.bool("force-conflicts") { "true" } else { "false" })
+            .query_if(dry_run == DryRun::Server, "dryRun", "All")
+    };
+    match request().value(cx).await {
+        Ok(object) if dry_run == DryRun::None && subresource.is_empty() => {
+            // The object is applied: trouble with taking ownership over is only worth a warning.
+            let again = match migrate::run(cx, info, &object, &manager).await {
+                Ok(moved) => moved,
+                Err(e) => {
+                    cx.eprintln(format!("Warning: server rejected managed fields migration to Server-Side Apply. This is non-fatal and will be retried next time you apply. Error: {}", e.inner()));
+                    false
+                }
+            };
+            let object = if again { request().value(cx).await? } else { object };
+            Ok((object, "serverside-applied"))
+        }
         Ok(object) => Ok((object, "serverside-applied")),
         Err(e) if e.is_conflict() => Err(Failure::message(format!(
             "{}\nPlease review the fields above--they currently have other managers. Here\nare the ways you can resolve this warning:\n* If you intend to manage all of these fields, please re-run the apply\n  command with the `--force-conflicts` flag.\n* If you do not intend to manage all of the fields, please edit your\n  manifest to remove references to the fields that should keep their\n  current managers.\n* You may co-own fields by updating your manifest to match the existing\n  value; in this case, you'll become the manager if the other manager(s)\n  stop managing the field (remove it from their configuration).\nSee https://kubernetes.io/docs/reference/using-api/server-side-apply/#conflicts",
@@ -173,9 +188,8 @@ async fn apply_client_side(cx: &Context, info: &Info, dry_run: DryRun) -> Result
             if dry_run == DryRun::Client {
                 return Ok((modified, "created"));
             }
-            let created =
-                objects::create(cx, &info.mapping, &info.namespace, &modified, dry_run, &manager).await?;
-            return Ok((created, "created"));
+            let created = objects::create(cx, &info.mapping, &info.namespace, &modified, dry_run, &manager).await;
+            return created.map(|c| (c, "created")).map_err(|e| super::create_failure("creating", info, e));
         }
         Err(e) => return Err(e.context(format!(
             "error when retrieving current configuration of:\nResource: \"{}, Resource={}\", GroupVersionKind: \"{}, Kind={}\"\nName: \"{}\", Namespace: \"{}\"\nfrom server for: \"{}\"",

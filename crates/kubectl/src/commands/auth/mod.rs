@@ -5,7 +5,7 @@ mod rules;
 
 use serde_json::{Value, json};
 
-use crate::cli::{Command, Flag};
+use crate::cli::{Alone, Command, Flag};
 use crate::commands::flags;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
@@ -17,6 +17,7 @@ pub(crate) const COMMAND: Command = Command {
     name: "auth",
     about: "Inspect authorization",
     subcommands: &[&CAN_I, &reconcile::COMMAND, &WHOAMI],
+    alone: Alone::FailWithHelp,
     ..Command::EMPTY
 };
 const CAN_I: Command = Command {
@@ -111,18 +112,16 @@ async fn list(cx: &Context, namespace: &str) -> Result<()> {
     if !cx.flags.bool("no-headers") {
         text.push_str("Resources\tNon-Resource URLs\tResource Names\tVerbs\n");
     }
-    for rule in answer["status"]["resourceRules"].as_array().into_iter().flatten() {
-        for group in rule["apiGroups"].as_array().into_iter().flatten().filter_map(Value::as_str) {
-            for resource in rule["resources"].as_array().into_iter().flatten().filter_map(Value::as_str) {
-                let name = if group.is_empty() { resource.to_owned() } else { format!("{resource}.{group}") };
-                text.push_str(&format!("{name}\t[]\t{}\t{}\n", list(&rule["resourceNames"]), list(&rule["verbs"])));
-            }
-        }
-    }
-    for rule in answer["status"]["nonResourceRules"].as_array().into_iter().flatten() {
-        for url in rule["nonResourceURLs"].as_array().into_iter().flatten().filter_map(Value::as_str) {
-            text.push_str(&format!("\t[{url}]\t[]\t{}\n", list(&rule["verbs"])));
-        }
+    let given: Vec<Value> = ["resourceRules", "nonResourceRules"]
+        .iter()
+        .flat_map(|key| answer["status"][*key].as_array().cloned().unwrap_or_default())
+        .collect();
+    for rule in rules::compact(&given) {
+        let first = |key: &str| rule[key][0].as_str().unwrap_or("").to_owned();
+        let (group, resource) = (first("apiGroups"), first("resources"));
+        let name = if group.is_empty() { resource } else { format!("{resource}.{group}") };
+        let (urls, names) = (list(&rule["nonResourceURLs"]), list(&rule["resourceNames"]));
+        text.push_str(&format!("{name}\t{urls}\t{names}\t{}\n", list(&rule["verbs"])));
     }
     cx.print(&TabWriter::table().format(&text))
 }

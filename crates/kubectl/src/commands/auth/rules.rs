@@ -9,6 +9,30 @@ pub(super) fn uncovered(owned: &[Value], wanted: &[Value]) -> Vec<Value> {
     wanted.iter().flat_map(break_down).filter(|single| !owned.iter().any(|rule| covers(rule, single))).collect()
 }
 
+/// Single permissions with their verbs together again, in upstream's order.
+pub(super) fn compact(rules: &[Value]) -> Vec<Value> {
+    let mut out: Vec<Value> = Vec::new();
+    for single in rules.iter().flat_map(break_down) {
+        let same =
+            |other: &Value| ["apiGroups", "resources", "resourceNames"].iter().all(|key| other[*key] == single[*key]);
+        let is_url = single["nonResourceURLs"].is_array();
+        match out.iter_mut().find(|other| !is_url && !other["nonResourceURLs"].is_array() && same(other)) {
+            Some(known) => {
+                let verb = single["verbs"][0].clone();
+                if let Some(verbs) = known["verbs"].as_array_mut().filter(|verbs| !verbs.contains(&verb)) {
+                    verbs.push(verb);
+                }
+            }
+            None => out.push(single),
+        }
+    }
+    let words = |rule: &Value, key: &str| format!("[{}]", strings(&rule[key]).join(" "));
+    out.sort_by_cached_key(|rule| {
+        ["verbs", "apiGroups", "resources", "resourceNames", "nonResourceURLs"].map(|key| words(rule, key))
+    });
+    out
+}
+
 /// One rule per group, resource, verb and name; URLs only combine with verbs.
 fn break_down(rule: &Value) -> Vec<Value> {
     let mut out = Vec::new();

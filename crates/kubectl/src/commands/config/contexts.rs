@@ -72,7 +72,7 @@ async fn get(cx: &Context) -> Result<()> {
     }
     names.sort();
     let mut text = String::new();
-    if !by_name && !cx.flags.bool("no-headers") && failures.is_empty() {
+    if !by_name && !cx.flags.bool("no-headers") {
         text.push_str("CURRENT\tNAME\tCLUSTER\tAUTHINFO\tNAMESPACE\n");
     }
     for name in names {
@@ -95,11 +95,8 @@ async fn get(cx: &Context) -> Result<()> {
 
 async fn use_context(cx: &Context) -> Result<()> {
     let [name] = cx.args() else {
-        return Err(cx.usage(if cx.args().is_empty() {
-            "Unexpected args: []".to_owned()
-        } else {
-            format!("Unexpected args: [{}]", cx.args().join(" "))
-        }));
+        cx.print(&crate::cli::help(&USE, "kubectl config use-context"))?;
+        return Err(Failure::message(format!("Unexpected args: [{}]", cx.args().join(" "))));
     };
     if entry(&merged(cx)?, "contexts", name).is_none() {
         return Err(Failure::message(format!("no context exists with the name: \"{name}\"")));

@@ -79,6 +79,7 @@ pub(super) const SET_CREDENTIALS: Command = Command {
     about: "Set a user entry in kubeconfig",
     flags: &[&[
         Flag::bool("embed-certs", "Put the certificate's and key's content into the file."),
+        Flag::bool("exec-provide-cluster-info", "Tell the plug-in about the cluster."),
         Flag::string("exec-command", "Program that gives credentials."),
         Flag::string("exec-api-version", "API version that it speaks."),
         Flag::slice("exec-arg", "Argument for it."),
@@ -162,10 +163,8 @@ fn put_file(cx: &Context, target: &mut Value, flag: &str) -> Result<()> {
     let Some(map) = target.as_object_mut() else { return Ok(()) };
     if cx.flags.bool("embed-certs") {
         let bytes = std::fs::read(&path).map_err(|e| {
-            Failure::message(format!(
-                "could not read {flag} data from {path}: {}",
-                crate::files::go_io_error("open", &path, &e)
-            ))
+            let why = crate::files::go_io_error("stat", &path, &e);
+            Failure::message(format!("could not stat {flag} file {path}: {why}"))
         })?;
         map.remove(&plain);
         map.insert(data, json!(STANDARD.encode(bytes)));
@@ -206,8 +205,8 @@ async fn set_context(cx: &Context) -> Result<()> {
             current => current.to_owned(),
         },
         (false, [name]) => name.clone(),
-        (true, _) => return Err(cx.usage("you cannot specify both a context name and --current")),
-        _ => return Err(cx.usage("you must specify a non-empty context name or --current")),
+        (true, _) => return Err(Failure::message("you cannot specify both a context name and --current")),
+        _ => return Err(Failure::message("you must specify a non-empty context name or --current")),
     };
     let existed = modify(
         cx,
@@ -232,6 +231,19 @@ async fn set_context(cx: &Context) -> Result<()> {
 
 async fn set_credentials(cx: &Context) -> Result<()> {
     let name = one_name(cx)?;
+    let mut methods = Vec::new();
+    if !cx.flags.string("token").is_empty() {
+        methods.push("--token");
+    }
+    if !cx.flags.string("username").is_empty() || !cx.flags.string("password").is_empty() {
+        methods.push("--username/--password");
+    }
+    if methods.len() > 1 {
+        return Err(Failure::message(format!(
+            "you cannot specify more than one authentication method at the same time: {}",
+            methods.join(", ")
+        )));
+    }
     modify(
         cx,
         |c| entry(c, "users", &name).is_some(),
@@ -246,7 +258,12 @@ async fn set_credentials(cx: &Context) -> Result<()> {
             put_file(cx, user, "client-key")?;
             if cx.flags.changed("exec-command") {
                 user["exec"]["command"] = json!(cx.flags.string("exec-command"));
-                user["exec"]["interactiveMode"] = json!("IfAvailable");
+                if user["exec"]["provideClusterInfo"].is_null() {
+                    user["exec"]["provideClusterInfo"] = json!(false);
+                }
+            }
+            if cx.flags.changed("exec-provide-cluster-info") {
+                user["exec"]["provideClusterInfo"] = json!(cx.flags.bool("exec-provide-cluster-info"));
             }
             if cx.flags.changed("exec-api-version") {
                 user["exec"]["apiVersion"] = json!(cx.flags.string("exec-api-version"));
@@ -327,6 +344,7 @@ async fn set(cx: &Context) -> Result<()> {
                     }
                     *slot = parsed;
                 }
+                [section, key] if section == "preferences" => c[section][key] = parsed,
                 _ => return Err(Failure::message(format!("unable to parse {property}"))),
             }
             Ok(())
@@ -340,6 +358,10 @@ async fn unset(cx: &Context) -> Result<()> {
         return Err(cx.usage(format!("unexpected args: [{}]", cx.args().join(" "))));
     };
     let steps = steps(property);
+    let known = ["current-context", "preferences", "apiVersion", "kind", "extensions"];
+    if !known.contains(&steps[0].as_str()) && !LISTS.iter().any(|(list, _)| *list == steps[0]) {
+        return Err(Failure::message(format!("unable to parse {property} after [] at api.Config")));
+    }
     let owner = steps.clone();
     modify(
         cx,

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use client::kubeconfig::Kubeconfig;
 use serde_json::{Value, json};
 
-use crate::cli::Command;
+use crate::cli::{Alone, Command};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::printers::yaml;
@@ -37,6 +37,7 @@ pub(crate) const COMMAND: Command = Command {
         &contexts::USE,
         &view::COMMAND,
     ],
+    alone: Alone::FailWithHelp,
     ..Command::EMPTY
 };
 

@@ -144,7 +144,7 @@ async fn rules(cx: &Context, verbs: &[String]) -> Result<Vec<Value>> {
         } else if let Some(group) = main.strip_prefix("*.") {
             (group.to_owned(), "*".to_owned())
         } else {
-            let mapping = cx.discovery()?.resolve(cx, main).await?;
+            let mapping = cx.discovery()?.resolve(cx, main).await.map_err(Failure::without_prefix)?;
             (mapping.group, mapping.resource)
         };
         if !sub.is_empty() {
@@ -202,7 +202,7 @@ async fn cluster_role(cx: &Context) -> Result<()> {
             labels.insert(k.to_owned(), json!(v));
         }
         object["aggregationRule"] = json!({"clusterRoleSelectors": [{"matchLabels": labels}]});
-        object["rules"] = json!([]);
+        object["rules"] = Value::Null;
     } else {
         let verbs = verbs(cx)?;
         if cx.flags.list("resource").is_empty() && urls.is_empty() {

@@ -5,7 +5,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 
 use super::{GENERATOR, finish, known, name_argument};
-use crate::cli::{Command, Flag};
+use crate::cli::{Alone, Command, Flag};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 
@@ -32,6 +32,7 @@ pub(super) const SECRET: Command = Command {
     usage: "(docker-registry | generic | tls)",
     about: "Create a secret using a specified subcommand",
     subcommands: &[&DOCKER, &GENERIC, &TLS],
+    alone: Alone::FailWithHelp,
     ..Command::EMPTY
 };
 
@@ -278,33 +279,8 @@ fn append_hash(cx: &Context, object: &mut Value) {
     if !cx.flags.bool("append-hash") {
         return;
     }
-    let mut content = json!({"kind": object["kind"], "name": object["metadata"]["name"], "data": object.get("data").cloned().unwrap_or(json!(""))});
-    if object["kind"] == "Secret" {
-        content["type"] = object.get("type").cloned().unwrap_or(json!(""));
-    } else if let Some(binary) = object.get("binaryData") {
-        content["binaryData"] = binary.clone();
-    }
-    let digest = sha256_hex(crate::printers::json::compact(&content).as_bytes());
-    // Vowels and look-alikes are replaced so that no word appears in a name.
-    let short: String = digest
-        .chars()
-        .take(10)
-        .map(|c| match c {
-            '0' => 'g',
-            '1' => 'h',
-            '3' => 'k',
-            'a' => 'm',
-            'e' => 't',
-            c => c,
-        })
-        .collect();
-    let name = object["metadata"]["name"].as_str().unwrap_or("").to_owned();
-    object["metadata"]["name"] = json!(format!("{name}-{short}"));
-}
-
-fn sha256_hex(data: &[u8]) -> String {
-    use sha2::Digest;
-    sha2::Sha256::digest(data).iter().map(|b| format!("{b:02x}")).collect()
+    let name = object["metadata"]["name"].as_str().unwrap_or("");
+    object["metadata"]["name"] = json!(format!("{name}-{}", crate::objects::content_hash(object)));
 }
 
 #[cfg(test)]

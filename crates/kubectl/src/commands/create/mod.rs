@@ -76,12 +76,10 @@ pub(super) const GENERATOR: &[Flag] = &[
 ];
 
 async fn run(cx: &Context) -> Result<()> {
-    if let Some(word) = cx.args().first() {
-        return Err(Failure::message(format!("unknown command \"{word}\" for \"kubectl create\"")).context_help(cx));
+    if !cx.args().is_empty() {
+        return Err(cx.usage(format!("Unexpected args: [{}]", cx.args().join(" "))));
     }
     if cx.flags.list("filename").is_empty() && cx.flags.string("kustomize").is_empty() {
-        cx.eprint("Error: must specify one of -f and -k\n\n");
-        cx.eprint(&crate::cli::help(&COMMAND, "kubectl create"));
         return Err(Failure::message("must specify one of -f and -k"));
     }
     let raw = cx.flags.string("raw");
@@ -207,10 +205,4 @@ pub(crate) async fn finish(cx: &Context, mapping: &Mapping, mut object: Value, w
     }
     let text = printer.print(&object)?;
     cx.print(&text)
-}
-
-impl Failure {
-    fn context_help(self, cx: &Context) -> Failure {
-        Failure::message(format!("{}\nSee '{} -h' for help and examples", self.inner(), cx.flags.path))
-    }
 }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{GENERATOR, finish, known, name_argument, parse_ports};
-use crate::cli::{Command, Flag};
+use crate::cli::{Alone, Command, Flag};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 
@@ -12,6 +12,7 @@ pub(super) const COMMAND: Command = Command {
     aliases: &["svc"],
     about: "Create a service using a specified subcommand",
     subcommands: &[&CLUSTER_IP, &EXTERNAL_NAME, &LOAD_BALANCER, &NODE_PORT],
+    alone: Alone::FailWithHelp,
     ..Command::EMPTY
 };
 
