@@ -5,8 +5,8 @@ mod exec;
 mod https;
 mod limit;
 mod measure;
-mod service_account;
 mod proxy;
+mod service_account;
 mod tls;
 
 use std::sync::Arc;

@@ -7,6 +7,7 @@ use super::flags;
 use crate::cli::{Command, Flag, Words};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
+use crate::objects::text;
 use crate::request::Request;
 
 pub(crate) const COMMAND: Command = Command {
@@ -20,7 +21,7 @@ const APPROVE: Command = Command {
     name: "approve",
     usage: "(-f FILENAME | NAME)",
     about: "Approve a certificate signing request",
-    flags: &[flags::OUTPUT, FORCE],
+    flags: &[flags::OUTPUT, flags::FILENAME, FORCE],
     words: Words::Named("certificatesigningrequests"),
     run: Some(|cx| Box::pin(decide(cx, "Approved", "Denied", "approved"))),
     ..Command::EMPTY
@@ -29,19 +30,23 @@ const DENY: Command = Command {
     name: "deny",
     usage: "(-f FILENAME | NAME)",
     about: "Deny a certificate signing request",
-    flags: &[flags::OUTPUT, FORCE],
+    flags: &[flags::OUTPUT, flags::FILENAME, FORCE],
     words: Words::Named("certificatesigningrequests"),
     run: Some(|cx| Box::pin(decide(cx, "Denied", "Approved", "denied"))),
     ..Command::EMPTY
 };
 
 async fn decide(cx: &Context, condition: &str, opposite: &str, done: &str) -> Result<()> {
-    if cx.args().is_empty() {
+    let mut names = cx.args().to_vec();
+    for manifest in crate::files::read_manifests(cx).await? {
+        names.push(text(&manifest.object, "/metadata/name").to_owned());
+    }
+    if names.is_empty() {
         return Err(Failure::message("one or more CSRs must be specified as <name> or -f <filename>"));
     }
     let mut printer = cx.printer(done, crate::context::DryRun::None)?;
     let mapping = known("certificates.k8s.io/v1", "certificatesigningrequests", "CertificateSigningRequest", false);
-    for name in cx.args() {
+    for name in &names {
         let path = mapping.object_path("", name.trim_start_matches("csr/"));
         let mut csr = Request::get(path.clone()).value(cx).await?;
         let mut conditions = csr["status"]["conditions"].as_array().cloned().unwrap_or_default();

@@ -24,6 +24,8 @@ pub(crate) const COMMAND: Command = Command {
             Flag::bool("force-conflicts", "With --server-side: take fields over from other managers."),
             Flag::string("field-manager", "Name that owns the fields.").default("kubectl-client-side-apply"),
             Flag::bool("show-managed-fields", "Compare managedFields too."),
+            Flag::bool("prune", "Show what apply --prune would delete."),
+            Flag::array("prune-allowlist", "group/version/kind to prune instead of the usual ones."),
             Flag::bool("show-secrets", "Show the values of secrets."),
             Flag::int("concurrency", "1", "Objects to work on at once."),
         ],
@@ -56,6 +58,7 @@ async fn compare(cx: &Context) -> Result<()> {
 }
 
 async fn fill(cx: &Context, live_dir: &std::path::Path, merged_dir: &std::path::Path) -> Result<()> {
+    let mut seen: Vec<(Info, Value)> = Vec::new();
     for selection in resources::select(cx, &Options::default()).await? {
         let Selection::File(info) = selection else { continue };
         let live = match info.get(cx).await {
@@ -64,30 +67,37 @@ async fn fill(cx: &Context, live_dir: &std::path::Path, merged_dir: &std::path::
             Err(e) => return Err(e),
         };
         let merged = merged(cx, &info, live.as_ref()).await?;
-        let name = format!(
-            "{}.{}.{}.{}",
-            info.mapping.api_version().replace('/', "."),
-            info.mapping.kind,
-            info.namespace,
-            info.name
-        );
-        let text = |o: &Value| {
-            let mut o = o.clone();
-            if let Some(meta) = o["metadata"].as_object_mut()
-                && !cx.flags.bool("show-managed-fields")
-            {
-                meta.remove("managedFields");
-            }
-            yaml::to_string(&o)
-        };
         let (mut live, mut merged) = (live, merged);
         if info.mapping.kind == "Secret" && info.mapping.group.is_empty() && !cx.flags.bool("show-secrets") {
             mask(live.as_mut(), &mut merged);
         }
-        std::fs::write(live_dir.join(&name), live.as_ref().map(text).unwrap_or_default())?;
-        std::fs::write(merged_dir.join(&name), text(&merged))?;
+        let name = file_name(&info);
+        std::fs::write(live_dir.join(&name), live.as_ref().map(|o| text(cx, o)).unwrap_or_default())?;
+        std::fs::write(merged_dir.join(&name), text(cx, &merged))?;
+        seen.push((*info, merged));
+    }
+    if cx.flags.bool("prune") {
+        let kept: Vec<(&Info, &Value)> = seen.iter().map(|(info, object)| (info, object)).collect();
+        for gone in super::apply::prune::candidates(cx, &kept).await? {
+            std::fs::write(live_dir.join(file_name(&gone)), text(cx, &gone.object))?;
+        }
     }
     Ok(())
+}
+
+fn file_name(info: &Info) -> String {
+    let version = info.mapping.api_version().replace('/', ".");
+    format!("{version}.{}.{}.{}", info.mapping.kind, info.namespace, info.name)
+}
+
+fn text(cx: &Context, object: &Value) -> String {
+    let mut object = object.clone();
+    if let Some(meta) = object["metadata"].as_object_mut()
+        && !cx.flags.bool("show-managed-fields")
+    {
+        meta.remove("managedFields");
+    }
+    yaml::to_string(&object)
 }
 
 /// Secret values are shown as stars that still tell whether they change.

@@ -19,6 +19,7 @@ pub(crate) const COMMAND: Command = Command {
     about: "Run a particular image on the cluster",
     examples: "  kubectl run web --image=nginx\n  kubectl run -it --rm shell --image=busybox -- sh\n  kubectl run --image=nginx --replicas=3 --port=80 --expose",
     flags: &[
+        flags::FILENAME,
         flags::OUTPUT,
         flags::DRY_RUN,
         flags::SAVE_CONFIG,

@@ -23,6 +23,7 @@ const SHARED: &[Flag] = &[
     Flag::bool("no-headers", "Leave the header line out."),
     Flag::string("sort-by", "cpu or memory."),
     Flag::bool("show-capacity", "Percentages of the capacity instead of what is allocatable."),
+    Flag::bool("show-swap", "Show swap as well."),
     Flag::bool("use-protocol-buffers", "").hidden(),
 ];
 const NODE: Command = Command {
@@ -90,10 +91,11 @@ async fn node(cx: &Context) -> Result<()> {
         "cpu" | "memory" => quantity(&b["usage"][&by]).cmp(&quantity(&a["usage"][&by])),
         _ => text(a, "/metadata/name").cmp(text(b, "/metadata/name")),
     });
-    let mut lines = if cx.flags.bool("no-headers") {
-        String::new()
-    } else {
-        "NAME\tCPU(cores)\tCPU(%)\tMEMORY(bytes)\tMEMORY(%)\n".to_owned()
+    let swap = cx.flags.bool("show-swap");
+    let mut lines = match (cx.flags.bool("no-headers"), swap) {
+        (true, _) => String::new(),
+        (false, false) => "NAME\tCPU(cores)\tCPU(%)\tMEMORY(bytes)\tMEMORY(%)\n".to_owned(),
+        (false, true) => "NAME\tCPU(cores)\tCPU(%)\tMEMORY(bytes)\tMEMORY(%)\tSWAP(bytes)\tSWAP(%)\n".to_owned(),
     };
     let of = if cx.flags.bool("show-capacity") { "capacity" } else { "allocatable" };
     for m in &list {
@@ -107,13 +109,21 @@ async fn node(cx: &Context) -> Result<()> {
             }
         };
         lines.push_str(&format!(
-            "{}\t{}\t{}\t{}\t{}\t\n",
+            "{}\t{}\t{}\t{}\t{}\t",
             text(m, "/metadata/name"),
             cpu(&quantity(&m["usage"]["cpu"])),
             percent("cpu"),
             memory(&quantity(&m["usage"]["memory"])),
             percent("memory")
         ));
+        if swap {
+            let capacity = quantity(&node["status"]["nodeInfo"]["swap"]["capacity"]).value();
+            let used = quantity(&m["usage"]["swap"]);
+            let share =
+                if capacity == 0 { "<unknown>".to_owned() } else { format!("{}%", used.value() * 100 / capacity) };
+            lines.push_str(&format!("{}\t{share}\t", memory(&used)));
+        }
+        lines.push('\n');
     }
     cx.print(&TabWriter::table().format(&lines))
 }
@@ -136,7 +146,7 @@ async fn pod(cx: &Context) -> Result<()> {
         return Ok(());
     }
     let containers = cx.flags.bool("containers");
-    let mut rows: Vec<(String, Quantity, Quantity)> = Vec::new();
+    let mut rows: Vec<(String, Quantity, Quantity, Quantity)> = Vec::new();
     for m in &list {
         let prefix = format!(
             "{}{}",
@@ -145,17 +155,19 @@ async fn pod(cx: &Context) -> Result<()> {
         );
         let head = prefix.replace("POD\t", &format!("{}\t", text(m, "/metadata/name")));
         let zero = || quantity(&Value::Null);
-        let (mut total_cpu, mut total_memory) = (zero(), zero());
+        let (mut total_cpu, mut total_memory, mut total_swap) = (zero(), zero(), zero());
         for c in m["containers"].as_array().into_iter().flatten() {
             let (c_cpu, c_memory) = (quantity(&c["usage"]["cpu"]), quantity(&c["usage"]["memory"]));
             total_cpu.add(&c_cpu);
             total_memory.add(&c_memory);
+            let c_swap = quantity(&c["usage"]["swap"]);
+            total_swap.add(&c_swap);
             if containers {
-                rows.push((format!("{head}{}", text(c, "/name")), c_cpu, c_memory));
+                rows.push((format!("{head}{}", text(c, "/name")), c_cpu, c_memory, c_swap));
             }
         }
         if !containers {
-            rows.push((format!("{head}{}", text(m, "/metadata/name")), total_cpu, total_memory));
+            rows.push((format!("{head}{}", text(m, "/metadata/name")), total_cpu, total_memory, total_swap));
         }
     }
     match cx.flags.string("sort-by").as_str() {
@@ -166,15 +178,17 @@ async fn pod(cx: &Context) -> Result<()> {
     let mut lines = String::new();
     if !cx.flags.bool("no-headers") {
         lines.push_str(if everywhere { "NAMESPACE\t" } else { "" });
-        lines.push_str(if containers {
-            "POD\tNAME\tCPU(cores)\tMEMORY(bytes)\n"
-        } else {
-            "NAME\tCPU(cores)\tMEMORY(bytes)\n"
-        });
+        lines.push_str(if containers { "POD\t" } else { "" });
+        lines.push_str("NAME\tCPU(cores)\tMEMORY(bytes)");
+        lines.push_str(if cx.flags.bool("show-swap") { "\tSWAP(bytes)\n" } else { "\n" });
     }
     let (mut all_cpu, mut all_memory) = (quantity(&Value::Null), quantity(&Value::Null));
-    for (name, c, m) in &rows {
-        lines.push_str(&format!("{name}\t{}\t{}\t\n", cpu(c), memory(m)));
+    for (name, c, m, swap) in &rows {
+        lines.push_str(&format!("{name}\t{}\t{}\t", cpu(c), memory(m)));
+        if cx.flags.bool("show-swap") {
+            lines.push_str(&format!("{}\t", memory(swap)));
+        }
+        lines.push('\n');
         all_cpu.add(c);
         all_memory.add(m);
     }

@@ -34,7 +34,7 @@ pub(crate) fn normal(text: &str) -> String {
 /// How much of the text, what stands for it, and whether the blanks after it go.
 type Found = Option<(usize, &'static str, bool)>;
 
-const RULES: &[fn(&str) -> Found] = &[uid, timestamp, date, age, version, address, node_port];
+const RULES: &[fn(&str) -> Found] = &[uid, timestamp, date, go_time, age, version, address, node_port];
 
 fn is_word(b: u8) -> bool {
     b.is_ascii_alphanumeric() || b == b'-' || b == b'.'
@@ -66,6 +66,11 @@ fn timestamp(text: &str) -> Found {
 
 fn date(text: &str) -> Found {
     shape(text, "aaa, 99 aaa 9999 99:99:99 +9999").then_some((31, "TIME", false))
+}
+
+/// How Go prints a time without a format.
+fn go_time(text: &str) -> Found {
+    shape(text, "9999-99-99 99:99:99 +9999 aaa").then_some((29, "TIME", false))
 }
 
 /// `5s`, `2m10s`, `3d4h`; alone, not part of a longer word.

@@ -38,7 +38,15 @@ impl Outcome {
 impl Side {
     /// The peer's side and ours.
     pub(crate) fn both(server: &Server, peer: &Peer) -> [Side; 2] {
-        let side = |word: &'static str, program: &Path| Side {
+        [Side::new(server, "kcaaa", &peer.program), Side::ours(server)]
+    }
+
+    pub(crate) fn ours(server: &Server) -> Side {
+        Side::new(server, "kcaab", Path::new(env!("CARGO_BIN_EXE_kubectl")))
+    }
+
+    fn new(server: &Server, word: &'static str, program: &Path) -> Side {
+        Side {
             word,
             program: program.to_owned(),
             dir: server.dir().join(word),
@@ -46,15 +54,14 @@ impl Side {
             authority: server.dir().join("ca.crt"),
             certificate: server.dir().join("admin.crt"),
             key: server.dir().join("admin.key"),
-        };
-        [side("kcaaa", &peer.program), side("kcaab", Path::new(env!("CARGO_BIN_EXE_kubectl")))]
+        }
     }
 
     fn namespace(&self, scenario: &Scenario) -> String {
         format!("{}-{}", self.word, scenario.name)
     }
 
-    fn workdir(&self, scenario: &Scenario) -> PathBuf {
+    pub(crate) fn workdir(&self, scenario: &Scenario) -> PathBuf {
         self.dir.join(&scenario.name)
     }
 
@@ -96,23 +103,25 @@ impl Side {
         }
     }
 
-    pub(crate) async fn run(&self, scenario: &Scenario, line: &Line) -> Outcome {
-        let (words, input) = words(&self.fill(scenario, &line.text));
+    /// The side's own directory and configuration, and nothing of ours.
+    pub(crate) fn environment(&self, scenario: &Scenario, command: &mut tokio::process::Command) {
         let dir = self.workdir(scenario);
-        let mut command = tokio::process::Command::new(&self.program);
         command
-            .args(&words)
             .current_dir(&dir)
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .env("HOME", self.dir.join("home"))
             .env("KUBECONFIG", dir.join("kubeconfig"))
             .env("EDITOR", "./editor")
-            .env("TZ", "UTC")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .kill_on_drop(true);
+            .env("TZ", "UTC");
+    }
+
+    pub(crate) async fn run(&self, scenario: &Scenario, line: &Line) -> Outcome {
+        let (words, input) = words(&self.fill(scenario, &line.text));
+        let dir = self.workdir(scenario);
+        let mut command = tokio::process::Command::new(&self.program);
+        self.environment(scenario, &mut command);
+        command.args(&words).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
         let mut child = command.spawn().unwrap();
         let mut stdin = child.stdin.take().unwrap();
         if let Some(file) = input {

@@ -2,7 +2,7 @@
 
 mod last_applied;
 mod migrate;
-mod prune;
+pub(crate) mod prune;
 
 use serde_json::Value;
 

@@ -31,9 +31,24 @@ const USUAL: &[(&str, &str)] = &[
 ];
 
 pub(super) async fn prune(cx: &Context, applied: &[(Info, Value, &'static str)], dry_run: DryRun) -> Result<()> {
-    let kept: BTreeSet<&str> = applied.iter().filter_map(|(_, o, _)| o["metadata"]["uid"].as_str()).collect();
+    let kept: Vec<(&Info, &Value)> = applied.iter().map(|(info, object, _)| (info, object)).collect();
+    for info in candidates(cx, &kept).await? {
+        if dry_run != DryRun::Client {
+            Request::delete(info.path(), &super::super::delete::options(cx, false))
+                .query_if(dry_run == DryRun::Server, "dryRun", "All")
+                .send(cx)
+                .await?;
+        }
+        cx.println(format!("{} {}", info.display(), with_dry_run("pruned", dry_run)))?;
+    }
+    Ok(())
+}
+
+/// Objects of the usual (or the allowed) types that were applied before and are not among `kept`.
+pub(crate) async fn candidates(cx: &Context, kept: &[(&Info, &Value)]) -> Result<Vec<Info>> {
+    let uids: BTreeSet<&str> = kept.iter().filter_map(|(_, o)| o["metadata"]["uid"].as_str()).collect();
     let namespaces: BTreeSet<&str> =
-        applied.iter().filter(|(i, ..)| i.mapping.namespaced).map(|(i, ..)| i.namespace.as_str()).collect();
+        kept.iter().filter(|(i, _)| i.mapping.namespaced).map(|(i, _)| i.namespace.as_str()).collect();
     let allowed = cx.flags.list("prune-allowlist");
     let mut kinds: Vec<(String, String)> = Vec::new();
     for row in &allowed {
@@ -49,6 +64,7 @@ pub(super) async fn prune(cx: &Context, applied: &[(Info, Value, &'static str)],
     if kinds.is_empty() {
         kinds = USUAL.iter().map(|(v, k)| ((*v).to_owned(), (*k).to_owned())).collect();
     }
+    let mut out = Vec::new();
     for (api_version, kind) in kinds {
         let Some(mapping) = cx.discovery()?.of_kind(cx, &api_version, &kind).await? else { continue };
         let scopes: Vec<&str> = if mapping.namespaced { namespaces.iter().copied().collect() } else { vec![""] };
@@ -59,20 +75,19 @@ pub(super) async fn prune(cx: &Context, applied: &[(Info, Value, &'static str)],
         for namespace in scopes {
             for object in resources::items(&resources::list(cx, &mapping, namespace).await?) {
                 let meta = &object["metadata"];
-                if meta["annotations"][LAST_APPLIED].is_null() || meta["uid"].as_str().is_some_and(|u| kept.contains(u))
+                if meta["annotations"][LAST_APPLIED].is_null() || meta["uid"].as_str().is_some_and(|u| uids.contains(u))
                 {
                     continue;
                 }
-                let name = meta["name"].as_str().unwrap_or("");
-                if dry_run != DryRun::Client {
-                    Request::delete(mapping.object_path(namespace, name), &super::super::delete::options(cx, false))
-                        .query_if(dry_run == DryRun::Server, "dryRun", "All")
-                        .send(cx)
-                        .await?;
-                }
-                cx.println(format!("{}/{name} {}", mapping.kind_group(), with_dry_run("pruned", dry_run)))?;
+                out.push(Info {
+                    mapping: mapping.clone(),
+                    namespace: namespace.to_owned(),
+                    name: meta["name"].as_str().unwrap_or("").to_owned(),
+                    object: object.clone(),
+                    source: String::new(),
+                });
             }
         }
     }
-    Ok(())
+    Ok(out)
 }
