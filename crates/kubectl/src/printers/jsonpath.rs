@@ -581,7 +581,8 @@ fn bracket_node(inside: &str) -> Result<Node, String> {
     }
     if let Some(name) = inside.strip_prefix(['\'', '"']) {
         let name = name.strip_suffix(['\'', '"']).ok_or("unterminated quoted string")?;
-        return Ok(Node::Field(name.to_owned()));
+        // Dots are escaped inside quotes too, as the documentation of jsonpath shows them.
+        return Ok(Node::Field(name.replace('\\', "")));
     }
     let bounds: Vec<&str> = inside.split(':').map(str::trim).collect();
     let number = |s: &str| -> Result<Option<i64>, String> {
