@@ -107,9 +107,10 @@ pub(crate) fn as_applied(object: &Value) -> String {
     crate::printers::json::compact(&object) + "\n"
 }
 
-/// Ten letters of the content of a ConfigMap or Secret, for names that change with it.
-pub(crate) fn content_hash(object: &Value) -> String {
-    let mut content = json!({"kind": object["kind"], "name": object["metadata"]["name"], "data": object.get("data").cloned().unwrap_or(json!(""))});
+/// Ten letters of the content of a ConfigMap or Secret, for names that change with it. kustomize leaves the name out.
+pub(crate) fn content_hash(object: &Value, name: &str) -> String {
+    let mut content =
+        json!({"kind": object["kind"], "name": name, "data": object.get("data").cloned().unwrap_or(json!(""))});
     if object["kind"] == "Secret" {
         content["type"] = object.get("type").cloned().unwrap_or(json!(""));
     } else if let Some(binary) = object.get("binaryData") {

@@ -78,7 +78,7 @@ pub(crate) enum LoadRestrictor {
 pub(crate) fn build(dir: &Path, restrictor: LoadRestrictor) -> Result<String, String> {
     let (mut resources, settings) = accumulate(dir, restrictor, Vec::new(), 0)?;
     for resource in resources.iter_mut().filter(|r| r.needs_hash) {
-        let name = format!("{}-{}", resource.name(), crate::objects::content_hash(&resource.object));
+        let name = format!("{}-{}", resource.name(), crate::objects::content_hash(&resource.object, ""));
         resource.rename(name);
     }
     references::fix(&mut resources);

@@ -280,7 +280,7 @@ fn append_hash(cx: &Context, object: &mut Value) {
         return;
     }
     let name = object["metadata"]["name"].as_str().unwrap_or("");
-    object["metadata"]["name"] = json!(format!("{name}-{}", crate::objects::content_hash(object)));
+    object["metadata"]["name"] = json!(format!("{name}-{}", crate::objects::content_hash(object, name)));
 }
 
 #[cfg(test)]

@@ -189,7 +189,7 @@ pub(crate) async fn finish(cx: &Context, mapping: &Mapping, mut object: Value, w
         object["metadata"]["namespace"] = json!(namespace);
     }
     if cx.flags.bool("save-config") {
-        let text = objects::last_applied(&object);
+        let text = objects::as_applied(&object);
         objects::set_annotation(&mut object, objects::LAST_APPLIED, text);
     }
     if dry_run != DryRun::Client {
