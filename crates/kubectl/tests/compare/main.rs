@@ -24,6 +24,9 @@ use scenario::{Scenario, Step};
 use server::Server;
 use sides::{Outcome, Side};
 
+/// The minor version of Debian's kubectl, for which the list of differences holds exactly.
+const DEBIAN: u32 = 20;
+
 /// How many scenarios run at once: the peer takes most of a core.
 const AT_ONCE: usize = 4;
 
@@ -75,6 +78,8 @@ async fn run(scenario: &Scenario, server: &Server, sides: &[Side; 2], peer: &Pee
             let listed = known.iter().any(|d| d.streams.iter().any(|s| s == stream));
             match (theirs == ours, listed) {
                 (true, false) | (false, true) => {}
+                // The bounds say when we know of a difference, not when it ended.
+                (true, true) if peer.minor > DEBIAN => {}
                 (true, true) => out.push(format!(
                     "== {}: kubectl {}\n{stream} is listed as different and is not",
                     scenario.name, line.text
