@@ -33,6 +33,7 @@ async fn run(cx: &Context) -> Result<()> {
         ..Options::default()
     };
     let (mut infos, mut failures) = resources::infos(cx, &options).await?;
+    let mut by_prefix = false;
     // A name that is not found may be the beginning of several.
     if infos.is_empty()
         && cx.args().len() == 2
@@ -45,16 +46,20 @@ async fn run(cx: &Context) -> Result<()> {
         infos = all.into_iter().filter(|i| i.name.starts_with(&cx.args()[1])).collect();
         if !infos.is_empty() {
             failures.clear();
+            by_prefix = true;
         }
     }
     for (i, info) in infos.iter().enumerate() {
-        if i > 0 {
+        if i > 0 && !by_prefix {
             cx.print("\n\n")?;
         }
         // Of several objects only the objects, unless events are asked for.
         let events = cx.flags.bool("show-events") && (infos.len() == 1 || cx.flags.changed("show-events"));
         let text = crate::describe::describe(cx, info, events).await?;
         cx.print(&text)?;
+        if by_prefix {
+            cx.print("\n")?;
+        }
     }
     if infos.is_empty() && failures.is_empty() {
         if cx.flags.bool("all-namespaces") {

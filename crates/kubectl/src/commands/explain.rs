@@ -87,13 +87,20 @@ async fn run(cx: &Context) -> Result<()> {
     }
     let shown = element(schemas, schema);
     if let Some(name) = fields.last() {
-        out.push_str(&format!("FIELD: {name} <{}>\n\n", type_name(schemas, schema)));
+        out.push_str(&format!("FIELD: {name} <{}>\n\n\n", type_name(schemas, schema)));
     }
     let _ = owner;
     out.push_str("DESCRIPTION:\n");
-    let description =
-        [schema, shown].iter().find_map(|s| s["description"].as_str().filter(|d| !d.is_empty())).unwrap_or("<empty>");
-    out.push_str(&wrap(description, 4));
+    // The field's own words, then those about its type.
+    let mut described: Vec<&str> = [schema, shown].iter().filter_map(|s| s["description"].as_str()).collect();
+    described.retain(|d| !d.is_empty());
+    described.dedup();
+    if described.is_empty() {
+        described.push("<empty>");
+    }
+    for description in described {
+        out.push_str(&wrap(description, 4));
+    }
     out.push_str("    \n");
     if shown["properties"].is_object() {
         out.push_str("FIELDS:\n");

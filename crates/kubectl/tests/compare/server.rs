@@ -26,7 +26,7 @@ impl Server {
         config.tls_private_key_file = file("server.key");
         config.client_ca_file = file("ca.crt");
         config.service_account_signing_key_file = file("sa.key");
-        config.authorization_modes = vec!["RBAC".to_owned()];
+        config.authorizers = vec![apiserver::Authorizer::Rbac];
         // Pods are made without a controller that would give namespaces their account.
         config.disable_admission_plugins = vec!["ServiceAccount".to_owned()];
         let server = apiserver::Server::new(config).await.unwrap();
