@@ -154,6 +154,16 @@ impl Engine {
         crate::streaming::Server::start(self, self.stop.clone(), &self.tasks).await
     }
 
+    /// Makes a change even if the caller leaves half-way: half a sandbox would be nobody's.
+    pub(crate) async fn to_the_end<T, F>(self: &Arc<Self>, change: impl FnOnce(Arc<Self>) -> F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        let ended = self.tasks.spawn(change(self.clone())).await;
+        ended.unwrap_or_else(|error| Err(Error::Shim(format!("a change was broken off: {error}"))))
+    }
+
     /// Waits for background work; containers stay.
     pub(crate) async fn close(&self) {
         self.stop.cancel();

@@ -91,6 +91,9 @@ impl Carried {
         let mut header = tar::Header::new_gnu();
         header.set_size(self.program.len() as u64);
         header.set_mode(0o755);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_mtime(0);
         header.set_cksum();
         layer.append_data(&mut header, self.repository, self.program)?;
         layer.into_inner()

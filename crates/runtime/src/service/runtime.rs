@@ -107,12 +107,14 @@ impl RuntimeService for Runtime {
     async fn run_pod_sandbox(&self, request: Request<v1::RunPodSandboxRequest>) -> Reply<v1::RunPodSandboxResponse> {
         let request = request.into_inner();
         let config = request.config.ok_or_else(|| Error::Invalid("sandbox config is missing".into()))?;
-        let pod_sandbox_id = sandbox::run(&self.engine, config, request.runtime_handler).await?;
+        let run = |engine| async move { sandbox::run(&engine, config, request.runtime_handler).await };
+        let pod_sandbox_id = self.engine.to_the_end(run).await?;
         Ok(Response::new(v1::RunPodSandboxResponse { pod_sandbox_id }))
     }
 
     async fn stop_pod_sandbox(&self, request: Request<v1::StopPodSandboxRequest>) -> Reply<v1::StopPodSandboxResponse> {
-        sandbox::stop(&self.engine, &request.into_inner().pod_sandbox_id).await?;
+        let id = request.into_inner().pod_sandbox_id;
+        self.engine.to_the_end(|engine| async move { sandbox::stop(&engine, &id).await }).await?;
         Ok(Response::new(v1::StopPodSandboxResponse {}))
     }
 
@@ -120,7 +122,8 @@ impl RuntimeService for Runtime {
         &self,
         request: Request<v1::RemovePodSandboxRequest>,
     ) -> Reply<v1::RemovePodSandboxResponse> {
-        sandbox::remove(&self.engine, &request.into_inner().pod_sandbox_id).await?;
+        let id = request.into_inner().pod_sandbox_id;
+        self.engine.to_the_end(|engine| async move { sandbox::remove(&engine, &id).await }).await?;
         Ok(Response::new(v1::RemovePodSandboxResponse {}))
     }
 
@@ -163,12 +166,15 @@ impl RuntimeService for Runtime {
         &self,
         request: Request<v1::CreateContainerRequest>,
     ) -> Reply<v1::CreateContainerResponse> {
-        let container_id = container::create(&self.engine, request.into_inner()).await?;
+        let request = request.into_inner();
+        let container_id =
+            self.engine.to_the_end(|engine| async move { container::create(&engine, request).await }).await?;
         Ok(Response::new(v1::CreateContainerResponse { container_id }))
     }
 
     async fn start_container(&self, request: Request<v1::StartContainerRequest>) -> Reply<v1::StartContainerResponse> {
-        container::start(&self.engine, &request.into_inner().container_id).await?;
+        let id = request.into_inner().container_id;
+        self.engine.to_the_end(|engine| async move { container::start(&engine, &id).await }).await?;
         Ok(Response::new(v1::StartContainerResponse {}))
     }
 
@@ -182,7 +188,8 @@ impl RuntimeService for Runtime {
         &self,
         request: Request<v1::RemoveContainerRequest>,
     ) -> Reply<v1::RemoveContainerResponse> {
-        container::remove(&self.engine, &request.into_inner().container_id).await?;
+        let id = request.into_inner().container_id;
+        self.engine.to_the_end(|engine| async move { container::remove(&engine, &id).await }).await?;
         Ok(Response::new(v1::RemoveContainerResponse {}))
     }
 
