@@ -169,3 +169,29 @@ pub(crate) async fn a_dead_shim_takes_its_pod_along(world: Arc<World>) {
         (0, before.mounts, before.cgroups, before.directories)
     );
 }
+
+/// A kubelet leaves its call when the pod is deleted meanwhile. What was begun must be whole, or gone: never nobody's.
+pub(crate) async fn a_caller_that_leaves_leaves_no_half_sandbox(world: Arc<World>) {
+    let node = world.node().await;
+    let sandboxes = node.path().join("root/sandboxes");
+    for milliseconds in [1, 2, 4, 8, 16, 32] {
+        let config = Some(node.pod_config(&format!("left-{milliseconds}")));
+        let request = v1::RunPodSandboxRequest { config, ..Default::default() };
+        let mut client = node.cri.runtime.clone();
+        let call = client.run_pod_sandbox(request);
+        // Whether it was quick enough does not matter.
+        let _ = tokio::time::timeout(std::time::Duration::from_millis(milliseconds), call).await;
+    }
+    loop {
+        let listed = node.cri.runtime.clone().list_pod_sandbox(v1::ListPodSandboxRequest::default()).await.unwrap();
+        let ready = v1::PodSandboxState::SandboxReady;
+        let whole: Vec<_> = listed.into_inner().items.into_iter().filter(|sandbox| sandbox.state() == ready).collect();
+        for sandbox in &whole {
+            node.remove_sandbox(&sandbox.id).await;
+        }
+        if whole.is_empty() && fs::read_dir(&sandboxes).unwrap().next().is_none() {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+}
