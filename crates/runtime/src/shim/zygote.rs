@@ -12,6 +12,8 @@ use crate::sys::{self, Fork, Poll};
 
 /// Forks a shim per request on standard input, until that is closed.
 pub(super) fn serve() -> ExitCode {
+    // Whatever the runtime was started with is not for shims, which outlive it.
+    sys::close_from(3);
     // Nobody who shares a namespace with our children may look into them before they have become the container.
     let _ = sys::prctl(libc::PR_SET_DUMPABLE, 0, 0);
     sys::set_process_name("cox-shims");
