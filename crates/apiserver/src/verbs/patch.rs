@@ -119,6 +119,10 @@ async fn apply(operation: &Operation) -> Result<Written, Status> {
         .map_err(|error| Status::bad_request(format!("error decoding YAML: {error}")))?;
     let mut config = decoded.value;
     check_kind(resource, &mut config)?;
+    // Books are kept in the stored form, whichever version was asked for.
+    if let Some(conversion) = resource.conversion {
+        (conversion.to_storage)(&mut config);
+    }
     let unknown = resource.strategy.check(&mut config).map_err(|error| untyped(operation, error))?;
     if !unknown.is_empty() {
         // A field that nothing declares cannot be owned: refused whatever the request's field validation.
@@ -141,7 +145,7 @@ async fn apply(operation: &Operation) -> Result<Written, Status> {
     let manager = super::managed_fields::manager(operation);
     let writer = Writer {
         manager: &manager,
-        api_version: &resource.api_version(),
+        api_version: &resource.storage_version,
         subresource: &operation.info.subresource,
         now: operation.now,
     };
@@ -176,7 +180,10 @@ async fn apply(operation: &Operation) -> Result<Written, Status> {
         let stored = super::create::create_object(operation, build(None)?).await?;
         return Ok(Written { stored, created: true });
     }
-    modify(operation, target, |current, _| build(Some(&served_value(resource, &current.json())?))).await
+    modify(operation, target, |current, _| {
+        build(Some(&serde_json::from_slice(&current.json()).map_err(Status::internal)?))
+    })
+    .await
 }
 
 async fn patch_object(operation: &Operation) -> Result<Written, Status> {

@@ -9,7 +9,7 @@ const STORAGE: &str = "storage.k8s.io/v1";
 
 #[tokio::test]
 async fn storage_objects_live_and_die() {
-    let cluster = Cluster::start().await;
+    let cluster = Cluster::unprotected().await;
     let attachment = json!({"spec": {"attacher": "disk.example.com", "nodeName": "node-1",
         "source": {"persistentVolumeName": "pv"}}});
     let conditions = json!({"phase": "Pending", "conditions": [

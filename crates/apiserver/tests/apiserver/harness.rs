@@ -28,6 +28,11 @@ impl Cluster {
         Self::with(|_| {}).await
     }
 
+    /// A server whose claims and volumes go at once: no controller runs that would take their protection off.
+    pub(crate) async fn unprotected() -> Self {
+        Self::with(|config| config.disable_admission_plugins.push("StorageObjectInUseProtection".to_owned())).await
+    }
+
     /// Starts a server whose configuration `change` may adjust.
     pub(crate) async fn with(change: impl FnOnce(&mut Config)) -> Self {
         Self::with_files(|_, config| change(config)).await

@@ -14,7 +14,7 @@ fn python() -> PathBuf {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn objects_of_every_group_live_and_die() {
-    let cluster = Cluster::start().await;
+    let cluster = Cluster::unprotected().await;
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/apiserver");
     let mut command = Command::new(python());
     command.arg(sources.join("client.py")).arg(cluster.kubeconfig()).arg(sources.join("every_group.yaml"));
