@@ -144,6 +144,25 @@ fn three_nodes_share_the_work_and_survive() {
     assert_eq!(hierarchies.filter(|root| left(root)).collect::<Vec<_>>(), Vec::<std::path::PathBuf>::new());
 }
 
+#[test]
+fn nodes_meet_in_a_tunnel_where_they_are_told_to() {
+    let cluster = Cluster::up_with(&[], &["--nodes", "2", "--routes", "vxlan"]);
+    let inside = |line: &str| {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net={}", cluster.path("run/nodes/node-2/netns").display())).args(line.split(' '));
+        String::from_utf8(command.output().unwrap().stdout).unwrap()
+    };
+    let routes = cluster.wait("a route through the tunnel", || {
+        Some(inside("ip -4 route")).filter(|routes| routes.contains("dev cox.vxlan"))
+    });
+    // The DNS server is on the first node's side of it; the name leads there through the service.
+    cluster.wait("an answer of the cluster's DNS", || {
+        let said = inside("dig +short +time=2 +tries=3 @10.43.0.10 kubernetes.default.svc.cluster.local");
+        (said.trim() == "10.43.0.1").then_some(())
+    });
+    assert!(!routes.contains("via 172.31.7.2"), "nothing goes past the tunnel: {routes}");
+}
+
 /// Through the service's address, a port of every node, and the name.
 fn reaches_from_everywhere(cluster: &Cluster, expected: &BTreeSet<String>) {
     let service = cluster.kubectl("get service web -o jsonpath={.spec.clusterIP}:{.spec.ports[0].port}");
