@@ -94,8 +94,8 @@ impl Policy {
 
     fn parse(bytes: &[u8]) -> anyhow::Result<Self> {
         let value = api::codec::from_yaml(bytes)?.value;
-        let levels = value["rules"].as_array().into_iter().flatten().enumerate();
-        for (index, _) in levels.filter(|(_, rule)| rule["level"].as_str().is_none_or(str::is_empty)) {
+        let mut rules = value["rules"].as_array().into_iter().flatten();
+        if let Some(index) = rules.position(|rule| rule["level"].as_str().is_none_or(str::is_empty)) {
             anyhow::bail!("rules[{index}].level: Required value");
         }
         let policy: Policy = serde_json::from_value(value)?;

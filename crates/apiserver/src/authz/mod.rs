@@ -79,7 +79,7 @@ enum Mode {
     AlwaysDeny,
     Abac(abac::Abac),
     Rbac,
-    Node(node::NodeAuthorizer),
+    Node(Box<node::NodeAuthorizer>),
     Webhook(Box<webhook::Webhook>),
 }
 
@@ -96,7 +96,7 @@ impl Authorizers {
                 Authorizer::AlwaysAllow => Mode::AlwaysAllow,
                 Authorizer::AlwaysDeny => Mode::AlwaysDeny,
                 Authorizer::Rbac => Mode::Rbac,
-                Authorizer::Node => Mode::Node(node::NodeAuthorizer::new(caches)),
+                Authorizer::Node => Mode::Node(Box::new(node::NodeAuthorizer::new(caches))),
                 Authorizer::Webhook(config) => Mode::Webhook(Box::new(webhook::Webhook::new(config.clone())?)),
                 Authorizer::Abac => {
                     let Some(path) = &config.authorization_policy_file else {

@@ -30,7 +30,7 @@ struct Followed {
     attachments: Feed,
 }
 
-/// The node that a user is, and whether it claims to be one at all.
+/// Whether a user claims to be a node.
 pub(crate) fn is_node(user: &UserInfo) -> bool {
     user.in_group(NODES) && user.name.starts_with("system:node:")
 }

@@ -89,7 +89,7 @@ fn common(new: &CertificateSigningRequest, old: &CertificateSigningRequest) -> F
     let path = status.child("conditions");
     for kind in ["Approved", "Denied", "Failed"] {
         if of_type(new, kind).len() < of_type(old, kind).len() {
-            errors.forbidden(&path, format!("updates may not remove a condition of type {kind:?}"));
+            errors.forbidden(path, format!("updates may not remove a condition of type {kind:?}"));
         }
     }
     let found = conditions(new);
@@ -112,7 +112,7 @@ fn common(new: &CertificateSigningRequest, old: &CertificateSigningRequest) -> F
         }
         let opposite = found[..i].iter().any(|other| other.type_ != condition.type_ && is_decision(other));
         if is_decision(condition) && opposite {
-            errors.invalid(&path, &condition.type_, "Approved and Denied conditions are mutually exclusive");
+            errors.invalid(path, &condition.type_, "Approved and Denied conditions are mutually exclusive");
         }
     }
     errors
