@@ -8,7 +8,9 @@ pub(crate) fn normal(text: &str) -> String {
     while at < text.len() {
         let rest = &text[at..];
         let before = if at == 0 { b'\n' } else { bytes[at - 1] };
-        let found = if is_word(before) { None } else { RULES.iter().find_map(|rule| rule(rest)) };
+        // A port follows another one; everything else stands by itself.
+        let found =
+            node_port(rest).or_else(|| if is_word(before) { None } else { RULES.iter().find_map(|rule| rule(rest)) });
         match found {
             Some((length, replacement, squeeze)) => {
                 out.push_str(replacement);
@@ -34,7 +36,7 @@ pub(crate) fn normal(text: &str) -> String {
 /// How much of the text, what stands for it, and whether the blanks after it go.
 type Found = Option<(usize, &'static str, bool)>;
 
-const RULES: &[fn(&str) -> Found] = &[uid, timestamp, date, go_time, age, version, address, node_port];
+const RULES: &[fn(&str) -> Found] = &[uid, timestamp, date, go_time, age, version, address];
 
 fn is_word(b: u8) -> bool {
     b.is_ascii_alphanumeric() || b == b'-' || b == b'.'
