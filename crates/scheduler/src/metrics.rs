@@ -126,7 +126,7 @@ mod tests {
         let text = metrics.registry.render();
         for part in [
             "# TYPE scheduler_schedule_attempts_total counter",
-            "scheduler_schedule_attempts_total{result=\"scheduled\",profile=\"default-scheduler\"} 1",
+            "scheduler_schedule_attempts_total{profile=\"default-scheduler\",result=\"scheduled\"} 1",
             "le=\"0.004\"} 1",
         ] {
             assert!(text.contains(part), "{part} not in\n{text}");

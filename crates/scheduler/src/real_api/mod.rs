@@ -32,8 +32,13 @@ impl Cluster {
 
     async fn with(configuration: Configuration) -> Cluster {
         let dir = tempfile::tempdir().unwrap();
-        let mut config = apiserver::Config::new(apiserver::Storage::Embedded(dir.path().join("store")));
+        let path = |name: &str| dir.path().join(name);
+        let certificate = rcgen::generate_simple_self_signed(vec!["127.0.0.1".into()]).unwrap();
+        std::fs::write(path("tls.crt"), certificate.cert.pem()).unwrap();
+        std::fs::write(path("tls.key"), certificate.signing_key.serialize_pem()).unwrap();
+        let mut config = apiserver::Config::new(apiserver::Storage::Embedded(path("store")));
         config.bind = "127.0.0.1:0".parse().unwrap();
+        (config.tls_cert_file, config.tls_private_key_file) = (Some(path("tls.crt")), Some(path("tls.key")));
         // No controllers run here that would make accounts or see nodes ready.
         config.disable_admission_plugins = vec!["ServiceAccount".into(), "TaintNodesByCondition".into()];
         config.authorizers = vec![apiserver::Authorizer::Rbac];
