@@ -17,7 +17,13 @@ const ID: usize = 2;
 #[derive(Default)]
 pub(crate) struct Answers {
     generation: u64,
-    kept: HashMap<Box<[u8]>, (Box<[u8]>, Exchange)>,
+    kept: HashMap<Box<[u8]>, Kept>,
+}
+
+/// An answer without its id, and how it is counted.
+struct Kept {
+    answer: Box<[u8]>,
+    exchange: Exchange,
 }
 
 impl Answers {
@@ -29,11 +35,11 @@ impl Answers {
             return None;
         }
         let (id, question) = packet.split_at_checked(ID)?;
-        let (answer, exchange) = self.kept.get(question)?;
+        let kept = self.kept.get(question)?;
         buffer.clear();
         buffer.extend_from_slice(id);
-        buffer.extend_from_slice(answer);
-        Some(*exchange)
+        buffer.extend_from_slice(&kept.answer);
+        Some(kept.exchange)
     }
 
     /// Keeps an answer that was made from the index of this generation.
@@ -43,7 +49,7 @@ impl Answers {
             if self.kept.len() >= SIZE {
                 self.kept.clear();
             }
-            self.kept.insert(question.into(), (answer.into(), exchange));
+            self.kept.insert(question.into(), Kept { answer: answer.into(), exchange });
         }
     }
 }

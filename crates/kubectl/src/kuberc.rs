@@ -40,7 +40,10 @@ pub(crate) fn apply(argv: Vec<String>) -> Result<(Vec<String>, PluginPolicy)> {
     let Some((file, explicit)) = place(&flag_value(&argv)?)? else { return Ok((argv, PluginPolicy::default())) };
     let text = match std::fs::read_to_string(&file) {
         Ok(text) => text,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound && !explicit => {
+        // `kubectl kuberc set` makes the file.
+        Err(e)
+            if e.kind() == std::io::ErrorKind::NotFound && (!explicit || argv.iter().any(|word| word == "kuberc")) =>
+        {
             return Ok((argv, PluginPolicy::default()));
         }
         Err(e) if explicit => {

@@ -78,8 +78,9 @@ impl Log {
     fn rotate(&self) -> std::io::Result<Current> {
         let mut now = Timestamp::now();
         let mut aside = self.backup(now);
-        // Two rotations within a millisecond must not share a name.
-        while aside.exists() {
+        // Names must follow each other even when rotations share a millisecond, or the newest would go first.
+        let newest = self.parts().pop();
+        while newest.as_ref().is_some_and(|newest| aside <= *newest) {
             now += jiff::SignedDuration::from_millis(1);
             aside = self.backup(now);
         }
@@ -107,8 +108,8 @@ impl Log {
         (text(self.config.path.file_stem()), extension)
     }
 
-    /// The parts beyond the limits, by name, which is by time.
-    fn too_many(&self) -> Vec<PathBuf> {
+    /// What was put aside so far, by name, which is by time.
+    fn parts(&self) -> Vec<PathBuf> {
         let (stem, extension) = self.name_parts();
         let prefix = format!("{stem}-");
         let directory = self.config.path.parent().unwrap_or(Path::new("."));
@@ -126,6 +127,12 @@ impl Log {
             .map(|entry| entry.path())
             .collect();
         parts.sort();
+        parts
+    }
+
+    /// The parts beyond the limits.
+    fn too_many(&self) -> Vec<PathBuf> {
+        let mut parts = self.parts();
         let surplus = match self.config.max_backups {
             0 => 0,
             keep => parts.len().saturating_sub(keep),

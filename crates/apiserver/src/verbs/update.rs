@@ -103,6 +103,8 @@ pub(crate) async fn modify(
 
         let mut errors = validate_meta_update(resource, new.meta(), old.meta());
         errors.extend(match target {
+            // Nobody has seen an object that waits for initializers: they may change what is immutable later.
+            Target::Main if Initializers::of(old.meta()).is_some() => resource.strategy.validate_create(&*new),
             Target::Main => resource.strategy.validate_update(&*new, &*old),
             Target::Status => resource.strategy.validate_status_update(&*new, &*old),
             Target::Part(action) => super::parts::validate(action, &*new, &*old),

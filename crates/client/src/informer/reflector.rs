@@ -254,8 +254,8 @@ mod tests {
             events.lock().push(format!("{sign}{}", event.object().metadata.name.clone().unwrap()));
         });
         informer.run(done).await;
-        let result = (asked.lock().clone(), told.lock().clone());
-        result
+
+        (asked.lock().clone(), told.lock().clone())
     }
 
     #[tokio::test(start_paused = true)]

@@ -52,7 +52,7 @@ pub(crate) fn names() -> Vec<String> {
         .iter()
         .flat_map(|dir| std::fs::read_dir(dir).into_iter().flatten())
         .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| is_executable(path))
+        .filter(is_executable)
         .filter_map(|path| Some(path.file_name()?.to_str()?.strip_prefix("kubectl-")?.to_owned()))
         .filter_map(|name| Some(name.split('-').next()?.replace('_', "-")))
         .collect();

@@ -83,7 +83,7 @@ async fn bash_completes_commands_flags_and_names() {
         ("kubectl get pods web-", "web-1 web-2"),
         ("kubectl get pods --field-s", "--field-selector="),
         ("kubectl get pods --output=ya", "yaml"),
-        ("kubectl logs web-1 -c ni", "nginx"),
+        ("kubectl logs web-1 -c ng", "nginx"),
         ("kubectl config use-context ma", "main"),
     ] {
         let script = format!(
@@ -91,7 +91,8 @@ async fn bash_completes_commands_flags_and_names() {
             line.len()
         );
         let output = alone.command("bash").args(["-c", &script]).output().await.unwrap();
-        assert_eq!(String::from_utf8_lossy(&output.stdout).trim_end(), expected, "{line}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(String::from_utf8_lossy(&output.stdout).trim_end(), expected, "{line}: {stderr}");
     }
 }
 
@@ -102,7 +103,8 @@ async fn preferences_give_aliases_and_defaults() {
     let set = |args: &'static [&'static str]| alone.run_with(args, "KUBERC", &file);
     set(&["kuberc", "set", "--section", "defaults", "--command", "get", "--option", "output=name"]).await;
     set(&["kuberc", "set", "--section", "aliases", "--name", "cms", "--command", "get", "--prependarg", "cm"]).await;
-    assert_eq!(set(&["get", "cm", "settings"]).await.0, "configmap/settings\n");
+    let (stdout, stderr) = set(&["get", "cm", "settings"]).await;
+    assert_eq!(stdout, "configmap/settings\n", "{stderr}");
     assert_eq!(set(&["cms", "settings", "-o", "jsonpath={.data.a}"]).await.0, "1");
     assert!(set(&["cms", "settings"]).await.0.starts_with("NAME"));
 }

@@ -212,8 +212,8 @@ fn fail(log: &Path, error: Option<String>) {
 /// The last error of a log of JSON lines.
 fn last_error(log: &str) -> Option<String> {
     let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let errors = lines.filter(|line| line["level"] == "error" || line["level"] == "fatal");
-    errors.last().and_then(|line| line["msg"].as_str().map(String::from))
+    let mut errors = lines.filter(|line| line["level"] == "error" || line["level"] == "fatal");
+    errors.next_back().and_then(|line| line["msg"].as_str().map(String::from))
 }
 
 fn read_pid(path: &Path) -> Result<i32, String> {

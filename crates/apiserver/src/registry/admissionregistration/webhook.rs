@@ -213,15 +213,15 @@ fn check_service(errors: &mut FieldErrors, path: &Path<'_>, service: &ServiceRef
         return;
     }
     if !url_path.starts_with('/') {
-        errors.invalid(&path, url_path, "must start with a '/'");
+        errors.invalid(path, url_path, "must start with a '/'");
     }
     let inner = url_path.get(1..).unwrap_or_default();
     for (i, step) in inner.strip_suffix('/').unwrap_or(inner).split('/').enumerate() {
         if step.is_empty() {
-            errors.invalid(&path, url_path, format!("segment[{i}] may not be empty"));
+            errors.invalid(path, url_path, format!("segment[{i}] may not be empty"));
         }
         for problem in api::validation::dns1123_subdomain(step).iter().filter(|_| !step.is_empty()) {
-            errors.invalid(&path, url_path, format!("segment[{i}]: {problem}"));
+            errors.invalid(path, url_path, format!("segment[{i}]: {problem}"));
         }
     }
 }
@@ -243,7 +243,7 @@ fn conditions(errors: &mut FieldErrors, path: &Path<'_>, conditions: &[MatchCond
             errors.required(path.child("name"), "");
         } else {
             let name = path.child("name");
-            errors.invalid_each(&name, &condition.name, api::validation::qualified_name(&condition.name));
+            errors.invalid_each(name, &condition.name, api::validation::qualified_name(&condition.name));
             if !names.insert(condition.name.as_str()) {
                 errors.duplicate(name, &condition.name);
             }

@@ -186,14 +186,16 @@ fn validate_capacity(errors: &mut FieldErrors, path: &Path<'_>, capacity: &Devic
             path,
             "exactly one policy can be specified, cannot specify \"validValues\" and \"validRange\" at the same time",
         ),
-        (Some(range), true) => match default_of(errors, &path, policy, "validRange") {
-            Some(default) => validate_range(errors, &path.child("validRange"), default, &capacity.value, range),
-            None => {}
-        },
-        (None, false) => match default_of(errors, &path, policy, "validValues") {
-            Some(default) => validate_values(errors, &path.child("validValues"), default, &capacity.value, values),
-            None => {}
-        },
+        (Some(range), true) => {
+            if let Some(default) = default_of(errors, &path, policy, "validRange") {
+                validate_range(errors, &path.child("validRange"), default, &capacity.value, range)
+            }
+        }
+        (None, false) => {
+            if let Some(default) = default_of(errors, &path, policy, "validValues") {
+                validate_values(errors, &path.child("validValues"), default, &capacity.value, values)
+            }
+        }
         (None, true) => {}
     }
 }
@@ -263,13 +265,13 @@ fn validate_range(
     if let Some(max) = &range.max {
         let path = path.child("max");
         if min > amount(max) {
-            errors.invalid(&path, &range.min.0, format!("min is larger than max: {}", max.0));
+            errors.invalid(path, &range.min.0, format!("min is larger than max: {}", max.0));
         }
         if amount(max) > all {
-            errors.invalid(&path, &max.0, format!("max is larger than capacity value: {}", capacity.0));
+            errors.invalid(path, &max.0, format!("max is larger than capacity value: {}", capacity.0));
         }
         if usual > amount(max) {
-            errors.invalid(&path, &default.0, format!("default is more than max: {}", max.0));
+            errors.invalid(path, &default.0, format!("default is more than max: {}", max.0));
         }
     }
     if let Some(step) = &range.step {
@@ -278,13 +280,13 @@ fn validate_range(
         one.add(&amount(step));
         if one > all {
             let rule = format!("one step {one} is larger than capacity value: {}", capacity.0);
-            errors.invalid(&path, &step.0, rule);
+            errors.invalid(path, &step.0, rule);
         }
         for value in [Some(default), range.max.as_ref()].into_iter().flatten() {
             let (distance, step_size) = (amount(value).value() - min.value(), amount(step).value());
             if step_size != 0 && distance % step_size != 0 {
                 let rule = format!("value is not a multiple of a given step ({}) from ({})", step.0, range.min.0);
-                errors.invalid(&path, &value.0, rule);
+                errors.invalid(path, &value.0, rule);
             }
         }
     }
@@ -353,10 +355,10 @@ fn validate_mappings(errors: &mut FieldErrors, path: &Path<'_>, device: &Device)
     for (name, mapping) in device.node_allocatable_resource_mappings.iter().flatten() {
         let path = path.key(name);
         if name.contains('/') && !name.contains("kubernetes.io/") {
-            errors.invalid(&path, name, "must be a node allocatable resource name");
+            errors.invalid(path, name, "must be a node allocatable resource name");
         }
         if mapping.allocation_multiplier.is_none() && mapping.capacity_key.is_none() {
-            errors.invalid(&path, "", "at least one of allocationMultiplier or capacityKey must be set");
+            errors.invalid(path, "", "at least one of allocationMultiplier or capacityKey must be set");
         }
         if let Some(multiplier) = &mapping.allocation_multiplier
             && amount(multiplier) <= Amount::default()

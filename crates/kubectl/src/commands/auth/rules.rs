@@ -102,7 +102,11 @@ mod tests {
             (rule(&[""], &["pods"], &["get"], &[]), rule(&[""], &["pods"], &["get"], &["a"]), 0),
             (rule(&[""], &["pods"], &["get"], &["a"]), rule(&[""], &["pods"], &["get"], &["a", "b"]), 1),
         ] {
-            assert_eq!(uncovered(&[owned.clone()], &[wanted.clone()]).len(), missing, "{owned} {wanted}");
+            assert_eq!(
+                uncovered(std::slice::from_ref(&owned), std::slice::from_ref(&wanted)).len(),
+                missing,
+                "{owned} {wanted}"
+            );
         }
         let urls = |list: &[&str]| json!({"nonResourceURLs": list, "verbs": ["get"]});
         assert_eq!(uncovered(&[urls(&["/healthz/*"])], &[urls(&["/healthz/ping", "/metrics"])]), [urls(&["/metrics"])]);
