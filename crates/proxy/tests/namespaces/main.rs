@@ -100,6 +100,8 @@ fn cluster_ips_node_ports_and_their_policies() {
 
         // Local policy: outside addresses are kept, and a node without endpoints does not answer.
         let local = |endpoints: &[(&str, &str)]| {
+            // First: an outside address that is kept then shows that both changes are in the kernel.
+            api.put("endpointslices", slice("web", http(), endpoints));
             api.put(
                 "services",
                 service(
@@ -108,7 +110,6 @@ fn cluster_ips_node_ports_and_their_policies() {
                 "externalTrafficPolicy": "Local", "ports": [{"port": 8080, "targetPort": 80, "nodePort": 30080}]}),
                 ),
             );
-            api.put("endpointslices", slice("web", http(), endpoints));
         };
         local(&[("10.42.0.2", "b"), ("10.42.0.3", "a")]);
         eventually("local policy", outside, |answer| answer.as_deref() == Ok("p3 192.0.2.2"));

@@ -149,5 +149,5 @@ fn offers(cpu: &str) -> Value {
 fn condition(pod: &Pod, kind: &str) -> Option<(String, String, String)> {
     let conditions = pod.status.as_ref()?.conditions.as_ref()?;
     let found = conditions.iter().find(|condition| condition.type_ == kind)?;
-    Some((found.status.clone(), found.reason.clone()?, found.message.clone().unwrap_or_default()))
+    Some((found.status.clone(), found.reason.clone().unwrap_or_default(), found.message.clone().unwrap_or_default()))
 }
