@@ -59,6 +59,8 @@ impl Node {
         settings.anonymous_auth = true;
         settings.authorization_webhook = false;
         settings.cluster_dns = vec!["10.43.0.10".into()];
+        // How full this machine's disk is has nothing to do with what is tested.
+        settings.eviction_hard = [("memory.available".into(), "100Mi".into())].into();
         let stop = CancellationToken::new();
         let task = tokio::spawn(kubelet::run(
             kubelet::Config { client: self.api.node_client(&self.name), settings },
@@ -76,6 +78,7 @@ impl Node {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.arg("kubelet").args(["--address=127.0.0.1", "--port=0", "--node-ip=127.0.0.1"]);
         command.args(["--anonymous-auth=true", "--authorization-mode=AlwaysAllow", "--cluster-dns=10.43.0.10"]);
+        command.arg("--eviction-hard=memory.available<100Mi");
         command.arg(format!("--hostname-override={}", self.name));
         command.arg(format!("--cgroup-root=/cox-test-{}", self.name));
         for (flag, value) in [
