@@ -30,7 +30,18 @@ pub(crate) fn normal(text: &str) -> String {
             }
         }
     }
+    let out = in_order(&out);
     if text.contains("10.43.") { squeeze(&out) } else { out }
+}
+
+/// Before 1.36 kubectl described a secret's data in the order of a Go map, another one every time: neighbouring lines of
+/// sizes are sorted.
+fn in_order(text: &str) -> String {
+    let mut lines: Vec<&str> = text.split_inclusive('\n').collect();
+    for sizes in lines.chunk_by_mut(|a, b| [a, b].iter().all(|line| line.ends_with(" bytes\n"))) {
+        sizes.sort_unstable();
+    }
+    lines.concat()
 }
 
 /// How much of the text, what stands for it, and whether the blanks after it go.
@@ -137,6 +148,7 @@ fn only_what_cannot_be_equal_goes() {
         ("web-5s 3x v1s", "web-5s 3x v1s"),
         ("  resourceVersion: \"12\"", "  resourceVersion VERSION\""),
         ("a   10.43.1.2     80:31234/TCP", "a CLUSTERIP 80NODEPORT/TCP"),
+        ("====\nb:  1 bytes\na:  6 bytes\n", "====\na:  6 bytes\nb:  1 bytes\n"),
         ("AGE\n2m10s (x3 over 4m)", "AGE\nAGE (x3 over AGE)"),
     ] {
         assert_eq!(normal(text), expected);
