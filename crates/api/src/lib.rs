@@ -8,6 +8,7 @@
 pub mod codec;
 pub mod field;
 pub mod gvk;
+mod kinds;
 pub mod patch;
 pub mod quantity;
 pub mod schema;

@@ -15,6 +15,7 @@ mod error;
 mod events;
 mod expectations;
 mod informer;
+mod kinds;
 pub mod kubeconfig;
 mod leader;
 pub mod metrics;

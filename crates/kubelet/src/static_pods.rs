@@ -143,7 +143,8 @@ impl StaticPods {
 /// Reads one file and makes it a pod of this node.
 fn parse(path: &Path, node: &str) -> Result<Pod, String> {
     let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
-    let mut pod: Pod = yaml_serde::from_str(&text).map_err(|error| error.to_string())?;
+    let value: serde_json::Value = yaml_serde::from_str(&text).map_err(|error| error.to_string())?;
+    let mut pod: Pod = serde_json::from_value(value).map_err(|error| error.to_string())?;
     let name = pod.metadata.name.clone().filter(|name| !name.is_empty()).ok_or("a static pod needs a name")?;
     let spec = pod.spec.as_mut().ok_or("a static pod needs a spec")?;
     spec.node_name = Some(node.to_string());

@@ -252,8 +252,9 @@ impl Configuration {
     }
 
     pub(crate) fn parse(text: &str) -> Result<Configuration, ConfigurationError> {
-        let mut configuration: Configuration =
-            yaml_serde::from_str(text).map_err(|error| ConfigurationError::Invalid(error.to_string()))?;
+        let invalid = |error: &dyn std::fmt::Display| ConfigurationError::Invalid(error.to_string());
+        let value: serde_json::Value = yaml_serde::from_str(text).map_err(|error| invalid(&error))?;
+        let mut configuration: Configuration = serde_json::from_value(value).map_err(|error| invalid(&error))?;
         if configuration.api_version != API_VERSION || configuration.kind != "KubeSchedulerConfiguration" {
             return Err(ConfigurationError::Invalid(format!(
                 "no kind {:?} is registered for version {:?}",

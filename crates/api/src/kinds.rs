@@ -1,0 +1,78 @@
+//! The kinds that several crates read and write: their codecs are compiled here, once.
+//!
+//! A generic function is compiled in the crate that first uses it, and crates that do not depend on each other each make
+//! their own copy: the code that reads a Pod stood six times in the binary. What stands here is found by every crate
+//! above. It pays only while crates share generic code, which they do at the optimisation levels we build with
+//! (`Cargo.toml`, profiles).
+
+use std::any::Any;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+/// Calls a macro with the list, for other crates that have something to compile once per kind.
+#[macro_export]
+macro_rules! shared_kinds {
+    ($each:ident) => {
+        $each! {
+            k8s_openapi::api::apps::v1::ControllerRevision,
+            k8s_openapi::api::apps::v1::DaemonSet,
+            k8s_openapi::api::apps::v1::Deployment,
+            k8s_openapi::api::apps::v1::ReplicaSet,
+            k8s_openapi::api::apps::v1::StatefulSet,
+            k8s_openapi::api::batch::v1::CronJob,
+            k8s_openapi::api::batch::v1::Job,
+            k8s_openapi::api::certificates::v1::CertificateSigningRequest,
+            k8s_openapi::api::coordination::v1::Lease,
+            k8s_openapi::api::core::v1::ConfigMap,
+            k8s_openapi::api::core::v1::Endpoints,
+            k8s_openapi::api::core::v1::Event,
+            k8s_openapi::api::core::v1::Namespace,
+            k8s_openapi::api::core::v1::Node,
+            k8s_openapi::api::core::v1::PersistentVolume,
+            k8s_openapi::api::core::v1::PersistentVolumeClaim,
+            k8s_openapi::api::core::v1::Pod,
+            k8s_openapi::api::core::v1::ReplicationController,
+            k8s_openapi::api::core::v1::ResourceQuota,
+            k8s_openapi::api::core::v1::Secret,
+            k8s_openapi::api::core::v1::Service,
+            k8s_openapi::api::core::v1::ServiceAccount,
+            k8s_openapi::api::discovery::v1::EndpointSlice,
+            k8s_openapi::api::networking::v1::ServiceCIDR,
+            k8s_openapi::api::policy::v1::PodDisruptionBudget,
+            k8s_openapi::api::rbac::v1::ClusterRole,
+            k8s_openapi::api::storage::v1::CSIDriver,
+            k8s_openapi::api::storage::v1::CSINode,
+            k8s_openapi::api::storage::v1::CSIStorageCapacity,
+            k8s_openapi::api::storage::v1::StorageClass,
+        }
+    };
+}
+
+/// The four ways between an object and JSON.
+struct Codec {
+    _read: fn(&[u8]) -> serde_json::Result<Box<dyn Any>>,
+    _take: fn(Value) -> serde_json::Result<Box<dyn Any>>,
+    _write: fn(&dyn Any) -> Option<serde_json::Result<Vec<u8>>>,
+    _give: fn(&dyn Any) -> Option<serde_json::Result<Value>>,
+}
+
+impl Codec {
+    const fn of<K: Serialize + DeserializeOwned + 'static>() -> Codec {
+        Codec {
+            _read: |json| Ok(Box::new(serde_json::from_slice::<K>(json)?)),
+            _take: |value| Ok(Box::new(serde_json::from_value::<K>(value)?)),
+            _write: |object| Some(serde_json::to_vec(object.downcast_ref::<K>()?)),
+            _give: |object| Some(serde_json::to_value(object.downcast_ref::<K>()?)),
+        }
+    }
+}
+
+macro_rules! codecs {
+    ($($kind:ty),* $(,)?) => {
+        #[used]
+        static CODECS: &[Codec] = &[$(Codec::of::<$kind>()),*];
+    };
+}
+shared_kinds!(codecs);
