@@ -20,6 +20,7 @@ mod files;
 mod kuberc;
 mod kustomize;
 mod objects;
+mod pattern;
 mod pods;
 mod printers;
 #[cfg(test)]

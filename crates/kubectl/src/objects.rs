@@ -107,6 +107,11 @@ pub(crate) fn as_applied(object: &Value) -> String {
     crate::printers::json::compact(&object) + "\n"
 }
 
+/// The same for an object of a generator, whose fields are in the order of its type.
+pub(crate) fn as_generated(object: &Value) -> String {
+    crate::printers::json::compact(&crate::printers::go_order::Typed::new(object)) + "\n"
+}
+
 /// Ten letters of the content of a ConfigMap or Secret, for names that change with it. kustomize leaves the name out.
 pub(crate) fn content_hash(object: &Value, name: &str) -> String {
     let mut content =

@@ -73,7 +73,7 @@ async fn run(cx: &Context) -> Result<()> {
         }
     }
     let dry_run = cx.dry_run()?;
-    let mut printer = cx.printer("autoscaled", dry_run)?;
+    let mut printer = cx.printer("autoscaled", dry_run)?.typed();
     for info in resources::all_infos(cx, &Options { latest: true, ..Options::default() }).await? {
         let name = match cx.flags.string("name") {
             n if n.is_empty() => info.name.clone(),

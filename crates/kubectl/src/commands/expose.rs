@@ -103,9 +103,10 @@ async fn run(cx: &Context) -> Result<()> {
 async fn expose_created(cx: &Context, service: Value) -> Result<()> {
     let mapping = known("v1", "services", "Service", true);
     let dry_run = cx.dry_run()?;
-    if dry_run == crate::context::DryRun::Client || !cx.flags.string("output").is_empty() {
+    if dry_run == crate::context::DryRun::Client {
         return finish(cx, &mapping, service, "").await;
     }
+    // The answer is no longer the generator's type.
     let mut printer = cx.printer("exposed", dry_run)?;
     let (namespace, _) = cx.namespace()?;
     let created =

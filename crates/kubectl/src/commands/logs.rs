@@ -203,7 +203,7 @@ async fn stream(cx: &Context, source: &Source) -> Result<()> {
     Ok(())
 }
 
-/// For `run --attach`: the whole log of a container that has already ended.
+/// For `run --attach`: what a container has said so far.
 pub(crate) async fn whole(cx: &Context, namespace: &str, pod: &Value, container: &str) -> Result<()> {
     let source = Source {
         namespace: namespace.to_owned(),

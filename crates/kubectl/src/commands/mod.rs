@@ -7,6 +7,7 @@ mod autoscale;
 mod certificate;
 mod completion;
 mod config;
+mod cp;
 mod create;
 mod debug;
 mod delete;
@@ -77,7 +78,7 @@ pub(crate) const GROUPS: &[(&str, &[&Command])] = &[
             &exec::EXEC,
             &port_forward::COMMAND,
             &proxy::COMMAND,
-            &exec::CP,
+            &cp::COMMAND,
             &auth::COMMAND,
             &debug::COMMAND,
             &events::COMMAND,
@@ -119,7 +120,7 @@ const ALL: &[&Command] = &[
     &exec::EXEC,
     &port_forward::COMMAND,
     &proxy::COMMAND,
-    &exec::CP,
+    &cp::COMMAND,
     &auth::COMMAND,
     &debug::COMMAND,
     &events::COMMAND,

@@ -351,7 +351,7 @@ async fn taint(cx: &Context) -> Result<()> {
             let patch = json!({"spec": {"taints": object["spec"]["taints"]}});
             object = objects::patch(cx, info.path(), PatchKind::Merge, patch.to_string(), dry_run, &manager).await?;
         }
-        let mut printer = cx.printer(operation, dry_run)?;
+        let mut printer = cx.printer(operation, dry_run)?.typed();
         cx.print(&printer.print(&object)?)?;
     }
     Ok(())

@@ -344,7 +344,7 @@ async fn history(cx: &Context) -> Result<()> {
 async fn undo(cx: &Context) -> Result<()> {
     let dry_run = cx.dry_run()?;
     let to = cx.flags.int("to-revision");
-    let mut printer = cx.printer("rolled back", dry_run)?;
+    let mut printer = cx.printer("rolled back", dry_run)?.typed();
     for info in named(cx).await? {
         if !["Deployment", "DaemonSet", "StatefulSet"].contains(&info.mapping.kind.as_str()) {
             return Err(Failure::message(format!("no rollbacker has been implemented for \"{}\"", info.mapping.kind)));
@@ -443,7 +443,7 @@ async fn change(cx: &Context, verb: &str) -> Result<()> {
             &manager,
         )
         .await?;
-        let mut printer = cx.printer(done, DryRun::None)?;
+        let mut printer = cx.printer(done, DryRun::None)?.typed();
         if printer.is_default() {
             cx.println(format!("{name} {done}"))?;
         } else {

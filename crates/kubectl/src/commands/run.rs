@@ -110,7 +110,7 @@ async fn run(cx: &Context) -> Result<()> {
     if cx.flags.bool("expose") && spec.port.is_none() {
         return Err(cx.usage("--port must be set when exposing a service"));
     }
-    let mut printer = cx.printer("created", dry_run)?;
+    let mut printer = cx.printer("created", dry_run)?.typed();
     let (mapping, mut object) = build(&spec);
     apply_overrides(cx, &mut object)?;
     let object = send(cx, &mapping, object, dry_run).await?;
@@ -135,7 +135,7 @@ async fn send(cx: &Context, mapping: &Mapping, mut object: Value, dry_run: DryRu
     }
     objects::record(cx, &mut object);
     if cx.flags.bool("save-config") {
-        let text = objects::last_applied(&object);
+        let text = objects::as_generated(&object);
         objects::set_annotation(&mut object, objects::LAST_APPLIED, text);
     }
     if dry_run == DryRun::Client {

@@ -133,7 +133,7 @@ async fn targets(cx: &Context, words: Vec<String>) -> Result<Vec<Info>> {
 async fn change(cx: &Context, infos: Vec<Info>, done: &str, edit: impl Fn(&mut Value) -> Result<()>) -> Result<()> {
     let dry_run = cx.dry_run()?;
     let manager = cx.flags.string("field-manager");
-    let mut printer = cx.printer(done, dry_run)?;
+    let mut printer = cx.printer(done, dry_run)?.typed();
     let mut failures = Vec::new();
     for info in infos {
         let mut wanted = info.object.clone();

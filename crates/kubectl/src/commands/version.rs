@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use crate::cli::{Command, Flag};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
+use crate::printers::go_order::Typed;
 use crate::printers::{json as json_text, yaml};
 use crate::request::Request;
 
@@ -47,8 +48,8 @@ async fn run(cx: &Context) -> Result<()> {
         }
     }
     match output.as_str() {
-        "json" => cx.print(&(json_text::two_spaces(&info) + "\n"))?,
-        "yaml" => cx.print(&yaml::to_string(&info))?,
+        "json" => cx.print(&(json_text::two_spaces(&Typed::of("Versions", &info)) + "\n"))?,
+        "yaml" => cx.println(yaml::to_string(&info))?,
         _ => {
             cx.println(format!("Client Version: {}", crate::VERSION))?;
             cx.println("Kustomize Version: v5.8.1")?;

@@ -119,7 +119,6 @@ fn write(node: &Value, pods: Option<&[Value]>, lease: &Value, w: &mut Writer) {
         w.line(1, "Swap:\t");
         w.line(2, format!("Capacity:\t{}", plain(&info["swap"]["capacity"])));
     }
-    w.line(1, format!("Kube-Proxy Version:\t{}", text(info, "/kubeProxyVersion")));
     if !text(spec, "/podCIDR").is_empty() {
         w.line(0, format!("PodCIDR:\t{}", text(spec, "/podCIDR")));
     }

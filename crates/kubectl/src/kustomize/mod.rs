@@ -1,15 +1,17 @@
 //! `-k` and `kubectl kustomize`: builds the manifests of a kustomization directory.
 //!
-//! Flow: [`accumulate`] reads resources and bases (each built the same way), lets components work on them, adds what
-//! `generators` make and runs `patches` and `transformers` in upstream's order; at the top, generated names get their
-//! hash, `references` lets every mention of a renamed object follow it, and the objects are put in order.
-//! Not here: plug-ins, Helm charts, `vars` and remote bases; each is refused by name.
+//! Flow: [`accumulate`] reads resources and bases (each built the same way), adds what `generators` make, lets components
+//! work on them and runs `patches` and `transformers` in upstream's order; at the top, generated names get their hash,
+//! `references` lets every mention of a renamed object follow it, `vars` get their values, and the objects are put in order.
+//! Not here: plug-ins, Helm charts, schemas of custom resources and remote bases; each is refused by name.
 
+mod configurations;
 mod generators;
 mod patches;
 mod references;
 mod replacements;
 mod transformers;
+mod vars;
 
 use std::path::{Path, PathBuf};
 
@@ -24,11 +26,13 @@ struct Resource {
     former_names: Vec<String>,
     /// Generated: the name gets a hash of the content at the end.
     needs_hash: bool,
+    /// The variables that stand for fields of it.
+    vars: Vec<String>,
 }
 
 impl Resource {
     fn new(object: Value) -> Resource {
-        Resource { object, former_names: Vec::new(), needs_hash: false }
+        Resource { object, former_names: Vec::new(), needs_hash: false, vars: Vec::new() }
     }
 
     fn kind(&self) -> &str {
@@ -76,50 +80,93 @@ pub(crate) enum LoadRestrictor {
 
 /// The manifests as one YAML stream.
 pub(crate) fn build(dir: &Path, restrictor: LoadRestrictor) -> Result<String, String> {
-    let (mut resources, settings) = accumulate(dir, restrictor, Vec::new(), 0)?;
+    let Built { mut resources, settings, vars, places } = accumulate(dir, restrictor, Built::default(), 0)?;
     for resource in resources.iter_mut().filter(|r| r.needs_hash) {
         let name = format!("{}-{}", resource.name(), crate::objects::content_hash(&resource.object, ""));
         resource.rename(name);
     }
-    references::fix(&mut resources);
+    references::fix(&mut resources, &places.names);
+    vars::resolve(&mut resources, &vars, &places.vars)?;
+    resources.retain(|r| r.object["metadata"]["annotations"]["config.kubernetes.io/local-config"] != "true");
+    if strings(&settings["buildMetadata"]).contains(&"managedByLabel") {
+        for resource in &mut resources {
+            resource.object["metadata"]["labels"]["app.kubernetes.io/managed-by"] = Value::from(MANAGED_BY);
+        }
+    }
     order(&mut resources, &settings["sortOptions"]);
     let documents: Vec<String> = resources.iter().map(|r| crate::printers::yaml::to_string(&r.object)).collect();
     Ok(documents.join("---\n"))
 }
+
+/// What a directory and its bases come to.
+#[derive(Default)]
+struct Built {
+    resources: Vec<Resource>,
+    /// The directory's own kustomization.
+    settings: Value,
+    vars: Vec<vars::Var>,
+    places: configurations::Places,
+}
+
+/// The kustomize that upstream's kubectl has inside.
+const MANAGED_BY: &str = "kustomize-v5.8.1";
 
 /// Bases inside bases end somewhere.
 const MAX_DEPTH: usize = 50;
 
 const FILES: [&str; 3] = ["kustomization.yaml", "kustomization.yml", "Kustomization"];
 
-/// Fields that still work, and what took their place.
-const DEPRECATED: [(&str, &str); 4] = [
-    ("commonLabels", "labels"),
-    ("bases", "resources"),
-    ("patchesJson6902", "patches"),
-    ("patchesStrategicMerge", "patches"),
+/// Fields that still work, what took their place, and how sure upstream is of its tool that moves them.
+const DEPRECATED: [(&str, &str, &str); 6] = [
+    ("bases", "resources", ""),
+    ("commonLabels", "labels", ""),
+    ("imageTags", "images", ""),
+    ("patchesJson6902", "patches", ""),
+    ("patchesStrategicMerge", "patches", ""),
+    ("vars", "replacements", "[EXPERIMENTAL] "),
+];
+
+/// The other fields there are.
+const FIELDS: &[&str] = &[
+    "apiVersion",
+    "kind",
+    "metadata",
+    "namePrefix",
+    "nameSuffix",
+    "namespace",
+    "labels",
+    "commonAnnotations",
+    "patches",
+    "images",
+    "replacements",
+    "replicas",
+    "sortOptions",
+    "resources",
+    "components",
+    "configMapGenerator",
+    "secretGenerator",
+    "generatorOptions",
+    "configurations",
+    "helmGlobals",
+    "buildMetadata",
 ];
 
 /// Fields that name what is not built here, and what to say.
-const REFUSED: [(&str, &str); 6] = [
+const REFUSED: [(&str, &str); 7] = [
     ("helmCharts", "trouble configuring builtin HelmChartInflationGenerator: must specify --enable-helm"),
     (
         "helmChartInflationGenerator",
         "trouble configuring builtin HelmChartInflationGenerator: must specify --enable-helm",
     ),
-    ("vars", "vars are not supported; replacements do the same"),
+    ("crds", "crds are not supported; name the fields that hold names of objects in a file of configurations"),
+    ("openapi", "schemas of custom resources are not supported; use JSON patches for lists in them"),
     ("generators", "external plugins disabled; unable to load generators"),
     ("transformers", "external plugins disabled; unable to load transformers"),
     ("validators", "external plugins disabled; unable to load validators"),
 ];
 
 /// The resources of one directory added to those given, and its settings.
-fn accumulate(
-    dir: &Path,
-    restrictor: LoadRestrictor,
-    mut resources: Vec<Resource>,
-    depth: usize,
-) -> Result<(Vec<Resource>, Value), String> {
+fn accumulate(dir: &Path, restrictor: LoadRestrictor, mut built: Built, depth: usize) -> Result<Built, String> {
     if depth > MAX_DEPTH {
         return Err(format!("{}: bases refer to each other", dir.display()));
     }
@@ -132,30 +179,14 @@ fn accumulate(
         ));
     }
     let root = Root { dir: dir.to_owned(), restrictor };
-    let file = FILES.iter().map(|n| dir.join(n)).find(|p| p.exists()).ok_or_else(|| {
-        let absolute = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
-        format!(
-            "unable to find one of 'kustomization.yaml', 'kustomization.yml' or 'Kustomization' in directory '{}'",
-            absolute.display()
-        )
-    })?;
-    let text = std::fs::read_to_string(&file).map_err(|e| format!("{}: {e}", file.display()))?;
-    let settings = crate::files::yaml(&text)?;
-    for (field, instead) in DEPRECATED {
-        if !settings[field].is_null() {
-            eprintln!(
-                "# Warning: '{field}' is deprecated. Please use '{instead}' instead. Run 'kustomize edit fix' to update your Kustomization automatically."
-            );
-        }
-    }
-    for (field, why) in REFUSED {
-        if settings[field].as_array().is_some_and(|list| !list.is_empty()) {
-            return Err(why.to_owned());
-        }
-    }
+    let settings = read_settings(dir)?;
+    let mut resources = std::mem::take(&mut built.resources);
     for entry in ["resources", "bases"].iter().flat_map(|list| strings(&settings[*list])) {
         let found = load(&root, entry, depth).map_err(|e| format!("accumulating resources: {e}"))?;
-        for resource in found {
+        built.vars.extend(found.vars);
+        built.places.vars.extend(found.places.vars);
+        built.places.names.extend(found.places.names);
+        for resource in found.resources {
             if let Some(same) = resources.iter().find(|r| r.id() == resource.id()) {
                 return Err(format!(
                     "accumulating resources: accumulation err='merging resources from '{entry}': may not add resource with an already registered id: {}'",
@@ -165,10 +196,13 @@ fn accumulate(
             resources.push(resource);
         }
     }
-    for entry in strings(&settings["components"]) {
-        resources = accumulate(&dir.join(entry), restrictor, resources, depth + 1)?.0;
-    }
+    configurations::read(&root, &settings["configurations"], &mut built.places)?;
     generators::run(&root, &settings, &mut resources)?;
+    built.resources = resources;
+    for entry in strings(&settings["components"]) {
+        built = accumulate(&dir.join(entry), restrictor, built, depth + 1)?;
+    }
+    let mut resources = std::mem::take(&mut built.resources);
     patches::strategic(&root, &settings, &mut resources)?;
     patches::general(&root, &settings["patches"], &mut resources)?;
     transformers::names(&settings, &mut resources);
@@ -176,23 +210,81 @@ fn accumulate(
     transformers::annotations(&settings, &mut resources);
     patches::general(&root, &settings["patchesJson6902"], &mut resources)?;
     transformers::replicas(&settings["replicas"], &mut resources)?;
-    transformers::images(&settings["images"], &mut resources);
+    for field in ["images", "imageTags"] {
+        transformers::images(&settings[field], &mut resources);
+    }
     replacements::run(&root, &settings["replacements"], &mut resources)?;
-    Ok((resources, settings))
+    vars::collect(&settings["vars"], &mut resources, &mut built.vars)?;
+    Ok(Built { resources, settings, ..built })
 }
 
-fn load(root: &Root, entry: &str, depth: usize) -> Result<Vec<Resource>, String> {
+/// A directory's kustomization, of which every field is known and none is beyond us.
+fn read_settings(dir: &Path) -> Result<Value, String> {
+    let absolute = || dir.canonicalize().unwrap_or_else(|_| dir.to_owned()).display().to_string();
+    let files: Vec<PathBuf> = FILES.iter().map(|n| dir.join(n)).filter(|p| p.exists()).collect();
+    let file = match files.as_slice() {
+        [file] => file,
+        [] => {
+            return Err(format!(
+                "unable to find one of 'kustomization.yaml', 'kustomization.yml' or 'Kustomization' in directory '{}'",
+                absolute()
+            ));
+        }
+        _ => return Err(format!("Found multiple kustomization files under: {}\n", absolute())),
+    };
+    let text = std::fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
+    let settings = crate::files::yaml(&text)?;
+    let fields = settings.as_object().into_iter().flatten().map(|(field, _)| field.as_str());
+    for field in fields.clone() {
+        let deprecated = DEPRECATED.iter().any(|(known, ..)| *known == field);
+        if !deprecated && !FIELDS.contains(&field) && REFUSED.iter().all(|(known, _)| *known != field) {
+            return Err(format!("invalid Kustomization: json: unknown field \"{field}\""));
+        }
+    }
+    for (field, instead, sure) in DEPRECATED {
+        if !settings[field].is_null() {
+            eprintln!(
+                "# Warning: '{field}' is deprecated. Please use '{instead}' instead. {sure}Run 'kustomize edit fix' to update your Kustomization automatically."
+            );
+        }
+    }
+    if fields.filter(|field| !["apiVersion", "kind"].contains(field)).all(|field| settings[field].is_null()) {
+        return Err("kustomization.yaml is empty".to_owned());
+    }
+    if !["", "Kustomization", "Component"].contains(&crate::objects::text(&settings, "/kind")) {
+        return Err(format!(
+            "Failed to read kustomization file under {}:\nkind should be Kustomization or Component",
+            absolute()
+        ));
+    }
+    for (field, why) in REFUSED {
+        let empty = match &settings[field] {
+            Value::Null => true,
+            Value::Array(list) => list.is_empty(),
+            _ => false,
+        };
+        if !empty {
+            return Err(why.to_owned());
+        }
+    }
+    if let Some(other) = strings(&settings["buildMetadata"]).into_iter().find(|option| *option != "managedByLabel") {
+        return Err(format!("buildMetadata {other} is not supported, only managedByLabel"));
+    }
+    Ok(settings)
+}
+
+fn load(root: &Root, entry: &str, depth: usize) -> Result<Built, String> {
     if entry.contains("://") || entry.starts_with("git@") || entry.starts_with("github.com/") {
         return Err(format!("accumulating resources from '{entry}': remote bases are not supported; fetch them first"));
     }
     let path = root.dir.join(entry);
     if path.is_dir() {
-        return Ok(accumulate(&path, root.restrictor, Vec::new(), depth + 1)?.0);
+        return accumulate(&path, root.restrictor, Built::default(), depth + 1);
     }
     let text =
         root.read(entry).map_err(|e| format!("accumulation err='accumulating resources from '{entry}': {e}'"))?;
     let manifests = crate::files::parse(&text, entry).map_err(|e| e.inner())?;
-    Ok(manifests.into_iter().map(|m| Resource::new(m.object)).collect())
+    Ok(Built { resources: manifests.into_iter().map(|m| Resource::new(m.object)).collect(), ..Built::default() })
 }
 
 /// A kustomization's directory: where its files are read from.
@@ -356,6 +448,13 @@ mod tests {
                 "already registered id: Deployment.v1.apps/web.[noNs]",
             ),
             (vec![("kustomization.yaml", "helmCharts: [{name: x}]")], "--enable-helm"),
+            (
+                vec![("kustomization.yaml", "nmaePrefix: x")],
+                "invalid Kustomization: json: unknown field \"nmaePrefix\"",
+            ),
+            (vec![("kustomization.yaml", "kind: Kustomization")], "kustomization.yaml is empty"),
+            (vec![("kustomization.yaml", ""), ("Kustomization", "")], "Found multiple kustomization files under: "),
+            (vec![("kustomization.yaml", "kind: Foo\nnamePrefix: x")], "kind should be Kustomization or Component"),
             (vec![("kustomization.yaml", "configMapGenerator: [{name: c, files: [../../../etc/passwd]}]")], ""),
         ] {
             let error = built(&files, ".").unwrap_err();

@@ -1,10 +1,10 @@
 //! Patches: strategic merges and JSON patches, and which objects they are for.
 
-use regex_lite::Regex;
 use serde_json::Value;
 
 use super::{Resource, Root, list, strings};
 use crate::objects::text;
+use crate::pattern::Pattern;
 
 /// `patchesStrategicMerge`: files, or the patches themselves.
 pub(super) fn strategic(root: &Root, settings: &Value, resources: &mut Vec<Resource>) -> Result<(), String> {
@@ -93,7 +93,7 @@ fn apply(patch: &Value, resources: &mut Vec<Resource>, at: usize, options: &Valu
 
 /// Objects by group, version, kind, name, namespace (regular expressions for the whole word), labels and annotations.
 pub(super) struct Selector {
-    words: Vec<(&'static str, Regex)>,
+    words: Vec<(&'static str, Pattern)>,
     labels: String,
     annotations: String,
 }
@@ -104,7 +104,7 @@ impl Selector {
         for key in ["group", "version", "kind", "name", "namespace"] {
             if let Some(expression) = target[key].as_str().filter(|e| !e.is_empty()) {
                 let anchored = format!("^(?:{})$", expression.trim_start_matches('^').trim_end_matches('$'));
-                words.push((key, Regex::new(&anchored).map_err(|e| format!("{key} {expression:?}: {e}"))?));
+                words.push((key, Pattern::new(&anchored).map_err(|e| format!("{key} {expression:?}: {e}"))?));
             }
         }
         Ok(Selector {

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use super::configurations::Place;
 use super::{Resource, visit};
 use crate::objects::{template_pointer, text};
 
@@ -47,7 +48,8 @@ const ELSEWHERE: &[(&str, &str, &[&str])] = &[
     ("ClusterRole", "Secret", &["rules", "resourceNames"]),
 ];
 
-pub(super) fn fix(resources: &mut [Resource]) {
+/// `more` are fields that a configuration adds, with the kind of the object each names.
+pub(super) fn fix(resources: &mut [Resource], more: &[(String, Place)]) {
     let known: Vec<Resource> = resources.to_vec();
     // The newest name of an object that had this one; unchanged when it is nobody's former name.
     let follow = |kind: &str, name: &mut Value| {
@@ -58,6 +60,10 @@ pub(super) fn fix(resources: &mut [Resource]) {
         }
     };
     for resource in resources.iter_mut() {
+        let places: Vec<&(String, Place)> = more.iter().filter(|(_, place)| place.is_in(resource)).collect();
+        for (named, place) in places {
+            visit(&mut resource.object, &place.path(), &mut |name| follow(named, name));
+        }
         let kind = resource.kind().to_owned();
         let object = &mut resource.object;
         if let Some(spec) = template_pointer(&kind).and_then(|p| object.pointer_mut(&format!("{p}/spec"))) {

@@ -67,17 +67,21 @@ fn source(source: &Value, resources: &[Resource]) -> Result<Value, String> {
         return Err(format!("nothing selected by {}:{}", text(source, "/kind"), text(source, "/name")));
     };
     let path = source["fieldPath"].as_str().filter(|p| !p.is_empty()).unwrap_or("metadata.name");
-    let mut object = resource.object.clone();
-    let mut value = None;
-    walk(&mut object, &words(path), false, &mut |field| value = Some(field.clone()));
-    let value =
-        value.ok_or_else(|| format!("fieldPath `{path}` is missing for replacement source {}", resource.id()))?;
+    let value = field(&resource.object, path)
+        .ok_or_else(|| format!("fieldPath `{path}` is missing for replacement source {}", resource.id()))?;
     let options = &source["options"];
     let Some(delimiter) = options["delimiter"].as_str().filter(|d| !d.is_empty()) else { return Ok(value) };
     let whole = value.as_str().unwrap_or_default();
     let at = usize::try_from(options["index"].as_i64().unwrap_or(0)).unwrap_or(usize::MAX);
     let part = whole.split(delimiter).nth(at);
     part.map(|p| json!(p)).ok_or_else(|| format!("options.index {at} is out of bounds for value {whole}"))
+}
+
+/// The value of a field, if there is exactly such a one.
+pub(super) fn field(object: &Value, path: &str) -> Option<Value> {
+    let mut value = None;
+    walk(&mut object.clone(), &words(path), false, &mut |field| value = Some(field.clone()));
+    value
 }
 
 /// The field with the value in it, or in the part of it that a delimiter marks.

@@ -1,18 +1,17 @@
 //! JSON as Go's encoding/json writes it: `<`, `>`, `&` and the line separators are escaped, indentation is four spaces.
 
 use serde::Serialize;
-use serde_json::Value;
 use serde_json::ser::{CompactFormatter, Formatter, PrettyFormatter};
 
-pub(crate) fn pretty(value: &Value) -> String {
+pub(crate) fn pretty(value: &impl Serialize) -> String {
     render(value, PrettyFormatter::with_indent(b"    ")) + "\n"
 }
 
-pub(crate) fn compact(value: &Value) -> String {
+pub(crate) fn compact(value: &impl Serialize) -> String {
     render(value, CompactFormatter)
 }
 
-fn render<F: Formatter>(value: &Value, formatter: F) -> String {
+fn render<F: Formatter>(value: &impl Serialize, formatter: F) -> String {
     let mut out = Vec::with_capacity(1024);
     let mut serializer = serde_json::Serializer::with_formatter(&mut out, formatter);
     // Writing a Value to memory cannot fail: keys are strings and the sink grows.
@@ -39,7 +38,7 @@ fn render<F: Formatter>(value: &Value, formatter: F) -> String {
 }
 
 /// Indented by two blanks, for what upstream does not print through its printers.
-pub(crate) fn two_spaces(value: &Value) -> String {
+pub(crate) fn two_spaces(value: &impl Serialize) -> String {
     let text = pretty(value);
     text.lines()
         .map(|line| {

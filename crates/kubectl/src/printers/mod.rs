@@ -2,6 +2,7 @@
 //! commands print `kind.group/name verbed`.
 
 mod custom_columns;
+pub(crate) mod go_order;
 pub(crate) mod go_template;
 pub(crate) mod json;
 pub(crate) mod jsonpath;
@@ -48,6 +49,16 @@ const FORMATS: &str =
     "go-template,go-template-file,json,jsonpath,jsonpath-as-json,jsonpath-file,kyaml,name,template,templatefile,yaml";
 const GET_FORMATS: &str = "custom-columns,custom-columns-file,go-template,go-template-file,json,jsonpath,jsonpath-as-json,jsonpath-file,kyaml,name,template,templatefile,wide,yaml";
 
+/// `KUBECTL_KYAML=false` takes the format away.
+fn has_kyaml() -> bool {
+    !std::env::var("KUBECTL_KYAML").is_ok_and(|value| value.eq_ignore_ascii_case("false"))
+}
+
+fn formats(columns: bool) -> String {
+    let all = if columns { GET_FORMATS } else { FORMATS };
+    if has_kyaml() { all.to_owned() } else { all.replace("kyaml,", "") }
+}
+
 impl Output {
     /// Reads `--output`, `--template` and `--allow-missing-template-keys`.
     pub(crate) fn from_flags(flags: &Invocation) -> Result<Output> {
@@ -93,7 +104,7 @@ impl Output {
             "name" => Ok(Output::Name),
             "json" => Ok(Output::Json),
             "yaml" => Ok(Output::Yaml),
-            "kyaml" => Ok(Output::KYaml),
+            "kyaml" if has_kyaml() => Ok(Output::KYaml),
             "jsonpath" => path(argument("template")?, false),
             "jsonpath-as-json" => path(argument("template")?, true),
             "jsonpath-file" => path(read(argument("template")?, "open")?, false),
@@ -123,7 +134,7 @@ impl Output {
             "wide" if flags.has_flag("show-labels") => Ok(Output::Wide),
             _ => Err(Failure::message(format!(
                 "unable to match a printer suitable for the output format \"{name}\", allowed formats are: {}",
-                if columns { GET_FORMATS } else { FORMATS }
+                formats(columns)
             ))),
         }
     }
@@ -139,6 +150,8 @@ pub(crate) struct Printer {
     /// For the default form: `created`, `configured (dry run)`.
     pub(crate) operation: String,
     keep_managed_fields: bool,
+    /// Whether upstream holds the objects as Go types, which shows in the order of their fields.
+    typed: bool,
     printed: usize,
 }
 
@@ -148,12 +161,18 @@ impl Printer {
             output: Output::from_flags(flags)?,
             operation: operation.into(),
             keep_managed_fields: flags.has_flag("show-managed-fields") && flags.bool("show-managed-fields"),
+            typed: false,
             printed: 0,
         })
     }
 
     pub(crate) fn with(output: Output, keep_managed_fields: bool) -> Printer {
-        Printer { output, operation: String::new(), keep_managed_fields, printed: 0 }
+        Printer { output, operation: String::new(), keep_managed_fields, typed: false, printed: 0 }
+    }
+
+    /// For objects that upstream holds as Go types.
+    pub(crate) fn typed(self) -> Printer {
+        Printer { typed: true, ..self }
     }
 
     /// Whether the default `kind/name verbed` form is printed.
@@ -178,6 +197,7 @@ impl Printer {
                 if self.operation.is_empty() { format!("{name}\n") } else { format!("{name} {}\n", self.operation) }
             }
             Output::Name => names(object).into_iter().map(|n| n + "\n").collect(),
+            Output::Json if self.typed => json::pretty(&go_order::Typed::new(object)),
             Output::Json => json::pretty(object),
             Output::Yaml => {
                 let text = yaml::to_string(object);

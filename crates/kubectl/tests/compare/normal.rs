@@ -30,13 +30,12 @@ pub(crate) fn normal(text: &str) -> String {
             }
         }
     }
-    let out = in_order(&out);
     if text.contains("10.43.") { squeeze(&out) } else { out }
 }
 
-/// Before 1.36 kubectl described a secret's data in the order of a Go map, another one every time: neighbouring lines of
-/// sizes are sorted.
-fn in_order(text: &str) -> String {
+/// Before 1.36 kubectl described a secret's data in the order of a Go map, another one every time: a peer's neighbouring
+/// lines of sizes are sorted. Ours must come in that order by themselves.
+pub(crate) fn in_order(text: &str) -> String {
     let mut lines: Vec<&str> = text.split_inclusive('\n').collect();
     for sizes in lines.chunk_by_mut(|a, b| [a, b].iter().all(|line| line.ends_with(" bytes\n"))) {
         sizes.sort_unstable();
@@ -47,7 +46,7 @@ fn in_order(text: &str) -> String {
 /// How much of the text, what stands for it, and whether the blanks after it go.
 type Found = Option<(usize, &'static str, bool)>;
 
-const RULES: &[fn(&str) -> Found] = &[uid, timestamp, date, go_time, age, version, address];
+const RULES: &[fn(&str) -> Found] = &[uid, timestamp, date, go_time, age, age_heading, version, address];
 
 fn is_word(b: u8) -> bool {
     b.is_ascii_alphanumeric() || b == b'-' || b == b'.'
@@ -100,6 +99,11 @@ fn age(text: &str) -> Found {
     (length >= 2 && digits == 0 && text[..length].ends_with(['s', 'm', 'h', 'd', 'y'])).then_some((length, "AGE", true))
 }
 
+/// A column of ages is as wide as the longest of them, and 99s and 100s are not equally long.
+fn age_heading(text: &str) -> Found {
+    text.strip_prefix("AGE").is_some_and(|rest| rest.starts_with(' ')).then_some((3, "AGE", true))
+}
+
 fn version(text: &str) -> Found {
     for head in ["resourceVersion: \"", "resourceVersion\": \"", "resourceVersion\":\""] {
         if let Some(rest) = text.strip_prefix(head) {
@@ -148,9 +152,15 @@ fn only_what_cannot_be_equal_goes() {
         ("web-5s 3x v1s", "web-5s 3x v1s"),
         ("  resourceVersion: \"12\"", "  resourceVersion VERSION\""),
         ("a   10.43.1.2     80:31234/TCP", "a CLUSTERIP 80NODEPORT/TCP"),
-        ("====\nb:  1 bytes\na:  6 bytes\n", "====\na:  6 bytes\nb:  1 bytes\n"),
+        ("NAME  AGE    IMAGES\nweb   100s   nginx", "NAME  AGE IMAGES\nweb   AGE nginx"),
+        ("NAME  AGE   IMAGES\nweb   99s   nginx", "NAME  AGE IMAGES\nweb   AGE nginx"),
         ("AGE\n2m10s (x3 over 4m)", "AGE\nAGE (x3 over AGE)"),
     ] {
         assert_eq!(normal(text), expected);
     }
+}
+
+#[test]
+fn lines_of_sizes_are_sorted() {
+    assert_eq!(in_order("====\nb:  1 bytes\na:  6 bytes\nz\na\n"), "====\na:  6 bytes\nb:  1 bytes\nz\na\n");
 }

@@ -6,7 +6,7 @@ use std::process::Stdio;
 use serde_json::Value;
 use tokio::io::AsyncWriteExt;
 
-use crate::normal::normal;
+use crate::normal::{in_order, normal};
 use crate::peer::Peer;
 use crate::scenario::{Line, Scenario, Step, words};
 use crate::server::Server;
@@ -15,6 +15,8 @@ pub(crate) struct Side {
     /// Part of every name that only one side may have. Both are equally long, so tables keep their widths.
     word: &'static str,
     program: PathBuf,
+    /// Whether some of its lines come in another order every time.
+    map_order: bool,
     dir: PathBuf,
     server: String,
     authority: PathBuf,
@@ -38,7 +40,7 @@ impl Outcome {
 impl Side {
     /// The peer's side and ours.
     pub(crate) fn both(server: &Server, peer: &Peer) -> [Side; 2] {
-        [Side::new(server, "kcaaa", &peer.program), Side::ours(server)]
+        [Side { map_order: true, ..Side::new(server, "kcaaa", &peer.program) }, Side::ours(server)]
     }
 
     pub(crate) fn ours(server: &Server) -> Side {
@@ -49,6 +51,7 @@ impl Side {
         Side {
             word,
             program: program.to_owned(),
+            map_order: false,
             dir: server.dir().join(word),
             server: server.url.clone(),
             authority: server.dir().join("ca.crt"),
@@ -103,14 +106,14 @@ impl Side {
         }
     }
 
-    /// The side's own directory and configuration, and nothing of ours.
+    /// The scenario's own directory, configuration and caches on this side, and nothing of ours.
     pub(crate) fn environment(&self, scenario: &Scenario, command: &mut tokio::process::Command) {
         let dir = self.workdir(scenario);
         command
             .current_dir(&dir)
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
-            .env("HOME", self.dir.join("home"))
+            .env("HOME", dir.join("home"))
             .env("KUBECONFIG", dir.join("kubeconfig"))
             .env("EDITOR", "./editor")
             .env("TZ", "UTC");
@@ -133,7 +136,8 @@ impl Side {
         let output = child.wait_with_output().await.unwrap();
         let text = |bytes: &[u8]| {
             let text = String::from_utf8_lossy(bytes).replace(&dir.display().to_string(), "DIR");
-            normal(&text.replace(self.word, "side_"))
+            let text = normal(&text.replace(self.word, "side_"));
+            if self.map_order { in_order(&text) } else { text }
         };
         let code = output.status.code().map_or_else(|| output.status.to_string(), |code| code.to_string());
         Outcome { stdout: text(&output.stdout), stderr: text(&output.stderr), code }

@@ -129,7 +129,7 @@ async fn list(cx: &Context, namespace: &str) -> Result<()> {
 async fn whoami(cx: &Context) -> Result<()> {
     let body = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"});
     let answer = Request::post("/apis/authentication.k8s.io/v1/selfsubjectreviews", &body).value(cx).await?;
-    let mut printer = crate::printers::Printer::new(&cx.flags, "")?;
+    let mut printer = crate::printers::Printer::new(&cx.flags, "")?.typed();
     if !printer.is_default() {
         return cx.print(&printer.print(&answer)?);
     }

@@ -44,7 +44,7 @@ async fn run(cx: &Context) -> Result<()> {
     if !cx.flags.bool("raw") {
         redact(&mut config, cx.flags.bool("flatten"));
     }
-    let mut printer = Printer::new(&cx.flags, "")?;
+    let mut printer = Printer::new(&cx.flags, "")?.typed();
     let text = printer.print(&config)?;
     cx.print(&text)
 }

@@ -316,7 +316,7 @@ async fn token(cx: &Context) -> Result<()> {
         Failure::Status(_) if e.is_not_found() => Failure::message(format!("failed to create token: {}", e.inner())),
         other => other.context("failed to create token"),
     })?;
-    let mut printer = crate::printers::Printer::new(&cx.flags, "")?;
+    let mut printer = crate::printers::Printer::new(&cx.flags, "")?.typed();
     if !printer.is_default() {
         return cx.print(&printer.print(&answer)?);
     }

@@ -183,13 +183,13 @@ pub(super) fn require(cx: &Context, names: &[&str]) -> Result<()> {
 /// Sends (or, on a client dry run, only prints) a generated object.
 pub(crate) async fn finish(cx: &Context, mapping: &Mapping, mut object: Value, wrap: &str) -> Result<()> {
     let dry_run = cx.dry_run()?;
-    let mut printer = cx.printer("created", dry_run)?;
+    let mut printer = cx.printer("created", dry_run)?.typed();
     let (namespace, explicit) = cx.namespace()?;
     if mapping.namespaced && explicit {
         object["metadata"]["namespace"] = json!(namespace);
     }
     if cx.flags.bool("save-config") {
-        let text = objects::as_applied(&object);
+        let text = objects::as_generated(&object);
         objects::set_annotation(&mut object, objects::LAST_APPLIED, text);
     }
     if dry_run != DryRun::Client {

@@ -1,14 +1,13 @@
 //! Which requests the proxy lets through: four lists of regular expressions, as upstream's `FilterServer`.
 
-use regex_lite::Regex;
-
 use crate::failure::{Failure, Result};
+use crate::pattern::Pattern;
 
 pub(super) struct Filter {
-    accept_paths: Vec<Regex>,
-    reject_paths: Vec<Regex>,
-    accept_hosts: Vec<Regex>,
-    reject_methods: Vec<Regex>,
+    accept_paths: Vec<Pattern>,
+    reject_paths: Vec<Pattern>,
+    accept_hosts: Vec<Pattern>,
+    reject_methods: Vec<Pattern>,
 }
 
 impl Filter {
@@ -28,7 +27,7 @@ impl Filter {
     }
 
     pub(super) fn accepts(&self, method: &str, path: &str, host: &str) -> bool {
-        let any = |list: &[Regex], text: &str| list.iter().any(|r| r.is_match(text));
+        let any = |list: &[Pattern], text: &str| list.iter().any(|r| r.is_match(text));
         !any(&self.reject_paths, path)
             && !any(&self.reject_methods, method)
             && any(&self.accept_paths, path)
@@ -36,12 +35,12 @@ impl Filter {
     }
 }
 
-fn expressions(list: &str) -> Result<Vec<Regex>> {
+fn expressions(list: &str) -> Result<Vec<Pattern>> {
     if list.is_empty() {
         return Ok(Vec::new());
     }
     list.split(',')
-        .map(|e| Regex::new(e).map_err(|error| Failure::message(format!("Error compiling re: {error}"))))
+        .map(|e| Pattern::new(e).map_err(|error| Failure::message(format!("Error compiling re: {error}"))))
         .collect()
 }
 

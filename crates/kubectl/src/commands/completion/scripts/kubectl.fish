@@ -1,7 +1,7 @@
 # fish completion for kubectl: asks `kubectl __complete` and shows what it answers.
 
 function __kubectl_answers
-    set -l words (commandline --tokens-expanded --cut-at-cursor 2>/dev/null; or commandline -opc)
+    set -l words (commandline --current-process --tokens-expanded --cut-at-cursor 2>/dev/null; or commandline -opc)
     set -l last (commandline -ct)
     $words[1] __complete $words[2..] "$last" 2>/dev/null
 end
