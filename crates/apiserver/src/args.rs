@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Context;
 
 use crate::allocation::Cidr;
-use crate::audit::{Batching, LogConfig, Mode};
+use crate::audit::{Batching, LogConfig, Mode, Truncation};
 use crate::authz::{FailurePolicy, WebhookConfig};
 use crate::config::{
     AuditConfig, Authorizer, Config, DEFAULT_ISSUER, OidcConfig, Storage, TokenWebhookConfig, duration,
@@ -294,6 +294,15 @@ pub struct AuditArgs {
     /// When events are written: batch, blocking or blocking-strict.
     #[arg(long, default_value = "blocking")]
     pub audit_log_mode: String,
+    /// Whether events and batches that are too large are shortened.
+    #[arg(long)]
+    pub audit_log_truncate_enabled: bool,
+    /// The maximum size in bytes of a batch; a larger one is split.
+    #[arg(long, default_value_t = 10 << 20)]
+    pub audit_log_truncate_max_batch_size: usize,
+    /// The maximum size in bytes of an event; of a larger one the bodies are left out.
+    #[arg(long, default_value_t = 100 << 10)]
+    pub audit_log_truncate_max_event_size: usize,
     /// File in kubeconfig format that names the audit webhook.
     #[arg(long, value_name = "FILE")]
     pub audit_webhook_config_file: Option<PathBuf>,
@@ -309,6 +318,15 @@ pub struct AuditArgs {
     /// The time to wait before sending a batch that is not full.
     #[arg(long, default_value = "30s", value_parser = duration)]
     pub audit_webhook_batch_max_wait: Duration,
+    /// Whether events and batches that are too large are shortened.
+    #[arg(long)]
+    pub audit_webhook_truncate_enabled: bool,
+    /// The maximum size in bytes of a batch; a larger one is split.
+    #[arg(long, default_value_t = 10 << 20)]
+    pub audit_webhook_truncate_max_batch_size: usize,
+    /// The maximum size in bytes of an event; of a larger one the bodies are left out.
+    #[arg(long, default_value_t = 100 << 10)]
+    pub audit_webhook_truncate_max_event_size: usize,
 }
 
 impl AuditArgs {
@@ -334,8 +352,32 @@ impl AuditArgs {
         });
         // A batch of lines is one write; waiting long for it would only lose more in a crash.
         let log_batching = Batching { max_size: 1, ..Default::default() };
+        let truncation = |name: &str, enabled: bool, max_event: usize, max_batch: usize| {
+            anyhow::ensure!(
+                !enabled || max_event > 0,
+                "invalid audit truncate {name} max event size {max_event}, must be a positive number"
+            );
+            anyhow::ensure!(
+                !enabled || max_batch >= max_event,
+                "invalid audit truncate {name} max batch size {max_batch}, must be greater than max event size \
+                 ({max_event})"
+            );
+            Ok(enabled.then_some(Truncation { max_event, max_batch }))
+        };
         Ok(AuditConfig {
             policy_file: self.audit_policy_file,
+            log_truncation: truncation(
+                "log",
+                self.audit_log_truncate_enabled,
+                self.audit_log_truncate_max_event_size,
+                self.audit_log_truncate_max_batch_size,
+            )?,
+            webhook_truncation: truncation(
+                "webhook",
+                self.audit_webhook_truncate_enabled,
+                self.audit_webhook_truncate_max_event_size,
+                self.audit_webhook_truncate_max_batch_size,
+            )?,
             log: log.map(|log| anyhow::Ok((log, mode(&self.audit_log_mode, log_batching)?))).transpose()?,
             webhook: self
                 .audit_webhook_config_file
@@ -468,6 +510,8 @@ mod tests {
             &["--authorization-mode=Nobody"][..],
             &["--authorization-mode=Webhook"],
             &["--audit-log-path=/a", "--audit-log-mode=sometimes"],
+            &["--audit-log-truncate-enabled", "--audit-log-truncate-max-event-size=0"],
+            &["--audit-webhook-truncate-enabled", "--audit-webhook-truncate-max-batch-size=10"],
             &["--oidc-issuer-url=https://i", "--oidc-required-claim=a"],
             &["--authorization-config=/x", "--authorization-mode=RBAC"],
         ] {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::allocation::Cidr;
-use crate::audit::{LogConfig, Mode};
+use crate::audit::{LogConfig, Mode, Truncation};
 use crate::authz::WebhookConfig;
 use crate::registry::RuntimeConfig;
 
@@ -158,8 +158,10 @@ pub struct AuditConfig {
     /// Without one, who did what is recorded, without bodies.
     pub policy_file: Option<PathBuf>,
     pub log: Option<(LogConfig, Mode)>,
+    pub log_truncation: Option<Truncation>,
     /// A kubeconfig file that names the collector.
     pub webhook: Option<(PathBuf, Mode)>,
+    pub webhook_truncation: Option<Truncation>,
 }
 
 pub(crate) const DEFAULT_ISSUER: &str = "https://kubernetes.default.svc.cluster.local";

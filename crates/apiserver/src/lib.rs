@@ -30,11 +30,10 @@ mod state;
 mod status;
 mod verbs;
 mod watch_cache;
-mod webhook_client;
 
 pub use allocation::Cidr;
 pub use args::Args;
-pub use audit::{Batching, LogConfig, Mode};
+pub use audit::{Batching, LogConfig, Mode, Truncation};
 pub use authz::{Attributes, FailurePolicy, WebhookConfig};
 pub use body::{Body, BodyError};
 pub use config::{AuditConfig, Authorizer, Config, OidcConfig, Storage, TokenWebhookConfig};

@@ -44,6 +44,8 @@ pub(crate) fn render(state: &State) -> String {
         let _ = writeln!(out, "apiserver_request_duration_seconds_sum{{{labels}}} {}", counter.seconds);
         let _ = writeln!(out, "apiserver_request_duration_seconds_count{{{labels}}} {}", counter.count);
     }
+    drop(requests);
+    state.admission.render_metrics(&mut out);
     out.push_str("# TYPE apiserver_audit_error_total counter\n");
     let _ = writeln!(out, "apiserver_audit_error_total {}", crate::audit::dropped());
     out.push_str("# TYPE apiserver_storage_objects gauge\n");

@@ -97,6 +97,7 @@ impl Server {
             documents: Documents::new(&registry),
             event_leases: EventLeases::new(config.event_ttl),
             bootstrapped: Default::default(),
+            writes: Default::default(),
             stop: stop.clone(),
             tokens,
             registry,
@@ -175,6 +176,10 @@ impl Server {
             tracing::info!("requests still open after {DRAIN:?}; closing");
         }
         connections.shutdown().await;
+        state.writes.close();
+        if tokio::time::timeout(DRAIN, state.writes.wait()).await.is_err() {
+            tracing::warn!("writes still running after {DRAIN:?} are left to the repair");
+        }
         housekeeping.shutdown().await;
         audit_stop.cancel();
         if tokio::time::timeout(DRAIN, audit_tasks.join_all()).await.is_err() {

@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use serde::de::DeserializeOwned;
 use store::Store;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use crate::admission;
 use crate::authn;
@@ -32,6 +33,8 @@ pub(crate) struct State {
     pub(crate) documents: crate::discovery::Documents,
     pub(crate) event_leases: crate::verbs::EventLeases,
     pub(crate) bootstrapped: std::sync::atomic::AtomicBool,
+    /// Writes that run to their end whatever happens to their clients.
+    pub(crate) writes: TaskTracker,
     /// Fires when the server stops; open watches end.
     pub(crate) stop: CancellationToken,
 }

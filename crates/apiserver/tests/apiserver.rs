@@ -11,6 +11,8 @@ mod apply;
 mod area_01_discovery;
 #[path = "apiserver/area_02_watch_and_list.rs"]
 mod area_02_watch_and_list;
+#[path = "apiserver/area_05_admission_webhooks.rs"]
+mod area_05_admission_webhooks;
 #[path = "apiserver/area_07_field_validation.rs"]
 mod area_07_field_validation;
 #[path = "apiserver/area_11_quota_and_limits.rs"]
@@ -25,6 +27,8 @@ mod area_14_storage;
 mod area_15_networking;
 #[path = "apiserver/area_16_lease_template_node.rs"]
 mod area_16_lease_template_node;
+#[path = "apiserver/area_17_accounts_tokens_reviews.rs"]
+mod area_17_accounts_tokens_reviews;
 #[path = "apiserver/audit.rs"]
 mod audit;
 #[path = "apiserver/bad_input.rs"]

@@ -1,4 +1,5 @@
 //! An API server and a peer, both reached over TLS and HTTP/2 through their kubeconfigs: writes, reads, lists, watches.
+//! Without a kubeconfig ours is started in a process of its own.
 //!
 //! Requests are bytes made beforehand and answers are read but not parsed, so that what is measured is the server.
 //! Both sides take short turns in rotation: a machine that is shared is fast in one second and slow in the next.
@@ -6,7 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use bytes::Bytes;
 use client::Client;
 use client::kubeconfig::{Kubeconfig, Overrides};
@@ -14,6 +15,7 @@ use http::{Method, Request, header};
 use http_body_util::BodyExt;
 
 use crate::Args;
+use crate::own_server::{self, OwnServer};
 use crate::process::Processes;
 use crate::report::{self, Better, Times};
 
@@ -21,12 +23,18 @@ use crate::report::{self, Better, Times};
 const WATCHES_PER_CONNECTION: usize = 50;
 
 pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
-    let Some(ours) = &args.kubeconfig else {
-        bail!(
-            "--kubeconfig says which server to measure, --peer-kubeconfig which one to compare it with\n\
-             a peer: kube-apiserver 1.36 and etcd, started by hand on loopback with certificates of their own"
-        );
+    if let Some(dir) = &args.inside {
+        return own_server::serve(dir).await;
+    }
+    let own = match args.kubeconfig {
+        Some(_) => None,
+        None => Some(OwnServer::start("api", &args.dir).await?),
     };
+    let ours = args.kubeconfig.clone().or_else(|| own.as_ref().map(OwnServer::kubeconfig));
+    let ours = &ours.context("either is there")?;
+    if args.peer_kubeconfig.is_none() {
+        eprintln!("--peer-kubeconfig compares with a kube-apiserver and its etcd, started by hand on this machine");
+    }
     let mut sides = vec![Side::new(ours)?];
     if let Some(peer) = &args.peer_kubeconfig {
         sides.push(Side::new(peer)?);

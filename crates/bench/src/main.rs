@@ -11,6 +11,7 @@ mod controllers;
 mod dns;
 mod kubectl;
 mod node;
+mod own_server;
 mod peer;
 mod process;
 mod proxy;
@@ -31,7 +32,7 @@ type Run = fn(Args) -> Pin<Box<dyn Future<Output = anyhow::Result<()>>>>;
 /// Name, what is compared with what, how.
 const COMPARISONS: &[(&str, &str, Run)] = &[
     ("kubectl", "our kubectl with Debian's: start to exit", |args| Box::pin(kubectl::run(args))),
-    ("api", "an API server with another one, each given by its kubeconfig", |args| Box::pin(api::run(args))),
+    ("api", "our API server, or one given by its kubeconfig, with another one", |args| Box::pin(api::run(args))),
     ("authz", "RBAC decisions from the index with a scan of all bindings", |args| Box::pin(authz::run(args))),
     ("store", "the embedded store with a real etcd on the same disk", |args| Box::pin(store::run(args))),
     ("controllers", "deployments to Available on hollow nodes", |args| Box::pin(controllers::run(args))),

@@ -51,6 +51,12 @@ impl<'a> Shape<'a> {
         }
     }
 
+    /// Whether a map-valued field is replaced as a whole.
+    fn replaces(self, name: &str) -> bool {
+        let Self::Struct(definition) = self else { return false };
+        definition.field(name).and_then(|field| field.merge).is_some_and(|merge| merge.patch_replaces)
+    }
+
     /// The shape of a list field's elements and, when the list merges, its key (`""` for plain values).
     fn list_field(self, name: &str) -> (Self, Option<&'a str>) {
         let Self::Struct(definition) = self else {
@@ -93,7 +99,7 @@ fn merge_map(mut original: Fields, mut patch: Fields, shape: Shape<'_>) -> Resul
             continue;
         }
         let merged = match (original.remove(&key), value) {
-            (Some(Value::Object(old)), Value::Object(new)) => {
+            (Some(Value::Object(old)), Value::Object(new)) if !shape.replaces(&key) => {
                 Some(Value::Object(merge_map(old, new, shape.map_field(&key))?))
             }
             (Some(Value::Array(old)), Value::Array(new)) => Some(Value::Array(match shape.list_field(&key) {
@@ -393,6 +399,14 @@ mod tests {
         assert_eq!(object, json!({"spec": {"strategy": {"type": "Recreate"}}}));
         let bad = json!({"spec": {"strategy": {"$retainKeys": ["type"], "other": "x"}}});
         assert!(apply(&mut object, &bad, &of::<Deployment>()).is_err());
+    }
+
+    #[test]
+    fn a_budgets_selector_is_replaced() {
+        let mut object = json!({"spec": {"minAvailable": 1, "selector": {"matchLabels": {"a": "1", "b": "2"}}}});
+        let patch = json!({"spec": {"selector": {"matchLabels": {"a": "3"}}}});
+        apply(&mut object, &patch, &of::<k8s_openapi::api::policy::v1::PodDisruptionBudget>()).unwrap();
+        assert_eq!(object, json!({"spec": {"minAvailable": 1, "selector": {"matchLabels": {"a": "3"}}}}));
     }
 
     #[test]

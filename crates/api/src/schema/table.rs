@@ -15,6 +15,8 @@ pub struct Merge {
     pub retain_keys: bool,
     /// A map or structure that is owned and replaced as a whole.
     pub atomic: bool,
+    /// A structure that a strategic merge patch replaces as a whole, whatever apply does with it.
+    pub patch_replaces: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,15 +27,16 @@ pub enum ListType {
 }
 
 impl Merge {
-    pub const ATOMIC_LIST: Self = Self { list: ListType::Atomic, patch_key: None, retain_keys: false, atomic: false };
+    pub const ATOMIC_LIST: Self =
+        Self { list: ListType::Atomic, patch_key: None, retain_keys: false, atomic: false, patch_replaces: false };
 }
 
 const fn map(keys: &'static [&'static str], patch_key: &'static str) -> Merge {
-    Merge { list: ListType::Map(keys), patch_key: Some(patch_key), retain_keys: false, atomic: false }
+    Merge { list: ListType::Map(keys), patch_key: Some(patch_key), ..Merge::ATOMIC_LIST }
 }
 
 const fn retain(keys: &'static [&'static str], patch_key: &'static str) -> Merge {
-    Merge { list: ListType::Map(keys), patch_key: Some(patch_key), retain_keys: true, atomic: false }
+    Merge { retain_keys: true, ..map(keys, patch_key) }
 }
 
 /// A map for apply, replaced as a whole by a strategic merge patch.
@@ -47,9 +50,10 @@ const fn patch_only(patch_key: &'static str) -> Merge {
 }
 
 const SET: Merge = Merge { list: ListType::Set, ..Merge::ATOMIC_LIST };
-const MERGED_SET: Merge = Merge { list: ListType::Set, patch_key: Some(""), retain_keys: false, atomic: false };
+const MERGED_SET: Merge = Merge { patch_key: Some(""), ..SET };
 const ATOMIC: Merge = Merge { atomic: true, ..Merge::ATOMIC_LIST };
 const RETAIN: Merge = Merge { retain_keys: true, ..Merge::ATOMIC_LIST };
+const PATCH_REPLACES: Merge = Merge { patch_replaces: true, ..Merge::ATOMIC_LIST };
 
 /// Rows of (end of the definition's name, field, rule).
 const FIELDS: &[(&str, &str, Merge)] = &[
@@ -104,6 +108,7 @@ const FIELDS: &[(&str, &str, Merge)] = &[
     ("batch.v1.UncountedTerminatedPods", "failed", SET),
     ("batch.v1.UncountedTerminatedPods", "succeeded", SET),
     ("HorizontalPodAutoscalerStatus", "conditions", map(&["type"], "type")),
+    ("policy.v1.PodDisruptionBudgetSpec", "selector", PATCH_REPLACES),
     ("policy.v1.PodDisruptionBudgetStatus", "conditions", map(&["type"], "type")),
     // Networking and discovery
     ("discovery.v1.Endpoint", "addresses", SET),

@@ -2,12 +2,14 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use api::Status;
 use futures_util::future::BoxFuture;
 
 use super::Attributes;
 use super::config::Settings;
+use super::metrics::{self, Step, Times};
 use super::table::TABLE;
 use crate::state::State;
 
@@ -59,7 +61,17 @@ pub(crate) trait Plugin: Send + Sync {
 }
 
 /// The plug-ins that are on.
-pub(crate) struct Chain(Vec<Box<dyn Plugin>>);
+pub(crate) struct Chain {
+    plugins: Vec<Named>,
+    /// Of all of them together.
+    times: Times,
+}
+
+struct Named {
+    name: &'static str,
+    plugin: Box<dyn Plugin>,
+    times: Times,
+}
 
 impl Chain {
     /// Applies `--enable-admission-plugins`, `--disable-admission-plugins` and `--admission-control-config-file`.
@@ -82,18 +94,25 @@ impl Chain {
                 let made = (row.make)(settings.take(row.name));
                 let plugin =
                     made.map_err(|error| error.context(format!("couldn't init admission plugin {:?}", row.name)))?;
-                plugins.push(plugin);
+                plugins.push(Named { name: row.name, plugin, times: Times::default() });
             }
         }
-        Ok(Self(plugins))
+        Ok(Self { plugins, times: Times::default() })
     }
 
     /// What the plug-ins want to run beside the requests.
     pub(crate) fn background(&self, state: &Arc<State>) -> Vec<BoxFuture<'static, ()>> {
-        self.0.iter().filter_map(|plugin| plugin.background(state)).collect()
+        self.plugins.iter().filter_map(|named| named.plugin.background(state)).collect()
     }
 
     pub(crate) async fn admit(&self, state: &Arc<State>, attributes: &mut Attributes<'_>) -> Result<(), Status> {
+        let (started, verb) = (Instant::now(), attributes.verb);
+        let outcome = self.admit_twice(state, attributes).await;
+        self.times.observe(Step::Admit, verb, started.elapsed(), outcome.is_err());
+        outcome
+    }
+
+    async fn admit_twice(&self, state: &Arc<State>, attributes: &mut Attributes<'_>) -> Result<(), Status> {
         self.admit_once(state, attributes).await?;
         if attributes.reinvocation.is_wanted() {
             attributes.reinvocation.begin_second_round();
@@ -103,17 +122,38 @@ impl Chain {
     }
 
     async fn admit_once(&self, state: &Arc<State>, attributes: &mut Attributes<'_>) -> Result<(), Status> {
-        for plugin in &self.0 {
-            plugin.admit(state, attributes).answer().await?;
+        let verb = attributes.verb;
+        let mut started = Instant::now();
+        for named in &self.plugins {
+            let outcome = named.plugin.admit(state, attributes).answer().await;
+            let ended = Instant::now();
+            named.times.observe(Step::Admit, verb, ended - started, outcome.is_err());
+            started = ended;
+            outcome?;
         }
         Ok(())
     }
 
     pub(crate) async fn validate(&self, state: &Arc<State>, attributes: &Attributes<'_>) -> Result<(), Status> {
-        for plugin in &self.0 {
-            plugin.validate(state, attributes).answer().await?;
+        let begun = Instant::now();
+        let mut started = begun;
+        let mut outcome = Ok(());
+        for named in &self.plugins {
+            outcome = named.plugin.validate(state, attributes).answer().await;
+            let ended = Instant::now();
+            named.times.observe(Step::Validate, attributes.verb, ended - started, outcome.is_err());
+            started = ended;
+            if outcome.is_err() {
+                break;
+            }
         }
-        Ok(())
+        self.times.observe(Step::Validate, attributes.verb, begun.elapsed(), outcome.is_err());
+        outcome
+    }
+
+    /// Adds what was counted to `/metrics`.
+    pub(crate) fn render_metrics(&self, out: &mut String) {
+        metrics::render(out, self.plugins.iter().map(|named| (named.name, &named.times)), &self.times);
     }
 }
 

@@ -8,6 +8,7 @@
 mod attributes;
 mod chain;
 mod config;
+mod metrics;
 mod reinvocation;
 mod table;
 

@@ -59,10 +59,10 @@ pub(super) const TABLE: &[Row] = &[
     off("DenyServiceExternalIPs", |_| Ok(Box::new(service_external_ips::DenyServiceExternalIPs))),
     on("PodTopologyLabels", |_| Ok(Box::new(pod_topology_labels::PodTopologyLabels))),
     on("PodResizeValidator", |_| Ok(Box::new(pod_resize::PodResizeValidator))),
-    on("MutatingAdmissionWebhook", |_| Ok(Box::new(webhook::MutatingWebhook::default()))),
+    on("MutatingAdmissionWebhook", |setting| Ok(Box::new(webhook::MutatingWebhook::new(setting)?))),
     // Of the seeds; does nothing unless its configurations are served.
     on("Initializers", |_| Ok(Box::new(initializers::Initializers::default()))),
-    on("ValidatingAdmissionWebhook", |_| Ok(Box::new(webhook::ValidatingWebhook::default()))),
+    on("ValidatingAdmissionWebhook", |setting| Ok(Box::new(webhook::ValidatingWebhook::new(setting)?))),
     on("ResourceQuota", |setting| Ok(Box::new(resource_quota::ResourceQuota::new(setting)?))),
     off("AlwaysDeny", |_| Ok(Box::new(always::AlwaysDeny))),
 ];

@@ -7,6 +7,7 @@ mod event;
 mod log;
 mod policy;
 mod sink;
+mod truncate;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use log::LogConfig;
 pub use sink::{Batching, Mode};
+pub use truncate::Truncation;
 
 use event::{Event, ObjectRef, ResponseStatus, without_managed_fields};
 use policy::{Level, Policy, Stage, Verdict};
@@ -51,11 +53,12 @@ impl Audit {
     ) -> anyhow::Result<Option<Arc<Self>>> {
         let mut sinks = Vec::new();
         if let Some((log, mode)) = &config.log {
-            sinks.push(Sink::new(Backend::Log(log::Log::open(log.clone())?), *mode, tasks, stop));
+            let backend = Backend::Log(log::Log::open(log.clone())?);
+            sinks.push(Sink::new(backend, *mode, config.log_truncation, tasks, stop));
         }
         if let Some((path, mode)) = &config.webhook {
             let remote = crate::remote::Remote::from_kubeconfig(path)?;
-            sinks.push(Sink::new(Backend::Webhook(remote), *mode, tasks, stop));
+            sinks.push(Sink::new(Backend::Webhook(remote), *mode, config.webhook_truncation, tasks, stop));
         }
         let policy = Reloading::new(config.policy_file.iter().cloned().collect(), policy::load)?;
         Ok((!sinks.is_empty()).then(|| Arc::new(Self { policy, sinks })))
@@ -90,6 +93,12 @@ tokio::task_local! {
 /// Adds a note to the event of the request that is being served; the first one under a key stays.
 pub(crate) fn annotate(key: &str, value: impl Into<String>) {
     let _ = CURRENT.try_with(|trail| trail.annotate(key, value.into()));
+}
+
+/// Work that another task does for the request that is being served: its notes belong to that request's event.
+pub(crate) fn carried<T>(work: impl Future<Output = T>) -> impl Future<Output = T> {
+    let trail = CURRENT.try_with(Clone::clone).unwrap_or(Trail(None));
+    async move { trail.follow(work).await }
 }
 
 impl Trail {

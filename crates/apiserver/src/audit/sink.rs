@@ -13,6 +13,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::log::Log;
+use super::truncate::{Truncation, batches};
 use crate::remote::Remote;
 
 /// How long the collector may take for a batch, retries included.
@@ -52,6 +53,7 @@ pub(super) enum Backend {
 pub(super) struct Sink {
     backend: Arc<Backend>,
     mode: Mode,
+    truncation: Option<Truncation>,
     queue: Option<mpsc::Sender<Bytes>>,
 }
 
@@ -87,6 +89,7 @@ impl Sink {
     pub(super) fn new(
         backend: Backend,
         mode: Mode,
+        truncation: Option<Truncation>,
         tasks: &mut tokio::task::JoinSet<()>,
         stop: &CancellationToken,
     ) -> Self {
@@ -94,12 +97,12 @@ impl Sink {
         let queue = match mode {
             Mode::Batch(batching) => {
                 let (sender, receiver) = mpsc::channel(batching.buffer.max(1));
-                tasks.spawn(send_batches(backend.clone(), receiver, batching, stop.clone()));
+                tasks.spawn(send_batches(backend.clone(), receiver, batching, truncation, stop.clone()));
                 Some(sender)
             }
             Mode::Blocking | Mode::BlockingStrict => None,
         };
-        Self { backend, mode, queue }
+        Self { backend, mode, truncation, queue }
     }
 
     pub(super) fn is_strict(&self) -> bool {
@@ -107,12 +110,13 @@ impl Sink {
     }
 
     pub(super) async fn accept(&self, event: Bytes) -> Result<(), String> {
-        match &self.queue {
-            Some(queue) => {
+        match (self.fit(event), &self.queue) {
+            (Err(problem), _) => Err(problem),
+            (Ok(event), Some(queue)) => {
                 let accepted = queue.try_send(event);
                 accepted.map_err(|_| "the audit buffer is full".to_owned())
             }
-            None => self.backend.write(&[event]).await,
+            (Ok(event), None) => self.backend.write(&[event]).await,
         }
         .inspect_err(|error| {
             DROPPED.fetch_add(1, Ordering::Relaxed);
@@ -120,14 +124,23 @@ impl Sink {
         })
     }
 
+    fn fit(&self, event: Bytes) -> Result<Bytes, String> {
+        let Some(truncation) = self.truncation else { return Ok(event) };
+        truncation.fit(event).ok_or_else(|| "event is too large even after truncating".to_owned())
+    }
+
     /// As [`Sink::accept`] where nothing can wait: a request that was dropped half-way still leaves its trace.
     pub(super) fn accept_now(&self, event: Bytes) {
         match (&self.queue, &*self.backend) {
             (None, Backend::Webhook(_)) => {
-                let backend = self.backend.clone();
+                let (backend, event) = (self.backend.clone(), self.fit(event));
                 if let Ok(runtime) = tokio::runtime::Handle::try_current() {
                     runtime.spawn(async move {
-                        if let Err(error) = backend.write(&[event]).await {
+                        let written = match event {
+                            Ok(event) => backend.write(&[event]).await,
+                            Err(problem) => Err(problem),
+                        };
+                        if let Err(error) = written {
                             DROPPED.fetch_add(1, Ordering::Relaxed);
                             tracing::error!(error, "audit event lost");
                         }
@@ -147,8 +160,10 @@ async fn send_batches(
     backend: Arc<Backend>,
     mut queue: mpsc::Receiver<Bytes>,
     batching: Batching,
+    truncation: Option<Truncation>,
     stop: CancellationToken,
 ) {
+    let max_bytes = truncation.map_or(usize::MAX, |truncation| truncation.max_batch);
     let mut batch = Vec::new();
     loop {
         let is_over = tokio::select! {
@@ -167,7 +182,7 @@ async fn send_batches(
                 batch.push(event);
             }
         }
-        for events in batch.chunks(batching.max_size.max(1)) {
+        for events in batches(&batch, batching.max_size, max_bytes) {
             if let Err(error) = backend.write(events).await {
                 DROPPED.fetch_add(events.len() as u64, Ordering::Relaxed);
                 tracing::error!(error, count = events.len(), "audit events lost");

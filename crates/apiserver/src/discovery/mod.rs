@@ -4,6 +4,8 @@
 
 mod groups;
 mod openapi;
+mod openapi_corrections;
+mod openapi_groups;
 mod openapi_paths;
 mod openapi_proto;
 

@@ -1,6 +1,6 @@
 //! OpenAPI v2 and v3, generated from the types on first use and kept compressed into one buffer each.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{LazyLock, OnceLock};
 
 use api::Status;
@@ -13,6 +13,7 @@ use k8s_openapi::schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
 use super::groups::etag;
+use super::openapi_corrections as corrections;
 use super::openapi_paths::{self, Dialect};
 use crate::body::Body;
 use crate::registry::{Registry, Resource};
@@ -59,7 +60,7 @@ fn info() -> Value {
 
 fn v2_value(registry: &Registry) -> Value {
     let rows: Vec<&Resource> = registry.rows().iter().map(|row| &**row).collect();
-    let (definitions, paths) = describe(&rows, Dialect::V2);
+    let (definitions, paths) = describe(&rows, Dialect::V2, Some(registry));
     json!({"swagger": "2.0", "info": info(), "paths": paths, "definitions": definitions,
         "securityDefinitions": {"BearerToken": {"description": "Bearer Token authentication", "type": "apiKey",
             "name": "authorization", "in": "header"}},
@@ -107,14 +108,19 @@ pub(super) fn v3(state: &State, parts: &http::request::Parts, name: &str) -> Res
 fn v3_value(registry: &Registry, group: &str, version: &str) -> Value {
     let rows: Vec<&Resource> =
         registry.rows().iter().map(|row| &**row).filter(|row| row.group == group && row.version == version).collect();
-    let (schemas, paths) = describe(&rows, Dialect::V3);
+    let (schemas, paths) = describe(&rows, Dialect::V3, None);
     json!({"openapi": "3.0.0", "info": info(), "paths": paths, "components": {"schemas": schemas,
         "securitySchemes": {"BearerToken": {"description": "Bearer Token authentication", "type": "apiKey",
             "name": "authorization", "in": "header"}}}})
 }
 
-/// The schemas of the rows and everything they refer to, with upstream's extensions, and the paths of the rows.
-fn describe(rows: &[&Resource], dialect: Dialect) -> (Map<String, Value>, Map<String, Value>) {
+/// The schemas of the rows and everything they refer to, with upstream's extensions, and the paths of the rows; with a
+/// registry, also those of the server's own documents.
+fn describe(
+    rows: &[&Resource],
+    dialect: Dialect,
+    registry: Option<&Registry>,
+) -> (Map<String, Value>, Map<String, Value>) {
     let mut settings = SchemaSettings::draft07();
     settings.definitions_path = dialect.definitions().into();
     let mut generator = SchemaGenerator::new(settings);
@@ -148,10 +154,20 @@ fn describe(rows: &[&Resource], dialect: Dialect) -> (Map<String, Value>, Map<St
         }
         openapi_paths::add(row, &described, dialect, &mut generator, &mut paths);
     }
+    if let Some(registry) = registry {
+        super::openapi_groups::add(registry, dialect, &mut generator, &mut paths);
+    }
+    let versions: BTreeSet<(&str, &str)> = rows.iter().map(|row| (&*row.group, &*row.version)).collect();
+    for (kind, everywhere) in [("Status", false), ("DeleteOptions", true), ("WatchEvent", true)] {
+        let of = |(group, version): &(&str, &str)| json!({"group": group, "version": version, "kind": kind});
+        let known = if everywhere { versions.iter().map(of).collect() } else { vec![of(&("", "v1"))] };
+        kinds.insert(format!("io.k8s.apimachinery.pkg.apis.meta.v1.{kind}"), known);
+    }
     let mut definitions = generator.take_definitions(true);
     definitions.append(&mut lists);
     for (name, schema) in &mut definitions {
         simplify(schema, dialect);
+        corrections::apply(name, schema, dialect);
         if let Some(kinds) = kinds.get(name.as_str()) {
             schema["x-kubernetes-group-version-kind"] = Value::Array(kinds.clone());
         }
@@ -186,10 +202,13 @@ fn merge_extensions(name: &str, schema: &mut Value) {
     }
     let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) else { return };
     for (field, property) in properties {
+        if api::schema::table::is_granular(name, field) {
+            property["x-kubernetes-map-type"] = "granular".into();
+        }
         let is_list = property["type"] == "array";
         let Some(merge) = api::schema::table::merge(name, field) else {
-            // What the table does not name is replaced as a whole.
-            if is_list {
+            // What the table does not name is replaced as a whole. Lists of objects are not written at all.
+            if is_list && !(field == "items" && name.ends_with("List")) {
                 property["x-kubernetes-list-type"] = "atomic".into();
             }
             continue;
@@ -205,6 +224,9 @@ fn merge_extensions(name: &str, schema: &mut Value) {
                 property["x-kubernetes-list-type"] = "map".into();
                 property["x-kubernetes-list-map-keys"] = json!(keys);
             }
+        }
+        if merge.patch_replaces {
+            property["x-kubernetes-patch-strategy"] = "replace".into();
         }
         if let Some(key) = merge.patch_key {
             if !key.is_empty() {

@@ -10,6 +10,7 @@ use crate::registry::{Action, Resource};
 pub(super) const PATCH: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.Patch";
 const DELETE_OPTIONS: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions";
 const STATUS: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.Status";
+const WATCH_EVENT: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.WatchEvent";
 
 /// The two forms of a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +45,8 @@ impl Dialect {
     }
 }
 
-const MEDIA: &[&str] = &["application/json", "application/yaml", "application/vnd.kubernetes.protobuf"];
+pub(super) const MEDIA: &[&str] = &["application/json", "application/yaml"];
+const LIST_MEDIA: &[&str] = &["application/json", "application/yaml", "application/json;stream=watch"];
 const PATCHES: &[&str] = &[
     "application/json-patch+json",
     "application/merge-patch+json",
@@ -72,7 +74,7 @@ const LIST: &[(&str, &str)] = &[
     ("timeoutSeconds", "integer"),
     ("watch", "boolean"),
 ];
-const CONTAINER: &[(&str, &str)] = &[
+const EXEC: &[(&str, &str)] = &[
     ("command", "string"),
     ("container", "string"),
     ("stderr", "boolean"),
@@ -80,6 +82,8 @@ const CONTAINER: &[(&str, &str)] = &[
     ("stdout", "boolean"),
     ("tty", "boolean"),
 ];
+const ATTACH: &[(&str, &str)] =
+    &[("container", "string"), ("stderr", "boolean"), ("stdin", "boolean"), ("stdout", "boolean"), ("tty", "boolean")];
 const LOG: &[(&str, &str)] = &[
     ("container", "string"),
     ("follow", "boolean"),
@@ -92,9 +96,14 @@ const LOG: &[(&str, &str)] = &[
     ("timestamps", "boolean"),
 ];
 
+/// Methods that are passed on to whatever a proxy leads to.
+const PROXIED: &[&str] = &["delete", "get", "head", "options", "patch", "post", "put"];
+
 /// One operation, before it is written down in a dialect.
 struct Operation<'a> {
     action: &'a str,
+    /// Group, version and kind of what is sent.
+    of: (&'a str, &'a str, &'a str),
     id: String,
     description: String,
     query: Vec<(&'a str, &'a str)>,
@@ -115,6 +124,7 @@ pub(super) fn add(
     let mut writer = Writer { row, kind, dialect, paths };
     writer.collection();
     writer.object();
+    writer.watches();
     for subresource in &row.subresources {
         let body = subresource.action.describe(generator);
         writer.subresource(subresource, body.as_deref());
@@ -135,6 +145,10 @@ impl Writer<'_> {
             "" => format!("/api/{}", self.row.version),
             group => format!("/apis/{group}/{}", self.row.version),
         }
+    }
+
+    fn gvk(&self) -> (&str, &str, &str) {
+        (&self.row.group, &self.row.version, &self.row.kind)
     }
 
     fn place(&self) -> &'static str {
@@ -159,6 +173,7 @@ impl Writer<'_> {
         if row.has_verb("list") {
             let listing = |id: String| Operation {
                 action: "list",
+                of: self.gvk(),
                 id,
                 description: format!("list or watch objects of kind {}", row.kind),
                 query: LIST.to_vec(),
@@ -177,6 +192,7 @@ impl Writer<'_> {
         if row.has_verb("create") {
             let operation = Operation {
                 action: "post",
+                of: self.gvk(),
                 id: self.id("create", "", ""),
                 description: format!("create a {}", row.kind),
                 query: WRITE.to_vec(),
@@ -191,6 +207,7 @@ impl Writer<'_> {
             let query = LIST.iter().filter(|(name, _)| !only_lists(name)).chain(DELETE);
             let operation = Operation {
                 action: "deletecollection",
+                of: self.gvk(),
                 id: self.id("delete", "Collection", ""),
                 description: format!("delete collection of {}", row.kind),
                 query: query.copied().collect(),
@@ -206,21 +223,55 @@ impl Writer<'_> {
 
     fn object(&mut self) {
         let (row, kind) = (self.row, self.kind);
-        let mut operations = self.read_write(row.verbs, "", kind, &format!("the specified {}", row.kind));
+        let what = format!("the specified {}", row.kind);
+        let mut operations = self.read_write(row.verbs, "", kind, self.gvk(), &what);
         if row.has_verb("delete") {
             let operation = Operation {
                 action: "delete",
+                of: self.gvk(),
                 id: self.id("delete", "", ""),
                 description: format!("delete a {}", row.kind),
                 query: DELETE.to_vec(),
                 body: Some((DELETE_OPTIONS, false)),
-                answer: Some(STATUS),
+                answer: Some(if row.returns_deleted { kind } else { STATUS }),
                 codes: &["200", "202"],
             };
             operations.insert("delete".to_owned(), self.write(&operation));
         }
         let path = format!("{}{}/{}/{{name}}", self.base(), self.place(), row.plural);
         self.insert(path, operations, &["name", "namespace", "pretty"]);
+    }
+
+    /// The old paths of watches, which are still served.
+    fn watches(&mut self) {
+        let row = self.row;
+        if !row.has_verb("watch") {
+            return;
+        }
+        let (base, place, plural) = (format!("{}/watch", self.base()), self.place(), &row.plural);
+        let (version, kind) = (self.group_version(), &row.kind);
+        let mut paths = vec![
+            (format!("{base}{place}/{plural}"), self.id("watch", "", "List"), "watchlist"),
+            (format!("{base}{place}/{plural}/{{name}}"), self.id("watch", "", ""), "watch"),
+        ];
+        if row.is_namespaced() {
+            let id = format!("watch{version}{kind}ListForAllNamespaces");
+            paths.push((format!("{base}/{plural}"), id, "watchlist"));
+        }
+        for (path, id, action) in paths {
+            let operation = Operation {
+                action,
+                of: self.gvk(),
+                id,
+                description: format!("watch changes of {kind}; use the watch parameter of a list instead"),
+                query: LIST.to_vec(),
+                body: None,
+                answer: Some(WATCH_EVENT),
+                codes: &["200"],
+            };
+            let operations = [("get".to_owned(), self.write(&operation))].into_iter().collect();
+            self.insert(path, operations, &["name", "namespace", "pretty"]);
+        }
     }
 
     fn subresource(&mut self, subresource: &Subresource, body: Option<&str>) {
@@ -232,40 +283,64 @@ impl Writer<'_> {
             subresource.action,
             Action::Exec | Action::Attach | Action::PortForward | Action::Proxy | Action::Log
         );
+        let of = subresource.kind.unwrap_or((&row.group, &row.version, &row.kind));
         let mut operations = Map::new();
         if streams {
             let query = match subresource.action {
-                Action::Exec | Action::Attach => CONTAINER.to_vec(),
+                Action::Exec => EXEC.to_vec(),
+                Action::Attach => ATTACH.to_vec(),
                 Action::Log => LOG.to_vec(),
                 Action::PortForward => vec![("ports", "integer")],
                 _ => vec![("path", "string")],
             };
-            for verb in subresource.verbs {
-                let Some(method) = method(verb) else { continue };
-                let is_log = subresource.action == Action::Log;
-                let middle = capitalized(method);
+            if subresource.action == Action::Log {
                 let operation = Operation {
-                    action: if is_log { "get" } else { "connect" },
-                    id: if is_log { self.id("read", "", &suffix) } else { self.id("connect", &middle, &suffix) },
-                    description: format!(
-                        "connect {} requests to {} of {}",
-                        method.to_uppercase(),
-                        subresource.name,
-                        row.kind
-                    ),
-                    query: query.clone(),
+                    action: "get",
+                    of,
+                    id: self.id("read", "", &suffix),
+                    description: format!("read log of the specified {}", row.kind),
+                    query,
                     body: None,
                     answer: None,
                     codes: &["200"],
                 };
-                operations.insert(method.to_owned(), self.write(&operation));
+                operations.insert("get".to_owned(), self.write(&operation));
+                return self.insert(path, operations, &["name", "namespace", "pretty"]);
             }
+            let is_proxy = subresource.action == Action::Proxy;
+            let methods = if is_proxy { PROXIED } else { &["get", "post"] };
+            for with_path in [false, true].into_iter().take(1 + usize::from(is_proxy)) {
+                let suffix = if with_path { format!("{suffix}WithPath") } else { suffix.clone() };
+                let mut operations = Map::new();
+                for method in methods {
+                    let operation = Operation {
+                        action: "connect",
+                        of,
+                        id: self.id("connect", &capitalized(method), &suffix),
+                        description: format!(
+                            "connect {} requests to {} of {}",
+                            method.to_uppercase(),
+                            subresource.name,
+                            row.kind
+                        ),
+                        query: query.clone(),
+                        body: None,
+                        answer: None,
+                        codes: &["200"],
+                    };
+                    operations.insert((*method).to_owned(), self.write(&operation));
+                }
+                let path = if with_path { format!("{path}/{{path}}") } else { path.clone() };
+                self.insert(path, operations, &["name", "namespace", "path"]);
+            }
+            return;
         } else {
             let what = format!("{} of the specified {}", subresource.name, row.kind);
-            operations = self.read_write(subresource.verbs, &suffix, &kind, &what);
+            operations = self.read_write(subresource.verbs, &suffix, &kind, of, &what);
             if subresource.verbs.contains(&"create") {
                 let operation = Operation {
                     action: "post",
+                    of,
                     id: self.id("create", "", &suffix),
                     description: format!("create {} of a {}", subresource.name, row.kind),
                     query: WRITE.to_vec(),
@@ -280,7 +355,14 @@ impl Writer<'_> {
     }
 
     /// `get`, `put` and `patch` of an object or a part of it.
-    fn read_write(&self, verbs: &[&str], suffix: &str, kind: &str, what: &str) -> Map<String, Value> {
+    fn read_write(
+        &self,
+        verbs: &[&str],
+        suffix: &str,
+        kind: &str,
+        of: (&str, &str, &str),
+        what: &str,
+    ) -> Map<String, Value> {
         let mut operations = Map::new();
         for (verb, method, word, description) in [
             ("get", "get", "read", "read"),
@@ -298,6 +380,7 @@ impl Writer<'_> {
             };
             let operation = Operation {
                 action: method,
+                of,
                 id: self.id(word, "", suffix),
                 description: format!("{description} {what}"),
                 query,
@@ -317,6 +400,8 @@ impl Writer<'_> {
     fn write(&self, operation: &Operation<'_>) -> Value {
         let (row, dialect) = (self.row, self.dialect);
         let consumes: &[&str] = if operation.action == "patch" { PATCHES } else { &["*/*"] };
+        let produces = if matches!(operation.action, "list" | "watch" | "watchlist") { LIST_MEDIA } else { MEDIA };
+        let (group, version, kind) = operation.of;
         let mut parameters: Vec<Value> =
             operation.query.iter().map(|(name, kind)| dialect.parameter(name, "query", kind)).collect();
         let content = |media: &[&str], name: &str| -> Value {
@@ -331,23 +416,21 @@ impl Writer<'_> {
             let mut response = json!({"description": reason(code)});
             match (operation.answer, dialect) {
                 (Some(name), Dialect::V2) => response["schema"] = dialect.reference(name),
-                (Some(name), Dialect::V3) => response["content"] = content(MEDIA, name),
+                (Some(name), Dialect::V3) => response["content"] = content(produces, name),
                 (None, Dialect::V2) => response["schema"] = json!({"type": "string"}),
                 (None, Dialect::V3) => response["content"] = json!({"*/*": {"schema": {"type": "string"}}}),
             }
             responses.insert((*code).to_owned(), response);
         }
         responses.insert("401".to_owned(), json!({"description": "Unauthorized"}));
-        let group = self.row.group.trim_end_matches(".k8s.io").split('.').enumerate();
-        let group: String = group.map(|(i, part)| if i == 0 { part.to_owned() } else { capitalized(part) }).collect();
-        let tag = format!("{}_{}", if group.is_empty() { "core" } else { &group }, row.version);
+        let tag = format!("{}_{}", group_tag(&row.group), row.version);
         let mut written = json!({
             "description": operation.description,
             "operationId": operation.id,
             "tags": [tag],
             "responses": responses,
             "x-kubernetes-action": operation.action,
-            "x-kubernetes-group-version-kind": {"group": row.group, "version": row.version, "kind": row.kind},
+            "x-kubernetes-group-version-kind": {"group": group, "version": version, "kind": kind},
         });
         match (operation.body, dialect) {
             (Some((name, required)), Dialect::V2) => {
@@ -363,7 +446,7 @@ impl Writer<'_> {
         }
         if dialect == Dialect::V2 {
             written["consumes"] = json!(consumes);
-            written["produces"] = json!(MEDIA);
+            written["produces"] = json!(produces);
             written["schemes"] = json!(["https"]);
         }
         if !parameters.is_empty() {
@@ -392,15 +475,11 @@ pub(super) fn list_name(kind: &str) -> String {
     format!("{kind}List")
 }
 
-fn method(verb: &str) -> Option<&'static str> {
-    Some(match verb {
-        "get" => "get",
-        "create" => "post",
-        "update" => "put",
-        "patch" => "patch",
-        "delete" => "delete",
-        _ => return None,
-    })
+/// `core`, `apps`, `rbacAuthorization`: how a group is called where its full name does not fit.
+pub(super) fn group_tag(group: &str) -> String {
+    let parts = group.trim_end_matches(".k8s.io").split('.').enumerate();
+    let tag: String = parts.map(|(i, part)| if i == 0 { part.to_owned() } else { capitalized(part) }).collect();
+    if tag.is_empty() { "core".to_owned() } else { tag }
 }
 
 fn reason(code: &str) -> &'static str {
@@ -411,7 +490,7 @@ fn reason(code: &str) -> &'static str {
     }
 }
 
-fn capitalized(text: &str) -> String {
+pub(super) fn capitalized(text: &str) -> String {
     let mut letters = text.chars();
     letters.next().map(|first| first.to_uppercase().chain(letters).collect()).unwrap_or_default()
 }

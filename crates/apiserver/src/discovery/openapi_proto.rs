@@ -1,6 +1,7 @@
 //! The protobuf form of an OpenAPI v2 document (gnostic's `openapi.v2.Document`), which older kubectl insists on.
 //!
-//! Only what our documents contain is encoded: info, paths without operations, and definitions.
+//! Only what clients read is encoded: info, definitions, and of each path its operations with their kind and query
+//! parameters (kubectl looks there whether the server knows `dryRun` and `fieldValidation`).
 
 use serde_json::{Map, Value};
 
@@ -17,6 +18,16 @@ mod schema {
     pub(super) const VENDOR_EXTENSION: u32 = 31;
 }
 
+/// The operations of `openapi.v2.PathItem` with their field numbers.
+const METHODS: &[(&str, u32)] = &[("get", 2), ("put", 3), ("post", 4), ("delete", 5), ("patch", 8)];
+
+/// Field numbers of `openapi.v2.Operation`.
+mod operation {
+    pub(super) const ID: u32 = 5;
+    pub(super) const PARAMETERS: u32 = 8;
+    pub(super) const VENDOR_EXTENSION: u32 = 13;
+}
+
 pub(super) fn encode(document: &Value) -> Vec<u8> {
     let mut out = Message::default();
     out.text(1, document["swagger"].as_str().unwrap_or_default());
@@ -24,7 +35,11 @@ pub(super) fn encode(document: &Value) -> Vec<u8> {
     info.text(1, document["info"]["title"].as_str().unwrap_or_default());
     info.text(2, document["info"]["version"].as_str().unwrap_or_default());
     out.message(2, info);
-    out.message(8, Message::default());
+    let mut paths = Message::default();
+    for (name, value) in document["paths"].as_object().into_iter().flatten() {
+        paths.message(2, named(name, path(value)));
+    }
+    out.message(8, paths);
     let mut definitions = Message::default();
     for (name, value) in document["definitions"].as_object().into_iter().flatten() {
         definitions.message(1, named(name, schema(value)));
@@ -74,6 +89,40 @@ fn named(name: &str, value: Message) -> Message {
     pair
 }
 
+fn path(value: &Value) -> Message {
+    let mut out = Message::default();
+    for (method, field) in METHODS {
+        if let Some(operation) = value.get(method).and_then(Value::as_object) {
+            out.message(*field, self::operation(operation));
+        }
+    }
+    out
+}
+
+fn operation(value: &Map<String, Value>) -> Message {
+    let mut out = Message::default();
+    out.text(operation::ID, value.get("operationId").and_then(Value::as_str).unwrap_or_default());
+    let parameters = value.get("parameters").and_then(Value::as_array).into_iter().flatten();
+    for parameter in parameters.filter(|parameter| parameter["in"] == "query") {
+        out.message(operation::PARAMETERS, query_parameter(parameter));
+    }
+    extensions(value, operation::VENDOR_EXTENSION, &mut out);
+    out
+}
+
+/// A `QueryParameterSubSchema` in what it is wrapped in: ParametersItem, Parameter, NonBodyParameter.
+fn query_parameter(value: &Value) -> Message {
+    let mut query = Message::default();
+    query.text(2, "query");
+    query.text(4, value["name"].as_str().unwrap_or_default());
+    query.text(6, value["type"].as_str().unwrap_or_default());
+    [3, 2, 1].into_iter().fold(query, |inner, field| {
+        let mut outer = Message::default();
+        outer.message(field, inner);
+        outer
+    })
+}
+
 fn schema(value: &Value) -> Message {
     let mut out = Message::default();
     let Some(object) = value.as_object() else { return out };
@@ -119,15 +168,15 @@ fn schema(value: &Value) -> Message {
         }
         out.message(schema::PROPERTIES, list);
     }
-    extensions(object, &mut out);
+    extensions(object, schema::VENDOR_EXTENSION, &mut out);
     out
 }
 
-fn extensions(object: &Map<String, Value>, out: &mut Message) {
+fn extensions(object: &Map<String, Value>, field: u32, out: &mut Message) {
     for (name, value) in object.iter().filter(|(name, _)| name.starts_with("x-")) {
         let mut any = Message::default();
         any.text(2, &api::codec::to_yaml(value).unwrap_or_default());
-        out.message(schema::VENDOR_EXTENSION, named(name, any));
+        out.message(field, named(name, any));
     }
 }
 
@@ -145,5 +194,21 @@ mod tests {
             0x4a, 18, 0x0a, 16, 0x0a, 1, b'A', 0x12, 11, 0xb2, 0x01, 8, 0x0a, 6, b's', b't', b'r', b'i', b'n', b'g',
         ];
         assert_eq!(encode(&document), expected);
+    }
+
+    #[test]
+    fn operations_keep_their_kind_and_query() {
+        let path = path(&serde_json::json!({"patch": {"operationId": "p", "parameters": [
+            {"name": "body", "in": "body"}, {"name": "dryRun", "in": "query", "type": "string"}],
+            "x-kubernetes-action": "patch"}, "parameters": []}));
+        let yaml = api::codec::to_yaml(&"patch").unwrap();
+        let (text, any, pair) = (yaml.len() as u8, yaml.len() as u8 + 2, yaml.len() as u8 + 25);
+        let mut expected = vec![0x42, 36 + pair, 0x2a, 1, b'p', 0x42, 29, 0x0a, 27, 0x12, 25, 0x1a, 23];
+        expected.extend(b"\x12\x05query\x22\x06dryRun\x32\x06string");
+        expected.extend([0x6a, pair, 0x0a, 19]);
+        expected.extend(b"x-kubernetes-action");
+        expected.extend([0x12, any, 0x12, text]);
+        expected.extend(yaml.bytes());
+        assert_eq!(path.0, expected);
     }
 }

@@ -18,6 +18,7 @@ pub mod unset;
 
 // Strategies by group.
 pub mod admissionregistration;
+pub mod apiextensions;
 pub mod apiregistration;
 pub mod apps;
 pub mod autoscaling;

@@ -148,6 +148,8 @@ pub struct Resource {
     pub describe: Describe,
     /// Whether `metadata.initializers` is honoured; set for all rows when initializers are served.
     pub initializers: bool,
+    /// A delete is answered with the object as it was last, not with a status.
+    pub returns_deleted: bool,
 }
 
 impl Resource {
@@ -201,6 +203,7 @@ impl Resource {
             strategy: Arc::new(strategy),
             describe,
             initializers: false,
+            returns_deleted: false,
         }
     }
 
@@ -245,6 +248,11 @@ impl Resource {
         self
     }
 
+    pub fn returns_deleted(mut self) -> Self {
+        self.returns_deleted = true;
+        self
+    }
+
     /// Replaces the do-nothing strategy of a new row.
     pub fn strategy(mut self, strategy: impl Strategy) -> Self {
         self.strategy = Arc::new(strategy);
@@ -271,6 +279,7 @@ impl Resource {
             strategy: self.strategy.clone(),
             describe: Arc::new(describe::<K>),
             initializers: self.initializers,
+            returns_deleted: self.returns_deleted,
         }
     }
 

@@ -81,14 +81,17 @@ fn core_group() -> Vec<Resource> {
             .proxy_options("NodeProxyOptions")
             .stored_under("minions"),
         Resource::namespaced::<PersistentVolumeClaim>("persistentvolumeclaim")
+            .returns_deleted()
             .strategy(super::core::persistent_volume_claim::PersistentVolumeClaimStrategy)
             .short(&["pvc"])
             .status(),
         Resource::cluster::<PersistentVolume>("persistentvolume")
+            .returns_deleted()
             .strategy(super::core::persistent_volume::PersistentVolumeStrategy)
             .short(&["pv"])
             .status(),
         Resource::namespaced::<Pod>("pod")
+            .returns_deleted()
             .short(&["po"])
             .category("all")
             .with(&[
@@ -105,7 +108,9 @@ fn core_group() -> Vec<Resource> {
             ])
             .proxy_options("PodProxyOptions")
             .strategy(core_registry::pod::PodStrategy),
-        Resource::namespaced::<PodTemplate>("podtemplate").strategy(super::core::pod_template::PodTemplateStrategy),
+        Resource::namespaced::<PodTemplate>("podtemplate")
+            .returns_deleted()
+            .strategy(super::core::pod_template::PodTemplateStrategy),
         Resource::namespaced::<ReplicationController>("replicationcontroller")
             .strategy(super::core::replication_controller::ReplicationControllerStrategy)
             .short(&["rc"])
@@ -113,15 +118,18 @@ fn core_group() -> Vec<Resource> {
             .with(&[Action::Scale, Action::Status])
             .stored_under("controllers"),
         Resource::namespaced::<ResourceQuota>("resourcequota")
+            .returns_deleted()
             .strategy(super::core::resource_quota::ResourceQuotaStrategy)
             .short(&["quota"])
             .status(),
         Resource::namespaced::<Secret>("secret").strategy(super::core::secret::SecretStrategy),
         Resource::namespaced::<ServiceAccount>("serviceaccount")
+            .returns_deleted()
             .strategy(super::core::service_account::ServiceAccountStrategy)
             .short(&["sa"])
             .with(&[Action::Token]),
         Resource::namespaced::<Service>("service")
+            .returns_deleted()
             .short(&["svc"])
             .category("all")
             .with(&[Action::Proxy, Action::Status])
@@ -310,18 +318,23 @@ fn rbac_group() -> Vec<Resource> {
 fn storage_group() -> Vec<Resource> {
     use storage::v1::*;
     let class = Resource::cluster::<VolumeAttributesClass>("volumeattributesclass")
+        .returns_deleted()
         .strategy(super::storage::volume_attributes_class::VolumeAttributesClassStrategy)
         .short(&["vac"]);
     let class_beta = class.also_as::<storage::v1beta1::VolumeAttributesClass>(STORAGE_V1BETA1);
     vec![
-        Resource::cluster::<CSIDriver>("csidriver").strategy(super::storage::csi_driver::CsiDriverStrategy),
-        Resource::cluster::<CSINode>("csinode").strategy(super::storage::csi_node::CsiNodeStrategy),
+        Resource::cluster::<CSIDriver>("csidriver")
+            .returns_deleted()
+            .strategy(super::storage::csi_driver::CsiDriverStrategy),
+        Resource::cluster::<CSINode>("csinode").returns_deleted().strategy(super::storage::csi_node::CsiNodeStrategy),
         Resource::namespaced::<CSIStorageCapacity>("csistoragecapacity")
             .strategy(super::storage::csi_storage_capacity::CsiStorageCapacityStrategy),
         Resource::cluster::<StorageClass>("storageclass")
+            .returns_deleted()
             .strategy(super::storage::storage_class::StorageClassStrategy)
             .short(&["sc"]),
         Resource::cluster::<VolumeAttachment>("volumeattachment")
+            .returns_deleted()
             .strategy(super::storage::volume_attachment::VolumeAttachmentStrategy)
             .status(),
         class,
@@ -373,6 +386,7 @@ fn admissionregistration_group() -> Vec<Resource> {
 fn apiextensions_group() -> Vec<Resource> {
     vec![
         Resource::cluster::<apiextensions::v1::CustomResourceDefinition>("customresourcedefinition")
+            .strategy(super::apiextensions::custom_resource_definition::CustomResourceDefinitionStrategy)
             .short(&["crd", "crds"])
             .category("api-extensions")
             .status()
@@ -416,15 +430,19 @@ fn discovery_group() -> Vec<Resource> {
 
 /// The v1beta1 shapes of claims and slices differ from v1 and are off by default: not served.
 fn resource_group() -> Vec<Resource> {
-    let class =
-        Resource::cluster::<resource::v1::DeviceClass>("deviceclass").strategy(dra::device_class::DeviceClassStrategy);
+    let class = Resource::cluster::<resource::v1::DeviceClass>("deviceclass")
+        .returns_deleted()
+        .strategy(dra::device_class::DeviceClassStrategy);
     let claim = Resource::namespaced::<resource::v1::ResourceClaim>("resourceclaim")
+        .returns_deleted()
         .strategy(dra::claim::ResourceClaimStrategy)
         .status();
     let template = Resource::namespaced::<resource::v1::ResourceClaimTemplate>("resourceclaimtemplate")
+        .returns_deleted()
         .strategy(dra::claim::ResourceClaimTemplateStrategy);
-    let slice =
-        Resource::cluster::<resource::v1::ResourceSlice>("resourceslice").strategy(dra::slice::ResourceSliceStrategy);
+    let slice = Resource::cluster::<resource::v1::ResourceSlice>("resourceslice")
+        .returns_deleted()
+        .strategy(dra::slice::ResourceSliceStrategy);
     let beta = [
         class.also_as::<resource::v1beta2::DeviceClass>(RESOURCE_V1BETA2),
         claim.also_as::<resource::v1beta2::ResourceClaim>(RESOURCE_V1BETA2),
@@ -432,6 +450,7 @@ fn resource_group() -> Vec<Resource> {
         slice.also_as::<resource::v1beta2::ResourceSlice>(RESOURCE_V1BETA2),
     ];
     let rule = Resource::cluster::<resource::v1beta2::DeviceTaintRule>("devicetaintrule")
+        .returns_deleted()
         .strategy(dra::taint_rule::DeviceTaintRuleStrategy)
         .status();
     let rule_alpha = rule.also_as::<resource::v1alpha3::DeviceTaintRule>(RESOURCE_V1ALPHA3);
@@ -441,6 +460,7 @@ fn resource_group() -> Vec<Resource> {
         rule,
         rule_alpha,
         Resource::cluster::<resource::v1alpha3::ResourcePoolStatusRequest>("resourcepoolstatusrequest")
+            .returns_deleted()
             .strategy(dra::pool_status_request::ResourcePoolStatusRequestStrategy)
             .status(),
     ]);

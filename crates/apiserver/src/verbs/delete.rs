@@ -129,8 +129,8 @@ impl Options {
 
 /// What became of an object.
 pub(crate) enum Deleted {
-    /// Gone; this was its last state.
-    Gone(Arc<Entry>),
+    /// Gone; this was its last state, and the revision of the delete.
+    Gone(Arc<Entry>, u64),
     /// Marked; it goes once grace and finalizers allow.
     Marked(Bytes),
 }
@@ -138,7 +138,10 @@ pub(crate) enum Deleted {
 pub(crate) async fn delete(operation: &Operation) -> Result<Response<Body>, Status> {
     let options = Options::of(operation)?;
     match delete_object(operation, &operation.info.namespace, &operation.info.name, &options).await? {
-        Deleted::Gone(last) => {
+        Deleted::Gone(last, revision) if operation.resource.returns_deleted => {
+            respond(operation, StatusCode::OK, &write::with_revision(&last.stored, revision)?)
+        }
+        Deleted::Gone(last, _) => {
             let uid = crate::json::find(&last.stored, &["metadata", "uid"]);
             let uid = uid.map(|range| crate::json::text(&last.stored[range]).into_owned()).unwrap_or_default();
             let status = Status::deleted(&operation.group_resource(), &operation.info.name, &uid);
@@ -208,12 +211,13 @@ pub(crate) async fn delete_object(
             }
             Marking::Remove => {
                 if options.dry_run {
-                    return Ok(Deleted::Gone(current));
+                    let revision = current.revision;
+                    return Ok(Deleted::Gone(current, revision));
                 }
                 match super::hooks::remove(operation, &key, current.revision).await {
-                    Ok(_) => {
+                    Ok(revision) => {
                         super::hooks::after_delete(operation, &*old).await;
-                        return Ok(Deleted::Gone(current));
+                        return Ok(Deleted::Gone(current, revision.0));
                     }
                     Err(error) => error,
                 }

@@ -43,6 +43,21 @@ pub(crate) async fn run(
     operation: Operation,
     upgrade: Option<hyper::upgrade::OnUpgrade>,
 ) -> Result<Response<Body>, Status> {
+    if hooks::reaches_beyond(&operation) { to_its_end(operation).await } else { serve(operation, upgrade).await }
+}
+
+/// Runs a write to its end even when its client leaves: cut short between a claim and the object that owns it, it would
+/// leave the claim to nobody.
+async fn to_its_end(operation: Operation) -> Result<Response<Body>, Status> {
+    let state = operation.state.clone();
+    let task = state.writes.spawn(crate::audit::carried(serve(operation, None)));
+    task.await.unwrap_or_else(|error| match error.try_into_panic() {
+        Ok(panic) => std::panic::resume_unwind(panic),
+        Err(error) => Err(Status::internal(error)),
+    })
+}
+
+async fn serve(operation: Operation, upgrade: Option<hyper::upgrade::OnUpgrade>) -> Result<Response<Body>, Status> {
     let verb = operation.info.verb;
     if !operation.info.subresource.is_empty() {
         return subresource(operation, upgrade).await;

@@ -125,3 +125,39 @@ async fn claims_and_services_are_brought_together_again() {
     assert_eq!(code, 422, "{refused}");
     assert!(refused["message"].as_str().unwrap().contains("provided port is already allocated"), "{refused}");
 }
+
+/// A client may leave at any moment: what its request took is either a service's or nobody's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_address_has_an_owner_even_if_the_client_leaves() {
+    let cluster = Cluster::start().await;
+    const ATTEMPTS: usize = 40;
+    for polls in 0..ATTEMPTS {
+        let body = json!({"metadata": {"name": format!("left-{polls}")}, "spec": {"type": "NodePort", "ports": [{"port": 80}]}});
+        let services = "/api/v1/namespaces/default/services";
+        let bytes = bytes::Bytes::from(body.to_string());
+        let mut request =
+            std::pin::pin!(cluster.request("POST", services, "application/json", bytes, "admin", &["system:masters"]));
+        for _ in 0..polls {
+            if futures_util::poll!(request.as_mut()).is_ready() {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+    let settled = async || {
+        let (_, services) = cluster.send("GET", "/api/v1/services", Value::Null).await;
+        let (_, addresses) = cluster.send("GET", "/apis/networking.k8s.io/v1/ipaddresses", Value::Null).await;
+        let mut used: Vec<&Value> =
+            services["items"].as_array().unwrap().iter().map(|item| &item["spec"]["clusterIP"]).collect();
+        let mut taken: Vec<&Value> =
+            addresses["items"].as_array().unwrap().iter().map(|item| &item["metadata"]["name"]).collect();
+        used.sort_by_key(|value| value.to_string());
+        taken.sort_by_key(|value| value.to_string());
+        used == taken
+    };
+    let deadline = tokio::time::Instant::now() + std::time::Duration::from_secs(30);
+    while !settled().await {
+        assert!(tokio::time::Instant::now() < deadline, "an address belongs to nobody");
+        tokio::task::yield_now().await;
+    }
+}

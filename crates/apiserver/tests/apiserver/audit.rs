@@ -153,3 +153,27 @@ async fn a_collector_gets_batches_and_the_last_ones_when_the_server_stops() {
     cluster.stop().await;
     assert_eq!(sizes(), [3, 1]);
 }
+
+/// Whoever is turned away leaves a trace: forged credentials, borrowed names, missing rights, paths that mean two things.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn refusals_are_recorded() {
+    let cluster = Cluster::with_files(|dir, config| to_log(dir, config, Some("rules: [{level: Metadata}]"))).await;
+    for (id, path, header, code) in [
+        ("forged", CONFIG_MAPS, "Authorization: Bearer eyJhbGciOiJub25lIn0.e30.", 401),
+        ("borrowed", CONFIG_MAPS, "X-Remote-User: root", 403),
+        ("climbing", CONFIG_MAPS, "Impersonate-User: system:admin", 403),
+        ("curious", "/api/v1/secrets", "Authorization: Bearer ann-token", 403),
+        ("crooked", "/api/v1/namespaces/default/secrets/..%2fx", "Authorization: Bearer ann-token", 400),
+    ] {
+        let audit_id = format!("Audit-Id: {id}");
+        let (found, answer) = cluster.curl(path, &["--path-as-is", "-H", header, "-H", &audit_id]).await;
+        assert_eq!(found, code, "{id}: {answer}");
+        let recorded = of(&cluster, id);
+        let last = recorded.last().unwrap_or_else(|| panic!("{id} left no trace"));
+        assert_eq!(
+            (&last["stage"], &last["responseStatus"]["code"]),
+            (&json!("ResponseComplete"), &json!(code)),
+            "{id}"
+        );
+    }
+}

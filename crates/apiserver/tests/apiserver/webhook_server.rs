@@ -27,7 +27,7 @@ pub(crate) enum Reply {
     Hang,
 }
 
-pub(crate) type Answer = Arc<dyn Fn(&str, &Value) -> Reply + Send + Sync>;
+pub(crate) type Answer = Arc<dyn Fn(&http::HeaderMap, &str, &Value) -> Reply + Send + Sync>;
 
 pub(crate) struct WebhookServer {
     pub(crate) address: SocketAddr,
@@ -49,18 +49,34 @@ impl WebhookServer {
         Self::start_at("127.0.0.1:0", &["127.0.0.1"], answer).await
     }
 
+    /// The answer may depend on the headers of the request.
+    pub(crate) async fn start_with_headers(
+        answer: impl Fn(&http::HeaderMap, &str, &Value) -> Reply + Send + Sync + 'static,
+    ) -> Self {
+        Self::serve_at("127.0.0.1:0", &["127.0.0.1"], Arc::new(answer)).await
+    }
+
     /// `names` are what the certificate is for.
     pub(crate) async fn start_at(
         bind: &str,
         names: &[&str],
         answer: impl Fn(&str, &Value) -> Reply + Send + Sync + 'static,
     ) -> Self {
+        Self::serve_at(
+            bind,
+            names,
+            Arc::new(move |_: &http::HeaderMap, path: &str, question: &Value| answer(path, question)),
+        )
+        .await
+    }
+
+    async fn serve_at(bind: &str, names: &[&str], answer: Answer) -> Self {
         let listener = TcpListener::bind(bind).await.unwrap();
         let address = listener.local_addr().unwrap();
         let (config, pem) = tls(names);
         let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
         let seen: Arc<Mutex<Vec<(String, Value)>>> = Arc::default();
-        let (answer, log): (Answer, _) = (Arc::new(answer), seen.clone());
+        let log = seen.clone();
         let task = tokio::spawn(async move {
             let mut connections = tokio::task::JoinSet::new();
             while let Ok((tcp, _)) = listener.accept().await {
@@ -94,6 +110,7 @@ async fn serve(
 ) -> Result<Response<Full<Bytes>>, std::convert::Infallible> {
     let path = request.uri().path().to_owned();
     let query = request.uri().query().unwrap_or_default().to_owned();
+    let headers = request.headers().clone();
     let body = request.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
     let review: Value = serde_json::from_slice(&body).unwrap_or_default();
     // Reviews of admission carry a request, all others a spec.
@@ -113,7 +130,7 @@ async fn serve(
         *response.status_mut() = code.try_into().unwrap();
         response
     };
-    Ok(match answer(&path, &question) {
+    Ok(match answer(&headers, &path, &question) {
         Reply::Allow => respond(json!({"allowed": true})),
         Reply::Deny(status) => respond(json!({"allowed": false, "status": status})),
         Reply::Response(response) => respond(response),

@@ -1,7 +1,7 @@
 //! The entries of `metadata.managedFields`.
 
 use jiff::Timestamp;
-use serde_json::{Value, json};
+use serde_json::{Map, Value};
 
 use super::Writer;
 use super::set::FieldSet;
@@ -60,9 +60,11 @@ impl Entry {
 
 impl Managed {
     /// Entries that do not parse are left out: the books are a record, never a reason to refuse a write.
-    pub(super) fn decode(json: Option<&Value>) -> Self {
+    pub(super) fn decode(json: Option<Value>) -> Self {
         let mut managed = Self::default();
-        for entry in json.and_then(Value::as_array).into_iter().flatten() {
+        let Some(Value::Array(entries)) = json else { return managed };
+        for mut entry in entries {
+            let fields = entry.get_mut("fieldsV1").map(Value::take);
             let text = |key: &str| entry.get(key).and_then(Value::as_str).unwrap_or_default();
             let operation = match text("operation") {
                 "Apply" => Operation::Apply,
@@ -78,19 +80,18 @@ impl Managed {
                 api_version: text("apiVersion").to_owned(),
                 subresource: text("subresource").to_owned(),
                 time: text("time").parse().ok(),
-                set: entry.get("fieldsV1").map(FieldSet::from_json).unwrap_or_default(),
+                set: fields.map(FieldSet::from_json).unwrap_or_default(),
             });
         }
         managed
     }
 
     /// `None` when there is nothing to write.
-    pub(super) fn encode(&self) -> Option<Value> {
+    pub(super) fn encode(mut self) -> Option<Value> {
         if self.entries.is_empty() {
             return None;
         }
-        let mut entries: Vec<&Entry> = self.entries.iter().collect();
-        entries.sort_by(|a, b| {
+        self.entries.sort_by(|a, b| {
             (a.operation, a.seconds(), &a.manager, &a.api_version, &a.subresource).cmp(&(
                 b.operation,
                 b.seconds(),
@@ -99,7 +100,7 @@ impl Managed {
                 &b.subresource,
             ))
         });
-        Some(entries.into_iter().map(encode_entry).collect())
+        Some(self.entries.into_iter().map(encode_entry).collect())
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -121,7 +122,7 @@ impl Managed {
             self.entries.len() - 1
         });
         let entry = &mut self.entries[at];
-        entry.set = std::mem::take(&mut entry.set).union(&set);
+        entry.set.merge(set);
         entry.time = Some(writer.now);
     }
 
@@ -142,28 +143,28 @@ impl Managed {
             bucket.manager = ANCIENT.to_owned();
             bucket.subresource = String::new();
             bucket.time = absorbed.time;
-            bucket.set = std::mem::take(&mut bucket.set).union(&absorbed.set);
+            bucket.set.merge(absorbed.set);
         }
     }
 }
 
-fn encode_entry(entry: &Entry) -> Value {
+fn encode_entry(entry: Entry) -> Value {
     let operation = match entry.operation {
         Operation::Apply => "Apply",
         Operation::Update => "Update",
     };
-    let mut json = json!({
-        "manager": entry.manager,
-        "operation": operation,
-        "apiVersion": entry.api_version,
-        "fieldsType": "FieldsV1",
-        "fieldsV1": entry.set.to_json(),
-    });
+    let mut fields = Map::new();
+    let mut put = |key: &str, value: Value| drop(fields.insert(key.to_owned(), value));
+    put("manager", entry.manager.into());
+    put("operation", operation.into());
+    put("apiVersion", entry.api_version.into());
+    put("fieldsType", "FieldsV1".into());
+    put("fieldsV1", entry.set.into_json());
     if let Some(time) = entry.time {
-        json["time"] = time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string().into();
+        put("time", time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string().into());
     }
     if !entry.subresource.is_empty() {
-        json["subresource"] = entry.subresource.clone().into();
+        put("subresource", entry.subresource.into());
     }
-    json
+    Value::Object(fields)
 }

@@ -108,12 +108,12 @@ pub fn apply(
         return Err(ApplyError::Malformed("metadata.managedFields must be nil".to_owned()));
     }
     let mut live_fields = live.and_then(Value::as_object).cloned().unwrap_or_default();
-    let mut managed = Managed::decode(take_managed(&mut live_fields).as_ref());
+    let mut managed = Managed::decode(take_managed(&mut live_fields));
     if managed.is_empty() && live.is_some() {
         // The object was never tracked: whatever is there belongs to those who came before.
         let before = Writer { manager: "before-first-apply", ..*writer };
         let created = walk::compare(&skeleton(&live_fields), &live_fields, schema);
-        managed.record(&before, created.changed());
+        managed.record(&before, created.split().0);
     }
     walk::check_keys(&config, schema).map_err(ApplyError::Untyped)?;
     let merged = walk::merge(&live_fields, &config, schema);
@@ -139,7 +139,7 @@ pub fn apply(
     for field in ignored {
         changes.ignore(field);
     }
-    let changed = changes.changed();
+    let (changed, removed) = changes.split();
     let mut conflicts = Vec::new();
     for (i, entry) in managed.entries.iter_mut().enumerate().filter(|&(i, _)| i != mine) {
         let _ = i;
@@ -151,9 +151,9 @@ pub fn apply(
                     .extend(disputed.paths().into_iter().map(|field| Conflict { manager: manager.clone(), field }));
                 continue;
             }
-            entry.set = entry.set.difference(&disputed);
+            entry.set.subtract(&disputed);
         }
-        entry.set = entry.set.difference(&changes.removed);
+        entry.set.subtract(&removed);
     }
     if !conflicts.is_empty() {
         return Err(ApplyError::Conflicts(conflicts));
@@ -163,7 +163,7 @@ pub fn apply(
         managed.entries[mine].time = Some(writer.now);
     }
     managed.drop_empty();
-    Ok(finish(new, &managed))
+    Ok(finish(new, managed))
 }
 
 /// Keeps the books for a create (`live` absent), update or patch: whoever writes owns what changed.
@@ -179,10 +179,10 @@ pub fn update(live: Option<&Value>, new: &mut Value, schema: &Struct, writer: &W
     if is_reset(given.as_ref()) && writer.subresource.is_empty() {
         return;
     }
-    let recorded = live_fields.get("metadata").and_then(|metadata| metadata.get("managedFields"));
-    let mut managed = Managed::decode(if writer.subresource.is_empty() { given.as_ref() } else { recorded });
+    let recorded = || live_fields.get("metadata").and_then(|metadata| metadata.get("managedFields")).cloned();
+    let mut managed = Managed::decode(if writer.subresource.is_empty() { given } else { recorded() });
     if managed.is_empty() {
-        managed = Managed::decode(recorded);
+        managed = Managed::decode(recorded());
     }
     if managed.is_empty() && live.is_some() {
         // Nobody asked for books on this object when it was made.
@@ -195,17 +195,18 @@ pub fn update(live: Option<&Value>, new: &mut Value, schema: &Struct, writer: &W
     for field in ignored {
         changes.ignore(field);
     }
-    let mut changed = changes.changed();
-    if !changed.is_empty() || !changes.removed.is_empty() {
+    let (mut changed, removed) = changes.split();
+    if !changed.is_empty() || !removed.is_empty() {
         for entry in &mut managed.entries {
-            entry.set = entry.set.difference(&changed).difference(&changes.removed);
+            entry.set.subtract(&changed);
+            entry.set.subtract(&removed);
         }
         changed.strip_metadata();
         managed.drop_empty();
         managed.record(writer, changed);
         managed.cap_updaters();
     }
-    put_managed(new_fields, &managed);
+    put_managed(new_fields, managed);
 }
 
 /// Removes what this manager used to set, no longer sets, and nobody else owns.
@@ -215,9 +216,9 @@ fn prune(merged: Map<String, Value>, managed: &Managed, last: &FieldSet, schema:
     let pruned = walk::remove(&merged, &last, schema);
     let mut kept = walk::field_set(&pruned, schema).with_named_fields(schema);
     for entry in &managed.entries {
-        kept = kept.union(&entry.set.with_named_fields(schema));
+        kept.merge(entry.set.with_named_fields(schema));
     }
-    let pruned = walk::remove(&merged, &merged_set.difference(&kept), schema);
+    let pruned = walk::remove(&merged, &merged_set.clone().difference(&kept), schema);
     let pruned_set = walk::field_set(&pruned, schema).with_named_fields(schema);
     walk::remove(&merged, &merged_set.difference(&pruned_set).intersection(&last), schema)
 }
@@ -262,7 +263,7 @@ fn is_reset(given: Option<&Value>) -> bool {
         if matches!(entries.as_slice(), [Value::Object(entry)] if entry.is_empty()))
 }
 
-fn put_managed(object: &mut Map<String, Value>, managed: &Managed) {
+fn put_managed(object: &mut Map<String, Value>, managed: Managed) {
     if let Some(encoded) = managed.encode() {
         let metadata = object.entry("metadata").or_insert_with(|| Value::Object(Map::new()));
         if let Value::Object(metadata) = metadata {
@@ -271,7 +272,7 @@ fn put_managed(object: &mut Map<String, Value>, managed: &Managed) {
     }
 }
 
-fn finish(mut object: Map<String, Value>, managed: &Managed) -> Value {
+fn finish(mut object: Map<String, Value>, managed: Managed) -> Value {
     put_managed(&mut object, managed);
     Value::Object(object)
 }

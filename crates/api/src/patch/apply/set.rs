@@ -5,6 +5,7 @@
 //! hold members below it, or both; in JSON the former is an empty object, the latter has a `.` entry.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry::{Occupied, Vacant};
 
 use serde_json::{Map, Value};
 
@@ -21,9 +22,10 @@ struct Node {
     below: FieldSet,
 }
 
+/// Invariant: every node is a member or has members below it.
 impl FieldSet {
     pub fn is_empty(&self) -> bool {
-        self.nodes.values().all(|node| !node.member && node.below.is_empty())
+        self.nodes.is_empty()
     }
 
     /// Adds `element` itself.
@@ -34,8 +36,7 @@ impl FieldSet {
     /// Adds everything of `below` under `element`.
     pub(super) fn insert_below(&mut self, element: &str, below: Self) {
         if !below.is_empty() {
-            let node = self.nodes.entry(element.to_owned()).or_default();
-            node.below = std::mem::take(&mut node.below).union(&below);
+            self.nodes.entry(element.to_owned()).or_default().below.merge(below);
         }
     }
 
@@ -52,45 +53,50 @@ impl FieldSet {
         self.nodes.remove(&format!("f:{name}"));
     }
 
-    pub(super) fn union(mut self, other: &Self) -> Self {
-        for (element, node) in &other.nodes {
-            let mine = self.nodes.entry(element.clone()).or_default();
-            mine.member |= node.member;
-            if !node.below.nodes.is_empty() {
-                mine.below = std::mem::take(&mut mine.below).union(&node.below);
+    /// Adds all of `other`.
+    pub(super) fn merge(&mut self, other: Self) {
+        if self.nodes.is_empty() {
+            self.nodes = other.nodes;
+            return;
+        }
+        for (element, node) in other.nodes {
+            match self.nodes.entry(element) {
+                Occupied(mut mine) => {
+                    mine.get_mut().member |= node.member;
+                    mine.get_mut().below.merge(node.below);
+                }
+                Vacant(place) => drop(place.insert(node)),
             }
         }
+    }
+
+    /// Takes out whatever `other` has.
+    pub(super) fn subtract(&mut self, other: &Self) {
+        if other.nodes.is_empty() {
+            return;
+        }
+        self.nodes.retain(|element, node| {
+            if let Some(theirs) = other.nodes.get(element) {
+                node.member &= !theirs.member;
+                node.below.subtract(&theirs.below);
+            }
+            node.member || !node.below.is_empty()
+        });
+    }
+
+    pub(super) fn difference(mut self, other: &Self) -> Self {
+        self.subtract(other);
         self
     }
 
     pub(super) fn intersection(&self, other: &Self) -> Self {
-        self.combine(|element, node| {
+        let shared = self.nodes.iter().filter_map(|(element, node)| {
             let theirs = other.nodes.get(element)?;
-            Some(Node { member: node.member && theirs.member, below: node.below.intersection(&theirs.below) })
-        })
-    }
-
-    pub(super) fn difference(&self, other: &Self) -> Self {
-        self.combine(|element, node| {
-            Some(match other.nodes.get(element) {
-                None => node.clone(),
-                Some(theirs) => {
-                    Node { member: node.member && !theirs.member, below: node.below.difference(&theirs.below) }
-                }
-            })
-        })
-    }
-
-    fn combine(&self, combine: impl Fn(&str, &Node) -> Option<Node>) -> Self {
-        let nodes = self
-            .nodes
-            .iter()
-            .filter_map(|(element, node)| {
-                let node = combine(element, node)?;
-                (node.member || !node.below.is_empty()).then(|| (element.clone(), node))
-            })
-            .collect();
-        Self { nodes }
+            let member = node.member && theirs.member;
+            let below = node.below.intersection(&theirs.below);
+            (member || !below.is_empty()).then(|| (element.clone(), Node { member, below }))
+        });
+        Self { nodes: shared.collect() }
     }
 
     /// Also holds every named field on the way to a member (not list elements, not map entries).
@@ -162,29 +168,26 @@ impl FieldSet {
         }
     }
 
-    pub(super) fn to_json(&self) -> Value {
-        let mut fields = Map::new();
-        for (element, node) in &self.nodes {
-            let mut below = match node.below.to_json() {
-                Value::Object(below) => below,
-                _ => Map::new(),
-            };
-            if node.member && !below.is_empty() {
-                below.insert(".".to_owned(), Value::Object(Map::new()));
+    pub(super) fn into_json(self) -> Value {
+        let fields = self.nodes.into_iter().map(|(element, node)| {
+            let mut below = node.below.into_json();
+            if let (true, Value::Object(fields)) = (node.member, &mut below)
+                && !fields.is_empty()
+            {
+                fields.insert(".".to_owned(), Value::Object(Map::new()));
             }
-            fields.insert(element.clone(), Value::Object(below));
-        }
-        Value::Object(fields)
+            (element, below)
+        });
+        Value::Object(fields.collect())
     }
 
-    pub(super) fn from_json(json: &Value) -> Self {
-        let mut set = Self::default();
-        for (element, below) in json.as_object().into_iter().flatten().filter(|(element, _)| *element != ".") {
-            let empty = below.as_object().is_none_or(Map::is_empty);
-            let member = empty || below.get(".").is_some();
-            set.nodes.insert(element.clone(), Node { member, below: Self::from_json(below) });
-        }
-        set
+    pub(super) fn from_json(json: Value) -> Self {
+        let Value::Object(fields) = json else { return Self::default() };
+        let nodes = fields.into_iter().filter(|(element, _)| element != ".").map(|(element, below)| {
+            let member = below.as_object().is_none_or(|below| below.is_empty() || below.contains_key("."));
+            (element, Node { member, below: Self::from_json(below) })
+        });
+        Self { nodes: nodes.collect() }
     }
 }
 

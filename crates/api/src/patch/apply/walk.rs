@@ -16,9 +16,11 @@ pub(super) struct Changes {
 }
 
 impl Changes {
-    /// What the newer object set or changed.
-    pub(super) fn changed(&self) -> FieldSet {
-        self.added.clone().union(&self.modified)
+    /// What the newer object set or changed, and what it no longer has.
+    pub(super) fn split(self) -> (FieldSet, FieldSet) {
+        let mut changed = self.added;
+        changed.merge(self.modified);
+        (changed, self.removed)
     }
 
     pub(super) fn ignore(&mut self, field: &str) {
@@ -75,7 +77,7 @@ impl<'a> Atom<'a> {
 }
 
 fn field_element(name: &str) -> String {
-    format!("f:{name}")
+    ["f:", name].concat()
 }
 
 /// The path element of an element of a keyed list or a set.
@@ -225,8 +227,9 @@ fn compare_values(old: Option<&Value>, new: Option<&Value>, atom: Atom<'_>, elem
         let mut below = Changes::default();
         match atom {
             Atom::Keyed(..) | Atom::Set => {
-                let list = |value: Option<&Value>| value.and_then(Value::as_array).cloned().unwrap_or_default();
-                compare_items(&list(old), &list(new), atom, &mut below);
+                let old = old.and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+                let new = new.and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+                compare_items(old, new, atom, &mut below);
             }
             _ => {
                 compare_fields(old.and_then(Value::as_object), new.and_then(Value::as_object), atom, &mut below);
@@ -249,17 +252,16 @@ fn compare_values(old: Option<&Value>, new: Option<&Value>, atom: Atom<'_>, elem
 }
 
 fn compare_items(old: &[Value], new: &[Value], atom: Atom<'_>, changes: &mut Changes) {
-    let find = |items: &[Value], element: &str| items.iter().position(|item| item_element(item, atom) == element);
-    for item in new {
-        let element = item_element(item, atom);
-        let before = find(old, &element).map(|at| &old[at]);
-        if before != Some(item) {
-            compare_values(before, Some(item), item_atom(atom), element, changes);
+    let elements = |items: &[Value]| -> Vec<String> { items.iter().map(|item| item_element(item, atom)).collect() };
+    let (before, after) = (elements(old), elements(new));
+    for (item, element) in new.iter().zip(&after) {
+        let old_item = before.iter().position(|other| other == element).map(|at| &old[at]);
+        if old_item != Some(item) {
+            compare_values(old_item, Some(item), item_atom(atom), element.clone(), changes);
         }
     }
-    for item in old {
-        let element = item_element(item, atom);
-        if find(new, &element).is_none() {
+    for (item, element) in old.iter().zip(before) {
+        if !after.contains(&element) {
             compare_values(Some(item), None, item_atom(atom), element, changes);
         }
     }

@@ -1,9 +1,12 @@
 //! One call of one webhook, and what its outcome means for the write.
 
+use std::time::Instant;
+
 use api::Status;
 use serde_json::Value;
 
 use super::super::Attributes;
+use super::super::metrics::{self, Asked};
 use super::matching::Invocation;
 use super::review::{self, Answer};
 use super::source::Hook;
@@ -17,8 +20,28 @@ pub(super) enum Refusal {
     Failed(String),
 }
 
-/// Asks the webhook. `Ok` is an answer that allows the write; warnings and audit annotations are already passed on.
+/// Asks the webhook and counts what came of it.
 pub(super) async fn call(
+    state: &State,
+    invocation: &Invocation<'_>,
+    attributes: &Attributes<'_>,
+    mutating: bool,
+    object: Option<&Value>,
+    old: Option<&Value>,
+) -> Result<Answer, Refusal> {
+    let (hook, started) = (invocation.hook, Instant::now());
+    let outcome = ask(state, invocation, attributes, mutating, object, old).await;
+    let asked = match &outcome {
+        Ok(_) => Asked::Allowed,
+        Err(Refusal::Denied(status)) => Asked::Denied(status.code()),
+        Err(Refusal::Failed(_)) => Asked::Failed { open: hook.ignores_failure },
+    };
+    metrics::observe_webhook(&hook.name, mutating, attributes.verb, started.elapsed(), asked);
+    outcome
+}
+
+/// `Ok` is an answer that allows the write; warnings and audit annotations are already passed on.
+async fn ask(
     state: &State,
     invocation: &Invocation<'_>,
     attributes: &Attributes<'_>,

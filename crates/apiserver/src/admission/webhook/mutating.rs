@@ -6,6 +6,7 @@ use api::Status;
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use serde_json::{Value, json};
 
+use super::super::config::Setting;
 use super::super::{Admitted, Attributes, Plugin, admitted, later};
 use super::call::{self, Refusal, call};
 use super::matching::{Invocation, invocation};
@@ -13,8 +14,13 @@ use super::review::{stored, versioned};
 use super::source::{Hook, Source};
 use crate::state::State;
 
-#[derive(Default)]
 pub(crate) struct MutatingWebhook(Source);
+
+impl MutatingWebhook {
+    pub(crate) fn new(setting: Setting) -> anyhow::Result<Self> {
+        Ok(Self(Source::new(setting)?))
+    }
+}
 
 impl Plugin for MutatingWebhook {
     fn admit<'a>(&'a self, state: &'a Arc<State>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {

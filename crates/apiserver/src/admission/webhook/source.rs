@@ -1,6 +1,7 @@
 //! The webhooks that are configured, read from the watch cache and parsed once per change.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,8 +14,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use parking_lot::RwLock;
 use serde::de::DeserializeOwned;
 
+use super::super::config::{self, Setting};
+use crate::remote::Identities;
+use crate::remote::webhook::{Target, WebhookClient};
 use crate::state::State;
-use crate::webhook_client::{Target, WebhookClient};
 
 /// Upstream's default when a webhook sets no timeout of its own.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -92,8 +95,19 @@ configuration!(MutatingWebhookConfiguration, "mutatingwebhookconfigurations", |h
 configuration!(ValidatingWebhookConfiguration, "validatingwebhookconfigurations", |_hook| None);
 
 /// All webhooks of one kind. Reading costs a look at the cache's revision; parsing happens when that has moved.
-#[derive(Default)]
-pub(super) struct Source(RwLock<Built>);
+pub(super) struct Source {
+    built: RwLock<Built>,
+    /// Who we are to webhooks.
+    identities: Identities,
+}
+
+/// The plug-ins' own settings.
+#[derive(serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Settings {
+    #[serde(default)]
+    kube_config_file: PathBuf,
+}
 
 #[derive(Default)]
 struct Built {
@@ -101,20 +115,41 @@ struct Built {
     revision: Option<u64>,
     hooks: Arc<Vec<Hook>>,
     /// Clients outlive a change of unrelated fields, and with them their connections.
-    clients: HashMap<String, Arc<WebhookClient>>,
+    clients: Clients,
 }
 
+/// By their configuration.
+type Clients = HashMap<String, Arc<WebhookClient>>;
+
 impl Source {
+    pub(super) fn new(setting: Setting) -> anyhow::Result<Self> {
+        let path = match setting {
+            Some(setting) => {
+                let stable = setting["apiVersion"] == "apiserver.config.k8s.io/v1";
+                let kind = if stable { "WebhookAdmissionConfiguration" } else { "WebhookAdmission" };
+                let versions = ["apiserver.config.k8s.io/v1", "apiserver.config.k8s.io/v1alpha1"];
+                config::parse::<Settings>(setting, &versions, kind)?.kube_config_file
+            }
+            None => PathBuf::new(),
+        };
+        let identities = match path.to_str() {
+            Some("") => Identities::default(),
+            _ if path.is_absolute() => Identities::load(&path)?,
+            _ => anyhow::bail!("kubeConfigFile: Invalid value: {path:?}: must be an absolute file path"),
+        };
+        Ok(Self { built: RwLock::default(), identities })
+    }
+
     pub(super) fn hooks<C: Configuration>(&self, state: &State) -> Arc<Vec<Hook>> {
         let Some(cache) = state.caches.get(C::PREFIX) else { return Arc::default() };
         let revision = Some(cache.revision());
         {
-            let built = self.0.read();
+            let built = self.built.read();
             if built.revision == revision {
                 return built.hooks.clone();
             }
         }
-        let mut built = self.0.write();
+        let mut built = self.built.write();
         let snapshot = cache.snapshot();
         if built.revision >= Some(snapshot.revision) {
             return built.hooks.clone();
@@ -130,33 +165,36 @@ impl Source {
                 let number = seen.entry(declared.name.clone()).or_default();
                 let uid = format!("{name}/{}/{number}", declared.name);
                 *number += 1;
-                hooks.push(hook(&name, uid, declared, &built.clients, &mut clients));
+                let client = self.client(&declared.client_config, &built.clients, &mut clients);
+                hooks.push(hook(&name, uid, declared, client));
             }
         }
         *built = Built { revision: Some(snapshot.revision), hooks: Arc::new(hooks), clients };
         built.hooks.clone()
     }
+
+    /// A client that is there already, or a new one.
+    fn client(
+        &self,
+        config: &WebhookClientConfig,
+        known: &Clients,
+        clients: &mut Clients,
+    ) -> Result<Arc<WebhookClient>, String> {
+        let key = serde_json::to_string(config).unwrap_or_default();
+        let client = match clients.get(&key).or_else(|| known.get(&key)) {
+            Some(client) => client.clone(),
+            None => Arc::new(client(config, &self.identities)?),
+        };
+        clients.insert(key, client.clone());
+        Ok(client)
+    }
 }
 
-fn hook(
-    configuration: &str,
-    uid: String,
-    declared: Declared,
-    known: &HashMap<String, Arc<WebhookClient>>,
-    clients: &mut HashMap<String, Arc<WebhookClient>>,
-) -> Hook {
+fn hook(configuration: &str, uid: String, declared: Declared, client: Result<Arc<WebhookClient>, String>) -> Hook {
     let selector = |selector: &Option<LabelSelector>| match selector {
         None => Ok(Selector::everything()),
         Some(selector) => Selector::from_label_selector(Some(selector)).map_err(|error| error.to_string()),
     };
-    let key = serde_json::to_string(&declared.client_config).unwrap_or_default();
-    let client = match clients.get(&key).or_else(|| known.get(&key)) {
-        Some(client) => Ok(client.clone()),
-        None => client(&declared.client_config).map(Arc::new),
-    };
-    if let Ok(client) = &client {
-        clients.insert(key, client.clone());
-    }
     let seconds = declared.timeout_seconds.and_then(|seconds| u64::try_from(seconds).ok());
     Hook {
         configuration: configuration.to_owned(),
@@ -176,7 +214,7 @@ fn hook(
     }
 }
 
-fn client(config: &WebhookClientConfig) -> Result<WebhookClient, String> {
+fn client(config: &WebhookClientConfig, identities: &Identities) -> Result<WebhookClient, String> {
     let target = match (&config.service, &config.url) {
         (Some(service), _) => {
             let port = service.port.and_then(|port| u16::try_from(port).ok()).unwrap_or(443);
@@ -186,5 +224,5 @@ fn client(config: &WebhookClientConfig) -> Result<WebhookClient, String> {
         (None, None) => return Err("webhook configuration must have either service or URL".to_owned()),
     };
     let authorities = config.ca_bundle.as_ref().map(|bundle| bundle.0.as_slice()).unwrap_or_default();
-    WebhookClient::new(target, authorities)
+    WebhookClient::new(target, authorities, identities)
 }

@@ -8,6 +8,7 @@ use futures_util::future::join_all;
 use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
 use serde_json::Value;
 
+use super::super::config::Setting;
 use super::super::{Admitted, Attributes, Plugin, admitted, later};
 use super::call::{self, Refusal, call};
 use super::matching::{Invocation, invocation};
@@ -15,8 +16,13 @@ use super::review::versioned;
 use super::source::{Hook, Source};
 use crate::state::State;
 
-#[derive(Default)]
 pub(crate) struct ValidatingWebhook(Source);
+
+impl ValidatingWebhook {
+    pub(crate) fn new(setting: Setting) -> anyhow::Result<Self> {
+        Ok(Self(Source::new(setting)?))
+    }
+}
 
 impl Plugin for ValidatingWebhook {
     fn validate<'a>(&'a self, state: &'a Arc<State>, attributes: &'a Attributes<'_>) -> Admitted<'a> {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use api::field::{FieldErrors, Path};
 use jiff::Timestamp;
 use k8s_openapi::api::admissionregistration::v1::{
-    MatchCondition, MutatingWebhookConfiguration, RuleWithOperations, ServiceReference, ValidatingWebhookConfiguration,
+    MatchCondition, MutatingWebhookConfiguration, RuleWithOperations, ValidatingWebhookConfiguration,
     WebhookClientConfig,
 };
 use serde_json::{Value, json};
@@ -168,11 +168,15 @@ fn client(errors: &mut FieldErrors, path: &Path<'_>, client: &WebhookClientConfi
     match (&client.url, &client.service) {
         (None, None) | (Some(_), Some(_)) => errors.required(path, "exactly one of url or service is required"),
         (Some(url), None) => check_url(errors, &path.child("url"), url),
-        (None, Some(service)) => check_service(errors, &path.child("service"), service),
+        (None, Some(service)) => {
+            let (name, namespace) = (&service.name, &service.namespace);
+            check_service(errors, &path.child("service"), name, namespace, service.path.as_deref(), service.port);
+        }
     }
 }
 
-fn check_url(errors: &mut FieldErrors, path: &Path<'_>, url: &str) {
+/// A webhook's URL: HTTPS, a host, and nothing that does not belong there.
+pub(in crate::registry) fn check_url(errors: &mut FieldErrors, path: &Path<'_>, url: &str) {
     const FORM: &str = "; desired format: https://host[/path]";
     let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
     if scheme != "https" {
@@ -196,18 +200,26 @@ fn check_url(errors: &mut FieldErrors, path: &Path<'_>, url: &str) {
     }
 }
 
-fn check_service(errors: &mut FieldErrors, path: &Path<'_>, service: &ServiceReference) {
-    if service.name.is_empty() {
+/// A webhook's service.
+pub(in crate::registry) fn check_service(
+    errors: &mut FieldErrors,
+    path: &Path<'_>,
+    name: &str,
+    namespace: &str,
+    url_path: Option<&str>,
+    port: Option<i32>,
+) {
+    if name.is_empty() {
         errors.required(path.child("name"), "");
     }
-    if service.namespace.is_empty() {
+    if namespace.is_empty() {
         errors.required(path.child("namespace"), "");
     }
-    if let Some(port) = service.port.filter(|port| !(1..=65535).contains(port)) {
+    if let Some(port) = port.filter(|port| !(1..=65535).contains(port)) {
         errors.invalid(path.child("port"), port, "port is not valid: must be between 1 and 65535, inclusive");
     }
     let path = path.child("path");
-    let Some(url_path) = service.path.as_deref().filter(|path| !matches!(*path, "" | "/")) else { return };
+    let Some(url_path) = url_path.filter(|path| !matches!(*path, "" | "/")) else { return };
     if url_path == "//" {
         errors.invalid(path, url_path, "segment[0] may not be empty");
         return;

@@ -1,0 +1,4 @@
+//! apiextensions.k8s.io.
+
+pub mod custom_resource_definition;
+mod schema;

@@ -1,0 +1,180 @@
+//! Servers that this one asks: admission, token and authorization webhooks, OIDC issuers, audit collectors.
+//!
+//! A [`Remote`] is an HTTPS endpoint with its trust and its credentials, mostly from a kubeconfig file; a
+//! [`webhook::WebhookClient`] is one that an object in the API names. Both talk through `connection`. Every question has a
+//! deadline, answers are bounded, and redirects are never followed: who answers is who was configured.
+
+mod connection;
+mod kubeconfig;
+pub(crate) mod webhook;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use bytes::Bytes;
+use http::{HeaderValue, Method, Request, StatusCode, Uri, header};
+use http_body_util::Full;
+use serde_json::Value;
+use tls::Reloading;
+use tokio_rustls::TlsConnector;
+
+use connection::{Connections, Problem, Sender};
+pub(crate) use kubeconfig::Identities;
+use kubeconfig::Kubeconfig;
+
+/// How often a question is put when the other side is in trouble, and the pause after the first time (upstream's
+/// `DefaultRetryBackoff`).
+const ATTEMPTS: u32 = 5;
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+
+pub(crate) struct Remote {
+    endpoint: Reloading<Endpoint>,
+    connections: Connections,
+}
+
+/// Where to ask, whom to trust, and how to say who we are.
+struct Endpoint {
+    url: Uri,
+    tls: TlsConnector,
+    server_name: Option<String>,
+    authorization: Option<HeaderValue>,
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RemoteError {
+    #[error("{0}")]
+    Unreachable(String),
+    #[error("no answer within {0:?}")]
+    Late(Duration),
+    #[error("answered {0}")]
+    Refused(StatusCode),
+    #[error("answer is not what was asked for: {0}")]
+    Garbage(String),
+}
+
+impl From<Problem> for RemoteError {
+    fn from(problem: Problem) -> Self {
+        match problem {
+            Problem::Unreachable(text) => RemoteError::Unreachable(text),
+            Problem::Unreadable(text) => RemoteError::Garbage(text),
+        }
+    }
+}
+
+impl RemoteError {
+    /// Whether asking again may help.
+    fn is_passing(&self) -> bool {
+        match self {
+            RemoteError::Unreachable(_) => true,
+            RemoteError::Refused(code) => code.is_server_error() || *code == StatusCode::TOO_MANY_REQUESTS,
+            RemoteError::Late(_) | RemoteError::Garbage(_) => false,
+        }
+    }
+}
+
+impl Remote {
+    /// The current context of a kubeconfig file, as webhooks are configured.
+    pub(crate) fn from_kubeconfig(path: &Path) -> anyhow::Result<Self> {
+        let files = Kubeconfig::load(path)?.files(path);
+        let load = |files: &[PathBuf]| {
+            let path = files.first().context("a kubeconfig file is needed")?;
+            Kubeconfig::load(path)?.endpoint(path)
+        };
+        Ok(Self { endpoint: Reloading::new(files, load)?, connections: Connections::default() })
+    }
+
+    /// A server known by its URL, trusted through the given authorities or the system's.
+    pub(crate) fn from_url(url: &str, authorities: Option<&Path>) -> anyhow::Result<Self> {
+        let url: Uri = url.parse().with_context(|| format!("{url:?} is not a URL"))?;
+        let load = move |files: &[PathBuf]| {
+            let roots = match files.first() {
+                Some(path) => tls::load_roots(path)?,
+                None => system_roots(),
+            };
+            let config = tls::client_builder().with_root_certificates(roots).with_no_client_auth();
+            Ok(Endpoint { url: url.clone(), tls: Arc::new(config).into(), server_name: None, authorization: None })
+        };
+        let files = authorities.map(Path::to_owned).into_iter().collect();
+        Ok(Self { endpoint: Reloading::new(files, load)?, connections: Connections::default() })
+    }
+
+    /// Posts an object to the configured URL and reads one back.
+    pub(crate) async fn ask(&self, question: &Value, limit: Duration) -> Result<Value, RemoteError> {
+        let answer = self.deliver(Bytes::from(question.to_string()), limit).await?;
+        serde_json::from_slice(&answer).map_err(|error| RemoteError::Garbage(error.to_string()))
+    }
+
+    /// Posts JSON; what is answered does not matter as long as it is a success.
+    pub(crate) async fn post(&self, body: Bytes, limit: Duration) -> Result<(), RemoteError> {
+        self.deliver(body, limit).await.map(drop)
+    }
+
+    /// Posts; tries again while the other side is in trouble and time is left.
+    async fn deliver(&self, body: Bytes, limit: Duration) -> Result<Bytes, RemoteError> {
+        let asking = async {
+            let mut pause = FIRST_PAUSE;
+            let mut attempt = 1;
+            loop {
+                match self.send(Method::POST, None, body.clone()).await {
+                    Err(error) if error.is_passing() && attempt < ATTEMPTS => {
+                        tracing::debug!(%error, attempt, "webhook failed; trying again");
+                    }
+                    other => return other,
+                }
+                attempt += 1;
+                tokio::time::sleep(pause.mul_f64(rand::random_range(1.0..1.2))).await;
+                pause = pause.mul_f64(1.5);
+            }
+        };
+        tokio::time::timeout(limit, asking).await.map_err(|_| RemoteError::Late(limit))?
+    }
+
+    /// Fetches a JSON document; `path` replaces the configured one. Asked once.
+    pub(crate) async fn fetch(&self, path: &str, limit: Duration) -> Result<Value, RemoteError> {
+        let asking = self.send(Method::GET, Some(path), Bytes::new());
+        let answer = tokio::time::timeout(limit, asking).await.map_err(|_| RemoteError::Late(limit))??;
+        serde_json::from_slice(&answer).map_err(|error| RemoteError::Garbage(error.to_string()))
+    }
+
+    async fn send(&self, method: Method, path: Option<&str>, body: Bytes) -> Result<Bytes, RemoteError> {
+        let endpoint = self.endpoint.get();
+        let path = path.or(endpoint.url.path_and_query().map(|path| path.as_str())).unwrap_or("/");
+        let mut request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(header::HOST, endpoint.url.authority().map(|name| name.as_str()).unwrap_or_default())
+            .header(header::USER_AGENT, concat!("cox-apiserver/", env!("CARGO_PKG_VERSION")))
+            .header(header::ACCEPT, "application/json")
+            .header(header::CONTENT_TYPE, "application/json");
+        if let Some(value) = &endpoint.authorization {
+            request = request.header(header::AUTHORIZATION, value);
+        }
+        let request = request.body(Full::new(body)).map_err(|error| RemoteError::Garbage(error.to_string()))?;
+        let (status, answer) = self.connections.exchange(request, || endpoint.connect()).await?;
+        if status.is_success() { Ok(answer) } else { Err(RemoteError::Refused(status)) }
+    }
+}
+
+impl Endpoint {
+    async fn connect(&self) -> Result<Sender, String> {
+        let host = self.url.host().unwrap_or_default().trim_matches(['[', ']']);
+        let secure = self.url.scheme_str() != Some("http");
+        let port = self.url.port_u16().unwrap_or(if secure { 443 } else { 80 });
+        let name = self.server_name.as_deref().unwrap_or(host);
+        connection::dial(host, port, secure.then_some((&self.tls, name))).await
+    }
+}
+
+/// The authorities that the system trusts.
+fn system_roots() -> rustls::RootCertStore {
+    let mut roots = rustls::RootCertStore::empty();
+    for path in ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt"] {
+        let certificates = tls::load_certificates(Path::new(path)).unwrap_or_default();
+        // System bundles carry old certificates that rustls does not read; the rest is still good.
+        roots.add_parsable_certificates(certificates);
+    }
+    roots
+}

@@ -1,0 +1,64 @@
+//! Our API server in a process of its own, so that its CPU and memory are its own too.
+//!
+//! `coxbench` starts itself with `--inside <directory>`; the child serves, leaves a kubeconfig file in the directory, and
+//! ends with its parent.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+
+use crate::control_plane::{ControlPlane, Transport};
+
+pub(crate) struct OwnServer {
+    process: Child,
+    dir: tempfile::TempDir,
+}
+
+impl OwnServer {
+    /// Starts it with its data below `dir`, for the comparison `what`.
+    pub(crate) async fn start(what: &str, dir: &Path) -> anyhow::Result<Self> {
+        let dir = tempfile::tempdir_in(dir)?;
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg(what).arg("--inside").arg(dir.path()).stdin(Stdio::piped());
+        let server = Self { process: command.spawn()?, dir };
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !server.kubeconfig().exists() {
+            ensure!(Instant::now() < deadline, "our API server does not come up");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        Ok(server)
+    }
+
+    pub(crate) fn kubeconfig(&self) -> PathBuf {
+        self.dir.path().join("kubeconfig")
+    }
+}
+
+impl Drop for OwnServer {
+    fn drop(&mut self) {
+        // Its standard input ends, and so does it.
+        drop(self.process.stdin.take());
+        let _ = self.process.wait();
+    }
+}
+
+/// The child: serves until its standard input ends.
+pub(crate) async fn serve(dir: &Path) -> anyhow::Result<()> {
+    let server = ControlPlane::start(dir, Transport::Https).await?;
+    let url = server.client.server().context("served over HTTPS")?;
+    let text = format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: bench\n\
+         clusters:\n- name: bench\n  cluster: {{server: '{url}', certificate-authority: '{}'}}\n\
+         users:\n- name: bench\n  user: {{token: secret}}\n\
+         contexts:\n- name: bench\n  context: {{cluster: bench, user: bench}}\n",
+        dir.join("tls.crt").display()
+    );
+    let (new, file) = (dir.join("kubeconfig.new"), dir.join("kubeconfig"));
+    std::fs::write(&new, text)?;
+    std::fs::rename(new, file)?;
+    tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new())).await??;
+    server.stop().await
+}
