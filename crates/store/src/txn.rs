@@ -56,7 +56,7 @@ impl Txn {
                     }
                     Op::Put { key, value, .. } => {
                         size += key.len() + value.len();
-                        if !written.insert(&**key) {
+                        if branch.len() > 1 && !written.insert(&**key) {
                             return invalid(format!("the transaction writes key {key} twice"));
                         }
                     }

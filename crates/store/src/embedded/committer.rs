@@ -1,121 +1,58 @@
-//! The committer: the one thread that changes the store.
+//! The committers: two threads that take turns in changing the store.
 //!
-//! Flow: [`Queue`] -> decide each command on a clone of the view -> one frame -> one sync -> publish ->
-//! answer everyone. While it syncs, the next batch gathers, so throughput grows with the number of
-//! writers and each of them waits for about two syncs.
+//! Flow of a batch: [`Committer::gather`] decides commands on the tip, the newest view, and encodes their effects as one
+//! frame -> [`Committer::finish`] writes and syncs the frame, publishes the view and answers everyone. While one committer
+//! waits for the disk, the other gathers the next batch, and it gathers until the disk is free: so
+//! batches grow with the number of writers, nobody waits for a timer, and a lone writer is written at once.
+//!
+//! Invariants: batches are written and published in the order in which they were decided, each only after the one before
+//! it is on disk. If a write fails, the batch decided meanwhile stood on a view that never came to be, and is refused too.
 
-use super::Shared;
+use super::batch::Batch;
 use super::directory::{self, Listing};
-use super::index::{Change, Lease, View};
+use super::index::View;
 use super::log::Log;
-use super::{Options, record, snapshot, transaction};
-use crate::{LeaseId, Result, Revision, StoreError, Txn, TxnResult};
-use parking_lot::{Condvar, Mutex};
+use super::queue::{Command, Fill, Next};
+use super::{Options, Shared, snapshot};
+use crate::{Result, StoreError};
+use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
-use tokio::sync::oneshot;
+use std::time::Instant;
 
-/// Commands of one batch: bounds how long the first of them waits for the last to be decided.
-const MAX_BATCH: usize = 2048;
-/// Bytes of one frame, about; a snapshot or a reader holds one in memory.
-const MAX_FRAME: usize = 8 << 20;
-/// Revisions that are forgotten between two batches after a compaction.
+/// Revisions that are forgotten with one batch after a compaction.
 const TRIM_STEP: usize = 2048;
-/// The longest that a batch waits for writers who were just answered to come back.
-const MAX_PATIENCE: Duration = Duration::from_micros(800);
-
-pub(super) type Reply<T> = oneshot::Sender<Result<T>>;
-
-pub(super) enum Command {
-    Txn(Txn, Reply<TxnResult>),
-    Compact(Revision, Reply<()>),
-    GrantLease(LeaseId, Duration, Reply<LeaseId>),
-    RevokeLease(LeaseId, Reply<()>),
-    /// A view that contains everything acknowledged so far, with the frame number that follows it.
-    Capture(Reply<(Arc<View>, u64)>),
-}
-
-#[derive(Default)]
-pub(super) struct Queue {
-    state: Mutex<QueueState>,
-    filled: Condvar,
-}
-
-#[derive(Default)]
-struct QueueState {
-    commands: VecDeque<Command>,
-    /// The committer sleeps until there are this many.
-    wanted: usize,
-    stopped: bool,
-}
-
-impl Queue {
-    pub(super) fn push(&self, command: Command) -> Result<()> {
-        let mut state = self.state.lock();
-        if state.stopped {
-            return Err(StoreError::Unavailable("the store is closed".into()));
-        }
-        state.commands.push_back(command);
-        if state.wanted > 0 && state.commands.len() >= state.wanted {
-            state.wanted = 0;
-            drop(state);
-            self.filled.notify_one();
-        }
-        Ok(())
-    }
-
-    /// What is queued is still carried out.
-    pub(super) fn stop(&self) {
-        self.state.lock().stopped = true;
-        self.filled.notify_one();
-    }
-
-    /// Nobody will take commands any more: refuses new ones, and drops those that are queued, which tells their callers.
-    fn close(&self) {
-        let mut state = self.state.lock();
-        state.stopped = true;
-        state.commands.clear();
-    }
-
-    /// Waits for a command until `deadline`, then up to `patience` for `expected` of them. `None`: stopped.
-    fn take(&self, deadline: Option<Instant>, expected: usize, patience: Duration) -> Option<Vec<Command>> {
-        let mut state = self.state.lock();
-        while state.commands.is_empty() {
-            if state.stopped {
-                return None;
-            }
-            state.wanted = 1;
-            match deadline {
-                None => self.filled.wait(&mut state),
-                Some(deadline) => {
-                    if self.filled.wait_until(&mut state, deadline).timed_out() {
-                        break;
-                    }
-                }
-            }
-        }
-        if !state.commands.is_empty() && state.commands.len() < expected && !state.stopped {
-            state.wanted = expected;
-            self.filled.wait_for(&mut state, patience);
-        }
-        state.wanted = 0;
-        let count = state.commands.len().min(MAX_BATCH);
-        Some(state.commands.drain(..count).collect())
-    }
-}
 
 pub(super) struct Committer {
-    pub(super) shared: Arc<Shared>,
-    pub(super) log: Log,
-    pub(super) options: Options,
-    pub(super) snapshots: Arc<Snapshots>,
-    /// Bytes in log files that the newest snapshot does not cover.
-    pub(super) log_bytes: u64,
+    shared: Arc<Shared>,
+    /// Poisoned by a panic: it may be half a transaction ahead.
+    tip: std::sync::Mutex<Tip>,
+    writer: Mutex<Writer>,
+    /// Writes that failed. Counted before the log is free again.
+    failures: AtomicU64,
 }
 
-/// What the committer and the thread that writes a snapshot share.
+/// Where the next command is decided: what is published, and the batch that is on its way to the disk.
+struct Tip {
+    view: View,
+    /// Of [`Committer::failures`], those that the view knows of.
+    failures: u64,
+    /// Commands that did not fit into the last batch.
+    taken: VecDeque<Command>,
+}
+
+/// The log and what follows from its growth.
+struct Writer {
+    log: Log,
+    options: Options,
+    snapshots: Arc<Snapshots>,
+    /// Bytes in log files that the newest snapshot does not cover.
+    log_bytes: u64,
+    last_failure: Option<StoreError>,
+}
+
+/// What the committers and the thread that writes a snapshot share.
 #[derive(Default)]
 pub(super) struct Snapshots {
     running: AtomicBool,
@@ -124,198 +61,188 @@ pub(super) struct Snapshots {
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
 
-/// Tells writers and watches that the committer is gone, also when it panicked.
-struct Ending(Arc<Shared>);
+/// Tells writers, watches and the other committer when one panics.
+struct Alarm<'a>(&'a Shared);
 
-impl Drop for Ending {
+impl Drop for Alarm<'_> {
     fn drop(&mut self) {
-        self.0.queue.close();
-        self.0.closed.cancel();
-    }
-}
-
-/// Answers one command once it is known whether its batch is on disk.
-type Answer = Box<dyn FnOnce(Result<()>) + Send>;
-
-struct Batch {
-    view: View,
-    frame: Vec<u8>,
-    commits: Vec<(Revision, Arc<[Change]>)>,
-    answers: Vec<Answer>,
-    captures: Vec<Reply<(Arc<View>, u64)>>,
-    granted: Vec<(LeaseId, Duration)>,
-    ended: Vec<LeaseId>,
-}
-
-impl Batch {
-    fn commit(&mut self, changes: Vec<Change>) {
-        if changes.is_empty() {
-            return;
+        if std::thread::panicking() {
+            self.0.queue.close();
+            self.0.closed.cancel();
         }
-        let revision = self.view.revision.next();
-        let changes = self.view.commit(revision, changes);
-        record::txn(&mut self.frame, revision, &changes);
-        self.commits.push((revision, changes));
-    }
-
-    fn answer<T: Send + 'static>(&mut self, reply: Reply<T>, result: Result<T>) {
-        self.answers.push(Box::new(move |durable| {
-            // A caller that went away does not want to know.
-            let _ = reply.send(durable.and(result));
-        }));
     }
 }
 
 impl Committer {
-    pub(super) fn run(mut self) {
-        let _ending = Ending(self.shared.clone());
-        let mut frame = Vec::new();
-        let (mut expected, mut patience) = (0, Duration::ZERO);
-        loop {
-            let trimming = self.shared.view.load().needs_trim();
-            let deadline = if trimming { Some(Instant::now()) } else { self.shared.leases.next_look() };
-            let Some(commands) = self.shared.queue.take(deadline, expected, patience) else { break };
-            let started = Instant::now();
-            let count = commands.len();
-            frame = self.commit(commands, frame);
-            // Writers that were answered together come back together: wait for them, a little.
-            expected = if count > 1 { count } else { 0 };
-            patience = (started.elapsed() / 8).min(MAX_PATIENCE);
-            self.trim();
-            self.snapshot_if_due();
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        log: Log,
+        options: Options,
+        snapshots: Arc<Snapshots>,
+        log_bytes: u64,
+    ) -> Committer {
+        let view = View::clone(&shared.view.load());
+        Committer {
+            shared,
+            tip: std::sync::Mutex::new(Tip { view, failures: 0, taken: VecDeque::new() }),
+            writer: Mutex::new(Writer { log, options, snapshots, log_bytes, last_failure: None }),
+            failures: AtomicU64::new(0),
         }
-        self.snapshots.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.snapshots.thread.lock().take() {
+    }
+
+    /// Commits until the queue is stopped and empty. Two threads do this.
+    pub(super) fn run(&self) {
+        let _alarm = Alarm(&self.shared);
+        let mut frame = Vec::new();
+        loop {
+            let mut tip = match self.tip.lock() {
+                Ok(tip) => tip,
+                Err(poisoned) => {
+                    poisoned.into_inner().taken.clear();
+                    break;
+                }
+            };
+            let Some((batch, view)) = self.gather(&mut tip, frame) else { break };
+            drop(tip);
+            frame = self.finish(batch, view);
+        }
+    }
+
+    /// The number of the frame that is written next. Waits for one that is being written.
+    pub(super) fn next_sequence(&self) -> u64 {
+        self.writer.lock().log.next_sequence()
+    }
+
+    /// Ends what goes on in the background. The committers are gone.
+    pub(super) fn end(&self) {
+        let snapshots = self.writer.lock().snapshots.clone();
+        snapshots.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = snapshots.thread.lock().take() {
             let _ = thread.join();
         }
     }
 
-    fn commit(&mut self, commands: Vec<Command>, frame: Vec<u8>) -> Vec<u8> {
-        let mut commands = VecDeque::from(commands);
-        let mut frame = frame;
-        let mut first = true;
-        while first || !commands.is_empty() {
-            first = false;
-            let mut batch = Batch {
-                view: View::clone(&self.shared.view.load()),
-                frame,
-                commits: Vec::new(),
-                answers: Vec::new(),
-                captures: Vec::new(),
-                granted: Vec::new(),
-                ended: Vec::new(),
-            };
-            Log::start_frame(&mut batch.frame);
-            for id in self.shared.leases.expired() {
-                self.end_lease(&mut batch, id);
+    /// Decides what comes until the log is free. The log is the caller's when this returns.
+    fn gather(&self, tip: &mut Tip, frame: Vec<u8>) -> Option<(Batch, View)> {
+        let mut batch = Batch::new(frame);
+        loop {
+            let mut next = Next::Decide;
+            if tip.taken.is_empty() || batch.fill() == Fill::Full {
+                let deadline =
+                    if tip.view.needs_trim() { Some(Instant::now()) } else { self.shared.leases.next_look() };
+                next = self.shared.queue.next(&mut tip.taken, batch.fill(), deadline);
             }
-            while batch.frame.len() < MAX_FRAME
-                && let Some(command) = commands.pop_front()
-            {
-                self.decide(&mut batch, command);
-            }
-            frame = self.finish(batch);
-        }
-        frame
-    }
-
-    fn decide(&self, batch: &mut Batch, command: Command) {
-        match command {
-            Command::Txn(txn, reply) => {
-                let result = transaction::apply(&mut batch.view, &txn).map(|(result, changes)| {
-                    batch.commit(changes);
-                    result
-                });
-                batch.answer(reply, result);
-            }
-            Command::Compact(revision, reply) => {
-                let result = batch.view.compact(revision);
-                if result.is_ok() {
-                    record::compact(&mut batch.frame, revision);
+            match next {
+                Next::Stopped => {
+                    tip.taken.clear();
+                    return None;
                 }
-                batch.answer(reply, result);
+                Next::Write => return Some((batch, tip.view.clone())),
+                Next::Decide | Next::Due => {}
             }
-            Command::GrantLease(id, ttl, reply) => {
-                let lease = Lease { ttl, keys: imbl::OrdSet::new() };
-                batch.view.leases.insert(id, lease);
-                record::lease_grant(&mut batch.frame, id, ttl);
-                batch.granted.push((id, ttl));
-                batch.answer(reply, Ok(id));
+            if batch.fill() == Fill::Empty {
+                self.begin(tip, &mut batch);
             }
-            Command::RevokeLease(id, reply) => {
-                let found = self.end_lease(batch, id);
-                batch.answer(reply, if found { Ok(()) } else { Err(StoreError::LeaseNotFound(id)) });
+            while batch.fill() != Fill::Full
+                && let Some(command) = tip.taken.pop_front()
+            {
+                batch.decide(&mut tip.view, command);
             }
-            Command::Capture(reply) => batch.captures.push(reply),
         }
     }
 
-    fn end_lease(&self, batch: &mut Batch, id: LeaseId) -> bool {
-        let Some(changes) = transaction::end_lease(&mut batch.view, id) else { return false };
-        batch.commit(changes);
-        record::lease_revoke(&mut batch.frame, id);
-        batch.ended.push(id);
-        true
+    /// Before the first command of a batch: a view that is true, and what time brings.
+    fn begin(&self, tip: &mut Tip, batch: &mut Batch) {
+        let failures = self.failures.load(Ordering::Acquire);
+        if tip.failures != failures {
+            tip.view = View::clone(&self.shared.view.load());
+            tip.failures = failures;
+        }
+        batch.failures = failures;
+        for id in self.shared.leases.expired() {
+            batch.end_lease(&mut tip.view, id);
+        }
+        if tip.view.needs_trim() {
+            tip.view.trim(TRIM_STEP);
+            batch.trimmed = true;
+        }
     }
 
-    /// Makes a batch durable, shows it and answers. Returns the frame's buffer.
-    fn finish(&mut self, mut batch: Batch) -> Vec<u8> {
-        let durable = match Log::is_empty_frame(&batch.frame) {
-            true => Ok(0),
-            false => self.log.append(&mut batch.frame),
-        };
+    /// Makes a batch durable, shows it, lets the log go and answers. Returns the frame's buffer.
+    fn finish(&self, mut batch: Batch, view: View) -> Vec<u8> {
+        let mut writer = self.writer.lock();
+        let durable = writer.write(&mut batch, &self.failures);
         // Dropped after the answers: taking apart what the batch replaced need not keep writers waiting.
         let mut replaced = None;
-        let durable = match durable {
-            Ok(bytes) => {
-                self.log_bytes += bytes;
-                let view = Arc::new(batch.view);
-                self.shared.watchers.publish(&batch.commits, || replaced = Some(self.shared.view.swap(view)));
+        match &durable {
+            Ok(()) => {
+                let (publish, view) = (&self.shared.view, Arc::new(view));
+                self.shared.watchers.publish(&batch.commits, || replaced = Some(publish.swap(view)));
                 self.shared.leases.update(&batch.granted, &batch.ended);
-                Ok(())
             }
             Err(error) => {
                 tracing::warn!(%error, writes = batch.commits.len(), "batch refused");
                 self.shared.leases.postpone(&batch.ended);
-                Err(error)
             }
+        }
+        for reply in batch.captures.drain(..) {
+            let _ = reply.send(Ok((self.shared.view.load_full(), writer.log.next_sequence())));
+        }
+        let writer = if writer.is_snapshot_due() {
+            Some(writer)
+        } else {
+            drop(writer);
+            self.shared.queue.release_log();
+            None
         };
-        for answer in batch.answers {
-            answer(durable.clone());
+        let frame = batch.answer(durable);
+        if let Some(mut writer) = writer {
+            writer.start_snapshot(&self.shared);
+            drop(writer);
+            self.shared.queue.release_log();
         }
-        for reply in batch.captures {
-            let _ = reply.send(Ok((self.shared.view.load_full(), self.log.next_sequence())));
+        frame
+    }
+}
+
+impl Writer {
+    fn write(&mut self, batch: &mut Batch, failures: &AtomicU64) -> Result<()> {
+        if batch.failures != failures.load(Ordering::Acquire) {
+            let gone = || StoreError::Unavailable("the write before this one failed".into());
+            return Err(self.last_failure.clone().unwrap_or_else(gone));
         }
-        drop(replaced);
-        batch.frame.shrink_to(MAX_FRAME);
-        batch.frame
+        if Log::is_empty_frame(&batch.frame) {
+            return Ok(());
+        }
+        match self.log.append(&mut batch.frame) {
+            Ok(bytes) => self.log_bytes += bytes,
+            Err(error) => {
+                failures.fetch_add(1, Ordering::AcqRel);
+                self.last_failure = Some(error.clone());
+                return Err(error);
+            }
+        }
+        Ok(())
     }
 
-    fn trim(&self) {
-        let view = self.shared.view.load();
-        if view.needs_trim() {
-            let mut view = View::clone(&view);
-            view.trim(TRIM_STEP);
-            self.shared.view.store(Arc::new(view));
-        }
-    }
-
-    fn snapshot_if_due(&mut self) {
+    fn is_snapshot_due(&self) -> bool {
         let due = self.options.snapshot_after.max(self.snapshots.last_size.load(Ordering::Relaxed));
-        if self.log_bytes < due || self.snapshots.running.swap(true, Ordering::AcqRel) {
-            return;
-        }
+        self.log_bytes >= due && !self.snapshots.running.load(Ordering::Acquire)
+    }
+
+    /// Starts the next log file and writes what is published in the background, to take the place of the files before.
+    fn start_snapshot(&mut self, shared: &Arc<Shared>) {
         let covered = std::mem::take(&mut self.log_bytes);
         if let Err(error) = self.log.rotate() {
             tracing::warn!(%error, "no new log file; snapshot put off");
             // Try again after some more has been written.
             self.log_bytes = covered / 2;
-            self.snapshots.running.store(false, Ordering::Release);
             return;
         }
-        let view = self.shared.view.load_full();
-        let (dir, store_id, sequence) = (self.shared.dir.clone(), self.log.store_id(), self.log.next_sequence());
+        let view = shared.view.load_full();
+        let (dir, store_id, sequence) = (shared.dir.clone(), self.log.store_id(), self.log.next_sequence());
         let snapshots = self.snapshots.clone();
+        snapshots.running.store(true, Ordering::Release);
         let write = move || {
             let path = directory::snapshot_path(&dir, sequence);
             let written = snapshot::write_file(&path, &view, store_id, sequence, &snapshots.stop).and_then(|size| {

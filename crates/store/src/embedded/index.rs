@@ -244,30 +244,32 @@ impl View {
 
     // ---- writing (on a clone that is not published yet) ----
 
-    /// Puts a key as part of `revision`. The value is copied to its exact size, so that a
-    /// caller's larger buffer does not stay in memory with it.
-    pub(super) fn put(&mut self, key: &Arc<str>, value: &[u8], lease: Option<LeaseId>, revision: Revision) -> Change {
-        let value = Bytes::from(Box::<[u8]>::from(value));
-        let (key, old) = match self.keys.get_key_value(&**key) {
-            Some((key, item)) => (key.clone(), item.newest.live().cloned()),
-            None => (key.clone(), None),
-        };
+    /// Puts a key as part of `revision`.
+    pub(super) fn put(&mut self, key: Arc<str>, value: Bytes, lease: Option<LeaseId>, revision: Revision) -> Change {
+        let known = self.keys.get_mut(&*key);
+        let old = known.as_ref().and_then(|item| item.newest.live().cloned());
         let new = Arc::new(KeyValue {
-            key: key.clone(),
+            // All versions share the first one's bytes.
+            key: old.as_ref().map_or(key, |kv| kv.key.clone()),
             value,
             create_revision: old.as_ref().map_or(revision, |kv| kv.create_revision),
             mod_revision: revision,
             version: old.as_ref().map_or(1, |kv| kv.version + 1),
             lease,
         });
-        let old_lease = old.as_ref().and_then(|kv| kv.lease);
-        if old_lease != lease {
-            self.detach(old_lease, &key);
-            if let Some(lease) = lease.and_then(|id| self.leases.get_mut(&id)) {
-                lease.keys.insert(key.clone());
+        match known {
+            Some(item) => item.push(Version::Live(new.clone())),
+            None => {
+                self.keys.insert(new.key.clone(), Item { newest: Version::Live(new.clone()), older: None });
             }
         }
-        self.push(key, Version::Live(new.clone()));
+        let old_lease = old.as_ref().and_then(|kv| kv.lease);
+        if old_lease != lease {
+            self.detach(old_lease, &new.key);
+            if let Some(lease) = lease.and_then(|id| self.leases.get_mut(&id)) {
+                lease.keys.insert(new.key.clone());
+            }
+        }
         Change { new: Some(new), old }
     }
 
@@ -275,7 +277,9 @@ impl View {
     pub(super) fn delete(&mut self, key: &str, revision: Revision) -> Option<Change> {
         let old = self.get(key)?.clone();
         self.detach(old.lease, &old.key);
-        self.push(old.key.clone(), Version::Gone(revision));
+        if let Some(item) = self.keys.get_mut(key) {
+            item.push(Version::Gone(revision));
+        }
         Some(Change { new: None, old: Some(old) })
     }
 
@@ -349,15 +353,6 @@ impl View {
             lease.keys.remove(key);
         }
     }
-
-    fn push(&mut self, key: Arc<str>, version: Version) {
-        match self.keys.get_mut(&*key) {
-            Some(item) => item.push(version),
-            None => {
-                self.keys.insert(key, Item { newest: version, older: None });
-            }
-        }
-    }
 }
 
 #[cfg(test)]
@@ -371,7 +366,7 @@ mod tests {
             let revision = view.revision.next();
             let change = match *value {
                 "" => view.delete(key, revision).unwrap(),
-                value => view.put(&Arc::from(*key), value.as_bytes(), None, revision),
+                value => view.put(Arc::from(*key), value.to_owned().into(), None, revision),
             };
             view.commit(revision, vec![change]);
         }
@@ -418,10 +413,10 @@ mod tests {
     #[test]
     fn a_key_with_very_many_versions_can_be_dropped() {
         let mut view = View::new();
-        let key = Arc::from("hot");
+        let key: Arc<str> = Arc::from("hot");
         for _ in 0..200_000 {
             let revision = view.revision.next();
-            let change = view.put(&key, b"x", None, revision);
+            let change = view.put(key.clone(), Bytes::from_static(b"x"), None, revision);
             view.commit(revision, vec![change]);
         }
         assert_eq!(view.get("hot").unwrap().version, 200_000);
@@ -433,7 +428,7 @@ mod tests {
         let before = view(&[("a", "1")]);
         let mut after = before.clone();
         let revision = after.revision.next();
-        let change = after.put(&Arc::from("a"), b"2", None, revision);
+        let change = after.put(Arc::from("a"), Bytes::from_static(b"2"), None, revision);
         after.commit(revision, vec![change]);
         assert_eq!((&before.get("a").unwrap().value[..], &after.get("a").unwrap().value[..]), (&b"1"[..], &b"2"[..]));
         assert!(before.changes(revision).is_none() && after.changes(revision).is_some());

@@ -1,11 +1,14 @@
 //! The embedded store: an in-memory multi-version index and a durable log in one directory.
 //!
-//! Flow of a write: [`EmbeddedStore::txn`] -> [`committer`] (decide, log, sync, publish, answer) ->
+//! Flow of a write: [`EmbeddedStore::txn`] -> [`queue`] -> [`committer`] (decide a [`batch`], log, sync, publish, answer) ->
 //! [`watchers`]. A read loads the published [`index::View`] and needs nothing else.
 //! Opening: [`recover`] reads the newest snapshot and the log after it.
 
 mod index;
 
+mod queue;
+
+mod batch;
 mod committer;
 mod leases;
 mod transaction;
@@ -24,18 +27,19 @@ pub use recover::TornTail;
 pub use tools::{Repaired, Report, backup, check, repair, restore};
 
 use crate::{
-    LeaseId, Range, RangeResult, Result, Revision, SnapshotStream, Store, StoreError, Txn, TxnResult, Watch,
+    LeaseId, Op, Range, RangeResult, Result, Revision, SnapshotStream, Store, StoreError, Txn, TxnResult, Watch,
     WatchStream,
 };
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use committer::{Command, Committer, Queue, Reply, Snapshots};
+use committer::{Committer, Snapshots};
 use directory::{Listing, Lock};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use index::View;
 use leases::Leases;
 use log::Log;
+use queue::{Command, Queue, Reply};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -46,8 +50,10 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use watchers::Watchers;
 
-/// Writers that may wait for the committer; more wait for a place.
+/// Writers that may wait for the committers; more wait for a place.
 const QUEUED_WRITES: usize = 4096;
+/// One waits for the disk while the other decides what is written next.
+const COMMITTERS: usize = 2;
 /// Pieces of a backup that may wait for a slow reader.
 const BACKUP_PIECES: usize = 4;
 
@@ -67,12 +73,13 @@ impl Default for Options {
 pub struct EmbeddedStore {
     shared: Arc<Shared>,
     places: Semaphore,
-    committer: Option<std::thread::JoinHandle<()>>,
+    committer: Arc<Committer>,
+    threads: Vec<std::thread::JoinHandle<()>>,
     store_id: u64,
     _lock: Lock,
 }
 
-/// What the committer, readers and watches share.
+/// What the committers, readers and watches share.
 struct Shared {
     dir: PathBuf,
     view: ArcSwap<View>,
@@ -130,18 +137,25 @@ impl EmbeddedStore {
             watchers: Watchers::default(),
             closed: CancellationToken::new(),
         });
-        let committer = Committer { shared: shared.clone(), log, options, snapshots, log_bytes };
-        let committer = std::thread::Builder::new()
-            .name("store-committer".into())
-            .spawn(move || committer.run())
-            .map_err(|error| StoreError::io(dir, &error))?;
+        let committer = Arc::new(Committer::new(shared.clone(), log, options, snapshots, log_bytes));
         let places = Semaphore::new(QUEUED_WRITES);
-        Ok(EmbeddedStore { shared, places, committer: Some(committer), store_id, _lock: lock })
+        let mut store = EmbeddedStore { shared, places, committer, threads: Vec::new(), store_id, _lock: lock };
+        for _ in 0..COMMITTERS {
+            let committer = store.committer.clone();
+            let thread = std::thread::Builder::new().name("store-committer".into()).spawn(move || committer.run());
+            store.threads.push(thread.map_err(|error| StoreError::io(dir, &error))?);
+        }
+        Ok(store)
     }
 
     /// How many keys exist now.
     pub fn live_keys(&self) -> u64 {
         self.shared.view.load().live_keys()
+    }
+
+    /// How many frames the log has had: each was one sync.
+    pub fn frames_written(&self) -> u64 {
+        self.committer.next_sequence() - 1
     }
 
     async fn submit<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T> {
@@ -157,11 +171,13 @@ impl Drop for EmbeddedStore {
     /// Carries out what is queued, then lets the directory go.
     fn drop(&mut self) {
         self.shared.queue.stop();
-        if let Some(committer) = self.committer.take()
-            && committer.join().is_err()
-        {
-            tracing::error!(dir = %self.shared.dir.display(), "the committer panicked");
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!(dir = %self.shared.dir.display(), "a committer panicked");
+            }
         }
+        self.committer.end();
+        self.shared.closed.cancel();
     }
 }
 
@@ -170,9 +186,10 @@ impl Store for EmbeddedStore {
         async move { self.shared.view.load_full().range(&range) }.boxed()
     }
 
-    fn txn(&self, txn: Txn) -> BoxFuture<'_, Result<TxnResult>> {
+    fn txn(&self, mut txn: Txn) -> BoxFuture<'_, Result<TxnResult>> {
         async move {
             txn.validate()?;
+            txn.success.iter_mut().chain(&mut txn.failure).for_each(own_value);
             self.submit(|reply| Command::Txn(txn, reply)).await
         }
         .boxed()
@@ -248,6 +265,13 @@ impl io::Write for PieceWriter<'_> {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+/// Copies a value to its exact size, so that a caller's larger buffer does not stay in memory with it.
+fn own_value(op: &mut Op) {
+    if let Op::Put { value, .. } = op {
+        *value = Bytes::from(Box::<[u8]>::from(&value[..]));
     }
 }
 

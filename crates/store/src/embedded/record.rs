@@ -135,7 +135,7 @@ impl Replay {
                 KEY => {
                     let kv = KeyValue {
                         key: Arc::from(input.str()?),
-                        value: Bytes::from(Box::<[u8]>::from(input.bytes()?)),
+                        value: input.value()?,
                         create_revision: Revision(input.u64()?),
                         mod_revision: Revision(input.u64()?),
                         version: input.u64()?,
@@ -184,9 +184,9 @@ impl Replay {
                         }
                         None => Arc::from(input.str()?),
                     };
-                    let value = input.bytes()?;
+                    let value = input.value()?;
                     let lease = input.lease()?;
-                    changes.push(self.view.put(&key, value, lease, revision));
+                    changes.push(self.view.put(key, value, lease, revision));
                 }
                 DELETE => match self.view.delete(input.str()?, revision) {
                     Some(change) => changes.push(change),
@@ -235,6 +235,11 @@ impl<'a> Input<'a> {
     fn bytes(&mut self) -> Result<&'a [u8], String> {
         let len = self.u32()?;
         self.take(len as usize)
+    }
+
+    /// A copy: the payload's buffer is used again.
+    fn value(&mut self) -> Result<Bytes, String> {
+        Ok(Bytes::from(Box::<[u8]>::from(self.bytes()?)))
     }
 
     fn str(&mut self) -> Result<&'a str, String> {

@@ -12,9 +12,11 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 const FRAME_SIZE: usize = 256 << 10;
-/// Syncing as it goes keeps a large snapshot from making the log's syncs wait for all of it.
+/// Syncing as it goes keeps a large snapshot from making the log's syncs wait for all of it; resting as long as that
+/// took leaves disk and processor to writers, who are waited for, as nobody waits for a snapshot.
 const SYNC_EVERY: usize = 4 << 20;
 
 /// Writes a view. `sequence` is the log's first frame that the view does not contain.
@@ -71,7 +73,7 @@ impl Frames<'_> {
 pub(super) fn write_file(path: &Path, view: &View, store_id: u64, sequence: u64, stop: &AtomicBool) -> Result<u64> {
     let io = |error: io::Error| StoreError::io(path, &error);
     let file = directory::create_whole(path, |file| {
-        let mut out = SyncingWriter { file, since_sync: 0, stop };
+        let mut out = SyncingWriter { file, since_sync: 0, piece_began: Instant::now(), stop };
         write(view, store_id, sequence, &mut out).map_err(io)
     })?;
     Ok(file.metadata().map_err(io)?.len())
@@ -80,6 +82,7 @@ pub(super) fn write_file(path: &Path, view: &View, store_id: u64, sequence: u64,
 struct SyncingWriter<'a> {
     file: &'a mut File,
     since_sync: usize,
+    piece_began: Instant,
     stop: &'a AtomicBool,
 }
 
@@ -93,6 +96,8 @@ impl Write for SyncingWriter<'_> {
         if self.since_sync >= SYNC_EVERY {
             self.since_sync = 0;
             self.file.sync_data()?;
+            std::thread::sleep(self.piece_began.elapsed());
+            self.piece_began = Instant::now();
         }
         Ok(written)
     }

@@ -5,14 +5,14 @@ use crate::range::KeyRange;
 use crate::{LeaseId, Op, OpResult, Range, Result, StoreError, Txn, TxnResult};
 
 /// Applies a transaction. On an error the view is unchanged.
-pub(super) fn apply(view: &mut View, txn: &Txn) -> Result<(TxnResult, Vec<Change>)> {
+pub(super) fn apply(view: &mut View, txn: Txn) -> Result<(TxnResult, Vec<Change>)> {
     let succeeded = txn.compares.iter().all(|compare| {
         let found = view.get(compare.key()).map(|kv| kv.mod_revision);
         compare.holds(found.unwrap_or_default())
     });
-    let ops = if succeeded { &txn.success } else { &txn.failure };
+    let ops = if succeeded { txn.success } else { txn.failure };
     // Everything that can fail is checked before the first change.
-    for op in ops {
+    for op in &ops {
         match op {
             Op::Put { lease: Some(id), .. } if !view.leases.contains_key(id) => {
                 return Err(StoreError::LeaseNotFound(*id));
@@ -28,22 +28,22 @@ pub(super) fn apply(view: &mut View, txn: &Txn) -> Result<(TxnResult, Vec<Change
     for op in ops {
         results.push(match op {
             Op::Put { key, value, lease } => {
-                changes.push(view.put(key, value, *lease, revision));
+                changes.push(view.put(key, value, lease, revision));
                 OpResult::Put
             }
             Op::Delete(keys) => {
                 let before = changes.len();
                 match keys {
-                    KeyRange::Key(key) => changes.extend(view.delete(key, revision)),
+                    KeyRange::Key(key) => changes.extend(view.delete(&key, revision)),
                     KeyRange::Prefix(prefix) => {
-                        for kv in view.read(&Range::prefix(prefix.clone()), revision).kvs {
+                        for kv in view.read(&Range::prefix(prefix), revision).kvs {
                             changes.extend(view.delete(&kv.key, revision));
                         }
                     }
                 }
                 OpResult::Delete { deleted: (changes.len() - before) as u64 }
             }
-            Op::Get(range) => OpResult::Get(view.read(range, revision)),
+            Op::Get(range) => OpResult::Get(view.read(&range, revision)),
         });
     }
     let revision = if changes.is_empty() { view.revision } else { revision };
