@@ -10,6 +10,7 @@ pub mod field;
 pub mod gvk;
 mod kinds;
 pub mod patch;
+pub mod placement;
 pub mod quantity;
 pub mod schema;
 pub mod selector;

@@ -15,7 +15,6 @@ mod table;
 
 mod history;
 mod int_or_percent;
-mod node_match;
 mod owners;
 mod pods;
 mod slow_start;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::placement::tolerates;
 use client::metrics::Counter;
 use client::{Client, Event, EventRecorder, Informer, Patch};
 use futures_util::future::BoxFuture;
@@ -11,7 +12,6 @@ use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
 use serde_json::json;
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
-use crate::node_match::tolerates;
 use crate::pods;
 
 const BY_NODE: &str = "node";

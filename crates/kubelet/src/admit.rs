@@ -4,7 +4,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Pod, Toleration};
+use api::placement::tolerates;
+use k8s_openapi::api::core::v1::{Pod, Taint};
 use parking_lot::Mutex;
 
 use crate::config::Settings;
@@ -77,15 +78,10 @@ fn under_pressure(pod: &Pod, pressure: Pressure) -> Option<Refusal> {
 }
 
 fn tolerates_memory_pressure(pod: &Pod) -> bool {
-    let tolerates = |toleration: &Toleration| {
-        let is_empty = |text: &Option<String>| text.as_deref().is_none_or(str::is_empty);
-        let exists = toleration.operator.as_deref() == Some("Exists");
-        let key = toleration.key.as_deref() == Some("node.kubernetes.io/memory-pressure")
-            || (is_empty(&toleration.key) && exists);
-        let effect = is_empty(&toleration.effect) || toleration.effect.as_deref() == Some("NoSchedule");
-        key && effect && (exists || is_empty(&toleration.value))
-    };
-    pod.spec.iter().flat_map(|spec| spec.tolerations.iter().flatten()).any(tolerates)
+    let (key, effect) = ("node.kubernetes.io/memory-pressure".into(), "NoSchedule".into());
+    let taint = Taint { key, effect, ..Taint::default() };
+    let mut tolerations = pod.spec.iter().flat_map(|spec| spec.tolerations.iter().flatten());
+    tolerations.any(|toleration| tolerates(toleration, &taint))
 }
 
 /// The first resource of which the node has too little left.
@@ -115,7 +111,7 @@ fn too_large(pod: &Pod, others: &[Arc<Pod>], allocatable: &ResourceList) -> Opti
 mod tests {
     use super::*;
     use crate::resources::tests::{container_with, list};
-    use k8s_openapi::api::core::v1::PodSpec;
+    use k8s_openapi::api::core::v1::{PodSpec, Toleration};
 
     fn pod(requests: &str) -> Pod {
         let containers = vec![container_with("c", requests, "")];

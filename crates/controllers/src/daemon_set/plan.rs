@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::placement::{is_selected, untolerated};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetSpec, DaemonSetStatus};
 use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, NodeSelectorTerm, Pod, PodSpec, Taint, Toleration};
 
 use crate::history::REVISION_LABEL;
 use crate::int_or_percent::{Round, resolve};
-use crate::node_match::{is_selected, untolerated};
 use crate::pods;
 
 #[derive(Debug, Default)]

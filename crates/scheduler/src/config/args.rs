@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::placement::{NodeSelector, Preferences};
 use k8s_openapi::api::core::v1::{NodeAffinity as Affinity, TopologySpreadConstraint};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -17,7 +18,7 @@ use crate::plugins::node_resources::{Shape, Weighed};
 use crate::plugins::node_resources_fit::{NodeResourcesFit, Strategy};
 use crate::plugins::pod_topology_spread::PodTopologySpread;
 use crate::plugins::volume_binding::{self, VolumeBinding};
-use crate::pod::{Catalogue, NodeSelector, Preferences};
+use crate::pod::Catalogue;
 
 /// Arguments that do not make sense, with the path below the plug-in's `args`.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]

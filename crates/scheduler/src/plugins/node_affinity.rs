@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 
+use api::placement::{NodeSelector, Preferences};
 use k8s_openapi::api::core::v1::Node;
 
 use crate::cluster::View;
 use crate::framework::{Event, Plugin, Point, Rejection, Scale};
-use crate::pod::{Class, NodeSelector, PodInfo, Preferences};
+use crate::pod::{Class, PodInfo};
 
 /// With what configuration adds to every pod's own affinity.
 #[derive(Default)]

@@ -1,8 +1,8 @@
 //! A cordoned node takes no pod that does not tolerate it.
 
+use api::placement::tolerates;
 use k8s_openapi::api::core::v1::{Node, Taint};
 
-use super::taint_toleration::tolerates;
 use crate::cluster::View;
 use crate::framework::{Event, Plugin, Point, Rejection};
 use crate::pod::{Class, PodInfo};

@@ -1,5 +1,6 @@
 //! Taints keep pods away that do not tolerate them; `PreferNoSchedule` only makes a node less attractive.
 
+use api::placement::{tolerates, untolerated};
 use k8s_openapi::api::core::v1::{Node, Taint, Toleration};
 
 use crate::cluster::View;
@@ -54,44 +55,5 @@ fn taints(node: &Node) -> &[Taint] {
 
 /// Whether one of the taints keeps the pod away.
 pub(crate) fn has_untolerated(class: &Class, taints: &[Taint]) -> bool {
-    let mut hard = taints.iter().filter(|taint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute"));
-    hard.any(|taint| !class.tolerations.iter().any(|toleration| tolerates(toleration, taint)))
-}
-
-/// Whether a toleration covers a taint: an empty effect covers every effect, an empty key every key.
-pub(crate) fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
-    let effect = toleration.effect.as_deref().unwrap_or_default();
-    let key = toleration.key.as_deref().unwrap_or_default();
-    if !(effect.is_empty() || effect == taint.effect) || !(key.is_empty() || key == taint.key) {
-        return false;
-    }
-    match toleration.operator.as_deref().unwrap_or_default() {
-        "" | "Equal" => toleration.value.as_deref().unwrap_or_default() == taint.value.as_deref().unwrap_or_default(),
-        "Exists" => true,
-        _ => false,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    #[test]
-    fn tolerations_match_by_key_operator_value_and_effect() {
-        let taint: Taint = serde_json::from_value(json!({"key": "k", "value": "v", "effect": "NoSchedule"})).unwrap();
-        for (toleration, expected) in [
-            (json!({"key": "k", "operator": "Equal", "value": "v", "effect": "NoSchedule"}), true),
-            (json!({"key": "k", "value": "v"}), true),
-            (json!({"key": "k", "value": "w"}), false),
-            (json!({"key": "k", "operator": "Exists"}), true),
-            (json!({"operator": "Exists"}), true),
-            (json!({"key": "k", "operator": "Exists", "effect": "NoExecute"}), false),
-            (json!({"key": "x", "operator": "Exists"}), false),
-            (json!({}), false),
-        ] {
-            let parsed: Toleration = serde_json::from_value(toleration.clone()).unwrap();
-            assert_eq!(tolerates(&parsed, &taint), expected, "{toleration}");
-        }
-    }
+    untolerated(taints, &class.tolerations, &["NoSchedule", "NoExecute"]).is_some()
 }

@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use api::placement::{NodeSelector, Preferences};
 use k8s_openapi::api::core::v1::{Container, NodeAffinity, Pod, Toleration};
 use serde::Serialize;
 
 use super::catalogue::{Catalogue, ClassId};
-use super::node_selector::{NodeSelector, Preferences};
 use super::resources::{Requests, is_sidecar};
 
 #[derive(Debug)]

@@ -3,7 +3,6 @@
 mod catalogue;
 mod class;
 mod group;
-mod node_selector;
 mod resources;
 
 use std::sync::Arc;
@@ -13,7 +12,6 @@ use k8s_openapi::api::core::v1::{Pod, Volume};
 pub(crate) use catalogue::{Catalogue, ClassId, GroupId, ResourceId};
 pub(crate) use class::{Class, HostPort};
 pub(crate) use group::{Group, OwnerKind, Spread, Term};
-pub(crate) use node_selector::{NodeSelector, Preferences};
 pub(crate) use resources::{Requests, Resources, is_extended};
 
 /// A pod with its scheduling facts.

@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use api::placement::NodeSelector;
 use api::quantity::Quantity;
 use api::selector::Selector;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 
 use crate::cluster::{Volumes, claim_class};
-use crate::pod::{NodeSelector, PodInfo};
+use crate::pod::PodInfo;
 
 pub(crate) const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
 pub(crate) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";

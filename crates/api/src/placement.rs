@@ -1,17 +1,20 @@
-//! Node selectors, parsed once: `nodeSelector`, required and preferred node affinity.
+//! What a pod asks of a node: selectors, parsed once, and tolerations. Who places pods (scheduler, daemon sets) and who
+//! takes them away again (taint eviction, kubelet) must mean the same by them.
 
 use std::collections::BTreeMap;
 
-use api::selector::{Operator, Requirement};
 use k8s_openapi::api::core::v1::{
-    NodeSelector as Selector, NodeSelectorRequirement, NodeSelectorTerm, PreferredSchedulingTerm,
+    Node, NodeSelector as Selector, NodeSelectorRequirement, NodeSelectorTerm, PodSpec, PreferredSchedulingTerm, Taint,
+    Toleration,
 };
+
+use crate::selector::{Operator, Requirement};
 
 type Labels = BTreeMap<String, String>;
 
 /// Terms of which one must hold. A term that is empty or does not parse holds nowhere.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct NodeSelector {
+pub struct NodeSelector {
     terms: Vec<Term>,
 }
 
@@ -23,32 +26,63 @@ struct Term {
 }
 
 impl NodeSelector {
-    pub(crate) fn new(selector: &Selector) -> NodeSelector {
+    pub fn new(selector: &Selector) -> NodeSelector {
         NodeSelector { terms: selector.node_selector_terms.iter().filter_map(Term::new).collect() }
     }
 
-    pub(crate) fn matches(&self, name: &str, labels: Option<&Labels>) -> bool {
+    pub fn matches(&self, name: &str, labels: Option<&Labels>) -> bool {
         self.terms.iter().any(|term| term.matches(name, labels))
     }
 }
 
 /// Terms that each add their weight where they hold.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Preferences {
+pub struct Preferences {
     terms: Vec<(i64, Term)>,
 }
 
 impl Preferences {
-    pub(crate) fn new(terms: &[PreferredSchedulingTerm]) -> Preferences {
+    pub fn new(terms: &[PreferredSchedulingTerm]) -> Preferences {
         let terms = terms.iter().filter(|term| term.weight != 0);
         Preferences {
             terms: terms.filter_map(|term| Some((i64::from(term.weight), Term::new(&term.preference)?))).collect(),
         }
     }
 
-    pub(crate) fn score(&self, name: &str, labels: Option<&Labels>) -> i64 {
+    pub fn score(&self, name: &str, labels: Option<&Labels>) -> i64 {
         self.terms.iter().filter(|(_, term)| term.matches(name, labels)).map(|(weight, _)| weight).sum()
     }
+}
+
+/// Whether the node selector and the required node affinity allow the node.
+pub fn is_selected(spec: &PodSpec, node: &Node) -> bool {
+    let (name, labels) = (node.metadata.name.as_deref().unwrap_or_default(), node.metadata.labels.as_ref());
+    let label = |key: &String| labels.and_then(|labels| labels.get(key));
+    let affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
+    let required = affinity.and_then(|affinity| affinity.required_during_scheduling_ignored_during_execution.as_ref());
+    spec.node_selector.iter().flatten().all(|(key, value)| label(key) == Some(value))
+        && required.is_none_or(|required| NodeSelector::new(required).matches(name, labels))
+}
+
+/// Whether a toleration covers a taint: an empty effect covers every effect, an empty key every key.
+pub fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
+    let effect = toleration.effect.as_deref().unwrap_or_default();
+    let key = toleration.key.as_deref().unwrap_or_default();
+    if !(effect.is_empty() || effect == taint.effect) || !(key.is_empty() || key == taint.key) {
+        return false;
+    }
+    match toleration.operator.as_deref().unwrap_or_default() {
+        "" | "Equal" => toleration.value.as_deref().unwrap_or_default() == taint.value.as_deref().unwrap_or_default(),
+        "Exists" => true,
+        _ => false,
+    }
+}
+
+/// The first taint with one of `effects` that no toleration covers.
+pub fn untolerated<'a>(taints: &'a [Taint], tolerations: &[Toleration], effects: &[&str]) -> Option<&'a Taint> {
+    taints.iter().find(|taint| {
+        effects.contains(&taint.effect.as_str()) && !tolerations.iter().any(|toleration| tolerates(toleration, taint))
+    })
 }
 
 impl Term {
@@ -136,6 +170,24 @@ mod tests {
         ] {
             let selector: Selector = serde_json::from_value(json!({"nodeSelectorTerms": terms})).unwrap();
             assert_eq!(NodeSelector::new(&selector).matches("n", None), expected, "{terms}");
+        }
+    }
+
+    #[test]
+    fn tolerations_match_by_key_operator_value_and_effect() {
+        let taint: Taint = serde_json::from_value(json!({"key": "k", "value": "v", "effect": "NoSchedule"})).unwrap();
+        for (toleration, expected) in [
+            (json!({"key": "k", "operator": "Equal", "value": "v", "effect": "NoSchedule"}), true),
+            (json!({"key": "k", "value": "v"}), true),
+            (json!({"key": "k", "value": "w"}), false),
+            (json!({"key": "k", "operator": "Exists"}), true),
+            (json!({"operator": "Exists"}), true),
+            (json!({"key": "k", "operator": "Exists", "effect": "NoExecute"}), false),
+            (json!({"key": "x", "operator": "Exists"}), false),
+            (json!({}), false),
+        ] {
+            let parsed: Toleration = serde_json::from_value(toleration.clone()).unwrap();
+            assert_eq!(tolerates(&parsed, &taint), expected, "{toleration}");
         }
     }
 }
