@@ -1,8 +1,8 @@
 //! Pods per second, on the workloads of upstream's scheduler_perf: the algorithm alone, and through a real API server.
 //!
-//! Through the API our own scheduler runs on our own API server in this process, and nodes are objects only: a measurement
-//! ends when the last pod has its node. With `--peer-kubeconfig` the same objects go to another cluster, whose scheduler
-//! is measured in the same way, one after the other.
+//! Through the API our own scheduler runs on our own API server in this process, and so do hollow nodes, which report every
+//! pod they get as running: a measurement ends when the last pod has its node. With `--peer-kubeconfig` the same objects and the
+//! same hollow nodes go to another cluster, whose scheduler is measured in the same way, one after the other.
 
 use crate::Args;
 use crate::control_plane::{ControlPlane, Transport};
@@ -17,9 +17,12 @@ use serde_json::{Value, json};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio_util::sync::CancellationToken;
 
 /// Requests under way at once while objects are made.
 const CREATORS: usize = 32;
+/// Zones over which nodes are spread.
+const ZONES: usize = 3;
 /// If no pod is bound for this long, the workload is stuck.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -101,13 +104,12 @@ fn spread() -> Value {
 
 fn node_affinity() -> Value {
     with(json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
-        {"matchExpressions": [{"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["zone1", "zone2"]}]}]}}}}))
+        {"matchExpressions": [{"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["zone-0", "zone-1"]}]}]}}}}))
 }
 
 fn low_priority() -> Value {
     let mut spec = requests("900m", "500Mi");
-    // Nobody plays the node that would see them off.
-    (spec["priority"], spec["terminationGracePeriodSeconds"]) = (0.into(), 0.into());
+    spec["priority"] = 0.into();
     spec
 }
 
@@ -199,22 +201,27 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
         }
     }
     if args.algorithm_only && args.wants("Scale") {
-        let largest = if args.quick { 1000 } else { 100_000 };
-        Workload {
-            name: "Scale",
-            before: |_| Vec::new(),
-            measured: group(args.nodes.unwrap_or(largest), default_pod, plain),
+        let sizes = match args.nodes {
+            Some(nodes) => vec![nodes],
+            None if args.quick => vec![100, 1000],
+            None => vec![500, 5000, 100_000],
+        };
+        for nodes in sizes {
+            // As many as fit, up to the same number everywhere: only the number of nodes differs.
+            let count = if args.quick { nodes } else { (nodes * 40).min(100_000) };
+            let measured = group(count, default_pod, plain);
+            Workload { name: "Scale", before: |_| Vec::new(), measured }.think(nodes)?;
         }
-        .think(args.nodes.unwrap_or(largest))?;
     }
     Ok(())
 }
 
+/// A node as hollow ones are, for the algorithm alone.
 fn node(at: usize) -> Node {
     let name = format!("node-{at}");
     let node = json!({
         "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name,
-            "topology.kubernetes.io/zone": format!("zone{}", at % 3 + 1)}},
+            "topology.kubernetes.io/zone": format!("zone-{}", at % ZONES)}},
         "status": {"capacity": {"cpu": "4", "memory": "32Gi", "pods": "110"},
             "allocatable": {"cpu": "4", "memory": "32Gi", "pods": "110"},
             "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}]},
@@ -271,8 +278,9 @@ impl Workload {
         }
         let rate = self.measured.count as f64 / began.elapsed().as_secs_f64();
         let memory = crate::report::resident(std::process::id())? / (1 << 20);
+        let each = 1e6 / rate;
         println!(
-            "{} algorithm nodes={nodes} pods={} pods_per_s={rate:.0} rss_mib={memory}",
+            "{} algorithm nodes={nodes} pods={} pods_per_s={rate:.0} us_per_pod={each:.1} rss_mib={memory}",
             self.name, self.measured.count
         );
         Ok(())
@@ -320,27 +328,43 @@ impl Workload {
         {
             return Err(error.into());
         }
-        let made = stream::iter((0..nodes).map(|at| make_node(client, at)));
-        made.buffer_unordered(CREATORS).try_collect::<Vec<()>>().await.context("nodes")?;
+        let stop = CancellationToken::new();
+        let mut hollow = tokio::spawn(sim::run(hollow_nodes(client, nodes), stop.clone()));
+        let _stop_early = stop.clone().drop_guard();
+        let opened = stream::iter((0..nodes).map(|at| open_node(client, at)));
+        tokio::select! {
+            ended = &mut hollow => ended?.context("hollow nodes")?,
+            opened = opened.buffer_unordered(CREATORS).try_collect::<Vec<()>>() => drop(opened.context("nodes")?),
+        }
         for (number, group) in (self.before)(nodes).into_iter().enumerate() {
             let prefix = format!("before{number}");
             place(client, namespace, &prefix, group).await.context("pods that are to be there")?;
         }
         let time = place(client, namespace, "pod", self.measured).await?;
+        stop.cancel();
+        hollow.await??;
         Ok(self.measured.count as f64 / time.as_secs_f64())
     }
 }
 
-/// A node that is ready, as far as objects go.
-async fn make_node(client: &Client, at: usize) -> Result<(), client::Error> {
-    let (nodes, node) = (client.all::<Node>(), node(at));
-    let name = node.metadata.name.as_deref().unwrap_or_default();
-    let made = nodes.create(&node).await?;
-    // A new node is tainted until somebody sees it ready, and its status is kept apart.
-    if made.spec.is_some_and(|spec| spec.taints.is_some()) {
-        nodes.patch(name, &Patch::merge(json!({"spec": {"taints": null}}))).await?;
+fn hollow_nodes(client: &Client, nodes: usize) -> sim::Config {
+    let config = sim::Config::new(client.clone(), nodes).with_capacity("cpu", "4").with_capacity("memory", "32Gi");
+    sim::Config { name_prefix: "node-".into(), zones: ZONES, ..config }
+}
+
+/// Waits for a node, and opens it: it is tainted until somebody sees it ready, and no controller may be there to do so.
+async fn open_node(client: &Client, at: usize) -> Result<(), client::Error> {
+    let (nodes, name) = (client.all::<Node>(), format!("node-{at}"));
+    let node = loop {
+        match nodes.get_opt(&name).await? {
+            Some(node) => break node,
+            None => tokio::time::sleep(Duration::from_millis(20)).await,
+        }
+    };
+    if node.spec.is_some_and(|spec| spec.taints.is_some()) {
+        nodes.patch(&name, &Patch::merge(json!({"spec": {"taints": null}}))).await?;
     }
-    nodes.patch_status(name, &Patch::merge(json!({"status": node.status}))).await.map(drop)
+    Ok(())
 }
 
 /// Makes pods and waits until each has a node. Returns how long that took.
