@@ -20,6 +20,7 @@ pub mod kubeconfig;
 mod leader;
 pub mod metrics;
 mod params;
+pub mod plain_http;
 mod queue;
 pub mod serving;
 mod transport;

@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::metrics::Metrics;
-use crate::{Client, Error};
+use crate::{Client, Error, plain_http};
 
 /// Where to listen and what to show.
 #[derive(Debug, Clone)]
@@ -94,11 +94,10 @@ impl Port {
         let routes = Arc::new(routes);
         let connections = TaskTracker::new();
         loop {
-            let accepted = tokio::select! {
+            let (tcp, _) = tokio::select! {
                 () = stop.cancelled() => break,
-                accepted = self.listener.accept() => accepted,
+                accepted = plain_http::accept(&self.listener) => accepted,
             };
-            let Ok((tcp, _)) = accepted else { continue };
             let (tls, routes, stop) = (self.tls.clone(), routes.clone(), stop.clone());
             connections.spawn(async move {
                 let serve = async {

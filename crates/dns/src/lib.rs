@@ -13,7 +13,6 @@ mod metrics;
 mod offline;
 mod responder;
 mod server;
-mod status;
 mod zone;
 
 pub use args::{Args, main, resolvers};

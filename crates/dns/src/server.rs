@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use client::InformerFactory;
+use client::{InformerFactory, plain_http};
 use futures_util::future::BoxFuture;
 use nix::sys::socket::sockopt::ReusePort;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, bind, setsockopt, socket};
@@ -20,7 +20,6 @@ use crate::forward::Forwarder;
 use crate::index::Informers;
 use crate::metrics::{ListenerMetrics, ServerMetrics, Transport};
 use crate::responder::{Reaction, Responder};
-use crate::status;
 use crate::zone::Zone;
 
 const MAX_CONNECTIONS: usize = 200;
@@ -44,12 +43,12 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
     for address in [config.health_bind_address, config.metrics_bind_address].into_iter().flatten() {
         let listener = TcpListener::bind(address).await.with_context(|| format!("listening on {address}"))?;
         let (index, responder) = (index.clone(), responder.clone());
-        tasks.spawn(status::serve(listener, move |path| match path {
-            "/health" => Some((true, "OK".to_owned())),
-            "/ready" if index.has_synced() => Some((true, "OK".to_owned())),
-            "/ready" => Some((false, "kubernetes".to_owned())),
-            "/metrics" => Some((true, responder.metrics.render())),
-            _ => None,
+        tasks.spawn(plain_http::serve(listener, move |path| match path {
+            "/health" => (200, "OK".to_owned()),
+            "/ready" if index.has_synced() => (200, "OK".to_owned()),
+            "/ready" => (503, "kubernetes".to_owned()),
+            "/metrics" => (200, responder.metrics.render()),
+            _ => (404, "404 page not found\n".to_owned()),
         }));
     }
     // An empty index would deny names that exist: nobody is answered before it is full.
@@ -150,19 +149,13 @@ async fn serve_tcp(responder: Arc<Responder>, listener: TcpListener, metrics: Ar
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
-            accepted = listener.accept(), if connections.len() < MAX_CONNECTIONS => match accepted {
-                Ok((stream, _)) => {
-                    let (responder, metrics) = (responder.clone(), metrics.clone());
-                    connections.spawn(async move {
-                        // A client that goes away has no one to tell.
-                        let _ = converse(&responder, &metrics, stream).await;
-                    });
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "accept");
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                }
-            },
+            (stream, _) = plain_http::accept(&listener), if connections.len() < MAX_CONNECTIONS => {
+                let (responder, metrics) = (responder.clone(), metrics.clone());
+                connections.spawn(async move {
+                    // A client that goes away has no one to tell.
+                    let _ = converse(&responder, &metrics, stream).await;
+                });
+            }
             Some(_) = connections.join_next() => {}
         }
     }

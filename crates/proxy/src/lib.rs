@@ -19,6 +19,7 @@ mod runner;
 mod services;
 mod settings;
 mod sysctl;
+mod tool;
 
 pub use args::{Args, main};
 pub use runner::run;

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::backend::Backend;
-use crate::health::{self, HealthChecks};
+use crate::health::HealthChecks;
 use crate::metrics::ProxyMetrics;
 use crate::own_health::{OwnHealth, TO_BE_DELETED};
 use crate::services::{self, Node, ServicePort, UdpTargets};
@@ -130,7 +130,7 @@ fn families(settings: &Settings) -> Vec<&'static str> {
 async fn serve_status(servers: &mut JoinSet<()>, config: &Config, dirty: &Arc<Dirty>) {
     if let Some(listener) = listen(config.healthz_bind_address, "health").await {
         let dirty = dirty.clone();
-        servers.spawn(health::serve(listener, move |path| {
+        servers.spawn(client::plain_http::serve(listener, move |path| {
             let answer = dirty.health.answer(path);
             if answer.0 != 404 {
                 dirty.metrics.asked(path, answer.0);
@@ -140,7 +140,7 @@ async fn serve_status(servers: &mut JoinSet<()>, config: &Config, dirty: &Arc<Di
     }
     if let Some(listener) = listen(config.metrics_bind_address, "metrics").await {
         let (dirty, mode) = (dirty.clone(), config.mode);
-        servers.spawn(health::serve(listener, move |path| match path {
+        servers.spawn(client::plain_http::serve(listener, move |path| match path {
             "/metrics" => (200, dirty.metrics.render()),
             "/healthz" => (200, "ok".into()),
             "/proxyMode" => (200, mode.name().into()),

@@ -9,11 +9,9 @@ mod program;
 
 pub(crate) use program::Program;
 
-use std::process::Stdio;
-
-use tokio::io::AsyncWriteExt;
-
 use base::{FAMILIES, Family};
+
+use crate::tool::run;
 
 /// What `iptables-restore` and `ip6tables-restore` are to read; empty for nothing to do.
 #[derive(Debug, Default, PartialEq)]
@@ -53,28 +51,4 @@ pub(crate) async fn remove() -> Result<(), String> {
 /// What a table holds now, as `iptables-save` prints it.
 async fn saved(family: Family, table: &str) -> Result<String, String> {
     run(&format!("{}-save", family.command), &["-t", table], "").await
-}
-
-async fn run(program: &str, args: &[&str], input: &str) -> Result<String, String> {
-    let mut child = tokio::process::Command::new(program)
-        .args(args)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()
-        .map_err(|error| format!("{program}: {error}"))?;
-    let stdin = child.stdin.take();
-    let feed = async {
-        if let Some(mut stdin) = stdin {
-            // It stops reading at a mistake; what it says about that is the better message.
-            let _ = stdin.write_all(input.as_bytes()).await;
-        }
-    };
-    let ((), output) = tokio::join!(feed, child.wait_with_output());
-    let output = output.map_err(|error| format!("{program}: {error}"))?;
-    match output.status.success() {
-        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-        false => Err(format!("{program}: {}", String::from_utf8_lossy(&output.stderr).trim())),
-    }
 }

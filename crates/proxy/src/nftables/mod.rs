@@ -12,10 +12,6 @@ mod program;
 
 pub(crate) use program::Program;
 
-use std::process::Stdio;
-
-use tokio::io::AsyncWriteExt;
-
 /// A change as text for `nft`, and as a message for the kernel where it is nothing but elements.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Transaction {
@@ -38,27 +34,7 @@ pub(crate) async fn apply(transaction: &Transaction) -> Result<(), String> {
 
 /// Has `nft` read a transaction.
 async fn nft(transaction: &str) -> Result<(), String> {
-    let mut child = tokio::process::Command::new("nft")
-        .args(["-f", "-"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()
-        .map_err(|error| format!("nft: {error}"))?;
-    let stdin = child.stdin.take();
-    let feed = async {
-        if let Some(mut stdin) = stdin {
-            // nft stops reading at a syntax error; what it says about that is the better message.
-            let _ = stdin.write_all(transaction.as_bytes()).await;
-        }
-    };
-    let ((), output) = tokio::join!(feed, child.wait_with_output());
-    let output = output.map_err(|error| format!("nft: {error}"))?;
-    match output.status.success() {
-        true => Ok(()),
-        false => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
-    }
+    crate::tool::run("nft", &["-f", "-"], transaction).await.map(drop)
 }
 
 /// Deletes our tables; quiet when there are none.

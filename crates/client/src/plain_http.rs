@@ -1,0 +1,110 @@
+//! Health and metrics of a component over plain HTTP: a path in, a code and a text out.
+//!
+//! For ports that upstream serves without TLS (kube-proxy, CoreDNS); those that need permission are in [`crate::serving`].
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+
+/// A client that takes longer is not waited for.
+const DEADLINE: Duration = Duration::from_secs(10);
+/// Further clients wait in the kernel's queue.
+const MAX_CONNECTIONS: usize = 64;
+const REQUEST_LIMIT: usize = 8 * 1024;
+/// After a failure to accept, which the kernel ends (a descriptor is free again) without telling.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// Answers every request by its path until dropped.
+pub async fn serve(listener: TcpListener, answer: impl Fn(&str) -> (u16, String) + Send + Sync + 'static) {
+    let answer = Arc::new(answer);
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            (stream, _) = accept(&listener), if connections.len() < MAX_CONNECTIONS => {
+                let answer = answer.clone();
+                connections.spawn(async move {
+                    // A client that goes away or dawdles has no one to tell.
+                    let _ = tokio::time::timeout(DEADLINE, respond(stream, &*answer)).await;
+                });
+            }
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+/// The next connection. A failure is logged and tried again after a moment: it says nothing about the listener.
+pub async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
+    loop {
+        match listener.accept().await {
+            Ok(accepted) => return accepted,
+            Err(error) => {
+                tracing::warn!(%error, "connection not accepted");
+                tokio::time::sleep(ACCEPT_RETRY).await;
+            }
+        }
+    }
+}
+
+async fn respond(mut stream: TcpStream, answer: &(impl Fn(&str) -> (u16, String) + ?Sized)) -> std::io::Result<()> {
+    let mut request = Vec::new();
+    let mut chunk = [0; 1024];
+    while !request.windows(4).any(|window| window == b"\r\n\r\n") && request.len() < REQUEST_LIMIT {
+        match stream.read(&mut chunk).await? {
+            0 => return Ok(()),
+            length => request.extend_from_slice(&chunk[..length]),
+        }
+    }
+    let text = String::from_utf8_lossy(&request);
+    let path = text.split(' ').nth(1).and_then(|path| path.split('?').next()).unwrap_or("/");
+    let (code, body) = answer(path);
+    let reason = match code {
+        200 => "OK",
+        404 => "Not Found",
+        _ => "Service Unavailable",
+    };
+    let kind = match path {
+        _ if body.starts_with('{') => "application/json",
+        "/metrics" => "text/plain; version=0.0.4; charset=utf-8",
+        _ => "text/plain; charset=utf-8",
+    };
+    let head = format!(
+        "HTTP/1.1 {code} {reason}\r\nContent-Type: {kind}\r\nX-Content-Type-Options: nosniff\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).await?;
+    stream.write_all(body.as_bytes()).await?;
+    stream.shutdown().await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn paths_choose_the_answer() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let serving = tokio::spawn(serve(listener, |path| match path {
+            "/metrics" => (200, "x 1\n".into()),
+            "/health" => (503, "{}".into()),
+            _ => (404, "404 page not found\n".into()),
+        }));
+        for (request, expected) in [
+            ("GET /metrics?x HTTP/1.1\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4"),
+            ("GET /health HTTP/1.1\r\n\r\n", "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json"),
+            ("GET / HTTP/1.1\r\n\r\n", "HTTP/1.1 404 Not Found"),
+            ("\r\n\r\n", "HTTP/1.1 404 Not Found"),
+        ] {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            stream.write_all(request.as_bytes()).await.unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await.unwrap();
+            assert!(answer.starts_with(expected), "{request:?}: {answer}");
+        }
+        serving.abort();
+    }
+}
