@@ -20,7 +20,7 @@ pub mod server;
 pub mod v1;
 
 pub use client::{Clients, connect};
-pub use server::serve;
+pub use server::{Socket, serve};
 pub use tonic;
 
 /// The largest message either side accepts; upstream's kubelet and runtimes use the same number.

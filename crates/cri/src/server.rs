@@ -1,6 +1,6 @@
 //! The runtime's end: both services on a Unix socket.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
@@ -11,17 +11,33 @@ use crate::v1::image_service_server::{ImageService, ImageServiceServer};
 use crate::v1::runtime_service_server::{RuntimeService, RuntimeServiceServer};
 use crate::{Error, MAX_MESSAGE_SIZE};
 
-/// Serves both services at `path` until `stop`. A socket file left by an earlier process is replaced.
+/// A socket that clients can connect to; they are answered once it is served.
+pub struct Socket {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+impl Socket {
+    /// Makes the socket at `path`. A file left by an earlier process is replaced.
+    pub fn bind(path: impl AsRef<Path>) -> Result<Socket, Error> {
+        let path = socket_path(path.as_ref());
+        match bind(&path) {
+            Ok(listener) => Ok(Socket { listener, path }),
+            Err(source) => Err(Error::Socket { path: path.display().to_string(), source }),
+        }
+    }
+}
+
+/// Serves both services until `stop`.
 ///
 /// Open calls get to finish except endless ones (event streams): these end with their connection when this returns.
 pub async fn serve<R: RuntimeService, I: ImageService>(
-    path: impl AsRef<Path>,
+    socket: Socket,
     runtime: R,
     images: I,
     stop: CancellationToken,
 ) -> Result<(), Error> {
-    let path = socket_path(path.as_ref());
-    let listener = bind(&path).map_err(|source| Error::Socket { path: path.display().to_string(), source })?;
+    let Socket { listener, path } = socket;
     let server = tonic::transport::Server::builder()
         .add_service(
             RuntimeServiceServer::new(runtime)

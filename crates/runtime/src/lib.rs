@@ -31,9 +31,11 @@ mod user;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::Context;
 use futures_util::future::BoxFuture;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 pub use error::Error;
@@ -101,6 +103,8 @@ pub struct Config {
     pub executable: Option<PathBuf>,
     /// Where images are pulled, if not here: on threads that are in another network than the node's, say.
     pub pulls: Option<tokio::runtime::Handle>,
+    /// Told once, when clients can connect.
+    pub listening: Arc<Notify>,
 }
 
 impl Config {
@@ -119,6 +123,7 @@ impl Config {
             oci_runtimes: BTreeMap::new(),
             executable: None,
             pulls: None,
+            listening: Arc::default(),
         }
     }
 
@@ -176,7 +181,7 @@ pub fn run(config: Config, stop: CancellationToken) -> BoxFuture<'static, anyhow
 }
 
 async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
-    let listen = config.listen.clone();
+    let (listen, listening) = (config.listen.clone(), config.listening.clone());
     let engine = engine::Engine::open(config, stop.child_token()).await.context("opening the runtime")?;
     if let Some(directory) = engine.config.images_dir.clone() {
         for failure in image::archive::import_directory(&engine.images, &directory).await {
@@ -192,7 +197,9 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
     let streaming = engine.start_streaming().await.context("starting the streaming server")?;
     let runtime = service::Runtime { engine: engine.clone(), streaming };
     let images = service::Images { engine: engine.clone() };
-    let served = cri::serve(&listen, runtime, images, stop).await;
+    let socket = cri::Socket::bind(&listen)?;
+    listening.notify_one();
+    let served = cri::serve(socket, runtime, images, stop).await;
     engine.close().await;
     served.context("serving CRI")
 }

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use cni::netns::Netns;
@@ -125,12 +124,18 @@ pub(crate) async fn clear_pods(options: &Options, chore: Chore) -> Result<()> {
         return Ok(());
     }
     let stop = CancellationToken::new();
-    let mut runtime = tokio::spawn(runtime::run(runtime_config(options, None), stop.clone()));
+    let config = runtime_config(options, None);
+    let listening = config.listening.clone();
+    let mut runtime = tokio::spawn(runtime::run(config, stop.clone()));
+    tokio::select! {
+        () = listening.notified() => {}
+        ended = &mut runtime => {
+            ended.context("the runtime panicked")?.context("starting the runtime")?;
+            bail!("the runtime ended as it started");
+        }
+    }
     let cleared = async {
-        let mut client = tokio::select! {
-            client = connected(options) => client,
-            ended = &mut runtime => bail!("the runtime did not start: {ended:?}"),
-        };
+        let mut client = cri::connect(options.cri_socket()).await?;
         let sandboxes = client.runtime.list_pod_sandbox(ListPodSandboxRequest::default()).await?.into_inner().items;
         let mut pods = JoinSet::new();
         for sandbox in sandboxes {
@@ -153,14 +158,4 @@ pub(crate) async fn clear_pods(options: &Options, chore: Chore) -> Result<()> {
     stop.cancel();
     let ended = runtime.await.context("the runtime panicked")?;
     cleared.and(ended)
-}
-
-/// Connects as soon as the runtime listens, a moment after it is started.
-async fn connected(options: &Options) -> cri::Clients {
-    loop {
-        match cri::connect(options.cri_socket()).await {
-            Ok(client) => return client,
-            Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
-        }
-    }
 }
