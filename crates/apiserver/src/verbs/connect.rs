@@ -19,6 +19,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use super::connect_options::ConnectOptions;
+use super::proxied_answer::{self, Links};
 use crate::admission::{Attributes, Verb};
 use crate::body::{Body, BodyError};
 use crate::registry::{Action, AnyObject};
@@ -81,6 +82,10 @@ pub(crate) async fn connect(
         admit(operation).await?;
     }
     let destination = match action {
+        // Links of a page are relative to a folder: its root must end like one.
+        Action::Proxy if operation.info.rest.is_empty() && is_plain_read(operation) => {
+            return Ok(to_folder(operation));
+        }
         Action::Proxy => proxied(operation)?,
         _ => match kubelet_stream(operation, action)? {
             Some(destination) => destination,
@@ -89,6 +94,23 @@ pub(crate) async fn connect(
         },
     };
     forward(operation, destination, upgrade).await
+}
+
+fn is_plain_read(operation: &Operation) -> bool {
+    matches!(operation.method, http::Method::GET | http::Method::HEAD)
+        && !operation.headers.contains_key(header::UPGRADE)
+}
+
+/// The same path with a slash at its end.
+fn to_folder(operation: &Operation) -> Response<Body> {
+    let (path, query) = (&operation.info.path, &operation.info.raw_query);
+    let location = if query.is_empty() { format!("{path}/") } else { format!("{path}/?{query}") };
+    let mut response = Response::new(crate::body::empty());
+    *response.status_mut() = StatusCode::MOVED_PERMANENTLY;
+    if let Ok(location) = HeaderValue::from_str(&location) {
+        response.headers_mut().insert(header::LOCATION, location);
+    }
+    response
 }
 
 /// A question of the server itself to a node's kubelet.
@@ -392,14 +414,19 @@ async fn forward(
     *request.headers_mut() = forwarded_headers(operation, upgrading);
     let host =
         if destination.host.contains(':') { format!("[{}]", destination.host) } else { destination.host.clone() };
-    let host = HeaderValue::from_str(&format!("{host}:{}", destination.port)).map_err(Status::internal)?;
-    request.headers_mut().insert(header::HOST, host);
+    let host = format!("{host}:{}", destination.port);
+    request.headers_mut().insert(header::HOST, HeaderValue::from_str(&host).map_err(Status::internal)?);
+    if destination.scheme != Scheme::Kubelet
+        && let Ok(path) = HeaderValue::from_str(&operation.info.path)
+    {
+        request.headers_mut().insert("x-forwarded-uri", path);
+    }
     let mut response = sender
         .send_request(request)
         .await
         .map_err(|error| Status::service_unavailable(format!("error trying to reach service: {error}")))?;
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-        return Ok(passed_back(operation, &destination, response));
+        return passed_back(operation, &destination, &host, response).await;
     }
     let Some(client) = upgrade.filter(|_| upgrading) else {
         return Err(Status::internal("backend switched protocols without being asked"));
@@ -420,26 +447,26 @@ async fn forward(
     Ok(answer)
 }
 
-fn passed_back(
+/// The answer without what belongs to the connection to the backend, and with its links led through this server.
+async fn passed_back(
     operation: &Operation,
     destination: &Destination,
-    response: Response<hyper::body::Incoming>,
-) -> Response<Body> {
-    let (mut parts, body) = response.into_parts();
+    host: &str,
+    mut response: Response<hyper::body::Incoming>,
+) -> Result<Response<Body>, Status> {
     for name in [header::CONNECTION, header::TRANSFER_ENCODING] {
-        parts.headers.remove(name);
+        response.headers_mut().remove(name);
     }
-    parts.version = http::Version::HTTP_11;
-    // A redirect of the backend to itself stays within the proxied path.
-    if destination.scheme != Scheme::Kubelet
-        && let Some(location) = parts.headers.get(header::LOCATION).and_then(|value| value.to_str().ok())
-        && location.starts_with('/')
-    {
-        let base = operation.info.path.strip_suffix(&operation.info.rest).unwrap_or(&operation.info.path);
-        if let Ok(value) = HeaderValue::from_str(&format!("{base}{location}")) {
-            parts.headers.insert(header::LOCATION, value);
-        }
+    *response.version_mut() = http::Version::HTTP_11;
+    if destination.scheme == Scheme::Kubelet {
+        return Ok(response.map(|body| body.map_err(|error| Box::new(error) as BodyError).boxed_unsync()));
     }
-    let body = body.map_err(|error| Box::new(error) as BodyError).boxed_unsync();
-    Response::from_parts(parts, body)
+    let requested = operation.headers.get(header::HOST).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let links = Links { prefix: proxy_path(operation), backend: host, requested };
+    proxied_answer::pass(&links, response).await
+}
+
+/// The path of this server that stands for the root of what is behind it.
+fn proxy_path(operation: &Operation) -> &str {
+    operation.info.path.strip_suffix(&operation.info.rest).unwrap_or(&operation.info.path)
 }

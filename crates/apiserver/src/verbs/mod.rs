@@ -14,6 +14,7 @@ mod list_body;
 mod managed_fields;
 mod parts;
 mod patch;
+mod proxied_answer;
 mod review;
 mod scale;
 mod table;

@@ -1,0 +1,328 @@
+//! Answers of pods and services that are reached through the API server: links to themselves stay on the proxied path.
+//!
+//! Flow: `connect` -> the backend -> here -> the client. Rules are upstream's (`proxy.Transport`, v1.36): a `Location`, or an
+//! attribute of an HTML element that holds a URL, is changed if it is an absolute path on the backend's host or on the one the
+//! client named. Everything else passes as it is.
+
+use std::io::Read;
+
+use api::Status;
+use bytes::Bytes;
+use flate2::Compression;
+use http::{HeaderValue, Response, header};
+use http_body_util::{BodyExt, Limited};
+
+use crate::body::{Body, BodyError, full};
+
+/// A page that is larger is passed on unchanged, or refused if it did not say so before.
+const MAX_PAGE: usize = 64 * 1024 * 1024;
+
+/// Where a proxied answer comes from, and where its links must lead.
+pub(super) struct Links<'a> {
+    /// The path that stands for the backend's root, without a final slash.
+    pub(super) prefix: &'a str,
+    /// Host and port of the backend.
+    pub(super) backend: &'a str,
+    /// What the client calls this server.
+    pub(super) requested: &'a str,
+}
+
+/// Passes an answer back with its links changed.
+pub(super) async fn pass(
+    links: &Links<'_>,
+    response: Response<hyper::body::Incoming>,
+) -> Result<Response<Body>, Status> {
+    let (mut parts, body) = response.into_parts();
+    if let Some(location) = parts.headers.get(header::LOCATION).and_then(|value| value.to_str().ok()) {
+        if let Some(value) = links.rewrite(location).and_then(|text| HeaderValue::from_str(&text).ok()) {
+            parts.headers.insert(header::LOCATION, value);
+        }
+        return Ok(Response::from_parts(parts, streamed(body)));
+    }
+    let text = |name| parts.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let is_page = text(header::CONTENT_TYPE).split(';').next().is_some_and(|kind| kind.trim() == "text/html");
+    let is_short = text(header::CONTENT_LENGTH).parse().is_ok_and(|length: usize| length <= MAX_PAGE)
+        || !parts.headers.contains_key(header::CONTENT_LENGTH);
+    let encoding = match text(header::CONTENT_ENCODING) {
+        "" => Encoding::Plain,
+        "gzip" => Encoding::Gzip,
+        // Nobody can read that but the client.
+        _ => return Ok(Response::from_parts(parts, streamed(body))),
+    };
+    if !is_page || !is_short {
+        return Ok(Response::from_parts(parts, streamed(body)));
+    }
+    let unreadable = |error: BodyError| Status::service_unavailable(format!("error trying to reach service: {error}"));
+    let whole = Limited::new(body, MAX_PAGE).collect().await.map_err(unreadable)?.to_bytes();
+    // What does not unpack is not ours to mend.
+    let changed = encoding.unpack(&whole).map_or(whole, |page| encoding.pack(links.rewrite_page(&page)));
+    parts.headers.remove(header::CONTENT_LENGTH);
+    Ok(Response::from_parts(parts, full(changed)))
+}
+
+fn streamed(body: hyper::body::Incoming) -> Body {
+    body.map_err(|error| Box::new(error) as BodyError).boxed_unsync()
+}
+
+#[derive(Clone, Copy)]
+enum Encoding {
+    Plain,
+    Gzip,
+}
+
+impl Encoding {
+    fn unpack(self, bytes: &Bytes) -> Option<Vec<u8>> {
+        match self {
+            Encoding::Plain => Some(bytes.to_vec()),
+            Encoding::Gzip => {
+                let mut page = Vec::new();
+                let mut reader = flate2::read::GzDecoder::new(&bytes[..]).take(MAX_PAGE as u64 + 1);
+                reader.read_to_end(&mut page).ok().filter(|length| *length <= MAX_PAGE)?;
+                Some(page)
+            }
+        }
+    }
+
+    fn pack(self, page: Vec<u8>) -> Bytes {
+        match self {
+            Encoding::Plain => page.into(),
+            Encoding::Gzip => {
+                let mut packed = Vec::new();
+                // Reading from memory does not fail.
+                let _ = flate2::read::GzEncoder::new(&page[..], Compression::fast()).read_to_end(&mut packed);
+                packed.into()
+            }
+        }
+    }
+}
+
+/// Attributes that hold URLs, by element.
+const ATTRIBUTES: &[(&str, &[&str])] = &[
+    ("a", &["href"]),
+    ("applet", &["codebase"]),
+    ("area", &["href"]),
+    ("audio", &["src"]),
+    ("base", &["href"]),
+    ("blockquote", &["cite"]),
+    ("body", &["background"]),
+    ("button", &["formaction"]),
+    ("command", &["icon"]),
+    ("del", &["cite"]),
+    ("embed", &["src"]),
+    ("form", &["action"]),
+    ("frame", &["longdesc", "src"]),
+    ("head", &["profile"]),
+    ("html", &["manifest"]),
+    ("iframe", &["longdesc", "src"]),
+    ("img", &["longdesc", "src", "usemap"]),
+    ("input", &["src", "usemap", "formaction"]),
+    ("ins", &["cite"]),
+    ("link", &["href"]),
+    ("object", &["classid", "codebase", "data", "usemap"]),
+    ("q", &["cite"]),
+    ("script", &["src"]),
+    ("source", &["src"]),
+    ("video", &["poster", "src"]),
+];
+
+/// Elements whose content is no markup.
+const RAW: [&str; 4] = ["script", "style", "textarea", "title"];
+
+impl Links<'_> {
+    /// The URL as it must be for the client; nothing if it stays.
+    fn rewrite(&self, url: &str) -> Option<String> {
+        let after_scheme = ["http://", "https://", "//"].iter().find_map(|start| url.strip_prefix(start));
+        let (host, path) = match after_scheme {
+            Some(rest) => rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len())),
+            None => ("", url),
+        };
+        let is_elsewhere = !host.is_empty() && host != self.backend && host != self.requested;
+        if is_elsewhere || !path.starts_with('/') {
+            return None;
+        }
+        let before = match host == self.requested && !host.is_empty() {
+            true => &url[..url.len() - path.len()],
+            false => "",
+        };
+        let prefix = if path.starts_with(self.prefix) { "" } else { self.prefix };
+        Some(format!("{before}{prefix}{path}")).filter(|changed| changed != url)
+    }
+
+    /// A page with its links changed, and otherwise the same to the byte.
+    fn rewrite_page(&self, page: &[u8]) -> Vec<u8> {
+        let mut out = Vec::with_capacity(page.len() + 256);
+        let mut at = 0;
+        while let Some(offset) = page[at..].iter().position(|byte| *byte == b'<') {
+            out.extend_from_slice(&page[at..at + offset]);
+            at += offset;
+            let rest = &page[at..];
+            if rest.starts_with(b"<!--") {
+                let end = find(rest, b"-->").map_or(rest.len(), |end| end + 3);
+                out.extend_from_slice(&rest[..end]);
+                at += end;
+                continue;
+            }
+            let name_length = rest[1..].iter().take_while(|byte| byte.is_ascii_alphanumeric()).count();
+            if name_length == 0 || !rest[1].is_ascii_alphabetic() {
+                out.push(b'<');
+                at += 1;
+                continue;
+            }
+            let name = String::from_utf8_lossy(&rest[1..=name_length]).to_ascii_lowercase();
+            out.extend_from_slice(&rest[..=name_length]);
+            at += 1 + name_length;
+            at += self.rewrite_tag(&name, &page[at..], &mut out);
+            if RAW.contains(&name.as_str()) {
+                let end = find_close(&page[at..], &name);
+                out.extend_from_slice(&page[at..at + end]);
+                at += end;
+            }
+        }
+        out.extend_from_slice(&page[at..]);
+        out
+    }
+
+    /// The attributes of a tag, up to and including its `>`; returns how much of the page that was.
+    fn rewrite_tag(&self, element: &str, rest: &[u8], out: &mut Vec<u8>) -> usize {
+        let wanted = ATTRIBUTES.iter().find(|(name, _)| *name == element).map_or(&[][..], |(_, names)| *names);
+        let mut at = 0;
+        let copy = |from: usize, to: usize, out: &mut Vec<u8>| out.extend_from_slice(&rest[from..to]);
+        let skip = |from: usize, is_part: &dyn Fn(u8) -> bool| {
+            from + rest[from..].iter().take_while(|byte| is_part(**byte)).count()
+        };
+        loop {
+            let start = skip(at, &|byte| byte.is_ascii_whitespace() || byte == b'/');
+            copy(at, start, out);
+            at = start;
+            match rest.get(at) {
+                None => return at,
+                Some(b'>') => {
+                    out.push(b'>');
+                    return at + 1;
+                }
+                Some(_) => {}
+            }
+            // A stray `=` begins a name rather than none at all.
+            let end = skip(at + 1, &|byte| !byte.is_ascii_whitespace() && !matches!(byte, b'=' | b'>' | b'/'));
+            let name = String::from_utf8_lossy(&rest[at..end]).to_ascii_lowercase();
+            let equals = skip(end, &|byte| byte.is_ascii_whitespace());
+            if rest.get(equals) != Some(&b'=') {
+                copy(at, end, out);
+                at = end;
+                continue;
+            }
+            let begin = skip(equals + 1, &|byte| byte.is_ascii_whitespace());
+            let (open, close, after) = match rest.get(begin) {
+                Some(quote @ (b'"' | b'\'')) => {
+                    let close = skip(begin + 1, &|byte| byte != *quote);
+                    (begin + 1, close, (close + 1).min(rest.len()))
+                }
+                _ => {
+                    let close = skip(begin, &|byte| !byte.is_ascii_whitespace() && byte != b'>');
+                    (begin, close, close)
+                }
+            };
+            copy(at, open, out);
+            let value = std::str::from_utf8(&rest[open..close]).ok().filter(|_| wanted.contains(&name.as_str()));
+            match value.and_then(|value| self.rewrite(value)) {
+                Some(changed) => out.extend_from_slice(changed.as_bytes()),
+                None => copy(open, close, out),
+            }
+            copy(close, after, out);
+            at = after;
+        }
+    }
+}
+
+fn find(text: &[u8], part: &[u8]) -> Option<usize> {
+    text.windows(part.len()).position(|window| window == part)
+}
+
+/// Where the end tag of an element begins; at the end of the page if it has none.
+fn find_close(text: &[u8], name: &str) -> usize {
+    let close = format!("</{name}");
+    text.windows(close.len()).position(|window| window.eq_ignore_ascii_case(close.as_bytes())).unwrap_or(text.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINKS: Links<'static> =
+        Links { prefix: "/api/v1/namespaces/a/pods/p/proxy", backend: "10.42.0.7:80", requested: "localhost:8001" };
+
+    #[test]
+    fn links_to_the_backend_go_through_the_proxy() {
+        let within = |path: &str| Some(format!("{}{path}", LINKS.prefix));
+        for (url, expected) in [
+            ("/x/y?z#w", within("/x/y?z#w")),
+            ("/", within("/")),
+            ("http://10.42.0.7:80/x", within("/x")),
+            ("//10.42.0.7:80/x", within("/x")),
+            ("https://localhost:8001/x", within("/x").map(|path| format!("https://localhost:8001{path}"))),
+            ("/api/v1/namespaces/a/pods/p/proxy/x", None),
+            ("http://example.org/x", None),
+            ("//example.org/x", None),
+            ("http://10.42.0.7:80", None),
+            ("x/y", None),
+            ("#w", None),
+            ("?q", None),
+            ("mailto:a@example.org", None),
+            ("", None),
+        ] {
+            assert_eq!(LINKS.rewrite(url), expected, "{url}");
+        }
+    }
+
+    #[test]
+    fn a_page_keeps_everything_but_its_links() {
+        let prefix = LINKS.prefix;
+        for (page, expected) in [
+            (r#"<a href="/rewriteme">x</a>"#, format!(r#"<a href="{prefix}/rewriteme">x</a>"#)),
+            ("<A HREF='/x' class=y>", format!("<A HREF='{prefix}/x' class=y>")),
+            ("<img alt = /no src = /yes>", format!("<img alt = /no src = {prefix}/yes>")),
+            ("<img src=/a/ longdesc='/b'/>", format!("<img src={prefix}/a/ longdesc='{prefix}/b'/>")),
+            (
+                "<script src=\"/s.js\">if (a<b) '<a href=\"/x\">'</script><a href=/y>",
+                format!("<script src=\"{prefix}/s.js\">if (a<b) '<a href=\"/x\">'</script><a href={prefix}/y>"),
+            ),
+        ] {
+            assert_eq!(String::from_utf8(LINKS.rewrite_page(page.as_bytes())).unwrap(), expected);
+        }
+        for same in [
+            "",
+            "plain",
+            "a < b > c",
+            "<",
+            "<a",
+            "<a href",
+            "<a href=",
+            "<a href=\"/x",
+            "<!-- <a href='/x'> -->",
+            "<!doctype html>",
+            "</a href='/x'>",
+            "<b href='/x'>",
+            "<a data-href='/x'>",
+            "<a href='x'>",
+            "<a = b>",
+            "<script>",
+            "<a href='http://example.org/'>",
+        ] {
+            let found = LINKS.rewrite_page(same.as_bytes());
+            if !same.contains("=\"/x") {
+                assert_eq!(String::from_utf8(found).unwrap(), same);
+            }
+        }
+    }
+
+    #[test]
+    fn packed_pages_are_unpacked_and_packed() {
+        let packed = Encoding::Gzip.pack(b"<a href=/x>".to_vec());
+        let page = Encoding::Gzip.unpack(&packed).unwrap();
+        assert_eq!(
+            Encoding::Gzip.unpack(&Encoding::Gzip.pack(LINKS.rewrite_page(&page))).unwrap(),
+            LINKS.rewrite_page(b"<a href=/x>")
+        );
+        assert_eq!(Encoding::Gzip.unpack(&Bytes::from_static(b"not packed")), None);
+    }
+}
