@@ -70,16 +70,25 @@ pub struct Peer {
 pub struct Plan {
     /// Pod range, host.
     pub direct: Vec<(Cidr, IpAddr)>,
-    /// Pod range, host: through the VXLAN.
-    pub tunnelled: Vec<(Cidr, IpAddr)>,
+    /// Through the VXLAN.
+    pub tunnelled: Vec<Tunnelled>,
+}
+
+/// A pod range behind the other end of the VXLAN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Tunnelled {
+    pub range: Cidr,
+    pub host: IpAddr,
+    /// The hardware address of that end: one for all ranges of its host.
+    mac: [u8; 6],
 }
 
 /// `is_neighbour` tells whether a host is on a network of ours.
 pub fn plan(me: &str, peers: &[Peer], backend: Backend, is_neighbour: impl Fn(IpAddr) -> bool) -> Plan {
     let mut plan = Plan::default();
     for peer in peers.iter().filter(|peer| peer.name != me) {
+        let Some(first) = peer.pod_cidrs.first() else { continue };
         for range in &peer.pod_cidrs {
-            let entry = (range.network(), peer.address);
             // A route needs a gateway of its own family; a tunnel carries either.
             let has_gateway = range.is_v6() == peer.address.is_ipv6();
             let is_direct = match backend {
@@ -88,8 +97,10 @@ pub fn plan(me: &str, peers: &[Peer], backend: Backend, is_neighbour: impl Fn(Ip
                 Backend::Auto => has_gateway && is_neighbour(peer.address),
             };
             match is_direct {
-                true => plan.direct.push(entry),
-                false => plan.tunnelled.push(entry),
+                true => plan.direct.push((range.network(), peer.address)),
+                false => {
+                    plan.tunnelled.push(Tunnelled { range: range.network(), host: peer.address, mac: mac_of(*first) });
+                }
             }
         }
     }
@@ -116,21 +127,20 @@ pub fn program(me: &Peer, plan: &Plan, vxlan: &VxlanConfig) -> io::Result<()> {
         false => Some(ensure_tunnel(&socket, me, vxlan)?),
     };
     if let Some(tunnel) = tunnel {
-        let neighbour = |range: Cidr| Neighbour { index: tunnel, addr: range.addr, mac: mac_of(range) };
-        let entry = |range: Cidr, host: IpAddr| Neighbour { index: tunnel, addr: host, mac: mac_of(range) };
-        for (range, host) in &plan.tunnelled {
-            socket.set_forwarding(&entry(*range, *host))?;
-            socket.set_neighbour(&neighbour(*range))?;
-            let mut route = Route::to(*range).via(range.addr).dev(tunnel);
+        let entry = |far: &Tunnelled| Neighbour { index: tunnel, addr: far.host, mac: far.mac };
+        for far in &plan.tunnelled {
+            socket.set_forwarding(&entry(far))?;
+            socket.set_neighbour(&Neighbour { index: tunnel, addr: far.range.addr, mac: far.mac })?;
+            let mut route = Route::to(far.range).via(far.range.addr).dev(tunnel);
             route.protocol = Route::OURS;
             route.onlink = true;
             wanted.insert(route);
         }
-        let present = |mac: [u8; 6]| plan.tunnelled.iter().any(|(range, _)| mac_of(*range) == mac);
-        for gone in socket.neighbours(tunnel)?.iter().filter(|n| is_ours(n.mac) && !present(n.mac)) {
+        let present = |n: &Neighbour| plan.tunnelled.iter().any(|far| far.mac == n.mac && far.range.addr == n.addr);
+        for gone in socket.neighbours(tunnel)?.iter().filter(|n| is_ours(n.mac) && !present(n)) {
             socket.del_neighbour(gone)?;
         }
-        let moved = |e: &Neighbour| !plan.tunnelled.iter().any(|(range, host)| entry(*range, *host) == *e);
+        let moved = |e: &Neighbour| !plan.tunnelled.iter().any(|far| entry(far) == *e);
         for gone in socket.forwarding(tunnel)?.iter().filter(|e| is_ours(e.mac) && moved(e)) {
             socket.del_forwarding(gone)?;
         }
@@ -227,13 +237,17 @@ mod tests {
         let peers = [
             peer("me", "192.0.2.1", &["10.42.0.0/24"]),
             peer("near", "192.0.2.2", &["10.42.1.0/24"]),
-            peer("far", "198.51.100.2", &["10.42.2.0/24"]),
+            peer("far", "198.51.100.2", &["10.42.2.0/24", "fd42:0:0:2::/64"]),
             peer("new", "192.0.2.9", &[]),
         ];
         let near: Cidr = "192.0.2.0/24".parse().unwrap();
-        for (backend, direct, tunnelled) in [(Backend::Auto, 1, 1), (Backend::HostGw, 2, 0), (Backend::Vxlan, 0, 2)] {
+        for (backend, direct, tunnelled) in [(Backend::Auto, 1, 2), (Backend::HostGw, 2, 1), (Backend::Vxlan, 0, 3)] {
             let plan = plan("me", &peers, backend, |addr| near.contains(addr));
             assert_eq!((plan.direct.len(), plan.tunnelled.len()), (direct, tunnelled), "{backend:?}");
+            // Both families of a host are behind the one end that it has.
+            let ends: BTreeSet<_> = plan.tunnelled.iter().map(|far| (far.host, far.mac)).collect();
+            let hosts: BTreeSet<_> = plan.tunnelled.iter().map(|far| far.host).collect();
+            assert_eq!(ends.len(), hosts.len(), "{backend:?}");
         }
     }
 
