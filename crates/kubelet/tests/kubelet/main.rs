@@ -1,7 +1,8 @@
 //! The kubelet on real runtimes: real containers, in network and mount namespaces of their own.
 //!
 //! Every test runs on our own runtime and on Debian's containerd. The test program is also our runtime (`… cri`), its
-//! shims (`… shim`) and, where a test kills it, the kubelet (`… kubelet`), as the `cox` binary is.
+//! shims (`… shim`), the CNI plug-ins that containerd calls (by their names) and, where a test kills it, the kubelet
+//! (`… kubelet`), as the `cox` binary is.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod api;
@@ -18,6 +19,7 @@ mod volumes;
 
 use std::ffi::OsString;
 use std::future::Future;
+use std::path::Path;
 use std::pin::Pin;
 use std::process::{Command, ExitCode};
 
@@ -61,6 +63,10 @@ const PARALLEL: usize = 4;
 
 fn main() -> ExitCode {
     let mut argv: Vec<OsString> = std::env::args_os().collect();
+    let called_as = argv.first().map(Path::new).and_then(Path::file_name).and_then(|name| name.to_str());
+    if let Some(plugin) = called_as.and_then(cni::plugin) {
+        return plugin();
+    }
     let role = argv.get(1).and_then(|word| word.to_str()).unwrap_or_default().to_string();
     match role.as_str() {
         "shim" => {

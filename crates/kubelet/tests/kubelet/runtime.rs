@@ -51,7 +51,13 @@ impl Runtime {
         match kind {
             // Imported from the directory at start.
             Kind::Cox => runtime.spawn(),
+            // Each with the other's plug-ins: Debian's under our runtime, ours under containerd.
             Kind::Containerd => {
+                std::fs::create_dir_all(dir.join("plugins")).unwrap();
+                for plugin in ["bridge", "host-local", "loopback"] {
+                    let this = std::env::current_exe().unwrap();
+                    std::os::unix::fs::symlink(this, dir.join("plugins").join(plugin)).unwrap();
+                }
                 std::fs::write(dir.join("config.toml"), containerd_config(dir)).unwrap();
                 let pause = dir.join("pause.tar");
                 std::fs::write(&pause, image::busybox(&["sleep", "1000000"]).docker_archive("localhost/pause:1"))
@@ -168,7 +174,7 @@ SystemdCgroup = false
 [plugins."io.containerd.grpc.v1.cri".registry]
 config_path = "{certs}"
 [plugins."io.containerd.grpc.v1.cri".cni]
-bin_dir = "/usr/lib/cni"
+bin_dir = "{plugins}"
 conf_dir = "{cni}"
 "#,
         root = path("root"),
@@ -176,5 +182,6 @@ conf_dir = "{cni}"
         socket = path("c.sock"),
         certs = path("certs.d"),
         cni = path("cni"),
+        plugins = path("plugins"),
     )
 }
