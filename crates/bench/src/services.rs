@@ -1,7 +1,7 @@
 //! A cluster's worth of services behind a real API server, for those who serve them.
 
+use crate::control_plane::{ControlPlane, Transport};
 use anyhow::Context;
-use apiserver::{Config, Server, Storage};
 use client::{Client, Patch};
 use futures_util::StreamExt;
 use k8s_openapi::api::core::v1::Service;
@@ -16,17 +16,16 @@ const PARALLEL: usize = 64;
 pub(crate) struct Services {
     pub(crate) client: Client,
     pub(crate) count: usize,
+    /// Ends with this.
+    _server: ControlPlane,
 }
 
 impl Services {
     /// An API server in this process, with its data in `dir`.
     pub(crate) async fn start(dir: &Path) -> anyhow::Result<Services> {
-        let mut config = Config::new(Storage::Embedded(dir.into()));
-        config.bind = "127.0.0.1:0".parse()?;
-        config.service_cluster_ip_ranges = vec!["10.43.0.0/16".parse().map_err(|_| anyhow::anyhow!("the range"))?];
-        let server = Server::new(config).await?;
-        let admin = api::UserInfo::new("bench", &["system:masters", "system:authenticated"]);
-        Ok(Services { client: Client::in_process(server.handler(), admin), count: 0 })
+        std::fs::create_dir_all(dir)?;
+        let server = ControlPlane::start(dir, Transport::Call).await?;
+        Ok(Services { client: server.client.clone(), count: 0, _server: server })
     }
 
     /// Adds services until there are `count`.
