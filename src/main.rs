@@ -47,6 +47,12 @@ const COMPONENTS: &[Component] = &[
     row(Group::Cluster, "node", "Add, stop, start and remove nodes on this machine", |argv| {
         component(argv, cluster::nodes::cli::main)
     }),
+    row(Group::Cluster, "token", "Make, list and delete tokens with which machines join", |argv| {
+        component(argv, cluster::join::token_cli::main)
+    }),
+    row(Group::Cluster, "join", "Make this machine a node of a cluster, or resume it", |argv| {
+        component(argv, cluster::join::cli::main)
+    }),
     row(Group::Cluster, "delete", "Remove everything of the cluster", |argv| component(argv, cluster::delete::main)),
     row(Group::Cluster, "check", "Say what this host lacks to be a node", |argv| {
         component(argv, cluster::preflight::main)

@@ -42,6 +42,10 @@ impl Host {
         host
     }
 
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// For what this thread does on the host itself.
     pub(crate) fn netns(&self) -> cni::netns::Netns {
         cni::netns::Netns::open(format!("/run/netns/{}", self.name)).unwrap()
@@ -77,15 +81,22 @@ impl Cluster {
 
     /// As [`Cluster::up`], with more flags for the first `cox up`.
     pub(crate) fn up_with(images: &[Push], flags: &[&str]) -> Cluster {
-        let host = Host::new();
+        Cluster::up_on(Host::new(), images, flags)
+    }
+
+    /// On a host that was made before.
+    pub(crate) fn up_on(host: Host, images: &[Push], flags: &[&str]) -> Cluster {
         let dir = tempfile::Builder::new().prefix("coxtest-").tempdir().unwrap();
         let mut cluster = Cluster { host, dir, registry: None };
         cluster.start_registry(images);
-        cluster.cox_up(flags);
+        let registries = cluster.path("registries.yaml");
+        let mut all = vec!["--node-name", "node-1", "--registries", registries.to_str().unwrap()];
+        all.extend(flags);
+        cluster.cox_up(&all);
         cluster
     }
 
-    /// `cox up`, once more.
+    /// `cox up`, once more: it remembers what it was told.
     pub(crate) fn up_again(&self) {
         self.cox_up(&[]);
     }
@@ -96,9 +107,7 @@ impl Cluster {
     }
 
     fn cox_up(&self, flags: &[&str]) {
-        let mut up = self.cox("up");
-        up.args(["--node-name", "node-1", "--registries"]).arg(self.path("registries.yaml")).args(flags);
-        let output = up.output().unwrap();
+        let output = self.cox("up").args(flags).output().unwrap();
         assert!(output.status.success(), "cox up failed\n{}\n{}", describe(&output), self.log());
     }
 

@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used)]
 
 mod forms;
+mod hard_way;
 mod harness;
+mod join;
 mod nodes;
 mod offline;
 mod resume;

@@ -1,4 +1,5 @@
-//! A whole cluster: `cox up`, `down`, `delete`, `status`, `logs`, `check`, `systemd-unit`, `why`; `node` for further nodes.
+//! A whole cluster: `cox up`, `down`, `delete`, `status`, `logs`, `check`, `systemd-unit`, `why`; `node` for
+//! further nodes; `token` and `join` for further machines.
 //!
 //! Flow: `up` (the user's command) starts `server` (the process that stays), which prepares keys (`pki`), starts the
 //! components in order and reports each phase (`progress`) until the node is Ready and DNS answers; then the context
@@ -6,9 +7,11 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod background;
 mod components;
 pub mod delete;
 mod dns_service;
+pub mod join;
 mod kubeconfig;
 mod lock;
 pub mod manage;
@@ -19,9 +22,10 @@ mod pki;
 pub mod preflight;
 mod progress;
 mod server;
+mod shape;
 mod storage_class;
 pub mod systemd;
 pub mod up;
 pub mod why;
 
-pub use options::{Options, Shape};
+pub use options::Options;

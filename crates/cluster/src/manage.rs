@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use futures_util::future::BoxFuture;
 
+use crate::join::Membership;
 use crate::lock::Lock;
 use crate::nodes;
 use crate::options::Options;
@@ -54,8 +55,15 @@ async fn print_status(args: StatusArgs) -> Result<()> {
     let Some(holder) = Lock::holder(&options.lock_file())? else {
         bail!("cluster {:?} does not run: start it with 'cox up'", options.name);
     };
-    println!("cluster     {} (process {})", options.name, holder.pid);
-    println!("kubeconfig  {}", options.admin_kubeconfig().display());
+    match Membership::load(options)? {
+        Some(member) => {
+            println!("node        {} of {} (process {})", member.settings.name, member.server, holder.pid);
+        }
+        None => {
+            println!("cluster     {} (process {})", options.name, holder.pid);
+            println!("kubeconfig  {}", options.admin_kubeconfig().display());
+        }
+    }
     println!("data        {}", options.data_dir.display());
     println!("log         {}", options.log_file().display());
     println!("runtime     unix://{}", options.cri_socket().display());

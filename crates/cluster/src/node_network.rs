@@ -29,13 +29,13 @@ pub(crate) fn list(text: &str) -> Vec<String> {
     text.split(',').map(str::trim).filter(|part| !part.is_empty()).map(str::to_owned).collect()
 }
 
-fn ranges(text: &str) -> Result<Vec<Cidr>> {
+pub(crate) fn ranges(text: &str) -> Result<Vec<Cidr>> {
     list(text).iter().map(|range| range.parse().map_err(|error| anyhow!("{range:?}: {error}"))).collect()
 }
 
 /// Gives the cluster's ranges an end on this node, so that what nobody serves never leaves it.
 pub(crate) fn seal(options: &Options, settings: &Settings) -> Result<()> {
-    let (pods, services) = (ranges(&settings.cluster_cidr)?, ranges(&settings.service_cidr)?);
+    let (pods, services) = (ranges(&settings.cluster.cluster_cidr)?, ranges(&settings.cluster.service_cidr)?);
     // Written first, so that `delete` finds what was made even if we go no further.
     let all: Vec<Cidr> = pods.iter().chain(&services).copied().collect();
     write_private(&ranges_file(options), serde_json::to_string(&all)?.as_bytes())?;
@@ -111,7 +111,7 @@ pub(crate) fn bridge(name: &str, addresses: &[Cidr]) -> std::io::Result<u32> {
 pub(crate) fn masquerade(settings: &Settings, pods: &[Cidr]) -> Result<()> {
     let behind = settings.also_behind.iter().filter_map(|range| range.parse().ok());
     let sources: Vec<Cidr> = pods.iter().copied().chain(behind.clone()).collect();
-    let inside: Vec<Cidr> = ranges(&settings.cluster_cidr)?.into_iter().chain(behind).collect();
+    let inside: Vec<Cidr> = ranges(&settings.cluster.cluster_cidr)?.into_iter().chain(behind).collect();
     cni::routes::masquerade(&sources, &inside).map_err(|error| anyhow!("masquerading what leaves the cluster: {error}"))
 }
 
@@ -142,9 +142,14 @@ pub(crate) fn write_config(options: &Options, settings: &Settings, ranges: &[Cid
     write_private(&dir.join("10-cox.conflist"), serde_json::to_string_pretty(&config)?.as_bytes())
 }
 
-/// Smaller than the node's network allows where every packet to another node is wrapped into one of the node's.
+/// Smaller than the node's network allows where packets to another node are wrapped into one of the node's: always, or in
+/// a family that the node has no address of.
 fn pod_mtu(settings: &Settings) -> Result<Option<u32>> {
-    if settings.routes != Backend::Vxlan {
+    let addresses: Vec<IpAddr> = [settings.address].into_iter().chain(settings.second_address).collect();
+    let has_address = |range: &Cidr| addresses.iter().any(|address| address.is_ipv6() == range.is_v6());
+    let is_tunnelled =
+        settings.cluster.routes == Backend::Vxlan || !ranges(&settings.cluster.cluster_cidr)?.iter().all(has_address);
+    if !is_tunnelled {
         return Ok(None);
     }
     let socket = Socket::open()?;

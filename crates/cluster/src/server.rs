@@ -3,7 +3,7 @@
 //! Each component starts as soon as what it needs is there; nothing sleeps.
 
 use std::fs;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -14,13 +14,14 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::components::{Components, interrupted};
 use crate::kubeconfig::Access;
 use crate::lock::Lock;
-use crate::options::{Options, Shape};
+use crate::options::Options;
 use crate::pki::{Pki, private_dir};
 use crate::progress::Progress;
-use crate::{dns_service, node_network, nodes, storage_class};
+use crate::shape::{Flags, Shape};
+use crate::{dns_service, join, node_network, nodes, storage_class};
 
 /// Runs the cluster until SIGTERM or SIGINT. Progress goes to standard output.
-pub(crate) async fn run(options: Options, shape: Shape) -> Result<()> {
+pub(crate) async fn run(options: Options, flags: Flags) -> Result<()> {
     private_dir(&options.data_dir)?;
     private_dir(&options.run_dir)?;
     // Before the lock tells anyone where to send it: unheard, it would end the process.
@@ -29,6 +30,9 @@ pub(crate) async fn run(options: Options, shape: Shape) -> Result<()> {
         Ok(lock) => lock,
         Err(holder) => bail!("process {} runs this cluster already", holder.pid),
     };
+    let flags = flags.over(Flags::remembered(&options)?)?.settled()?;
+    flags.remember(&options)?;
+    let shape = flags.shape()?;
     let mut components = Components::new();
     let ended = tokio::select! {
         ended = async {
@@ -45,13 +49,14 @@ pub(crate) async fn run(options: Options, shape: Shape) -> Result<()> {
 /// Starts everything and returns when the nodes are Ready and DNS answers.
 async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mut Components) -> Result<()> {
     let mut progress = Progress::default();
-    let (node_name, node_ip) = (shape.node_name()?, shape.node_ip()?);
-    let api_address = IpAddr::V4(shape.service_address(1)?);
-    let dns_address = IpAddr::V4(shape.service_address(10)?);
+    let (node_name, node_ip) = (shape.node_name.clone(), shape.node_ip()?);
+    let api_address = shape.service_address(1)?;
+    let dns_address = shape.service_address(10)?;
     let network = nodes::Network { range: shape.node_cidr.network(), first_node: node_name.clone() };
     network.save(options)?;
     network.ensure_count(options, shape.nodes)?;
-    let pki = prepare_keys(options, shape, &node_name, &[node_ip, api_address, network.gateway()?])?;
+    let addresses: Vec<IpAddr> = shape.node_ips.iter().copied().chain([api_address, network.gateway()?]).collect();
+    let pki = prepare_keys(options, shape, &node_name, &addresses)?;
     progress.done("keys", &options.pki_dir().display().to_string());
 
     let server = apiserver::Server::new(apiserver_config(options, shape, &pki, node_ip)?).await?;
@@ -66,8 +71,9 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
 
     let controllers = controllers::Config::new(as_user("system:kube-controller-manager", &["system:authenticated"]));
     let mut controllers = controllers.with_cluster_cidr(&shape.cluster_cidr)?;
-    controllers.root_ca = Some(read(&pki.certificate("ca"))?);
-    controllers.signer = Some((read(&pki.certificate("ca"))?, read(&pki.key("ca"))?));
+    let ca = read(&pki.certificate("ca"))?;
+    controllers.root_ca = Some(ca.clone());
+    controllers.signer = Some((ca.clone(), read(&pki.key("ca"))?));
     controllers.service_account_key = Some(read(&pki.key("sa"))?);
     controllers.controllers =
         ["*", "bootstrap-signer-controller", "token-cleaner-controller"].map(str::to_owned).into();
@@ -78,8 +84,17 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
     components.spawn("scheduler", scheduler::run(scheduler, components.stop.clone()));
     progress.done("control loops", "controllers, scheduler");
 
-    let mut settings = nodes::Settings::new(options, shape, &node_name, node_ip, dns_address);
-    settings.also_behind = vec![network.range.to_string()];
+    let settings = nodes::Settings {
+        name: node_name.clone(),
+        address: node_ip,
+        second_address: shape.node_ips.get(1).copied(),
+        kubelet_port: shape.kubelet_port,
+        cluster: nodes::ClusterSettings::new(shape)?,
+        registries: shape.registries.clone(),
+        images_dir: options.images_dir(),
+        also_behind: vec![network.range.to_string()],
+        asks_for_certificate: false,
+    };
     let clients = nodes::Clients {
         kubelet: as_user(&format!("system:node:{node_name}"), &["system:nodes", "system:authenticated"]),
         proxy: as_user("system:kube-proxy", &["system:authenticated"]),
@@ -89,6 +104,11 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
     progress.done("node", &format!("{node_name}, pods in {}", shape.cluster_cidr));
 
     components.until(storage_class::ensure(&admin)).await?;
+    let server = format!("https://{}", SocketAddr::from((node_ip, shape.secure_port)));
+    let published = join::publish(&admin, &server, &ca, &settings.cluster);
+    components.until(published).await?;
+    let reserved = node_network::ranges(&format!("{},{},{}", shape.cluster_cidr, shape.service_cidr, network.range))?;
+    components.spawn("approval", join::approve(admin.clone(), reserved, components.stop.clone()));
     components.until(dns_service::ensure_role(&admin)).await?;
     let service_account = ["system:serviceaccounts", "system:serviceaccounts:kube-system", "system:authenticated"];
     let dns = dns_config(shape, as_user(dns_service::USER, &service_account), gateway)?;
@@ -98,15 +118,8 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
 
     let (cluster, shape_of_nodes) = (options.clone(), shape.clone());
     let further: Vec<nodes::Record> = nodes::all(options)?;
-    let supervisor = nodes::Supervisor {
-        cluster,
-        shape: shape_of_nodes,
-        network,
-        pki,
-        admin: admin.clone(),
-        first_node: node_ip,
-        dns: dns_address,
-    };
+    let supervisor =
+        nodes::Supervisor { cluster, shape: shape_of_nodes, network, pki, admin: admin.clone(), first_node: node_ip };
     components.spawn("nodes", supervisor.run(nudges, components.stop.clone()));
     components.until(nodes::until_ready(&admin, &node_name)).await?;
     let wanted = further.iter().filter(|record| record.wanted == nodes::Wanted::Running);

@@ -46,6 +46,7 @@ mod ttl_after_finished;
 mod volume;
 
 pub use args::{Args, Config, Election, main};
+pub use bootstrap_tokens::jws;
 pub use error::Error;
 pub use manager::run;
 pub use node_ipam::Range;

@@ -43,5 +43,6 @@ mod usage;
 mod volumes;
 mod worker;
 
+pub use certificates::{bootstrap, client_of, renewed};
 pub use config::{Args, Config, Settings};
 pub use run::{main, run};

@@ -61,7 +61,6 @@ async fn run_main(args: Args) -> anyhow::Result<()> {
 }
 
 async fn serve(args: &Args, settings: Settings, stop: CancellationToken) -> anyhow::Result<()> {
-    let store = certificates::client_store(&settings.cert_dir);
     while !stop.is_cancelled() {
         if let (Some(kubeconfig), Some(first)) = (&args.kubeconfig, &args.bootstrap_kubeconfig) {
             let bootstrap = certificates::bootstrap(kubeconfig, first, &settings.cert_dir, &settings.node_name);
@@ -77,7 +76,7 @@ async fn serve(args: &Args, settings: Settings, stop: CancellationToken) -> anyh
         let running = run(config, until.clone());
         let renewed = async {
             match settings.rotate_certificates {
-                true => certificates::renew_client(&client, &store, &settings.node_name).await,
+                true => certificates::renewed(&client, &settings.cert_dir, &settings.node_name).await,
                 false => std::future::pending().await,
             }
         };

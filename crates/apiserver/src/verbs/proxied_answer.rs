@@ -297,7 +297,6 @@ mod tests {
             "<a",
             "<a href",
             "<a href=",
-            "<a href=\"/x",
             "<!-- <a href='/x'> -->",
             "<!doctype html>",
             "</a href='/x'>",
@@ -308,10 +307,7 @@ mod tests {
             "<script>",
             "<a href='http://example.org/'>",
         ] {
-            let found = LINKS.rewrite_page(same.as_bytes());
-            if !same.contains("=\"/x") {
-                assert_eq!(String::from_utf8(found).unwrap(), same);
-            }
+            assert_eq!(String::from_utf8(LINKS.rewrite_page(same.as_bytes())).unwrap(), same);
         }
     }
 

@@ -14,43 +14,48 @@ use serde::{Deserialize, Serialize};
 use super::routes;
 use crate::components::Components;
 use crate::node_network;
-use crate::options::{Options, Shape};
+use crate::options::Options;
 use crate::pki::Pki;
+use crate::shape::Shape;
 
 /// What a node must know about itself and its cluster.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Settings {
     pub name: String,
     pub address: IpAddr,
+    /// Of the other family, in a cluster with two.
+    pub second_address: Option<IpAddr>,
     pub kubelet_port: u16,
-    /// Ranges of the cluster, separated by commas.
+    pub cluster: ClusterSettings,
+    pub registries: PathBuf,
+    /// Archives that are imported when the runtime starts.
+    pub images_dir: PathBuf,
+    /// Further ranges whose traffic leaves through this node and takes its address.
+    pub also_behind: Vec<String>,
+    /// Whether the kubelet asks the cluster for the certificate it serves with, or finds one among its keys.
+    pub asks_for_certificate: bool,
+}
+
+/// What all nodes of a cluster must know about it; a machine that joins is told.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct ClusterSettings {
+    /// Ranges, separated by commas.
     pub cluster_cidr: String,
     pub service_cidr: String,
     pub cluster_domain: String,
     pub dns: IpAddr,
-    pub registries: PathBuf,
-    /// Archives that are imported when the runtime starts.
-    pub images_dir: PathBuf,
     pub routes: Backend,
-    /// Further ranges whose traffic leaves through this node and takes its address.
-    pub also_behind: Vec<String>,
 }
 
-impl Settings {
-    pub(crate) fn new(options: &Options, shape: &Shape, name: &str, address: IpAddr, dns: IpAddr) -> Settings {
-        Settings {
-            name: name.to_owned(),
-            address,
-            kubelet_port: shape.kubelet_port,
+impl ClusterSettings {
+    pub(crate) fn new(shape: &Shape) -> Result<ClusterSettings> {
+        Ok(ClusterSettings {
             cluster_cidr: shape.cluster_cidr.clone(),
             service_cidr: shape.service_cidr.clone(),
             cluster_domain: shape.cluster_domain.clone(),
-            dns,
-            registries: shape.registries.clone(),
-            images_dir: options.data_dir.join("images"),
+            dns: shape.service_address(10)?,
             routes: shape.routes,
-            also_behind: Vec::new(),
-        }
+        })
     }
 }
 
@@ -79,7 +84,14 @@ impl Node<'_> {
         let mut runtime = runtime_config(options, Some(&settings.registries));
         runtime.images_dir = Some(settings.images_dir.clone());
         runtime.pulls = self.pulls;
+        let listening = runtime.listening.clone();
         components.spawn("runtime", runtime::run(runtime, components.stop.clone()));
+        // A kubelet that finds no runtime waits for a while before it looks again.
+        let is_listening = async {
+            listening.notified().await;
+            Ok(())
+        };
+        components.until(is_listening).await?;
         let kubelet = kubelet_config(options, settings, self.pki, self.clients.kubelet.clone());
         components.spawn("kubelet", kubelet::run(kubelet, components.stop.clone()));
 
@@ -88,14 +100,14 @@ impl Node<'_> {
         node_network::masquerade(settings, &ranges)?;
         node_network::write_config(options, settings, &ranges)?;
         let mut proxy = proxy::Config::new(self.clients.proxy.clone(), &settings.name);
-        proxy.cluster_cidrs = node_network::list(&settings.cluster_cidr);
-        proxy.service_cidrs = node_network::list(&settings.service_cidr);
+        proxy.cluster_cidrs = node_network::list(&settings.cluster.cluster_cidr);
+        proxy.service_cidrs = node_network::list(&settings.cluster.service_cidr);
         // Where upstream's answers: load balancers and collectors look there.
         proxy.healthz_bind_address = Some((Ipv4Addr::UNSPECIFIED, 10256).into());
         proxy.metrics_bind_address = Some((Ipv4Addr::LOCALHOST, 10249).into());
         components.spawn("proxy", proxy::run(proxy, components.stop.clone()));
         let (name, stop) = (settings.name.clone(), components.stop.clone());
-        components.spawn("routes", routes::run(self.clients.proxy, name, settings.routes, stop));
+        components.spawn("routes", routes::run(self.clients.proxy, name, settings.cluster.routes, stop));
         Ok(gateway)
     }
 }
@@ -113,7 +125,7 @@ pub(crate) fn runtime_config(options: &Options, registries: Option<&Path>) -> ru
 
 fn kubelet_config(options: &Options, node: &Settings, pki: &Pki, client: Client) -> kubelet::Config {
     let mut settings = kubelet::Settings::new(&node.name);
-    settings.node_ips = vec![node.address];
+    settings.node_ips = [node.address].into_iter().chain(node.second_address).collect();
     settings.cri_endpoint = options.cri_socket();
     settings.root_dir = options.data_dir.join("kubelet");
     settings.cert_dir = options.pki_dir();
@@ -125,11 +137,15 @@ fn kubelet_config(options: &Options, node: &Settings, pki: &Pki, client: Client)
     }
     settings.image_gc_high = 99;
     settings.image_gc_low = 98;
-    settings.cluster_dns = vec![node.dns.to_string()];
-    settings.cluster_domain = node.cluster_domain.clone();
+    settings.cluster_dns = vec![node.cluster.dns.to_string()];
+    settings.cluster_domain = node.cluster.cluster_domain.clone();
     settings.port = node.kubelet_port;
     settings.client_ca_file = Some(pki.certificate("ca"));
-    settings.tls_cert_file = Some(pki.certificate("kubelet"));
-    settings.tls_private_key_file = Some(pki.key("kubelet"));
+    if node.asks_for_certificate {
+        settings.server_tls_bootstrap = true;
+    } else {
+        settings.tls_cert_file = Some(pki.certificate("kubelet"));
+        settings.tls_private_key_file = Some(pki.key("kubelet"));
+    }
     kubelet::Config { client, settings }
 }

@@ -22,10 +22,11 @@ use tokio_util::sync::CancellationToken;
 use super::process::{Process, do_chore};
 use super::record::{self, Network, Record, Wanted};
 use super::run::{Chore, settings_file};
-use super::{Settings, keys, namespace};
+use super::{ClusterSettings, Settings, keys, namespace};
 use crate::delete;
-use crate::options::{Options, Shape};
+use crate::options::Options;
 use crate::pki::{Pki, private_dir, write_private};
+use crate::shape::Shape;
 
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
 /// A process that lived this long was not in trouble from the start.
@@ -40,7 +41,6 @@ pub(crate) struct Supervisor {
     pub admin: Client,
     /// The node in this process.
     pub first_node: IpAddr,
-    pub dns: IpAddr,
 }
 
 impl Supervisor {
@@ -162,7 +162,17 @@ impl Supervisor {
         namespace::ensure(&self.cluster, &self.network, record, self.first_node)?;
         let server = format!("https://{}:{}", self.network.gateway()?, self.shape.secure_port);
         keys::prepare(&self.cluster, &self.pki, record, &server)?;
-        let settings = Settings::new(&self.cluster, &self.shape, &record.name, record.address, self.dns);
+        let settings = Settings {
+            name: record.name.clone(),
+            address: record.address,
+            second_address: None,
+            kubelet_port: self.shape.kubelet_port,
+            cluster: ClusterSettings::new(&self.shape)?,
+            registries: self.shape.registries.clone(),
+            images_dir: self.cluster.images_dir(),
+            also_behind: Vec::new(),
+            asks_for_certificate: false,
+        };
         write_private(&settings_file(&options), &serde_json::to_vec_pretty(&settings)?)
     }
 

@@ -1,6 +1,7 @@
 //! Bootstrap tokens, with which new nodes introduce themselves: `signer` lets them trust the cluster, `cleaner` ends them.
 
 mod cleaner;
+pub mod jws;
 mod signer;
 
 pub(crate) use cleaner::build as build_cleaner;

@@ -1,25 +1,20 @@
 //! Bootstrap signer: the public `cluster-info` is signed with every token that allows it.
 //!
-//! Who knows a token can check that the address and authority in `kube-public/cluster-info` come from this cluster: each signature is
-//! a JWS (HS256, keyed by the token's secret) without its content.
+//! Who knows a token can check that the address and authority in `kube-public/cluster-info` come from this cluster.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use client::{Client, Informer, ListParams};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
-use ring::hmac;
 
-use super::{NAMESPACE, field, has_expired, selection};
+use super::{NAMESPACE, field, has_expired, jws, selection};
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 
 const PUBLIC: &str = "kube-public";
 const CLUSTER_INFO: &str = "cluster-info";
-const SIGNATURE: &str = "jws-kubeconfig-";
 
 struct Controller {
     client: Client,
@@ -68,21 +63,13 @@ fn signed(data: Option<&BTreeMap<String, String>>, tokens: &BTreeMap<&str, &str>
     let content = data.get("kubeconfig")?;
     let mut new: BTreeMap<String, String> = data
         .iter()
-        .filter(|(key, _)| !key.starts_with(SIGNATURE))
+        .filter(|(key, _)| !key.starts_with(jws::PREFIX))
         .map(|(key, value)| (key.clone(), value.clone()))
         .collect();
     for (id, secret) in tokens {
-        new.insert(format!("{SIGNATURE}{id}"), detached_signature(content, id, secret));
+        new.insert(format!("{}{id}", jws::PREFIX), jws::sign(content, id, secret));
     }
     (new != *data).then_some(new)
-}
-
-fn detached_signature(content: &str, id: &str, secret: &str) -> String {
-    // The order of the fields is part of what is signed.
-    let header = URL_SAFE_NO_PAD.encode(format!(r#"{{"alg":"HS256","kid":"{id}"}}"#));
-    let message = format!("{header}.{}", URL_SAFE_NO_PAD.encode(content));
-    let signature = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes()), message.as_bytes());
-    format!("{header}..{}", URL_SAFE_NO_PAD.encode(signature))
 }
 
 #[cfg(test)]
@@ -129,9 +116,7 @@ mod tests {
         let tokens = BTreeMap::from([("abcdef", "0123456789abcdef")]);
         let new = signed(Some(&data), &tokens).unwrap();
         assert_eq!(new.keys().map(String::as_str).collect::<Vec<_>>(), ["jws-kubeconfig-abcdef", "kubeconfig"]);
-        let (header, signature) = new["jws-kubeconfig-abcdef"].split_once("..").unwrap();
-        assert_eq!(URL_SAFE_NO_PAD.decode(header).unwrap(), br#"{"alg":"HS256","kid":"abcdef"}"#);
-        assert_eq!(URL_SAFE_NO_PAD.decode(signature).unwrap().len(), 32);
+        assert!(jws::verify("content", "abcdef", "0123456789abcdef", &new["jws-kubeconfig-abcdef"]));
         assert_eq!(signed(Some(&new), &tokens), None, "signing again changes nothing");
         assert_eq!(signed(Some(&BTreeMap::new()), &tokens), None, "there is nothing to sign");
     }

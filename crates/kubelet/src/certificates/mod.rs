@@ -19,18 +19,18 @@ pub(crate) use store::{Certificate, Store};
 
 const USER_AGENT: &str = "kubelet/v1.36";
 
-pub(crate) fn client_of(kubeconfig: &Kubeconfig) -> anyhow::Result<Client> {
+pub fn client_of(kubeconfig: &Kubeconfig) -> anyhow::Result<Client> {
     Ok(Client::from_kubeconfig(kubeconfig, &Overrides::default())?.with_user_agent(USER_AGENT)?)
 }
 
 /// Where a kubelet that was bootstrapped keeps the certificate it is a client with.
-pub(crate) fn client_store(cert_dir: &Path) -> Store {
+fn client_store(cert_dir: &Path) -> Store {
     Store::new(cert_dir, "kubelet-client")
 }
 
 /// Makes sure that the kubeconfig works: if it is missing, or its certificate has ended, gets a new one with the
 /// credentials of the bootstrap kubeconfig.
-pub(crate) async fn bootstrap(
+pub async fn bootstrap(
     kubeconfig: &Path,
     bootstrap_kubeconfig: &Path,
     cert_dir: &Path,
@@ -57,8 +57,9 @@ pub(crate) async fn bootstrap(
     store::write_private(kubeconfig, &text).with_context(|| format!("writing {}", kubeconfig.display()))
 }
 
-/// Returns once a new client certificate is in the store; never, when there is none to renew.
-pub(crate) async fn renew_client(client: &Client, store: &Store, node_name: &str) {
+/// Returns once a new client certificate is in the directory; never, when there is none to renew.
+pub async fn renewed(client: &Client, cert_dir: &Path, node_name: &str) {
+    let store = client_store(cert_dir);
     loop {
         let Some(current) = store.load() else { return std::future::pending().await };
         tokio::time::sleep(until_renewal(&current, Timestamp::now(), rand::random())).await;

@@ -1,0 +1,54 @@
+//! This program once more, in the background: its progress is passed on until it is ready, then it runs on alone.
+
+use std::ffi::OsString;
+use std::fs::{self, OpenOptions};
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use crate::options::Options;
+use crate::pki::private_dir;
+use crate::progress;
+
+/// Starts this program with the given words; returns when it reports that it is ready. `secrets` are variables that it does
+/// not inherit.
+pub(crate) fn start(options: &Options, words: &[OsString], secrets: &[&str]) -> Result<()> {
+    let log = options.log_file();
+    private_dir(log.parent().unwrap_or(Path::new("/")))?;
+    let log_file = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .mode(0o600)
+        .open(&log)
+        .with_context(|| format!("opening {}", log.display()))?;
+    let mut command = Command::new("/proc/self/exe");
+    command.args(words).current_dir("/").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log_file);
+    for name in secrets {
+        command.env_remove(name);
+    }
+    let mut child = command.spawn().context("starting a process in the background")?;
+    let output = child.stdout.take().context("the process in the background has no output")?;
+    for line in BufReader::new(output).lines() {
+        let line = line?;
+        if line == progress::READY {
+            return Ok(());
+        }
+        println!("{line}");
+    }
+    let status = child.wait()?;
+    bail!("it did not start ({status}); the end of {}:\n{}", log.display(), tail(&log, 12));
+}
+
+/// Leaves the terminal that started this process.
+pub(crate) fn detach() -> Result<()> {
+    nix::unistd::setsid().map(drop).context("leaving the terminal's session")
+}
+
+fn tail(path: &Path, lines: usize) -> String {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let all: Vec<&str> = text.lines().collect();
+    all[all.len().saturating_sub(lines)..].join("\n")
+}

@@ -1,0 +1,163 @@
+//! `cox join`: makes this machine a node of a cluster elsewhere, or resumes it.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use client::Client;
+use client::kubeconfig::{AuthInfo, Kubeconfig, Overrides};
+use futures_util::future::BoxFuture;
+use k8s_openapi::api::core::v1::ConfigMap;
+
+use super::discovery::{CaHash, Cluster, discover};
+use super::membership::{Membership, bootstrap_kubeconfig, node_kubeconfig};
+use super::token::Token;
+use super::{enrolment, machine};
+use crate::lock::Lock;
+use crate::nodes::{ClusterSettings, Settings};
+use crate::options::Options;
+use crate::pki::{Pki, private_dir, write_private};
+use crate::shape::Machine;
+use crate::{background, node_network, preflight};
+
+const TOKEN_VARIABLE: &str = "COX_TOKEN";
+
+/// Make this machine a node of a cluster, or resume the node that it is
+#[derive(Debug, Clone, clap::Args)]
+#[command(after_help = "On a server of the cluster, 'cox token create --print-join-command' prints what to type here.")]
+pub struct Args {
+    #[command(flatten)]
+    options: Options,
+    #[command(flatten)]
+    machine: Machine,
+    /// Address of an API server of the cluster, with or without a port; none resumes
+    #[arg(requires = "ca_hash")]
+    server: Option<String>,
+    /// The token that lets this machine in. Other users of the machine can see it here: a file is better
+    #[arg(long, env = TOKEN_VARIABLE, hide_env_values = true)]
+    token: Option<String>,
+    /// File to read the token from; - is standard input
+    #[arg(long, conflicts_with = "token")]
+    token_file: Option<PathBuf>,
+    /// Hash of the cluster's authority (sha256:…): without it anybody could pretend to be the cluster
+    #[arg(long, alias = "discovery-token-ca-cert-hash", value_delimiter = ',')]
+    ca_hash: Vec<CaHash>,
+    /// Stay in the foreground, as a service manager wants it
+    #[arg(long)]
+    foreground: bool,
+    /// Detach from the terminal that started this process.
+    #[arg(long, hide = true)]
+    detached: bool,
+}
+
+pub fn main(args: Args) -> BoxFuture<'static, Result<()>> {
+    Box::pin(run_main(args))
+}
+
+async fn run_main(args: Args) -> Result<()> {
+    preflight::require()?;
+    let options = &args.options;
+    if args.detached {
+        background::detach()?;
+        return machine::run(options).await;
+    }
+    private_dir(&options.data_dir)?;
+    if let Some(holder) = Lock::holder(&options.lock_file())? {
+        bail!("process {} runs a node with this directory already: see 'cox status'", holder.pid);
+    }
+    if options.admin_kubeconfig().exists() {
+        bail!("{} holds a cluster: 'cox delete' makes room", options.data_dir.display());
+    }
+    match (&args.server, Membership::load(options)?) {
+        (Some(server), None) => enrol(&args, server).await?,
+        (Some(_), Some(member)) => {
+            bail!("this machine is a node of {}: 'cox join' resumes it, 'cox delete' makes room", member.server)
+        }
+        (None, Some(_)) => {}
+        (None, None) => bail!("which cluster? Give the address of its API server, a token and the authority's hash"),
+    }
+    if args.foreground {
+        return machine::run(options).await;
+    }
+    // This program again, without what it was told: nothing of the token stays in a process.
+    let mut words = vec!["join".into(), "--detached".into(), "--name".into(), options.name.clone().into()];
+    for (flag, dir) in [("--data-dir", &options.data_dir), ("--run-dir", &options.run_dir)] {
+        words.extend([flag.into(), dir.clone().into_os_string()]);
+    }
+    background::start(options, &words, &[TOKEN_VARIABLE])?;
+    println!("\nThis machine is a node of the cluster. Here: 'cox status', 'cox logs', 'cox down', 'cox delete'.");
+    Ok(())
+}
+
+/// Finds the cluster, learns what its nodes must know, and writes down what the machine's process needs.
+async fn enrol(args: &Args, server: &str) -> Result<()> {
+    let options = &args.options;
+    let token = token(args.token.as_deref(), args.token_file.as_deref())?;
+    let cluster = discover(server, &token, &args.ca_hash).await?;
+    println!(" ✓ {:<14} {}", "cluster", cluster.server);
+    let user = AuthInfo { token: Some(token.to_string()), ..AuthInfo::default() };
+    let first = cluster.kubeconfig(user);
+    let settings = settings(&args.machine, options, &cluster, &first).await?;
+    private_dir(&options.pki_dir())?;
+    write_private(&Pki::open(&options.pki_dir()).certificate("ca"), cluster.ca.as_bytes())?;
+    // A certificate of an earlier membership would speak to the wrong cluster.
+    if node_kubeconfig(options).exists() {
+        std::fs::remove_file(node_kubeconfig(options)).context("removing old credentials")?;
+    }
+    write_private(&bootstrap_kubeconfig(options), first.to_yaml()?.as_bytes())?;
+    println!(" ✓ {:<14} {} at {}", "membership", settings.name, settings.address);
+    Membership { server: cluster.server, settings }.save(options)
+}
+
+/// From where it was given; never from the command line if it is anywhere else.
+fn token(given: Option<&str>, file: Option<&Path>) -> Result<Token> {
+    let text = match (file, given) {
+        (Some(path), _) if path == Path::new("-") => {
+            let mut text = String::new();
+            std::io::stdin().read_to_string(&mut text).context("reading the token from standard input")?;
+            text
+        }
+        (Some(path), _) => std::fs::read_to_string(path).with_context(|| path.display().to_string())?,
+        (None, Some(text)) => text.to_owned(),
+        (None, None) => bail!("give a token: --token-file (- for standard input), {TOKEN_VARIABLE} or --token"),
+    };
+    text.trim().parse()
+}
+
+/// This machine's part, and what the cluster tells those who come with a token.
+async fn settings(machine: &Machine, options: &Options, cluster: &Cluster, first: &Kubeconfig) -> Result<Settings> {
+    let client = Client::from_kubeconfig(first, &Overrides::default())?;
+    let told = client.namespaced::<ConfigMap>(enrolment::SETTINGS_NAMESPACE).get(enrolment::SETTINGS_NAME).await;
+    let told = told.with_context(|| format!("{} does not tell its settings", cluster.server))?;
+    let text = told.data.unwrap_or_default().remove(enrolment::SETTINGS_KEY);
+    let text = text.context("the cluster's settings are empty: was it made by 'cox up'?")?;
+    let common: ClusterSettings = serde_json::from_str(&text).context("reading the cluster's settings")?;
+    let addresses = machine.addresses(node_network::list(&common.cluster_cidr).len() > 1)?;
+    Ok(Settings {
+        name: machine.name()?,
+        address: addresses.first().copied().context("this machine has no address")?,
+        second_address: addresses.get(1).copied(),
+        kubelet_port: machine.kubelet_port(),
+        cluster: common,
+        registries: machine.registries(),
+        images_dir: options.images_dir(),
+        also_behind: Vec::new(),
+        asks_for_certificate: true,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_come_from_files_and_words() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "abcdef.0123456789abcdef\n").unwrap();
+        assert_eq!(token(None, Some(file.path())).unwrap().id, "abcdef");
+        assert_eq!(token(Some("fedcba.0123456789abcdef"), None).unwrap().id, "fedcba");
+        for (given, file) in [(None, None), (Some("x"), None), (None, Some(Path::new("/nonexistent")))] {
+            assert!(token(given, file).is_err());
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! What a cluster lays out for machines that join: where it is, what its nodes must know, and what those who come may do.
+//!
+//! Names, groups and rights are kubeadm's where kubeadm has them, so that its users and tools find what they know.
+
+use anyhow::{Context, Result};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use client::{Client, Patch};
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, Role, RoleBinding};
+use serde_json::{Value, json};
+
+use super::token::DEFAULT_GROUP;
+use crate::nodes::ClusterSettings;
+
+/// The signed object that anybody may read.
+pub(super) const INFO_NAMESPACE: &str = "kube-public";
+pub(super) const INFO_NAME: &str = "cluster-info";
+/// What nodes must know, for those who come with a token.
+pub(super) const SETTINGS_NAMESPACE: &str = "kube-system";
+pub(super) const SETTINGS_NAME: &str = "cox-config";
+pub(super) const SETTINGS_KEY: &str = "settings";
+
+const MANAGER: &str = "cox";
+const RBAC: &str = "rbac.authorization.k8s.io";
+
+/// Writes all of it; doing so again changes nothing.
+pub(crate) async fn publish(client: &Client, server: &str, ca: &str, settings: &ClusterSettings) -> Result<()> {
+    publish_info(client, server, ca).await.context("publishing cluster-info")?;
+    publish_settings(client, settings).await.context("publishing the settings of nodes")?;
+    let [bootstrap, csr] = ["system:node-bootstrapper", "system:certificates.k8s.io:certificatesigningrequests"];
+    let (for_others, for_itself) = (format!("{csr}:nodeclient"), format!("{csr}:selfnodeclient"));
+    for (name, role, group) in [
+        // Who comes with a token may ask for a node's certificate, and gets it.
+        ("kubeadm:kubelet-bootstrap", bootstrap, DEFAULT_GROUP),
+        ("kubeadm:node-autoapprove-bootstrap", for_others.as_str(), DEFAULT_GROUP),
+        ("kubeadm:node-autoapprove-certificate-rotation", for_itself.as_str(), "system:nodes"),
+        // The proxy of a machine that has joined is its node.
+        ("cox:node-proxier", "system:node-proxier", "system:nodes"),
+    ] {
+        bind(client, name, role, group).await.with_context(|| format!("binding the role {role}"))?;
+    }
+    Ok(())
+}
+
+async fn publish_info(client: &Client, server: &str, ca: &str) -> Result<()> {
+    let cluster = json!({"server": server, "certificate-authority-data": STANDARD.encode(ca)});
+    let kubeconfig = json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "", "cluster": cluster}],
+        "contexts": [],
+        "current-context": "",
+        "preferences": {},
+        "users": [],
+    });
+    let data = json!({"kubeconfig": yaml_serde::to_string(&kubeconfig)?});
+    put_map(client, INFO_NAMESPACE, INFO_NAME, data).await?;
+    let anybody = json!({"apiGroup": RBAC, "kind": "User", "name": "system:anonymous"});
+    let role = "kubeadm:bootstrap-signer-clusterinfo";
+    allow_reading(client, INFO_NAMESPACE, role, INFO_NAME, &[anybody]).await
+}
+
+async fn publish_settings(client: &Client, settings: &ClusterSettings) -> Result<()> {
+    let data = json!({SETTINGS_KEY: serde_json::to_string_pretty(settings)?});
+    put_map(client, SETTINGS_NAMESPACE, SETTINGS_NAME, data).await?;
+    let group = |name: &str| json!({"apiGroup": RBAC, "kind": "Group", "name": name});
+    let readers = [group(DEFAULT_GROUP), group("system:nodes")];
+    allow_reading(client, SETTINGS_NAMESPACE, "cox:config", SETTINGS_NAME, &readers).await
+}
+
+/// Applied, so that signatures, which others write, stay.
+async fn put_map(client: &Client, namespace: &str, name: &str, data: Value) -> Result<()> {
+    let metadata = json!({"name": name, "namespace": namespace});
+    let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data});
+    client.namespaced::<ConfigMap>(namespace).patch(name, &Patch::apply(MANAGER, map).force()).await?;
+    Ok(())
+}
+
+/// Lets some read one ConfigMap.
+async fn allow_reading(client: &Client, namespace: &str, role: &str, map: &str, subjects: &[Value]) -> Result<()> {
+    let version = format!("{RBAC}/v1");
+    let metadata = json!({"name": role, "namespace": namespace});
+    let rule = json!({"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [map], "verbs": ["get"]});
+    let object = json!({"apiVersion": version, "kind": "Role", "metadata": metadata, "rules": [rule]});
+    let binding = json!({
+        "apiVersion": version,
+        "kind": "RoleBinding",
+        "metadata": metadata,
+        "roleRef": {"apiGroup": RBAC, "kind": "Role", "name": role},
+        "subjects": subjects,
+    });
+    client.namespaced::<Role>(namespace).patch(role, &Patch::apply(MANAGER, object).force()).await?;
+    client.namespaced::<RoleBinding>(namespace).patch(role, &Patch::apply(MANAGER, binding).force()).await?;
+    Ok(())
+}
+
+async fn bind(client: &Client, name: &str, role: &str, group: &str) -> Result<()> {
+    let binding = json!({
+        "apiVersion": format!("{RBAC}/v1"),
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": name},
+        "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": role},
+        "subjects": [{"apiGroup": RBAC, "kind": "Group", "name": group}],
+    });
+    client.all::<ClusterRoleBinding>().patch(name, &Patch::apply(MANAGER, binding).force()).await?;
+    Ok(())
+}

@@ -1,0 +1,20 @@
+//! Machines that join a cluster, and what the cluster does for them. kubeadm's conventions throughout.
+//!
+//! On a server: `enrolment` publishes where the cluster is (`cluster-info`, signed for every token), what its nodes must know,
+//! and the rights of those who come with a token; `approval` lets nodes that have joined serve under their own addresses.
+//! On the machine: `cox join` ([`cli`]) -> `discovery` finds out, with token and hash, that it talks to the right cluster
+//! -> a bootstrap kubeconfig and a `membership` on disk -> `machine`, the process that gets a certificate and runs the node.
+//! Invariant: the token is in no log, in no argument of a process that stays, and on disk only until the certificate is there.
+
+mod approval;
+pub mod cli;
+mod discovery;
+mod enrolment;
+mod machine;
+mod membership;
+mod token;
+pub mod token_cli;
+
+pub(crate) use approval::run as approve;
+pub(crate) use enrolment::publish;
+pub(crate) use membership::Membership;

@@ -1,0 +1,298 @@
+//! What a cluster is like: given by flags at the first `cox up`, remembered for every later one.
+//!
+//! Flow: flags of this command line -> [`Flags::over`] what is remembered -> [`Flags::shape`], where the rest is as usual.
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use cni::Cidr;
+use cni::routes::Backend;
+use serde::{Deserialize, Serialize};
+
+use crate::node_network::list;
+use crate::options::Options;
+use crate::pki::write_private;
+
+/// What `cox up` can be told about the cluster to make. It need not be told again: `cox up` remembers.
+#[derive(Debug, Clone, Default, PartialEq, clap::Args, Serialize, Deserialize)]
+#[serde(default, rename_all = "kebab-case")]
+pub(crate) struct Flags {
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub machine: Machine,
+    /// Port of the API server (default: 6443)
+    #[arg(long)]
+    pub secure_port: Option<u16>,
+    /// Addresses of pods; a second range, after a comma, for dual stack (default: 10.42.0.0/16)
+    #[arg(long)]
+    pub cluster_cidr: Option<String>,
+    /// Addresses of services; the first is the API server's, the tenth the cluster DNS's. A second range for dual stack
+    /// (default: 10.43.0.0/16)
+    #[arg(long)]
+    pub service_cidr: Option<String>,
+    /// DNS domain of the cluster (default: cluster.local)
+    #[arg(long)]
+    pub cluster_domain: Option<String>,
+    /// Nodes to have at least; those beyond the first are in network namespaces of this machine
+    #[arg(long)]
+    #[serde(skip)]
+    pub nodes: Option<u32>,
+    /// Addresses of the nodes in network namespaces; the first is this machine's among them (default: 10.44.0.0/24)
+    #[arg(long)]
+    pub node_cidr: Option<Cidr>,
+    /// How pods reach pods of other nodes: host-gw, vxlan, or auto, which tunnels only where nodes share no network
+    /// (default: auto)
+    #[arg(long)]
+    pub routes: Option<Backend>,
+}
+
+/// What concerns this machine's node alone, whether it is the first of a cluster or joins one.
+#[derive(Debug, Clone, Default, PartialEq, clap::Args, Serialize, Deserialize)]
+#[serde(default, rename_all = "kebab-case")]
+pub(crate) struct Machine {
+    /// Name of this machine's node (default: its host name)
+    #[arg(long)]
+    pub node_name: Option<String>,
+    /// Address of this machine's node, one of each family for dual stack (default: that of the interface with the default
+    /// route)
+    #[arg(long, value_delimiter = ',')]
+    pub node_ip: Vec<IpAddr>,
+    /// Port of the kubelet (default: 10250)
+    #[arg(long)]
+    pub kubelet_port: Option<u16>,
+    /// File that names mirrors and credentials of image registries (default: /etc/cox/registries.yaml)
+    #[arg(long)]
+    pub registries: Option<PathBuf>,
+}
+
+/// A cluster with nothing left open.
+#[derive(Debug, Clone)]
+pub(crate) struct Shape {
+    pub node_name: String,
+    /// The first is how others reach this machine.
+    pub node_ips: Vec<IpAddr>,
+    pub secure_port: u16,
+    pub kubelet_port: u16,
+    /// Ranges, separated by commas.
+    pub cluster_cidr: String,
+    pub service_cidr: String,
+    pub cluster_domain: String,
+    pub nodes: u32,
+    pub node_cidr: Cidr,
+    pub routes: Backend,
+    pub registries: PathBuf,
+}
+
+impl Flags {
+    /// What the cluster was told before; nothing for a new one.
+    pub(crate) fn remembered(options: &Options) -> Result<Flags> {
+        let path = file(options);
+        match fs::read(&path) {
+            Ok(text) => serde_json::from_slice(&text).with_context(|| path.display().to_string()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Flags::default()),
+            Err(error) => Err(error).with_context(|| path.display().to_string()),
+        }
+    }
+
+    pub(crate) fn remember(&self, options: &Options) -> Result<()> {
+        write_private(&file(options), &serde_json::to_vec_pretty(self)?)
+    }
+
+    /// These flags where they say something, else the remembered ones. What objects were made with cannot change.
+    pub(crate) fn over(self, remembered: Flags) -> Result<Flags> {
+        let (new, old) = (&self, &remembered);
+        for (flag, new, old) in [
+            ("node-name", &new.machine.node_name, &old.machine.node_name),
+            ("cluster-cidr", &new.cluster_cidr, &old.cluster_cidr),
+            ("service-cidr", &new.service_cidr, &old.service_cidr),
+            ("cluster-domain", &new.cluster_domain, &old.cluster_domain),
+        ] {
+            if let (Some(new), Some(old)) = (new, old)
+                && new != old
+            {
+                bail!(
+                    "this cluster has --{flag}={old}, which cannot become {new}: 'cox delete' makes room for another"
+                );
+            }
+        }
+        Ok(Flags {
+            machine: self.machine.over(remembered.machine),
+            secure_port: self.secure_port.or(remembered.secure_port),
+            cluster_cidr: self.cluster_cidr.or(remembered.cluster_cidr),
+            service_cidr: self.service_cidr.or(remembered.service_cidr),
+            cluster_domain: self.cluster_domain.or(remembered.cluster_domain),
+            nodes: self.nodes,
+            node_cidr: self.node_cidr.or(remembered.node_cidr),
+            routes: self.routes.or(remembered.routes),
+        })
+    }
+
+    /// Writes down what would otherwise follow the machine or this program: it must be the same at the next start.
+    pub(crate) fn settled(mut self) -> Result<Flags> {
+        let shape = self.shape()?;
+        self.machine.node_name = Some(shape.node_name);
+        self.cluster_cidr = Some(shape.cluster_cidr);
+        self.service_cidr = Some(shape.service_cidr);
+        self.cluster_domain = Some(shape.cluster_domain);
+        Ok(self)
+    }
+
+    pub(crate) fn shape(&self) -> Result<Shape> {
+        let text = |given: &Option<String>, usual: &str| given.clone().unwrap_or_else(|| usual.to_owned());
+        let cluster_cidr = text(&self.cluster_cidr, "10.42.0.0/16");
+        let is_dual = list(&cluster_cidr).len() > 1;
+        Ok(Shape {
+            node_name: self.machine.name()?,
+            node_ips: self.machine.addresses(is_dual)?,
+            secure_port: self.secure_port.unwrap_or(6443),
+            kubelet_port: self.machine.kubelet_port(),
+            cluster_cidr,
+            service_cidr: text(&self.service_cidr, "10.43.0.0/16"),
+            cluster_domain: text(&self.cluster_domain, "cluster.local"),
+            nodes: self.nodes.unwrap_or(1),
+            node_cidr: match self.node_cidr {
+                Some(range) => range,
+                None => Cidr::new(Ipv4Addr::new(10, 44, 0, 0).into(), 24),
+            },
+            routes: self.routes.unwrap_or_default(),
+            registries: self.machine.registries(),
+        })
+    }
+}
+
+impl Machine {
+    pub(crate) fn over(self, remembered: Machine) -> Machine {
+        Machine {
+            node_name: self.node_name.or(remembered.node_name),
+            node_ip: if self.node_ip.is_empty() { remembered.node_ip } else { self.node_ip },
+            kubelet_port: self.kubelet_port.or(remembered.kubelet_port),
+            registries: self.registries.or(remembered.registries),
+        }
+    }
+
+    pub(crate) fn name(&self) -> Result<String> {
+        if let Some(name) = &self.node_name {
+            return Ok(name.clone());
+        }
+        let host = nix::unistd::gethostname().context("reading the host name")?;
+        match host.into_string() {
+            Ok(host) if !host.is_empty() => Ok(host.to_lowercase()),
+            _ => bail!("this machine has no usable host name: give one with --node-name"),
+        }
+    }
+
+    /// The given addresses, or the one this machine sends from; of both families where the cluster has both.
+    pub(crate) fn addresses(&self, is_dual: bool) -> Result<Vec<IpAddr>> {
+        if !self.node_ip.is_empty() {
+            return Ok(self.node_ip.clone());
+        }
+        let four = default_address(Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::new(192, 0, 2, 255).into());
+        let mut addresses =
+            vec![four.context("this machine has no default route: give the node's address with --node-ip")?];
+        if is_dual {
+            let target = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
+            addresses.extend(default_address(Ipv6Addr::UNSPECIFIED.into(), target.into()).ok());
+        }
+        Ok(addresses)
+    }
+
+    pub(crate) fn kubelet_port(&self) -> u16 {
+        self.kubelet_port.unwrap_or(10250)
+    }
+
+    pub(crate) fn registries(&self) -> PathBuf {
+        self.registries.clone().unwrap_or_else(|| "/etc/cox/registries.yaml".into())
+    }
+}
+
+impl Shape {
+    /// The address by which others reach this machine.
+    pub(crate) fn node_ip(&self) -> Result<IpAddr> {
+        self.node_ips.first().copied().context("this machine has no address")
+    }
+
+    /// The address that stands `offset` places into the service range: 1 is the API server's, 10 the DNS's.
+    pub(crate) fn service_address(&self, offset: u32) -> Result<IpAddr> {
+        let first = list(&self.service_cidr).into_iter().next().unwrap_or_default();
+        let range: Cidr = first.parse().with_context(|| format!("{first:?} is not a range such as 10.43.0.0/16"))?;
+        let address = match range.network().addr {
+            IpAddr::V4(base) => Ipv4Addr::from_bits(base.to_bits().wrapping_add(offset)).into(),
+            IpAddr::V6(base) => Ipv6Addr::from_bits(base.to_bits().wrapping_add(offset.into())).into(),
+        };
+        if !range.contains(address) {
+            bail!("the range {range} is too small for services");
+        }
+        Ok(address)
+    }
+}
+
+fn file(options: &Options) -> PathBuf {
+    options.data_dir.join("flags.json")
+}
+
+/// The address this machine would send from; connecting a datagram socket asks the routing table and sends nothing.
+fn default_address(any: IpAddr, target: IpAddr) -> Result<IpAddr> {
+    let socket = UdpSocket::bind((any, 0))?;
+    socket.connect((target, 9))?;
+    let address = socket.local_addr()?.ip();
+    if address.is_loopback() || address.is_unspecified() {
+        bail!("no address but loopback");
+    }
+    Ok(address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_are_remembered_and_some_for_good() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = Options { data_dir: dir.path().into(), run_dir: dir.path().join("run"), name: "cox".into() };
+        assert_eq!(Flags::remembered(&options).unwrap(), Flags::default());
+        let machine =
+            Machine { node_name: Some("n".into()), node_ip: vec!["192.0.2.7".parse().unwrap()], ..Machine::default() };
+        let first = Flags { machine, secure_port: Some(7443), nodes: Some(3), ..Flags::default() };
+        first.settled().unwrap().remember(&options).unwrap();
+
+        let again = Flags::default().over(Flags::remembered(&options).unwrap()).unwrap();
+        let shape = again.shape().unwrap();
+        // Nodes have records of their own: one that was removed does not come back.
+        assert_eq!((shape.node_name.as_str(), shape.secure_port, shape.nodes), ("n", 7443, 1));
+        assert_eq!(shape.node_ip().unwrap().to_string(), "192.0.2.7");
+        let other = |flags: Flags| flags.over(Flags::remembered(&options).unwrap());
+        let moved = other(Flags { secure_port: Some(8443), ..Flags::default() }).unwrap();
+        assert_eq!(moved.secure_port, Some(8443));
+        for fixed in [
+            Flags { service_cidr: Some("10.96.0.0/12".into()), ..Flags::default() },
+            Flags { cluster_domain: Some("example.org".into()), ..Flags::default() },
+            Flags { machine: Machine { node_name: Some("m".into()), ..Machine::default() }, ..Flags::default() },
+        ] {
+            assert!(other(fixed).unwrap_err().to_string().contains("cannot become"));
+        }
+        assert!(other(Flags { service_cidr: Some("10.43.0.0/16".into()), ..Flags::default() }).is_ok());
+    }
+
+    #[test]
+    fn addresses_of_the_service_range() {
+        for (ranges, expected) in [
+            ("10.43.0.0/16", Some("10.43.0.10")),
+            ("10.43.7.9/24,fd43::/112", Some("10.43.7.10")),
+            ("fd43::/112", Some("fd43::a")),
+            ("10.43.0.0/30", None),
+            ("10.43.0.0", None),
+            ("", None),
+        ] {
+            let machine = Machine {
+                node_name: Some("n".into()),
+                node_ip: vec![Ipv4Addr::LOCALHOST.into()],
+                ..Machine::default()
+            };
+            let flags = Flags { machine, service_cidr: Some(ranges.into()), ..Flags::default() };
+            let found = flags.shape().unwrap().service_address(10).ok().map(|address| address.to_string());
+            assert_eq!(found.as_deref(), expected, "{ranges}");
+        }
+    }
+}

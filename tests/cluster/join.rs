@@ -1,0 +1,186 @@
+//! A machine joins: `cox up` on one host, `cox join` on another with a cable between, and no way out of either.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::process::{Command, Output, Stdio};
+
+use tempfile::TempDir;
+
+use crate::harness::{Cluster, Host, describe, http_get, mounts_below, run};
+
+const SERVER: &str = "192.168.77.1";
+const MACHINE: &str = "192.168.77.2";
+
+/// A host that is to become a node.
+struct Machine {
+    host: Host,
+    dir: TempDir,
+}
+
+impl Machine {
+    /// With a cable to another host.
+    fn beside(other: &Host) -> Machine {
+        let machine =
+            Machine { host: Host::new(), dir: tempfile::Builder::new().prefix("coxtest-").tempdir().unwrap() };
+        let inside = |host: &Host, line: &str| run(host.command("ip").args(line.split(' ')));
+        inside(other, &format!("link add cable0 type veth peer name cable0 netns {}", machine.host.name()));
+        for (host, address) in [(other, SERVER), (&machine.host, MACHINE)] {
+            inside(host, &format!("addr add {address}/24 dev cable0"));
+            inside(host, "link set cable0 up");
+        }
+        machine
+    }
+
+    fn cox(&self, component: &str) -> Command {
+        let mut command = self.host.command(env!("CARGO_BIN_EXE_cox"));
+        command.arg(component).env("COX_DATA_DIR", self.path("data")).env("COX_RUN_DIR", self.path("run"));
+        command.env("COX_NAME", self.host.name()).env("HOME", self.dir.path()).env_remove("KUBECONFIG");
+        command
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// `cox join` with the token on standard input.
+    fn join(&self, token: &str, hash: &str) -> Output {
+        let mut join = self.cox("join");
+        join.args([SERVER, "--token-file", "-", "--ca-hash", hash, "--node-name", "machine-2", "--node-ip", MACHINE]);
+        let mut child = join.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(token.as_bytes()).unwrap();
+        child.wait_with_output().unwrap()
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.path("data/logs/cox.log")).unwrap_or_default()
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let output = self.cox("delete").output().unwrap();
+        if !std::thread::panicking() {
+            assert!(output.status.success(), "cox delete failed\n{}", describe(&output));
+        }
+    }
+}
+
+fn said(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}\n{}", describe(&output));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn a_machine_joins_with_a_token() {
+    let host = Host::new();
+    let machine = Machine::beside(&host);
+    let cluster = Cluster::up_on(host, &[testkit::images::busybox], &["--node-ip", SERVER]);
+
+    // The command to type on the machine; the token is given to it otherwise.
+    let line = said(cluster.cox("token").args(["create", "--print-join-command", "--description", "for a test"]));
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let after = |flag: &str| words[words.iter().position(|word| *word == flag).unwrap() + 1];
+    let (token, hash) = (after("--token"), after("--ca-hash"));
+    assert_eq!(words[..3], ["cox", "join", &format!("{SERVER}:6443")]);
+    let listed = said(cluster.cox("token").arg("list"));
+    assert!(
+        listed.contains(token) && listed.contains("authentication,signing") && listed.contains("for a test"),
+        "{listed}"
+    );
+    let id = token.split('.').next().unwrap();
+
+    // Neither another secret nor another authority gets in, and nothing is left of the attempts.
+    for (token, hash, why) in [
+        (format!("{id}.0000000000000000"), hash.to_owned(), "was not signed with the token"),
+        (token.to_owned(), format!("sha256:{}", "0".repeat(64)), "which was not given with --ca-hash"),
+        ("nonsense".to_owned(), hash.to_owned(), "a token has the form"),
+    ] {
+        let output = machine.join(&token, &hash);
+        assert!(!output.status.success() && describe(&output).contains(why), "{why}: {}", describe(&output));
+        assert!(!machine.path("data/membership.json").exists());
+    }
+
+    let output = machine.join(token, hash);
+    assert!(output.status.success(), "{}\n{}\n{}", describe(&output), machine.log(), cluster.log());
+    let node = cluster.kubectl("get node machine-2 -o jsonpath={.status.addresses[0].address}/{.spec.podCIDR}");
+    assert!(node.starts_with(&format!("{MACHINE}/10.42.1.")), "{node}");
+    keeps_no_secret(&machine, token);
+
+    // It is a node like any other: pods run there, are reached from everywhere, and reach the cluster by name.
+    let manifest = cluster.path("hello.yaml");
+    std::fs::write(&manifest, HELLO).unwrap();
+    cluster.kubectl(&format!("apply -f {}", manifest.display()));
+    cluster.kubectl("rollout status daemonset/hello --timeout=170s");
+    let service = cluster.kubectl("get service hello -o jsonpath={.spec.clusterIP}") + ":80";
+    for (what, network) in [("server", cluster.host.netns()), ("machine", machine.host.netns())] {
+        let mut names = BTreeSet::new();
+        cluster.wait(&format!("answers of both pods at the {what}"), || {
+            names.extend(http_get(&network, &service).and_then(|answer| answer.lines().last().map(str::to_owned)));
+            (names.len() == 2).then_some(())
+        });
+    }
+    // Its kubelet serves with a certificate of the cluster's: logs and exec go through the API server.
+    let there = "get pods -l app=hello --field-selector spec.nodeName=machine-2 -o jsonpath={.items[0].metadata.name}";
+    let pod = cluster.kubectl(there);
+    let logs = cluster.wait("the pod's log", || {
+        let output = cluster.cox("kubectl").args(["logs", &pod]).output().unwrap();
+        output.status.success().then(|| describe(&output))
+    });
+    assert!(!logs.is_empty());
+
+    // A token that is deleted is of no use; those who have joined stay.
+    let deleted = said(cluster.cox("token").args(["delete", token]));
+    assert_eq!(deleted.trim(), format!("bootstrap token \"{id}\" deleted"));
+    assert!(!said(cluster.cox("token").arg("list")).contains(id));
+
+    // The machine's process dies and comes back, without being told anything; its pods do not notice.
+    let identity =
+        || cluster.kubectl(&format!("get pod {pod} -o jsonpath={{.status.containerStatuses[0].containerID}}"));
+    let before = identity();
+    said(&mut machine.cox("down"));
+    let resumed = machine.cox("join").output().unwrap();
+    assert!(resumed.status.success(), "{}\n{}", describe(&resumed), machine.log());
+    assert!(said(&mut machine.cox("status")).contains(&format!("machine-2 of https://{SERVER}:6443")));
+    assert_eq!(identity(), before);
+    let again = machine.join(token, hash);
+    assert!(describe(&again).contains("already"), "{}", describe(&again));
+
+    let data = machine.path("data");
+    drop(machine);
+    assert_eq!(mounts_below(&data), Vec::<String>::new());
+}
+
+/// One pod per node, which answers with its name.
+const HELLO: &str = "
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: hello}
+spec:
+  selector: {matchLabels: {app: hello}}
+  template:
+    metadata: {labels: {app: hello}}
+    spec:
+      containers:
+      - {name: hello, image: cox.local/hello, ports: [{containerPort: 80}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: hello}
+spec: {selector: {app: hello}, ports: [{port: 80}]}
+";
+
+/// The token is in no file and no argument of a process once the machine is a node.
+fn keeps_no_secret(machine: &Machine, token: &str) {
+    let secret = token.split('.').nth(1).unwrap();
+    for dir in ["data", "run"] {
+        let mut grep = Command::new("grep");
+        let found = grep.args(["-rlaF", "--exclude-dir=runtime", secret]).arg(machine.path(dir)).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&found.stdout), "");
+    }
+    let pid = std::fs::read_to_string(machine.path("data/lock")).unwrap();
+    for file in ["cmdline", "environ"] {
+        let content = std::fs::read(format!("/proc/{}/{file}", pid.trim())).unwrap();
+        assert!(!String::from_utf8_lossy(&content).contains(secret), "{file}");
+    }
+}
