@@ -60,6 +60,13 @@ const COMPONENTS: &[Component] = &[
     row(Group::Cluster, "why", "Say what an object waits for, and what to do about it", |argv| {
         component(argv, cluster::why::main)
     }),
+    row(Group::Cluster, "trace", "Show what the cluster made of an object, stage by stage", |argv| {
+        component(argv, cluster::walk::main)
+    }),
+    row(Group::Cluster, "ui", "Show the cluster in a browser", |argv| {
+        let proxy = ["kubectl", "proxy", "--ui", "--port=0"].map(OsString::from);
+        kubectl::main(proxy.into_iter().chain(argv.into_iter().skip(1)))
+    }),
     row(Group::Cluster, "systemd-unit", "Print a systemd unit that runs the cluster", |argv| {
         component(argv, cluster::systemd::main)
     }),

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod browser;
 mod forms;
 mod hard_way;
 mod harness;
@@ -9,4 +10,6 @@ mod join;
 mod nodes;
 mod offline;
 mod resume;
+mod trace;
+mod ui;
 mod walk;

@@ -167,6 +167,9 @@ pub struct Args {
     /// The interval of compaction requests.
     #[arg(long, default_value = "5m", value_parser = duration)]
     pub etcd_compaction_interval: Duration,
+    /// How much of the trace is kept, in bytes; zero records nothing.
+    #[arg(long, default_value_t = trace::Recorder::DEFAULT_BYTES)]
+    pub trace_buffer_bytes: usize,
 }
 
 /// `--oidc-*`.
@@ -451,6 +454,7 @@ impl TryFrom<Args> for Config {
             service_account_extend_token_expiration: args.service_account_extend_token_expiration,
             event_ttl: args.event_ttl,
             compaction_interval: args.etcd_compaction_interval,
+            trace_bytes: args.trace_buffer_bytes,
         })
     }
 }

@@ -69,6 +69,8 @@ pub struct Config {
     pub event_ttl: Duration,
     /// History older than this is dropped from the store.
     pub compaction_interval: Duration,
+    /// How much of the trace is kept, in bytes; 0 records nothing.
+    pub trace_bytes: usize,
 }
 
 /// Where objects live.
@@ -222,6 +224,7 @@ impl Config {
             service_account_extend_token_expiration: true,
             event_ttl: Duration::from_secs(3600),
             compaction_interval: Duration::from_secs(300),
+            trace_bytes: trace::Recorder::DEFAULT_BYTES,
         }
     }
 

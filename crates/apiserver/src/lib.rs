@@ -29,6 +29,7 @@ mod server;
 mod state;
 mod status;
 mod verbs;
+mod walk;
 mod watch_cache;
 
 pub use allocation::Cidr;

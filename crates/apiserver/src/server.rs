@@ -96,6 +96,7 @@ impl Server {
             kubelet: kubelet_client(&config)?,
             documents: Documents::new(&registry),
             event_leases: EventLeases::new(config.event_ttl),
+            trace: trace::Recorder::new(config.trace_bytes),
             bootstrapped: Default::default(),
             writes: Default::default(),
             stop: stop.clone(),
@@ -123,6 +124,11 @@ impl Server {
             let peer = Peer { in_process: true, ..Default::default() };
             Box::pin(chain::serve(state.clone(), request.map(RequestBody::Whole), peer))
         })
+    }
+
+    /// Where components of this process put their spans.
+    pub fn trace(&self) -> Arc<trace::Recorder> {
+        self.state.trace.clone()
     }
 
     /// Serves HTTPS until `stop` fires, then lets open requests finish. Watches end at once.

@@ -32,6 +32,8 @@ pub(crate) struct State {
     pub(crate) kubelet: crate::verbs::KubeletClient,
     pub(crate) documents: crate::discovery::Documents,
     pub(crate) event_leases: crate::verbs::EventLeases,
+    /// The last spans of the cluster.
+    pub(crate) trace: Arc<trace::Recorder>,
     pub(crate) bootstrapped: std::sync::atomic::AtomicBool,
     /// Writes that run to their end whatever happens to their clients.
     pub(crate) writes: TaskTracker,

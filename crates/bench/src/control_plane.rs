@@ -29,6 +29,11 @@ pub(crate) struct ControlPlane {
 impl ControlPlane {
     /// The API server alone, its data in `dir`.
     pub(crate) async fn start(dir: &Path, transport: Transport) -> Result<Self> {
+        Self::start_traced(dir, transport, ::trace::Recorder::DEFAULT_BYTES).await
+    }
+
+    /// As `start`, keeping so much of the trace.
+    pub(crate) async fn start_traced(dir: &Path, transport: Transport, trace_bytes: usize) -> Result<Self> {
         let path = |name: &str| dir.join(name);
         let certificate = rcgen::generate_simple_self_signed(vec!["127.0.0.1".into()])?;
         std::fs::write(path("tls.crt"), certificate.cert.pem())?;
@@ -40,12 +45,14 @@ impl ControlPlane {
         config.tls_private_key_file = Some(path("tls.key"));
         config.token_auth_file = Some(path("tokens.csv"));
         config.authorizers = vec![apiserver::Authorizer::Node, apiserver::Authorizer::Rbac];
+        config.trace_bytes = trace_bytes;
         let server = Server::new(config).await.context("starting the API server")?;
         let client = match transport {
             Transport::Call => Client::in_process(
                 server.handler(),
                 api::UserInfo::new("admin", &["system:masters", "system:authenticated"]),
-            ),
+            )
+            .traced(server.trace(), "coxbench"),
             Transport::Https => {
                 let cluster = Cluster {
                     server: Some(format!("https://{}", server.address())),

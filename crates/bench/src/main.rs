@@ -19,6 +19,7 @@ mod report;
 mod scheduler;
 mod services;
 mod store;
+mod trace;
 mod up;
 
 use clap::Parser;
@@ -39,6 +40,7 @@ const COMPARISONS: &[(&str, &str, Run)] = &[
     ("up", "a whole cluster: time to Ready, memory, idle CPU, size", |args| Box::pin(up::run(args))),
     ("node", "our runtime with containerd and runc: starting pods, memory", |args| Box::pin(node::run(args))),
     ("scheduler", "our scheduler with that of another cluster, or by itself", |args| Box::pin(scheduler::run(args))),
+    ("trace", "writes with the trace and without it", |args| Box::pin(trace::run(args))),
     ("dns", "cluster DNS with unbound serving the same names", |args| Box::pin(dns::run(args))),
     ("proxy", "the service proxy with nftables and with iptables", |args| Box::pin(proxy::run(args))),
 ];

@@ -116,6 +116,11 @@ impl<K: Serialize + DeserializeOwned> Api<K> {
         &self.client
     }
 
+    /// What the collection is called in URLs.
+    pub(crate) fn plural(&self) -> &str {
+        &self.plural
+    }
+
     pub async fn get(&self, name: &str) -> Result<K, Error> {
         self.call(Method::GET, self.path(self.namespace.as_deref(), Some(name), None), None::<&K>).await
     }

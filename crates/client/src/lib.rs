@@ -23,6 +23,7 @@ mod params;
 pub mod plain_http;
 mod queue;
 pub mod serving;
+mod spans;
 mod transport;
 mod watch;
 
@@ -39,7 +40,8 @@ pub use expectations::Expectations;
 pub use informer::{Event, Informer, InformerFactory, Object, object_key, split_key};
 pub use leader::{Durations, LeaderElector};
 pub use params::{DeleteParams, ListParams, Patch, Propagation, WriteParams};
-pub use queue::{RateLimiter, WorkQueue};
+pub use queue::{RateLimiter, Taken, WorkQueue};
+pub use spans::WalkStream;
 pub use transport::{Client, Upgraded};
 pub use watch::{WatchEvent, WatchStream};
 

@@ -5,6 +5,7 @@
 //! Nothing here polls: a delayed key is one timer of the runtime, and an idle queue has none.
 
 use std::collections::{HashMap, VecDeque};
+use std::fmt::Display;
 use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +13,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
+use trace::{Context, Stage, Work};
 
 use crate::backoff::exponential;
 use crate::metrics::{Counter, Gauge, Histogram, Metrics};
@@ -45,38 +47,57 @@ struct Shared<K> {
     ready: Notify,
     limiter: RateLimiter,
     metrics: Option<QueueMetrics>,
+    name: String,
 }
 
 struct State<K> {
     queue: VecDeque<K>,
     /// Waiting to be handed out since when (also those being worked on that were added again).
-    dirty: HashMap<K, Instant>,
+    dirty: HashMap<K, Waiting>,
     /// Being worked on since when.
     processing: HashMap<K, Instant>,
     /// The earliest moment each delayed key becomes ready.
-    delayed: HashMap<K, Instant>,
+    delayed: HashMap<K, Waiting>,
     failures: HashMap<K, u32>,
     closed: bool,
 }
 
-impl<K: Clone + Eq + Hash + Send + 'static> Default for WorkQueue<K> {
+/// A key on its way to a worker: since when, or until when, and what put it there.
+struct Waiting {
+    at: Instant,
+    context: Context,
+}
+
+/// A key that was handed out, with its causes.
+pub struct Taken<K> {
+    pub key: K,
+    /// What the work on it is caused by: its wait.
+    pub context: Context,
+}
+
+impl<K: Clone + Eq + Hash + Display + Send + 'static> Default for WorkQueue<K> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<K: Clone + Eq + Hash + Send + 'static> WorkQueue<K> {
+impl<K: Clone + Eq + Hash + Display + Send + 'static> WorkQueue<K> {
     pub fn new() -> Self {
         Self::with_limiter(RateLimiter::default())
     }
 
     pub fn with_limiter(limiter: RateLimiter) -> Self {
-        Self::build(limiter, None)
+        Self::build(limiter, "queue", None)
+    }
+
+    /// A queue that is known by its name in traces.
+    pub fn called(name: &str) -> Self {
+        Self::build(RateLimiter::default(), name, None)
     }
 
     /// A queue that is seen in `metrics` under `name`.
     pub fn named(name: &str, metrics: &Metrics) -> Self {
-        let queue = Self::build(RateLimiter::default(), Some(QueueMetrics::new(name, metrics)));
+        let queue = Self::build(RateLimiter::default(), name, Some(QueueMetrics::new(name, metrics)));
         let shared = Arc::downgrade(&queue.shared);
         metrics.on_render(move || {
             if let Some(shared) = shared.upgrade()
@@ -91,7 +112,7 @@ impl<K: Clone + Eq + Hash + Send + 'static> WorkQueue<K> {
         queue
     }
 
-    fn build(limiter: RateLimiter, metrics: Option<QueueMetrics>) -> Self {
+    fn build(limiter: RateLimiter, name: &str, metrics: Option<QueueMetrics>) -> Self {
         let state = State {
             queue: VecDeque::new(),
             dirty: HashMap::new(),
@@ -100,15 +121,23 @@ impl<K: Clone + Eq + Hash + Send + 'static> WorkQueue<K> {
             failures: HashMap::new(),
             closed: false,
         };
-        Self { shared: Arc::new(Shared { state: Mutex::new(state), ready: Notify::new(), limiter, metrics }) }
+        let (state, ready, name) = (Mutex::new(state), Notify::new(), name.to_owned());
+        Self { shared: Arc::new(Shared { state, ready, limiter, metrics, name }) }
     }
 
     pub fn add(&self, key: K) {
+        self.add_caused(key, trace::current().waiting());
+    }
+
+    fn add_caused(&self, key: K, context: Context) {
         let mut state = self.shared.state.lock();
-        if state.closed || state.dirty.contains_key(&key) {
+        if state.closed {
             return;
         }
-        state.dirty.insert(key.clone(), Instant::now());
+        if let Some(waiting) = state.dirty.get_mut(&key) {
+            return waiting.context.merge(context);
+        }
+        state.dirty.insert(key.clone(), Waiting { at: Instant::now(), context });
         if let Some(metrics) = &self.shared.metrics {
             metrics.adds.inc();
             metrics.depth.add(1.0);
@@ -127,11 +156,19 @@ impl<K: Clone + Eq + Hash + Send + 'static> WorkQueue<K> {
         }
         let at = Instant::now() + delay;
         {
+            let mut context = trace::current().waiting();
             let mut state = self.shared.state.lock();
-            if state.closed || state.delayed.get(&key).is_some_and(|earlier| *earlier <= at) {
+            if state.closed {
                 return;
             }
-            state.delayed.insert(key.clone(), at);
+            if let Some(known) = state.delayed.get_mut(&key) {
+                known.context.merge(context);
+                if known.at <= at {
+                    return;
+                }
+                context = known.context.take();
+            }
+            state.delayed.insert(key.clone(), Waiting { at, context });
         }
         let shared = Arc::downgrade(&self.shared);
         // Bounded by the delay; it holds no reference, so a dropped queue lets it end quietly.
@@ -141,14 +178,11 @@ impl<K: Clone + Eq + Hash + Send + 'static> WorkQueue<K> {
                 let queue = Self { shared };
                 let due = {
                     let mut state = queue.shared.state.lock();
-                    let due = state.delayed.get(&key) == Some(&at);
-                    if due {
-                        state.delayed.remove(&key);
-                    }
-                    due
+                    let due = state.delayed.get(&key).is_some_and(|waiting| waiting.at == at);
+                    due.then(|| state.delayed.remove(&key)).flatten()
                 };
-                if due {
-                    queue.add(key);
+                if let Some(Waiting { context, .. }) = due {
+                    queue.add_caused(key, context);
                 }
             }
         });
@@ -181,24 +215,32 @@ impl<K: Clone + Eq + Hash + Send + 'static> WorkQueue<K> {
 
     /// The next key, or `None` once the queue is shut down and empty. Call `done` when finished with it.
     pub async fn get(&self) -> Option<K> {
+        self.take().await.map(|taken| taken.key)
+    }
+
+    /// As `get`, with what put the key there.
+    pub async fn take(&self) -> Option<Taken<K>> {
         loop {
             let notified = self.shared.ready.notified();
             {
                 let mut state = self.shared.state.lock();
                 if let Some(key) = state.queue.pop_front() {
-                    let added = state.dirty.remove(&key);
+                    let waiting = state.dirty.remove(&key);
                     state.processing.insert(key.clone(), Instant::now());
                     let more = !state.queue.is_empty();
                     drop(state);
                     if let Some(metrics) = &self.shared.metrics {
                         metrics.depth.add(-1.0);
-                        metrics.waited.observe_duration(added.map_or(Duration::ZERO, |added| added.elapsed()));
+                        metrics
+                            .waited
+                            .observe_duration(waiting.as_ref().map_or(Duration::ZERO, |waiting| waiting.at.elapsed()));
                     }
                     if more {
                         // A notification can be lost when two adds meet one waiter; pass it on.
                         self.shared.ready.notify_one();
                     }
-                    return Some(key);
+                    let context = waiting.map(|waiting| self.waited(&key, waiting.context)).unwrap_or_default();
+                    return Some(Taken { key, context });
                 }
                 if state.closed {
                     drop(state);
@@ -208,6 +250,17 @@ impl<K: Clone + Eq + Hash + Send + 'static> WorkQueue<K> {
             }
             notified.await;
         }
+    }
+
+    /// Records the wait of a key; what is done about it is caused by that.
+    fn waited(&self, key: &K, context: Context) -> Context {
+        if context.is_empty() {
+            return context;
+        }
+        let wait = Work::caused(&context, Stage::Wait, &self.shared.name, &key.to_string()).since(&context);
+        let after = wait.context();
+        wait.end();
+        after
     }
 
     pub fn done(&self, key: &K) {

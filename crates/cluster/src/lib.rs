@@ -1,4 +1,4 @@
-//! A whole cluster: `cox up`, `down`, `delete`, `status`, `logs`, `check`, `systemd-unit`, `why`; `node` for
+//! A whole cluster: `cox up`, `down`, `delete`, `status`, `logs`, `check`, `systemd-unit`, `why`, `trace`; `node` for
 //! further nodes; `token` and `join` for further machines.
 //!
 //! Flow: `up` (the user's command) starts `server` (the process that stays), which prepares keys (`pki`), starts the
@@ -26,6 +26,7 @@ mod shape;
 mod storage_class;
 pub mod systemd;
 pub mod up;
+pub mod walk;
 pub mod why;
 
 pub use options::Options;

@@ -60,12 +60,17 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
     progress.done("keys", &options.pki_dir().display().to_string());
 
     let server = apiserver::Server::new(apiserver_config(options, shape, &pki, node_ip)?).await?;
-    let handler = server.handler();
+    let (handler, trace) = (server.handler(), server.trace());
     components.spawn("apiserver", {
         let stop = components.stop.clone();
         async move { server.serve(stop).await }
     });
-    let as_user = |name: &str, groups: &[&str]| Client::in_process(handler.clone(), user(name, groups));
+    let as_user = |name: &str, groups: &[&str]| {
+        let actor = name.strip_prefix("system:").unwrap_or(name);
+        // Nodes are told apart by the detail of their spans.
+        let actor = if actor.starts_with("node:") { "kubelet" } else { actor };
+        Client::in_process(handler.clone(), user(name, groups)).traced(trace.clone(), actor)
+    };
     let admin = as_user("kubernetes-admin", &["system:masters", "system:authenticated"]);
     progress.done("api server", &format!("https://{node_ip}:{}", shape.secure_port));
 

@@ -144,6 +144,7 @@ impl Network {
                 error: CniError::new(code::DECODING_FAILURE, "failed to decode result", error.to_string()),
             })?;
             previous = Some(result);
+            trace::lap_named(trace::Stage::Cni, trace::Name::new(plugin_type(plugin)));
         }
         let raw = previous.unwrap_or(Value::Null);
         let result = AddResult::parse(&raw).map_err(|error| Error::Plugin {

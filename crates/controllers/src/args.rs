@@ -211,7 +211,8 @@ impl Args {
             None => Kubeconfig::in_cluster()?,
         };
         let client = Client::from_kubeconfig(&kubeconfig, &Overrides::default())?
-            .with_rate_limit(self.kube_api_qps, self.kube_api_burst);
+            .with_rate_limit(self.kube_api_qps, self.kube_api_burst)
+            .traced_remotely(crate::manager::NAME);
         let read = async |path: &Option<PathBuf>| match path {
             Some(path) => {
                 tokio::fs::read_to_string(path).await.map(Some).with_context(|| format!("reading {}", path.display()))

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use client::{Client, Event, EventRecorder, Informer, InformerFactory, ListParams, Resource, WorkQueue};
+use client::{Client, Event, EventRecorder, Informer, InformerFactory, ListParams, Resource, Taken, WorkQueue};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, join_all};
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use trace::Work;
 
 use crate::{Config, Descriptor, Error};
 
@@ -143,11 +144,14 @@ pub(crate) async fn run(descriptor: &'static Descriptor, context: Context, stop:
 }
 
 async fn work(name: &'static str, controller: Arc<dyn Reconcile>, queue: WorkQueue<String>) {
-    while let Some(key) = queue.get().await {
+    let stage = trace::Stage::of_controller(name);
+    while let Some(Taken { key, context }) = queue.take().await {
+        let mut work = Work::caused(&context, stage, name, &key);
         // One bad object must not stop the others.
-        let outcome = std::panic::AssertUnwindSafe(controller.reconcile(&key)).catch_unwind().await;
+        let outcome = work.run(std::panic::AssertUnwindSafe(controller.reconcile(&key)).catch_unwind()).await;
         match outcome {
             Ok(Ok(requeue)) => {
+                work.end();
                 queue.forget(&key);
                 if let Requeue::After(delay) = requeue {
                     queue.add_after(key.clone(), delay);
@@ -159,11 +163,13 @@ async fn work(name: &'static str, controller: Arc<dyn Reconcile>, queue: WorkQue
                 } else {
                     tracing::warn!(controller = name, key, %error, "reconcile failed");
                 }
-                queue.add_rate_limited(key.clone());
+                work.run_now(|| queue.add_rate_limited(key.clone()));
+                work.fail(error.to_string());
             }
             Err(_) => {
                 tracing::error!(controller = name, key, "reconcile panicked");
-                queue.add_rate_limited(key.clone());
+                work.run_now(|| queue.add_rate_limited(key.clone()));
+                work.fail("panicked");
             }
         }
         queue.done(&key);

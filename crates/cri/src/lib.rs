@@ -23,6 +23,9 @@ pub use client::{Clients, connect};
 pub use server::{Socket, serve};
 pub use tonic;
 
+/// The metadata in which a runtime tells how the time of a call was spent: laps of the trace, as JSON.
+pub const LAPS: &str = "x-cox-laps";
+
 /// The largest message either side accepts; upstream's kubelet and runtimes use the same number.
 pub const MAX_MESSAGE_SIZE: usize = 16 << 20;
 

@@ -54,7 +54,7 @@ pub fn main(args: Args) -> BoxFuture<'static, anyhow::Result<()>> {
 async fn run_main(args: Args) -> anyhow::Result<()> {
     let kubeconfig = Kubeconfig::load(args.kubeconfig.as_deref())?;
     let overrides = Overrides { server: args.master.clone(), ..Overrides::default() };
-    let client = client::Client::from_kubeconfig(&kubeconfig, &overrides)?;
+    let client = client::Client::from_kubeconfig(&kubeconfig, &overrides)?.traced_remotely("dns");
     let listen = args.listen.iter().map(|text| address(text)).collect::<Result<_, _>>()?;
     let mut config = Config::new(client, listen);
     config.upstreams = match args.upstream.is_empty() {

@@ -40,8 +40,20 @@ impl Informers {
         };
         let (namespace, service, slice) = (changed(), changed(), changed());
         informers.namespaces.subscribe(move |_| namespace());
-        informers.services.subscribe(move |_| service());
-        informers.slices.subscribe(move |_| slice());
+        informers.services.subscribe(move |event| {
+            service();
+            live(&client::object_key(&**event.object()));
+        });
+        let services = informers.services.clone();
+        informers.slices.subscribe(move |event| {
+            slice();
+            // Endpoints have names of their own only where the service has no address.
+            let key = service_key(event.object());
+            let of = key.as_deref().and_then(|key| services.get(key));
+            if let (Some(key), true) = (key, of.is_some_and(|service| cluster_ips(&service).is_empty())) {
+                live(&key);
+            }
+        });
         informers
             .services
             .add_index(BY_ADDRESS, |service| cluster_ips(service).iter().map(IpAddr::to_string).collect());
@@ -88,6 +100,11 @@ impl Index for Informers {
     fn slices_at(&self, addr: IpAddr) -> Vec<Arc<EndpointSlice>> {
         self.slices.by_index(BY_ADDRESS, &addr.to_string())
     }
+}
+
+/// From now on answers show what changed; the trace is told.
+fn live(service: &str) {
+    trace::current().instant(trace::Stage::Dns, "dns", &format!("services/{service}"));
 }
 
 /// The service's own addresses; none when it is headless.

@@ -14,6 +14,7 @@ use crate::discovery::Discovery;
 use crate::failure::{Failure, Result};
 use crate::kuberc::PluginPolicy;
 use crate::printers::Printer;
+use crate::told::Told;
 
 pub(crate) struct Context {
     pub(crate) flags: Invocation,
@@ -24,6 +25,8 @@ pub(crate) struct Context {
     discovery: OnceCell<Discovery>,
     pub(crate) warnings: RefCell<Vec<String>>,
     plugin_policy: PluginPolicy,
+    /// What the server is told about this command.
+    pub(crate) told: Told,
 }
 
 /// Where writes go with `--dry-run`.
@@ -45,6 +48,7 @@ impl Context {
     }
 
     pub(crate) fn with_streams(flags: Invocation, out: Box<dyn Write>, err: Box<dyn Write>) -> Context {
+        let told = Told::new(&flags.path);
         Context {
             flags,
             out: RefCell::new(out),
@@ -54,6 +58,7 @@ impl Context {
             discovery: OnceCell::new(),
             warnings: RefCell::new(Vec::new()),
             plugin_policy: PluginPolicy::default(),
+            told,
         }
     }
 
@@ -202,6 +207,7 @@ impl Context {
             .map_err(|e| Failure::message(e.to_string()))?
             .with_user_agent(&crate::request::user_agent())
             .map_err(|e| Failure::message(e.to_string()))?;
+        self.told.lap(trace::Stage::Credentials);
         Ok(self.client.get_or_init(|| client))
     }
 

@@ -30,6 +30,7 @@ mod resources;
 mod selector;
 mod stream;
 mod three_way;
+mod told;
 mod validation;
 mod watch;
 

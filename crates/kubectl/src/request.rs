@@ -174,6 +174,9 @@ impl Request {
         let url =
             if cx.verbosity() >= 6 { format!("{}{path}", cx.server()?.trim_end_matches('/')) } else { String::new() };
         trace_request(cx, &self.method, &url, request.headers(), &self.body);
+        if self.method != Method::GET {
+            cx.told.attach(request.headers_mut());
+        }
         let started = Instant::now();
         let response = client.send(request).await.map_err(|e| connect_failure(cx, e))?;
         trace_response(cx, &self.method, &url, response.status(), response.headers(), started);
@@ -182,6 +185,7 @@ impl Request {
                 cx.warn(&text);
             }
         }
+        cx.told.lap_for(&self.method, &self.path);
         let (parts, body) = response.into_parts();
         Ok((parts.status, body))
     }

@@ -88,9 +88,17 @@ impl Kubelet {
                 now: Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default(),
             },
         );
+        if is_ready(Some(&status)) && !is_ready(current.status.as_ref()) {
+            trace::current().instant(trace::Stage::Ready, state::ACTOR, &state::traced_name(pod));
+        }
         self.status.set(state::uid(pod), memory.api_pod(pod), status.clone());
         status
     }
+}
+
+fn is_ready(status: Option<&PodStatus>) -> bool {
+    let mut conditions = status.into_iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 const OUR_CONDITIONS: &[&str] =

@@ -72,7 +72,7 @@ async fn serve(args: &Args, settings: Settings, stop: CancellationToken) -> anyh
         let kubeconfig = Kubeconfig::load(args.kubeconfig.as_deref()).context("reading the kubeconfig")?;
         let client = certificates::client_of(&kubeconfig)?;
         let until = stop.child_token();
-        let config = Config { client: client.clone(), settings: settings.clone() };
+        let config = Config { client: client.traced_remotely(state::ACTOR), settings: settings.clone() };
         let running = run(config, until.clone());
         let renewed = async {
             match settings.rotate_certificates {

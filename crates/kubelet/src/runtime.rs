@@ -213,14 +213,10 @@ impl Runtime {
     pub(crate) async fn run_sandbox(&self, config: v1::PodSandboxConfig, handler: &str) -> Result<String> {
         let message = v1::RunPodSandboxRequest { config: Some(config), runtime_handler: handler.into() };
         // Twice the usual: network plug-ins run inside this call.
-        Ok(self
-            .clients
-            .runtime
-            .clone()
-            .run_pod_sandbox(request(message, 2 * TIMEOUT))
-            .await?
-            .into_inner()
-            .pod_sandbox_id)
+        let answer = self.clients.runtime.clone().run_pod_sandbox(request(message, 2 * TIMEOUT)).await?;
+        let laps = answer.metadata().get(cri::LAPS).and_then(|laps| serde_json::from_slice(laps.as_bytes()).ok());
+        trace::take_laps(laps.unwrap_or_default());
+        Ok(answer.into_inner().pod_sandbox_id)
     }
 
     pub(crate) async fn stop_sandbox(&self, id: &str) -> Result<()> {

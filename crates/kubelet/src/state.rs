@@ -229,6 +229,14 @@ pub(crate) fn uid(pod: &Pod) -> &str {
     pod.metadata.uid.as_deref().unwrap_or_default()
 }
 
+/// What the kubelet is called in traces.
+pub(crate) const ACTOR: &str = "kubelet";
+
+/// The pod's name in traces.
+pub(crate) fn traced_name(pod: &Pod) -> String {
+    format!("pods/{}/{}", namespace(pod), name(pod))
+}
+
 /// `namespace/name`, for messages.
 pub(crate) fn full_name(pod: &Pod) -> String {
     format!("{}/{}", namespace(pod), name(pod))

@@ -6,11 +6,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use client::{Client, DeleteParams, Patch, WorkQueue};
+use client::{Client, DeleteParams, Patch, Taken, WorkQueue};
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 use tokio_util::sync::CancellationToken;
+use trace::{Stage, Work};
 
 use crate::state;
 
@@ -36,7 +37,11 @@ struct Entry {
 
 impl StatusWriter {
     pub(crate) fn new(client: Client) -> Arc<Self> {
-        Arc::new(StatusWriter { client, queue: WorkQueue::new(), entries: Mutex::new(HashMap::new()) })
+        Arc::new(StatusWriter {
+            client,
+            queue: WorkQueue::called("kubelet status"),
+            entries: Mutex::new(HashMap::new()),
+        })
     }
 
     /// Notes the newest status. `pod` is the API's object (the mirror, for a static pod).
@@ -77,8 +82,9 @@ impl StatusWriter {
         for _ in 0..WRITERS {
             let writer = self.clone();
             writers.spawn(async move {
-                while let Some(key) = writer.queue.get().await {
-                    match writer.write(&key).await {
+                while let Some(Taken { key, context }) = writer.queue.take().await {
+                    let work = Work::caused(&context, Stage::Status, state::ACTOR, &writer.traced_name(&key));
+                    match work.result(writer.write(&key)).await {
                         Ok(()) => writer.queue.forget(&key),
                         Err(error) => {
                             tracing::warn!(pod = key, %error, "pod status not written, will retry");
@@ -92,6 +98,11 @@ impl StatusWriter {
         stop.cancelled().await;
         self.queue.shut_down();
         while writers.join_next().await.is_some() {}
+    }
+
+    fn traced_name(&self, key: &str) -> String {
+        let entries = self.entries.lock();
+        entries.get(key).map_or_else(String::new, |entry| format!("pods/{}/{}", entry.namespace, entry.name))
     }
 
     async fn write(&self, key: &str) -> Result<(), client::Error> {

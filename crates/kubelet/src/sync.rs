@@ -10,6 +10,7 @@ use std::time::Duration;
 use cri::v1;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, Pod, Secret};
+use trace::{Stage, Work};
 
 use crate::containers::{self, ContainerParts, SandboxParts};
 use crate::env::{self, Context, Sources};
@@ -78,6 +79,7 @@ impl Kubelet {
             services: &services,
         };
 
+        trace::mark();
         self.make_directories(pod).await?;
         if let Some(cgroups) = self.cgroups.clone() {
             let owned = pod.clone();
@@ -87,8 +89,12 @@ impl Kubelet {
                 SyncError::Other(message)
             })?;
         }
+        trace::lap(Stage::Prepare);
         let mounted = match self.volumes.set_up(&context).await {
-            Ok(mounted) => mounted,
+            Ok(mounted) => {
+                trace::lap(Stage::Volumes);
+                mounted
+            }
             Err(error) => {
                 self.recorder.warning(&reference, "FailedMount", error.to_string());
                 return Err(error.into());
@@ -199,7 +205,8 @@ impl Kubelet {
                     .handler
             }
         };
-        match self.runtime.run_sandbox(self.sandbox_config(pod, attempt), &handler).await {
+        let work = Work::begin(Stage::Sandbox, state::ACTOR, &state::traced_name(pod)).announce();
+        match work.result(self.runtime.run_sandbox(self.sandbox_config(pod, attempt), &handler)).await {
             Ok(id) => Ok(id),
             Err(error) => {
                 let message = format!("Failed to create pod sandbox: {error}");
@@ -339,21 +346,22 @@ impl Kubelet {
             .container_config(pod, container, state, context, mounted, image)
             .await
             .map_err(|message| failed("CreateContainerConfigError", message))?;
-        let id = self
-            .runtime
-            .create_container(&sandbox.id, config, sandbox_config)
+        let work = |stage| Work::begin(stage, state::ACTOR, &state::traced_name(pod)).with_detail(&container.name);
+        let id = work(Stage::Create)
+            .result(self.runtime.create_container(&sandbox.id, config, sandbox_config))
             .await
             .map_err(|error| failed("CreateContainerError", error.0.message().to_string()))?;
         self.recorder.normal(&reference, "Created", "Container created");
-        self.runtime
-            .start_container(&id)
+        work(Stage::Start)
+            .result(self.runtime.start_container(&id))
             .await
             .map_err(|error| failed("RunContainerError", error.0.message().to_string()))?;
         self.recorder.normal(&reference, "Started", "Container started");
         let Some(hook) = container.lifecycle.as_ref().and_then(|lifecycle| lifecycle.post_start.as_ref()) else {
             return Ok(());
         };
-        if let Err(error) = hooks::run(hook, pod, container, &id, context.pod_ips, &self.runtime).await {
+        let ran = hooks::run(hook, pod, container, &id, context.pod_ips, &self.runtime);
+        if let Err(error) = work(Stage::Hook).result(ran).await {
             tracing::info!(pod = state::full_name(pod), container = container.name, %error, "postStart hook failed");
             self.recorder.warning(&reference, "FailedPostStartHook", "PostStartHook failed");
             let grace = self.grace_period(pod, None);

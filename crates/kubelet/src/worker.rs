@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use trace::{Context, Stage, Work};
 
 use crate::kubelet::Kubelet;
 use crate::state;
@@ -53,7 +54,11 @@ impl Update {
 struct Handle {
     updates: watch::Sender<Update>,
     wake: Arc<Notify>,
+    causes: Causes,
 }
+
+/// What the next pass is caused by.
+type Causes = Arc<Mutex<Context>>;
 
 pub(crate) struct Workers {
     kubelet: Arc<Kubelet>,
@@ -74,6 +79,9 @@ impl Workers {
         if let Some(handle) = handles.get(&uid) {
             handle.updates.send_if_modified(|update| {
                 let changed = differs(&update.pod, &pod) || update.mirror.is_some() != mirror.is_some();
+                if changed {
+                    handle.causes.lock().merge(trace::current());
+                }
                 update.pod = pod;
                 update.mirror = mirror;
                 changed
@@ -86,6 +94,7 @@ impl Workers {
     /// The pod is gone from its source.
     pub(crate) fn removed(&self, uid: &str) {
         if let Some(handle) = self.handles.lock().get(uid) {
+            handle.causes.lock().merge(trace::current());
             handle.updates.send_modify(|update| update.is_removed = true);
         }
     }
@@ -110,6 +119,7 @@ impl Workers {
 
     pub(crate) fn wake(&self, uid: &str) {
         if let Some(handle) = self.handles.lock().get(uid) {
+            handle.causes.lock().merge(trace::current());
             handle.wake.notify_one();
         }
     }
@@ -126,11 +136,13 @@ impl Workers {
     fn start(self: &Arc<Self>, handles: &mut HashMap<String, Handle>, uid: String, update: Update) {
         let wake = Arc::new(Notify::new());
         let (sender, receiver) = watch::channel(update);
-        handles.insert(uid.clone(), Handle { updates: sender, wake: wake.clone() });
+        let causes: Causes = Arc::new(Mutex::new(trace::current()));
+        handles.insert(uid.clone(), Handle { updates: sender, wake: wake.clone(), causes: causes.clone() });
         let worker = Worker {
             kubelet: self.kubelet.clone(),
             updates: receiver,
             wake,
+            causes,
             stop: self.stop.clone(),
             memory: Memory::default(),
             ended: None,
@@ -175,6 +187,7 @@ struct Worker {
     kubelet: Arc<Kubelet>,
     updates: watch::Receiver<Update>,
     wake: Arc<Notify>,
+    causes: Causes,
     stop: CancellationToken,
     memory: Memory,
     /// Our own verdict: not admitted, or past its deadline.
@@ -229,7 +242,8 @@ impl Worker {
             self.memory.mirror = update.mirror.clone();
             let delay = {
                 let mut updates = self.updates.clone();
-                let sync = self.kubelet.sync(&update.pod, &mut self.memory);
+                let work = self.begin(&update.pod);
+                let sync = work.result(self.kubelet.sync(&update.pod, &mut self.memory));
                 tokio::select! {
                     result = sync => match result {
                         Ok(next) if next.is_finished => return,
@@ -260,6 +274,13 @@ impl Worker {
         }
     }
 
+    /// A pass over the pod, caused by whatever came since the last one. Timers and the runtime cause nothing new.
+    fn begin(&self, pod: &Pod) -> Work {
+        let causes = self.causes.lock().take();
+        let work = Work::caused(&causes, Stage::Sync, state::ACTOR, &state::traced_name(pod));
+        work.with_detail(&self.kubelet.settings.node_name).announce()
+    }
+
     /// When the pod started, in seconds; our newest status knows before the API does.
     fn start_time(&self, pod: &Pod) -> Option<i64> {
         let latest = self.kubelet.status.latest(state::uid(pod)).and_then(|status| status.start_time);
@@ -281,7 +302,8 @@ impl Worker {
             let kubelet = self.kubelet.clone();
             let result = {
                 let mut updates = self.updates.clone();
-                let terminate = kubelet.terminate(&update.pod, &self.memory, ended, grace);
+                let work = self.begin(&update.pod);
+                let terminate = work.result(kubelet.terminate(&update.pod, &self.memory, ended, grace));
                 tokio::select! {
                     result = terminate => result.map_err(|error| error.to_string()),
                     // Deleted again with less grace: start over with what is left.

@@ -125,7 +125,7 @@ impl Args {
         let from_file = Some(&file.client_connection.kubeconfig).filter(|path| !path.is_empty()).map(PathBuf::from);
         let kubeconfig = Kubeconfig::load(self.kubeconfig.clone().or(from_file).as_deref())?;
         let overrides = Overrides { server: self.master.clone(), ..Overrides::default() };
-        let client = client::Client::from_kubeconfig(&kubeconfig, &overrides)?;
+        let client = client::Client::from_kubeconfig(&kubeconfig, &overrides)?.traced_remotely("kube-proxy");
         self.merge(file, client)
     }
 

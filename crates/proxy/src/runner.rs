@@ -1,6 +1,6 @@
 //! The loop: what changed -> what each changed Service now contributes -> one transaction.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,6 +16,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use trace::{Context, Stage, Work};
 
 use crate::backend::Backend;
 use crate::health::HealthChecks;
@@ -170,7 +171,8 @@ struct Dirty {
 
 #[derive(Default)]
 struct Changes {
-    keys: BTreeSet<String>,
+    /// Services, with what changed them.
+    keys: BTreeMap<String, Context>,
     /// When that happened which changed endpoints.
     triggers: Vec<Timestamp>,
 }
@@ -179,10 +181,18 @@ impl Dirty {
     fn add(&self, key: String, trigger: Option<Timestamp>) {
         self.health.queued();
         let mut changes = self.changes.lock();
-        changes.keys.insert(key);
+        changes.keys.entry(key).or_default().merge(trace::current());
         changes.triggers.extend(trigger);
         drop(changes);
         self.notify.notify_one();
+    }
+
+    /// These changes were not made: what is programmed next answers to their causes as well.
+    fn put_back(&self, keys: BTreeMap<String, Context>) {
+        let mut changes = self.changes.lock();
+        for (key, context) in keys {
+            changes.keys.entry(key).or_default().merge(context);
+        }
     }
 
     fn take(&self) -> Changes {
@@ -274,7 +284,26 @@ impl<B: Backend> Proxy<B> {
         self.nodes.synced().await;
     }
 
+    /// Programs what changed, and tells the trace about each service.
     async fn sync(&mut self, changes: Changes) -> Result<(), String> {
+        let traced = |(key, context): (&String, &Context)| {
+            let work = Work::caused(context, Stage::Rules, "kube-proxy", &format!("services/{key}"));
+            work.with_detail(&self.config.node_name)
+        };
+        let works: Vec<Work> = changes.keys.iter().map(traced).filter(Work::is_recorded).collect();
+        let causes: BTreeMap<String, Context> = match works.is_empty() {
+            true => BTreeMap::new(),
+            false => changes.keys.clone(),
+        };
+        let synced = self.program(changes).await;
+        works.into_iter().for_each(|work| work.end_with(&synced));
+        if synced.is_err() {
+            self.dirty.put_back(causes);
+        }
+        synced
+    }
+
+    async fn program(&mut self, changes: Changes) -> Result<(), String> {
         let began = Instant::now();
         let node = self.observe_node();
         if node != self.node {
@@ -284,7 +313,7 @@ impl<B: Backend> Proxy<B> {
         let is_full = self.programmed.is_none();
         let stale = match self.programmed.take() {
             None => self.program_all().await?,
-            Some(program) => self.program_changes(program, changes.keys).await?,
+            Some(program) => self.program_changes(program, changes.keys.into_keys()).await?,
         };
         let metrics = &self.dirty.metrics;
         metrics.synced(is_full, began.elapsed());
@@ -299,7 +328,11 @@ impl<B: Backend> Proxy<B> {
         Ok(())
     }
 
-    async fn program_changes(&mut self, mut program: B, keys: BTreeSet<String>) -> Result<UdpTargets, String> {
+    async fn program_changes(
+        &mut self,
+        mut program: B,
+        keys: impl Iterator<Item = String>,
+    ) -> Result<UdpTargets, String> {
         let mut changes = Vec::new();
         let mut stale = UdpTargets::new();
         for key in keys {

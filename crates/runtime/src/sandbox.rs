@@ -61,7 +61,9 @@ async fn start(engine: &Arc<Engine>, record: SandboxRecord, directory: &Path) ->
     let pod = pod_spec(&record);
     prepare_files(&record.config, &pod, directory)?;
     record::write(&directory.join("pod.json"), &pod).map_err(doing("writing pod.json"))?;
+    trace::mark();
     spawn_shim(engine, &id, directory).await?;
+    trace::lap(trace::Stage::Pause);
     let shim: ShimRecord = record::read(&directory.join("shim.json")).map_err(doing("reading shim.json"))?;
     let sandbox = Arc::new(Sandbox {
         shim: ShimClient::new(&engine.shim_socket(&id)),
@@ -74,6 +76,7 @@ async fn start(engine: &Arc<Engine>, record: SandboxRecord, directory: &Path) ->
     engine.sandboxes.lock().insert(id.clone(), sandbox.clone());
     engine.watch_shim(&sandbox).await?;
     if pod.namespaces.network == Namespace::Own {
+        trace::mark();
         let ips = network::add(&engine.config, &id, &record.config, shim.pause_pid).await?;
         sandbox.record.lock().ips = ips;
     }

@@ -119,6 +119,7 @@ impl Args {
             Some(qps) => client.with_rate_limit(qps, self.kube_api_burst),
             None => client,
         };
+        let client = client.traced_remotely(crate::scheduler::ACTOR);
         let election = self.election(&configuration)?;
         let reviewer = self.reviewer()?;
         let serving = (self.secure_port != 0).then(|| Serving {

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
+use trace::{Stage, Work};
 
 use crate::cycle::{Diagnosis, Failure};
 use crate::framework::{Event, Permit, Placement, Point, Rejection};
-use crate::scheduler::{Scheduler, Try, release};
+use crate::scheduler::{ACTOR, Scheduler, Try, release, traced_name};
 
 /// Pods that wait for a permit, until somebody allows or rejects them.
 #[derive(Default)]
@@ -43,9 +44,10 @@ impl Waiting {
 
 impl Scheduler {
     /// Brings a pod to the node it was given. Whatever fails gives the node back, and the pod is tried again.
-    pub(crate) async fn bind(&self, attempt: Try, placement: Placement, permit: Permit) {
+    pub(crate) async fn bind(&self, mut attempt: Try, placement: Placement, permit: Permit) {
         self.metrics.add("scheduler_goroutines", &[("operation", "binding")], 1.0);
-        let bound = self.try_bind(&attempt, &placement, permit).await;
+        let work = Work::caused(&attempt.context, Stage::Bind, ACTOR, &traced_name(&placement.pod));
+        let bound = work.with_detail(&placement.node).result(self.try_bind(&attempt, &placement, permit)).await;
         self.metrics.add("scheduler_goroutines", &[("operation", "binding")], -1.0);
         let (pod, profile) = (&placement.pod, &attempt.profile);
         let Err(failure) = bound else {
@@ -62,6 +64,7 @@ impl Scheduler {
         if !is_rejected {
             self.queue.happened(&freed);
         }
+        attempt.queued.context = attempt.context.clone().waiting();
         self.give_up(attempt, failure.into()).await;
         if is_rejected {
             self.queue.happened(&freed);

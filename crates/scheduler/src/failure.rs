@@ -19,7 +19,7 @@ const NOTE_LIMIT: usize = 1024;
 impl Scheduler {
     pub(crate) async fn give_up(&self, attempt: Try, unplaced: Unplaced) {
         let Unplaced { mut failure, mut room } = unplaced;
-        let Try { queued, profile, began } = attempt;
+        let Try { queued, profile, began, .. } = attempt;
         let candidates = std::mem::take(&mut room.candidates);
         let choice = match crate::extender::preempt(&self.extenders, &queued.pod, candidates).await {
             Ok(candidates) => default_preemption::choose(candidates),

@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::Pod;
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use trace::{Lap, Name, Stage, Work};
 
 use crate::binding::Waiting;
 use crate::cluster::Cluster;
@@ -48,12 +49,24 @@ pub(crate) struct Try {
     pub(crate) queued: Queued,
     pub(crate) profile: Arc<Profile>,
     pub(crate) began: Instant,
+    /// The decision, as the cause of what follows from it.
+    pub(crate) context: trace::Context,
+}
+
+/// What the scheduler is called in traces.
+pub(crate) const ACTOR: &str = "kube-scheduler";
+
+/// The pod's name in traces.
+pub(crate) fn traced_name(pod: &PodInfo) -> String {
+    format!("pods/{}", pod.key)
 }
 
 /// A pod that has a node, as far as we are concerned.
 struct Assumed {
     placement: Placement,
     permit: Permit,
+    /// How long finding and comparing nodes took, if it was done in one go.
+    times: Option<(Duration, Duration)>,
 }
 
 /// Why a pod has none.
@@ -101,20 +114,28 @@ impl Scheduler {
         if self.core.lock().cluster.is_assumed(&pod.uid) {
             return self.queue.done(&pod.uid);
         }
-        let attempt = Try { queued, profile, began: Instant::now() };
+        let mut cycle = begin_cycle(&queued);
+        let mut attempt = Try { queued, profile, began: Instant::now(), context: cycle.context() };
         let placed = match self.extenders.is_empty() {
             true => self.place(&attempt),
-            false => self.place_with_extenders(&attempt).await,
+            false => cycle.run(self.place_with_extenders(&attempt)).await,
         };
         let time = attempt.began.elapsed();
         self.metrics.time("scheduler_scheduling_algorithm_duration_seconds", &[], time);
         let scheduler = self.clone();
         match placed {
-            Ok(Assumed { placement, permit }) => {
+            Ok(Assumed { placement, permit, times }) => {
+                note_times(&mut cycle, times);
+                cycle.detail(format!("chose {}", placement.node));
+                cycle.end();
                 tasks.spawn(async move { scheduler.bind(attempt, placement, permit).await });
             }
             Err(unplaced) => {
-                tasks.spawn(async move { scheduler.give_up(attempt, unplaced).await });
+                // Whatever brings the pod back, this was a reason why it waited.
+                attempt.queued.context = cycle.context().waiting();
+                cycle.fail(unplaced.failure.to_string());
+                let context = attempt.context.clone();
+                tasks.spawn(async move { context.run(scheduler.give_up(attempt, unplaced)).await });
             }
         }
     }
@@ -129,7 +150,8 @@ impl Scheduler {
                 self.note_point("Filter", &attempt.profile, filtering);
                 self.note_point("Score", &attempt.profile, scoring);
                 let node = cluster.row(node).name.clone();
-                assume(cluster, attempt, node)
+                let assumed = assume(cluster, attempt, node)?;
+                Ok(Assumed { times: Some((filtering, scoring)), ..assumed })
             }
             Err(Failure::Unfit(diagnosis)) => Err(self.make_room(core, attempt, diagnosis)),
             Err(failure) => Err(failure.into()),
@@ -233,7 +255,26 @@ fn assume(cluster: &mut Cluster, attempt: &Try, node: Arc<str>) -> Result<Assume
             }
         }
     }
-    Ok(Assumed { placement, permit })
+    Ok(Assumed { placement, permit, times: None })
+}
+
+/// The wait in the queue is over, the decision begins.
+fn begin_cycle(queued: &Queued) -> Work {
+    let (context, pod) = (&queued.context, traced_name(&queued.pod));
+    let wait = Work::caused(context, Stage::Pending, ACTOR, &pod).since(context);
+    let waited = wait.context();
+    wait.end();
+    Work::caused(&waited, Stage::Schedule, ACTOR, &pod)
+}
+
+/// Filtering and scoring ended just now, one after the other.
+fn note_times(cycle: &mut Work, times: Option<(Duration, Duration)>) {
+    let Some((filtering, scoring)) = times.filter(|_| cycle.is_recorded()) else { return };
+    let (filtering, scoring) = (filtering.as_nanos() as u64, scoring.as_nanos() as u64);
+    let start = trace::now().saturating_sub(filtering + scoring).max(cycle.started_at());
+    let lap = |stage, start, duration| Lap { stage, name: Name::NONE, start, duration, failed: false };
+    cycle.add_lap(lap(Stage::Filter, start, filtering));
+    cycle.add_lap(lap(Stage::Score, start + filtering, scoring));
 }
 
 /// Takes back what was assumed and reserved.
@@ -292,7 +333,7 @@ mod tests {
             let pod = json!({"metadata": {"name": name, "uid": name}, "spec": {"containers": []}});
             let pod = Arc::new(PodInfo::pending(Arc::new(serde_json::from_value(pod).unwrap()), &cluster.catalogue));
             let queued = Queued::first(pod, Moment::now());
-            let attempt = Try { queued, profile: profile.clone(), began: Instant::now() };
+            let attempt = Try { queued, profile: profile.clone(), began: Instant::now(), context: Default::default() };
             let (found, is_placed) = match assume(&mut cluster, &attempt, "n".into()) {
                 Ok(assumed) => (format!("{:?}", assumed.permit), true),
                 Err(unplaced) => (unplaced.failure.to_string(), false),

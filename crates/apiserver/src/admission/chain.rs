@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use api::Status;
 use futures_util::future::BoxFuture;
+use trace::{Name, Stage};
 
 use super::Attributes;
 use super::config::Settings;
@@ -69,6 +70,8 @@ pub(crate) struct Chain {
 
 struct Named {
     name: &'static str,
+    /// What the trace calls it.
+    traced: Name,
     plugin: Box<dyn Plugin>,
     times: Times,
 }
@@ -94,7 +97,7 @@ impl Chain {
                 let made = (row.make)(settings.take(row.name));
                 let plugin =
                     made.map_err(|error| error.context(format!("couldn't init admission plugin {:?}", row.name)))?;
-                plugins.push(Named { name: row.name, plugin, times: Times::default() });
+                plugins.push(Named { name: row.name, traced: Name::new(row.name), plugin, times: Times::default() });
             }
         }
         Ok(Self { plugins, times: Times::default() })
@@ -124,8 +127,10 @@ impl Chain {
     async fn admit_once(&self, state: &Arc<State>, attributes: &mut Attributes<'_>) -> Result<(), Status> {
         let verb = attributes.verb;
         let mut started = Instant::now();
+        trace::mark();
         for named in &self.plugins {
             let outcome = named.plugin.admit(state, attributes).answer().await;
+            seen(Stage::Mutate, named.traced, &outcome);
             let ended = Instant::now();
             named.times.observe(Step::Admit, verb, ended - started, outcome.is_err());
             started = ended;
@@ -138,8 +143,10 @@ impl Chain {
         let begun = Instant::now();
         let mut started = begun;
         let mut outcome = Ok(());
+        trace::mark();
         for named in &self.plugins {
             outcome = named.plugin.validate(state, attributes).answer().await;
+            seen(Stage::Validate, named.traced, &outcome);
             let ended = Instant::now();
             named.times.observe(Step::Validate, attributes.verb, ended - started, outcome.is_err());
             started = ended;
@@ -154,6 +161,14 @@ impl Chain {
     /// Adds what was counted to `/metrics`.
     pub(crate) fn render_metrics(&self, out: &mut String) {
         metrics::render(out, self.plugins.iter().map(|named| (named.name, &named.times)), &self.times);
+    }
+}
+
+/// Notes in the trace what a plug-in said.
+fn seen(stage: Stage, plugin: Name, outcome: &Result<(), Status>) {
+    match outcome {
+        Ok(()) => trace::lap_named(stage, plugin),
+        Err(_) => trace::lap_failed(stage, plugin),
     }
 }
 

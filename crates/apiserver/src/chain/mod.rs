@@ -16,6 +16,7 @@ use api::{Status, UserInfo};
 use bytes::Bytes;
 use futures_util::FutureExt;
 use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
+use trace::{Name, Stage};
 
 pub(crate) use cors::Cors;
 pub(crate) use in_flight::InFlight;
@@ -42,6 +43,7 @@ pub(crate) async fn serve(state: Arc<State>, request: Request<RequestBody>, peer
     let deadline = deadline(&info, state.config.request_timeout);
     let cors = state.cors.headers(request.headers());
     let is_preflight = cors.is_some() && cors::is_preflight(request.method());
+    let mut served = crate::walk::open(&state, &info, request.headers());
 
     // On the heap: a request is a deep stack of futures, and each layer would hold all those below it.
     let work = Box::pin(async {
@@ -50,7 +52,7 @@ pub(crate) async fn serve(state: Arc<State>, request: Request<RequestBody>, peer
         }
         pass(state, info, request, peer, &trail).await
     });
-    let outcome = recover(within(deadline, work)).await;
+    let outcome = served.work.run(recover(within(deadline, work))).await;
 
     let mut response = match outcome {
         Ok(Ok(response)) => trail.answered(response, long_running).await,
@@ -68,6 +70,7 @@ pub(crate) async fn serve(state: Arc<State>, request: Request<RequestBody>, peer
     if is_head {
         *response.body_mut() = empty();
     }
+    crate::walk::close(served, response.status());
     crate::metrics::observe(verb, &resource, response.status(), started.elapsed());
     response
 }
@@ -114,11 +117,14 @@ async fn admit(
     let user = match trail.follow(authenticate(state, parts, peer)).await {
         Ok(user) => user,
         Err(status) => {
+            trace::lap_failed(Stage::Authentication, Name::NONE);
             trail.received(None, &attributes).await?;
             return Err(status);
         }
     };
+    trace::lap(Stage::Authentication);
     trail.received(Some(&user), &attributes).await?;
+    trace::lap(Stage::Audit);
     info.check()?;
     let user = match impersonate::impersonate(&state.authz, &user, &mut parts.headers).await? {
         None => user,
@@ -127,8 +133,14 @@ async fn admit(
             other
         }
     };
+    trace::lap(Stage::Impersonation);
     let place = state.in_flight.enter(info, &user)?;
-    authorize(state, &user, &attributes, trail).await?;
+    trace::lap(Stage::Limits);
+    if let Err(status) = authorize(state, &user, &attributes, trail).await {
+        trace::lap_failed(Stage::Authorization, Name::NONE);
+        return Err(status);
+    }
+    trace::lap(Stage::Authorization);
     Ok((user, place))
 }
 
@@ -202,6 +214,9 @@ async fn dispatch(
     mut parts: http::request::Parts,
     body: Bytes,
 ) -> Result<Response<Body>, Status> {
+    if crate::walk::is_ours(&info) {
+        return crate::walk::serve(&state, &info, &body);
+    }
     if !info.is_resource {
         return crate::discovery::serve(&state, &info, &parts, &user).await;
     }

@@ -5,6 +5,7 @@ use bytes::Bytes;
 use http::{Response, StatusCode};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use store::StoreError;
+use trace::Stage;
 
 use super::accept::respond;
 use super::write::{self, body_value, decode_object, ensure_namespace, validate_meta};
@@ -20,7 +21,9 @@ const MAX_NAME: usize = 63;
 const NAME_ATTEMPTS: usize = 8;
 
 pub(crate) async fn create(operation: &Operation) -> Result<Response<Body>, Status> {
+    trace::mark();
     let object = decode_object(operation, body_value(operation)?)?;
+    trace::lap(Stage::Decode);
     let stored = create_object(operation, object).await?;
     respond(operation, StatusCode::CREATED, &stored)
 }
@@ -45,6 +48,7 @@ pub(crate) async fn create_object(operation: &Operation, mut object: AnyObject) 
     operation.state.caches.settled().await?;
     operation.resource.strategy.apply_defaults(&mut *object);
     super::managed_fields::track(operation, &mut *object, None)?;
+    trace::lap(Stage::Default);
     let name = object.meta().name.clone().unwrap_or_default();
     let mut attributes = attributes(operation, &name, dry_run, &mut object);
     operation.state.admission.admit(&operation.state, &mut attributes).await?;
@@ -99,10 +103,12 @@ async fn create_once(
     let name = meta.name.clone().unwrap_or_default();
 
     // Admission may have left fields unset that have defaults.
+    trace::mark();
     strategy.apply_defaults(&mut *object);
     strategy.prepare_for_create(&operation.call(), &mut *object);
     let mut errors = validate_meta(resource, object.meta());
     errors.extend(strategy.validate_create(&*object));
+    trace::lap(Stage::Validation);
     write::invalid(operation, &name, errors)?;
     for warning in strategy.warnings(&*object, None) {
         operation.warn(warning);
@@ -115,8 +121,11 @@ async fn create_once(
         // Before anything is allocated for it.
         return Err(Status::already_exists(&operation.group_resource(), &name));
     }
+    trace::mark();
     let undo = super::hooks::before_create(operation, &mut *object, dry_run).await?;
+    trace::lap(Stage::Allocate);
     let stored = write::encode(resource, &mut *object)?;
+    trace::lap(Stage::Encode);
     if dry_run {
         undo.run(&operation.state).await;
         return Ok(stored);

@@ -6,6 +6,7 @@ use http::{Response, StatusCode};
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use store::StoreError;
+use trace::Stage;
 
 use super::accept::respond;
 use super::write::{self, body_value, decode_object, ensure_namespace, validate_meta_update};
@@ -96,11 +97,14 @@ pub(crate) async fn modify(
     let mut current = cache.get(&inner).ok_or_else(|| operation.not_found(&name))?;
 
     for _ in 0..ATTEMPTS {
+        trace::mark();
         let old = write::decode_entry(resource, &current)?;
         let mut new = make(&current, &*old)?;
+        trace::lap(Stage::Decode);
         let conditional = check_version(operation, new.meta(), old.meta())?;
         prepare(operation, target, &mut new, &*old, dry_run).await?;
 
+        trace::mark();
         let mut errors = validate_meta_update(resource, new.meta(), old.meta());
         errors.extend(match target {
             // Nobody has seen an object that waits for initializers: they may change what is immutable later.
@@ -109,6 +113,7 @@ pub(crate) async fn modify(
             Target::Status => resource.strategy.validate_status_update(&*new, &*old),
             Target::Part(action) => super::parts::validate(action, &*new, &*old),
         });
+        trace::lap(Stage::Validation);
         write::invalid(operation, &name, errors)?;
         for warning in resource.strategy.warnings(&*new, Some(&*old)) {
             operation.warn(warning);

@@ -182,13 +182,13 @@ impl<K: Object> Informer<K> {
     fn apply(&self, object: K) {
         let handlers = self.inner.handlers.lock();
         let events = self.inner.cache.write().put(object);
-        tell(&handlers, &events);
+        self.tell_traced(&handlers, &events);
     }
 
     fn remove(&self, object: K) {
         let handlers = self.inner.handlers.lock();
         let event = self.inner.cache.write().remove(object);
-        tell(&handlers, event.as_slice());
+        self.tell_traced(&handlers, event.as_slice());
     }
 
     /// The whole truth after a list: what is missing was deleted while nobody watched.
@@ -198,6 +198,25 @@ impl<K: Object> Informer<K> {
         tell(&handlers, &events);
         drop(handlers);
         self.inner.synced.send_replace(true);
+    }
+}
+
+impl<K: Object> Informer<K> {
+    /// Tells what the watch brought. The commit that made an object's version is the cause of whatever follows.
+    fn tell_traced(&self, handlers: &[Handler<K>], events: &[Event<K>]) {
+        let Some(traced) = self.inner.api.client().trace() else { return tell(handlers, events) };
+        for event in events {
+            let object = event.object();
+            let version = object.meta().resource_version.as_deref().and_then(|version| version.parse().ok());
+            let Some(revision) = version else {
+                tell(handlers, std::slice::from_ref(event));
+                continue;
+            };
+            let name = format!("{}/{}", self.inner.api.plural(), object_key(&**object));
+            trace::deliver(&traced.recorder, &traced.actor, name, revision, || {
+                tell(handlers, std::slice::from_ref(event));
+            });
+        }
     }
 }
 

@@ -20,6 +20,7 @@ pub use https::Upgraded;
 
 use crate::kubeconfig::{Kubeconfig, Overrides};
 use crate::metrics::Metrics;
+use crate::spans::Traced;
 use crate::{Api, Body, Error, Handler, Resource};
 use auth::Auth;
 use limit::Limit;
@@ -39,6 +40,7 @@ pub struct Client {
     namespace: Arc<str>,
     measure: Option<Measure>,
     limit: Option<Arc<Limit>>,
+    traced: Option<Arc<Traced>>,
 }
 
 enum Transport {
@@ -84,6 +86,7 @@ impl Client {
             namespace: namespace.into(),
             measure: None,
             limit: None,
+            traced: None,
         }
     }
 
@@ -131,6 +134,20 @@ impl Client {
         Self { limit: Limit::new(qps, burst).map(Arc::new), ..self.clone() }
     }
 
+    /// The same connection; what follows from its watches is recorded as `actor`'s, in `recorder`.
+    pub fn traced(&self, recorder: Arc<trace::Recorder>, actor: &str) -> Self {
+        Self { traced: Some(Arc::new(Traced::here(recorder, actor))), ..self.clone() }
+    }
+
+    /// As `traced`, for a component that is not in the API server's process: spans are sent to the server.
+    pub fn traced_remotely(&self, actor: &str) -> Self {
+        Self { traced: Some(Arc::new(Traced::remote(self.clone(), actor))), ..self.clone() }
+    }
+
+    pub(crate) fn trace(&self) -> Option<&Arc<Traced>> {
+        self.traced.as_ref()
+    }
+
     /// The namespace of the kubeconfig's context, else `default`.
     pub fn default_namespace(&self) -> &str {
         &self.namespace
@@ -161,6 +178,9 @@ impl Client {
             if name == "impersonate-group" || !request.headers().contains_key(name) {
                 request.headers_mut().append(name.clone(), value.clone());
             }
+        }
+        if let Some(causes) = trace::current().header().and_then(|text| HeaderValue::from_str(&text).ok()) {
+            request.headers_mut().insert(trace::CAUSE_HEADER, causes);
         }
         let mut retries = 0;
         loop {

@@ -27,7 +27,8 @@ pub(super) fn prepare(cluster: &Options, pki: &Pki, record: &Record, server: &st
 pub(super) fn clients(data_dir: &Path) -> Result<Clients> {
     let connect = |part: &str| -> Result<Client> {
         let config = Kubeconfig::read(&kubeconfig(data_dir, part))?;
-        Ok(Client::from_kubeconfig(&config, &Overrides::default())?)
+        let actor = if part == "proxy" { "kube-proxy" } else { part };
+        Ok(Client::from_kubeconfig(&config, &Overrides::default())?.traced_remotely(actor))
     };
     Ok(Clients { kubelet: connect("kubelet")?, proxy: connect("proxy")? })
 }

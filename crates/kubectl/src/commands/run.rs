@@ -3,6 +3,7 @@
 //! `--restart=Always` with `--expose`.
 
 use serde_json::{Map, Value, json};
+use trace::Stage;
 
 use super::create::{container_name, known};
 use super::expose::{apply_overrides, pairs};
@@ -51,6 +52,7 @@ pub(crate) const COMMAND: Command = Command {
             Flag::bool("rm", "Delete the pod when it ends; only with --attach or --stdin."),
             Flag::string("schedule", "Cron schedule; makes a CronJob."),
             Flag::bool("stdin", "Keep stdin open on the container.").short('i'),
+            Flag::bool("trace", "Show what the cluster makes of it, stage by stage.").hidden(),
             Flag::bool("tty", "Give the container a terminal.").short('t'),
             Flag::string("detach-keys", "Key sequence that detaches.").default("ctrl-p,ctrl-q"),
             Flag::bool("force", "With --rm: delete at once."),
@@ -94,6 +96,7 @@ struct Spec {
 
 async fn run(cx: &Context) -> Result<()> {
     let spec = read_spec(cx)?;
+    cx.told.lap(Stage::Check);
     let dry_run = cx.dry_run()?;
     let attach = if cx.flags.changed("attach") { cx.flags.bool("attach") } else { spec.stdin };
     if cx.flags.bool("rm") && !attach {
@@ -113,6 +116,7 @@ async fn run(cx: &Context) -> Result<()> {
     let mut printer = cx.printer("created", dry_run)?.typed();
     let (mapping, mut object) = build(&spec);
     apply_overrides(cx, &mut object)?;
+    cx.told.lap(Stage::Generate);
     let object = send(cx, &mapping, object, dry_run).await?;
     if cx.flags.bool("expose") {
         let service = send(cx, &known("v1", "services", "Service", true), build_service(&spec), dry_run).await?;
@@ -125,7 +129,11 @@ async fn run(cx: &Context) -> Result<()> {
     if attach && spec.shape == Shape::Pod {
         return super::exec::run_attached(cx, &object).await;
     }
-    cx.print(&printer.print(&object)?)
+    cx.print(&printer.print(&object)?)?;
+    if cx.flags.bool("trace") && dry_run == DryRun::None {
+        crate::told::show_walk(cx, &mapping.resource, &object).await?;
+    }
+    Ok(())
 }
 
 async fn send(cx: &Context, mapping: &Mapping, mut object: Value, dry_run: DryRun) -> Result<Value> {

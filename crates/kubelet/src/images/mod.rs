@@ -17,9 +17,11 @@ use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
+use trace::{Stage, Work};
 
 use crate::backoff::Backoff;
 use crate::runtime::{CallError, Runtime};
+use crate::state;
 use crate::status::Waiting;
 use credentials::{Credential, Source};
 use pulled::Pulled;
@@ -57,7 +59,14 @@ impl Images {
         secrets: &[Arc<Secret>],
         sandbox_config: Option<v1::PodSandboxConfig>,
     ) -> Result<String, Waiting> {
-        let result = self.ensure_as(pod_uid, reference, image, policy, secrets, sandbox_config).await;
+        let text = |field: &Option<String>| field.clone().unwrap_or_default();
+        let pod = format!("pods/{}/{}", text(&reference.namespace), text(&reference.name));
+        let mut work = Work::begin(Stage::Pull, state::ACTOR, &pod).with_detail(image).announce();
+        let result = work.run(self.ensure_as(pod_uid, reference, image, policy, secrets, sandbox_config)).await;
+        match &result {
+            Ok(_) => work.end(),
+            Err(waiting) => work.fail(format!("{image}: {}", waiting.message)),
+        }
         if let Err(waiting) = &result {
             self.recorder.warning(reference, "Failed", format!("Error: {}", waiting.reason));
         }

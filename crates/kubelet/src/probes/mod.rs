@@ -18,6 +18,7 @@ use k8s_openapi::api::core::v1::{Container, ObjectReference, Pod, Probe};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use trace::{Outcome as TraceOutcome, Span, Stage};
 
 use crate::objects::Wake;
 use crate::plan::{Verdict, Verdicts};
@@ -127,6 +128,7 @@ impl Prober {
                 has_startup_probe: container.startup_probe.is_some(),
                 kind,
                 probe,
+                context: trace::current(),
             };
             self.tasks.spawn(async move {
                 tokio::select! {
@@ -221,9 +223,22 @@ struct Task {
     has_startup_probe: bool,
     kind: Kind,
     probe: Probe,
+    /// What started the container.
+    context: trace::Context,
 }
 
 impl Task {
+    /// Tells the trace about a verdict that is new; returns what it causes.
+    fn traced(&self, began: u64, verdict: Verdict) -> trace::Context {
+        let text = |field: &Option<String>| field.clone().unwrap_or_default();
+        let object = format!("pods/{}/{}", text(&self.reference.namespace), text(&self.reference.name));
+        let mut span = Span::new(Stage::Probe, state::ACTOR, object);
+        span.start = began;
+        span.detail = self.kind.title().to_lowercase();
+        span.finish(if verdict == Verdict::Success { TraceOutcome::Ok } else { TraceOutcome::Failed });
+        self.context.record(span)
+    }
+
     async fn run(&self, adopted: Option<Verdict>) {
         if self.kind == Kind::Startup && adopted == Some(Verdict::Success) {
             return;
@@ -248,6 +263,7 @@ impl Task {
                     continue;
                 }
             }
+            let began = trace::now();
             let outcome = self.target.check(&self.probe, timeout, &self.runtime).await;
             match &outcome {
                 Outcome::Success => {}
@@ -264,7 +280,7 @@ impl Task {
             let Some(verdict) = counter.count(outcome == Outcome::Success) else { continue };
             let before = self.results.lock().insert((self.id.clone(), self.kind), verdict);
             if before != Some(verdict) {
-                (self.wake)(&self.uid);
+                self.traced(began, verdict).run_now(|| (self.wake)(&self.uid));
             }
             match (self.kind, verdict) {
                 // Started once is started for good; one that is about to be killed has a successor

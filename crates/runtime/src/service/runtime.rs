@@ -107,9 +107,17 @@ impl RuntimeService for Runtime {
     async fn run_pod_sandbox(&self, request: Request<v1::RunPodSandboxRequest>) -> Reply<v1::RunPodSandboxResponse> {
         let request = request.into_inner();
         let config = request.config.ok_or_else(|| Error::Invalid("sandbox config is missing".into()))?;
-        let run = |engine| async move { sandbox::run(&engine, config, request.runtime_handler).await };
-        let pod_sandbox_id = self.engine.to_the_end(run).await?;
-        Ok(Response::new(v1::RunPodSandboxResponse { pod_sandbox_id }))
+        let run = |engine| async move {
+            let (id, laps) = trace::laps_of(sandbox::run(&engine, config, request.runtime_handler)).await;
+            id.map(|id| (id, laps))
+        };
+        let (pod_sandbox_id, laps) = self.engine.to_the_end(run).await?;
+        let mut response = Response::new(v1::RunPodSandboxResponse { pod_sandbox_id });
+        // The caller has the span; it is told how its time was spent.
+        if let Some(laps) = serde_json::to_string(&laps).ok().and_then(|laps| laps.parse().ok()) {
+            response.metadata_mut().insert(cri::LAPS, laps);
+        }
+        Ok(response)
     }
 
     async fn stop_pod_sandbox(&self, request: Request<v1::StopPodSandboxRequest>) -> Reply<v1::StopPodSandboxResponse> {

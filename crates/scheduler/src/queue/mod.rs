@@ -61,11 +61,14 @@ pub(crate) struct Queued {
     tried: Option<Instant>,
     /// It is tried because it waited too long, not because something happened.
     pub(crate) is_leftover: bool,
+    /// What brought it here.
+    pub(crate) context: trace::Context,
 }
 
 impl Queued {
     pub(crate) fn first(pod: Arc<PodInfo>, since: Instant) -> Queued {
-        Queued { pod, attempts: 0, since, tried: None, is_leftover: false }
+        let context = trace::current().waiting();
+        Queued { pod, attempts: 0, since, tried: None, is_leftover: false, context }
     }
 }
 
@@ -127,6 +130,7 @@ impl Queue {
             return self.add(pod);
         };
         queued.pod = pod;
+        queued.context.merge(trace::current().waiting());
         let place = match place {
             Place::Gated => Place::Active,
             Place::Unschedulable(_) if state.may_help(&queued.pod, &plugins, event) => state.retry_place(&queued),
@@ -154,7 +158,8 @@ impl Queue {
             return;
         }
         for uid in helped {
-            if let Some((queued, plugins, _)) = state.waiting.take(&uid) {
+            if let Some((mut queued, plugins, _)) = state.waiting.take(&uid) {
+                queued.context.merge(trace::current().waiting());
                 let place = state.retry_place(&queued);
                 state.enter(queued, plugins, place);
             }

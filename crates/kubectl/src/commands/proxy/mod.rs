@@ -43,6 +43,7 @@ pub(crate) const COMMAND: Command = Command {
         Flag::string("reject-methods", "Regular expressions for HTTP methods to reject.").default("^$"),
         Flag::string("reject-paths", "Regular expressions for paths to reject, even accepted ones.")
             .default("^/api/.*/pods/.*/exec,^/api/.*/pods/.*/attach"),
+        Flag::bool("ui", "Say where the cluster's page is.").hidden(),
         Flag::string("unix-socket", "Unix socket to serve on.").short('u'),
         Flag::string("www", "Directory of static files to serve as well.").short('w'),
         Flag::string("www-prefix", "Prefix to serve static files under.").short('P').default("/static/"),
@@ -117,7 +118,10 @@ async fn run(cx: &Context) -> Result<()> {
 }
 
 fn announce(cx: &Context, address: &str) -> Result<()> {
-    cx.println(format!("Starting to serve on {address}"))?;
+    match cx.flags.bool("ui") {
+        true => cx.println(format!("The cluster is at http://{address}/cox/ui/ until Ctrl-C"))?,
+        false => cx.println(format!("Starting to serve on {address}"))?,
+    }
     cx.flush()
 }
 

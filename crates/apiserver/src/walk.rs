@@ -1,0 +1,264 @@
+//! The trace at the API server: spans of requests and commits, and the door through which spans come in and go out.
+//!
+//! A request's span is caused by what its header names. Its filters, plug-ins and checks are laps of it; the commit has a
+//! span of its own, named by the resource version, so that a watch event is enough to know its cause.
+//! `GET /cox/trace?object=deploy/web[&namespace=…][&watch=true]` tells an object's walk; `POST /cox/trace` takes the
+//! spans of components in other processes; `/cox/ui/` is the page. All are non-resource URLs, authorized like any other.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::Status;
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use serde::Deserialize;
+use store::Revision;
+use trace::{Id, Outcome, Recorder, Span, Stage, Walk, Work};
+
+use crate::body::{Body, BodyError, stream};
+use crate::chain::RequestInfo;
+use crate::registry::Resource;
+use crate::state::{Operation, State};
+use crate::verbs::response;
+use crate::watch_cache::ROOT;
+
+const ACTOR: &str = "kube-apiserver";
+/// Spans come in quick succession; whoever follows a walk gets them together.
+const GATHER: Duration = Duration::from_millis(50);
+/// How far back a client's clock is believed.
+const LONGEST_COMMAND: u64 = 600_000_000_000;
+
+/// A request under way, and the command that sent it, if it told us.
+pub(crate) struct Served {
+    pub(crate) work: Work,
+    command: Option<(Arc<Recorder>, Span)>,
+}
+
+/// The span of a request that changes something, or that belongs to something that does.
+pub(crate) fn open(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Served {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    let (causes, client) = (text(trace::CAUSE_HEADER), text(trace::CLIENT_HEADER));
+    let writes = matches!(info.verb, "create" | "update" | "patch" | "delete" | "deletecollection");
+    // What a command reads on its way is in its own span.
+    let belongs = causes.is_some() && client.is_none() && !info.is_long_running();
+    if !info.is_resource || !(writes || belongs) || is_noise(info) || state.config.trace_bytes == 0 {
+        return Served { work: Work::nobodys(Stage::Request), command: None };
+    }
+    let causes = causes.map(Id::list).unwrap_or_default();
+    let mut object = format!("{}/", info.resource);
+    if !info.namespace.is_empty() {
+        object.push_str(&info.namespace);
+        object.push('/');
+    }
+    object.push_str(&info.name);
+    let mut work = Work::root(&state.trace, causes, Stage::Request, ACTOR, &object);
+    work.detail(match info.subresource.as_str() {
+        "" => info.verb.to_owned(),
+        subresource => format!("{} {subresource}", info.verb),
+    });
+    let command = client.and_then(|text| command(text, work.started_at())).map(|command| {
+        state.trace.record(&command);
+        (state.trace.clone(), command)
+    });
+    Served { work, command }
+}
+
+/// Heartbeats, reports for people and questions about rights: many, and nothing follows from them.
+fn is_noise(info: &RequestInfo) -> bool {
+    matches!(info.resource.as_str(), "leases" | "events")
+        || info.resource.ends_with("reviews")
+        || (info.resource == "nodes" && info.subresource == "status")
+        || info.subresource == "token"
+}
+
+/// A command tells about itself in each request, so no further one is needed. Its word on the time is taken where it makes
+/// sense.
+fn command(text: &str, now: u64) -> Option<Span> {
+    let mut command: Span = serde_json::from_str(text).ok().filter(|command: &Span| !command.id.is_commit())?;
+    command.stage = Stage::Command;
+    command.causes.clear();
+    command.start = command.start.clamp(now.saturating_sub(LONGEST_COMMAND), now);
+    command.duration = now - command.start;
+    command.outcome = Outcome::Running;
+    command.laps.retain(|lap| lap.start >= command.start && lap.start + lap.duration <= now);
+    Some(command)
+}
+
+/// Ends the span of a request with its answer.
+pub(crate) fn close(served: Served, code: StatusCode) {
+    let Served { mut work, command } = served;
+    let outcome = match code.is_client_error() || code.is_server_error() {
+        true => Outcome::Failed,
+        false => Outcome::Ok,
+    };
+    work.append_detail(code.as_str());
+    work.finish(outcome);
+    if let Some((recorder, mut command)) = command {
+        command.finish(outcome);
+        recorder.record(&command);
+    }
+}
+
+/// The span of a commit, caused by the request that is served.
+pub(crate) fn committed(operation: &Operation, key: &str, what: &str, began: u64, revision: Revision) {
+    let present = trace::current();
+    if present.is_empty() {
+        return;
+    }
+    let resource = &operation.resource;
+    let inner = key.strip_prefix(ROOT).and_then(|key| key.strip_prefix(&*resource.store_prefix)).unwrap_or(key);
+    let object = format!("{}{inner}", resource.plural);
+    let mut commit = Span::new(Stage::Commit, "store", object.clone());
+    commit.id = Id::commit(revision.0);
+    commit.start = began;
+    commit.detail = format!("{what} at {}", revision.0);
+    commit.finish(Outcome::Ok);
+    present.record(commit);
+    if operation.info.name.is_empty() {
+        trace::set_object(|| object);
+    }
+    trace::mark();
+}
+
+pub(crate) fn is_ours(info: &RequestInfo) -> bool {
+    !info.is_resource && info.path.starts_with("/cox/")
+}
+
+pub(crate) fn serve(state: &Arc<State>, info: &RequestInfo, body: &Bytes) -> Result<Response<Body>, Status> {
+    if let Some(file) = info.path.strip_prefix("/cox/ui") {
+        return page(info, file);
+    }
+    if info.path.trim_end_matches('/') != trace::PATH {
+        return Err(Status::no_such_path());
+    }
+    match info.verb {
+        "post" => receive(state, body),
+        "get" => {
+            let object = wanted(state, info)?;
+            match info.query.flag("watch") {
+                true => Ok(follow(state, object)),
+                false => tell(state, &object),
+            }
+        }
+        _ => Err(Status::method_not_allowed()),
+    }
+}
+
+/// The page that shows the cluster and its walks. It asks the API for everything, as whoever looks at it.
+fn page(info: &RequestInfo, file: &str) -> Result<Response<Body>, Status> {
+    if !matches!(info.verb, "get" | "head") {
+        return Err(Status::method_not_allowed());
+    }
+    let Some(file) = file.strip_prefix('/') else {
+        let mut answer = response(StatusCode::MOVED_PERMANENTLY, "text/plain", Bytes::new());
+        answer.headers_mut().insert(header::LOCATION, HeaderValue::from_static("/cox/ui/"));
+        return Ok(answer);
+    };
+    let (_, media, content) =
+        trace::ui::FILES.iter().find(|(name, ..)| *name == file).ok_or_else(Status::no_such_path)?;
+    let mut answer = response(StatusCode::OK, media, Bytes::from_static(content.as_bytes()));
+    let headers = answer.headers_mut();
+    // Nothing from elsewhere, and nobody puts it into a page of theirs.
+    let policy = "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'";
+    headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    Ok(answer)
+}
+
+/// What components in other processes send.
+#[derive(Deserialize)]
+struct Batch {
+    spans: Vec<Span>,
+}
+
+fn receive(state: &State, body: &Bytes) -> Result<Response<Body>, Status> {
+    let batch: Batch = serde_json::from_slice(body).map_err(|error| Status::bad_request(error.to_string()))?;
+    for span in batch.spans {
+        // Commits are ours to tell about.
+        if !span.id.is_commit() {
+            state.trace.record(&span);
+        }
+    }
+    Ok(response(StatusCode::OK, "application/json", "{}".into()))
+}
+
+/// `deploy/web`, `deployments.apps/web`, `deployments/default/web` -> `deployments/default/web`.
+fn wanted(state: &State, info: &RequestInfo) -> Result<String, Status> {
+    let text = info.query.get("object").ok_or_else(|| {
+        Status::bad_request("object is required, like ?object=deployments/default/web or ?object=deploy/web")
+    })?;
+    let mut words = text.split('/');
+    let (kind, rest) = (words.next().unwrap_or_default(), words.collect::<Vec<_>>());
+    let (plural, group) = kind.split_once('.').map_or((kind, None), |(plural, group)| (plural, Some(group)));
+    let is_meant = |row: &&Arc<Resource>| {
+        group.is_none_or(|group| *row.group == *group)
+            && (*row.plural == *plural
+                || *row.singular == *plural
+                || row.short_names.iter().any(|short| **short == *plural)
+                || row.kind.eq_ignore_ascii_case(plural))
+    };
+    let Some(row) = state.registry.rows().iter().find(is_meant) else {
+        return Err(Status::bad_request(format!("the server doesn't have a resource type {kind:?}")));
+    };
+    let namespace = info.query.get("namespace").unwrap_or("default");
+    match (row.is_namespaced(), rest.as_slice()) {
+        (true, [name]) => Ok(format!("{}/{namespace}/{name}", row.plural)),
+        (true, [namespace, name]) => Ok(format!("{}/{namespace}/{name}", row.plural)),
+        (false, [name]) => Ok(format!("{}/{name}", row.plural)),
+        _ => Err(Status::bad_request(format!("{text:?} does not name one object"))),
+    }
+}
+
+fn tell(state: &State, object: &str) -> Result<Response<Body>, Status> {
+    let walk = Walk::of(object, state.trace.spans()).ok_or_else(|| {
+        let mut status = Status::no_such_path();
+        status.message = format!("no change of {object} is remembered: the trace holds only the latest of the cluster");
+        status
+    })?;
+    let body = serde_json::to_vec(&walk).map_err(Status::internal)?;
+    Ok(response(StatusCode::OK, "application/json", body.into()))
+}
+
+/// The walk as it goes: a line with a walk of new or changed spans, whenever there are some.
+fn follow(state: &Arc<State>, object: String) -> Response<Body> {
+    let stop = state.stop.clone();
+    let followed = Followed { recorder: state.trace.clone(), object, seen: 0, told: HashMap::new() };
+    let lines = futures_util::stream::unfold((followed, stop), |(mut followed, stop)| async move {
+        tokio::select! {
+            line = followed.next() => Some((Ok::<Bytes, BodyError>(line), (followed, stop))),
+            () = stop.cancelled() => None,
+        }
+    });
+    let mut response = Response::new(stream(lines));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+struct Followed {
+    recorder: Arc<Recorder>,
+    object: String,
+    /// How many spans had been recorded at the last look.
+    seen: u64,
+    /// Spans that were sent, with what may change about them.
+    told: HashMap<String, (String, bool)>,
+}
+
+impl Followed {
+    async fn next(&mut self) -> Bytes {
+        loop {
+            self.recorder.more_than(self.seen).await;
+            tokio::time::sleep(GATHER).await;
+            self.seen = self.recorder.count();
+            let Some(mut walk) = Walk::of(&self.object, self.recorder.spans()) else { continue };
+            walk.spans.retain(|step| {
+                let state = (step.outcome.clone(), step.critical);
+                self.told.insert(step.id.clone(), state.clone()) != Some(state)
+            });
+            if let Some(mut line) = serde_json::to_vec(&walk).ok().filter(|_| !walk.spans.is_empty()) {
+                line.push(b'\n');
+                return line.into();
+            }
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! `cox trace`: the walk of an object, stage by stage, as the API server recorded it.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use client::Client;
+use client::kubeconfig::{Kubeconfig, Overrides};
+use futures_util::future::BoxFuture;
+use trace::Walk;
+use trace::text::{Detail, line, render};
+
+/// Show what the cluster made of an object, stage by stage
+#[derive(Debug, Clone, clap::Args)]
+#[command(
+    after_help = "Examples:\n  cox trace deploy/nginx\n  cox trace pod/nginx-5d9c -f\n  cox trace deploy/nginx -o json"
+)]
+pub struct Args {
+    /// KIND/NAME, such as deploy/nginx
+    object: String,
+    /// Namespace of the object (default: that of the context)
+    #[arg(short, long)]
+    namespace: Option<String>,
+    /// Go on as the walk goes on
+    #[arg(short, long)]
+    follow: bool,
+    /// How to print it
+    #[arg(short, long, value_enum, default_value_t = Output::Text)]
+    output: Output,
+    /// Every filter and plug-in on a line of its own
+    #[arg(short, long)]
+    all: bool,
+    /// The kubeconfig file to use
+    #[arg(long)]
+    kubeconfig: Option<PathBuf>,
+    /// The context of the kubeconfig to use
+    #[arg(long)]
+    context: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Output {
+    Text,
+    Json,
+}
+
+pub fn main(args: Args) -> BoxFuture<'static, Result<()>> {
+    Box::pin(show(args))
+}
+
+async fn show(args: Args) -> Result<()> {
+    let config = Kubeconfig::load(args.kubeconfig.as_deref()).context("reading the kubeconfig")?;
+    let overrides = Overrides { context: args.context, namespace: args.namespace, ..Overrides::default() };
+    let client = Client::from_kubeconfig(&config, &overrides)?;
+    let namespace = client.default_namespace().to_owned();
+    if !args.follow {
+        return print(&client.walk(&args.object, &namespace).await?, args.output, args.all);
+    }
+    let mut pieces = client.follow_walk(&args.object, &namespace).await?;
+    loop {
+        let piece = tokio::select! {
+            piece = pieces.next() => piece,
+            _ = tokio::signal::ctrl_c() => return Ok(()),
+        };
+        match piece {
+            Some(piece) => print_piece(&piece?, args.output, args.all)?,
+            None => return Ok(()),
+        }
+    }
+}
+
+fn print(walk: &Walk, output: Output, all: bool) -> Result<()> {
+    let text = match output {
+        Output::Json => serde_json::to_string_pretty(walk)? + "\n",
+        Output::Text => render(walk, if all { Detail::Steps } else { Detail::Spans }),
+    };
+    Ok(std::io::stdout().write_all(text.as_bytes())?)
+}
+
+/// What is new: as lines in the order of time, because the tree is not yet known; or as JSON, a walk a line.
+fn print_piece(piece: &Walk, output: Output, all: bool) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    match output {
+        Output::Json => writeln!(out, "{}", serde_json::to_string(piece)?)?,
+        Output::Text => {
+            for step in piece.spans.iter().filter(|step| all || !step.inner) {
+                out.write_all(line(step).as_bytes())?;
+            }
+        }
+    }
+    Ok(out.flush()?)
+}

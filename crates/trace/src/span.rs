@@ -1,0 +1,118 @@
+//! What is recorded about one piece of work.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Id, Name, Stage};
+
+/// A span keeps this many causes; of a change that followed from more, the rest go unmentioned.
+pub(crate) const MAX_CAUSES: usize = 16;
+
+/// Nanoseconds since 1970. The clock that all processes of a machine share, so that their spans line up.
+pub fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
+}
+
+/// One piece of work: who did what to which object, when, for how long, why, and how it ended.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Span {
+    pub id: Id,
+    /// What made this happen, the first one first. Empty: nobody we know.
+    #[serde(default)]
+    pub causes: Vec<Id>,
+    pub stage: Stage,
+    pub actor: String,
+    /// `pods/default/web-0`, `nodes/n1`.
+    pub object: String,
+    /// What else there is to say: `POST 201`, an image.
+    #[serde(default)]
+    pub detail: String,
+    /// Nanoseconds since 1970.
+    pub start: u64,
+    /// In nanoseconds; so far, while it runs.
+    pub duration: u64,
+    #[serde(default)]
+    pub outcome: Outcome,
+    /// Steps inside, one after the other.
+    #[serde(default)]
+    pub laps: Vec<Lap>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Outcome {
+    #[default]
+    Ok,
+    Failed,
+    /// Not finished.
+    Running,
+    /// Given up by whoever asked for it.
+    Dropped,
+}
+
+impl Outcome {
+    pub fn text(self) -> &'static str {
+        match self {
+            Outcome::Ok => "ok",
+            Outcome::Failed => "failed",
+            Outcome::Running => "running",
+            Outcome::Dropped => "dropped",
+        }
+    }
+}
+
+/// A step of a span.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Lap {
+    pub stage: Stage,
+    pub name: Name,
+    pub start: u64,
+    pub duration: u64,
+    pub failed: bool,
+}
+
+/// How processes tell each other about laps.
+#[derive(Serialize, Deserialize)]
+struct LapText(Stage, String, u64, u64, bool);
+
+impl Serialize for Lap {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        LapText(self.stage, self.name.text().into(), self.start, self.duration, self.failed).serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Lap {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let LapText(stage, name, start, duration, failed) = LapText::deserialize(deserializer)?;
+        Ok(Lap { stage, name: Name::new(&name), start, duration, failed })
+    }
+}
+
+impl Span {
+    /// A span without causes that begins now and has not ended.
+    pub fn new(stage: Stage, actor: impl Into<String>, object: impl Into<String>) -> Self {
+        Self {
+            id: Id::fresh(),
+            causes: Vec::new(),
+            stage,
+            actor: actor.into(),
+            object: object.into(),
+            detail: String::new(),
+            start: now(),
+            duration: 0,
+            outcome: Outcome::Running,
+            laps: Vec::new(),
+        }
+    }
+
+    pub fn end(&self) -> u64 {
+        self.start.saturating_add(self.duration)
+    }
+
+    /// Ends the span now.
+    pub fn finish(&mut self, outcome: Outcome) {
+        self.duration = now().saturating_sub(self.start);
+        self.outcome = outcome;
+    }
+}
