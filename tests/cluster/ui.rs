@@ -59,7 +59,7 @@ fn the_page_shows_the_cluster_and_the_walk() {
     for view in ["#/", "#/walk/deployments/default/hello"] {
         browser.eval(&format!("(location.hash = '{view}')"));
         browser.wait("document.querySelectorAll('.card').length > 2");
-        browser.wait("document.documentElement.scrollWidth <= innerWidth");
+        browser.wait("document.documentElement.scrollWidth <= document.documentElement.clientWidth");
         let name = if view == "#/" { "ui-phone.png" } else { "ui-phone-walk.png" };
         browser.screenshot(&pictures.join(name));
     }

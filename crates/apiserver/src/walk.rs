@@ -25,7 +25,7 @@ use crate::watch_cache::ROOT;
 
 const ACTOR: &str = "kube-apiserver";
 /// Spans come in quick succession; whoever follows a walk gets them together.
-const GATHER: Duration = Duration::from_millis(50);
+const GATHER: Duration = Duration::from_millis(100);
 /// How far back a client's clock is believed.
 const LONGEST_COMMAND: u64 = 600_000_000_000;
 

@@ -84,7 +84,7 @@ impl StatusWriter {
             writers.spawn(async move {
                 while let Some(Taken { key, context }) = writer.queue.take().await {
                     let work = Work::caused(&context, Stage::Status, state::ACTOR, &writer.traced_name(&key));
-                    match work.result(writer.write(&key)).await {
+                    match work.result(Box::pin(writer.write(&key))).await {
                         Ok(()) => writer.queue.forget(&key),
                         Err(error) => {
                             tracing::warn!(pod = key, %error, "pod status not written, will retry");

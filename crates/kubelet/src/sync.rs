@@ -206,7 +206,7 @@ impl Kubelet {
             }
         };
         let work = Work::begin(Stage::Sandbox, state::ACTOR, &state::traced_name(pod)).announce();
-        match work.result(self.runtime.run_sandbox(self.sandbox_config(pod, attempt), &handler)).await {
+        match work.result(Box::pin(self.runtime.run_sandbox(self.sandbox_config(pod, attempt), &handler))).await {
             Ok(id) => Ok(id),
             Err(error) => {
                 let message = format!("Failed to create pod sandbox: {error}");
@@ -348,12 +348,12 @@ impl Kubelet {
             .map_err(|message| failed("CreateContainerConfigError", message))?;
         let work = |stage| Work::begin(stage, state::ACTOR, &state::traced_name(pod)).with_detail(&container.name);
         let id = work(Stage::Create)
-            .result(self.runtime.create_container(&sandbox.id, config, sandbox_config))
+            .result(Box::pin(self.runtime.create_container(&sandbox.id, config, sandbox_config)))
             .await
             .map_err(|error| failed("CreateContainerError", error.0.message().to_string()))?;
         self.recorder.normal(&reference, "Created", "Container created");
         work(Stage::Start)
-            .result(self.runtime.start_container(&id))
+            .result(Box::pin(self.runtime.start_container(&id)))
             .await
             .map_err(|error| failed("RunContainerError", error.0.message().to_string()))?;
         self.recorder.normal(&reference, "Started", "Container started");
@@ -361,7 +361,7 @@ impl Kubelet {
             return Ok(());
         };
         let ran = hooks::run(hook, pod, container, &id, context.pod_ips, &self.runtime);
-        if let Err(error) = work(Stage::Hook).result(ran).await {
+        if let Err(error) = work(Stage::Hook).result(Box::pin(ran)).await {
             tracing::info!(pod = state::full_name(pod), container = container.name, %error, "postStart hook failed");
             self.recorder.warning(&reference, "FailedPostStartHook", "PostStartHook failed");
             let grace = self.grace_period(pod, None);

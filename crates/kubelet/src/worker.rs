@@ -243,7 +243,7 @@ impl Worker {
             let delay = {
                 let mut updates = self.updates.clone();
                 let work = self.begin(&update.pod);
-                let sync = work.result(self.kubelet.sync(&update.pod, &mut self.memory));
+                let sync = work.result(Box::pin(self.kubelet.sync(&update.pod, &mut self.memory)));
                 tokio::select! {
                     result = sync => match result {
                         Ok(next) if next.is_finished => return,
@@ -303,7 +303,7 @@ impl Worker {
             let result = {
                 let mut updates = self.updates.clone();
                 let work = self.begin(&update.pod);
-                let terminate = work.result(kubelet.terminate(&update.pod, &self.memory, ended, grace));
+                let terminate = work.result(Box::pin(kubelet.terminate(&update.pod, &self.memory, ended, grace)));
                 tokio::select! {
                     result = terminate => result.map_err(|error| error.to_string()),
                     // Deleted again with less grace: start over with what is left.

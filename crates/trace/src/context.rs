@@ -4,6 +4,7 @@
 //! task takes a [`Context`] along. An informer's handlers run inside [`deliver`].
 
 use std::cell::{OnceCell, RefCell};
+use std::pin::Pin;
 use std::sync::Arc;
 
 use crate::span::MAX_CAUSES;
@@ -65,7 +66,8 @@ impl Scope {
         Context { recorder: self.recorder.clone(), causes, since: 0 }
     }
 
-    pub(crate) async fn run<F: Future>(self, future: F) -> (F::Output, Laps, Option<String>) {
+    /// On the heap: the layers here would otherwise each hold a copy of a future that may be large.
+    pub(crate) async fn run<F: Future>(self, future: Pin<Box<F>>) -> (F::Output, Laps, Option<String>) {
         let inner = async {
             let output = future.await;
             let (laps, object) = SCOPE.with(|scope| (scope.laps.take(), scope.object.take()));
@@ -144,8 +146,9 @@ impl Context {
     }
 
     /// Runs something that is caused by these, without a span of its own.
-    pub async fn run<F: Future>(self, future: F) -> F::Output {
-        Scope::with(self.recorder, Cause::Known(self.causes)).run(future).await.0
+    pub fn run<F: Future>(self, future: F) -> impl Future<Output = F::Output> {
+        let future = Box::pin(future);
+        async move { Scope::with(self.recorder, Cause::Known(self.causes)).run(future).await.0 }
     }
 
     /// As `run`, for what does not wait.
@@ -221,11 +224,14 @@ pub fn take_laps(laps: Vec<Lap>) {
 }
 
 /// Runs something for a caller elsewhere, who is told about its steps.
-pub async fn laps_of<F: Future>(future: F) -> (F::Output, Vec<Lap>) {
-    // Nothing is recorded here: the caller has the span.
-    let recorder = Recorder::new(0);
-    let (output, laps, _) = Scope::with(Some(recorder), Cause::Known(Vec::new())).run(future).await;
-    (output, laps.list)
+pub fn laps_of<F: Future>(future: F) -> impl Future<Output = (F::Output, Vec<Lap>)> {
+    let future = Box::pin(future);
+    async move {
+        // Nothing is recorded here: the caller has the span.
+        let recorder = Recorder::new(0);
+        let (output, laps, _) = Scope::with(Some(recorder), Cause::Known(Vec::new())).run(future).await;
+        (output, laps.list)
+    }
 }
 
 /// The object of the present span has this name; known only now, because the server made it up.

@@ -258,10 +258,13 @@ pub fn problems(walk: &Walk) -> BTreeSet<String> {
     let mut problems = BTreeSet::new();
     let name = |step: &Step| format!("{} {} {} {}", step.stage, step.name, step.actor, step.object);
     for step in &walk.spans {
-        for cause in step.cause.iter().chain(&step.also) {
+        // What waits began with its first cause; others joined it while it did.
+        let first = step.cause.iter().map(|cause| (cause, step.offset));
+        let joined = step.also.iter().map(|cause| (cause, step.offset + step.duration));
+        for (cause, by) in first.chain(joined) {
             match by_id.get(cause.as_str()) {
                 None => drop(problems.insert(format!("{}: its cause {cause} is missing", name(step)))),
-                Some(cause) if step.offset + ROUNDING < cause.offset => {
+                Some(cause) if by + ROUNDING < cause.offset => {
                     problems.insert(format!("{} begins before its cause {}", name(step), name(cause)));
                 }
                 Some(_) => {}

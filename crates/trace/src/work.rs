@@ -1,5 +1,6 @@
 //! Work under way: a span that has begun.
 
+use std::pin::Pin;
 use std::sync::Arc;
 
 use crate::context::Scope;
@@ -103,7 +104,11 @@ impl Work {
     }
 
     /// Does the work: everything in `future` is caused by it, and its laps are the span's.
-    pub async fn run<F: Future>(&mut self, future: F) -> F::Output {
+    pub fn run<F: Future>(&mut self, future: F) -> impl Future<Output = F::Output> {
+        self.run_boxed(Box::pin(future))
+    }
+
+    async fn run_boxed<F: Future>(&mut self, future: Pin<Box<F>>) -> F::Output {
         let (output, laps, object) = self.scope().run(future).await;
         self.span.laps.extend(laps.list);
         if let Some(object) = object {
@@ -118,10 +123,16 @@ impl Work {
     }
 
     /// Does the work and ends with its result.
-    pub async fn result<T, E: std::fmt::Display>(mut self, future: impl Future<Output = Result<T, E>>) -> Result<T, E> {
-        let result = self.run(future).await;
-        self.end_with(&result);
-        result
+    pub fn result<T, E: std::fmt::Display>(
+        mut self,
+        future: impl Future<Output = Result<T, E>>,
+    ) -> impl Future<Output = Result<T, E>> {
+        let future = Box::pin(future);
+        async move {
+            let result = self.run_boxed(future).await;
+            self.end_with(&result);
+            result
+        }
     }
 
     pub fn end(self) {

@@ -34,14 +34,12 @@ class Watch {
   }
   open() {
     const scheme = location.protocol === "https:" ? "wss" : "ws";
-    const query = "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
+    const query = "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&pretty=false";
     const socket = new WebSocket(`${scheme}://${location.host}${this.path}?${query}`);
     let fresh = new Map();
     socket.onmessage = async (message) => {
       const text = typeof message.data === "string" ? message.data : await message.data.text();
-      for (const line of text.split("\n")) {
-        if (line.trim()) fresh = this.take(JSON.parse(line), fresh);
-      }
+      fresh = this.take(JSON.parse(text), fresh);
     };
     socket.onclose = () => {
       this.live = false;
@@ -218,16 +216,20 @@ function showCluster() {
 
   const none = (list, text) => (list.length ? null : h("p", { class: "empty" }, text));
   const y = scrollY;
+  // Whoever was on a link stays on it.
+  const focused = main.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
   main.replaceChildren(
     h("h1", { class: "skip" }, "The cluster at a glance"),
     tiles,
     h("div", { class: "two" },
-      card("Workloads", "a square is a pod", none(all, "Nothing runs yet. Try: cox kubectl run hello --image=cox.local/hello --replicas=3 --port=80 --expose"), workloadList),
-      card("Nodes", "", none(nodes, "No nodes yet."), nodeList)),
-    h("div", { class: "two" },
-      card("Pods", pods.length > 200 ? "the newest 200" : "", none(pods, "No pods yet."), table),
-      card("Events", "newest first", none(events, "Quiet so far."), eventList)));
+      h("div", { class: "stack" },
+        card("Workloads", "a square is a pod", none(all, "Nothing runs yet. Try: cox kubectl run hello --image=cox.local/hello --replicas=3 --port=80 --expose"), workloadList),
+        card("Pods", pods.length > 200 ? "the newest 200" : "", none(pods, "No pods yet."), table)),
+      h("div", { class: "stack" },
+        card("Nodes", "", none(nodes, "No nodes yet."), nodeList),
+        card("Events", "newest first", none(events, "Quiet so far."), eventList))));
   scrollTo(0, y);
+  if (focused) main.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
 }
 
 /** Objects whose walk may be of interest, newest first. */

@@ -62,7 +62,8 @@ impl Images {
         let text = |field: &Option<String>| field.clone().unwrap_or_default();
         let pod = format!("pods/{}/{}", text(&reference.namespace), text(&reference.name));
         let mut work = Work::begin(Stage::Pull, state::ACTOR, &pod).with_detail(image).announce();
-        let result = work.run(self.ensure_as(pod_uid, reference, image, policy, secrets, sandbox_config)).await;
+        let result =
+            work.run(Box::pin(self.ensure_as(pod_uid, reference, image, policy, secrets, sandbox_config))).await;
         match &result {
             Ok(_) => work.end(),
             Err(waiting) => work.fail(format!("{image}: {}", waiting.message)),
