@@ -9,7 +9,7 @@ use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessRevie
 use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::request::{common_name, is_kubelet_client, parse};
+use super::request::{is_kubelet_client, parse};
 use super::{KUBELET_CLIENT, has_condition, is_issued};
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 
@@ -40,7 +40,7 @@ impl Controller {
         if !is_kubelet_client(&request.spec, &params) {
             return Ok(Requeue::Never);
         }
-        let own = request.spec.username.as_deref() == Some(&common_name(&params));
+        let own = request.spec.username.as_deref() == Some(params.subject.common_name.as_str());
         let ways = [
             ("selfnodeclient", "Auto approving self kubelet client certificate after SubjectAccessReview."),
             ("nodeclient", "Auto approving kubelet client certificate after SubjectAccessReview."),

@@ -4,6 +4,7 @@ mod approve;
 mod clean;
 mod request;
 mod sign;
+mod subject;
 
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 

@@ -1,30 +1,28 @@
 //! What a certificate request asks for, and whether its signer may grant it.
 
 use k8s_openapi::api::certificates::v1::CertificateSigningRequestSpec;
-use rcgen::{CertificateSigningRequestParams, DnType, DnValue, SanType};
+use rcgen::{CertificateSigningRequestParams, SanType};
+use rustls_pki_types::CertificateSigningRequestDer;
+use rustls_pki_types::pem::PemObject;
 
+use super::subject::Subject;
 use super::{CLIENT, KUBELET_CLIENT, KUBELET_SERVING, LEGACY_UNKNOWN};
 
-pub(super) fn parse(spec: &CertificateSigningRequestSpec) -> Result<CertificateSigningRequestParams, String> {
-    let text = std::str::from_utf8(&spec.request.0).map_err(|error| error.to_string())?;
-    CertificateSigningRequestParams::from_pem(text).map_err(|error| format!("unable to parse csr: {error}"))
+/// A request that was read.
+pub(super) struct Request {
+    pub(super) params: CertificateSigningRequestParams,
+    pub(super) subject: Subject,
 }
 
-fn name(params: &CertificateSigningRequestParams, kind: &DnType) -> String {
-    match params.params.distinguished_name.get(kind) {
-        Some(DnValue::Utf8String(text)) => text.clone(),
-        Some(DnValue::PrintableString(text)) => text.as_str().to_owned(),
-        Some(DnValue::Ia5String(text)) => text.as_str().to_owned(),
-        _ => String::new(),
-    }
+pub(super) fn parse(spec: &CertificateSigningRequestSpec) -> Result<Request, String> {
+    let der = CertificateSigningRequestDer::from_pem_slice(&spec.request.0).map_err(|error| error.to_string())?;
+    let unreadable = |error: String| format!("unable to parse csr: {error}");
+    let params = CertificateSigningRequestParams::from_der(&der).map_err(|error| unreadable(error.to_string()))?;
+    Ok(Request { params, subject: Subject::of_request(&der).map_err(unreadable)? })
 }
 
-pub(super) fn common_name(params: &CertificateSigningRequestParams) -> String {
-    name(params, &DnType::CommonName)
-}
-
-fn is_node(params: &CertificateSigningRequestParams) -> bool {
-    name(params, &DnType::OrganizationName) == "system:nodes" && common_name(params).starts_with("system:node:")
+fn is_node(subject: &Subject) -> bool {
+    subject.organizations == ["system:nodes"] && subject.common_name.starts_with("system:node:")
 }
 
 /// Exactly the required usages, with or without key encipherment.
@@ -38,30 +36,24 @@ fn usages_are(spec: &CertificateSigningRequestSpec, purpose: &str) -> bool {
 }
 
 /// A kubelet asking for its own client certificate.
-pub(super) fn is_kubelet_client(
-    spec: &CertificateSigningRequestSpec,
-    params: &CertificateSigningRequestParams,
-) -> bool {
-    is_node(params) && params.params.subject_alt_names.is_empty() && usages_are(spec, "client auth")
+pub(super) fn is_kubelet_client(spec: &CertificateSigningRequestSpec, request: &Request) -> bool {
+    is_node(&request.subject) && request.params.params.subject_alt_names.is_empty() && usages_are(spec, "client auth")
 }
 
 /// A kubelet asking for its serving certificate: names and addresses only.
-fn is_kubelet_serving(spec: &CertificateSigningRequestSpec, params: &CertificateSigningRequestParams) -> bool {
-    let names = &params.params.subject_alt_names;
+fn is_kubelet_serving(spec: &CertificateSigningRequestSpec, request: &Request) -> bool {
+    let names = &request.params.params.subject_alt_names;
     let only = names.iter().all(|name| matches!(name, SanType::DnsName(_) | SanType::IpAddress(_)));
-    is_node(params) && !names.is_empty() && only && usages_are(spec, "server auth")
+    is_node(&request.subject) && !names.is_empty() && only && usages_are(spec, "server auth")
 }
 
 /// Why the signer refuses, if it does.
-pub(super) fn refusal(
-    spec: &CertificateSigningRequestSpec,
-    params: &CertificateSigningRequestParams,
-) -> Option<&'static str> {
+pub(super) fn refusal(spec: &CertificateSigningRequestSpec, request: &Request) -> Option<&'static str> {
     const ALLOWED_CLIENT: [&str; 3] = ["digital signature", "key encipherment", "client auth"];
     let client = |usage: &String| ALLOWED_CLIENT.contains(&usage.as_str());
     match spec.signer_name.as_str() {
-        KUBELET_CLIENT if !is_kubelet_client(spec, params) => Some("invalid kubelet client certificate request"),
-        KUBELET_SERVING if !is_kubelet_serving(spec, params) => Some("invalid kubelet serving certificate request"),
+        KUBELET_CLIENT if !is_kubelet_client(spec, request) => Some("invalid kubelet client certificate request"),
+        KUBELET_SERVING if !is_kubelet_serving(spec, request) => Some("invalid kubelet serving certificate request"),
         CLIENT
             if !spec.usages.iter().flatten().all(client)
                 || !spec.usages.iter().flatten().any(|usage| usage == "client auth") =>

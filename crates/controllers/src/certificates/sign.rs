@@ -45,12 +45,12 @@ fn sign(
         return Err(refusal.into());
     }
     let key = KeyPair::from_pem(key).map_err(|error| error.to_string())?;
-    let issuer = Issuer::from_ca_cert_pem(authority, key).map_err(|error| error.to_string())?;
+    let issuer = Issuer::from_ca_cert_pem(authority, &key).map_err(|error| error.to_string())?;
     let asked =
         spec.expiration_seconds.map(|seconds| Duration::from_secs(seconds.max(0).unsigned_abs().into()).max(SHORTEST));
     let seconds = Duration::from_secs(now.as_second().max(0).unsigned_abs());
     let moment = |since: Duration| rcgen::date_time_ymd(1970, 1, 1) + since;
-    let params = &mut request.params;
+    let params = &mut request.params.params;
     params.not_before = moment(seconds.saturating_sub(BACKDATE));
     params.not_after = moment(seconds + asked.unwrap_or(LIFETIME).min(LIFETIME));
     params.is_ca = rcgen::IsCa::ExplicitNoCa;
@@ -71,7 +71,8 @@ fn sign(
             .filter(|(name, _)| pick(name))
             .map(|(_, usage)| usage)
             .collect();
-    request.signed_by(&issuer).map(|certificate| certificate.pem()).map_err(|error| error.to_string())
+    let certificate = request.params.signed_by(&issuer).map_err(|error| error.to_string())?;
+    request.subject.put_into(certificate.der(), &key)
 }
 
 impl Reconcile for Controller {
@@ -136,7 +137,11 @@ mod tests {
             CertificateParams::new(names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>()).unwrap();
         params.distinguished_name = rcgen::DistinguishedName::new();
         params.distinguished_name.push(DnType::CommonName, common_name);
-        params.distinguished_name.push(DnType::OrganizationName, organization);
+        // Two of a kind: rcgen writes them only under different names.
+        let kinds = [DnType::OrganizationName, DnType::CustomDnType(vec![2, 5, 4, 10])];
+        for (kind, name) in kinds.into_iter().zip(organization.split(',')) {
+            params.distinguished_name.push(kind, name);
+        }
         let pem = params.serialize_request(&KeyPair::generate().unwrap()).unwrap().pem().unwrap();
         CertificateSigningRequestSpec {
             request: ByteString(pem.into_bytes()),
@@ -161,6 +166,7 @@ mod tests {
             (request("system:node:n1", "system:nodes", &[], KUBELET_SERVING, &server), false),
             (request("ann", "dev", &[], CLIENT, &client), true),
             (request("ann", "dev", &[], CLIENT, &server), false),
+            (request("system:node:n1", "system:masters,system:nodes", &[], KUBELET_CLIENT, &client), false),
         ] {
             assert_eq!(
                 sign(&spec, &authority, Timestamp::now()).is_ok(),
@@ -170,5 +176,21 @@ mod tests {
                 spec.usages
             );
         }
+    }
+    #[test]
+    fn certificates_name_every_group() {
+        use rustls_pki_types::CertificateDer;
+        use rustls_pki_types::pem::PemObject;
+        let (authority, key) = authority();
+        let spec = request("ann", "dev,admins", &[], CLIENT, &["digital signature", "client auth"]);
+        let signed = sign(&spec, &(authority.clone(), key), Timestamp::now()).unwrap();
+        let der = CertificateDer::from_pem_slice(signed.as_bytes()).unwrap();
+        let (_, certificate) = x509_parser::parse_x509_certificate(&der).unwrap();
+        let groups: Vec<&str> =
+            certificate.subject().iter_organization().map(|group| group.as_str().unwrap()).collect();
+        assert_eq!(groups, ["dev", "admins"]);
+        let issuer = CertificateDer::from_pem_slice(authority.as_bytes()).unwrap();
+        let (_, issuer) = x509_parser::parse_x509_certificate(&issuer).unwrap();
+        certificate.verify_signature(Some(issuer.public_key())).unwrap();
     }
 }

@@ -1,0 +1,96 @@
+//! The subject of a certificate request, as it was written: a certificate must name all the groups that were asked for,
+//! and rcgen keeps one attribute of a kind.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use rcgen::{KeyPair, SigningKey};
+use x509_parser::prelude::{FromDer, X509Certificate, X509CertificationRequest};
+
+/// A name, and the attributes of it that mean something here.
+pub(super) struct Subject {
+    der: Vec<u8>,
+    pub(super) common_name: String,
+    pub(super) organizations: Vec<String>,
+}
+
+impl Subject {
+    pub(super) fn of_request(der: &[u8]) -> Result<Self, String> {
+        let (_, request) = X509CertificationRequest::from_der(der).map_err(|error| error.to_string())?;
+        let name = &request.certification_request_info.subject;
+        let text = |value: &x509_parser::x509::AttributeTypeAndValue<'_>| value.as_str().map(String::from);
+        let all = |values: Vec<&x509_parser::x509::AttributeTypeAndValue<'_>>| {
+            values.into_iter().map(text).collect::<Result<Vec<_>, _>>().map_err(|error| error.to_string())
+        };
+        Ok(Subject {
+            der: name.as_raw().to_vec(),
+            // As Go reads it, the last one counts.
+            common_name: all(name.iter_common_name().collect())?.pop().unwrap_or_default(),
+            organizations: all(name.iter_organization().collect())?,
+        })
+    }
+
+    /// The certificate with this subject in place of its own, signed again; in PEM.
+    pub(super) fn put_into(&self, certificate: &[u8], key: &KeyPair) -> Result<String, String> {
+        let (_, parsed) = X509Certificate::from_der(certificate).map_err(|error| error.to_string())?;
+        let signed: &[u8] = parsed.tbs_certificate.as_ref();
+        let old = parsed.tbs_certificate.subject().as_raw();
+        // Both are parts of `certificate`.
+        let at = old.as_ptr() as usize - signed.as_ptr() as usize;
+        let content = [&signed[header(signed)..at], self.der.as_slice(), &signed[at + old.len()..]].concat();
+        let content = element(SEQUENCE, &content);
+        let rest = &certificate[header(certificate) + signed.len()..];
+        let algorithm = &rest[..header(rest) + length(rest)];
+        let signature = key.sign(&content).map_err(|error| error.to_string())?;
+        let signature = element(BIT_STRING, &[&[0], signature.as_slice()].concat());
+        let der = element(SEQUENCE, &[content.as_slice(), algorithm, signature.as_slice()].concat());
+        Ok(pem(&der))
+    }
+}
+
+const SEQUENCE: u8 = 0x30;
+const BIT_STRING: u8 = 0x03;
+
+/// An element of DER.
+fn element(tag: u8, content: &[u8]) -> Vec<u8> {
+    let mut out = vec![tag];
+    match content.len() {
+        length @ 0..=0x7f => out.push(length as u8),
+        length => {
+            let bytes: Vec<u8> = length.to_be_bytes().into_iter().skip_while(|byte| *byte == 0).collect();
+            out.push(0x80 | bytes.len() as u8);
+            out.extend(bytes);
+        }
+    }
+    out.extend(content);
+    out
+}
+
+/// How long tag and length of the element at the start are. It was parsed before: it is whole.
+fn header(der: &[u8]) -> usize {
+    match der[1] {
+        0..=0x7f => 2,
+        long => 2 + usize::from(long & 0x7f),
+    }
+}
+
+/// How long the content of the element at the start is.
+fn length(der: &[u8]) -> usize {
+    match der[1] {
+        short @ 0..=0x7f => short.into(),
+        _ => der[2..header(der)].iter().fold(0, |length, byte| length << 8 | usize::from(*byte)),
+    }
+}
+
+fn pem(der: &[u8]) -> String {
+    let text = STANDARD.encode(der);
+    let mut out = String::from("-----BEGIN CERTIFICATE-----\n");
+    let mut rest = text.as_str();
+    while !rest.is_empty() {
+        let (line, after) = rest.split_at(rest.len().min(64));
+        out.push_str(line);
+        out.push('\n');
+        rest = after;
+    }
+    out.push_str("-----END CERTIFICATE-----\n");
+    out
+}
