@@ -22,6 +22,7 @@ pub mod metrics;
 mod params;
 pub mod plain_http;
 mod queue;
+pub mod review;
 pub mod serving;
 mod spans;
 mod transport;

@@ -14,8 +14,6 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
-use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
-use k8s_openapi::api::authorization::v1::{NonResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use tokio::net::TcpListener;
@@ -24,7 +22,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::metrics::Metrics;
-use crate::{Client, Error, plain_http};
+use crate::review::{self, Access, Reviews};
+use crate::{Error, plain_http};
 
 /// Where to listen and what to show.
 #[derive(Debug, Clone)]
@@ -41,7 +40,7 @@ pub type Unhealthy = (&'static str, String);
 /// What the port shows.
 pub struct Routes {
     /// Reviews tokens and permissions of callers.
-    pub client: Client,
+    pub reviews: Reviews,
     pub metrics: Metrics,
     /// The checks of `/healthz`: their names, and what is wrong.
     pub checks: Vec<&'static str>,
@@ -143,41 +142,15 @@ impl Routes {
 
     /// The refusal, if the caller is unknown or may not.
     async fn may(&self, request: &Request<Incoming>) -> Result<Result<(), api::Status>, Error> {
-        let header = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-        let user = match header.and_then(|value| value.strip_prefix("Bearer ")) {
+        let user = match review::bearer_token(request.headers()) {
             None => api::UserInfo::anonymous(),
-            Some(token) => {
-                let spec = TokenReviewSpec { token: token.trim().to_owned(), ..TokenReviewSpec::default() };
-                let review = TokenReview { spec, ..TokenReview::default() };
-                let status = self.client.all::<TokenReview>().create(&review).await?.status.unwrap_or_default();
-                match status.user.filter(|_| status.authenticated == Some(true)) {
-                    None => return Ok(Err(api::Status::unauthorized("Unauthorized"))),
-                    Some(user) => api::UserInfo {
-                        name: user.username.unwrap_or_default(),
-                        uid: user.uid.unwrap_or_default(),
-                        groups: user.groups.unwrap_or_default(),
-                        extra: user.extra.unwrap_or_default(),
-                    },
-                }
-            }
+            Some(token) => match self.reviews.user(token).await? {
+                None => return Ok(Err(api::Status::unauthorized("Unauthorized"))),
+                Some(user) => user,
+            },
         };
         let (verb, path) = (request.method().as_str().to_lowercase(), request.uri().path().to_owned());
-        let review = SubjectAccessReview {
-            spec: SubjectAccessReviewSpec {
-                user: Some(user.name.clone()),
-                uid: (!user.uid.is_empty()).then(|| user.uid.clone()),
-                groups: Some(user.groups.clone()),
-                extra: (!user.extra.is_empty()).then(|| user.extra.clone()),
-                non_resource_attributes: Some(NonResourceAttributes {
-                    path: Some(path.clone()),
-                    verb: Some(verb.clone()),
-                }),
-                ..SubjectAccessReviewSpec::default()
-            },
-            ..SubjectAccessReview::default()
-        };
-        let answer = self.client.all::<SubjectAccessReview>().create(&review).await?;
-        if answer.status.is_some_and(|status| status.allowed) {
+        if self.reviews.allows(&user, &Access::Path { verb: verb.clone(), path: path.clone() }).await? {
             return Ok(Ok(()));
         }
         let message = format!("forbidden: User {:?} cannot {verb} path {path:?}", user.name);

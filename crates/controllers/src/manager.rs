@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use client::metrics::Metrics;
+use client::review::Reviews;
 use client::serving::{Port, Routes};
 use client::{Client, EventRecorder, InformerFactory, LeaderElector};
 use futures_util::future::BoxFuture;
@@ -54,7 +55,8 @@ async fn serve(port: Option<Port>, client: Client, metrics: Metrics, health: Arc
         true => vec![("leaderElection", "the lease was lost".to_owned())],
         false => Vec::new(),
     };
-    let routes = Routes { client, metrics, checks: vec!["leaderElection"], unhealthy: Box::new(unhealthy) };
+    let reviews = Reviews::new(client);
+    let routes = Routes { reviews, metrics, checks: vec!["leaderElection"], unhealthy: Box::new(unhealthy) };
     port.run(routes, stop).await;
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use client::metrics::Metrics as Registry;
+use client::review::Reviews;
 use client::serving::{Port, Routes, Serving};
 use client::{Client, Durations, EventRecorder, InformerFactory, LeaderElector};
 use futures_util::future::BoxFuture;
@@ -78,7 +79,7 @@ async fn run_until(config: Config, stop: CancellationToken) -> Result<()> {
         }
     });
     let routes = Routes {
-        client: reviewer.unwrap_or_else(|| client.clone()),
+        reviews: Reviews::new(reviewer.unwrap_or_else(|| client.clone())),
         metrics: scheduler.metrics.registry.clone(),
         checks: vec!["ping", "informer-sync"],
         unhealthy: {
