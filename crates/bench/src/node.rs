@@ -4,7 +4,6 @@
 //! StartContainer. `network=bridge` gives each pod an address, ours by our own plug-ins and the peer by the standard
 //! ones; `network=host` leaves CNI out. Memory of a pod is all that it costs beside its program: shim and pause.
 
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -12,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use cri::v1;
 use futures_util::future::try_join_all;
+use testkit::runtimes;
 
 use crate::Args;
 use crate::report::{Better, Times, line, resident};
@@ -130,72 +130,18 @@ impl Runtime {
     async fn ours(dir: &Path) -> anyhow::Result<Runtime> {
         let cox = std::env::current_exe()?.with_file_name("cox");
         ensure!(cox.exists(), "no {}: build it beside this program with: cargo build --release", cox.display());
-        prepare(dir, "coxb0", 88)?;
-        let plugins = dir.join("plugins");
-        std::fs::create_dir(&plugins)?;
-        for name in ["bridge", "host-local", "loopback"] {
-            symlink(&cox, plugins.join(name))?;
-        }
+        runtimes::prepare(dir, "coxb0", "10.88.0.0/16");
         std::fs::write(dir.join("archives/busybox.tar"), testkit::images::busybox_image().docker_archive(IMAGE))?;
-        let mut command = Command::new(cox);
-        command.arg("cri").env("COX_LOG", "warn");
-        for (flag, value) in [
-            ("--listen", "c.sock"),
-            ("--root", "root"),
-            ("--state", "state"),
-            ("--cni-conf-dir", "cni"),
-            ("--cni-bin-dir", "plugins"),
-            ("--cni-cache-dir", "cache"),
-            ("--images-dir", "archives"),
-            ("--registries", "none.yaml"),
-            ("--registry-hosts", "none.d"),
-        ] {
-            command.arg(flag).arg(dir.join(value));
-        }
+        let mut command = runtimes::ours(&cox, dir, &runtimes::link_plugins(&cox, dir));
+        command.env("COX_LOG", "warn");
         Runtime::start(dir, "coxbench-ours", command).await
     }
 
     async fn containerd(dir: &Path) -> anyhow::Result<Runtime> {
-        prepare(dir, "coxb1", 89)?;
-        let path = |name: &str| dir.join(name).display().to_string();
-        let config = format!(
-            r#"version = 2
-root = "{root}"
-state = "{state}"
-[grpc]
-address = "{socket}"
-[ttrpc]
-address = "{socket}.ttrpc"
-[plugins."io.containerd.grpc.v1.cri"]
-sandbox_image = "localhost/pause:1"
-restrict_oom_score_adj = true
-[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
-runtime_type = "io.containerd.runc.v2"
-[plugins."io.containerd.grpc.v1.cri".cni]
-bin_dir = "/usr/lib/cni"
-conf_dir = "{cni}"
-"#,
-            root = path("root"),
-            state = path("state"),
-            socket = path("c.sock"),
-            cni = path("cni"),
-        );
-        std::fs::write(dir.join("config.toml"), config)?;
-        let mut command = Command::new("containerd");
-        command.arg("--config").arg(dir.join("config.toml"));
-        let runtime = Runtime::start(dir, "coxbench-peer", command).await?;
-        // The smallest pause there is without a registry: a program that only waits.
-        let pause = testkit::images::Image::new(
-            vec![(testkit::images::busybox_layer(), testkit::images::Compression::None)],
-            serde_json::json!({"Cmd": ["/bin/busybox", "sleep", "1000000"]}),
-        );
-        for (name, image) in [(IMAGE, testkit::images::busybox_image()), ("localhost/pause:1", pause)] {
-            let archive = dir.join("archives/image.tar");
-            std::fs::write(&archive, image.docker_archive(name))?;
-            let mut import = Command::new("ctr");
-            import.arg("-a").arg(dir.join("c.sock")).args(["-n", "k8s.io", "images", "import"]).arg(&archive);
-            ensure!(import.stdout(Stdio::null()).status()?.success(), "{name} is not imported");
-        }
+        runtimes::prepare(dir, "coxb1", "10.89.0.0/16");
+        let runtime = Runtime::start(dir, "coxbench-peer", runtimes::containerd(dir, Path::new("/usr/lib/cni"))).await?;
+        runtimes::import_pause(dir);
+        runtimes::import(dir, IMAGE, &testkit::images::busybox_image());
         Ok(runtime)
     }
 
@@ -211,7 +157,7 @@ conf_dir = "{cni}"
         let cgroup = Cgroup::create(&format!("{name}-{}", std::process::id()), process.id())?;
         let deadline = Instant::now() + Duration::from_secs(60);
         let cri = loop {
-            match cri::connect(dir.join("c.sock")).await {
+            match cri::connect(runtimes::socket(dir)).await {
                 Ok(clients) if clients.runtime.clone().version(v1::VersionRequest::default()).await.is_ok() => {
                     break clients;
                 }
@@ -329,18 +275,6 @@ impl Drop for Runtime {
         let _ = self.process.wait();
         self.cgroup.remove();
     }
-}
-
-fn prepare(dir: &Path, bridge: &str, network: u8) -> anyhow::Result<()> {
-    for name in ["cni", "archives", "logs"] {
-        std::fs::create_dir_all(dir.join(name))?;
-    }
-    let network = serde_json::json!({
-        "cniVersion": "0.4.0", "name": bridge,
-        "plugins": [{"type": "bridge", "bridge": bridge, "isGateway": true,
-            "ipam": {"type": "host-local", "dataDir": dir.join("ipam"), "ranges": [[{"subnet": format!("10.{network}.0.0/16")}]]}}],
-    });
-    Ok(std::fs::write(dir.join("cni/10-bench.conflist"), network.to_string())?)
 }
 
 /// The cgroups of one runtime: one for the daemon and all it starts, one that pods are put below.

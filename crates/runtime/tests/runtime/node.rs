@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use cri::v1;
+use testkit::runtimes;
 
 pub(crate) struct World {
     pub(crate) registry: testkit::registry::Registry,
@@ -57,25 +58,7 @@ impl Node {
         let number = world.next.fetch_add(1, Ordering::Relaxed);
         let directory = tempfile::Builder::new().prefix("coxrt").tempdir().unwrap();
         let path = directory.path();
-        fs::create_dir_all(path.join("cni")).unwrap();
-        fs::create_dir_all(path.join("logs")).unwrap();
-        let network = serde_json::json!({
-            "cniVersion": "0.4.0",
-            "name": format!("net{number}"),
-            "plugins": [{
-                "type": "bridge",
-                "bridge": format!("br{number}"),
-                "isGateway": true,
-                "ipMasq": false,
-                "ipam": {
-                    "type": "host-local",
-                    "dataDir": path.join("ipam"),
-                    "ranges": [[{ "subnet": format!("10.88.{number}.0/24") }]],
-                    "routes": [{ "dst": "0.0.0.0/0" }],
-                },
-            }],
-        });
-        fs::write(path.join("cni/10-net.conflist"), network.to_string()).unwrap();
+        runtimes::prepare(path, &format!("br{number}"), &format!("10.88.{number}.0/24"));
         fs::write(path.join("registries.yaml"), world.registry.registries_yaml()).unwrap();
         let process = spawn(path);
         let cri = connect(path).await;
@@ -310,27 +293,13 @@ pub(crate) fn spec(image: &str) -> v1::ImageSpec {
 }
 
 fn spawn(path: &Path) -> Child {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.arg("cri");
-    for (flag, value) in [
-        ("--listen", path.join("cri.sock")),
-        ("--root", path.join("root")),
-        ("--state", path.join("state")),
-        ("--cni-conf-dir", path.join("cni")),
-        ("--cni-bin-dir", PathBuf::from("/usr/lib/cni")),
-        ("--cni-cache-dir", path.join("cni-cache")),
-        ("--images-dir", path.join("archives")),
-        ("--registries", path.join("registries.yaml")),
-        ("--registry-hosts", path.join("certs.d")),
-    ] {
-        command.arg(flag).arg(value);
-    }
+    let mut command = runtimes::ours(&std::env::current_exe().unwrap(), path, Path::new("/usr/lib/cni"));
     command.args(["--oci-runtime", "runc=/usr/sbin/runc,crun=/usr/bin/crun"]);
     command.stdin(Stdio::null()).spawn().unwrap()
 }
 
 async fn connect(path: &Path) -> cri::Clients {
-    let socket = path.join("cri.sock");
+    let socket = runtimes::socket(path);
     for _ in 0..1000 {
         if let Ok(clients) = cri::connect(&socket).await
             && clients.runtime.clone().version(v1::VersionRequest::default()).await.is_ok()
