@@ -34,3 +34,14 @@ pub fn load_roots(path: &Path) -> anyhow::Result<RootCertStore> {
     }
     Ok(roots)
 }
+
+/// The certificate authorities that this machine trusts. Where they are is up to the distribution.
+pub fn system_roots() -> RootCertStore {
+    let mut roots = RootCertStore::empty();
+    for path in ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"] {
+        if let Ok(certificates) = CertificateDer::pem_file_iter(path) {
+            roots.add_parsable_certificates(certificates.flatten());
+        }
+    }
+    roots
+}

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use rustls::crypto::CryptoProvider;
 
-pub use files::{certificates, load_certificates, load_key, load_roots};
+pub use files::{certificates, load_certificates, load_key, load_roots, system_roots};
 pub use reload::Reloading;
 pub use serving::ServingCertificate;
 pub use verify::AnyCertificate;
