@@ -199,7 +199,7 @@ pub(crate) async fn update(engine: &Arc<Engine>, id: &str, new: v1::LinuxContain
     let cgroup = container.record.lock().cgroup.clone();
     if container.is_running() {
         let (cgroups, resources) = (engine.cgroups.clone(), resources.clone());
-        blocking(move || cgroups.update(&cgroup, &resources))
+        blocking(move || cgroups.change(&cgroup, &resources))
             .await
             .map_err(doing(format!("updating container {id}")))?;
     }

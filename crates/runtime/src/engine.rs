@@ -22,7 +22,7 @@ use crate::Config;
 use crate::cgroup::Cgroups;
 use crate::error::{Error, Result, doing};
 use crate::image::{ImageStore, Mirrors};
-use crate::record::{self, ContainerRecord, SandboxRecord, ShimRecord, StatusRecord};
+use crate::record::{self, ContainerRecord, SandboxRecord, StatusRecord};
 use crate::shim::client::{Events, ShimClient};
 use crate::shim::protocol::{Ended, Request};
 use crate::shim::starter::Starter;
@@ -145,8 +145,8 @@ impl Engine {
             stop,
             config,
         });
-        engine.load_containers();
-        engine.load_sandboxes().await;
+        engine.load_containers()?;
+        engine.load_sandboxes().await?;
         Ok(engine)
     }
 
@@ -171,9 +171,10 @@ impl Engine {
         self.tasks.wait().await;
     }
 
-    fn load_containers(&self) {
-        for directory in subdirectories(&self.config.root.join("containers")) {
+    fn load_containers(&self) -> Result<()> {
+        for directory in subdirectories(&self.config.root.join("containers"))? {
             match record::read::<ContainerRecord>(&directory.join("container.json")) {
+                Err(error) if !record::is_half_written(&error) => return Err(unreadable(&directory)(error)),
                 Ok(record) => {
                     let container = Container {
                         directory: directory.clone(),
@@ -190,20 +191,23 @@ impl Engine {
                 }
             }
         }
+        Ok(())
     }
 
-    async fn load_sandboxes(self: &Arc<Self>) {
-        let boot_id = record::boot_id();
-        for directory in subdirectories(&self.config.root.join("sandboxes")) {
+    /// An answer that could not be read is no answer: taking a running pod for a dead one would kill it.
+    async fn load_sandboxes(self: &Arc<Self>) -> Result<()> {
+        let boot_id = record::boot_id().map_err(doing("reading the boot id"))?;
+        for directory in subdirectories(&self.config.root.join("sandboxes"))? {
             let record: SandboxRecord = match record::read(&directory.join("sandbox.json")) {
                 Ok(record) => record,
+                Err(error) if !record::is_half_written(&error) => return Err(unreadable(&directory)(error)),
                 Err(error) => {
                     tracing::warn!(path = %directory.display(), %error, "removing half a sandbox");
                     let _ = fs::remove_dir_all(&directory);
                     continue;
                 }
             };
-            let shim: ShimRecord = record::read(&directory.join("shim.json")).unwrap_or_default();
+            let shim = record::shim(&directory).map_err(unreadable(&directory))?;
             let same_boot = record.boot_id == boot_id;
             let (id, complete, stopped) = (record.id.clone(), record.complete, record.stopped);
             let sandbox = Arc::new(Sandbox {
@@ -226,6 +230,7 @@ impl Engine {
                 }
             }
         }
+        Ok(())
     }
 
     pub(crate) fn shim_socket(&self, id: &str) -> PathBuf {
@@ -265,17 +270,17 @@ impl Engine {
     /// shim must not be taken for a dead one, whose containers would be killed.
     async fn open_watch(&self, sandbox: &Sandbox) -> Result<Events> {
         let mut attempt = 0;
-        let session = loop {
-            match sandbox.shim.open(Request::Watch, Vec::new()).await {
-                Ok(session) => break session,
-                Err(error) if error.is_gone() || attempt >= WATCH_ATTEMPTS => return Err(error.into()),
-                Err(error) => tracing::warn!(sandbox = sandbox.id(), %error, "cannot watch its shim yet"),
+        let (session, shim) = loop {
+            match (sandbox.shim.open(Request::Watch, Vec::new()).await, record::shim(&sandbox.directory)) {
+                (Ok(session), Ok(shim)) => break (session, shim),
+                (Err(error), _) if error.is_gone() || attempt >= WATCH_ATTEMPTS => return Err(error.into()),
+                (Err(error), _) => tracing::warn!(sandbox = sandbox.id(), %error, "cannot watch its shim yet"),
+                (_, Err(error)) => tracing::warn!(sandbox = sandbox.id(), %error, "cannot read its shim's record yet"),
             }
             attempt += 1;
             tokio::time::sleep(WATCH_PAUSE).await;
         };
         let events = session.events().map_err(doing("watching a shim"))?;
-        let shim: ShimRecord = record::read(&sandbox.directory.join("shim.json")).unwrap_or_default();
         sandbox.alive.store(shim.pause_pid > 0, Ordering::Relaxed);
         for container in self.containers_of(&sandbox.id()) {
             container.refresh();
@@ -332,13 +337,9 @@ impl Engine {
     }
 
     /// Layers that containers stand on, whatever happens to their images.
-    pub(crate) fn used_layers(&self) -> HashSet<String> {
+    pub(crate) fn used_layers(&self) -> std::io::Result<HashSet<String>> {
         let containers: Vec<_> = self.containers.lock().values().cloned().collect();
-        containers
-            .iter()
-            .filter_map(|c| record::read::<crate::spec::Spec>(&c.directory.join("spec.json")).ok())
-            .flat_map(|spec| spec.rootfs.lower)
-            .collect()
+        record::used_layers(containers.iter().map(|container| container.directory.as_path()))
     }
 
     /// Tells listeners of the event stream; nobody listening is fine.
@@ -374,14 +375,16 @@ fn find<T>(map: &HashMap<String, Arc<T>>, id: &str) -> Option<Arc<T>> {
     }
 }
 
-fn subdirectories(path: &Path) -> Vec<PathBuf> {
-    fs::read_dir(path)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter(|e| e.file_type().is_ok_and(|t| t.is_dir()))
-        .map(|e| e.path())
-        .collect()
+fn subdirectories(path: &Path) -> Result<Vec<PathBuf>> {
+    let list = || -> std::io::Result<Vec<PathBuf>> {
+        let entries = fs::read_dir(path)?.collect::<std::io::Result<Vec<_>>>()?;
+        Ok(entries.iter().map(fs::DirEntry::path).filter(|path| path.is_dir()).collect())
+    };
+    list().map_err(unreadable(path))
+}
+
+fn unreadable(path: &Path) -> impl FnOnce(std::io::Error) -> Error {
+    doing(format!("reading {}", path.display()))
 }
 
 /// Our program through a read-only mount that exists in no namespace (so nobody can remount it), or where the kernel

@@ -95,7 +95,7 @@ async fn run_main(args: Args) -> anyhow::Result<()> {
         Command::List => print!("{}", table(&store)),
         Command::Rm { images } => {
             for name in images {
-                let used = used_layers(&args.root);
+                let used = used_layers(&args.root)?;
                 if !store.untag(&name, &used)? {
                     bail!("image {name:?} not found");
                 }
@@ -135,12 +135,15 @@ fn table(store: &ImageStore) -> String {
 }
 
 /// Layers that containers of this node stand on.
-fn used_layers(root: &std::path::Path) -> std::collections::HashSet<String> {
-    std::fs::read_dir(root.join("containers"))
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|e| record::read::<crate::spec::Spec>(&e.path().join("spec.json")).ok())
-        .flat_map(|spec| spec.rootfs.lower)
-        .collect()
+fn used_layers(root: &std::path::Path) -> anyhow::Result<std::collections::HashSet<String>> {
+    let directory = root.join("containers");
+    let listed = || -> std::io::Result<_> {
+        let containers = match std::fs::read_dir(&directory) {
+            // No runtime has worked here yet.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+            entries => entries?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>()?,
+        };
+        record::used_layers(containers.iter().map(std::path::PathBuf::as_path))
+    };
+    listed().with_context(|| format!("finding the layers that containers in {} use", directory.display()))
 }

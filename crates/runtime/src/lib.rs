@@ -67,6 +67,9 @@ pub struct Args {
     /// Further handlers for RuntimeClasses: external OCI runtimes (runc, crun) by path
     #[arg(long, value_delimiter = ',', value_parser = oci_runtime, value_name = "HANDLER=PATH")]
     pub oci_runtime: Vec<(String, PathBuf)>,
+    /// Tell the kubelet to use systemd's cgroup driver: pods are slices then, and containers scopes
+    #[arg(long)]
+    pub systemd_cgroup: bool,
     /// Mirrors and credentials of registries, in the format of k3s
     #[arg(long, default_value = "/etc/cox/registries.yaml", value_name = "FILE")]
     pub registries: PathBuf,
@@ -99,6 +102,8 @@ pub struct Config {
     pub registry_hosts: Option<PathBuf>,
     /// Programs that run containers of the RuntimeClass handler they stand under.
     pub oci_runtimes: BTreeMap<String, PathBuf>,
+    /// Pods are slices of systemd and containers its scopes.
+    pub systemd_cgroup: bool,
     /// The program that shims are started from, as `PROGRAM shim …`; none is the running one.
     pub executable: Option<PathBuf>,
     /// Where images are pulled, if not here: on threads that are in another network than the node's, say.
@@ -121,6 +126,7 @@ impl Config {
             registries: Some("/etc/cox/registries.yaml".into()),
             registry_hosts: Some("/etc/containerd/certs.d".into()),
             oci_runtimes: BTreeMap::new(),
+            systemd_cgroup: false,
             executable: None,
             pulls: None,
             listening: Arc::default(),
@@ -146,6 +152,7 @@ impl From<Args> for Config {
             cni_cache_dir: Some(args.cni_cache_dir),
             images_dir: Some(args.images_dir),
             oci_runtimes: args.oci_runtime.into_iter().collect(),
+            systemd_cgroup: args.systemd_cgroup,
             registries: Some(args.registries),
             registry_hosts: Some(args.registry_hosts),
             ..Self::new(args.root, args.state, args.listen)
@@ -199,6 +206,9 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
     let images = service::Images { engine: engine.clone() };
     let socket = cri::Socket::bind(&listen)?;
     listening.notify_one();
+    if let Err(error) = sys::release_program_pages() {
+        tracing::debug!(%error, "pages that only the start needed stay");
+    }
     let served = cri::serve(socket, runtime, images, stop).await;
     engine.close().await;
     served.context("serving CRI")

@@ -4,6 +4,7 @@
 //! directory `containers/<id>` with `container.json` and `spec.json` (ours) and `status.json` (the shim's). Each file
 //! has one writer, so nothing is locked, and after a restart of either side the files say what is.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
@@ -93,6 +94,33 @@ pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
         .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, format!("{}: {error}", path.display())))
 }
 
+/// Whether a record that cannot be read is what a crash left, rather than one that this process cannot read now.
+pub(crate) fn is_half_written(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData)
+}
+
+/// The record of a sandbox's shim; empty when the shim never came to write it.
+pub(crate) fn shim(sandbox: &Path) -> io::Result<ShimRecord> {
+    match read(&sandbox.join("shim.json")) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(ShimRecord::default()),
+        other => other,
+    }
+}
+
+/// The layers that the containers of these directories stand on. All or nothing: what is not in the answer is garbage.
+pub(crate) fn used_layers<'a>(containers: impl Iterator<Item = &'a Path>) -> io::Result<HashSet<String>> {
+    let mut layers = HashSet::new();
+    for directory in containers {
+        match read::<crate::spec::Spec>(&directory.join("spec.json")) {
+            Ok(spec) => layers.extend(spec.rootfs.lower),
+            // Being made, or removed meanwhile: it stands on nothing.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(layers)
+}
+
 /// Nanoseconds since 1970.
 pub(crate) fn now() -> i64 {
     std::time::SystemTime::now()
@@ -101,8 +129,8 @@ pub(crate) fn now() -> i64 {
 }
 
 /// Changes at every boot: processes recorded under another value are gone, whoever has their pids now.
-pub(crate) fn boot_id() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|id| id.trim().to_string()).unwrap_or_default()
+pub(crate) fn boot_id() -> io::Result<String> {
+    Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_string())
 }
 
 /// A fresh id of 64 hexadecimal digits, like those of every other runtime.

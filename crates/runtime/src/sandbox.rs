@@ -36,7 +36,7 @@ pub(crate) async fn run(engine: &Arc<Engine>, config: v1::PodSandboxConfig, hand
         config,
         runtime_handler: handler,
         created_at: record::now(),
-        boot_id: record::boot_id(),
+        boot_id: record::boot_id().map_err(doing("reading the boot id"))?,
         ..Default::default()
     };
     record::write(&directory.join("sandbox.json"), &record).map_err(doing("recording a sandbox"))?;
@@ -155,7 +155,8 @@ fn prepare_files(config: &v1::PodSandboxConfig, pod: &PodSpec, directory: &Path)
     };
     write("hostname", format!("{}\n", pod.hostname))?;
     write("hosts", fs::read_to_string("/etc/hosts").unwrap_or_else(|_| "127.0.0.1\tlocalhost\n".into()))?;
-    write("resolv.conf", resolv_conf(config.dns_config.as_ref()))?;
+    let resolv_conf = resolv_conf(config.dns_config.as_ref()).map_err(doing("reading /etc/resolv.conf"))?;
+    write("resolv.conf", resolv_conf)?;
     if pod.namespaces.ipc == Namespace::Own {
         let shm = directory.join("shm");
         fs::create_dir(&shm).map_err(doing("creating shm"))?;
@@ -165,9 +166,12 @@ fn prepare_files(config: &v1::PodSandboxConfig, pod: &PodSpec, directory: &Path)
     Ok(())
 }
 
-fn resolv_conf(dns: Option<&v1::DnsConfig>) -> String {
+fn resolv_conf(dns: Option<&v1::DnsConfig>) -> std::io::Result<String> {
     let Some(dns) = dns.filter(|d| !(d.servers.is_empty() && d.searches.is_empty() && d.options.is_empty())) else {
-        return fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
+        return match fs::read_to_string("/etc/resolv.conf") {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
+            other => other,
+        };
     };
     let mut text = String::new();
     if !dns.searches.is_empty() {
@@ -179,7 +183,7 @@ fn resolv_conf(dns: Option<&v1::DnsConfig>) -> String {
     if !dns.options.is_empty() {
         text.push_str(&format!("options {}\n", dns.options.join(" ")));
     }
-    text
+    Ok(text)
 }
 
 fn unmount_shm(directory: &Path) {

@@ -2,6 +2,7 @@
 //!
 //! Called inside the container's root, so that a link in the image cannot lead to the node's files.
 
+use std::io;
 use std::path::Path;
 
 use crate::spec;
@@ -16,8 +17,20 @@ pub(crate) struct Identity {
 
 /// Looks `user` up in the files below `etc`.
 pub(crate) fn resolve(user: &spec::User, etc: &Path) -> Result<Identity, String> {
-    let read = |name: &str| std::fs::read_to_string(etc.join(name)).unwrap_or_default();
-    resolve_in(user, &read("passwd"), &read("group"))
+    let read = |name: &str| text(name, std::fs::read(etc.join(name)));
+    resolve_in(user, &read("passwd")?, &read("group")?)
+}
+
+/// A file of users or groups. An image need not have it; but one that cannot be read must not pass for an empty one, whose
+/// users would be in other groups.
+pub(crate) fn text(name: &str, read: io::Result<Vec<u8>>) -> Result<String, String> {
+    match read {
+        Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            Ok(String::new())
+        }
+        Err(error) => Err(format!("{name}: {error}")),
+    }
 }
 
 /// Looks `user` up in the text of the two files.

@@ -75,8 +75,8 @@ impl Mirrors {
     }
 
     /// Servers for `image`, best first; the registry's own is always the last.
-    pub(crate) fn endpoints(&self, image: &Reference) -> Vec<Endpoint> {
-        let mut endpoints = self.hosts_file_endpoints(image);
+    pub(crate) fn endpoints(&self, image: &Reference) -> std::io::Result<Vec<Endpoint>> {
+        let mut endpoints = self.hosts_file_endpoints(image)?;
         for key in [image.host.as_str(), "*"] {
             if let Some(mirror) = self.registries.mirrors.get(key) {
                 for url in &mirror.endpoint {
@@ -90,7 +90,7 @@ impl Mirrors {
         if !endpoints.iter().any(|e| e.url == own.url) {
             endpoints.push(own);
         }
-        endpoints
+        Ok(endpoints)
     }
 
     fn endpoint(&self, url: &str, repository: String) -> Endpoint {
@@ -111,22 +111,22 @@ impl Mirrors {
         }
     }
 
-    fn hosts_file_endpoints(&self, image: &Reference) -> Vec<Endpoint> {
-        let Some(directory) = &self.hosts_directory else { return Vec::new() };
+    /// A file that is there but cannot be read must not send the pull past the mirror.
+    fn hosts_file_endpoints(&self, image: &Reference) -> std::io::Result<Vec<Endpoint>> {
+        let Some(directory) = &self.hosts_directory else { return Ok(Vec::new()) };
         for name in [image.host.as_str(), "_default"] {
-            let path = directory.join(name).join("hosts.toml");
-            if let Ok(text) = std::fs::read_to_string(&path) {
-                return parse_hosts(&text)
-                    .into_iter()
-                    .map(|host| Endpoint {
-                        skip_verify: host.skip_verify,
-                        ca_file: host.ca.map(|ca| directory.join(name).join(ca)),
-                        ..self.endpoint(&host.url, image.repository.clone())
-                    })
-                    .collect();
-            }
+            let text = match std::fs::read_to_string(directory.join(name).join("hosts.toml")) {
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+                read => read?,
+            };
+            let endpoints = parse_hosts(&text).into_iter().map(|host| Endpoint {
+                skip_verify: host.skip_verify,
+                ca_file: host.ca.map(|ca| directory.join(name).join(ca)),
+                ..self.endpoint(&host.url, image.repository.clone())
+            });
+            return Ok(endpoints.collect());
         }
-        Vec::new()
+        Ok(Vec::new())
     }
 }
 
@@ -206,7 +206,7 @@ mod tests {
         )
         .unwrap();
         let mirrors = Mirrors::load(Some(&file), None).unwrap();
-        let endpoints = mirrors.endpoints(&"nginx".parse().unwrap());
+        let endpoints = mirrors.endpoints(&"nginx".parse().unwrap()).unwrap();
         assert_eq!(endpoints.len(), 2);
         assert_eq!((endpoints[0].url.as_str(), endpoints[0].repository.as_str()), ("http://127.0.0.1:5000", "m/nginx"));
         assert_eq!(endpoints[0].auth, Some(("u".into(), "p".into())));

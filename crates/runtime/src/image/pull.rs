@@ -49,7 +49,9 @@ pub(crate) async fn pull(
     if reference.host == carried::REGISTRY {
         return carried::pull(store, &reference).await;
     }
-    let endpoints = mirrors.endpoints(&reference);
+    let endpoints = mirrors
+        .endpoints(&reference)
+        .map_err(|source| PullError::Io { doing: format!("finding mirrors of {}", reference.host), source })?;
     let mut failure: Option<PullError> = None;
     for endpoint in endpoints {
         let registry = Arc::new(Registry::new(endpoint, credentials.clone())?);

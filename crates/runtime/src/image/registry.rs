@@ -11,8 +11,7 @@ use http::{Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Empty};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
-use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::{CertificateDer, ServerName};
+use rustls_pki_types::ServerName;
 use tokio::net::TcpStream;
 
 use super::mirrors::Endpoint;
@@ -37,7 +36,7 @@ impl Registry {
     pub(crate) fn new(endpoint: Endpoint, credentials: Option<Credentials>) -> Result<Self, PullError> {
         let credentials = credentials
             .or_else(|| endpoint.auth.clone().map(|(username, password)| Credentials::Basic { username, password }));
-        let tls = Arc::new(tls_config(&endpoint));
+        let tls = Arc::new(tls_config(&endpoint)?);
         Ok(Self { endpoint, credentials, authorization: tokio::sync::Mutex::new(None), tls })
     }
 
@@ -252,21 +251,19 @@ fn escape(text: &str) -> String {
 }
 
 /// The node's certificate authorities, plus the one configured for this server.
-fn tls_config(endpoint: &Endpoint) -> rustls::ClientConfig {
+fn tls_config(endpoint: &Endpoint) -> Result<rustls::ClientConfig, PullError> {
     if endpoint.skip_verify {
-        return tls::unverified_client();
+        return Ok(tls::unverified_client());
     }
     let mut roots = rustls::RootCertStore::empty();
     if endpoint.url.starts_with("https") {
-        let bundles = ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"];
-        let configured = endpoint.ca_file.as_deref().and_then(|p| p.to_str());
-        for path in bundles.into_iter().chain(configured) {
-            if let Ok(certificates) = CertificateDer::pem_file_iter(path) {
-                roots.add_parsable_certificates(certificates.flatten());
-            }
+        roots = tls::system_roots();
+        if let Some(path) = &endpoint.ca_file {
+            let configured = tls::load_certificates(path);
+            roots.add_parsable_certificates(configured.map_err(|error| PullError::Server(format!("{error:#}")))?);
         }
     }
-    tls::client_builder().with_root_certificates(roots).with_no_client_auth()
+    Ok(tls::client_builder().with_root_certificates(roots).with_no_client_auth())
 }
 
 #[cfg(test)]

@@ -99,20 +99,34 @@ impl ImageStore {
     /// Brings `records` up to what is on disk, if another process changed it.
     fn current(&self, records: &mut Records) {
         let directory = self.root.join("images");
-        let changed = fs::metadata(&directory).and_then(|m| m.modified()).ok();
-        if changed.is_some() && changed == records.changed {
-            return;
-        }
-        records.changed = changed;
-        records.images.clear();
-        for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
-            if entry.path().extension().is_none_or(|e| e != "json") {
-                continue;
+        let read = || -> std::io::Result<Option<Records>> {
+            let changed = fs::metadata(&directory)?.modified().ok();
+            if changed.is_some() && changed == records.changed {
+                return Ok(None);
             }
-            match record::read::<Image>(&entry.path()) {
-                Ok(image) => drop(records.images.insert(image.id.clone(), Arc::new(image))),
-                Err(error) => tracing::warn!(%error, "image record is unreadable; the image has to be pulled again"),
+            let mut images = BTreeMap::new();
+            for entry in fs::read_dir(&directory)? {
+                let path = entry?.path();
+                if path.extension().is_none_or(|extension| extension != "json") {
+                    continue;
+                }
+                match record::read::<Image>(&path) {
+                    Ok(image) => drop(images.insert(image.id.clone(), Arc::new(image))),
+                    // Removed by another process since it was listed.
+                    Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                    Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
+                        tracing::warn!(%error, "image record is broken; the image has to be pulled again");
+                    }
+                    Err(error) => return Err(error),
+                }
             }
+            Ok(Some(Records { changed, images }))
+        };
+        match read() {
+            Ok(Some(fresh)) => *records = fresh,
+            Ok(None) => {}
+            // What was known stays: an image that is not in the list is garbage at the next removal.
+            Err(error) => tracing::warn!(%error, path = %directory.display(), "image records not read"),
         }
     }
 

@@ -409,9 +409,12 @@ impl RuntimeService for Runtime {
     }
 
     async fn runtime_config(&self, _: Request<v1::RuntimeConfigRequest>) -> Reply<v1::RuntimeConfigResponse> {
-        Ok(Response::new(v1::RuntimeConfigResponse {
-            linux: Some(v1::LinuxRuntimeConfiguration { cgroup_driver: v1::CgroupDriver::Cgroupfs.into() }),
-        }))
+        let driver = match self.engine.config.systemd_cgroup {
+            true => v1::CgroupDriver::Systemd,
+            false => v1::CgroupDriver::Cgroupfs,
+        };
+        let linux = Some(v1::LinuxRuntimeConfiguration { cgroup_driver: driver.into() });
+        Ok(Response::new(v1::RuntimeConfigResponse { linux }))
     }
 
     async fn update_pod_sandbox_resources(

@@ -154,7 +154,8 @@ impl Container {
         };
         let own_pid = if spec.namespaces.pid == Namespace::Own { libc::CLONE_NEWPID } else { 0 };
         let cgroups = pod.cgroups;
-        spawn(libc::CLONE_NEWNS | own_pid, pid_namespace, cgroups, &spec.cgroup, |socket| {
+        let enter = |pid| cgroups.enter(&spec.cgroup, pid, &spec.resources, &spec.devices);
+        spawn(libc::CLONE_NEWNS | own_pid, pid_namespace, enter, |socket| {
             child::run_container(spec, cgroups, joins, stdio, socket)
         })
     }
@@ -226,9 +227,9 @@ impl Container {
         ] {
             joins.push((namespace_of(pid, name)?, kind));
         }
-        let started = spawn(0, Some(namespace_of(pid, "pid")?), pod.cgroups, &self.cgroup, |socket| {
-            child::run_exec(&process, joins, stdio, socket)
-        })?;
+        let enter = |pid| pod.cgroups.add(&self.cgroup, pid);
+        let started =
+            spawn(0, Some(namespace_of(pid, "pid")?), enter, |socket| child::run_exec(&process, joins, stdio, socket))?;
         Ok((started.pid, started.terminal))
     }
 
@@ -445,12 +446,11 @@ struct Started {
     terminal: Option<OwnedFd>,
 }
 
-/// Forks `body` with `flags`, inside `pid_namespace` if given, puts it into its cgroup and follows it to its exec.
+/// Forks `body` with `flags`, inside `pid_namespace` if given, lets it `enter` its cgroup and follows it to its exec.
 fn spawn(
     flags: i32,
     pid_namespace: Option<OwnedFd>,
-    cgroups: &Cgroups,
-    cgroup: &str,
+    enter: impl FnOnce(i32) -> io::Result<()>,
     body: impl FnOnce(OwnedFd),
 ) -> Result<Started, String> {
     let (ours, theirs) = sys::message_pair().map_err(|e| format!("socket pair: {e}"))?;
@@ -478,8 +478,7 @@ fn spawn(
         Err(error) => return Err(format!("fork: {error}")),
     };
     drop(theirs);
-    let followed = cgroups
-        .add(cgroup, pid)
+    let followed = enter(pid)
         .map_err(|e| format!("cgroup: {e}"))
         .and_then(|()| sys::write(ours.as_fd(), b"g").map_err(|e| format!("child: {e}")))
         .and_then(|_| follow(pid, &ours));

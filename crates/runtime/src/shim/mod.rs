@@ -122,15 +122,18 @@ fn start_pause(paths: &Paths, pod: &PodSpec, cgroups: &Cgroups) -> Result<i32, S
         }
         sys::Fork::Parent(pid) => {
             drop(theirs);
-            let result = cgroups.add(&pod.cgroup, pid).map_err(|e| format!("cgroup: {e}")).and_then(|()| {
-                sys::write(ours.as_fd(), b"g").map_err(|e| format!("pause: {e}"))?;
-                let mut answer = [0u8; 4096];
-                match sys::read(ours.as_fd(), &mut answer) {
-                    Ok(2) if &answer[..2] == b"ok" => Ok(pid),
-                    Ok(n) => Err(format!("pause: {}", String::from_utf8_lossy(&answer[..n]))),
-                    Err(error) => Err(format!("pause: {error}")),
-                }
-            });
+            let result = cgroups
+                .enter(&pod.cgroup, pid, &pod.resources, &[])
+                .map_err(|e| format!("cgroup: {e}"))
+                .and_then(|()| {
+                    sys::write(ours.as_fd(), b"g").map_err(|e| format!("pause: {e}"))?;
+                    let mut answer = [0u8; 4096];
+                    match sys::read(ours.as_fd(), &mut answer) {
+                        Ok(2) if &answer[..2] == b"ok" => Ok(pid),
+                        Ok(n) => Err(format!("pause: {}", String::from_utf8_lossy(&answer[..n]))),
+                        Err(error) => Err(format!("pause: {error}")),
+                    }
+                });
             if result.is_err() {
                 let _ = sys::kill(pid, libc::SIGKILL);
                 sys::wait_for(pid);

@@ -6,7 +6,7 @@
 
 use std::ffi::CString;
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -27,6 +27,8 @@ pub(super) struct External {
     /// The container's directory: also the bundle, and the place of the runtime's own state.
     directory: PathBuf,
     identity: Identity,
+    /// Its cgroup is a scope of systemd.
+    systemd_cgroup: bool,
 }
 
 /// A process that the external runtime has started.
@@ -51,6 +53,7 @@ impl External {
             id: id.into(),
             directory: directory.into(),
             identity: Identity::default(),
+            systemd_cgroup: crate::cgroup::is_scope(&spec.cgroup),
         };
         let pid_file = directory.join("oci.pid");
         let mut arguments = external.arguments("create");
@@ -123,7 +126,8 @@ impl External {
         let state = path_text(&self.directory.join("oci"));
         let global =
             ["--root".into(), state, "--log".into(), path_text(&self.log()), "--log-format".into(), "json".into()];
-        [path_text(&self.program)].into_iter().chain(global).chain([command.into()]).collect()
+        let systemd = self.systemd_cgroup.then(|| "--systemd-cgroup".into());
+        [path_text(&self.program)].into_iter().chain(global).chain(systemd).chain([command.into()]).collect()
     }
 
     /// Runs one command to its end.
@@ -175,11 +179,12 @@ fn prepare(spec: &Spec, directory: &Path, pause_pid: i32) -> Result<(), String> 
         }
     }
     let root = Rooted::open(&spec.rootfs.target).map_err(|e| format!("root filesystem: {e}"))?;
-    let read = |name: &str| match root.open_at(name, libc::O_RDONLY, Resolve::IN_ROOT) {
-        Ok(fd) => io::read_to_string(fs::File::from(fd)).unwrap_or_default(),
-        Err(_) => String::new(),
+    let read = |name: &str| {
+        let mut bytes = Vec::new();
+        let opened = root.open_at(name, libc::O_RDONLY, Resolve::IN_ROOT);
+        user::text(name, opened.and_then(|fd| fs::File::from(fd).read_to_end(&mut bytes)).map(|_| bytes))
     };
-    let identity = user::resolve_in(&spec.process.user, &read("etc/passwd"), &read("etc/group"))?;
+    let identity = user::resolve_in(&spec.process.user, &read("etc/passwd")?, &read("etc/group")?)?;
     let config = oci_config::config(spec, &identity, pause_pid, &images)?;
     let write = |name: &str, text: String| fs::write(directory.join(name), text).map_err(|e| format!("{name}: {e}"));
     write("config.json", config.to_string())?;

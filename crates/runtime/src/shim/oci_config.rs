@@ -21,9 +21,9 @@ pub(super) fn config(spec: &Spec, identity: &Identity, pause_pid: i32, images: &
         "mounts": mounts,
         "linux": {
             "namespaces": namespaces(spec, pause_pid),
-            "cgroupsPath": spec.cgroup,
-            "resources": resources(&spec.resources, &spec.devices),
-            "devices": spec.devices.iter().filter_map(device).collect::<Vec<_>>(),
+            "cgroupsPath": cgroups_path(&spec.cgroup),
+            "resources": resources(&spec.resources, &spec.devices)?,
+            "devices": spec.devices.iter().map(device).collect::<Result<Vec<_>, _>>()?,
             "maskedPaths": spec.masked_paths,
             "readonlyPaths": spec.readonly_paths,
             "rootfsPropagation": if slaves { "rslave" } else { "private" },
@@ -33,6 +33,16 @@ pub(super) fn config(spec: &Spec, identity: &Identity, pause_pid: i32, images: &
         config["linux"]["seccomp"] = profile.clone();
     }
     Ok(config)
+}
+
+/// A scope is named by its slice, a prefix and an id; the runtime is told by a flag that it is one.
+fn cgroups_path(cgroup: &str) -> String {
+    let mut parts = cgroup.rsplit('/');
+    let scope = parts.next().and_then(|name| name.strip_prefix("cox-")?.strip_suffix(".scope"));
+    match (scope, parts.next()) {
+        (Some(id), Some(slice)) if slice.ends_with(".slice") => format!("{slice}:cox:{id}"),
+        _ => cgroup.to_string(),
+    }
 }
 
 /// `process` of a container, or of a command in it.
@@ -127,18 +137,18 @@ fn mount<'a>(mount: &Mount, images: &mut impl Iterator<Item = &'a PathBuf>) -> R
     }
 }
 
-fn resources(limits: &Resources, devices: &[Device]) -> Value {
+fn resources(limits: &Resources, devices: &[Device]) -> Result<Value, String> {
     let number = |value: i64| (value != 0).then_some(value);
     let text = |value: &str| (!value.is_empty()).then(|| value.to_string());
     let mut rules = vec![json!({"allow": limits.all_devices, "access": "rwm"})];
     for device in devices.iter().filter(|_| !limits.all_devices) {
-        let Some(node) = device_node(device) else { continue };
+        let node = device_node(&device_metadata(device)?);
         let access = if device.permissions.is_empty() { "rwm" } else { &device.permissions };
         rules.push(json!({"allow": true, "type": node.0, "major": node.1, "minor": node.2, "access": access}));
     }
     let hugepages: Vec<Value> =
         limits.hugepages.iter().map(|(size, limit)| json!({"pageSize": size, "limit": limit})).collect();
-    json!({
+    Ok(json!({
         "devices": rules,
         "cpu": {
             "shares": number(limits.cpu_shares), "quota": number(limits.cpu_quota), "period": number(limits.cpu_period),
@@ -148,19 +158,22 @@ fn resources(limits: &Resources, devices: &[Device]) -> Value {
         "pids": number(limits.pids_limit).map(|limit| json!({"limit": limit})),
         "hugepageLimits": hugepages,
         "unified": limits.unified,
-    })
+    }))
 }
 
-fn device_node(device: &Device) -> Option<(&'static str, u32, u32)> {
-    let metadata = std::fs::metadata(&device.host_path).ok()?;
+fn device_metadata(device: &Device) -> Result<std::fs::Metadata, String> {
+    std::fs::metadata(&device.host_path).map_err(|error| format!("{}: {error}", device.host_path.display()))
+}
+
+fn device_node(metadata: &std::fs::Metadata) -> (&'static str, u32, u32) {
     let kind = if metadata.file_type().is_block_device() { "b" } else { "c" };
-    Some((kind, libc::major(metadata.rdev()), libc::minor(metadata.rdev())))
+    (kind, libc::major(metadata.rdev()), libc::minor(metadata.rdev()))
 }
 
-fn device(device: &Device) -> Option<Value> {
-    let metadata = std::fs::metadata(&device.host_path).ok()?;
-    let (kind, major, minor) = device_node(device)?;
-    Some(json!({
+fn device(device: &Device) -> Result<Value, String> {
+    let metadata = device_metadata(device)?;
+    let (kind, major, minor) = device_node(&metadata);
+    Ok(json!({
         "path": device.container_path, "type": kind, "major": major, "minor": minor,
         "fileMode": metadata.mode() & 0o7777, "uid": metadata.uid(), "gid": metadata.gid(),
     }))

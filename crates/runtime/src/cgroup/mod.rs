@@ -1,7 +1,11 @@
 //! Control groups, version 1 (one tree per controller) and version 2 (one tree), behind one type.
 //!
 //! A cgroup is named by its path below the root of every tree, e.g. `/kubepods/besteffort/pod1/ab12`. The kubelet owns
-//! the pod levels; we own the leaves. All calls are idempotent: what is there already, or gone already, is fine.
+//! the pod levels; we own the leaves. Below a slice, leaves are scopes of systemd. All calls are idempotent: what is there already, or gone already, is fine.
+
+mod systemd;
+
+pub(crate) use systemd::is_scope;
 
 use std::fs;
 use std::io;
@@ -133,8 +137,7 @@ impl Cgroups {
         if all {
             return Ok(());
         }
-        let mut rules: Vec<String> = USUAL_DEVICES.iter().map(ToString::to_string).collect();
-        rules.extend(devices.iter().filter_map(device_rule));
+        let rules = device_rules(devices)?;
         let Some(directory) = self.directory("devices", path) else { return Ok(()) };
         if let Self::V2(_) = self {
             return crate::device_filter::allow(&directory, &rules).map_err(at(&directory));
@@ -146,6 +149,27 @@ impl Cgroups {
             fs::write(&allow, &rule).map_err(at(&allow))?;
         }
         Ok(())
+    }
+
+    /// Moves the first process of a container into its cgroup, which may be a scope of systemd.
+    pub(crate) fn enter(&self, path: &str, pid: i32, resources: &Resources, devices: &[Device]) -> io::Result<()> {
+        self.add(path, pid)?;
+        if !systemd::is_scope(path) {
+            return Ok(());
+        }
+        systemd::start(self, path, pid, resources, &device_rules(devices)?)?;
+        // In the trees it manages, systemd has set what it thinks is right.
+        self.update(path, resources)?;
+        self.allow_devices(path, resources.all_devices, devices)?;
+        self.add(path, pid)
+    }
+
+    /// Applies new limits to a container that runs.
+    pub(crate) fn change(&self, path: &str, resources: &Resources) -> io::Result<()> {
+        if systemd::is_scope(path) {
+            systemd::update(self, path, resources)?;
+        }
+        self.update(path, resources)
     }
 
     /// Moves a process into the cgroup in every tree.
@@ -185,6 +209,10 @@ impl Cgroups {
 
     /// Kills what is left and removes the cgroup with everything below it, in every tree.
     pub(crate) fn remove(&self, path: &str) -> io::Result<()> {
+        if systemd::is_scope(path) {
+            self.kill(path);
+            systemd::stop(path)?;
+        }
         let mut last = Ok(());
         for directory in self.directories(path) {
             // The kernel empties a killed cgroup in its own time and tells nobody on version 1.
@@ -221,26 +249,11 @@ pub(crate) fn keyed(text: &str, key: &str) -> Option<u64> {
 /// Where a container or sandbox of a pod goes: below the parent that the kubelet names, in the form it uses.
 pub(crate) fn child_path(parent: &str, id: &str) -> String {
     if parent.ends_with(".slice") {
-        return format!("{}/cox-{id}.scope", expand_slice(parent));
+        let slice = parent.rsplit('/').next().unwrap_or(parent);
+        return format!("{}/cox-{id}.scope", dbus::systemd::slice_path(slice));
     }
     let parent = if parent.is_empty() { "/cox" } else { parent };
     format!("/{}/{id}", parent.trim_matches('/'))
-}
-
-/// `a-b.slice` lives at `a.slice/a-b.slice`, as systemd lays slices out.
-fn expand_slice(parent: &str) -> String {
-    let name = parent.rsplit('/').next().unwrap_or(parent);
-    let stem = name.trim_end_matches(".slice");
-    let mut path = String::new();
-    let mut prefix = String::new();
-    for part in stem.split('-') {
-        if !prefix.is_empty() {
-            prefix.push('-');
-        }
-        prefix.push_str(part);
-        path.push_str(&format!("/{prefix}.slice"));
-    }
-    path
 }
 
 fn at(path: &Path) -> impl Fn(io::Error) -> io::Error + '_ {
@@ -317,8 +330,7 @@ fn v2_settings(r: &Resources) -> Vec<Setting> {
     let mut settings: Vec<Setting> = Vec::new();
     let mut set = |file: &str, value: String| settings.push(("", file.to_string(), value));
     if r.cpu_shares != 0 {
-        // 2..=262144 shares onto 1..=10000 weight, as every runtime maps them.
-        set("cpu.weight", (1 + (r.cpu_shares.clamp(2, 262_144) - 2) * 9999 / 262_142).to_string());
+        set("cpu.weight", weight(r.cpu_shares).to_string());
     }
     if r.cpu_quota != 0 {
         let period = if r.cpu_period == 0 { 100_000 } else { r.cpu_period };
@@ -371,13 +383,27 @@ const USUAL_DEVICES: [&str; 11] = [
     "c 136:* rwm",
 ];
 
-fn device_rule(device: &Device) -> Option<String> {
+/// 2..=262144 shares onto 1..=10000 weight, as every runtime maps them.
+fn weight(shares: i64) -> i64 {
+    1 + (shares.clamp(2, 262_144) - 2) * 9999 / 262_142
+}
+
+/// What a container may do with which devices, in the words of cgroup v1.
+fn device_rules(devices: &[Device]) -> io::Result<Vec<String>> {
+    let mut rules: Vec<String> = USUAL_DEVICES.iter().map(ToString::to_string).collect();
+    for device in devices {
+        rules.push(device_rule(device).map_err(at(&device.host_path))?);
+    }
+    Ok(rules)
+}
+
+fn device_rule(device: &Device) -> io::Result<String> {
     use std::os::unix::fs::{FileTypeExt, MetadataExt};
-    let metadata = fs::metadata(&device.host_path).ok()?;
+    let metadata = fs::metadata(&device.host_path)?;
     let kind = if metadata.file_type().is_block_device() { 'b' } else { 'c' };
     let (major, minor) = (libc::major(metadata.rdev()), libc::minor(metadata.rdev()));
     let permissions = if device.permissions.is_empty() { "rwm" } else { &device.permissions };
-    Some(format!("{kind} {major}:{minor} {permissions}"))
+    Ok(format!("{kind} {major}:{minor} {permissions}"))
 }
 
 #[cfg(test)]
