@@ -139,7 +139,8 @@ impl Runtime {
 
     async fn containerd(dir: &Path) -> anyhow::Result<Runtime> {
         runtimes::prepare(dir, "coxb1", "10.89.0.0/16");
-        let runtime = Runtime::start(dir, "coxbench-peer", runtimes::containerd(dir, Path::new("/usr/lib/cni"))).await?;
+        let runtime =
+            Runtime::start(dir, "coxbench-peer", runtimes::containerd(dir, Path::new("/usr/lib/cni"))).await?;
         runtimes::import_pause(dir);
         runtimes::import(dir, IMAGE, &testkit::images::busybox_image());
         Ok(runtime)

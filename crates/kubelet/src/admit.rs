@@ -28,6 +28,10 @@ impl Kubelet {
             admitted.insert(uid, pod.clone());
             return None;
         }
+        if self.shutdown.is_on() {
+            let (reason, message) = ("NodeShutdown".into(), "Pod was rejected as the node is shutting down.".into());
+            return Some(Ended { reason, message, disruption: None });
+        }
         let pressure = *self.pressure.lock();
         let others: Vec<Arc<Pod>> = admitted.values().cloned().collect();
         let refused = reject(pod, &self.settings)

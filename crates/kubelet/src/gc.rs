@@ -125,7 +125,8 @@ fn is_used(image: &v1::Image, containers: &[v1::Container]) -> bool {
 }
 
 async fn image_disk(kubelet: &Kubelet) -> Option<(u64, u64)> {
-    let info = kubelet.runtime.image_fs().await.ok()?;
+    let info = kubelet.runtime.image_fs().await;
+    let info = info.inspect_err(|error| tracing::warn!(%error, "image file system not looked at")).ok()?;
     let mount = info.image_filesystems.first()?.fs_id.as_ref()?.mountpoint.clone();
     disk(Path::new(&mount)).or_else(|| disk(&kubelet.settings.root_dir))
 }
@@ -134,10 +135,21 @@ async fn image_disk(kubelet: &Kubelet) -> Option<(u64, u64)> {
 async fn rotate_logs(kubelet: &Kubelet) {
     let containers = match kubelet.runtime.containers(None).await {
         Ok(containers) => containers,
-        Err(_) => return,
+        Err(error) => {
+            tracing::warn!(%error, "logs not rotated");
+            return;
+        }
     };
     for container in containers.iter().filter(|c| c.state == v1::ContainerState::ContainerRunning as i32) {
-        let Ok(status) = kubelet.runtime.container_status(&container.id).await else { continue };
+        let status = match kubelet.runtime.container_status(&container.id).await {
+            Ok(status) => status,
+            // Removed since it was listed.
+            Err(error) if error.is_not_found() => continue,
+            Err(error) => {
+                tracing::warn!(container = container.id, %error, "log not rotated");
+                continue;
+            }
+        };
         let path = PathBuf::from(&status.log_path);
         let length = tokio::fs::metadata(&path).await.map_or(0, |meta| meta.len());
         if length <= kubelet.settings.container_log_max_size {

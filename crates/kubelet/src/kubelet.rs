@@ -18,6 +18,7 @@ use crate::node::status::Pressure;
 use crate::probes::Prober;
 use crate::resources::ResourceList;
 use crate::runtime::Runtime;
+use crate::shutdown::Shutdown;
 use crate::state::{self, PodState};
 use crate::status::{Ended, Observed, pod_status};
 use crate::status_writer::StatusWriter;
@@ -41,6 +42,7 @@ pub(crate) struct Kubelet {
     pub(crate) admitted: Admitted,
     /// What the eviction manager sees running short.
     pub(crate) pressure: Arc<Mutex<Pressure>>,
+    pub(crate) shutdown: Arc<Shutdown>,
     pub(crate) node_memory: i64,
     pub(crate) host_ips: Vec<String>,
     pub(crate) dns: crate::dns::Node,

@@ -1,6 +1,6 @@
 //! The kubelet: makes the pods that are bound to this node run, and tells the API how they fare.
 //!
-//! Flow: pod sources (API watch, static files) -> `worker` per pod -> `plan` (pure: what to kill, what to
+//! Flow: pod sources (API watch, static files, a URL) -> `worker` per pod -> `plan` (pure: what to kill, what to
 //! start) -> `sync` (volumes, sandbox, containers through CRI) -> `status` (pure) -> `status_writer` -> API.
 //! Runtime events (`pleg`), probes and timers wake workers; nothing polls where an event exists. All
 //! state lives in the API, in the runtime's labels and in pod directories, so a new kubelet goes on where
@@ -33,6 +33,7 @@ mod resources;
 mod run;
 mod runtime;
 mod server;
+mod shutdown;
 mod state;
 mod static_pods;
 mod status;
@@ -44,5 +45,6 @@ mod volumes;
 mod worker;
 
 pub use certificates::{bootstrap, client_of, renewed};
-pub use config::{Args, Config, Settings};
+pub use config::{Args, CgroupDriver, Config, CpuManagerPolicy, Settings};
 pub use run::{main, run};
+pub use shutdown::Period as ShutdownPeriod;

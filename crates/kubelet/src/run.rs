@@ -26,8 +26,9 @@ use crate::objects::{Objects, Wake};
 use crate::probes::Prober;
 use crate::runtime::{self, Runtime};
 use crate::server::Server;
+use crate::shutdown::{self, Shutdown};
 use crate::state::annotation;
-use crate::static_pods::{self, StaticPods};
+use crate::static_pods::{self, Source, StaticPods};
 use crate::status_writer::StatusWriter;
 use crate::volumes::{Tokens, Volumes, blocking};
 use crate::worker::Workers;
@@ -84,7 +85,7 @@ async fn serve(args: &Args, settings: Settings, stop: CancellationToken) -> anyh
         tokio::select! {
             result = &mut running => return result,
             () = renewed => {
-                tracing::info!("going on with a renewed client certificate");
+                tracing::info!("starting afresh with the client certificate of now");
                 until.cancel();
                 running.await?;
             }
@@ -105,11 +106,15 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
         std::fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
     }
     let Some(runtime) = connect(&settings.cri_endpoint, &stop).await else { return Ok(()) };
-    let machine = Machine::read(&settings.root_dir, &settings.node_ips);
+    let machine = Machine::read(&settings.root_dir, &settings.node_ips).context("looking at the machine")?;
     let recorder = EventRecorder::new(client.clone(), "kubelet", &settings.node_name);
 
     let cgroups = if settings.cgroups_per_qos {
-        let cgroups = Cgroups::detect(&settings.cgroup_root).context("finding cgroups")?;
+        // The runtime puts containers below our cgroups: both must be made by the same driver.
+        let driver = runtime.cgroup_driver().await?.unwrap_or(settings.cgroup_driver);
+        let (wanted, chosen) = (settings.clone(), driver);
+        let cgroups = blocking(move || Cgroups::detect(&wanted, chosen)).await;
+        let cgroups = cgroups.map_err(|error| anyhow::anyhow!("finding cgroups: {error}"))?;
         let made = cgroups.clone();
         blocking(move || made.ensure_qos()).await.map_err(|error| anyhow::anyhow!("making QoS cgroups: {error}"))?;
         Some(cgroups)
@@ -154,6 +159,7 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
         allocatable: node_status::allocatable(&settings, &machine),
         admitted: Default::default(),
         pressure: Default::default(),
+        shutdown: Arc::new(Shutdown::open(&settings.root_dir)),
         node_memory: machine.memory as i64,
         host_ips: machine.ips.iter().map(ToString::to_string).collect(),
         dns: dns::Node {
@@ -188,6 +194,7 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
         machine,
         port,
         pressure: kubelet.pressure.clone(),
+        shutdown: kubelet.shutdown.clone(),
         changed: changed.clone(),
         recorder,
     };
@@ -195,6 +202,8 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
         Eviction::new(kubelet.clone(), all.clone(), changed.clone()).context("reading eviction thresholds")?;
     let until = stop.clone();
     tasks.spawn(async move { eviction.run(until).await });
+    let shutdowns = shutdown::Manager { kubelet: kubelet.clone(), workers: all.clone(), changed: changed.clone() };
+    tasks.spawn(shutdowns.run(stop.clone()));
     tasks.spawn(gc::run(kubelet.clone(), stop.clone()));
     tasks.spawn(cpu_manager::run(kubelet.clone(), stop.clone()));
     let until = stop.clone();
@@ -227,9 +236,17 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
     }
 
     let mirrors = Arc::new(Notify::new());
-    if let Some(dir) = settings.static_pod_path.clone() {
+    let all_read = CancellationToken::new();
+    let path = settings.static_pod_path.clone().map(Source::Path);
+    let url = settings.static_pod_url.clone();
+    let url = url.map(|url| Source::url(url, settings.static_pod_url_headers.clone(), settings.http_check_frequency));
+    let sources: Vec<Source> = path.into_iter().chain(url).collect();
+    if sources.is_empty() {
+        all_read.cancel();
+    } else {
         let source = StaticPods {
-            dir,
+            sources,
+            all_read: all_read.clone(),
             node: settings.node_name.clone(),
             client: client.clone(),
             workers: all.clone(),
@@ -262,6 +279,11 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
     let (keeper, until) = (all.clone(), stop.clone());
     let known = pods.clone();
     tasks.spawn(async move {
+        // A pod may be in a source that was not read yet.
+        tokio::select! {
+            () = until.cancelled() => return,
+            () = all_read.cancelled() => {}
+        }
         let mut ticks = tokio::time::interval(HOUSEKEEPING);
         loop {
             tokio::select! {
@@ -313,7 +335,13 @@ async fn clean_orphans(kubelet: &Arc<Kubelet>, workers: &Arc<Workers>, pods: &cl
             continue;
         }
         // All that is left of its spec is what its containers carry.
-        let containers = kubelet.runtime.containers(Some(uid)).await.unwrap_or_default();
+        let containers = match kubelet.runtime.containers(Some(uid)).await {
+            Ok(containers) => containers,
+            Err(error) => {
+                tracing::warn!(uid, %error, "containers of a pod in no source not listed, it stays until they are");
+                continue;
+            }
+        };
         let grace = containers.iter().find_map(|container| container.annotations.get(annotation::POD_GRACE_PERIOD));
         let spec = PodSpec {
             termination_grace_period_seconds: grace.and_then(|seconds| seconds.parse().ok()),
@@ -332,9 +360,8 @@ async fn clean_orphans(kubelet: &Arc<Kubelet>, workers: &Arc<Workers>, pods: &cl
         });
     }
     let mut left: Vec<String> = kubelet.volumes.pods_on_disk();
-    if let Some(cgroups) = &kubelet.cgroups {
-        left.extend(cgroups.pods());
-    }
+    left.extend(kubelet.cgroups.iter().flat_map(Cgroups::pods));
+    left.extend(kubelet.cpu_manager.iter().flat_map(CpuManager::pods));
     left.sort();
     left.dedup();
     for uid in left {

@@ -10,6 +10,7 @@ use std::time::Duration;
 use cri::tonic::{self, Code, Request, Streaming};
 use cri::v1;
 
+use crate::config::CgroupDriver;
 use crate::state::{ContainerState, Phase, PodState, Sandbox, annotation, label};
 use crate::{logs, state};
 
@@ -94,6 +95,18 @@ impl Runtime {
             .status(request(v1::StatusRequest { verbose: false }, TIMEOUT))
             .await?
             .into_inner())
+    }
+
+    /// Who makes cgroups according to the runtime; `None` when it does not say.
+    pub(crate) async fn cgroup_driver(&self) -> Result<Option<CgroupDriver>> {
+        match self.clients.runtime.clone().runtime_config(request(v1::RuntimeConfigRequest {}, TIMEOUT)).await {
+            Ok(answer) => Ok(answer.into_inner().linux.map(|linux| match linux.cgroup_driver() {
+                v1::CgroupDriver::Systemd => CgroupDriver::Systemd,
+                v1::CgroupDriver::Cgroupfs => CgroupDriver::Cgroupfs,
+            })),
+            Err(status) if status.code() == Code::Unimplemented => Ok(None),
+            Err(status) => Err(status.into()),
+        }
     }
 
     /// Tells the runtime the node's pod range, for those that make their own network configuration.
@@ -337,9 +350,14 @@ impl Runtime {
             .stats)
     }
 
+    /// Nothing from a runtime that does not count per sandbox.
     pub(crate) async fn sandbox_stats(&self) -> Result<Vec<v1::PodSandboxStats>> {
         let message = v1::ListPodSandboxStatsRequest { filter: None };
-        Ok(self.clients.runtime.clone().list_pod_sandbox_stats(request(message, TIMEOUT)).await?.into_inner().stats)
+        match self.clients.runtime.clone().list_pod_sandbox_stats(request(message, TIMEOUT)).await {
+            Ok(answer) => Ok(answer.into_inner().stats),
+            Err(status) if status.code() == Code::Unimplemented => Ok(Vec::new()),
+            Err(status) => Err(status.into()),
+        }
     }
 
     pub(crate) async fn image_status(&self, image: &str) -> Result<Option<v1::Image>> {
@@ -423,13 +441,20 @@ async fn termination_message(status: &v1::ContainerStatus) -> String {
     let mut message = String::new();
     if let Some(mount) = file {
         // The container could write anything there: read no more than is shown.
-        if let Ok(data) = logs::read_start(Path::new(&mount.host_path), MAX_MESSAGE).await {
-            message = String::from_utf8_lossy(&data).into_owned();
-        }
+        message = match logs::read_start(Path::new(&mount.host_path), MAX_MESSAGE).await {
+            Ok(data) => String::from_utf8_lossy(&data).into_owned(),
+            // Gone with the pod's directory; what it said was told before.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+            Err(error) => format!("Error on reading termination log {}: {error}", mount.host_path),
+        };
     }
     if message.is_empty() && status.exit_code != 0 && policy.is_some_and(|policy| policy == "FallbackToLogsOnError") {
-        message =
-            logs::tail_text(Path::new(&status.log_path), MAX_LOG_LINES, MAX_LOG_MESSAGE).await.unwrap_or_default();
+        let tail = logs::tail_text(Path::new(&status.log_path), MAX_LOG_LINES, MAX_LOG_MESSAGE).await;
+        message = match tail {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+            Err(error) => format!("Error reading termination message from logs: {error}"),
+        };
     }
     message
 }

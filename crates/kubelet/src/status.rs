@@ -83,11 +83,14 @@ pub(crate) fn pod_status(pod: &Pod, observed: &Observed<'_>) -> PodStatus {
             || terminated(status).is_some()
             || status.last_state.as_ref().is_some_and(|last| last.terminated.is_some())
     });
-    let phase = match observed.ended {
+    // What still runs holds on to what it has: nobody may be told that the pod is over.
+    let ended = observed.ended.filter(|_| !observed.state.containers.iter().any(|container| container.is_running()));
+    let phase = match ended {
         Some(_) => "Failed",
         // A finished pod stays finished.
         None if matches!(old.phase.as_deref(), Some("Failed")) => "Failed",
         None if matches!(old.phase.as_deref(), Some("Succeeded")) => "Succeeded",
+        None if observed.ended.is_some() => old.phase.as_deref().unwrap_or("Pending"),
         None => phase(pod, &inits, &containers, observed.is_terminating, started_main),
     };
 
@@ -104,7 +107,7 @@ pub(crate) fn pod_status(pod: &Pod, observed: &Observed<'_>) -> PodStatus {
         conditions: None,
         ..Default::default()
     };
-    if let Some(ended) = observed.ended {
+    if let Some(ended) = ended {
         status.reason = Some(ended.reason.clone());
         status.message = Some(ended.message.clone());
     }

@@ -580,7 +580,7 @@ impl Kubelet {
     async fn write_hosts(&self, pod: &Pod, ips: &[String]) -> Result<PathBuf, String> {
         let path = self.pod_dir(pod).join("etc-hosts");
         let text = if pod.spec.as_ref().is_some_and(|spec| spec.host_network == Some(true)) {
-            let host = tokio::fs::read_to_string("/etc/hosts").await.unwrap_or_default();
+            let host = tokio::fs::read_to_string("/etc/hosts").await.map_err(|error| format!("/etc/hosts: {error}"))?;
             dns::host_network_hosts_file(pod, &host)
         } else {
             let (hostname, domain) = dns::hostname(pod, &self.dns.cluster_domain);

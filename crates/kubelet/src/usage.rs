@@ -77,7 +77,7 @@ impl PodUsage {
 }
 
 /// Looks at one pod. `stats` are those of all containers.
-pub(crate) async fn of_pod(kubelet: &Kubelet, pod: &Pod, stats: &[v1::ContainerStats]) -> PodUsage {
+pub(crate) async fn of_pod(kubelet: &Kubelet, pod: &Pod, stats: &[v1::ContainerStats]) -> Result<PodUsage, String> {
     let number = |value: &Option<v1::UInt64Value>| value.as_ref().map_or(0, |value| value.value);
     let mut containers = Vec::new();
     for stat in stats {
@@ -111,7 +111,7 @@ pub(crate) async fn of_pod(kubelet: &Kubelet, pod: &Pod, stats: &[v1::ContainerS
         let volumes = volumes.iter().map(|(volume, path)| measure_volume(volume, path)).collect();
         Ok(PodUsage { containers, volumes })
     });
-    measured.await.unwrap_or_default()
+    measured.await
 }
 
 /// The directory a volume of the kubelet's own making lives in.

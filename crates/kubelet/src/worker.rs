@@ -55,6 +55,8 @@ struct Handle {
     updates: watch::Sender<Update>,
     wake: Arc<Notify>,
     causes: Causes,
+    /// Nothing of the pod runs any more, and what it held is free.
+    ended: CancellationToken,
 }
 
 /// What the next pass is caused by.
@@ -117,6 +119,20 @@ impl Workers {
         }
     }
 
+    /// Fires when a pod has ended; none for a pod that has no worker.
+    pub(crate) fn ended(&self, uid: &str) -> Option<CancellationToken> {
+        self.handles.lock().get(uid).map(|handle| handle.ended.clone())
+    }
+
+    /// Pods that are not over.
+    pub(crate) fn active_pods(&self) -> Vec<Arc<Pod>> {
+        let is_over = |pod: &Pod| {
+            let status = self.kubelet.status.latest(state::uid(pod)).or_else(|| pod.status.clone());
+            status.is_some_and(|status| matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")))
+        };
+        self.pods().into_iter().filter(|pod| !is_over(pod)).collect()
+    }
+
     pub(crate) fn wake(&self, uid: &str) {
         if let Some(handle) = self.handles.lock().get(uid) {
             handle.causes.lock().merge(trace::current());
@@ -134,10 +150,11 @@ impl Workers {
     }
 
     fn start(self: &Arc<Self>, handles: &mut HashMap<String, Handle>, uid: String, update: Update) {
-        let wake = Arc::new(Notify::new());
+        let (wake, has_ended) = (Arc::new(Notify::new()), CancellationToken::new());
         let (sender, receiver) = watch::channel(update);
         let causes: Causes = Arc::new(Mutex::new(trace::current()));
-        handles.insert(uid.clone(), Handle { updates: sender, wake: wake.clone(), causes: causes.clone() });
+        let handle = Handle { updates: sender, wake: wake.clone(), causes: causes.clone(), ended: has_ended.clone() };
+        handles.insert(uid.clone(), handle);
         let worker = Worker {
             kubelet: self.kubelet.clone(),
             updates: receiver,
@@ -146,6 +163,7 @@ impl Workers {
             stop: self.stop.clone(),
             memory: Memory::default(),
             ended: None,
+            has_ended,
         };
         let workers = self.clone();
         self.tasks.spawn(async move {
@@ -192,6 +210,7 @@ struct Worker {
     memory: Memory,
     /// Our own verdict: not admitted, or past its deadline.
     ended: Option<Ended>,
+    has_ended: CancellationToken,
 }
 
 /// After a pass that failed.
@@ -211,6 +230,7 @@ impl Worker {
     async fn live(&mut self) {
         self.sync_until_end().await;
         self.end().await;
+        self.has_ended.cancel();
         self.wait_for_removal().await;
         let update = self.updates.borrow().clone();
         let mut retry = client::backoff::Backoff::new(RETRY_FIRST, RETRY_MAX);

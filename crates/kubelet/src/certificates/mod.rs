@@ -57,7 +57,8 @@ pub async fn bootstrap(
     store::write_private(kubeconfig, &text).with_context(|| format!("writing {}", kubeconfig.display()))
 }
 
-/// Returns once a new client certificate is in the directory; never, when there is none to renew.
+/// Returns once a new client certificate is in the directory, or the old one has ended, which only a bootstrap can mend;
+/// never, when there is none to renew.
 pub async fn renewed(client: &Client, cert_dir: &Path, node_name: &str) {
     let store = client_store(cert_dir);
     loop {
@@ -69,6 +70,10 @@ pub async fn renewed(client: &Client, cert_dir: &Path, node_name: &str) {
                 Err(error) => tracing::warn!(%error, "renewed client certificate not kept"),
             },
             Err(error) => tracing::warn!(error = format!("{error:#}"), "client certificate not renewed, will retry"),
+        }
+        if current.not_after < Timestamp::now() {
+            tracing::warn!("the client certificate has ended, starting over");
+            return;
         }
         tokio::time::sleep(RETRY).await;
     }

@@ -44,8 +44,23 @@ impl Store {
         self.dir.join(format!("{}-current.pem", self.name))
     }
 
+    /// The current certificate; none when there never was one, or what is there is none.
     pub(crate) fn load(&self) -> Option<Certificate> {
-        Certificate::parse(std::fs::read_to_string(self.current()).ok()?)
+        let path = self.current();
+        let pem = match std::fs::read_to_string(&path) {
+            Ok(pem) => pem,
+            Err(error) => {
+                if error.kind() != io::ErrorKind::NotFound {
+                    tracing::warn!(path = %path.display(), %error, "certificate not read, a new one is asked for");
+                }
+                return None;
+            }
+        };
+        let parsed = Certificate::parse(pem);
+        if parsed.is_none() {
+            tracing::warn!(path = %path.display(), "no certificate in the file, a new one is asked for");
+        }
+        parsed
     }
 
     /// Keeps a certificate and makes it the current one, in one step for whoever reads it.

@@ -10,7 +10,8 @@ use api::quantity::Quantity;
 use k8s_openapi::api::core::v1::Taint;
 use serde::Deserialize;
 
-use super::{CpuManagerPolicy, Settings};
+use super::{CgroupDriver, CpuManagerPolicy, Settings};
+use crate::shutdown::{self, Period};
 
 /// `KubeletConfiguration`, kubelet.config.k8s.io/v1beta1: the fields this kubelet acts on. Others are accepted.
 #[derive(Deserialize, Debug, Default)]
@@ -27,6 +28,15 @@ pub(super) struct FileConfig {
     #[serde(rename = "cgroupsPerQOS")]
     cgroups_per_qos: Option<bool>,
     cgroup_root: Option<String>,
+    cgroup_driver: Option<String>,
+    #[serde(rename = "staticPodURL")]
+    static_pod_url: Option<String>,
+    #[serde(rename = "staticPodURLHeader")]
+    static_pod_url_header: BTreeMap<String, Vec<String>>,
+    http_check_frequency: Option<String>,
+    shutdown_grace_period: Option<String>,
+    shutdown_grace_period_critical_pods: Option<String>,
+    shutdown_grace_period_by_pod_priority: Vec<ShutdownPeriod>,
     #[serde(rename = "podCIDR")]
     pod_cidr: Option<String>,
     container_runtime_endpoint: Option<String>,
@@ -66,6 +76,13 @@ pub(super) struct FileConfig {
     image_minimum_gc_age: Option<String>,
     node_status_update_frequency: Option<String>,
     node_lease_duration_seconds: Option<u64>,
+}
+
+#[derive(Deserialize, Debug, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct ShutdownPeriod {
+    priority: i32,
+    shutdown_grace_period_seconds: i64,
 }
 
 #[derive(Deserialize, Debug, Default)]
@@ -114,6 +131,20 @@ impl FileConfig {
         set(&mut settings.max_pods, self.max_pods);
         set(&mut settings.cgroups_per_qos, self.cgroups_per_qos);
         set(&mut settings.cgroup_root, self.cgroup_root);
+        if let Some(name) = &self.cgroup_driver {
+            settings.cgroup_driver = cgroup_driver(name)?;
+        }
+        settings.shutdown_periods = shutdown_periods(
+            self.shutdown_grace_period.as_deref(),
+            self.shutdown_grace_period_critical_pods.as_deref(),
+            &self.shutdown_grace_period_by_pod_priority,
+        )?;
+        settings.static_pod_url = self.static_pod_url.filter(|url| !url.is_empty());
+        settings.static_pod_url_headers = self
+            .static_pod_url_header
+            .into_iter()
+            .flat_map(|(name, values)| values.into_iter().map(move |value| (name.clone(), value)))
+            .collect();
         set(&mut settings.pod_logs_dir, self.pod_logs_dir);
         set(&mut settings.serialize_image_pulls, self.serialize_image_pulls);
         set(&mut settings.max_parallel_image_pulls, self.max_parallel_image_pulls);
@@ -159,6 +190,7 @@ impl FileConfig {
             (&mut settings.cpu_manager_reconcile_period, self.cpu_manager_reconcile_period),
             (&mut settings.eviction_pressure_transition_period, self.eviction_pressure_transition_period),
             (&mut settings.image_minimum_gc_age, self.image_minimum_gc_age),
+            (&mut settings.http_check_frequency, self.http_check_frequency),
             (&mut settings.node_status_update_frequency, self.node_status_update_frequency),
         ] {
             // Zero stands for the default.
@@ -182,6 +214,48 @@ pub(super) fn cpu_manager_policy(name: &str) -> anyhow::Result<CpuManagerPolicy>
         "static" => Ok(CpuManagerPolicy::Static),
         other => bail!("unknown policy: \"{other}\""),
     }
+}
+
+pub(super) fn cgroup_driver(name: &str) -> anyhow::Result<CgroupDriver> {
+    match name {
+        "" | "cgroupfs" => Ok(CgroupDriver::Cgroupfs),
+        "systemd" => Ok(CgroupDriver::Systemd),
+        other => bail!("unknown cgroup driver \"{other}\": cgroupfs or systemd"),
+    }
+}
+
+/// One form or the other says how long pods get at a shutdown.
+fn shutdown_periods(
+    all: Option<&str>,
+    critical: Option<&str>,
+    by_priority: &[ShutdownPeriod],
+) -> anyhow::Result<Vec<Period>> {
+    let parse = |text: Option<&str>| text.map_or(Ok(Duration::ZERO), duration);
+    let (all, critical) = (parse(all)?, parse(critical)?);
+    for (name, value) in [("shutdownGracePeriod", all), ("shutdownGracePeriodCriticalPods", critical)] {
+        if !value.is_zero() && value < Duration::from_secs(1) {
+            bail!("invalid configuration: {name} {value:?} must be either zero or otherwise >= 1 sec");
+        }
+    }
+    if critical > all {
+        bail!(
+            "invalid configuration: shutdownGracePeriodCriticalPods {critical:?} must be <= shutdownGracePeriod {all:?}"
+        );
+    }
+    if by_priority.is_empty() {
+        return Ok(shutdown::of_two(all, critical));
+    }
+    if !all.is_zero() || !critical.is_zero() {
+        bail!(
+            "invalid configuration: Cannot specify both shutdownGracePeriodByPodPriority and shutdownGracePeriod at the same time"
+        );
+    }
+    let periods = by_priority.iter();
+    let mut periods: Vec<Period> = periods
+        .map(|period| Period { priority: period.priority, seconds: period.shutdown_grace_period_seconds })
+        .collect();
+    periods.sort_by_key(|period| period.priority);
+    Ok(periods)
 }
 
 /// Adds to what is held back from pods.
@@ -219,5 +293,42 @@ mod tests {
         assert_eq!(settings.eviction_pressure_transition_period, Duration::from_secs(300));
         assert_eq!(settings.cpu_manager_policy, CpuManagerPolicy::Static);
         assert!(settings.server_tls_bootstrap);
+        assert_eq!(settings.cgroup_driver, CgroupDriver::Cgroupfs);
+    }
+
+    #[test]
+    fn shutdown_is_said_in_one_of_two_ways() {
+        let read = |text: &str| {
+            let mut settings = Settings::new("n");
+            yaml_serde::from_str::<FileConfig>(text).unwrap().apply(&mut settings)?;
+            let periods = settings.shutdown_periods.iter().map(|period| (period.priority, period.seconds));
+            anyhow::Ok(periods.collect::<Vec<_>>())
+        };
+        let by_priority = "shutdownGracePeriodByPodPriority: [{priority: 10, shutdownGracePeriodSeconds: 5}, {priority: 0, shutdownGracePeriodSeconds: 7}]";
+        assert!(read("port: 1").unwrap().is_empty());
+        assert_eq!(
+            read("shutdownGracePeriod: 30s\nshutdownGracePeriodCriticalPods: 10s").unwrap(),
+            [(0, 20), (2_000_000_000, 10)]
+        );
+        assert_eq!(read(by_priority).unwrap(), [(0, 7), (10, 5)]);
+        for refused in [
+            "shutdownGracePeriod: 10s\nshutdownGracePeriodCriticalPods: 30s".to_string(),
+            "shutdownGracePeriod: 10ms".to_string(),
+            format!("shutdownGracePeriod: 10s\n{by_priority}"),
+            "cgroupDriver: nonsense".to_string(),
+        ] {
+            assert!(read(&refused).is_err(), "{refused}");
+        }
+    }
+
+    #[test]
+    fn pods_may_come_from_a_url() {
+        let text = "staticPodURL: http://x/pods\nstaticPodURLHeader: {A: [b, c]}\nhttpCheckFrequency: 5s\ncgroupDriver: systemd";
+        let mut settings = Settings::new("n");
+        yaml_serde::from_str::<FileConfig>(text).unwrap().apply(&mut settings).unwrap();
+        assert_eq!(settings.static_pod_url.as_deref(), Some("http://x/pods"));
+        assert_eq!(settings.static_pod_url_headers, [("A".into(), "b".into()), ("A".into(), "c".into())]);
+        assert_eq!(settings.http_check_frequency, Duration::from_secs(5));
+        assert_eq!(settings.cgroup_driver, CgroupDriver::Systemd);
     }
 }

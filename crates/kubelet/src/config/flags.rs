@@ -108,6 +108,15 @@ pub struct Args {
     /// Optional root cgroup to use for pods
     #[arg(long)]
     pub cgroup_root: Option<String>,
+    /// Driver that the kubelet uses to manipulate cgroups on the host: cgroupfs or systemd
+    #[arg(long)]
+    pub cgroup_driver: Option<String>,
+    /// URL for accessing additional Pod specifications to run
+    #[arg(long)]
+    pub manifest_url: Option<String>,
+    /// Comma-separated list of HTTP headers to use when accessing --manifest-url, e.g. a:hello,b:again
+    #[arg(long, value_delimiter = ',')]
+    pub manifest_url_header: Vec<String>,
     /// The CIDR to use for pod IP addresses
     #[arg(long)]
     pub pod_cidr: Option<String>,
@@ -155,6 +164,16 @@ impl Args {
         set(&mut settings.max_pods, &self.max_pods);
         set(&mut settings.cgroups_per_qos, &self.cgroups_per_qos);
         set(&mut settings.cgroup_root, &self.cgroup_root);
+        if let Some(name) = &self.cgroup_driver {
+            settings.cgroup_driver = file::cgroup_driver(name)?;
+        }
+        if self.manifest_url.is_some() {
+            settings.static_pod_url = self.manifest_url.clone();
+        }
+        for header in &self.manifest_url_header {
+            let (name, value) = header.split_once(':').with_context(|| format!("{header:?} is not name:value"))?;
+            settings.static_pod_url_headers.push((name.trim().into(), value.trim().into()));
+        }
         if let Some(endpoint) = &self.container_runtime_endpoint {
             settings.cri_endpoint = PathBuf::from(endpoint);
         }

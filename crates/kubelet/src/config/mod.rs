@@ -11,6 +11,7 @@ use std::time::Duration;
 use client::Client;
 use k8s_openapi::api::core::v1::Taint;
 
+use crate::shutdown::Period;
 pub use flags::Args;
 
 /// A kubelet ready to run.
@@ -50,8 +51,15 @@ pub struct Settings {
     pub max_pods: u32,
     pub cgroups_per_qos: bool,
     pub cgroup_root: String,
+    /// Who makes cgroups, unless the runtime says who does.
+    pub cgroup_driver: CgroupDriver,
     pub pod_cidr: Option<String>,
+    /// A directory of pods, or one file.
     pub static_pod_path: Option<PathBuf>,
+    /// Where more pods are, asked this often and with these headers.
+    pub static_pod_url: Option<String>,
+    pub static_pod_url_headers: Vec<(String, String)>,
+    pub http_check_frequency: Duration,
     pub allowed_unsafe_sysctls: Vec<String>,
     pub serialize_image_pulls: bool,
     pub max_parallel_image_pulls: usize,
@@ -83,6 +91,29 @@ pub struct Settings {
     pub cpu_manager_reconcile_period: Duration,
     /// Never given away exclusively, in the kernel's list format; none: as many as are reserved.
     pub reserved_system_cpus: String,
+    /// How long pods get when the node shuts down, by rising priority. None: a shutdown is not held up.
+    pub shutdown_periods: Vec<Period>,
+    /// The socket of the bus that logind and systemd are on.
+    pub system_bus: PathBuf,
+}
+
+/// Who makes the cgroups of pods.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CgroupDriver {
+    /// The kubelet, as directories.
+    #[default]
+    Cgroupfs,
+    /// systemd, as slices.
+    Systemd,
+}
+
+impl CgroupDriver {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            CgroupDriver::Cgroupfs => "cgroupfs",
+            CgroupDriver::Systemd => "systemd",
+        }
+    }
 }
 
 /// How containers are spread over processors.
@@ -131,8 +162,12 @@ impl Settings {
             max_pods: 110,
             cgroups_per_qos: true,
             cgroup_root: "/".into(),
+            cgroup_driver: CgroupDriver::Cgroupfs,
             pod_cidr: None,
             static_pod_path: None,
+            static_pod_url: None,
+            static_pod_url_headers: Vec::new(),
+            http_check_frequency: Duration::from_secs(20),
             allowed_unsafe_sysctls: Vec::new(),
             serialize_image_pulls: true,
             max_parallel_image_pulls: 5,
@@ -156,6 +191,8 @@ impl Settings {
             cpu_manager_policy: CpuManagerPolicy::None,
             cpu_manager_reconcile_period: Duration::from_secs(10),
             reserved_system_cpus: String::new(),
+            shutdown_periods: Vec::new(),
+            system_bus: dbus::system_bus(),
         }
     }
 }

@@ -98,6 +98,11 @@ impl CpuManager {
         }
     }
 
+    /// Uids of all pods that have processors for themselves.
+    pub(crate) fn pods(&self) -> Vec<String> {
+        self.assigned.lock().keys().cloned().collect()
+    }
+
     /// All that nobody has for itself.
     fn shared(&self, assigned: &Assigned) -> CpuSet {
         assigned.values().flat_map(BTreeMap::values).fold(self.topology.all(), |left, set| left.without(set))
@@ -179,7 +184,13 @@ pub(crate) async fn run(kubelet: Arc<Kubelet>, stop: CancellationToken) {
             () = stop.cancelled() => return,
             _ = ticks.tick() => {}
         }
-        let containers = kubelet.runtime.containers(None).await.unwrap_or_default();
+        let containers = match kubelet.runtime.containers(None).await {
+            Ok(containers) => containers,
+            Err(error) => {
+                tracing::warn!(%error, "containers not listed, their processors stay as they are");
+                continue;
+            }
+        };
         applied.retain(|id, _| containers.iter().any(|container| &container.id == id));
         for container in containers {
             let label = |name: &str| container.labels.get(name).map(String::as_str).unwrap_or_default();

@@ -13,6 +13,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cri::v1;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -21,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use crate::config::Settings;
 use crate::gc;
 use crate::kubelet::Kubelet;
-use crate::node::machine::meminfo_bytes;
+use crate::node::machine::node_memory;
 use crate::node::status::Pressure;
 use crate::state;
 use crate::status::Ended;
@@ -74,9 +75,14 @@ impl Eviction {
         let now = Instant::now();
         let mut due: Vec<&Threshold> = Vec::new();
         for (index, threshold) in self.thresholds.iter().enumerate() {
-            if !threshold.is_met(&seen, memory.since.contains_key(&index)) {
-                memory.since.remove(&index);
-                continue;
+            match threshold.is_met(&seen, memory.since.contains_key(&index)) {
+                Some(true) => {}
+                Some(false) => {
+                    memory.since.remove(&index);
+                    continue;
+                }
+                // Not seen this time: what was known of it stays, and nothing is done about it.
+                None => continue,
             }
             let since = *memory.since.entry(index).or_insert(now);
             let shown = threshold.signal.pressure();
@@ -96,7 +102,7 @@ impl Eviction {
         let Some(threshold) = due.first() else { return };
         if threshold.signal.is_disk() {
             gc::collect_all(&self.kubelet).await;
-            if !threshold.is_met(&self.observe().await, false) {
+            if threshold.is_met(&self.observe().await, false) != Some(true) {
                 return;
             }
         }
@@ -115,31 +121,44 @@ impl Eviction {
     }
 
     async fn observe(&self) -> Observations {
-        let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        let mut seen = Observations::from([(
-            Signal::MemoryAvailable,
-            Observed {
-                available: meminfo_bytes(&meminfo, "MemAvailable"),
-                capacity: meminfo_bytes(&meminfo, "MemTotal"),
-            },
-        )]);
+        let mut seen = Observations::new();
+        seen.extend(
+            node_memory().map(|(capacity, available)| (Signal::MemoryAvailable, Observed { available, capacity })),
+        );
         seen.extend(processes());
         seen.extend(disk(&self.kubelet.settings.root_dir, Signal::NodefsAvailable, Signal::NodefsInodesFree));
-        if let Ok(info) = self.kubelet.runtime.image_fs().await
-            && let Some(place) = info.image_filesystems.first().and_then(|fs| fs.fs_id.as_ref())
-        {
-            seen.extend(disk(Path::new(&place.mountpoint), Signal::ImagefsAvailable, Signal::ImagefsInodesFree));
+        match self.kubelet.runtime.image_fs().await {
+            Ok(info) => {
+                if let Some(place) = info.image_filesystems.first().and_then(|fs| fs.fs_id.as_ref()) {
+                    let place = Path::new(&place.mountpoint);
+                    seen.extend(disk(place, Signal::ImagefsAvailable, Signal::ImagefsInodesFree));
+                }
+            }
+            Err(error) => tracing::warn!(%error, "image file system not looked at"),
         }
         seen
     }
 
+    /// What all containers use; none when the runtime does not say, and nobody is evicted by guesses.
+    async fn stats(&self) -> Option<Vec<v1::ContainerStats>> {
+        match self.kubelet.runtime.container_stats().await {
+            Ok(stats) => Some(stats),
+            Err(error) => {
+                tracing::warn!(%error, "use of containers not known, no pod is evicted");
+                None
+            }
+        }
+    }
+
+    async fn usage_of(&self, pod: &Pod, stats: &[v1::ContainerStats]) -> Option<PodUsage> {
+        let usage = usage::of_pod(&self.kubelet, pod, stats).await;
+        usage.inspect_err(|error| tracing::warn!(pod = state::full_name(pod), error, "use of a pod not known")).ok()
+    }
+
     fn active_pods(&self) -> Vec<Arc<Pod>> {
-        let is_over = |pod: &Pod| {
-            let status = self.kubelet.status.latest(state::uid(pod)).or_else(|| pod.status.clone());
-            status.is_some_and(|status| matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")))
-        };
-        let pods = self.workers.pods().into_iter();
-        pods.filter(|pod| pod.metadata.deletion_timestamp.is_none() && !is_over(pod)).collect()
+        let mut pods = self.workers.active_pods();
+        pods.retain(|pod| pod.metadata.deletion_timestamp.is_none());
+        pods
     }
 
     /// Ends pods that have passed their own limits on local storage; whether there was one.
@@ -148,10 +167,10 @@ impl Eviction {
         if pods.is_empty() {
             return false;
         }
-        let stats = self.kubelet.runtime.container_stats().await.unwrap_or_default();
+        let Some(stats) = self.stats().await else { return false };
         let mut any = false;
         for pod in pods {
-            let usage = usage::of_pod(&self.kubelet, &pod, &stats).await;
+            let Some(usage) = self.usage_of(&pod, &stats).await else { continue };
             if let Some(message) = rank::passed_limit(&pod, &usage).filter(|_| !is_critical(&pod)) {
                 self.end(&pod, message, None, IMMEDIATE_GRACE);
                 any = true;
@@ -162,11 +181,12 @@ impl Eviction {
 
     /// Ends the pod that fits best.
     async fn evict_for(&self, threshold: &Threshold, seen: &Observations) {
-        let stats = self.kubelet.runtime.container_stats().await.unwrap_or_default();
+        let Some(stats) = self.stats().await else { return };
         let mut pods: Vec<(Arc<Pod>, PodUsage)> = Vec::new();
         for pod in self.active_pods() {
-            let usage = usage::of_pod(&self.kubelet, &pod, &stats).await;
-            pods.push((pod, usage));
+            if let Some(usage) = self.usage_of(&pod, &stats).await {
+                pods.push((pod, usage));
+            }
         }
         let signal = threshold.signal;
         let ranked = rank::rank(pods, signal);
@@ -215,7 +235,13 @@ fn processes() -> Option<(Signal, Observed)> {
 }
 
 fn disk(path: &Path, space: Signal, inodes: Signal) -> Vec<(Signal, Observed)> {
-    let Ok(stat) = nix::sys::statvfs::statvfs(path) else { return Vec::new() };
+    let stat = match nix::sys::statvfs::statvfs(path) {
+        Ok(stat) => stat,
+        Err(error) => {
+            tracing::warn!(path = %path.display(), %error, "file system not looked at");
+            return Vec::new();
+        }
+    };
     let block = stat.fragment_size();
     let mut seen =
         vec![(space, Observed { available: stat.blocks_available() * block, capacity: stat.blocks() * block })];

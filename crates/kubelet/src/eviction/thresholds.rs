@@ -88,10 +88,11 @@ pub(crate) struct Observed {
 
 impl Threshold {
     /// Whether less than the threshold is left; with `reclaiming`, less than threshold and minimum reclaim together.
-    pub(crate) fn is_met(&self, observations: &Observations, reclaiming: bool) -> bool {
-        let Some(seen) = observations.get(&self.signal) else { return false };
+    /// None when the signal was not observed.
+    pub(crate) fn is_met(&self, observations: &Observations, reclaiming: bool) -> Option<bool> {
+        let seen = observations.get(&self.signal)?;
         let extra = self.reclaim.as_ref().filter(|_| reclaiming).map_or(0, |amount| amount.of(seen.capacity));
-        seen.available < self.quantity(seen.capacity) + extra
+        Some(seen.available < self.quantity(seen.capacity) + extra)
     }
 
     /// The threshold as a number.
@@ -146,14 +147,14 @@ mod tests {
             ])
         };
         for (observations, reclaiming, expected) in [
-            (seen(1 << 29, 500), false, [false, false]),
-            (seen(99 << 20, 500), false, [true, false]),
-            (seen(1 << 29, 99), false, [false, true]),
-            (seen(1 << 29, 120), false, [false, false]),
-            (seen(1 << 29, 120), true, [false, true]),
-            (Observations::new(), false, [false, false]),
+            (seen(1 << 29, 500), false, [Some(false), Some(false)]),
+            (seen(99 << 20, 500), false, [Some(true), Some(false)]),
+            (seen(1 << 29, 99), false, [Some(false), Some(true)]),
+            (seen(1 << 29, 120), false, [Some(false), Some(false)]),
+            (seen(1 << 29, 120), true, [Some(false), Some(true)]),
+            (Observations::new(), false, [None, None]),
         ] {
-            let met: Vec<bool> = thresholds.iter().map(|t| t.is_met(&observations, reclaiming)).collect();
+            let met: Vec<Option<bool>> = thresholds.iter().map(|t| t.is_met(&observations, reclaiming)).collect();
             assert_eq!(met, expected, "{observations:?}");
         }
     }

@@ -72,13 +72,20 @@ pub(super) fn matching(image: &str, secrets: &[Arc<Secret>]) -> Vec<Credential> 
     let mut found: Vec<(usize, Credential)> = Vec::new();
     for secret in secrets {
         let data = secret.data.as_ref();
-        let auths: HashMap<String, DockerAuth> = if let Some(json) = data.and_then(|data| data.get(".dockerconfigjson"))
-        {
-            serde_json::from_slice::<DockerConfig>(&json.0).map(|config| config.auths).unwrap_or_default()
-        } else if let Some(json) = data.and_then(|data| data.get(".dockercfg")) {
-            serde_json::from_slice(&json.0).unwrap_or_default()
-        } else {
-            continue;
+        let auths: serde_json::Result<HashMap<String, DockerAuth>> =
+            if let Some(json) = data.and_then(|data| data.get(".dockerconfigjson")) {
+                serde_json::from_slice::<DockerConfig>(&json.0).map(|config| config.auths)
+            } else if let Some(json) = data.and_then(|data| data.get(".dockercfg")) {
+                serde_json::from_slice(&json.0)
+            } else {
+                continue;
+            };
+        let auths = match auths {
+            Ok(auths) => auths,
+            Err(error) => {
+                tracing::warn!(secret = secret.metadata.name, %error, "pull secret not understood");
+                continue;
+            }
         };
         for (server, auth) in auths {
             let bare = server.trim_start_matches("https://").trim_start_matches("http://").trim_end_matches('/');

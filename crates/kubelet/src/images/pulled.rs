@@ -51,7 +51,14 @@ impl Pulled {
     /// The pull has ended: with an image and perhaps the secret that was needed, or in failure.
     pub(super) fn end(&self, image: &str, used: Option<(&str, Option<&Source>)>) {
         if let Some((id, source)) = used {
-            let mut record = self.record(id).unwrap_or_default();
+            let mut record = match self.record(id) {
+                Ok(record) => record.unwrap_or_default(),
+                Err(error) => {
+                    // Made anew, others would have to show their credentials again; but it must not say more than was known.
+                    tracing::warn!(image, error, "record of an image not read, it is made anew");
+                    Record::default()
+                }
+            };
             record.image_ref = id.to_string();
             let access = record.credential_mapping.entry(repository(image).to_string()).or_default();
             match source {
@@ -61,9 +68,11 @@ impl Pulled {
                     access.kubernetes_secrets.push(source.clone());
                 }
             }
-            let bytes = serde_json::to_vec(&record).unwrap_or_default();
-            let path = self.pulled.join(hash(id));
-            if let Err(error) = std::fs::create_dir_all(&self.pulled).and_then(|()| std::fs::write(&path, bytes)) {
+            let write = || {
+                std::fs::create_dir_all(&self.pulled)?;
+                std::fs::write(self.pulled.join(hash(id)), serde_json::to_vec(&record)?)
+            };
+            if let Err(error) = write() {
                 // The intent stays: without a record, the next user has to show credentials.
                 tracing::warn!(image, %error, "pull not recorded");
                 return;
@@ -74,8 +83,13 @@ impl Pulled {
 
     /// Whether a pod with these credentials may use the image that is here under this id.
     pub(super) fn may_use(&self, image: &str, id: &str, credentials: &[Credential]) -> bool {
-        let Some(record) = self.record(id) else {
-            return !self.pulling.join(hash(image)).exists();
+        let record = match self.record(id) {
+            Ok(Some(record)) => record,
+            Ok(None) => return !self.pulling.join(hash(image)).exists(),
+            Err(error) => {
+                tracing::warn!(image, error, "record of an image not read, credentials are asked for");
+                return false;
+            }
         };
         let Some(access) = record.credential_mapping.get(repository(image)) else { return false };
         access.node_pods_accessible
@@ -92,8 +106,12 @@ impl Pulled {
         let _ = std::fs::remove_file(self.pulled.join(hash(id)));
     }
 
-    fn record(&self, id: &str) -> Option<Record> {
-        serde_json::from_slice(&std::fs::read(self.pulled.join(hash(id))).ok()?).ok()
+    fn record(&self, id: &str) -> Result<Option<Record>, String> {
+        match std::fs::read(self.pulled.join(hash(id))) {
+            Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|error| error.to_string()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error.to_string()),
+        }
     }
 }
 

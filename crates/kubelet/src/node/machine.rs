@@ -3,6 +3,8 @@
 use std::net::{IpAddr, UdpSocket};
 use std::path::Path;
 
+use anyhow::Context;
+
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Machine {
     pub(crate) ips: Vec<IpAddr>,
@@ -17,9 +19,9 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    pub(crate) fn read(root_dir: &Path, node_ips: &[IpAddr]) -> Self {
+    /// Fails without what pods are placed by; names that are only shown may be missing.
+    pub(crate) fn read(root_dir: &Path, node_ips: &[IpAddr]) -> anyhow::Result<Self> {
         let text = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_string();
-        let meminfo = text("/proc/meminfo");
         let machine_id = text("/etc/machine-id");
         let uuid = text("/sys/class/dmi/id/product_uuid");
         let release = text("/etc/os-release");
@@ -27,21 +29,28 @@ impl Machine {
             .lines()
             .find_map(|line| line.strip_prefix("PRETTY_NAME="))
             .map_or("Linux".to_string(), |name| name.trim_matches('"').to_string());
-        Machine {
+        Ok(Machine {
             ips: if node_ips.is_empty() { vec![default_ip()] } else { node_ips.to_vec() },
             cpus: std::thread::available_parallelism().map_or(1, |count| count.get() as u64),
-            memory: meminfo_bytes(&meminfo, "MemTotal"),
-            disk: disk(root_dir).map_or(0, |(total, _)| total),
+            memory: node_memory().context("/proc/meminfo does not say how much memory there is")?.0,
+            disk: disk(root_dir).with_context(|| format!("no file system at {}", root_dir.display()))?.0,
             system_uuid: if uuid.is_empty() { machine_id.clone() } else { uuid },
             machine_id,
             boot_id: text("/proc/sys/kernel/random/boot_id"),
             kernel: text("/proc/sys/kernel/osrelease"),
             os_image,
-        }
+        })
     }
 }
 
-pub(crate) fn meminfo_bytes(meminfo: &str, field: &str) -> u64 {
+/// Memory of the node: all of it, and what could be had. None when the kernel does not say.
+pub(crate) fn node_memory() -> Option<(u64, u64)> {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let (total, available) = (meminfo_bytes(&meminfo, "MemTotal"), meminfo_bytes(&meminfo, "MemAvailable"));
+    (total > 0).then_some((total, available))
+}
+
+fn meminfo_bytes(meminfo: &str, field: &str) -> u64 {
     meminfo
         .lines()
         .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))

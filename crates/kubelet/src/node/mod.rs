@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::Settings;
 use crate::runtime::Runtime;
+use crate::shutdown::Shutdown;
 use machine::Machine;
 
 const LEASE_NAMESPACE: &str = "kube-node-lease";
@@ -38,6 +39,7 @@ pub(crate) struct NodeAgent {
     pub(crate) port: u16,
     /// Pressure the eviction manager sees: memory, disk, pids.
     pub(crate) pressure: Arc<Mutex<status::Pressure>>,
+    pub(crate) shutdown: Arc<Shutdown>,
     pub(crate) changed: Arc<Notify>,
     pub(crate) recorder: client::EventRecorder,
 }
@@ -108,7 +110,7 @@ impl NodeAgent {
 
     async fn status(&self, old: &NodeStatus) -> NodeStatus {
         let runtime = self.runtime.status().await.map_err(|error| error.to_string());
-        let images = self.runtime.images().await.unwrap_or_default();
+        let images = self.runtime.images().await.map_err(|error| error.to_string());
         let pressure = *self.pressure.lock();
         status::node_status(&status::Facts {
             settings: &self.settings,
@@ -118,6 +120,7 @@ impl NodeAgent {
             images: &images,
             port: self.port,
             pressure,
+            is_shutting_down: self.shutdown.is_on(),
             old,
             now: Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default(),
         })
@@ -140,19 +143,8 @@ impl NodeAgent {
                     Ok(_) => {
                         last_write = Some(tokio::time::Instant::now());
                         if is_ready && !was_ready {
-                            let reference = client::reference(&Node {
-                                metadata: ObjectMeta {
-                                    name: Some(name.clone()),
-                                    uid: Some(name.clone()),
-                                    ..Default::default()
-                                },
-                                ..Default::default()
-                            });
-                            self.recorder.normal(
-                                &reference,
-                                "NodeReady",
-                                format!("Node {name} status is now: NodeReady"),
-                            );
+                            let message = format!("Node {name} status is now: NodeReady");
+                            self.recorder.normal(&reference(name), "NodeReady", message);
                         }
                         was_ready = is_ready;
                         told = Some(new);
@@ -230,4 +222,12 @@ impl NodeAgent {
             tokio::time::sleep(pause).await;
         }
     }
+}
+
+/// The node as events name it: as upstream's, by its name also where a uid belongs.
+pub(crate) fn reference(name: &str) -> k8s_openapi::api::core::v1::ObjectReference {
+    client::reference(&Node {
+        metadata: ObjectMeta { name: Some(name.into()), uid: Some(name.into()), ..Default::default() },
+        ..Default::default()
+    })
 }

@@ -34,9 +34,11 @@ pub(crate) struct Facts<'a> {
     pub(crate) machine: &'a Machine,
     pub(crate) runtime: &'a Result<v1::StatusResponse, String>,
     pub(crate) runtime_version: String,
-    pub(crate) images: &'a [v1::Image],
+    /// The list shown last stays when the runtime does not answer.
+    pub(crate) images: &'a Result<Vec<v1::Image>, String>,
     pub(crate) port: u16,
     pub(crate) pressure: Pressure,
+    pub(crate) is_shutting_down: bool,
     pub(crate) old: &'a NodeStatus,
     pub(crate) now: Timestamp,
 }
@@ -106,17 +108,10 @@ pub(crate) fn node_status(facts: &Facts<'_>) -> NodeStatus {
     let mut addresses: Vec<NodeAddress> =
         machine.ips.iter().map(|ip| NodeAddress { type_: "InternalIP".into(), address: ip.to_string() }).collect();
     addresses.push(NodeAddress { type_: "Hostname".into(), address: facts.settings.node_name.clone() });
-    let mut images: Vec<ContainerImage> = facts
-        .images
-        .iter()
-        .map(|image| ContainerImage {
-            names: Some(image.repo_digests.iter().chain(&image.repo_tags).take(5).cloned().collect()),
-            size_bytes: Some(image.size as i64),
-        })
-        .filter(|image| image.names.as_ref().is_some_and(|names| !names.is_empty()))
-        .collect();
-    images.sort_by_key(|image| std::cmp::Reverse(image.size_bytes));
-    images.truncate(MAX_IMAGES);
+    let images = match facts.images {
+        Ok(images) => Some(largest(images)),
+        Err(_) => facts.old.images.clone(),
+    };
     let handlers = facts.runtime.as_ref().map(|status| status.runtime_handlers.as_slice()).unwrap_or_default();
     NodeStatus {
         capacity: Some(capacity(facts.settings, machine)),
@@ -126,7 +121,7 @@ pub(crate) fn node_status(facts: &Facts<'_>) -> NodeStatus {
         daemon_endpoints: Some(NodeDaemonEndpoints {
             kubelet_endpoint: Some(DaemonEndpoint { port: i32::from(facts.port) }),
         }),
-        images: Some(images),
+        images,
         node_info: Some(NodeSystemInfo {
             architecture: arch().into(),
             boot_id: machine.boot_id.clone(),
@@ -156,12 +151,36 @@ pub(crate) fn node_status(facts: &Facts<'_>) -> NodeStatus {
     }
 }
 
+/// The images that a node shows, the largest first.
+fn largest(images: &[v1::Image]) -> Vec<ContainerImage> {
+    let mut shown: Vec<ContainerImage> = images
+        .iter()
+        .map(|image| ContainerImage {
+            names: Some(image.repo_digests.iter().chain(&image.repo_tags).take(5).cloned().collect()),
+            size_bytes: Some(image.size as i64),
+        })
+        .filter(|image| image.names.as_ref().is_some_and(|names| !names.is_empty()))
+        .collect();
+    shown.sort_by_key(|image| std::cmp::Reverse(image.size_bytes));
+    shown.truncate(MAX_IMAGES);
+    shown
+}
+
 /// Why the node is not Ready, if it is not.
-fn not_ready(runtime: &Result<v1::StatusResponse, String>) -> Option<String> {
-    let status = match runtime {
-        Ok(status) => status,
-        Err(error) => return Some(format!("container runtime is down: {error}")),
+fn not_ready(runtime: &Result<v1::StatusResponse, String>, is_shutting_down: bool) -> Option<String> {
+    let mut problems = match runtime {
+        Ok(status) => runtime_problems(status),
+        Err(error) => vec![format!("container runtime is down: {error}")],
     };
+    problems.extend(is_shutting_down.then(|| "node is shutting down".to_string()));
+    match problems.as_slice() {
+        [] => None,
+        [one] => Some(one.clone()),
+        several => Some(format!("[{}]", several.join(", "))),
+    }
+}
+
+fn runtime_problems(status: &v1::StatusResponse) -> Vec<String> {
     let conditions = status.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let missing = |kind: &str, what: &str| match conditions.iter().find(|condition| condition.r#type == kind) {
         Some(condition) if condition.status => None,
@@ -170,18 +189,17 @@ fn not_ready(runtime: &Result<v1::StatusResponse, String>) -> Option<String> {
         }
         None => Some(format!("{what}: {kind} is not reported")),
     };
-    let problems: Vec<String> = [
+    [
         missing("RuntimeReady", "container runtime not ready"),
         missing("NetworkReady", "container runtime network not ready"),
     ]
     .into_iter()
     .flatten()
-    .collect();
-    (!problems.is_empty()).then(|| format!("[{}]", problems.join(", ")).trim_matches(['[', ']']).to_string())
+    .collect()
 }
 
 fn conditions(facts: &Facts<'_>) -> Vec<NodeCondition> {
-    let problem = not_ready(facts.runtime);
+    let problem = not_ready(facts.runtime, facts.is_shutting_down);
     let rows: [(&str, bool, &str, String); 4] = [
         if facts.pressure.memory {
             ("MemoryPressure", true, "KubeletHasInsufficientMemory", "kubelet has insufficient memory available".into())
@@ -269,12 +287,16 @@ mod tests {
 
     #[test]
     fn readiness_follows_the_runtime() {
-        for (runtime, expected) in [
-            (runtime(true, true), None),
-            (runtime(true, false), Some("container runtime network not ready: NetworkReady=false reason:R message:m")),
-            (Err("no socket".to_string()), Some("container runtime is down: no socket")),
+        let network = "container runtime network not ready: NetworkReady=false reason:R message:m";
+        let both = format!("[{network}, node is shutting down]");
+        for (runtime, is_shutting_down, expected) in [
+            (runtime(true, true), false, None),
+            (runtime(true, true), true, Some("node is shutting down")),
+            (runtime(true, false), false, Some(network)),
+            (runtime(true, false), true, Some(both.as_str())),
+            (Err("no socket".to_string()), false, Some("container runtime is down: no socket")),
         ] {
-            assert_eq!(not_ready(&runtime).as_deref(), expected);
+            assert_eq!(not_ready(&runtime, is_shutting_down).as_deref(), expected);
         }
     }
 

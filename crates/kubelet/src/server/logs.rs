@@ -74,7 +74,8 @@ pub(super) async fn serve(
         let is_running = || async {
             match runtime.container_status(&id).await {
                 Ok(status) => status.state == cri::v1::ContainerState::ContainerRunning as i32,
-                Err(_) => false,
+                // A runtime that is away for a moment says nothing about the container.
+                Err(error) => !error.is_not_found(),
             }
         };
         if let Err(error) = logs::stream(path.clone(), options, is_running, sender).await {
@@ -97,16 +98,12 @@ fn waiting_reason(server: &Server, pod: &Pod, container: &str) -> String {
         .flatten()
         .find(|status| status.name == container)
         .and_then(|status| status.state)
-        .and_then(|state| state.waiting);
+        .and_then(|state| state.waiting?.reason);
     match waiting {
-        Some(waiting) => match (waiting.reason, waiting.message) {
-            (Some(reason), Some(message)) if reason == "ErrImagePull" || reason == "ImagePullBackOff" => {
-                let _ = message;
-                "trying and failing to pull image".to_string()
-            }
-            (Some(reason), _) => reason,
-            _ => "ContainerCreating".into(),
-        },
+        Some(reason) if reason == "ErrImagePull" || reason == "ImagePullBackOff" => {
+            "trying and failing to pull image".to_string()
+        }
+        Some(reason) => reason,
         None => "ContainerCreating".into(),
     }
 }

@@ -7,8 +7,9 @@ use client::Body;
 use cri::v1;
 use http::{Response, StatusCode};
 
-use super::summary::{cpu_of, memory_of, node_cpu_nanos, node_memory, number};
+use super::summary::{cpu_of, memory_of, node_cpu_nanos, number, sandbox_stats};
 use super::{Server, text};
+use crate::node::machine::node_memory;
 use crate::state::label;
 
 /// One metric: name, kind, help, and a value per set of labels.
@@ -80,7 +81,21 @@ pub(super) async fn own(server: &Server) -> Response<Body> {
     for (name, count) in states {
         running = running.with(format!("container_state=\"{name}\""), f64::from(count));
     }
+    let shutdown = server.kubelet.shutdown.last();
+    let seconds = |time: Option<jiff::Timestamp>| time.map_or(0.0, |time| time.as_millisecond() as f64 / 1e3);
     answer(&[
+        Metric::new(
+            "kubelet_graceful_shutdown_start_time_seconds",
+            "gauge",
+            "Last graceful shutdown start time since unix epoch in seconds",
+        )
+        .with("", seconds(shutdown.start_time)),
+        Metric::new(
+            "kubelet_graceful_shutdown_end_time_seconds",
+            "gauge",
+            "Last graceful shutdown end time since unix epoch in seconds",
+        )
+        .with("", seconds(shutdown.end_time)),
         Metric::new("kubelet_node_name", "gauge", "The node's name. The count is always 1.")
             .with(format!("node=\"{node}\""), 1.0),
         Metric::new("kubelet_desired_pods", "gauge", "The number of pods the kubelet is being instructed to run.")
@@ -123,7 +138,10 @@ pub(super) async fn resource(server: &Server) -> Response<Body> {
     let mut pod_cpu =
         counter("pod_cpu_usage_seconds_total", "[STABLE] Cumulative cpu time consumed by the pod in core-seconds");
     let mut pod_memory = gauge("pod_memory_working_set_bytes", "[STABLE] Current working set of the pod in bytes");
-    let starts = start_times(server).await;
+    let starts = match start_times(server).await {
+        Ok(starts) => starts,
+        Err(error) => return failed(&error),
+    };
     for ((namespace, pod), containers) in by_pod(&stats) {
         let (mut sum_cpu, mut sum_memory) = (0.0, 0.0);
         for (container, stat) in containers {
@@ -140,13 +158,15 @@ pub(super) async fn resource(server: &Server) -> Response<Body> {
         pod_cpu = pod_cpu.with(labels.clone(), sum_cpu);
         pod_memory = pod_memory.with(labels, sum_memory);
     }
-    let (total, available) = node_memory();
+    let (Some((total, available)), Some(node_cpu)) = (node_memory(), node_cpu_nanos()) else {
+        return failed(&"the kernel does not say what the node uses");
+    };
     answer(&[
         cpu,
         memory,
         started,
         counter("node_cpu_usage_seconds_total", "[STABLE] Cumulative cpu time consumed by the node in core-seconds")
-            .with("", node_cpu_nanos() as f64 / 1e9),
+            .with("", node_cpu as f64 / 1e9),
         gauge("node_memory_working_set_bytes", "[STABLE] Current working set of the node in bytes")
             .with("", (total - available) as f64),
         pod_cpu,
@@ -157,16 +177,20 @@ pub(super) async fn resource(server: &Server) -> Response<Body> {
 }
 
 /// When running containers started, in seconds, by id.
-async fn start_times(server: &Server) -> BTreeMap<String, f64> {
+async fn start_times(server: &Server) -> crate::runtime::Result<BTreeMap<String, f64>> {
     let mut times = BTreeMap::new();
-    for container in server.kubelet.runtime.containers(None).await.unwrap_or_default() {
-        if container.state == v1::ContainerState::ContainerRunning as i32
-            && let Ok(status) = server.kubelet.runtime.container_status(&container.id).await
-        {
-            times.insert(container.id, status.started_at as f64 / 1e9);
+    for container in server.kubelet.runtime.containers(None).await? {
+        if container.state != v1::ContainerState::ContainerRunning as i32 {
+            continue;
+        }
+        match server.kubelet.runtime.container_status(&container.id).await {
+            Ok(status) => drop(times.insert(container.id, status.started_at as f64 / 1e9)),
+            // Removed since it was listed.
+            Err(error) if error.is_not_found() => {}
+            Err(error) => return Err(error),
         }
     }
-    times
+    Ok(times)
 }
 
 /// What cAdvisor is asked for most, from the same source.
@@ -176,7 +200,7 @@ pub(super) async fn cadvisor(server: &Server) -> Response<Body> {
         Ok(stats) => stats,
         Err(error) => return failed(&error),
     };
-    let sandboxes = runtime.sandbox_stats().await.unwrap_or_default();
+    let sandboxes = sandbox_stats(server).await;
     let mut cpu =
         Metric::new("container_cpu_usage_seconds_total", "counter", "Cumulative cpu time consumed in seconds.");
     let mut usage = Metric::new("container_memory_usage_bytes", "gauge", "Current memory usage in bytes.");
@@ -218,6 +242,7 @@ pub(super) async fn cadvisor(server: &Server) -> Response<Body> {
         }
     }
     let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let Some((memory, _)) = node_memory() else { return failed(&"the kernel does not say what the node has") };
     answer(&[
         cpu,
         fs,
@@ -228,7 +253,7 @@ pub(super) async fn cadvisor(server: &Server) -> Response<Body> {
         sent,
         Metric::new("machine_cpu_cores", "gauge", "Number of logical CPU cores.").with("", cpus as f64),
         Metric::new("machine_memory_bytes", "gauge", "Amount of memory installed on the machine.")
-            .with("", node_memory().0 as f64),
+            .with("", memory as f64),
     ])
 }
 

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use client::Body;
+use client::serving::Connections;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
@@ -25,9 +26,9 @@ use k8s_openapi::List;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 use crate::certificates::{self, Purpose, RETRY, Store};
+use crate::cgroups::Cgroups;
 use crate::kubelet::Kubelet;
 use crate::state;
 use crate::worker::Workers;
@@ -89,21 +90,14 @@ impl Server {
 
     /// Serves until stopped.
     pub(crate) async fn run(self: Arc<Self>, listener: TcpListener, stop: CancellationToken) {
-        let connections = TaskTracker::new();
+        let connections = Connections::default();
         let acceptor = tokio_rustls::TlsAcceptor::from(self.tls.clone());
         loop {
             let accepted = tokio::select! {
-                accepted = listener.accept() => accepted,
+                accepted = connections.accept(&listener) => accepted,
                 () = stop.cancelled() => break,
             };
-            let (stream, from) = match accepted {
-                Ok(accepted) => accepted,
-                Err(error) => {
-                    tracing::warn!(%error, "connection not accepted");
-                    tokio::time::sleep(Duration::from_millis(50)).await;
-                    continue;
-                }
-            };
+            let Ok((stream, from)) = accepted else { continue };
             let (server, acceptor, stop) = (self.clone(), acceptor.clone(), stop.clone());
             connections.spawn(async move {
                 let stream = match acceptor.accept(stream).await {
@@ -129,8 +123,7 @@ impl Server {
                 }
             });
         }
-        connections.close();
-        connections.wait().await;
+        connections.closed().await;
     }
 
     async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
@@ -201,8 +194,9 @@ impl Server {
             "maxPods": settings.max_pods,
             "cgroupsPerQOS": settings.cgroups_per_qos,
             "cgroupRoot": settings.cgroup_root,
-            "cgroupDriver": "cgroupfs",
+            "cgroupDriver": self.kubelet.cgroups.as_ref().map_or(settings.cgroup_driver, Cgroups::driver).name(),
             "staticPodPath": settings.static_pod_path,
+            "staticPodURL": settings.static_pod_url,
             "serializeImagePulls": settings.serialize_image_pulls,
             "containerRuntimeEndpoint": settings.cri_endpoint,
             "podLogsDir": settings.pod_logs_dir,

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
 use super::{Server, json as answer, text};
-use crate::node::machine::{disk, meminfo_bytes};
+use crate::node::machine::{disk, node_memory};
 use crate::state::{self, label};
 use crate::usage::{self, Space};
 
@@ -22,9 +22,9 @@ fn now() -> String {
     Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default().to_string()
 }
 
-/// Seconds of cpu the whole machine has used, in nanoseconds.
-pub(super) fn node_cpu_nanos() -> u64 {
-    let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+/// Seconds of cpu the whole machine has used, in nanoseconds. None when the kernel does not say.
+pub(super) fn node_cpu_nanos() -> Option<u64> {
+    let stat = std::fs::read_to_string("/proc/stat").ok()?;
     let ticks: u64 = stat
         .lines()
         .next()
@@ -36,13 +36,7 @@ pub(super) fn node_cpu_nanos() -> u64 {
         .filter(|(index, _)| !matches!(index, 3 | 4 | 8 | 9))
         .filter_map(|(_, value)| value.parse::<u64>().ok())
         .sum();
-    ticks * 10_000_000
-}
-
-/// Memory of the node: all of it, and what could be had.
-pub(super) fn node_memory() -> (u64, u64) {
-    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    (meminfo_bytes(&meminfo, "MemTotal"), meminfo_bytes(&meminfo, "MemAvailable"))
+    Some(ticks * 10_000_000)
 }
 
 pub(super) fn cpu_of(stat: &v1::ContainerStats) -> (u64, u64) {
@@ -101,28 +95,27 @@ fn network_json(network: &v1::NetworkUsage) -> Value {
 
 pub(super) async fn serve(server: &Server) -> Response<Body> {
     let kubelet = &server.kubelet;
-    let stats = match kubelet.runtime.container_stats().await {
-        Ok(stats) => stats,
-        Err(error) => return text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+    let runtime = &kubelet.runtime;
+    let failed = |error: String| text(StatusCode::INTERNAL_SERVER_ERROR, error);
+    let (stats, info) = match tokio::try_join!(runtime.container_stats(), runtime.image_fs()) {
+        Ok(answers) => answers,
+        Err(error) => return failed(error.to_string()),
     };
-    // Older runtimes do not count per sandbox.
-    let sandboxes: HashMap<String, v1::LinuxPodSandboxStats> = kubelet
-        .runtime
-        .sandbox_stats()
-        .await
-        .unwrap_or_default()
-        .into_iter()
-        .filter_map(|stat| Some((stat.attributes?.metadata?.uid, stat.linux?)))
-        .collect();
+    let sandboxes = sandbox_stats(server).await;
+    let sandboxes: HashMap<String, v1::LinuxPodSandboxStats> =
+        sandboxes.into_iter().filter_map(|stat| Some((stat.attributes?.metadata?.uid, stat.linux?))).collect();
     let mut pods = Vec::new();
     for pod in server.workers.pods() {
         let sandbox = sandboxes.get(state::uid(&pod));
-        if let Some(value) = pod_json(server, &pod, &stats, sandbox).await {
-            pods.push(value);
+        match pod_json(server, &pod, &stats, sandbox).await {
+            Ok(value) => pods.extend(value),
+            Err(error) => return failed(error),
         }
     }
     let root = &kubelet.settings.root_dir;
-    let (total, available) = node_memory();
+    let (Some((total, available)), Some(cpu)) = (node_memory(), node_cpu_nanos()) else {
+        return failed("the kernel does not say what the node uses".into());
+    };
     let used = |path: &std::path::Path| {
         let (capacity, free) = disk(path).unwrap_or_default();
         let stat = nix::sys::statvfs::statvfs(path).ok();
@@ -131,25 +124,31 @@ pub(super) async fn serve(server: &Server) -> Response<Body> {
     let mut node = json!({
         "nodeName": kubelet.settings.node_name,
         "startTime": server.started.to_string(),
-        "cpu": cpu_json((node_cpu_nanos(), 0)),
+        "cpu": cpu_json((cpu, 0)),
         "memory": {
             "time": now(), "availableBytes": available, "usageBytes": total - available,
             "workingSetBytes": total - available,
         },
         "fs": fs_json(root, used(root)),
     });
-    if let Ok(info) = kubelet.runtime.image_fs().await {
-        let fs = |list: &[v1::FilesystemUsage]| {
-            let place = list.first()?.fs_id.as_ref()?.mountpoint.clone();
-            let bytes = list.iter().map(|fs| number(&fs.used_bytes)).sum();
-            let inodes = list.iter().map(|fs| number(&fs.inodes_used)).sum();
-            Some(fs_json(std::path::Path::new(&place), Space { bytes, inodes }))
-        };
-        let images = fs(&info.image_filesystems);
-        let containers = fs(&info.container_filesystems).or_else(|| images.clone());
-        node["runtime"] = json!({"imageFs": images, "containerFs": containers});
-    }
+    let fs = |list: &[v1::FilesystemUsage]| {
+        let place = list.first()?.fs_id.as_ref()?.mountpoint.clone();
+        let bytes = list.iter().map(|fs| number(&fs.used_bytes)).sum();
+        let inodes = list.iter().map(|fs| number(&fs.inodes_used)).sum();
+        Some(fs_json(std::path::Path::new(&place), Space { bytes, inodes }))
+    };
+    let images = fs(&info.image_filesystems);
+    let containers = fs(&info.container_filesystems).or_else(|| images.clone());
+    node["runtime"] = json!({"imageFs": images, "containerFs": containers});
     answer(StatusCode::OK, &json!({"node": node, "pods": pods}))
+}
+
+/// Numbers per sandbox. A runtime fails them all when one sandbox is on its way out: they are left out then, and not zero.
+pub(super) async fn sandbox_stats(server: &Server) -> Vec<v1::PodSandboxStats> {
+    server.kubelet.runtime.sandbox_stats().await.unwrap_or_else(|error| {
+        tracing::warn!(%error, "sandboxes not counted");
+        Vec::new()
+    })
 }
 
 /// None for a pod of which nothing runs.
@@ -158,7 +157,7 @@ async fn pod_json(
     pod: &Pod,
     stats: &[v1::ContainerStats],
     sandbox: Option<&v1::LinuxPodSandboxStats>,
-) -> Option<Value> {
+) -> Result<Option<Value>, String> {
     let kubelet = &server.kubelet;
     let own: Vec<&v1::ContainerStats> = stats
         .iter()
@@ -169,9 +168,9 @@ async fn pod_json(
         .filter(|stat| stat.cpu.is_some())
         .collect();
     if own.is_empty() {
-        return None;
+        return Ok(None);
     }
-    let usage = usage::of_pod(kubelet, pod, stats).await;
+    let usage = usage::of_pod(kubelet, pod, stats).await?;
     let status = kubelet.status.latest(state::uid(pod)).or_else(|| pod.status.clone()).unwrap_or_default();
     let started = |name: &str| {
         let all = status.container_statuses.iter().flatten().chain(status.init_container_statuses.iter().flatten());
@@ -224,5 +223,5 @@ async fn pod_json(
     if let Some(processes) = sandbox.and_then(|sandbox| sandbox.process.as_ref()) {
         value["process_stats"] = json!({"process_count": number(&processes.process_count)});
     }
-    Some(value)
+    Ok(Some(value))
 }

@@ -1,22 +1,33 @@
-//! Pod cgroups: `/kubepods[/burstable|/besteffort]/pod<uid>` on cgroup v1 and v2, written directly.
+//! Pod cgroups: `/kubepods[/burstable|/besteffort]/pod<uid>` on cgroup v1 and v2, written directly, or slices of systemd.
 //!
 //! Flow: `sync` makes the pod's cgroup before its sandbox; the runtime puts containers below it;
-//! it is removed after the sandbox is gone. Guaranteed pods sit directly under `/kubepods`.
-//! Not here: the systemd driver, which needs D-Bus. A runtime that asks for it gets names only.
+//! it is removed after the sandbox is gone. Guaranteed pods sit directly under `/kubepods`. `names` says what they are
+//! called; with systemd's driver, `slices` has it start and stop them, and what it does not manage is written here all
+//! the same.
+
+mod names;
+mod slices;
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::Pod;
 
+use crate::config::{CgroupDriver, Settings};
 use crate::resources::{self, PodResources};
 use crate::{qos, state};
+use names::Names;
+use slices::Slices;
+
+/// Where a pod may be, by its class.
+const LEVELS: [&str; 3] = ["", "burstable", "besteffort"];
 
 #[derive(Clone, Debug)]
 pub(crate) struct Cgroups {
     layout: Layout,
-    /// `kubepods`, below the configured root.
-    base: PathBuf,
+    names: Names,
+    /// With systemd's driver.
+    slices: Option<Slices>,
 }
 
 #[derive(Clone, Debug)]
@@ -31,49 +42,43 @@ const V1_CONTROLLERS: &[&str] =
 const V2_CONTROLLERS: &[&str] = &["cpu", "cpuset", "memory", "pids", "io", "hugetlb"];
 
 impl Cgroups {
-    /// Finds the mounted hierarchies. `root` is the cgroup under which `kubepods` is made.
-    pub(crate) fn detect(root: &str) -> io::Result<Self> {
-        Self::under(Path::new("/sys/fs/cgroup"), root)
+    /// Finds the mounted hierarchies, and systemd where its driver is wanted.
+    pub(crate) fn detect(settings: &Settings, driver: CgroupDriver) -> io::Result<Self> {
+        let layout = Layout::under(Path::new("/sys/fs/cgroup"))?;
+        let slices = match driver {
+            CgroupDriver::Cgroupfs => None,
+            CgroupDriver::Systemd => {
+                let is_v1 = matches!(layout, Layout::V1(_));
+                let slices = Slices { bus: settings.system_bus.clone(), is_v1 };
+                slices.check()?;
+                Some(slices)
+            }
+        };
+        Ok(Cgroups { layout, names: Names::new(driver, &settings.cgroup_root), slices })
     }
 
-    fn under(mount: &Path, root: &str) -> io::Result<Self> {
-        let base = Path::new(root.trim_matches('/')).join("kubepods");
-        if mount.join("cgroup.controllers").exists() {
-            return Ok(Cgroups { layout: Layout::V2(mount.to_path_buf()), base });
-        }
-        let mut trees: Vec<(String, PathBuf)> = Vec::new();
-        for name in V1_CONTROLLERS {
-            // Controllers may share a mount (cpu,cpuacct) behind a symbolic link.
-            let Ok(path) = mount.join(name).canonicalize() else { continue };
-            if !trees.iter().any(|(_, existing)| *existing == path) {
-                trees.push(((*name).to_string(), path));
-            }
-        }
-        if trees.is_empty() {
-            return Err(io::Error::new(
-                io::ErrorKind::NotFound,
-                format!("no cgroup hierarchy under {}", mount.display()),
-            ));
-        }
-        Ok(Cgroups { layout: Layout::V1(trees), base })
+    pub(crate) fn driver(&self) -> CgroupDriver {
+        self.names.driver
     }
 
     /// The cgroup of a pod, relative to the hierarchy, as CRI's `cgroup_parent` takes it.
     pub(crate) fn pod_path(&self, pod: &Pod) -> String {
-        let mut path = Path::new("/").join(&self.base);
-        match qos::class(pod) {
-            qos::Class::Guaranteed => {}
-            qos::Class::Burstable => path.push("burstable"),
-            qos::Class::BestEffort => path.push("besteffort"),
-        }
-        path.push(format!("pod{}", state::uid(pod)));
-        path.to_string_lossy().into_owned()
+        Path::new("/").join(self.path_of(pod)).to_string_lossy().into_owned()
+    }
+
+    fn path_of(&self, pod: &Pod) -> PathBuf {
+        let level = match qos::class(pod) {
+            qos::Class::Guaranteed => "",
+            qos::Class::Burstable => "burstable",
+            qos::Class::BestEffort => "besteffort",
+        };
+        self.names.pod(level, state::uid(pod))
     }
 
     /// Makes `kubepods` and the two QoS levels below it.
     pub(crate) fn ensure_qos(&self) -> io::Result<()> {
-        for level in ["", "burstable", "besteffort"] {
-            let path = self.base.join(level);
+        for level in LEVELS {
+            let path = self.names.path(&[level]);
             self.make(&path)?;
             if level == "besteffort" {
                 self.write_cpu_shares(&path, 2)?;
@@ -83,17 +88,26 @@ impl Cgroups {
     }
 
     pub(crate) fn ensure_pod(&self, pod: &Pod) -> io::Result<()> {
-        let path = PathBuf::from(self.pod_path(pod).trim_start_matches('/'));
-        self.make(&path)?;
-        self.apply(&path, &resources::for_pod(pod))
+        let (path, resources) = (self.path_of(pod), resources::for_pod(pod));
+        let is_new = self.roots().iter().any(|root| !root.join(&path).exists());
+        if is_new {
+            self.make(&path)?;
+        }
+        if let (true, Some(slices)) = (is_new, &self.slices) {
+            slices.limit(&Names::unit(&path), &resources)?;
+        }
+        self.apply(&path, &resources)
     }
 
     /// Removes the pod's cgroup wherever its class put it, with what a dead runtime may have left in it.
     pub(crate) fn remove_pod(&self, uid: &str) -> io::Result<()> {
-        for root in self.roots() {
-            for level in ["", "burstable", "besteffort"] {
-                remove_tree(&root.join(&self.base).join(level).join(format!("pod{uid}")))?;
+        for level in LEVELS {
+            let path = self.names.pod(level, uid);
+            let directories: Vec<PathBuf> = self.roots().iter().map(|root| root.join(&path)).collect();
+            if let (Some(slices), true) = (&self.slices, directories.iter().any(|directory| directory.exists())) {
+                slices.stop(&Names::unit(&path))?;
             }
+            directories.iter().try_for_each(|directory| remove_tree(directory))?;
         }
         Ok(())
     }
@@ -102,13 +116,14 @@ impl Cgroups {
     pub(crate) fn pods(&self) -> Vec<String> {
         let mut uids: Vec<String> = Vec::new();
         for root in self.roots() {
-            for level in ["", "burstable", "besteffort"] {
-                let Ok(entries) = std::fs::read_dir(root.join(&self.base).join(level)) else { continue };
+            for level in LEVELS {
+                // What is not seen now is seen at the next look.
+                let Ok(entries) = std::fs::read_dir(root.join(self.names.path(&[level]))) else { continue };
                 for entry in entries.flatten() {
                     let name = entry.file_name();
-                    let Some(uid) = name.to_str().and_then(|name| name.strip_prefix("pod")) else { continue };
-                    if !uids.iter().any(|known| known == uid) {
-                        uids.push(uid.to_string());
+                    let Some(uid) = name.to_str().and_then(|name| self.names.uid(name)) else { continue };
+                    if !uids.contains(&uid) {
+                        uids.push(uid);
                     }
                 }
             }
@@ -124,6 +139,9 @@ impl Cgroups {
     }
 
     fn make(&self, path: &Path) -> io::Result<()> {
+        if let Some(slices) = &self.slices {
+            Slices::units(path).iter().try_for_each(|unit| slices.start(unit))?;
+        }
         match &self.layout {
             Layout::V1(trees) => {
                 for (name, root) in trees {
@@ -195,6 +213,29 @@ impl Cgroups {
     }
 }
 
+impl Layout {
+    fn under(mount: &Path) -> io::Result<Self> {
+        if mount.join("cgroup.controllers").exists() {
+            return Ok(Layout::V2(mount.to_path_buf()));
+        }
+        let mut trees: Vec<(String, PathBuf)> = Vec::new();
+        for name in V1_CONTROLLERS {
+            // Controllers may share a mount (cpu,cpuacct) behind a symbolic link.
+            let Ok(path) = mount.join(name).canonicalize() else { continue };
+            if !trees.iter().any(|(_, existing)| *existing == path) {
+                trees.push(((*name).to_string(), path));
+            }
+        }
+        if trees.is_empty() {
+            return Err(io::Error::new(
+                io::ErrorKind::NotFound,
+                format!("no cgroup hierarchy under {}", mount.display()),
+            ));
+        }
+        Ok(Layout::V1(trees))
+    }
+}
+
 /// cgroup v2 counts 1..10000 where v1 counts 2..262144.
 pub(crate) fn shares_to_weight(shares: i64) -> i64 {
     1 + ((shares.clamp(2, 262_144) - 2) * 9999) / 262_142
@@ -253,8 +294,6 @@ mod tests {
 
     #[test]
     fn names_follow_the_class() {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("cgroup.controllers"), "").unwrap();
         for (root, requests, limits, expected) in [
             ("/", "", "", "/kubepods/besteffort/podu1"),
             ("/", "cpu=1", "", "/kubepods/burstable/podu1"),
@@ -265,7 +304,9 @@ mod tests {
                 spec: Some(PodSpec { containers: vec![container_with("a", requests, limits)], ..Default::default() }),
                 ..Default::default()
             };
-            assert_eq!(Cgroups::under(dir.path(), root).unwrap().pod_path(&pod), expected);
+            let names = Names::new(CgroupDriver::Cgroupfs, root);
+            let cgroups = Cgroups { layout: Layout::V2("/sys/fs/cgroup".into()), names, slices: None };
+            assert_eq!(cgroups.pod_path(&pod), expected);
         }
     }
 

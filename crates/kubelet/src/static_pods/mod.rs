@@ -1,0 +1,157 @@
+//! Static pods: pods from files or a URL that run without an API server, and mirror pods that show them in it.
+//!
+//! Flow: `source` (file, directory, URL) -> `manifest` (pure) -> workers, under an identity made from the manifest's
+//! content, so that the same manifest is the same pod after a restart. A mirror pod is made in the API for each and made
+//! again if deleted.
+
+mod manifest;
+mod source;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use client::{Client, DeleteParams, Informer};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use crate::state;
+use crate::worker::Workers;
+
+use source::Pods;
+pub(crate) use source::Source;
+
+const SOURCE: &str = "kubernetes.io/config.source";
+const HASH: &str = "kubernetes.io/config.hash";
+const MIRROR: &str = "kubernetes.io/config.mirror";
+/// A directory listing is cheap, and file systems that do not tell of changes work too.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+pub(crate) fn is_mirror(pod: &Pod) -> bool {
+    annotation(pod, MIRROR).is_some()
+}
+
+/// Whether a pod came from a file or URL of this node rather than from the API.
+pub(crate) fn is_static(pod: &Pod) -> bool {
+    annotation(pod, SOURCE).is_some_and(|source| source != "api")
+}
+
+fn annotation<'a>(pod: &'a Pod, name: &str) -> Option<&'a str> {
+    pod.metadata.annotations.as_ref()?.get(name).map(String::as_str)
+}
+
+pub(crate) struct StaticPods {
+    pub(crate) sources: Vec<Source>,
+    pub(crate) node: String,
+    pub(crate) client: Client,
+    pub(crate) workers: Arc<Workers>,
+    /// Mirror pods are among the node's pods.
+    pub(crate) pods: Informer<Pod>,
+    /// A mirror pod changed.
+    pub(crate) changed: Arc<Notify>,
+    /// Every source was read once: until then, nobody knows which pods are in none.
+    pub(crate) all_read: CancellationToken,
+}
+
+/// What is known of one source.
+#[derive(Default)]
+struct Known {
+    /// None until it was read.
+    pods: Option<Pods>,
+    /// Told already; the same again is told to nobody.
+    errors: Vec<String>,
+}
+
+impl StaticPods {
+    pub(crate) async fn run(mut self, stop: CancellationToken) {
+        let mut sources: Vec<(Source, Known)> =
+            std::mem::take(&mut self.sources).into_iter().map(|source| (source, Known::default())).collect();
+        loop {
+            for (source, known) in &mut sources {
+                self.look(source, known).await;
+            }
+            if sources.iter().all(|(_, known)| known.pods.is_some()) {
+                self.all_read.cancel();
+            }
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(INTERVAL) => {}
+                () = self.changed.notified() => {}
+            }
+        }
+    }
+
+    /// Brings workers and mirrors in line with a source. While it cannot be read, its pods go on as they are.
+    async fn look(&self, source: &mut Source, known: &mut Known) {
+        let errors = match source.read(&self.node).await {
+            Ok(Some(found)) => {
+                for (uid, pod) in known.pods.iter().flatten().filter(|(uid, _)| !found.pods.contains_key(*uid)) {
+                    self.workers.removed(uid);
+                    self.drop_mirror(pod, None).await;
+                }
+                known.pods = Some(found.pods);
+                found.errors
+            }
+            Ok(None) => known.errors.clone(),
+            Err(error) => vec![error],
+        };
+        for error in errors.iter().filter(|error| !known.errors.contains(error)) {
+            tracing::warn!(source = source.name(), error, "static pod not read");
+        }
+        known.errors = errors;
+        for pod in known.pods.iter().flat_map(HashMap::values) {
+            let mirror = self.ensure_mirror(pod).await;
+            if !self.workers.has(state::uid(pod)) || mirror.is_some() {
+                self.workers.update(pod.clone(), mirror);
+            }
+        }
+    }
+
+    /// The mirror pod of a static pod, made if it is missing or of another version.
+    async fn ensure_mirror(&self, pod: &Arc<Pod>) -> Option<Arc<Pod>> {
+        let found = self.pods.get(&state::full_name(pod));
+        if let Some(mirror) = &found {
+            if annotation(mirror, MIRROR) == annotation(pod, HASH) && mirror.metadata.deletion_timestamp.is_none() {
+                return found;
+            }
+            self.drop_mirror(pod, mirror.metadata.uid.clone()).await;
+            return None;
+        }
+        if let Err(error) = self.create_mirror(pod).await {
+            tracing::debug!(pod = state::full_name(pod), %error, "mirror pod not made, will retry");
+        }
+        None
+    }
+
+    async fn create_mirror(&self, pod: &Pod) -> Result<(), client::Error> {
+        let mut mirror = pod.clone();
+        let hash = annotation(pod, HASH).unwrap_or_default().to_string();
+        mirror.metadata.uid = None;
+        mirror.metadata.annotations.get_or_insert_default().insert(MIRROR.into(), hash);
+        let node = self.client.all::<Node>().get(&self.node).await?;
+        mirror.metadata.owner_references = Some(vec![OwnerReference {
+            api_version: "v1".into(),
+            kind: "Node".into(),
+            name: self.node.clone(),
+            uid: node.metadata.uid.unwrap_or_default(),
+            controller: Some(true),
+            ..Default::default()
+        }]);
+        match self.client.namespaced::<Pod>(state::namespace(pod)).create(&mirror).await {
+            Ok(_) => Ok(()),
+            Err(error) if error.is_already_exists() => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn drop_mirror(&self, pod: &Pod, uid: Option<String>) {
+        let params = DeleteParams { uid, ..DeleteParams::default().with_grace_period(0) };
+        match self.client.namespaced::<Pod>(state::namespace(pod)).delete(state::name(pod), &params).await {
+            Ok(()) => {}
+            Err(error) if error.is_not_found() => {}
+            Err(error) => tracing::debug!(pod = state::full_name(pod), %error, "mirror pod not deleted"),
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! Where manifests are: a directory, a file, or a URL.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper_util::rt::TokioIo;
+use k8s_openapi::api::core::v1::Pod;
+use rustls_pki_types::ServerName;
+use tokio::time::Instant;
+
+use super::manifest::{self, Origin};
+use crate::state;
+
+/// Upstream's limits of an answer.
+const TIMEOUT: Duration = Duration::from_secs(10);
+const MAX_LENGTH: usize = 10 << 20;
+
+/// Static pods by uid.
+pub(super) type Pods = HashMap<String, Arc<Pod>>;
+
+pub(crate) enum Source {
+    /// A directory of files, or one file.
+    Path(PathBuf),
+    Url(Url),
+}
+
+pub(crate) struct Url {
+    url: String,
+    headers: Vec<(String, String)>,
+    every: Duration,
+    asked: Option<Instant>,
+}
+
+/// What a look found, and what it could not read.
+#[derive(Default)]
+pub(super) struct Found {
+    pub(super) pods: Pods,
+    pub(super) errors: Vec<String>,
+}
+
+impl Source {
+    pub(crate) fn url(url: String, headers: Vec<(String, String)>, every: Duration) -> Self {
+        Source::Url(Url { url, headers, every, asked: None })
+    }
+
+    pub(super) fn name(&self) -> String {
+        match self {
+            Source::Path(path) => path.display().to_string(),
+            Source::Url(source) => source.url.clone(),
+        }
+    }
+
+    /// All pods of the source; none when it is not time to look. A source that cannot be read is an error, not an empty one.
+    pub(super) async fn read(&mut self, node: &str) -> Result<Option<Found>, String> {
+        match self {
+            Source::Path(path) => read_path(path, node).map(Some),
+            Source::Url(source) => {
+                if source.asked.is_some_and(|at| at.elapsed() < source.every) {
+                    return Ok(None);
+                }
+                source.asked = Some(Instant::now());
+                let asked = tokio::time::timeout(TIMEOUT, fetch(&source.url, &source.headers));
+                let text = asked.await.map_err(|_| "no answer in time".to_string())??;
+                if text.is_empty() {
+                    return Err("zero-length data received".into());
+                }
+                let pods = manifest::pods(&text, Origin::Url(&source.url), node)?;
+                Ok(Some(Found { pods: by_uid(pods), errors: Vec::new() }))
+            }
+        }
+    }
+}
+
+fn by_uid(pods: impl IntoIterator<Item = Pod>) -> Pods {
+    pods.into_iter().map(|pod| (state::uid(&pod).to_string(), Arc::new(pod))).collect()
+}
+
+/// A path that does not exist has no pods; a file that is no pod is told and skipped.
+fn read_path(path: &Path, node: &str) -> Result<Found, String> {
+    let told = |path: &Path, error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+    let files = match std::fs::read_dir(path) {
+        Ok(entries) => {
+            let entries = entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>();
+            entries.map_err(|error| error.to_string())?
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Found::default()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotADirectory => vec![path.to_path_buf()],
+        Err(error) => return Err(error.to_string()),
+    };
+    let mut found = Found::default();
+    let is_hidden = |path: &Path| path.file_name().is_some_and(|name| name.as_encoded_bytes().first() == Some(&b'.'));
+    for file in files.into_iter().filter(|file| !is_hidden(file) && file.is_file()) {
+        let text = match std::fs::read_to_string(&file) {
+            Ok(text) => text,
+            // Removed since it was listed.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
+                found.errors.push(told(&file, &error));
+                continue;
+            }
+            Err(error) => return Err(told(&file, &error)),
+        };
+        match manifest::pod(&text, Origin::File(&file.to_string_lossy()), node) {
+            Ok(pod) => found.pods.extend(by_uid([pod])),
+            Err(error) => found.errors.push(told(&file, &error)),
+        }
+    }
+    Ok(found)
+}
+
+/// The body of a 200.
+async fn fetch(url: &str, headers: &[(String, String)]) -> Result<String, String> {
+    let uri: http::Uri = url.parse().map_err(|_| format!("{url:?} is no URL"))?;
+    let authority = uri.authority().ok_or_else(|| format!("{url:?} names no host"))?;
+    let is_tls = uri.scheme_str() == Some("https");
+    let port = authority.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
+    let mut request = http::Request::get(uri.path_and_query().map_or("/", |path| path.as_str()))
+        .header("Host", authority.as_str())
+        .header("User-Agent", "kubelet/v1.36");
+    for (name, value) in headers {
+        request = request.header(name, value);
+    }
+    let request = request.body(Empty::<Bytes>::new()).map_err(|error| error.to_string())?;
+    let host = authority.host().trim_matches(['[', ']']);
+    let stream = tokio::net::TcpStream::connect((host, port)).await.map_err(|error| error.to_string())?;
+    let (status, body) = if is_tls {
+        let config = tls::client_builder().with_root_certificates(tls::system_roots()).with_no_client_auth();
+        let name = ServerName::try_from(host.to_string()).map_err(|error| error.to_string())?;
+        let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+        exchange(connector.connect(name, stream).await.map_err(|error| error.to_string())?, request).await?
+    } else {
+        exchange(stream, request).await?
+    };
+    match status.as_u16() {
+        200 => String::from_utf8(body.to_vec()).map_err(|error| error.to_string()),
+        _ => Err(status.to_string()),
+    }
+}
+
+async fn exchange<S>(stream: S, request: http::Request<Empty<Bytes>>) -> Result<(http::StatusCode, Bytes), String>
+where
+    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+{
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
+    let talk = async {
+        let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), MAX_LENGTH).collect().await.map_err(|error| error.to_string())?;
+        Ok((status, body.to_bytes()))
+    };
+    let drive = async {
+        match connection.await {
+            // The answer may still be in the making after the peer closed.
+            Ok(()) => std::future::pending().await,
+            Err(error) => Err(error.to_string()),
+        }
+    };
+    tokio::select! {
+        biased;
+        answer = talk => answer,
+        broken = drive => broken,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const POD: &str = "kind: Pod\nmetadata: {name: web}\nspec: {containers: []}\n";
+
+    #[tokio::test]
+    async fn a_source_that_fails_is_not_empty() {
+        let dir = tempfile::tempdir().unwrap();
+        let names = |found: &Found| found.pods.values().map(|pod| state::name(pod).to_string()).collect::<Vec<_>>();
+        let mut missing = Source::Path(dir.path().join("missing"));
+        assert!(missing.read("n").await.unwrap().unwrap().pods.is_empty());
+        std::fs::write(dir.path().join("web.yaml"), POD).unwrap();
+        std::fs::write(dir.path().join("broken.yaml"), "kind: Pod").unwrap();
+        std::fs::write(dir.path().join(".hidden"), POD).unwrap();
+        let found = Source::Path(dir.path().into()).read("n").await.unwrap().unwrap();
+        assert_eq!((names(&found), found.errors.len()), (vec!["web-n".to_string()], 1));
+        let found = Source::Path(dir.path().join("web.yaml")).read("n").await.unwrap().unwrap();
+        assert_eq!(names(&found), ["web-n"]);
+        let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let mut url = Source::url(format!("http://{nobody}/"), Vec::new(), Duration::from_secs(3600));
+        assert!(url.read("n").await.is_err());
+        assert!(url.read("n").await.unwrap().is_none(), "it is not time to ask again");
+    }
+
+    #[tokio::test]
+    async fn addresses_are_asked_with_their_headers() {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/pods?a=b", server.local_addr().unwrap());
+        let answering = tokio::spawn(async move {
+            let (mut stream, _) = server.accept().await.unwrap();
+            let mut asked = Vec::new();
+            while !asked.ends_with(b"\r\n\r\n") {
+                asked.push(stream.read_u8().await.unwrap());
+            }
+            let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{POD}", POD.len());
+            stream.write_all(answer.as_bytes()).await.unwrap();
+            String::from_utf8(asked).unwrap()
+        });
+        let mut source = Source::url(url, vec![("X-Token".into(), "t".into())], Duration::from_secs(3600));
+        let found = source.read("n").await.unwrap().unwrap();
+        assert_eq!(found.pods.len(), 1);
+        let asked = answering.await.unwrap();
+        assert!(asked.starts_with("GET /pods?a=b HTTP/1.1\r\n") && asked.contains("x-token: t"), "{asked}");
+    }
+}
