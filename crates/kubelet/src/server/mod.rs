@@ -15,8 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use client::Body;
-use client::serving::Connections;
+use client::{Body, plain_http};
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
@@ -26,6 +25,7 @@ use k8s_openapi::List;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use crate::certificates::{self, Purpose, RETRY, Store};
 use crate::cgroups::Cgroups;
@@ -90,14 +90,13 @@ impl Server {
 
     /// Serves until stopped.
     pub(crate) async fn run(self: Arc<Self>, listener: TcpListener, stop: CancellationToken) {
-        let connections = Connections::default();
+        let connections = TaskTracker::new();
         let acceptor = tokio_rustls::TlsAcceptor::from(self.tls.clone());
         loop {
-            let accepted = tokio::select! {
-                accepted = connections.accept(&listener) => accepted,
+            let (stream, from) = tokio::select! {
+                accepted = plain_http::accept(&listener) => accepted,
                 () = stop.cancelled() => break,
             };
-            let Ok((stream, from)) = accepted else { continue };
             let (server, acceptor, stop) = (self.clone(), acceptor.clone(), stop.clone());
             connections.spawn(async move {
                 let stream = match acceptor.accept(stream).await {
@@ -123,7 +122,8 @@ impl Server {
                 }
             });
         }
-        connections.closed().await;
+        connections.close();
+        connections.wait().await;
     }
 
     async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
