@@ -236,12 +236,16 @@ impl Context {
 
     /// One klog line, for `-v`.
     pub(crate) fn trace(&self, level: i64, place: &str, text: &str) {
-        if self.verbosity() < level {
-            return;
+        if self.verbosity() >= level {
+            self.klog('I', place, text);
         }
+    }
+
+    /// One line as upstream's log writes it, at any verbosity.
+    pub(crate) fn klog(&self, severity: char, place: &str, text: &str) {
         let now = jiff::Zoned::now();
         self.eprintln(format!(
-            "I{:02}{:02} {:02}:{:02}:{:02}.{:06} {:>7} {place}] {text}",
+            "{severity}{:02}{:02} {:02}:{:02}:{:02}.{:06} {:>7} {place}] {text}",
             now.month(),
             now.day(),
             now.hour(),

@@ -2,7 +2,7 @@
 
 mod api;
 mod apply;
-mod auth;
+pub(crate) mod auth;
 mod autoscale;
 mod certificate;
 mod completion;

@@ -22,12 +22,12 @@ pub(super) async fn describe(cx: &Context, node: &Value, w: &mut Writer) -> Resu
     let lease = Request::get(format!("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{name}"))
         .value(cx)
         .await
-        .unwrap_or(Value::Null);
+        .map_err(|e| e.inner());
     write(node, pods.as_deref(), &lease, w);
     Ok(())
 }
 
-fn write(node: &Value, pods: Option<&[Value]>, lease: &Value, w: &mut Writer) {
+fn write(node: &Value, pods: Option<&[Value]>, lease: &Result<Value, String>, w: &mut Writer) {
     let (meta, spec, status) = (&node["metadata"], &node["spec"], &node["status"]);
     w.line(0, format!("Name:\t{}", text(meta, "/name")));
     let roles: Vec<&str> = meta["labels"]
@@ -60,15 +60,9 @@ fn write(node: &Value, pods: Option<&[Value]>, lease: &Value, w: &mut Writer) {
         w.line(0, format!("{}\t{taint}", if i == 0 { "Taints:" } else { "" }));
     }
     w.line(0, format!("Unschedulable:\t{}", spec["unschedulable"] == true));
-    if lease.is_object() {
-        w.line(0, "Lease:");
-        w.line(1, format!("HolderIdentity:\t{}", lease["spec"]["holderIdentity"].as_str().unwrap_or("<unset>")));
-        for (title, key) in [("AcquireTime", "acquireTime"), ("RenewTime", "renewTime")] {
-            let value = &lease["spec"][key];
-            w.line(1, format!("{title}:\t{}", if value.is_null() { "<unset>".to_owned() } else { time(value) }));
-        }
-    } else {
-        w.line(0, "Lease:\tFailed to get lease");
+    match lease {
+        Ok(lease) => write_lease(lease, w),
+        Err(why) => w.line(0, format!("Lease:\tFailed to get lease: {why}")),
     }
     if let Some(conditions) = status["conditions"].as_array().filter(|c| !c.is_empty()) {
         w.line(0, "Conditions:\n  Type\tStatus\tLastHeartbeatTime\tLastTransitionTime\tReason\tMessage");
@@ -219,5 +213,14 @@ fn resources(node: &Value, pods: &[Value], w: &mut Writer) {
         } else {
             w.line(1, format!("{resource}\t{requests}\t{limits}"));
         }
+    }
+}
+
+fn write_lease(lease: &Value, w: &mut Writer) {
+    w.line(0, "Lease:");
+    w.line(1, format!("HolderIdentity:\t{}", lease["spec"]["holderIdentity"].as_str().unwrap_or("<unset>")));
+    for (title, key) in [("AcquireTime", "acquireTime"), ("RenewTime", "renewTime")] {
+        let value = &lease["spec"][key];
+        w.line(1, format!("{title}:\t{}", if value.is_null() { "<unset>".to_owned() } else { time(value) }));
     }
 }

@@ -179,23 +179,17 @@ pub(super) fn role(object: &Value, w: &mut Writer) {
     w.line(1, "Resources\tNon-Resource URLs\tResource Names\tVerbs");
     w.line(1, "---------\t-----------------\t--------------\t-----");
     let list = |v: &Value| format!("[{}]", strings(v).join(" "));
-    let mut rows = Vec::new();
-    for rule in object["rules"].as_array().into_iter().flatten() {
-        for url in strings(&rule["nonResourceURLs"]) {
-            rows.push(format!("\t[{url}]\t[]\t{}", list(&rule["verbs"])));
-        }
-        for group in strings(&rule["apiGroups"]) {
-            for resource in strings(&rule["resources"]) {
-                let (main, sub) =
-                    resource.split_once('/').map_or((resource, String::new()), |(m, s)| (m, format!("/{s}")));
-                let name = if group.is_empty() { resource.to_owned() } else { format!("{main}.{group}{sub}") };
-                rows.push(format!("{name}\t[]\t{}\t{}", list(&rule["resourceNames"]), list(&rule["verbs"])));
-            }
-        }
-    }
-    rows.sort();
-    for row in rows {
-        w.line(1, row);
+    let rules = object["rules"].as_array().map(Vec::as_slice).unwrap_or_default();
+    for rule in crate::commands::auth::rules::compact(rules) {
+        let resource = strings(&rule["resources"]).first().copied().unwrap_or_default();
+        let group = strings(&rule["apiGroups"]).first().copied().unwrap_or_default();
+        let name = match resource.split_once('/') {
+            _ if group.is_empty() => resource.to_owned(),
+            Some((main, sub)) => format!("{main}.{group}/{sub}"),
+            None => format!("{resource}.{group}"),
+        };
+        let [urls, names, verbs] = ["nonResourceURLs", "resourceNames", "verbs"].map(|key| list(&rule[key]));
+        w.line(1, format!("{name}\t{urls}\t{names}\t{verbs}"));
     }
 }
 

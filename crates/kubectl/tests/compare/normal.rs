@@ -46,7 +46,7 @@ pub(crate) fn in_order(text: &str) -> String {
 /// How much of the text, what stands for it, and whether the blanks after it go.
 type Found = Option<(usize, &'static str, bool)>;
 
-const RULES: &[fn(&str) -> Found] = &[uid, timestamp, date, go_time, age, age_heading, version, address];
+const RULES: &[fn(&str) -> Found] = &[uid, timestamp, date, go_time, log_time, age, age_heading, version, address];
 
 fn is_word(b: u8) -> bool {
     b.is_ascii_alphanumeric() || b == b'-' || b == b'.'
@@ -83,6 +83,16 @@ fn date(text: &str) -> Found {
 /// How Go prints a time without a format.
 fn go_time(text: &str) -> Found {
     shape(text, "9999-99-99 99:99:99 +9999 aaa").then_some((29, "TIME", false))
+}
+
+/// The time and the process before a line of a log, after the letter that says how bad it is.
+fn log_time(text: &str) -> Found {
+    if !shape(text, "a9999 99:99:99.999999") {
+        return None;
+    }
+    let rest = text[21..].trim_start_matches(' ');
+    let process = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    Some((text.len() - rest.len() + process, "LOG", true))
 }
 
 /// `5s`, `2m10s`, `3d4h`; alone, not part of a longer word.
@@ -149,6 +159,7 @@ fn only_what_cannot_be_equal_goes() {
         ("uid: 01234567-89ab-cdef-0123-456789abcdef\n", "uid: UID\n"),
         ("2026-01-02T03:04:05Z", "TIME"),
         ("Mon, 02 Jan 2026 03:04:05 +0000", "TIME"),
+        ("W1115 10:27:37.185096    2388 prune.go:71] x", "LOG prune.go:71] x"),
         ("web-5s 3x v1s", "web-5s 3x v1s"),
         ("  resourceVersion: \"12\"", "  resourceVersion VERSION\""),
         ("a   10.43.1.2     80:31234/TCP", "a CLUSTERIP 80NODEPORT/TCP"),

@@ -62,16 +62,17 @@ pub(crate) async fn candidates(cx: &Context, kept: &[(&Info, &Value)]) -> Result
         kinds.push((crate::discovery::group_version(group, version), (*kind).to_owned()));
     }
     if kinds.is_empty() {
+        cx.klog(
+            'W',
+            "prune.go:71",
+            "Deprecated: kubectl apply will no longer prune non-namespaced resources by default when used with the --namespace flag in a future release. To preserve the current behaviour, list the resources you want to target explicitly in the --prune-allowlist flag.",
+        );
         kinds = USUAL.iter().map(|(v, k)| ((*v).to_owned(), (*k).to_owned())).collect();
     }
     let mut out = Vec::new();
     for (api_version, kind) in kinds {
         let Some(mapping) = cx.discovery()?.of_kind(cx, &api_version, &kind).await? else { continue };
         let scopes: Vec<&str> = if mapping.namespaced { namespaces.iter().copied().collect() } else { vec![""] };
-        // Cluster-scoped types are pruned only when asked for by name or when no namespace was.
-        if !mapping.namespaced && allowed.is_empty() && cx.namespace()?.1 {
-            continue;
-        }
         for namespace in scopes {
             for object in resources::items(&resources::list(cx, &mapping, namespace).await?) {
                 let meta = &object["metadata"];

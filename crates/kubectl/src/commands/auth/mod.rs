@@ -1,7 +1,7 @@
 //! `kubectl auth can-i|reconcile|whoami`
 
 mod reconcile;
-mod rules;
+pub(crate) mod rules;
 
 use serde_json::{Value, json};
 

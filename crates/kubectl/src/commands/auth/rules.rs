@@ -10,7 +10,7 @@ pub(super) fn uncovered(owned: &[Value], wanted: &[Value]) -> Vec<Value> {
 }
 
 /// Single permissions with their verbs together again, in upstream's order.
-pub(super) fn compact(rules: &[Value]) -> Vec<Value> {
+pub(crate) fn compact(rules: &[Value]) -> Vec<Value> {
     let mut out: Vec<Value> = Vec::new();
     for single in rules.iter().flat_map(break_down) {
         let same =
