@@ -3,6 +3,7 @@
 //!
 //! They are written through the same chain as everything else, as the server's own user.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -16,7 +17,28 @@ use crate::authn::Peer;
 use crate::body::RequestBody;
 use crate::state::{State, now, own_user};
 
+/// Servers that start together make the same objects; each lost race means that another one made progress.
+const ATTEMPTS: u32 = 10;
+
+/// Another server wrote the object in between.
+#[derive(Debug, thiserror::Error)]
+#[error("{url}: {message}")]
+struct Raced {
+    url: String,
+    message: String,
+}
+
 pub(crate) async fn run(state: &Arc<State>) -> anyhow::Result<()> {
+    for _ in 1..ATTEMPTS {
+        match make(state).await {
+            Err(error) if error.is::<Raced>() => tracing::debug!(%error, "another server was faster: looking again"),
+            done => return done,
+        }
+    }
+    make(state).await
+}
+
+async fn make(state: &Arc<State>) -> anyhow::Result<()> {
     for name in ["default", "kube-system", "kube-public", "kube-node-lease"] {
         let namespace = json!({"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": name}});
         create(state, "/api/v1/namespaces", &namespace).await?;
@@ -91,9 +113,7 @@ async fn reconcile(state: &Arc<State>, path: &str, wanted: &Value, list: &str) -
         return Ok(());
     }
     found[list] = Value::Array(have.into_iter().chain(missing).collect());
-    let (code, answer) = send(state, Method::PUT, &url, &found).await?;
-    anyhow::ensure!(code < 300, "{url}: {}", answer["message"]);
-    Ok(())
+    replace(state, url, &found).await
 }
 
 /// The range of cluster IPs, as an object that people and controllers can read.
@@ -119,9 +139,7 @@ async fn service_range(state: &Arc<State>) -> anyhow::Result<()> {
     }
     found["status"] = json!({"conditions": [{"type": "Ready", "status": "True", "reason": "",
         "message": "Kubernetes default Service CIDR is ready", "lastTransitionTime": crate::registry::column::rfc3339(&now())}]});
-    let (code, answer) = send(state, Method::PUT, &url, &found).await?;
-    anyhow::ensure!(code < 300, "{url}: {}", answer["message"]);
-    Ok(())
+    replace(state, url, &found).await
 }
 
 /// What extension API servers need to trust the clients and the front proxy of this one.
@@ -150,7 +168,7 @@ async fn authentication_config(state: &Arc<State>) -> anyhow::Result<()> {
     }
     let map = json!({"kind": "ConfigMap", "apiVersion": "v1",
         "metadata": {"name": "extension-apiserver-authentication", "namespace": "kube-system"}, "data": data});
-    put(state, "/api/v1/namespaces/kube-system/configmaps", &map).await
+    put(state, "/api/v1/namespaces/kube-system/configmaps", &map, &["data"]).await
 }
 
 /// `kubernetes.default`: how pods find this server.
@@ -163,23 +181,28 @@ async fn kubernetes_service(state: &Arc<State>) -> anyhow::Result<()> {
         "spec": {"type": "ClusterIP", "clusterIP": address, "clusterIPs": [address], "sessionAffinity": "None",
             "ports": [{"name": "https", "port": 443, "protocol": "TCP", "targetPort": target_port}]}});
     create(state, "/api/v1/namespaces/default/services", &service).await?;
-    let Some(endpoint) = endpoint(state) else { return Ok(()) };
-    let labels = json!({"endpointslice.kubernetes.io/skip-mirror": "true"});
-    let endpoints = json!({"kind": "Endpoints", "apiVersion": "v1", "metadata": {"name": "kubernetes", "labels": labels},
-        "subsets": [{"addresses": [{"ip": endpoint.to_string()}], "ports": [{"name": "https", "port": target_port, "protocol": "TCP"}]}]});
-    put(state, "/api/v1/namespaces/default/endpoints", &endpoints).await?;
-    let slice = json!({"kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1",
-        "metadata": {"name": "kubernetes", "labels": {"kubernetes.io/service-name": "kubernetes"}},
-        "addressType": if endpoint.is_ipv4() { "IPv4" } else { "IPv6" },
-        "endpoints": [{"addresses": [endpoint.to_string()], "conditions": {"ready": true}}],
-        "ports": [{"name": "https", "port": target_port, "protocol": "TCP"}]});
-    put(state, "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices", &slice).await
+    // Servers that share a store find out about each other first (`server_leases`).
+    match state.endpoint().filter(|_| !matches!(state.config.storage, crate::Storage::Etcd(_))) {
+        Some(endpoint) => write_endpoints(state, &BTreeSet::from([endpoint])).await,
+        None => Ok(()),
+    }
 }
 
-/// The address that pods can reach: never loopback or the wildcard, which mean something else to them.
-fn endpoint(state: &State) -> Option<IpAddr> {
-    let address = state.config.advertise_address.unwrap_or(state.config.bind.ip());
-    (!address.is_unspecified() && !address.is_loopback()).then_some(address)
+/// Makes `kubernetes.default` lead to these servers, if it does not already.
+pub(crate) async fn write_endpoints(state: &Arc<State>, servers: &BTreeSet<IpAddr>) -> anyhow::Result<()> {
+    let Some(any) = servers.first() else { return Ok(()) };
+    let ports = json!([{"name": "https", "port": state.config.bind.port(), "protocol": "TCP"}]);
+    let labels = json!({"endpointslice.kubernetes.io/skip-mirror": "true"});
+    let addresses: Vec<Value> = servers.iter().map(|address| json!({"ip": address.to_string()})).collect();
+    let endpoints = json!({"kind": "Endpoints", "apiVersion": "v1", "metadata": {"name": "kubernetes", "labels": labels},
+        "subsets": [{"addresses": addresses, "ports": ports}]});
+    put(state, "/api/v1/namespaces/default/endpoints", &endpoints, &["subsets"]).await?;
+    let ready = |address: &IpAddr| json!({"addresses": [address.to_string()], "conditions": {"ready": true}});
+    let slice = json!({"kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1",
+        "metadata": {"name": "kubernetes", "labels": {"kubernetes.io/service-name": "kubernetes"}},
+        "addressType": if any.is_ipv4() { "IPv4" } else { "IPv6" },
+        "endpoints": servers.iter().map(ready).collect::<Vec<_>>(), "ports": ports});
+    put(state, "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices", &slice, &["endpoints", "ports"]).await
 }
 
 /// Creates the object unless it is there. Looked up first: a second `kubernetes` service would be refused for its
@@ -194,16 +217,27 @@ async fn create(state: &Arc<State>, path: &str, object: &Value) -> anyhow::Resul
     Ok(())
 }
 
-/// Creates the object or brings it up to date.
-async fn put(state: &Arc<State>, path: &str, object: &Value) -> anyhow::Result<()> {
+/// Creates the object or brings it up to date, if any of `fields` differs.
+async fn put(state: &Arc<State>, path: &str, object: &Value, fields: &[&str]) -> anyhow::Result<()> {
+    let url = format!("{path}/{}", object["metadata"]["name"].as_str().unwrap_or_default());
+    let (code, found) = send(state, Method::GET, &url, &Value::Null).await?;
+    if code < 300 && fields.iter().all(|field| found[field] == object[field]) {
+        return Ok(());
+    }
     let (code, answer) = send(state, Method::POST, path, object).await?;
     if code != 409 {
         anyhow::ensure!(code < 300, "{path}: {}", answer["message"]);
         return Ok(());
     }
-    let url = format!("{path}/{}", object["metadata"]["name"].as_str().unwrap_or_default());
+    replace(state, url, object).await
+}
+
+async fn replace(state: &Arc<State>, url: String, object: &Value) -> anyhow::Result<()> {
     let (code, answer) = send(state, Method::PUT, &url, object).await?;
-    anyhow::ensure!(code < 300, "{url}: {}", answer["message"]);
+    let message = answer["message"].to_string();
+    // Changed in between, or gone.
+    anyhow::ensure!(code != 409 && code != 404, Raced { url, message });
+    anyhow::ensure!(code < 300, "{url}: {message}");
     Ok(())
 }
 

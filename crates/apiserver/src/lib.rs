@@ -26,6 +26,7 @@ mod protobuf;
 pub mod registry;
 mod remote;
 mod server;
+mod server_leases;
 mod state;
 mod status;
 mod verbs;

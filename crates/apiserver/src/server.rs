@@ -143,6 +143,8 @@ impl Server {
         let mut housekeeping = JoinSet::new();
         housekeeping.spawn(compact(state.clone()));
         housekeeping.spawn(allocation::repair::run(state.clone(), inner.clone()));
+        let serving = stop.child_token();
+        let leases = tokio::spawn(crate::server_leases::run(state.clone(), serving.clone()));
         for task in state.admission.background(&state) {
             housekeeping.spawn(task);
         }
@@ -176,6 +178,11 @@ impl Server {
                 }
             }
         };
+        // Before the door closes: nobody is to be sent here any more.
+        serving.cancel();
+        if tokio::time::timeout(DRAIN, leases).await.is_err() {
+            tracing::warn!("this server may still be among the endpoints of the cluster");
+        }
         inner.cancel();
         drop(listener);
         if tokio::time::timeout(DRAIN, graceful.shutdown()).await.is_err() {

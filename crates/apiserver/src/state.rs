@@ -1,5 +1,6 @@
 //! What every request shares: the rows, the caches, the store and the decisions made at start.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use api::{GroupKind, GroupResource, Status, UserInfo};
@@ -44,6 +45,12 @@ pub(crate) struct State {
 impl State {
     pub(crate) fn store(&self) -> &dyn Store {
         &*self.caches.store
+    }
+
+    /// The address of this server that pods can reach: never loopback or the wildcard, which mean something else to them.
+    pub(crate) fn endpoint(&self) -> Option<IpAddr> {
+        let address = self.config.advertise_address.unwrap_or(self.config.bind.ip());
+        (!address.is_unspecified() && !address.is_loopback()).then_some(address)
     }
 
     /// Whether the objects that every cluster has are there.

@@ -3,7 +3,7 @@
 use api::Status;
 use api::selector::Selector;
 use http::{Response, StatusCode};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::api::policy::v1::{Eviction, PodDisruptionBudget};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -13,6 +13,8 @@ use super::update::{Target, modify};
 use super::write::{admit_body, body_value};
 use crate::body::Body;
 use crate::state::Operation;
+
+const TARGET: &str = "DisruptionTarget";
 
 pub(crate) async fn evict(operation: &Operation) -> Result<Response<Body>, Status> {
     let eviction = body_value(operation)?.value;
@@ -28,9 +30,39 @@ pub(crate) async fn evict(operation: &Operation) -> Result<Response<Body>, Statu
     if !needs_no_budget(&pod) {
         spend_budget(operation, &pod, options.dry_run).await?;
     }
+    if !options.dry_run {
+        mark(operation).await?;
+    }
     delete_object(operation, namespace, name, &options).await?;
     let status = serde_json::to_value(Status { code: 201, ..Status::success() }).map_err(Status::internal)?;
     respond_value(operation, StatusCode::CREATED, &status)
+}
+
+/// Says on the pod why it goes: jobs may not count it as a failure then.
+async fn mark(operation: &Operation) -> Result<(), Status> {
+    let (namespace, name) = (&operation.info.namespace, &operation.info.name);
+    let status_operation = operation.on("", "pods", namespace, name, "status")?;
+    let now = operation.now;
+    modify(&status_operation, Target::Status, |_, old| {
+        let mut pod: Pod = old.downcast_ref::<Pod>().cloned().ok_or_else(|| Status::internal("not a pod"))?;
+        pod.metadata.resource_version = None;
+        let conditions = pod.status.get_or_insert_default().conditions.get_or_insert_default();
+        let is_new = !conditions.iter().any(|condition| condition.type_ == TARGET && condition.status == "True");
+        if is_new {
+            conditions.retain(|condition| condition.type_ != TARGET);
+            conditions.push(PodCondition {
+                type_: TARGET.to_owned(),
+                status: "True".to_owned(),
+                reason: Some("EvictionByEvictionAPI".to_owned()),
+                message: Some("Eviction API: evicting".to_owned()),
+                last_transition_time: Some(Time(now)),
+                ..PodCondition::default()
+            });
+        }
+        Ok(Box::new(pod))
+    })
+    .await
+    .map(drop)
 }
 
 /// Pods that are not running anything yet or any more, or are already going.
@@ -74,7 +106,9 @@ async fn spend_budget(operation: &Operation, pod: &Pod, dry_run: bool) -> Result
     if !is_ready(pod) && allowed_unready {
         return Ok(());
     }
-    let budget_operation = operation.on("policy", "poddisruptionbudgets", namespace, &name, "status")?;
+    let mut budget_operation = operation.on("policy", "poddisruptionbudgets", namespace, &name, "status")?;
+    // As a patch: decided again from whatever is there when another eviction was faster.
+    budget_operation.info.verb = "patch";
     let pod_name = operation.info.name.clone();
     let now = operation.now;
     let spend = |old: &PodDisruptionBudget| -> Result<PodDisruptionBudget, Status> {
