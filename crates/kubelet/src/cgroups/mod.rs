@@ -37,8 +37,9 @@ enum Layout {
     V2(PathBuf),
 }
 
+/// The last one controls nothing, but runtimes put containers there as well: what is below a pod must go with it.
 const V1_CONTROLLERS: &[&str] =
-    &["cpu", "cpuacct", "cpuset", "memory", "pids", "hugetlb", "freezer", "devices", "blkio"];
+    &["cpu", "cpuacct", "cpuset", "memory", "pids", "hugetlb", "freezer", "devices", "blkio", "systemd"];
 const V2_CONTROLLERS: &[&str] = &["cpu", "cpuset", "memory", "pids", "io", "hugetlb"];
 
 impl Cgroups {
@@ -308,6 +309,23 @@ mod tests {
             let cgroups = Cgroups { layout: Layout::V2("/sys/fs/cgroup".into()), names, slices: None };
             assert_eq!(cgroups.pod_path(&pod), expected);
         }
+    }
+
+    #[test]
+    fn a_pod_leaves_no_hierarchy_behind() {
+        let dir = tempfile::tempdir().unwrap();
+        for tree in ["memory", "systemd"] {
+            std::fs::create_dir(dir.path().join(tree)).unwrap();
+        }
+        let cgroups = Cgroups::under(dir.path(), "/").unwrap();
+        let left = |tree: &str| dir.path().join(tree).join("kubepods/besteffort/podu1");
+        // As a runtime does, in every hierarchy there is.
+        for tree in ["memory", "systemd"] {
+            std::fs::create_dir_all(left(tree).join("container")).unwrap();
+        }
+        assert_eq!(cgroups.pods(), ["u1"]);
+        cgroups.remove_pod("u1").unwrap();
+        assert!(!left("memory").exists() && !left("systemd").exists());
     }
 
     #[test]
