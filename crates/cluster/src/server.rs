@@ -104,6 +104,9 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
         kubelet: as_user(&format!("system:node:{node_name}"), &["system:nodes", "system:authenticated"]),
         proxy: as_user("system:kube-proxy", &["system:authenticated"]),
     };
+    if !nodes::all(options)?.is_empty() {
+        nodes::ensure_bridge(&network)?;
+    }
     let node = nodes::Node { options, settings: &settings, pki: &pki, clients, pulls: None };
     let gateway = node.start(components).await?;
     progress.done("node", &format!("{node_name}, pods in {}", shape.cluster_cidr));

@@ -17,12 +17,18 @@ const BRIDGE: &str = "cox-nodes";
 /// A node's way out, as seen from inside.
 const UPLINK: &str = "eth0";
 
+/// Makes the bridge that further nodes are on; it must be there before anyone asks how to reach them.
+pub(crate) fn ensure_bridge(network: &Network) -> Result<u32> {
+    let gateway = Cidr::new(network.gateway()?, network.range.prefix);
+    bridge(BRIDGE, &[gateway]).context("making the bridge between nodes")
+}
+
 /// Makes what is missing of a node's network. `first_node` is the address of the node outside of namespaces.
 pub(super) fn ensure(cluster: &Options, network: &Network, record: &Record, first_node: IpAddr) -> Result<()> {
     let path = record.netns(cluster);
     let make = || -> Result<()> {
         let gateway = network.gateway()?;
-        let bridge = bridge(BRIDGE, &[Cidr::new(gateway, network.range.prefix)])?;
+        let bridge = ensure_bridge(network)?;
         let namespace = match Netns::is_kept_at(&path) {
             true => Netns::open(&path)?,
             false => Netns::create(&path)?,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Result;
 use client::{Client, Informer, InformerFactory};
 use cni::netlink::{RouteKind, Socket};
-use cni::routes::{Backend, Peer, VxlanConfig, plan, program};
+use cni::routes::{Backend, Peer, Plan, VxlanConfig, plan, program};
 use k8s_openapi::api::core::v1::Node;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -32,17 +32,18 @@ pub(super) async fn run(client: Client, me: String, backend: Backend, stop: Canc
         changes.mark_unchanged();
         let mut peers: Vec<Peer> = nodes.list().iter().filter_map(|node| peer(node)).collect();
         peers.sort_by(|one, other| one.name.cmp(&other.name));
-        if programmed.as_ref() != Some(&peers) {
-            match apply(me.clone(), peers.clone(), backend).await {
-                Ok(()) => {
-                    tracing::info!(peers = peers.len().saturating_sub(1), "routes programmed");
-                    (programmed, failures) = (Some(peers), 0);
+        match apply(me.clone(), peers, backend, programmed.clone()).await {
+            Ok(plan) => {
+                if programmed.as_ref() != Some(&plan) {
+                    let (direct, tunnelled) = (plan.direct.len(), plan.tunnelled.len());
+                    tracing::info!(direct, tunnelled, "routes programmed");
                 }
-                Err(error) => {
-                    tracing::warn!(%error, "programming routes failed");
-                    programmed = None;
-                    failures += 1;
-                }
+                (programmed, failures) = (Some(plan), 0);
+            }
+            Err(error) => {
+                tracing::warn!(%error, "programming routes failed");
+                programmed = None;
+                failures += 1;
             }
         }
         let retry = async {
@@ -59,12 +60,17 @@ pub(super) async fn run(client: Client, me: String, backend: Backend, stop: Canc
     }
 }
 
-async fn apply(me: String, peers: Vec<Peer>, backend: Backend) -> Result<()> {
-    let programming = move || -> std::io::Result<()> {
-        let Some(own) = peers.iter().find(|peer| peer.name == me) else { return Ok(()) };
+/// Programs the routes unless they are as `programmed` says. Who is a neighbour is asked anew each time: after a restart of
+/// the machine its networks may come up later than this.
+async fn apply(me: String, peers: Vec<Peer>, backend: Backend, programmed: Option<Plan>) -> Result<Plan> {
+    let programming = move || -> std::io::Result<Plan> {
+        let Some(own) = peers.iter().find(|peer| peer.name == me) else { return Ok(Plan::default()) };
         let socket = Socket::open()?;
         let plan = plan(&me, &peers, backend, |address| is_neighbour(&socket, address));
-        program(own, &plan, &VxlanConfig::default())
+        if programmed.as_ref() != Some(&plan) {
+            program(own, &plan, &VxlanConfig::default())?;
+        }
+        Ok(plan)
     };
     Ok(tokio::task::spawn_blocking(programming).await??)
 }
