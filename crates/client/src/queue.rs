@@ -190,13 +190,18 @@ impl<K: Clone + Eq + Hash + Display + Send + 'static> WorkQueue<K> {
 
     /// Adds `key` after a delay that doubles with each failure since the last `forget`.
     pub fn add_rate_limited(&self, key: K) {
+        self.add_rate_limited_up_to(key, self.shared.limiter.cap);
+    }
+
+    /// As `add_rate_limited`, with a delay that grows no further than `cap`: for failures that time itself heals.
+    pub fn add_rate_limited_up_to(&self, key: K, cap: Duration) {
         if let Some(metrics) = &self.shared.metrics {
             metrics.retries.inc();
         }
         let delay = {
             let mut state = self.shared.state.lock();
             let failures = state.failures.entry(key.clone()).or_default();
-            let delay = exponential(self.shared.limiter.base, self.shared.limiter.cap, *failures);
+            let delay = exponential(self.shared.limiter.base, cap.min(self.shared.limiter.cap), *failures);
             *failures = failures.saturating_add(1);
             delay
         };

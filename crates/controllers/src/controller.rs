@@ -16,6 +16,16 @@ use crate::{Config, Descriptor, Error};
 /// Reports of progress that come in quick succession (a pod ready, then the next) are looked at together: one status is
 /// written instead of ten. Short enough that nobody waits for it.
 pub(crate) const GATHER: Duration = Duration::from_millis(10);
+/// A look at many objects costs more, so it gathers longer: a set of five thousand pods is looked at ten times a second.
+const GATHER_EACH: Duration = Duration::from_micros(20);
+/// A conflict means that the cache is behind: it is looked at again as soon as it may have caught up. That is no failure and
+/// must not make a busy object wait ever longer.
+const CATCH_UP: Duration = Duration::from_millis(200);
+
+/// How long to gather reports about a key that concerns `count` objects.
+pub(crate) fn gather(count: usize) -> Duration {
+    GATHER + GATHER_EACH * u32::try_from(count).unwrap_or(u32::MAX)
+}
 
 /// What a reconcile asks of its queue when it succeeded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -157,12 +167,13 @@ async fn work(name: &'static str, controller: Arc<dyn Reconcile>, queue: WorkQue
                     queue.add_after(key.clone(), delay);
                 }
             }
+            Ok(Err(error)) if error.is_conflict() => {
+                tracing::debug!(controller = name, key, %error, "reconciling again");
+                work.run_now(|| queue.add_rate_limited_up_to(key.clone(), CATCH_UP));
+                work.fail(error.to_string());
+            }
             Ok(Err(error)) => {
-                if error.is_conflict() {
-                    tracing::debug!(controller = name, key, %error, "reconciling again");
-                } else {
-                    tracing::warn!(controller = name, key, %error, "reconcile failed");
-                }
+                tracing::warn!(controller = name, key, %error, "reconcile failed");
                 work.run_now(|| queue.add_rate_limited(key.clone()));
                 work.fail(error.to_string());
             }

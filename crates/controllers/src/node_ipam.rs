@@ -46,7 +46,8 @@ impl Controller {
             self.reserved.lock().remove(key);
             return Ok(Requeue::Never);
         };
-        if !ranges(&node).is_empty() || node.metadata.deletion_timestamp.is_some() {
+        // A cluster without ranges of its own leaves them to someone else.
+        if self.cluster.is_empty() || !ranges(&node).is_empty() || node.metadata.deletion_timestamp.is_some() {
             return Ok(Requeue::Never);
         }
         let chosen = {

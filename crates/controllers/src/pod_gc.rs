@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use client::metrics::Metrics;
 use client::{Client, DeleteParams, Event, Informer, Patch};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -23,11 +24,30 @@ const BY_NODE: &str = "node";
 /// The one key that is not a pod: count the finished ones.
 const FINISHED: &str = "";
 
+/// Why a pod is deleted, as metrics call it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Why {
+    Terminated,
+    Unscheduled,
+    Orphaned,
+}
+
+impl Why {
+    fn as_str(self) -> &'static str {
+        match self {
+            Why::Terminated => "terminated",
+            Why::Unscheduled => "unscheduled",
+            Why::Orphaned => "orphaned",
+        }
+    }
+}
+
 struct Controller {
     client: Client,
     nodes: Informer<Node>,
     pods: Informer<Pod>,
     threshold: usize,
+    metrics: Metrics,
     /// Since when each missing node has been missed.
     missing: Mutex<HashMap<String, Instant>>,
 }
@@ -64,7 +84,8 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
             }
         });
     }
-    Arc::new(Controller { client: context.client.clone(), nodes, pods, threshold, missing: Mutex::default() })
+    let (client, metrics) = (context.client.clone(), context.config.metrics.clone());
+    Arc::new(Controller { client, nodes, pods, threshold, metrics, missing: Mutex::default() })
 }
 
 impl Reconcile for Controller {
@@ -77,7 +98,7 @@ impl Controller {
     async fn sync(&self, key: &str) -> Outcome {
         if key == FINISHED {
             for pod in too_many_finished(self.pods.list(), self.threshold) {
-                self.delete(&pod, false).await?;
+                self.delete(&pod, Why::Terminated).await?;
             }
             return Ok(Requeue::Never);
         }
@@ -85,7 +106,7 @@ impl Controller {
         let node = pods::node_name(&pod);
         if node.is_empty() {
             if pods::is_terminating(&pod) {
-                self.delete(&pod, true).await?;
+                self.delete(&pod, Why::Unscheduled).await?;
             }
             return Ok(Requeue::Never);
         }
@@ -99,13 +120,28 @@ impl Controller {
         }
         if self.client.all::<Node>().get_opt(node).await?.is_none() {
             tracing::info!(pod = key, node, "deleting the pod of a node that is gone");
-            self.delete(&pod, true).await?;
+            self.delete(&pod, Why::Orphaned).await?;
         }
         Ok(Requeue::Never)
     }
 
     /// Deletes at once: no kubelet is left to do it. A pod that had not finished is marked failed first, for its controller.
-    async fn delete(&self, pod: &Pod, mark: bool) -> Result<(), Error> {
+    async fn delete(&self, pod: &Pod, why: Why) -> Result<(), Error> {
+        let deleted = self.delete_now(pod, why != Why::Terminated).await;
+        let labels = [("namespace", pod.metadata.namespace.as_deref().unwrap_or_default()), ("reason", why.as_str())];
+        match &deleted {
+            Ok(()) => self.metrics.counter("pod_gc_collector_force_delete_pods_total", "Pods deleted at once", &labels),
+            Err(_) => self.metrics.counter(
+                "pod_gc_collector_force_delete_pod_errors_total",
+                "Pods that could not be deleted",
+                &labels,
+            ),
+        }
+        .inc();
+        deleted
+    }
+
+    async fn delete_now(&self, pod: &Pod, mark: bool) -> Result<(), Error> {
         let api = self.client.namespaced::<Pod>(pod.metadata.namespace.as_deref().unwrap_or_default());
         let name = pod.metadata.name.as_deref().unwrap_or_default();
         if mark && !pods::is_finished(pod) {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use client::metrics::Metrics;
 use client::{Client, Informer, ListParams};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
@@ -22,6 +23,7 @@ struct Controller {
     namespaces: Informer<Namespace>,
     maps: Informer<ConfigMap>,
     root_ca: Option<String>,
+    metrics: Metrics,
 }
 
 /// Keys are namespaces.
@@ -34,7 +36,8 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
             queue.add(namespace.clone());
         }
     });
-    Arc::new(Controller { client: context.client.clone(), namespaces, maps, root_ca: context.config.root_ca.clone() })
+    let (root_ca, metrics) = (context.config.root_ca.clone(), context.config.metrics.clone());
+    Arc::new(Controller { client: context.client.clone(), namespaces, maps, root_ca, metrics })
 }
 
 impl Reconcile for Controller {
@@ -57,6 +60,9 @@ impl Reconcile for Controller {
                     api.create(&map).await
                 }
             };
+            let code = written.as_ref().map_or_else(|error| error.code().unwrap_or(500), |_| 200).to_string();
+            let labels = [("code", code.as_str())];
+            self.metrics.counter("root_ca_cert_publisher_sync_total", "Namespaces given the authority", &labels).inc();
             match written {
                 Ok(_) => Ok(Requeue::Never),
                 Err(error) if error.is_already_exists() || error.is_namespace_terminating() || error.is_not_found() => {

@@ -18,7 +18,11 @@ use crate::{Client, Error, Patch, Resource};
 use correlator::{Correlator, Plan};
 
 /// Events waiting to be written. When full, new ones are dropped.
-const BUFFER: usize = 1000;
+const BUFFER: usize = 10_000;
+/// A burst of news is written at this rate, after this many at once: it must not take the server's time from the work that it
+/// tells about.
+const PER_SECOND: f64 = 100.0;
+const AT_ONCE: u32 = 50;
 /// A server that does not answer is asked again so often (`maxTriesPerEvent`, v1.36), so far apart.
 const TRIES: u32 = 12;
 const RETRY: Duration = Duration::from_secs(10);
@@ -51,6 +55,7 @@ struct Occurrence {
 impl EventRecorder {
     pub fn new(client: Client, component: &str, host: &str) -> Self {
         let (sender, receiver) = mpsc::channel(BUFFER);
+        let client = client.with_rate_limit(PER_SECOND, AT_ONCE);
         let source = Source { component: component.to_owned(), host: host.to_owned() };
         Self { sender, _writer: Arc::new(Writer(tokio::spawn(write(client, source, receiver)))) }
     }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use client::metrics::Metrics;
 use client::{Client, DeleteParams, Event, EventRecorder, Expectations, Informer};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
@@ -24,6 +25,7 @@ struct Controller {
     slices: Informer<EndpointSlice>,
     /// Slices created but not seen yet: their names are the server's choice, so a stale cache would make them twice.
     expectations: Arc<Expectations>,
+    metrics: Metrics,
 }
 
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
@@ -49,6 +51,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         nodes,
         slices,
         expectations,
+        metrics: context.config.metrics.clone(),
     })
 }
 
@@ -85,6 +88,8 @@ impl Controller {
             self.nodes.get(name)
         });
         let done = self.carry_out(key, &service, plan).await;
+        let result = if done.is_ok() { "success" } else { "error" };
+        self.metrics.counter("endpoint_slice_controller_syncs", "Syncs of Services", &[("result", result)]).inc();
         match done {
             Ok(()) => Ok(Requeue::Never),
             Err(error) if error.is_namespace_terminating() => Ok(Requeue::Never),
@@ -113,16 +118,23 @@ impl Controller {
                 self.expectations.creations_observed(key, plan.create.len() - done);
                 return Err(error);
             }
+            self.changed("create");
         }
         for slice in &plan.update {
             api.update(slice).await?;
+            self.changed("update");
         }
         for name in &plan.delete {
             match api.delete(name, &DeleteParams::default()).await {
                 Err(error) if !error.is_not_found() => return Err(error),
-                _ => {}
+                _ => self.changed("delete"),
             }
         }
         Ok(())
+    }
+
+    fn changed(&self, operation: &str) {
+        let labels = [("operation", operation)];
+        self.metrics.counter("endpoint_slice_controller_changes", "Changes of EndpointSlices", &labels).inc();
     }
 }

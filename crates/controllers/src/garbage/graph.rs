@@ -29,7 +29,7 @@ pub(super) struct Place {
     pub(super) name: String,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct Node {
     /// `None` for an owner only known from references.
     pub(super) place: Option<Place>,
@@ -55,6 +55,16 @@ impl Node {
     }
 }
 
+/// What a decision about one object needs to know: its node without the dependents, of which there may be thousands.
+#[derive(Debug)]
+pub(super) struct Facts {
+    pub(super) place: Option<Place>,
+    pub(super) reference: Option<(OwnerReference, Option<String>)>,
+    pub(super) is_deleting: bool,
+    pub(super) waits_for_dependents: bool,
+    pub(super) has_dependents: bool,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Graph {
     nodes: HashMap<String, Node>,
@@ -63,6 +73,22 @@ pub(super) struct Graph {
 impl Graph {
     pub(super) fn get(&self, uid: &str) -> Option<&Node> {
         self.nodes.get(uid)
+    }
+
+    pub(super) fn facts(&self, uid: &str) -> Option<Facts> {
+        self.nodes.get(uid).map(|node| Facts {
+            place: node.place.clone(),
+            reference: node.reference.clone(),
+            is_deleting: node.is_deleting,
+            waits_for_dependents: node.waits_for_dependents,
+            has_dependents: !node.dependents.is_empty(),
+        })
+    }
+
+    /// Where the dependents of an object are, as far as they were seen.
+    pub(super) fn dependents(&self, uid: &str) -> Vec<Place> {
+        let dependents = self.nodes.get(uid).into_iter().flat_map(|node| &node.dependents);
+        dependents.filter_map(|dependent| self.nodes.get(dependent)?.place.clone()).collect()
     }
 
     #[cfg(test)]
@@ -154,15 +180,19 @@ impl Graph {
         work
     }
 
-    /// Dependents that keep a foreground deletion waiting.
-    pub(super) fn blockers(&self, uid: &str) -> Vec<String> {
-        let Some(node) = self.nodes.get(uid) else { return Vec::new() };
-        let blocks = |dependent: &&String| {
-            self.nodes.get(*dependent).is_some_and(|node| {
-                node.owners.iter().any(|owner| owner.uid == uid && owner.block_owner_deletion == Some(true))
-            })
-        };
-        node.dependents.iter().filter(blocks).cloned().collect()
+    /// Dependents that keep a foreground deletion waiting: whether there are any, and which of them must still be told to go.
+    pub(super) fn blockers(&self, uid: &str) -> (bool, Vec<String>) {
+        let (mut any, mut untold) = (false, Vec::new());
+        for dependent in self.nodes.get(uid).into_iter().flat_map(|node| &node.dependents) {
+            let Some(node) = self.nodes.get(dependent) else { continue };
+            if node.owners.iter().any(|owner| owner.uid == uid && owner.block_owner_deletion == Some(true)) {
+                any = true;
+                if !node.is_deleting || node.waits_for_dependents {
+                    untold.push(dependent.clone());
+                }
+            }
+        }
+        (any, untold)
     }
 
     /// Whether something that this object owns waits for its own dependents.
@@ -247,9 +277,11 @@ mod tests {
         let mut work = graph.observe(&gvr(), &deleting(object("set", &[]), FOREGROUND));
         work.sort();
         assert_eq!(work, [check("pod"), check("set")]);
-        assert_eq!(graph.blockers("set"), ["pod"]);
+        assert_eq!(graph.blockers("set"), (true, vec!["pod".to_owned()]));
+        graph.observe(&gvr(), &deleting(object("pod", &["set"]), "its own"));
+        assert_eq!(graph.blockers("set"), (true, vec![]), "told once is enough");
         assert_eq!(graph.remove("pod"), [check("set")]);
-        assert!(graph.blockers("set").is_empty());
+        assert_eq!(graph.blockers("set"), (false, vec![]));
     }
 
     #[test]
@@ -265,7 +297,7 @@ mod tests {
         let mut free = object("c", &["b"]);
         free.metadata.owner_references.as_mut().unwrap()[0].block_owner_deletion = Some(false);
         assert_eq!(graph.observe(&gvr(), &free), [check("b")]);
-        assert!(graph.blockers("b").is_empty());
+        assert!(!graph.blockers("b").0);
     }
 
     #[test]
@@ -275,7 +307,7 @@ mod tests {
         graph.observe(&gvr(), &object("pod", &["set"]));
         assert_eq!(graph.observe(&gvr(), &deleting(object("set", &[]), ORPHAN)), [Work::Orphan("set".into())]);
         assert_eq!(graph.observe(&gvr(), &object("pod", &[])), []);
-        assert!(graph.get("set").unwrap().dependents.is_empty());
+        assert!(!graph.facts("set").unwrap().has_dependents);
         assert_eq!(graph.remove("set"), []);
     }
 }

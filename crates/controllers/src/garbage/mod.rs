@@ -146,7 +146,7 @@ impl Controller {
 
     /// Decides about one object: keep it, shorten its owner list, delete it, or let its foreground deletion finish.
     async fn check(&self, uid: &str) -> Outcome {
-        let Some(node) = self.graph.lock().get(uid).cloned() else { return Ok(Requeue::Never) };
+        let Some(node) = self.graph.lock().facts(uid) else { return Ok(Requeue::Never) };
         let place = match (&node.place, &node.reference) {
             (Some(place), _) => place.clone(),
             (None, Some((reference, namespace))) => match self.place_of(reference, namespace.as_ref()) {
@@ -189,7 +189,7 @@ impl Controller {
             return Ok(Requeue::Never);
         }
         let finalizer = |name: &str| live.metadata.finalizers.iter().flatten().any(|finalizer| finalizer == name);
-        let propagation = if !waiting.is_empty() && !node.dependents.is_empty() {
+        let propagation = if !waiting.is_empty() && node.has_dependents {
             // Its owner waits for it, so it in turn waits for its own. If one of those is waiting as well this may be
             // a circle, which would wait for ever: then nobody waits for this one.
             if self.graph.lock().has_waiting_dependent(uid) && owners.iter().any(blocks) {
@@ -213,22 +213,20 @@ impl Controller {
     }
 
     async fn finish_foreground(&self, uid: &str, place: &Place, live: &PartialObject) -> Outcome {
-        let blockers = self.graph.lock().blockers(uid);
-        if blockers.is_empty() {
+        let (is_blocked, untold) = self.graph.lock().blockers(uid);
+        if !is_blocked {
             self.remove_finalizer(place, live, FOREGROUND).await?;
-        } else {
-            blockers.into_iter().for_each(|blocker| self.queue.add(key(Work::Check(blocker))));
         }
+        untold.into_iter().for_each(|blocker| self.queue.add(key(Work::Check(blocker))));
         Ok(Requeue::Never)
     }
 
     /// Removes the owner from each dependent, and only then the finalizer that held it.
     async fn orphan_dependents(&self, uid: &str) -> Outcome {
-        let Some(node) = self.graph.lock().get(uid).cloned() else { return Ok(Requeue::Never) };
-        let Some(place) = node.place else { return Ok(Requeue::Never) };
-        let dependents: Vec<Place> = {
+        let (place, dependents) = {
             let graph = self.graph.lock();
-            node.dependents.iter().filter_map(|dependent| graph.get(dependent)?.place.clone()).collect()
+            let Some(place) = graph.get(uid).and_then(|node| node.place.clone()) else { return Ok(Requeue::Never) };
+            (place, graph.dependents(uid))
         };
         let cut_loose = |dependent: Place| async move {
             let Some(live) = self.read(&dependent).await? else { return Ok(()) };
@@ -247,13 +245,13 @@ impl Controller {
     }
 
     async fn state_of(&self, owner: &OwnerReference, namespace: Option<&String>) -> Result<OwnerState, Error> {
-        let known = self.graph.lock().get(&owner.uid).filter(|node| node.place.is_some()).cloned();
-        if let Some(node) = known {
-            return Ok(match node {
-                node if !same_place(&node, owner, namespace) => OwnerState::Gone,
-                node if node.waits_for_dependents => OwnerState::Waiting,
-                _ => OwnerState::Solid,
-            });
+        let known = self.graph.lock().get(&owner.uid).filter(|node| node.place.is_some()).map(|node| match node {
+            node if !same_place(node, owner, namespace) => OwnerState::Gone,
+            node if node.waits_for_dependents => OwnerState::Waiting,
+            _ => OwnerState::Solid,
+        });
+        if let Some(state) = known {
+            return Ok(state);
         }
         // An owner of a kind that nobody serves: its dependents are kept, the kind may come back.
         let Some(place) = self.place_of(owner, namespace) else { return Ok(OwnerState::Solid) };

@@ -16,7 +16,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::core::v1::{Pod, ReplicationController};
 
-use crate::controller::{Context, GATHER, Outcome, Reconcile, Requeue};
+use crate::controller::{Context, Outcome, Reconcile, Requeue, gather};
 use crate::owners::{candidates, claim, controller_key, controller_of, controller_reference, index_orphans};
 use crate::{pods, slow_start};
 use plan::{Action, Failure, next_available, plan, status};
@@ -75,12 +75,19 @@ fn subscribe<K: Replicated>(
             |owner: &Arc<K>| owner.pod_selector().is_ok_and(|selector| selector.matches(pod.metadata.labels.as_ref()));
         owners.by_namespace(namespace).into_iter().filter(matches).map(|owner| pods::key(&*owner)).collect()
     };
+    let look_soon = {
+        let (owners, queue) = (owners.clone(), queue.clone());
+        move |key: String| {
+            let count = owners.get(&key).map_or(0, |owner| owner.replicas());
+            queue.add_after(key, gather(usize::try_from(count).unwrap_or_default()));
+        }
+    };
     let gone = {
-        let (owners, expectations, queue) = (owners.clone(), expectations.clone(), queue.clone());
+        let (owners, expectations, look_soon) = (owners.clone(), expectations.clone(), look_soon.clone());
         move |pod: &Pod| {
             if let Some(key) = controller_key(&pod.metadata, &owners) {
                 expectations.deletion_observed(&key, &pods::key(pod));
-                queue.add(key);
+                look_soon(key);
             }
         }
     };
@@ -90,7 +97,8 @@ fn subscribe<K: Replicated>(
         Event::Added(pod) => match controller_key(&pod.metadata, &owners) {
             Some(key) => {
                 expectations.creation_observed(&key);
-                queue.add(key);
+                // The last one asked for: the next batch can begin.
+                if expectations.satisfied(&key) { queue.add(key) } else { look_soon(key) }
             }
             None if controller_of(&pod.metadata).is_none() => {
                 might_adopt(pod, &owners).into_iter().for_each(|key| queue.add(key))
@@ -109,7 +117,7 @@ fn subscribe<K: Replicated>(
                 queue.add(key);
             }
             match controller_key(&new.metadata, &owners) {
-                Some(key) => queue.add_after(key, GATHER),
+                Some(key) => look_soon(key),
                 None if after.is_none() && (before.is_some() || old.metadata.labels != new.metadata.labels) => {
                     might_adopt(new, &owners).into_iter().for_each(|key| queue.add(key));
                 }
