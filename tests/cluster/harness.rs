@@ -106,6 +106,12 @@ impl Cluster {
         &self.host.name
     }
 
+    /// The further nodes, by name.
+    pub(crate) fn nodes(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.path("run/nodes")).into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+    }
+
     fn cox_up(&self, flags: &[&str]) {
         let output = self.cox("up").args(flags).output().unwrap();
         assert!(output.status.success(), "cox up failed\n{}\n{}", describe(&output), self.log());

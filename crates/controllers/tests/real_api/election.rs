@@ -15,9 +15,9 @@ const LEASE: &str = "kube-controller-manager";
 
 fn candidate(cluster: &Cluster, identity: &str) -> controllers::Config {
     let durations = Durations {
-        lease: Duration::from_secs(2),
-        renew_deadline: Duration::from_millis(1500),
-        retry_period: Duration::from_millis(200),
+        lease: Duration::from_secs(8),
+        renew_deadline: Duration::from_secs(6),
+        retry_period: Duration::from_millis(500),
     };
     let election =
         Election { namespace: "kube-system".into(), name: LEASE.into(), identity: identity.into(), durations };

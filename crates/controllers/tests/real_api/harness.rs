@@ -1,13 +1,13 @@
 //! A control plane in this process: the real API server with RBAC on, the whole manager, the scheduler, hollow nodes.
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use apiserver::{Server, Storage};
 use client::kubeconfig::{AuthInfo, Cluster as KubeCluster, Kubeconfig, Overrides};
 use client::{Client, Handler, ListParams, Resource};
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod, ServiceAccount};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
@@ -20,6 +20,9 @@ pub(crate) struct Cluster {
     pub(crate) stop: CancellationToken,
     tasks: tokio::task::JoinSet<()>,
 }
+
+/// Long enough for a busy machine; a test that works never waits for it.
+const PATIENCE: Duration = Duration::from_secs(240);
 
 /// The bearer tokens of the test cluster: name of the user, token, groups.
 const USERS: &str = "secret,admin,1,system:masters\nmanager,system:kube-controller-manager,2,\n";
@@ -113,12 +116,19 @@ impl Cluster {
                 ended.unwrap()
             }
         };
-        tokio::time::timeout(Duration::from_secs(20), ended).await.expect("everything ends when told to");
+        tokio::time::timeout(PATIENCE, ended).await.expect("everything ends when told to");
     }
 
     pub(crate) async fn apply<K: Resource>(&self, object: Value) -> K {
         let object: K = serde_json::from_value(object).unwrap();
         self.client.all::<K>().create(&object).await.unwrap_or_else(|error| panic!("{}: {error}", K::KIND))
+    }
+
+    /// A namespace in which pods can be made.
+    pub(crate) async fn namespace(&self, name: &str) -> Namespace {
+        let made = self.apply::<Namespace>(json!({ "metadata": { "name": name } })).await;
+        self.until::<ServiceAccount>(name, "default", "there", |_| true).await;
+        made
     }
 
     pub(crate) async fn list<K: Resource>(&self, namespace: &str) -> Vec<K> {
@@ -134,21 +144,22 @@ impl Cluster {
         done: impl Fn(&K) -> bool,
     ) -> K {
         let api = self.client.namespaced::<K>(namespace);
-        let mut last = None;
-        for _ in 0..1200 {
-            if let Some(object) = api.get_opt(name).await.unwrap() {
-                if done(&object) {
-                    return object;
-                }
-                last = Some(object);
+        let found = patiently(async || api.get_opt(name).await.unwrap().filter(|object| done(object))).await;
+        match found {
+            Some(object) => object,
+            None => {
+                let last = serde_json::to_string_pretty(&api.get_opt(name).await.unwrap()).unwrap();
+                panic!("{} {name} never {what}: {last}\npods {:?}", K::KIND, self.some_pods(namespace).await)
             }
-            tokio::time::sleep(Duration::from_millis(50)).await;
         }
+    }
+
+    /// What a failed test shows of a namespace's pods.
+    async fn some_pods(&self, namespace: &str) -> Vec<String> {
         let phase = |pod: &Pod| pod.status.as_ref().and_then(|status| status.phase.clone());
-        let pods = self.list::<Pod>(namespace).await;
-        let pods: Vec<String> =
-            pods.iter().take(20).map(|pod| format!("{:?} {:?}", pod.metadata.name, phase(pod))).collect();
-        panic!("{} {name} never {what}: {}\npods {pods:?}", K::KIND, serde_json::to_string_pretty(&last).unwrap());
+        let listed = ListParams { limit: Some(20), ..ListParams::default() };
+        let pods = self.client.namespaced::<Pod>(namespace).list(&listed).await.unwrap().items;
+        pods.iter().map(|pod| format!("{:?} {:?}", pod.metadata.name, phase(pod))).collect()
     }
 
     /// Waits until no object of `K` is left in the namespace.
@@ -157,26 +168,37 @@ impl Cluster {
     }
 
     pub(crate) async fn until_left<K: Resource>(&self, namespace: &str, wanted: usize) {
-        for _ in 0..1200 {
-            if self.list::<K>(namespace).await.len() == wanted {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
+        if patiently(async || (self.count::<K>(namespace).await == wanted).then_some(())).await.is_none() {
+            let left = self.list::<K>(namespace).await;
+            panic!("{} {} left: {}", left.len(), K::KIND, serde_json::to_string_pretty(&left.first()).unwrap());
         }
-        let left = self.list::<K>(namespace).await;
-        panic!("{} {} left: {}", left.len(), K::KIND, serde_json::to_string_pretty(&left.first()).unwrap());
+    }
+
+    /// How many objects of `K` there are, without fetching them all.
+    pub(crate) async fn count<K: Resource>(&self, namespace: &str) -> usize {
+        let one = ListParams { limit: Some(1), ..ListParams::default() };
+        let list = self.client.namespaced::<K>(namespace).list(&one).await.unwrap();
+        list.items.len() + usize::try_from(list.metadata.remaining_item_count.unwrap_or_default()).unwrap()
     }
 
     /// Waits until `name` is gone.
     pub(crate) async fn until_gone<K: Resource>(&self, namespace: &str, name: &str) {
         let api = self.client.namespaced::<K>(namespace);
-        for _ in 0..1200 {
-            if api.get_opt(name).await.unwrap().is_none() {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
+        if patiently(async || api.get_opt(name).await.unwrap().is_none().then_some(())).await.is_none() {
+            panic!("{} left: {}", K::KIND, serde_json::to_string_pretty(&api.get(name).await.unwrap()).unwrap());
         }
-        panic!("{} left: {}", K::KIND, serde_json::to_string_pretty(&api.get(name).await.unwrap()).unwrap());
+    }
+}
+
+/// Asks until there is an answer; `None` when there never is one.
+pub(crate) async fn patiently<T>(mut ask: impl AsyncFnMut() -> Option<T>) -> Option<T> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let answer = ask().await;
+        if answer.is_some() || Instant::now() > deadline {
+            return answer;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 

@@ -3,12 +3,18 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod daemon_sets;
+mod deployments;
+mod disruption;
 mod election;
 mod garbage;
 mod harness;
 mod identities;
 mod initializers;
+mod jobs;
+mod namespaces;
 mod scale;
+mod stateful_sets;
 mod tokens;
 mod transport;
 mod workloads;

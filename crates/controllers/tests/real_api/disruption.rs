@@ -1,0 +1,71 @@
+//! Disruption budgets and eviction (conformance area 22).
+
+use client::{ListParams, Patch};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use serde_json::{Value, json};
+
+use crate::harness::{Cluster, deployment, is_rolled_out};
+
+fn status(budget: &PodDisruptionBudget) -> Option<(i32, i32, i32, i32)> {
+    let status = budget.status.as_ref()?;
+    (status.observed_generation == budget.metadata.generation).then_some(())?;
+    Some((status.current_healthy?, status.desired_healthy?, status.expected_pods?, status.disruptions_allowed?))
+}
+
+async fn evict(cluster: &Cluster, pod: &str) -> Result<Value, client::Error> {
+    let body =
+        json!({ "apiVersion": "policy/v1", "kind": "Eviction", "metadata": { "name": pod, "namespace": "default" } });
+    cluster.client.namespaced::<Pod>("default").create_subresource(pod, "eviction", &body).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_budget_counts_and_evictions_respect_it() {
+    let cluster = Cluster::start(2).await;
+    cluster.apply::<Deployment>(deployment("web", 3)).await;
+    cluster.until::<Deployment>("default", "web", "available", |found| is_rolled_out(found, 3)).await;
+    cluster
+        .apply::<PodDisruptionBudget>(json!({
+            "metadata": { "name": "web", "namespace": "default" },
+            "spec": { "minAvailable": 3, "selector": { "matchLabels": { "app": "web" } } },
+        }))
+        .await;
+    let until = async |what: &str, wanted: (i32, i32, i32, i32)| {
+        cluster.until::<PodDisruptionBudget>("default", "web", what, |budget| status(budget) == Some(wanted)).await
+    };
+    let budget = until("counted", (3, 3, 3, 0)).await;
+    let allowed = |budget: &PodDisruptionBudget| {
+        let conditions = budget.status.clone().unwrap().conditions.unwrap();
+        let found = conditions.into_iter().find(|condition| condition.type_ == "DisruptionAllowed").unwrap();
+        (found.status, found.reason)
+    };
+    assert_eq!(allowed(&budget), ("False".into(), "InsufficientPods".into()));
+
+    // Not while the budget is used up.
+    let pods = cluster.list::<Pod>("default").await;
+    let first = pods[0].metadata.name.clone().unwrap();
+    let refused = evict(&cluster, &first).await.unwrap_err();
+    assert_eq!(refused.code(), Some(429));
+    assert!(refused.to_string().contains("disruption budget"), "{refused}");
+
+    // Room for one: it goes, and is replaced.
+    let api = cluster.client.namespaced::<PodDisruptionBudget>("default");
+    api.patch("web", &Patch::merge(json!({ "spec": { "minAvailable": 2 } }))).await.unwrap();
+    let budget = until("roomier", (3, 2, 3, 1)).await;
+    assert_eq!(allowed(&budget), ("True".into(), "SufficientPods".into()));
+    assert_eq!(evict(&cluster, &first).await.unwrap()["status"], "Success");
+    cluster.until_gone::<Pod>("default", &first).await;
+    until("counted again", (3, 2, 3, 1)).await;
+
+    // Blocked again; a percentage stays one.
+    api.patch("web", &Patch::merge(json!({ "spec": { "minAvailable": null, "maxUnavailable": "2%" } }))).await.unwrap();
+    let budget = until("a percentage", (3, 2, 3, 1)).await;
+    assert_eq!(serde_json::to_value(budget.spec.unwrap().max_unavailable).unwrap(), json!("2%"));
+    api.patch("web", &Patch::merge(json!({ "spec": { "maxUnavailable": 0 } }))).await.unwrap();
+    until("closed", (3, 3, 3, 0)).await;
+    let pods = cluster.client.namespaced::<Pod>("default").list(&ListParams::labels("app=web")).await.unwrap().items;
+    let any = pods.iter().find(|pod| pod.metadata.deletion_timestamp.is_none()).unwrap();
+    assert_eq!(evict(&cluster, any.metadata.name.as_deref().unwrap()).await.unwrap_err().code(), Some(429));
+    cluster.stop().await;
+}

@@ -1,0 +1,118 @@
+//! The machine loses power and comes back: everything of ours is gone but the data. `cox up` finds the same objects and
+//! runs the same pods again. `COX_REBOOTS` says how often.
+
+use std::collections::BTreeSet;
+
+use crate::harness::Cluster;
+use crate::leftovers::{forget_like_a_reboot, kill_everything};
+
+const WORK: &str = "
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: settings}
+data: {greeting: hello}
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: disk}
+spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Mi}}}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web}
+spec:
+  replicas: 4
+  selector: {matchLabels: {app: web}}
+  template:
+    metadata: {labels: {app: web}}
+    spec:
+      topologySpreadConstraints:
+      - {maxSkew: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: DoNotSchedule, labelSelector: {matchLabels: {app: web}}}
+      containers:
+      - name: web
+        image: cox.local/hello
+        ports: [{containerPort: 80}]
+        readinessProbe: {httpGet: {path: /, port: 80}, periodSeconds: 1}
+        volumeMounts: [{name: settings, mountPath: /settings}, {name: scratch, mountPath: /scratch}]
+      volumes:
+      - {name: settings, configMap: {name: settings}}
+      - {name: scratch, emptyDir: {}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: keeper, labels: {app: keeper}}
+spec:
+  containers:
+  - name: web
+    image: cox.local/hello
+    readinessProbe: {httpGet: {path: /, port: 80}, periodSeconds: 1}
+    volumeMounts: [{name: disk, mountPath: /disk}]
+  volumes: [{name: disk, persistentVolumeClaim: {claimName: disk}}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec:
+  type: NodePort
+  selector: {app: web}
+  ports: [{port: 80}]
+";
+
+/// Kind, name and uid of everything in the namespace that lasts.
+fn objects(cluster: &Cluster) -> BTreeSet<String> {
+    let kinds = "configmaps,secrets,services,serviceaccounts,persistentvolumeclaims,deployments,replicasets,pods";
+    let path = "{range .items[*]}{.kind}/{.metadata.name}/{.metadata.uid}{\"\\n\"}{end}";
+    let output = cluster.cox("kubectl").args(["get", kinds, "-o", &format!("jsonpath={path}")]).output().unwrap();
+    assert!(output.status.success(), "{}", crate::harness::describe(&output));
+    String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect()
+}
+
+/// All pods are ready, with addresses of their own, and the service leads to those of the deployment.
+fn until_all_answers(cluster: &Cluster) {
+    cluster.kubectl("wait --for=condition=Ready nodes --all --timeout=170s");
+    // A pod that was Ready before the lights went out says so until its kubelet has looked.
+    let names = cluster.wait("five pods that answer for themselves", || {
+        let listed: serde_json::Value = serde_json::from_str(&cluster.kubectl("get pods -o json")).unwrap();
+        let pods = listed["items"].as_array().unwrap();
+        let answers = |pod: &&serde_json::Value| {
+            let address = pod["status"]["podIP"].as_str()?;
+            let name = pod["metadata"]["name"].as_str()?;
+            cluster.http_get(&format!("{address}:80"))?.contains(&format!("Hello from {name}")).then(|| name.to_owned())
+        };
+        let names: BTreeSet<String> = pods.iter().filter_map(|pod| answers(&pod)).collect();
+        (pods.len() == 5 && names.len() == 5).then_some(names)
+    });
+    cluster.kubectl("wait --for=condition=Ready pods --all --timeout=170s");
+    cluster.kubectl("rollout status deployment/web --timeout=170s");
+    let service = cluster.kubectl("get service web -o jsonpath={.spec.clusterIP}");
+    let mut seen = BTreeSet::new();
+    cluster.wait("answers of all pods through the service", || {
+        let page = cluster.http_get(&format!("{service}:80")).unwrap_or_default();
+        seen.extend(names.iter().filter(|name| page.contains(&format!("Hello from {name}"))).cloned());
+        (seen.len() == 4).then_some(())
+    });
+}
+
+#[test]
+fn a_power_cut_leaves_the_same_cluster() {
+    let rounds: u32 = std::env::var("COX_REBOOTS").ok().and_then(|text| text.parse().ok()).unwrap_or(2);
+    let cluster = Cluster::up_with(&[], &["--nodes", "2"]);
+    let file = cluster.path("work.yaml");
+    std::fs::write(&file, WORK).unwrap();
+    cluster.kubectl(&format!("apply -f {}", file.display()));
+    until_all_answers(&cluster);
+    let before = objects(&cluster);
+    for round in 0..rounds {
+        kill_everything(&cluster);
+        // Half of the time the kernel lived on and has everything still: a crash of ours, not of the machine.
+        if round % 2 == 0 {
+            forget_like_a_reboot(&cluster);
+        }
+        cluster.up_again();
+        assert_eq!(objects(&cluster), before, "round {round}");
+        until_all_answers(&cluster);
+        assert_eq!(objects(&cluster), before, "round {round}, after a while");
+    }
+    cluster.kubectl("delete deployment,service,pod,pvc --all --timeout=170s");
+    cluster.wait("the end of the pods", || cluster.kubectl("get pods -o name").is_empty().then_some(()));
+}
