@@ -317,7 +317,8 @@ mod tests {
         for tree in ["memory", "systemd"] {
             std::fs::create_dir(dir.path().join(tree)).unwrap();
         }
-        let cgroups = Cgroups::under(dir.path(), "/").unwrap();
+        let names = Names::new(CgroupDriver::Cgroupfs, "/");
+        let cgroups = Cgroups { layout: Layout::under(dir.path()).unwrap(), names, slices: None };
         let left = |tree: &str| dir.path().join(tree).join("kubepods/besteffort/podu1");
         // As a runtime does, in every hierarchy there is.
         for tree in ["memory", "systemd"] {
