@@ -48,6 +48,20 @@ async fn apply_creates_changes_and_prunes_fields() {
     assert!(explained.contains("containers <[]"), "{explained}");
 }
 
+/// kubectl first looks into OpenAPI whether the server knows `dryRun`, and refuses by itself if not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dry_runs_are_the_servers() {
+    let cluster = Cluster::start().await;
+    let manifest = "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: c\ndata: {a: b}\n";
+    let dry = cluster.kubectl_with(&["apply", "--dry-run=server", "-f", "-"], manifest).await.unwrap();
+    assert_eq!(dry, "configmap/c created (server dry run)\n");
+    let dry = cluster.kubectl(&["create", "deployment", "web", "--image=i", "--dry-run=server", "-o", "name"]).await;
+    assert_eq!(dry.unwrap(), "deployment.apps/web\n");
+    for gone in ["configmap/c", "deployment/web"] {
+        assert!(cluster.kubectl(&["get", gone]).await.unwrap_err().contains("NotFound"), "{gone}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn namespaces_hold_what_is_in_them() {
     let cluster = Cluster::start().await;
