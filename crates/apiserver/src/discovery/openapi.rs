@@ -245,7 +245,10 @@ fn merge_extensions(name: &str, schema: &mut Value) {
 fn simplify(schema: &mut Value, dialect: Dialect) {
     match schema {
         Value::Object(map) => {
-            map.remove("$schema");
+            // Not the field of this name that a schema of schemas describes.
+            if map.get("$schema").is_some_and(Value::is_string) {
+                map.remove("$schema");
+            }
             if let Some(Value::Array(types)) = map.get("type") {
                 let single = types.iter().find(|kind| *kind != "null").cloned().unwrap_or_default();
                 map.insert("type".to_owned(), single);

@@ -80,6 +80,10 @@ pub(super) fn apply(name: &str, schema: &mut Value, dialect: Dialect) {
     if name == "io.k8s.api.events.v1.Event" {
         fields.insert("required".to_owned(), json!(["eventTime"]));
     }
+    let granular = fields.get_mut("properties").and_then(|properties| properties.get_mut("allocatedResourceStatuses"));
+    if let Some(property) = granular {
+        property["x-kubernetes-map-type"] = "granular".into();
+    }
     if let Some((_, discriminator, members)) = UNIONS.iter().find(|(union, _, _)| *union == name) {
         let by: serde_json::Map<String, Value> =
             members.iter().map(|(field, value)| ((*field).to_owned(), (*value).into())).collect();
