@@ -65,6 +65,7 @@ impl Walk {
         let effects = effects(&spans);
         let members = members(object, &spans, &effects)?;
         spans.retain(|id, _| members.contains(id));
+        trim(&mut spans);
         let critical = critical(&spans, &effects);
         let idle = idle(&spans, &effects);
         Some(Walk { object: object.into(), spans: steps(spans, &critical, &idle) })
@@ -110,6 +111,20 @@ fn align(spans: &mut Spans) {
     }
 }
 
+/// A wait that somebody else's change began is this walk's from where its own change joined it.
+fn trim(spans: &mut Spans) {
+    let starts: HashMap<Id, u64> = spans.values().map(|span| (span.id, span.start)).collect();
+    for span in spans.values_mut() {
+        if let Some(joined) =
+            span.causes.iter().find_map(|cause| starts.get(cause)).filter(|joined| **joined > span.start)
+        {
+            let end = span.end().max(*joined);
+            span.start = *joined;
+            span.duration = end - span.start;
+        }
+    }
+}
+
 /// From each span to those that name it as a cause.
 fn effects(spans: &Spans) -> HashMap<Id, Vec<Id>> {
     let mut effects: HashMap<Id, Vec<Id>> = HashMap::new();
@@ -126,12 +141,17 @@ fn members(object: &str, spans: &Spans, effects: &HashMap<Id, Vec<Id>>) -> Optio
         spans.values().filter(|span| span.stage == Stage::Commit && span.object == object).collect();
     commits.sort_by_key(|span| (span.start, span.id));
     let chains: Vec<Vec<Id>> = commits.iter().map(|commit| chain(commit.id, spans)).collect();
-    // A client's own write is a commit, its request, and the command if we were told about it.
-    let is_direct = |chain: &Vec<Id>| {
+    // A client's own write is a commit, its request, and the command if we were told about it. Components write of their own
+    // accord too, on what a timer or the runtime told them; but they do not create what they then work on.
+    let is_direct = |chain: &&Vec<Id>| {
         chain.iter().skip(1).all(|id| matches!(spans[id].stage, Stage::Request | Stage::Command))
             && chain.last().is_some_and(|id| spans[id].causes.is_empty())
     };
-    if let Some(root) = chains.iter().rfind(|chain| is_direct(chain)).and_then(|chain| chain.last()) {
+    let is_command = |chain: &&Vec<Id>| chain.last().is_some_and(|id| spans[id].stage == Stage::Command);
+    let is_creation = |chain: &&Vec<Id>| spans[&chain[0]].detail.starts_with("create");
+    let direct = || chains.iter().rev().filter(is_direct);
+    let own = direct().find(is_command).or_else(|| direct().find(is_creation));
+    if let Some(root) = own.and_then(|chain| chain.last()) {
         return Some(reachable([*root], effects, spans));
     }
     let first = chains.first()?;
@@ -367,6 +387,29 @@ mod tests {
         let found: Vec<String> = problems(&walk).into_iter().collect();
         let count = |words: &str| found.iter().filter(|problem| problem.contains(words)).count();
         assert_eq!((count("begins before"), count("is missing"), found.len()), (1, 2, 3), "{found:?}");
+    }
+
+    #[test]
+    fn a_wait_is_shown_from_where_the_walk_joined_it() {
+        let mut spans = story();
+        let others = Id::from_bits(8);
+        let waited =
+            Span { duration: 60, ..span(Id::from_bits(20), &[others, Id::commit(6)], Stage::Wait, "d/web", 110) };
+        spans.push(waited);
+        let walk = Walk::of("pods/d/web-1", spans).unwrap();
+        assert_eq!(problems(&walk), BTreeSet::new());
+        let wait = walk.spans.iter().find(|step| step.name == "queue wait").unwrap();
+        assert!((wait.offset - 63e-9).abs() < 1e-12 && (wait.duration - 17e-9).abs() < 1e-12, "{wait:?}");
+    }
+
+    #[test]
+    fn what_a_component_writes_of_its_own_accord_is_no_beginning() {
+        let mut spans = story();
+        let id = Id::from_bits(30);
+        spans.push(span(id, &[], Stage::Request, "deployments/d/web", 300));
+        spans.push(span(Id::commit(30), &[id], Stage::Commit, "deployments/d/web", 301));
+        let walk = Walk::of("deployments/d/web", spans).unwrap();
+        assert_eq!(walk.spans[0].name, "command");
     }
 
     #[test]
