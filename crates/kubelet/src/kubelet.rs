@@ -90,10 +90,12 @@ impl Kubelet {
                 now: Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default(),
             },
         );
+        let mut context = trace::current();
+        context.merge(self.prober.take_causes(state::uid(pod)));
         if is_ready(Some(&status)) && !is_ready(current.status.as_ref()) {
-            trace::current().instant(trace::Stage::Ready, state::ACTOR, &state::traced_name(pod));
+            context.instant(trace::Stage::Ready, state::ACTOR, &state::traced_name(pod));
         }
-        self.status.set(state::uid(pod), memory.api_pod(pod), status.clone());
+        context.run_now(|| self.status.set(state::uid(pod), memory.api_pod(pod), status.clone()));
         status
     }
 }

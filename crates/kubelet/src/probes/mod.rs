@@ -57,6 +57,9 @@ impl Kind {
 
 type Results = Arc<Mutex<HashMap<(String, Kind), Verdict>>>;
 
+/// By pod uid: what made verdicts that no status has told of yet.
+type Causes = Arc<Mutex<HashMap<String, trace::Context>>>;
+
 pub(crate) struct Prober {
     runtime: Runtime,
     recorder: EventRecorder,
@@ -65,6 +68,7 @@ pub(crate) struct Prober {
     tasks: TaskTracker,
     /// Locked after `workers` where both are held.
     results: Results,
+    causes: Causes,
     /// By container id and kind; the value names the pod.
     workers: Mutex<HashMap<(String, Kind), (String, CancellationToken)>>,
 }
@@ -77,7 +81,16 @@ impl Prober {
         stop: CancellationToken,
         tasks: TaskTracker,
     ) -> Self {
-        Prober { runtime, recorder, wake, stop, tasks, results: Arc::default(), workers: Mutex::new(HashMap::new()) }
+        Prober {
+            runtime,
+            recorder,
+            wake,
+            stop,
+            tasks,
+            results: Arc::default(),
+            causes: Arc::default(),
+            workers: Mutex::new(HashMap::new()),
+        }
     }
 
     /// Starts probing what runs and stops probing what does not. A terminating pod keeps only readiness.
@@ -120,6 +133,7 @@ impl Prober {
                 recorder: self.recorder.clone(),
                 wake: self.wake.clone(),
                 results: self.results.clone(),
+                causes: self.causes.clone(),
                 uid: uid.to_string(),
                 reference: container_reference(pod, &container.name),
                 target: Target::new(pod, &container, state.ips(), current.id.clone()),
@@ -139,8 +153,14 @@ impl Prober {
         }
     }
 
+    /// What made verdicts of the pod since this was last asked: whichever pass sees them first tells of them.
+    pub(crate) fn take_causes(&self, uid: &str) -> trace::Context {
+        self.causes.lock().remove(uid).unwrap_or_default()
+    }
+
     /// Stops all probes of a pod.
     pub(crate) fn forget(&self, uid: &str) {
+        self.causes.lock().remove(uid);
         let mut workers = self.workers.lock();
         workers.retain(|(id, kind), (owner, stop)| {
             if owner == uid {
@@ -215,6 +235,7 @@ struct Task {
     recorder: EventRecorder,
     wake: Wake,
     results: Results,
+    causes: Causes,
     uid: String,
     reference: ObjectReference,
     target: Target,
@@ -278,9 +299,16 @@ impl Task {
                 }
             }
             let Some(verdict) = counter.count(outcome == Outcome::Success) else { continue };
-            let before = self.results.lock().insert((self.id.clone(), self.kind), verdict);
+            let key = (self.id.clone(), self.kind);
+            let before = self.results.lock().get(&key).copied();
             if before != Some(verdict) {
-                self.traced(began, verdict).run_now(|| (self.wake)(&self.uid));
+                let context = self.traced(began, verdict);
+                // Before the verdict is seen: a pass may be under way.
+                if !context.is_empty() {
+                    self.causes.lock().entry(self.uid.clone()).or_default().merge(context.clone());
+                }
+                self.results.lock().insert(key, verdict);
+                context.run_now(|| (self.wake)(&self.uid));
             }
             match (self.kind, verdict) {
                 // Started once is started for good; one that is about to be killed has a successor
