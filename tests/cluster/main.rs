@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod browser;
+mod dual_stack;
 mod forms;
 mod hard_way;
 mod harness;
@@ -14,6 +15,7 @@ mod reboot;
 mod resume;
 mod rounds;
 mod servers;
+mod services;
 mod trace;
 mod ui;
 mod walk;

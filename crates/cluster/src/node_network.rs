@@ -99,6 +99,8 @@ pub(crate) fn bridge(name: &str, addresses: &[Cidr]) -> std::io::Result<u32> {
     let Some(link) = socket.link(name)? else {
         return Err(std::io::Error::other("the bridge vanished as it was made"));
     };
+    // Pinned: otherwise it follows the lowest port, and whoever has learned it loses the bridge as ports come and go.
+    socket.set_mac(link.index, link.mac)?;
     let held = socket.addresses_of(link.index)?;
     for address in addresses.iter().filter(|address| !held.iter().any(|held| held.cidr == **address)) {
         socket.add_address(link.index, *address)?;

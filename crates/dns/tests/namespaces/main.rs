@@ -66,8 +66,8 @@ fn cluster() -> FakeApi {
     api
 }
 
-/// A resolver that knows one name, counting what it is asked.
-fn upstream() -> std::net::SocketAddr {
+/// A resolver that knows one name, with addresses that begin like this, counting what it is asked.
+fn resolver_of(known: &'static str, network: [u8; 3]) -> std::net::SocketAddr {
     let socket = UdpSocket::bind("127.0.0.2:0").unwrap();
     let address = socket.local_addr().unwrap();
     std::thread::spawn(move || {
@@ -78,10 +78,11 @@ fn upstream() -> std::net::SocketAddr {
             let mut response = Message::response(request.metadata.id, request.metadata.op_code);
             response.add_queries(request.queries.iter().cloned());
             let question = &request.queries[0];
-            if question.name().to_ascii().to_lowercase() == "foo.example.com." {
+            if question.name().to_ascii().to_lowercase() == known {
                 asked += 1;
                 // The last byte tells how often it was asked: the cache must keep it at one.
-                let data = RData::A(A(Ipv4Addr::new(192, 0, 2, asked)));
+                let [a, b, c] = network;
+                let data = RData::A(A(Ipv4Addr::new(a, b, c, asked)));
                 response.add_answer(Record::from_rdata(question.name().clone(), 60, data));
             } else {
                 response.metadata.response_code = ResponseCode::NXDomain;
@@ -122,7 +123,14 @@ fn with_server(test: impl FnOnce(&FakeApi) + Send + 'static) {
         let api = cluster();
         let mut config = dns::Config::new(api.client(), vec!["127.0.0.1:53".parse().unwrap()]);
         // Itself among them: it must not go round in circles.
-        config.upstreams = vec!["127.0.0.1:53".parse().unwrap(), upstream()];
+        let upstream = resolver_of("foo.example.com.", [192, 0, 2]);
+        config.upstreams = vec!["127.0.0.1:53".parse().unwrap(), upstream];
+        // A domain within another has its own, and so has the other.
+        let (corp, lab) =
+            (resolver_of("www.corp.test.", [198, 51, 100]), resolver_of("www.lab.corp.test.", [203, 0, 113]));
+        config.stub_domains = vec![("corp.test".into(), vec![corp]), ("lab.corp.test".into(), vec![lab])];
+        config.health_bind_address = Some("127.0.0.1:8181".parse().unwrap());
+        config.metrics_bind_address = Some("127.0.0.1:9153".parse().unwrap());
         config.ranges = vec!["10.42.0.0/16".into(), "10.43.0.0/16".into()];
         let stop = CancellationToken::new();
         let stopped = stop.clone();
@@ -162,6 +170,8 @@ fn dig_sees_the_specification() {
                 ("-x 10.43.0.9", "web.ns.svc.cluster.local."),
                 ("-x 10.42.0.2", "db-0.db.ns.svc.cluster.local."),
                 ("foo.example.com A", "192.0.2.1"),
+                ("www.corp.test A", "198.51.100.1"),
+                ("www.lab.corp.test A", "203.0.113.1"),
                 ("ext.ns.svc.cluster.local A", "192.0.2.1 | foo.example.com."),
                 ("ext.ns.svc.cluster.local CNAME", "foo.example.com."),
             ] {
@@ -173,6 +183,7 @@ fn dig_sees_the_specification() {
             ("none.ns.svc.cluster.local A", "NXDOMAIN"),
             ("-x 10.42.9.9", "NXDOMAIN"),
             ("bar.example.com A", "NXDOMAIN"),
+            ("foo.corp.test A", "NXDOMAIN"),
             ("web.ns.svc.cluster.local A CH", "REFUSED"),
             ("+opcode=status web.ns.svc.cluster.local A", "NOTIMP"),
             ("+edns=1 +noednsnegotiation web.ns.svc.cluster.local A", "BADVERS"),
@@ -220,6 +231,31 @@ fn resolvers_find_short_names() {
         ] {
             let answer = run("unshare", &["--mount", "sh", "-c", &format!("{mount} && {command}")]);
             assert!(answer.contains(expected), "{command}: {answer}");
+        }
+    });
+}
+
+#[test]
+fn health_and_metrics_have_corednss_names() {
+    with_server(|_| {
+        let ask = |url: &str| run("curl", &["-s", "-w", " %{http_code}", url]);
+        assert_eq!(ask("http://127.0.0.1:8181/health"), "OK 200");
+        assert_eq!(ask("http://127.0.0.1:8181/ready"), "OK 200");
+        assert!(ask("http://127.0.0.1:8181/nothing").ends_with("404"));
+        short("web.ns.svc.cluster.local A");
+        short("none.ns.svc.cluster.local A");
+        short("+tcp foo.example.com A");
+        let text = ask("http://127.0.0.1:9153/metrics");
+        for name in [
+            "coredns_dns_requests_total{",
+            "coredns_dns_responses_total{",
+            "rcode=\"NXDOMAIN\"",
+            "proto=\"tcp\"",
+            "coredns_dns_request_duration_seconds_bucket{",
+            "coredns_cache_misses_total",
+            "coredns_proxy_request_duration_seconds",
+        ] {
+            assert!(text.contains(name), "{name} in\n{text}");
         }
     });
 }

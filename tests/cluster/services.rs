@@ -1,0 +1,420 @@
+//! Services, endpoints, pod networking, names and the API server's proxy on two nodes: areas 38 to 41 of the conformance
+//! tests, point by point, as far as they need a cluster. What they ask of one component alone is tested beside it.
+
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
+use serde_json::Value;
+
+use crate::harness::{Cluster, describe, http_get};
+
+/// Two pods whose port of one name has different numbers, one that is alone, and clients on both nodes.
+const PODS: &str = r#"
+apiVersion: v1
+kind: Pod
+metadata: {name: one, labels: {app: web, part: one}}
+spec:
+  nodeName: node-1
+  hostname: first
+  subdomain: headless
+  containers:
+  - {name: c, image: cox.local/hello, env: [{name: PORT, value: "3000"}], ports: [{name: http, containerPort: 3000}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: two, labels: {app: web, part: two}}
+spec:
+  nodeName: node-2
+  hostname: second
+  subdomain: headless
+  containers:
+  - {name: c, image: cox.local/hello, env: [{name: PORT, value: "3001"}], ports: [{name: http, containerPort: 3001}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: client}
+spec:
+  nodeName: node-2
+  containers: [{name: c, image: busybox, command: [sleep, "100000"]}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: host-client}
+spec:
+  nodeName: node-2
+  hostNetwork: true
+  dnsPolicy: ClusterFirstWithHostNet
+  containers: [{name: c, image: busybox, command: [sleep, "100000"]}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: own-dns}
+spec:
+  nodeName: node-2
+  dnsPolicy: None
+  dnsConfig: {nameservers: [10.43.0.10], searches: [default.svc.cluster.local], options: [{name: ndots, value: "2"}]}
+  containers: [{name: c, image: busybox, command: [sleep, "100000"]}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec: {selector: {app: web}, ports: [{name: http, port: 80, targetPort: http}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: headless}
+spec: {clusterIP: None, selector: {app: web}, ports: [{name: http, port: 80, targetPort: http}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: nobody}
+spec: {selector: {app: nobody}, ports: [{port: 80}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: outside}
+spec: {type: ExternalName, externalName: foo.example.com}
+"#;
+
+struct Services {
+    cluster: Cluster,
+}
+
+#[test]
+fn services_lead_to_pods_of_every_node_by_address_and_name() {
+    let services = Services { cluster: Cluster::up_with(&[testkit::images::busybox], &["--nodes", "2"]) };
+    services.apply(PODS);
+    services.cluster.kubectl("wait --for=condition=Ready pod --all --timeout=170s");
+    services.endpoints_and_slices_follow_pods();
+    services.the_api_server_is_a_service();
+    services.endpoints_made_by_hand_are_mirrored();
+    services.the_type_of_a_service_changes();
+    services.affinity_is_switched_on_and_off();
+    services.host_ports_differ_by_address_and_protocol();
+    services.pods_reach_pods_of_every_node();
+    services.pods_are_told_how_to_resolve();
+    services.names_have_their_records();
+    services.pages_are_read_through_the_api_server();
+    services.ports_are_forwarded_from_every_node();
+}
+
+impl Services {
+    fn apply(&self, manifest: &str) {
+        let file = self.cluster.path("manifest.yaml");
+        std::fs::write(&file, manifest).unwrap();
+        self.cluster.kubectl(&format!("apply -f {}", file.display()));
+    }
+
+    fn json(&self, line: &str) -> Value {
+        serde_json::from_str(&self.cluster.kubectl(&format!("{line} -o json"))).unwrap()
+    }
+
+    /// The slices of a service, once they are as wanted.
+    fn slices(&self, service: &str, what: &str, is_wanted: impl Fn(&[Value]) -> bool) -> Vec<Value> {
+        self.cluster.wait(what, || {
+            let line = format!("get endpointslices -l kubernetes.io/service-name={service}");
+            let slices = self.json(&line)["items"].as_array().unwrap().clone();
+            is_wanted(&slices).then_some(slices)
+        })
+    }
+
+    /// What a command in a pod says.
+    fn inside(&self, pod: &str, script: &str) -> String {
+        let output = self.cluster.cox("kubectl").args(["exec", pod, "--", "sh", "-c", script]).output().unwrap();
+        describe(&output)
+    }
+
+    /// A page, read from within a pod.
+    fn get_inside(&self, pod: &str, address: &str) -> String {
+        let (host, port) = address.split_once(':').unwrap();
+        self.inside(pod, &format!("printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 5 {host} {port}"))
+    }
+
+    fn dig(&self, question: &str) -> BTreeSet<String> {
+        let mut dig = self.cluster.host.command("dig");
+        let output =
+            dig.args(["@10.43.0.10", "+short", "+time=3", "+tries=3"]).args(question.split(' ')).output().unwrap();
+        String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect()
+    }
+
+    fn endpoints_and_slices_follow_pods(&self) {
+        let endpoints = |slices: &[Value]| {
+            slices.iter().flat_map(|s| s["endpoints"].as_array().cloned().unwrap_or_default()).count()
+        };
+        // One port name, two numbers: a slice for each.
+        let slices = self.slices("web", "endpoints of both pods", |slices| slices.len() == 2 && endpoints(slices) == 2);
+        let mut ports = BTreeSet::new();
+        for slice in &slices {
+            let label = &slice["metadata"]["labels"]["endpointslice.kubernetes.io/managed-by"];
+            assert_eq!(label, "endpointslice-controller.k8s.io");
+            let target = &slice["endpoints"][0]["targetRef"];
+            assert_eq!((&target["kind"], &target["namespace"]), (&"Pod".into(), &"default".into()));
+            let pod = self.json(&format!("get pod {}", target["name"].as_str().unwrap()));
+            assert_eq!(target["uid"], pod["metadata"]["uid"]);
+            assert_eq!(slice["endpoints"][0]["addresses"][0], pod["status"]["podIP"]);
+            ports.insert((slice["ports"][0]["name"].to_string(), slice["ports"][0]["port"].as_u64().unwrap()));
+        }
+        assert_eq!(ports, BTreeSet::from([("\"http\"".to_owned(), 3000), ("\"http\"".to_owned(), 3001)]));
+        let subsets = self.json("get endpoints web")["subsets"].as_array().unwrap().len();
+        assert_eq!(subsets, 2, "the older kind says the same");
+        // Nobody behind it: a slice without endpoints, and both kinds go with the service.
+        self.slices("nobody", "an empty slice", |slices| slices.len() == 1 && endpoints(slices) == 0);
+        self.cluster.kubectl("delete service nobody");
+        self.slices("nobody", "the end of the slice", <[Value]>::is_empty);
+        self.cluster.wait("the end of the endpoints", || {
+            let output = self.cluster.cox("kubectl").args(["get", "endpoints", "nobody"]).output().unwrap();
+            (!output.status.success()).then_some(())
+        });
+        let address = self.cluster.kubectl("get service web -o jsonpath={.spec.clusterIP}") + ":80";
+        self.reaches("both pods through the service", &address, &["Hello from first", "Hello from second"]);
+    }
+
+    /// From the machine, everybody who is wanted and nobody else.
+    fn reaches(&self, what: &str, address: &str, expected: &[&str]) {
+        let mut seen = BTreeSet::new();
+        self.cluster.wait(what, || {
+            seen.extend(self.cluster.http_get(address).and_then(|answer| answer.lines().last().map(str::to_owned)));
+            expected.iter().all(|name| seen.contains(*name)).then_some(())
+        });
+        assert_eq!(seen.len(), expected.len(), "{what}: {seen:?}");
+    }
+
+    fn the_api_server_is_a_service(&self) {
+        let service = self.json("get service kubernetes");
+        assert_eq!(service["spec"]["ports"][0]["port"], 443);
+        let endpoints = self.json("get endpoints kubernetes");
+        let slices = self.slices("kubernetes", "the API server's slice", |slices| slices.len() == 1);
+        assert_eq!(endpoints["subsets"][0]["addresses"][0]["ip"], slices[0]["endpoints"][0]["addresses"][0]);
+        assert_eq!(endpoints["subsets"][0]["ports"][0]["port"], slices[0]["ports"][0]["port"]);
+        let asked = self.inside("client", "nc -w 5 10.43.0.1 443 </dev/null && echo reached");
+        assert!(asked.contains("reached"), "{asked}");
+    }
+
+    fn endpoints_made_by_hand_are_mirrored(&self) {
+        let address = self.cluster.kubectl("get pod one -o jsonpath={.status.podIP}");
+        let manifest = |address: &str| {
+            format!(
+                "apiVersion: v1\nkind: Service\nmetadata: {{name: by-hand}}\nspec: {{ports: [{{port: 80, targetPort: 3000}}]}}\n---\n\
+                 apiVersion: v1\nkind: Endpoints\nmetadata: {{name: by-hand}}\nsubsets:\n\
+                 - addresses: [{{ip: {address}}}]\n  ports: [{{port: 3000}}]\n"
+            )
+        };
+        let is_at = |address: &str| {
+            let address = address.to_owned();
+            move |slices: &[Value]| {
+                slices.len() == 1
+                    && slices[0]["endpoints"][0]["addresses"][0] == address.as_str()
+                    && slices[0]["metadata"]["labels"]["endpointslice.kubernetes.io/managed-by"]
+                        == "endpointslicemirroring-controller.k8s.io"
+            }
+        };
+        self.apply(&manifest("10.42.0.250"));
+        self.slices("by-hand", "a mirror of the endpoints", is_at("10.42.0.250"));
+        self.apply(&manifest(&address));
+        self.slices("by-hand", "a mirror of the changed endpoints", is_at(&address));
+        let service = self.cluster.kubectl("get service by-hand -o jsonpath={.spec.clusterIP}") + ":80";
+        self.reaches("the pod behind endpoints made by hand", &service, &["Hello from first"]);
+        self.cluster.kubectl("delete endpoints by-hand");
+        self.slices("by-hand", "the end of the mirror", <[Value]>::is_empty);
+        self.cluster.kubectl("delete service by-hand");
+    }
+
+    /// ExternalName to ClusterIP to NodePort and back: addresses and ports come and go with it.
+    fn the_type_of_a_service_changes(&self) {
+        assert_eq!(
+            self.dig("outside.default.svc.cluster.local CNAME"),
+            BTreeSet::from(["foo.example.com.".to_owned()])
+        );
+        let patch = |patch: &str| {
+            let output =
+                self.cluster.cox("kubectl").args(["patch", "service", "outside", "-p", patch]).output().unwrap();
+            assert!(output.status.success(), "{}", describe(&output));
+        };
+        patch(r#"{"spec": {"externalName": "bar.example.com"}}"#);
+        self.cluster.wait("the new alias", || {
+            self.dig("outside.default.svc.cluster.local CNAME").contains("bar.example.com.").then_some(())
+        });
+        patch(
+            r#"{"spec": {"type": "ClusterIP", "externalName": null, "selector": {"app": "web"},
+            "ports": [{"name": "http", "port": 80, "targetPort": "http"}]}}"#,
+        );
+        let address = self.cluster.kubectl("get service outside -o jsonpath={.spec.clusterIP}");
+        self.reaches(
+            "pods behind the new address",
+            &format!("{address}:80"),
+            &["Hello from first", "Hello from second"],
+        );
+        self.cluster.wait("the address under the name", || {
+            (self.dig("outside.default.svc.cluster.local A") == BTreeSet::from([address.clone()])).then_some(())
+        });
+        patch(r#"{"spec": {"type": "NodePort"}}"#);
+        let port = self.cluster.kubectl("get service outside -o jsonpath={.spec.ports[0].nodePort}");
+        for node in ["172.31.7.2", "10.44.0.2"] {
+            let address = format!("{node}:{port}");
+            self.reaches(&format!("pods behind {address}"), &address, &["Hello from first", "Hello from second"]);
+            let asked = self.get_inside("client", &address);
+            assert!(asked.contains("Hello from"), "from a pod through {address}: {asked}");
+        }
+        patch(
+            r#"{"spec": {"type": "ExternalName", "externalName": "foo.example.com", "clusterIP": "", "clusterIPs": null,
+            "ports": null, "selector": null}}"#,
+        );
+        let spec = self.json("get service outside")["spec"].clone();
+        assert!(spec["clusterIP"].is_null() || spec["clusterIP"] == "", "{spec}");
+        assert_eq!(self.cluster.kubectl("get service outside -o jsonpath={.spec.ports[*].nodePort}"), "");
+    }
+
+    fn affinity_is_switched_on_and_off(&self) {
+        let address = self.cluster.kubectl("get service web -o jsonpath={.spec.clusterIP}") + ":80";
+        let distinct = || -> BTreeSet<String> {
+            let answers = (0..15).filter_map(|_| self.cluster.http_get(&address));
+            answers.filter_map(|answer| answer.lines().last().map(str::to_owned)).collect()
+        };
+        for (affinity, count) in [("ClientIP", 1), ("None", 2), ("ClientIP", 1)] {
+            let patch = format!(r#"{{"spec": {{"sessionAffinity": "{affinity}"}}}}"#);
+            let output = self.cluster.cox("kubectl").args(["patch", "service", "web", "-p", &patch]).output().unwrap();
+            assert!(output.status.success(), "{}", describe(&output));
+            self.cluster.wait(&format!("{count} pods behind affinity {affinity}"), || {
+                (distinct().len() == count).then_some(())
+            });
+        }
+        let output = self
+            .cluster
+            .cox("kubectl")
+            .args(["patch", "service", "web", "-p", r#"{"spec": {"sessionAffinity": "None"}}"#])
+            .output();
+        assert!(output.unwrap().status.success());
+    }
+
+    /// One port number three times on one node: on loopback, on the node's address, and of another protocol.
+    fn host_ports_differ_by_address_and_protocol(&self) {
+        let pod = |name: &str, host_ip: &str, protocol: &str| {
+            format!(
+                "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec:\n  nodeName: node-2\n  containers:\n  \
+                 - {{name: c, image: cox.local/hello, ports: [{{containerPort: 80, hostPort: 54323, hostIP: {host_ip}, protocol: {protocol}}}]}}\n---\n"
+            )
+        };
+        let all = [("port-1", "127.0.0.1", "TCP"), ("port-2", "10.44.0.2", "TCP"), ("port-3", "10.44.0.2", "UDP")];
+        self.apply(&all.map(|(name, host_ip, protocol)| pod(name, host_ip, protocol)).concat());
+        self.cluster.kubectl("wait --for=condition=Ready pod/port-1 pod/port-2 pod/port-3 --timeout=170s");
+        for (address, expected) in [("127.0.0.1", "Hello from port-1"), ("10.44.0.2", "Hello from port-2")] {
+            let asked = self.get_inside("host-client", &format!("{address}:54323"));
+            assert!(asked.contains(expected), "{address}: {asked}");
+        }
+        self.cluster.kubectl("delete pod port-1 port-2 port-3 --now");
+    }
+
+    fn pods_reach_pods_of_every_node(&self) {
+        for (pod, port) in [("one", 3000), ("two", 3001)] {
+            let address = self.cluster.kubectl(&format!("get pod {pod} -o jsonpath={{.status.podIP}}"));
+            for from in ["client", "host-client"] {
+                let asked = self.get_inside(from, &format!("{address}:{port}"));
+                assert!(asked.contains("Hello from"), "{from} to {pod}: {asked}");
+            }
+            let machine = self.cluster.host.netns();
+            assert!(http_get(&machine, &format!("{address}:{port}")).is_some(), "the machine to {pod}");
+        }
+    }
+
+    fn pods_are_told_how_to_resolve(&self) {
+        let told = self.inside("client", "cat /etc/resolv.conf");
+        for line in [
+            "nameserver 10.43.0.10",
+            "search default.svc.cluster.local svc.cluster.local cluster.local",
+            "options ndots:5",
+        ] {
+            assert!(told.contains(line), "{line} in {told}");
+        }
+        assert!(self.inside("host-client", "cat /etc/resolv.conf").contains("nameserver 10.43.0.10"));
+        let own = self.inside("own-dns", "cat /etc/resolv.conf");
+        assert!(own.contains("search default.svc.cluster.local\n") && own.contains("ndots:2"), "{own}");
+        for (pod, name) in [("client", "web"), ("client", "web.default"), ("own-dns", "web")] {
+            let asked =
+                self.inside(pod, &format!("wget -q -O - http://{name}/ || nslookup {name}.default.svc.cluster.local"));
+            assert!(asked.contains("10.43.") || asked.contains("Hello from"), "{pod} asks for {name}: {asked}");
+        }
+    }
+
+    fn names_have_their_records(&self) {
+        let pod = |name: &str| self.cluster.kubectl(&format!("get pod {name} -o jsonpath={{.status.podIP}}"));
+        let (one, two) = (pod("one"), pod("two"));
+        let service = self.cluster.kubectl("get service web -o jsonpath={.spec.clusterIP}");
+        let set =
+            |records: &[&str]| -> BTreeSet<String> { records.iter().map(|record| (*record).to_owned()).collect() };
+        for transport in ["+notcp", "+tcp"] {
+            for (question, expected) in [
+                ("web.default.svc.cluster.local A", set(&[&service])),
+                ("headless.default.svc.cluster.local A", set(&[&one, &two])),
+                ("_http._tcp.web.default.svc.cluster.local SRV", set(&["0 100 80 web.default.svc.cluster.local."])),
+                (
+                    "_http._tcp.headless.default.svc.cluster.local SRV",
+                    set(&[
+                        "0 50 3000 first.headless.default.svc.cluster.local.",
+                        "0 50 3001 second.headless.default.svc.cluster.local.",
+                    ]),
+                ),
+                ("first.headless.default.svc.cluster.local A", set(&[&one])),
+                (&format!("-x {service}"), set(&["web.default.svc.cluster.local."])),
+                (&format!("-x {two}"), set(&["second.headless.default.svc.cluster.local."])),
+            ] {
+                assert_eq!(self.dig(&format!("{transport} {question}")), expected, "{transport} {question}");
+            }
+        }
+        let hosts = self.cluster.kubectl("get pod one -o jsonpath={.status.podIP}");
+        let file = std::fs::read_to_string(self.hosts_file("one")).unwrap();
+        assert!(file.contains(&format!("{hosts}\tfirst.headless.default.svc.cluster.local\tfirst")), "{file}");
+    }
+
+    /// The pod's image has nothing to read it with.
+    fn hosts_file(&self, pod: &str) -> std::path::PathBuf {
+        let uid = self.cluster.kubectl(&format!("get pod {pod} -o jsonpath={{.metadata.uid}}"));
+        self.cluster.path(&format!("data/kubelet/pods/{uid}/etc-hosts"))
+    }
+
+    fn pages_are_read_through_the_api_server(&self) {
+        let base = "/api/v1/namespaces/default";
+        for path in [
+            "pods/one:3000/proxy/",
+            "pods/one/proxy/",
+            "pods/http:two:http/proxy/x?y=z",
+            "services/web/proxy/",
+            "services/web:80/proxy/",
+            "services/http:web:http/proxy/",
+        ] {
+            let page = self.cluster.kubectl(&format!("get --raw {base}/{path}"));
+            assert!(page.contains("Hello from"), "{path}: {page}");
+        }
+        // With curl, which shows what it is told.
+        let (certificate, key) = (self.cluster.path("data/pki/admin.crt"), self.cluster.path("data/pki/admin.key"));
+        for (method, expected) in [("GET", "301"), ("HEAD", "301"), ("POST", "200"), ("PUT", "200"), ("DELETE", "200")]
+        {
+            let mut curl = self.cluster.host.command("curl");
+            curl.args(["-sk", "-o", "/dev/null", "-w", "%{http_code} %{redirect_url}", "-X", method]);
+            if method == "HEAD" {
+                curl.arg("--head");
+            }
+            curl.arg("--cert").arg(&certificate).arg("--key").arg(&key);
+            let url = format!("https://127.0.0.1:6443{base}/pods/one:3000/proxy");
+            let said = describe(&curl.arg(format!("{url}?q=1")).output().unwrap());
+            assert!(said.contains(expected), "{method}: {said}");
+            assert_eq!(said.contains(&format!("{url}/?q=1")), expected == "301", "{method}: {said}");
+        }
+    }
+
+    fn ports_are_forwarded_from_every_node(&self) {
+        for (pod, port) in [("one", 3000), ("two", 3001)] {
+            let mut forward = self.cluster.cox("kubectl");
+            forward.args(["port-forward", &format!("pod/{pod}"), &format!(":{port}")]).stdout(Stdio::piped());
+            let mut child = forward.spawn().unwrap();
+            let mut line = String::new();
+            BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+            // "Forwarding from 127.0.0.1:40001 -> 3000"
+            let local = line.split_whitespace().find(|word| word.starts_with("127.0.0.1:")).map(str::to_owned);
+            let answer = local.as_ref().and_then(|address| self.cluster.http_get(address));
+            child.kill().unwrap();
+            child.wait().unwrap();
+            assert!(answer.is_some_and(|answer| answer.contains("Hello from")), "{pod}: {line}");
+        }
+    }
+}
