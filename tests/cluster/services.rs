@@ -407,13 +407,16 @@ impl Services {
             let mut forward = self.cluster.cox("kubectl");
             forward.args(["port-forward", &format!("pod/{pod}"), &format!(":{port}")]).stdout(Stdio::piped());
             let mut child = forward.spawn().unwrap();
+            // Open to the end: it tells of every connection.
+            let mut told = BufReader::new(child.stdout.take().unwrap());
             let mut line = String::new();
-            BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+            told.read_line(&mut line).unwrap();
             // "Forwarding from 127.0.0.1:40001 -> 3000"
             let local = line.split_whitespace().find(|word| word.starts_with("127.0.0.1:")).map(str::to_owned);
             let answer = local.as_ref().and_then(|address| self.cluster.http_get(address));
             child.kill().unwrap();
             child.wait().unwrap();
+            drop(told);
             assert!(answer.is_some_and(|answer| answer.contains("Hello from")), "{pod}: {line}");
         }
     }
