@@ -142,40 +142,6 @@ async fn indexed_jobs_number_their_pods_and_a_success_policy_ends_the_rest() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_evicted_pod_does_not_count_where_the_policy_says_so() {
-    let cluster = Cluster::start(2).await;
-    let ignore = json!({ "rules": [{ "action": "Ignore", "onPodConditions": [{ "type": "DisruptionTarget" }] }] });
-    let spec = json!({ "backoffLimit": 0, "completions": 1, "podFailurePolicy": ignore });
-    cluster.apply::<Job>(job("steady", json!({ RUN_SECONDS: "3600" }), spec)).await;
-    cluster
-        .until::<Job>("default", "steady", "running", |job| {
-            job.status.as_ref().is_some_and(|status| status.ready == Some(1))
-        })
-        .await;
-    let victim = pods(&cluster, "steady").await.remove(0);
-    let name = victim.metadata.name.unwrap();
-    let eviction =
-        json!({ "apiVersion": "policy/v1", "kind": "Eviction", "metadata": { "name": name, "namespace": "default" } });
-    let api = cluster.client.namespaced::<Pod>("default");
-    let _: Value = api.create_subresource(&name, "eviction", &eviction).await.unwrap();
-    let next = crate::harness::patiently(async || {
-        let pods = pods(&cluster, "steady").await.into_iter();
-        pods.filter(|pod| pod.metadata.deletion_timestamp.is_none()).find(|pod| pod.metadata.uid != victim.metadata.uid)
-    });
-    let next = next.await.expect("another pod takes its place").metadata.name.unwrap();
-    cluster
-        .until::<Pod>("default", &next, "running", |pod| {
-            pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running")
-        })
-        .await;
-    api.patch_status(&next, &Patch::strategic(json!({ "status": { "phase": "Succeeded" } }))).await.unwrap();
-    let ended = until_ended(&cluster, "steady").await;
-    assert_eq!(conditions(&ended).last().unwrap().0, "Complete");
-    assert_eq!(ended.status.unwrap().failed.unwrap_or_default(), 0);
-    cluster.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn jobs_can_be_suspended_and_let_go_of_pods_that_no_longer_match() {
     let cluster = Cluster::start(2).await;
     let spec = json!({ "suspend": true, "parallelism": 2, "completions": 2 });
