@@ -413,11 +413,13 @@ impl Services {
             told.read_line(&mut line).unwrap();
             // "Forwarding from 127.0.0.1:40001 -> 3000"
             let local = line.split_whitespace().find(|word| word.starts_with("127.0.0.1:")).map(str::to_owned);
-            let answer = local.as_ref().and_then(|address| self.cluster.http_get(address));
+            let mut curl = self.cluster.host.command("curl");
+            let url = format!("http://{}/", local.unwrap_or_default());
+            let answer = describe(&curl.args(["-sS", "-m", "20", &url]).output().unwrap());
             child.kill().unwrap();
             child.wait().unwrap();
             drop(told);
-            assert!(answer.is_some_and(|answer| answer.contains("Hello from")), "{pod}: {line}");
+            assert!(answer.contains("Hello from"), "{pod}: {line}{answer}");
         }
     }
 }
