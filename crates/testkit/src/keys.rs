@@ -4,7 +4,7 @@ use std::path::Path;
 
 use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 
-/// Writes a certificate authority (`ca.crt`), what it signed for a server on this machine and for a member of
+/// Writes a certificate authority (`ca.*`), what it signed for a server on this machine and for a member of
 /// `system:masters` (`server.*`, `admin.*`), and a key for service accounts (`sa.key`).
 pub fn write(dir: &Path) {
     let ca_key = KeyPair::generate().unwrap();
@@ -12,6 +12,7 @@ pub fn write(dir: &Path) {
     ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     ca.distinguished_name.push(DnType::CommonName, "ca");
     std::fs::write(dir.join("ca.crt"), ca.self_signed(&ca_key).unwrap().pem()).unwrap();
+    std::fs::write(dir.join("ca.key"), ca_key.serialize_pem()).unwrap();
     let issuer = Issuer::new(ca, ca_key);
     for (file, name, group, usage) in [
         ("server", "apiserver", None, ExtendedKeyUsagePurpose::ServerAuth),

@@ -1,7 +1,7 @@
 //! A real API server in this process, with the objects that controllers would have made.
 
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use apiserver::{Config, Server, Storage};
 use client::{Client, Handler};
@@ -12,36 +12,37 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 pub(crate) struct TestApi {
     handler: Handler,
     address: SocketAddr,
+    dir: PathBuf,
     /// Ends it with the test.
     _stop: DropGuard,
 }
 
-/// The bearer token of the user that is in a token file: whoever the kubeconfig of a node names.
-const TOKEN: &str = "a-token-for-the-node";
+/// Bearer tokens of the users in a token file: the node, and one that is not a node yet.
+pub(crate) const NODE_TOKEN: &str = "a-token-for-the-node";
+pub(crate) const BOOTSTRAP_TOKEN: &str = "a-token-for-a-start";
 
 impl TestApi {
     pub(crate) async fn start(dir: &Path, node: &str) -> Self {
-        let key = dir.join("sa.key");
-        std::fs::write(&key, rcgen::KeyPair::generate().unwrap().serialize_pem()).unwrap();
+        testkit::keys::write(dir);
         let mut config = Config::new(Storage::Embedded(dir.join("store")));
         config.bind = ([127, 0, 0, 1], 0).into();
-        let made = rcgen::generate_simple_self_signed(vec!["localhost".to_string()]).unwrap();
-        let (cert, cert_key) = (dir.join("tls.crt"), dir.join("tls.key"));
-        std::fs::write(&cert, made.cert.pem()).unwrap();
-        std::fs::write(&cert_key, made.signing_key.serialize_pem()).unwrap();
-        config.tls_cert_file = Some(cert);
-        config.tls_private_key_file = Some(cert_key);
-        config.service_account_signing_key_file = Some(key.clone());
-        config.service_account_key_files = vec![key];
+        config.tls_cert_file = Some(dir.join("server.crt"));
+        config.tls_private_key_file = Some(dir.join("server.key"));
+        config.client_ca_file = Some(dir.join("ca.crt"));
+        config.service_account_signing_key_file = Some(dir.join("sa.key"));
+        config.service_account_key_files = vec![dir.join("sa.key")];
         config.authorizers = vec![apiserver::Authorizer::Node, apiserver::Authorizer::Rbac];
         let tokens = dir.join("tokens.csv");
-        std::fs::write(&tokens, format!("{TOKEN},system:node:{node},{node},system:nodes\n")).unwrap();
+        let users = format!(
+            "{NODE_TOKEN},system:node:{node},{node},system:nodes\n{BOOTSTRAP_TOKEN},system:bootstrap:test,test,system:bootstrappers\n"
+        );
+        std::fs::write(&tokens, users).unwrap();
         config.token_auth_file = Some(tokens);
         let server = Server::new(config).await.unwrap();
         let stop = CancellationToken::new();
         let (handler, address) = (server.handler(), server.address());
         tokio::spawn(server.serve(stop.clone()));
-        let api = TestApi { handler, address, _stop: stop.drop_guard() };
+        let api = TestApi { handler, address, dir: dir.to_path_buf(), _stop: stop.drop_guard() };
         let client = api.client();
         let account: ServiceAccount = serde_json::from_value(json!({"metadata": {"name": "default"}})).unwrap();
         client.namespaced("default").create(&account).await.unwrap();
@@ -62,12 +63,18 @@ impl TestApi {
         self.client_of(&format!("system:node:{node}"), "system:nodes")
     }
 
+    /// The authority whose certificates the server takes: certificate and key in PEM.
+    pub(crate) fn authority(&self) -> (String, String) {
+        let read = |name: &str| std::fs::read_to_string(self.dir.join(name)).unwrap();
+        (read("ca.crt"), read("ca.key"))
+    }
+
     /// For a kubelet in a process of its own.
-    pub(crate) fn kubeconfig(&self) -> String {
+    pub(crate) fn kubeconfig(&self, token: &str) -> String {
         json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "test",
-            "clusters": [{"name": "test", "cluster": {"server": format!("https://{}", self.address), "insecure-skip-tls-verify": true}}],
-            "users": [{"name": "node", "user": {"token": TOKEN}}],
+            "clusters": [{"name": "test", "cluster": {"server": format!("https://{}", self.address), "certificate-authority": self.dir.join("ca.crt")}}],
+            "users": [{"name": "node", "user": {"token": token}}],
             "contexts": [{"name": "test", "context": {"cluster": "test", "user": "node"}}],
         })
         .to_string()

@@ -6,15 +6,19 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod api;
+mod certificates;
+mod containers;
 mod failures;
 mod image;
 mod lifecycle;
 mod node;
+mod pressure;
 mod probes;
 mod restarts;
 mod runtime;
 mod security;
 mod server;
+mod static_pods;
 mod volumes;
 
 use std::ffi::OsString;
@@ -44,6 +48,8 @@ const TESTS: &[Test] = tests![
     lifecycle::sidecars_end_last,
     lifecycle::resources_and_services_reach_containers,
     lifecycle::pods_that_do_not_fit_are_refused,
+    containers::last_words_are_told,
+    containers::many_volumes_are_mounted_side_by_side,
     security::containers_are_who_they_should_be,
     security::host_namespaces_are_the_nodes,
     volumes::volumes_show_objects_and_follow_them,
@@ -51,11 +57,18 @@ const TESTS: &[Test] = tests![
     volumes::directories_of_all_kinds,
     volumes::sub_paths_are_expanded_at_each_try,
     volumes::full_directories_end_their_pod,
+    volumes::sub_paths_stay_in_their_volume,
     probes::probes_and_hooks_act,
+    probes::grpc_probes_ask_for_their_service,
+    probes::probes_end_in_time_and_hooks_call_out,
     failures::missing_things_are_told_and_waited_for,
     restarts::pods_outlive_kubelet_and_runtime,
     restarts::pods_gone_meanwhile_are_ended,
     server::server_answers_logs_exec_and_stats,
+    certificates::nodes_get_and_renew_their_certificates,
+    pressure::short_memory_ends_pods,
+    pressure::whole_processors_are_given_away_once,
+    static_pods::static_pods_follow_their_manifests,
 ];
 
 /// Tests at once: they mostly wait.

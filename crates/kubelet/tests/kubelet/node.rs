@@ -6,11 +6,11 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use client::DeleteParams;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Node as ApiNode, Pod};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use crate::api::TestApi;
+use crate::api::{self, TestApi};
 use crate::image;
 use crate::runtime::{Kind, Runtime};
 
@@ -47,6 +47,11 @@ impl Node {
     }
 
     pub(crate) fn start_kubelet(&mut self) {
+        self.start_kubelet_with(|_| {});
+    }
+
+    /// Starts a kubelet in this process, with some settings changed.
+    pub(crate) fn start_kubelet_with(&mut self, change: impl FnOnce(&mut kubelet::Settings)) {
         let mut settings = kubelet::Settings::new(self.name.clone());
         settings.cri_endpoint = self.runtime.socket();
         settings.root_dir = self.dir.path().join("kubelet");
@@ -61,6 +66,7 @@ impl Node {
         settings.cluster_dns = vec!["10.43.0.10".into()];
         // How full this machine's disk is has nothing to do with what is tested.
         settings.eviction_hard = [("memory.available".into(), "100Mi".into())].into();
+        change(&mut settings);
         let stop = CancellationToken::new();
         let task = tokio::spawn(kubelet::run(
             kubelet::Config { client: self.api.node_client(&self.name), settings },
@@ -71,15 +77,20 @@ impl Node {
 
     /// Starts a kubelet in a process of its own, by its command line.
     pub(crate) fn spawn_kubelet(&mut self) {
+        std::fs::write(self.dir.path().join("kubeconfig"), self.api.kubeconfig(api::NODE_TOKEN)).unwrap();
+        self.spawn_kubelet_with(&[]);
+    }
+
+    /// The same with more flags; its kubeconfig is the caller's business.
+    pub(crate) fn spawn_kubelet_with(&mut self, flags: &[&str]) {
         let path = |name: &str| self.dir.path().join(name);
         let kubeconfig = path("kubeconfig");
-        std::fs::write(&kubeconfig, self.api.kubeconfig()).unwrap();
         let log = std::fs::OpenOptions::new().create(true).append(true).open(path("kubelet.log")).unwrap();
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.arg("kubelet").args(["--address=127.0.0.1", "--port=0", "--node-ip=127.0.0.1"]);
         command.args(["--anonymous-auth=true", "--authorization-mode=AlwaysAllow", "--cluster-dns=10.43.0.10"]);
         command.arg("--eviction-hard=memory.available<100Mi");
-        command.arg(format!("--hostname-override={}", self.name));
+        command.arg(format!("--hostname-override={}", self.name)).args(flags);
         command.arg(format!("--cgroup-root=/cox-test-{}", self.name));
         for (flag, value) in [
             ("--kubeconfig", kubeconfig),
@@ -244,9 +255,25 @@ impl Node {
         }
     }
 
+    /// Waits until a condition of the Node says this; its message.
+    pub(crate) async fn wait_condition(&self, kind: &str, status: &str) -> String {
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        loop {
+            // The kubelet may not have registered it yet.
+            let found: Option<ApiNode> = self.api.client().all().get_opt(&self.name).await.unwrap();
+            let conditions = found.and_then(|node| node.status?.conditions).unwrap_or_default();
+            let condition = conditions.into_iter().find(|condition| condition.type_ == kind);
+            if let Some(condition) = condition.as_ref().filter(|condition| condition.status == status) {
+                return condition.message.clone().unwrap_or_default();
+            }
+            assert!(tokio::time::Instant::now() < deadline, "node never {kind}={status}: {condition:?}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
     /// Where the kubelet's server listens, as the Node says.
     pub(crate) async fn port(&self) -> u16 {
-        let node: k8s_openapi::api::core::v1::Node = self.api.client().all().get(&self.name).await.unwrap();
+        let node: ApiNode = self.api.client().all().get(&self.name).await.unwrap();
         node.status.unwrap().daemon_endpoints.unwrap().kubelet_endpoint.unwrap().port as u16
     }
 
@@ -279,9 +306,11 @@ impl Drop for Node {
             let _ = child.wait();
         }
         let group = format!("cox-test-{}", self.name);
+        // As systemd's driver spells it.
+        let slice = format!("{}.slice", group.replace('-', "_"));
         let mut ours: Vec<i32> = Vec::new();
         for tree in std::fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten() {
-            let mut open = vec![tree.path().join(&group)];
+            let mut open = vec![tree.path().join(&group), tree.path().join(&slice)];
             while let Some(dir) = open.pop() {
                 let procs = std::fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
                 ours.extend(procs.lines().filter_map(|pid| pid.parse::<i32>().ok()));
@@ -310,6 +339,7 @@ impl Drop for Node {
             let _ = nix::mount::umount2(path, nix::mount::MntFlags::MNT_DETACH);
         }
         remove_cgroups(&group);
+        remove_cgroups(&slice);
     }
 }
 

@@ -202,3 +202,43 @@ pub(crate) async fn full_directories_end_their_pod(node: &mut Node) {
     assert_eq!(status.reason.as_deref(), Some("Evicted"));
     assert_eq!(status.message.as_deref(), Some("Usage of EmptyDir volume \"cache\" exceeds the limit \"32Ki\". "));
 }
+
+/// A container that can write to a volume cannot lead the node out of it: links in a subPath go nowhere (CVE-2017-1002101),
+/// and a hard link to a file of the node cannot be made.
+pub(crate) async fn sub_paths_stay_in_their_volume(node: &mut Node) {
+    let script = "ln -s / /v/link; mkdir /v/dir; ln -s ../../../../../../etc /v/dir/up; \
+        for pid in /proc/[0-9]*; do ln $pid/exe /v/hard 2>/dev/null && echo linked; done; ln /etc/hosts /v/hosts 2>/dev/null && echo linked; true";
+    let mount =
+        |path: &str| json!([{"name": "v", "mountPath": "/v"}, {"name": "v", "mountPath": "/out", "subPath": path}]);
+    let container = |name: &str, path: &str| json!({"name": name, "command": shell("ls /out; sleep 1000"), "volumeMounts": mount(path)});
+    node.create(
+        "leaving",
+        json!({
+            "initContainers": [{"name": "init", "image": crate::image::NAME, "command": shell(script),
+                "volumeMounts": [{"name": "v", "mountPath": "/v"}]}],
+            "containers": [container("root", "link"), container("up", "dir/up"), container("inside", "dir")],
+            "volumes": [{"name": "v", "emptyDir": {}}],
+            "terminationGracePeriodSeconds": 0,
+        }),
+    )
+    .await;
+    let pod = node
+        .wait("leaving", "half started", |pod| {
+            let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
+            let state = |name: &str| statuses.clone().find(|status| status.name == name)?.state.clone();
+            let is_refused = |name: &str| {
+                let waiting = state(name).and_then(|state| state.waiting);
+                waiting.is_some_and(|waiting| waiting.reason.as_deref() == Some("CreateContainerConfigError"))
+            };
+            is_refused("root") && is_refused("up") && state("inside").is_some_and(|state| state.running.is_some())
+        })
+        .await;
+    assert_eq!(node.container_log(&pod, "init"), "", "no hard link was made");
+    let statuses = pod.status.unwrap().container_statuses.unwrap();
+    let root = statuses.iter().find(|status| status.name == "root").unwrap();
+    let waiting = root.state.as_ref().unwrap().waiting.as_ref().unwrap();
+    assert_eq!(
+        waiting.message.as_deref(),
+        Some("failed to prepare subPath for volumeMount \"v\" of container \"root\"")
+    );
+}
