@@ -219,7 +219,7 @@ pub(crate) async fn archives_go_in_and_out(world: Arc<World>) {
     cox(&["rm", "example.com/box:2"]);
     assert_eq!(images.list_images(v1::ListImagesRequest::default()).await.unwrap().into_inner().images, []);
     // At the next start it comes back from its directory, and stays.
-    std::fs::create_dir(node.path().join("archives")).unwrap();
+    std::fs::create_dir_all(node.path().join("archives")).unwrap();
     std::fs::rename(&layout, node.path().join("archives/box.tar")).unwrap();
     node.kill();
     node.restart().await;
