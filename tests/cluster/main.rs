@@ -8,6 +8,7 @@ mod forms;
 mod hard_way;
 mod harness;
 mod join;
+mod kubectl;
 mod leftovers;
 mod nodes;
 mod offline;

@@ -229,10 +229,16 @@ where
         }
         io::Result::Ok(())
     };
-    tokio::select! {
-        result = incoming => result,
-        result = write_frames(write, frames_out) => result,
-    }
+    // When every port's connection has ended there is nothing left to say, and the client learns it by the end of its own.
+    let work = async move {
+        let ended = async { while forwards.join_next().await.is_some() {} };
+        tokio::select! {
+            result = incoming => result,
+            () = ended => Ok(()),
+        }
+    };
+    // What was said before is still written: that ends with the last sender.
+    tokio::try_join!(work, write_frames(write, frames_out)).map(|_| ())
 }
 
 async fn forward_channel(
