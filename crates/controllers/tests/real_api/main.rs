@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod area_23_scheduling;
 mod daemon_sets;
 mod deployments;
 mod disruption;

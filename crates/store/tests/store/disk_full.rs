@@ -33,18 +33,29 @@ fn inside() {
     runtime.block_on(async {
         let options = Options { snapshot_after: 400_000 };
         let store: Arc<dyn Store> = Arc::new(EmbeddedStore::open(&home, options).unwrap());
+        // Several at once: a batch is decided while the one before it is refused.
+        let mut writers = tokio::task::JoinSet::new();
+        for writer in 0..4 {
+            let store = store.clone();
+            writers.spawn(async move {
+                let mut written = Vec::new();
+                loop {
+                    let key = format!("/{writer}/{}", written.len());
+                    match store.put(&key, vec![b'x'; 30_000]).await {
+                        Ok(_) => written.push(key),
+                        Err(error) => return (written, error),
+                    }
+                    assert!(written.len() < 200, "it must fill up");
+                }
+            });
+        }
         let mut written = Vec::new();
-        let error = loop {
-            let key = format!("/{}", written.len());
-            match store.put(&key, vec![b'x'; 30_000]).await {
-                Ok(_) => written.push(key),
-                Err(error) => break error,
-            }
-            assert!(written.len() < 200, "it must fill up");
-        };
-        assert!(matches!(error, StoreError::Full { .. }), "{error}");
-        let text = error.to_string();
-        assert!(text.starts_with("no space left for the store at ") && !text.contains('\n'), "{text}");
+        for (keys, error) in writers.join_all().await {
+            written.extend(keys);
+            assert!(matches!(error, StoreError::Full { .. }), "{error}");
+            let text = error.to_string();
+            assert!(text.starts_with("no space left for the store at ") && !text.contains('\n'), "{text}");
+        }
         let at = store.current_revision().await.unwrap();
         assert_eq!(at.0, written.len() as u64 + 1, "a refused write takes no revision");
         for key in &written {
