@@ -52,15 +52,15 @@ pub(super) struct Source {
 }
 
 impl Source {
-    fn of(secret: &Secret, auth: &v1::AuthConfig) -> Self {
+    fn of(secret: &Secret, server: &str, auth: &v1::AuthConfig) -> Self {
         let meta = &secret.metadata;
         let text = |value: &Option<String>| value.clone().unwrap_or_default();
-        let parts = [&auth.username, &auth.password, &auth.identity_token, &auth.server_address];
+        let parts = [auth.username.as_str(), &auth.password, &auth.identity_token, server];
         Source {
             uid: text(&meta.uid),
             namespace: text(&meta.namespace),
             name: text(&meta.name),
-            credential_hash: super::hash(&parts.map(String::as_str).join("\0")),
+            credential_hash: super::hash(&parts.join("\0")),
         }
     }
 }
@@ -101,14 +101,8 @@ pub(super) fn matching(image: &str, secrets: &[Arc<Secret>]) -> Vec<Credential> 
                     (username, password) = (user.to_string(), pass.to_string());
                 }
             }
-            let auth = v1::AuthConfig {
-                username,
-                password,
-                identity_token: auth.identitytoken,
-                server_address: server.clone(),
-                ..Default::default()
-            };
-            found.push((bare.len(), Credential { source: Source::of(secret, &auth), auth }));
+            let auth = v1::AuthConfig { username, password, identity_token: auth.identitytoken, ..Default::default() };
+            found.push((bare.len(), Credential { source: Source::of(secret, &server, &auth), auth }));
         }
     }
     found.sort_by_key(|(specificity, _)| std::cmp::Reverse(*specificity));

@@ -1,9 +1,51 @@
 //! What containers are given, and what they leave behind.
 
-use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use serde_json::json;
 
 use crate::node::{Node, is_ready, phase, shell};
+
+/// Command, arguments and environment: from the spec, from the image, from objects with any prefix.
+pub(crate) async fn commands_and_variables_are_put_together(node: &mut Node) {
+    let client = node.api.client();
+    let map: ConfigMap =
+        serde_json::from_value(json!({"metadata": {"name": "map"}, "data": {"a-1": "one", "b": "two"}})).unwrap();
+    client.namespaced::<ConfigMap>("default").create(&map).await.unwrap();
+    let secret: Secret =
+        serde_json::from_value(json!({"metadata": {"name": "secret"}, "stringData": {"c": "three"}})).unwrap();
+    client.namespaced::<Secret>("default").create(&secret).await.unwrap();
+    let from = |kind: &str, name: &str, prefix: &str| json!({kind: {"name": name}, "prefix": prefix});
+    let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}});
+    node.create(
+        "env",
+        json!({
+            "restartPolicy": "Never",
+            "containers": [{
+                "name": "c",
+                // The image has a command and no entrypoint: arguments take its place.
+                "args": ["sh", "-c", "tr '\\0' '\\n' < /proc/1/environ | grep -E '^(p-|1-|[$]_-|a-1|b=|NAME|UID_|NODE|LATE|EMPTY)'; echo $0 $1 $2", "$(NAME)", "$$(NAME)", "$(MISSING)"],
+                "envFrom": [from("configMapRef", "map", ""), from("configMapRef", "map", "p-"), from("configMapRef", "map", "1-"),
+                    from("secretRef", "secret", "$_-"), {"configMapRef": {"name": "none", "optional": true}}],
+                "env": [field("NAME", "metadata.name"), field("NODE", "spec.nodeName"), field("UID_", "metadata.uid"),
+                    {"name": "LATE", "value": "$(NAME)-$(b)"}, {"name": "EMPTY", "value": ""}],
+            }],
+        }),
+    )
+    .await;
+    let pod = node.wait("env", "done", |pod| phase(pod) == "Succeeded").await;
+    let uid = pod.metadata.uid.clone().unwrap();
+    let expected = format!(
+        "$_-c=three\n1-a-1=one\n1-b=two\nEMPTY=\nLATE=env-two\nNAME=env\nNODE={}\nUID_={uid}\na-1=one\nb=two\np-a-1=one\np-b=two\nenv $(NAME) $(MISSING)\n",
+        node.name
+    );
+    let log = node.container_log(&pod, "c");
+    let sorted = |text: &str| {
+        let mut lines: Vec<String> = text.lines().map(String::from).collect();
+        lines.sort();
+        lines
+    };
+    assert_eq!(sorted(&log), sorted(&expected));
+}
 
 /// A message for whoever looks at the pod: from a file that anyone may write, or from the log of a failure.
 pub(crate) async fn last_words_are_told(node: &mut Node) {

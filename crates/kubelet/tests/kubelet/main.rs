@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod api;
+mod bus;
 mod certificates;
 mod containers;
 mod failures;
@@ -14,11 +15,13 @@ mod lifecycle;
 mod node;
 mod pressure;
 mod probes;
+mod registry;
 mod restarts;
 mod runtime;
 mod security;
 mod server;
 mod static_pods;
+mod systemd;
 mod volumes;
 
 use std::ffi::OsString;
@@ -69,6 +72,10 @@ const TESTS: &[Test] = tests![
     pressure::short_memory_ends_pods,
     pressure::whole_processors_are_given_away_once,
     static_pods::static_pods_follow_their_manifests,
+    registry::secrets_open_registries,
+    systemd::pods_end_before_the_node,
+    systemd::pods_are_slices,
+    containers::commands_and_variables_are_put_together,
 ];
 
 /// Tests at once: they mostly wait.

@@ -29,13 +29,15 @@ pub(crate) struct Runtime {
     pub(crate) kind: Kind,
     dir: PathBuf,
     child: Option<Child>,
+    /// The bus that systemd is on, for a runtime that makes scopes.
+    bus: Option<PathBuf>,
 }
 
 impl Runtime {
     /// Starts the runtime and gives it the images of the tests.
     pub(crate) fn start(kind: Kind, dir: &Path) -> Self {
         runtimes::prepare(dir, "kt0", "10.88.0.0/16");
-        let mut runtime = Runtime { kind, dir: dir.to_path_buf(), child: None };
+        let mut runtime = Runtime { kind, dir: dir.to_path_buf(), child: None, bus: None };
         let images = ["1", "2"].map(|tag| (format!("localhost/busybox:{tag}"), image::busybox(&["sh"])));
         match kind {
             Kind::Cox => {
@@ -68,6 +70,9 @@ impl Runtime {
             Kind::Containerd => runtimes::containerd(&self.dir, &runtimes::link_plugins(&this, &self.dir)),
             Kind::Cox => runtimes::ours(&this, &self.dir, Path::new("/usr/lib/cni")),
         };
+        if let Some(bus) = &self.bus {
+            command.arg("--systemd-cgroup").env("DBUS_SYSTEM_BUS_ADDRESS", format!("unix:path={}", bus.display()));
+        }
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn();
         self.child = Some(child.expect("the runtime is installed"));
         let until = Instant::now() + Duration::from_secs(60);
@@ -75,6 +80,12 @@ impl Runtime {
             assert!(Instant::now() < until, "the runtime answers: {}", self.log());
             std::thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    /// Our runtime makes scopes of systemd from its next start on.
+    pub(crate) fn use_systemd(&mut self, bus: &Path) {
+        assert_eq!(self.kind, Kind::Cox);
+        self.bus = Some(bus.to_path_buf());
     }
 
     /// SIGKILL, for the runtime alone.
