@@ -1,5 +1,6 @@
 //! Taint eviction: pods that do not tolerate a node's `NoExecute` taints are deleted, at once or when their patience ends.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use client::{Client, Event, EventRecorder, Informer, Patch};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
+use parking_lot::Mutex;
 use serde_json::json;
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
@@ -21,6 +23,8 @@ struct Controller {
     recorder: EventRecorder,
     nodes: Informer<Node>,
     pods: Informer<Pod>,
+    /// Since when pods wait: a taint that a person set does not say when.
+    waiting: Mutex<HashMap<String, Timestamp>>,
     deletions: Counter,
 }
 
@@ -60,7 +64,8 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         "Pods deleted because of a taint",
         &[],
     );
-    Arc::new(Controller { client: context.client.clone(), recorder: context.recorder.clone(), nodes, pods, deletions })
+    let (client, recorder) = (context.client.clone(), context.recorder.clone());
+    Arc::new(Controller { client, recorder, nodes, pods, waiting: Mutex::default(), deletions })
 }
 
 fn evicting(node: &Node) -> Vec<Taint> {
@@ -72,8 +77,8 @@ fn tolerations(pod: &Pod) -> &[Toleration] {
     pod.spec.as_ref().and_then(|spec| spec.tolerations.as_deref()).unwrap_or_default()
 }
 
-/// How long a pod may stay: `None` for ever, zero not at all.
-fn patience(taints: &[Taint], tolerations: &[Toleration], now: Timestamp) -> Option<Duration> {
+/// How long a pod may stay that was first met with these taints at `met`: `None` for ever, zero not at all.
+fn patience(taints: &[Taint], tolerations: &[Toleration], met: Timestamp, now: Timestamp) -> Option<Duration> {
     let mut shortest = None;
     for taint in taints {
         let matching: Vec<&Toleration> = tolerations.iter().filter(|toleration| tolerates(toleration, taint)).collect();
@@ -83,7 +88,7 @@ fn patience(taints: &[Taint], tolerations: &[Toleration], now: Timestamp) -> Opt
         let Some(seconds) = matching.iter().filter_map(|toleration| toleration.toleration_seconds).min() else {
             continue;
         };
-        let since = taint.time_added.as_ref().map_or(now, |time| time.0);
+        let since = taint.time_added.as_ref().map_or(met, |time| time.0);
         let waited = Duration::try_from(now.duration_since(since)).unwrap_or_default();
         let left = Duration::from_secs(seconds.max(0).unsigned_abs()).saturating_sub(waited);
         shortest = Some(shortest.map_or(left, |other: Duration| other.min(left)));
@@ -94,15 +99,23 @@ fn patience(taints: &[Taint], tolerations: &[Toleration], now: Timestamp) -> Opt
 impl Reconcile for Controller {
     fn reconcile<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Outcome> {
         Box::pin(async move {
-            let Some(pod) = self.pods.get(key).filter(|pod| !pods::is_terminating(pod) && !pods::is_finished(pod))
-            else {
+            let pod = self.pods.get(key).filter(|pod| !pods::is_terminating(pod) && !pods::is_finished(pod));
+            let node = pod.as_ref().and_then(|pod| self.nodes.get(pods::node_name(pod)));
+            let (Some(pod), Some(node)) = (pod, node) else {
+                self.waiting.lock().remove(key);
                 return Ok(Requeue::Never);
             };
-            let Some(node) = self.nodes.get(pods::node_name(&pod)) else { return Ok(Requeue::Never) };
-            match patience(&evicting(&node), tolerations(&pod), Timestamp::now()) {
-                None => Ok(Requeue::Never),
-                Some(left) if !left.is_zero() => Ok(Requeue::After(left + Duration::from_millis(500))),
-                Some(_) => self.evict(key, &pod).await,
+            let now = Timestamp::now();
+            let met = self.waiting.lock().get(key).copied().unwrap_or(now);
+            match patience(&evicting(&node), tolerations(&pod), met, now) {
+                Some(left) if !left.is_zero() => {
+                    self.waiting.lock().insert(key.to_owned(), met);
+                    Ok(Requeue::After(left + Duration::from_millis(500)))
+                }
+                verdict => {
+                    self.waiting.lock().remove(key);
+                    if verdict.is_some() { self.evict(key, &pod).await } else { Ok(Requeue::Never) }
+                }
             }
         })
     }
@@ -172,10 +185,13 @@ mod tests {
             (vec![taint("a"), taint("b")], vec![toleration("a", None)], Some(0)),
         ] {
             assert_eq!(
-                patience(&taints, &tolerations, at(10)).map(|left| left.as_secs()),
+                patience(&taints, &tolerations, at(0), at(10)).map(|left| left.as_secs()),
                 expected,
                 "{taints:?} {tolerations:?}"
             );
         }
+        let timeless = Taint { time_added: None, ..taint("a") };
+        let left = patience(&[timeless], &[toleration("a", Some(30))], at(4), at(10));
+        assert_eq!(left, Some(Duration::from_secs(24)), "a taint without a time counts from when it was met");
     }
 }

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{Event, Node, Pod, ServiceAccount};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use serde_json::{Value, json};
 
-use crate::harness::Cluster;
+use crate::harness::{Cluster, patiently};
 
 /// An extended resource that tests give their nodes.
 const FOO: &str = "scheduling.k8s.io/foo";
@@ -256,11 +256,9 @@ async fn runs_replica_sets_to_verify_preemption_running_path() {
         let selected = ListParams::labels(format!("name={name}"));
         let replaced = async || {
             let found = pods.list(&selected).await.unwrap().items;
-            matches!(&found[..], [pod] if is_unschedulable(pod))
+            matches!(&found[..], [pod] if is_unschedulable(pod)).then_some(())
         };
-        while !replaced().await {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+        patiently(replaced).await.unwrap_or_else(|| panic!("{name} was not made again"));
     }
     cluster.pod("last", json!({})).await;
     cluster.running("last").await;
@@ -321,14 +319,15 @@ async fn evicts_pods_with_min_toleration_seconds() {
     cluster.running("brief").await;
     cluster.running("long").await;
     cluster.taint("node-0", evicting()).await;
-    let leaving = |pod: &Pod| is_leaving(pod) && condition(pod, "DisruptionTarget").is_some();
     let api = cluster.client.namespaced::<Pod>("default");
     // The hollow node may have removed it before anybody saw it leave.
-    while let Some(pod) = api.get_opt("brief").await.unwrap() {
-        if leaving(&pod) {
-            assert_eq!(condition(&pod, "DisruptionTarget"), Some(("True", "DeletionByTaintManager")));
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
+    let left = patiently(async || match api.get_opt("brief").await.unwrap() {
+        Some(pod) if is_leaving(&pod) => Some(Some(pod)),
+        Some(_) => None,
+        None => Some(None),
+    });
+    if let Some(pod) = left.await.expect("the brief pod was not evicted") {
+        assert_eq!(condition(&pod, "DisruptionTarget"), Some(("True", "DeletionByTaintManager")));
     }
     assert!(!is_leaving(&cluster.running("long").await));
     cluster.stop().await;
