@@ -238,3 +238,31 @@ pub fn laps_of<F: Future>(future: F) -> impl Future<Output = (F::Output, Vec<Lap
 pub fn set_object(object: impl FnOnce() -> String) {
     let _ = SCOPE.try_with(|scope| *scope.object.borrow_mut() = Some(object()));
 }
+
+/// Part of the present span, for another task to run; [`Away::home`] adds its steps to the span.
+pub fn away<F: Future>(future: F) -> impl Future<Output = Away<F::Output>> {
+    let Context { recorder, causes, .. } = current();
+    let future = Box::pin(future);
+    async move {
+        let (output, laps, object) = Scope::with(recorder, Cause::Known(causes)).run(future).await;
+        Away { output, laps: laps.list, object }
+    }
+}
+
+/// What a part of a span came to in another task.
+pub struct Away<T> {
+    output: T,
+    laps: Vec<Lap>,
+    object: Option<String>,
+}
+
+impl<T> Away<T> {
+    pub fn home(self) -> T {
+        take_laps(self.laps);
+        if let Some(object) = self.object {
+            set_object(|| object);
+        }
+        mark();
+        self.output
+    }
+}

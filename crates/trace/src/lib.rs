@@ -22,7 +22,9 @@ pub mod ui;
 pub mod walk;
 mod work;
 
-pub use context::{Context, current, deliver, lap, lap_failed, lap_named, laps_of, mark, set_object, take_laps};
+pub use context::{
+    Away, Context, away, current, deliver, lap, lap_failed, lap_named, laps_of, mark, set_object, take_laps,
+};
 pub use id::Id;
 pub use name::Name;
 pub use recorder::Recorder;

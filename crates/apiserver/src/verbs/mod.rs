@@ -51,11 +51,12 @@ pub(crate) async fn run(
 /// leave the claim to nobody.
 async fn to_its_end(operation: Operation) -> Result<Response<Body>, Status> {
     let state = operation.state.clone();
-    let task = state.writes.spawn(crate::audit::carried(serve(operation, None)));
-    task.await.unwrap_or_else(|error| match error.try_into_panic() {
-        Ok(panic) => std::panic::resume_unwind(panic),
-        Err(error) => Err(Status::internal(error)),
-    })
+    let task = state.writes.spawn(trace::away(crate::audit::carried(serve(operation, None))));
+    match task.await.map_err(tokio::task::JoinError::try_into_panic) {
+        Ok(done) => done.home(),
+        Err(Ok(panic)) => std::panic::resume_unwind(panic),
+        Err(Err(error)) => Err(Status::internal(error)),
+    }
 }
 
 async fn serve(operation: Operation, upgrade: Option<hyper::upgrade::OnUpgrade>) -> Result<Response<Body>, Status> {
