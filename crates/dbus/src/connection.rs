@@ -15,9 +15,12 @@ use crate::wire::{Kind, Message, Value};
 const TIMEOUT: Duration = Duration::from_secs(30);
 const SYSTEM_BUS: &str = "/run/dbus/system_bus_socket";
 
-/// The socket of the machine's bus, where systemd and logind are; `DBUS_SYSTEM_BUS_ADDRESS` may name another.
+/// The environment variable that names another bus than the usual one.
+pub const SYSTEM_BUS_ADDRESS: &str = "DBUS_SYSTEM_BUS_ADDRESS";
+
+/// The socket of the machine's bus, where systemd and logind are, or the one that [`SYSTEM_BUS_ADDRESS`] names.
 pub fn system_bus() -> PathBuf {
-    let address = std::env::var("DBUS_SYSTEM_BUS_ADDRESS").unwrap_or_default();
+    let address = std::env::var(SYSTEM_BUS_ADDRESS).unwrap_or_default();
     address.strip_prefix("unix:path=").unwrap_or(SYSTEM_BUS).into()
 }
 const MAX_DESCRIPTORS: usize = 16;

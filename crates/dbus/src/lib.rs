@@ -11,5 +11,5 @@ pub mod logind;
 pub mod systemd;
 mod wire;
 
-pub use connection::{Call, Connection, Error, Handle, system_bus};
+pub use connection::{Call, Connection, Error, Handle, SYSTEM_BUS_ADDRESS, system_bus};
 pub use wire::{Kind, Message, Value};

@@ -70,6 +70,8 @@ impl Starter {
             .arg("shim")
             .arg(" ".repeat(COMMAND_LINE_ROOM))
             .env_clear()
+            // Shims ask systemd for scopes: on the bus that we use.
+            .envs(std::env::var_os(dbus::SYSTEM_BUS_ADDRESS).map(|bus| (dbus::SYSTEM_BUS_ADDRESS, bus)))
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::null())
             .spawn()?;
