@@ -123,10 +123,21 @@ impl Cluster {
 
     /// `cox <component>` aimed at this cluster.
     pub(crate) fn cox(&self, component: &str) -> Command {
-        let mut command = self.host.command(env!("CARGO_BIN_EXE_cox"));
+        let mut command = self.aimed(env!("CARGO_BIN_EXE_cox"));
         command.arg(component);
         command.env("COX_DATA_DIR", self.path("data")).env("COX_RUN_DIR", self.path("run"));
         command.env("COX_NAME", &self.host.name);
+        command
+    }
+
+    /// The kubectl of Debian, or another that is installed, aimed at this cluster.
+    pub(crate) fn other_kubectl(&self) -> Command {
+        let unpacked = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/peers/kubectl/usr/bin/kubectl");
+        self.aimed(if unpacked.exists() { unpacked } else { "kubectl".into() })
+    }
+
+    fn aimed(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = self.host.command(program);
         command.env("KUBECONFIG", self.path("kubeconfig")).env("HOME", self.dir.path());
         command
     }

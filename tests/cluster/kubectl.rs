@@ -128,6 +128,10 @@ fn exec_and_copy(cluster: &Cluster) {
     assert_eq!(String::from_utf8_lossy(&output.stderr), "oops\ncommand terminated with exit code 7\n");
     assert_eq!(with_input(cluster, &["exec", "-i", "talker", "--", "cat"], "to and fro"), "to and fro");
 
+    // Others stream by SPDY, which ours does not speak.
+    let output = cluster.other_kubectl().args(["exec", "talker", "--", "hostname"]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "talker\n", "{}", describe(&output));
+
     let (here, back) = (cluster.path("here.txt"), cluster.path("back.txt"));
     std::fs::write(&here, "a file\n").unwrap();
     cluster.kubectl(&format!("cp {} talker:/tmp/there.txt", here.display()));

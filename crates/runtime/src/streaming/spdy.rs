@@ -179,10 +179,12 @@ fn data_frame(stream: u32, flags: u8, body: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// A header block without headers: a stored (uncompressed) zlib block, after the zlib header in the first one.
+/// A header block without headers: a stored (uncompressed) zlib block, after the zlib header in the first one. The empty
+/// block behind it is zlib's flush: Go gives out nothing before it, and what it then waits for in vain ends the stream.
 fn empty_headers(first: bool) -> Vec<u8> {
     let mut block = if first { vec![0x78, 0x01] } else { Vec::new() };
     block.extend([0x00, 4, 0, 0xfb, 0xff, 0, 0, 0, 0]);
+    block.extend([0x00, 0, 0, 0xff, 0xff]);
     block
 }
 
@@ -286,7 +288,7 @@ mod tests {
         let second = streams.recv().await.unwrap();
         assert_eq!(second.header("port"), Some("80"));
         writer.data(3, b"answer").await.unwrap();
-        let mut seen = vec![0u8; (8 + 4 + 11) + (8 + 4 + 9) + (8 + 6)];
+        let mut seen = vec![0u8; (8 + 4 + 16) + (8 + 4 + 14) + (8 + 6)];
         read.read_exact(&mut seen).await.unwrap();
         assert!(seen.ends_with(b"answer"));
         drop((read, write));
