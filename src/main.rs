@@ -38,42 +38,42 @@ const COMPONENTS: &[Component] = &[
         component(argv, cluster::up::main)
     }),
     row(Group::Cluster, "status", "Say whether the cluster runs, and where", |argv| {
-        component(argv, cluster::manage::status)
+        command(argv, cluster::manage::status)
     }),
-    row(Group::Cluster, "logs", "Print the cluster's log", |argv| component(argv, cluster::manage::logs)),
+    row(Group::Cluster, "logs", "Print the cluster's log", |argv| command(argv, cluster::manage::logs)),
     row(Group::Cluster, "down", "Stop the cluster; data and containers stay", |argv| {
-        component(argv, cluster::manage::down)
+        command(argv, cluster::manage::down)
     }),
     row(Group::Cluster, "node", "Add, stop, start and remove nodes on this machine", |argv| {
         component(argv, cluster::nodes::cli::main)
     }),
     row(Group::Cluster, "token", "Make, list and delete tokens with which machines join", |argv| {
-        component(argv, cluster::join::token_cli::main)
+        command(argv, cluster::join::token_cli::main)
     }),
     row(Group::Cluster, "join", "Make this machine a node of a cluster, or resume it", |argv| {
         component(argv, cluster::join::cli::main)
     }),
-    row(Group::Cluster, "delete", "Remove everything of the cluster", |argv| component(argv, cluster::delete::main)),
+    row(Group::Cluster, "delete", "Remove everything of the cluster", |argv| command(argv, cluster::delete::main)),
     row(Group::Cluster, "check", "Say what this host lacks to be a node", |argv| {
-        component(argv, cluster::preflight::main)
+        command(argv, cluster::preflight::main)
     }),
     row(Group::Cluster, "why", "Say what an object waits for, and what to do about it", |argv| {
-        component(argv, cluster::why::main)
+        command(argv, cluster::why::main)
     }),
     row(Group::Cluster, "trace", "Show what the cluster made of an object, stage by stage", |argv| {
-        component(argv, cluster::walk::main)
+        command(argv, cluster::walk::main)
     }),
     row(Group::Cluster, "ui", "Show the cluster in a browser", |argv| {
         let proxy = ["kubectl", "proxy", "--ui", "--port=0"].map(OsString::from);
         kubectl::main(proxy.into_iter().chain(argv.into_iter().skip(1)))
     }),
     row(Group::Cluster, "systemd-unit", "Print a systemd unit that runs the cluster", |argv| {
-        component(argv, cluster::systemd::main)
+        command(argv, cluster::systemd::main)
     }),
     row(Group::Client, "kubectl", "Control a cluster: this one or any other", |argv| kubectl::main(argv.into_iter())),
-    row(Group::Client, "store", "Check, repair, back up and restore a store", |argv| component(argv, store::cli::main)),
+    row(Group::Client, "store", "Check, repair, back up and restore a store", |argv| command(argv, store::cli::main)),
     row(Group::Client, "image", "Pull, import, export, list, remove and tag images of this node", |argv| {
-        component(argv, runtime::image_cli::main)
+        command(argv, runtime::image_cli::main)
     }),
     row(Group::Component, "apiserver", "Serve the API", |argv| component(argv, apiserver::main)),
     row(Group::Component, "controller-manager", "Run the control loops", |argv| component(argv, controllers::main)),
@@ -135,17 +135,28 @@ fn help() -> String {
     text
 }
 
-/// Parses the flags of a component and runs it to its end on a tokio runtime.
-///
-/// Components hand out boxed futures, so that each tree of futures is compiled once, in its own crate, not again here.
-fn component<A: Args>(argv: Vec<OsString>, main: fn(A) -> BoxFuture<'static, anyhow::Result<()>>) -> ExitCode {
+/// The entry of a component. Futures are boxed, so that each tree of them is compiled once, in its own crate, not again here.
+type Main<A> = fn(A) -> BoxFuture<'static, anyhow::Result<()>>;
+
+/// Runs what stays and tells what it does.
+fn component<A: Args>(argv: Vec<OsString>, main: Main<A>) -> ExitCode {
+    start(argv, main, "info")
+}
+
+/// Runs what a person waits for: its answer is not mixed with news of what it is made of.
+fn command<A: Args>(argv: Vec<OsString>, main: Main<A>) -> ExitCode {
+    start(argv, main, "warn")
+}
+
+/// Parses flags and runs what they are for to its end on a tokio runtime.
+fn start<A: Args>(argv: Vec<OsString>, main: Main<A>, log_level: &str) -> ExitCode {
     let name = argv.first().and_then(|name| name.to_str()).map_or("cox".into(), |name| format!("cox {name}"));
     let matches = A::augment_args(Command::new("cox").bin_name(name)).get_matches_from(argv);
     let args = match A::from_arg_matches(&matches) {
         Ok(args) => args,
         Err(error) => error.exit(),
     };
-    start_logging();
+    start_logging(log_level);
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(&error.into()),
@@ -162,7 +173,7 @@ fn fail(error: &anyhow::Error) -> ExitCode {
 }
 
 /// Logs go to standard error; `COX_LOG` chooses what (`info`, `apiserver=debug`, …).
-fn start_logging() {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("COX_LOG").unwrap_or_else(|_| "info".into());
+fn start_logging(default: &str) {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("COX_LOG").unwrap_or_else(|_| default.into());
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
 }

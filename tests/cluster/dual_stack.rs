@@ -6,19 +6,10 @@ use std::net::IpAddr;
 use cni::netns::Netns;
 
 use crate::harness::{Cluster, http_get};
+use crate::manifests;
 
-const HELLO: &str = "
-apiVersion: apps/v1
-kind: DaemonSet
-metadata: {name: hello}
-spec:
-  selector: {matchLabels: {app: hello}}
-  template:
-    metadata: {labels: {app: hello}}
-    spec:
-      containers:
-      - {name: hello, image: cox.local/hello, ports: [{containerPort: 80}]}
----
+/// One service for both families, and one for the sixth alone.
+const SERVICES: &str = "
 apiVersion: v1
 kind: Service
 metadata: {name: hello}
@@ -41,9 +32,7 @@ fn both_families_lead_to_every_pod() {
     let flags =
         ["--nodes", "2", "--cluster-cidr", "10.42.0.0/16,fd42::/48", "--service-cidr", "10.43.0.0/16,fd43::/112"];
     let cluster = Cluster::up_with(&[testkit::images::busybox], &flags);
-    let file = cluster.path("hello.yaml");
-    std::fs::write(&file, HELLO).unwrap();
-    cluster.kubectl(&format!("apply -f {}", file.display()));
+    cluster.apply(&[manifests::HELLO, SERVICES].concat());
     cluster.kubectl("rollout status daemonset/hello --timeout=170s");
 
     let words = |line: &str| -> Vec<String> { cluster.kubectl(line).split_whitespace().map(str::to_owned).collect() };
@@ -70,11 +59,7 @@ fn both_families_lead_to_every_pod() {
         }
         for service in &services {
             let address = std::net::SocketAddr::from((*service, 80)).to_string();
-            let mut names = BTreeSet::new();
-            cluster.wait(&format!("answers of both pods through {address} at {node}"), || {
-                names.extend(http_get(network, &address).and_then(|answer| answer.lines().last().map(str::to_owned)));
-                (names.len() == 2).then_some(())
-            });
+            cluster.answers(&format!("through {address} at {node}"), 2, || http_get(network, &address));
         }
     }
 
@@ -82,10 +67,8 @@ fn both_families_lead_to_every_pod() {
     let script = "nslookup -type=a hello.default.svc.cluster.local; nslookup -type=aaaa hello.default.svc.cluster.local; \
                   wget -q -O - http://six/; cat /etc/hosts";
     let run = ["run", "asker", "--image=busybox", "--restart=Never", "--command", "--", "sh", "-c", script];
-    assert!(cluster.cox("kubectl").args(run).output().unwrap().status.success());
-    cluster.wait("the pod's end", || {
-        (cluster.kubectl("get pod asker -o jsonpath={.status.phase}") == "Succeeded").then_some(())
-    });
+    cluster.kubectl_args(&run);
+    cluster.until_phase("asker", "Succeeded");
     let said = cluster.kubectl("logs asker");
     for expected in [services[0].to_string(), services[1].to_string(), "Hello from hello-".into()] {
         assert!(said.contains(&expected), "{expected} in\n{said}");

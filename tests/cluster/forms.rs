@@ -1,40 +1,19 @@
 //! The other forms of the command: with a name, as a generator, from a file. All end in running pods.
 
 use crate::harness::Cluster;
+use crate::manifests;
 
-const MANIFEST: &str = "
-apiVersion: apps/v1
-kind: Deployment
-metadata: {name: applied}
-spec:
-  replicas: 2
-  selector: {matchLabels: {app: applied}}
-  template:
-    metadata: {labels: {app: applied}}
-    spec:
-      containers:
-      - name: web
-        image: nginx
-        ports: [{containerPort: 80}]
-        readinessProbe: {httpGet: {path: /, port: 80}, periodSeconds: 1}
----
-apiVersion: v1
-kind: Service
-metadata: {name: applied}
-spec:
-  type: NodePort
-  selector: {app: applied}
-  ports: [{port: 8080, targetPort: 80}]
-";
+fn manifest(replicas: u32) -> String {
+    let pod = format!("\n      containers: [{}]", manifests::web("nginx", ""));
+    manifests::deployment("applied", replicas, &pod) + &manifests::node_port("applied")
+}
 
 #[test]
 fn every_form_of_the_command_runs_pods() {
     let cluster = Cluster::up(&[testkit::images::nginx, testkit::images::busybox]);
     cluster.kubectl("run named --image=nginx --replicas=2");
     cluster.kubectl("create deployment created --image=nginx --replicas=2");
-    let file = cluster.path("manifest.yaml");
-    std::fs::write(&file, MANIFEST).unwrap();
-    cluster.kubectl(&format!("apply -f {}", file.display()));
+    cluster.apply(&manifest(2));
     for name in ["named", "created", "applied"] {
         cluster.kubectl(&format!("rollout status deployment/{name} --timeout=170s"));
     }
@@ -44,8 +23,7 @@ fn every_form_of_the_command_runs_pods() {
     cluster.wait("an answer through the node port", || cluster.http_get(&format!("172.31.7.2:{port}")));
 
     // A second apply changes what the file changes, and nothing else.
-    std::fs::write(&file, MANIFEST.replace("replicas: 2", "replicas: 3")).unwrap();
-    let said = cluster.kubectl(&format!("apply -f {}", file.display()));
+    let said = cluster.apply(&manifest(3));
     assert!(
         said.contains("deployment.apps/applied configured") && said.contains("service/applied unchanged"),
         "{said}"
@@ -54,9 +32,7 @@ fn every_form_of_the_command_runs_pods() {
 
     // A pod finds the service by name.
     cluster.kubectl("run asker --image=busybox --restart=Never -- wget -q -O - http://applied:8080/");
-    cluster.wait("the pod's end", || {
-        (cluster.kubectl("get pod asker -o jsonpath={.status.phase}") == "Succeeded").then_some(())
-    });
+    cluster.until_phase("asker", "Succeeded");
     let said = cluster.kubectl("logs asker");
     assert!(said.contains("nginx"), "{said}");
 

@@ -1,9 +1,10 @@
 //! A cluster for a test: the real binary in a network namespace with no way out, pulling from a real registry.
 
+use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -132,8 +133,7 @@ impl Cluster {
 
     /// The kubectl of Debian, or another that is installed, aimed at this cluster.
     pub(crate) fn other_kubectl(&self) -> Command {
-        let unpacked = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/peers/kubectl/usr/bin/kubectl");
-        self.aimed(if unpacked.exists() { unpacked } else { "kubectl".into() })
+        self.aimed(testkit::peers::kubectl())
     }
 
     fn aimed(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
@@ -144,9 +144,31 @@ impl Cluster {
 
     /// Runs a kubectl command line, which must succeed, and returns what it printed.
     pub(crate) fn kubectl(&self, line: &str) -> String {
-        let output = self.cox("kubectl").args(line.split_whitespace()).output().unwrap();
-        assert!(output.status.success(), "kubectl {line}\n{}\n{}", describe(&output), self.log());
+        self.kubectl_args(&line.split_whitespace().collect::<Vec<_>>())
+    }
+
+    /// As [`Cluster::kubectl`], with words that may have spaces in them.
+    pub(crate) fn kubectl_args(&self, args: &[&str]) -> String {
+        self.must(self.cox("kubectl").args(args))
+    }
+
+    /// Runs a line of `cox`, which must succeed, and returns what it printed.
+    pub(crate) fn cox_says(&self, line: &str) -> String {
+        let mut words = line.split(' ');
+        self.must(self.cox(words.next().unwrap()).args(words))
+    }
+
+    fn must(&self, command: &mut Command) -> String {
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{command:?}\n{}\n{}", describe(&output), self.log());
         String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// `kubectl apply` of a manifest.
+    pub(crate) fn apply(&self, manifest: &str) -> String {
+        let file = self.path("manifest.yaml");
+        std::fs::write(&file, manifest).unwrap();
+        self.kubectl(&format!("apply -f {}", file.display()))
     }
 
     /// Waits until `probe` gives a value; fails with the cluster's log when it never does.
@@ -162,6 +184,23 @@ impl Cluster {
             }
             std::thread::sleep(Duration::from_millis(100));
         }
+    }
+
+    /// Waits until a pod has come to a phase.
+    pub(crate) fn until_phase(&self, pod: &str, phase: &str) {
+        self.wait(&format!("pod {pod} in phase {phase}"), || {
+            (self.kubectl(&format!("get pod {pod} -o jsonpath={{.status.phase}}")) == phase).then_some(())
+        });
+    }
+
+    /// Asks until so many different answers have come, and returns them. Pods tell themselves apart by their last line.
+    pub(crate) fn answers(&self, what: &str, count: usize, ask: impl Fn() -> Option<String>) -> BTreeSet<String> {
+        let mut seen = BTreeSet::new();
+        self.wait(&format!("{count} different answers {what}"), || {
+            seen.extend(ask().and_then(|answer| answer.lines().last().map(str::to_owned)));
+            (seen.len() >= count).then_some(())
+        });
+        seen
     }
 
     /// An HTTP GET of `/` from the host; None while there is no answer.
@@ -214,8 +253,26 @@ pub(crate) fn http_get(from: &cni::netns::Netns, address: &str) -> Option<String
 }
 
 pub(crate) fn run(command: &mut Command) {
-    let output = command.output().unwrap();
+    said(command);
+}
+
+/// Runs a command, which must succeed, and returns what it printed.
+pub(crate) fn said(command: &mut Command) -> String {
+    told(command, "")
+}
+
+/// As [`said`], with something on standard input.
+pub(crate) fn told(command: &mut Command, input: &str) -> String {
+    let output = with_input(command, input);
     assert!(output.status.success(), "{command:?}\n{}", describe(&output));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Runs a command with something on standard input.
+pub(crate) fn with_input(command: &mut Command, input: &str) -> Output {
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    child.wait_with_output().unwrap()
 }
 
 pub(crate) fn describe(output: &Output) -> String {

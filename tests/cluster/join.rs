@@ -1,12 +1,11 @@
 //! A machine joins: `cox up` on one host, `cox join` on another with a cable between, and no way out of either.
 
-use std::collections::BTreeSet;
-use std::io::Write;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
-use crate::harness::{Cluster, Host, describe, http_get, mounts_below, run};
+use crate::harness::{Cluster, Host, describe, http_get, mounts_below, run, said, with_input};
+use crate::manifests;
 
 const SERVER: &str = "192.168.77.1";
 const MACHINE: &str = "192.168.77.2";
@@ -46,9 +45,7 @@ impl Machine {
     fn join(&self, token: &str, hash: &str) -> Output {
         let mut join = self.cox("join");
         join.args([SERVER, "--token-file", "-", "--ca-hash", hash, "--node-name", "machine-2", "--node-ip", MACHINE]);
-        let mut child = join.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        child.stdin.take().unwrap().write_all(token.as_bytes()).unwrap();
-        child.wait_with_output().unwrap()
+        with_input(&mut join, token)
     }
 
     fn log(&self) -> String {
@@ -61,14 +58,10 @@ impl Drop for Machine {
         let output = self.cox("delete").output().unwrap();
         if !std::thread::panicking() {
             assert!(output.status.success(), "cox delete failed\n{}", describe(&output));
+            let said = describe(&output);
+            assert!(said.contains("'cox kubectl delete node machine-2'") && !said.contains(" INFO "), "{said}");
         }
     }
-}
-
-fn said(command: &mut Command) -> String {
-    let output = command.output().unwrap();
-    assert!(output.status.success(), "{command:?}\n{}", describe(&output));
-    String::from_utf8(output.stdout).unwrap()
 }
 
 #[test]
@@ -108,17 +101,11 @@ fn a_machine_joins_with_a_token() {
     keeps_no_secret(&machine, token);
 
     // It is a node like any other: pods run there, are reached from everywhere, and reach the cluster by name.
-    let manifest = cluster.path("hello.yaml");
-    std::fs::write(&manifest, HELLO).unwrap();
-    cluster.kubectl(&format!("apply -f {}", manifest.display()));
+    cluster.apply(&[manifests::HELLO, SERVICE].concat());
     cluster.kubectl("rollout status daemonset/hello --timeout=170s");
     let service = cluster.kubectl("get service hello -o jsonpath={.spec.clusterIP}") + ":80";
     for (what, network) in [("server", cluster.host.netns()), ("machine", machine.host.netns())] {
-        let mut names = BTreeSet::new();
-        cluster.wait(&format!("answers of both pods at the {what}"), || {
-            names.extend(http_get(&network, &service).and_then(|answer| answer.lines().last().map(str::to_owned)));
-            (names.len() == 2).then_some(())
-        });
+        cluster.answers(&format!("of the pods at the {what}"), 2, || http_get(&network, &service));
     }
     // Its kubelet serves with a certificate of the cluster's: logs and exec go through the API server.
     let there = "get pods -l app=hello --field-selector spec.nodeName=machine-2 -o jsonpath={.items[0].metadata.name}";
@@ -148,22 +135,12 @@ fn a_machine_joins_with_a_token() {
 
     let data = machine.path("data");
     drop(machine);
+    // It may not take itself out of the cluster.
+    assert_eq!(cluster.kubectl("delete node machine-2"), "node \"machine-2\" deleted\n");
     assert_eq!(mounts_below(&data), Vec::<String>::new());
 }
 
-/// One pod per node, which answers with its name.
-const HELLO: &str = "
-apiVersion: apps/v1
-kind: DaemonSet
-metadata: {name: hello}
-spec:
-  selector: {matchLabels: {app: hello}}
-  template:
-    metadata: {labels: {app: hello}}
-    spec:
-      containers:
-      - {name: hello, image: cox.local/hello, ports: [{containerPort: 80}]}
----
+const SERVICE: &str = "
 apiVersion: v1
 kind: Service
 metadata: {name: hello}

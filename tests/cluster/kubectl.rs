@@ -1,27 +1,26 @@
 //! What kubectl does with running containers, end to end: conformance's area of it with ours. Command lines that need
 //! none are compared with another kubectl in `crates/kubectl/tests/compare`.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-use crate::harness::{Cluster, describe};
+use crate::harness::{Cluster, describe, told};
+use crate::manifests;
 
-const CONTROLLER: &str = "
+fn controller(replicas: u32) -> String {
+    let web = manifests::web("nginx", "");
+    format!(
+        "
 apiVersion: v1
 kind: ReplicationController
-metadata: {name: web, labels: {app: web}}
+metadata: {{name: web, labels: {{app: web}}}}
 spec:
-  replicas: 1
-  selector: {app: web}
-  template:
-    metadata: {labels: {app: web}}
-    spec:
-      containers:
-      - name: web
-        image: nginx
-        ports: [{containerPort: 80}]
-        readinessProbe: {httpGet: {path: /, port: 80}, periodSeconds: 1}
-";
+  replicas: {replicas}
+  selector: {{app: web}}
+  template: {{metadata: {{labels: {{app: web}}}}, spec: {{containers: [{web}]}}}}
+"
+    )
+}
 
 const TALKER: &str = "
 apiVersion: v1
@@ -54,7 +53,7 @@ impl Drop for Running {
 #[test]
 fn kubectl_works_on_running_containers() {
     let cluster = Cluster::up(&[testkit::images::nginx, testkit::images::busybox]);
-    for (file, text) in [("web.yaml", CONTROLLER), ("talker.yaml", TALKER)] {
+    for (file, text) in [("web.yaml", controller(1).as_str()), ("talker.yaml", TALKER)] {
         std::fs::write(cluster.path(file), text).unwrap();
         cluster.kubectl(&format!("create -f {}", cluster.path(file).display()));
     }
@@ -175,7 +174,7 @@ fn run_and_replace(cluster: &Cluster) {
 
 fn asks_the_server(cluster: &Cluster) {
     let changed = cluster.path("changed.yaml");
-    std::fs::write(&changed, CONTROLLER.replace("replicas: 1", "replicas: 5")).unwrap();
+    std::fs::write(&changed, controller(5)).unwrap();
     let output = cluster.cox("kubectl").args(["diff", "-f"]).arg(&changed).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{}", describe(&output));
@@ -191,13 +190,7 @@ fn asks_the_server(cluster: &Cluster) {
 
 /// Runs kubectl with something on standard input; it must succeed.
 fn with_input(cluster: &Cluster, args: &[&str], input: &str) -> String {
-    let mut command = cluster.cox("kubectl");
-    command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().unwrap();
-    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
-    let output = child.wait_with_output().unwrap();
-    assert!(output.status.success(), "kubectl {args:?}\n{}", describe(&output));
-    String::from_utf8(output.stdout).unwrap()
+    told(cluster.cox("kubectl").args(args), input)
 }
 
 /// Starts a kubectl that stays, and waits for its first line.

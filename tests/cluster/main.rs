@@ -10,6 +10,7 @@ mod harness;
 mod join;
 mod kubectl;
 mod leftovers;
+mod manifests;
 mod nodes;
 mod offline;
 mod reboot;

@@ -7,45 +7,33 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use cni::netns::Netns;
 
-use crate::harness::{Cluster, describe, http_get, mounts_below, run};
+use crate::harness::{Cluster, http_get, mounts_below, run};
+use crate::leftovers::kill;
+use crate::manifests;
 
 /// Every pod answers with its own name. Pods of a node that is gone are not waited for.
-const WEB: &str = "
-apiVersion: apps/v1
-kind: Deployment
-metadata: {name: web}
-spec:
-  replicas: 3
-  strategy: {rollingUpdate: {maxUnavailable: 0, maxSurge: 1}}
-  selector: {matchLabels: {app: web}}
-  template:
-    metadata: {labels: {app: web}}
-    spec:
+fn web() -> String {
+    let container = manifests::web(
+        "nginx",
+        // Ending takes long enough for every node to hear that the pod is going.
+        ", command: [sh, -c, \"hostname > /usr/share/nginx/html/index.html && exec nginx -g 'daemon off;'\"], \
+         lifecycle: {preStop: {exec: {command: [sleep, \"3\"]}}}",
+    );
+    let pod = format!(
+        "
       topologySpreadConstraints:
       - maxSkew: 1
         topologyKey: kubernetes.io/hostname
         whenUnsatisfiable: DoNotSchedule
         nodeTaintsPolicy: Honor
-        labelSelector: {matchLabels: {app: web}}
+        labelSelector: {{matchLabels: {{app: web}}}}
       tolerations:
-      - {key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: 0}
-      containers:
-      - name: web
-        image: nginx
-        command: [sh, -c, \"hostname > /usr/share/nginx/html/index.html && exec nginx -g 'daemon off;'\"]
-        ports: [{containerPort: 80}]
-        readinessProbe: {httpGet: {path: /, port: 80}, periodSeconds: 1}
-        # Long enough for every node to hear that the pod is going.
-        lifecycle: {preStop: {exec: {command: [sleep, \"3\"]}}}
----
-apiVersion: v1
-kind: Service
-metadata: {name: web}
-spec:
-  type: NodePort
-  selector: {app: web}
-  ports: [{port: 8080, targetPort: 80}]
-";
+      - {{key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: 0}}
+      containers: [{container}]"
+    );
+    // Of three replicas, a rolling update with its defaults has none missing and one more.
+    manifests::deployment("web", 3, &pod) + &manifests::node_port("web")
+}
 
 struct Pod {
     name: String,
@@ -78,19 +66,7 @@ fn names(pods: &[Pod]) -> BTreeSet<String> {
 
 /// Asks until every pod has answered.
 fn reaches_all(cluster: &Cluster, what: &str, expected: &BTreeSet<String>, ask: impl Fn() -> Option<String>) {
-    let mut seen = BTreeSet::new();
-    cluster.wait(&format!("answers of all pods {what}"), || {
-        seen.extend(ask().and_then(|answer| answer.lines().last().map(str::to_owned)));
-        expected.is_subset(&seen).then_some(())
-    });
-    assert_eq!(&seen, expected, "{what}");
-}
-
-fn cox(cluster: &Cluster, line: &str) -> String {
-    let mut words = line.split(' ');
-    let output = cluster.cox(words.next().unwrap()).args(words).output().unwrap();
-    assert!(output.status.success(), "cox {line}\n{}\n{}", describe(&output), cluster.log());
-    String::from_utf8(output.stdout).unwrap()
+    assert_eq!(&cluster.answers(what, expected.len(), ask), expected, "{what}");
 }
 
 #[test]
@@ -99,9 +75,7 @@ fn three_nodes_share_the_work_and_survive() {
     let ranges = cluster.kubectl("get nodes -o jsonpath={.items[*].spec.podCIDR}");
     assert_eq!(ranges.split(' ').collect::<BTreeSet<_>>().len(), 3, "a pod range each: {ranges}");
 
-    let file = cluster.path("web.yaml");
-    std::fs::write(&file, WEB).unwrap();
-    cluster.kubectl(&format!("apply -f {}", file.display()));
+    cluster.apply(&web());
     cluster.kubectl("rollout status deployment/web --timeout=170s");
     let before = pods(&cluster);
     let nodes: BTreeSet<&str> = before.iter().map(|pod| pod.node.as_str()).collect();
@@ -114,13 +88,13 @@ fn three_nodes_share_the_work_and_survive() {
     rolls_without_a_failed_request(&cluster);
 
     // A node that is switched off is not missed, and comes back.
-    cox(&cluster, "node stop node-3");
+    cluster.cox_says("node stop node-3");
     let after = cluster.wait("the pod of the stopped node elsewhere", || {
         Some(pods(&cluster)).filter(|pods| pods.len() == 3 && pods.iter().all(|pod| pod.node != "node-3"))
     });
     let service = cluster.kubectl("get service web -o jsonpath={.spec.clusterIP}:{.spec.ports[0].port}");
     reaches_all(&cluster, "after the stop", &names(&after), || cluster.http_get(&service));
-    cox(&cluster, "node start node-3");
+    cluster.cox_says("node start node-3");
     // Where it was switched off its pods are gone, and it is a node like any other.
     cluster.kubectl("scale deployment/web --replicas=6");
     cluster.wait("pods on the node that came back", || {
@@ -129,10 +103,10 @@ fn three_nodes_share_the_work_and_survive() {
     });
 
     // One comes, one goes.
-    let said = cox(&cluster, "node add extra");
+    let said = cluster.cox_says("node add extra");
     assert!(said.contains("node extra is ready at 10.44.0.4"), "{said}");
-    cox(&cluster, "node rm node-2");
-    let listed = cox(&cluster, "node list");
+    cluster.cox_says("node rm node-2");
+    let listed = cluster.cox_says("node list");
     assert!(!listed.contains("node-2") && listed.contains("extra"), "{listed}");
     assert!(!cluster.path("data/nodes/node-2").exists() && !cluster.path("run/nodes/node-2").exists());
 
@@ -178,13 +152,9 @@ fn reaches_from_everywhere(cluster: &Cluster, expected: &BTreeSet<String>) {
         let overrides = format!("{{\"apiVersion\":\"v1\",\"spec\":{{\"nodeName\":\"{node}\"}}}}");
         let script = "for i in $(seq 30); do wget -q -O - http://web.default.svc.cluster.local:8080/; done";
         let name = format!("asker-{node}");
-        let mut ask = cluster.cox("kubectl");
-        ask.args(["run", &name, "--image=busybox", "--restart=Never", "--overrides", &overrides]);
-        let output = ask.args(["--command", "--", "sh", "-c", script]).output().unwrap();
-        assert!(output.status.success(), "{}", describe(&output));
-        cluster.wait(&format!("the end of {name}"), || {
-            (cluster.kubectl(&format!("get pod {name} -o jsonpath={{.status.phase}}")) == "Succeeded").then_some(())
-        });
+        let run = ["run", &name, "--image=busybox", "--restart=Never", "--overrides", &overrides];
+        cluster.kubectl_args(&[&run[..], &["--command", "--", "sh", "-c", script]].concat());
+        cluster.until_phase(&name, "Succeeded");
         let answers = cluster.kubectl(&format!("logs {name}"));
         let seen: BTreeSet<String> = answers.lines().map(str::to_owned).collect();
         assert_eq!(&seen, expected, "by name from {node}");
@@ -232,15 +202,7 @@ fn rolls_without_a_failed_request(cluster: &Cluster) {
 /// Everything of ours is killed at once and comes back; no container notices.
 fn outlives_its_processes(cluster: &Cluster, before: &[Pod]) {
     let locks = ["data/lock", "data/nodes/node-2/lock", "data/nodes/node-3/lock"];
-    let pids: Vec<String> = locks.map(|lock| std::fs::read_to_string(cluster.path(lock)).unwrap()).into();
-    for pid in &pids {
-        run(Command::new("kill").args(["-9", pid]));
-    }
-    let is_gone = |pid: &String| {
-        let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        state.is_empty() || state.contains(") Z ")
-    };
-    cluster.wait("the end of the processes", || pids.iter().all(is_gone).then_some(()));
+    kill(cluster, &locks.map(|lock| std::fs::read_to_string(cluster.path(lock)).unwrap().trim().parse().unwrap()));
     cluster.up_again();
     let now = cluster.wait("the pods ready", || Some(pods(cluster)).filter(|pods| pods.len() == before.len()));
     let identities = |pods: &[Pod]| -> BTreeSet<String> { pods.iter().map(|pod| pod.container.clone()).collect() };
@@ -254,6 +216,6 @@ fn outlives_its_processes(cluster: &Cluster, before: &[Pod]) {
         let now = std::fs::read_to_string(&lock).unwrap();
         (now != pid && Path::new("/proc").join(&now).exists()).then_some(())
     });
-    let status = cox(cluster, "status");
+    let status = cluster.cox_says("status");
     assert!(status.contains("node-2 at 10.44.0.2 (process"), "{status}");
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use crate::harness::Cluster;
 use crate::leftovers::{forget_like_a_reboot, kill_everything};
+use crate::manifests;
 
 const WORK: &str = "
 apiVersion: v1
@@ -16,55 +17,40 @@ apiVersion: v1
 kind: PersistentVolumeClaim
 metadata: {name: disk}
 spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Mi}}}
----
-apiVersion: apps/v1
-kind: Deployment
-metadata: {name: web}
-spec:
-  replicas: 4
-  selector: {matchLabels: {app: web}}
-  template:
-    metadata: {labels: {app: web}}
-    spec:
+---";
+
+fn work() -> String {
+    let web = manifests::web(
+        "cox.local/hello",
+        ", volumeMounts: [{name: settings, mountPath: /settings}, {name: scratch, mountPath: /scratch}]",
+    );
+    let spread = "
       topologySpreadConstraints:
       - {maxSkew: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: DoNotSchedule, labelSelector: {matchLabels: {app: web}}}
-      containers:
-      - name: web
-        image: cox.local/hello
-        ports: [{containerPort: 80}]
-        readinessProbe: {httpGet: {path: /, port: 80}, periodSeconds: 1}
-        volumeMounts: [{name: settings, mountPath: /settings}, {name: scratch, mountPath: /scratch}]
       volumes:
       - {name: settings, configMap: {name: settings}}
-      - {name: scratch, emptyDir: {}}
----
+      - {name: scratch, emptyDir: {}}";
+    let keeper = manifests::web("cox.local/hello", ", volumeMounts: [{name: disk, mountPath: /disk}]");
+    let keeper = format!(
+        "
 apiVersion: v1
 kind: Pod
-metadata: {name: keeper, labels: {app: keeper}}
+metadata: {{name: keeper, labels: {{app: keeper}}}}
 spec:
-  containers:
-  - name: web
-    image: cox.local/hello
-    readinessProbe: {httpGet: {path: /, port: 80}, periodSeconds: 1}
-    volumeMounts: [{name: disk, mountPath: /disk}]
-  volumes: [{name: disk, persistentVolumeClaim: {claimName: disk}}]
----
-apiVersion: v1
-kind: Service
-metadata: {name: web}
-spec:
-  type: NodePort
-  selector: {app: web}
-  ports: [{port: 80}]
-";
+  containers: [{keeper}]
+  volumes: [{{name: disk, persistentVolumeClaim: {{claimName: disk}}}}]
+---"
+    );
+    let web = manifests::deployment("web", 4, &format!("{spread}\n      containers: [{web}]"));
+    [WORK, &web, &keeper, &manifests::node_port("web")].concat()
+}
 
 /// Kind, name and uid of everything in the namespace that lasts.
 fn objects(cluster: &Cluster) -> BTreeSet<String> {
     let kinds = "configmaps,secrets,services,serviceaccounts,persistentvolumeclaims,deployments,replicasets,pods";
     let path = "{range .items[*]}{.kind}/{.metadata.name}/{.metadata.uid}{\"\\n\"}{end}";
-    let output = cluster.cox("kubectl").args(["get", kinds, "-o", &format!("jsonpath={path}")]).output().unwrap();
-    assert!(output.status.success(), "{}", crate::harness::describe(&output));
-    String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect()
+    let said = cluster.kubectl_args(&["get", kinds, "-o", &format!("jsonpath={path}")]);
+    said.lines().map(str::to_owned).collect()
 }
 
 /// All pods are ready, with addresses of their own, and the service leads to those of the deployment.
@@ -84,22 +70,16 @@ fn until_all_answers(cluster: &Cluster) {
     });
     cluster.kubectl("wait --for=condition=Ready pods --all --timeout=170s");
     cluster.kubectl("rollout status deployment/web --timeout=170s");
-    let service = cluster.kubectl("get service web -o jsonpath={.spec.clusterIP}");
-    let mut seen = BTreeSet::new();
-    cluster.wait("answers of all pods through the service", || {
-        let page = cluster.http_get(&format!("{service}:80")).unwrap_or_default();
-        seen.extend(names.iter().filter(|name| page.contains(&format!("Hello from {name}"))).cloned());
-        (seen.len() == 4).then_some(())
-    });
+    let service = cluster.kubectl("get service web -o jsonpath={.spec.clusterIP}:{.spec.ports[0].port}");
+    let seen = cluster.answers("through the service", 4, || cluster.http_get(&service));
+    assert!(seen.iter().all(|line| names.contains(line.trim_start_matches("Hello from "))), "{seen:?} of {names:?}");
 }
 
 #[test]
 fn a_power_cut_leaves_the_same_cluster() {
     let rounds: u32 = std::env::var("COX_REBOOTS").ok().and_then(|text| text.parse().ok()).unwrap_or(2);
     let cluster = Cluster::up_with(&[], &["--nodes", "2"]);
-    let file = cluster.path("work.yaml");
-    std::fs::write(&file, WORK).unwrap();
-    cluster.kubectl(&format!("apply -f {}", file.display()));
+    cluster.apply(&work());
     until_all_answers(&cluster);
     let before = objects(&cluster);
     for round in 0..rounds {

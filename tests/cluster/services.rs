@@ -84,7 +84,7 @@ struct Services {
 #[test]
 fn services_lead_to_pods_of_every_node_by_address_and_name() {
     let services = Services { cluster: Cluster::up_with(&[testkit::images::busybox], &["--nodes", "2"]) };
-    services.apply(PODS);
+    services.cluster.apply(PODS);
     services.cluster.kubectl("wait --for=condition=Ready pod --all --timeout=170s");
     services.endpoints_and_slices_follow_pods();
     services.the_api_server_is_a_service();
@@ -100,12 +100,6 @@ fn services_lead_to_pods_of_every_node_by_address_and_name() {
 }
 
 impl Services {
-    fn apply(&self, manifest: &str) {
-        let file = self.cluster.path("manifest.yaml");
-        std::fs::write(&file, manifest).unwrap();
-        self.cluster.kubectl(&format!("apply -f {}", file.display()));
-    }
-
     fn json(&self, line: &str) -> Value {
         serde_json::from_str(&self.cluster.kubectl(&format!("{line} -o json"))).unwrap()
     }
@@ -172,12 +166,8 @@ impl Services {
 
     /// From the machine, everybody who is wanted and nobody else.
     fn reaches(&self, what: &str, address: &str, expected: &[&str]) {
-        let mut seen = BTreeSet::new();
-        self.cluster.wait(what, || {
-            seen.extend(self.cluster.http_get(address).and_then(|answer| answer.lines().last().map(str::to_owned)));
-            expected.iter().all(|name| seen.contains(*name)).then_some(())
-        });
-        assert_eq!(seen.len(), expected.len(), "{what}: {seen:?}");
+        let seen = self.cluster.answers(what, expected.len(), || self.cluster.http_get(address));
+        assert!(seen.iter().eq(expected), "{what}: {seen:?}");
     }
 
     fn the_api_server_is_a_service(&self) {
@@ -209,9 +199,9 @@ impl Services {
                         == "endpointslicemirroring-controller.k8s.io"
             }
         };
-        self.apply(&manifest("10.42.0.250"));
+        self.cluster.apply(&manifest("10.42.0.250"));
         self.slices("by-hand", "a mirror of the endpoints", is_at("10.42.0.250"));
-        self.apply(&manifest(&address));
+        self.cluster.apply(&manifest(&address));
         self.slices("by-hand", "a mirror of the changed endpoints", is_at(&address));
         let service = self.cluster.kubectl("get service by-hand -o jsonpath={.spec.clusterIP}") + ":80";
         self.reaches("the pod behind endpoints made by hand", &service, &["Hello from first"]);
@@ -226,11 +216,7 @@ impl Services {
             self.dig("outside.default.svc.cluster.local CNAME"),
             BTreeSet::from(["foo.example.com.".to_owned()])
         );
-        let patch = |patch: &str| {
-            let output =
-                self.cluster.cox("kubectl").args(["patch", "service", "outside", "-p", patch]).output().unwrap();
-            assert!(output.status.success(), "{}", describe(&output));
-        };
+        let patch = |patch: &str| self.cluster.kubectl_args(&["patch", "service", "outside", "-p", patch]);
         patch(r#"{"spec": {"externalName": "bar.example.com"}}"#);
         self.cluster.wait("the new alias", || {
             self.dig("outside.default.svc.cluster.local CNAME").contains("bar.example.com.").then_some(())
@@ -271,20 +257,17 @@ impl Services {
             let answers = (0..15).filter_map(|_| self.cluster.http_get(&address));
             answers.filter_map(|answer| answer.lines().last().map(str::to_owned)).collect()
         };
-        for (affinity, count) in [("ClientIP", 1), ("None", 2), ("ClientIP", 1)] {
+        let patch = |affinity: &str| {
             let patch = format!(r#"{{"spec": {{"sessionAffinity": "{affinity}"}}}}"#);
-            let output = self.cluster.cox("kubectl").args(["patch", "service", "web", "-p", &patch]).output().unwrap();
-            assert!(output.status.success(), "{}", describe(&output));
+            self.cluster.kubectl_args(&["patch", "service", "web", "-p", &patch]);
+        };
+        for (affinity, count) in [("ClientIP", 1), ("None", 2), ("ClientIP", 1)] {
+            patch(affinity);
             self.cluster.wait(&format!("{count} pods behind affinity {affinity}"), || {
                 (distinct().len() == count).then_some(())
             });
         }
-        let output = self
-            .cluster
-            .cox("kubectl")
-            .args(["patch", "service", "web", "-p", r#"{"spec": {"sessionAffinity": "None"}}"#])
-            .output();
-        assert!(output.unwrap().status.success());
+        patch("None");
     }
 
     /// One port number three times on one node: on loopback, on the node's address, and of another protocol.
@@ -296,7 +279,7 @@ impl Services {
             )
         };
         let all = [("port-1", "127.0.0.1", "TCP"), ("port-2", "10.44.0.2", "TCP"), ("port-3", "10.44.0.2", "UDP")];
-        self.apply(&all.map(|(name, host_ip, protocol)| pod(name, host_ip, protocol)).concat());
+        self.cluster.apply(&all.map(|(name, host_ip, protocol)| pod(name, host_ip, protocol)).concat());
         self.cluster.kubectl("wait --for=condition=Ready pod/port-1 pod/port-2 pod/port-3 --timeout=170s");
         for (address, expected) in [("127.0.0.1", "Hello from port-1"), ("10.44.0.2", "Hello from port-2")] {
             let asked = self.get_inside("host-client", &format!("{address}:54323"));

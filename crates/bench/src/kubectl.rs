@@ -120,11 +120,8 @@ impl Side {
         Side::new(dir, "ours", program)
     }
 
-    /// Debian's, as scripts/deps unpacked or installed it.
     fn peer(dir: &Path) -> anyhow::Result<Side> {
-        let unpacked = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/peers/kubectl/usr/bin/kubectl");
-        let program = if unpacked.exists() { unpacked } else { PathBuf::from("kubectl") };
-        Side::new(dir, "peer", program)
+        Side::new(dir, "peer", testkit::peers::kubectl())
     }
 
     fn new(dir: &Path, name: &'static str, program: PathBuf) -> anyhow::Result<Side> {

@@ -13,6 +13,30 @@ use crate::options::Options;
 use crate::pki::private_dir;
 use crate::progress;
 
+/// Whether a command that starts a process becomes that process.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub(crate) struct Ground {
+    /// Stay in the foreground, as a service manager wants it
+    #[arg(long)]
+    foreground: bool,
+    /// Detach from the terminal that started this process.
+    #[arg(long, hide = true)]
+    detached: bool,
+}
+
+impl Ground {
+    /// Whether the caller is to go on as the process that stays; it has left its terminal if it was told to.
+    pub(crate) fn stays(self) -> Result<bool> {
+        if self.detached {
+            detach()?;
+        }
+        Ok(self.foreground || self.detached)
+    }
+}
+
+/// What makes this program the process in the background.
+pub(crate) const DETACHED: &str = "--detached";
+
 /// Starts this program with the given words; returns when it reports that it is ready. `secrets` are variables that it does
 /// not inherit.
 pub(crate) fn start(options: &Options, words: &[OsString], secrets: &[&str]) -> Result<()> {
@@ -43,7 +67,7 @@ pub(crate) fn start(options: &Options, words: &[OsString], secrets: &[&str]) -> 
 }
 
 /// Leaves the terminal that started this process.
-pub(crate) fn detach() -> Result<()> {
+fn detach() -> Result<()> {
     nix::unistd::setsid().map(drop).context("leaving the terminal's session")
 }
 

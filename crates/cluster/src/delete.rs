@@ -9,6 +9,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use cni::netlink::Socket;
 use futures_util::future::BoxFuture;
 
+use crate::join::{Membership, leave};
 use crate::options::Options;
 use crate::{kubeconfig, manage, node_network, nodes};
 
@@ -31,6 +32,8 @@ async fn run_main(args: Args) -> Result<()> {
             errors.push(format!("{what}: {error:#}"));
         }
     };
+    // One that cannot be read is no reason to keep everything.
+    let member = Membership::load(options).unwrap_or_default();
     step("stopping the cluster", manage::stop(options).map(drop));
     step("removing further nodes", remove_nodes(options).await);
     step("removing pods", nodes::clear_pods(options, nodes::Chore::RemovePods).await);
@@ -39,6 +42,11 @@ async fn run_main(args: Args) -> Result<()> {
     step("removing links", remove_links());
     step("removing routes", node_network::unseal(options));
     step("removing mounts", unmount_below(&options.data_dir).and_then(|()| unmount_below(&options.run_dir)));
+    // Last of what needs credentials: a node whose pods are gone is missed by nobody.
+    let left = match &member {
+        Some(member) => leave(options, member).await,
+        None => format!("cluster {:?} is gone", options.name),
+    };
     step("removing run files", remove_dir(&options.run_dir));
     step("removing data", remove_dir(&options.data_dir));
     if let Some(file) = kubeconfig::user_file() {
@@ -47,7 +55,7 @@ async fn run_main(args: Args) -> Result<()> {
     if !errors.is_empty() {
         bail!("not everything could be removed:\n  {}", errors.join("\n  "));
     }
-    println!("cluster {:?} is gone", options.name);
+    println!("{left}");
     Ok(())
 }
 

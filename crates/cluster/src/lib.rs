@@ -9,6 +9,7 @@
 
 mod background;
 mod components;
+mod connection;
 pub mod delete;
 mod dns_service;
 pub mod join;

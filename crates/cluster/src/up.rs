@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use futures_util::future::BoxFuture;
 
+use crate::background::{DETACHED, Ground};
 use crate::join::Membership;
 use crate::lock::Lock;
 use crate::options::Options;
@@ -20,15 +21,11 @@ pub struct Args {
     options: Options,
     #[command(flatten)]
     flags: Flags,
-    /// Stay in the foreground, as a service manager wants it
-    #[arg(long)]
-    foreground: bool,
+    #[command(flatten)]
+    ground: Ground,
     /// Leave the user's kubeconfig alone
     #[arg(long)]
     no_kubeconfig: bool,
-    /// Detach from the terminal that started this process.
-    #[arg(long, hide = true)]
-    detached: bool,
 }
 
 pub fn main(args: Args) -> BoxFuture<'static, Result<()>> {
@@ -40,10 +37,7 @@ async fn run_main(args: Args) -> Result<()> {
     if let Some(member) = Membership::load(&args.options)? {
         bail!("this machine is a node of {}: 'cox join' resumes it, 'cox delete' makes room", member.server);
     }
-    if args.foreground {
-        if args.detached {
-            background::detach()?;
-        }
+    if args.ground.stays()? {
         return server::run(args.options, args.flags).await;
     }
     private_dir(&args.options.data_dir)?;
@@ -55,8 +49,7 @@ async fn run_main(args: Args) -> Result<()> {
         None => {
             // Refused here rather than in a log.
             args.flags.clone().over(Flags::remembered(&args.options)?)?.shape()?;
-            let words: Vec<_> =
-                std::env::args_os().skip(1).chain(["--foreground", "--detached"].map(Into::into)).collect();
+            let words: Vec<_> = std::env::args_os().skip(1).chain([DETACHED.into()]).collect();
             background::start(&args.options, &words, &[])?;
         }
     }

@@ -1,14 +1,13 @@
 //! `cox trace`: the walk of an object, stage by stage, as the API server recorded it.
 
 use std::io::Write;
-use std::path::PathBuf;
 
-use anyhow::{Context, Result};
-use client::Client;
-use client::kubeconfig::{Kubeconfig, Overrides};
+use anyhow::Result;
 use futures_util::future::BoxFuture;
 use trace::Walk;
 use trace::text::{Detail, line, render};
+
+use crate::connection::Target;
 
 /// Show what the cluster made of an object, stage by stage
 #[derive(Debug, Clone, clap::Args)]
@@ -18,9 +17,8 @@ use trace::text::{Detail, line, render};
 pub struct Args {
     /// KIND/NAME, such as deploy/nginx
     object: String,
-    /// Namespace of the object (default: that of the context)
-    #[arg(short, long)]
-    namespace: Option<String>,
+    #[command(flatten)]
+    target: Target,
     /// Go on as the walk goes on
     #[arg(short, long)]
     follow: bool,
@@ -30,12 +28,6 @@ pub struct Args {
     /// Every filter and plug-in on a line of its own
     #[arg(short, long)]
     all: bool,
-    /// The kubeconfig file to use
-    #[arg(long)]
-    kubeconfig: Option<PathBuf>,
-    /// The context of the kubeconfig to use
-    #[arg(long)]
-    context: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -49,9 +41,7 @@ pub fn main(args: Args) -> BoxFuture<'static, Result<()>> {
 }
 
 async fn show(args: Args) -> Result<()> {
-    let config = Kubeconfig::load(args.kubeconfig.as_deref()).context("reading the kubeconfig")?;
-    let overrides = Overrides { context: args.context, namespace: args.namespace, ..Overrides::default() };
-    let client = Client::from_kubeconfig(&config, &overrides)?;
+    let client = args.target.connect()?;
     let namespace = client.default_namespace().to_owned();
     if !args.follow {
         return print(&client.walk(&args.object, &namespace).await?, args.output, args.all);

@@ -18,6 +18,7 @@ mod cpu_manager;
 mod dns;
 mod env;
 mod eviction;
+mod exchange;
 mod gc;
 mod hooks;
 mod images;

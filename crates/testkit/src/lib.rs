@@ -1,9 +1,10 @@
-//! What tests of several crates share: a real registry, real images, real runtimes, keys, and test programs with a main of their own. For
-//! tests and benchmarks only.
+//! What tests of several crates share: a real registry, real images, real runtimes, peers to compare with, keys, and test programs with
+//! a main of their own. For tests and benchmarks only.
 #![allow(clippy::unwrap_used, reason = "test support: a failure here is a failed test")]
 
 pub mod images;
 pub mod keys;
+pub mod peers;
 pub mod registry;
 pub mod runtimes;
 pub mod suite;

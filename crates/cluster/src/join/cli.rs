@@ -13,6 +13,7 @@ use super::discovery::{CaHash, Cluster, discover};
 use super::membership::{Membership, bootstrap_kubeconfig, node_kubeconfig};
 use super::token::Token;
 use super::{enrolment, machine};
+use crate::background::{DETACHED, Ground};
 use crate::lock::Lock;
 use crate::nodes::{ClusterSettings, Settings};
 use crate::options::Options;
@@ -42,12 +43,8 @@ pub struct Args {
     /// Hash of the cluster's authority (sha256:…): without it anybody could pretend to be the cluster
     #[arg(long, alias = "discovery-token-ca-cert-hash", value_delimiter = ',')]
     ca_hash: Vec<CaHash>,
-    /// Stay in the foreground, as a service manager wants it
-    #[arg(long)]
-    foreground: bool,
-    /// Detach from the terminal that started this process.
-    #[arg(long, hide = true)]
-    detached: bool,
+    #[command(flatten)]
+    ground: Ground,
 }
 
 pub fn main(args: Args) -> BoxFuture<'static, Result<()>> {
@@ -57,10 +54,6 @@ pub fn main(args: Args) -> BoxFuture<'static, Result<()>> {
 async fn run_main(args: Args) -> Result<()> {
     preflight::require()?;
     let options = &args.options;
-    if args.detached {
-        background::detach()?;
-        return machine::run(options).await;
-    }
     private_dir(&options.data_dir)?;
     if let Some(holder) = Lock::holder(&options.lock_file())? {
         bail!("process {} runs a node with this directory already: see 'cox status'", holder.pid);
@@ -76,11 +69,11 @@ async fn run_main(args: Args) -> Result<()> {
         (None, Some(_)) => {}
         (None, None) => bail!("which cluster? Give the address of its API server, a token and the authority's hash"),
     }
-    if args.foreground {
+    if args.ground.stays()? {
         return machine::run(options).await;
     }
     // This program again, without what it was told: nothing of the token stays in a process.
-    let mut words = vec!["join".into(), "--detached".into(), "--name".into(), options.name.clone().into()];
+    let mut words = vec!["join".into(), DETACHED.into(), "--name".into(), options.name.clone().into()];
     for (flag, dir) in [("--data-dir", &options.data_dir), ("--run-dir", &options.run_dir)] {
         words.extend([flag.into(), dir.clone().into_os_string()]);
     }

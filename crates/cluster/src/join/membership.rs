@@ -2,13 +2,20 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
+use client::DeleteParams;
+use client::kubeconfig::Kubeconfig;
+use k8s_openapi::api::core::v1::Node;
 use serde::{Deserialize, Serialize};
 
 use crate::nodes::Settings;
 use crate::options::Options;
 use crate::pki::write_private;
+
+/// A cluster that does not answer is left without a word to it.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Membership {
@@ -30,6 +37,24 @@ impl Membership {
 
     pub(super) fn save(&self, options: &Options) -> Result<()> {
         write_private(&file(options), &serde_json::to_vec_pretty(self)?)
+    }
+}
+
+/// Takes the node out of the cluster, if its credentials allow it; says what else is to be done.
+pub(crate) async fn leave(options: &Options, member: &Membership) -> String {
+    let name = &member.settings.name;
+    let gone = async {
+        let config = Kubeconfig::read(&node_kubeconfig(options))?;
+        kubelet::client_of(&config)?.all::<Node>().delete(name, &DeleteParams::default()).await?;
+        anyhow::Ok(())
+    };
+    match tokio::time::timeout(PATIENCE, gone).await {
+        Ok(Ok(())) => format!("node {name} is gone from {} and from this machine", member.server),
+        // Nodes may not delete themselves, unless somebody has allowed it.
+        _ => format!(
+            "node {name} is gone from this machine. {} still lists it: there, run 'cox kubectl delete node {name}'",
+            member.server
+        ),
     }
 }
 

@@ -17,4 +17,4 @@ pub mod token_cli;
 
 pub(crate) use approval::run as approve;
 pub(crate) use enrolment::publish;
-pub(crate) use membership::Membership;
+pub(crate) use membership::{Membership, leave};

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use client::kubeconfig::{Kubeconfig, Overrides};
 use client::{Client, DeleteParams, Informer, ListParams};
 use controllers::jws;
 use futures_util::future::BoxFuture;
@@ -16,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::discovery::{CaHash, first_cluster};
 use super::enrolment;
 use super::token::{self, DEFAULT_GROUP, NAMESPACE, Purpose, SECRET_TYPE, Token, parse_lifetime};
+use crate::connection::connect;
 use crate::options::Options;
 
 /// How long the signer may take to sign for a new token.
@@ -102,9 +102,7 @@ async fn carry_out(command: Command) -> Result<()> {
 
 impl Access {
     fn client(&self) -> Result<Client> {
-        let path = self.kubeconfig.clone().unwrap_or_else(|| self.options.admin_kubeconfig());
-        let config = Kubeconfig::read(&path).with_context(|| format!("{}: has 'cox up' run?", path.display()))?;
-        Ok(Client::from_kubeconfig(&config, &Overrides::default())?)
+        connect(self.kubeconfig.as_ref().unwrap_or(&self.options.admin_kubeconfig()))
     }
 }
 

@@ -5,7 +5,6 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use client::kubeconfig::{Kubeconfig, Overrides};
 use client::{Client, Event, InformerFactory, ListParams};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::Node;
@@ -15,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::record::{self, Network, Record, Wanted};
 use super::run;
+use crate::connection::connect;
 use crate::lock::Lock;
 use crate::options::Options;
 
@@ -41,7 +41,7 @@ enum Command {
     Rm(Named),
     /// List the nodes of the cluster on this machine
     #[command(alias = "ls")]
-    List(List),
+    List(Options),
     /// Started by the cluster's process
     #[command(hide = true)]
     Run(run::Args),
@@ -63,12 +63,6 @@ struct Named {
     node: String,
 }
 
-#[derive(Debug, Clone, clap::Args)]
-struct List {
-    #[command(flatten)]
-    options: Options,
-}
-
 /// How a node shows in the API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Shown {
@@ -84,7 +78,7 @@ pub fn main(args: Args) -> BoxFuture<'static, Result<()>> {
 async fn carry_out_command(command: Command) -> Result<()> {
     match command {
         Command::Run(args) => run::main(args).await,
-        Command::List(args) => list(&args.options),
+        Command::List(options) => list(&options),
         Command::Add(args) => {
             let record = Network::load(&args.options)?.add(&args.options, args.node.as_deref())?;
             carry_out(&args.options, &record.name, Shown::Ready).await?;
@@ -137,8 +131,7 @@ async fn carry_out(options: &Options, node: &str, expected: Shown) -> Result<()>
         bail!("noted, but cluster {:?} does not run: 'cox up' carries it out", options.name);
     };
     kill(holder.pid, Signal::SIGUSR1).with_context(|| format!("reaching process {}", holder.pid))?;
-    let kubeconfig = Kubeconfig::read(&options.admin_kubeconfig())?;
-    let client = Client::from_kubeconfig(&kubeconfig, &Overrides::default())?;
+    let client = connect(&options.admin_kubeconfig())?;
     match tokio::time::timeout(PATIENCE, until_shown(&client, node, expected)).await {
         Ok(result) => result,
         Err(_) => bail!("node {node} takes longer than {PATIENCE:?}: see 'cox logs' and 'cox logs --node {node}'"),

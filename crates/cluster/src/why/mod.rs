@@ -6,10 +6,7 @@
 mod node;
 mod pod;
 
-use std::path::PathBuf;
-
 use anyhow::{Context, Result, bail};
-use client::kubeconfig::{Kubeconfig, Overrides};
 use client::{Client, ListParams};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
@@ -18,21 +15,16 @@ use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
+use crate::connection::Target;
+
 /// Say what an object waits for, with evidence and the next step
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = "Examples:\n  cox why pod/nginx-5d9c\n  cox why deploy/nginx\n  cox why node/node-1")]
 pub struct Args {
     /// KIND/NAME: a pod, deployment, replicaset, statefulset, daemonset, job or node
     object: String,
-    /// Namespace of the object (default: that of the context)
-    #[arg(short, long)]
-    namespace: Option<String>,
-    /// The kubeconfig file to use
-    #[arg(long)]
-    kubeconfig: Option<PathBuf>,
-    /// The context of the kubeconfig to use
-    #[arg(long)]
-    context: Option<String>,
+    #[command(flatten)]
+    target: Target,
 }
 
 /// The answer: what blocks, why we believe so, what to do about it.
@@ -77,11 +69,8 @@ async fn explain(args: Args) -> Result<()> {
     let Some((kind, name)) = args.object.split_once('/').filter(|(_, name)| !name.is_empty()) else {
         bail!("{:?} is not KIND/NAME, such as pod/nginx", args.object);
     };
-    let config = Kubeconfig::load(args.kubeconfig.as_deref()).context("reading the kubeconfig")?;
-    let overrides = Overrides { context: args.context, namespace: args.namespace, ..Overrides::default() };
-    let namespace = config.resolve(&overrides)?.namespace;
-    let client = Client::from_kubeconfig(&config, &overrides)?;
-    let seen = Seen { client, namespace: if namespace.is_empty() { "default".into() } else { namespace } };
+    let client = args.target.connect()?;
+    let seen = Seen { namespace: client.default_namespace().to_owned(), client };
     let (object, cause) = match kind {
         "pod" | "pods" | "po" => {
             let pod = seen.client.namespaced::<Pod>(&seen.namespace).get(name).await?;

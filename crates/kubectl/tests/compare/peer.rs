@@ -1,7 +1,6 @@
-//! The kubectl to compare with: what `KUBECTL_PEER` names, else Debian's as `scripts/deps` unpacked it, else the one
-//! installed.
+//! The kubectl to compare with, and how old it is.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::Value;
@@ -15,12 +14,7 @@ pub(crate) struct Peer {
 
 impl Peer {
     pub(crate) fn find() -> Peer {
-        let unpacked = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/peers/kubectl/usr/bin/kubectl");
-        let program = match std::env::var_os("KUBECTL_PEER") {
-            Some(path) => PathBuf::from(path),
-            None if unpacked.exists() => unpacked,
-            None => PathBuf::from("kubectl"),
-        };
+        let program = testkit::peers::kubectl();
         let output = Command::new(&program)
             .args(["version", "--client", "-o", "json"])
             .output()

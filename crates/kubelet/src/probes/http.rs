@@ -2,14 +2,11 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
-use http_body_util::{BodyExt, Empty, Limited};
-use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::{HTTPGetAction, HTTPHeader};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use rustls_pki_types::ServerName;
 
 use super::check::{MAX_OUTPUT, Outcome, bracketed, connect};
+use crate::exchange::{Request, exchange};
 
 const MAX_REDIRECTS: usize = 10;
 
@@ -63,49 +60,13 @@ pub(crate) async fn run_http(request: &HttpRequest) -> Result<Answer, String> {
             builder = builder.header(name, value);
         }
     }
-    let message = builder.body(Empty::<Bytes>::new()).map_err(|error| failed(&error))?;
-    let answer = if request.is_tls {
-        let name = ServerName::try_from(request.host.clone()).map_err(|error| failed(&error))?;
-        let connector = tokio_rustls::TlsConnector::from(trust_anyone());
-        let stream = connector.connect(name, stream).await.map_err(|error| failed(&error))?;
-        exchange(TokioIo::new(stream), message).await
-    } else {
-        exchange(TokioIo::new(stream), message).await
-    };
-    answer.map_err(|error| failed(&error))
-}
-
-async fn exchange<S>(stream: S, message: http::Request<Empty<Bytes>>) -> Result<Answer, String>
-where
-    S: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
-{
-    let (mut sender, connection) =
-        hyper::client::conn::http1::handshake(stream).await.map_err(|error| error.to_string())?;
-    // The connection lives exactly as long as this exchange.
-    let talk = async {
-        let response = sender.send_request(message).await.map_err(|error| error.to_string())?;
-        let status = response.status().as_u16();
-        let location = response.headers().get("location").and_then(|value| value.to_str().ok()).map(String::from);
-        // Too long or cut off: the status line has said what matters.
-        let body = Limited::new(response.into_body(), MAX_OUTPUT)
-            .collect()
-            .await
-            .map(|body| body.to_bytes())
-            .unwrap_or_default();
-        Ok((status, location, String::from_utf8_lossy(&body).into_owned()))
-    };
-    let drive = async {
-        match connection.await {
-            // The answer may still be in the making after the peer closed.
-            Ok(()) => std::future::pending().await,
-            Err(error) => Err(error.to_string()),
-        }
-    };
-    tokio::select! {
-        biased;
-        answer = talk => answer,
-        broken = drive => broken,
-    }
+    let message: Request = builder.body(Default::default()).map_err(|error| failed(&error))?;
+    let answer = exchange(stream, &request.host, request.is_tls.then(trust_anyone), message, MAX_OUTPUT).await;
+    let answer = answer.map_err(|error| failed(&error))?;
+    let location = answer.head.headers.get("location").and_then(|value| value.to_str().ok()).map(String::from);
+    // Too long or cut off: the status line has said what matters.
+    let body = answer.body.unwrap_or_default();
+    Ok((answer.head.status.as_u16(), location, String::from_utf8_lossy(&body).into_owned()))
 }
 
 /// 200 to 399 is healthy; redirects to the same host are followed, others count as healthy.

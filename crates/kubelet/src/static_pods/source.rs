@@ -5,14 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http_body_util::{BodyExt, Empty, Limited};
-use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::Pod;
-use rustls_pki_types::ServerName;
 use tokio::time::Instant;
 
 use super::manifest::{self, Origin};
+use crate::exchange::{Request, exchange};
 use crate::state;
 
 /// Upstream's limits of an answer.
@@ -124,46 +121,15 @@ async fn fetch(url: &str, headers: &[(String, String)]) -> Result<String, String
     for (name, value) in headers {
         request = request.header(name, value);
     }
-    let request = request.body(Empty::<Bytes>::new()).map_err(|error| error.to_string())?;
+    let request: Request = request.body(Default::default()).map_err(|error| error.to_string())?;
     let host = authority.host().trim_matches(['[', ']']);
     let stream = tokio::net::TcpStream::connect((host, port)).await.map_err(|error| error.to_string())?;
-    let (status, body) = if is_tls {
-        let config = tls::client_builder().with_root_certificates(tls::system_roots()).with_no_client_auth();
-        let name = ServerName::try_from(host.to_string()).map_err(|error| error.to_string())?;
-        let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
-        exchange(connector.connect(name, stream).await.map_err(|error| error.to_string())?, request).await?
-    } else {
-        exchange(stream, request).await?
-    };
-    match status.as_u16() {
-        200 => String::from_utf8(body.to_vec()).map_err(|error| error.to_string()),
-        _ => Err(status.to_string()),
-    }
-}
-
-async fn exchange<S>(stream: S, request: http::Request<Empty<Bytes>>) -> Result<(http::StatusCode, Bytes), String>
-where
-    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
-{
-    let (mut sender, connection) =
-        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
-    let talk = async {
-        let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
-        let status = response.status();
-        let body = Limited::new(response.into_body(), MAX_LENGTH).collect().await.map_err(|error| error.to_string())?;
-        Ok((status, body.to_bytes()))
-    };
-    let drive = async {
-        match connection.await {
-            // The answer may still be in the making after the peer closed.
-            Ok(()) => std::future::pending().await,
-            Err(error) => Err(error.to_string()),
-        }
-    };
-    tokio::select! {
-        biased;
-        answer = talk => answer,
-        broken = drive => broken,
+    let trusting = || Arc::new(tls::client_builder().with_root_certificates(tls::system_roots()).with_no_client_auth());
+    let answer = exchange(stream, host, is_tls.then(trusting), request, MAX_LENGTH).await?;
+    let body = answer.body?;
+    match answer.head.status {
+        http::StatusCode::OK => String::from_utf8(body.to_vec()).map_err(|error| error.to_string()),
+        status => Err(status.to_string()),
     }
 }
 

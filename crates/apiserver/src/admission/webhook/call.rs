@@ -20,35 +20,31 @@ pub(super) enum Refusal {
     Failed(String),
 }
 
+/// What a webhook is asked about.
+pub(super) struct Call<'a> {
+    pub(super) state: &'a State,
+    pub(super) invocation: &'a Invocation<'a>,
+    pub(super) attributes: &'a Attributes<'a>,
+    pub(super) mutating: bool,
+    pub(super) object: Option<&'a Value>,
+    pub(super) old: Option<&'a Value>,
+}
+
 /// Asks the webhook and counts what came of it.
-pub(super) async fn call(
-    state: &State,
-    invocation: &Invocation<'_>,
-    attributes: &Attributes<'_>,
-    mutating: bool,
-    object: Option<&Value>,
-    old: Option<&Value>,
-) -> Result<Answer, Refusal> {
-    let (hook, started) = (invocation.hook, Instant::now());
-    let outcome = ask(state, invocation, attributes, mutating, object, old).await;
+pub(super) async fn call(call: Call<'_>) -> Result<Answer, Refusal> {
+    let (hook, started) = (call.invocation.hook, Instant::now());
+    let outcome = ask(&call).await;
     let asked = match &outcome {
         Ok(_) => Asked::Allowed,
         Err(Refusal::Denied(status)) => Asked::Denied(status.code()),
         Err(Refusal::Failed(_)) => Asked::Failed { open: hook.ignores_failure },
     };
-    metrics::observe_webhook(&hook.name, mutating, attributes.verb, started.elapsed(), asked);
+    metrics::observe_webhook(&hook.name, call.mutating, call.attributes.verb, started.elapsed(), asked);
     outcome
 }
 
 /// `Ok` is an answer that allows the write; warnings and audit annotations are already passed on.
-async fn ask(
-    state: &State,
-    invocation: &Invocation<'_>,
-    attributes: &Attributes<'_>,
-    mutating: bool,
-    object: Option<&Value>,
-    old: Option<&Value>,
-) -> Result<Answer, Refusal> {
+async fn ask(&Call { state, invocation, attributes, mutating, object, old }: &Call<'_>) -> Result<Answer, Refusal> {
     let hook = invocation.hook;
     if attributes.dry_run && !matches!(hook.side_effects.as_str(), "None" | "NoneOnDryRun") {
         let message = format!("admission webhook {:?} does not support dry run", hook.name);

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::super::config::Setting;
 use super::super::{Admitted, Attributes, Plugin, admitted, later};
-use super::call::{self, Refusal, call};
+use super::call::{self, Call, Refusal, call};
 use super::matching::{Invocation, invocation};
 use super::review::{stored, versioned};
 use super::source::{Hook, Source};
@@ -79,7 +79,9 @@ async fn ask(
     let shown = |object| versioned(attributes, resource, object).map_err(Refusal::Denied);
     let mut object = attributes.object.as_deref().map(|object| shown(&**object)).transpose()?;
     let old = attributes.old.map(shown).transpose()?;
-    let answer = call(state, invocation, attributes, true, object.as_ref(), old.as_ref()).await?;
+    let answer =
+        call(Call { state, invocation, attributes, mutating: true, object: object.as_ref(), old: old.as_ref() })
+            .await?;
     let Some(patch) = answer.patch else { return Ok(false) };
     let patch: Value = serde_json::from_slice(&patch)
         .map_err(|error| Refusal::Failed(format!("received undecodable patch in webhook response: {error}")))?;

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::super::config::Setting;
 use super::super::{Admitted, Attributes, Plugin, admitted, later};
-use super::call::{self, Refusal, call};
+use super::call::{self, Call, Refusal, call};
 use super::matching::{Invocation, invocation};
 use super::review::versioned;
 use super::source::{Hook, Source};
@@ -73,7 +73,7 @@ async fn ask(
 ) -> Result<(), Status> {
     let hook = invocation.hook;
     let (object, old) = shown.map_or((None, None), |shown| (shown.object.as_ref(), shown.old.as_ref()));
-    match call(state, invocation, attributes, false, object, old).await {
+    match call(Call { state, invocation, attributes, mutating: false, object, old }).await {
         Ok(_) => Ok(()),
         Err(Refusal::Denied(status)) => Err(status),
         Err(Refusal::Failed(problem)) if hook.ignores_failure => {

@@ -1,0 +1,62 @@
+//! One HTTP request and its answer on a connection of its own, with TLS or without: for probes, hooks and manifests from URLs.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper_util::rt::TokioIo;
+use rustls_pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+
+/// A request without a body.
+pub(crate) type Request = http::Request<Empty<Bytes>>;
+
+/// An answer with as much of its body as was read.
+pub(crate) struct Answer {
+    pub(crate) head: http::response::Parts,
+    /// An error where it is too long or was cut off.
+    pub(crate) body: Result<Bytes, String>,
+}
+
+/// Sends a request to `host`, at the other end of the stream, and reads at most `limit` bytes of the answer's body.
+/// `tls` says whom to trust.
+pub(crate) async fn exchange(
+    stream: TcpStream,
+    host: &str,
+    tls: Option<Arc<rustls::ClientConfig>>,
+    request: Request,
+    limit: usize,
+) -> Result<Answer, String> {
+    let Some(config) = tls else { return talk(stream, request, limit).await };
+    let name = ServerName::try_from(host.to_string()).map_err(|error| error.to_string())?;
+    let connector = tokio_rustls::TlsConnector::from(config);
+    talk(connector.connect(name, stream).await.map_err(|error| error.to_string())?, request, limit).await
+}
+
+/// The connection lives exactly as long as this.
+async fn talk(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    request: Request,
+    limit: usize,
+) -> Result<Answer, String> {
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
+    let talk = async {
+        let (head, body) = sender.send_request(request).await.map_err(|error| error.to_string())?.into_parts();
+        let body = Limited::new(body, limit).collect().await;
+        Ok(Answer { head, body: body.map(|body| body.to_bytes()).map_err(|error| error.to_string()) })
+    };
+    let drive = async {
+        match connection.await {
+            // The answer may still be in the making after the peer closed.
+            Ok(()) => std::future::pending().await,
+            Err(error) => Err(error.to_string()),
+        }
+    };
+    tokio::select! {
+        biased;
+        answer = talk => answer,
+        broken = drive => broken,
+    }
+}
