@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{Pod, ReplicationController, ResourceQuota};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use crate::harness::{Cluster, deployment, image, is_rolled_out, template};
+use crate::harness::{Cluster, deployment, image, is_rolled_out, template, until_no_conflict};
 
 /// What a pod of a template that never becomes ready has: a gate that nobody opens.
 fn never_ready() -> Patch {
@@ -228,9 +228,12 @@ async fn every_workload_has_a_scale() {
 
     async fn scales<K: client::Resource>(cluster: &Cluster, name: &str) {
         let api = cluster.client.namespaced::<K>("default");
-        let mut scale: Scale = api.get_subresource(name, "scale").await.unwrap();
-        scale.spec.as_mut().unwrap().replicas = Some(2);
-        let scale: Scale = api.update_subresource(name, "scale", &scale).await.unwrap();
+        let scale: Scale = until_no_conflict(async || {
+            let mut scale: Scale = api.get_subresource(name, "scale").await?;
+            scale.spec.as_mut().unwrap().replicas = Some(2);
+            api.update_subresource(name, "scale", &scale).await
+        })
+        .await;
         assert_eq!(scale.spec.unwrap().replicas, Some(2), "{name}");
         let patch = Patch::merge(json!({ "spec": { "replicas": 3 } }));
         let _: Scale = api.patch_path(name, Some("scale"), &patch).await.unwrap();

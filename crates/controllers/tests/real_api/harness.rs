@@ -202,6 +202,16 @@ pub(crate) async fn patiently<T>(mut ask: impl AsyncFnMut() -> Option<T>) -> Opt
     }
 }
 
+/// Reads, changes and writes, again when a controller wrote in between: what every client does.
+pub(crate) async fn until_no_conflict<T>(mut revise: impl AsyncFnMut() -> Result<T, client::Error>) -> T {
+    loop {
+        match revise().await {
+            Err(error) if error.is_conflict() => {}
+            answer => return answer.unwrap(),
+        }
+    }
+}
+
 pub(crate) fn template(app: &str, image: &str, restart: &str) -> Value {
     json!({ "metadata": { "labels": { "app": app } }, "spec": { "restartPolicy": restart, "containers": [{ "name": "c", "image": image, "ports": [{ "containerPort": 80 }] }] } })
 }

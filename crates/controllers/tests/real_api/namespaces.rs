@@ -4,7 +4,7 @@ use client::{DeleteParams, Patch};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
 use serde_json::json;
 
-use crate::harness::{Cluster, template};
+use crate::harness::{Cluster, template, until_no_conflict};
 
 fn condition<'a>(namespace: &'a Namespace, kind: &str) -> Option<&'a str> {
     let conditions = namespace.status.as_ref()?.conditions.as_ref()?;
@@ -61,18 +61,25 @@ async fn a_finalizer_of_its_own_holds_a_namespace_until_it_is_taken_back() {
     assert_eq!(made.status.as_ref().unwrap().phase.as_deref(), Some("Active"));
 
     let api = cluster.client.all::<Namespace>();
-    let mut held = api.get("held").await.unwrap();
-    held.spec.get_or_insert_default().finalizers.get_or_insert_default().push("example.com/hold".into());
-    let held: Namespace = api.update_subresource("held", "finalize", &held).await.unwrap();
+    let held: Namespace = until_no_conflict(async || {
+        let mut held = api.get("held").await?;
+        held.spec.get_or_insert_default().finalizers.get_or_insert_default().push("example.com/hold".into());
+        api.update_subresource("held", "finalize", &held).await
+    })
+    .await;
     assert_eq!(held.spec.unwrap().finalizers.unwrap().len(), 2);
     api.delete("held", &DeleteParams::default()).await.unwrap();
-    let mut waiting = cluster
+    cluster
         .until::<Namespace>("", "held", "empty", |namespace| {
             namespace.spec.as_ref().unwrap().finalizers.as_deref() == Some(&["example.com/hold".to_owned()][..])
         })
         .await;
-    waiting.spec.as_mut().unwrap().finalizers = None;
-    let _: Namespace = api.update_subresource("held", "finalize", &waiting).await.unwrap();
+    let _: Namespace = until_no_conflict(async || {
+        let mut waiting = api.get("held").await?;
+        waiting.spec.as_mut().unwrap().finalizers = None;
+        api.update_subresource("held", "finalize", &waiting).await
+    })
+    .await;
     cluster.until_gone::<Namespace>("", "held").await;
     cluster.stop().await;
 }
