@@ -241,21 +241,17 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
     let url = settings.static_pod_url.clone();
     let url = url.map(|url| Source::url(url, settings.static_pod_url_headers.clone(), settings.http_check_frequency));
     let sources: Vec<Source> = path.into_iter().chain(url).collect();
-    if sources.is_empty() {
-        all_read.cancel();
-    } else {
-        let source = StaticPods {
-            sources,
-            all_read: all_read.clone(),
-            node: settings.node_name.clone(),
-            client: client.clone(),
-            workers: all.clone(),
-            pods: pods.clone(),
-            changed: mirrors.clone(),
-        };
-        let until = stop.clone();
-        tasks.spawn(async move { source.run(until).await });
-    }
+    let source = StaticPods {
+        sources,
+        all_read: all_read.clone(),
+        node: settings.node_name.clone(),
+        client: client.clone(),
+        workers: all.clone(),
+        pods: pods.clone(),
+        changed: mirrors.clone(),
+    };
+    let until = stop.clone();
+    tasks.spawn(async move { source.run(until).await });
 
     // Environment variables of services must be complete before the first container starts.
     tokio::select! {

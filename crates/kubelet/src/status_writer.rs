@@ -134,7 +134,8 @@ impl StatusWriter {
                 }
             }
             let mut entries = self.entries.lock();
-            if let Some(entry) = entries.get_mut(key) {
+            // A mirror made meanwhile has not been told anything.
+            if let Some(entry) = entries.get_mut(key).filter(|entry| entry.api_uid == uid) {
                 entry.sent = wanted;
             }
         }

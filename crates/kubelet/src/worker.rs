@@ -65,13 +65,14 @@ type Causes = Arc<Mutex<Context>>;
 pub(crate) struct Workers {
     kubelet: Arc<Kubelet>,
     handles: Mutex<HashMap<String, Handle>>,
+    left: Notify,
     tasks: TaskTracker,
     stop: CancellationToken,
 }
 
 impl Workers {
     pub(crate) fn new(kubelet: Arc<Kubelet>, tasks: TaskTracker, stop: CancellationToken) -> Arc<Self> {
-        Arc::new(Workers { kubelet, handles: Mutex::new(HashMap::new()), tasks, stop })
+        Arc::new(Workers { kubelet, handles: Mutex::new(HashMap::new()), left: Notify::new(), tasks, stop })
     }
 
     /// A pod is new or has changed.
@@ -80,7 +81,8 @@ impl Workers {
         let mut handles = self.handles.lock();
         if let Some(handle) = handles.get(&uid) {
             handle.updates.send_if_modified(|update| {
-                let changed = differs(&update.pod, &pod) || update.mirror.is_some() != mirror.is_some();
+                let shown = |mirror: &Option<Arc<Pod>>| mirror.as_ref().map(|pod| state::uid(pod).to_string());
+                let changed = differs(&update.pod, &pod) || shown(&update.mirror) != shown(&mirror);
                 if changed {
                     handle.causes.lock().merge(trace::current());
                 }
@@ -145,6 +147,16 @@ impl Workers {
         self.handles.lock().values().map(|handle| handle.updates.borrow().pod.clone()).collect()
     }
 
+    /// Some pod is gone for good.
+    pub(crate) async fn left(&self) {
+        self.left.notified().await;
+    }
+
+    /// Whether a pod of this name has a worker, of whatever uid.
+    pub(crate) fn has_name(&self, full_name: &str) -> bool {
+        self.handles.lock().values().any(|handle| state::full_name(&handle.updates.borrow().pod) == full_name)
+    }
+
     pub(crate) fn has(&self, uid: &str) -> bool {
         self.handles.lock().contains_key(uid)
     }
@@ -171,6 +183,7 @@ impl Workers {
             if is_done {
                 workers.handles.lock().remove(&uid);
                 workers.kubelet.status.forget(&uid);
+                workers.left.notify_one();
             }
         });
     }

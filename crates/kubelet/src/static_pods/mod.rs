@@ -74,11 +74,13 @@ impl StaticPods {
             }
             if sources.iter().all(|(_, known)| known.pods.is_some()) {
                 self.all_read.cancel();
+                self.drop_orphans().await;
             }
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = tokio::time::sleep(INTERVAL) => {}
+                () = tokio::time::sleep(INTERVAL), if !sources.is_empty() => {}
                 () = self.changed.notified() => {}
+                () = self.workers.left() => {}
             }
         }
     }
@@ -87,10 +89,8 @@ impl StaticPods {
     async fn look(&self, source: &mut Source, known: &mut Known) {
         let errors = match source.read(&self.node).await {
             Ok(Some(found)) => {
-                for (uid, pod) in known.pods.iter().flatten().filter(|(uid, _)| !found.pods.contains_key(*uid)) {
-                    self.workers.removed(uid);
-                    self.drop_mirror(pod, None).await;
-                }
+                let before = known.pods.iter().flat_map(HashMap::keys);
+                before.filter(|uid| !found.pods.contains_key(*uid)).for_each(|uid| self.workers.removed(uid));
                 known.pods = Some(found.pods);
                 found.errors
             }
@@ -103,7 +103,9 @@ impl StaticPods {
         known.errors = errors;
         for pod in known.pods.iter().flat_map(HashMap::values) {
             let mirror = self.ensure_mirror(pod).await;
-            if !self.workers.has(state::uid(pod)) || mirror.is_some() {
+            let is_known = self.workers.has(state::uid(pod));
+            // A changed manifest is another pod, which starts when the one before it has ended.
+            if is_known && mirror.is_some() || !is_known && !self.workers.has_name(&state::full_name(pod)) {
                 self.workers.update(pod.clone(), mirror);
             }
         }
@@ -116,7 +118,7 @@ impl StaticPods {
             if annotation(mirror, MIRROR) == annotation(pod, HASH) && mirror.metadata.deletion_timestamp.is_none() {
                 return found;
             }
-            self.drop_mirror(pod, mirror.metadata.uid.clone()).await;
+            self.drop_mirror(mirror).await;
             return None;
         }
         if let Err(error) = self.create_mirror(pod).await {
@@ -146,12 +148,21 @@ impl StaticPods {
         }
     }
 
-    async fn drop_mirror(&self, pod: &Pod, uid: Option<String>) {
-        let params = DeleteParams { uid, ..DeleteParams::default().with_grace_period(0) };
-        match self.client.namespaced::<Pod>(state::namespace(pod)).delete(state::name(pod), &params).await {
+    /// Takes mirrors out of the API whose pods are in no source any more and have ended.
+    async fn drop_orphans(&self) {
+        for mirror in self.pods.list().iter().filter(|pod| is_mirror(pod)) {
+            if annotation(mirror, HASH).is_none_or(|uid| !self.workers.has(uid)) {
+                self.drop_mirror(mirror).await;
+            }
+        }
+    }
+
+    async fn drop_mirror(&self, mirror: &Pod) {
+        let params = DeleteParams { uid: mirror.metadata.uid.clone(), ..DeleteParams::default().with_grace_period(0) };
+        match self.client.namespaced::<Pod>(state::namespace(mirror)).delete(state::name(mirror), &params).await {
             Ok(()) => {}
             Err(error) if error.is_not_found() => {}
-            Err(error) => tracing::debug!(pod = state::full_name(pod), %error, "mirror pod not deleted"),
+            Err(error) => tracing::debug!(pod = state::full_name(mirror), %error, "mirror pod not deleted, will retry"),
         }
     }
 }

@@ -20,6 +20,7 @@ mod restarts;
 mod runtime;
 mod security;
 mod server;
+mod static_pods;
 mod systemd;
 mod volumes;
 
@@ -70,6 +71,7 @@ const TESTS: &[Test] = tests![
     certificates::nodes_get_and_renew_their_certificates,
     pressure::short_memory_ends_pods,
     pressure::whole_processors_are_given_away_once,
+    static_pods::static_pods_follow_their_manifests,
     registry::secrets_open_registries,
     systemd::pods_end_before_the_node,
     systemd::pods_are_slices,
