@@ -92,7 +92,7 @@ fn main() -> ExitCode {
     let called_as =
         argv.first().map(Path::new).and_then(Path::file_name).and_then(|name| name.to_str()).unwrap_or("cox");
     if let Some(plugin) = cni::plugin(called_as) {
-        return plugin();
+        return plugin.run();
     }
     if let Some(component) = COMPONENTS.iter().find(|component| component.name == called_as) {
         return (component.run)(argv);

@@ -122,8 +122,8 @@ pub(crate) fn install_plugins(options: &Options) -> Result<()> {
     let dir = options.cni_bin_dir();
     fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
     let binary = std::env::current_exe().context("finding this binary")?;
-    for name in cni::PLUGINS {
-        let link = dir.join(name.0);
+    for plugin in cni::PLUGINS {
+        let link = dir.join(plugin.name);
         // A link of an earlier start may lead to a binary that has moved.
         match fs::remove_file(&link) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {

@@ -23,5 +23,5 @@ pub mod routes;
 pub use cidr::Cidr;
 pub use error::{CniError, Error, code};
 pub use network::{AttachmentArgs, Network, PortMapping, Status};
-pub use plugins::{EntryPoint, PLUGINS, plugin};
+pub use plugins::{PLUGINS, Plugin, plugin};
 pub use result::AddResult;

@@ -94,9 +94,14 @@ impl AddResult {
         let undecodable = |error: serde_json::Error| {
             CniError::new(code::DECODING_FAILURE, "failed to decode result", error.to_string())
         };
+        if !value.is_object() {
+            return Err(CniError::new(code::DECODING_FAILURE, "failed to decode result", "not an object"));
+        }
+        let mut plain = value.clone();
+        drop_nulls(&mut plain);
         match version {
-            "0.1.0" | "0.2.0" => Legacy::deserialize(value).map_err(undecodable).map(|legacy| legacy.modern(version)),
-            known if VERSIONS.contains(&known) => Self::deserialize(value).map_err(undecodable),
+            "0.1.0" | "0.2.0" => Legacy::deserialize(plain).map_err(undecodable).map(|legacy| legacy.modern(version)),
+            known if VERSIONS.contains(&known) => Self::deserialize(plain).map_err(undecodable),
             other => Err(CniError::new(
                 code::INCOMPATIBLE_VERSION,
                 format!("unsupported CNI result version {other:?}"),
@@ -112,8 +117,8 @@ impl AddResult {
             "0.1.0" | "0.2.0" => Legacy::from_modern(self, version),
             _ => {
                 let mut value = json!(AddResult { cni_version: version.to_owned(), ..self.clone() });
-                if let ("0.3.0" | "0.3.1" | "0.4.0", Some(ips)) = (version, value["ips"].as_array_mut()) {
-                    for ip in ips {
+                if let "0.3.0" | "0.3.1" | "0.4.0" = version {
+                    for ip in value.get_mut("ips").and_then(Value::as_array_mut).into_iter().flatten() {
                         let family = if ip["address"].as_str().is_some_and(|a| a.contains(':')) { "6" } else { "4" };
                         ip["version"] = json!(family);
                     }
@@ -182,6 +187,18 @@ impl Legacy {
     }
 }
 
+/// A member that is null is one that is not there: the standard's own decoder takes them so, and programs write them.
+pub(crate) fn drop_nulls(value: &mut Value) {
+    match value {
+        Value::Object(members) => {
+            members.retain(|_, member| !member.is_null());
+            members.values_mut().for_each(drop_nulls);
+        }
+        Value::Array(elements) => elements.iter_mut().for_each(drop_nulls),
+        _ => {}
+    }
+}
+
 /// Compares dotted versions by number; an unreadable part counts as zero.
 pub fn version_at_least(version: &str, floor: &str) -> bool {
     let parts = |text: &str| -> [u32; 3] {
@@ -231,7 +248,18 @@ mod tests {
         for value in
             [json!({"cniVersion": "9.0.0"}), json!({"cniVersion": "1.0.0", "ips": [{"address": "x"}]}), json!([])]
         {
-            assert!(AddResult::parse(&value).is_err() || value.is_array(), "{value}");
+            assert!(AddResult::parse(&value).is_err(), "{value}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_there_may_be_null() {
+        for version in VERSIONS {
+            let empty = AddResult { cni_version: (*version).into(), ..AddResult::default() };
+            assert_eq!(empty.to_version(version), json!({"cniVersion": version, "dns": {}}));
+            let nulls =
+                json!({"cniVersion": version, "ips": null, "ip4": null, "routes": null, "dns": {"search": null}});
+            assert_eq!(AddResult::parse(&nulls).unwrap(), empty);
         }
     }
 

@@ -6,9 +6,9 @@ fn main() -> ExitCode {
     let name = std::env::args_os().next().unwrap_or_default();
     let name = std::path::Path::new(&name).file_name().unwrap_or_default().to_string_lossy().into_owned();
     match cni::plugin(&name) {
-        Some(run) => run(),
+        Some(plugin) => plugin.run(),
         None => {
-            let names: Vec<&str> = cni::PLUGINS.iter().map(|(name, _)| *name).collect();
+            let names: Vec<&str> = cni::PLUGINS.iter().map(|plugin| plugin.name).collect();
             eprintln!("{name:?} is not a plug-in; link this file as one of: {}", names.join(", "));
             ExitCode::FAILURE
         }

@@ -4,6 +4,7 @@
 //! blocking calls are the whole need.
 
 mod address;
+mod flow;
 mod link;
 mod message;
 mod neighbour;
@@ -12,6 +13,7 @@ mod route;
 mod socket;
 
 pub use address::Address;
+pub use flow::Flow;
 pub use link::{Link, LinkKind, is_valid_ifname, parse_mac};
 pub use neighbour::Neighbour;
 pub use qdisc::TokenBucket;

@@ -1,4 +1,4 @@
-//! One blocking netlink route socket; it keeps speaking for the namespace it was opened in.
+//! One blocking netlink socket; it keeps speaking for the namespace it was opened in.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -26,7 +26,16 @@ pub(super) type Answer = Vec<u8>;
 impl Socket {
     /// For the namespace of the calling thread.
     pub fn open() -> io::Result<Self> {
-        let fd = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkRoute)?;
+        Self::open_for(SockProtocol::NetlinkRoute)
+    }
+
+    /// For the packet filter's tables instead of links and routes.
+    pub fn open_netfilter() -> io::Result<Self> {
+        Self::open_for(SockProtocol::NetlinkNetFilter)
+    }
+
+    fn open_for(protocol: SockProtocol) -> io::Result<Self> {
+        let fd = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)?;
         Ok(Self { fd, sequence: std::cell::Cell::new(0) })
     }
 

@@ -13,7 +13,8 @@ use crate::netlink::{Link, LinkKind, Socket, TokenBucket};
 use crate::nft::short_hash;
 use crate::result::AddResult;
 
-pub(super) const HANDLERS: Handlers = Handlers { add, check, del, gc: nothing, status: nothing };
+pub(super) const HANDLERS: Handlers =
+    Handlers { load: |call| Limits::load(call).map(drop), add, check, del, gc: nothing, status: nothing };
 
 const LATENCY_MS: u32 = 25;
 

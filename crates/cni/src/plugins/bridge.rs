@@ -14,7 +14,7 @@ use crate::netlink::{Link, LinkKind, Socket, parse_mac};
 use crate::netns::{Netns, set_sysctl};
 use crate::result::{AddResult, Dns, Route};
 
-pub(super) const HANDLERS: Handlers = Handlers { add, check, del, gc, status };
+pub(super) const HANDLERS: Handlers = Handlers { load, add, check, del, gc, status };
 
 /// How long a bridge port may take to come up; it is instant unless spanning tree is on.
 const PORT_DEADLINE: Duration = Duration::from_millis(2550);
@@ -138,6 +138,12 @@ impl Config {
         }
         Ok(vlans.into_iter().collect())
     }
+}
+
+fn load(call: &Call) -> Result<(), CniError> {
+    let config = Config::load(call)?;
+    config.trunk()?;
+    config.mac(call).map(drop)
 }
 
 fn add(call: &Call) -> Result<AddResult, CniError> {
@@ -417,7 +423,6 @@ fn gc(call: &Call) -> Result<(), CniError> {
 }
 
 fn status(call: &Call) -> Result<(), CniError> {
-    Config::load(call)?;
     match ipam::kind(call) {
         Some(kind) => ipam::status(call, kind),
         None => Ok(()),

@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::config::is_valid_name;
 use crate::error::{CniError, code};
 use crate::netlink::is_valid_ifname;
-use crate::result::{AddResult, VERSIONS};
+use crate::result::{AddResult, VERSIONS, drop_nulls};
 
 #[derive(Clone, Debug)]
 pub(super) struct Call {
@@ -52,9 +52,10 @@ impl Call {
         if about_attachment && !is_valid_ifname(&ifname) {
             return Err(CniError::new(code::INVALID_ENVIRONMENT, "invalid interface name", ifname));
         }
-        let config: Value = serde_json::from_slice(stdin).map_err(|error| {
+        let mut config: Value = serde_json::from_slice(stdin).map_err(|error| {
             CniError::new(code::DECODING_FAILURE, "error unmarshall network config", error.to_string())
         })?;
+        drop_nulls(&mut config);
         let text = |key: &str| config.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
         let network = text("name");
         if network.is_empty() {
@@ -78,10 +79,7 @@ impl Call {
                 format!("config is {version:?}, plugin supports {VERSIONS:?}"),
             ));
         }
-        let previous = match config.get("prevResult") {
-            None | Some(Value::Null) => None,
-            Some(value) => Some(AddResult::parse(value)?),
-        };
+        let previous = config.get("prevResult").map(AddResult::parse).transpose()?;
         let path = env("CNI_PATH");
         Ok(Self {
             container_id,

@@ -14,7 +14,8 @@ use crate::cidr::Cidr;
 use crate::error::{CniError, code};
 use crate::result::AddResult;
 
-pub(super) const HANDLERS: Handlers = Handlers { add, check, del, gc: nothing, status: nothing };
+pub(super) const HANDLERS: Handlers =
+    Handlers { load: |call| Config::load(call).map(drop), add, check, del, gc: nothing, status: nothing };
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]

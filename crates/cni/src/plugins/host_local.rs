@@ -18,7 +18,7 @@ use crate::cidr::{self, Cidr};
 use crate::error::{CniError, code};
 use crate::result::{AddResult, Dns, IpConfig, Route, version_at_least};
 
-pub(super) const HANDLERS: Handlers = Handlers { add, check, del, gc, status };
+pub(super) const HANDLERS: Handlers = Handlers { load: |call| Plan::load(call).map(drop), add, check, del, gc, status };
 
 const DATA_DIR: &str = "/var/lib/cni/networks";
 

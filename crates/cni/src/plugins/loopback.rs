@@ -6,7 +6,7 @@ use super::{Handlers, nothing};
 use crate::error::CniError;
 use crate::result::{AddResult, IpConfig};
 
-pub(super) const HANDLERS: Handlers = Handlers { add, check, del, gc: nothing, status: nothing };
+pub(super) const HANDLERS: Handlers = Handlers { load: nothing, add, check, del, gc: nothing, status: nothing };
 
 fn add(call: &Call) -> Result<AddResult, CniError> {
     let socket = open_netns(call)?.socket().map_err(CniError::failed("open a netlink socket"))?;

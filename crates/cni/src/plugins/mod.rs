@@ -26,6 +26,8 @@ use call::Call;
 
 /// What a plug-in does for each command.
 struct Handlers {
+    /// Reads the configuration and checks it, and touches nothing.
+    load: fn(&Call) -> Result<(), CniError>,
     add: fn(&Call) -> Result<AddResult, CniError>,
     check: fn(&Call) -> Result<(), CniError>,
     del: fn(&Call) -> Result<(), CniError>,
@@ -33,24 +35,39 @@ struct Handlers {
     status: fn(&Call) -> Result<(), CniError>,
 }
 
-/// What a plug-in's process runs.
-pub type EntryPoint = fn() -> ExitCode;
+/// A plug-in of ours.
+pub struct Plugin {
+    pub name: &'static str,
+    handlers: Handlers,
+}
 
-/// Name, entry point. Links with these names to the binary make a CNI bin directory.
-pub const PLUGINS: &[(&str, EntryPoint)] = &[
-    ("bandwidth", || main(&bandwidth::HANDLERS)),
-    ("bridge", || main(&bridge::HANDLERS)),
-    ("firewall", || main(&firewall::HANDLERS)),
-    ("host-local", || main(&host_local::HANDLERS)),
-    ("loopback", || main(&loopback::HANDLERS)),
-    ("portmap", || main(&portmap::HANDLERS)),
-    ("ptp", || main(&ptp::HANDLERS)),
-    ("tuning", || main(&tuning::HANDLERS)),
+/// Links with these names to the binary make a CNI bin directory.
+pub const PLUGINS: &[Plugin] = &[
+    Plugin { name: "bandwidth", handlers: bandwidth::HANDLERS },
+    Plugin { name: "bridge", handlers: bridge::HANDLERS },
+    Plugin { name: "firewall", handlers: firewall::HANDLERS },
+    Plugin { name: "host-local", handlers: host_local::HANDLERS },
+    Plugin { name: "loopback", handlers: loopback::HANDLERS },
+    Plugin { name: "portmap", handlers: portmap::HANDLERS },
+    Plugin { name: "ptp", handlers: ptp::HANDLERS },
+    Plugin { name: "tuning", handlers: tuning::HANDLERS },
 ];
 
-/// The entry point of a plug-in by its `argv[0]` (without directories).
-pub fn plugin(name: &str) -> Option<EntryPoint> {
-    PLUGINS.iter().find(|(known, _)| *known == name).map(|(_, run)| *run)
+/// A plug-in by its `argv[0]` (without directories).
+pub fn plugin(name: &str) -> Option<&'static Plugin> {
+    PLUGINS.iter().find(|plugin| plugin.name == name)
+}
+
+impl Plugin {
+    /// What its process does: answers the call in the environment and on stdin.
+    pub fn run(&self) -> ExitCode {
+        main(&self.handlers)
+    }
+
+    /// What it makes of the configuration of a call, without doing anything about it.
+    pub fn read_config(&self, stdin: &[u8]) -> Result<(), CniError> {
+        (self.handlers.load)(&Call::read("STATUS", |_| String::new(), stdin)?)
+    }
 }
 
 /// Nothing to do: for plug-ins that keep no state for a command.
@@ -117,6 +134,7 @@ fn dispatch(handlers: &Handlers, command: &str, call: &Call) -> Result<Option<Va
         }
         "STATUS" => {
             needs("1.1.0", "STATUS")?;
+            (handlers.load)(call)?;
             (handlers.status)(call).map(|()| None)
         }
         other => Err(CniError::new(code::INVALID_ENVIRONMENT, format!("unknown CNI_COMMAND: {other}"), "")),

@@ -4,7 +4,7 @@
 //! One table for all pods: maps from (address, protocol, port) to the pod, so that a packet costs two look-ups however many
 //! ports there are. Each entry carries the attachment it belongs to as a comment; DEL removes exactly those.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -19,7 +19,8 @@ use crate::network::PortMapping;
 use crate::nft;
 use crate::result::AddResult;
 
-pub(super) const HANDLERS: Handlers = Handlers { add, check, del, gc: nothing, status: nothing };
+pub(super) const HANDLERS: Handlers =
+    Handlers { load: |call| Config::load(call).map(drop), add, check, del, gc: nothing, status: nothing };
 
 const TABLE: &str = "inet cox-portmap";
 
@@ -87,6 +88,7 @@ fn add(call: &Call) -> Result<AddResult, CniError> {
         nft::apply(&(base() + &delete_elements(&taken) + &add_elements(&elements)))
             .map_err(failed("set up port mappings"))?;
     }
+    forget_flows(&config, &pods);
     // From 127.0.0.1 the packet leaves towards the pod with a loopback source until it is masqueraded.
     if config.snat.unwrap_or(true) && pods.iter().any(|pod| !pod.is_v6()) {
         for pod in pods.iter().filter(|pod| !pod.is_v6()) {
@@ -253,6 +255,26 @@ fn key_text(value: &Value) -> String {
 
 fn owner(call: &Call) -> String {
     nft::short_hash(&[&call.network, &call.container_id, &call.ifname])
+}
+
+/// Clients that sent to a UDP port before, to a pod that had it or to nobody, are led to this pod from now on. Only flows that
+/// begin are translated, so others would be stuck for as long as they keep sending. No reason to fail: new clients are served.
+fn forget_flows(config: &Config, pods: &[Cidr]) {
+    let ports: Vec<&PortMapping> =
+        config.runtime_config.port_mappings.iter().filter(|mapping| mapping.protocol == "udp").collect();
+    let Some(socket) = (!ports.is_empty()).then(Socket::open_netfilter).and_then(Result::ok) else { return };
+    for pod in pods {
+        for flow in socket.udp_flows(pod.is_v6()).unwrap_or_default() {
+            if flow.endpoint.ip() != pod.addr && ports.iter().any(|mapping| is_mapped(mapping, flow.destination)) {
+                let _ = socket.forget(&flow);
+            }
+        }
+    }
+}
+
+fn is_mapped(mapping: &PortMapping, destination: SocketAddr) -> bool {
+    let is_there = |ip: IpAddr| ip.is_unspecified() || ip == destination.ip();
+    mapping.host_port == destination.port() && mapping.host_ip.parse().map_or(true, is_there)
 }
 
 /// On the link that leads to the pod.

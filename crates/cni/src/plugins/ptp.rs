@@ -11,7 +11,7 @@ use crate::netlink::{Route, Scope, Socket};
 use crate::netns::Netns;
 use crate::result::{AddResult, Dns};
 
-pub(super) const HANDLERS: Handlers = Handlers { add, check, del, gc, status };
+pub(super) const HANDLERS: Handlers = Handlers { load, add, check, del, gc, status };
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
@@ -21,9 +21,18 @@ struct Config {
     dns: Dns,
 }
 
+fn load(call: &Call) -> Result<(), CniError> {
+    call.config::<Config>()?;
+    kind(call).map(drop)
+}
+
+fn kind(call: &Call) -> Result<&str, CniError> {
+    ipam::kind(call).ok_or_else(|| CniError::invalid_config("ptp needs an IPAM plugin"))
+}
+
 fn add(call: &Call) -> Result<AddResult, CniError> {
     let config: Config = call.config()?;
-    let kind = ipam::kind(call).ok_or_else(|| CniError::invalid_config("ptp needs an IPAM plugin"))?;
+    let kind = kind(call)?;
     let attached = attach(call, &config, kind);
     if attached.is_err() {
         let _ = interface::delete(call);

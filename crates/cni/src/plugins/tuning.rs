@@ -14,7 +14,7 @@ use crate::netlink::{Link, Socket, parse_mac};
 use crate::netns::{Netns, set_sysctl, sysctl};
 use crate::result::AddResult;
 
-pub(super) const HANDLERS: Handlers = Handlers { add, check, del, gc: nothing, status: nothing };
+pub(super) const HANDLERS: Handlers = Handlers { load, add, check, del, gc: nothing, status: nothing };
 
 const DATA_DIR: &str = "/run/cni/tuning";
 
@@ -80,6 +80,12 @@ impl Config {
         let dir = if self.data_dir.is_empty() { DATA_DIR } else { &self.data_dir };
         Path::new(dir).join(format!("{}_{}.json", call.container_id, call.ifname))
     }
+}
+
+fn load(call: &Call) -> Result<(), CniError> {
+    let config = Config::load(call)?;
+    config.mac()?;
+    config.sysctl.keys().try_for_each(|name| sysctl_path(name).map(drop))
 }
 
 fn add(call: &Call) -> Result<AddResult, CniError> {

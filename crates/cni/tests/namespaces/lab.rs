@@ -3,9 +3,10 @@
 use std::fs::File;
 use std::future::Future;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::{OnceLock, mpsc};
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use cni::Cidr;
 use cni::netlink::{LinkKind, Route, RouteKind, Socket};
 use cni::routes::{self, Backend, Peer, VxlanConfig};
 use nix::sched::{CloneFlags, setns, unshare};
+use serde_json::Value;
 
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -26,8 +28,8 @@ pub(crate) fn ours() -> &'static Path {
     static DIR: OnceLock<tempfile::TempDir> = OnceLock::new();
     let make = || {
         let dir = tempfile::tempdir().unwrap();
-        for (name, _) in cni::PLUGINS {
-            std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_cni-plugins"), dir.path().join(name)).unwrap();
+        for plugin in cni::PLUGINS {
+            std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_cni-plugins"), dir.path().join(plugin.name)).unwrap();
         }
         dir
     };
@@ -124,6 +126,17 @@ impl Lab {
         self.dir.path().join("cache")
     }
 
+    /// A file for plug-ins that read resolvers from one.
+    pub(crate) fn resolv_conf(&self) -> PathBuf {
+        let path = self.dir.path().join("resolv.conf");
+        std::fs::write(&path, "nameserver 192.0.2.53\nsearch a.test b.test\noptions ndots:2\n").unwrap();
+        path
+    }
+
+    pub(crate) fn pod_loopback_is_up(&self) -> bool {
+        self.pod.run(|| Socket::open().unwrap().link("lo").unwrap().unwrap().is_up())
+    }
+
     pub(crate) fn pod_path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.pod.0.as_raw_fd())
     }
@@ -180,8 +193,24 @@ impl Lab {
         Some(listener.accept().unwrap().1.ip().to_string())
     }
 
+    /// TCP on port 80 and UDP on port 53; doing so again changes nothing.
     pub(crate) fn serve_in_pod(&self) {
-        serve(self.pod.run(|| TcpListener::bind("0.0.0.0:80").unwrap()));
+        let sockets = || (TcpListener::bind("0.0.0.0:80"), UdpSocket::bind("0.0.0.0:53"));
+        let (Ok(listener), Ok(socket)) = self.pod.run(sockets) else { return };
+        serve(listener);
+        std::thread::spawn(move || {
+            let mut buffer = [0; 16];
+            while let Ok((_, client)) = socket.recv_from(&mut buffer) {
+                let _ = socket.send_to(b"here", client);
+            }
+        });
+    }
+
+    /// A client that sends from one port to the target.
+    pub(crate) fn udp_client_outside(&self, target: &str) -> UdpSocket {
+        let socket = self.outside.run(|| UdpSocket::bind("0.0.0.0:0").unwrap());
+        socket.connect(target).unwrap();
+        socket
     }
 
     pub(crate) fn connects_from_host(&self, target: &str) -> bool {
@@ -200,7 +229,8 @@ impl Lab {
 fn serve(listener: TcpListener) {
     std::thread::spawn(move || {
         for stream in listener.incoming() {
-            let _ = stream.unwrap().write_all(b"here");
+            // A client that leaves has seen enough.
+            let _ = stream.unwrap().write_all(page().as_bytes());
         }
     });
 }
@@ -210,7 +240,31 @@ fn connects(target: &str) -> bool {
     let Ok(mut stream) = TcpStream::connect_timeout(&target, PATIENCE) else { return false };
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut text = String::new();
-    stream.read_to_string(&mut text).is_ok_and(|_| text == "here")
+    stream.read_to_string(&mut text).is_ok_and(|_| text == page())
+}
+
+/// Many packets of the largest size that the way allows.
+fn page() -> String {
+    "here".repeat(20_000)
+}
+
+/// Asks more than once: a packet may get lost.
+pub(crate) fn is_answered(client: &UdpSocket) -> bool {
+    client.set_read_timeout(Some(PATIENCE / 4)).unwrap();
+    let mut answer = [0; 16];
+    (0..20).any(|_| {
+        client.send(b"?").and_then(|_| client.recv(&mut answer)).is_ok_and(|length| &answer[..length] == b"here")
+    })
+}
+
+/// What a plug-in says when it is called with these variables and no others.
+pub(crate) fn call(plugin: &Path, command: &str, env: &[(&str, &str)], stdin: &str) -> Value {
+    let mut process = Command::new(plugin);
+    process.env_clear().env("CNI_COMMAND", command).env("CNI_PATH", "/nowhere").envs(env.iter().copied());
+    let mut child = process.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    // It may answer without reading.
+    let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
+    serde_json::from_slice(&child.wait_with_output().unwrap().stdout).unwrap()
 }
 
 /// Addresses by kind of link, without link-local ones.
@@ -225,9 +279,11 @@ fn addresses(except: &[&str]) -> Vec<String> {
         .filter_map(|address| {
             let link = links.iter().find(|link| link.index == address.index)?;
             let up = if link.is_up() { "up" } else { "down" };
-            let promisc = if link.promiscuity > 0 && link.kind == "bridge" { " promisc" } else { "" };
+            // Ports of a bridge always are.
+            let promisc = if link.promiscuity > 0 && link.master.is_none() { " promisc" } else { "" };
+            let allmulti = if link.allmulti { " allmulti" } else { "" };
             (!except.contains(&link.name.as_str()))
-                .then(|| format!("{} {} mtu {} {up}{promisc}", link.kind, address.cidr, link.mtu))
+                .then(|| format!("{} {} mtu {} {up}{promisc}{allmulti}", link.kind, address.cidr, link.mtu))
         })
         .collect();
     texts.sort();
@@ -293,7 +349,12 @@ pub(crate) fn two_hosts(routed: bool, backend: Backend) {
     let nobody: SocketAddr = "10.42.9.9:80".parse().unwrap();
     let error = pods[0].run(|| TcpStream::connect_timeout(&nobody, PATIENCE)).unwrap_err();
     assert!(matches!(error.raw_os_error(), Some(libc::EHOSTUNREACH | libc::ENETUNREACH)), "{error}");
-    // The other node leaves.
+    // What does not fit a packet of the hosts' network is not sent into the tunnel.
+    let tunnel = a.run(|| Socket::open().unwrap().link(&VxlanConfig::default().link).unwrap());
+    assert_eq!(tunnel.map(|link| link.mtu), routed.then_some(1450));
+    // The other node leaves, and comes back.
     program(&a, &peers[0], &peers[..1]);
     assert!(!pods[0].run(|| connects("10.42.1.2:80")), "{backend:?} routed={routed}: gone");
+    program(&a, &peers[0], &peers);
+    assert!(pods[0].run(|| connects("10.42.1.2:80")), "{backend:?} routed={routed}: back");
 }

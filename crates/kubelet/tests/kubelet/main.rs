@@ -85,7 +85,7 @@ fn main() -> ExitCode {
     let mut argv: Vec<OsString> = std::env::args_os().collect();
     let called_as = argv.first().map(Path::new).and_then(Path::file_name).and_then(|name| name.to_str());
     if let Some(plugin) = called_as.and_then(cni::plugin) {
-        return plugin();
+        return plugin.run();
     }
     let role = argv.get(1).and_then(|word| word.to_str()).unwrap_or_default().to_string();
     match role.as_str() {
