@@ -135,8 +135,8 @@ fn session_affinity_keeps_and_releases_clients() {
         let web = |affinity: &str| {
             service(
                 "web",
-                json!({"clusterIP": "10.43.0.9", "clusterIPs": ["10.43.0.9"],
-            "sessionAffinity": affinity, "ports": [{"port": 8080, "targetPort": 80}]}),
+                json!({"clusterIP": "10.43.0.9", "clusterIPs": ["10.43.0.9"], "type": "NodePort",
+            "sessionAffinity": affinity, "ports": [{"port": 8080, "targetPort": 80, "nodePort": 30080}]}),
             )
         };
         let all = [("10.42.0.2", "a"), ("10.42.0.3", "a"), ("10.42.0.4", "a")];
@@ -147,6 +147,8 @@ fn session_affinity_keeps_and_releases_clients() {
         eventually("first answer", ask, Result::is_ok);
         let kept = answering(15, ask);
         assert_eq!(kept.len(), 1, "{kept:?}");
+        let through_the_node = || ask_tcp(Some(lab.outside()), "192.0.2.1:30080");
+        assert_eq!(answering(15, through_the_node).len(), 1, "a node port keeps its clients too");
         // Its endpoint goes: the client moves on, and stays there.
         let name = kept.first().unwrap().clone();
         let left: Vec<_> = all.iter().copied().filter(|(addr, _)| format!("p{}", &addr[8..]) != name).collect();
@@ -154,6 +156,112 @@ fn session_affinity_keeps_and_releases_clients() {
         eventually("moved", || answering(5, ask), |seen| !seen.contains(&name) && seen.len() == 1);
         api.put("services", web("None"));
         eventually("spread", || answering(20, ask), |seen| seen.len() == 2);
+        eventually("spread from outside", || answering(20, through_the_node), |seen| seen.len() == 2);
+    });
+}
+
+#[test]
+fn session_affinity_ends_when_a_client_is_silent() {
+    Lab::run(|lab| {
+        let api = FakeApi::default();
+        let affinity = json!({"clientIP": {"timeoutSeconds": 1}});
+        api.put(
+            "services",
+            service(
+                "web",
+                json!({"clusterIP": "10.43.0.9", "clusterIPs": ["10.43.0.9"], "sessionAffinity": "ClientIP",
+                    "sessionAffinityConfig": affinity, "ports": [{"port": 8080, "targetPort": 80}]}),
+            ),
+        );
+        let all = [("10.42.0.2", "a"), ("10.42.0.3", "a"), ("10.42.0.4", "a")];
+        api.put("endpointslices", slice("web", http(), &all));
+        let _proxy = lab.proxy(&api);
+        let ask = || ask_tcp(Some(lab.pod(5)), "10.43.0.9:8080");
+        eventually("first answer", ask, Result::is_ok);
+        // Being silent is the subject here: each round is a new client, and one of three pods.
+        let mut seen = BTreeSet::new();
+        let after_silence = || {
+            std::thread::sleep(Duration::from_millis(1200));
+            seen.extend(answering(1, ask));
+            seen.len()
+        };
+        eventually("another pod", after_silence, |count| *count > 1);
+    });
+}
+
+#[test]
+fn endpoints_come_from_several_slices_with_several_ports() {
+    Lab::run(|lab| {
+        let api = FakeApi::default();
+        api.put(
+            "services",
+            service(
+                "web",
+                json!({"clusterIP": "10.43.0.9", "clusterIPs": ["10.43.0.9"], "ports": [
+                    {"name": "http", "port": 80}, {"name": "alt", "port": 8080}, {"name": "dns", "port": 53, "protocol": "UDP"}]}),
+            ),
+        );
+        let ports =
+            json!([{"name": "http", "port": 80, "protocol": "TCP"}, {"name": "dns", "port": 53, "protocol": "UDP"}]);
+        let by_hand = |name: &str, ports: Value, address: &str| {
+            let mut slice = slice("web", ports, &[(address, "a")]);
+            slice["metadata"]["name"] = json!(name);
+            slice["metadata"]["uid"] = json!(name);
+            slice
+        };
+        api.put("endpointslices", by_hand("web-1", ports.clone(), "10.42.0.2"));
+        api.put("endpointslices", by_hand("web-2", ports, "10.42.0.3"));
+        api.put(
+            "endpointslices",
+            by_hand("web-3", json!([{"name": "alt", "port": 80, "protocol": "TCP"}]), "10.42.0.4"),
+        );
+        let _proxy = lab.proxy(&api);
+        for (target, expected) in [("10.43.0.9:80", &["p2", "p3"][..]), ("10.43.0.9:8080", &["p4"])] {
+            for from in [None, Some(lab.pod(5))] {
+                let pods = || answering(30, || ask_tcp(from, target));
+                eventually(target, pods, |seen| *seen == names(expected));
+            }
+        }
+        let datagrams = || answering(30, || ask_udp(lab.pod(5), "10.43.0.9:53")());
+        eventually("udp", datagrams, |seen| *seen == names(&["p2", "p3"]));
+        // A slice goes, and what it brought with it; the others stay.
+        api.delete("endpointslices", "web-1");
+        eventually("one slice less", || answering(30, || ask_tcp(None, "10.43.0.9:80")), |s| *s == names(&["p3"]));
+        assert_eq!(answering(5, || ask_tcp(None, "10.43.0.9:8080")), names(&["p4"]));
+    });
+}
+
+#[test]
+fn a_node_serves_its_own_clients_and_says_whether_it_can() {
+    Lab::run(|lab| {
+        let api = FakeApi::default();
+        api.put(
+            "services",
+            service(
+                "web",
+                json!({"clusterIP": "10.43.0.9", "clusterIPs": ["10.43.0.9"], "type": "LoadBalancer",
+                    "internalTrafficPolicy": "Local", "externalTrafficPolicy": "Local", "healthCheckNodePort": 31000,
+                    "ports": [{"port": 80, "nodePort": 30080}]}),
+            ),
+        );
+        api.put("endpointslices", slice("web", http(), &[("10.42.0.2", "b"), ("10.42.0.3", "a")]));
+        let _proxy = lab.proxy(&api);
+        let ask = || ask_tcp(Some(lab.pod(5)), "10.43.0.9:80");
+        eventually("the node's own pod", || answering(20, ask), |seen| *seen == names(&["p3"]));
+        let health = || get("127.0.0.1:31000", "/healthz").unwrap_or_else(|error| error);
+        eventually("healthy", health, |text| text.starts_with("HTTP/1.1 200") && text.contains("\"localEndpoints\":1"));
+
+        // On its way out and still serving: better than nothing, as long as there is nothing better.
+        let mut leaving = slice("web", http(), &[("10.42.0.2", "b"), ("10.42.0.4", "a")]);
+        leaving["endpoints"][1]["conditions"] = json!({"ready": false, "serving": true, "terminating": true});
+        api.put("endpointslices", leaving);
+        eventually("a pod that is leaving", || answering(20, ask), |seen| *seen == names(&["p4"]));
+
+        api.put("endpointslices", slice("web", http(), &[("10.42.0.2", "b")]));
+        eventually("unhealthy", health, |text| {
+            text.starts_with("HTTP/1.1 503") && text.contains("\"localEndpoints\":0")
+        });
+        eventually("nobody here", ask, Result::is_err);
     });
 }
 
