@@ -20,7 +20,7 @@ pub(crate) const GATHER: Duration = Duration::from_millis(10);
 const GATHER_EACH: Duration = Duration::from_micros(20);
 /// A conflict means that the cache is behind: it is looked at again as soon as it may have caught up. That is no failure and
 /// must not make a busy object wait ever longer.
-const CATCH_UP: Duration = Duration::from_millis(200);
+pub(crate) const CATCH_UP: Duration = Duration::from_millis(200);
 
 /// How long to gather reports about a key that concerns `count` objects.
 pub(crate) fn gather(count: usize) -> Duration {
