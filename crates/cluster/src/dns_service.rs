@@ -13,6 +13,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use serde_json::json;
 use tokio::net::UdpSocket;
+use tokio::sync::Notify;
 
 const NAMESPACE: &str = "kube-system";
 const NAME: &str = "kube-dns";
@@ -91,15 +92,15 @@ pub(crate) async fn ensure(client: &Client, cluster_ip: IpAddr, listens_on: IpAd
     Ok(())
 }
 
-/// Waits until the DNS server at the gateway knows the API server's service.
-pub(crate) async fn answers(server: IpAddr, expected: IpAddr, domain: &str) -> Result<()> {
+/// Waits until the DNS server at the gateway, once it is serving, knows the API server's service.
+pub(crate) async fn answers(server: IpAddr, serving: &Notify, expected: IpAddr, domain: &str) -> Result<()> {
+    serving.notified().await;
     let socket = UdpSocket::bind((IpAddr::from([0, 0, 0, 0]), 0)).await?;
     socket.connect((server, PORT)).await?;
     let query = query(&format!("kubernetes.default.svc.{domain}"));
     let IpAddr::V4(expected) = expected else { return Ok(()) };
     let mut answer = [0; 512];
     loop {
-        // The server may not listen yet, or not know the service: both show at once, and neither tells when to ask again.
         let asked = async {
             socket.send(&query).await?;
             socket.recv(&mut answer).await
@@ -109,7 +110,8 @@ pub(crate) async fn answers(server: IpAddr, expected: IpAddr, domain: &str) -> R
         {
             return Ok(());
         }
-        tokio::time::sleep(Duration::from_millis(10)).await;
+        // The API server writes its service by itself, in its own time; it is nearly always there by now.
+        tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
 

@@ -120,6 +120,7 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
     components.until(dns_service::ensure_role(&admin)).await?;
     let service_account = ["system:serviceaccounts", "system:serviceaccounts:kube-system", "system:authenticated"];
     let dns = dns_config(shape, as_user(dns_service::USER, &service_account), gateway)?;
+    let dns_serving = dns.serving.clone();
     components.spawn("dns", dns::run(dns, components.stop.clone()));
     components.until(dns_service::ensure(&admin, dns_address, gateway)).await?;
     progress.done("network", &format!("proxy, DNS at {dns_address}"));
@@ -138,7 +139,7 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
         let names: Vec<&str> = wanted.map(|record| record.name.as_str()).collect();
         progress.done("further nodes", &names.join(", "));
     }
-    components.until(dns_service::answers(gateway, api_address, &shape.cluster_domain)).await?;
+    components.until(dns_service::answers(gateway, &dns_serving, api_address, &shape.cluster_domain)).await?;
     progress.ready();
     Ok(())
 }

@@ -20,6 +20,9 @@ pub use offline::{Objects, Offline};
 pub use server::run;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tokio::sync::Notify;
 
 /// What the server of one cluster needs to know.
 #[derive(Clone)]
@@ -41,6 +44,8 @@ pub struct Config {
     pub health_bind_address: Option<SocketAddr>,
     /// Where `/metrics` answers.
     pub metrics_bind_address: Option<SocketAddr>,
+    /// Told once the server answers.
+    pub serving: Arc<Notify>,
 }
 
 impl Config {
@@ -55,6 +60,7 @@ impl Config {
             ttl: 30,
             health_bind_address: None,
             metrics_bind_address: None,
+            serving: Arc::default(),
         }
     }
 }

@@ -68,6 +68,7 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
         tasks.spawn(serve_tcp(responder.clone(), tcp, Arc::new(metrics)));
         tracing::info!(%address, domain = config.domain, "serving");
     }
+    config.serving.notify_one();
     tokio::select! {
         () = stop.cancelled() => Ok(()),
         Some(ended) = tasks.join_next() => {
