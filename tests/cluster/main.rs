@@ -7,6 +7,7 @@ mod dual_stack;
 mod forms;
 mod hard_way;
 mod harness;
+mod inside_pods;
 mod join;
 mod kubectl;
 mod leftovers;

@@ -3,11 +3,13 @@
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
+use cni::netns::Netns;
 use serde_json::Value;
 
 use crate::harness::{Cluster, describe, http_get};
+use crate::inside_pods::{self, ask_udp};
 
 /// Two pods whose port of one name has different numbers, one that is alone, and clients on both nodes.
 const PODS: &str = r#"
@@ -95,7 +97,10 @@ fn services_lead_to_pods_of_every_node_by_address_and_name() {
     services.pods_reach_pods_of_every_node();
     services.pods_are_told_how_to_resolve();
     services.names_have_their_records();
+    services.datagrams_find_pods_and_services();
+    services.many_services_have_their_endpoints();
     services.pages_are_read_through_the_api_server();
+    services.requests_pass_the_api_server_unchanged();
     services.ports_are_forwarded_from_every_node();
 }
 
@@ -242,6 +247,10 @@ impl Services {
             let asked = self.get_inside("client", &address);
             assert!(asked.contains("Hello from"), "from a pod through {address}: {asked}");
         }
+        patch(r#"{"spec": {"sessionAffinity": "ClientIP"}}"#);
+        patch(r#"{"spec": {"type": "ClusterIP"}}"#);
+        let spec = self.json("get service outside")["spec"].clone();
+        assert!(spec["ports"][0]["nodePort"].is_null() && spec["sessionAffinity"] == "ClientIP", "{spec}");
         patch(
             r#"{"spec": {"type": "ExternalName", "externalName": "foo.example.com", "clusterIP": "", "clusterIPs": null,
             "ports": null, "selector": null}}"#,
@@ -285,6 +294,13 @@ impl Services {
             let asked = self.get_inside("host-client", &format!("{address}:54323"));
             assert!(asked.contains(expected), "{address}: {asked}");
         }
+        // The other protocol leads to the third, although all of them would answer.
+        for (name, _, _) in all {
+            inside_pods::serve_udp(&self.netns_of(name), 80, name);
+        }
+        for network in [self.second_node(), self.cluster.host.netns()] {
+            assert_eq!(ask_udp(&network, "10.44.0.2:54323").as_deref(), Some("port-3"));
+        }
         self.cluster.kubectl("delete pod port-1 port-2 port-3 --now");
     }
 
@@ -298,6 +314,71 @@ impl Services {
             let machine = self.cluster.host.netns();
             assert!(http_get(&machine, &format!("{address}:{port}")).is_some(), "the machine to {pod}");
         }
+    }
+
+    fn second_node(&self) -> Netns {
+        Netns::open(self.cluster.path("run/nodes/node-2/netns")).unwrap()
+    }
+
+    /// The network of a pod, to be in its place.
+    fn netns_of(&self, pod: &str) -> Netns {
+        let uid = self.cluster.kubectl(&format!("get pod {pod} -o jsonpath={{.metadata.uid}}"));
+        inside_pods::netns_of(&uid, &[self.cluster.host.netns(), self.second_node()])
+    }
+
+    /// To every pod on every node, and through a service and its port on every node.
+    fn datagrams_find_pods_and_services(&self) {
+        let service = "apiVersion: v1\nkind: Service\nmetadata: {name: datagrams}\nspec:\n  type: NodePort\n  \
+                       selector: {app: web}\n  ports: [{port: 53, targetPort: 9053, protocol: UDP}]\n";
+        self.cluster.apply(service);
+        for pod in ["one", "two"] {
+            inside_pods::serve_udp(&self.netns_of(pod), 9053, pod);
+        }
+        let networks = [self.netns_of("client"), self.second_node(), self.cluster.host.netns()];
+        for (i, network) in networks.iter().enumerate() {
+            for pod in ["one", "two"] {
+                let address = self.cluster.kubectl(&format!("get pod {pod} -o jsonpath={{.status.podIP}}"));
+                let answer = ask_udp(network, &format!("{address}:9053"));
+                assert_eq!(answer.as_deref(), Some(pod), "from network {i} to {address}");
+            }
+        }
+        let address = self.cluster.kubectl("get service datagrams -o jsonpath={.spec.clusterIP}:53");
+        let port = self.cluster.kubectl("get service datagrams -o jsonpath={.spec.ports[0].nodePort}");
+        for target in [address, format!("172.31.7.2:{port}"), format!("10.44.0.2:{port}")] {
+            for (i, network) in networks.iter().enumerate() {
+                let what = format!("both pods behind {target} from network {i}");
+                self.cluster.answers(&what, 2, || ask_udp(network, &target));
+            }
+        }
+        self.cluster.kubectl("delete service datagrams");
+    }
+
+    /// Two hundred at once, all with the same pod behind them.
+    fn many_services_have_their_endpoints(&self) {
+        const COUNT: usize = 200;
+        let service = |i: usize| {
+            format!(
+                "apiVersion: v1\nkind: Service\nmetadata: {{name: many-{i}, labels: {{set: many}}}}\nspec:\n  \
+                 selector: {{part: one}}\n  ports: [{{port: 80, targetPort: 3000}}]\n---\n"
+            )
+        };
+        self.cluster.apply(&(0..COUNT).map(service).collect::<String>());
+        let complete = |kind: &str, pointer: &str| {
+            let listed = self.json(&format!("get {kind} -l set=many"));
+            let items = listed["items"].as_array().unwrap().iter();
+            items.filter(|item| item.pointer(pointer).is_some()).count()
+        };
+        for (kind, address) in [("endpointslices", "/endpoints/0/addresses/0"), ("endpoints", "/subsets/0/addresses/0")]
+        {
+            self.cluster.wait(&format!("{kind} of all"), || (complete(kind, address) == COUNT).then_some(()));
+        }
+        let last = self.cluster.kubectl(&format!("get service many-{} -o jsonpath={{.spec.clusterIP}}:80", COUNT - 1));
+        self.reaches("the pod behind the last of them", &last, &["Hello from first"]);
+        self.cluster.kubectl("delete service -l set=many");
+        self.cluster.wait("the end of their slices", || {
+            let listed = self.json("get endpointslices,endpoints -l set=many");
+            listed["items"].as_array().unwrap().is_empty().then_some(())
+        });
     }
 
     fn pods_are_told_how_to_resolve(&self) {
@@ -368,20 +449,53 @@ impl Services {
             let page = self.cluster.kubectl(&format!("get --raw {base}/{path}"));
             assert!(page.contains("Hello from"), "{path}: {page}");
         }
-        // With curl, which shows what it is told.
-        let (certificate, key) = (self.cluster.path("data/pki/admin.crt"), self.cluster.path("data/pki/admin.key"));
+        // Each of them twenty times at once, and one that speaks TLS.
+        let mut curl = self.curl();
+        curl.args(["--parallel", "--parallel-max", "40", "-w", "%{http_code}\n"]);
+        let parallel = ["pods/one:3000", "pods/http:two:http", "services/web", "services/http:web:http"];
+        for path in parallel
+            .map(|path| format!("{path}/proxy/"))
+            .iter()
+            .map(String::as_str)
+            .chain(["services/https:kubernetes:https/proxy/version", "services/https:kubernetes:443/proxy/version"])
+        {
+            curl.args(["-o", "/dev/null"]).arg(format!("https://127.0.0.1:6443{base}/{path}?n=[1-20]"));
+        }
+        let said = String::from_utf8(curl.output().unwrap().stdout).unwrap();
+        assert_eq!(said.lines().filter(|code| *code == "200").count(), 6 * 20, "{said}");
+        // A redirection shows with curl, and to whom it applies.
         for (method, expected) in [("GET", "301"), ("HEAD", "301"), ("POST", "200"), ("PUT", "200"), ("DELETE", "200")]
         {
-            let mut curl = self.cluster.host.command("curl");
-            curl.args(["-sk", "-o", "/dev/null", "-w", "%{http_code} %{redirect_url}", "-X", method]);
+            let mut curl = self.curl();
+            curl.args(["-o", "/dev/null", "-w", "%{http_code} %{redirect_url}", "-X", method]);
             if method == "HEAD" {
                 curl.arg("--head");
             }
-            curl.arg("--cert").arg(&certificate).arg("--key").arg(&key);
             let url = format!("https://127.0.0.1:6443{base}/pods/one:3000/proxy");
             let said = describe(&curl.arg(format!("{url}?q=1")).output().unwrap());
             assert!(said.contains(expected), "{method}: {said}");
             assert_eq!(said.contains(&format!("{url}/?q=1")), expected == "301", "{method}: {said}");
+        }
+    }
+
+    /// As the administrator, on the machine.
+    fn curl(&self) -> Command {
+        let mut curl = self.cluster.host.command("curl");
+        curl.args(["-sk", "--cert"]).arg(self.cluster.path("data/pki/admin.crt"));
+        curl.arg("--key").arg(self.cluster.path("data/pki/admin.key"));
+        curl
+    }
+
+    /// Method, path, query and body arrive; links in the page lead through the proxy again.
+    fn requests_pass_the_api_server_unchanged(&self) {
+        inside_pods::serve_mirror(&self.netns_of("two"), 9080);
+        let proxy = "/api/v1/namespaces/default/pods/two:9080/proxy";
+        for method in ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"] {
+            let mut curl = self.curl();
+            curl.args(["-X", method, "--data-binary", "a body", &format!("https://127.0.0.1:6443{proxy}/a/b?c=d%20e")]);
+            let page = String::from_utf8(curl.output().unwrap().stdout).unwrap();
+            assert!(page.contains(&format!("{method} /a/b?c=d%20e: a body")), "{method}: {page}");
+            assert!(page.contains(&format!("<a href=\"{proxy}/rewriteme\">")), "{method}: {page}");
         }
     }
 

@@ -235,7 +235,8 @@ async fn dispatch(
     if matches!(info.verb, "update" | "patch") && info.name.is_empty() {
         return Err(Status::method_not_allowed());
     }
-    if info.verb.is_empty() {
+    // OPTIONS and the like are for what is behind the proxy.
+    if info.verb.is_empty() && info.subresource != "proxy" {
         return Err(Status::method_not_allowed());
     }
     let accept = if info.is_long_running() && info.verb != "watch" {
