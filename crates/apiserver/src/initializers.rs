@@ -96,6 +96,17 @@ pub(crate) fn hide(value: &mut Value) {
     }
 }
 
+/// The encoded object as others see it.
+pub(crate) fn visible(resource: &Resource, object: &dyn Object) -> Result<Vec<u8>, Status> {
+    let annotations = object.meta().annotations.as_ref();
+    if !resource.initializers || annotations.is_none_or(|annotations| !annotations.contains_key(CARRIER)) {
+        return object.to_json().map_err(Status::internal);
+    }
+    let mut value = object.to_value().map_err(Status::internal)?;
+    hide(&mut value);
+    serde_json::to_vec(&value).map_err(Status::internal)
+}
+
 /// Reads a stored object.
 pub(crate) fn decode(resource: &Resource, stored: &[u8]) -> Result<AnyObject, Status> {
     if !resource.initializers || json::find(stored, &["metadata", "initializers"]).is_none() {

@@ -1,10 +1,8 @@
 //! `metadata.managedFields`: who owns which field, recorded on every write.
 
 use api::Status;
-use api::patch::apply::Writer;
+use api::patch::apply::{Write, Writer};
 use http::header;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
-use serde_json::Value;
 
 use crate::registry::Object;
 use crate::state::Operation;
@@ -47,11 +45,10 @@ pub(crate) fn track(operation: &Operation, new: &mut dyn Object, old: Option<&dy
         return Ok(());
     }
     let resource = &operation.resource;
-    let mut old = old.map(|old| old.to_value()).transpose().map_err(Status::internal)?;
-    let mut value = new.to_value().map_err(Status::internal)?;
-    if resource.initializers {
-        old.iter_mut().chain([&mut value]).for_each(crate::initializers::hide);
-    }
+    let given = new.meta_mut().managed_fields.take();
+    let recorded = old.and_then(|old| old.meta().managed_fields.clone());
+    let live = old.map(|old| crate::initializers::visible(resource, old)).transpose()?;
+    let text = crate::initializers::visible(resource, new)?;
     let manager = manager(operation);
     let writer = Writer {
         manager: &manager,
@@ -59,10 +56,8 @@ pub(crate) fn track(operation: &Operation, new: &mut dyn Object, old: Option<&dy
         subresource: &operation.info.subresource,
         now: operation.now,
     };
-    api::patch::apply::update(old.as_ref(), &mut value, &resource.strategy.schema(), &writer, ignored(operation));
-    let fields = value.get_mut("metadata").and_then(|metadata| metadata.get_mut("managedFields")).map(Value::take);
-    let fields: Option<Vec<ManagedFieldsEntry>> =
-        fields.map(serde_json::from_value).transpose().map_err(Status::internal)?;
-    new.meta_mut().managed_fields = fields.filter(|fields| !fields.is_empty());
+    let write = Write { live: live.as_deref(), new: &text, ignored: ignored(operation) };
+    let schema = resource.strategy.schema();
+    new.meta_mut().managed_fields = api::patch::apply::update(write, recorded, given, &schema, &writer);
     Ok(())
 }

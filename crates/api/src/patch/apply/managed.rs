@@ -7,8 +7,8 @@ use super::Writer;
 use super::set::FieldSet;
 
 /// Older updaters beyond this many are merged into one entry.
-const MAX_UPDATERS: usize = 10;
-const ANCIENT: &str = "ancient-changes";
+pub(super) const MAX_UPDATERS: usize = 10;
+pub(super) const ANCIENT: &str = "ancient-changes";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Operation {
@@ -128,23 +128,6 @@ impl Managed {
 
     pub(super) fn drop_empty(&mut self) {
         self.entries.retain(|entry| !entry.set.is_empty());
-    }
-
-    /// Merges the oldest updaters of a version, so that the list stays short.
-    pub(super) fn cap_updaters(&mut self) {
-        let updaters = |entries: &[Entry]| entries.iter().filter(|entry| entry.operation == Operation::Update).count();
-        while updaters(&self.entries) > MAX_UPDATERS {
-            self.entries.sort_by(|a, b| (a.seconds(), &a.manager).cmp(&(b.seconds(), &b.manager)));
-            let mut old = self.entries.iter().enumerate().filter(|(_, entry)| entry.operation == Operation::Update);
-            let Some((first, version)) = old.next().map(|(at, entry)| (at, entry.api_version.clone())) else { return };
-            let Some(second) = old.find(|(_, entry)| entry.api_version == version).map(|(at, _)| at) else { return };
-            let absorbed = self.entries.remove(second);
-            let bucket = &mut self.entries[first];
-            bucket.manager = ANCIENT.to_owned();
-            bucket.subresource = String::new();
-            bucket.time = absorbed.time;
-            bucket.set.merge(absorbed.set);
-        }
     }
 }
 

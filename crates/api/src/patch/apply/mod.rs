@@ -4,21 +4,26 @@
 //! wants into the live object, drops what it no longer wants and nobody else owns, and refuses to
 //! change what others own unless forced. [`update`] keeps the books for every other kind of write.
 //! The algorithm is structured-merge-diff's (v6): `walk` compares and merges values by their schema,
-//! `set` holds field sets, `managed` reads and writes the entries.
+//! `set` holds field sets, `managed` reads and writes the entries. Plain writes, which are nearly all there are, compare
+//! texts (`raw`) and change the entries where they stand (`books`).
 
+mod books;
 mod managed;
+mod raw;
 mod set;
 mod walk;
 
 pub use set::FieldSet;
 
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use serde_json::{Map, Value};
 
 use crate::Status;
 use crate::field::quote;
 use crate::schema::Struct;
 use crate::status::StatusCause;
+use books::Books;
 use managed::{Entry, Managed, Operation};
 
 /// Who writes, as what, and when.
@@ -166,47 +171,50 @@ pub fn apply(
     Ok(finish(new, managed))
 }
 
-/// Keeps the books for a create (`live` absent), update or patch: whoever writes owns what changed.
+/// What plain writes compare: two objects as JSON, their managed fields apart or not.
+#[derive(Clone, Copy, Debug)]
+pub struct Write<'a> {
+    /// Absent for a create.
+    pub live: Option<&'a [u8]>,
+    pub new: &'a [u8],
+    /// Top-level fields that this endpoint resets anyway, as for [`apply`].
+    pub ignored: &'a [&'a str],
+}
+
+/// Keeps the books for a create, update or patch: whoever writes owns what changed.
 ///
-/// `ignored` are top-level fields that this endpoint resets anyway, as for [`apply`].
-/// `new` may carry managed fields of its own, which then replace the recorded ones; a single empty entry
-/// forgets them all, as upstream.
-pub fn update(live: Option<&Value>, new: &mut Value, schema: &Struct, writer: &Writer<'_>, ignored: &[&str]) {
-    let Value::Object(new_fields) = new else { return };
-    let none = Map::new();
-    let live_fields = live.and_then(Value::as_object).unwrap_or(&none);
-    let given = take_managed(new_fields);
-    if is_reset(given.as_ref()) && writer.subresource.is_empty() {
-        return;
+/// `recorded` are the managed fields of the live object. The new one may carry some of its own (`given`), which then replace
+/// the recorded ones; a single empty entry forgets them all, as upstream.
+pub fn update(
+    write: Write<'_>,
+    recorded: Option<Vec<ManagedFieldsEntry>>,
+    given: Option<Vec<ManagedFieldsEntry>>,
+    schema: &Struct,
+    writer: &Writer<'_>,
+) -> Option<Vec<ManagedFieldsEntry>> {
+    let is_main = writer.subresource.is_empty();
+    if is_main && given.as_deref().is_some_and(|given| given == [ManagedFieldsEntry::default()]) {
+        return None;
     }
-    let recorded = || live_fields.get("metadata").and_then(|metadata| metadata.get("managedFields")).cloned();
-    let mut managed = Managed::decode(if writer.subresource.is_empty() { given } else { recorded() });
-    if managed.is_empty() {
-        managed = Managed::decode(recorded());
+    let given = given.filter(|given| is_main && !given.is_empty());
+    let mut books = Books::new(given.or_else(|| recorded.clone()).unwrap_or_default());
+    if books.is_empty() {
+        books = Books::new(recorded.unwrap_or_default());
     }
-    if managed.is_empty() && live.is_some() {
+    if books.is_empty() && write.live.is_some() {
         // Nobody asked for books on this object when it was made.
-        return;
+        return None;
     }
-    let mut changes = match live {
-        Some(_) => walk::compare(live_fields, new_fields, schema),
-        None => walk::compare(&skeleton(new_fields), new_fields, schema),
-    };
-    for field in ignored {
-        changes.ignore(field);
-    }
+    let mut changes = raw::compare(write.live, write.new, schema, write.ignored)?;
+    changes.forget_books();
     let (mut changed, removed) = changes.split();
     if !changed.is_empty() || !removed.is_empty() {
-        for entry in &mut managed.entries {
-            entry.set.subtract(&changed);
-            entry.set.subtract(&removed);
-        }
+        books.withdraw(&changed);
+        books.withdraw(&removed);
         changed.strip_metadata();
-        managed.drop_empty();
-        managed.record(writer, changed);
-        managed.cap_updaters();
+        books.record(writer, &changed);
     }
-    put_managed(new_fields, managed);
+    books.close()
 }
 
 /// Removes what this manager used to set, no longer sets, and nobody else owns.
@@ -223,20 +231,22 @@ fn prune(merged: Map<String, Value>, managed: &Managed, last: &FieldSet, schema:
     walk::remove(&merged, &merged_set.difference(&pruned_set).intersection(&last), schema)
 }
 
+/// Structures that are there before anyone set a field of them.
+const PRESENT: &[&str] = &[
+    "metadata",
+    "spec",
+    "status",
+    "template",
+    "strategy",
+    "updateStrategy",
+    "jobTemplate",
+    "scaleTargetRef",
+    "roleRef",
+    "involvedObject",
+];
+
 /// The parts of an object that are there before anyone set a field of it.
 fn skeleton(object: &Map<String, Value>) -> Map<String, Value> {
-    const PRESENT: &[&str] = &[
-        "metadata",
-        "spec",
-        "status",
-        "template",
-        "strategy",
-        "updateStrategy",
-        "jobTemplate",
-        "scaleTargetRef",
-        "roleRef",
-        "involvedObject",
-    ];
     let mut bare = Map::new();
     for (name, value) in object {
         match value {
@@ -256,11 +266,6 @@ fn skeleton(object: &Map<String, Value>) -> Map<String, Value> {
 fn take_managed(object: &mut Map<String, Value>) -> Option<Value> {
     let metadata = object.get_mut("metadata")?.as_object_mut()?;
     metadata.remove("managedFields").filter(|fields| !fields.is_null())
-}
-
-fn is_reset(given: Option<&Value>) -> bool {
-    matches!(given, Some(Value::Array(entries))
-        if matches!(entries.as_slice(), [Value::Object(entry)] if entry.is_empty()))
 }
 
 fn put_managed(object: &mut Map<String, Value>, managed: Managed) {

@@ -53,6 +53,17 @@ impl FieldSet {
         self.nodes.remove(&format!("f:{name}"));
     }
 
+    /// Forgets a field of a top-level field.
+    pub(super) fn remove_below(&mut self, name: &str, inner: &str) {
+        let element = format!("f:{name}");
+        if let Some(node) = self.nodes.get_mut(&element) {
+            node.below.remove_field(inner);
+            if !node.member && node.below.is_empty() {
+                self.nodes.remove(&element);
+            }
+        }
+    }
+
     /// Adds all of `other`.
     pub(super) fn merge(&mut self, other: Self) {
         if self.nodes.is_empty() {
@@ -174,21 +185,79 @@ impl FieldSet {
             if let (true, Value::Object(fields)) = (node.member, &mut below)
                 && !fields.is_empty()
             {
-                fields.insert(".".to_owned(), Value::Object(Map::new()));
+                fields.insert(SELF.to_owned(), Value::Object(Map::new()));
             }
             (element, below)
         });
         Value::Object(fields.collect())
     }
 
+    /// Takes this set out of another one that is written as JSON.
+    pub(super) fn take_from(&self, fields: &mut Map<String, Value>) {
+        for (element, node) in &self.nodes {
+            let Some(written) = fields.get_mut(element) else { continue };
+            let member = is_member(written) && !node.member;
+            if let Some(below) = written.as_object_mut() {
+                below.remove(SELF);
+                node.below.take_from(below);
+            }
+            if !mark(written, member) {
+                fields.remove(element);
+            }
+        }
+    }
+
+    /// Adds this set to another one that is written as JSON.
+    pub(super) fn add_to(&self, fields: &mut Map<String, Value>) {
+        for (element, node) in &self.nodes {
+            match fields.get_mut(element) {
+                None => {
+                    let mut below = Map::new();
+                    node.below.add_to(&mut below);
+                    let mut written = Value::Object(below);
+                    if mark(&mut written, node.member) {
+                        fields.insert(element.clone(), written);
+                    }
+                }
+                Some(written) => {
+                    let member = is_member(written) || node.member;
+                    if let Some(below) = written.as_object_mut() {
+                        node.below.add_to(below);
+                    }
+                    mark(written, member);
+                }
+            }
+        }
+    }
+
     pub(super) fn from_json(json: Value) -> Self {
         let Value::Object(fields) = json else { return Self::default() };
-        let nodes = fields.into_iter().filter(|(element, _)| element != ".").map(|(element, below)| {
-            let member = below.as_object().is_none_or(|below| below.is_empty() || below.contains_key("."));
-            (element, Node { member, below: Self::from_json(below) })
-        });
+        let nodes = fields
+            .into_iter()
+            .filter(|(element, _)| element != SELF)
+            .map(|(element, below)| (element, Node { member: is_member(&below), below: Self::from_json(below) }));
         Self { nodes: nodes.collect() }
     }
+}
+
+/// The entry of a node that is in the set itself and holds others as well.
+const SELF: &str = ".";
+
+fn is_member(written: &Value) -> bool {
+    written.as_object().is_none_or(|below| below.is_empty() || below.contains_key(SELF))
+}
+
+/// Writes whether a node is in the set itself; false if then nothing is left of it.
+fn mark(written: &mut Value, member: bool) -> bool {
+    let Some(below) = written.as_object_mut() else { return member };
+    below.remove(SELF);
+    if below.is_empty() {
+        return member;
+    }
+    if member {
+        below.insert(SELF.to_owned(), Value::Object(Map::new()));
+    }
+    true
 }
 
 #[derive(Clone, Copy)]

@@ -24,6 +24,22 @@ fn applied(live: Option<&Value>, config: &Value, manager: &str, force: bool) -> 
     apply(live, config, &of::<Deployment>(), &writer(manager), force, &["status"])
 }
 
+/// A plain write of whole objects, managed fields included.
+fn updated(live: Option<&Value>, new: &mut Value, schema: &Struct, writer: &Writer<'_>) {
+    let entries = |object: &Value| serde_json::from_value(object["metadata"]["managedFields"].clone()).ok();
+    let (recorded, given) = (live.and_then(entries), entries(new));
+    let text = |object: &Value| serde_json::to_vec(object).unwrap();
+    let (old, text) = (live.map(text), text(new));
+    let write = Write { live: old.as_deref(), new: &text, ignored: &[] };
+    let kept = update(write, recorded, given, schema, writer);
+    if let Some(metadata) = new.get_mut("metadata").and_then(Value::as_object_mut) {
+        metadata.remove("managedFields");
+        if let Some(kept) = kept {
+            metadata.insert("managedFields".to_owned(), serde_json::to_value(kept).unwrap());
+        }
+    }
+}
+
 fn owned(object: &Value, manager: &str) -> Value {
     let entries = object["metadata"]["managedFields"].as_array().unwrap();
     entries.iter().find(|entry| entry["manager"] == manager).map_or(Value::Null, |entry| entry["fieldsV1"].clone())
@@ -109,7 +125,7 @@ fn updates_move_ownership() {
     let live = applied(None, &deployment(3, json!([{"name": "a", "image": "x"}])), "one", false).unwrap();
     let mut scaled = live.clone();
     scaled["spec"]["replicas"] = json!(9);
-    update(Some(&live), &mut scaled, &of::<Deployment>(), &writer("scaler"), &[]);
+    updated(Some(&live), &mut scaled, &of::<Deployment>(), &writer("scaler"));
     assert!(owned(&scaled, "one")["f:spec"].get("f:replicas").is_none());
     assert_eq!(owned(&scaled, "scaler"), json!({"f:spec": {"f:replicas": {}}}));
     let error = applied(Some(&scaled), &deployment(3, json!([{"name": "a", "image": "x"}])), "one", false).unwrap_err();
@@ -119,7 +135,7 @@ fn updates_move_ownership() {
     );
     // Nothing changed: nothing is recorded.
     let mut same = scaled.clone();
-    update(Some(&scaled), &mut same, &of::<Deployment>(), &writer("idle"), &[]);
+    updated(Some(&scaled), &mut same, &of::<Deployment>(), &writer("idle"));
     assert_eq!(same, scaled);
 }
 
@@ -130,7 +146,7 @@ fn creation_by_update_owns_everything_that_was_set() {
         "spec": {"containers": [{"name": "c", "image": "i", "ports": [{"containerPort": 80}], "resources": {}}],
             "securityContext": {}}
     });
-    update(None, &mut pod, &of::<Pod>(), &Writer { api_version: "v1", ..writer("kubectl-run") }, &[]);
+    updated(None, &mut pod, &of::<Pod>(), &Writer { api_version: "v1", ..writer("kubectl-run") });
     assert_eq!(
         owned(&pod, "kubectl-run"),
         json!({
@@ -151,7 +167,7 @@ fn status_writers_have_entries_of_their_own() {
     let live = applied(None, &deployment(3, json!([])), "one", false).unwrap();
     let mut new = live.clone();
     new["status"] = json!({"replicas": 1, "conditions": [{"type": "Available", "status": "True"}]});
-    update(Some(&live), &mut new, &of::<Deployment>(), &Writer { subresource: "status", ..writer("controller") }, &[]);
+    updated(Some(&live), &mut new, &of::<Deployment>(), &Writer { subresource: "status", ..writer("controller") });
     let entry =
         new["metadata"]["managedFields"].as_array().unwrap().iter().find(|e| e["manager"] == "controller").unwrap();
     assert_eq!(entry["subresource"], "status");
@@ -168,12 +184,12 @@ fn untracked_objects_get_a_first_owner_and_resets_forget() {
     );
     let mut untracked = live.clone();
     untracked["spec"]["replicas"] = json!(4);
-    update(Some(&live), &mut untracked, &of::<Deployment>(), &writer("x"), &[]);
+    updated(Some(&live), &mut untracked, &of::<Deployment>(), &writer("x"));
     assert!(untracked["metadata"].get("managedFields").is_none());
     let tracked = applied(None, &live, "me", false).unwrap();
     let mut reset = tracked.clone();
     reset["metadata"]["managedFields"] = json!([{}]);
-    update(Some(&tracked), &mut reset, &of::<Deployment>(), &writer("x"), &[]);
+    updated(Some(&tracked), &mut reset, &of::<Deployment>(), &writer("x"));
     assert!(reset["metadata"].get("managedFields").is_none());
 }
 
@@ -218,6 +234,39 @@ fn maps_are_owned_entry_by_entry() {
     assert_eq!(live["data"], json!({"b": "2", "c": "3"}));
 }
 
+fn same_changes(before: &Map<String, Value>, after: &Map<String, Value>, schema: &Struct) {
+    let (old, new) = (serde_json::to_vec(before).unwrap(), serde_json::to_vec(after).unwrap());
+    for (raw, values) in [
+        (raw::compare(Some(&old), &new, schema, &[]).unwrap(), walk::compare(before, after, schema)),
+        (raw::compare(None, &new, schema, &[]).unwrap(), walk::compare(&skeleton(after), after, schema)),
+    ] {
+        assert_eq!((raw.added, raw.modified, raw.removed), (values.added, values.modified, values.removed));
+    }
+}
+
+#[test]
+fn texts_of_real_objects_differ_as_their_values_do() {
+    let pod = |spec: Value, status: Value| json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", "labels": {"app": "x"}}, "spec": spec, "status": status});
+    let ports = json!([{"containerPort": 80}, {"containerPort": 80, "protocol": "UDP"}]);
+    let objects = [
+        pod(json!({"containers": [{"name": "c", "image": "i", "ports": ports, "resources": {}}]}), json!({})),
+        pod(
+            json!({"containers": [{"name": "d"}, {"name": "c", "image": "j", "ports": []}], "nodeName": "n"}),
+            json!({"phase": "Pending"}),
+        ),
+        pod(
+            json!({"containers": [], "tolerations": [{"key": "k"}], "securityContext": {}, "nodeSelector": {}}),
+            json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}], "podIPs": [{"ip": "10.0.0.1"}]}),
+        ),
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", "annotations": {}, "finalizers": ["x", "y"]}, "spec": null}),
+    ];
+    for before in &objects {
+        for after in &objects {
+            same_changes(before.as_object().unwrap(), after.as_object().unwrap(), &of::<Pod>());
+        }
+    }
+}
+
 proptest! {
     #[test]
     fn random_applies_never_panic_and_are_idempotent(live in any_json(), config in any_json()) {
@@ -227,7 +276,29 @@ proptest! {
             prop_assert_eq!(once["spec"].clone(), twice["spec"].clone());
         }
         let mut new = config.clone();
-        update(Some(&live), &mut new, &of::<Pod>(), &writer("me"), &[]);
+        updated(Some(&live), &mut new, &of::<Pod>(), &writer("me"));
+    }
+
+    #[test]
+    fn texts_differ_as_values_do(old in any_json(), new in any_json()) {
+        if let (Value::Object(before), Value::Object(after)) = (&old, &new) {
+            same_changes(before, after, &of::<Pod>());
+        }
+    }
+
+    #[test]
+    fn sets_written_as_json_are_added_and_taken_away(one in any_json(), two in any_json()) {
+        if let (Value::Object(one), Value::Object(two)) = (&one, &two) {
+            let (one, two) = (walk::field_set(one, &of::<Pod>()), walk::field_set(two, &of::<Pod>()));
+            let mut written = Map::new();
+            one.add_to(&mut written);
+            two.add_to(&mut written);
+            let mut both = one;
+            both.merge(two.clone());
+            prop_assert_eq!(&FieldSet::from_json(Value::Object(written.clone())), &both);
+            two.take_from(&mut written);
+            prop_assert_eq!(FieldSet::from_json(Value::Object(written)), both.difference(&two));
+        }
     }
 
     #[test]

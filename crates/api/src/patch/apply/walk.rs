@@ -23,6 +23,13 @@ impl Changes {
         (changed, self.removed)
     }
 
+    /// The books themselves are nobody's.
+    pub(super) fn forget_books(&mut self) {
+        for set in [&mut self.added, &mut self.modified, &mut self.removed] {
+            set.remove_below("metadata", "managedFields");
+        }
+    }
+
     pub(super) fn ignore(&mut self, field: &str) {
         self.added.remove_field(field);
         self.modified.remove_field(field);
@@ -32,7 +39,7 @@ impl Changes {
 
 /// How a value is taken apart.
 #[derive(Clone, Copy)]
-enum Atom<'a> {
+pub(super) enum Atom<'a> {
     /// Owned as a whole: scalars, atomic structures, maps and lists.
     Leaf,
     Struct(&'a Struct),
@@ -65,7 +72,7 @@ impl<'a> Atom<'a> {
     }
 
     /// The atom of a map's or structure's entry, and whether the entry is a named field.
-    fn entry(self, name: &str) -> (Self, bool) {
+    pub(super) fn entry(self, name: &str) -> (Self, bool) {
         match self {
             Self::Struct(definition) => {
                 definition.field(name).map_or((Self::Leaf, false), |field| (Self::of_field(field), true))
@@ -76,12 +83,12 @@ impl<'a> Atom<'a> {
     }
 }
 
-fn field_element(name: &str) -> String {
+pub(super) fn field_element(name: &str) -> String {
     ["f:", name].concat()
 }
 
 /// The path element of an element of a keyed list or a set.
-fn item_element(item: &Value, atom: Atom<'_>) -> String {
+pub(super) fn item_element(item: &Value, atom: Atom<'_>) -> String {
     let Atom::Keyed(element, keys) = atom else {
         return format!("v:{item}");
     };
@@ -102,7 +109,7 @@ fn item_element(item: &Value, atom: Atom<'_>) -> String {
     format!("k:{}", Value::Object(named))
 }
 
-fn item_atom(atom: Atom<'_>) -> Atom<'_> {
+pub(super) fn item_atom(atom: Atom<'_>) -> Atom<'_> {
     match atom {
         Atom::Keyed(element, _) => Atom::of(element),
         _ => Atom::Leaf,
