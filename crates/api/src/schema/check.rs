@@ -202,7 +202,7 @@ fn quantity(value: &mut Value) -> Result<(), TypeError> {
     Ok(())
 }
 
-fn base64(text: &str) -> Result<(), TypeError> {
+pub(super) fn base64(text: &str) -> Result<(), TypeError> {
     let illegal = |at: usize| Err(TypeError(format!("illegal base64 data at input byte {at}")));
     let bytes: Vec<u8> = text.bytes().filter(|c| !matches!(c, b'\n' | b'\r')).collect();
     let digits = bytes.iter().take_while(|c| c.is_ascii_alphanumeric() || matches!(c, b'+' | b'/')).count();
@@ -219,7 +219,7 @@ fn base64(text: &str) -> Result<(), TypeError> {
     Ok(())
 }
 
-fn time(text: &str) -> Result<(), TypeError> {
+pub(super) fn time(text: &str) -> Result<(), TypeError> {
     if text.parse::<jiff::Timestamp>().is_ok() {
         return Ok(());
     }

@@ -3,14 +3,17 @@
 //! Built from the schemas that `k8s-openapi` carries, kind by kind when first asked for, reduced to
 //! what decoding and merging need; definitions shared by several kinds (a pod template) exist once. A
 //! custom resource builds the same [`Type`] from its own schema.
-//! Flow: `codec` -> `check` (unknown fields, wrong types, canonical quantities) -> typed object.
+//! Flow: `fits` (nothing to say: straight to the typed object), else `codec` -> `check` (unknown fields, wrong types,
+//! canonical quantities) -> typed object.
 
 mod build;
 mod check;
+mod fit;
 pub mod table;
 
 pub use build::of;
 pub use check::{TypeError, check};
+pub use fit::fits;
 
 use std::sync::{Arc, OnceLock};
 
@@ -74,7 +77,12 @@ impl Struct {
     }
 
     pub fn field(&self, name: &str) -> Option<&Field> {
-        self.fields.binary_search_by(|field| (*field.name).cmp(name)).ok().map(|at| &self.fields[at])
+        self.position(name).map(|at| &self.fields[at])
+    }
+
+    /// Where a field stands among [`Self::fields`].
+    fn position(&self, name: &str) -> Option<usize> {
+        self.fields.binary_search_by(|field| (*field.name).cmp(name)).ok()
     }
 
     /// `PodSpec` of `io.k8s.api.core.v1.PodSpec`.

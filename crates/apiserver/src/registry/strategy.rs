@@ -148,6 +148,8 @@ pub trait AnyStrategy: Send + Sync {
     fn decode_value(&self, value: Value) -> Result<AnyObject, serde_json::Error>;
     /// Checks types, takes unknown fields out and returns their paths.
     fn check(&self, value: &mut Value) -> Result<Vec<String>, api::schema::TypeError>;
+    /// Reads a body that is just what the schema says; none if anything about it needs to be said or made right.
+    fn decode_fitting(&self, json: &[u8]) -> Option<AnyObject>;
     fn schema(&self) -> api::schema::StructRef;
 
     fn apply_defaults(&self, object: &mut dyn Object);
@@ -187,6 +189,10 @@ impl<S: Strategy> AnyStrategy for S {
 
     fn check(&self, value: &mut Value) -> Result<Vec<String>, api::schema::TypeError> {
         api::schema::check(value, &api::schema::of::<S::Object>())
+    }
+
+    fn decode_fitting(&self, json: &[u8]) -> Option<AnyObject> {
+        api::schema::fits(json, &self.schema()).then(|| AnyStrategy::decode(self, json).ok()).flatten()
     }
 
     fn schema(&self) -> api::schema::StructRef {

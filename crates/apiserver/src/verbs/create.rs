@@ -8,7 +8,7 @@ use store::StoreError;
 use trace::Stage;
 
 use super::accept::respond;
-use super::write::{self, body_value, decode_object, ensure_namespace, validate_meta};
+use super::write::{self, body_object, ensure_namespace, validate_meta};
 use crate::admission::{Attributes, Verb};
 use crate::body::Body;
 use crate::registry::AnyObject;
@@ -22,7 +22,7 @@ const NAME_ATTEMPTS: usize = 8;
 
 pub(crate) async fn create(operation: &Operation) -> Result<Response<Body>, Status> {
     trace::mark();
-    let object = decode_object(operation, body_value(operation)?)?;
+    let object = body_object(operation)?;
     trace::lap(Stage::Decode);
     let stored = create_object(operation, object).await?;
     respond(operation, StatusCode::CREATED, &stored)

@@ -9,7 +9,7 @@ use store::StoreError;
 use trace::Stage;
 
 use super::accept::respond;
-use super::write::{self, body_value, decode_object, ensure_namespace, validate_meta_update};
+use super::write::{self, body_object, ensure_namespace, validate_meta_update};
 use crate::admission::{Attributes, Verb};
 use crate::body::Body;
 use crate::initializers::Initializers;
@@ -53,7 +53,7 @@ impl Written {
 }
 
 pub(crate) async fn update(operation: &Operation) -> Result<Response<Body>, Status> {
-    let mut object = decode_object(operation, body_value(operation)?)?;
+    let mut object = body_object(operation)?;
     let meta = object.meta_mut();
     ensure_namespace(operation, meta)?;
     match meta.name.as_deref() {
