@@ -7,6 +7,7 @@
 
 mod answers;
 mod args;
+mod datagrams;
 mod forward;
 mod index;
 mod metrics;

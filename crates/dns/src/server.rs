@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::Config;
 use crate::answers::Answers;
+use crate::datagrams::{self, Datagrams};
 use crate::forward::Forwarder;
 use crate::index::Informers;
 use crate::metrics::{ListenerMetrics, ServerMetrics, Transport};
@@ -94,49 +95,56 @@ async fn serve_udp(
     socket: Arc<UdpSocket>,
     metrics: Arc<ListenerMetrics>,
 ) {
-    let mut buffer = [0; 4096];
-    let mut known = Vec::with_capacity(512);
+    let mut datagrams = Datagrams::new();
     let mut answers = Answers::default();
     let mut forwards = JoinSet::new();
     loop {
-        let (length, client) = tokio::select! {
-            received = socket.recv_from(&mut buffer) => match received {
-                Ok(received) => received,
-                // An ICMP error of an earlier answer surfaces here; the socket is fine.
-                Err(error) => {
-                    tracing::debug!(%error, "receive");
-                    continue;
-                }
-            },
+        let readable = tokio::select! {
+            readable = socket.readable() => readable,
             Some(_) = forwards.join_next() => continue,
         };
-        let (began, packet) = (Instant::now(), &buffer[..length]);
+        match readable.and_then(|()| datagrams.receive(&socket)) {
+            Ok(()) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => continue,
+            // An ICMP error of an earlier answer surfaces here; the socket is fine.
+            Err(error) => {
+                tracing::debug!(%error, "receive");
+                continue;
+            }
+        }
+        let began = Instant::now();
         // Read before the index is: what is made from a later state is only kept too briefly.
         let generation = index.generation();
-        if let Some(exchange) = answers.get(generation, packet, &mut known) {
-            send(&socket, &known, client).await;
-            metrics.count(exchange, length, known.len(), began.elapsed());
-            continue;
-        }
-        match responder.react(packet, true) {
-            Reaction::Answer(answer) => {
-                send(&socket, &answer.bytes, client).await;
-                metrics.count(answer.exchange, length, answer.bytes.len(), began.elapsed());
-                if answer.is_fixed {
-                    answers.put(generation, packet, &answer.bytes, answer.exchange);
-                }
+        datagrams.answer_each(|packet, client, bytes| {
+            let length = packet.len();
+            if let Some(exchange) = answers.get(generation, packet, bytes) {
+                metrics.count(exchange, length, bytes.len(), began.elapsed());
+                return true;
             }
-            Reaction::Forward(pending) => {
-                let (responder, socket, metrics) = (responder.clone(), socket.clone(), metrics.clone());
-                forwards.spawn(async move {
-                    if let Reaction::Answer(answer) = responder.forward(*pending).await {
-                        send(&socket, &answer.bytes, client).await;
-                        metrics.count(answer.exchange, length, answer.bytes.len(), began.elapsed());
+            match responder.react(packet, true) {
+                Reaction::Answer(answer) => {
+                    metrics.count(answer.exchange, length, answer.bytes.len(), began.elapsed());
+                    if answer.is_fixed {
+                        answers.put(generation, packet, &answer.bytes, answer.exchange);
                     }
-                });
+                    *bytes = answer.bytes;
+                    true
+                }
+                Reaction::Forward(pending) => {
+                    let (responder, socket, metrics) = (responder.clone(), socket.clone(), metrics.clone());
+                    let client = datagrams::address_of(client);
+                    forwards.spawn(async move {
+                        if let (Reaction::Answer(answer), Some(client)) = (responder.forward(*pending).await, client) {
+                            send(&socket, &answer.bytes, client).await;
+                            metrics.count(answer.exchange, length, answer.bytes.len(), began.elapsed());
+                        }
+                    });
+                    false
+                }
+                Reaction::Ignore => false,
             }
-            Reaction::Ignore => {}
-        }
+        });
+        datagrams.send(&socket).await;
     }
 }
 
