@@ -2,17 +2,23 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use client::kubeconfig::{Kubeconfig, Overrides};
 use futures_util::future::BoxFuture;
+use jiff::SignedDuration;
 use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
 
-use crate::{Config, Mode};
+use crate::{Config, Conntrack, DetectLocal, Mode};
 
 const HEALTHZ_PORT: u16 = 10256;
 const METRICS_PORT: u16 = 10249;
+/// Upstream's defaults.
+const QPS: f64 = 5.0;
+const BURST: u32 = 10;
+const OOM_SCORE: i32 = -999;
 
 #[derive(clap::Args, Debug, Default)]
 pub struct Args {
@@ -36,7 +42,16 @@ pub struct Args {
     /// nftables or iptables
     #[arg(long)]
     proxy_mode: Option<String>,
-    /// The ranges of node addresses that answer node ports
+    /// What tells pods' traffic from other: ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix
+    #[arg(long)]
+    detect_local_mode: Option<String>,
+    /// The bridge of BridgeInterface
+    #[arg(long)]
+    pod_bridge_interface: Option<String>,
+    /// The beginning of names of InterfaceNamePrefix
+    #[arg(long)]
+    pod_interface_name_prefix: Option<String>,
+    /// The ranges of node addresses that answer node ports; primary for those of the Node object
     #[arg(long, value_delimiter = ',')]
     nodeport_addresses: Option<Vec<String>>,
     /// Masquerade all traffic to cluster IPs
@@ -52,6 +67,42 @@ pub struct Args {
     /// Where /metrics answers; empty for nowhere
     #[arg(long)]
     metrics_bind_address: Option<String>,
+    /// Everything is programmed afresh this often
+    #[arg(long, value_parser = duration)]
+    iptables_sync_period: Option<Duration>,
+    /// Changes are gathered for this long
+    #[arg(long, value_parser = duration)]
+    iptables_min_sync_period: Option<Duration>,
+    /// Tracked connections per processor; 0 to leave the limit as it is
+    #[arg(long)]
+    conntrack_max_per_core: Option<u32>,
+    /// Tracked connections at least
+    #[arg(long)]
+    conntrack_min: Option<u32>,
+    /// How long an idle TCP connection is tracked; 0 to leave it as it is
+    #[arg(long, value_parser = duration)]
+    conntrack_tcp_timeout_established: Option<Duration>,
+    /// How long a half-closed TCP connection is tracked
+    #[arg(long, value_parser = duration)]
+    conntrack_tcp_timeout_close_wait: Option<Duration>,
+    /// Track TCP packets outside of their window too
+    #[arg(long)]
+    conntrack_tcp_be_liberal: bool,
+    /// How long a UDP flow without answers is tracked
+    #[arg(long, value_parser = duration)]
+    conntrack_udp_timeout: Option<Duration>,
+    /// How long a UDP flow with answers is tracked
+    #[arg(long, value_parser = duration)]
+    conntrack_udp_timeout_stream: Option<Duration>,
+    /// How willingly the kernel ends this process when memory is short
+    #[arg(long, allow_hyphen_values = true)]
+    oom_score_adj: Option<i32>,
+    /// Requests per second to the API server
+    #[arg(long)]
+    kube_api_qps: Option<f64>,
+    /// Requests at once to the API server
+    #[arg(long)]
+    kube_api_burst: Option<u32>,
     /// Remove the rules of an earlier proxy and exit
     #[arg(long)]
     cleanup: bool,
@@ -67,7 +118,11 @@ struct File {
     #[serde(rename = "clusterCIDR")]
     cluster_cidr: String,
     mode: String,
+    detect_local_mode: String,
+    detect_local: DetectLocalFile,
     node_port_addresses: Vec<String>,
+    conntrack: ConntrackFile,
+    oom_score_adj: Option<i32>,
     healthz_bind_address: Option<String>,
     metrics_bind_address: Option<String>,
     iptables: Backend,
@@ -78,6 +133,27 @@ struct File {
 #[serde(default)]
 struct ClientConnection {
     kubeconfig: String,
+    qps: Option<f64>,
+    burst: Option<u32>,
+}
+
+#[derive(Deserialize, Default, Debug)]
+#[serde(rename_all = "camelCase", default)]
+struct DetectLocalFile {
+    bridge_interface: String,
+    interface_name_prefix: String,
+}
+
+#[derive(Deserialize, Default, Debug)]
+#[serde(rename_all = "camelCase", default)]
+struct ConntrackFile {
+    max_per_core: Option<u32>,
+    min: Option<u32>,
+    tcp_established_timeout: Option<String>,
+    tcp_close_wait_timeout: Option<String>,
+    tcp_be_liberal: bool,
+    udp_timeout: Option<String>,
+    udp_stream_timeout: Option<String>,
 }
 
 #[derive(Deserialize, Default, Debug)]
@@ -86,6 +162,8 @@ struct Backend {
     masquerade_all: bool,
     masquerade_bit: Option<u8>,
     localhost_node_ports: Option<bool>,
+    sync_period: Option<String>,
+    min_sync_period: Option<String>,
 }
 
 /// `cox proxy`.
@@ -126,6 +204,13 @@ impl Args {
         let kubeconfig = Kubeconfig::load(self.kubeconfig.clone().or(from_file).as_deref())?;
         let overrides = Overrides { server: self.master.clone(), ..Overrides::default() };
         let client = client::Client::from_kubeconfig(&kubeconfig, &overrides)?.traced_remotely("kube-proxy");
+        let connection = &file.client_connection;
+        let (qps, burst) = (self.kube_api_qps.or(connection.qps), self.kube_api_burst.or(connection.burst));
+        let client = client.with_rate_limit(qps.unwrap_or(QPS), burst.unwrap_or(BURST));
+        let score = self.oom_score_adj.or(file.oom_score_adj).unwrap_or(OOM_SCORE);
+        if let Err(error) = std::fs::write("/proc/self/oom_score_adj", score.to_string()) {
+            tracing::warn!(score, %error, "cannot set oom_score_adj");
+        }
         self.merge(file, client)
     }
 
@@ -153,8 +238,42 @@ impl Args {
             "iptables" => Mode::Iptables,
             other => bail!("unsupported proxy mode {other:?}: use nftables or iptables"),
         };
+        let bridge = self.pod_bridge_interface.unwrap_or(file.detect_local.bridge_interface);
+        let prefix = self.pod_interface_name_prefix.unwrap_or(file.detect_local.interface_name_prefix);
+        config.detect_local = match self.detect_local_mode.unwrap_or(file.detect_local_mode).as_str() {
+            "" | "ClusterCIDR" => DetectLocal::ClusterCidr,
+            "NodeCIDR" => DetectLocal::NodeCidr,
+            "BridgeInterface" if is_interface(&bridge) => DetectLocal::BridgeInterface(bridge),
+            "InterfaceNamePrefix" if is_interface(&prefix) => DetectLocal::InterfaceNamePrefix(prefix),
+            mode @ ("BridgeInterface" | "InterfaceNamePrefix") => bail!("{mode} needs the name of an interface"),
+            other => bail!("unsupported mode to detect local traffic: {other:?}"),
+        };
+        config.conntrack = Conntrack {
+            max_per_core: self.conntrack_max_per_core.or(file.conntrack.max_per_core).or(Some(32 * 1024)),
+            min: self.conntrack_min.or(file.conntrack.min).unwrap_or(128 * 1024),
+            tcp_established_timeout: either(
+                self.conntrack_tcp_timeout_established,
+                file.conntrack.tcp_established_timeout,
+            )?
+            .or(Some(Duration::from_secs(24 * 3600))),
+            tcp_close_wait_timeout: either(
+                self.conntrack_tcp_timeout_close_wait,
+                file.conntrack.tcp_close_wait_timeout,
+            )?
+            .or(Some(Duration::from_secs(3600))),
+            tcp_be_liberal: self.conntrack_tcp_be_liberal || file.conntrack.tcp_be_liberal,
+            udp_timeout: either(self.conntrack_udp_timeout, file.conntrack.udp_timeout)?,
+            udp_stream_timeout: either(self.conntrack_udp_timeout_stream, file.conntrack.udp_stream_timeout)?,
+        };
+        let periods = match config.mode {
+            Mode::Nftables => &file.nftables,
+            Mode::Iptables => &file.iptables,
+        };
+        let resync = either(self.iptables_sync_period, periods.sync_period.clone())?;
+        config.resync_period = resync.filter(|period| !period.is_zero()).unwrap_or(config.resync_period);
+        let gather = either(self.iptables_min_sync_period, periods.min_sync_period.clone())?;
+        config.min_sync_period = gather.unwrap_or(config.min_sync_period);
         config.node_port_addresses = self.nodeport_addresses.unwrap_or(file.node_port_addresses);
-        config.node_port_addresses.retain(|range| range != "primary");
         config.masquerade_all = self.masquerade_all || file.iptables.masquerade_all || file.nftables.masquerade_all;
         let bit = self.iptables_masquerade_bit.or(file.nftables.masquerade_bit).or(file.iptables.masquerade_bit);
         config.masquerade_bit = bit.unwrap_or(config.masquerade_bit);
@@ -182,6 +301,26 @@ fn parse_file(text: &str) -> anyhow::Result<File> {
     Ok(file)
 }
 
+/// The flag's, or else the file's.
+fn either(flag: Option<Duration>, file: Option<String>) -> anyhow::Result<Option<Duration>> {
+    let file = file.filter(|text| !text.is_empty()).map(|text| duration(&text)).transpose();
+    Ok(flag.or(file.map_err(anyhow::Error::msg)?))
+}
+
+/// As Go writes them: `1h0m0s`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let invalid = |_| format!("invalid duration {text:?}");
+    match text {
+        "0" => Ok(Duration::ZERO),
+        _ => text.parse::<SignedDuration>().map_err(invalid)?.try_into().map_err(invalid),
+    }
+}
+
+/// It becomes part of a rule.
+fn is_interface(name: &str) -> bool {
+    (1..16).contains(&name.len()) && name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.:".contains(c))
+}
+
 /// An address with or without a port; empty for none.
 fn bind_address(text: Option<String>, default: SocketAddr) -> anyhow::Result<Option<SocketAddr>> {
     let Some(text) = text else { return Ok(Some(default)) };
@@ -190,5 +329,66 @@ fn bind_address(text: Option<String>, default: SocketAddr) -> anyhow::Result<Opt
         (Ok(address), _) => Ok(Some(address)),
         (_, Ok(addr)) => Ok(Some((addr, default.port()).into())),
         _ => bail!("invalid address {text:?}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn client() -> client::Client {
+        let handler: client::Handler = std::sync::Arc::new(|_| Box::pin(async { unreachable!("nobody asks") }));
+        client::Client::in_process(handler, api::UserInfo::default())
+    }
+
+    fn merged(flags: &[&str], file: &str) -> anyhow::Result<Config> {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            args: Args,
+        }
+        let line = <Line as clap::Parser>::try_parse_from([&["proxy", "--hostname-override=A"], flags].concat())?;
+        line.args.merge(parse_file(file)?, client())
+    }
+
+    #[test]
+    fn flags_win_over_the_file_and_the_file_over_defaults() {
+        let file = "kind: KubeProxyConfiguration\nmode: iptables\nclusterCIDR: 10.1.0.0/16\ndetectLocalMode: BridgeInterface\n\
+            detectLocal: {bridgeInterface: br0}\nnodePortAddresses: [primary]\niptables: {syncPeriod: 1m0s, minSyncPeriod: 1s}\n\
+            conntrack: {maxPerCore: 7, tcpEstablishedTimeout: 2h0m0s, udpTimeout: 0s}\nmetricsBindAddress: \"\"\n";
+        let config = merged(&[], file).unwrap();
+        assert_eq!((config.node_name.as_str(), config.mode), ("a", Mode::Iptables));
+        assert_eq!(config.detect_local, DetectLocal::BridgeInterface("br0".into()));
+        assert_eq!(config.node_port_addresses, ["primary"]);
+        let seconds = Duration::from_secs;
+        assert_eq!((config.resync_period, config.min_sync_period), (seconds(60), seconds(1)));
+        assert_eq!((config.conntrack.max_per_core, config.conntrack.min), (Some(7), 128 * 1024));
+        assert_eq!(config.conntrack.tcp_established_timeout, Some(seconds(7200)));
+        assert_eq!(config.conntrack.tcp_close_wait_timeout, Some(seconds(3600)));
+        assert_eq!(config.metrics_bind_address, None);
+        let flags =
+            ["--proxy-mode=nftables", "--detect-local-mode=NodeCIDR", "--conntrack-max-per-core=9", "--cluster-cidr="];
+        let config = merged(&flags, file).unwrap();
+        assert_eq!((config.mode, config.detect_local), (Mode::Nftables, DetectLocal::NodeCidr));
+        assert_eq!((config.conntrack.max_per_core, config.cluster_cidrs.len()), (Some(9), 0));
+        // The file's periods are the other mode's.
+        assert_eq!(config.min_sync_period, Duration::ZERO);
+    }
+
+    #[test]
+    fn mistakes_are_told() {
+        for (flags, file) in [
+            (&["--proxy-mode=ipvs"][..], ""),
+            (&["--cluster-cidr=10.0.0.0"], ""),
+            (&["--detect-local-mode=BridgeInterface"], ""),
+            (&["--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=a b"], ""),
+            (&["--detect-local-mode=Guess"], ""),
+            (&["--iptables-sync-period=soon"], ""),
+            (&["--iptables-masquerade-bit=32"], ""),
+            (&[], "kind: Pod"),
+            (&[], "conntrack: {udpTimeout: soon}"),
+        ] {
+            assert!(merged(flags, file).is_err(), "{flags:?} {file}");
+        }
     }
 }

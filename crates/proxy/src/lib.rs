@@ -23,6 +23,7 @@ mod tool;
 
 pub use args::{Args, main};
 pub use runner::run;
+pub use sysctl::Conntrack;
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -53,6 +54,20 @@ impl Mode {
     }
 }
 
+/// How a pod's traffic is told from that of others (`--detect-local-mode`).
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub enum DetectLocal {
+    /// By the ranges of all pods.
+    #[default]
+    ClusterCidr,
+    /// By the ranges of the pods of this node.
+    NodeCidr,
+    /// By the bridge that it comes from.
+    BridgeInterface(String),
+    /// By how the name of the interface that it comes from begins.
+    InterfaceNamePrefix(String),
+}
+
 /// What the proxy of one node needs to know.
 #[derive(Clone)]
 pub struct Config {
@@ -63,7 +78,9 @@ pub struct Config {
     pub cluster_cidrs: Vec<String>,
     /// The services' ranges: addresses in them that no service has are refused here and never leave the node.
     pub service_cidrs: Vec<String>,
-    /// Node ports answer on addresses in these ranges only; empty for all addresses of the node.
+    pub detect_local: DetectLocal,
+    /// Node ports answer on addresses in these ranges only; empty for all addresses of the node, `primary` for those that
+    /// its Node object names.
     pub node_port_addresses: Vec<String>,
     /// Node ports answer on 127.0.0.1 too.
     pub localhost_node_ports: bool,
@@ -78,6 +95,8 @@ pub struct Config {
     pub resync_period: Duration,
     /// Changes are gathered for this long before they are programmed.
     pub min_sync_period: Duration,
+    /// What the kernel is told about tracking connections.
+    pub conntrack: Conntrack,
 }
 
 impl Config {
@@ -88,6 +107,7 @@ impl Config {
             mode: Mode::default(),
             cluster_cidrs: Vec::new(),
             service_cidrs: Vec::new(),
+            detect_local: DetectLocal::default(),
             node_port_addresses: Vec::new(),
             localhost_node_ports: true,
             masquerade_all: false,
@@ -96,6 +116,7 @@ impl Config {
             metrics_bind_address: None,
             resync_period: Duration::from_secs(3600),
             min_sync_period: Duration::ZERO,
+            conntrack: Conntrack::default(),
         }
     }
 }

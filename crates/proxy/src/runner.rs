@@ -23,8 +23,8 @@ use crate::health::HealthChecks;
 use crate::metrics::ProxyMetrics;
 use crate::own_health::{OwnHealth, TO_BE_DELETED};
 use crate::services::{self, Node, ServicePort, UdpTargets};
-use crate::settings::Settings;
-use crate::{Config, Mode, conntrack, iptables, nftables, sysctl};
+use crate::settings::{Pods, Settings};
+use crate::{Config, DetectLocal, Mode, conntrack, iptables, nftables, sysctl};
 
 const SERVICE_LABEL: &str = "kubernetes.io/service-name";
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
@@ -57,13 +57,16 @@ async fn run_mode<B: Backend>(config: Config, stop: CancellationToken) -> anyhow
     let mut settings = Settings {
         cluster_cidrs: config.cluster_cidrs.clone(),
         service_cidrs: config.service_cidrs.clone(),
-        node_port_addresses: config.node_port_addresses.clone(),
+        pods: pods_of(&config, &NodeObject::default()),
+        node_port_addresses: node_port_addresses(&config, &NodeObject::default()),
         localhost_node_ports: config.localhost_node_ports,
         masquerade_all: config.masquerade_all,
         masquerade_bit: config.masquerade_bit,
     };
+    let conntrack = config.conntrack.clone();
     settings = tokio::task::spawn_blocking(move || {
         sysctl::prepare(&mut settings);
+        conntrack.apply();
         settings
     })
     .await?;
@@ -305,11 +308,7 @@ impl<B: Backend> Proxy<B> {
 
     async fn program(&mut self, changes: Changes) -> Result<(), String> {
         let began = Instant::now();
-        let node = self.observe_node();
-        if node != self.node {
-            self.node = node;
-            self.programmed = None;
-        }
+        self.observe_node();
         let is_full = self.programmed.is_none();
         let stale = match self.programmed.take() {
             None => self.program_all().await?,
@@ -391,10 +390,20 @@ impl<B: Backend> Proxy<B> {
         (!ports.is_empty()).then(|| B::fragment(&ports, &self.settings))
     }
 
-    fn observe_node(&self) -> Node {
-        let node = self.nodes.get(&self.config.node_name);
-        let zone = node.and_then(|node| node.metadata.labels.as_ref()?.get(ZONE_LABEL).cloned());
-        Node { name: self.config.node_name.clone(), zone }
+    /// What rules depend on, as the Node object has it now; when it has changed, all of them are made anew.
+    fn observe_node(&mut self) {
+        let object = self.nodes.get(&self.config.node_name).unwrap_or_default();
+        let zone = object.metadata.labels.as_ref().and_then(|labels| labels.get(ZONE_LABEL).cloned());
+        let node = Node { name: self.config.node_name.clone(), zone };
+        let pods = pods_of(&self.config, &object);
+        let addresses = node_port_addresses(&self.config, &object);
+        let known = (&self.node, &self.settings.pods, &self.settings.node_port_addresses);
+        if known != (&node, &pods, &addresses) {
+            self.node = node;
+            self.settings.pods = pods;
+            self.settings.node_port_addresses = addresses;
+            self.programmed = None;
+        }
     }
 
     async fn forget(&self, stale: UdpTargets) {
@@ -411,6 +420,36 @@ impl<B: Backend> Proxy<B> {
             Err(error) => tracing::warn!(%error, "cannot forget stale UDP flows"),
         }
     }
+}
+
+fn pods_of(config: &Config, node: &NodeObject) -> Pods {
+    match &config.detect_local {
+        DetectLocal::ClusterCidr => Pods::Ranges(config.cluster_cidrs.clone()),
+        DetectLocal::NodeCidr => {
+            Pods::Ranges(node.spec.as_ref().and_then(|spec| spec.pod_cidrs.clone()).unwrap_or_default())
+        }
+        DetectLocal::BridgeInterface(name) => Pods::Interface(name.clone()),
+        DetectLocal::InterfaceNamePrefix(prefix) => Pods::Interfaces(prefix.clone()),
+    }
+}
+
+/// With `primary` spelled out.
+fn node_port_addresses(config: &Config, node: &NodeObject) -> Vec<String> {
+    let addresses = node.status.iter().flat_map(|status| status.addresses.iter().flatten());
+    let internal = addresses.filter(|address| address.type_ == "InternalIP");
+    let ranges = internal.map(|address| match address.address.contains(':') {
+        true => format!("{}/128", address.address),
+        false => format!("{}/32", address.address),
+    });
+    let mut primary: Vec<String> = ranges.collect();
+    let mut all = Vec::new();
+    for range in &config.node_port_addresses {
+        match range.as_str() {
+            "primary" => all.append(&mut primary),
+            _ => all.push(range.clone()),
+        }
+    }
+    all
 }
 
 /// Ports with endpoints that a Local policy forbids here: inside, outside.

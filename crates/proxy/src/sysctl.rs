@@ -1,17 +1,62 @@
 //! Kernel settings the rules rely on.
 
+use std::io;
+use std::time::Duration;
+
 use crate::settings::Settings;
+
+/// Limits of the table of tracked connections; the kernel's own where nothing is said.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Conntrack {
+    /// Entries per processor, and at least this many.
+    pub max_per_core: Option<u32>,
+    pub min: u32,
+    pub tcp_established_timeout: Option<Duration>,
+    pub tcp_close_wait_timeout: Option<Duration>,
+    pub tcp_be_liberal: bool,
+    pub udp_timeout: Option<Duration>,
+    pub udp_stream_timeout: Option<Duration>,
+}
+
+impl Conntrack {
+    /// As the kernel calls them.
+    fn sysctls(&self, processors: u32) -> Vec<(&'static str, u64)> {
+        let seconds = |timeout: Option<Duration>| timeout.map(|timeout| timeout.as_secs());
+        let max = self.max_per_core.map(|each| u64::from(each.saturating_mul(processors).max(self.min)));
+        let wanted = [
+            ("nf_conntrack_max", max),
+            ("nf_conntrack_tcp_timeout_established", seconds(self.tcp_established_timeout)),
+            ("nf_conntrack_tcp_timeout_close_wait", seconds(self.tcp_close_wait_timeout)),
+            ("nf_conntrack_tcp_be_liberal", self.tcp_be_liberal.then_some(1)),
+            ("nf_conntrack_udp_timeout", seconds(self.udp_timeout)),
+            ("nf_conntrack_udp_timeout_stream", seconds(self.udp_stream_timeout)),
+        ];
+        // Zero leaves a thing as it is.
+        wanted.into_iter().filter_map(|(name, value)| Some((name, value.filter(|value| *value > 0)?))).collect()
+    }
+
+    /// What the kernel refuses, in a namespace without the right, stays as it is.
+    pub(crate) fn apply(&self) {
+        let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
+        for (name, value) in self.sysctls(processors) {
+            if let Err(error) = set(&format!("net/netfilter/{name}"), &value.to_string()) {
+                tracing::warn!(name, value, %error, "cannot set");
+            }
+        }
+    }
+}
+
+fn set(name: &str, value: &str) -> io::Result<()> {
+    let path = format!("/proc/sys/{name}");
+    // Read first: in containers /proc/sys is often read-only yet already right.
+    if std::fs::read_to_string(&path).is_ok_and(|current| current.trim() == value) {
+        return Ok(());
+    }
+    std::fs::write(&path, value)
+}
 
 /// Sets what is needed and returns what the rules must make up for.
 pub(crate) fn prepare(settings: &mut Settings) {
-    let set = |name: &str, value: &str| {
-        let path = format!("/proc/sys/{name}");
-        // Read first: in containers /proc/sys is often read-only yet already right.
-        if std::fs::read_to_string(&path).is_ok_and(|current| current.trim() == value) {
-            return Ok(());
-        }
-        std::fs::write(&path, value)
-    };
     if let Err(error) = set("net/ipv4/ip_forward", "1") {
         tracing::warn!(%error, "cannot enable IPv4 forwarding");
     }
@@ -38,4 +83,26 @@ pub(crate) fn prepare(settings: &mut Settings) {
     }
     // Fails where IPv6 is off, which is fine.
     let _ = set("net/bridge/bridge-nf-call-ip6tables", "1");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_have_the_kernels_names() {
+        assert_eq!(Conntrack::default().sysctls(4), []);
+        let some = Conntrack {
+            max_per_core: Some(32768),
+            min: 131_072,
+            tcp_established_timeout: Some(Duration::from_secs(86400)),
+            udp_timeout: Some(Duration::ZERO),
+            tcp_be_liberal: true,
+            ..Conntrack::default()
+        };
+        let rest = [("nf_conntrack_tcp_timeout_established", 86400), ("nf_conntrack_tcp_be_liberal", 1)];
+        for (processors, max) in [(1, 131_072), (8, 262_144)] {
+            assert_eq!(some.sysctls(processors), [&[("nf_conntrack_max", max)][..], &rest].concat());
+        }
+    }
 }

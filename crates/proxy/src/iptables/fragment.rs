@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use super::base::{LIMITS, NODE_PORTS, SERVICES, Shared, UNSERVED, UNSERVED_OUTSIDE};
 use crate::services::{Protocol, ServicePort, Target};
-use crate::settings::Settings;
+use crate::settings::{Pods, Settings};
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Fragment {
@@ -92,8 +92,7 @@ impl Builder<'_> {
         if port.external_local {
             // Who is inside the cluster already is not bound by the policy: its address is lost to nobody.
             if !port.cluster.is_empty() {
-                let pods = self.settings.of_family(&self.settings.cluster_cidrs, port.is_v6);
-                rules.extend(pods.map(|pods| format!("-s {pods} -j {everywhere}")));
+                rules.extend(self.pod_matches().iter().map(|pods| format!("{pods} -j {everywhere}")));
                 rules.push("-m addrtype --src-type LOCAL -j KUBE-MARK-MASQ".into());
                 rules.push(format!("-m addrtype --src-type LOCAL -j {everywhere}"));
             }
@@ -138,12 +137,22 @@ impl Builder<'_> {
         name
     }
 
+    /// Each matches packets of some pods.
+    fn pod_matches(&self) -> Vec<String> {
+        match &self.settings.pods {
+            Pods::Ranges(ranges) => {
+                self.settings.of_family(ranges, self.port.is_v6).map(|range| format!("-s {range}")).collect()
+            }
+            Pods::Interface(name) => vec![format!("-i {name}")],
+            Pods::Interfaces(prefix) => vec![format!("-i {prefix}+")],
+        }
+    }
+
     /// Clients of the cluster IP that are no pods must be answered through this node.
     fn masquerade_strangers(&self) -> Vec<String> {
-        let pods: Vec<&str> = self.settings.of_family(&self.settings.cluster_cidrs, self.port.is_v6).collect();
-        let strangers = match (self.settings.masquerade_all, pods.as_slice()) {
+        let strangers = match (self.settings.masquerade_all, self.pod_matches().as_slice()) {
             (true, _) => String::new(),
-            (false, [pods]) => format!("! -s {pods} "),
+            (false, [pods]) => format!("! {pods} "),
             // None, or several that one rule cannot exclude.
             (false, _) => return Vec::new(),
         };

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::settings::Settings;
+use crate::settings::{Pods, Settings};
 
 /// One address family; the two tables differ in these words only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +20,15 @@ pub(super) const FAMILIES: [Family; 2] = [
 /// The rule that asks for masquerading.
 pub(super) fn mark(settings: &Settings) -> String {
     format!("meta mark set meta mark | {:#x}", settings.mask())
+}
+
+/// Matches packets of pods, or with `!= ` those of others; None while nobody knows who is one.
+pub(super) fn from_pods(settings: &Settings, not: &str, family: Family) -> Option<String> {
+    match &settings.pods {
+        Pods::Ranges(ranges) => Some(format!("{} saddr {not}{}", family.name, set_of(settings, ranges, family)?)),
+        Pods::Interface(name) => Some(format!("iifname {not}\"{name}\"")),
+        Pods::Interfaces(prefix) => Some(format!("iifname {not}\"{prefix}*\"")),
+    }
 }
 
 /// `{ a, b }` of one family, or nothing.

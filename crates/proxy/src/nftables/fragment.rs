@@ -6,7 +6,7 @@ use std::fmt::Write;
 use std::hash::{Hash, Hasher};
 use std::net::IpAddr;
 
-use super::base::{FAMILIES, Family, mark, set_of};
+use super::base::{FAMILIES, Family, from_pods, mark};
 use crate::services::{Protocol, ServicePort, Target};
 use crate::settings::Settings;
 
@@ -105,11 +105,10 @@ impl Builder<'_> {
             return self.unserved(by, !port.cluster.is_empty());
         }
         let pick = self.pick(by, targets, offset);
-        let ip = self.family.name;
         let mut rules = Vec::new();
-        match (self.settings.masquerade_all, set_of(self.settings, &self.settings.cluster_cidrs, self.family)) {
+        match (self.settings.masquerade_all, from_pods(self.settings, "!= ", self.family)) {
             (true, _) => rules.push(mark(self.settings)),
-            (false, Some(pods)) => rules.push(format!("{ip} saddr != {pods} {}", mark(self.settings))),
+            (false, Some(strangers)) => rules.push(format!("{strangers} {}", mark(self.settings))),
             (false, None) => {}
         }
         rules.push(self.pick_rule(by, &pick));
@@ -150,8 +149,8 @@ impl Builder<'_> {
                 // Who is inside the cluster already is not bound by the policy: its address is lost to nobody.
                 if let Some(cluster) = &cluster {
                     let pick = self.pick_rule(by, cluster);
-                    if let Some(pods) = set_of(self.settings, &self.settings.cluster_cidrs, self.family) {
-                        rules.push(format!("{ip} saddr {pods} {pick}"));
+                    if let Some(pods) = from_pods(self.settings, "", self.family) {
+                        rules.push(format!("{pods} {pick}"));
                     }
                     rules.push(format!("fib saddr type local {} {pick}", mark(self.settings)));
                 }

@@ -59,11 +59,11 @@ mod tests {
     use crate::backend::Backend;
     use crate::services::tests::{service, slice};
     use crate::services::{Node, ports};
-    use crate::settings::Settings;
+    use crate::settings::{Pods, Settings};
 
     fn settings() -> Settings {
         Settings {
-            cluster_cidrs: vec!["10.42.0.0/16".into(), "fd42::/56".into()],
+            pods: Pods::Ranges(vec!["10.42.0.0/16".into(), "fd42::/56".into()]),
             service_cidrs: vec!["10.43.0.0/16".into(), "fd43::/112".into()],
             localhost_node_ports: true,
             masquerade_bit: 14,
@@ -71,7 +71,31 @@ mod tests {
         }
     }
 
+    #[test]
+    fn pods_are_known_by_range_or_interface() {
+        let spec = json!({"clusterIP": "10.43.0.9", "type": "NodePort", "externalTrafficPolicy": "Local",
+            "ports": [{"port": 80, "nodePort": 30080}]});
+        for (pods, expected) in [
+            (Pods::Ranges(vec!["10.42.1.0/24".into()]), "ip saddr { 10.42.1.0/24 }"),
+            (Pods::Interface("br0".into()), "iifname \"br0\""),
+            (Pods::Interfaces("veth".into()), "iifname \"veth*\""),
+        ] {
+            let settings = Settings { pods, ..settings() };
+            let (mut program, first) = Program::fresh(&settings, HashMap::new());
+            let fragment = contribution_with(spec.clone(), THREE, &settings);
+            let text = program.update(vec![("default/web".into(), Some(fragment))]).text;
+            let strangers = expected.replacen("saddr ", "saddr != ", 1).replacen("iifname ", "iifname != ", 1);
+            assert!(text.contains(&format!("{strangers} meta mark set")), "{text}");
+            assert!(text.contains(&format!("{expected} dnat to")), "{text}");
+            kernel_accepts(&[first.text, text]);
+        }
+    }
+
     fn contribution(spec: Value, endpoints: &[(&str, &str)]) -> Fragment {
+        contribution_with(spec, endpoints, &settings())
+    }
+
+    fn contribution_with(spec: Value, endpoints: &[(&str, &str)], settings: &Settings) -> Fragment {
         let endpoints: Vec<Value> =
             endpoints.iter().map(|(addr, node)| json!({"addresses": [addr], "nodeName": node})).collect();
         let family = |v6: bool| -> Vec<Value> {
@@ -82,7 +106,7 @@ mod tests {
         let slices = [slice("IPv4", port.clone(), json!(family(false))), slice("IPv6", port, json!(family(true)))];
         let mut service = service("web", spec.clone());
         service.status = serde_json::from_value(spec["status"].clone()).unwrap();
-        fragment(&ports(&service, &slices, &Node { name: "a".into(), zone: None }), &settings())
+        fragment(&ports(&service, &slices, &Node { name: "a".into(), zone: None }), settings)
     }
 
     fn rules(spec: Value, endpoints: &[(&str, &str)]) -> String {

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use api::FakeApi;
 use network::{HEALTHZ, Lab, METRICS, ask_tcp, ask_udp, get};
+use proxy::DetectLocal;
 
 /// Long enough for a busy machine; nothing waits for it when all is well.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -382,6 +383,45 @@ fn both_families_of_a_service() {
         let error = ask_tcp(Some(lab.pod(4)), "[fd43::77]:80").unwrap_err();
         assert!(error.contains("refused") || error.contains("unreachable"), "{error}");
         eventually("hairpin", || ask_tcp(Some(lab.pod(3)), "[fd43::9]:8080"), |a| a.as_deref() == Ok("p3 fd42::1"));
+    });
+}
+
+#[test]
+fn pods_and_node_addresses_are_known_in_other_ways() {
+    Lab::run(|lab| {
+        let api = FakeApi::default();
+        api.put(
+            "nodes",
+            json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "a", "uid": "a"}, "spec": {"podCIDRs": ["10.42.0.0/24"]},
+                "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}, {"type": "Hostname", "address": "a"}]}}),
+        );
+        api.put(
+            "services",
+            service(
+                "web",
+                json!({"clusterIP": "10.43.0.9", "clusterIPs": ["10.43.0.9"], "type": "NodePort",
+                    "ports": [{"port": 8080, "targetPort": 80, "nodePort": 30080}]}),
+            ),
+        );
+        api.put("endpointslices", slice("web", http(), &[("10.42.0.2", "a")]));
+        for detect in [
+            DetectLocal::NodeCidr,
+            DetectLocal::BridgeInterface("br0".into()),
+            DetectLocal::InterfaceNamePrefix("br".into()),
+        ] {
+            let _proxy = lab.proxy_with(&api, |config| {
+                config.cluster_cidrs.clear();
+                config.detect_local = detect.clone();
+                config.node_port_addresses = vec!["primary".into()];
+            });
+            // A pod keeps its address; the machine, which is no pod, is reached through the node.
+            let pod = || ask_tcp(Some(lab.pod(4)), "10.43.0.9:8080");
+            eventually("a pod", pod, |answer| answer.as_deref() == Ok("p2 10.42.0.4"));
+            eventually("the host", || ask_tcp(None, "10.43.0.9:8080"), Result::is_ok);
+            // The node's own address has the port, and no other of its addresses.
+            eventually("primary", || ask_tcp(Some(lab.outside()), "192.0.2.1:30080"), Result::is_ok);
+            assert!(ask_tcp(Some(lab.pod(4)), "10.42.0.1:30080").is_err());
+        }
     });
 }
 

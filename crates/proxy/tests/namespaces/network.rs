@@ -152,12 +152,18 @@ impl Lab {
 
     /// The proxy of node `a`, in this thread's namespace.
     pub(crate) fn proxy(&self, api: &FakeApi) -> RunningProxy {
+        self.proxy_with(api, |_| {})
+    }
+
+    /// The same with something changed.
+    pub(crate) fn proxy_with(&self, api: &FakeApi, change: impl FnOnce(&mut proxy::Config)) -> RunningProxy {
         let mut config = proxy::Config::new(api.client(), "a");
         config.cluster_cidrs = RANGES[0].map(str::to_owned).into();
         config.service_cidrs = RANGES[1].map(str::to_owned).into();
         config.mode = self.mode;
         config.healthz_bind_address = Some(HEALTHZ.parse().unwrap());
         config.metrics_bind_address = Some(METRICS.parse().unwrap());
+        change(&mut config);
         let stop = CancellationToken::new();
         let stopped = stop.clone();
         // A runtime of one thread: whatever it starts inherits this namespace.
