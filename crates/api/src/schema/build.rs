@@ -68,6 +68,8 @@ impl Builder<'_> {
         };
         let definition = StructRef(Arc::new(OnceLock::new()));
         self.known.insert(name.to_owned(), definition.clone());
+        let required = schema.get("required").and_then(Value::as_array);
+        let is_required = |field: &String| required.is_some_and(|all| all.iter().any(|name| name == field));
         let fields = properties
             .iter()
             .map(|(field, schema)| Field {
@@ -76,6 +78,7 @@ impl Builder<'_> {
                 merge: table::merge(name, field),
                 key_default: table::key_default(name, field),
                 granular: table::is_granular(name, field),
+                kept_empty: is_required(field) || table::is_kept_empty(name, field),
             })
             .collect();
         // Set exactly once: the name was not known a moment ago, and the lock is held throughout.

@@ -14,7 +14,16 @@ pub struct TypeError(pub String);
 /// Checks `value` and makes it fit for its typed form: unknown fields are taken out, quantities become
 /// canonical, null members of lists and maps become empty values. Returns the paths of unknown fields.
 pub fn check(value: &mut Value, definition: &Struct) -> Result<Vec<String>, TypeError> {
-    let mut checker = Checker { unknown: Vec::new(), path: Vec::new() };
+    run(value, definition, false)
+}
+
+/// As [`check`]; lists and maps that upstream would not write, being empty, are taken out too.
+pub fn normalize(value: &mut Value, definition: &Struct) -> Result<Vec<String>, TypeError> {
+    run(value, definition, true)
+}
+
+fn run(value: &mut Value, definition: &Struct, drops_empty: bool) -> Result<Vec<String>, TypeError> {
+    let mut checker = Checker { unknown: Vec::new(), path: Vec::new(), drops_empty };
     match value {
         Value::Object(fields) => checker.fields(fields, definition)?,
         other => {
@@ -31,6 +40,7 @@ pub fn check(value: &mut Value, definition: &Struct) -> Result<Vec<String>, Type
 struct Checker {
     unknown: Vec<String>,
     path: Vec<String>,
+    drops_empty: bool,
 }
 
 impl Checker {
@@ -43,11 +53,16 @@ impl Checker {
                 fields.remove(&name);
             }
         }
+        let mut any_is_empty = false;
         for (name, value) in fields.iter_mut() {
             let Some(field) = definition.field(name) else { continue };
             self.path.push(name.clone());
             self.value(value, &field.ty, Some((definition, field)))?;
             self.path.pop();
+            any_is_empty |= is_empty(value, field);
+        }
+        if self.drops_empty && any_is_empty {
+            fields.retain(|name, value| !definition.field(name).is_some_and(|field| is_empty(value, field)));
         }
         Ok(())
     }
@@ -134,6 +149,16 @@ impl Checker {
             go_type(ty)
         ))
     }
+}
+
+/// Whether upstream's encoder leaves the field out: a structure without fields is not empty to it.
+fn is_empty(value: &Value, field: &Field) -> bool {
+    !field.kept_empty
+        && match (value, &field.ty) {
+            (Value::Array(items), Type::List(_)) => items.is_empty(),
+            (Value::Object(entries), Type::Map(_)) => entries.is_empty(),
+            _ => false,
+        }
 }
 
 /// In lists and maps, upstream reads null as the zero of the element's type.
@@ -244,6 +269,26 @@ mod tests {
         let unknown = check(&mut pod, &of::<Pod>()).unwrap();
         assert_eq!(unknown, ["metadata.zone", "spec.foo", "spec.containers[1].imag", "spec.containers[1].env[0].nam"]);
         assert_eq!(pod["spec"], json!({"containers": [{"name": "a"}, {"name": "b", "env": [{}]}]}));
+    }
+
+    #[test]
+    fn empty_lists_and_maps_go_where_upstream_does_not_write_them() {
+        let given = json!({
+            "metadata": {"annotations": {}, "labels": {"a": "b"}, "finalizers": []},
+            "spec": {"containers": [], "nodeSelector": {}, "volumes": [{"emptyDir": {}}, {"projected": {"sources": []}}]}
+        });
+        let mut pod = given.clone();
+        normalize(&mut pod, &of::<Pod>()).unwrap();
+        assert_eq!(
+            pod,
+            json!({
+                "metadata": {"labels": {"a": "b"}},
+                "spec": {"containers": [], "volumes": [{"emptyDir": {}}, {"projected": {"sources": []}}]}
+            })
+        );
+        let mut pod = given.clone();
+        check(&mut pod, &of::<Pod>()).unwrap();
+        assert_eq!(pod, given, "what is applied is owned, empty or not");
     }
 
     #[test]

@@ -1,14 +1,14 @@
 //! Whether a body is just what its schema says, found by reading over it once.
 //!
 //! Nearly all bodies are: programs wrote them. Such a body needs no tree, no repair and no report, and its typed form can
-//! be read from its bytes. Whatever is in doubt does not fit and goes the long way, [`super::check`], which says why.
+//! be read from its bytes. Whatever is in doubt does not fit and goes the long way, [`super::normalize`], which says why.
 
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
 use super::check::{base64, time};
-use super::{Struct, Type};
+use super::{Field, Struct, Type};
 use crate::quantity::Quantity;
 
 /// Maps with more entries than this take the long way: repeated keys are looked for one by one here.
@@ -25,7 +25,7 @@ pub fn fits(json: &[u8], definition: &Struct) -> bool {
 enum Fit<'a> {
     Fields(&'a Struct),
     /// The value of a field, which may be null: it is as good as absent.
-    Field(&'a Type),
+    Field(&'a Field),
     /// A member of a list or map, where null would have to be filled.
     Member(&'a Type),
 }
@@ -34,8 +34,14 @@ impl Fit<'_> {
     fn ty(&self) -> Option<&Type> {
         match self {
             Self::Fields(_) => None,
-            Self::Field(ty) | Self::Member(ty) => Some(ty),
+            Self::Field(field) => Some(&field.ty),
+            Self::Member(ty) => Some(ty),
         }
+    }
+
+    /// A list or map with nothing in it has to be taken out of most structures.
+    fn may_be_empty(&self) -> bool {
+        !matches!(self, Self::Field(field) if !field.kept_empty && matches!(field.ty, Type::List(_) | Type::Map(_)))
     }
 
     fn demand<E: Error>(&self, is_fit: bool) -> Result<(), E> {
@@ -103,16 +109,22 @@ impl<'de> Visitor<'de> for Fit<'_> {
             Some(ty @ Type::Any) => ty,
             _ => return self.demand(false),
         };
-        while sequence.next_element_seed(Fit::Member(item))?.is_some() {}
-        Ok(())
+        let mut is_empty = true;
+        while sequence.next_element_seed(Fit::Member(item))?.is_some() {
+            is_empty = false;
+        }
+        self.demand(!is_empty || self.may_be_empty())
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         let definition = match (self, self.ty()) {
             (Self::Fields(definition), _) => definition,
             (_, Some(Type::Struct(definition))) => definition,
-            (_, Some(Type::Map(item))) => return entries(map, item),
-            (_, Some(ty @ Type::Any)) => return entries(map, ty),
+            (_, Some(Type::Map(item))) => {
+                let count = entries(map, item)?;
+                return self.demand(count > 0 || self.may_be_empty());
+            }
+            (_, Some(ty @ Type::Any)) => return entries(map, ty).map(drop),
             _ => return self.demand(false),
         };
         // No structure of the API has as many fields as bits.
@@ -121,14 +133,14 @@ impl<'de> Visitor<'de> for Fit<'_> {
             let bit = 1u128.checked_shl(at as u32).unwrap_or_default();
             self.demand(bit & !seen != 0)?;
             seen |= bit;
-            map.next_value_seed(Fit::Field(&definition.fields()[at].ty))?;
+            map.next_value_seed(Fit::Field(&definition.fields()[at]))?;
         }
         Ok(())
     }
 }
 
-/// The entries of a map, each key once.
-fn entries<'de, A: MapAccess<'de>>(mut map: A, item: &Type) -> Result<(), A::Error> {
+/// The entries of a map, each key once; how many there are.
+fn entries<'de, A: MapAccess<'de>>(mut map: A, item: &Type) -> Result<usize, A::Error> {
     let mut keys: Vec<std::borrow::Cow<'de, str>> = Vec::new();
     while let Some(key) = map.next_key_seed(Key)? {
         if keys.len() == MAX_KEYS || keys.contains(&key) {
@@ -137,7 +149,7 @@ fn entries<'de, A: MapAccess<'de>>(mut map: A, item: &Type) -> Result<(), A::Err
         keys.push(key);
         map.next_value_seed(Fit::Member(item))?;
     }
-    Ok(())
+    Ok(keys.len())
 }
 
 /// The place of a field among those of its structure.
@@ -198,7 +210,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::schema::{check, of};
+    use crate::schema::{normalize, of};
 
     #[test]
     fn only_bodies_that_need_nothing_fit() {
@@ -234,6 +246,10 @@ mod tests {
             (r#"{"spec":{"containers":[{"resources":{"limits":{"cpu":0.5}}}]}}"#, false),
             (r#"{"spec":{"containers":[{"resources":{"limits":{"cpu":"0.5"}}}]}}"#, false),
             (r#"{"metadata":{"creationTimestamp":"yesterday"}}"#, false),
+            // To be taken out, unless it must be given or is a structure.
+            (r#"{"metadata":{"annotations":{}}}"#, false),
+            (r#"{"metadata":{"finalizers":[]}}"#, false),
+            (r#"{"spec":{"containers":[],"securityContext":{}}}"#, true),
             // Not JSON, or not alone.
             (r#"{"metadata":{"name":"a"}"#, false),
             (r#"{} {}"#, false),
@@ -292,7 +308,7 @@ mod tests {
                 json!("500m"), json!("0.5"), json!("2026-01-02T03:04:05Z"), json!([]), json!({})][choice].clone();
             let pod = pod(at, with);
             let mut checked = pod.clone();
-            let is_plain = check(&mut checked, &of::<Pod>()).is_ok_and(|unknown| unknown.is_empty()) && checked == pod;
+            let is_plain = normalize(&mut checked, &of::<Pod>()).is_ok_and(|unknown| unknown.is_empty()) && checked == pod;
             proptest::prop_assert_eq!(fits(pod.to_string().as_bytes(), &of::<Pod>()), is_plain, "{}", pod);
         }
     }

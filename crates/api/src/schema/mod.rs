@@ -12,7 +12,7 @@ mod fit;
 pub mod table;
 
 pub use build::of;
-pub use check::{TypeError, check};
+pub use check::{TypeError, check, normalize};
 pub use fit::fits;
 
 use std::sync::{Arc, OnceLock};
@@ -64,6 +64,8 @@ pub struct Field {
     pub key_default: Option<&'static str>,
     /// Merges although its type is atomic elsewhere.
     pub granular: bool,
+    /// A list or map that upstream writes even when it is empty.
+    pub kept_empty: bool,
 }
 
 impl Struct {

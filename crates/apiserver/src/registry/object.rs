@@ -49,6 +49,8 @@ impl<K> Typed for K where
 pub trait Object: Send + Sync {
     fn meta(&self) -> &ObjectMeta;
     fn meta_mut(&mut self) -> &mut ObjectMeta;
+    /// Makes a status that says nothing yet where the kind has one.
+    fn fill_status(&mut self) {}
     fn to_json(&self) -> serde_json::Result<Vec<u8>>;
     fn to_value(&self) -> serde_json::Result<Value>;
     fn boxed_clone(&self) -> Box<dyn Object>;
@@ -79,6 +81,10 @@ impl<K: Typed> Object for K {
 
     fn meta_mut(&mut self) -> &mut ObjectMeta {
         self.metadata_mut()
+    }
+
+    fn fill_status(&mut self) {
+        Parts::fill_status(self);
     }
 
     fn to_json(&self) -> serde_json::Result<Vec<u8>> {

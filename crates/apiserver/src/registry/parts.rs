@@ -12,10 +12,12 @@ pub trait Parts {
     fn copy_status(&mut self, from: &Self);
     /// Forgets the status, as a create through the main resource does.
     fn clear_status(&mut self);
+    /// Makes a status that says nothing yet, because upstream writes no object of such a kind without one.
+    fn fill_status(&mut self) {}
 }
 
-macro_rules! with_status {
-    ($($kind:ty),* $(,)?) => {$(
+macro_rules! parts_of {
+    ($kind:ty, |$object:ident| $fill:block) => {
         impl Parts for $kind {
             fn copy_status(&mut self, from: &Self) {
                 self.status.clone_from(&from.status);
@@ -23,8 +25,30 @@ macro_rules! with_status {
             fn clear_status(&mut self) {
                 self.status = Default::default();
             }
+            fn fill_status(&mut self) {
+                let $object = self;
+                $fill
+            }
         }
+    };
+}
+
+/// Rows of a kind and, where its status always holds something, what that is.
+macro_rules! with_status {
+    ($($kind:ty $(: |$status:ident| $fill:block)?),* $(,)?) => {$(
+        parts_of!($kind, |object| {
+            let _status = object.status.get_or_insert_default();
+            $(
+                let $status = _status;
+                $fill
+            )?
+        });
     )*};
+}
+
+/// A status that upstream leaves out too while it is absent, or that cannot be absent.
+macro_rules! with_status_as_given {
+    ($($kind:ty),* $(,)?) => {$(parts_of!($kind, |_object| {});)*};
 }
 
 macro_rules! without_status {
@@ -37,26 +61,41 @@ macro_rules! without_status {
 }
 
 with_status! {
-    core::v1::Namespace, core::v1::Node, core::v1::PersistentVolume, core::v1::PersistentVolumeClaim, core::v1::Pod,
-    core::v1::ReplicationController, core::v1::ResourceQuota, core::v1::Service,
-    apps::v1::DaemonSet, apps::v1::Deployment, apps::v1::ReplicaSet, apps::v1::StatefulSet,
+    core::v1::Namespace,
+    core::v1::Node: |status| {
+        status.daemon_endpoints.get_or_insert_default().kubelet_endpoint.get_or_insert_default();
+        status.node_info.get_or_insert_default();
+    },
+    core::v1::PersistentVolume, core::v1::PersistentVolumeClaim, core::v1::Pod,
+    core::v1::ReplicationController, core::v1::ResourceQuota,
+    core::v1::Service: |status| {
+        status.load_balancer.get_or_insert_default();
+    },
+    apps::v1::DaemonSet, apps::v1::Deployment, apps::v1::ReplicaSet,
+    apps::v1::StatefulSet: |status| {
+        status.available_replicas.get_or_insert_default();
+    },
     autoscaling::v1::HorizontalPodAutoscaler, autoscaling::v2::HorizontalPodAutoscaler,
     batch::v1::CronJob, batch::v1::Job,
     certificates::v1::CertificateSigningRequest, certificates::v1beta1::PodCertificateRequest,
-    networking::v1::Ingress, networking::v1::ServiceCIDR,
+    networking::v1::Ingress: |status| {
+        status.load_balancer.get_or_insert_default();
+    },
+    networking::v1::ServiceCIDR,
     policy::v1::PodDisruptionBudget,
     storage::v1::VolumeAttachment,
     admissionregistration::v1::ValidatingAdmissionPolicy,
     CustomResourceDefinition,
     APIService,
     scheduling::v1alpha2::PodGroup,
-    resource::v1::ResourceClaim, resource::v1beta2::DeviceTaintRule, resource::v1alpha3::ResourcePoolStatusRequest,
+    resource::v1::ResourceClaim, resource::v1beta2::DeviceTaintRule,
     flowcontrol::v1::FlowSchema, flowcontrol::v1::PriorityLevelConfiguration,
-    apiserverinternal::v1alpha1::StorageVersion,
     storagemigration::v1beta1::StorageVersionMigration,
     // Bodies of subresources, which admission sees.
     authentication::v1::TokenRequest, autoscaling::v1::Scale,
 }
+
+with_status_as_given! { resource::v1alpha3::ResourcePoolStatusRequest, apiserverinternal::v1alpha1::StorageVersion }
 
 without_status! {
     core::v1::ConfigMap, core::v1::Endpoints, core::v1::Event, core::v1::LimitRange, core::v1::PodTemplate,
@@ -77,4 +116,35 @@ without_status! {
     // Bodies of subresources, which admission sees.
     core::v1::Binding, policy::v1::Eviction,
     resource::v1::DeviceClass, resource::v1::ResourceClaimTemplate, resource::v1::ResourceSlice,
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn filled<K: Parts + Default + serde::Serialize>() -> Value {
+        let mut object = K::default();
+        object.fill_status();
+        serde_json::to_value(&object).unwrap().get("status").cloned().unwrap_or_default()
+    }
+
+    #[test]
+    fn a_status_that_says_nothing_reads_like_upstreams() {
+        for (status, expected) in [
+            (filled::<core::v1::Service>(), json!({"loadBalancer": {}})),
+            (filled::<networking::v1::Ingress>(), json!({"loadBalancer": {}})),
+            (filled::<apps::v1::Deployment>(), json!({})),
+            (filled::<apps::v1::ReplicaSet>(), json!({"replicas": 0})),
+            (filled::<apps::v1::StatefulSet>(), json!({"replicas": 0, "availableReplicas": 0})),
+            (filled::<batch::v1::Job>(), json!({})),
+            (filled::<storage::v1::VolumeAttachment>(), json!({"attached": false})),
+            (filled::<resource::v1alpha3::ResourcePoolStatusRequest>(), Value::Null),
+            (filled::<core::v1::ConfigMap>(), Value::Null),
+        ] {
+            assert_eq!(status, expected);
+        }
+        assert_eq!(filled::<core::v1::Node>()["daemonEndpoints"], json!({"kubeletEndpoint": {"Port": 0}}));
+    }
 }

@@ -150,6 +150,8 @@ pub trait AnyStrategy: Send + Sync {
     fn check(&self, value: &mut Value) -> Result<Vec<String>, api::schema::TypeError>;
     /// Reads a body that is just what the schema says; none if anything about it needs to be said or made right.
     fn decode_fitting(&self, json: &[u8]) -> Option<AnyObject>;
+    /// As `check`; lists and maps that are not written when they are empty go too.
+    fn normalize(&self, value: &mut Value) -> Result<Vec<String>, api::schema::TypeError>;
     fn schema(&self) -> api::schema::StructRef;
 
     fn apply_defaults(&self, object: &mut dyn Object);
@@ -193,6 +195,10 @@ impl<S: Strategy> AnyStrategy for S {
 
     fn decode_fitting(&self, json: &[u8]) -> Option<AnyObject> {
         api::schema::fits(json, &self.schema()).then(|| AnyStrategy::decode(self, json).ok()).flatten()
+    }
+
+    fn normalize(&self, value: &mut Value) -> Result<Vec<String>, api::schema::TypeError> {
+        api::schema::normalize(value, &api::schema::of::<S::Object>())
     }
 
     fn schema(&self) -> api::schema::StructRef {

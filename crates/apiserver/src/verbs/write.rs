@@ -145,7 +145,7 @@ pub(crate) fn decode_checked(
     if resource.initializers {
         crate::initializers::lift(&mut value);
     }
-    let unknown = resource.strategy.check(&mut value).map_err(|error| refuse(&error))?;
+    let unknown = resource.strategy.normalize(&mut value).map_err(|error| refuse(&error))?;
     problems.extend(unknown.into_iter().map(|path| format!("unknown field {}", api::field::quote(&path))));
     resource.strategy.decode_value(value).map_err(|error| refuse(&error))
 }
@@ -199,8 +199,9 @@ pub(crate) async fn admit_body<K: Typed>(operation: &Operation, body: K, dry_run
     object.downcast_ref::<K>().cloned().ok_or_else(|| Status::internal("a plug-in changed the kind of the object"))
 }
 
-/// Encodes an object as it is stored: canonical order, no resource version.
+/// Encodes an object as it is stored: canonical order, a status, no resource version.
 pub(crate) fn encode(resource: &Resource, object: &mut dyn Object) -> Result<Bytes, Status> {
+    object.fill_status();
     let meta = object.meta_mut();
     meta.resource_version = None;
     meta.self_link = None;

@@ -35,6 +35,40 @@ async fn objects_are_created_read_and_refused() {
     }
 }
 
+/// As upstream writes them: every status that a kind has, and no list or map that is empty.
+#[tokio::test]
+async fn statuses_are_always_there_and_empty_maps_never() {
+    let cluster = Cluster::start().await;
+    let template = json!({"metadata": {"labels": {"a": "b"}, "annotations": {}}, "spec": {
+        "containers": [{"name": "c", "image": "i", "env": []}], "volumes": [{"name": "v", "emptyDir": {}}]}});
+    let deployment = json!({"metadata": {"name": "d", "annotations": {}, "finalizers": []},
+        "spec": {"selector": {"matchLabels": {"a": "b"}}, "template": template}});
+    let (code, deployment) = cluster.send("POST", "/apis/apps/v1/namespaces/default/deployments", deployment).await;
+    assert_eq!((code, &deployment["status"]), (201, &json!({})), "{deployment}");
+    let has = |pointer: &str| deployment.pointer(pointer).is_some();
+    assert!(!has("/metadata/annotations") && !has("/metadata/finalizers"), "{deployment}");
+    assert!(!has("/spec/template/metadata/annotations") && has("/spec/template/metadata/labels"), "{deployment}");
+    let pod = &deployment["spec"]["template"]["spec"];
+    assert!(pod["containers"][0].get("env").is_none(), "{pod}");
+    assert_eq!(pod["volumes"][0]["emptyDir"], json!({}));
+
+    let service = json!({"metadata": {"name": "s"}, "spec": {"ports": [{"port": 80}]}});
+    let (code, service) = cluster.send("POST", "/api/v1/namespaces/default/services", service).await;
+    assert_eq!((code, &service["status"]), (201, &json!({"loadBalancer": {}})), "{service}");
+    let slice = json!({"metadata": {"name": "e"}, "addressType": "IPv4", "endpoints": [], "ports": []});
+    let slices = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices";
+    let (code, slice) = cluster.send("POST", slices, slice).await;
+    assert_eq!((code, &slice["endpoints"], &slice["ports"]), (201, &json!([]), &json!([])), "{slice}");
+
+    // The last annotation takes the map along, whoever removes it.
+    let mut map = config_map("c");
+    map["metadata"]["annotations"] = json!({"x": "y"});
+    cluster.send("POST", MAPS, map.clone()).await;
+    map["metadata"]["annotations"] = json!({});
+    let (code, written) = cluster.send("PUT", &format!("{MAPS}/c"), map).await;
+    assert_eq!((code, written["metadata"].get("annotations")), (200, None), "{written}");
+}
+
 #[tokio::test]
 async fn versions_guard_updates() {
     let cluster = Cluster::start().await;

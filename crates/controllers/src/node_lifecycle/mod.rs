@@ -21,7 +21,7 @@ use tokio::time::Instant;
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::{Error, pods};
-use plan::{Zone, condition, eviction_period, ready, taints};
+use plan::{Zone, condition, eviction_period, ready, taint_patch, taints};
 
 /// While no node of a zone may be evicted, each looks again after this.
 const HELD_BACK: Duration = Duration::from_secs(30);
@@ -119,10 +119,7 @@ impl Controller {
         if let Some(taints) = taints(&node, evict, Timestamp::now()) {
             let evicts =
                 taints.iter().any(|taint| taint.effect == "NoExecute" && taint.key.starts_with("node.kubernetes.io/"));
-            let patch = Patch::merge(
-                json!({ "metadata": { "resourceVersion": node.metadata.resource_version }, "spec": { "taints": taints } }),
-            );
-            self.client.all::<Node>().patch(key, &patch).await?;
+            self.client.all::<Node>().patch(key, &Patch::merge(taint_patch(&node, &taints))).await?;
             if evicts {
                 let zone = zone(&node);
                 self.metrics

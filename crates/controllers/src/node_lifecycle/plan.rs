@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, NodeCondition, Taint};
+use serde_json::{Value, json};
 
 const PREFIX: &str = "node.kubernetes.io/";
 pub(super) const NOT_READY: &str = "node.kubernetes.io/not-ready";
@@ -73,6 +74,12 @@ pub(super) fn taints(node: &Node, evict: bool, now: jiff::Timestamp) -> Option<V
         result.push(Taint { key: (*key).into(), value: None, effect: (*effect).into(), time_added });
     }
     (result != present).then_some(result)
+}
+
+/// Gives the node these taints, if nobody has changed it meanwhile. Null takes the field away; an empty list would stay.
+pub(super) fn taint_patch(node: &Node, taints: &[Taint]) -> Value {
+    let taints = (!taints.is_empty()).then_some(taints);
+    json!({"metadata": {"resourceVersion": node.metadata.resource_version}, "spec": {"taints": taints}})
 }
 
 /// `--node-eviction-rate` of 0.1 per second: one node in ten seconds, per zone.
@@ -167,6 +174,15 @@ mod tests {
             let zones = [("mine".to_owned(), mine)].into_iter().chain(other.map(|other| ("other".to_owned(), other)));
             assert_eq!(eviction_period(&zones.collect(), "mine"), expected, "{mine:?} {other:?}");
         }
+    }
+
+    #[test]
+    fn the_last_taint_takes_the_field_along() {
+        let node = node(&[("Ready", "True")], false, &[(NOT_READY, "NoSchedule")]);
+        let left = taints(&node, true, jiff::Timestamp::UNIX_EPOCH).unwrap();
+        assert_eq!(taint_patch(&node, &left)["spec"], json!({"taints": null}));
+        let present = node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap();
+        assert_eq!(taint_patch(&node, &present)["spec"]["taints"][0]["key"], NOT_READY);
     }
 
     #[test]
