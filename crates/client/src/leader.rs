@@ -32,12 +32,18 @@ impl Default for Durations {
     }
 }
 
+/// Which Lease is held, as whom and for how long.
+#[derive(Debug, Clone)]
+pub struct Election {
+    pub namespace: String,
+    pub name: String,
+    pub identity: String,
+    pub durations: Durations,
+}
+
 pub struct LeaderElector {
     api: Api<Lease>,
-    namespace: String,
-    name: String,
-    identity: String,
-    durations: Durations,
+    election: Election,
 }
 
 /// The record as last seen, and when it was seen to change.
@@ -47,14 +53,8 @@ struct Observed {
 }
 
 impl LeaderElector {
-    pub fn new(client: Client, namespace: &str, name: &str, identity: &str, durations: Durations) -> Self {
-        Self {
-            api: client.namespaced(namespace),
-            namespace: namespace.into(),
-            name: name.into(),
-            identity: identity.into(),
-            durations,
-        }
+    pub fn new(client: Client, election: Election) -> Self {
+        Self { api: client.namespaced(&election.namespace), election }
     }
 
     /// Waits to become leader and then runs `on_leading`, whose token fires when the lead is lost or `stop` fires.
@@ -70,13 +70,13 @@ impl LeaderElector {
                 break;
             }
             // Spread candidates so that they do not all write at once.
-            let pause = self.durations.retry_period.mul_f64(1.0 + 0.2 * rand::random::<f64>());
+            let pause = self.election.durations.retry_period.mul_f64(1.0 + 0.2 * rand::random::<f64>());
             tokio::select! {
                 () = stop.cancelled() => return true,
                 () = tokio::time::sleep(pause) => {}
             }
         }
-        tracing::info!(lease = self.name, identity = self.identity, "became leader");
+        tracing::info!(lease = self.election.name, identity = self.election.identity, "became leader");
         let leading = stop.child_token();
         let work = on_leading(leading.clone());
         tokio::pin!(work);
@@ -89,7 +89,7 @@ impl LeaderElector {
         match end {
             // The work is dropped: without the lead it must not do anything more.
             End::Lost => {
-                tracing::warn!(lease = self.name, identity = self.identity, "lost the lead");
+                tracing::warn!(lease = self.election.name, identity = self.election.identity, "lost the lead");
                 return false;
             }
             End::Stopped => work.await,
@@ -103,10 +103,10 @@ impl LeaderElector {
     async fn keep(&self, observed: &mut Option<Observed>) {
         let mut renewed = Instant::now();
         loop {
-            tokio::time::sleep(self.durations.retry_period).await;
+            tokio::time::sleep(self.election.durations.retry_period).await;
             if self.try_lead(observed).await {
                 renewed = Instant::now();
-            } else if renewed.elapsed() >= self.durations.renew_deadline {
+            } else if renewed.elapsed() >= self.election.durations.renew_deadline {
                 return;
             }
         }
@@ -114,10 +114,10 @@ impl LeaderElector {
 
     /// Acquires or renews. A failure is logged and counts as "not now".
     async fn try_lead(&self, observed: &mut Option<Observed>) -> bool {
-        match tokio::time::timeout(self.durations.renew_deadline, self.acquire(observed)).await {
+        match tokio::time::timeout(self.election.durations.renew_deadline, self.acquire(observed)).await {
             Ok(Ok(leading)) => leading,
             Ok(Err(error)) => {
-                tracing::debug!(lease = self.name, %error, "lease not written");
+                tracing::debug!(lease = self.election.name, %error, "lease not written");
                 false
             }
             Err(_) => false,
@@ -126,10 +126,10 @@ impl LeaderElector {
 
     async fn acquire(&self, observed: &mut Option<Observed>) -> Result<bool, Error> {
         let now = Timestamp::now();
-        let Some(mut lease) = self.api.get_opt(&self.name).await? else {
+        let Some(mut lease) = self.api.get_opt(&self.election.name).await? else {
             let mut lease = Lease::default();
-            lease.metadata.name = Some(self.name.clone());
-            lease.metadata.namespace = Some(self.namespace.clone());
+            lease.metadata.name = Some(self.election.name.clone());
+            lease.metadata.namespace = Some(self.election.namespace.clone());
             lease.spec = Some(self.record(None, now));
             let created = self.api.create(&lease).await?;
             see(observed, created.spec.unwrap_or_default());
@@ -137,8 +137,10 @@ impl LeaderElector {
         };
         let spec = lease.spec.clone().unwrap_or_default();
         see(observed, spec.clone());
-        let held_by_other =
-            spec.holder_identity.as_deref().is_some_and(|holder| !holder.is_empty() && holder != self.identity);
+        let held_by_other = spec
+            .holder_identity
+            .as_deref()
+            .is_some_and(|holder| !holder.is_empty() && holder != self.election.identity);
         let seen = observed.as_ref().map_or(Duration::ZERO, |observed| observed.at.elapsed());
         let lasts = Duration::from_secs(spec.lease_duration_seconds.unwrap_or_default().max(0).unsigned_abs().into());
         if held_by_other && seen < lasts {
@@ -152,11 +154,11 @@ impl LeaderElector {
 
     /// The record that says we lead; a change of holder is a transition.
     fn record(&self, old: Option<&LeaseSpec>, now: Timestamp) -> LeaseSpec {
-        let same = old.is_some_and(|old| old.holder_identity.as_deref() == Some(&self.identity));
+        let same = old.is_some_and(|old| old.holder_identity.as_deref() == Some(&self.election.identity));
         let transitions = old.and_then(|old| old.lease_transitions).unwrap_or(0);
         LeaseSpec {
-            holder_identity: Some(self.identity.clone()),
-            lease_duration_seconds: Some(i32::try_from(self.durations.lease.as_secs()).unwrap_or(i32::MAX)),
+            holder_identity: Some(self.election.identity.clone()),
+            lease_duration_seconds: Some(i32::try_from(self.election.durations.lease.as_secs()).unwrap_or(i32::MAX)),
             acquire_time: old.filter(|_| same).and_then(|old| old.acquire_time.clone()).or(Some(MicroTime(now))),
             renew_time: Some(MicroTime(now)),
             lease_transitions: Some(if same || old.is_none() { transitions } else { transitions + 1 }),
@@ -167,9 +169,9 @@ impl LeaderElector {
     /// Gives the lease back so that the next leader need not wait for it to run out.
     async fn release(&self, observed: &mut Option<Observed>) {
         let release = async {
-            let Some(mut lease) = self.api.get_opt(&self.name).await? else { return Ok(()) };
+            let Some(mut lease) = self.api.get_opt(&self.election.name).await? else { return Ok(()) };
             let spec = lease.spec.get_or_insert_default();
-            if spec.holder_identity.as_deref() == Some(&self.identity) {
+            if spec.holder_identity.as_deref() == Some(&self.election.identity) {
                 spec.holder_identity = Some(String::new());
                 spec.lease_duration_seconds = Some(1);
                 self.api.update(&lease).await?;
@@ -177,7 +179,7 @@ impl LeaderElector {
             Ok::<_, Error>(())
         };
         if let Ok(Err(error)) = tokio::time::timeout(Duration::from_secs(2), release).await {
-            tracing::debug!(lease = self.name, %error, "lease not released");
+            tracing::debug!(lease = self.election.name, %error, "lease not released");
         }
         *observed = None;
     }

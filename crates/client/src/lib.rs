@@ -39,7 +39,7 @@ pub use error::Error;
 pub use events::{EventRecorder, reference};
 pub use expectations::Expectations;
 pub use informer::{Event, Informer, InformerFactory, Object, object_key, split_key};
-pub use leader::{Durations, LeaderElector};
+pub use leader::{Durations, Election, LeaderElector};
 pub use params::{DeleteParams, ListParams, Patch, Propagation, WriteParams};
 pub use queue::{RateLimiter, Taken, WorkQueue};
 pub use spans::WalkStream;

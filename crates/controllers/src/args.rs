@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use client::kubeconfig::{Kubeconfig, Overrides};
 use client::metrics::Metrics;
 use client::serving::Serving;
-use client::{Client, Durations};
+use client::{Client, Durations, Election};
 use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 
@@ -98,15 +98,6 @@ pub struct Args {
     /// Accepted: callers are reviewed with the rights of --kubeconfig
     #[arg(long)]
     pub authorization_kubeconfig: Option<PathBuf>,
-}
-
-/// Leadership through a Lease.
-#[derive(Debug, Clone)]
-pub struct Election {
-    pub namespace: String,
-    pub name: String,
-    pub identity: String,
-    pub durations: Durations,
 }
 
 /// What the controllers need; `cox up` fills it in-process.

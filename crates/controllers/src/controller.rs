@@ -9,6 +9,7 @@ use futures_util::future::{BoxFuture, join_all};
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use trace::Work;
 
 use crate::{Config, Descriptor, Error};
@@ -52,6 +53,14 @@ pub(crate) trait Reconcile: Send + Sync + 'static {
     fn background(&self, _stop: CancellationToken) -> Option<BoxFuture<'_, ()>> {
         None
     }
+}
+
+/// When `stop` fires, ends the tasks that a controller has started beside its queue, and waits for them.
+pub(crate) async fn end_tasks(stop: CancellationToken, own: &CancellationToken, tasks: &TaskTracker) {
+    stop.cancelled().await;
+    own.cancel();
+    tasks.close();
+    tasks.wait().await;
 }
 
 /// What a controller is built from. Its `build` maps informer events to keys of `queue`.

@@ -19,3 +19,13 @@ impl Error {
         matches!(self, Error::Api(error) if error.is_conflict())
     }
 }
+
+/// The outcome of a write whose object may be gone, or changed by somebody else: then there is nothing left to do, or its
+/// event is on its way. None says that it came to that.
+pub(crate) fn if_unchanged<T>(written: Result<T, client::Error>) -> Result<Option<T>, Error> {
+    match written {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.is_not_found() || error.is_conflict() => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}

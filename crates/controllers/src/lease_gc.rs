@@ -11,6 +11,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
+use crate::error::if_unchanged;
 use crate::pods::key;
 
 const NAMESPACE: &str = "kube-system";
@@ -57,10 +58,8 @@ impl Reconcile for Controller {
                 resource_version: live.metadata.resource_version,
                 ..DeleteParams::default()
             };
-            match api.delete(name, &params).await {
-                Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error.into()),
-                _ => Ok(Requeue::Never),
-            }
+            if_unchanged(api.delete(name, &params).await)?;
+            Ok(Requeue::Never)
         })
     }
 }

@@ -45,7 +45,7 @@ mod taint_eviction;
 mod ttl_after_finished;
 mod volume;
 
-pub use args::{Args, Config, Election, main};
+pub use args::{Args, Config, main};
 pub use bootstrap_tokens::jws;
 pub use error::Error;
 pub use manager::run;

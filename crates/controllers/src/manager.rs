@@ -70,13 +70,7 @@ async fn lead(config: Config, health: &Health, stop: CancellationToken) -> anyho
         "Whether this instance leads",
         &[("name", &election.name)],
     );
-    let elector = LeaderElector::new(
-        config.client.clone(),
-        &election.namespace,
-        &election.name,
-        &election.identity,
-        election.durations,
-    );
+    let elector = LeaderElector::new(config.client.clone(), election);
     let led = leading.clone();
     let kept = elector
         .run(stop, |lead| async move {

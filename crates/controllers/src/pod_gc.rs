@@ -16,6 +16,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
+use crate::error::if_unchanged;
 use crate::{Error, pods};
 
 /// A node may only be registering again (`quarantineTime`, v1.36).
@@ -164,10 +165,7 @@ impl Controller {
             }
         }
         let params = DeleteParams { uid: pod.metadata.uid.clone(), ..DeleteParams::default() }.with_grace_period(0);
-        match api.delete(name, &params).await {
-            Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error.into()),
-            _ => Ok(()),
-        }
+        if_unchanged(api.delete(name, &params).await).map(drop)
     }
 }
 

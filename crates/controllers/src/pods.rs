@@ -5,10 +5,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::selector::Selector;
 use client::{Client, DeleteParams, EventRecorder, Resource};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod, PodCondition, PodTemplateSpec};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference};
+
+use crate::Error;
 
 /// A lower cost is deleted earlier.
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
@@ -29,6 +32,22 @@ pub(crate) fn is_finished(pod: &Pod) -> bool {
 /// Counts towards a controller's replicas.
 pub(crate) fn is_active(pod: &Pod) -> bool {
     !is_finished(pod) && !is_terminating(pod)
+}
+
+/// The pods that a workload's selector means.
+pub(crate) fn selector(labels: Option<&LabelSelector>) -> Result<Selector, Error> {
+    Selector::from_label_selector(labels).map_err(|error| Error::object(error.to_string()))
+}
+
+/// How an endpoint names the pod behind it.
+pub(crate) fn target(pod: &Pod) -> ObjectReference {
+    ObjectReference {
+        kind: Some("Pod".into()),
+        namespace: pod.metadata.namespace.clone(),
+        name: pod.metadata.name.clone(),
+        uid: pod.metadata.uid.clone(),
+        ..ObjectReference::default()
+    }
 }
 
 pub(crate) fn node_name(pod: &Pod) -> &str {

@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use serde_json::json;
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
+use crate::error::if_unchanged;
 use crate::pods;
 
 const BY_NODE: &str = "node";
@@ -138,19 +139,12 @@ impl Controller {
         let patch = Patch::strategic(
             json!({ "metadata": { "uid": pod.metadata.uid }, "status": { "conditions": [condition] } }),
         );
-        match api.patch_status(name, &patch).await {
-            Err(error) if !error.is_not_found() && !error.is_conflict() => return Err(error.into()),
-            _ => {}
-        }
+        if_unchanged(api.patch_status(name, &patch).await)?;
         let params = client::DeleteParams { uid: pod.metadata.uid.clone(), ..client::DeleteParams::default() };
-        match api.delete(name, &params).await {
-            Ok(()) => {
-                self.deletions.inc();
-                Ok(Requeue::Never)
-            }
-            Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error.into()),
-            Err(_) => Ok(Requeue::Never),
+        if if_unchanged(api.delete(name, &params).await)?.is_some() {
+            self.deletions.inc();
         }
+        Ok(Requeue::Never)
     }
 }
 

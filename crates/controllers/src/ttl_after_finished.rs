@@ -9,6 +9,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::Job;
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
+use crate::error::if_unchanged;
 use crate::job::is_finished;
 use crate::pods;
 
@@ -58,10 +59,8 @@ impl Reconcile for Controller {
                 return Ok(Requeue::After(Duration::from_secs(1)));
             }
             let params = DeleteParams { uid: fresh.metadata.uid.clone(), ..DeleteParams::foreground() };
-            match api.delete(name, &params).await {
-                Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error.into()),
-                _ => Ok(Requeue::Never),
-            }
+            if_unchanged(api.delete(name, &params).await)?;
+            Ok(Requeue::Never)
         })
     }
 }

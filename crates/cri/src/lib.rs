@@ -2,7 +2,16 @@
 //!
 //! Flow: `kubelet` -> [`connect`] -> Unix socket -> [`serve`] -> `runtime` (or any other CRI v1 runtime on either side).
 //! [`v1`] holds the messages and the gRPC clients and servers of CRI v1 as prost makes them, kept in the tree so that a
-//! build needs no protoc.
+//! build needs no protoc. It is one file because it is never edited: it is what tonic-prost-build 0.14 makes of `api.proto`
+//! of k8s.io/cri-api v1.36, compiled by protox or protoc without its comments (`source_code_info` of each file is `None`), with
+//!
+//! ```text
+//! tonic_prost_build::configure()
+//!     .type_attribute(".", "#[derive(serde::Serialize, serde::Deserialize)]")
+//!     .message_attribute(".", "#[serde(default)]")
+//!     .compile_fds(files)
+//! ```
+//!
 //! Not here: the streaming protocols behind the URLs of Exec, Attach and PortForward (`runtime::streaming`).
 
 pub mod client;

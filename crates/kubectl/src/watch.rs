@@ -32,6 +32,18 @@ impl<'a> Watch<'a> {
         Watch { cx, open: Box::new(open), version, body: None, buffer: Vec::new(), ready: VecDeque::new() }
     }
 
+    /// Events of one object.
+    pub(crate) fn object(cx: &'a Context, collection: String, name: &str, version: &str) -> Watch<'a> {
+        let selector = format!("metadata.name={name}");
+        let open = move |version: String| {
+            Request::get(collection.clone())
+                .query("watch", "true")
+                .query("fieldSelector", selector.clone())
+                .query("resourceVersion", version)
+        };
+        Watch::open(cx, open, version.to_owned())
+    }
+
     pub(crate) async fn next(&mut self) -> Result<Option<Event>> {
         loop {
             if let Some(event) = self.ready.pop_front() {

@@ -232,25 +232,9 @@ pub(crate) fn field_value(path: &str, context: &Context<'_>) -> Result<String, S
 
 /// Lines of `key="value"`, sorted, values quoted as Go does.
 pub(crate) fn format_map(map: Option<&BTreeMap<String, String>>) -> String {
-    let lines: Vec<String> = map.into_iter().flatten().map(|(key, value)| format!("{key}={}", quote(value))).collect();
+    let lines: Vec<String> =
+        map.into_iter().flatten().map(|(key, value)| format!("{key}={}", api::field::quote(value))).collect();
     lines.join("\n")
-}
-
-fn quote(text: &str) -> String {
-    let mut out = String::from("\"");
-    for c in text.chars() {
-        match c {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            '\t' => out.push_str("\\t"),
-            '\r' => out.push_str("\\r"),
-            c if c.is_control() && (c as u32) < 0x80 => out.push_str(&format!("\\x{:02x}", c as u32)),
-            c => out.push(c),
-        }
-    }
-    out.push('"');
-    out
 }
 
 /// Docker-link style variables of the services a pod may see: those of its namespace, plus the

@@ -301,7 +301,6 @@ fn plan_running_sidecar(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::Sandbox;
     use std::collections::HashMap;
 
     #[derive(Default)]
@@ -336,26 +335,10 @@ mod tests {
     }
 
     fn up(containers: &[(&str, Phase, i32)]) -> PodState {
-        PodState {
-            sandboxes: vec![Sandbox {
-                id: "s".into(),
-                ready: true,
-                ips: vec!["10.0.0.2".into()],
-                ..Default::default()
-            }],
-            containers: containers
-                .iter()
-                .map(|(name, phase, exit_code)| ContainerState {
-                    id: format!("{name}-id"),
-                    name: (*name).into(),
-                    sandbox_id: "s".into(),
-                    phase: *phase,
-                    exit_code: *exit_code,
-                    hash: state::container_hash(&container(name)),
-                    ..Default::default()
-                })
-                .collect(),
-        }
+        state::tests::up(containers, |seen| ContainerState {
+            hash: state::container_hash(&container(&seen.name)),
+            ..seen
+        })
     }
 
     fn down(mut state: PodState) -> PodState {

@@ -350,9 +350,27 @@ pub(crate) fn container_annotations(pod: &Pod, container: &Container, restart_co
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use k8s_openapi::api::core::v1::{ContainerRestartRule, ContainerRestartRuleOnExitCodes};
+
+    /// A pod that is up, with these containers in these phases and with these exit codes.
+    pub(crate) fn up(
+        containers: &[(&str, Phase, i32)],
+        complete: impl Fn(ContainerState) -> ContainerState,
+    ) -> PodState {
+        let seen = |(name, phase, exit_code): &(&str, Phase, i32)| ContainerState {
+            id: format!("{name}-id"),
+            name: (*name).into(),
+            sandbox_id: "s".into(),
+            phase: *phase,
+            exit_code: *exit_code,
+            ..Default::default()
+        };
+        let sandbox = Sandbox { id: "s".into(), ready: true, ips: vec!["10.0.0.2".into()], ..Default::default() };
+        let containers = containers.iter().map(|container| complete(seen(container))).collect();
+        PodState { sandboxes: vec![sandbox], containers }
+    }
 
     #[test]
     fn restart_rules_come_before_policies() {

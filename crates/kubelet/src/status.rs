@@ -551,7 +551,6 @@ fn merge_conditions(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::Sandbox;
     use k8s_openapi::api::core::v1::PodSpec;
 
     struct AllReady;
@@ -582,27 +581,11 @@ mod tests {
     }
 
     fn seen(containers: &[(&str, Phase, i32)]) -> PodState {
-        PodState {
-            sandboxes: vec![Sandbox {
-                id: "s".into(),
-                ready: true,
-                ips: vec!["10.0.0.2".into()],
-                ..Default::default()
-            }],
-            containers: containers
-                .iter()
-                .map(|(name, phase, exit_code)| ContainerState {
-                    id: format!("{name}-id"),
-                    name: (*name).into(),
-                    sandbox_id: "s".into(),
-                    phase: *phase,
-                    exit_code: *exit_code,
-                    started_at: 1_000_000_000,
-                    finished_at: 2_000_000_000,
-                    ..Default::default()
-                })
-                .collect(),
-        }
+        state::tests::up(containers, |seen| ContainerState {
+            started_at: 1_000_000_000,
+            finished_at: 2_000_000_000,
+            ..seen
+        })
     }
 
     fn status_of(pod: &Pod, state: &PodState, waiting: &[(&str, &'static str)], is_terminating: bool) -> PodStatus {

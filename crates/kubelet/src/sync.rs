@@ -21,7 +21,7 @@ use crate::status::Waiting;
 use crate::terminate::Victim;
 use crate::volumes::{Mounted, blocking, subpath};
 use crate::worker::Memory;
-use crate::{dns, hooks, probes, resources};
+use crate::{dns, hooks, images, probes, resources};
 
 /// How a pass ended.
 #[derive(Debug, Default)]
@@ -333,14 +333,14 @@ impl Kubelet {
         let secrets = self.pull_secrets(pod).await;
         let image = self
             .images
-            .ensure(
-                state::uid(pod),
-                &reference,
-                container.image.as_deref().unwrap_or_default(),
-                container.image_pull_policy.as_deref(),
-                &secrets,
-                Some(sandbox_config.clone()),
-            )
+            .ensure(images::Wanted {
+                pod_uid: state::uid(pod),
+                reference: &reference,
+                image: container.image.as_deref().unwrap_or_default(),
+                policy: container.image_pull_policy.as_deref(),
+                secrets: &secrets,
+                sandbox_config: Some(sandbox_config.clone()),
+            })
             .await?;
         let config = self
             .container_config(pod, container, state, context, mounted, image)
@@ -508,7 +508,14 @@ impl Kubelet {
                     let secrets = self.pull_secrets(pod).await;
                     let object = probes::container_reference(pod, &container.name);
                     self.images
-                        .ensure(state::uid(pod), &object, reference, policy.as_deref(), &secrets, None)
+                        .ensure(images::Wanted {
+                            pod_uid: state::uid(pod),
+                            reference: &object,
+                            image: reference,
+                            policy: policy.as_deref(),
+                            secrets: &secrets,
+                            sandbox_config: None,
+                        })
                         .await
                         .map_err(|waiting| waiting.message)?;
                     mounts.push(v1::Mount {

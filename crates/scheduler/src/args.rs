@@ -7,12 +7,12 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use client::kubeconfig::{Kubeconfig, Overrides};
 use client::serving::Serving;
-use client::{Client, Durations};
+use client::{Client, Durations, Election};
 use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{Configuration, GoDuration};
-use crate::run::{Config, Election, run};
+use crate::run::{Config, run};
 
 /// Assign pods to nodes
 #[derive(Debug, Clone, clap::Args)]

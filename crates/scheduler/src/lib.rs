@@ -31,4 +31,4 @@ mod real_api;
 pub use args::{Args, main};
 pub use config::{Configuration, ConfigurationError};
 pub use offline::{Offline, Outcome};
-pub use run::{Config, Election, run};
+pub use run::{Config, run};

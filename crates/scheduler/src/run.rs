@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail};
 use client::metrics::Metrics as Registry;
 use client::review::Reviews;
 use client::serving::{Port, Routes, Serving};
-use client::{Client, Durations, EventRecorder, InformerFactory, LeaderElector};
+use client::{Client, Election, EventRecorder, InformerFactory, LeaderElector};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use parking_lot::Mutex;
@@ -40,15 +40,6 @@ pub struct Config {
     pub reviewer: Option<Client>,
     /// How long a pod waits at most for something to happen that could help it.
     pub max_wait: Duration,
-}
-
-/// Leadership through a Lease.
-#[derive(Debug, Clone)]
-pub struct Election {
-    pub namespace: String,
-    pub name: String,
-    pub identity: String,
-    pub durations: Durations,
 }
 
 impl Config {
@@ -107,8 +98,7 @@ async fn run_until(config: Config, stop: CancellationToken) -> Result<()> {
             scheduler.run(stop.clone()).await;
             return Ok(());
         };
-        let Election { namespace, name, identity, durations } = election;
-        let elector = LeaderElector::new(client, &namespace, &name, &identity, durations);
+        let elector = LeaderElector::new(client, election);
         if !elector.run(stop.clone(), |leading| scheduler.run(leading)).await {
             bail!("leaderelection lost");
         }

@@ -1,44 +1,22 @@
 //! Watches: resume, selectors, bookmarks, expiry.
 
-use bytes::Bytes;
-use http_body_util::BodyExt;
 use serde_json::{Value, json};
 
 use crate::harness::Cluster;
+use crate::lifecycle::Events;
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
-/// Reads a watch frame by frame.
-struct Events {
-    body: apiserver::Body,
-    buffer: Vec<u8>,
-}
+/// Reads a watch of ConfigMaps event by event.
+struct Maps(Events);
 
-impl Events {
+impl Maps {
     async fn open(cluster: &Cluster, query: &str) -> Self {
-        let path = format!("{MAPS}?watch=true&{query}");
-        let response =
-            cluster.request("GET", &path, "application/json", Bytes::new(), "admin", &["system:masters"]).await;
-        assert_eq!(response.status(), 200);
-        Self { body: response.into_body(), buffer: Vec::new() }
-    }
-
-    async fn next(&mut self) -> Option<Value> {
-        let wait = async {
-            loop {
-                if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
-                    let line: Vec<u8> = self.buffer.drain(..=end).collect();
-                    return Some(serde_json::from_slice(&line).unwrap());
-                }
-                let frame = self.body.frame().await?.unwrap();
-                self.buffer.extend_from_slice(frame.data_ref().unwrap());
-            }
-        };
-        tokio::time::timeout(std::time::Duration::from_secs(10), wait).await.expect("an event in time")
+        Self(Events::open(cluster, &format!("{MAPS}?watch=true&{query}")).await)
     }
 
     async fn expect(&mut self, kind: &str, name: &str) -> Value {
-        let event = self.next().await.unwrap();
+        let event = self.0.next().await;
         assert_eq!(
             (event["type"].as_str(), event["object"]["metadata"]["name"].as_str()),
             (Some(kind), Some(name)),
@@ -56,7 +34,7 @@ fn map(name: &str, label: &str) -> Value {
 async fn a_watch_starts_with_the_state_and_follows_changes() {
     let cluster = Cluster::start().await;
     cluster.send("POST", MAPS, map("a", "x")).await;
-    let mut events = Events::open(&cluster, "labelSelector=l%3Dx").await;
+    let mut events = Maps::open(&cluster, "labelSelector=l%3Dx").await;
     events.expect("ADDED", "a").await;
     cluster.send("POST", MAPS, map("b", "y")).await;
     cluster.send("PUT", &format!("{MAPS}/a"), map("a", "y")).await;
@@ -76,9 +54,9 @@ async fn a_watch_resumes_after_a_version() {
     let (_, first) = cluster.send("POST", MAPS, map("a", "x")).await;
     cluster.send("POST", MAPS, map("b", "x")).await;
     let version = first["metadata"]["resourceVersion"].as_str().unwrap();
-    let mut events = Events::open(&cluster, &format!("resourceVersion={version}&timeoutSeconds=1")).await;
+    let mut events = Maps::open(&cluster, &format!("resourceVersion={version}&timeoutSeconds=1")).await;
     events.expect("ADDED", "b").await;
-    assert!(events.next().await.is_none(), "the watch ends at its timeout");
+    assert!(events.0.maybe_next().await.is_none(), "the watch ends at its timeout");
 }
 
 #[tokio::test]
@@ -86,9 +64,9 @@ async fn streaming_lists_end_with_a_bookmark() {
     let cluster = Cluster::start().await;
     cluster.send("POST", MAPS, map("a", "x")).await;
     let query = "sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan";
-    let mut events = Events::open(&cluster, query).await;
+    let mut events = Maps::open(&cluster, query).await;
     events.expect("ADDED", "a").await;
-    let mark = events.next().await.unwrap();
+    let mark = events.0.next().await;
     assert_eq!(mark["type"], "BOOKMARK");
     assert_eq!(mark["object"]["metadata"]["annotations"]["k8s.io/initial-events-end"], "true");
 }

@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::Secret;
 
 use super::{Expiration, NAMESPACE, expiration, has_expired, selection};
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
+use crate::error::if_unchanged;
 use crate::pods::key;
 
 struct Controller {
@@ -39,10 +40,8 @@ impl Reconcile for Controller {
             }
             let params = DeleteParams { uid: secret.metadata.uid.clone(), ..DeleteParams::default() };
             let api = self.client.namespaced::<Secret>(NAMESPACE);
-            match api.delete(secret.metadata.name.as_deref().unwrap_or_default(), &params).await {
-                Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error.into()),
-                _ => Ok(Requeue::Never),
-            }
+            if_unchanged(api.delete(secret.metadata.name.as_deref().unwrap_or_default(), &params).await)?;
+            Ok(Requeue::Never)
         })
     }
 }

@@ -12,6 +12,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 
 use super::{NAMESPACE, field, has_expired, jws, selection};
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
+use crate::error::if_unchanged;
 
 const PUBLIC: &str = "kube-public";
 const CLUSTER_INFO: &str = "cluster-info";
@@ -41,10 +42,8 @@ impl Reconcile for Controller {
             let tokens = tokens.iter().filter_map(|secret| signing_token(secret, now)).collect();
             let Some(data) = signed(map.data.as_ref(), &tokens) else { return Ok(Requeue::Never) };
             let changed = ConfigMap { data: Some(data), ..ConfigMap::clone(&map) };
-            match self.client.namespaced::<ConfigMap>(PUBLIC).update(&changed).await {
-                Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error.into()),
-                _ => Ok(Requeue::Never),
-            }
+            if_unchanged(self.client.namespaced::<ConfigMap>(PUBLIC).update(&changed).await)?;
+            Ok(Requeue::Never)
         })
     }
 }

@@ -109,8 +109,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
 }
 
 fn selector(set: &DaemonSet) -> Result<Selector, Error> {
-    Selector::from_label_selector(set.spec.as_ref().map(|spec| &spec.selector))
-        .map_err(|error| Error::object(error.to_string()))
+    pods::selector(set.spec.as_ref().map(|spec| &spec.selector))
 }
 
 impl Reconcile for Controller {

@@ -5,9 +5,7 @@ use std::sync::Arc;
 
 use client::{Client, DeleteParams, EventRecorder, Informer};
 use futures_util::future::BoxFuture;
-use k8s_openapi::api::core::v1::{
-    EndpointAddress, EndpointPort, EndpointSubset, Endpoints, ObjectReference, Pod, Service,
-};
+use k8s_openapi::api::core::v1::{EndpointAddress, EndpointPort, EndpointSubset, Endpoints, Pod, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{HEADLESS, hostname, ip_of, is_headless, selected, selector, target_port, watch};
@@ -145,13 +143,7 @@ fn plan(service: &Service, pods: &[Arc<Pod>]) -> Endpoints {
             ip: ip.into(),
             hostname: hostname(pod, service).cloned(),
             node_name: Some(pods::node_name(pod).to_owned()).filter(|name| !name.is_empty()),
-            target_ref: Some(ObjectReference {
-                kind: Some("Pod".into()),
-                namespace: pod.metadata.namespace.clone(),
-                name: pod.metadata.name.clone(),
-                uid: pod.metadata.uid.clone(),
-                ..ObjectReference::default()
-            }),
+            target_ref: Some(pods::target(pod)),
         };
         let (ready, other) = subsets.entry(ports).or_default();
         if publish_unready || pods::is_ready(pod) { ready.push(address) } else { other.push(address) }

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod, Service, ServiceSpec};
+use k8s_openapi::api::core::v1::{Node, Pod, Service, ServiceSpec};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
@@ -148,13 +148,7 @@ fn endpoint(pod: &Pod, ip: &str, service: &Service, spec: &ServiceSpec, zone: Op
         }),
         hostname: hostname(pod, service).cloned(),
         node_name: Some(pods::node_name(pod).to_owned()).filter(|name| !name.is_empty()),
-        target_ref: Some(ObjectReference {
-            kind: Some("Pod".into()),
-            namespace: pod.metadata.namespace.clone(),
-            name: pod.metadata.name.clone(),
-            uid: pod.metadata.uid.clone(),
-            ..ObjectReference::default()
-        }),
+        target_ref: Some(pods::target(pod)),
         zone,
         ..Endpoint::default()
     }

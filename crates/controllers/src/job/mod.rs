@@ -21,6 +21,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
+use crate::error::if_unchanged;
 use crate::owners::{candidates, claim, controller_key, controller_of, controller_reference, index_orphans};
 use crate::{Error, pods, slow_start};
 pub(crate) use plan::is_finished;
@@ -141,10 +142,7 @@ impl Controller {
             json!({ "metadata": { "uid": pod.metadata.uid, "$deleteFromPrimitiveList/finalizers": [FINALIZER] } }),
         );
         let api = self.client.namespaced::<Pod>(pod.metadata.namespace.as_deref().unwrap_or_default());
-        match api.patch(pod.metadata.name.as_deref().unwrap_or_default(), &patch).await {
-            Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error.into()),
-            _ => Ok(()),
-        }
+        if_unchanged(api.patch(pod.metadata.name.as_deref().unwrap_or_default(), &patch).await).map(drop)
     }
 
     async fn measured_sync(&self, key: &str) -> Outcome {

@@ -48,129 +48,83 @@ pub(super) struct Condition {
     pub(super) since: Option<Time>,
 }
 
-impl Replicated for ReplicaSet {
-    fn replicas(&self) -> i32 {
-        self.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1)
-    }
+/// The two kinds differ in how they select pods, and in a count that only ReplicaSets have (`$terminating`).
+macro_rules! replicated {
+    ($kind:ident, $status:ident, $condition:ident, $selector:expr $(, $terminating:ident)?) => {
+        impl Replicated for $kind {
+            fn replicas(&self) -> i32 {
+                self.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1)
+            }
 
-    fn min_ready_seconds(&self) -> i32 {
-        self.spec.as_ref().and_then(|spec| spec.min_ready_seconds).unwrap_or_default()
-    }
+            fn min_ready_seconds(&self) -> i32 {
+                self.spec.as_ref().and_then(|spec| spec.min_ready_seconds).unwrap_or_default()
+            }
 
-    fn pod_selector(&self) -> Result<Selector, Error> {
-        Selector::from_label_selector(self.spec.as_ref().map(|spec| &spec.selector))
-            .map_err(|error| Error::object(error.to_string()))
-    }
+            fn pod_selector(&self) -> Result<Selector, Error> {
+                $selector(self)
+            }
 
-    fn template(&self) -> Option<&PodTemplateSpec> {
-        self.spec.as_ref()?.template.as_ref()
-    }
+            fn template(&self) -> Option<&PodTemplateSpec> {
+                self.spec.as_ref()?.template.as_ref()
+            }
 
-    fn replica_status(&self) -> Status {
-        let status = self.status.clone().unwrap_or_default();
-        let conditions = status.conditions.into_iter().flatten().map(|condition| Condition {
-            kind: condition.type_,
-            status: condition.status,
-            reason: condition.reason,
-            message: condition.message,
-            since: condition.last_transition_time,
-        });
-        Status {
-            replicas: status.replicas,
-            fully_labeled: status.fully_labeled_replicas.unwrap_or_default(),
-            ready: status.ready_replicas.unwrap_or_default(),
-            available: status.available_replicas.unwrap_or_default(),
-            terminating: status.terminating_replicas,
-            observed_generation: status.observed_generation.unwrap_or_default(),
-            conditions: conditions.collect(),
+            fn replica_status(&self) -> Status {
+                let status = self.status.clone().unwrap_or_default();
+                let conditions = status.conditions.into_iter().flatten().map(|condition| Condition {
+                    kind: condition.type_,
+                    status: condition.status,
+                    reason: condition.reason,
+                    message: condition.message,
+                    since: condition.last_transition_time,
+                });
+                Status {
+                    replicas: status.replicas,
+                    fully_labeled: status.fully_labeled_replicas.unwrap_or_default(),
+                    ready: status.ready_replicas.unwrap_or_default(),
+                    available: status.available_replicas.unwrap_or_default(),
+                    terminating: None$(.or(status.$terminating))?,
+                    observed_generation: status.observed_generation.unwrap_or_default(),
+                    conditions: conditions.collect(),
+                }
+            }
+
+            fn with_replica_status(&self, status: Status) -> Self {
+                let conditions = status.conditions.into_iter().map(|condition| $condition {
+                    type_: condition.kind,
+                    status: condition.status,
+                    reason: condition.reason,
+                    message: condition.message,
+                    last_transition_time: condition.since,
+                });
+                let conditions: Vec<_> = conditions.collect();
+                let status = $status {
+                    replicas: status.replicas,
+                    fully_labeled_replicas: nonzero(status.fully_labeled),
+                    ready_replicas: nonzero(status.ready),
+                    available_replicas: nonzero(status.available),
+                    $($terminating: status.terminating,)?
+                    observed_generation: Some(status.observed_generation),
+                    conditions: (!conditions.is_empty()).then_some(conditions),
+                };
+                Self { status: Some(status), ..self.clone() }
+            }
         }
-    }
-
-    fn with_replica_status(&self, status: Status) -> Self {
-        let conditions: Vec<_> = status
-            .conditions
-            .into_iter()
-            .map(|condition| ReplicaSetCondition {
-                type_: condition.kind,
-                status: condition.status,
-                reason: condition.reason,
-                message: condition.message,
-                last_transition_time: condition.since,
-            })
-            .collect();
-        let status = ReplicaSetStatus {
-            replicas: status.replicas,
-            fully_labeled_replicas: nonzero(status.fully_labeled),
-            ready_replicas: nonzero(status.ready),
-            available_replicas: nonzero(status.available),
-            terminating_replicas: status.terminating,
-            observed_generation: Some(status.observed_generation),
-            conditions: (!conditions.is_empty()).then_some(conditions),
-        };
-        Self { status: Some(status), ..self.clone() }
-    }
+    };
 }
 
-impl Replicated for ReplicationController {
-    fn replicas(&self) -> i32 {
-        self.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1)
+replicated!(
+    ReplicaSet,
+    ReplicaSetStatus,
+    ReplicaSetCondition,
+    |set: &ReplicaSet| crate::pods::selector(set.spec.as_ref().map(|spec| &spec.selector)),
+    terminating_replicas
+);
+replicated!(
+    ReplicationController,
+    ReplicationControllerStatus,
+    ReplicationControllerCondition,
+    |controller: &ReplicationController| {
+        let labels = controller.spec.as_ref().and_then(|spec| spec.selector.as_ref());
+        Ok(labels.map_or_else(Selector::nothing, Selector::from_map))
     }
-
-    fn min_ready_seconds(&self) -> i32 {
-        self.spec.as_ref().and_then(|spec| spec.min_ready_seconds).unwrap_or_default()
-    }
-
-    fn pod_selector(&self) -> Result<Selector, Error> {
-        match self.spec.as_ref().and_then(|spec| spec.selector.as_ref()) {
-            Some(labels) => Ok(Selector::from_map(labels)),
-            None => Ok(Selector::nothing()),
-        }
-    }
-
-    fn template(&self) -> Option<&PodTemplateSpec> {
-        self.spec.as_ref()?.template.as_ref()
-    }
-
-    fn replica_status(&self) -> Status {
-        let status = self.status.clone().unwrap_or_default();
-        let conditions = status.conditions.into_iter().flatten().map(|condition| Condition {
-            kind: condition.type_,
-            status: condition.status,
-            reason: condition.reason,
-            message: condition.message,
-            since: condition.last_transition_time,
-        });
-        Status {
-            replicas: status.replicas,
-            fully_labeled: status.fully_labeled_replicas.unwrap_or_default(),
-            ready: status.ready_replicas.unwrap_or_default(),
-            available: status.available_replicas.unwrap_or_default(),
-            terminating: None,
-            observed_generation: status.observed_generation.unwrap_or_default(),
-            conditions: conditions.collect(),
-        }
-    }
-
-    fn with_replica_status(&self, status: Status) -> Self {
-        let conditions: Vec<_> = status
-            .conditions
-            .into_iter()
-            .map(|condition| ReplicationControllerCondition {
-                type_: condition.kind,
-                status: condition.status,
-                reason: condition.reason,
-                message: condition.message,
-                last_transition_time: condition.since,
-            })
-            .collect();
-        let status = ReplicationControllerStatus {
-            replicas: status.replicas,
-            fully_labeled_replicas: nonzero(status.fully_labeled),
-            ready_replicas: nonzero(status.ready),
-            available_replicas: nonzero(status.available),
-            observed_generation: Some(status.observed_generation),
-            conditions: (!conditions.is_empty()).then_some(conditions),
-        };
-        Self { status: Some(status), ..self.clone() }
-    }
-}
+);

@@ -103,12 +103,7 @@ impl Reconcile for Controller {
     }
 
     fn background(&self, stop: CancellationToken) -> Option<BoxFuture<'_, ()>> {
-        Some(Box::pin(async move {
-            stop.cancelled().await;
-            self.stop.cancel();
-            self.tasks.close();
-            self.tasks.wait().await;
-        }))
+        Some(Box::pin(crate::controller::end_tasks(stop, &self.stop, &self.tasks)))
     }
 }
 

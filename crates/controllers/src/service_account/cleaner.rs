@@ -18,6 +18,7 @@ use serde_json::json;
 use super::{ACCOUNT_NAME, TOKEN_TYPE, annotation, belongs_to};
 use crate::Error;
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
+use crate::error::if_unchanged;
 
 const LAST_USED: &str = "kubernetes.io/legacy-token-last-used";
 const INVALID_SINCE: &str = "kubernetes.io/legacy-token-invalid-since";
@@ -114,10 +115,7 @@ impl Controller {
                     api.delete(name, &DeleteParams { resource_version, ..DeleteParams::default() }).await
                 }
             };
-            match done {
-                Err(error) if !error.is_not_found() && !error.is_conflict() => return Err(error.into()),
-                _ => {}
-            }
+            if_unchanged(done)?;
         }
         Ok(())
     }

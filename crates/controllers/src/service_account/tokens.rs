@@ -12,6 +12,7 @@ use k8s_openapi::api::core::v1::{Secret, ServiceAccount};
 use super::{ACCOUNT_NAME, ACCOUNT_UID, TOKEN_TYPE, TokenSigner, annotation, belongs_to};
 use crate::Error;
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
+use crate::error::if_unchanged;
 use crate::pods::key;
 
 struct Controller {
@@ -159,10 +160,7 @@ impl Controller {
     async fn delete(&self, secret: &Secret) -> Result<(), Error> {
         let api = self.client.namespaced::<Secret>(secret.metadata.namespace.as_deref().unwrap_or_default());
         let params = DeleteParams { uid: secret.metadata.uid.clone(), ..DeleteParams::default() };
-        match api.delete(secret.metadata.name.as_deref().unwrap_or_default(), &params).await {
-            Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error.into()),
-            _ => Ok(()),
-        }
+        if_unchanged(api.delete(secret.metadata.name.as_deref().unwrap_or_default(), &params).await).map(drop)
     }
 
     /// An account that still lists a Secret which is gone forgets it.

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use client::{Durations, Patch};
-use controllers::Election;
+use client::{Durations, Election, Patch};
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;

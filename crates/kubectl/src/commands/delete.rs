@@ -232,17 +232,8 @@ pub(crate) async fn wait_gone(cx: &Context, info: &Info, uid: &str, timeout: Dur
             if !uid.is_empty() && live["metadata"]["uid"] != uid {
                 return Ok(());
             }
-            let version = crate::objects::text(&live, "/metadata/resourceVersion").to_owned();
-            let mut watch = Watch::open(
-                cx,
-                |version| {
-                    Request::get(info.mapping.path(&info.namespace))
-                        .query("watch", "true")
-                        .query("fieldSelector", format!("metadata.name={}", info.name))
-                        .query("resourceVersion", version)
-                },
-                version,
-            );
+            let version = crate::objects::text(&live, "/metadata/resourceVersion");
+            let mut watch = Watch::object(cx, info.mapping.path(&info.namespace), &info.name, version);
             loop {
                 match watch.next().await {
                     Ok(Some(event)) if event.kind == "DELETED" => return Ok(()),

@@ -10,7 +10,6 @@ use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::objects::text;
 use crate::printers::jsonpath::{JsonPath, relaxed, text_of};
-use crate::request::Request;
 use crate::resources::{self, Info, Options};
 use crate::watch::Watch;
 
@@ -179,17 +178,8 @@ pub(crate) async fn until(
         if holds(&live) {
             return Ok(live);
         }
-        let version = text(&live, "/metadata/resourceVersion").to_owned();
-        let mut watch = Watch::open(
-            cx,
-            |version| {
-                Request::get(info.mapping.path(&info.namespace))
-                    .query("watch", "true")
-                    .query("fieldSelector", format!("metadata.name={}", info.name))
-                    .query("resourceVersion", version)
-            },
-            version,
-        );
+        let version = text(&live, "/metadata/resourceVersion");
+        let mut watch = Watch::object(cx, info.mapping.path(&info.namespace), &info.name, version);
         while let Some(event) = watch.next().await? {
             if event.kind == "DELETED" {
                 continue;

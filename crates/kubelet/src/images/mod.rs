@@ -37,6 +37,17 @@ pub(crate) struct Images {
     permits: Arc<Semaphore>,
 }
 
+/// An image that a container, or a volume of one, needs.
+pub(crate) struct Wanted<'a> {
+    pub(crate) pod_uid: &'a str,
+    /// The container, for events.
+    pub(crate) reference: &'a ObjectReference,
+    pub(crate) image: &'a str,
+    pub(crate) policy: Option<&'a str>,
+    pub(crate) secrets: &'a [Arc<Secret>],
+    pub(crate) sandbox_config: Option<v1::PodSandboxConfig>,
+}
+
 impl Images {
     pub(crate) fn new(runtime: Runtime, recorder: EventRecorder, parallel: usize, root: &Path) -> Self {
         Images {
@@ -50,20 +61,12 @@ impl Images {
     }
 
     /// Makes the image present as the policy asks. Returns what the runtime calls it.
-    pub(crate) async fn ensure(
-        &self,
-        pod_uid: &str,
-        reference: &ObjectReference,
-        image: &str,
-        policy: Option<&str>,
-        secrets: &[Arc<Secret>],
-        sandbox_config: Option<v1::PodSandboxConfig>,
-    ) -> Result<String, Waiting> {
+    pub(crate) async fn ensure(&self, wanted: Wanted<'_>) -> Result<String, Waiting> {
+        let Wanted { reference, image, .. } = wanted;
         let text = |field: &Option<String>| field.clone().unwrap_or_default();
         let pod = format!("pods/{}/{}", text(&reference.namespace), text(&reference.name));
         let mut work = Work::begin(Stage::Pull, state::ACTOR, &pod).with_detail(image).announce();
-        let result =
-            work.run(Box::pin(self.ensure_as(pod_uid, reference, image, policy, secrets, sandbox_config))).await;
+        let result = work.run(Box::pin(self.ensure_as(wanted))).await;
         match &result {
             Ok(_) => work.end(),
             Err(waiting) => work.fail(format!("{image}: {}", waiting.message)),
@@ -74,15 +77,8 @@ impl Images {
         result
     }
 
-    async fn ensure_as(
-        &self,
-        pod_uid: &str,
-        reference: &ObjectReference,
-        image: &str,
-        policy: Option<&str>,
-        secrets: &[Arc<Secret>],
-        sandbox_config: Option<v1::PodSandboxConfig>,
-    ) -> Result<String, Waiting> {
+    async fn ensure_as(&self, wanted: Wanted<'_>) -> Result<String, Waiting> {
+        let Wanted { pod_uid, reference, image, policy, secrets, sandbox_config } = wanted;
         let name = with_default_tag(image).map_err(|why| {
             let message =
                 format!("Failed to apply default image tag \"{image}\": couldn't parse image name \"{image}\": {why}");

@@ -11,30 +11,52 @@ use crate::{resources, state};
 
 const DEFAULT_MODE: i32 = 0o644;
 
+/// What a volume shows of an object.
+#[derive(Clone, Copy)]
+struct Shown<'a> {
+    name: &'a str,
+    /// All keys where it names none.
+    items: Option<&'a [KeyToPath]>,
+    is_optional: bool,
+    mode: i32,
+}
+
+impl<'a> Shown<'a> {
+    fn new(name: &'a str, items: Option<&'a [KeyToPath]>, optional: Option<bool>, mode: i32) -> Self {
+        Self { name, items, is_optional: optional == Some(true), mode }
+    }
+
+    /// The object is not there.
+    fn missing(&self, kind: &str) -> Result<(), String> {
+        if self.is_optional { Ok(()) } else { Err(format!("{kind} \"{}\" not found", self.name)) }
+    }
+}
+
 impl Volumes {
     /// Collects what the volume shows now.
     pub(super) async fn payload(&self, volume: &Volume, context: &Context<'_>) -> Result<Payload, String> {
         let mut files = Payload::new();
         if let Some(source) = &volume.config_map {
             let mode = source.default_mode.unwrap_or(DEFAULT_MODE);
-            self.config_map(&mut files, context.pod, &source.name, source.items.as_deref(), source.optional, mode)
-                .await?;
+            let shown = Shown::new(&source.name, source.items.as_deref(), source.optional, mode);
+            self.config_map(&mut files, context.pod, shown).await?;
         } else if let Some(source) = &volume.secret {
             let mode = source.default_mode.unwrap_or(DEFAULT_MODE);
             let name = source.secret_name.as_deref().unwrap_or_default();
-            self.secret(&mut files, context.pod, name, source.items.as_deref(), source.optional, mode).await?;
+            let shown = Shown::new(name, source.items.as_deref(), source.optional, mode);
+            self.secret(&mut files, context.pod, shown).await?;
         } else if let Some(source) = &volume.downward_api {
             downward(&mut files, context, source.items.as_deref(), source.default_mode.unwrap_or(DEFAULT_MODE))?;
         } else if let Some(source) = &volume.projected {
             let mode = source.default_mode.unwrap_or(DEFAULT_MODE);
             for part in source.sources.iter().flatten() {
                 if let Some(map) = &part.config_map {
-                    self.config_map(&mut files, context.pod, &map.name, map.items.as_deref(), map.optional, mode)
-                        .await?;
+                    let shown = Shown::new(&map.name, map.items.as_deref(), map.optional, mode);
+                    self.config_map(&mut files, context.pod, shown).await?;
                 }
                 if let Some(secret) = &part.secret {
-                    self.secret(&mut files, context.pod, &secret.name, secret.items.as_deref(), secret.optional, mode)
-                        .await?;
+                    let shown = Shown::new(&secret.name, secret.items.as_deref(), secret.optional, mode);
+                    self.secret(&mut files, context.pod, shown).await?;
                 }
                 if let Some(fields) = &part.downward_api {
                     downward(&mut files, context, fields.items.as_deref(), mode)?;
@@ -58,41 +80,23 @@ impl Volumes {
         Ok(files)
     }
 
-    async fn config_map(
-        &self,
-        files: &mut Payload,
-        pod: &Pod,
-        name: &str,
-        items: Option<&[KeyToPath]>,
-        optional: Option<bool>,
-        mode: i32,
-    ) -> Result<(), String> {
-        let is_optional = optional == Some(true);
-        let Some(map) = self.config_maps.get(state::uid(pod), state::namespace(pod), name).await? else {
-            return if is_optional { Ok(()) } else { Err(format!("configmap \"{name}\" not found")) };
+    async fn config_map(&self, files: &mut Payload, pod: &Pod, shown: Shown<'_>) -> Result<(), String> {
+        let Some(map) = self.config_maps.get(state::uid(pod), state::namespace(pod), shown.name).await? else {
+            return shown.missing("configmap");
         };
         let mut data: BTreeMap<String, Vec<u8>> = BTreeMap::new();
         data.extend(map.data.iter().flatten().map(|(key, value)| (key.clone(), value.clone().into_bytes())));
         data.extend(map.binary_data.iter().flatten().map(|(key, value)| (key.clone(), value.0.clone())));
-        project(files, &data, items, is_optional, mode, "configmap references non-existent config key")
+        project(files, &data, shown, "configmap references non-existent config key")
     }
 
-    async fn secret(
-        &self,
-        files: &mut Payload,
-        pod: &Pod,
-        name: &str,
-        items: Option<&[KeyToPath]>,
-        optional: Option<bool>,
-        mode: i32,
-    ) -> Result<(), String> {
-        let is_optional = optional == Some(true);
-        let Some(secret) = self.secrets.get(state::uid(pod), state::namespace(pod), name).await? else {
-            return if is_optional { Ok(()) } else { Err(format!("secret \"{name}\" not found")) };
+    async fn secret(&self, files: &mut Payload, pod: &Pod, shown: Shown<'_>) -> Result<(), String> {
+        let Some(secret) = self.secrets.get(state::uid(pod), state::namespace(pod), shown.name).await? else {
+            return shown.missing("secret");
         };
         let data: BTreeMap<String, Vec<u8>> =
             secret.data.iter().flatten().map(|(key, value)| (key.clone(), value.0.clone())).collect();
-        project(files, &data, items, is_optional, mode, "references non-existent secret key")
+        project(files, &data, shown, "references non-existent secret key")
     }
 }
 
@@ -100,9 +104,7 @@ impl Volumes {
 fn project(
     files: &mut Payload,
     data: &BTreeMap<String, Vec<u8>>,
-    items: Option<&[KeyToPath]>,
-    is_optional: bool,
-    mode: i32,
+    Shown { items, is_optional, mode, .. }: Shown<'_>,
     missing: &str,
 ) -> Result<(), String> {
     match items.filter(|items| !items.is_empty()) {
@@ -176,7 +178,7 @@ mod tests {
             (vec![item("x", "x", None)], false, Err("gone: x")),
         ] {
             let mut files = Payload::new();
-            let result = project(&mut files, &data, Some(&items), is_optional, 0o644, "gone");
+            let result = project(&mut files, &data, Shown::new("c", Some(&items), Some(is_optional), 0o644), "gone");
             let told: Vec<String> = files.iter().map(|(path, file)| format!("{path}:{:o}", file.mode)).collect();
             match expected {
                 Ok(text) => {

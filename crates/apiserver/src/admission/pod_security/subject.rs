@@ -21,28 +21,24 @@ pub(super) struct Container<'a> {
 
 impl<'a> Subject<'a> {
     pub(super) fn new(metadata: &'a ObjectMeta, spec: &'a PodSpec) -> Self {
-        let ordinary = spec.init_containers.iter().flatten().chain(&spec.containers).map(|container| Container {
-            name: &container.name,
-            security: container.security_context.as_ref(),
-            ports: container.ports.as_deref().unwrap_or_default(),
-            probes: [
-                container.liveness_probe.as_ref(),
-                container.readiness_probe.as_ref(),
-                container.startup_probe.as_ref(),
-            ],
-            lifecycle: container.lifecycle.as_ref(),
-        });
-        let ephemeral = spec.ephemeral_containers.iter().flatten().map(|container| Container {
-            name: &container.name,
-            security: container.security_context.as_ref(),
-            ports: container.ports.as_deref().unwrap_or_default(),
-            probes: [
-                container.liveness_probe.as_ref(),
-                container.readiness_probe.as_ref(),
-                container.startup_probe.as_ref(),
-            ],
-            lifecycle: container.lifecycle.as_ref(),
-        });
+        // Two types with the same fields.
+        macro_rules! seen {
+            () => {
+                |container| Container {
+                    name: &container.name,
+                    security: container.security_context.as_ref(),
+                    ports: container.ports.as_deref().unwrap_or_default(),
+                    probes: [
+                        container.liveness_probe.as_ref(),
+                        container.readiness_probe.as_ref(),
+                        container.startup_probe.as_ref(),
+                    ],
+                    lifecycle: container.lifecycle.as_ref(),
+                }
+            };
+        }
+        let ordinary = spec.init_containers.iter().flatten().chain(&spec.containers).map(seen!());
+        let ephemeral = spec.ephemeral_containers.iter().flatten().map(seen!());
         Self { metadata, spec, containers: ordinary.chain(ephemeral).collect() }
     }
 

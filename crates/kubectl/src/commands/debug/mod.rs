@@ -431,17 +431,7 @@ fn warn_non_root(cx: &Context, container: &Value, pod: &Value) {
 /// Waits without a limit until the container runs or has run, then attaches or shows what it printed.
 async fn attach(cx: &Context, pod: &Value, container: &str) -> Result<()> {
     let (namespace, name) = (text(pod, "/metadata/namespace").to_owned(), text(pod, "/metadata/name").to_owned());
-    let mapping = pods_mapping();
-    let mut watch = Watch::open(
-        cx,
-        |version| {
-            Request::get(mapping.path(&namespace))
-                .query("watch", "true")
-                .query("fieldSelector", format!("metadata.name={name}"))
-                .query("resourceVersion", version)
-        },
-        "0".to_owned(),
-    );
+    let mut watch = Watch::object(cx, pods_mapping().path(&namespace), &name, "0");
     while let Some(event) = watch.next().await? {
         if event.kind == "DELETED" {
             return Err(Failure::message("pods \"\" not found"));

@@ -326,7 +326,7 @@ fn printf(format: &str, args: &[Val]) -> String {
             ('v', v) => print_value(v),
             ('s', Value::String(s)) => precision.map_or_else(|| s.clone(), |p| s.chars().take(p).collect()),
             ('s', Value::Array(_) | Value::Object(_)) => print_value(&value),
-            ('q', Value::String(s)) => go_quote(s),
+            ('q', Value::String(s)) => api::field::quote(s),
             ('d', Value::Number(n)) if !n.is_f64() => match (plus, n.as_i64()) {
                 (true, Some(i)) if i >= 0 => format!("+{i}"),
                 _ => n.to_string(),
@@ -358,23 +358,5 @@ fn printf(format: &str, args: &[Val]) -> String {
     if !extra.is_empty() {
         out.push_str(&format!("%!(EXTRA {})", extra.join(", ")));
     }
-    out
-}
-
-/// Go's `%q` and `strconv.Quote`.
-pub(crate) fn go_quote(s: &str) -> String {
-    let mut out = String::from("\"");
-    for c in s.chars() {
-        match c {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            '\t' => out.push_str("\\t"),
-            '\r' => out.push_str("\\r"),
-            c if (c as u32) < 0x20 || c as u32 == 0x7f => out.push_str(&format!("\\x{:02x}", c as u32)),
-            c => out.push(c),
-        }
-    }
-    out.push('"');
     out
 }
