@@ -30,14 +30,7 @@ impl Host {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let host = Host { name: format!("coxtest-{}-{number}", std::process::id()) };
         run(Command::new("ip").args(["netns", "add", &host.name]));
-        for line in [
-            "link set lo up",
-            "link add eth0 type veth peer name out0",
-            "link set out0 up",
-            "addr add 172.31.7.2/24 dev eth0",
-            "link set eth0 up",
-            "route add default via 172.31.7.1",
-        ] {
+        for line in testkit::host::ISOLATED {
             run(host.command("ip").args(line.split(' ')));
         }
         host

@@ -68,14 +68,7 @@ impl Cluster {
         let namespace = format!("coxbench-{}", std::process::id());
         run_command(Command::new("ip").args(["netns", "add", &namespace]))?;
         let cluster = Cluster { program, namespace, dir };
-        for words in [
-            "link set lo up",
-            "link add eth0 type veth peer name out0",
-            "link set out0 up",
-            "addr add 172.31.7.2/24 dev eth0",
-            "link set eth0 up",
-            "route add default via 172.31.7.1",
-        ] {
+        for words in testkit::host::ISOLATED {
             run_command(cluster.inside("ip").args(words.split(' ')))?;
         }
         Ok(cluster)

@@ -6,18 +6,42 @@ use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose
 
 /// Writes a certificate authority (`ca.*`), what it signed for a server on this machine and for a member of
 /// `system:masters` (`server.*`, `admin.*`), and a key for service accounts (`sa.key`).
-pub fn write(dir: &Path) {
-    let ca_key = KeyPair::generate().unwrap();
-    let mut ca = CertificateParams::new(Vec::new()).unwrap();
-    ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    ca.distinguished_name.push(DnType::CommonName, "ca");
-    std::fs::write(dir.join("ca.crt"), ca.self_signed(&ca_key).unwrap().pem()).unwrap();
-    std::fs::write(dir.join("ca.key"), ca_key.serialize_pem()).unwrap();
-    let issuer = Issuer::new(ca, ca_key);
-    for (file, name, group, usage) in [
-        ("server", "apiserver", None, ExtendedKeyUsagePurpose::ServerAuth),
-        ("admin", "admin", Some("system:masters"), ExtendedKeyUsagePurpose::ClientAuth),
-    ] {
+pub fn write(dir: &Path) -> Authority {
+    let authority = Authority::new(dir, "ca");
+    authority.sign(dir, "server", "apiserver", None, ExtendedKeyUsagePurpose::ServerAuth);
+    authority.sign(dir, "admin", "admin", Some("system:masters"), ExtendedKeyUsagePurpose::ClientAuth);
+    replace(&dir.join("sa.key"), &KeyPair::generate().unwrap().serialize_pem());
+    authority
+}
+
+/// An authority, in `<name>.crt` and `<name>.key`, and what it signs.
+pub struct Authority(Issuer<'static, KeyPair>);
+
+impl Authority {
+    pub fn new(dir: &Path, name: &str) -> Self {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.distinguished_name.push(DnType::CommonName, name);
+        replace(&dir.join(format!("{name}.crt")), &params.self_signed(&key).unwrap().pem());
+        replace(&dir.join(format!("{name}.key")), &key.serialize_pem());
+        Self(Issuer::new(params, key))
+    }
+
+    /// Signs `<file>.crt` with `<file>.key` for the names of this machine.
+    pub fn sign(&self, dir: &Path, file: &str, name: &str, group: Option<&str>, usage: ExtendedKeyUsagePurpose) {
+        self.sign_until(dir, file, name, group, usage, 2100);
+    }
+
+    pub fn sign_until(
+        &self,
+        dir: &Path,
+        file: &str,
+        name: &str,
+        group: Option<&str>,
+        usage: ExtendedKeyUsagePurpose,
+        year: i32,
+    ) {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned(), "localhost".to_owned()]).unwrap();
         params.distinguished_name = rcgen::DistinguishedName::new();
@@ -26,8 +50,16 @@ pub fn write(dir: &Path) {
             params.distinguished_name.push(DnType::OrganizationName, group);
         }
         params.extended_key_usages = vec![usage];
-        std::fs::write(dir.join(format!("{file}.crt")), params.signed_by(&key, &issuer).unwrap().pem()).unwrap();
-        std::fs::write(dir.join(format!("{file}.key")), key.serialize_pem()).unwrap();
+        params.not_after = rcgen::date_time_ymd(year, 1, 1);
+        let certificate = params.signed_by(&key, &self.0).unwrap();
+        replace(&dir.join(format!("{file}.key")), &key.serialize_pem());
+        replace(&dir.join(format!("{file}.crt")), &certificate.pem());
     }
-    std::fs::write(dir.join("sa.key"), KeyPair::generate().unwrap().serialize_pem()).unwrap();
+}
+
+/// Puts a new file in the place of an old one, as rotation does.
+pub fn replace(path: &Path, text: &str) {
+    let new = path.with_extension("new");
+    std::fs::write(&new, text).unwrap();
+    std::fs::rename(new, path).unwrap();
 }

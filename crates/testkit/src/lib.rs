@@ -2,6 +2,7 @@
 //! a main of their own. For tests and benchmarks only.
 #![allow(clippy::unwrap_used, reason = "test support: a failure here is a failed test")]
 
+pub mod host;
 pub mod images;
 pub mod keys;
 pub mod peers;

@@ -7,8 +7,9 @@ use apiserver::{Config, Handler, Server, Storage};
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::BodyExt;
-use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+use rcgen::ExtendedKeyUsagePurpose;
 use serde_json::Value;
+pub(crate) use testkit::keys::{Authority, replace};
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
@@ -207,62 +208,10 @@ impl Drop for Cluster {
     }
 }
 
-/// An authority, in `<name>.crt`, and what it signs.
-pub(crate) struct Authority(Issuer<'static, KeyPair>);
-
-impl Authority {
-    pub(crate) fn new(dir: &Path, name: &str) -> Self {
-        let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::new(Vec::new()).unwrap();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.distinguished_name.push(DnType::CommonName, name);
-        replace(&dir.join(format!("{name}.crt")), &params.self_signed(&key).unwrap().pem());
-        Self(Issuer::new(params, key))
-    }
-
-    /// Signs `<file>.crt` with `<file>.key` for the names of this machine.
-    pub(crate) fn sign(&self, dir: &Path, file: &str, name: &str, group: Option<&str>, usage: ExtendedKeyUsagePurpose) {
-        self.sign_until(dir, file, name, group, usage, 2100);
-    }
-
-    pub(crate) fn sign_until(
-        &self,
-        dir: &Path,
-        file: &str,
-        name: &str,
-        group: Option<&str>,
-        usage: ExtendedKeyUsagePurpose,
-        year: i32,
-    ) {
-        let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned(), "localhost".to_owned()]).unwrap();
-        params.distinguished_name = rcgen::DistinguishedName::new();
-        params.distinguished_name.push(DnType::CommonName, name);
-        if let Some(group) = group {
-            params.distinguished_name.push(DnType::OrganizationName, group);
-        }
-        params.extended_key_usages = vec![usage];
-        params.not_after = rcgen::date_time_ymd(year, 1, 1);
-        let certificate = params.signed_by(&key, &self.0).unwrap();
-        replace(&dir.join(format!("{file}.key")), &key.serialize_pem());
-        replace(&dir.join(format!("{file}.crt")), &certificate.pem());
-    }
-}
-
-/// Puts a new file in the place of an old one, as rotation does.
-pub(crate) fn replace(path: &Path, text: &str) {
-    let new = path.with_extension("new");
-    std::fs::write(&new, text).unwrap();
-    std::fs::rename(new, path).unwrap();
-}
-
 fn write_keys(dir: &Path) -> Authority {
-    let authority = Authority::new(dir, "ca");
+    let authority = testkit::keys::write(dir);
     let client = ExtendedKeyUsagePurpose::ClientAuth;
-    authority.sign(dir, "server", "apiserver", None, ExtendedKeyUsagePurpose::ServerAuth);
-    authority.sign(dir, "admin", "admin", Some("system:masters"), client.clone());
     authority.sign(dir, "ann", "ann", Some("dev"), client.clone());
     authority.sign(dir, "node", "system:node:n", Some("system:nodes"), client);
-    replace(&dir.join("sa.key"), &KeyPair::generate().unwrap().serialize_pem());
     authority
 }

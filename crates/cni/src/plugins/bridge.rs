@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 
 use super::call::Call;
-use super::interface::{self, add_veth, configure, describe, enable_forwarding, find, open_netns};
+use super::interface::{self, AskedArgs, AskedMac, add_veth, configure, describe, enable_forwarding, find, open_netns};
 use super::{Handlers, ipam, masquerade, nothing};
 use crate::cidr::{self, Cidr};
 use crate::error::CniError;
@@ -38,8 +38,8 @@ struct Config {
     enable_dad: bool,
     disable_container_interface: bool,
     dns: Dns,
-    runtime_config: RuntimeConfig,
-    args: Args,
+    runtime_config: AskedMac,
+    args: AskedArgs,
 }
 
 impl Default for Config {
@@ -61,8 +61,8 @@ impl Default for Config {
             enable_dad: false,
             disable_container_interface: false,
             dns: Dns::default(),
-            runtime_config: RuntimeConfig::default(),
-            args: Args::default(),
+            runtime_config: AskedMac::default(),
+            args: AskedArgs::default(),
         }
     }
 }
@@ -75,18 +75,6 @@ struct VlanTrunk {
     #[serde(rename = "maxID")]
     max_id: Option<u16>,
     id: Option<u16>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct RuntimeConfig {
-    mac: String,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct Args {
-    cni: RuntimeConfig,
 }
 
 impl Config {
@@ -152,13 +140,7 @@ fn add(call: &Call) -> Result<AddResult, CniError> {
     let attached = attach(call, &config, &netns);
     if attached.is_err() {
         // Leave nothing: neither a half-made link nor a lease.
-        let _ = interface::delete(call);
-        if let Some(kind) = ipam::kind(call) {
-            let _ = ipam::del(call, kind);
-        }
-        if config.ip_masq {
-            let _ = masquerade::remove(&call.network, &call.container_id, &call.ifname);
-        }
+        let _ = interface::detach(call, config.ip_masq);
     }
     attached
 }
@@ -374,17 +356,7 @@ fn wait_for_port(host: &Socket, port: u32) -> Result<(), CniError> {
 }
 
 fn del(call: &Call) -> Result<(), CniError> {
-    let config = call.config::<Config>()?;
-    // All steps are tried: a failure in one must not leak what the others free.
-    let mut outcome = interface::delete(call).map(drop);
-    if let Some(kind) = ipam::kind(call) {
-        outcome = outcome.and(ipam::del(call, kind));
-        if config.ip_masq {
-            let removed = masquerade::remove(&call.network, &call.container_id, &call.ifname);
-            outcome = outcome.and(removed.map_err(CniError::failed("tear down masquerading")));
-        }
-    }
-    outcome
+    interface::detach(call, call.config::<Config>()?.ip_masq)
 }
 
 fn check(call: &Call) -> Result<(), CniError> {

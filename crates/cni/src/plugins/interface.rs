@@ -4,7 +4,10 @@ use std::io;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use serde::Deserialize;
+
 use super::call::Call;
+use super::{ipam, masquerade};
 use crate::cidr::Cidr;
 use crate::error::{CniError, code};
 use crate::netlink::{Link, LinkKind, Route, Scope, Socket};
@@ -14,10 +17,38 @@ use crate::result::{AddResult, Interface};
 /// Duplicate address detection takes about two seconds; upstream gives up after five.
 const DAD_DEADLINE: Duration = Duration::from_secs(5);
 
+/// The hardware address that the runtime asks for.
+#[derive(Deserialize, Default)]
+#[serde(default)]
+pub(super) struct AskedMac {
+    pub(super) mac: String,
+}
+
+/// The same, as part of the network's `args`.
+#[derive(Deserialize, Default)]
+#[serde(default)]
+pub(super) struct AskedArgs {
+    pub(super) cni: AskedMac,
+}
+
 /// Both ends of a veth pair, as links of their own namespaces.
 pub(super) struct Veth {
     pub(super) host: Link,
     pub(super) pod: Link,
+}
+
+/// Takes away the interface, its addresses and its masquerading. All steps are tried: a failure in one must not leak what the
+/// others free.
+pub(super) fn detach(call: &Call, ip_masq: bool) -> Result<(), CniError> {
+    let mut outcome = delete(call).map(drop);
+    if let Some(kind) = ipam::kind(call) {
+        outcome = outcome.and(ipam::del(call, kind));
+    }
+    if ip_masq {
+        let removed = masquerade::remove(&call.network, &call.container_id, &call.ifname);
+        outcome = outcome.and(removed.map_err(CniError::failed("tear down masquerading")));
+    }
+    outcome
 }
 
 pub(super) fn open_netns(call: &Call) -> Result<Netns, CniError> {

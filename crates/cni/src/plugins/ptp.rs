@@ -35,11 +35,7 @@ fn add(call: &Call) -> Result<AddResult, CniError> {
     let kind = kind(call)?;
     let attached = attach(call, &config, kind);
     if attached.is_err() {
-        let _ = interface::delete(call);
-        let _ = ipam::del(call, kind);
-        if config.ip_masq {
-            let _ = masquerade::remove(&call.network, &call.container_id, &call.ifname);
-        }
+        let _ = interface::detach(call, config.ip_masq);
     }
     attached
 }
@@ -118,16 +114,7 @@ fn route_through_gateway(pod: &Socket, veth: &Veth, result: &AddResult) -> Resul
 }
 
 fn del(call: &Call) -> Result<(), CniError> {
-    let config: Config = call.config()?;
-    let mut outcome = interface::delete(call).map(drop);
-    if let Some(kind) = ipam::kind(call) {
-        outcome = outcome.and(ipam::del(call, kind));
-    }
-    if config.ip_masq {
-        let removed = masquerade::remove(&call.network, &call.container_id, &call.ifname);
-        outcome = outcome.and(removed.map_err(CniError::failed("tear down masquerading")));
-    }
-    outcome
+    interface::detach(call, call.config::<Config>()?.ip_masq)
 }
 
 fn check(call: &Call) -> Result<(), CniError> {

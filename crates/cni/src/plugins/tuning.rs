@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::call::Call;
-use super::interface::{find, open_netns};
+use super::interface::{AskedArgs, AskedMac, find, open_netns};
 use super::{Handlers, nothing};
 use crate::error::CniError;
 use crate::netlink::{Link, Socket, parse_mac};
@@ -29,20 +29,8 @@ struct Config {
     allmulti: Option<bool>,
     #[serde(rename = "txQLen")]
     tx_queue: Option<u32>,
-    runtime_config: RuntimeConfig,
-    args: Args,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct RuntimeConfig {
-    mac: String,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct Args {
-    cni: RuntimeConfig,
+    runtime_config: AskedMac,
+    args: AskedArgs,
 }
 
 /// What the interface was like before, for DEL: it may be a device that goes back to the host.
