@@ -91,6 +91,36 @@ fn paths_that_documents_name_exist() {
 }
 
 #[test]
+fn every_stage_of_the_walk_has_a_test_that_names_it() {
+    let walk = read("docs/walk.md");
+    let mut stages = Vec::new();
+    for row in walk.lines().filter(|line| line.starts_with("| ") && line.contains("` |")) {
+        let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+        let (major, minor) = cells[0].split_once('.').unwrap();
+        stages.push((major.parse::<u32>().unwrap(), minor.parse::<u32>().unwrap()));
+        for path in cells[2].split('`').skip(1).step_by(2) {
+            let names = |line: &str| {
+                line.trim_start().starts_with("/// Walk")
+                    && line
+                        .split([' ', ',', '.', ':'])
+                        .collect::<Vec<_>>()
+                        .windows(2)
+                        .any(|pair| pair == [major, minor])
+            };
+            assert!(read(path).lines().any(names), "{path} has no test of stage {}", cells[0]);
+        }
+    }
+    let (mut expected, mut last) = (Vec::new(), (0, 0));
+    for &(major, minor) in &stages {
+        let next = if major == last.0 { (major, last.1 + 1) } else { (last.0 + 1, 1) };
+        expected.push(next);
+        last = (major, minor);
+    }
+    assert_eq!(stages, expected, "stages without gaps");
+    assert_eq!(last, (12, 2));
+}
+
+#[test]
 fn dependencies_come_from_the_registry_under_allowed_licences() {
     let deny = read("deny.toml");
     let list = deny.split("allow = [").nth(1).and_then(|rest| rest.split(']').next()).unwrap();

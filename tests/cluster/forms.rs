@@ -8,6 +8,7 @@ fn manifest(replicas: u32) -> String {
     manifests::deployment("applied", replicas, &pod) + &manifests::node_port("applied")
 }
 
+/// Walk 1.2.
 #[test]
 fn every_form_of_the_command_runs_pods() {
     let cluster = Cluster::up(&[testkit::images::nginx, testkit::images::busybox]);

@@ -37,6 +37,7 @@ impl Drop for HardWay {
     }
 }
 
+/// Walk 2.1 and 3.1.
 #[test]
 fn every_component_is_a_process_of_its_own() {
     let dir = tempfile::Builder::new().prefix("coxtest-").tempdir().unwrap();

@@ -50,6 +50,7 @@ impl Drop for Running {
     }
 }
 
+/// Walk 12.1.
 #[test]
 fn kubectl_works_on_running_containers() {
     let cluster = Cluster::up(&[testkit::images::nginx, testkit::images::busybox]);

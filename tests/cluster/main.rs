@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod browser;
+mod client;
 mod dual_stack;
 mod forms;
 mod hard_way;

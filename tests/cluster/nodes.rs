@@ -118,6 +118,7 @@ fn three_nodes_share_the_work_and_survive() {
     assert_eq!(hierarchies.filter(|root| left(root)).collect::<Vec<_>>(), Vec::<std::path::PathBuf>::new());
 }
 
+/// Walk 10.1.
 #[test]
 fn nodes_meet_in_a_tunnel_where_they_are_told_to() {
     let cluster = Cluster::up_with(&[], &["--nodes", "2", "--routes", "vxlan"]);

@@ -83,6 +83,7 @@ struct Services {
     cluster: Cluster,
 }
 
+/// Walk 9.3 and 11.1.
 #[test]
 fn services_lead_to_pods_of_every_node_by_address_and_name() {
     let services = Services { cluster: Cluster::up_with(&[testkit::images::busybox], &["--nodes", "2"]) };

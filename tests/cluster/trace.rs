@@ -52,7 +52,7 @@ const STAGES: &[(&str, &str)] = &[
     ("11.3", "DNS record live"),
 ];
 
-/// WALK 12.2: one command shows the whole walk, each stage with its cause.
+/// Walk 12.2: one command shows the whole walk, each stage with its cause.
 #[test]
 fn the_trace_of_the_seeds_command_has_every_stage_and_no_gap() {
     let cluster = Cluster::up(&[testkit::images::nginx]);

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::harness::{Cluster, mounts_below};
 
+/// Walk 12.1.
 #[test]
 fn run_with_expose_ends_in_an_answer_from_nginx() {
     let cluster = Cluster::up(&[testkit::images::nginx]);

@@ -8,6 +8,7 @@ fn rbac(config: &mut apiserver::Config) {
     config.authorizers = vec![apiserver::Authorizer::Node, apiserver::Authorizer::Rbac];
 }
 
+/// Walk 2.2.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn credentials_are_checked() {
     let cluster = Cluster::with(rbac).await;

@@ -56,6 +56,7 @@ async fn nobody_can_be_refused_and_wrong_credentials_always_are() {
     }
 }
 
+/// Walk 2.4.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn authorizers_are_asked_in_order() {
     let pods = "/api/v1/namespaces/default/pods";

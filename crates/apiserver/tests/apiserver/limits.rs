@@ -16,6 +16,7 @@ async fn head(stream: &mut (impl AsyncReadExt + Unpin)) -> String {
 const SLOW: &str = "POST /api/v1/namespaces/default/configmaps HTTP/1.1\r\nhost: a\r\n\
     content-type: application/json\r\ncontent-length: 100\r\nexpect: 100-continue\r\n";
 
+/// Walk 2.3.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_server_says_when_to_come_back_and_the_cluster_gets_through() {
     let cluster = Cluster::with(|config| {

@@ -49,6 +49,7 @@ fn now() -> i64 {
     jiff::Timestamp::now().as_second()
 }
 
+/// Walk 2.2.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn id_tokens_are_accepted_and_their_keys_may_rotate() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

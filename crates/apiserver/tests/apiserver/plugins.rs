@@ -60,6 +60,7 @@ async fn as_user(cluster: &Cluster, user: &str, method: &str, path: &str, body: 
     (code, serde_json::from_slice(&bytes).unwrap_or_default())
 }
 
+/// Walk 2.5.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pods_are_restricted_and_completed() {
     let cluster = with(

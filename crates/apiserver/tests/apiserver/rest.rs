@@ -10,6 +10,7 @@ fn config_map(name: &str) -> Value {
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
+/// Walk 2.6.
 #[tokio::test]
 async fn objects_are_created_read_and_refused() {
     let cluster = Cluster::start().await;

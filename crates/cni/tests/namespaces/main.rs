@@ -106,6 +106,7 @@ fn bridge(extra: Value, ipam: Value) -> Value {
     with(json!({"type": "bridge", "bridge": "cnio0", "ipam": ipam}), extra)
 }
 
+/// Walk 9.2.
 #[test]
 fn ours_do_what_the_standard_ones_do() {
     let gateway = || bridge(json!({"isGateway": true}), v4());
@@ -160,6 +161,7 @@ fn ours_do_what_the_standard_ones_do() {
     }
 }
 
+/// Walk 9.1.
 #[test]
 fn mistakes_have_the_same_codes() {
     const CALL: &[(&str, &str)] = &[("CNI_CONTAINERID", "c1"), ("CNI_NETNS", "/nowhere"), ("CNI_IFNAME", "eth0")];
@@ -256,6 +258,7 @@ fn a_failed_add_leaves_nothing() {
     });
 }
 
+/// Walk 10.1.
 #[test]
 fn hosts_reach_each_others_pods() {
     lab::two_hosts(false, cni::routes::Backend::HostGw);

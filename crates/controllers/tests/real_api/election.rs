@@ -27,6 +27,7 @@ fn holder(lease: &Lease) -> Option<&str> {
     lease.spec.as_ref()?.holder_identity.as_deref()
 }
 
+/// Walk 5.1.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_second_manager_takes_over() {
     let mut cluster = Cluster::without_manager(3).await;

@@ -43,6 +43,7 @@ async fn circles_end_and_a_second_owner_keeps_its_own() {
     cluster.stop().await;
 }
 
+/// Walk 5.4.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn owners_take_their_pods_along_wait_for_them_or_let_them_live() {
     let cluster = Cluster::start(2).await;

@@ -11,6 +11,7 @@ use examples::{CERTIFICATE, Initializer, SECRET_LENGTH, SIDECAR};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
+/// Walk 4.1.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_examples_finish_and_refuse_objects() {
     let dir = tempfile::tempdir().unwrap();

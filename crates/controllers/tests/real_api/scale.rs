@@ -9,6 +9,7 @@ use serde_json::json;
 
 use crate::harness::{Cluster, deployment, image, is_rolled_out};
 
+/// Walk 5.3.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_pods_scale_roll_and_leave_no_orphan() {
     let replicas: i32 = std::env::var("COX_SCALE").ok().and_then(|text| text.parse().ok()).unwrap_or(100);

@@ -9,6 +9,7 @@ use serde_json::json;
 
 use crate::harness::{Cluster, deployment, image, is_rolled_out, template};
 
+/// Walk 5.2.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_walk_of_a_deployment() {
     let cluster = Cluster::start(3).await;
@@ -62,6 +63,7 @@ async fn the_walk_of_a_deployment() {
     cluster.stop().await;
 }
 
+/// Walk 5.5.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn namespaces_nodes_and_the_other_workloads() {
     let cluster = Cluster::start(3).await;

@@ -152,6 +152,7 @@ fn with_server(test: impl FnOnce(&FakeApi) + Send + 'static) {
     }
 }
 
+/// Walk 11.3.
 #[test]
 fn dig_sees_the_specification() {
     with_server(|api| {

@@ -129,6 +129,7 @@ async fn errors_say_what_to_do_next() {
     }
 }
 
+/// Walk 1.3.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_second_get_sends_one_request() {
     let alone = Alone::start().await;

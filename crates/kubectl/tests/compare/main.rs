@@ -30,6 +30,7 @@ const DEBIAN: u32 = 20;
 /// How many scenarios run at once: the peer takes most of a core.
 const AT_ONCE: usize = 4;
 
+/// Walk 1.2.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lines_read_the_same_with_both() {
     let peer = Peer::find();

@@ -24,6 +24,7 @@ pub(crate) async fn pod_runs_serves_and_is_deleted(node: &mut Node) {
     node.delete("web").await;
 }
 
+/// Walk 7.2.
 pub(crate) async fn restart_policies_decide_the_phase(node: &mut Node) {
     for (name, policy, script) in [
         ("done", "Never", "echo fine > /dev/termination-log"),
@@ -179,6 +180,7 @@ pub(crate) async fn sidecars_end_last(node: &mut Node) {
     assert_eq!(std::fs::read_to_string(seen.join("log")).unwrap(), "main\ntwo\none\n");
 }
 
+/// Walk 7.3.
 /// What a container can find out about itself: its class, its limits, services, the node.
 pub(crate) async fn resources_and_services_reach_containers(node: &mut Node) {
     let service = json!({"metadata": {"name": "fooservice"}, "spec": {"ports": [{"port": 8765, "targetPort": 8080}]}});

@@ -34,6 +34,7 @@ pub(crate) async fn short_memory_ends_pods(node: &mut Node) {
     assert_eq!(late.message.as_deref(), Some("Pod was rejected: The node had condition: [MemoryPressure]. "));
 }
 
+/// Walk 8.2.
 /// Whole processors for a Guaranteed pod, the rest for all others, over a restart of the kubelet.
 pub(crate) async fn whole_processors_are_given_away_once(node: &mut Node) {
     let online = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap();

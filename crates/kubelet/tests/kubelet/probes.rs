@@ -9,6 +9,7 @@ use serde_json::json;
 
 use crate::node::{Node, is_ready, phase, restarts, shell};
 
+/// Walk 7.4.
 pub(crate) async fn probes_and_hooks_act(node: &mut Node) {
     let seen = node.dir.path().join("seen");
     std::fs::create_dir(&seen).unwrap();

@@ -8,6 +8,7 @@ use testkit::registry;
 use crate::image;
 use crate::node::{Node, is_ready, waiting_reason};
 
+/// Walk 7.3.
 /// Who has the password gets the image; who has not does not, also when it is on the node already.
 pub(crate) async fn secrets_open_registries(node: &mut Node) {
     let registry = registry::start_with_password();

@@ -12,6 +12,7 @@ fn ready_since(pod: &Pod) -> Option<Timestamp> {
     conditions.iter().find(|condition| condition.type_ == "Ready")?.last_transition_time.as_ref().map(|time| time.0)
 }
 
+/// Walk 8.1.
 /// Kubelet, runtime and both are killed, ten times in a row.
 pub(crate) async fn pods_outlive_kubelet_and_runtime(node: &mut Node) {
     node.stop_kubelet().await;

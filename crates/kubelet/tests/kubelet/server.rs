@@ -4,6 +4,7 @@ use serde_json::json;
 
 use crate::node::{Node, is_ready, shell};
 
+/// Walk 7.4.
 pub(crate) async fn server_answers_logs_exec_and_stats(node: &mut Node) {
     node.create(
         "talks",

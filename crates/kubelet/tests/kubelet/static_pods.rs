@@ -17,6 +17,7 @@ fn manifest(name: &str) -> String {
     .to_string()
 }
 
+/// Walk 7.1.
 /// They run, are shown, outlive a restart of the kubelet and the failure of their source, and end with their manifest.
 pub(crate) async fn static_pods_follow_their_manifests(node: &mut Node) {
     let dir = node.dir.path().join("manifests");

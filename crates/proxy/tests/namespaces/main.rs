@@ -59,6 +59,7 @@ fn names(names: &[&str]) -> BTreeSet<String> {
     names.iter().map(|name| (*name).to_owned()).collect()
 }
 
+/// Walk 11.2.
 #[test]
 fn cluster_ips_node_ports_and_their_policies() {
     Lab::run(|lab| {

@@ -168,6 +168,7 @@ pub(crate) async fn layers_cannot_escape(world: Arc<World>) {
     }
 }
 
+/// Walk 8.2.
 /// What comes must be what was promised.
 pub(crate) async fn wrong_content_is_refused(world: Arc<World>) {
     let node = world.node().await;

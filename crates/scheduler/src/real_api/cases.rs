@@ -12,6 +12,7 @@ use super::{Cluster, condition, cpu, offers};
 use crate::config::Configuration;
 use crate::pod;
 
+/// Walk 6.3.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pods_are_bound_and_say_why_when_they_are_not() {
     let mut cluster = Cluster::start().await;
@@ -36,6 +37,7 @@ async fn pods_are_bound_and_say_why_when_they_are_not() {
     cluster.stop_scheduler().await;
 }
 
+/// Walk 6.1.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn gated_and_foreign_pods_are_left_alone() {
     let mut cluster = Cluster::start().await;
@@ -54,6 +56,7 @@ async fn gated_and_foreign_pods_are_left_alone() {
     cluster.stop_scheduler().await;
 }
 
+/// Walk 6.3.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn important_pods_make_room() {
     let mut cluster = Cluster::start().await;
@@ -94,6 +97,7 @@ async fn important_pods_make_room() {
     cluster.stop_scheduler().await;
 }
 
+/// Walk 6.2.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn profiles_pack_or_spread() {
     let text = r#"

@@ -50,6 +50,7 @@ async fn extend(listener: TcpListener, api: Arc<Mutex<Option<client::Client>>>, 
     }
 }
 
+/// Walk 6.2.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn extenders_filter_score_and_bind() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -18,6 +18,7 @@ async fn one_member_passes_the_suite() {
     suite::passes(Arc::new(store), progress).await;
 }
 
+/// Walk 3.1.
 /// Three members pass the suite; the one in use is killed and restarted under load; then two are gone at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn three_members_pass_the_suite_and_survive_the_loss_of_one() {
