@@ -14,6 +14,9 @@ use crate::cidr::Cidr;
 use crate::error::{CniError, code};
 use crate::result::AddResult;
 
+/// Pods are reached from their own bridge, and from no other.
+const SAME_BRIDGE: &str = "same-bridge";
+
 pub(super) const HANDLERS: Handlers =
     Handlers { load: |call| Config::load(call).map(drop), add, check, del, gc: nothing, status: nothing };
 
@@ -35,7 +38,7 @@ impl Config {
                 "",
             ));
         }
-        if !matches!(config.ingress_policy.as_str(), "" | "open") {
+        if !matches!(config.ingress_policy.as_str(), "" | "open" | SAME_BRIDGE) {
             return Err(CniError::new(
                 code::UNSUPPORTED_FIELD,
                 format!("unsupported ingress policy: {:?}", config.ingress_policy),
@@ -59,15 +62,18 @@ fn add(call: &Call) -> Result<AddResult, CniError> {
         for rule in pod_rules(pod) {
             ensure(pod.is_v6(), &rule)?;
         }
+        for rule in isolation(&config, &previous)? {
+            ensure(pod.is_v6(), &rule)?;
+        }
     }
     Ok(previous)
 }
 
 fn check(call: &Call) -> Result<(), CniError> {
-    Config::load(call)?;
+    let config = Config::load(call)?;
     let previous = call.require_previous()?;
     for pod in previous.pod_addresses() {
-        for rule in pod_rules(pod) {
+        for rule in pod_rules(pod).into_iter().chain(isolation(&config, previous)?) {
             if !is_present(pod.is_v6(), &rule) {
                 return Err(CniError::internal(format!("firewall rule for {} is missing", pod.addr)));
             }
@@ -109,10 +115,25 @@ fn pod_rules(pod: Cidr) -> Vec<Vec<String>> {
     ]
 }
 
+/// What leaves a bridge for another interface (stage 1) must not be another bridge of this kind (stage 2). The rules belong to
+/// the bridge and stay with it.
+fn isolation(config: &Config, previous: &AddResult) -> Result<Vec<Vec<String>>, CniError> {
+    if config.ingress_policy != SAME_BRIDGE {
+        return Ok(Vec::new());
+    }
+    let missing = || CniError::invalid_config("interface needs to be set for ingress policy \"same-bridge\"");
+    let bridge = &previous.interfaces.first().filter(|first| !first.name.is_empty()).ok_or_else(missing)?.name;
+    Ok(vec![
+        words("FORWARD -j CNI-ISOLATION-STAGE-1"),
+        words(&format!("CNI-ISOLATION-STAGE-1 -i {bridge} ! -o {bridge} -j CNI-ISOLATION-STAGE-2")),
+        words(&format!("CNI-ISOLATION-STAGE-2 -o {bridge} -j DROP")),
+    ])
+}
+
 fn ensure(v6: bool, rule: &[String]) -> Result<(), CniError> {
     let failed = CniError::failed::<String>;
     for chain in [rule.first(), rule.last()].into_iter().flatten() {
-        if !matches!(chain.as_str(), "FORWARD" | "ACCEPT") {
+        if !matches!(chain.as_str(), "FORWARD" | "ACCEPT" | "DROP") {
             // Fails when it is there: what counts is that the rule below can be added.
             let _ = iptables(v6, "-N", std::slice::from_ref(chain));
         }

@@ -8,7 +8,7 @@ mod lab;
 use std::path::Path;
 
 use cni::config::NetworkConfig;
-use cni::{AttachmentArgs, Network, PortMapping};
+use cni::{AttachmentArgs, Network, PortMapping, Status};
 use serde_json::{Value, json};
 
 use lab::{Lab, ours, standard};
@@ -154,6 +154,7 @@ fn ours_do_what_the_standard_ones_do() {
         ("bandwidth", list(&[gateway(), limits])),
         ("bandwidth both ways", list(&[gateway(), both_limits])),
         ("firewall", list(&[gateway(), json!({"type": "firewall"})])),
+        ("firewall between bridges", list(&[gateway(), json!({"type": "firewall", "ingressPolicy": "same-bridge"})])),
     ] {
         let seen = observe(ours(), &conflist);
         assert_eq!(seen, observe(standard(), &conflist), "{name}");
@@ -243,6 +244,34 @@ fn host_ports_lead_to_the_pod_from_everywhere() {
             assert!(!lab.connects_from_host("192.0.2.1:8080"), "{bin}: deleted");
         });
     }
+}
+
+#[test]
+fn a_network_says_whether_it_is_ready_and_collects_what_is_left() {
+    Lab::run(|lab| {
+        // Room for two.
+        let range = json!([[{"subnet": "10.42.0.0/24", "rangeStart": "10.42.0.9", "rangeEnd": "10.42.0.10"}]]);
+        let plugins =
+            [json!({"type": "loopback"}), bridge(json!({"isGateway": true}), host_local(json!({"ranges": range})))];
+        let conflist = with(list(&plugins), json!({"cniVersion": "1.1.0"}));
+        let network = network(lab, ours(), &conflist);
+        assert!(lab.block_on(network.supported_versions("bridge")).unwrap().contains(&"1.1.0".to_owned()));
+        let (netns, args) = (lab.pod_path(), AttachmentArgs::default());
+        assert_eq!(lab.block_on(network.status()), Status::Ready);
+        for (id, ifname) in [("c1", "eth0"), ("c2", "eth1")] {
+            let result = lab.block_on(network.add(id, &netns, ifname, &args)).unwrap();
+            // What the runtime reads after a restart.
+            assert_eq!(lab.block_on(network.cached(id, ifname)).unwrap(), Some(result));
+        }
+        let full = lab.block_on(network.status());
+        assert!(matches!(&full, Status::NotReady(why) if why.contains("no IP addresses available")), "{full:?}");
+        // One is kept; the other is gone from everywhere, and there is room again.
+        lab.block_on(network.gc(&[("c1".into(), "eth0".into())])).unwrap();
+        assert_eq!(lab.lease_files(), ["10.42.0.9: \"c1\\r\\neth0\""]);
+        assert!(lab.block_on(network.cached("c1", "eth0")).unwrap().is_some());
+        assert!(lab.block_on(network.cached("c2", "eth1")).unwrap().is_none());
+        assert_eq!(lab.block_on(network.status()), Status::Ready);
+    });
 }
 
 #[test]
