@@ -40,6 +40,28 @@ async fn networking_objects_live_and_die() {
 }
 
 #[tokio::test]
+async fn services_and_their_endpoints_live_and_die() {
+    let cluster = Cluster::start().await;
+    let port = json!([{"name": "http", "port": 80, "protocol": "TCP"}]);
+    let condition = json!({"type": "Ready", "status": "True", "reason": "r", "message": "m",
+        "lastTransitionTime": "2026-01-01T00:00:00Z"});
+    let status =
+        json!({"loadBalancer": {"ingress": [{"ip": "203.0.113.1", "ipMode": "VIP"}]}, "conditions": [condition]});
+    for (api_version, plural, body, status) in [
+        ("v1", "services", json!({"spec": {"type": "LoadBalancer", "ports": port}}), Some(status)),
+        ("v1", "endpoints", json!({"subsets": [{"addresses": [{"ip": "10.0.0.24"}], "ports": port}]}), None),
+        (
+            "discovery.k8s.io/v1",
+            "endpointslices",
+            json!({"addressType": "IPv4", "endpoints": [{"addresses": ["10.0.0.24"]}], "ports": port}),
+            None,
+        ),
+    ] {
+        Life { api_version, plural, namespaced: true, name: "s", body, status }.run(&cluster).await;
+    }
+}
+
+#[tokio::test]
 async fn the_cluster_has_a_range_that_is_ready() {
     let cluster = Cluster::start().await;
     let path = format!("/apis/{NETWORKING}/servicecidrs/kubernetes");

@@ -228,6 +228,9 @@ fn resolvers_find_short_names() {
             ("getent hosts 10.43.0.9", "web.ns.svc.cluster.local"),
             ("getent ahostsv4 foo.example.com", "192.0.2.1"),
             ("busybox nslookup web.ns.svc.cluster.local", "10.43.0.9"),
+            ("busybox nslookup 10.43.0.9", "web.ns.svc.cluster.local"),
+            ("busybox nslookup -type=srv _http._tcp.web.ns.svc.cluster.local", "web.ns.svc.cluster.local"),
+            ("busybox nslookup foo.example.com", "192.0.2.1"),
             ("dig +search +short web A", "10.43.0.9"),
         ] {
             let answer = run("unshare", &["--mount", "sh", "-c", &format!("{mount} && {command}")]);

@@ -431,6 +431,25 @@ fn health_and_metrics_have_upstreams_names() {
     Lab::run(|lab| {
         let api = FakeApi::default();
         api.put("services", service("web", json!({"clusterIP": "10.43.0.9", "ports": [{"port": 80}]})));
+        // Others have rules here too.
+        let foreign = [
+            "nft add table ip foreign",
+            "nft add chain ip foreign c",
+            "nft add rule ip foreign c drop",
+            "iptables -A FORWARD -s 203.0.113.9 -j ACCEPT",
+            "iptables -t nat -A PREROUTING -s 203.0.113.9 -j ACCEPT",
+        ];
+        for command in foreign {
+            let mut words = command.split(' ');
+            let output = std::process::Command::new(words.next().unwrap()).args(words).output().unwrap();
+            assert!(output.status.success(), "{output:?}");
+        }
+        let listed = || {
+            let output = std::process::Command::new("nft").args(["list", "ruleset"]).output().unwrap();
+            String::from_utf8(output.stdout).unwrap()
+        };
+        let are_left_alone =
+            |rules: &str| rules.contains("table ip foreign") && rules.matches("203.0.113.9").count() == 2;
         let running = lab.proxy(&api);
         eventually("healthy", || get(HEALTHZ, "/healthz"), |a| a.as_ref().is_ok_and(|a| a.starts_with("HTTP/1.1 200")));
         let health = get(HEALTHZ, "/healthz").unwrap();
@@ -450,16 +469,10 @@ fn health_and_metrics_have_upstreams_names() {
 
         // Rules outlive the proxy, and clean-up takes them away, ours alone.
         drop(running);
-        assert!(lab.rules().contains("10.43.0.9"));
-        let foreign = ["add table ip foreign", "add chain ip foreign c", "add rule ip foreign c drop"];
-        for rule in foreign {
-            let output = std::process::Command::new("nft").arg(rule).output().unwrap();
-            assert!(output.status.success(), "{output:?}");
-        }
+        assert!(lab.rules().contains("10.43.0.9") && are_left_alone(&listed()), "{}", listed());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(proxy::cleanup()).unwrap();
-        let left = std::process::Command::new("nft").args(["list", "ruleset"]).output().unwrap();
-        let left = String::from_utf8(left.stdout).unwrap();
-        assert!(left.contains("foreign") && !left.contains("cox-proxy") && !left.contains("KUBE-"), "{left}");
+        let left = listed();
+        assert!(are_left_alone(&left) && !left.contains("cox-proxy") && !left.contains("KUBE-"), "{left}");
     });
 }
