@@ -202,9 +202,16 @@ impl Cluster {
     }
 
     pub(crate) fn log(&self) -> String {
-        let text = std::fs::read_to_string(self.path("data/logs/cox.log")).unwrap_or_default();
-        let lines: Vec<&str> = text.lines().collect();
-        format!("the end of the cluster's log:\n{}", lines[lines.len().saturating_sub(80)..].join("\n"))
+        let mut told = String::new();
+        let nodes = std::fs::read_dir(self.path("data/nodes")).into_iter().flatten().flatten();
+        let homes = nodes.map(|node| node.path()).chain([self.path("data")]);
+        for log in homes.map(|home| home.join("logs/cox.log")) {
+            let text = std::fs::read_to_string(&log).unwrap_or_default();
+            let lines: Vec<&str> = text.lines().collect();
+            let end = lines[lines.len().saturating_sub(80)..].join("\n");
+            told += &format!("the end of {}:\n{end}\n", log.display());
+        }
+        told
     }
 
     /// On this thread, inside the host's namespace: what it starts and connects to is there.
