@@ -37,37 +37,38 @@ fn run(value: &mut Value, definition: &Struct, drops_empty: bool) -> Result<Vec<
     Ok(checker.unknown)
 }
 
-struct Checker {
+struct Checker<'a> {
     unknown: Vec<String>,
-    path: Vec<String>,
+    path: Vec<Step<'a>>,
     drops_empty: bool,
 }
 
-impl Checker {
-    fn fields(&mut self, fields: &mut Map<String, Value>, definition: &Struct) -> Result<(), TypeError> {
-        if fields.keys().any(|name| definition.field(name).is_none()) {
-            let strangers: Vec<String> =
-                fields.keys().filter(|name| definition.field(name).is_none()).cloned().collect();
-            for name in strangers {
-                self.unknown.push(join_path(&self.place(), &name));
-                fields.remove(&name);
+/// A step of the way to a value. It costs nothing unless there is something to say about the value.
+#[derive(Clone, Copy)]
+enum Step<'a> {
+    Field(&'a str),
+    Item(usize),
+}
+
+impl<'a> Checker<'a> {
+    fn fields(&mut self, fields: &'a mut Map<String, Value>, definition: &Struct) -> Result<(), TypeError> {
+        fields.retain(|name, value| match definition.field(name) {
+            Some(field) => !(self.drops_empty && is_empty(value, field)),
+            None => {
+                self.unknown.push(join_path(&self.place(), name));
+                false
             }
-        }
-        let mut any_is_empty = false;
+        });
         for (name, value) in fields.iter_mut() {
             let Some(field) = definition.field(name) else { continue };
-            self.path.push(name.clone());
+            self.path.push(Step::Field(name));
             self.value(value, &field.ty, Some((definition, field)))?;
             self.path.pop();
-            any_is_empty |= is_empty(value, field);
-        }
-        if self.drops_empty && any_is_empty {
-            fields.retain(|name, value| !definition.field(name).is_some_and(|field| is_empty(value, field)));
         }
         Ok(())
     }
 
-    fn value(&mut self, value: &mut Value, ty: &Type, owner: Option<(&Struct, &Field)>) -> Result<(), TypeError> {
+    fn value(&mut self, value: &'a mut Value, ty: &Type, owner: Option<(&Struct, &Field)>) -> Result<(), TypeError> {
         if value.is_null() {
             return Ok(());
         }
@@ -94,16 +95,11 @@ impl Checker {
             Type::Quantity => return quantity(value),
             Type::List(item) => match value {
                 Value::Array(items) => {
-                    let name = self.path.last().cloned().unwrap_or_default();
                     for (i, value) in items.iter_mut().enumerate() {
                         fill_null(value, item);
-                        if let Some(last) = self.path.last_mut() {
-                            *last = format!("{name}[{i}]");
-                        }
+                        self.path.push(Step::Item(i));
                         self.value(value, item, owner)?;
-                    }
-                    if let Some(last) = self.path.last_mut() {
-                        *last = name;
+                        self.path.pop();
                     }
                     return Ok(());
                 }
@@ -113,7 +109,7 @@ impl Checker {
                 Value::Object(entries) => {
                     for (key, value) in entries.iter_mut() {
                         fill_null(value, item);
-                        self.path.push(key.clone());
+                        self.path.push(Step::Field(key));
                         self.value(value, item, owner)?;
                         self.path.pop();
                     }
@@ -130,12 +126,19 @@ impl Checker {
     }
 
     fn place(&self) -> String {
-        self.path.join(".")
+        self.path.iter().fold(String::new(), |place, step| match step {
+            Step::Field(name) => join_path(&place, name),
+            Step::Item(index) => format!("{place}[{index}]"),
+        })
     }
 
     /// Upstream names the innermost structure and the path without indexes.
     fn mismatch(&self, value: &Value, ty: &Type, owner: Option<(&Struct, &Field)>) -> TypeError {
-        let path: Vec<&str> = self.path.iter().map(|step| step.split('[').next().unwrap_or(step)).collect();
+        let fields = self.path.iter().filter_map(|step| match step {
+            Step::Field(name) => Some(*name),
+            Step::Item(_) => None,
+        });
+        let path: Vec<&str> = fields.collect();
         let structure = owner.map_or("", |(definition, _)| definition.short_name());
         let shown = match value {
             Value::Number(number) if matches!(ty, Type::Int32 | Type::Int64 | Type::IntOrString) => {
