@@ -1,5 +1,7 @@
 //! The resolver configuration of a pod, by its DNS policy. Pure, except for reading the host's file.
 
+use std::path::Path;
+
 use cri::v1::DnsConfig;
 use k8s_openapi::api::core::v1::Pod;
 
@@ -154,6 +156,15 @@ fn host_aliases(pod: &Pod) -> String {
     text
 }
 
+/// Every container that starts has the file written. Those that run already share it, and while it is written it is empty: it
+/// is left alone unless it says something else.
+pub(crate) fn write_hosts_file(path: &Path, text: &str) -> std::io::Result<()> {
+    match std::fs::read(path) {
+        Ok(present) if present == text.as_bytes() => Ok(()),
+        _ => std::fs::write(path, text),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -165,6 +176,20 @@ mod tests {
             metadata: ObjectMeta { name: Some("web-0".into()), namespace: Some("ns".into()), ..Default::default() },
             spec: Some(spec),
             ..Default::default()
+        }
+    }
+
+    #[test]
+    fn a_hosts_file_is_written_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("etc-hosts");
+        let epoch = std::time::SystemTime::UNIX_EPOCH;
+        write_hosts_file(&path, "one").unwrap();
+        std::fs::File::options().write(true).open(&path).unwrap().set_modified(epoch).unwrap();
+        for (text, is_left) in [("one", true), ("two", false)] {
+            write_hosts_file(&path, text).unwrap();
+            assert_eq!(std::fs::metadata(&path).unwrap().modified().unwrap() == epoch, is_left, "{text}");
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
         }
     }
 

@@ -593,8 +593,9 @@ impl Kubelet {
             let (hostname, domain) = dns::hostname(pod, &self.dns.cluster_domain);
             dns::hosts_file(pod, ips, &hostname, domain.as_deref())
         };
-        tokio::fs::write(&path, text).await.map_err(|error| format!("{}: {error}", path.display()))?;
-        Ok(path)
+        let written = path.clone();
+        let result = blocking(move || dns::write_hosts_file(&written, &text)).await;
+        result.map_err(|error| format!("{}: {error}", path.display())).map(|()| path)
     }
 
     /// Keeps one ended container per name for its logs and last state, and no empty old sandbox.
