@@ -54,6 +54,7 @@ pub(crate) struct Sandbox {
     pub(crate) record: Mutex<SandboxRecord>,
     pub(crate) directory: PathBuf,
     pub(crate) shim: ShimClient,
+    /// What pause was started as; see [`Sandbox::pause`].
     pub(crate) pause_pid: i32,
     /// Pause and its shim are alive.
     pub(crate) alive: AtomicBool,
@@ -75,6 +76,11 @@ impl Sandbox {
     pub(crate) fn is_ready(&self) -> bool {
         let record = self.record.lock();
         record.complete && !record.stopped && self.alive.load(Ordering::Relaxed)
+    }
+
+    /// Pause's pid; 0 once it has ended, for the number may be another process's by then.
+    pub(crate) fn pause(&self) -> i32 {
+        if self.alive.load(Ordering::Relaxed) { self.pause_pid } else { 0 }
     }
 
     pub(crate) fn save(&self) -> Result<()> {

@@ -220,7 +220,7 @@ async fn stop_locked(engine: &Arc<Engine>, sandbox: &Arc<Sandbox>) -> Result<()>
         container::kill(engine, &container).await?;
     }
     if namespace_options(&config).network() != v1::NamespaceMode::Node {
-        network::remove(&engine.config, &id, &config, sandbox.pause_pid).await?;
+        network::remove(&engine.config, &id, &config, sandbox.pause()).await?;
     }
     match sandbox.shim.call(Request::Shutdown).await {
         Ok(_) | Err(ShimError::Unreachable { .. }) => {}

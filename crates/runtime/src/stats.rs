@@ -157,7 +157,7 @@ pub(crate) fn of_sandbox(engine: &Engine, sandbox: &Sandbox) -> v1::PodSandboxSt
         linux: Some(v1::LinuxPodSandboxStats {
             cpu: cpu(engine, &pod_cgroup),
             memory: memory(engine, &pod_cgroup),
-            network: network(sandbox.pause_pid),
+            network: network(sandbox.pause()),
             process: Some(v1::ProcessUsage {
                 timestamp: record::now(),
                 process_count: value(process_count(engine, &record.id)),

@@ -145,7 +145,7 @@ impl RuntimeService for Runtime {
             self.engine.containers_of(&sandbox.id()).iter().map(|c| container::status(&self.engine, c)).collect();
         let mut info = HashMap::new();
         if request.verbose {
-            info.insert("info".into(), serde_json::json!({ "pid": sandbox.pause_pid }).to_string());
+            info.insert("info".into(), serde_json::json!({ "pid": sandbox.pause() }).to_string());
         }
         Ok(Response::new(v1::PodSandboxStatusResponse {
             status: Some(sandbox::status(&sandbox)),

@@ -62,7 +62,7 @@ fn ports(request: &v1::PortForwardRequest, query: &str) -> Vec<u16> {
 
 /// Connects to a port on the pod's loopback.
 async fn connect(sandbox: &Arc<Sandbox>, port: u16) -> io::Result<TcpStream> {
-    let pid = sandbox.pause_pid;
+    let pid = sandbox.pause();
     let (sender, receiver) = tokio::sync::oneshot::channel();
     // A thread of its own: it changes its network namespace and ends there.
     std::thread::Builder::new().name("port-forward".into()).spawn(move || {
