@@ -40,6 +40,7 @@ pub(crate) async fn run(engine: &Arc<Engine>, config: v1::PodSandboxConfig, hand
         ..Default::default()
     };
     record::write(&directory.join("sandbox.json"), &record).map_err(doing("recording a sandbox"))?;
+    let cgroup = cgroup::child_path(&cgroup_parent(&record.config), &id);
     match start(engine, record, &directory).await {
         Ok(()) => Ok(id),
         Err(error) => {
@@ -48,6 +49,12 @@ pub(crate) async fn run(engine: &Arc<Engine>, config: v1::PodSandboxConfig, hand
                     tracing::warn!(sandbox = id, %error, "cannot clean up after a failed start");
                 }
             } else {
+                // A shim that was killed while it set the pod up has left pause behind.
+                let cgroups = engine.cgroups.clone();
+                if let Err(error) = blocking(move || cgroups.remove(&cgroup)).await {
+                    tracing::warn!(sandbox = id, %error, "cannot remove the cgroup after a failed start");
+                }
+                let _ = fs::remove_file(engine.shim_socket(&id));
                 unmount_shm(&directory);
                 let _ = fs::remove_dir_all(&directory);
             }

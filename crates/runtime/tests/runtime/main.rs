@@ -53,6 +53,7 @@ const TESTS: &[Test] = tests![
     restarts::an_exit_while_down_is_reported,
     restarts::pods_leave_nothing_behind,
     restarts::a_dead_shim_takes_its_pod_along,
+    restarts::a_shim_killed_in_the_middle_leaves_no_pause,
     restarts::a_caller_that_leaves_leaves_no_half_sandbox,
     handlers::external_runtimes_run_containers,
     containers::host_namespaces_and_mounts,

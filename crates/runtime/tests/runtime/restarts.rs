@@ -105,7 +105,12 @@ fn traces(node: &Node) -> Traces {
     }
     Traces {
         shims,
-        mounts: fs::read_to_string("/proc/self/mounts").unwrap().lines().map(ToString::to_string).collect(),
+        mounts: fs::read_to_string("/proc/self/mounts")
+            .unwrap()
+            .lines()
+            .filter(|line| line.contains(&needle))
+            .map(ToString::to_string)
+            .collect(),
         cgroups,
         links: fs::read_dir("/sys/class/net").unwrap().count(),
         namespaces: namespaces.len(),
@@ -168,6 +173,52 @@ pub(crate) async fn a_dead_shim_takes_its_pod_along(world: Arc<World>) {
         (after.shims, after.mounts, after.cgroups, after.directories),
         (0, before.mounts, before.cgroups, before.directories)
     );
+}
+
+/// Killed while it sets a pod up, at whatever moment: the call fails, and nothing of the pod is left.
+pub(crate) async fn a_shim_killed_in_the_middle_leaves_no_pause(world: Arc<World>) {
+    let node = world.node().await;
+    let sandboxes = node.path().join("root/sandboxes");
+    let before = traces(&node);
+    for round in 0..24_u64 {
+        let config = Some(node.pod_config(&format!("cut-{round}")));
+        let mut client = node.cri.runtime.clone();
+        let request = v1::RunPodSandboxRequest { config, ..Default::default() };
+        let call = tokio::spawn(async move { client.run_pod_sandbox(request).await });
+        let shim = loop {
+            match shims(&sandboxes).pop() {
+                None if !call.is_finished() => tokio::task::yield_now().await,
+                found => break found,
+            }
+        };
+        tokio::time::sleep(std::time::Duration::from_micros(round * 500)).await;
+        if let Some(pid) = shim {
+            // It may have ended by itself.
+            let _ = std::process::Command::new("kill").args(["-9", &pid.to_string()]).output();
+        }
+        if let Ok(made) = call.await.unwrap() {
+            node.remove_sandbox(&made.into_inner().pod_sandbox_id).await;
+        }
+        assert_eq!(shims(&sandboxes), Vec::<u32>::new());
+    }
+    let after = traces(&node);
+    assert_eq!(
+        (after.shims, after.mounts, after.cgroups, after.directories),
+        (0, before.mounts, before.cgroups, before.directories)
+    );
+}
+
+/// The pids of the shims whose pods are below a directory.
+fn shims(sandboxes: &std::path::Path) -> Vec<u32> {
+    let wanted = sandboxes.display().to_string();
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let is_shim = |pid: &u32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line);
+        line.starts_with("cox\0shim") && line.contains(&wanted)
+    };
+    pids.filter(is_shim).collect()
 }
 
 /// A kubelet leaves its call when the pod is deleted meanwhile. What was begun must be whole, or gone: never nobody's.
