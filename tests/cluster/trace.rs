@@ -91,6 +91,16 @@ fn the_trace_of_the_seeds_command_has_every_stage_and_no_gap() {
         assert!(text.contains(word), "no {word} in\n{text}");
     }
 
+    // For a collector: every span has the id of its cause, or is the command.
+    let request: serde_json::Value = serde_json::from_str(&cluster.cox_says("trace deploy/nginx -o otlp")).unwrap();
+    let resources = request["resourceSpans"].as_array().unwrap().iter();
+    let spans: Vec<&serde_json::Value> =
+        resources.flat_map(|actor| actor["scopeSpans"][0]["spans"].as_array().unwrap()).collect();
+    let ids: BTreeSet<&str> = spans.iter().map(|span| span["spanId"].as_str().unwrap()).collect();
+    assert_eq!(ids.len(), spans.len());
+    let roots = spans.iter().filter(|span| !ids.contains(span["parentSpanId"].as_str().unwrap()));
+    assert_eq!(roots.count(), 1);
+
     // A probe is a stage of its own, and readiness follows from it.
     let probe =
         r#"{"spec":{"containers":[{"name":"probed","image":"nginx","readinessProbe":{"httpGet":{"port":80}}}]}}"#;

@@ -13,6 +13,7 @@ mod context;
 mod critical;
 mod id;
 mod name;
+pub mod otlp;
 mod recorder;
 mod ring;
 mod span;
