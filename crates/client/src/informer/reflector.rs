@@ -20,18 +20,22 @@ const WATCH_LIST_SILENCE: Duration = Duration::from_secs(3);
 const PAGE: u32 = 500;
 /// A watch that ends sooner than this is treated as a failure, so a server that hangs up at once is not hammered.
 const SHORT_WATCH: Duration = Duration::from_secs(1);
+/// A watch that was open for this long shows that the server is well: what went wrong before is forgotten.
+const LONG_WATCH: Duration = Duration::from_secs(10);
 
 /// Where the reflector is between two requests.
 struct Progress {
     /// The last version seen, while it can be resumed from.
     resume: Option<String>,
     watch_list: bool,
+    /// When the last watch was opened; none if it never was.
+    opened: Option<Instant>,
 }
 
 impl<K: Object> Informer<K> {
     /// Follows the server until `stop`.
     pub async fn run(&self, stop: CancellationToken) {
-        let mut progress = Progress { resume: None, watch_list: true };
+        let mut progress = Progress { resume: None, watch_list: true, opened: None };
         let mut backoff = Backoff::new(Duration::from_millis(800), Duration::from_secs(30)).with_jitter(1.0);
         loop {
             let began = Instant::now();
@@ -54,7 +58,7 @@ impl<K: Object> Informer<K> {
                 }
                 Err(error) => tracing::warn!(kind = K::kind(), %error, "watch failed: retrying"),
             }
-            if began.elapsed() > Duration::from_secs(120) {
+            if progress.opened.take().is_some_and(|opened| opened.elapsed() >= LONG_WATCH) {
                 backoff.reset();
             }
             tokio::select! {
@@ -77,6 +81,7 @@ impl<K: Object> Informer<K> {
             },
             None => self.list_then_watch(progress).await?,
         };
+        progress.opened = Some(Instant::now());
         while let Some(event) = stream.next().await {
             let version = match event? {
                 WatchEvent::Added(object) | WatchEvent::Modified(object) => {
@@ -189,6 +194,8 @@ mod tests {
     /// The answers a server gives in turn: to a watch its events, after which it hangs up; to a list its objects.
     enum Answer {
         Watch(Vec<Value>),
+        /// A watch whose connection breaks after a while.
+        Break(Vec<Value>, Duration),
         List(Value),
         Refuse(u16),
     }
@@ -231,6 +238,16 @@ mod tests {
                         let body: Body = StreamBody::new(futures_util::stream::iter(frames)).boxed_unsync();
                         Response::new(body)
                     }
+                    Some(Answer::Break(events, after)) => {
+                        let frame = |event: Value| http_body::Frame::data(bytes::Bytes::from(format!("{event}\n")));
+                        let frames =
+                            futures_util::stream::iter(events).map(move |event| Ok::<_, BoxError>(frame(event)));
+                        let end = futures_util::stream::once(async move {
+                            tokio::time::sleep(after).await;
+                            Err(BoxError::from("connection reset"))
+                        });
+                        Response::new(StreamBody::new(frames.chain(end)).boxed_unsync())
+                    }
                     Some(Answer::List(list)) => text(list, 200),
                     Some(Answer::Refuse(code)) => {
                         text(json!({ "kind": "Status", "status": "Failure", "code": code }), code)
@@ -272,6 +289,16 @@ mod tests {
         .await;
         assert_eq!(asked, ["watch-list", "watch 5", "watch 6", "watch-list", "watch 9", "watch-list"]);
         assert_eq!(told, ["+a", "+b", "~a", "-b", "+c", "-c"]);
+    }
+
+    /// A server that dies now and then is found again as soon as it is back, however often it died.
+    #[tokio::test(start_paused = true)]
+    async fn watches_that_lasted_leave_no_grudge() {
+        let (lasts, times) = (Duration::from_secs(20), 12);
+        let began = Instant::now();
+        follow((0..times).map(|_| Answer::Break(vec![bookmark("5")], lasts)).collect()).await;
+        let longest_pause = Duration::from_millis(1600);
+        assert!(began.elapsed() <= (lasts + longest_pause) * times, "{:?}", began.elapsed());
     }
 
     #[tokio::test(start_paused = true)]
