@@ -6,8 +6,8 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
-use cni::netlink::Socket;
 use futures_util::future::BoxFuture;
+use netlink::Socket;
 
 use crate::join::{Membership, leave};
 use crate::options::Options;

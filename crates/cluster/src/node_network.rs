@@ -10,10 +10,10 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, anyhow, bail};
 use client::{Client, InformerFactory, ListParams};
-use cni::netlink::{LinkKind, Socket};
 use cni::routes::Backend;
 use cni::{Cidr, netns};
 use k8s_openapi::api::core::v1::Node;
+use netlink::{LinkKind, Socket};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 

@@ -2,17 +2,16 @@
 //!
 //! Flow: the runtime makes a network namespace -> [`Network`] (configuration from a directory, plug-ins run in order,
 //! results cached) -> plug-ins, executables that read JSON on stdin and answer on stdout. The plug-ins of this crate are
-//! the same binary under another `argv[0]`; [`plugin`] is the table. They speak rtnetlink through the small synchronous
-//! [`netlink`] module and leave packet rules to [`nft`].
+//! the same binary under another `argv[0]`; [`plugin`] is the table. They speak to the kernel through the small synchronous
+//! `netlink` crate and leave packet rules to [`nft`].
 //! [`routes`] connects the pod ranges of several hosts, and keeps the ranges of the cluster from leaving the machine.
 //!
 //! Invariant: ADD either leaves a complete interface or nothing; DEL can be repeated and never fails on what is gone.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
-pub mod cidr;
+pub use netlink::cidr;
 pub mod config;
 mod error;
-pub mod netlink;
 pub mod netns;
 mod network;
 pub mod nft;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
 
-use crate::netlink::Socket;
+use netlink::Socket;
 
 #[derive(Debug)]
 pub struct Netns {

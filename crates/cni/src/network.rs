@@ -436,7 +436,7 @@ fn validate(attachment: &Attachment<'_>) -> Result<(), Error> {
     if !is_valid_name(attachment.container_id) {
         return Err(Error::InvalidArgument(format!("invalid container ID {:?}", attachment.container_id)));
     }
-    if !crate::netlink::is_valid_ifname(attachment.ifname) {
+    if !netlink::is_valid_ifname(attachment.ifname) {
         return Err(Error::InvalidArgument(format!("invalid interface name {:?}", attachment.ifname)));
     }
     Ok(())

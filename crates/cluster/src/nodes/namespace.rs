@@ -5,8 +5,8 @@ use std::os::fd::AsFd;
 
 use anyhow::{Context, Result};
 use cni::Cidr;
-use cni::netlink::{LinkKind, Route, Scope, Socket};
 use cni::netns::Netns;
+use netlink::{LinkKind, Route, Scope, Socket};
 
 use super::record::{Network, Record};
 use crate::node_network::bridge;

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use anyhow::Result;
 use client::{Client, Informer, InformerFactory};
-use cni::netlink::{RouteKind, Socket};
 use cni::routes::{Backend, Peer, Plan, VxlanConfig, plan, program};
 use k8s_openapi::api::core::v1::Node;
+use netlink::{RouteKind, Socket};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 

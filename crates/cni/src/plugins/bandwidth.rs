@@ -9,9 +9,9 @@ use super::call::Call;
 use super::interface::{describe, find};
 use super::{Handlers, nothing};
 use crate::error::CniError;
-use crate::netlink::{Link, LinkKind, Socket, TokenBucket};
 use crate::nft::short_hash;
 use crate::result::AddResult;
+use netlink::{Link, LinkKind, Socket, TokenBucket};
 
 pub(super) const HANDLERS: Handlers =
     Handlers { load: |call| Limits::load(call).map(drop), add, check, del, gc: nothing, status: nothing };

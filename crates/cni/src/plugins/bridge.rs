@@ -10,9 +10,9 @@ use super::interface::{self, AskedArgs, AskedMac, add_veth, configure, describe,
 use super::{Handlers, ipam, masquerade, nothing};
 use crate::cidr::{self, Cidr};
 use crate::error::CniError;
-use crate::netlink::{Link, LinkKind, Socket, parse_mac};
 use crate::netns::{Netns, set_sysctl};
 use crate::result::{AddResult, Dns, Route};
+use netlink::{Link, LinkKind, Socket, parse_mac};
 
 pub(super) const HANDLERS: Handlers = Handlers { load, add, check, del, gc, status };
 

@@ -7,8 +7,8 @@ use serde_json::Value;
 
 use crate::config::is_valid_name;
 use crate::error::{CniError, code};
-use crate::netlink::is_valid_ifname;
 use crate::result::{AddResult, VERSIONS, drop_nulls};
+use netlink::is_valid_ifname;
 
 #[derive(Clone, Debug)]
 pub(super) struct Call {

@@ -10,9 +10,9 @@ use super::call::Call;
 use super::{ipam, masquerade};
 use crate::cidr::Cidr;
 use crate::error::{CniError, code};
-use crate::netlink::{Link, LinkKind, Route, Scope, Socket};
 use crate::netns::{Netns, set_sysctl};
 use crate::result::{AddResult, Interface};
+use netlink::{Link, LinkKind, Route, Scope, Socket};
 
 /// Duplicate address detection takes about two seconds; upstream gives up after five.
 const DAD_DEADLINE: Duration = Duration::from_secs(5);

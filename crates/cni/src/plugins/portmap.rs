@@ -13,11 +13,11 @@ use super::call::Call;
 use super::{Handlers, nothing};
 use crate::cidr::Cidr;
 use crate::error::{CniError, code};
-use crate::netlink::Socket;
 use crate::netns::set_sysctl;
 use crate::network::PortMapping;
 use crate::nft;
 use crate::result::AddResult;
+use netlink::Socket;
 
 pub(super) const HANDLERS: Handlers =
     Handlers { load: |call| Config::load(call).map(drop), add, check, del, gc: nothing, status: nothing };

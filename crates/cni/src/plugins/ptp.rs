@@ -7,9 +7,9 @@ use super::interface::{self, Veth, add_veth, configure, describe, enable_forward
 use super::{Handlers, ipam, masquerade};
 use crate::cidr::Cidr;
 use crate::error::CniError;
-use crate::netlink::{Route, Scope, Socket};
 use crate::netns::Netns;
 use crate::result::{AddResult, Dns};
+use netlink::{Route, Scope, Socket};
 
 pub(super) const HANDLERS: Handlers = Handlers { load, add, check, del, gc, status };
 

@@ -10,9 +10,9 @@ use super::call::Call;
 use super::interface::{AskedArgs, AskedMac, find, open_netns};
 use super::{Handlers, nothing};
 use crate::error::CniError;
-use crate::netlink::{Link, Socket, parse_mac};
 use crate::netns::{Netns, set_sysctl, sysctl};
 use crate::result::AddResult;
+use netlink::{Link, Socket, parse_mac};
 
 pub(super) const HANDLERS: Handlers = Handlers { load, add, check, del, gc: nothing, status: nothing };
 

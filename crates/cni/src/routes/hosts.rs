@@ -11,7 +11,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::cidr::Cidr;
-use crate::netlink::{LinkKind, Neighbour, Route, Socket};
+use netlink::{LinkKind, Neighbour, Route, Socket};
 
 /// Room for the outer headers: Ethernet 14, IP 20 or 40, UDP 8, VXLAN 8.
 const OVERHEAD_V4: u32 = 50;

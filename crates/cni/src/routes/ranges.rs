@@ -4,7 +4,7 @@ use std::io;
 use std::net::IpAddr;
 
 use crate::cidr::Cidr;
-use crate::netlink::{Route, RouteKind, Scope, Socket};
+use netlink::{Route, RouteKind, Scope, Socket};
 
 /// Weaker than any route somebody made on purpose, also to exactly the same range.
 const PRIORITY: u32 = 9999;

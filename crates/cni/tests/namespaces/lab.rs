@@ -11,8 +11,8 @@ use std::sync::{OnceLock, mpsc};
 use std::time::Duration;
 
 use cni::Cidr;
-use cni::netlink::{LinkKind, Route, RouteKind, Socket};
 use cni::routes::{self, Backend, Peer, VxlanConfig};
+use netlink::{LinkKind, Route, RouteKind, Socket};
 use nix::sched::{CloneFlags, setns, unshare};
 use serde_json::Value;
 

@@ -115,7 +115,7 @@ fn short(arguments: &str) -> String {
 fn with_server(test: impl FnOnce(&FakeApi) + Send + 'static) {
     let inside = std::thread::spawn(move || {
         unshare(CloneFlags::CLONE_NEWNET).unwrap();
-        let socket = cni::netlink::Socket::open().unwrap();
+        let socket = netlink::Socket::open().unwrap();
         let lo = socket.link("lo").unwrap().unwrap().index;
         socket.set_up(lo).unwrap();
         // glibc leaves out families of which the host has no address but the loopback's.

@@ -4,28 +4,13 @@
 //! One netlink batch is one transaction, as with `nft -f`. What a map holds is in its [`layout`]; whatever has none is left to
 //! `nft`.
 
-use std::io;
 use std::net::IpAddr;
-use std::os::fd::AsRawFd;
 
-use nix::sys::socket::{AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, socket};
+use netlink::{Batch, Request};
 
 /// Larger changes go through `nft`, which splits them as the kernel likes it.
 const LIMIT: usize = 256;
 
-const NFTABLES: u16 = 10;
-const BATCH_BEGIN: u16 = 0x10;
-const BATCH_END: u16 = 0x11;
-const NEW_ELEMENT: u16 = NFTABLES << 8 | 12;
-const DELETE_ELEMENT: u16 = NFTABLES << 8 | 14;
-const REQUEST: u16 = 1;
-const ACK: u16 = 4;
-const CREATE: u16 = 0x400;
-const NLMSG_ERROR: u16 = 2;
-const NESTED: u16 = 0x8000;
-
-const INET: u8 = 2;
-const INET6: u8 = 10;
 const LIST_TABLE: u16 = 1;
 const LIST_SET: u16 = 2;
 const LIST_ELEMENTS: u16 = 3;
@@ -53,81 +38,50 @@ pub(super) fn encode(changes: &[Change]) -> Option<Batch> {
     if changes.is_empty() || changes.len() > LIMIT {
         return None;
     }
-    let mut batch = Batch { bytes: Vec::new(), messages: 0 };
-    batch.message(BATCH_BEGIN, 0, 0, &[]);
+    let mut batch = Batch::new();
     for change in changes {
-        let (kind, flags) = match change.value {
-            Some(_) => (NEW_ELEMENT, ACK | CREATE),
-            None => (DELETE_ELEMENT, ACK),
-        };
         let (keys, values) = layout(change.map)?;
-        let mut element = nested(ELEMENT_KEY, &attribute(DATA_VALUE, &concatenation(keys, &change.key)?));
-        match (values, change.value.as_deref()) {
-            (_, None) | (Value::None, Some(_)) => {}
-            (Value::Target, Some(value)) => {
-                let target = concatenation(&[Part::Address, Part::Port], value)?;
-                element.extend(nested(ELEMENT_DATA, &attribute(DATA_VALUE, &target)));
-            }
-            (Value::Verdict, Some(value)) => {
-                element.extend(nested(ELEMENT_DATA, &nested(DATA_VERDICT, &verdict(value)?)));
-            }
+        let key = concatenation(keys, &change.key)?;
+        let data = match (values, change.value.as_deref()) {
+            (_, None) | (Value::None, Some(_)) => None,
+            (Value::Target, Some(value)) => Some(Data::Target(concatenation(&[Part::Address, Part::Port], value)?)),
+            (Value::Verdict, Some(value)) => Some(verdict(value)?),
+        };
+        let fill = |request: Request| {
+            let listed = request.attr_str(LIST_TABLE, "cox-proxy").attr_str(LIST_SET, change.map);
+            listed.nest(LIST_ELEMENTS, |list| {
+                list.nest(ELEMENT, |element| {
+                    let element = element.nest(ELEMENT_KEY, |value| value.attr(DATA_VALUE, &key));
+                    match &data {
+                        Some(data) => element.nest(ELEMENT_DATA, |value| data.write(value)),
+                        None => element,
+                    }
+                })
+            })
+        };
+        match change.value {
+            Some(_) => batch.add_element(change.is_v6, fill),
+            None => batch.delete_element(change.is_v6, fill),
         }
-        let mut body = attribute(LIST_TABLE, b"cox-proxy\0");
-        body.extend(attribute(LIST_SET, format!("{}\0", change.map).as_bytes()));
-        body.extend(nested(LIST_ELEMENTS, &nested(ELEMENT, &element)));
-        batch.message(kind, flags, if change.is_v6 { INET6 } else { INET }, &body);
-        batch.messages += 1;
     }
-    batch.message(BATCH_END, 0, 0, &[]);
     Some(batch)
 }
 
-/// A transaction, ready to send.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Batch {
-    bytes: Vec<u8>,
-    /// As many are answered.
-    messages: usize,
+/// What a key leads to.
+enum Data<'a> {
+    Target(Vec<u8>),
+    Drop,
+    Goto(&'a str),
 }
 
-impl Batch {
-    fn message(&mut self, kind: u16, flags: u16, family: u8, body: &[u8]) {
-        let is_mark = kind == BATCH_BEGIN || kind == BATCH_END;
-        self.bytes.extend(((20 + body.len()) as u32).to_ne_bytes());
-        self.bytes.extend(kind.to_ne_bytes());
-        self.bytes.extend((flags | REQUEST).to_ne_bytes());
-        self.bytes.extend([0; 8]);
-        self.bytes.extend([family, 0]);
-        self.bytes.extend(if is_mark { NFTABLES.to_be_bytes() } else { [0, 0] });
-        self.bytes.extend(body);
-    }
-
-    /// Blocking, for as long as the kernel takes to commit.
-    pub(super) fn send(&self) -> io::Result<()> {
-        let fd = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkNetFilter)?;
-        sendto(fd.as_raw_fd(), &self.bytes, &NetlinkAddr::new(0, 0), MsgFlags::empty())?;
-        let mut buffer = vec![0; 64 * 1024];
-        let mut answered = 0;
-        while answered < self.messages {
-            let length = match recv(fd.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
-                Err(nix::errno::Errno::EINTR) => continue,
-                length => length?,
-            };
-            let mut rest = &buffer[..length];
-            while let Some(size) = rest.get(..4).and_then(|b| b.try_into().ok()).map(u32::from_ne_bytes) {
-                let message = rest.get(..size as usize).filter(|message| message.len() >= 20);
-                let Some(message) = message else { return Err(io::ErrorKind::InvalidData.into()) };
-                rest = rest.get((size as usize).next_multiple_of(4)..).unwrap_or_default();
-                if u16::from_ne_bytes([message[4], message[5]]) == NLMSG_ERROR {
-                    answered += 1;
-                    match i32::from_ne_bytes([message[16], message[17], message[18], message[19]]) {
-                        0 => {}
-                        errno => return Err(io::Error::from_raw_os_error(-errno)),
-                    }
-                }
-            }
+impl Data<'_> {
+    fn write(&self, value: Request) -> Request {
+        let verdict = |code: u32| move |verdict: Request| verdict.attr(VERDICT_CODE, &code.to_be_bytes());
+        match self {
+            Data::Target(bytes) => value.attr(DATA_VALUE, bytes),
+            Data::Drop => value.nest(DATA_VERDICT, verdict(DROP)),
+            Data::Goto(chain) => value.nest(DATA_VERDICT, |r| verdict(GOTO)(r).attr_str(VERDICT_CHAIN, chain)),
         }
-        Ok(())
     }
 }
 
@@ -190,29 +144,12 @@ fn protocol(name: &str) -> Option<u8> {
     }
 }
 
-fn verdict(text: &str) -> Option<Vec<u8>> {
+fn verdict(text: &str) -> Option<Data<'_>> {
     match text.split_once(' ') {
-        None if text == "drop" => Some(attribute(VERDICT_CODE, &DROP.to_be_bytes())),
-        Some(("goto", chain)) => {
-            let mut bytes = attribute(VERDICT_CODE, &GOTO.to_be_bytes());
-            bytes.extend(attribute(VERDICT_CHAIN, format!("{chain}\0").as_bytes()));
-            Some(bytes)
-        }
+        None if text == "drop" => Some(Data::Drop),
+        Some(("goto", chain)) => Some(Data::Goto(chain)),
         _ => None,
     }
-}
-
-fn nested(kind: u16, content: &[u8]) -> Vec<u8> {
-    attribute(kind | NESTED, content)
-}
-
-fn attribute(kind: u16, content: &[u8]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(content.len() + 8);
-    bytes.extend(((content.len() + 4) as u16).to_ne_bytes());
-    bytes.extend(kind.to_ne_bytes());
-    bytes.extend(content);
-    bytes.resize(bytes.len().next_multiple_of(4), 0);
-    bytes
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ pub(crate) use program::Program;
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Transaction {
     text: String,
-    direct: Option<elements::Batch>,
+    direct: Option<netlink::Batch>,
 }
 
 /// Carries out one transaction: all of it, or nothing.
@@ -25,7 +25,7 @@ pub(crate) async fn apply(transaction: &Transaction) -> Result<(), String> {
         Some(batch) => {
             let batch = batch.clone();
             let sent =
-                tokio::task::spawn_blocking(move || batch.send()).await.unwrap_or_else(|panic| Err(panic.into()));
+                tokio::task::spawn_blocking(move || batch.commit()).await.unwrap_or_else(|panic| Err(panic.into()));
             sent.map_err(|error| format!("netlink: {error}"))
         }
         None => nft(&transaction.text).await,

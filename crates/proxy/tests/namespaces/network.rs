@@ -7,8 +7,8 @@ use std::os::fd::AsFd;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use cni::netlink::{LinkKind, Route, Socket};
 use cni::{Cidr, routes};
+use netlink::{LinkKind, Route, Socket};
 use nix::sched::{CloneFlags, setns, unshare};
 use proxy::Mode;
 use tokio_util::sync::CancellationToken;

@@ -4,8 +4,8 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
-use super::Socket;
-use super::message::{Request, attributes, read_ip};
+use crate::Socket;
+use crate::message::{Request, attributes, read_ip};
 
 const GET: u16 = 1 << 8 | 1;
 const DELETE: u16 = 1 << 8 | 2;
@@ -81,7 +81,7 @@ mod tests {
                     r.attr(1, &[protocol]).attr(2, &ports[0].to_be_bytes()).attr(3, &ports[1].to_be_bytes())
                 })
             });
-            request.finish(0).split_off(super::super::message::HEADER)
+            request.finish(0).split_off(crate::message::HEADER)
         };
         let flow = |protocol| {
             let sent = tuple(TUPLE_ORIGINAL, [192, 0, 2, 2], [192, 0, 2, 1], protocol, [40000, 8080]);

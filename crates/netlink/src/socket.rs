@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::sys::socket::{AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, socket};
 
-use super::message::{HEADER, NLM_F_ACK, NLM_F_DUMP, Request, read_u16, read_u32};
+use crate::message::{HEADER, NLM_F_ACK, NLM_F_DUMP, Request, read_u16, read_u32};
 
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
@@ -21,7 +21,7 @@ pub struct Socket {
 }
 
 /// The body of an answer, after the netlink header.
-pub(super) type Answer = Vec<u8>;
+pub(crate) type Answer = Vec<u8>;
 
 impl Socket {
     /// For the namespace of the calling thread.
@@ -40,17 +40,17 @@ impl Socket {
     }
 
     /// Sends a change and waits for the kernel's verdict.
-    pub(super) fn change(&self, request: Request) -> io::Result<()> {
+    pub(crate) fn change(&self, request: Request) -> io::Result<()> {
         self.exchange(request, NLM_F_ACK).map(drop)
     }
 
     /// Sends a question with one answer.
-    pub(super) fn get(&self, request: Request) -> io::Result<Answer> {
+    pub(crate) fn get(&self, request: Request) -> io::Result<Answer> {
         self.exchange(request, NLM_F_ACK)?.into_iter().next().ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))
     }
 
     /// Sends a question with many answers. Asked again when the table changed under the dump.
-    pub(super) fn dump(&self, make: impl Fn() -> Request) -> io::Result<Vec<Answer>> {
+    pub(crate) fn dump(&self, make: impl Fn() -> Request) -> io::Result<Vec<Answer>> {
         const ATTEMPTS: usize = 5;
         for _ in 0..ATTEMPTS {
             match self.exchange(make(), NLM_F_DUMP) {
@@ -66,43 +66,75 @@ impl Socket {
         self.sequence.set(sequence);
         let flags = read_u16(&request.bytes, 6).unwrap_or_default() | flags;
         request.bytes[6..8].copy_from_slice(&flags.to_ne_bytes());
-        let fd = self.fd.as_raw_fd();
-        sendto(fd, &request.finish(sequence), &NetlinkAddr::new(0, 0), MsgFlags::empty())?;
+        sendto(self.fd.as_raw_fd(), &request.finish(sequence), &NetlinkAddr::new(0, 0), MsgFlags::empty())?;
 
         let mut answers = Vec::new();
         let mut interrupted = false;
         let mut buffer = vec![0; BUFFER];
         loop {
-            let length = match recv(fd, &mut buffer, MsgFlags::empty()) {
-                Err(nix::errno::Errno::EINTR) => continue,
-                length => length?,
-            };
-            let mut rest = &buffer[..length];
-            while rest.len() >= HEADER {
-                let size = read_u32(rest, 0).unwrap_or_default() as usize;
-                if size < HEADER || size > rest.len() {
-                    return Err(io::Error::new(io::ErrorKind::InvalidData, "malformed netlink message"));
-                }
-                let (message, next) = (&rest[..size], rest.get(size.next_multiple_of(4)..).unwrap_or_default());
-                rest = next;
+            let mut rest = self.receive(&mut buffer)?;
+            while let Some(message) = next_message(&mut rest)? {
                 if read_u32(message, 8) != Some(sequence) {
                     continue; // a late answer to an earlier, abandoned question
                 }
                 let flags = read_u16(message, 6).unwrap_or_default();
                 interrupted |= flags & NLM_F_DUMP_INTR != 0;
-                let body = &message[HEADER..];
                 match read_u16(message, 4).unwrap_or_default() {
-                    NLMSG_ERROR => {
-                        let errno = read_u32(body, 0).unwrap_or_default() as i32;
-                        return if errno == 0 { Ok(answers) } else { Err(io::Error::from_raw_os_error(-errno)) };
-                    }
-                    NLMSG_DONE if interrupted => {
-                        return Err(io::Error::from(io::ErrorKind::Interrupted));
-                    }
+                    NLMSG_ERROR => return verdict(message).map(|()| answers),
+                    NLMSG_DONE if interrupted => return Err(io::Error::from(io::ErrorKind::Interrupted)),
                     NLMSG_DONE => return Ok(answers),
-                    _ => answers.push(body.to_vec()),
+                    _ => answers.push(message[HEADER..].to_vec()),
                 }
             }
         }
+    }
+
+    /// Sends several messages at once and waits for the verdict on each of `changes`.
+    pub(crate) fn send_changes(&self, messages: &[u8], changes: usize) -> io::Result<()> {
+        sendto(self.fd.as_raw_fd(), messages, &NetlinkAddr::new(0, 0), MsgFlags::empty())?;
+        let mut buffer = vec![0; BUFFER];
+        let mut answered = 0;
+        while answered < changes {
+            let mut rest = self.receive(&mut buffer)?;
+            while let Some(message) = next_message(&mut rest)? {
+                if read_u16(message, 4) == Some(NLMSG_ERROR) {
+                    verdict(message)?;
+                    answered += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn receive<'a>(&self, buffer: &'a mut [u8]) -> io::Result<&'a [u8]> {
+        loop {
+            match recv(self.fd.as_raw_fd(), buffer, MsgFlags::empty()) {
+                Err(nix::errno::Errno::EINTR) => continue,
+                length => return Ok(&buffer[..length?]),
+            }
+        }
+    }
+}
+
+/// Takes one message, header included, off what was received.
+fn next_message<'a>(rest: &mut &'a [u8]) -> io::Result<Option<&'a [u8]>> {
+    if rest.len() < HEADER {
+        return Ok(None);
+    }
+    let size = read_u32(rest, 0).unwrap_or_default() as usize;
+    if size < HEADER || size > rest.len() {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "malformed netlink message"));
+    }
+    let message = &rest[..size];
+    *rest = rest.get(size.next_multiple_of(4)..).unwrap_or_default();
+    Ok(Some(message))
+}
+
+/// What the kernel says of a change; zero is consent.
+fn verdict(message: &[u8]) -> io::Result<()> {
+    match read_u32(message, HEADER).map(|errno| errno as i32) {
+        Some(0) => Ok(()),
+        Some(errno) => Err(io::Error::from_raw_os_error(-errno)),
+        None => Err(io::Error::new(io::ErrorKind::InvalidData, "netlink verdict without a number")),
     }
 }

@@ -2,50 +2,52 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-pub(super) const NLM_F_REQUEST: u16 = 0x1;
-pub(super) const NLM_F_ACK: u16 = 0x4;
-pub(super) const NLM_F_DUMP: u16 = 0x300;
-pub(super) const NLM_F_REPLACE: u16 = 0x100;
-pub(super) const NLM_F_EXCL: u16 = 0x200;
-pub(super) const NLM_F_CREATE: u16 = 0x400;
+pub(crate) const NLM_F_REQUEST: u16 = 0x1;
+pub(crate) const NLM_F_ACK: u16 = 0x4;
+pub(crate) const NLM_F_DUMP: u16 = 0x300;
+pub(crate) const NLM_F_REPLACE: u16 = 0x100;
+pub(crate) const NLM_F_EXCL: u16 = 0x200;
+pub(crate) const NLM_F_CREATE: u16 = 0x400;
 
-pub(super) const HEADER: usize = 16;
+pub(crate) const HEADER: usize = 16;
 const NLA_F_NESTED: u16 = 0x8000;
 const NLA_TYPE_MASK: u16 = 0x3fff;
 
-pub(super) struct Request {
-    pub(super) bytes: Vec<u8>,
+/// A message in the making: header, then a fixed body, then attributes.
+#[derive(Debug)]
+pub struct Request {
+    pub(crate) bytes: Vec<u8>,
 }
 
 impl Request {
-    pub(super) fn new(kind: u16, flags: u16) -> Self {
+    pub fn new(kind: u16, flags: u16) -> Self {
         let mut bytes = vec![0; HEADER];
         bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
         bytes[6..8].copy_from_slice(&(flags | NLM_F_REQUEST).to_ne_bytes());
         Self { bytes }
     }
 
-    pub(super) fn body(mut self, body: &[u8]) -> Self {
+    pub fn body(mut self, body: &[u8]) -> Self {
         self.bytes.extend_from_slice(body);
         self
     }
 
-    pub(super) fn attr(mut self, kind: u16, value: &[u8]) -> Self {
+    pub fn attr(mut self, kind: u16, value: &[u8]) -> Self {
         self.push(kind, value);
         self
     }
 
-    pub(super) fn attr_u32(self, kind: u16, value: u32) -> Self {
+    pub fn attr_u32(self, kind: u16, value: u32) -> Self {
         self.attr(kind, &value.to_ne_bytes())
     }
 
-    pub(super) fn attr_str(self, kind: u16, value: &str) -> Self {
+    pub fn attr_str(self, kind: u16, value: &str) -> Self {
         let mut bytes = value.as_bytes().to_vec();
         bytes.push(0);
         self.attr(kind, &bytes)
     }
 
-    pub(super) fn attr_ip(self, kind: u16, addr: IpAddr) -> Self {
+    pub(crate) fn attr_ip(self, kind: u16, addr: IpAddr) -> Self {
         match addr {
             IpAddr::V4(addr) => self.attr(kind, &addr.octets()),
             IpAddr::V6(addr) => self.attr(kind, &addr.octets()),
@@ -53,7 +55,7 @@ impl Request {
     }
 
     /// An attribute whose value is what `fill` adds.
-    pub(super) fn nest(mut self, kind: u16, fill: impl FnOnce(Self) -> Self) -> Self {
+    pub fn nest(mut self, kind: u16, fill: impl FnOnce(Self) -> Self) -> Self {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(&[0; 4]);
         self.bytes[start + 2..start + 4].copy_from_slice(&(kind | NLA_F_NESTED).to_ne_bytes());
@@ -71,7 +73,7 @@ impl Request {
         self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
     }
 
-    pub(super) fn finish(mut self, sequence: u32) -> Vec<u8> {
+    pub(crate) fn finish(mut self, sequence: u32) -> Vec<u8> {
         let length = self.bytes.len() as u32;
         self.bytes[0..4].copy_from_slice(&length.to_ne_bytes());
         self.bytes[8..12].copy_from_slice(&sequence.to_ne_bytes());
@@ -80,7 +82,7 @@ impl Request {
 }
 
 /// The attributes in `bytes`; stops at the first that does not fit.
-pub(super) fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+pub(crate) fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     let mut rest = bytes;
     std::iter::from_fn(move || {
         let length = usize::from(read_u16(rest, 0)?);
@@ -91,19 +93,19 @@ pub(super) fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
-pub(super) fn read_u16(bytes: &[u8], at: usize) -> Option<u16> {
+pub(crate) fn read_u16(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
 }
 
-pub(super) fn read_u32(bytes: &[u8], at: usize) -> Option<u32> {
+pub(crate) fn read_u32(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
-pub(super) fn read_string(bytes: &[u8]) -> String {
+pub(crate) fn read_string(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes.split(|b| *b == 0).next().unwrap_or_default()).into_owned()
 }
 
-pub(super) fn read_ip(bytes: &[u8]) -> Option<IpAddr> {
+pub(crate) fn read_ip(bytes: &[u8]) -> Option<IpAddr> {
     match bytes.len() {
         4 => Some(Ipv4Addr::from(<[u8; 4]>::try_from(bytes).ok()?).into()),
         16 => Some(Ipv6Addr::from(<[u8; 16]>::try_from(bytes).ok()?).into()),
@@ -111,7 +113,7 @@ pub(super) fn read_ip(bytes: &[u8]) -> Option<IpAddr> {
     }
 }
 
-pub(super) fn family(addr: IpAddr) -> u8 {
+pub(crate) fn family(addr: IpAddr) -> u8 {
     (if addr.is_ipv6() { libc::AF_INET6 } else { libc::AF_INET }) as u8
 }
 

@@ -3,8 +3,8 @@
 use std::io;
 use std::net::IpAddr;
 
-use super::message::{NLM_F_CREATE, NLM_F_REPLACE, Request, attributes, family, read_ip, read_u16, read_u32};
-use super::socket::Socket;
+use crate::Socket;
+use crate::message::{NLM_F_CREATE, NLM_F_REPLACE, Request, attributes, family, read_ip, read_u16, read_u32};
 
 const RTM_NEWNEIGH: u16 = 28;
 const RTM_DELNEIGH: u16 = 29;

@@ -3,9 +3,9 @@
 use std::io;
 use std::net::IpAddr;
 
-use super::message::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, Request, attributes, family, read_ip, read_u32};
-use super::socket::Socket;
+use crate::Socket;
 use crate::cidr::Cidr;
+use crate::message::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, Request, attributes, family, read_ip, read_u32};
 
 const RTM_NEWROUTE: u16 = 24;
 const RTM_DELROUTE: u16 = 25;

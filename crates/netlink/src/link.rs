@@ -4,8 +4,8 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use super::message::{NLM_F_CREATE, NLM_F_EXCL, Request, attributes, read_string, read_u32};
-use super::socket::Socket;
+use crate::Socket;
+use crate::message::{NLM_F_CREATE, NLM_F_EXCL, Request, attributes, read_string, read_u32};
 
 const RTM_NEWLINK: u16 = 16;
 const RTM_DELLINK: u16 = 17;

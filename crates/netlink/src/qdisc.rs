@@ -2,8 +2,8 @@
 
 use std::io;
 
-use super::message::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, Request, attributes, read_string, read_u32};
-use super::socket::Socket;
+use crate::Socket;
+use crate::message::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, Request, attributes, read_string, read_u32};
 
 const RTM_NEWQDISC: u16 = 36;
 const RTM_DELQDISC: u16 = 37;

@@ -1,9 +1,12 @@
-//! rtnetlink, synchronous and small: the handful of requests the plug-ins and routes make.
+//! Netlink, synchronous and small: the handful of requests that plug-ins, routes and packet rules make.
 //!
 //! A plug-in lives for a few milliseconds and talks to two namespaces, one request at a time; a socket per namespace and
 //! blocking calls are the whole need.
+#![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod address;
+mod batch;
+pub mod cidr;
 mod flow;
 mod link;
 mod message;
@@ -13,8 +16,10 @@ mod route;
 mod socket;
 
 pub use address::Address;
+pub use batch::Batch;
 pub use flow::Flow;
 pub use link::{Link, LinkKind, is_valid_ifname, parse_mac};
+pub use message::Request;
 pub use neighbour::Neighbour;
 pub use qdisc::TokenBucket;
 pub use route::{Route, RouteKind, Scope};
