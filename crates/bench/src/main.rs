@@ -28,6 +28,10 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::process::ExitCode;
 
+/// As in `cox`, whose parts are measured here.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 type Run = fn(Args) -> Pin<Box<dyn Future<Output = anyhow::Result<()>>>>;
 
 /// Name, what is compared with what, how.

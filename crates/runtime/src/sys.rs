@@ -155,6 +155,12 @@ pub(crate) fn reset_signals() {
     }
 }
 
+/// Our allocator turns transparent huge pages off for itself; a program that we become decides anew.
+pub(crate) fn reset_huge_pages() {
+    // Kernels without them have nothing to reset.
+    let _ = prctl(libc::PR_SET_THP_DISABLE, 0, 0);
+}
+
 pub(crate) fn ignore_signal(signal: i32) {
     // SAFETY: SIG_IGN is always a valid disposition.
     unsafe { libc::signal(signal, libc::SIG_IGN) };

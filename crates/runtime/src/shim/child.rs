@@ -92,6 +92,7 @@ fn prepare(socket: &OwnedFd) -> Result<(), String> {
         _ => return Err("the shim gave up".into()),
     }
     sys::reset_signals();
+    sys::reset_huge_pages();
     sys::umask(0o022);
     sys::setsid().map_err(say("setsid"))
 }

@@ -143,6 +143,7 @@ impl External {
     /// In a child: becomes the external runtime.
     fn exec(&self, arguments: &[String]) -> ! {
         sys::reset_signals();
+        sys::reset_huge_pages();
         let failed = sys::close_on_exec_from(3).map_err(|e| e.to_string()).and_then(|()| {
             let arguments = arguments.iter().map(|a| CString::new(a.as_str())).collect::<Result<Vec<_>, _>>();
             let arguments = arguments.map_err(|e| e.to_string())?;
