@@ -113,16 +113,20 @@ pub(crate) fn text(raw: &[u8]) -> Cow<'_, str> {
 }
 
 /// Reorders an encoded object to `kind`, `apiVersion`, `metadata`, the rest: the form in which objects are stored.
-pub(crate) fn canonical(json: &[u8], kind: &str, api_version: &str) -> Option<Vec<u8>> {
-    let metadata = find(json, &["metadata"])?;
-    let mut out = Vec::with_capacity(json.len() + 64);
-    out.extend_from_slice(b"{\"kind\":\"");
-    out.extend_from_slice(kind.as_bytes());
-    out.extend_from_slice(b"\",\"apiVersion\":\"");
-    out.extend_from_slice(api_version.as_bytes());
-    out.extend_from_slice(b"\",\"metadata\":");
+pub(crate) fn canonical(mut json: Vec<u8>, kind: &str, api_version: &str) -> Option<Vec<u8>> {
+    let head = format!("{{\"kind\":\"{kind}\",\"apiVersion\":\"{api_version}\",\"metadata\":");
+    let written = format!("{{\"apiVersion\":\"{api_version}\",\"kind\":\"{kind}\",\"metadata\":");
+    if json.starts_with(written.as_bytes()) {
+        // As our types are written: the same words, as long.
+        json[..head.len()].copy_from_slice(head.as_bytes());
+        json.shrink_to_fit();
+        return Some(json);
+    }
+    let metadata = find(&json, &["metadata"])?;
+    let mut out = Vec::with_capacity(json.len() + head.len());
+    out.extend_from_slice(head.as_bytes());
     out.extend_from_slice(json.get(metadata)?);
-    for (key, value) in members(json, 0) {
+    for (key, value) in members(&json, 0) {
         if matches!(key, b"kind" | b"apiVersion" | b"metadata") {
             continue;
         }
@@ -174,8 +178,11 @@ mod tests {
 
     #[test]
     fn canonical_form_puts_metadata_third() {
-        let canonical = canonical(POD, "Pod", "v1").unwrap();
+        let canonical = canonical(POD.to_vec(), "Pod", "v1").unwrap();
         assert!(canonical.starts_with(br#"{"kind":"Pod","apiVersion":"v1","metadata":{"name":"p"},"spec":"#));
+        let typed = br#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p"},"spec":{}}"#;
+        let expected = br#"{"kind":"Pod","apiVersion":"v1","metadata":{"name":"p"},"spec":{}}"#;
+        assert_eq!(super::canonical(typed.to_vec(), "Pod", "v1").unwrap(), expected);
         let versioned = with_revision(&canonical, 42).unwrap();
         let value: serde_json::Value = serde_json::from_slice(&versioned).unwrap();
         assert_eq!(value["metadata"]["resourceVersion"], "42");
@@ -186,7 +193,7 @@ mod tests {
         for end in 0..POD.len() {
             let cut = &POD[..end];
             let _ = find(cut, &["metadata", "name"]);
-            let _ = canonical(cut, "Pod", "v1");
+            let _ = canonical(cut.to_vec(), "Pod", "v1");
             let _ = with_revision(cut, 1);
         }
     }

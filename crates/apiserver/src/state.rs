@@ -75,6 +75,14 @@ impl State {
         serde_json::from_slice(&entry.json()).ok()
     }
 
+    /// As [`Self::peek`], read once for all who look at the same version.
+    pub(crate) fn peek_shared<K>(&self, prefix: &str, key: &str) -> Option<Arc<K>>
+    where
+        K: DeserializeOwned + Send + Sync + 'static,
+    {
+        self.caches.get(prefix)?.get(key)?.read()
+    }
+
     /// All objects under a prefix, of one namespace if given.
     pub(crate) fn peek_all<K: DeserializeOwned>(&self, prefix: &str, namespace: Option<&str>) -> Vec<K> {
         let Some(cache) = self.caches.get(prefix) else { return Vec::new() };

@@ -14,22 +14,21 @@ pub fn apply(object: &mut Value, patch: &Value) -> Result<(), PatchError> {
 }
 
 fn merge(target: &mut Value, patch: &Value) {
-    let Value::Object(patch) = patch else {
-        *target = patch.clone();
-        return;
+    *target = match (target.take(), patch) {
+        (Value::Object(target), Value::Object(patch)) => Value::Object(merged(target, patch)),
+        (_, Value::Object(patch)) => Value::Object(merged(Map::new(), patch)),
+        (_, patch) => patch.clone(),
     };
-    if !target.is_object() {
-        *target = Value::Object(Map::new());
-    }
-    let Value::Object(target) = target else { return };
+}
+
+pub(super) fn merged(mut target: Map<String, Value>, patch: &Map<String, Value>) -> Map<String, Value> {
     for (key, value) in patch {
         match value {
-            Value::Null => {
-                target.remove(key);
-            }
+            Value::Null => drop(target.remove(key)),
             value => merge(target.entry(key.clone()).or_insert(Value::Null), value),
         }
     }
+    target
 }
 
 #[cfg(test)]

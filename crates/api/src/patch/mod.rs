@@ -1,10 +1,12 @@
 //! The four ways to change part of an object: JSON patch, merge patch, strategic merge patch and
-//! server-side apply. All work on dynamic values; the last two ask the schema how lists merge.
+//! server-side apply. All work on dynamic values; the last two ask the schema how lists merge. `text` is the short way of
+//! the usual merge patch.
 
 pub mod apply;
 pub mod json;
 pub mod merge;
 pub mod strategic;
+pub mod text;
 
 /// Why a patch was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

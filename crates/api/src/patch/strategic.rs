@@ -26,7 +26,7 @@ pub fn apply(object: &mut Value, patch: &Value, schema: &Struct) -> Result<(), P
 
 /// What is known about the fields of a map being merged.
 #[derive(Clone, Copy)]
-enum Shape<'a> {
+pub(super) enum Shape<'a> {
     Struct(&'a Struct),
     /// A map from names to values of one type.
     Map(&'a Type),
@@ -43,7 +43,7 @@ impl<'a> Shape<'a> {
     }
 
     /// The shape of a map-valued field.
-    fn map_field(self, name: &str) -> Self {
+    pub(super) fn map_field(self, name: &str) -> Self {
         match self {
             Self::Struct(definition) => definition.field(name).map_or(Self::Unknown, |field| Self::of(&field.ty)),
             Self::Map(value) => Self::of(value),
@@ -52,7 +52,7 @@ impl<'a> Shape<'a> {
     }
 
     /// Whether a map-valued field is replaced as a whole.
-    fn replaces(self, name: &str) -> bool {
+    pub(super) fn replaces(self, name: &str) -> bool {
         let Self::Struct(definition) = self else { return false };
         definition.field(name).and_then(|field| field.merge).is_some_and(|merge| merge.patch_replaces)
     }
@@ -79,7 +79,7 @@ fn malformed(message: impl Into<String>) -> PatchError {
     PatchError::Malformed(message.into())
 }
 
-fn merge_map(mut original: Fields, mut patch: Fields, shape: Shape<'_>) -> Result<Fields, PatchError> {
+pub(super) fn merge_map(mut original: Fields, mut patch: Fields, shape: Shape<'_>) -> Result<Fields, PatchError> {
     if let Some(directive) = patch.remove(PATCH) {
         return match directive.as_str() {
             Some("replace") => Ok(patch),

@@ -88,12 +88,12 @@ fn mirror_refusal(spec: &PodSpec) -> Option<&'static str> {
     }
 }
 
-async fn find(state: &State, attributes: &Attributes<'_>, name: &str) -> Result<Account, Status> {
+async fn find(state: &State, attributes: &Attributes<'_>, name: &str) -> Result<Arc<Account>, Status> {
     let key = format!("{}/{name}", attributes.namespace);
-    let mut account: Option<Account> = state.peek("serviceaccounts", &key);
+    let mut account = state.peek_shared("serviceaccounts", &key);
     if account.is_none() {
         state.caches.fresh().await?;
-        account = state.peek("serviceaccounts", &key);
+        account = state.peek_shared("serviceaccounts", &key);
     }
     account.ok_or_else(|| {
         let message = format!("error looking up service account {key}: serviceaccount {name:?} not found");

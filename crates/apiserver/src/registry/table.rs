@@ -581,7 +581,7 @@ mod tests {
                 let create = apply::Write { live: None, new: &encoded, ignored: &[] };
                 let recorded = apply::update(create, None, None, &schema, &writer);
                 let update = apply::Write { live: Some(&encoded), new: &new, ignored: &[] };
-                let _ = apply::update(update, recorded, None, &schema, &writer);
+                let _ = apply::update(update, recorded.as_deref(), None, &schema, &writer);
                 let (live, new) = (object.to_value().unwrap(), updated.to_value().unwrap());
                 let _ = apply::apply(Some(&live), &live, &schema, &writer, true, &[]);
                 let mut patched = live.clone();

@@ -1,11 +1,14 @@
 //! `metadata.managedFields`: who owns which field, recorded on every write.
 
+use std::borrow::Cow;
+
 use api::Status;
 use api::patch::apply::{Write, Writer};
 use http::header;
 
-use crate::registry::Object;
+use crate::registry::{Object, Resource};
 use crate::state::Operation;
+use crate::watch_cache::Entry;
 
 /// Longer manager names are refused by clients; upstream cuts user agents there.
 const MAX_MANAGER: usize = 128;
@@ -38,16 +41,20 @@ pub(crate) fn ignored(operation: &Operation) -> &'static [&'static str] {
     }
 }
 
-/// Records who changed what, before strategies and admission add to it: what they set belongs to nobody. `old` is
-/// absent for a create.
-pub(crate) fn track(operation: &Operation, new: &mut dyn Object, old: Option<&dyn Object>) -> Result<(), Status> {
+/// Records who changed what, before strategies and admission add to it: what they set belongs to nobody. The old object,
+/// as stored and read, is absent for a create.
+pub(crate) fn track(
+    operation: &Operation,
+    new: &mut dyn Object,
+    old: Option<(&Entry, &dyn Object)>,
+) -> Result<(), Status> {
     if is_apply(operation) {
         return Ok(());
     }
     let resource = &operation.resource;
     let given = new.meta_mut().managed_fields.take();
-    let recorded = old.and_then(|old| old.meta().managed_fields.clone());
-    let live = old.map(|old| crate::initializers::visible(resource, old)).transpose()?;
+    let recorded = old.and_then(|(_, old)| old.meta().managed_fields.as_deref());
+    let live = old.map(|(entry, old)| stored_text(resource, entry, old)).transpose()?;
     let text = crate::initializers::visible(resource, new)?;
     let manager = manager(operation);
     let writer = Writer {
@@ -60,4 +67,12 @@ pub(crate) fn track(operation: &Operation, new: &mut dyn Object, old: Option<&dy
     let schema = resource.strategy.schema();
     new.meta_mut().managed_fields = api::patch::apply::update(write, recorded, given, &schema, &writer);
     Ok(())
+}
+
+/// The old object as others see it: nearly always just as it is stored.
+fn stored_text<'a>(resource: &Resource, entry: &'a Entry, old: &dyn Object) -> Result<Cow<'a, [u8]>, Status> {
+    if resource.initializers {
+        return crate::initializers::visible(resource, old).map(Cow::Owned);
+    }
+    Ok(Cow::Borrowed(&entry.stored))
 }

@@ -102,7 +102,7 @@ pub(crate) async fn modify(
         let mut new = make(&current, &*old)?;
         trace::lap(Stage::Decode);
         let conditional = check_version(operation, new.meta(), old.meta())?;
-        prepare(operation, target, &mut new, &*old, dry_run).await?;
+        prepare(operation, target, &mut new, (&current, &*old), dry_run).await?;
 
         trace::mark();
         let mut errors = validate_meta_update(resource, new.meta(), old.meta());
@@ -203,7 +203,7 @@ async fn prepare(
     operation: &Operation,
     target: Target,
     new: &mut AnyObject,
-    old: &dyn Object,
+    (entry, old): (&Entry, &dyn Object),
     dry_run: bool,
 ) -> Result<(), Status> {
     let strategy = &operation.resource.strategy;
@@ -212,7 +212,7 @@ async fn prepare(
     if let Target::Part(action) = target {
         super::parts::prepare(action, new, old)?;
     }
-    super::managed_fields::track(operation, &mut **new, Some(old))?;
+    super::managed_fields::track(operation, &mut **new, Some((entry, old)))?;
     admit(operation, target, Phase::Mutate, new, old, dry_run).await?;
     keep_system_fields(new.meta_mut(), old.meta());
     strategy.apply_defaults(&mut **new);

@@ -206,7 +206,7 @@ pub(crate) fn encode(resource: &Resource, object: &mut dyn Object) -> Result<Byt
     meta.resource_version = None;
     meta.self_link = None;
     let raw = crate::initializers::encode(resource, object)?;
-    json::canonical(&raw, &resource.kind, &resource.storage_version)
+    json::canonical(raw, &resource.kind, &resource.storage_version)
         .map(Bytes::from)
         .ok_or_else(|| Status::internal("encoded object has no metadata"))
 }

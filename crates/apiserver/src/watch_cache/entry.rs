@@ -1,9 +1,11 @@
 //! One version of one object, encoded once and shared by everyone who reads it.
 
+use std::any::Any;
 use std::sync::{Arc, OnceLock};
 
 use api::selector::{FieldSelector, Selector};
 use bytes::Bytes;
+use serde::de::DeserializeOwned;
 
 use super::Gzip;
 use crate::json;
@@ -23,6 +25,7 @@ pub(crate) struct Entry {
     labels: OnceLock<Labels>,
     fields: OnceLock<Vec<Box<str>>>,
     compressed: OnceLock<Bytes>,
+    read: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
 pub(crate) type Labels = std::collections::BTreeMap<String, String>;
@@ -41,6 +44,7 @@ impl Entry {
             labels: OnceLock::new(),
             fields: OnceLock::new(),
             compressed: OnceLock::new(),
+            read: OnceLock::new(),
         })
     }
 
@@ -61,6 +65,17 @@ impl Entry {
         let mut out = Vec::with_capacity(self.stored.len() + version.len());
         self.write(&version, 0, &mut out);
         Bytes::from(out)
+    }
+
+    /// The typed form, kept with the object: for the few that decisions about others look at again and again.
+    pub(crate) fn read<K: DeserializeOwned + Send + Sync + 'static>(&self) -> Option<Arc<K>> {
+        let kept = self.read.get().and_then(|read| read.clone().downcast().ok());
+        kept.or_else(|| {
+            let read: Arc<K> = Arc::new(serde_json::from_slice(&self.json()).ok()?);
+            // The first type that is asked for stays.
+            let _ = self.read.set(read.clone());
+            Some(read)
+        })
     }
 
     /// About as many bytes as a client sees.
@@ -195,6 +210,10 @@ mod tests {
         entry.write_frame("DELETED", 9, &mut frame);
         let frame: serde_json::Value = serde_json::from_slice(&frame).unwrap();
         assert_eq!((&frame["type"], &frame["object"]["metadata"]["resourceVersion"]), (&"DELETED".into(), &"9".into()));
+        let read = entry.read::<serde_json::Value>().unwrap();
+        assert_eq!(read["metadata"]["resourceVersion"], "7");
+        assert!(Arc::ptr_eq(&read, &entry.read().unwrap()));
+        assert!(entry.read::<k8s_openapi::api::core::v1::Pod>().is_some());
         let bare = Entry::new("a".into(), &Bytes::from_static(br#"{"metadata":{}}"#), 7).unwrap();
         assert_eq!(bare.json(), &br#"{"metadata":{"resourceVersion":"7"}}"#[..]);
         for damaged in [&b"{}"[..], b"[]", br#"{"metadata":5}"#, b""] {

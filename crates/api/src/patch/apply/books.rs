@@ -37,7 +37,7 @@ impl Books {
     }
 
     /// Adds `set` to what an updater owns, and remembers when.
-    pub(super) fn record(&mut self, writer: &Writer<'_>, set: &FieldSet) {
+    pub(super) fn record(&mut self, writer: &Writer<'_>, set: FieldSet) {
         if set.is_empty() {
             return;
         }
@@ -48,20 +48,22 @@ impl Books {
                 && text(&entry.subresource) == writer.subresource
                 && text(&entry.api_version) == writer.api_version
         });
-        let at = found.unwrap_or_else(|| {
-            self.entries.push(ManagedFieldsEntry {
+        let time = Some(Time(writer.now));
+        match found.map(|at| &mut self.entries[at]) {
+            Some(entry) => {
+                set.add_to(fields(entry));
+                entry.time = time;
+            }
+            None => self.entries.push(ManagedFieldsEntry {
                 manager: Some(manager.to_owned()),
                 operation: Some(UPDATE.to_owned()),
                 api_version: Some(writer.api_version.to_owned()),
                 subresource: (!writer.subresource.is_empty()).then(|| writer.subresource.to_owned()),
                 fields_type: Some("FieldsV1".to_owned()),
-                ..ManagedFieldsEntry::default()
-            });
-            self.entries.len() - 1
-        });
-        let entry = &mut self.entries[at];
-        set.add_to(fields(entry));
-        entry.time = Some(Time(writer.now));
+                fields_v1: Some(FieldsV1(set.into_json())),
+                time,
+            }),
+        }
         self.cap_updaters();
     }
 

@@ -187,7 +187,7 @@ pub struct Write<'a> {
 /// the recorded ones; a single empty entry forgets them all, as upstream.
 pub fn update(
     write: Write<'_>,
-    recorded: Option<Vec<ManagedFieldsEntry>>,
+    recorded: Option<&[ManagedFieldsEntry]>,
     given: Option<Vec<ManagedFieldsEntry>>,
     schema: &Struct,
     writer: &Writer<'_>,
@@ -196,10 +196,9 @@ pub fn update(
     if is_main && given.as_deref().is_some_and(|given| given == [ManagedFieldsEntry::default()]) {
         return None;
     }
-    let given = given.filter(|given| is_main && !given.is_empty());
-    let mut books = Books::new(given.or_else(|| recorded.clone()).unwrap_or_default());
+    let mut books = Books::new(given.filter(|_| is_main).unwrap_or_default());
     if books.is_empty() {
-        books = Books::new(recorded.unwrap_or_default());
+        books = Books::new(recorded.unwrap_or_default().to_vec());
     }
     if books.is_empty() && write.live.is_some() {
         // Nobody asked for books on this object when it was made.
@@ -212,7 +211,7 @@ pub fn update(
         books.withdraw(&changed);
         books.withdraw(&removed);
         changed.strip_metadata();
-        books.record(writer, &changed);
+        books.record(writer, changed);
     }
     books.close()
 }

@@ -4,21 +4,15 @@
 //! The result is that of [`walk::compare`](super::walk::compare) on the same objects (a property test says so). Both
 //! texts come from the same serializer, so what is equal is nearly always equal byte by byte.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::PRESENT;
 use super::walk::{Atom, Changes, field_element, item_atom, item_element};
+use crate::patch::text::{Fields, Name, parse, value};
 use crate::schema::Struct;
-
-#[derive(Deserialize, PartialEq, Eq, PartialOrd, Ord)]
-struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
-
-type Fields<'a> = BTreeMap<Name<'a>, &'a RawValue>;
 
 /// The older one of two values.
 #[derive(Clone, Copy)]
@@ -145,7 +139,7 @@ fn known_by(item: &RawValue, atom: Atom<'_>) -> String {
     let Atom::Keyed(_, keys) = atom else { return item_element(&value(item), atom) };
     let fields = parse(item);
     let named = keys.iter().filter_map(|key| {
-        let raw = fields.get(&Name(Cow::Borrowed(key)))?;
+        let raw = fields.get(&Name::from(*key))?;
         Some(((*key).to_owned(), value(raw)))
     });
     item_element(&Value::Object(named.collect::<Map<_, _>>()), atom)
@@ -165,12 +159,4 @@ fn compare_items(old: &[(String, &RawValue)], new: &[(String, &RawValue)], atom:
     for (element, item) in old.iter().filter(|(element, _)| !after.contains_key(element.as_str())) {
         compare_values(Old::Given(item), None, item_atom(atom), element.clone(), changes);
     }
-}
-
-fn parse(raw: &RawValue) -> Fields<'_> {
-    serde_json::from_str(raw.get()).unwrap_or_default()
-}
-
-fn value(raw: &RawValue) -> Value {
-    serde_json::from_str(raw.get()).unwrap_or_default()
 }

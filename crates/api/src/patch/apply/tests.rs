@@ -31,7 +31,7 @@ fn updated(live: Option<&Value>, new: &mut Value, schema: &Struct, writer: &Writ
     let text = |object: &Value| serde_json::to_vec(object).unwrap();
     let (old, text) = (live.map(text), text(new));
     let write = Write { live: old.as_deref(), new: &text, ignored: &[] };
-    let kept = update(write, recorded, given, schema, writer);
+    let kept = update(write, recorded.as_deref(), given, schema, writer);
     if let Some(metadata) = new.get_mut("metadata").and_then(Value::as_object_mut) {
         metadata.remove("managedFields");
         if let Some(kept) = kept {

@@ -17,12 +17,13 @@ use std::sync::Arc;
 use api::Status;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, ReplicaSet, StatefulSet};
 use k8s_openapi::api::batch::v1::{CronJob, Job};
-use k8s_openapi::api::core::v1::{Namespace, Pod, PodSpec, PodTemplate, PodTemplateSpec, ReplicationController};
+use k8s_openapi::api::core::v1::{Pod, PodSpec, PodTemplate, PodTemplateSpec, ReplicationController};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::config::Setting;
 use super::{Admitted, Attributes, Plugin, Verb, admitted, later};
 use crate::state::State;
+use crate::watch_cache::Entry;
 use checks::{Violation, detail, violations};
 use exemptions::Settings;
 use policy::{LevelVersion, Policy};
@@ -64,15 +65,15 @@ impl PodSecurity {
         if self.0.exempts(attributes) {
             return Ok(());
         }
-        let mut namespace: Option<Namespace> = state.peek("namespaces", attributes.namespace);
+        let mut namespace = namespace_entry(state, attributes);
         if namespace.is_none() {
             state.caches.fresh().await?;
-            namespace = state.peek("namespaces", attributes.namespace);
+            namespace = namespace_entry(state, attributes);
         }
         let Some(namespace) = namespace else {
             return Err(Status::internal(format!("failed to lookup namespace {:?}", attributes.namespace)));
         };
-        let (policy, errors) = Policy::of(namespace.metadata.labels.as_ref(), self.0.defaults);
+        let (policy, errors) = Policy::of(Some(namespace.labels()), self.0.defaults);
         if errors.is_empty() && policy.is_privileged() {
             note(attributes, "enforce-policy", LevelVersion::PRIVILEGED.to_string());
             return Ok(());
@@ -102,11 +103,8 @@ impl PodSecurity {
     }
 
     fn validate_workload(&self, state: &State, attributes: &Attributes<'_>) {
-        // Most namespaces ask for nothing: this look must cost little.
-        let Some(entry) = state.caches.get("namespaces").and_then(|cache| cache.get(attributes.namespace)) else {
-            return;
-        };
-        let (policy, errors) = Policy::of(Some(entry.labels()), self.0.defaults);
+        let Some(namespace) = namespace_entry(state, attributes) else { return };
+        let (policy, errors) = Policy::of(Some(namespace.labels()), self.0.defaults);
         if (errors.is_empty() && policy.warn.is_privileged() && policy.audit.is_privileged())
             || self.0.exempts(attributes)
         {
@@ -123,6 +121,11 @@ impl PodSecurity {
         audit(attributes, &policy, &subject);
         warn(attributes, &policy, &subject);
     }
+}
+
+/// Most namespaces ask for nothing: this look must cost little.
+fn namespace_entry(state: &State, attributes: &Attributes<'_>) -> Option<Arc<Entry>> {
+    state.caches.get("namespaces")?.get(attributes.namespace)
 }
 
 fn note(attributes: &Attributes<'_>, key: &str, value: String) {
