@@ -4,8 +4,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use api::placement::tolerates;
-use k8s_openapi::api::core::v1::{Pod, Taint};
+use api::placement::{is_selected, tolerates, untolerated};
+use k8s_openapi::api::core::v1::{ContainerPort, Node, Pod, Taint};
 use parking_lot::Mutex;
 
 use crate::config::Settings;
@@ -13,14 +13,29 @@ use crate::kubelet::Kubelet;
 use crate::node::status::Pressure;
 use crate::resources::{self, ResourceList};
 use crate::status::Ended;
-use crate::{containers, eviction, qos, state};
+use crate::{containers, eviction, qos, state, static_pods};
 
 /// The pods that run here or are about to, by uid: what others have to fit beside.
 pub(crate) type Admitted = Mutex<HashMap<String, Arc<Pod>>>;
 
+const NODE_AFFINITY: &str = "NodeAffinity";
+
 impl Kubelet {
     /// Lets a pod in, or says why not. One that has started before is in already.
-    pub(crate) fn admit(&self, pod: &Arc<Pod>) -> Option<Ended> {
+    pub(crate) async fn admit(&self, pod: &Arc<Pod>) -> Option<Ended> {
+        let name = &self.settings.node_name;
+        let known = self.node.get(name);
+        let refused = self.admit_to(known.as_deref(), pod);
+        // The scheduler may have seen labels that did not get here yet.
+        if refused.as_ref().is_some_and(|ended| ended.reason == NODE_AFFINITY)
+            && let Ok(newest) = self.client.all::<Node>().get(name).await
+        {
+            return self.admit_to(Some(&newest), pod);
+        }
+        refused
+    }
+
+    fn admit_to(&self, node: Option<&Node>, pod: &Arc<Pod>) -> Option<Ended> {
         let uid = state::uid(pod).to_string();
         let mut admitted = self.admitted.lock();
         let has_started = pod.status.as_ref().is_some_and(|status| status.start_time.is_some());
@@ -37,6 +52,7 @@ impl Kubelet {
         let refused = reject(pod, &self.settings)
             .or_else(|| under_pressure(pod, pressure))
             .or_else(|| too_large(pod, &others, &self.allocatable))
+            .or_else(|| misplaced(pod, &others, node))
             .or_else(|| {
                 let cpus = self.cpu_manager.as_ref()?;
                 cpus.admit(pod).err().map(|why| ("UnexpectedAdmissionError".to_string(), why))
@@ -111,11 +127,91 @@ fn too_large(pod: &Pod, others: &[Arc<Pod>], allocatable: &ResourceList) -> Opti
     })
 }
 
+/// The scheduler's rules that also bind whoever chose the node without asking it.
+fn misplaced(pod: &Pod, others: &[Arc<Pod>], node: Option<&Node>) -> Option<Refusal> {
+    let refusal = |rule: &str, cause: &str| Some((rule.to_string(), format!("Predicate {rule} failed: {cause}")));
+    let spec = pod.spec.as_ref()?;
+    if node.is_some_and(|node| !is_selected(spec, node)) {
+        return refusal(NODE_AFFINITY, "node(s) didn't match Pod's node affinity/selector");
+    }
+    let is_taken = |wanted: &ContainerPort| others.iter().any(|other| host_ports(other).any(|p| collide(wanted, p)));
+    if host_ports(pod).any(is_taken) {
+        return refusal("NodePorts", "node(s) didn't have free ports for the requested pod ports");
+    }
+    let taints = node.and_then(|node| node.spec.as_ref()?.taints.as_deref()).unwrap_or_default();
+    let tolerations = spec.tolerations.as_deref().unwrap_or_default();
+    if !static_pods::is_static(pod) && untolerated(taints, tolerations, &["NoExecute"]).is_some() {
+        return refusal("TaintToleration", "node(s) had taints that the pod didn't tolerate");
+    }
+    None
+}
+
+/// The ports of the node that a pod's containers and sidecars take.
+fn host_ports(pod: &Pod) -> impl Iterator<Item = &ContainerPort> {
+    let spec = pod.spec.iter();
+    let sidecars = spec.clone().flat_map(|spec| spec.init_containers.iter().flatten());
+    let sidecars = sidecars.filter(|container| container.restart_policy.as_deref() == Some("Always"));
+    let containers = spec.flat_map(|spec| &spec.containers).chain(sidecars);
+    containers.flat_map(|container| container.ports.iter().flatten()).filter(|port| port.host_port.unwrap_or(0) > 0)
+}
+
+fn collide(one: &ContainerPort, other: &ContainerPort) -> bool {
+    let protocol = |port: &ContainerPort| port.protocol.clone().unwrap_or_else(|| "TCP".into());
+    let address = |port: &ContainerPort| port.host_ip.clone().filter(|ip| !ip.is_empty() && ip != "0.0.0.0");
+    let overlap = match (address(one), address(other)) {
+        (Some(one), Some(other)) => one == other,
+        _ => true,
+    };
+    one.host_port == other.host_port && protocol(one) == protocol(other) && overlap
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::resources::tests::{container_with, list};
     use k8s_openapi::api::core::v1::{PodSpec, Toleration};
+    use serde_json::json;
+
+    #[test]
+    fn whoever_names_a_node_keeps_its_rules() {
+        let pod = |spec| -> Pod { serde_json::from_value(json!({"spec": spec})).unwrap() };
+        let on_port = |port| json!({"containers": [{"name": "c", "ports": [port]}]});
+        let node: Node = serde_json::from_value(json!({
+            "metadata": {"name": "n", "labels": {"disk": "ssd"}},
+            "spec": {"taints": [{"key": "k", "effect": "NoExecute"}, {"key": "l", "effect": "NoSchedule"}]},
+        }))
+        .unwrap();
+        let tolerant = json!([{"key": "k", "operator": "Exists"}]);
+        let with = |mut spec: serde_json::Value, key: &str, value: serde_json::Value| {
+            spec[key] = value;
+            spec["tolerations"] = tolerant.clone();
+            pod(spec)
+        };
+        let web = on_port(json!({"containerPort": 80, "hostPort": 8080, "hostIP": "10.0.0.1"}));
+        let others = [Arc::new(pod(web))];
+        for (pod, refused) in [
+            (with(on_port(json!({"containerPort": 80})), "hostname", json!("h")), None),
+            (pod(on_port(json!({"containerPort": 80}))), Some("TaintToleration")),
+            (with(json!({"containers": []}), "nodeSelector", json!({"disk": "ssd"})), None),
+            (with(json!({"containers": []}), "nodeSelector", json!({"disk": "hdd"})), Some("NodeAffinity")),
+            (with(on_port(json!({"containerPort": 1, "hostPort": 8080})), "hostname", json!("h")), Some("NodePorts")),
+            (with(on_port(json!({"containerPort": 1, "hostPort": 8081})), "hostname", json!("h")), None),
+            (
+                with(on_port(json!({"containerPort": 1, "hostPort": 8080, "protocol": "UDP"})), "hostname", json!("h")),
+                None,
+            ),
+            (
+                with(
+                    on_port(json!({"containerPort": 1, "hostPort": 8080, "hostIP": "10.0.0.2"})),
+                    "hostname",
+                    json!("h"),
+                ),
+                None,
+            ),
+        ] {
+            assert_eq!(misplaced(&pod, &others, Some(&node)).map(|(rule, _)| rule).as_deref(), refused, "{pod:?}");
+        }
+    }
 
     fn pod(requests: &str) -> Pod {
         let containers = vec![container_with("c", requests, "")];

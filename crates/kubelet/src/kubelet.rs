@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use client::{Client, EventRecorder, Informer};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Pod, PodStatus, Service};
+use k8s_openapi::api::core::v1::{Node, Pod, PodStatus, Service};
 use parking_lot::Mutex;
 
 use crate::admit::Admitted;
@@ -38,6 +38,7 @@ pub(crate) struct Kubelet {
     pub(crate) recorder: EventRecorder,
     pub(crate) restarts: Backoff,
     pub(crate) services: Informer<Service>,
+    pub(crate) node: Informer<Node>,
     pub(crate) allocatable: ResourceList,
     pub(crate) admitted: Admitted,
     /// What the eviction manager sees running short.

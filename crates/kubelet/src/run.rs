@@ -156,6 +156,7 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
         recorder: recorder.clone(),
         restarts: Backoff::new(Duration::from_secs(10), Duration::from_secs(300)),
         services: services.clone(),
+        node: own_node.clone(),
         allocatable: node_status::allocatable(&settings, &machine),
         admitted: Default::default(),
         pressure: Default::default(),
@@ -253,9 +254,9 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
     let until = stop.clone();
     tasks.spawn(async move { source.run(until).await });
 
-    // Environment variables of services must be complete before the first container starts.
+    // Environment variables of services must be complete before the first container starts, and the node's own rules known.
     tokio::select! {
-        () = async { tokio::join!(services.synced(), pods.synced()); } => {}
+        () = async { tokio::join!(services.synced(), pods.synced(), own_node.synced()); } => {}
         () = stop.cancelled() => return finish(tasks).await,
     }
     let updates = all.clone();

@@ -261,9 +261,8 @@ impl Worker {
             if update.must_end() {
                 return;
             }
-            if let Some(ended) =
-                self.kubelet.admit(&update.pod).or_else(|| deadline(&update.pod, self.start_time(&update.pod)))
-            {
+            let refused = self.kubelet.admit(&update.pod).await;
+            if let Some(ended) = refused.or_else(|| deadline(&update.pod, self.start_time(&update.pod))) {
                 self.kubelet.recorder.warning(
                     &client::reference(update.pod.as_ref()),
                     &ended.reason,

@@ -369,6 +369,10 @@ impl<'a> Iterator for Reader<'a> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
+    use api::schema::{Struct, Type};
+
     use super::*;
 
     fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
@@ -400,6 +404,53 @@ mod tests {
         let pod = field(2, &field(1, &volume));
         let value = decode(&envelope("v1", "Pod", &pod)).unwrap();
         assert_eq!(value["spec"]["volumes"][0], serde_json::json!({"name": "v", "emptyDir": {"sizeLimit": "1Gi"}}));
+    }
+
+    /// Walks a message beside the schema of what it becomes; returns the fields that the schema spells otherwise.
+    /// (Fields that it lacks altogether are of later versions.)
+    fn misspelt(name: &str, definition: &Struct, seen: &mut HashSet<String>) -> Vec<String> {
+        let Some(message) = MESSAGES.get(name).filter(|_| seen.insert(name.to_owned())) else { return Vec::new() };
+        let letters = |name: &str| name.replace(['-', '$'], "").to_ascii_lowercase();
+        let mut unknown = Vec::new();
+        for field in message.fields.values() {
+            let below = match field.kind {
+                Kind::Message(name) if name.contains('.') => Some(name.to_owned()),
+                Kind::Message(name) => Some(format!("{}.{name}", message.package)),
+                _ => None,
+            };
+            let inner = match definition.field(field.name).map(|known| &known.ty) {
+                _ if field.inline => Some(definition),
+                Some(Type::List(inner) | Type::Map(inner)) => inner.as_struct(),
+                Some(known) => known.as_struct(),
+                None => {
+                    let like = |other: &api::schema::Field| letters(&other.name) == letters(field.name);
+                    unknown.extend(definition.fields().iter().any(like).then(|| format!("{name}.{}", field.name)));
+                    None
+                }
+            };
+            if let (Some(below), Some(inner)) = (below, inner) {
+                unknown.extend(misspelt(&below, inner, seen));
+            }
+        }
+        unknown
+    }
+
+    #[test]
+    fn messages_name_their_fields_as_json_does() {
+        let mut seen = HashSet::new();
+        let unknown: Vec<String> = crate::registry::table::resources()
+            .iter()
+            .flat_map(|resource| {
+                let group = match resource.group.split('.').next().unwrap() {
+                    "" => "core",
+                    group => group,
+                };
+                let name = format!("{group}.{}.{}", resource.version, resource.kind);
+                misspelt(&name, &resource.strategy.schema(), &mut seen)
+            })
+            .collect();
+        assert_eq!(unknown, Vec::<String>::new());
+        assert!(seen.len() > 400, "{} messages", seen.len());
     }
 
     #[test]

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use api::Status;
 use bytes::Bytes;
+use futures_util::StreamExt;
+use futures_util::future::ready;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Uri, header};
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
@@ -20,6 +22,7 @@ use tokio_rustls::TlsConnector;
 
 use super::connect_options::ConnectOptions;
 use super::proxied_answer::{self, Links};
+use super::websocket;
 use crate::admission::{Attributes, Verb};
 use crate::body::{Body, BodyError};
 use crate::registry::{Action, AnyObject};
@@ -93,7 +96,33 @@ pub(crate) async fn connect(
             None => return Ok(super::response(StatusCode::OK, "text/plain", Bytes::new())),
         },
     };
-    forward(operation, destination, upgrade).await
+    match (action, websocket::key(&operation.headers), upgrade) {
+        (Action::Log, Some(key), Some(upgrade)) => log_socket(operation, destination, key, upgrade).await,
+        (_, _, upgrade) => forward(operation, destination, upgrade).await,
+    }
+}
+
+/// The log as messages of a WebSocket: the kubelet gives it as a body, whoever asks.
+async fn log_socket(
+    operation: &Operation,
+    destination: Destination,
+    key: &HeaderValue,
+    upgrade: hyper::upgrade::OnUpgrade,
+) -> Result<Response<Body>, Status> {
+    let Some((content, protocol)) = websocket::Content::negotiate(&operation.headers) else {
+        return Err(Status::bad_request("none of the offered WebSocket protocols can carry a log"));
+    };
+    let answer = forward(operation, destination, None).await?;
+    if !answer.status().is_success() {
+        return Ok(answer);
+    }
+    let chunks = answer.into_body().into_data_stream();
+    let chunks = chunks.take_while(|chunk| ready(chunk.is_ok())).filter_map(|chunk| ready(chunk.ok()));
+    let mut response = websocket::accept(key, content, upgrade, chunks, operation.state.stop.clone());
+    if let Some(protocol) = protocol {
+        response.headers_mut().insert(header::SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(protocol));
+    }
+    Ok(response)
 }
 
 fn is_plain_read(operation: &Operation) -> bool {

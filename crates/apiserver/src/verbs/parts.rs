@@ -3,7 +3,7 @@
 use api::Status;
 use api::field::FieldErrors;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
-use k8s_openapi::api::core::v1::{Namespace, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Pod, PodSpec};
 
 use crate::registry::certificates::rules;
 use crate::registry::{Action, AnyObject, Object};
@@ -19,20 +19,16 @@ pub(crate) fn prepare(action: Action, new: &mut AnyObject, old: &dyn Object) -> 
                 kept.spec = None;
             }
         }),
-        Action::EphemeralContainers => keep_but::<Pod>(new, old, |kept, new| {
-            if let (Some(kept), Some(new)) = (&mut kept.spec, &new.spec) {
-                kept.ephemeral_containers.clone_from(&new.ephemeral_containers);
-            }
-            kept.metadata.resource_version.clone_from(&new.metadata.resource_version);
+        Action::EphemeralContainers => change_spec(new, old, |kept, new| {
+            kept.ephemeral_containers.clone_from(&new.ephemeral_containers);
         }),
-        Action::Resize => keep_but::<Pod>(new, old, |kept, new| {
-            if let (Some(kept), Some(new)) = (&mut kept.spec, &new.spec) {
+        Action::Resize => change_spec(new, old, |kept, new| {
+            kept.resources.clone_from(&new.resources);
+            let sidecars = kept.init_containers.iter_mut().flatten().zip(new.init_containers.iter().flatten());
+            let pairs = kept.containers.iter_mut().zip(&new.containers).chain(sidecars);
+            for (kept, new) in pairs.filter(|(kept, new)| kept.name == new.name) {
                 kept.resources.clone_from(&new.resources);
-                let pairs = kept.containers.iter_mut().zip(&new.containers);
-                for (kept, new) in pairs.filter(|(kept, new)| kept.name == new.name) {
-                    kept.resources.clone_from(&new.resources);
-                    kept.resize_policy.clone_from(&new.resize_policy);
-                }
+                kept.resize_policy.clone_from(&new.resize_policy);
             }
         }),
         Action::Approval => keep_but::<CertificateSigningRequest>(new, old, |kept, new| {
@@ -46,6 +42,20 @@ pub(crate) fn prepare(action: Action, new: &mut AnyObject, old: &dyn Object) -> 
         Action::Binding => Ok(()),
         _ => Err(Status::method_not_allowed()),
     }
+}
+
+/// A pod of which only the specification changes, and its generation with it.
+fn change_spec(new: &mut AnyObject, old: &dyn Object, take: impl FnOnce(&mut PodSpec, &PodSpec)) -> Result<(), Status> {
+    keep_but::<Pod>(new, old, |kept, new| {
+        let before = kept.spec.clone();
+        if let (Some(kept), Some(new)) = (&mut kept.spec, &new.spec) {
+            take(kept, new);
+        }
+        if kept.spec != before {
+            kept.metadata.generation = Some(kept.metadata.generation.unwrap_or(0) + 1);
+        }
+        kept.metadata.resource_version.clone_from(&new.metadata.resource_version);
+    })
 }
 
 fn keep_but<K: crate::registry::Typed>(

@@ -96,7 +96,7 @@ pub(crate) async fn watch(
         Some((chunk, watcher))
     });
     if let (Some(key), Some(upgrade)) = (socket, upgrade) {
-        return Ok(websocket::accept(&key, upgrade, frames, stop));
+        return Ok(websocket::accept(&key, websocket::Content::Events, upgrade, frames, stop));
     }
     let frames = frames.map(Ok::<Bytes, BodyError>);
     let mut response = Response::new(stream_body(frames));

@@ -1,4 +1,4 @@
-//! A watch as a WebSocket: one text message an event (RFC 6455), for browsers, which cannot read a body as it grows.
+//! A watch or a log as a WebSocket (RFC 6455), for browsers, which cannot read a body as it grows.
 //!
 //! Only the server's half is needed: what the client says is read to notice a close, and pings are answered.
 
@@ -19,6 +19,7 @@ const MAGIC: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 const MAX_MESSAGE: u64 = 64 * 1024;
 
 const TEXT: u8 = 0x1;
+const BINARY: u8 = 0x2;
 const CLOSE: u8 = 0x8;
 const PING: u8 = 0x9;
 const PONG: u8 = 0xA;
@@ -34,10 +35,46 @@ pub(super) fn key(headers: &HeaderMap) -> Option<&HeaderValue> {
     headers.get(header::SEC_WEBSOCKET_KEY).filter(|_| asked)
 }
 
-/// Accepts the upgrade and sends `frames` (watch frames, one or several at a time) until they end, the client leaves or
-/// the server stops.
+/// What is sent, and how it becomes messages.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Content {
+    /// Watch frames, one or several at a time: a text message each.
+    Events,
+    /// Any bytes, as they come.
+    Bytes,
+    /// Any bytes, for clients that can only take text.
+    Base64,
+}
+
+impl Content {
+    /// How a client wants bytes, and the protocol to name in the answer; none when it knows only others.
+    pub(super) fn negotiate(headers: &HeaderMap) -> Option<(Content, Option<&'static str>)> {
+        let offered = headers.get_all(header::SEC_WEBSOCKET_PROTOCOL);
+        let mut offered = offered.iter().filter_map(|value| value.to_str().ok()).flat_map(|text| text.split(','));
+        let mut offered = offered.by_ref().map(str::trim).peekable();
+        if offered.peek().is_none() {
+            return Some((Content::Bytes, None));
+        }
+        offered.find_map(|protocol| match protocol {
+            "binary.k8s.io" => Some((Content::Bytes, Some("binary.k8s.io"))),
+            "base64.binary.k8s.io" => Some((Content::Base64, Some("base64.binary.k8s.io"))),
+            _ => None,
+        })
+    }
+
+    fn write(self, frame: &[u8], out: &mut BytesMut) {
+        match self {
+            Content::Events => events(frame).for_each(|event| out.extend_from_slice(&message(TEXT, event))),
+            Content::Bytes => out.extend_from_slice(&message(BINARY, frame)),
+            Content::Base64 => out.extend_from_slice(&message(TEXT, STANDARD.encode(frame).as_bytes())),
+        }
+    }
+}
+
+/// Accepts the upgrade and sends `frames` until they end, the client leaves or the server stops.
 pub(super) fn accept<S>(
     key: &HeaderValue,
+    content: Content,
     upgrade: hyper::upgrade::OnUpgrade,
     frames: S,
     stop: CancellationToken,
@@ -51,7 +88,7 @@ where
         // Ends with the connection, the watch or the server.
         if let Ok(io) = upgrade.await {
             tokio::select! {
-                _ = converse(TokioIo::new(io), frames) => {}
+                _ = converse(TokioIo::new(io), content, frames) => {}
                 () = stop.cancelled() => {}
             }
         }
@@ -67,7 +104,7 @@ where
     response
 }
 
-async fn converse<IO, S>(io: IO, frames: S) -> std::io::Result<()>
+async fn converse<IO, S>(io: IO, content: Content, frames: S) -> std::io::Result<()>
 where
     IO: AsyncRead + AsyncWrite,
     S: Stream<Item = Bytes>,
@@ -92,7 +129,7 @@ where
                         return to.write_all(&message(CLOSE, &[])).await;
                     };
                     let mut out = BytesMut::with_capacity(frame.len() + 16);
-                    events(&frame).for_each(|event| out.extend_from_slice(&message(TEXT, event)));
+                    content.write(&frame, &mut out);
                     to.write_all(&out).await?;
                 }
                 heard = heard.recv() => match heard {
@@ -176,7 +213,7 @@ mod tests {
             Bytes::from_static(b"{\"type\":\"ADDED\",\"object\":{}}\n{\"type\":\"DELETED\",\"object\":{\n}}\n");
         let (mut client, server) = tokio::io::duplex(4096);
         let frames = futures_util::stream::iter([frames]).chain(futures_util::stream::pending());
-        let serving = tokio::spawn(converse(server, frames));
+        let serving = tokio::spawn(converse(server, Content::Events, frames));
         for expected in ["{\"type\":\"ADDED\",\"object\":{}}\n", "{\"type\":\"DELETED\",\"object\":{\n}}\n"] {
             let (kind, payload) = read(&mut client).await.unwrap();
             assert_eq!((kind, String::from_utf8(payload).unwrap().as_str()), (TEXT, expected));
@@ -187,6 +224,23 @@ mod tests {
         client.write_all(&[FINAL | CLOSE, 0x80, 0, 0, 0, 0]).await.unwrap();
         assert_eq!(read(&mut client).await.unwrap(), (CLOSE, Vec::new()));
         serving.await.unwrap().unwrap();
+    }
+
+    #[test]
+    fn clients_choose_how_they_get_bytes() {
+        for (offered, expected) in [
+            (None, Some((Content::Bytes, None))),
+            (Some("binary.k8s.io"), Some((Content::Bytes, Some("binary.k8s.io")))),
+            (Some("v9, base64.binary.k8s.io"), Some((Content::Base64, Some("base64.binary.k8s.io")))),
+            (Some("v9"), None),
+        ] {
+            let mut headers = HeaderMap::new();
+            offered.map(|value| headers.insert(header::SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(value)));
+            assert_eq!(Content::negotiate(&headers), expected, "{offered:?}");
+        }
+        let mut out = BytesMut::new();
+        Content::Base64.write(b"hi", &mut out);
+        assert_eq!(&out[..], b"\x81\x04aGk=");
     }
 
     #[test]
