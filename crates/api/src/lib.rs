@@ -6,6 +6,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod codec;
+pub mod duration;
 pub mod field;
 pub mod gvk;
 mod kinds;

@@ -9,9 +9,7 @@ use anyhow::Context;
 use crate::allocation::Cidr;
 use crate::audit::{Batching, LogConfig, Mode, Truncation};
 use crate::authz::{FailurePolicy, WebhookConfig};
-use crate::config::{
-    AuditConfig, Authorizer, Config, DEFAULT_ISSUER, OidcConfig, Storage, TokenWebhookConfig, duration,
-};
+use crate::config::{AuditConfig, Authorizer, Config, DEFAULT_ISSUER, OidcConfig, Storage, TokenWebhookConfig};
 use crate::registry::RuntimeConfig;
 
 /// `cox apiserver`: upstream's flags, and `--data-dir` for the embedded store.
@@ -62,7 +60,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     pub authentication_token_webhook_config_file: Option<PathBuf>,
     /// The duration to cache responses from the webhook token authenticator.
-    #[arg(long, default_value = "2m", value_parser = duration)]
+    #[arg(long, default_value = "2m", value_parser = api::duration::parse)]
     pub authentication_token_webhook_cache_ttl: Duration,
     /// The version of TokenReview to send to the webhook: v1 or v1beta1.
     #[arg(long, default_value = "v1beta1")]
@@ -113,7 +111,7 @@ pub struct Args {
     #[arg(long, default_value = "30000-32767", value_parser = port_range)]
     pub service_node_port_range: (u16, u16),
     /// The longest life of a token that clients may ask for.
-    #[arg(long, value_parser = duration)]
+    #[arg(long, value_parser = api::duration::parse)]
     pub service_account_max_token_expiration: Option<Duration>,
     /// Lets tokens of pods live for a year while noting who uses them beyond the life that was asked for.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set)]
@@ -126,7 +124,7 @@ pub struct Args {
     #[arg(long, value_delimiter = ',')]
     pub cors_allowed_origins: Vec<String>,
     /// How long a request may take before it is ended, except for long-running ones.
-    #[arg(long, default_value = "1m", value_parser = duration)]
+    #[arg(long, default_value = "1m", value_parser = api::duration::parse)]
     pub request_timeout: Duration,
     /// Admission plugins that should be enabled in addition to the default ones.
     #[arg(long, value_delimiter = ',')]
@@ -162,10 +160,10 @@ pub struct Args {
     #[arg(long, default_value_t = 10_000)]
     pub max_long_running_requests: usize,
     /// Amount of time to retain events.
-    #[arg(long, default_value = "1h", value_parser = duration)]
+    #[arg(long, default_value = "1h", value_parser = api::duration::parse)]
     pub event_ttl: Duration,
     /// The interval of compaction requests.
-    #[arg(long, default_value = "5m", value_parser = duration)]
+    #[arg(long, default_value = "5m", value_parser = api::duration::parse)]
     pub etcd_compaction_interval: Duration,
     /// How much of the trace is kept, in bytes; zero records nothing.
     #[arg(long, default_value_t = trace::Recorder::DEFAULT_BYTES)]
@@ -244,10 +242,10 @@ pub struct AuthorizationArgs {
     #[arg(long, default_value = "v1beta1")]
     pub authorization_webhook_version: String,
     /// The duration to cache 'authorized' responses from the webhook.
-    #[arg(long, default_value = "5m", value_parser = duration)]
+    #[arg(long, default_value = "5m", value_parser = api::duration::parse)]
     pub authorization_webhook_cache_authorized_ttl: Duration,
     /// The duration to cache 'unauthorized' responses from the webhook.
-    #[arg(long, default_value = "30s", value_parser = duration)]
+    #[arg(long, default_value = "30s", value_parser = api::duration::parse)]
     pub authorization_webhook_cache_unauthorized_ttl: Duration,
 }
 
@@ -319,7 +317,7 @@ pub struct AuditArgs {
     #[arg(long, default_value_t = 400)]
     pub audit_webhook_batch_max_size: usize,
     /// The time to wait before sending a batch that is not full.
-    #[arg(long, default_value = "30s", value_parser = duration)]
+    #[arg(long, default_value = "30s", value_parser = api::duration::parse)]
     pub audit_webhook_batch_max_wait: Duration,
     /// Whether events and batches that are too large are shortened.
     #[arg(long)]

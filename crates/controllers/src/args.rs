@@ -32,11 +32,11 @@ pub struct Args {
     pub leader_elect_resource_namespace: String,
     #[arg(long, default_value = NAME)]
     pub leader_elect_resource_name: String,
-    #[arg(long, default_value = "15s", value_parser = duration)]
+    #[arg(long, default_value = "15s", value_parser = api::duration::parse)]
     pub leader_elect_lease_duration: Duration,
-    #[arg(long, default_value = "10s", value_parser = duration)]
+    #[arg(long, default_value = "10s", value_parser = api::duration::parse)]
     pub leader_elect_renew_deadline: Duration,
-    #[arg(long, default_value = "2s", value_parser = duration)]
+    #[arg(long, default_value = "2s", value_parser = api::duration::parse)]
     pub leader_elect_retry_period: Duration,
     /// Pod address ranges of the cluster
     #[arg(long, value_delimiter = ',')]
@@ -64,7 +64,7 @@ pub struct Args {
     #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub use_service_account_credentials: bool,
     /// How long a token made by an earlier version must be unused to be removed
-    #[arg(long, default_value = "8760h", value_parser = duration)]
+    #[arg(long, default_value = "8760h", value_parser = api::duration::parse)]
     pub legacy_service_account_token_clean_up_period: Duration,
     /// Address of the port for health and metrics
     #[arg(long, default_value = "0.0.0.0")]
@@ -78,7 +78,7 @@ pub struct Args {
     #[arg(long)]
     pub tls_private_key_file: Option<PathBuf>,
     /// How long a node may be silent before it counts as unhealthy
-    #[arg(long, default_value = "50s", value_parser = duration)]
+    #[arg(long, default_value = "50s", value_parser = api::duration::parse)]
     pub node_monitor_grace_period: Duration,
     /// Requests per second to the API server, 0 for no limit: it has its own
     #[arg(long, default_value_t = 0.0)]
@@ -247,36 +247,4 @@ impl Args {
 fn identity() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     format!("{}_{:016x}", host.trim(), rand::random::<u64>())
-}
-
-/// Go's durations as far as flags use them: `15s`, `1m30s`, `500ms`, `1h`.
-fn duration(text: &str) -> Result<Duration, String> {
-    let invalid = || format!("time: invalid duration {text:?}");
-    let mut total = Duration::ZERO;
-    let mut rest = text;
-    while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.').filter(|at| *at > 0).ok_or_else(invalid)?;
-        let number: f64 = rest[..digits].parse().map_err(|_| invalid())?;
-        let units = [("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
-        let (unit, seconds) =
-            units.into_iter().find(|(unit, _)| rest[digits..].starts_with(unit)).ok_or_else(invalid)?;
-        total += Duration::try_from_secs_f64(number * seconds).map_err(|_| invalid())?;
-        rest = &rest[digits + unit.len()..];
-    }
-    if text.is_empty() { Err(invalid()) } else { Ok(total) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn durations_as_go_writes_them() {
-        for (text, seconds) in [("15s", 15.0), ("1m30s", 90.0), ("500ms", 0.5), ("1h", 3600.0), ("1.5s", 1.5)] {
-            assert_eq!(duration(text).unwrap().as_secs_f64(), seconds, "{text}");
-        }
-        for bad in ["", "15", "s", "1x"] {
-            assert!(duration(bad).is_err(), "{bad}");
-        }
-    }
 }

@@ -149,7 +149,7 @@ impl Request {
         let mut path = self.path_and_query();
         if let Some(timeout) = cx.request_timeout()?.filter(|_| !self.long_running) {
             let separator = if path.contains('?') { '&' } else { '?' };
-            path.push_str(&format!("{separator}timeout={}", query_escape(&crate::duration::go_string(timeout))));
+            path.push_str(&format!("{separator}timeout={}", query_escape(&api::duration::format(timeout))));
         }
         let client = cx.client()?;
         let mut request = http::Request::builder()

@@ -7,7 +7,6 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use client::kubeconfig::{Kubeconfig, Overrides};
 use futures_util::future::BoxFuture;
-use jiff::SignedDuration;
 use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
 
@@ -68,10 +67,10 @@ pub struct Args {
     #[arg(long)]
     metrics_bind_address: Option<String>,
     /// Everything is programmed afresh this often
-    #[arg(long, value_parser = duration)]
+    #[arg(long, value_parser = api::duration::parse)]
     iptables_sync_period: Option<Duration>,
     /// Changes are gathered for this long
-    #[arg(long, value_parser = duration)]
+    #[arg(long, value_parser = api::duration::parse)]
     iptables_min_sync_period: Option<Duration>,
     /// Tracked connections per processor; 0 to leave the limit as it is
     #[arg(long)]
@@ -80,19 +79,19 @@ pub struct Args {
     #[arg(long)]
     conntrack_min: Option<u32>,
     /// How long an idle TCP connection is tracked; 0 to leave it as it is
-    #[arg(long, value_parser = duration)]
+    #[arg(long, value_parser = api::duration::parse)]
     conntrack_tcp_timeout_established: Option<Duration>,
     /// How long a half-closed TCP connection is tracked
-    #[arg(long, value_parser = duration)]
+    #[arg(long, value_parser = api::duration::parse)]
     conntrack_tcp_timeout_close_wait: Option<Duration>,
     /// Track TCP packets outside of their window too
     #[arg(long)]
     conntrack_tcp_be_liberal: bool,
     /// How long a UDP flow without answers is tracked
-    #[arg(long, value_parser = duration)]
+    #[arg(long, value_parser = api::duration::parse)]
     conntrack_udp_timeout: Option<Duration>,
     /// How long a UDP flow with answers is tracked
-    #[arg(long, value_parser = duration)]
+    #[arg(long, value_parser = api::duration::parse)]
     conntrack_udp_timeout_stream: Option<Duration>,
     /// How willingly the kernel ends this process when memory is short
     #[arg(long, allow_hyphen_values = true)]
@@ -303,17 +302,8 @@ fn parse_file(text: &str) -> anyhow::Result<File> {
 
 /// The flag's, or else the file's.
 fn either(flag: Option<Duration>, file: Option<String>) -> anyhow::Result<Option<Duration>> {
-    let file = file.filter(|text| !text.is_empty()).map(|text| duration(&text)).transpose();
+    let file = file.filter(|text| !text.is_empty()).map(|text| api::duration::parse(&text)).transpose();
     Ok(flag.or(file.map_err(anyhow::Error::msg)?))
-}
-
-/// As Go writes them: `1h0m0s`.
-fn duration(text: &str) -> Result<Duration, String> {
-    let invalid = |_| format!("invalid duration {text:?}");
-    match text {
-        "0" => Ok(Duration::ZERO),
-        _ => text.parse::<SignedDuration>().map_err(invalid)?.try_into().map_err(invalid),
-    }
 }
 
 /// It becomes part of a rule.

@@ -95,7 +95,7 @@ fn authorizer(entry: Entry) -> anyhow::Result<Authorizer> {
     }
     let settings = entry.webhook.context("webhook: Required value: required when type=Webhook")?;
     anyhow::ensure!(settings.match_conditions.is_empty(), "matchConditions are not supported");
-    let duration = |text: &str| crate::config::duration(text).map_err(anyhow::Error::msg);
+    let duration = |text: &str| api::duration::parse(text).map_err(anyhow::Error::msg);
     let life = |given: &Option<String>, default: u64, kept: bool| {
         let given = given.as_deref().map(duration).transpose()?.filter(|life| !life.is_zero());
         anyhow::Ok(if kept { given.unwrap_or(Duration::from_secs(default)) } else { Duration::ZERO })

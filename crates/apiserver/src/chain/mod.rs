@@ -171,7 +171,7 @@ fn deadline(info: &RequestInfo, limit: Duration) -> Result<Option<Duration>, Sta
         return Ok(None);
     }
     let Some(text) = info.query.get("timeout") else { return Ok(Some(limit)) };
-    let asked = crate::config::duration(text)
+    let asked = api::duration::parse(text)
         .map_err(|error| Status::bad_request(format!("invalid timeout specified in the request URL - {error}")))?;
     Ok(Some(if asked.is_zero() { limit } else { asked.min(limit) }))
 }

@@ -228,7 +228,7 @@ async fn evict_and_wait(cx: &Context, pod: &Value, limit: Duration) -> Result<()
             "error when evicting pods/\"{}\" -n \"{}\": global timeout reached: {}",
             info.name,
             info.namespace,
-            crate::duration::go_string(limit)
+            api::duration::format(limit)
         ))
     })??;
     super::delete::wait_gone(cx, &info, text(pod, "/metadata/uid"), limit).await?;

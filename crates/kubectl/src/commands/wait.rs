@@ -107,7 +107,7 @@ async fn run(cx: &Context) -> Result<()> {
         return Err(Failure::message("required flag(s) \"for\" not set"));
     };
     let wanted = parse(condition)?;
-    let nanos = crate::duration::signed_nanos(&cx.flags.string("timeout")).unwrap_or(0);
+    let nanos = api::duration::parse_signed(&cx.flags.string("timeout")).unwrap_or(0);
     let timeout = if nanos < 0 { Duration::from_secs(7 * 24 * 3600) } else { cx.flags.duration("timeout") };
     let mut printer = cx.printer("condition met", crate::context::DryRun::None)?;
     let options = Options { latest: !matches!(wanted, Wanted::Delete | Wanted::Create), ..Options::default() };

@@ -202,10 +202,8 @@ impl FileConfig {
     }
 }
 
-/// Go's `5m0s`.
 fn duration(text: &str) -> anyhow::Result<Duration> {
-    let parsed: jiff::SignedDuration = text.parse().with_context(|| format!("{text:?} is no duration"))?;
-    Duration::try_from(parsed).with_context(|| format!("{text:?} is negative"))
+    api::duration::parse(text).map_err(anyhow::Error::msg)
 }
 
 pub(super) fn cpu_manager_policy(name: &str) -> anyhow::Result<CpuManagerPolicy> {

@@ -132,8 +132,8 @@ impl Images {
                     "Pulled",
                     format!(
                         "Successfully pulled image \"{image}\" in {} ({} including waiting). Image size: {size} bytes.",
-                        go_duration(started.elapsed()),
-                        go_duration(asked.elapsed()),
+                        rounded(started.elapsed()),
+                        rounded(asked.elapsed()),
                     ),
                 );
                 self.backoff.forget(&key);
@@ -211,17 +211,9 @@ fn default_policy(name: &str) -> &'static str {
     if name.ends_with(":latest") { "Always" } else { "IfNotPresent" }
 }
 
-/// Go's way to print a duration, as events show it.
-fn go_duration(duration: Duration) -> String {
-    if duration < Duration::from_secs(1) {
-        return format!("{}ms", duration.as_millis());
-    }
-    let seconds = duration.as_secs();
-    let millis = duration.subsec_millis();
-    if seconds < 60 {
-        return format!("{seconds}.{millis:03}s");
-    }
-    format!("{}m{}.{millis:03}s", seconds / 60, seconds % 60)
+/// To the millisecond, as events show it.
+fn rounded(duration: Duration) -> String {
+    api::duration::format(Duration::from_millis(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)))
 }
 
 /// Adds `:latest` where neither tag nor digest is given. Refuses what is no image name.
@@ -289,13 +281,6 @@ mod tests {
             ("invalid..Image!", None),
         ] {
             assert_eq!(with_default_tag(image).ok().as_deref(), expected, "{image}");
-        }
-    }
-
-    #[test]
-    fn durations_look_like_go() {
-        for (millis, expected) in [(5, "5ms"), (1234, "1.234s"), (61_500, "1m1.500s")] {
-            assert_eq!(go_duration(Duration::from_millis(millis)), expected);
         }
     }
 }

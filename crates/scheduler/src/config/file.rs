@@ -177,20 +177,7 @@ impl std::str::FromStr for GoDuration {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let invalid = || format!("time: invalid duration {text:?}");
-        let mut rest = text;
-        let mut total = Duration::ZERO;
-        while !rest.is_empty() {
-            let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(invalid)?;
-            let number: f64 = rest[..digits].parse().map_err(|_| invalid())?;
-            let units =
-                [("ms", 1e-3), ("us", 1e-6), ("µs", 1e-6), ("ns", 1e-9), ("h", 3600.0), ("m", 60.0), ("s", 1.0)];
-            let (unit, seconds) =
-                units.into_iter().find(|(unit, _)| rest[digits..].starts_with(unit)).ok_or_else(invalid)?;
-            total += Duration::from_secs_f64(number * seconds);
-            rest = &rest[digits + unit.len()..];
-        }
-        if text.is_empty() { Err(invalid()) } else { Ok(GoDuration(total)) }
+        api::duration::parse(text).map(GoDuration)
     }
 }
 

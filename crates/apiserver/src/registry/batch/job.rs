@@ -7,7 +7,7 @@ use k8s_openapi::api::batch::v1::{Job, JobSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde_json::{Value, json};
 
-use crate::registry::column::{Column, human_duration};
+use crate::registry::column::Column;
 use crate::registry::core::pod_spec;
 use crate::registry::metadata::{label_selector, same};
 use crate::registry::unset::{items, items_mut, or_empty, set_text};
@@ -152,7 +152,7 @@ impl Strategy for JobStrategy {
         };
         let duration = status.start_time.as_ref().map_or(String::new(), |start| {
             let end = status.completion_time.as_ref().map_or(now, |end| end.0);
-            human_duration(end.as_second() - start.0.as_second())
+            api::duration::human(end.as_second() - start.0.as_second())
         });
         let is = |wanted: &str| items(&status.conditions).iter().any(|c| c.type_ == wanted && c.status == "True");
         let state = if is("Complete") {

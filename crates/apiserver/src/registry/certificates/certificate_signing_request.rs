@@ -6,7 +6,7 @@ use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use serde_json::{Value, json};
 
 use super::rules;
-use crate::registry::column::{Column, human_duration};
+use crate::registry::column::Column;
 use crate::registry::unset::{items, or_empty};
 use crate::registry::{Call, SelectableField, Strategy, cells};
 
@@ -145,7 +145,7 @@ impl Strategy for CertificateSigningRequestStrategy {
             cells::age(&request.metadata, now),
             json!(signer),
             json!(or_empty(&spec.username)),
-            json!(spec.expiration_seconds.map_or("<none>".to_owned(), |s| human_duration(i64::from(s)))),
+            json!(spec.expiration_seconds.map_or("<none>".to_owned(), |s| api::duration::human(i64::from(s)))),
             json!(state),
         ]
     }

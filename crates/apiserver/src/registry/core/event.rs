@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Event;
 use serde_json::{Value, json};
 
-use crate::registry::column::{Column, human_duration};
+use crate::registry::column::Column;
 use crate::registry::unset::{or_empty, text};
 use crate::registry::{SelectableField, Strategy, cells};
 
@@ -76,7 +76,7 @@ impl Strategy for EventStrategy {
 
     fn cells(&self, event: &Event, now: Timestamp) -> Vec<Value> {
         let since = |at: Option<Timestamp>| {
-            at.map_or("<unknown>".to_owned(), |at| human_duration(now.as_second() - at.as_second()))
+            at.map_or("<unknown>".to_owned(), |at| api::duration::human(now.as_second() - at.as_second()))
         };
         let event_time = event.event_time.as_ref().map(|time| time.0);
         let first = event.first_timestamp.as_ref().map(|time| time.0).or(event_time);

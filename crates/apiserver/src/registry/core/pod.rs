@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
 use super::pod_spec::{defaults, qos};
-use crate::registry::column::{Column, human_duration};
+use crate::registry::column::Column;
 use crate::registry::unset::{items, or_empty, text};
 use crate::registry::{Call, Grace, SelectableField, Strategy, cells};
 
@@ -136,7 +136,7 @@ impl Strategy for PodStrategy {
         let summary = Summary::of(pod, &status, items(&spec.init_containers), spec.containers.len());
         let restarts = match summary.last_restart {
             Some(at) if summary.restarts != 0 => {
-                let since = human_duration(now.as_second() - at.as_second());
+                let since = api::duration::human(now.as_second() - at.as_second());
                 format!("{} ({since} ago)", summary.restarts)
             }
             _ => summary.restarts.to_string(),
