@@ -76,6 +76,9 @@ struct Args {
     /// scheduler: how many nodes the cluster has
     #[arg(long)]
     nodes: Option<usize>,
+    /// scheduler, controllers: how many pods, where the case does not depend on the number
+    #[arg(long)]
+    pods: Option<usize>,
     /// Given to itself when a case needs a process of its own
     #[arg(long, hide = true)]
     inside: Option<PathBuf>,

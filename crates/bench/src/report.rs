@@ -65,10 +65,24 @@ impl Times {
 
 /// Resident memory of a process, in bytes.
 pub(crate) fn resident(pid: u32) -> anyhow::Result<u64> {
+    memory(pid, "VmRSS")
+}
+
+/// The most memory this process had resident since `forget_peak`, in bytes.
+pub(crate) fn peak() -> anyhow::Result<u64> {
+    memory(std::process::id(), "VmHWM")
+}
+
+/// Makes `peak` begin anew. Where the kernel does not let us, it goes on counting.
+pub(crate) fn forget_peak() {
+    std::fs::write("/proc/self/clear_refs", "5").ok();
+}
+
+fn memory(pid: u32, field: &str) -> anyhow::Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
     let kilobytes = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
-    Ok(kilobytes.ok_or_else(|| anyhow::anyhow!("process {pid} has no VmRSS"))? * 1024)
+    Ok(kilobytes.ok_or_else(|| anyhow::anyhow!("process {pid} has no {field}"))? * 1024)
 }
 
 /// CPU time this process has used so far.

@@ -6,17 +6,23 @@
 
 use crate::Args;
 use crate::control_plane::{ControlPlane, Transport};
+use crate::report;
 use ::scheduler::{Configuration, Offline, Outcome};
 use anyhow::{Context, bail};
+use bytes::Bytes;
 use client::kubeconfig::{Kubeconfig, Overrides};
-use client::{Client, DeleteParams, ListParams, Patch, WatchEvent};
+use client::{Client, DeleteParams, ListParams, Patch, WatchEvent, WatchStream};
 use futures_util::{StreamExt, TryStreamExt, stream};
+use http::{Request, header};
+use http_body_util::BodyExt;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod, ServiceAccount};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 /// Requests under way at once while objects are made.
@@ -208,7 +214,7 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
         };
         for nodes in sizes {
             // As many as fit, up to the same number everywhere: only the number of nodes differs.
-            let count = if args.quick { nodes } else { (nodes * 40).min(100_000) };
+            let count = args.pods.unwrap_or(if args.quick { nodes } else { (nodes * 40).min(100_000) });
             let measured = group(count, default_pod, plain);
             Workload { name: "Scale", before: |_| Vec::new(), measured }.think(nodes)?;
         }
@@ -251,6 +257,7 @@ impl Workload {
 
     /// The algorithm alone: one decision after the other.
     fn think(&self, nodes: usize) -> anyhow::Result<()> {
+        report::forget_peak();
         let mut offline = Offline::new(&Configuration::default(), 1)?;
         (0..nodes).for_each(|at| offline.set_node(Arc::new(node(at))));
         for (number, group) in (self.before)(nodes).into_iter().filter(|group| !group.is_gated).enumerate() {
@@ -266,9 +273,12 @@ impl Workload {
         for pod in pods {
             match offline.schedule(pod.clone()) {
                 Outcome::Placed { .. } => {}
-                Outcome::Preempts { victims, .. } => {
+                Outcome::Preempts { node, victims } => {
                     victims.iter().for_each(|victim| offline.remove_pod(victim));
-                    let again = offline.schedule(pod);
+                    // It comes back with the node that is kept for it in its status.
+                    let mut nominated = Pod::clone(&pod);
+                    nominated.status.get_or_insert_default().nominated_node_name = Some(node);
+                    let again = offline.schedule(Arc::new(nominated));
                     if !matches!(again, Outcome::Placed { .. }) {
                         bail!("{}: room was made in vain: {again:?}", self.name);
                     }
@@ -277,10 +287,10 @@ impl Workload {
             }
         }
         let rate = self.measured.count as f64 / began.elapsed().as_secs_f64();
-        let memory = crate::report::resident(std::process::id())? / (1 << 20);
+        let peak = report::peak()? / (1 << 20);
         let each = 1e6 / rate;
         println!(
-            "{} algorithm nodes={nodes} pods={} pods_per_s={rate:.0} us_per_pod={each:.1} rss_mib={memory}",
+            "{} algorithm nodes={nodes} pods={} pods_per_s={rate:.0} us_per_pod={each:.1} peak_mib={peak}",
             self.name, self.measured.count
         );
         Ok(())
@@ -367,37 +377,83 @@ async fn open_node(client: &Client, at: usize) -> Result<(), client::Error> {
     Ok(())
 }
 
+/// As much of a pod as the measurement looks at: the one who measures must not be what is measured.
+#[derive(serde::Deserialize, Default)]
+#[serde(default)]
+struct Seen {
+    metadata: SeenMetadata,
+    spec: SeenSpec,
+}
+
+#[derive(serde::Deserialize, Default)]
+#[serde(default)]
+struct SeenMetadata {
+    name: String,
+}
+
+#[derive(serde::Deserialize, Default)]
+#[serde(default, rename_all = "camelCase")]
+struct SeenSpec {
+    node_name: String,
+}
+
 /// Makes pods and waits until each has a node. Returns how long that took.
 async fn place(client: &Client, namespace: &str, prefix: &str, group: Group) -> anyhow::Result<Duration> {
-    let pods = client.namespaced::<Pod>(namespace);
-    let before = pods.list(&ListParams { limit: Some(1), ..ListParams::default() }).await?;
+    let path = format!("/api/v1/namespaces/{namespace}/pods");
+    let one = ListParams { limit: Some(1), ..ListParams::default() };
+    let before = client.namespaced::<Pod>(namespace).list(&one).await?;
     let version = before.metadata.resource_version.unwrap_or_default();
-    let mut events = pods.watch(&ListParams::default(), &version).await?;
-    let began = Instant::now();
-    let made = stream::iter((0..group.count).map(|at| {
-        let (pods, mut pod) = (pods.clone(), pod(prefix, at, group));
+    let watch = Request::get(format!("{path}?watch=true&resourceVersion={version}")).body(Bytes::new())?;
+    let events = WatchStream::<Seen>::new(client.send(watch).await?.into_body());
+    let bodies = (0..group.count).map(|at| {
+        let mut pod = pod(prefix, at, group);
         (pod.metadata.uid, pod.metadata.namespace) = (None, None);
-        async move { pods.create(&pod).await.map(drop) }
-    }));
-    let creating = made.buffer_unordered(CREATORS).try_collect::<Vec<()>>();
-    let binding = async {
-        let mut bound = HashSet::new();
-        while bound.len() < group.count && !group.stays_pending {
-            let event = tokio::time::timeout(PATIENCE, events.next()).await;
-            let event = event.with_context(|| format!("{} of {} pods are bound", bound.len(), group.count))?;
-            let event = event.context("the watch ended")??;
-            if let WatchEvent::Added(pod) | WatchEvent::Modified(pod) = event
-                && pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some())
-                && let Some(name) = pod.metadata.name.filter(|name| name.starts_with(prefix))
-            {
-                bound.insert(name);
-            }
-        }
-        anyhow::Ok(())
-    };
-    let creating = async { creating.await.map_err(anyhow::Error::from) };
-    tokio::try_join!(creating, binding)?;
+        serde_json::to_vec(&pod).map(Bytes::from)
+    });
+    let bodies = Arc::new(Mutex::new(bodies.collect::<Result<Vec<Bytes>, _>>()?));
+    let mut tasks = JoinSet::new();
+    let began = Instant::now();
+    for _ in 0..CREATORS {
+        tasks.spawn(create(client.clone(), path.clone(), bodies.clone()));
+    }
+    if !group.stays_pending {
+        tasks.spawn(until_bound(events, prefix.to_owned(), group.count));
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended??;
+    }
     Ok(began.elapsed())
+}
+
+/// Makes pods as long as there are any to make.
+async fn create(client: Client, path: String, bodies: Arc<Mutex<Vec<Bytes>>>) -> anyhow::Result<()> {
+    while let Some(body) = next(&bodies) {
+        let request = Request::post(&path).header(header::CONTENT_TYPE, "application/json").body(body)?;
+        let response = client.send(request).await?;
+        let status = response.status();
+        let body = response.into_body().collect().await.map_err(anyhow::Error::from_boxed)?.to_bytes();
+        anyhow::ensure!(status.is_success(), "creating a pod: {status}: {}", String::from_utf8_lossy(&body));
+    }
+    Ok(())
+}
+
+fn next(bodies: &Mutex<Vec<Bytes>>) -> Option<Bytes> {
+    bodies.lock().pop()
+}
+
+async fn until_bound(mut events: WatchStream<Seen>, prefix: String, count: usize) -> anyhow::Result<()> {
+    let mut bound = HashSet::new();
+    while bound.len() < count {
+        let event = tokio::time::timeout(PATIENCE, events.next()).await;
+        let event = event.with_context(|| format!("{} of {count} pods are bound", bound.len()))?;
+        if let WatchEvent::Added(pod) | WatchEvent::Modified(pod) = event.context("the watch ended")??
+            && !pod.spec.node_name.is_empty()
+            && pod.metadata.name.starts_with(&prefix)
+        {
+            bound.insert(pod.metadata.name);
+        }
+    }
+    Ok(())
 }
 
 async fn clean(client: &Client, namespace: &str, nodes: usize) -> anyhow::Result<()> {

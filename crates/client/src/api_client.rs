@@ -58,6 +58,25 @@ where
     Ok(Option::<Vec<K>>::deserialize(deserializer)?.unwrap_or_default())
 }
 
+/// The name of an object, and nothing else of it: for answers to what we wrote ourselves.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Written {
+    metadata: WrittenMetadata,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct WrittenMetadata {
+    name: String,
+}
+
+impl Written {
+    pub fn name(&self) -> &str {
+        &self.metadata.name
+    }
+}
+
 const JSON: &str = "application/json";
 
 /// Namespace and name of an object, as far as it has them.
@@ -178,6 +197,13 @@ impl<K: Serialize + DeserializeOwned> Api<K> {
         let mut query = Query::new(self.path(self.namespace.as_deref().or(namespace), None, None));
         params.query(&mut query);
         self.call(Method::POST, query.finish(), Some(object)).await
+    }
+
+    /// Creates, and reads of the answer only what `T` holds: decoding a whole object that nobody looks at costs more than
+    /// sending it.
+    pub async fn create_as<T: DeserializeOwned>(&self, object: &K) -> Result<T, Error> {
+        let (namespace, _) = (self.named)(object);
+        self.call(Method::POST, self.path(self.namespace.as_deref().or(namespace), None, None), Some(object)).await
     }
 
     pub async fn update(&self, object: &K) -> Result<K, Error> {

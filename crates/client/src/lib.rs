@@ -26,19 +26,20 @@ pub mod review;
 pub mod serving;
 mod spans;
 mod transport;
+mod trim;
 mod watch;
 
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 
-pub use api_client::{Api, List, Resource};
+pub use api_client::{Api, List, Resource, Written};
 pub use discovery::ApiResource;
 pub use dynamic::{DynamicApi, Gvr, PartialObject};
 pub use error::Error;
 pub use events::{EventRecorder, reference};
 pub use expectations::Expectations;
-pub use informer::{Event, Informer, InformerFactory, Object, object_key, split_key};
+pub use informer::{Event, Informer, InformerFactory, MetadataEvent, MetadataHandler, Object, object_key, split_key};
 pub use leader::{Durations, Election, LeaderElector};
 pub use params::{DeleteParams, ListParams, Patch, Propagation, WriteParams};
 pub use queue::{RateLimiter, Taken, WorkQueue};

@@ -64,6 +64,17 @@ struct Buckets {
     sum: Number,
 }
 
+/// Bounds of a histogram, each so many times the one before.
+pub const fn exponential<const N: usize>(first: f64, factor: f64) -> [f64; N] {
+    let mut bounds = [first; N];
+    let mut at = 1;
+    while at < N {
+        bounds[at] = bounds[at - 1] * factor;
+        at += 1;
+    }
+    bounds
+}
+
 /// Something that only grows.
 #[derive(Clone)]
 pub struct Counter(Arc<Number>);

@@ -1,5 +1,6 @@
 //! A watch: newline-framed JSON events, each object decoded straight into its type.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::pin::Pin;
@@ -12,6 +13,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
+use crate::trim::without_managed_fields;
 use crate::{Body, Error};
 
 /// The annotation of the bookmark that ends the initial events of a watch-list.
@@ -38,12 +40,19 @@ pub struct WatchStream<K> {
     /// Bytes of `buffer` already searched for a line end.
     scanned: usize,
     ended: bool,
+    /// Objects come without their managed fields.
+    is_trimmed: bool,
     kind: PhantomData<fn() -> K>,
 }
 
 impl<K: DeserializeOwned> WatchStream<K> {
     pub fn new(body: Body) -> Self {
-        Self { body, buffer: BytesMut::new(), scanned: 0, ended: false, kind: PhantomData }
+        Self { body, buffer: BytesMut::new(), scanned: 0, ended: false, is_trimmed: false, kind: PhantomData }
+    }
+
+    /// The same events, for those who do not look at managed fields.
+    pub(crate) fn trimmed(self) -> Self {
+        Self { is_trimmed: true, ..self }
     }
 
     fn next_line(&mut self) -> Option<BytesMut> {
@@ -72,12 +81,12 @@ impl<K: DeserializeOwned> Stream for WatchStream<K> {
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
             if let Some(line) = self.next_line() {
-                return Poll::Ready(Some(decode(&line)));
+                return Poll::Ready(Some(decode(&line, self.is_trimmed)));
             }
             if self.ended {
                 let rest = self.buffer.split();
                 self.scanned = 0;
-                return Poll::Ready((!rest.trim_ascii().is_empty()).then(|| decode(&rest)));
+                return Poll::Ready((!rest.trim_ascii().is_empty()).then(|| decode(&rest, self.is_trimmed)));
             }
             match Pin::new(&mut self.body).poll_frame(context) {
                 Poll::Pending => return Poll::Pending,
@@ -123,11 +132,15 @@ struct BookmarkMetadata {
     annotations: BTreeMap<String, String>,
 }
 
-fn decode<K: DeserializeOwned>(line: &[u8]) -> Result<WatchEvent<K>, Error> {
+fn decode<K: DeserializeOwned>(line: &[u8], is_trimmed: bool) -> Result<WatchEvent<K>, Error> {
     let failed = |source| Error::Decode { what: "a watch event".into(), source };
     let frame: Frame<'_> = serde_json::from_slice(line).map_err(failed)?;
     // As bytes, like every other object: one reader is compiled, not two.
-    let object = frame.object.get().as_bytes();
+    let mut object = Cow::Borrowed(frame.object.get().as_bytes());
+    if is_trimmed {
+        object = without_managed_fields(frame.object.get().as_bytes());
+    }
+    let object = &*object;
     match frame.r#type {
         "ADDED" => serde_json::from_slice(object).map(WatchEvent::Added).map_err(failed),
         "MODIFIED" => serde_json::from_slice(object).map(WatchEvent::Modified).map_err(failed),

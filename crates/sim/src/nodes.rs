@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use client::{Client, Error, Patch};
+use client::{Client, Error, Patch, Written};
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
@@ -83,7 +83,8 @@ pub(crate) async fn renew(config: &Config, nodes: Vec<Registered>, stop: Cancell
 async fn renew_one(client: &Client, node: &Registered, duration: Duration) -> Result<(), Error> {
     let api = client.namespaced::<Lease>(LEASES);
     let now = MicroTime(Timestamp::now());
-    match api.patch(&node.name, &Patch::merge(json!({ "spec": { "renewTime": now } }))).await {
+    let patch = Patch::merge(json!({ "spec": { "renewTime": now } }));
+    match api.patch_path::<Written>(&node.name, None, &patch).await {
         Err(error) if error.is_not_found() => {}
         renewed => return renewed.map(drop),
     }

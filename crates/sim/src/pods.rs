@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
-use client::{Api, Client, DeleteParams, Error, Event, Gvr, Informer, ListParams, Patch, WorkQueue, object_key};
+use client::{
+    Api, Client, DeleteParams, Error, Event, Gvr, Informer, ListParams, Patch, WorkQueue, Written, object_key,
+};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
@@ -122,7 +124,7 @@ impl Kubelets {
 
     async fn report(&self, pod: &Pod, status: Value) -> Result<(), Error> {
         let patch = Patch::strategic(json!({ "metadata": { "uid": pod.metadata.uid }, "status": status }));
-        self.api_of(pod).patch_status(name(pod), &patch).await.map(drop)
+        self.api_of(pod).patch_path::<Written>(name(pod), Some("status"), &patch).await.map(drop)
     }
 
     fn api_of(&self, pod: &Pod) -> Api<Pod> {

@@ -14,7 +14,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use crate::{Client, Error, Patch, Resource};
+use crate::{Client, Error, Patch, Resource, Written};
 use correlator::{Correlator, Plan};
 
 /// Events waiting to be written. When full, new ones are dropped.
@@ -124,13 +124,13 @@ async fn write_one(client: &Client, source: &Source, plan: &Plan) -> Result<(), 
         let patch = Patch::strategic(serde_json::json!({
             "count": plan.count, "lastTimestamp": Time(plan.occurrence.at), "message": plan.occurrence.message,
         }));
-        match api.patch(&plan.name, &patch).await {
+        match api.patch_path::<Written>(&plan.name, None, &patch).await {
             // Events expire, but the count goes on.
             Err(error) if error.is_not_found() => {}
             patched => return patched.map(drop),
         }
     }
-    match api.create(&event(plan, namespace, source)).await {
+    match api.create_as::<Written>(&event(plan, namespace, source)).await {
         Err(error) if !error.is_already_exists() => Err(error),
         _ => Ok(()),
     }

@@ -8,8 +8,8 @@ use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::{Informer, Object};
-use crate::{Client, ListParams, Resource};
+use super::{Informer, MetadataHandler, Object};
+use crate::{Client, Gvr, ListParams, Resource};
 
 /// Type, namespace and selection: what makes two informers the same.
 type Identity = (TypeId, Option<String>, ListParams);
@@ -22,12 +22,17 @@ pub struct InformerFactory {
     tasks: TaskTracker,
 }
 
+/// Subscribes to an informer whose type is not known.
+type Follow = Arc<dyn Fn(MetadataHandler) + Send + Sync>;
+
 /// Starts an informer that was asked for before the factory was started.
 type Start = Box<dyn FnOnce(&TaskTracker, CancellationToken) + Send>;
 
 #[derive(Default)]
 struct Shared {
     informers: HashMap<Identity, Box<dyn Any + Send>>,
+    /// Those that hold a resource in full, for callers who only know its name.
+    complete: HashMap<Gvr, Follow>,
     waiting: Vec<Start>,
     started: Option<CancellationToken>,
 }
@@ -52,6 +57,19 @@ impl InformerFactory {
         self.select(Some(namespace.into()), params)
     }
 
+    /// Calls `handler` with the metadata of every object of a resource that is watched in full already, as
+    /// `Informer::subscribe` does. Gives the handler back if nobody asked for all objects of the resource yet.
+    pub fn follow_metadata(&self, gvr: &Gvr, handler: MetadataHandler) -> Result<(), MetadataHandler> {
+        let follow = self.shared.lock().complete.get(gvr).cloned();
+        match follow {
+            Some(follow) => {
+                follow(handler);
+                Ok(())
+            }
+            None => Err(handler),
+        }
+    }
+
     fn select<K: Resource>(&self, namespace: Option<String>, params: ListParams) -> Informer<K> {
         let mut shared = self.shared.lock();
         let identity = (TypeId::of::<K>(), namespace, params);
@@ -70,6 +88,12 @@ impl InformerFactory {
                 let informer = informer.clone();
                 shared.waiting.push(Box::new(move |tasks, stop| spawn(tasks, informer, stop)));
             }
+        }
+        if identity.1.is_none() && identity.2 == ListParams::default() {
+            let gvr = Gvr::new(K::GROUP, K::VERSION, K::URL_PATH_SEGMENT);
+            let source = informer.clone();
+            let follow = move |handler: MetadataHandler| source.subscribe(move |event| handler(event.metadata()));
+            shared.complete.insert(gvr, Arc::new(follow));
         }
         shared.informers.insert(identity, Box::new(informer.clone()));
         informer

@@ -72,6 +72,26 @@ impl<K> Event<K> {
     }
 }
 
+impl<K: Object> Event<K> {
+    /// The same for those who look at no more than the metadata.
+    pub fn metadata(&self) -> MetadataEvent<'_> {
+        match self {
+            Event::Added(object) | Event::Modified { new: object, .. } => MetadataEvent::Present(object.meta()),
+            Event::Deleted(object) => MetadataEvent::Deleted(object.meta()),
+        }
+    }
+}
+
+/// A change of an object of which only the metadata is looked at.
+#[derive(Debug, Clone, Copy)]
+pub enum MetadataEvent<'a> {
+    /// It came, or changed.
+    Present(&'a ObjectMeta),
+    Deleted(&'a ObjectMeta),
+}
+
+pub type MetadataHandler = Box<dyn Fn(MetadataEvent<'_>) + Send + Sync>;
+
 /// `namespace/name`, or `name` for cluster-scoped objects.
 pub fn object_key<K: Object>(object: &K) -> String {
     let meta = object.meta();

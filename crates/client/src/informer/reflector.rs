@@ -111,7 +111,7 @@ impl<K: Object> Informer<K> {
             ..self.watch_params()
         };
         let mut stream = match self.inner.api.watch(&params, "").await {
-            Ok(stream) => stream,
+            Ok(stream) => stream.trimmed(),
             Err(error) if matches!(error.code(), Some(400 | 405 | 406 | 422)) => return Ok(None),
             Err(error) => return Err(error),
         };
@@ -147,7 +147,7 @@ impl<K: Object> Informer<K> {
     }
 
     async fn watch_from(&self, version: &str) -> Result<WatchStream<K>, Error> {
-        self.inner.api.watch(&self.watch_params(), version).await
+        self.inner.api.watch(&self.watch_params(), version).await.map(WatchStream::trimmed)
     }
 
     /// The server ends each watch after five to ten minutes, so that connections spread over servers.
