@@ -37,11 +37,16 @@ pub struct Serving {
 /// A failing check: its name and why.
 pub type Unhealthy = (&'static str, String);
 
+/// Writes a page when it is asked for.
+pub type Page = Box<dyn Fn() -> String + Send + Sync>;
+
 /// What the port shows.
 pub struct Routes {
     /// Reviews tokens and permissions of callers.
     pub reviews: Reviews,
     pub metrics: Metrics,
+    /// Further pages of text, by path, for those who may read them.
+    pub pages: Vec<(&'static str, Page)>,
     /// The checks of `/healthz`: their names, and what is wrong.
     pub checks: Vec<&'static str>,
     pub unhealthy: Box<dyn Fn() -> Vec<Unhealthy> + Send + Sync>,
@@ -134,8 +139,10 @@ impl Routes {
             Ok(Err(status)) => return refusal(&status),
             Err(error) => return refusal(&api::Status::internal(error.to_string())),
         }
-        match (request.method(), endpoint) {
-            (&Method::GET, "metrics") => plain(StatusCode::OK, self.metrics.render()),
+        let page = self.pages.iter().find(|(path, _)| *path == endpoint);
+        match (request.method(), endpoint, page) {
+            (&Method::GET, "metrics", _) => plain(StatusCode::OK, self.metrics.render()),
+            (&Method::GET, _, Some((_, page))) => plain(StatusCode::OK, page()),
             _ => plain(StatusCode::NOT_FOUND, "404 page not found\n".into()),
         }
     }

@@ -80,19 +80,19 @@ impl Scheduler {
             verdict.map_err(|rejection| {
                 let mut diagnosis = Diagnosis { nodes: 1, ..Diagnosis::default() };
                 if let Some(node) = self.core.lock().cluster.node(&placement.node) {
-                    diagnosis.add(node, rejection);
+                    diagnosis.add(node, &rejection);
                 }
                 Failure::Unfit(Box::new(diagnosis))
             })?;
         }
         let began = Instant::now();
         for plugin in attempt.profile.at(Point::PreBind) {
-            plugin
-                .pre_bind(placement)
-                .await
-                .map_err(|error| Failure::Error(format!("running PreBind plugin {:?}: {error}", plugin.name())))?;
+            let asked = Instant::now();
+            let prepared = plugin.pre_bind(placement).await;
+            self.metrics.plugin_ran(plugin.name(), Point::PreBind, prepared.is_ok(), asked.elapsed());
+            prepared.map_err(|error| Failure::Error(format!("running PreBind plugin {:?}: {error}", plugin.name())))?;
         }
-        self.note_point("PreBind", &attempt.profile, began.elapsed());
+        self.metrics.ran(Point::PreBind, &attempt.profile, true, began.elapsed());
         let binder = self.extenders.iter().find(|extender| extender.binds() && extender.is_interested(&placement.pod));
         if let Some(extender) = binder {
             return extender.bind(placement).await.map_err(Failure::Error);
@@ -101,7 +101,8 @@ impl Scheduler {
             if let Some(binding) = plugin.bind(placement) {
                 let began = Instant::now();
                 let bound = binding.await;
-                self.note_point("Bind", &attempt.profile, began.elapsed());
+                self.metrics.plugin_ran(plugin.name(), Point::Bind, bound.is_ok(), began.elapsed());
+                self.metrics.ran(Point::Bind, &attempt.profile, bound.is_ok(), began.elapsed());
                 return bound
                     .map_err(|error| Failure::Error(format!("running Bind plugin {:?}: {error}", plugin.name())));
             }

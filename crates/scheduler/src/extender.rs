@@ -249,9 +249,9 @@ pub(crate) async fn filter(
         for (id, node) in &nodes {
             let name = name_of(node);
             if let Some(reason) = unresolvable.get(name) {
-                diagnosis.add(*id, Rejection::new(EXTENDER, reason.clone()).unresolvable());
+                diagnosis.add(*id, &Rejection::new(EXTENDER, reason.clone()).unresolvable());
             } else if let Some(reason) = failed.get(name) {
-                diagnosis.add(*id, Rejection::new(EXTENDER, reason.clone()));
+                diagnosis.add(*id, &Rejection::new(EXTENDER, reason.clone()));
             }
         }
         nodes.retain(|(_, node)| passed.iter().any(|name| name == name_of(node)));
@@ -327,7 +327,8 @@ fn agreed(candidates: Vec<Candidate>, result: PreemptionResult, ignorable: bool)
     let mut kept = Vec::new();
     for mut candidate in candidates {
         let Some(wanted) = result.node_name_to_meta_victims.get(&*candidate.node) else { continue };
-        candidate.victims.retain(|victim| wanted.pods.iter().any(|pod| *pod.uid == *victim.uid));
+        let is_wanted = |victim: &&Arc<PodInfo>| wanted.pods.iter().any(|pod| *pod.uid == *victim.uid);
+        candidate.victims = candidate.victims.iter().filter(is_wanted).cloned().collect();
         candidate.violations = wanted.violations;
         if !candidate.victims.is_empty() {
             kept.push(candidate);

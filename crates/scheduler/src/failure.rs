@@ -1,6 +1,7 @@
 //! What happens to a pod that got no node: it says why, room is made for it if possible, and it waits.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use client::{DeleteParams, Patch};
 use k8s_openapi::api::core::v1::Pod;
@@ -139,8 +140,13 @@ impl Scheduler {
                 tracing::debug!(pod = other.key, %error, "nomination not cleared");
             }
         }
+        let began = Instant::now();
         let evictions = staying.into_iter().map(|victim| self.evict(pod, scheduler, victim, &choice.node));
-        futures_util::future::join_all(evictions).await.into_iter().all(|evicted| evicted)
+        let evicted = futures_util::future::join_all(evictions).await.into_iter().all(|evicted| evicted);
+        let labels = [("result", if evicted { "success" } else { "error" })];
+        self.metrics.time("scheduler_preemption_goroutines_duration_seconds", &labels, began.elapsed());
+        self.metrics.count("scheduler_preemption_goroutines_execution_total", &labels);
+        evicted
     }
 
     /// Takes a pod off its node in favour of another.
@@ -152,11 +158,14 @@ impl Scheduler {
             " (in kube-scheduler memory)."
         } else {
             let pods = self.client.namespaced::<Pod>(victim.namespace());
+            // As it is by now: who has to go may have been found out for an earlier pod.
+            let current = self.pods.get(&victim.key).filter(|pod| pod.metadata.uid.as_deref() == Some(&*victim.uid));
+            let current = current.as_ref().unwrap_or(&victim.pod);
             let message = format!("{scheduler}: preempting to accommodate a higher priority pod");
             let patch = Patch::strategic(json!({"metadata": {"uid": *victim.uid}, "status": {"conditions": [{
                 "type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": message,
-                "observedGeneration": victim.pod.metadata.generation,
-                "lastTransitionTime": transition_time(&victim.pod, "DisruptionTarget", "True"),
+                "observedGeneration": current.metadata.generation,
+                "lastTransitionTime": transition_time(current, "DisruptionTarget", "True"),
             }]}}));
             let evicted = async {
                 pods.patch_status(victim.name(), &patch).await?;

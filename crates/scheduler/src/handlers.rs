@@ -34,12 +34,8 @@ pub(crate) fn follow(
     }
     follow!(Namespace, |scheduler: &Scheduler, event: &Seen<Namespace>| scheduler.see_namespace(event));
     follow!(PodDisruptionBudget, |scheduler: &Scheduler, event: &Seen<PodDisruptionBudget>| {
-        let key = client::object_key(&**event.object());
-        let mut core = scheduler.core.lock();
-        match present(event) {
-            Some(budget) => core.cluster.budgets.insert(key, budget.clone()),
-            None => core.cluster.budgets.remove(&key),
-        };
+        let (namespace, name) = names(event);
+        scheduler.core.lock().cluster.budgets.set(namespace, name, present(event).map(|budget| &**budget));
     });
     follow!(Service, |scheduler: &Scheduler, event: &Seen<Service>| {
         let selector = present(event).and_then(|service| service.spec.as_ref()?.selector.as_ref());

@@ -20,6 +20,7 @@ mod offline;
 mod plugins;
 mod pod;
 mod queue;
+mod resource_metrics;
 mod run;
 mod scheduler;
 

@@ -1,27 +1,26 @@
 //! What the scheduler counts, under upstream's names.
 
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 use std::time::Duration;
 
-use client::metrics::Metrics as Registry;
+use client::metrics::{Histogram, Metrics as Registry, exponential};
+use parking_lot::Mutex;
 
+use crate::framework::{Point, Profile};
 use crate::queue::Counts;
 
 /// Clones share what they count.
 #[derive(Clone, Default)]
 pub(crate) struct Metrics {
     pub(crate) registry: Registry,
+    /// Looked up several times for each pod: by profile, point and whether it went well.
+    points: Arc<Mutex<HashMap<(usize, Point, bool), Histogram>>>,
+    /// Series of gauges that were set once: they go on as 0 when there is nothing to count any more.
+    known: Arc<Mutex<BTreeSet<(&'static str, Vec<String>)>>>,
 }
 
-const fn exponential<const N: usize>(first: f64, factor: f64) -> [f64; N] {
-    let mut bounds = [first; N];
-    let mut at = 1;
-    while at < N {
-        bounds[at] = bounds[at - 1] * factor;
-        at += 1;
-    }
-    bounds
-}
-
+static FROM_HUNDREDTH_OF_MS: [f64; 20] = exponential(0.00001, 1.5);
 static FROM_TENTH_OF_MS: [f64; 12] = exponential(0.0001, 2.0);
 static FROM_MS: [f64; 15] = exponential(0.001, 2.0);
 static FROM_TEN_MS: [f64; 20] = exponential(0.01, 2.0);
@@ -66,6 +65,28 @@ const METRICS: &[(&str, &str, &[f64])] = &[
         &FROM_TENTH_OF_MS,
     ),
     ("scheduler_event_handling_duration_seconds", "[ALPHA] Event handling latency in seconds.", &FROM_TENTH_OF_MS),
+    (
+        "scheduler_plugin_evaluation_total",
+        "[BETA] Number of attempts to schedule pods by each plugin and the extension point.",
+        &[],
+    ),
+    (
+        "scheduler_plugin_execution_duration_seconds",
+        "[ALPHA] Duration for running a plugin at an extension point, where plugins run one by one.",
+        &FROM_HUNDREDTH_OF_MS,
+    ),
+    (
+        "scheduler_queueing_hint_execution_duration_seconds",
+        "[ALPHA] Duration for asking a plugin whether an event may help a pod.",
+        &FROM_HUNDREDTH_OF_MS,
+    ),
+    ("scheduler_inflight_events", "[ALPHA] Number of events currently tracked in the scheduling queue.", &[]),
+    (
+        "scheduler_preemption_goroutines_duration_seconds",
+        "[ALPHA] Duration of making victims leave in the background.",
+        &FROM_TEN_MS,
+    ),
+    ("scheduler_preemption_goroutines_execution_total", "[ALPHA] How often victims were made to leave.", &[]),
 ];
 
 type Labels<'a> = [(&'a str, &'a str)];
@@ -75,6 +96,10 @@ fn described(name: &str) -> (&'static str, &'static [f64]) {
 }
 
 impl Metrics {
+    pub(crate) fn new(registry: Registry) -> Metrics {
+        Metrics { registry, ..Metrics::default() }
+    }
+
     pub(crate) fn count(&self, name: &'static str, labels: &Labels<'_>) {
         self.registry.counter(name, described(name).0, labels).inc();
     }
@@ -87,9 +112,13 @@ impl Metrics {
         self.registry.gauge(name, described(name).0, labels).add(value);
     }
 
-    pub(crate) fn observe(&self, name: &'static str, labels: &Labels<'_>, value: f64) {
+    pub(crate) fn histogram(&self, name: &'static str, labels: &Labels<'_>) -> Histogram {
         let (help, bounds) = described(name);
-        self.registry.histogram(name, help, bounds, labels).observe(value);
+        self.registry.histogram(name, help, bounds, labels)
+    }
+
+    pub(crate) fn observe(&self, name: &'static str, labels: &Labels<'_>, value: f64) {
+        self.histogram(name, labels).observe(value);
     }
 
     pub(crate) fn time(&self, name: &'static str, labels: &Labels<'_>, time: Duration) {
@@ -101,6 +130,52 @@ impl Metrics {
         let labels = [("result", result), ("profile", profile)];
         self.count("scheduler_schedule_attempts_total", &labels);
         self.time("scheduler_scheduling_attempt_duration_seconds", &labels, time);
+    }
+
+    /// The plug-ins of one point ran.
+    pub(crate) fn ran(&self, point: Point, profile: &Profile, is_success: bool, time: Duration) {
+        let mut points = self.points.lock();
+        let histogram = points.entry((profile.index, point, is_success)).or_insert_with(|| {
+            let status = if is_success { "Success" } else { "Unschedulable" };
+            let labels = [("extension_point", point.name()), ("status", status), ("profile", &profile.name)];
+            self.histogram("scheduler_framework_extension_point_duration_seconds", &labels)
+        });
+        histogram.observe_duration(time);
+    }
+
+    /// One plug-in ran.
+    pub(crate) fn plugin_ran(&self, plugin: &str, point: Point, is_success: bool, time: Duration) {
+        let status = if is_success { "Success" } else { "Error" };
+        let labels = [("plugin", plugin), ("extension_point", point.name()), ("status", status)];
+        self.time("scheduler_plugin_execution_duration_seconds", &labels, time);
+    }
+
+    /// How often the plug-ins of a profile were asked since the last time.
+    pub(crate) fn add_evaluations(&self, profile: &Profile) {
+        for (point, count) in profile.evaluations.take() {
+            for plugin in profile.at(point) {
+                let labels = [("plugin", plugin.name()), ("extension_point", point.name()), ("profile", &profile.name)];
+                let name = "scheduler_plugin_evaluation_total";
+                self.registry.counter(name, described(name).0, &labels).add(count);
+            }
+        }
+    }
+
+    /// Sets all series of a gauge: those that are not given are 0 from now on.
+    pub(crate) fn set_all<const N: usize>(
+        &self,
+        name: &'static str,
+        labels: [&str; N],
+        values: impl IntoIterator<Item = ([String; N], usize)>,
+    ) {
+        let mut known = self.known.lock();
+        let mut values: BTreeMap<Vec<String>, usize> =
+            values.into_iter().map(|(series, value)| (series.to_vec(), value)).collect();
+        known.extend(values.keys().map(|series| (name, series.clone())));
+        for (_, series) in known.iter().filter(|(other, _)| *other == name) {
+            let pairs: Vec<_> = labels.iter().copied().zip(series.iter().map(String::as_str)).collect();
+            self.set(name, &pairs, values.remove(series).unwrap_or(0) as f64);
+        }
     }
 
     pub(crate) fn set_pending(&self, counts: Counts) {
@@ -131,5 +206,19 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} not in\n{text}");
         }
+    }
+
+    #[test]
+    fn what_is_counted_no_more_is_none() {
+        let metrics = Metrics::default();
+        for values in [vec![(["A", "p"], 2), (["B", "p"], 1)], vec![(["B", "p"], 3)]] {
+            let values = values.into_iter().map(|(series, value)| (series.map(str::to_owned), value));
+            metrics.set_all("scheduler_unschedulable_pods", ["plugin", "profile"], values);
+        }
+        let text = metrics.registry.render();
+        assert!(
+            text.contains("{plugin=\"A\",profile=\"p\"} 0\n") && text.contains("{plugin=\"B\",profile=\"p\"} 3\n"),
+            "{text}"
+        );
     }
 }

@@ -27,6 +27,7 @@ use crate::metrics::Metrics;
 use crate::plugins::{Context, volume_binding};
 use crate::pod::Catalogue;
 use crate::queue::Queue;
+use crate::resource_metrics;
 use crate::scheduler::{Core, Scheduler};
 
 pub struct Config {
@@ -72,6 +73,10 @@ async fn run_until(config: Config, stop: CancellationToken) -> Result<()> {
     let routes = Routes {
         reviews: Reviews::new(reviewer.unwrap_or_else(|| client.clone())),
         metrics: scheduler.metrics.registry.clone(),
+        pages: vec![("metrics/resources", {
+            let (pods, catalogue) = (scheduler.pods.clone(), scheduler.catalogue.clone());
+            Box::new(move || resource_metrics::page(&pods.list(), &catalogue))
+        })],
         checks: vec!["ping", "informer-sync"],
         unhealthy: {
             let is_ready = is_ready.clone();
@@ -141,6 +146,7 @@ fn assemble(
     let recorders = profiles.names().map(|name| (name.clone(), EventRecorder::new(client.clone(), name, "")));
     let seconds = |seconds: i64| Duration::from_secs(seconds.unsigned_abs());
     let extenders = configuration.extenders.iter().cloned().map(Extender::new);
+    let metrics = Metrics::new(Registry::new().with_process());
     Ok(Scheduler {
         core: Mutex::new(Core {
             cluster: Cluster::with_catalogue(catalogue.clone()),
@@ -151,12 +157,13 @@ fn assemble(
             seconds(configuration.pod_initial_backoff_seconds),
             seconds(configuration.pod_max_backoff_seconds),
             max_wait,
+            metrics.clone(),
         ),
         pods: informers.informer::<Pod>(),
         extenders: extenders.collect::<Result<_, _>>().context("extenders")?,
         recorders: recorders.collect(),
         permits: Waiting::default(),
-        metrics: Metrics { registry: Registry::new().with_process() },
+        metrics,
         client,
         catalogue,
         profiles,
@@ -167,9 +174,14 @@ impl Scheduler {
     /// What is counted only when somebody asks.
     fn note_sizes(&self) {
         self.metrics.set_pending(self.queue.counts());
-        for (plugin, count) in self.queue.rejected_by() {
-            self.metrics.set("scheduler_unschedulable_pods", &[("plugin", plugin)], count as f64);
-        }
+        let rejected = self.queue.rejected_by().into_iter();
+        let rejected = rejected.map(|((plugin, profile), count)| ([plugin.to_owned(), profile], count));
+        self.metrics.set_all("scheduler_unschedulable_pods", ["plugin", "profile"], rejected);
+        let (events, trying) = self.queue.in_flight();
+        let events = events.into_iter().chain([("PodPopped", trying)]);
+        let events = events.map(|(event, count)| ([event.to_owned()], count));
+        self.metrics.set_all("scheduler_inflight_events", ["event"], events);
+        self.profiles.all().for_each(|profile| self.metrics.add_evaluations(profile));
         let (nodes, pods, assumed) = {
             let core = self.core.lock();
             (core.cluster.len(), core.cluster.pods(), core.cluster.assumed())

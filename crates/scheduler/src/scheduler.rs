@@ -146,9 +146,10 @@ impl Scheduler {
         let mut core = self.core.lock();
         let Core { cluster, decider } = &mut *core;
         match decider.decide(cluster, &attempt.profile, pod) {
-            Ok(Choice { node, filtering, scoring }) => {
-                self.note_point("Filter", &attempt.profile, filtering);
-                self.note_point("Score", &attempt.profile, scoring);
+            Ok(Choice { node, preparing, filtering, scoring }) => {
+                self.metrics.ran(Point::PreFilter, &attempt.profile, true, preparing);
+                self.metrics.ran(Point::Filter, &attempt.profile, true, filtering);
+                self.metrics.ran(Point::Score, &attempt.profile, true, scoring);
                 let node = cluster.row(node).name.clone();
                 let assumed = assume(cluster, attempt, node)?;
                 Ok(Assumed { times: Some((filtering, scoring)), ..assumed })
@@ -199,6 +200,7 @@ impl Scheduler {
         mut diagnosis: Box<crate::cycle::Diagnosis>,
     ) -> Unplaced {
         let Core { cluster, decider } = &mut *core;
+        let began = Instant::now();
         let room = match decider.attempt(cluster, &attempt.profile, &attempt.queued.pod) {
             Ok(mut step) => step.post_filter(&diagnosis),
             // The pod was rejected as such.
@@ -209,14 +211,10 @@ impl Scheduler {
         };
         if attempt.profile.at(Point::PostFilter).next().is_some() {
             self.metrics.count("scheduler_preemption_attempts_total", &[]);
+            self.metrics.ran(Point::PostFilter, &attempt.profile, !room.candidates.is_empty(), began.elapsed());
         }
         diagnosis.post_filter.clone_from(&room.message);
         Unplaced { failure: Failure::Unfit(diagnosis), room }
-    }
-
-    pub(crate) fn note_point(&self, point: &str, profile: &Profile, time: Duration) {
-        let labels = [("extension_point", point), ("status", "Success"), ("profile", &profile.name)];
-        self.metrics.time("scheduler_framework_extension_point_duration_seconds", &labels, time);
     }
 
     pub(crate) fn recorder(&self, profile: &Profile) -> &EventRecorder {
@@ -250,7 +248,7 @@ fn assume(cluster: &mut Cluster, attempt: &Try, node: Arc<str>) -> Result<Assume
                 let node = cluster.node(&placement.node);
                 release(cluster, attempt, &placement);
                 let mut diagnosis = crate::cycle::Diagnosis { nodes: 1, ..Default::default() };
-                node.into_iter().for_each(|node| diagnosis.add(node, rejection.clone()));
+                node.into_iter().for_each(|node| diagnosis.add(node, &rejection));
                 return Err(Failure::Unfit(Box::new(diagnosis)).into());
             }
         }

@@ -5,6 +5,7 @@
 //! There is no copy to take before a decision: it reads these columns under the lock. Stamps say which nodes changed, and a
 //! log says which pods came and went, so a decision redoes only what changed since the last one of its kind.
 
+mod budgets;
 mod groups;
 mod node;
 mod nominated;
@@ -17,8 +18,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 
+pub(crate) use budgets::Budgets;
 pub(crate) use groups::{Change, Groups};
 pub(crate) use node::{Capacity, NodeId, Row, Usage, View};
 pub(crate) use owners::workload_selector;
@@ -56,8 +57,7 @@ pub(crate) struct Cluster {
     images_generation: u64,
     pub(crate) owners: Owners,
     pub(crate) volumes: Volumes,
-    /// Disruption budgets by `namespace/name`.
-    pub(crate) budgets: BTreeMap<String, Arc<PodDisruptionBudget>>,
+    pub(crate) budgets: Budgets,
     clock: u32,
 }
 
@@ -68,6 +68,8 @@ pub(crate) struct Stamp {
     pub(crate) object: u32,
     /// Also the pods on it.
     pub(crate) usage: u32,
+    /// Also when those pods started, which only counts when some of them have to go.
+    pub(crate) starts: u32,
 }
 
 #[derive(Debug)]
@@ -302,8 +304,13 @@ impl Cluster {
                 && is_same_to_others(held, &pod)
             {
                 // Nothing that a decision reads has changed: an assumed pod is confirmed, or its status moved on.
+                let has_started = held.started() != pod.started();
                 *held = pod;
                 placed.is_assumed = is_assumed;
+                if has_started {
+                    self.clock += 1;
+                    self.stamps[id.at()].starts = self.clock;
+                }
                 return Observed::Known;
             }
         }
@@ -325,7 +332,7 @@ impl Cluster {
     fn touch(&mut self, node: NodeId, object: bool) {
         self.clock += 1;
         let stamp = &mut self.stamps[node.at()];
-        stamp.usage = self.clock;
+        (stamp.usage, stamp.starts) = (self.clock, self.clock);
         if object {
             stamp.object = self.clock;
         }

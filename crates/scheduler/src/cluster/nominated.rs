@@ -29,8 +29,9 @@ impl Nominated {
         }
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.by_node.is_empty()
+    /// Nodes by name, and the pods that each is kept for.
+    pub(crate) fn by_node(&self) -> impl Iterator<Item = (&str, &[Arc<PodInfo>])> {
+        self.by_node.iter().map(|(node, pods)| (&**node, pods.as_slice()))
     }
 
     pub(crate) fn on(&self, node: &str) -> &[Arc<PodInfo>] {

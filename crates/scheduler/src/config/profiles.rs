@@ -1,6 +1,6 @@
 //! From configured sets of plug-ins to profiles: defaults merged, points resolved, plug-ins made.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::file::{Configuration, ConfigurationError};
@@ -26,6 +26,10 @@ impl Profiles {
         self.by_name.get(pod::scheduler_name(pod))
     }
 
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Profile>> {
+        self.by_name.values()
+    }
+
     pub(crate) fn names(&self) -> impl Iterator<Item = &String> {
         self.by_name.keys()
     }
@@ -42,10 +46,9 @@ impl Advice for Profiles {
         plugins.next().map_or(std::cmp::Ordering::Equal, |plugin| plugin.compare(one, other))
     }
 
-    fn may_help(&self, pod: &PodInfo, plugins: &BTreeSet<&'static str>, event: &Event) -> bool {
-        let Some(profile) = self.of(&pod.pod) else { return false };
-        // What nobody here can answer for (an extender) is worth a try after anything.
-        plugins.iter().any(|name| profile.plugin(name).is_none_or(|plugin| plugin.may_help(pod, event)))
+    fn may_help(&self, pod: &PodInfo, plugin: &str, event: &Event) -> Option<bool> {
+        let Some(profile) = self.of(&pod.pod) else { return Some(false) };
+        profile.plugin(plugin).map(|plugin| plugin.may_help(pod, event))
     }
 }
 

@@ -1,12 +1,13 @@
 //! The steps of one decision.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use rand::Rng;
 use rand::rngs::StdRng;
 
 use super::memory::{Judgements, States};
-use super::{Decider, Diagnosis, Failure, Trial};
+use super::{Decider, Diagnosis, Failure, Retreat, Trial};
 use crate::cluster::{Cluster, NodeId};
 use crate::framework::{Point, PostFilter, Profile, Rejection, Scale, Stateful, normalize};
 use crate::pod::{Class, PodInfo};
@@ -28,8 +29,12 @@ pub(crate) struct Attempt<'a> {
     percentage_of_nodes: i32,
     /// The only nodes worth looking at, and which plug-in says so.
     named: Option<(Vec<NodeId>, &'static str)>,
-    /// Rejections of nodes that were judged on their own, because room on them is kept for other pods.
+    /// Nodes on which room is kept for pods that come before this one, in order.
+    kept: Vec<NodeId>,
+    /// The rejections of those that did not take the pod: they were judged on their own.
     singular: Vec<Rejection>,
+    /// What making room takes, where it is not remembered.
+    passing: Option<Retreat>,
 }
 
 /// The nodes that take a pod, and those that do not.
@@ -64,6 +69,7 @@ impl<'a> Attempt<'a> {
         if cluster.len() == 0 {
             return Err(Failure::NoNodes);
         }
+        profile.evaluations.pre_filter.fetch_add(1, Ordering::Relaxed);
         let named = candidates(profile, &pod.class, cluster).map_err(|rejection| rejected(rejection, cluster))?;
         let Decider { memory, start, dice, percentage_of_nodes } = decider;
         let (judgements, states) = memory.of(profile, &pod.class, pod.group.id);
@@ -82,6 +88,7 @@ impl<'a> Attempt<'a> {
         }
         Ok(Attempt {
             percentage_of_nodes: profile.percentage_of_nodes.unwrap_or(*percentage_of_nodes),
+            kept: kept_for_others(cluster, pod),
             cluster,
             profile,
             pod,
@@ -92,11 +99,13 @@ impl<'a> Attempt<'a> {
             dice,
             named,
             singular: Vec::new(),
+            passing: None,
         })
     }
 
     /// Nodes that take the pod: enough of them, not all.
     pub(crate) fn find(&mut self) -> Found {
+        self.profile.evaluations.filter.fetch_add(1, Ordering::Relaxed);
         let mut found = Found::default();
         // Where others made room for the pod is most likely the only place.
         if let Some(node) = self.pod.nominated_node().and_then(|name| self.cluster.node(name))
@@ -128,7 +137,7 @@ impl<'a> Attempt<'a> {
 
     /// Why the node does not take the pod; None if it does.
     fn verdict(&mut self, node: NodeId) -> Option<Verdict> {
-        if !self.cluster.nominated.is_empty() && !self.ahead_on(node).is_empty() {
+        if self.is_kept(node) {
             let trial = Trial::of(self.cluster, node);
             let rejection = self.judge(&trial).err()?;
             self.singular.push(rejection);
@@ -148,16 +157,15 @@ impl<'a> Attempt<'a> {
         None
     }
 
-    /// Pods that room on the node is kept for, and that come before this one.
-    fn ahead_on(&self, node: NodeId) -> Vec<Arc<PodInfo>> {
-        let nominated = self.cluster.nominated.on(&self.cluster.row(node).name).iter();
-        nominated.filter(|other| other.priority >= self.pod.priority && other.uid != self.pod.uid).cloned().collect()
+    fn is_kept(&self, node: NodeId) -> bool {
+        self.kept.binary_search(&node).is_ok()
     }
 
     /// Whether a node that is not as it is would take the pod, also once the pods have come that it is kept for.
     pub(crate) fn judge(&mut self, trial: &Trial) -> Result<(), Rejection> {
-        let ahead = self.ahead_on(trial.node);
-        if !ahead.is_empty() {
+        if self.is_kept(trial.node) {
+            let nominated = self.cluster.nominated.on(&self.cluster.row(trial.node).name).iter();
+            let ahead: Vec<_> = nominated.filter(|other| is_ahead(other, self.pod)).cloned().collect();
             let mut crowded = trial.clone();
             ahead.iter().for_each(|pod| crowded.add(self, pod.clone()));
             let verdict = self.filter(&crowded);
@@ -190,6 +198,7 @@ impl<'a> Attempt<'a> {
 
     /// The total scores of nodes that `find` returned.
     pub(crate) fn rank(&mut self, nodes: &[NodeId]) -> Vec<i64> {
+        self.profile.evaluations.score.fetch_add(1, Ordering::Relaxed);
         // Nodes that are kept for others were judged on their own; their scores may be of an earlier state.
         for node in nodes {
             self.judgements.verdict(self.profile, &self.pod.class, self.cluster, *node);
@@ -234,7 +243,7 @@ impl<'a> Attempt<'a> {
                 diagnosis.rejected.push((node, *at));
                 continue;
             }
-            diagnosis.add(node, self.explain(verdict));
+            diagnosis.add(node, &self.explain(verdict));
             known.extend(diagnosis.rejected.last().map(|(_, at)| (verdict, *at)));
         }
         diagnosis.absent = self.named.as_ref().map(|(_, plugin)| {
@@ -254,11 +263,43 @@ impl<'a> Attempt<'a> {
         }
     }
 
+    /// What making room on a node would take, as `find_out` says: nodes that did not change since another pod of the same
+    /// kind asked are not asked about again.
+    pub(crate) fn retreat(
+        &mut self,
+        node: NodeId,
+        find_out: impl FnOnce(&mut Attempt<'_>, NodeId) -> Retreat,
+    ) -> &Retreat {
+        // What other nodes hold, or who else wants this one, is not in its stamp.
+        if !self.filtering.is_empty() || self.is_kept(node) {
+            let retreat = find_out(self, node);
+            return self.passing.insert(retreat);
+        }
+        self.judgements.retreats.refresh(self.cluster, self.pod.priority);
+        if !self.judgements.retreats.knows(self.cluster, node) {
+            let retreat = find_out(self, node);
+            self.judgements.retreats.set(self.cluster, node, retreat);
+        }
+        self.judgements.retreats.of(node)
+    }
+
     /// Asks the plug-ins of the profile, one after the other, whether something can be done.
     pub(crate) fn post_filter(&mut self, diagnosis: &Diagnosis) -> PostFilter {
         let plugins: Vec<_> = self.profile.at(Point::PostFilter).cloned().collect();
         plugins.iter().find_map(|plugin| plugin.post_filter(self, diagnosis)).unwrap_or_default()
     }
+}
+
+/// Whether room that is kept for `other` is not for `pod`.
+fn is_ahead(other: &PodInfo, pod: &PodInfo) -> bool {
+    other.priority >= pod.priority && other.uid != pod.uid
+}
+
+fn kept_for_others(cluster: &Cluster, pod: &PodInfo) -> Vec<NodeId> {
+    let kept = cluster.nominated.by_node().filter(|(_, others)| others.iter().any(|other| is_ahead(other, pod)));
+    let mut nodes: Vec<NodeId> = kept.filter_map(|(name, _)| cluster.node(name)).collect();
+    nodes.sort_unstable();
+    nodes
 }
 
 fn rejected(rejection: Rejection, cluster: &Cluster) -> Failure {

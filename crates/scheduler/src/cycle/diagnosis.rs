@@ -28,10 +28,10 @@ pub(crate) struct Diagnosis {
 pub(crate) const EXTENDER: &str = "Extender";
 
 impl Diagnosis {
-    pub(crate) fn add(&mut self, node: NodeId, rejection: Rejection) {
-        let known = self.rejections.iter().position(|known| *known == rejection);
+    pub(crate) fn add(&mut self, node: NodeId, rejection: &Rejection) {
+        let known = self.rejections.iter().position(|known| known == rejection);
         let at = known.unwrap_or_else(|| {
-            self.rejections.push(rejection);
+            self.rejections.push(rejection.clone());
             self.rejections.len() - 1
         });
         self.rejected.push((node, at as u16));

@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
+use super::retreats::Retreats;
 use crate::cluster::{Cluster, NodeId, View};
 use crate::framework::{Basis, Profile, Rejection, Scale, Scorer, State};
 use crate::pod::{Class, ClassId, GroupId};
@@ -67,6 +68,8 @@ pub(crate) struct Judgements {
     pub(crate) scaled: Vec<(Scorer, Scale)>,
     /// The different ways in which nodes rejected the class; few, however many nodes there are.
     rejections: Vec<Rejection>,
+    /// Who would have to make way.
+    pub(super) retreats: Retreats,
 }
 
 /// One node, as of its stamp.
@@ -91,6 +94,7 @@ impl Judgements {
             absolute: absolute.into_iter().map(|(scorer, _)| scorer).collect(),
             scaled,
             rejections: Vec::new(),
+            retreats: Retreats::default(),
         }
     }
 

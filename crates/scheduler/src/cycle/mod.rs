@@ -3,6 +3,7 @@
 mod attempt;
 mod diagnosis;
 mod memory;
+mod retreats;
 mod trial;
 
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use rand::rngs::StdRng;
 
 pub(crate) use attempt::Attempt;
 pub(crate) use diagnosis::{Diagnosis, EXTENDER};
+pub(crate) use retreats::Retreat;
 pub(crate) use trial::Trial;
 
 use crate::cluster::{Cluster, NodeId};
@@ -33,7 +35,8 @@ pub(crate) struct Decider {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Choice {
     pub(crate) node: NodeId,
-    /// How long finding nodes took, and how long comparing them.
+    /// How long it took to find out what plug-ins look at, to find nodes, and to compare them.
+    pub(crate) preparing: Duration,
     pub(crate) filtering: Duration,
     pub(crate) scoring: Duration,
 }
@@ -76,6 +79,7 @@ impl Decider {
         profile: &Profile,
         pod: &Arc<PodInfo>,
     ) -> Result<Choice, Failure> {
+        let start = Instant::now();
         let mut attempt = self.attempt(cluster, profile, pod)?;
         let began = Instant::now();
         let found = attempt.find();
@@ -88,7 +92,7 @@ impl Decider {
                 feasible[attempt.pick(&totals)]
             }
         };
-        Ok(Choice { node, filtering, scoring: began.elapsed() - filtering })
+        Ok(Choice { node, preparing: began - start, filtering, scoring: began.elapsed() - filtering })
     }
 
     /// A decision step by step, for callers that ask others in between.

@@ -212,7 +212,7 @@ fn budgets_are_kept_where_possible() {
     let budget = json!({"metadata": {"name": "b", "namespace": "default"}, "spec": {"selector": {"matchLabels": {"app": "b"}}},
         "status": {"disruptionsAllowed": 0, "currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 1}});
     let mut cluster = offline(&nodes, &pods);
-    cluster.cluster.budgets.insert("default/b".into(), Arc::new(serde_json::from_value(budget).unwrap()));
+    cluster.cluster.budgets.set("default", "b", Some(&serde_json::from_value(budget).unwrap()));
     assert_eq!(verdict(&mut cluster, &pod("new", json!({"priority": 100}))), "n1: a");
 }
 

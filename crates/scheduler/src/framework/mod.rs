@@ -44,6 +44,26 @@ pub(crate) enum Point {
     PostBind,
 }
 
+impl Point {
+    /// As metrics name it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Point::PreEnqueue => "PreEnqueue",
+            Point::QueueSort => "QueueSort",
+            Point::PreFilter => "PreFilter",
+            Point::Filter => "Filter",
+            Point::PostFilter => "PostFilter",
+            Point::PreScore => "PreScore",
+            Point::Score => "Score",
+            Point::Reserve => "Reserve",
+            Point::Permit => "Permit",
+            Point::PreBind => "PreBind",
+            Point::Bind => "Bind",
+            Point::PostBind => "PostBind",
+        }
+    }
+}
+
 /// Why a node does not take a pod, in upstream's words: they are counted in the event and the condition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Rejection {
@@ -109,7 +129,7 @@ pub(crate) struct PostFilter {
 #[derive(Debug, Clone)]
 pub(crate) struct Candidate {
     pub(crate) node: Arc<str>,
-    pub(crate) victims: Vec<Arc<PodInfo>>,
+    pub(crate) victims: Arc<[Arc<PodInfo>]>,
     /// How many victims a disruption budget wants to keep.
     pub(crate) violations: usize,
 }

@@ -1,6 +1,7 @@
 //! A profile: one scheduler name and the plug-ins that decide for its pods, point by point.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::{Basis, Plugin, Point};
 
@@ -18,6 +19,24 @@ pub(crate) struct Profile {
     pub(crate) scorers: Vec<Scorer>,
     /// Plug-ins that may have a state.
     pub(crate) stateful: Vec<Stateful>,
+    pub(crate) evaluations: Evaluations,
+}
+
+/// How many pods the plug-ins of these points had to do with since somebody last asked.
+#[derive(Default)]
+pub(crate) struct Evaluations {
+    pub(crate) pre_filter: AtomicUsize,
+    pub(crate) filter: AtomicUsize,
+    pub(crate) score: AtomicUsize,
+}
+
+impl Evaluations {
+    /// What was counted, point by point. Begins anew.
+    pub(crate) fn take(&self) -> [(Point, usize); 4] {
+        let [pre_filter, filter, score] =
+            [&self.pre_filter, &self.filter, &self.score].map(|count| count.swap(0, Ordering::Relaxed));
+        [(Point::PreFilter, pre_filter), (Point::Filter, filter), (Point::PreScore, score), (Point::Score, score)]
+    }
 }
 
 /// A plug-in that may have a state, and what that state is asked for.
@@ -73,6 +92,7 @@ impl Profile {
                 .map(|(plugin, weight)| Scorer { plugin: plugin.clone(), weight: *weight })
                 .collect(),
             stateful,
+            evaluations: Evaluations::default(),
             points: enabled
                 .iter()
                 .map(|(point, plugins)| (*point, plugins.iter().map(|(plugin, _)| plugin.clone()).collect()))

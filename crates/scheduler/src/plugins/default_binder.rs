@@ -1,9 +1,8 @@
 //! Gives a pod its node, by POSTing a Binding.
 
-use client::Client;
+use client::{Client, Written};
 use k8s_openapi::api::core::v1::{Binding, ObjectReference, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use serde_json::Value;
 
 use crate::framework::{Outcome, Placement, Plugin, Point};
 
@@ -29,7 +28,7 @@ impl DefaultBinder {
             },
         };
         let pods = client.namespaced::<Pod>(placement.pod.namespace());
-        let answer = pods.create_subresource::<_, Value>(placement.pod.name(), "binding", &binding).await;
+        let answer = pods.create_subresource::<_, Written>(placement.pod.name(), "binding", &binding).await;
         answer.map(drop).map_err(|error| error.to_string())
     }
 }

@@ -4,15 +4,14 @@
 //! possible are spared again, the most important first. The node whose victims matter least is chosen.
 
 use std::cmp::Reverse;
+use std::collections::HashMap;
 use std::sync::Arc;
 
-use api::selector::Selector;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 
 use crate::cluster::NodeId;
-use crate::cycle::{Attempt, Diagnosis, Trial};
+use crate::cycle::{Attempt, Diagnosis, Retreat, Trial};
 use crate::framework::{Candidate, Plugin, Point, PostFilter, Rejection};
 use crate::pod::PodInfo;
 
@@ -73,11 +72,16 @@ impl DefaultPreemption {
         let enough = (nodes.len() * self.min_percentage / 100).max(self.min_absolute).min(nodes.len());
         let (mut sparing, mut violating) = (Vec::new(), Vec::new());
         let offset = attempt.draw(nodes.len());
+        let nobody = Rejection::new(NAME, NO_VICTIMS).unresolvable();
         for node in nodes.iter().cycle().skip(offset).take(nodes.len()) {
-            match victims_on(attempt, *node) {
+            if attempt.cluster.lowest_priority(*node) >= attempt.pod.priority {
+                said.add(*node, &nobody);
+                continue;
+            }
+            match attempt.retreat(*node, victims_on) {
                 Err(rejection) => said.add(*node, rejection),
-                Ok(candidate) if candidate.violations == 0 => sparing.push(candidate),
-                Ok(candidate) => violating.push(candidate),
+                Ok(candidate) if candidate.violations == 0 => sparing.push(candidate.clone()),
+                Ok(candidate) => violating.push(candidate.clone()),
             }
             if !sparing.is_empty() && sparing.len() + violating.len() >= enough {
                 break;
@@ -122,11 +126,8 @@ fn is_leaving_by_preemption(pod: &Pod) -> bool {
 }
 
 /// The smallest set of pods that would have to leave the node, or why that would not help.
-fn victims_on(attempt: &mut Attempt<'_>, node: NodeId) -> Result<Candidate, Rejection> {
+fn victims_on(attempt: &mut Attempt<'_>, node: NodeId) -> Retreat {
     let priority = attempt.pod.priority;
-    if attempt.cluster.lowest_priority(node) >= priority {
-        return Err(Rejection::new(NAME, NO_VICTIMS).unresolvable());
-    }
     let mut lower: Vec<Arc<PodInfo>> =
         attempt.cluster.row(node).pods.iter().filter(|other| other.priority < priority).cloned().collect();
     let mut trial = Trial::of(attempt.cluster, node);
@@ -136,8 +137,7 @@ fn victims_on(attempt: &mut Attempt<'_>, node: NodeId) -> Result<Candidate, Reje
         lower.into_iter().for_each(|other| trial.add(attempt, other));
         return Err(rejection);
     }
-    let now = Timestamp::now();
-    lower.sort_by_key(|other| importance(other, now));
+    lower.sort_by_key(|other| importance(other));
     let (guarded, free) = split_by_budget(lower, attempt);
     let is_mixed = !guarded.is_empty() && !free.is_empty();
     let (mut victims, mut violations) = (Vec::new(), 0);
@@ -154,62 +154,46 @@ fn victims_on(attempt: &mut Attempt<'_>, node: NodeId) -> Result<Candidate, Reje
     // Only in thought: what plug-ins counted is put back.
     victims.iter().for_each(|victim| trial.add(attempt, victim.clone()));
     if is_mixed {
-        victims.sort_by_key(|victim| importance(victim, now));
+        victims.sort_by_key(|victim| importance(victim));
     }
     if victims.is_empty() {
         return Err(Rejection::new(NAME, NO_VICTIMS).unresolvable());
     }
-    Ok(Candidate { node: attempt.cluster.row(node).name.clone(), victims, violations })
+    Ok(Candidate { node: attempt.cluster.row(node).name.clone(), victims: victims.into(), violations })
 }
 
 /// The more important, the smaller: high priority, then long running.
-fn importance(pod: &PodInfo, now: Timestamp) -> (Reverse<i32>, Timestamp) {
-    (Reverse(pod.priority), started(pod, now))
-}
-
-fn started(pod: &PodInfo, now: Timestamp) -> Timestamp {
-    pod.pod.status.as_ref().and_then(|status| status.start_time.as_ref()).map_or(now, |time| time.0)
+fn importance(pod: &PodInfo) -> (Reverse<i32>, Timestamp) {
+    (Reverse(pod.priority), pod.started())
 }
 
 /// Those whose going a budget forbids, and the rest. Each pod that goes uses up what its budgets allow.
 fn split_by_budget(pods: Vec<Arc<PodInfo>>, attempt: &Attempt<'_>) -> (Vec<Arc<PodInfo>>, Vec<Arc<PodInfo>>) {
-    let budgets: Vec<_> = attempt.cluster.budgets.values().collect();
-    let allowed = |budget: &&Arc<PodDisruptionBudget>| {
-        budget.status.as_ref().and_then(|status| status.disruptions_allowed).unwrap_or(0)
-    };
-    let mut allowed: Vec<i32> = budgets.iter().map(allowed).collect();
+    let budgets = &attempt.cluster.budgets;
+    if budgets.is_empty() {
+        return (Vec::new(), pods);
+    }
+    let mut gone: HashMap<&(String, String), i32> = HashMap::new();
     pods.into_iter().partition(|pod| {
         let mut is_forbidden = false;
-        for (budget, left) in budgets.iter().zip(&mut allowed) {
-            if covers(budget, pod) {
-                *left -= 1;
-                is_forbidden |= *left < 0;
-            }
+        for (key, budget) in budgets.in_namespace(pod.namespace()).filter(|(_, budget)| budget.covers(pod)) {
+            let gone = gone.entry(key).or_default();
+            *gone += 1;
+            is_forbidden |= *gone > budget.allowed;
         }
         is_forbidden
     })
 }
 
-fn covers(budget: &PodDisruptionBudget, pod: &PodInfo) -> bool {
-    let disrupted = budget.status.as_ref().and_then(|status| status.disrupted_pods.as_ref());
-    let Some(selector) = budget.spec.as_ref().and_then(|spec| spec.selector.as_ref()) else { return false };
-    budget.metadata.namespace.as_deref() == Some(pod.namespace())
-        && pod.group.labels.as_ref().is_some_and(|labels| !labels.is_empty())
-        && !disrupted.is_some_and(|pods| pods.contains_key(pod.name()))
-        && Selector::from_label_selector(Some(selector))
-            .is_ok_and(|selector| !selector.is_empty() && selector.matches(pod.group.labels.as_ref()))
-}
-
 /// The candidate whose victims matter least (`pickOneNodeForPreemption`, v1.36); of equals, the first.
 pub(crate) fn choose(candidates: Vec<Candidate>) -> Option<Candidate> {
-    let now = Timestamp::now();
     candidates.into_iter().min_by_key(|candidate| {
         let highest = candidate.victims.iter().map(|victim| victim.priority).max().unwrap_or(i32::MIN);
         // Shifted so that a pod of negative priority still counts as a loss.
         let shifted = |victim: &Arc<PodInfo>| i64::from(victim.priority) + i64::from(i32::MAX) + 1;
         let sum: i64 = candidate.victims.iter().map(shifted).sum();
         let important = candidate.victims.iter().filter(|victim| victim.priority == highest);
-        let earliest_start = important.map(|victim| started(victim, now)).min();
+        let earliest_start = important.map(|victim| victim.started()).min();
         (candidate.violations, highest, sum, candidate.victims.len(), Reverse(earliest_start))
     })
 }

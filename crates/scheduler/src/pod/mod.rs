@@ -7,12 +7,13 @@ mod resources;
 
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, Volume};
 
 pub(crate) use catalogue::{Catalogue, ClassId, GroupId, ResourceId};
 pub(crate) use class::{Class, HostPort};
 pub(crate) use group::{Group, OwnerKind, Spread, Term};
-pub(crate) use resources::{Requests, Resources, is_extended};
+pub(crate) use resources::{Requests, Resources, is_extended, limits};
 
 /// A pod with its scheduling facts.
 #[derive(Debug, Clone)]
@@ -83,6 +84,12 @@ impl PodInfo {
 
     pub(crate) fn nominated_node(&self) -> Option<&str> {
         nominated_node(&self.pod)
+    }
+
+    /// When its containers started; the end of time if they have not yet.
+    pub(crate) fn started(&self) -> Timestamp {
+        let time = self.pod.status.as_ref().and_then(|status| status.start_time.as_ref());
+        time.map_or(Timestamp::MAX, |time| time.0)
     }
 }
 

@@ -162,6 +162,29 @@ impl Requests {
     }
 }
 
+/// What the containers of a pod may use together, where they have limits.
+pub(crate) fn limits(pod: &Pod, catalogue: &Catalogue) -> Resources {
+    // Added up as requests are; only the overhead is none of a limit that is not there.
+    let mut limited = Pod { spec: pod.spec.clone(), ..Pod::default() };
+    let Some(spec) = &mut limited.spec else { return Resources::default() };
+    let overhead = Resources::of(spec.overhead.take().as_ref(), catalogue);
+    let containers = spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten());
+    let requirements = containers.filter_map(|container| container.resources.as_mut()).chain(spec.resources.as_mut());
+    requirements.for_each(|requirements| requirements.requests = requirements.limits.take());
+    let mut limits = Requests::of(&limited, catalogue).asked;
+    for (limit, overhead) in [
+        (&mut limits.milli_cpu, overhead.milli_cpu),
+        (&mut limits.memory, overhead.memory),
+        (&mut limits.ephemeral_storage, overhead.ephemeral_storage),
+    ] {
+        *limit += if *limit == 0 { 0 } else { overhead };
+    }
+    for limit in limits.scalars.iter_mut().filter(|limit| limit.amount != 0) {
+        limit.amount += overhead.scalar(limit.id);
+    }
+    limits
+}
+
 fn named(requirements: Option<&ResourceRequirements>) -> Option<&List> {
     requirements.and_then(|requirements| requirements.requests.as_ref())
 }

@@ -5,9 +5,10 @@
 //! `gated` (not to be tried yet). Whether an event may help is asked of the plug-ins that rejected the pod. Events that
 //! arrive while a pod is being tried are kept until the attempt has ended, so that none is missed.
 
+mod hints;
 mod waiting;
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +17,9 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::framework::{Event, Rejection};
+use crate::metrics::Metrics;
 use crate::pod::PodInfo;
+use hints::Hints;
 use waiting::{Place, Waiting};
 
 /// What the queue asks of the plug-ins of a pod's profile.
@@ -25,8 +28,8 @@ pub(crate) trait Advice: Send + Sync {
     fn admit(&self, pod: &PodInfo) -> Result<(), Rejection>;
     /// Which of two pods is tried first; equals by age.
     fn compare(&self, one: &PodInfo, other: &PodInfo) -> std::cmp::Ordering;
-    /// May the event let a pod in that these plug-ins rejected?
-    fn may_help(&self, pod: &PodInfo, plugins: &BTreeSet<&'static str>, event: &Event) -> bool;
+    /// May the event let a pod in that this plug-in rejected? None if there is no such plug-in.
+    fn may_help(&self, pod: &PodInfo, plugin: &str, event: &Event) -> Option<bool>;
 }
 
 pub(crate) struct Queue {
@@ -37,9 +40,12 @@ pub(crate) struct Queue {
 
 struct State {
     advice: Arc<dyn Advice>,
+    hints: Hints,
     waiting: Waiting,
     /// Pods that are being tried, with how many events there had been when their attempt began.
     trying: HashMap<Arc<str>, u64>,
+    /// The same the other way round: how many attempts began after so many events.
+    began: BTreeMap<u64, usize>,
     events: VecDeque<Event>,
     /// How many events were dropped from the front.
     dropped: u64,
@@ -96,11 +102,14 @@ impl Queue {
         initial_backoff: Duration,
         max_backoff: Duration,
         max_wait: Duration,
+        metrics: Metrics,
     ) -> Queue {
         let state = State {
             waiting: Waiting::new(advice.clone()),
+            hints: Hints::new(advice.clone(), metrics),
             advice,
             trying: HashMap::new(),
+            began: BTreeMap::new(),
             events: VecDeque::new(),
             dropped: 0,
             initial_backoff,
@@ -133,7 +142,7 @@ impl Queue {
         queued.context.merge(trace::current().waiting());
         let place = match place {
             Place::Gated => Place::Active,
-            Place::Unschedulable(_) if state.may_help(&queued.pod, &plugins, event) => state.retry_place(&queued),
+            Place::Unschedulable(_) if state.hints.may_help(&queued.pod, &plugins, event) => state.retry_place(&queued),
             place => place,
         };
         state.enter(queued, plugins, place);
@@ -151,9 +160,8 @@ impl Queue {
     pub(crate) fn happened(&self, event: &Event) {
         let mut state = self.state.lock();
         state.note(event);
-        let State { waiting, advice, .. } = &mut *state;
-        let helped =
-            waiting.unschedulable(|queued, plugins| plugins.is_empty() || advice.may_help(&queued.pod, plugins, event));
+        let State { waiting, hints, .. } = &mut *state;
+        let helped = waiting.unschedulable(|queued, plugins| hints.may_help(&queued.pod, plugins, event));
         if helped.is_empty() {
             return;
         }
@@ -207,7 +215,7 @@ impl Queue {
         };
         let from = began.saturating_sub(state.dropped) as usize;
         let happened = state.events.range(from.min(state.events.len())..);
-        let helped = is_error || happened.into_iter().any(|event| state.may_help(&pod, &plugins, event));
+        let helped = is_error || happened.into_iter().any(|event| state.hints.may_help(&pod, &plugins, event));
         state.done(&pod.uid);
         (queued.pod, queued.is_leftover, queued.tried) = (pod, false, Some(Instant::now()));
         let place = match (helped, is_error) {
@@ -231,9 +239,17 @@ impl Queue {
         self.state.lock().waiting.counts()
     }
 
-    /// Pods that wait, by the plug-in that rejected them.
-    pub(crate) fn rejected_by(&self) -> HashMap<&'static str, usize> {
+    /// Pods that wait, by the plug-in that rejected them and the scheduler they are for.
+    pub(crate) fn rejected_by(&self) -> BTreeMap<(&'static str, String), usize> {
         self.state.lock().waiting.rejected_by()
+    }
+
+    /// Events that are kept while pods are being tried, by kind, and those pods.
+    pub(crate) fn in_flight(&self) -> (BTreeMap<&'static str, usize>, usize) {
+        let state = self.state.lock();
+        let mut events = BTreeMap::new();
+        state.events.iter().for_each(|event| *events.entry(event.label()).or_default() += 1);
+        (events, state.trying.len())
     }
 }
 
@@ -247,7 +263,9 @@ impl State {
         let mut queued = self.waiting.pop(now)?;
         queued.attempts += 1;
         let position = self.dropped + self.events.len() as u64;
+        self.done(&queued.pod.uid);
         self.trying.insert(queued.pod.uid.clone(), position);
+        *self.began.entry(position).or_default() += 1;
         Some(queued)
     }
 
@@ -267,10 +285,6 @@ impl State {
         }
     }
 
-    fn may_help(&self, pod: &PodInfo, plugins: &BTreeSet<&'static str>, event: &Event) -> bool {
-        plugins.is_empty() || self.advice.may_help(pod, plugins, event)
-    }
-
     fn note(&mut self, event: &Event) {
         if !self.trying.is_empty() {
             self.events.push_back(event.clone());
@@ -278,8 +292,14 @@ impl State {
     }
 
     fn done(&mut self, uid: &str) {
-        self.trying.remove(uid);
-        let needed = self.trying.values().min().copied().unwrap_or(u64::MAX);
+        let Some(began) = self.trying.remove(uid) else { return };
+        if let Some(count) = self.began.get_mut(&began) {
+            *count -= 1;
+            if *count == 0 {
+                self.began.remove(&began);
+            }
+        }
+        let needed = self.began.keys().next().copied().unwrap_or(u64::MAX);
         while self.dropped < needed && self.events.pop_front().is_some() {
             self.dropped += 1;
         }

@@ -16,15 +16,15 @@ impl Advice for Plugins {
         other.priority.cmp(&one.priority)
     }
 
-    fn may_help(&self, _pod: &PodInfo, plugins: &BTreeSet<&'static str>, event: &Event) -> bool {
-        plugins.contains("P") && matches!(event, Event::NodeAdded(_))
+    fn may_help(&self, _pod: &PodInfo, plugin: &str, event: &Event) -> Option<bool> {
+        Some(plugin == "P" && matches!(event, Event::NodeAdded(_)))
     }
 }
 
 const MAX_WAIT: Duration = Duration::from_secs(300);
 
 fn queue() -> Queue {
-    Queue::new(Arc::new(Plugins), Duration::from_secs(1), Duration::from_secs(10), MAX_WAIT)
+    Queue::new(Arc::new(Plugins), Duration::from_secs(1), Duration::from_secs(10), MAX_WAIT, Metrics::default())
 }
 
 fn pod(uid: &str, priority: i32, gates: &[&str]) -> Arc<PodInfo> {

@@ -1,13 +1,13 @@
 //! The pods that wait, each in its place, found by uid, by turn or by time.
 
 use std::cmp::{Ordering, Reverse};
-use std::collections::{BTreeSet, BinaryHeap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use tokio::time::Instant;
 
 use super::{Advice, Counts, Queued};
-use crate::pod::PodInfo;
+use crate::pod::{self, PodInfo};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
@@ -175,10 +175,13 @@ impl Waiting {
         self.counts
     }
 
-    pub(super) fn rejected_by(&self) -> HashMap<&'static str, usize> {
-        let mut counts = HashMap::new();
-        for plugin in self.pods.values().flat_map(|entry| &entry.plugins) {
-            *counts.entry(*plugin).or_default() += 1;
+    pub(super) fn rejected_by(&self) -> BTreeMap<(&'static str, String), usize> {
+        let mut counts = BTreeMap::new();
+        for entry in self.pods.values() {
+            let scheduler = pod::scheduler_name(&entry.queued.pod.pod);
+            for plugin in &entry.plugins {
+                *counts.entry((*plugin, scheduler.to_owned())).or_default() += 1;
+            }
         }
         counts
     }

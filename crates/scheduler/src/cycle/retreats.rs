@@ -1,0 +1,52 @@
+//! Which pods would have to leave each node in favour of pods of one class and priority, kept until the node changes.
+
+use crate::cluster::{Cluster, NodeId, Stamp};
+use crate::framework::{Candidate, Rejection};
+
+/// A node that could be made to take the pod, or why it could not.
+pub(crate) type Retreat = Result<Candidate, Rejection>;
+
+#[derive(Default)]
+pub(crate) struct Retreats {
+    /// Everything below was found out for pods of this priority, under these budgets.
+    priority: i32,
+    budgets: u64,
+    /// By node, one more than the index into `found`; 0 if nobody asked yet.
+    nodes: Vec<u32>,
+    found: Vec<(Stamp, Retreat)>,
+}
+
+impl Retreats {
+    /// Forgets what does not hold any more, and makes room for nodes that came since.
+    pub(super) fn refresh(&mut self, cluster: &Cluster, priority: i32) {
+        let budgets = cluster.budgets.generation();
+        if (self.priority, self.budgets) != (priority, budgets) {
+            *self = Retreats { priority, budgets, ..Retreats::default() };
+        }
+        self.nodes.resize(cluster.places(), 0);
+    }
+
+    /// Whether it is known what holds for the node as it is now.
+    pub(super) fn knows(&self, cluster: &Cluster, node: NodeId) -> bool {
+        match self.nodes[node.at()] {
+            0 => false,
+            at => self.found[at as usize - 1].0 == cluster.stamp(node),
+        }
+    }
+
+    pub(super) fn set(&mut self, cluster: &Cluster, node: NodeId, retreat: Retreat) {
+        let found = (cluster.stamp(node), retreat);
+        match self.nodes[node.at()] {
+            0 => {
+                self.found.push(found);
+                self.nodes[node.at()] = self.found.len() as u32;
+            }
+            at => self.found[at as usize - 1] = found,
+        }
+    }
+
+    /// Of a node that it knows.
+    pub(super) fn of(&self, node: NodeId) -> &Retreat {
+        &self.found[self.nodes[node.at()] as usize - 1].1
+    }
+}
