@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::selector::Selector;
-use client::{Client, DeleteParams, EventRecorder, Resource};
+use client::{Client, DeleteParams, EventRecorder, Resource, Written};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod, PodCondition, PodTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference};
@@ -158,13 +158,12 @@ pub(crate) async fn create(
     recorder: &EventRecorder,
     owner: &ObjectReference,
     pod: &Pod,
-) -> Result<Pod, client::Error> {
+) -> Result<(), client::Error> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-    match client.namespaced::<Pod>(namespace).create(pod).await {
+    match client.namespaced::<Pod>(namespace).create_as::<Written>(pod).await {
         Ok(created) => {
-            let name = created.metadata.name.as_deref().unwrap_or_default();
-            recorder.normal(owner, "SuccessfulCreate", format!("Created pod: {name}"));
-            Ok(created)
+            recorder.normal(owner, "SuccessfulCreate", format!("Created pod: {}", created.name()));
+            Ok(())
         }
         Err(error) => {
             // In a namespace that is going away every creation fails; there is nothing to report.

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 
-use client::metrics::Metrics;
+use client::metrics::{Metrics, exponential};
 use client::{Client, Informer, ListParams};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
@@ -17,6 +18,8 @@ const DESCRIPTION: (&str, &str) = (
     "Contains a CA bundle that can be used to verify the kube-apiserver when using internal endpoints such as the internal \
      service IP or kubernetes.default.svc. No other usage is guaranteed across distributions of Kubernetes clusters.",
 );
+
+static SYNC_BOUNDS: [f64; 15] = exponential(0.001, 2.0);
 
 struct Controller {
     client: Client,
@@ -47,7 +50,7 @@ impl Reconcile for Controller {
             if !self.namespaces.get(key).is_some_and(|namespace| is_active(&namespace)) {
                 return Ok(Requeue::Never);
             }
-            let api = self.client.namespaced::<ConfigMap>(key);
+            let (api, began) = (self.client.namespaced::<ConfigMap>(key), Instant::now());
             let data = BTreeMap::from([("ca.crt".to_owned(), root_ca.clone())]);
             let written = match self.maps.get(&format!("{key}/{NAME}")) {
                 Some(present) if present.data.as_ref() == Some(&data) => return Ok(Requeue::Never),
@@ -63,6 +66,8 @@ impl Reconcile for Controller {
             let code = written.as_ref().map_or_else(|error| error.code().unwrap_or(500), |_| 200).to_string();
             let labels = [("code", code.as_str())];
             self.metrics.counter("root_ca_cert_publisher_sync_total", "Namespaces given the authority", &labels).inc();
+            let (name, help) = ("root_ca_cert_publisher_sync_duration_seconds", "How long that took");
+            self.metrics.histogram(name, help, &SYNC_BOUNDS, &labels).observe_duration(began.elapsed());
             match written {
                 Ok(_) => Ok(Requeue::Never),
                 Err(error) if error.is_already_exists() || error.is_namespace_terminating() || error.is_not_found() => {

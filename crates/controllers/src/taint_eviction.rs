@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::placement::tolerates;
-use client::metrics::Counter;
+use client::metrics::{Counter, Histogram};
 use client::{Client, Event, EventRecorder, Informer, Patch};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
@@ -27,6 +27,8 @@ struct Controller {
     /// Since when pods wait: a taint that a person set does not say when.
     waiting: Mutex<HashMap<String, Timestamp>>,
     deletions: Counter,
+    /// From the end of a pod's patience to its deletion.
+    delay: Histogram,
 }
 
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
@@ -65,8 +67,14 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         "Pods deleted because of a taint",
         &[],
     );
+    let delay = context.config.metrics.histogram(
+        "taint_eviction_controller_pod_deletion_duration_seconds",
+        "From the moment a taint takes effect on a pod to its deletion",
+        &[0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 10.0, 30.0, 60.0, 120.0, 180.0, 240.0],
+        &[],
+    );
     let (client, recorder) = (context.client.clone(), context.recorder.clone());
-    Arc::new(Controller { client, recorder, nodes, pods, waiting: Mutex::default(), deletions })
+    Arc::new(Controller { client, recorder, nodes, pods, waiting: Mutex::default(), deletions, delay })
 }
 
 fn evicting(node: &Node) -> Vec<Taint> {
@@ -115,7 +123,7 @@ impl Reconcile for Controller {
                 }
                 verdict => {
                     self.waiting.lock().remove(key);
-                    if verdict.is_some() { self.evict(key, &pod).await } else { Ok(Requeue::Never) }
+                    if verdict.is_some() { self.evict(key, &pod, now).await } else { Ok(Requeue::Never) }
                 }
             }
         })
@@ -123,7 +131,7 @@ impl Reconcile for Controller {
 }
 
 impl Controller {
-    async fn evict(&self, key: &str, pod: &Pod) -> Outcome {
+    async fn evict(&self, key: &str, pod: &Pod, since: Timestamp) -> Outcome {
         self.recorder.normal(
             &client::reference(pod),
             "TaintManagerEviction",
@@ -143,6 +151,7 @@ impl Controller {
         let params = client::DeleteParams { uid: pod.metadata.uid.clone(), ..client::DeleteParams::default() };
         if if_unchanged(api.delete(name, &params).await)?.is_some() {
             self.deletions.inc();
+            self.delay.observe(Timestamp::now().duration_since(since).as_secs_f64());
         }
         Ok(Requeue::Never)
     }

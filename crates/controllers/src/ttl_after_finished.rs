@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use client::metrics::{Histogram, exponential};
 use client::{Client, DeleteParams, Event, Informer};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
@@ -13,9 +14,13 @@ use crate::error::if_unchanged;
 use crate::job::is_finished;
 use crate::pods;
 
+static DELAY_BOUNDS: [f64; 14] = exponential(0.1, 2.0);
+
 struct Controller {
     client: Client,
     jobs: Informer<Job>,
+    /// From the end of a Job's time to its deletion.
+    delay: Histogram,
 }
 
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
@@ -25,11 +30,22 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         }
         Event::Deleted(_) => None,
     });
-    Arc::new(Controller { client: context.client.clone(), jobs })
+    let delay = context.config.metrics.histogram(
+        "ttl_after_finished_controller_job_deletion_duration_seconds",
+        "The time it took to delete the job since it became eligible for deletion",
+        &DELAY_BOUNDS,
+        &[],
+    );
+    Arc::new(Controller { client: context.client.clone(), jobs, delay })
 }
 
 /// How long a finished Job with a time to live still has.
 fn time_left(job: &Job, now: Timestamp) -> Option<Duration> {
+    Some(Duration::try_from(end_of_life(job)?.duration_since(now)).unwrap_or_default())
+}
+
+/// When the time of a finished Job is over.
+fn end_of_life(job: &Job) -> Option<Timestamp> {
     let seconds = job.spec.as_ref()?.ttl_seconds_after_finished?;
     if !is_finished(job) || job.metadata.deletion_timestamp.is_some() {
         return None;
@@ -38,8 +54,7 @@ fn time_left(job: &Job, now: Timestamp) -> Option<Duration> {
     let last = conditions
         .iter()
         .find(|condition| matches!(condition.type_.as_str(), "Complete" | "Failed") && condition.status == "True")?;
-    let elapsed = Duration::try_from(now.duration_since(last.last_transition_time.as_ref()?.0)).unwrap_or_default();
-    Some(Duration::from_secs(seconds.max(0).unsigned_abs().into()).saturating_sub(elapsed))
+    Some(last.last_transition_time.as_ref()?.0 + Duration::from_secs(seconds.max(0).unsigned_abs().into()))
 }
 
 impl Reconcile for Controller {
@@ -59,7 +74,10 @@ impl Reconcile for Controller {
                 return Ok(Requeue::After(Duration::from_secs(1)));
             }
             let params = DeleteParams { uid: fresh.metadata.uid.clone(), ..DeleteParams::foreground() };
-            if_unchanged(api.delete(name, &params).await)?;
+            let deleted = if_unchanged(api.delete(name, &params).await)?;
+            if let Some(over) = end_of_life(&fresh).filter(|_| deleted.is_some()) {
+                self.delay.observe(Timestamp::now().duration_since(over).as_secs_f64());
+            }
             Ok(Requeue::Never)
         })
     }

@@ -193,7 +193,7 @@ impl Controller {
         let (created, failed) = slow_start::batches(plan.create.len(), |number| {
             let pod = new_pod(set, &plan.create[number], hash);
             let about = &about;
-            async move { pods::create(&self.client, &self.recorder, about, &pod).await.map(drop) }
+            async move { pods::create(&self.client, &self.recorder, about, &pod).await }
         })
         .await;
         self.expectations.creations_observed(key, plan.create.len() - created);

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 
+use client::metrics::{Metrics, exponential};
 use client::{Client, DeleteParams, Event, Expectations, Informer};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{EndpointAddress, EndpointSubset, Endpoints, Service};
@@ -20,6 +22,7 @@ const LEADER: &str = "control-plane.alpha.kubernetes.io/leader";
 const BY_SERVICE: &str = "mirrored";
 /// Addresses of one subset beyond this are left out.
 const CAPACITY: usize = 1000;
+static SYNC_BOUNDS: [f64; 15] = exponential(0.001, 2.0);
 
 struct Controller {
     client: Client,
@@ -27,6 +30,7 @@ struct Controller {
     endpoints: Informer<Endpoints>,
     slices: Informer<EndpointSlice>,
     expectations: Arc<Expectations>,
+    metrics: Metrics,
 }
 
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
@@ -44,7 +48,8 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         })
     };
     slices.add_index(BY_SERVICE, |slice| mirrored(slice).into_iter().collect());
-    Arc::new(Controller { client: context.client.clone(), services, endpoints, slices, expectations })
+    let (client, metrics) = (context.client.clone(), context.config.metrics.clone());
+    Arc::new(Controller { client, services, endpoints, slices, expectations, metrics })
 }
 
 fn mirrored(slice: &EndpointSlice) -> Option<String> {
@@ -129,7 +134,13 @@ fn slice(endpoints: &Endpoints, subset: &EndpointSubset, ipv6: bool, addresses: 
 
 impl Reconcile for Controller {
     fn reconcile<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Outcome> {
-        Box::pin(self.sync(key))
+        Box::pin(async move {
+            let began = Instant::now();
+            let outcome = self.sync(key).await;
+            let (name, help) = ("endpoint_slice_mirroring_controller_endpoints_sync_duration", "How long a sync takes");
+            self.metrics.histogram(name, help, &SYNC_BOUNDS, &[]).observe_duration(began.elapsed());
+            outcome
+        })
     }
 }
 
@@ -159,12 +170,13 @@ impl Controller {
                     changed.metadata.labels = new.metadata.labels;
                     changed.metadata.annotations = new.metadata.annotations;
                     api.update(&changed).await?;
+                    self.changed("update");
                 }
                 None => {
                     match api.delete(slice.metadata.name.as_deref().unwrap_or_default(), &DeleteParams::default()).await
                     {
                         Err(error) if !error.is_not_found() => return Err(error.into()),
-                        _ => {}
+                        _ => self.changed("delete"),
                     }
                 }
             }
@@ -177,8 +189,14 @@ impl Controller {
                 self.expectations.creations_observed(key, wanted.len() - done);
                 return if error.is_namespace_terminating() { Ok(Requeue::Never) } else { Err(error.into()) };
             }
+            self.changed("create");
         }
         Ok(Requeue::Never)
+    }
+
+    fn changed(&self, operation: &str) {
+        let (name, labels) = ("endpoint_slice_mirroring_controller_changes", [("operation", operation)]);
+        self.metrics.counter(name, "Changes of EndpointSlices", &labels).inc();
     }
 }
 

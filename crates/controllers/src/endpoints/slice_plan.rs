@@ -19,7 +19,7 @@ pub(super) const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
 pub(super) const MANAGER: &str = "endpointslice-controller.k8s.io";
 const ZONE: &str = "topology.kubernetes.io/zone";
 /// `--max-endpoints-per-slice`.
-const CAPACITY: usize = 100;
+pub(super) const CAPACITY: usize = 100;
 
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Plan {

@@ -1,20 +1,22 @@
 //! EndpointSlices: the endpoints of a Service in pieces of a hundred.
 
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use client::metrics::Metrics;
+use client::metrics::{Metrics, exponential};
 use client::{Client, DeleteParams, Event, EventRecorder, Expectations, Informer};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 
-use super::slice_plan::{MANAGED_BY, MANAGER, SERVICE_NAME, plan};
+use super::slice_plan::{CAPACITY, MANAGED_BY, MANAGER, Plan, SERVICE_NAME, plan};
 use super::{selected, selector, watch};
 use crate::Error;
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 
 /// Slices by the Service they belong to.
 const BY_SERVICE: &str = "service";
+static COUNT_BOUNDS: [f64; 15] = exponential(2.0, 2.0);
 
 struct Controller {
     client: Client,
@@ -42,6 +44,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         })
     };
     slices.add_index(BY_SERVICE, |slice| service_key(slice).into_iter().collect());
+    count_when_asked(&context.config.metrics, &slices);
     let nodes = context.informer::<Node>();
     Arc::new(Controller {
         client: context.client.clone(),
@@ -53,6 +56,58 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         expectations,
         metrics: context.config.metrics.clone(),
     })
+}
+
+/// What there is of slices is counted when somebody asks.
+fn count_when_asked(metrics: &Metrics, slices: &Informer<EndpointSlice>) {
+    let gauge = |name, help| metrics.gauge(name, help, &[]);
+    let endpoints = gauge("endpoint_slice_controller_endpoints_desired", "Number of endpoints desired");
+    let present = gauge("endpoint_slice_controller_num_endpoint_slices", "Number of EndpointSlices");
+    let fewest = gauge(
+        "endpoint_slice_controller_desired_endpoint_slices",
+        "Number of EndpointSlices that would exist with perfect endpoint allocation",
+    );
+    let slices = slices.clone();
+    metrics.on_render(move || {
+        let ours: Vec<_> = slices.list().into_iter().filter(|slice| service_key(slice).is_some()).collect();
+        let mut groups: HashMap<_, usize> = HashMap::new();
+        for slice in &ours {
+            let ports = serde_json::to_string(&slice.ports).unwrap_or_default();
+            let count = slice.endpoints.as_ref().map_or(0, Vec::len);
+            *groups.entry((service_key(slice), slice.address_type.clone(), ports)).or_default() += count;
+        }
+        present.set(ours.len() as f64);
+        endpoints.set(groups.values().sum::<usize>() as f64);
+        fewest.set(groups.values().map(|count| count.div_ceil(CAPACITY).max(1)).sum::<usize>() as f64);
+    });
+}
+
+/// How much a sync changes.
+struct Changes {
+    added: usize,
+    removed: usize,
+    slices: usize,
+}
+
+impl Changes {
+    fn of(plan: &Plan, present: &[Arc<EndpointSlice>]) -> Changes {
+        let addresses = |slice: &EndpointSlice| {
+            let endpoints = slice.endpoints.clone().unwrap_or_default();
+            endpoints.into_iter().flat_map(|endpoint| endpoint.addresses).collect::<Vec<_>>()
+        };
+        let is_replaced = |slice: &&Arc<EndpointSlice>| {
+            let name = &slice.metadata.name;
+            plan.update.iter().any(|other| other.metadata.name == *name)
+                || plan.delete.iter().any(|other| Some(other) == name.as_ref())
+        };
+        let before: HashSet<String> = present.iter().filter(is_replaced).flat_map(|slice| addresses(slice)).collect();
+        let after: HashSet<String> = plan.create.iter().chain(&plan.update).flat_map(addresses).collect();
+        Changes {
+            added: after.difference(&before).count(),
+            removed: before.difference(&after).count(),
+            slices: plan.create.len() + plan.update.len() + plan.delete.len(),
+        }
+    }
 }
 
 /// The Service of a slice that this controller manages.
@@ -84,10 +139,13 @@ impl Controller {
         {
             return Ok(Requeue::Never);
         }
-        let plan = plan(&service, &selected(&self.pods, &service), &self.slices.by_index(BY_SERVICE, key), |name| {
-            self.nodes.get(name)
-        });
+        let present = self.slices.by_index(BY_SERVICE, key);
+        let plan = plan(&service, &selected(&self.pods, &service), &present, |name| self.nodes.get(name));
+        let changes = Changes::of(&plan, &present);
         let done = self.carry_out(key, &service, plan).await;
+        if done.is_ok() {
+            self.note(&changes, &service);
+        }
         let result = if done.is_ok() { "success" } else { "error" };
         self.metrics.counter("endpoint_slice_controller_syncs", "Syncs of Services", &[("result", result)]).inc();
         match done {
@@ -103,12 +161,7 @@ impl Controller {
         }
     }
 
-    async fn carry_out(
-        &self,
-        key: &str,
-        service: &Service,
-        plan: super::slice_plan::Plan,
-    ) -> Result<(), client::Error> {
+    async fn carry_out(&self, key: &str, service: &Service, plan: Plan) -> Result<(), client::Error> {
         let api = self.client.namespaced::<EndpointSlice>(service.metadata.namespace.as_deref().unwrap_or_default());
         if !plan.create.is_empty() {
             self.expectations.expect_creations(key, plan.create.len());
@@ -131,6 +184,34 @@ impl Controller {
             }
         }
         Ok(())
+    }
+
+    fn note(&self, changes: &Changes, service: &Service) {
+        let spec = service.spec.as_ref();
+        let distribution = spec.and_then(|spec| spec.traffic_distribution.as_deref()).unwrap_or_default();
+        let labels = [("topology", "Disabled"), ("traffic_distribution", distribution)];
+        for (name, help, labels, count) in [
+            (
+                "endpoint_slice_controller_endpoints_added_per_sync",
+                "Number of endpoints added on each Service sync",
+                &labels[..0],
+                changes.added,
+            ),
+            (
+                "endpoint_slice_controller_endpoints_removed_per_sync",
+                "Number of endpoints removed on each Service sync",
+                &labels[..0],
+                changes.removed,
+            ),
+            (
+                "endpoint_slice_controller_endpointslices_changed_per_sync",
+                "Number of EndpointSlices changed on each Service sync",
+                &labels[..],
+                changes.slices,
+            ),
+        ] {
+            self.metrics.histogram(name, help, &COUNT_BOUNDS, labels).observe(count as f64);
+        }
     }
 
     fn changed(&self, operation: &str) {

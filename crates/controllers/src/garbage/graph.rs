@@ -6,8 +6,8 @@
 
 use std::collections::{HashMap, HashSet};
 
-use client::{Gvr, PartialObject};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use client::Gvr;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 
 pub(super) const FOREGROUND: &str = "foregroundDeletion";
 pub(super) const ORPHAN: &str = "orphan";
@@ -97,8 +97,7 @@ impl Graph {
     }
 
     /// The object was added or changed.
-    pub(super) fn observe(&mut self, gvr: &Gvr, object: &PartialObject) -> Vec<Work> {
-        let meta = &object.metadata;
+    pub(super) fn observe(&mut self, gvr: &Gvr, meta: &ObjectMeta) -> Vec<Work> {
         let Some(uid) = meta.uid.clone() else { return Vec::new() };
         let mut work = Vec::new();
         let place =
@@ -218,7 +217,7 @@ pub(super) fn same_place(node: &Node, owner: &OwnerReference, namespace: Option<
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
     use super::*;
 
@@ -226,25 +225,24 @@ mod tests {
         Gvr::new("", "v1", "things")
     }
 
-    fn object(uid: &str, owners: &[&str]) -> PartialObject {
+    fn object(uid: &str, owners: &[&str]) -> ObjectMeta {
         let owner = |uid: &&str| OwnerReference {
             uid: (*uid).into(),
             name: (*uid).into(),
             block_owner_deletion: Some(true),
             ..OwnerReference::default()
         };
-        let metadata = ObjectMeta {
+        ObjectMeta {
             uid: Some(uid.into()),
             name: Some(uid.into()),
             owner_references: Some(owners.iter().map(owner).collect()),
             ..ObjectMeta::default()
-        };
-        PartialObject { metadata, ..PartialObject::default() }
+        }
     }
 
-    fn deleting(mut object: PartialObject, finalizer: &str) -> PartialObject {
-        object.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
-        object.metadata.finalizers = Some(vec![finalizer.into()]);
+    fn deleting(mut object: ObjectMeta, finalizer: &str) -> ObjectMeta {
+        object.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
+        object.finalizers = Some(vec![finalizer.into()]);
         object
     }
 
@@ -295,7 +293,7 @@ mod tests {
         assert!(!graph.has_waiting_dependent("b"), "c is not being deleted yet");
         assert!(graph.has_waiting_dependent("c"), "a is");
         let mut free = object("c", &["b"]);
-        free.metadata.owner_references.as_mut().unwrap()[0].block_owner_deletion = Some(false);
+        free.owner_references.as_mut().unwrap()[0].block_owner_deletion = Some(false);
         assert_eq!(graph.observe(&gvr(), &free), [check("b")]);
         assert!(!graph.blockers("b").0);
     }

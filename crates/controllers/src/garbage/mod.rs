@@ -1,7 +1,7 @@
 //! Garbage collector: objects whose owners are all gone go too.
 //!
-//! Flow: metadata watches of every deletable resource (found by discovery, and again whenever a CRD or API service changes) ->
-//! `graph` -> work queue -> live reads, deletes and patches.
+//! Flow: the metadata of every deletable resource (found by discovery, and again whenever a CRD or API service changes), from the
+//! manager's informer where there is one and else by a watch of metadata alone -> `graph` -> work queue -> live reads, deletes and patches.
 //! Invariant: nothing is deleted on the word of a cache. The object and any owner not in the graph are read from the server first.
 
 mod graph;
@@ -10,8 +10,10 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use client::metrics::Counter;
 use client::{
-    ApiResource, Client, DeleteParams, Event, Gvr, Informer, ListParams, PartialObject, Patch, Propagation, WorkQueue,
+    ApiResource, Client, DeleteParams, Event, Gvr, Informer, InformerFactory, ListParams, MetadataEvent,
+    MetadataHandler, PartialObject, Patch, Propagation, WorkQueue,
 };
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, TryStreamExt};
@@ -38,6 +40,10 @@ const SETTLE: Duration = Duration::from_millis(500);
 
 struct Controller {
     client: Client,
+    /// What the manager watches anyway is not watched once more.
+    informers: InformerFactory,
+    /// How often the server could not say which resources there are.
+    failures: Counter,
     queue: WorkQueue<String>,
     graph: Arc<Mutex<Graph>>,
     resources: Mutex<Vec<ApiResource>>,
@@ -65,6 +71,12 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     context.queue.add(DISCOVER.to_owned());
     Arc::new(Controller {
         client: context.client.clone(),
+        informers: context.informers.clone(),
+        failures: context.config.metrics.counter(
+            "garbagecollector_controller_resources_sync_error_total",
+            "Number of garbage collector resources sync errors",
+            &[],
+        ),
         queue: context.queue.clone(),
         graph: Arc::default(),
         resources: Mutex::default(),
@@ -120,20 +132,28 @@ impl Controller {
             }
         }
         *self.resources.lock() = resources;
-        if failed.is_empty() { Ok(Requeue::Never) } else { Ok(Requeue::After(Duration::from_secs(30))) }
+        if failed.is_empty() {
+            return Ok(Requeue::Never);
+        }
+        self.failures.inc();
+        Ok(Requeue::After(Duration::from_secs(30)))
     }
 
     fn monitor(&self, gvr: &Gvr) -> CancellationToken {
-        let informer: Informer<PartialObject> = Informer::new(self.client.metadata(gvr, None), ListParams::default());
-        let (graph, queue, resource) = (self.graph.clone(), self.queue.clone(), gvr.clone());
-        informer.subscribe(move |event| {
+        // A shared informer outlives this controller: it must not keep its graph.
+        let (graph, queue, resource) = (Arc::downgrade(&self.graph), self.queue.clone(), gvr.clone());
+        let handler: MetadataHandler = Box::new(move |event| {
+            let Some(graph) = graph.upgrade() else { return };
             let work = match event {
-                Event::Added(object) | Event::Modified { new: object, .. } => graph.lock().observe(&resource, object),
-                Event::Deleted(object) => graph.lock().remove(object.metadata.uid.as_deref().unwrap_or_default()),
+                MetadataEvent::Present(meta) => graph.lock().observe(&resource, meta),
+                MetadataEvent::Deleted(meta) => graph.lock().remove(meta.uid.as_deref().unwrap_or_default()),
             };
             work.into_iter().for_each(|work| queue.add(key(work)));
         });
         let stop = self.stop.child_token();
+        let Err(handler) = self.informers.follow_metadata(gvr, handler) else { return stop };
+        let informer: Informer<PartialObject> = Informer::new(self.client.metadata(gvr, None), ListParams::default());
+        informer.subscribe(move |event| handler(event.metadata()));
         let token = stop.clone();
         self.tasks.spawn(async move { informer.run(token).await });
         stop

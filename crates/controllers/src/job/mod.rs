@@ -15,7 +15,7 @@ use client::metrics::Metrics;
 use client::{Client, Event, EventRecorder, Expectations, Informer, Patch};
 use futures_util::future::{BoxFuture, join_all};
 use jiff::Timestamp;
-use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::batch::v1::{Job, JobStatus};
 use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, ObjectFieldSelector, Pod};
 use serde_json::json;
 use tokio::time::Instant;
@@ -46,13 +46,20 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let pods = context.informer::<Pod>();
     index_orphans(&pods);
     let jobs = {
-        let (expectations, pods) = (expectations.clone(), pods.clone());
+        let (expectations, pods, metrics) = (expectations.clone(), pods.clone(), context.config.metrics.clone());
         context.on::<Job, _>(move |event| {
             let job = event.object();
             let key = pods::key(&**job);
             let mut keys = vec![key.clone()];
             if matches!(event, Event::Deleted(_)) {
                 expectations.forget(&key);
+            }
+            if let Event::Added(job) = event
+                && let Some(manager) = managed_elsewhere(job)
+            {
+                let (name, labels) =
+                    ("job_controller_jobs_by_external_controller_total", [("controller_name", manager)]);
+                metrics.counter(name, "Jobs that another controller looks after", &labels).inc();
             }
             if matches!(event, Event::Deleted(_)) || is_finished(job) {
                 let held = pods.by_owner(job.metadata.uid.as_deref().unwrap_or_default());
@@ -65,8 +72,10 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     };
     {
         let (jobs, expectations, queue) = (jobs.clone(), expectations.clone(), context.queue.clone());
+        let metrics = context.config.metrics.clone();
         pods.subscribe(move |event| {
             let pod = event.object();
+            count_tracked(&metrics, event);
             let key = controller_key(&pod.metadata, &jobs);
             match (&key, event) {
                 (Some(key), Event::Added(pod)) if !pods::is_terminating(pod) => expectations.creation_observed(key),
@@ -176,14 +185,31 @@ impl Controller {
         }
     }
 
+    /// Counts pods made, and pods that could not be, by why they were needed.
+    fn count_created(&self, job: &Job, status: &JobStatus, created: usize, failed: usize) {
+        let policy = job.spec.as_ref().and_then(|spec| spec.pod_replacement_policy.as_deref());
+        let has_failed = status.failed.unwrap_or(0) > 0;
+        let reason = match policy {
+            Some("Failed") if has_failed => "recreate_failed",
+            _ if has_failed || status.terminating.unwrap_or(0) > 0 => "recreate_terminating_or_failed",
+            _ => "new",
+        };
+        for (result, count) in [("succeeded", created), ("failed", failed)] {
+            if count > 0 {
+                let labels = [("reason", reason), ("status", result)];
+                self.metrics
+                    .counter("job_controller_job_pods_creation_total", "Pods made for Jobs", &labels)
+                    .add(count);
+            }
+        }
+    }
+
     async fn sync(&self, key: &str) -> Outcome {
         let Some(job) = self.jobs.get(key) else {
             self.expectations.forget(key);
             return Ok(Requeue::Never);
         };
-        let managed_elsewhere =
-            job.spec.as_ref().and_then(|spec| spec.managed_by.as_deref()).is_some_and(|manager| manager != MANAGED_BY);
-        if managed_elsewhere || is_finished(&job) {
+        if managed_elsewhere(&job).is_some() || is_finished(&job) {
             return Ok(Requeue::Never);
         }
         let settled = self.expectations.satisfied(key);
@@ -219,10 +245,11 @@ impl Controller {
             let (created, failed) = slow_start::batches(wanted, |number| {
                 let pod = new_pod(&job, plan.create[number]);
                 let about = &about;
-                async move { pods::create(&self.client, &self.recorder, about, &pod).await.map(drop) }
+                async move { pods::create(&self.client, &self.recorder, about, &pod).await }
             })
             .await;
             self.expectations.creations_observed(key, wanted - created);
+            self.count_created(&job, &plan.status, created, wanted - created);
             adjust(&mut plan.status.active, created, 0);
             failure = failed.filter(|error| !error.is_namespace_terminating());
         }
@@ -250,6 +277,26 @@ impl Controller {
             Some(error) => Err(error.into()),
             None => Ok(plan.recheck.map(|delay| delay.max(Duration::from_millis(100))).into()),
         }
+    }
+}
+
+/// Who looks after the Job, if it is somebody else.
+fn managed_elsewhere(job: &Job) -> Option<&str> {
+    job.spec.as_ref().and_then(|spec| spec.managed_by.as_deref()).filter(|manager| *manager != MANAGED_BY)
+}
+
+/// Counts pods that have ended and are held until their Job has counted them, as they come and as they go.
+fn count_tracked(metrics: &Metrics, event: &Event<Pod>) {
+    let is_held = |pod: &Pod| has_finalizer(pod) && pods::is_finished(pod);
+    let (before, after) = match event {
+        Event::Added(pod) => (false, is_held(pod)),
+        Event::Modified { old, new } => (is_held(old), is_held(new)),
+        Event::Deleted(pod) => (is_held(pod), false),
+    };
+    if before != after {
+        let labels = [("event", if after { "add" } else { "delete" })];
+        let name = "job_controller_terminated_pods_tracking_finalizer_total";
+        metrics.counter(name, "Ended pods that a Job is yet to count", &labels).inc();
     }
 }
 

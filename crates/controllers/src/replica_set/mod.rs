@@ -10,6 +10,7 @@ mod replicated;
 use std::sync::Arc;
 use std::time::Duration;
 
+use client::metrics::{Histogram, exponential};
 use client::{Client, Event, EventRecorder, Expectations, Informer, WorkQueue};
 use futures_util::future::{BoxFuture, join_all};
 use jiff::Timestamp;
@@ -19,7 +20,7 @@ use k8s_openapi::api::core::v1::{Pod, ReplicationController};
 use crate::controller::{Context, Outcome, Reconcile, Requeue, gather};
 use crate::owners::{candidates, claim, controller_key, controller_of, controller_reference, index_orphans};
 use crate::{pods, slow_start};
-use plan::{Action, Failure, next_available, plan, status};
+use plan::{Action, Failure, age_ratios, next_available, plan, status};
 use replicated::Replicated;
 
 pub(crate) fn build_replica_sets(context: &Context) -> Arc<dyn Reconcile> {
@@ -30,12 +31,16 @@ pub(crate) fn build_replication_controllers(context: &Context) -> Arc<dyn Reconc
     build::<ReplicationController>(context)
 }
 
+static AGE_BOUNDS: [f64; 6] = exponential(0.25, 2.0);
+
 struct Controller<K> {
     client: Client,
     recorder: EventRecorder,
     owners: Informer<K>,
     pods: Informer<Pod>,
     expectations: Arc<Expectations>,
+    /// How old surplus pods are, compared with the youngest.
+    ages: Histogram,
 }
 
 fn build<K: Replicated>(context: &Context) -> Arc<dyn Reconcile> {
@@ -59,6 +64,12 @@ fn build<K: Replicated>(context: &Context) -> Arc<dyn Reconcile> {
         owners,
         pods,
         expectations,
+        ages: context.config.metrics.histogram(
+            "replicaset_controller_sorting_deletion_age_ratio",
+            "The ratio of chosen deleted pod's ages to the current youngest pod's age",
+            &AGE_BOUNDS,
+            &[],
+        ),
     })
 }
 
@@ -202,6 +213,9 @@ impl<K: Replicated> Controller<K> {
                 failed.map(|error| Failure { reason: "FailedCreate", error: error.into() })
             }
             Action::Delete(surplus) => {
+                if surplus.len() < mine.len() {
+                    age_ratios(mine, &surplus, Timestamp::now()).for_each(|ratio| self.ages.observe(ratio));
+                }
                 self.expectations.expect_deletions(key, surplus.iter().map(|pod| pods::key(&**pod)));
                 let deletions = surplus.iter().map(|pod| async {
                     let deleted = pods::delete(&self.client, &self.recorder, &about, pod).await;

@@ -46,6 +46,16 @@ pub(super) fn plan(
     }
 }
 
+/// The ages of those that go, of the ready ones, as multiples of the youngest's: 1 or little more if the youngest go first.
+pub(super) fn age_ratios(pods: &[Arc<Pod>], going: &[Arc<Pod>], now: Timestamp) -> impl Iterator<Item = f64> {
+    let age = move |pod: &Arc<Pod>| {
+        let created = pod.metadata.creation_timestamp.as_ref().filter(|_| pods::is_ready(pod))?;
+        Some(now.duration_since(created.0).as_secs_f64())
+    };
+    let youngest = pods.iter().filter_map(age).fold(f64::INFINITY, f64::min);
+    going.iter().filter_map(age).map(move |age| age / youngest).filter(|ratio| ratio.is_finite())
+}
+
 pub(super) fn status<K: Replicated>(
     owner: &K,
     pods: &[Arc<Pod>],
@@ -126,6 +136,19 @@ mod tests {
         }
         let pods = pods(5);
         assert!(matches!(plan(2, &pods, || pods.clone(), at(1)), Action::Delete(surplus) if surplus.len() == 3));
+    }
+
+    #[test]
+    fn ages_are_compared_with_the_youngest() {
+        let pod = |name: &str, created: i64| {
+            let mut pod = Pod::clone(&Builder::new(name).ready(at(created)).build());
+            pod.metadata.creation_timestamp = Some(Time(at(created)));
+            Arc::new(pod)
+        };
+        let all = [pod("old", 0), pod("older", -100), pod("young", 50)];
+        let ratios: Vec<f64> = age_ratios(&all, &all[..2], at(100)).collect();
+        assert_eq!(ratios, [2.0, 4.0]);
+        assert_eq!(age_ratios(&[Builder::new("unready").build()], &[], at(100)).count(), 0);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use client::metrics::Counter;
 use client::{Client, Event, EventRecorder, Informer};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
@@ -16,6 +17,9 @@ struct Controller {
     recorder: EventRecorder,
     pods: Informer<Pod>,
     claims: Informer<PersistentVolumeClaim>,
+    /// Claims that were to be made, and those that could not be.
+    attempts: Counter,
+    failures: Counter,
 }
 
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
@@ -28,7 +32,21 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         }
     });
     let claims = context.informer::<PersistentVolumeClaim>();
-    Arc::new(Controller { client: context.client.clone(), recorder: context.recorder.clone(), pods, claims })
+    let counter = |name, help| context.config.metrics.counter(name, help, &[]);
+    Arc::new(Controller {
+        client: context.client.clone(),
+        recorder: context.recorder.clone(),
+        pods,
+        claims,
+        attempts: counter(
+            "ephemeral_volume_controller_create_total",
+            "Number of PersistentVolumeClaim creation requests",
+        ),
+        failures: counter(
+            "ephemeral_volume_controller_create_failures_total",
+            "Number of PersistentVolumeClaim creation requests that failed",
+        ),
+    })
 }
 
 impl Reconcile for Controller {
@@ -65,7 +83,12 @@ impl Reconcile for Controller {
                     spec: Some(template.spec.clone()),
                     status: None,
                 };
-                match self.client.all::<PersistentVolumeClaim>().create(&claim).await {
+                let created = self.client.all::<PersistentVolumeClaim>().create(&claim).await;
+                self.attempts.inc();
+                if created.is_err() {
+                    self.failures.inc();
+                }
+                match created {
                     Ok(_) => {}
                     Err(error) if error.is_already_exists() || error.is_namespace_terminating() => {}
                     Err(error) => {

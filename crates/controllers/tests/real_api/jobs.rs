@@ -1,7 +1,7 @@
-//! Jobs and cron jobs (conformance area 21).
+//! Jobs (conformance area 21).
 
-use client::{DeleteParams, ListParams, Patch};
-use k8s_openapi::api::batch::v1::{CronJob, Job};
+use client::{ListParams, Patch};
+use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
@@ -174,35 +174,5 @@ async fn jobs_can_be_suspended_and_let_go_of_pods_that_no_longer_match() {
     cluster.until::<Job>("default", "paused", "suspended again", |job| suspended(job) && active(0)(job)).await;
     let emptied = crate::harness::patiently(async || pods(&cluster, "paused").await.is_empty().then_some(()));
     emptied.await.expect("no pods while suspended");
-    cluster.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cron_job_starts_a_job_on_the_minute_unless_it_is_suspended() {
-    let cluster = Cluster::start(1).await;
-    let cron = |name: &str, suspend: bool| {
-        let pod = json!({ "metadata": { "annotations": { RUN_SECONDS: "3600" } }, "spec": template(name, "busybox", "Never")["spec"] });
-        json!({
-            "metadata": { "name": name, "namespace": "default" },
-            "spec": { "schedule": "*/1 * * * ?", "suspend": suspend, "concurrencyPolicy": "Forbid", "jobTemplate": { "spec": { "template": pod } } },
-        })
-    };
-    cluster.apply::<CronJob>(cron("tick", false)).await;
-    cluster.apply::<CronJob>(cron("still", true)).await;
-    let ticked = cluster
-        .until::<CronJob>("default", "tick", "started", |cron| {
-            cron.status.as_ref().is_some_and(|status| status.active.as_ref().is_some_and(|active| active.len() == 1))
-        })
-        .await
-        .status
-        .unwrap();
-    assert!(ticked.last_schedule_time.is_some());
-    let jobs = cluster.list::<Job>("default").await;
-    assert_eq!(jobs.len(), 1, "none of the suspended one");
-    assert_eq!(jobs[0].metadata.owner_references.as_ref().unwrap()[0].name, "tick");
-    let crons = cluster.client.namespaced::<CronJob>("default");
-    crons.delete_collection(&ListParams::default(), &DeleteParams::background()).await.unwrap();
-    cluster.until_none::<Job>("default").await;
-    cluster.until_none::<Pod>("default").await;
     cluster.stop().await;
 }
