@@ -85,6 +85,9 @@ pub(crate) async fn run(args: Args) -> Result<()> {
         report::line(&deploy, &parameters, "pods/s", ours.up, peer.map(|peer| peer.up), Better::More);
         report::line(&delete, &parameters, "pods/s", ours.down, peer.map(|peer| peer.down), Better::More);
     }
+    if args.wants("lifecycle") {
+        crate::lifecycle::run(&args).await?;
+    }
     if args.wants("idle") {
         idle(&args).await?;
     }

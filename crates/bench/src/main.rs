@@ -10,6 +10,7 @@ mod control_plane;
 mod controllers;
 mod dns;
 mod kubectl;
+mod lifecycle;
 mod node;
 mod own_server;
 mod peer;
