@@ -15,10 +15,14 @@ use crate::queue::Counts;
 pub(crate) struct Metrics {
     pub(crate) registry: Registry,
     /// Looked up several times for each pod: by profile, point and whether it went well.
-    points: Arc<Mutex<HashMap<(usize, Point, bool), Histogram>>>,
+    points: Arc<Mutex<Points>>,
     /// Series of gauges that were set once: they go on as 0 when there is nothing to count any more.
-    known: Arc<Mutex<BTreeSet<(&'static str, Vec<String>)>>>,
+    known: Arc<Mutex<BTreeSet<Series>>>,
 }
+
+type Points = HashMap<(usize, Point, bool), Histogram>;
+/// A metric and the values of its labels.
+type Series = (&'static str, Vec<String>);
 
 static FROM_HUNDREDTH_OF_MS: [f64; 20] = exponential(0.00001, 1.5);
 static FROM_TENTH_OF_MS: [f64; 12] = exponential(0.0001, 2.0);
