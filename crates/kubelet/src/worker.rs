@@ -323,6 +323,7 @@ impl Worker {
     /// Stops everything, tells the end, frees what the pod held. Tries until it is done.
     async fn end(&mut self) {
         let mut retry = client::backoff::Backoff::new(RETRY_FIRST, RETRY_MAX);
+        let mut has_failed = false;
         loop {
             let update = self.updates.borrow_and_update().clone();
             self.memory.mirror = update.mirror.clone();
@@ -348,6 +349,11 @@ impl Worker {
             };
             match result {
                 Ok(()) => return,
+                // A sandbox whose start was given up may still have come into being: the next look finds and ends it.
+                Err(error) if !std::mem::replace(&mut has_failed, true) => {
+                    tracing::debug!(pod = state::full_name(&update.pod), %error, "pod not ended at once");
+                    tokio::time::sleep(retry.next_delay()).await;
+                }
                 Err(error) => {
                     tracing::warn!(pod = state::full_name(&update.pod), %error, "pod not ended, will retry");
                     self.kubelet.recorder.warning(

@@ -6,6 +6,9 @@ use super::{Field, Struct, Type};
 use crate::codec::join_path;
 use crate::quantity::Quantity;
 
+/// What Go's clients read as no time; upstream writes null.
+const ZERO_TIME: &str = "0001-01-01T00:00:00Z";
+
 /// A value of the wrong type, in the words of upstream's decoder.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
@@ -59,6 +62,11 @@ impl<'a> Checker<'a> {
                 false
             }
         });
+        for field in definition.times() {
+            if fields.get(&*field.name).is_none_or(Value::is_null) {
+                fields.insert(field.name.to_string(), ZERO_TIME.into());
+            }
+        }
         for (name, value) in fields.iter_mut() {
             let Some(field) = definition.field(name) else { continue };
             self.path.push(Step::Field(name));
@@ -257,7 +265,7 @@ pub(super) fn time(text: &str) -> Result<(), TypeError> {
 #[cfg(test)]
 mod tests {
     use k8s_openapi::api::apps::v1::Deployment;
-    use k8s_openapi::api::core::v1::{Pod, Secret};
+    use k8s_openapi::api::core::v1::{Pod, Secret, Service};
     use serde_json::json;
 
     use super::*;
@@ -272,6 +280,25 @@ mod tests {
         let unknown = check(&mut pod, &of::<Pod>()).unwrap();
         assert_eq!(unknown, ["metadata.zone", "spec.foo", "spec.containers[1].imag", "spec.containers[1].env[0].nam"]);
         assert_eq!(pod["spec"], json!({"containers": [{"name": "a"}, {"name": "b", "env": [{}]}]}));
+    }
+
+    #[test]
+    fn times_that_cannot_be_absent_become_gos_zero() {
+        for condition in [json!({"type": "A", "lastTransitionTime": null}), json!({"type": "A"})] {
+            let mut service = json!({"status": {"conditions": [condition]}});
+            assert!(!crate::schema::fits(service.to_string().as_bytes(), &of::<Service>()));
+            check(&mut service, &of::<Service>()).unwrap();
+            let typed: Service = serde_json::from_value(service.clone()).unwrap();
+            assert_eq!(
+                serde_json::to_value(typed).unwrap()["status"],
+                json!({"conditions": [{
+                    "type": "A", "lastTransitionTime": "0001-01-01T00:00:00Z", "message": "", "reason": "", "status": "",
+                }]})
+            );
+        }
+        let mut pod = json!({"status": {"conditions": [{"type": "A", "lastTransitionTime": null}]}});
+        check(&mut pod, &of::<Pod>()).unwrap();
+        assert_eq!(pod["status"]["conditions"][0]["lastTransitionTime"], json!(null));
     }
 
     #[test]

@@ -90,7 +90,12 @@ impl<'de> Visitor<'de> for Fit<'_> {
     }
 
     fn visit_unit<E: Error>(self) -> Result<(), E> {
-        self.demand(matches!(self, Self::Field(_) | Self::Member(Type::Any)))
+        self.demand(match self {
+            // A time that cannot be absent has to be filled.
+            Self::Field(field) => !(field.kept_empty && matches!(field.ty, Type::Time)),
+            Self::Member(Type::Any) => true,
+            _ => false,
+        })
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<(), E> {
@@ -135,7 +140,7 @@ impl<'de> Visitor<'de> for Fit<'_> {
             seen |= bit;
             map.next_value_seed(Fit::Field(&definition.fields()[at]))?;
         }
-        Ok(())
+        self.demand(definition.times & !seen == 0)
     }
 }
 

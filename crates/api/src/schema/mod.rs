@@ -53,6 +53,8 @@ pub struct Struct {
     pub atomic: bool,
     /// Sorted by name.
     fields: Box<[Field]>,
+    /// A bit for each field that is a time and cannot be absent: Go reads nothing as its zero time there.
+    times: u128,
 }
 
 #[derive(Debug)]
@@ -71,7 +73,10 @@ pub struct Field {
 impl Struct {
     pub fn new(name: &str, mut fields: Vec<Field>) -> Self {
         fields.sort_by(|a, b| a.name.cmp(&b.name));
-        Self { name: name.into(), atomic: table::is_atomic(name), fields: fields.into() }
+        let is_needed = |field: &Field| field.kept_empty && matches!(field.ty, Type::Time);
+        let times = fields.iter().enumerate().filter(|(_, field)| is_needed(field));
+        let times = times.filter_map(|(at, _)| 1u128.checked_shl(at as u32)).fold(0, |all, bit| all | bit);
+        Self { name: name.into(), atomic: table::is_atomic(name), fields: fields.into(), times }
     }
 
     pub fn fields(&self) -> &[Field] {
@@ -80,6 +85,16 @@ impl Struct {
 
     pub fn field(&self, name: &str) -> Option<&Field> {
         self.position(name).map(|at| &self.fields[at])
+    }
+
+    /// Times that cannot be absent.
+    fn times(&self) -> impl Iterator<Item = &Field> {
+        let times = self.times;
+        self.fields
+            .iter()
+            .enumerate()
+            .filter(move |(at, _)| times.checked_shr(*at as u32).unwrap_or(0) & 1 == 1)
+            .map(|(_, f)| f)
     }
 
     /// Where a field stands among [`Self::fields`].

@@ -44,13 +44,20 @@ pub struct SelectableField {
     pub label: &'static str,
     /// Object keys down to the value: `["spec", "nodeName"]`.
     pub path: &'static [&'static str],
+    /// Where the value is when the field is absent or empty.
+    pub instead: Option<&'static [&'static str]>,
     /// The value when the field is absent (`false` for an unset boolean).
     pub default: &'static str,
 }
 
 impl SelectableField {
     pub const fn new(label: &'static str, path: &'static [&'static str]) -> Self {
-        Self { label, path, default: "" }
+        Self { label, path, instead: None, default: "" }
+    }
+
+    pub const fn or_at(mut self, instead: &'static [&'static str]) -> Self {
+        self.instead = Some(instead);
+        self
     }
 
     pub const fn or(mut self, default: &'static str) -> Self {

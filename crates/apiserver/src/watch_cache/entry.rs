@@ -152,9 +152,9 @@ impl Entry {
             fields
                 .iter()
                 .map(|field| {
-                    json::find(&self.stored, field.path)
-                        .map(|range| json::text(&self.stored[range]).into())
-                        .unwrap_or_else(|| field.default.into())
+                    let at = |path| json::find(&self.stored, path).map(|range| json::text(&self.stored[range]));
+                    let value = at(field.path).filter(|value| field.instead.is_none() || !value.is_empty());
+                    value.or_else(|| at(field.instead?)).map_or_else(|| field.default.into(), Into::into)
                 })
                 .collect()
         });

@@ -53,6 +53,7 @@ async fn one_event_reads_in_both_forms() {
     for (path, selector) in [
         (CORE, "involvedObject.name=p,involvedObject.kind=Pod,type=Warning,reason=Test"),
         (CORE, "reportingComponent=example.com/c"),
+        (CORE, "source=example.com/c"),
         (NEW, "reportingController=example.com/c"),
         (NEW, "regarding.name=p"),
     ] {

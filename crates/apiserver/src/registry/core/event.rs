@@ -55,7 +55,7 @@ impl Strategy for EventStrategy {
                 SelectableField::new("involvedObject.fieldPath", &["involvedObject", "fieldPath"]),
                 SelectableField::new("reason", &["reason"]),
                 SelectableField::new("reportingComponent", &["reportingComponent"]),
-                SelectableField::new("source", &["source", "component"]),
+                SelectableField::new("source", &["source", "component"]).or_at(&["reportingComponent"]),
                 SelectableField::new("type", &["type"]),
                 // The same under the names of `events.k8s.io`.
                 SelectableField::new("regarding.kind", &["involvedObject", "kind"]),
