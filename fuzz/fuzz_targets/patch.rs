@@ -1,8 +1,8 @@
-//! Patches: two JSON documents, the object and the patch, separated by a zero byte. Nothing panics, and an apply that
-//! succeeds changes nothing when it is repeated.
+//! Patches: two JSON documents, the object and the patch, separated by a zero byte. Nothing panics, the short ways of
+//! patches and of managed fields do what the long ones do, and an apply that succeeds changes nothing when it is repeated.
 #![no_main]
 
-use api::patch::{apply, json, merge, strategic};
+use api::patch::{apply, json, merge, strategic, text};
 use api::schema;
 use k8s_openapi::api::core::v1::Pod;
 use libfuzzer_sys::fuzz_target;
@@ -14,8 +14,19 @@ fuzz_target!(|data: &[u8]| {
     let (Some(object), Some(patch)) = (document(), document()) else { return };
     let schema = schema::of::<Pod>();
     let _ = json::apply(&mut object.clone(), &patch);
-    let _ = merge::apply(&mut object.clone(), &patch);
-    let _ = strategic::apply(&mut object.clone(), &patch, &schema);
+    let written = object.to_string();
+    let agrees = |short: Option<Vec<u8>>, long: &dyn Fn(&mut Value) -> bool| {
+        let mut patched = object.clone();
+        let succeeded = long(&mut patched);
+        if let Some(short) = short {
+            let short: Value = serde_json::from_slice(&short).expect("a patched text is JSON");
+            assert_eq!((succeeded, short), (true, patched));
+        }
+    };
+    agrees(text::apply_merge(written.as_bytes(), &patch), &|object| merge::apply(object, &patch).is_ok());
+    agrees(text::apply_strategic(written.as_bytes(), &patch, &schema), &|object| {
+        strategic::apply(object, &patch, &schema).is_ok()
+    });
     let checked = |value: &Value| {
         let mut value = value.clone();
         schema::check(&mut value, &schema).is_ok().then_some(value)
@@ -23,8 +34,11 @@ fuzz_target!(|data: &[u8]| {
     let (Some(live), Some(config)) = (checked(&object), checked(&patch)) else { return };
     let now = jiff::Timestamp::UNIX_EPOCH;
     let writer = apply::Writer { manager: "fuzz", api_version: "v1", subresource: "", now };
-    let mut updated = live.clone();
-    apply::update(None, &mut updated, &schema, &writer, &[]);
+    let (old, new) = (live.to_string(), config.to_string());
+    let create = apply::Write { live: None, new: old.as_bytes(), ignored: &[] };
+    let recorded = apply::update(create, None, None, &schema, &writer);
+    let update = apply::Write { live: Some(old.as_bytes()), new: new.as_bytes(), ignored: &["status"] };
+    let _ = apply::update(update, recorded.as_deref(), None, &schema, &writer);
     if let Ok(once) = apply::apply(Some(&live), &config, &schema, &writer, true, &[]) {
         let twice = apply::apply(Some(&once), &config, &schema, &writer, true, &[]).expect("a repeated apply succeeds");
         assert_eq!(once, twice);
