@@ -242,11 +242,20 @@ async fn open(config: &Config) -> anyhow::Result<Arc<dyn Store>> {
     }
 }
 
-/// Forgets old history now and then, as upstream's compactor: what was current one interval ago stays readable.
+/// The embedded store keeps history in memory: so much of it ends an interval early.
+const HISTORY_BYTES: u64 = 128 << 20;
+
+/// Forgets old history now and then, as upstream's compactor: what was current one interval ago stays readable. An
+/// interval ends after its time, or when it has made enough history.
 async fn compact(state: Arc<State>) {
+    let in_memory = !matches!(state.config.storage, Storage::Etcd(_));
     let mut previous: Option<Revision> = None;
     loop {
-        tokio::time::sleep(state.config.compaction_interval).await;
+        let interval = tokio::time::sleep(state.config.compaction_interval);
+        tokio::select! {
+            () = interval => {}
+            () = state.caches.retires(HISTORY_BYTES), if in_memory => {}
+        }
         if let Some(revision) = previous.filter(|revision| *revision != Revision::ZERO)
             && let Err(error) = state.store().compact(revision).await
         {

@@ -237,8 +237,8 @@ impl<S: Strategy> AnyStrategy for S {
         Strategy::prepare_for_update(self, call, new, old);
         if S::COUNTS_GENERATIONS {
             let generation = old.metadata().generation;
-            new.metadata_mut().generation =
-                if same_but_metadata(new, old) { generation } else { Some(generation.unwrap_or(0) + 1) };
+            let is_same = same_but_metadata(new, old);
+            new.metadata_mut().generation = if is_same { generation } else { Some(generation.unwrap_or(0) + 1) };
         }
     }
 
@@ -250,7 +250,7 @@ impl<S: Strategy> AnyStrategy for S {
         let (new, old): (&mut S::Object, &S::Object) = (typed_mut(new), typed(old));
         let mut kept = old.clone();
         super::parts::Parts::copy_status(&mut kept, new);
-        *kept.metadata_mut() = new.metadata().clone();
+        *kept.metadata_mut() = std::mem::take(new.metadata_mut());
         *new = kept;
         Strategy::prepare_for_status_update(self, call, new, old);
     }
@@ -292,11 +292,12 @@ impl<S: Strategy> AnyStrategy for S {
     }
 }
 
-/// Whether an update changes nothing that counts as a new generation.
-fn same_but_metadata<K: Typed>(new: &K, old: &K) -> bool {
-    let mut probe = new.clone();
-    *probe.metadata_mut() = old.metadata().clone();
-    probe == *old
+/// Whether an update changes nothing that counts as a new generation. Both wear the old metadata for the comparison.
+fn same_but_metadata<K: Typed>(new: &mut K, old: &K) -> bool {
+    let metadata = std::mem::replace(new.metadata_mut(), old.metadata().clone());
+    let is_same = new == old;
+    *new.metadata_mut() = metadata;
+    is_same
 }
 
 impl std::fmt::Debug for Resource {

@@ -76,8 +76,14 @@ pub(crate) async fn update(operation: &Operation) -> Result<Response<Body>, Stat
         let stored = super::create::create_object(operation, object).await?;
         return Written { stored, created: true }.respond(operation);
     }
-    let written = modify(operation, target, move |_, _| Ok(object.boxed_clone())).await?;
-    written.respond(operation)
+    // With a version it is tried once, so that nothing needs to be kept for another time.
+    let is_conditional = names_version(object.meta());
+    let mut object = Some(object);
+    let written = modify(operation, target, move |_, _| {
+        let next = if is_conditional { object.take() } else { object.as_ref().map(|object| object.boxed_clone()) };
+        next.ok_or_else(|| Status::modified(&operation.group_resource(), &operation.info.name))
+    });
+    written.await?.respond(operation)
 }
 
 /// Reads the object, lets `make` build the new one, runs every check and writes it if nobody wrote in between;
@@ -171,6 +177,11 @@ pub(crate) async fn modify(
         }
     }
     Err(Status::modified(&operation.group_resource(), &name))
+}
+
+/// Whether a write is meant for one version of the object only.
+fn names_version(meta: &ObjectMeta) -> bool {
+    !matches!(meta.resource_version.as_deref(), None | Some("") | Some("0"))
 }
 
 /// Checks the preconditions in the new object's metadata. Returns whether the write names a version.

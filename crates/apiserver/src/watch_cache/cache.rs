@@ -142,10 +142,10 @@ impl Cache {
         Ok(events)
     }
 
-    /// Applies a change. `new` is `None` for a deletion.
-    pub(super) fn apply(&self, key: &Arc<str>, new: Option<Entry>, revision: u64) {
+    /// Applies a change. `new` is `None` for a deletion. Returns the size of the state that it replaced.
+    pub(super) fn apply(&self, key: &Arc<str>, new: Option<Entry>, revision: u64) -> usize {
         let now = Instant::now();
-        let newest = {
+        let (newest, replaced) = {
             let mut state = self.state.write();
             let new = new.map(Arc::new);
             let old = match &new {
@@ -153,10 +153,11 @@ impl Cache {
                 None => state.objects.remove(key),
             };
             if new.is_none() && old.is_none() {
-                return;
+                return 0;
             }
             state.revision = revision;
-            state.replaced += old.as_ref().map_or(0, |old| old.size());
+            let replaced = old.as_ref().map_or(0, |old| old.size());
+            state.replaced += replaced;
             state.ring.push_back(Arc::new(Event::new(revision, new, old, now)));
             while state.ring.len() > MIN_EVENTS {
                 let Some(oldest) = state.ring.front().cloned() else { break };
@@ -169,9 +170,10 @@ impl Cache {
                 state.ring.pop_front();
                 state.first += 1;
             }
-            state.first + state.ring.len() as u64
+            (state.first + state.ring.len() as u64, replaced)
         };
         self.newest.send_replace(newest);
+        replaced
     }
 }
 

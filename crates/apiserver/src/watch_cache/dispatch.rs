@@ -33,6 +33,7 @@ pub(crate) async fn start(store: Arc<dyn Store>, prefixes: &[&str]) -> Result<Ar
         by_prefix: RwLock::new(caches),
         applied: tokio::sync::watch::Sender::new(revision.0),
         written: Default::default(),
+        retired: Default::default(),
     }))
 }
 
@@ -101,7 +102,7 @@ fn apply(caches: &Caches, event: WatchEvent) -> u64 {
             tracing::warn!(%key, "stored value is not an object; left out");
             return revision;
         }
-        cache.apply(&inner, entry, revision);
+        caches.retire(cache.apply(&inner, entry, revision));
     }
     revision
 }

@@ -30,6 +30,11 @@ const CATCH_UP: Duration = Duration::from_secs(3);
 /// How soon a waiting reader asks the store to report progress.
 const NUDGE: Duration = Duration::from_millis(50);
 
+/// What a change itself takes in the histories of store and caches, whatever the size of the object.
+const CHANGE_BYTES: u64 = 512;
+/// How finely the growth of history is told.
+const RETIRED_STEP: u64 = 1 << 20;
+
 /// All caches, and how far they are.
 pub(crate) struct Caches {
     pub(crate) store: Arc<dyn Store>,
@@ -37,6 +42,8 @@ pub(crate) struct Caches {
     applied: tokio::sync::watch::Sender<u64>,
     /// The latest write of this server.
     written: AtomicU64,
+    /// Bytes that changes have turned into history so far; announced in steps.
+    retired: tokio::sync::watch::Sender<u64>,
 }
 
 /// The caches did not reach a revision in time.
@@ -71,6 +78,23 @@ impl Caches {
     /// Notes a write of this server.
     pub(crate) fn wrote(&self, Revision(revision): Revision) {
         self.written.fetch_max(revision, Ordering::AcqRel);
+    }
+
+    /// Notes that a change left a state of this size to history.
+    fn retire(&self, size: usize) {
+        self.retired.send_if_modified(|total| {
+            let before = *total;
+            *total += size as u64 + CHANGE_BYTES;
+            before / RETIRED_STEP != *total / RETIRED_STEP
+        });
+    }
+
+    /// Waits until about `bytes` more have become history.
+    pub(crate) async fn retires(&self, bytes: u64) {
+        let mut retired = self.retired.subscribe();
+        let wanted = *retired.borrow() + bytes;
+        // Fails only without a sender, which is here.
+        let _ = retired.wait_for(|total| *total >= wanted).await;
     }
 
     /// Waits until the caches show every finished write of this server. Unlike [`Caches::fresh`] this never asks the
@@ -114,4 +138,24 @@ pub(crate) enum DispatchError {
     Store(#[from] StoreError),
     #[error("the store ended its watch")]
     Ended,
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn the_growth_of_history_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = store::EmbeddedStore::open(dir.path(), Default::default()).unwrap();
+        let caches = start(Arc::new(store), &[]).await.unwrap();
+        let mut grown = std::pin::pin!(caches.retires(2 * RETIRED_STEP));
+        assert!(grown.as_mut().now_or_never().is_none());
+        caches.retire(RETIRED_STEP as usize);
+        assert!(grown.as_mut().now_or_never().is_none());
+        caches.retire(RETIRED_STEP as usize);
+        grown.await;
+    }
 }

@@ -2,7 +2,7 @@
 
 use api::field::{FieldErrors, Path};
 use api::validation as rules;
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, Toleration};
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus, Toleration};
 use serde_json::Value;
 
 use super::pod_spec;
@@ -14,7 +14,7 @@ const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 
 pub(super) fn create(pod: &Pod) -> FieldErrors {
     let mut errors = metadata_and_spec(pod);
-    let spec = pod.spec.clone().unwrap_or_default();
+    let Some(spec) = &pod.spec else { return errors };
     if !items(&spec.ephemeral_containers).is_empty() {
         errors.forbidden("spec.ephemeralContainers", "cannot be set on create");
     }
@@ -196,11 +196,14 @@ fn differences(old: &Value, new: &Value) -> String {
 
 pub(super) fn status_update(new: &Pod, old: &Pod) -> FieldErrors {
     let mut errors = FieldErrors::default();
-    let node = |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).filter(|name| !name.is_empty());
+    fn node(pod: &Pod) -> Option<&str> {
+        pod.spec.as_ref().and_then(|spec| text(&spec.node_name))
+    }
     if node(new) != node(old) {
         errors.forbidden("status.nodeName", "may not be changed directly");
     }
-    let (new_status, old_status) = (new.status.clone().unwrap_or_default(), old.status.clone().unwrap_or_default());
+    let none = PodStatus::default();
+    let (new_status, old_status) = (new.status.as_ref().unwrap_or(&none), old.status.as_ref().unwrap_or(&none));
     if let Some(nominated) = text(&new_status.nominated_node_name)
         && new_status.nominated_node_name != old_status.nominated_node_name
     {
@@ -210,7 +213,7 @@ pub(super) fn status_update(new: &Pod, old: &Pod) -> FieldErrors {
         errors.invalid("status.observedGeneration", observed, "must be a non-negative integer");
     }
     if or_empty(&new_status.qos_class) != or_empty(&old_status.qos_class) {
-        errors.invalid("status.qosClass", new_status.qos_class, api::field::IMMUTABLE);
+        errors.invalid("status.qosClass", &new_status.qos_class, api::field::IMMUTABLE);
     }
     for (i, ip) in items(&new_status.pod_ips).iter().enumerate() {
         pod_spec::validation::ip(&mut errors, &Path::new("status.podIPs").index(i), &ip.ip);
