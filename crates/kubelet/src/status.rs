@@ -63,8 +63,8 @@ pub(crate) fn pod_status(pod: &Pod, observed: &Observed<'_>) -> PodStatus {
     let has_init = !init.is_empty();
 
     let mut containers = statuses(pod, observed, &spec.containers, &old.container_statuses, has_init, false);
-    let mut inits = statuses(pod, observed, init, &old.init_container_statuses, false, true);
-    let ephemerals = statuses(pod, observed, &ephemeral, &old.ephemeral_container_statuses, false, false);
+    let mut inits = statuses(pod, observed, init, &old.init_container_statuses, has_init, true);
+    let ephemerals = statuses(pod, observed, &ephemeral, &old.ephemeral_container_statuses, has_init, false);
 
     for (container, status) in spec.containers.iter().zip(&mut containers) {
         set_readiness(container, status, observed);

@@ -44,15 +44,21 @@ pub(crate) fn prepare(action: Action, new: &mut AnyObject, old: &dyn Object) -> 
     }
 }
 
-/// A pod of which only the specification changes, and its generation with it.
+/// Counts a change of a pod's specification, once nothing changes it any more.
+pub(crate) fn count(action: Action, new: &mut dyn Object, old: &dyn Object) {
+    if matches!(action, Action::EphemeralContainers | Action::Resize)
+        && let (Some(new), Some(old)) = (new.downcast_mut::<Pod>(), old.downcast_ref::<Pod>())
+        && new.spec != old.spec
+    {
+        new.metadata.generation = Some(old.metadata.generation.unwrap_or(0) + 1);
+    }
+}
+
+/// A pod of which only the specification changes.
 fn change_spec(new: &mut AnyObject, old: &dyn Object, take: impl FnOnce(&mut PodSpec, &PodSpec)) -> Result<(), Status> {
     keep_but::<Pod>(new, old, |kept, new| {
-        let before = kept.spec.clone();
         if let (Some(kept), Some(new)) = (&mut kept.spec, &new.spec) {
             take(kept, new);
-        }
-        if kept.spec != before {
-            kept.metadata.generation = Some(kept.metadata.generation.unwrap_or(0) + 1);
         }
         kept.metadata.resource_version.clone_from(&new.metadata.resource_version);
     })

@@ -230,7 +230,7 @@ async fn prepare(
     match target {
         Target::Main => strategy.prepare_for_update(&operation.call(), &mut **new, old),
         Target::Status => strategy.prepare_for_status_update(&operation.call(), &mut **new, old),
-        Target::Part(_) => {}
+        Target::Part(action) => super::parts::count(action, &mut **new, old),
     }
     Ok(())
 }

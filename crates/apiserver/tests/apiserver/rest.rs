@@ -288,3 +288,30 @@ async fn tables_and_partial_objects() {
         assert_eq!(value["kind"], kind, "{value}");
     }
 }
+
+#[tokio::test]
+async fn a_pods_generation_counts_changes_of_its_specification() {
+    let cluster = Cluster::start().await;
+    let account = json!({"metadata": {"name": "default"}});
+    cluster.send("POST", "/api/v1/namespaces/default/serviceaccounts", account).await;
+    let pods = "/api/v1/namespaces/default/pods";
+    let pod = json!({"metadata": {"name": "g"}, "spec": {"containers": [{"name": "c", "image": "i",
+        "resources": {"requests": {"cpu": "1"}, "limits": {"cpu": "1"}}}]}});
+    let (code, created) = cluster.send("POST", pods, pod).await;
+    assert_eq!((code, &created["metadata"]["generation"]), (201, &json!(1)), "{created}");
+    let debugger = json!({"spec": {"ephemeralContainers": [{"name": "d", "image": "i"}]}});
+    let larger = json!({"spec": {"containers": [{"name": "c", "resources":
+        {"requests": {"cpu": "2"}, "limits": {"cpu": "2"}}}]}});
+    for (part, patch, generation) in [
+        ("ephemeralcontainers", &debugger, 2),
+        ("ephemeralcontainers", &debugger, 2),
+        ("resize", &larger, 3),
+        ("status", &json!({"status": {"message": "m"}}), 3),
+    ] {
+        let path = format!("{pods}/g/{part}");
+        let (code, patched) =
+            cluster.send_raw("PATCH", &path, "application/strategic-merge-patch+json", patch.clone()).await;
+        let patched: Value = serde_json::from_slice(&patched).unwrap();
+        assert_eq!((code, &patched["metadata"]["generation"]), (200, &json!(generation)), "{part}: {patched}");
+    }
+}

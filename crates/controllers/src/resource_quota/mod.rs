@@ -7,6 +7,7 @@ mod usage;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use client::{ApiResource, Client, Event, Gvr, Informer, ListParams, PartialObject, WorkQueue};
 use futures_util::future::BoxFuture;
@@ -18,6 +19,9 @@ use tokio_util::task::TaskTracker;
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::{Error, pods};
 use usage::{Usage, in_scope, of_claim, of_pod, of_service, sum};
+
+/// Admission counts before an object is written, and a write can still fail: what is used drifts, and is counted anew.
+const RECOUNT: Duration = Duration::from_secs(300);
 
 struct Controller {
     client: Client,
@@ -37,6 +41,12 @@ impl Drop for Controller {
     }
 }
 
+/// Whether the status repeats what the specification says.
+fn hard_is_true(quota: &ResourceQuota) -> bool {
+    let wanted = quota.spec.as_ref().and_then(|spec| spec.hard.as_ref());
+    quota.status.as_ref().is_some_and(|status| status.hard.is_some() && status.hard.as_ref() == wanted)
+}
+
 fn keys(quotas: &Informer<ResourceQuota>, namespace: Option<&String>) -> Vec<String> {
     quotas
         .by_namespace(namespace.map(String::as_str).unwrap_or_default())
@@ -47,12 +57,8 @@ fn keys(quotas: &Informer<ResourceQuota>, namespace: Option<&String>) -> Vec<Str
 
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let quotas = context.on::<ResourceQuota, _>(|event| match event {
-        // Admission writes the status; that alone is no reason to count again.
-        Event::Modified { old, new }
-            if old.spec == new.spec && new.status.as_ref().is_some_and(|status| status.hard.is_some()) =>
-        {
-            None
-        }
+        // Admission writes what is used; that alone is no reason to count again.
+        Event::Modified { old, new } if old.spec == new.spec && hard_is_true(new) => None,
         _ => Some(pods::key(&**event.object())),
     });
     let pods = {
@@ -137,7 +143,7 @@ impl Controller {
             let changed = ResourceQuota { status: Some(status), ..ResourceQuota::clone(&quota) };
             self.client.all::<ResourceQuota>().update_status(&changed).await?;
         }
-        Ok(Requeue::Never)
+        Ok(Requeue::After(RECOUNT))
     }
 
     /// How many objects of a counted kind the namespace has.
