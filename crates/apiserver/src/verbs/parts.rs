@@ -32,6 +32,7 @@ pub(crate) fn prepare(action: Action, new: &mut AnyObject, old: &dyn Object) -> 
             }
         }),
         Action::Approval => keep_but::<CertificateSigningRequest>(new, old, |kept, new| {
+            kept.metadata = new.metadata.clone();
             let conditions = new.status.as_ref().and_then(|status| status.conditions.clone());
             kept.status.get_or_insert_default().conditions = conditions;
             if let Some(old) = old.downcast_ref::<CertificateSigningRequest>() {

@@ -129,10 +129,17 @@ async fn certificate_requests_live_and_keep_their_conditions() {
     // A condition of our own by patch, then approval by update: both stay, in that order.
     let condition = json!({"type": "Custom", "status": "True", "reason": "r", "message": "m"});
     let (code, _) = cluster
-        .send_raw("PATCH", &format!("{path}/approval"), merge, json!({"status": {"conditions": [condition]}}))
+        .send_raw(
+            "PATCH",
+            &format!("{path}/approval"),
+            merge,
+            json!({"metadata": {"annotations": {"a": "b"}},
+            "status": {"conditions": [condition]}}),
+        )
         .await;
     assert_eq!(code, 200);
     let (_, mut stored) = cluster.send("GET", &format!("{path}/approval"), Value::Null).await;
+    assert_eq!(stored["metadata"]["annotations"], json!({"a": "b", "patched": "yes"}));
     let approved = json!({"type": "Approved", "status": "True", "reason": "r", "message": "m"});
     stored["status"]["conditions"].as_array_mut().unwrap().push(approved);
     let (code, stored) = cluster.send("PUT", &format!("{path}/approval"), stored).await;
