@@ -2,10 +2,15 @@
 
 use std::sync::Arc;
 
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
 
+use super::{Decider, Failure};
 use crate::config::Configuration;
+use crate::framework::Candidate;
 use crate::offline::{Offline, Outcome};
+use crate::pod::PodInfo;
 
 fn offline(nodes: &[Value], pods: &[Value]) -> Offline {
     let mut offline = Offline::new(&Configuration::default(), 1).unwrap();
@@ -234,4 +239,72 @@ fn room_is_kept_for_nominated_pods() {
     assert_eq!(verdict(&mut cluster, &pod("higher", json!({"priority": 200}))), "n1");
     cluster.remove_pod("higher");
     assert_eq!(verdict(&mut cluster, &nominated), "n1");
+}
+
+/// Candidates for preemption as `node: victims, violations`, or None if the pod fits.
+fn candidates(offline: &mut Offline, decider: &mut Decider, pod: &Arc<PodInfo>) -> Option<Vec<String>> {
+    let profile = offline.profiles.of(&pod.pod).unwrap().clone();
+    let diagnosis = match decider.decide(&mut offline.cluster, &profile, pod) {
+        Err(Failure::Unfit(diagnosis)) => diagnosis,
+        _ => return None,
+    };
+    let found = decider.attempt(&mut offline.cluster, &profile, pod).unwrap().post_filter(&diagnosis);
+    let shown = |candidate: &Candidate| {
+        let victims: Vec<&str> = candidate.victims.iter().map(|victim| &*victim.uid).collect();
+        format!("{}: {} ({})", candidate.node, victims.join(" "), candidate.violations)
+    };
+    let mut all: Vec<String> = found.candidates.iter().map(shown).collect();
+    all.sort();
+    Some(all)
+}
+
+#[test]
+fn who_makes_way_is_remembered_as_it_would_be_found_anew() {
+    let mut dice = StdRng::seed_from_u64(3);
+    let mut offline = offline(&[], &[]);
+    let mut remembering = Decider::new(0, StdRng::seed_from_u64(1));
+    let (mut compared, mut running_pods) = (0, Vec::<Value>::new());
+    for step in 0..600 {
+        match dice.random_range(0..9) {
+            0 => {
+                let name = format!("n{}", dice.random_range(0..5));
+                let node = node(&name, &dice.random_range(2..5).to_string(), json!({}));
+                offline.set_node(Arc::new(serde_json::from_value(node).unwrap()));
+            }
+            1 if !running_pods.is_empty() => {
+                let gone = running_pods.swap_remove(dice.random_range(0..running_pods.len()));
+                offline.remove_pod(gone["metadata"]["uid"].as_str().unwrap());
+            }
+            // Nothing but its start is news of a pod.
+            2 if !running_pods.is_empty() => {
+                let at = dice.random_range(0..running_pods.len());
+                let hour = dice.random_range(10..20);
+                running_pods[at]["status"] = json!({"startTime": format!("2026-01-01T{hour}:00:00Z")});
+                offline.set_pod(&Arc::new(serde_json::from_value(running_pods[at].clone()).unwrap()));
+            }
+            3 => {
+                let budget = json!({"spec": {"selector": {"matchLabels": {"app": format!("a{}", dice.random_range(0..3))}}},
+                    "status": {"disruptionsAllowed": dice.random_range(0..3)}});
+                offline.cluster.budgets.set("default", "b", Some(&serde_json::from_value(budget).unwrap()));
+            }
+            _ => {
+                let (node, app) = (format!("n{}", dice.random_range(0..5)), format!("a{}", dice.random_range(0..3)));
+                let cpu = format!("{}m", dice.random_range(2..12) * 100);
+                let pod = running(&format!("p{step}"), &node, &app, dice.random_range(0..3), &cpu);
+                offline.set_pod(&Arc::new(serde_json::from_value(pod.clone()).unwrap()));
+                running_pods.push(pod);
+            }
+        }
+        let new = pod(
+            "new",
+            json!({"priority": 1 + step % 2, "containers": [{"name": "c", "resources": {"requests": {"cpu": "1500m"}}}]}),
+        );
+        let new =
+            Arc::new(PodInfo::pending(Arc::new(serde_json::from_value(new).unwrap()), &offline.cluster.catalogue));
+        let remembered = candidates(&mut offline, &mut remembering, &new);
+        let anew = candidates(&mut offline, &mut Decider::new(0, StdRng::seed_from_u64(1)), &new);
+        assert_eq!(remembered, anew, "step {step}");
+        compared += anew.map_or(0, |candidates| candidates.len());
+    }
+    assert!(compared > 100, "{compared} candidates: too easy");
 }
