@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use clap::{Args, Command};
 use futures_util::future::BoxFuture;
 
-/// Requests are thousands of small, short-lived allocations: this halves what they cost. See ARCHITECTURE.md.
+/// Requests are thousands of small, short-lived allocations, which cost less here. See ARCHITECTURE.md.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
