@@ -7,14 +7,14 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api::Status;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use serde::Deserialize;
 use store::Revision;
-use trace::{Id, Outcome, Recorder, Span, Stage, Walk, Work};
+use trace::{Causes, Id, Outcome, Recorder, Span, Stage, Walk, Work};
 
 use crate::body::{Body, BodyError, stream};
 use crate::chain::RequestInfo;
@@ -43,20 +43,15 @@ pub(crate) fn open(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Se
     // What a command reads on its way is in its own span.
     let belongs = causes.is_some() && client.is_none() && !info.is_long_running();
     if !info.is_resource || !(writes || belongs) || is_noise(info) || state.config.trace_bytes == 0 {
-        return Served { work: Work::nobodys(Stage::Request), command: None };
+        return Served { work: Work::nobodys(), command: None };
     }
-    let causes = causes.map(Id::list).unwrap_or_default();
-    let mut object = format!("{}/", info.resource);
-    if !info.namespace.is_empty() {
-        object.push_str(&info.namespace);
-        object.push('/');
+    let causes = causes.map(Causes::parse).unwrap_or_default();
+    let slash = if info.namespace.is_empty() { "" } else { "/" };
+    let object = format_args!("{}/{}{slash}{}", info.resource, info.namespace, info.name);
+    let mut work = Work::root(&state.trace, &causes, Stage::Request, ACTOR, object).with_detail(info.verb);
+    if !info.subresource.is_empty() {
+        work.append_detail(&info.subresource);
     }
-    object.push_str(&info.name);
-    let mut work = Work::root(&state.trace, causes, Stage::Request, ACTOR, &object);
-    work.detail(match info.subresource.as_str() {
-        "" => info.verb.to_owned(),
-        subresource => format!("{} {subresource}", info.verb),
-    });
     let command = client.and_then(|text| command(text, work.started_at())).map(|command| {
         state.trace.record(&command);
         (state.trace.clone(), command)
@@ -101,24 +96,15 @@ pub(crate) fn close(served: Served, code: StatusCode) {
 }
 
 /// The span of a commit, caused by the request that is served.
-pub(crate) fn committed(operation: &Operation, key: &str, what: &str, began: u64, revision: Revision) {
-    let present = trace::current();
-    if present.is_empty() {
-        return;
-    }
+pub(crate) fn committed(operation: &Operation, key: &str, what: &str, began: Instant, revision: Revision) {
     let resource = &operation.resource;
     let inner = key.strip_prefix(ROOT).and_then(|key| key.strip_prefix(&*resource.store_prefix)).unwrap_or(key);
-    let object = format!("{}{inner}", resource.plural);
-    let mut commit = Span::new(Stage::Commit, "store", object.clone());
-    commit.id = Id::commit(revision.0);
-    commit.start = began;
-    commit.detail = format!("{what} at {}", revision.0);
-    commit.finish(Outcome::Ok);
-    present.record(commit);
+    let object = format_args!("{}{inner}", resource.plural);
+    let detail = format_args!("{what} at {}", revision.0);
+    trace::part(Id::commit(revision.0), Stage::Commit, "store", object, detail, began);
     if operation.info.name.is_empty() {
-        trace::set_object(|| object);
+        trace::set_object(|| object.to_string());
     }
-    trace::mark();
 }
 
 pub(crate) fn is_ours(info: &RequestInfo) -> bool {

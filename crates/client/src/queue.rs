@@ -262,7 +262,7 @@ impl<K: Clone + Eq + Hash + Display + Send + 'static> WorkQueue<K> {
         if context.is_empty() {
             return context;
         }
-        let wait = Work::caused(&context, Stage::Wait, &self.shared.name, &key.to_string()).since(&context);
+        let wait = Work::caused(&context, Stage::Wait, &self.shared.name, key).since(&context);
         let after = wait.context();
         wait.end();
         after

@@ -22,19 +22,19 @@ const RETRY: Duration = Duration::from_secs(5);
 /// Who records what.
 pub(crate) struct Traced {
     pub(crate) recorder: Arc<Recorder>,
-    pub(crate) actor: String,
+    pub(crate) actor: Arc<str>,
     sender: Option<tokio::task::JoinHandle<()>>,
 }
 
 impl Traced {
     pub(crate) fn here(recorder: Arc<Recorder>, actor: &str) -> Self {
-        Self { recorder, actor: actor.to_owned(), sender: None }
+        Self { recorder, actor: actor.into(), sender: None }
     }
 
     pub(crate) fn remote(client: Client, actor: &str) -> Self {
         let recorder = Recorder::new(BUFFER_BYTES);
         let sender = tokio::spawn(send(client, recorder.clone()));
-        Self { recorder, actor: actor.to_owned(), sender: Some(sender) }
+        Self { recorder, actor: actor.into(), sender: Some(sender) }
     }
 }
 

@@ -104,7 +104,7 @@ impl Index for Informers {
 
 /// From now on answers show what changed; the trace is told.
 fn live(service: &str) {
-    trace::current().instant(trace::Stage::Dns, "dns", &format!("services/{service}"));
+    trace::current().instant(trace::Stage::Dns, "dns", format_args!("services/{service}"));
 }
 
 /// The service's own addresses; none when it is headless.

@@ -227,8 +227,9 @@ impl Runtime {
         let message = v1::RunPodSandboxRequest { config: Some(config), runtime_handler: handler.into() };
         // Twice the usual: network plug-ins run inside this call.
         let answer = self.clients.runtime.clone().run_pod_sandbox(request(message, 2 * TIMEOUT)).await?;
-        let laps = answer.metadata().get(cri::LAPS).and_then(|laps| serde_json::from_slice(laps.as_bytes()).ok());
-        trace::take_laps(laps.unwrap_or_default());
+        let laps = answer.metadata().get(cri::LAPS);
+        let laps: Option<Vec<_>> = laps.and_then(|laps| serde_json::from_slice(laps.as_bytes()).ok());
+        trace::take_laps(&laps.unwrap_or_default());
         Ok(answer.into_inner().pod_sandbox_id)
     }
 

@@ -290,7 +290,7 @@ impl<B: Backend> Proxy<B> {
     /// Programs what changed, and tells the trace about each service.
     async fn sync(&mut self, changes: Changes) -> Result<(), String> {
         let traced = |(key, context): (&String, &Context)| {
-            let work = Work::caused(context, Stage::Rules, "kube-proxy", &format!("services/{key}"));
+            let work = Work::caused(context, Stage::Rules, "kube-proxy", format_args!("services/{key}"));
             work.with_detail(&self.config.node_name)
         };
         let works: Vec<Work> = changes.keys.iter().map(traced).filter(Work::is_recorded).collect();

@@ -126,14 +126,14 @@ impl Scheduler {
         match placed {
             Ok(Assumed { placement, permit, times }) => {
                 note_times(&mut cycle, times);
-                cycle.detail(format!("chose {}", placement.node));
+                cycle.detail(format_args!("chose {}", placement.node));
                 cycle.end();
                 tasks.spawn(async move { scheduler.bind(attempt, placement, permit).await });
             }
             Err(unplaced) => {
                 // Whatever brings the pod back, this was a reason why it waited.
                 attempt.queued.context = cycle.context().waiting();
-                cycle.fail(unplaced.failure.to_string());
+                cycle.fail(&unplaced.failure);
                 let context = attempt.context.clone();
                 tasks.spawn(async move { context.run(scheduler.give_up(attempt, unplaced)).await });
             }

@@ -4,11 +4,15 @@
 //! task takes a [`Context`] along. An informer's handlers run inside [`deliver`].
 
 use std::cell::{OnceCell, RefCell};
+use std::fmt::Display;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Instant;
 
-use crate::span::MAX_CAUSES;
-use crate::{Id, Lap, Name, Outcome, Recorder, Span, Stage, now};
+use crate::clock::Clock;
+use crate::laps::Laps;
+use crate::record::Record;
+use crate::{Causes, Id, Lap, Name, Outcome, Recorder, Span, Stage, now};
 
 tokio::task_local! {
     static SCOPE: Scope;
@@ -18,56 +22,65 @@ tokio::task_local! {
 pub(crate) struct Scope {
     recorder: Option<Arc<Recorder>>,
     cause: Cause,
-    laps: RefCell<Laps>,
+    /// Of the span that the task works on, if any.
+    laps: RefCell<Option<Laps>>,
     /// The object of the span, if it became known on the way.
     object: RefCell<Option<String>>,
 }
 
 enum Cause {
-    Known(Vec<Id>),
+    Known(Causes),
     /// A watch event. Most are of no consequence, so its span is made only when something follows from it.
     Delivery {
-        event: Box<Span>,
+        actor: Arc<str>,
+        object: String,
+        revision: u64,
         recorded: OnceCell<Id>,
     },
 }
 
-#[derive(Default)]
-pub(crate) struct Laps {
-    pub(crate) list: Vec<Lap>,
-    /// When the last one ended.
-    last: u64,
-}
+/// What is left of a scope: the output of its work, the laps and the object of its span.
+pub(crate) type Done<T> = (T, Option<Laps>, Option<String>);
 
 impl Scope {
-    pub(crate) fn of(context: &Context, id: Id) -> Self {
-        let causes = if context.recorder.is_some() { vec![id] } else { Vec::new() };
-        Self::with(context.recorder.clone(), Cause::Known(causes))
+    /// Of a span: what is done in it is caused by `id`.
+    pub(crate) fn of_span(recorder: Arc<Recorder>, id: Id, laps: Laps) -> Self {
+        Self { laps: RefCell::new(Some(laps)), ..Self::with(Some(recorder), Cause::Known(id.into())) }
+    }
+
+    /// Of work that nobody keeps count of.
+    pub(crate) fn nobodys() -> Self {
+        Self::with(None, Cause::Known(Causes::default()))
     }
 
     fn with(recorder: Option<Arc<Recorder>>, cause: Cause) -> Self {
-        let laps = RefCell::new(Laps { list: Vec::new(), last: now() });
-        Self { recorder, cause, laps, object: RefCell::default() }
+        Self { recorder, cause, laps: RefCell::default(), object: RefCell::default() }
+    }
+
+    fn causes(&self) -> Causes {
+        match (&self.cause, &self.recorder) {
+            (Cause::Known(causes), _) => causes.clone(),
+            (Cause::Delivery { .. }, None) => Causes::default(),
+            (Cause::Delivery { actor, object, revision, recorded }, Some(recorder)) => {
+                let id = recorded.get_or_init(|| {
+                    let id = Id::fresh();
+                    let cause = std::iter::once(Id::commit(*revision));
+                    let mut record = Record::new(Stage::Delivery, id, now(), cause, actor, object);
+                    record.finish(Outcome::Ok, 0);
+                    recorder.keep(&record, None);
+                    id
+                });
+                (*id).into()
+            }
+        }
     }
 
     fn context(&self) -> Context {
-        let causes = match &self.cause {
-            Cause::Known(causes) => causes.clone(),
-            Cause::Delivery { event, recorded } => {
-                let id = recorded.get_or_init(|| {
-                    if let Some(recorder) = &self.recorder {
-                        recorder.record(event);
-                    }
-                    event.id
-                });
-                vec![*id]
-            }
-        };
-        Context { recorder: self.recorder.clone(), causes, since: 0 }
+        Context { recorder: self.recorder.clone(), causes: self.causes(), since: 0 }
     }
 
     /// On the heap: the layers here would otherwise each hold a copy of a future that may be large.
-    pub(crate) async fn run<F: Future>(self, future: Pin<Box<F>>) -> (F::Output, Laps, Option<String>) {
+    pub(crate) async fn run<F: Future>(self, future: Pin<Box<F>>) -> Done<F::Output> {
         let inner = async {
             let output = future.await;
             let (laps, object) = SCOPE.with(|scope| (scope.laps.take(), scope.object.take()));
@@ -85,15 +98,15 @@ impl Scope {
 #[derive(Clone, Default)]
 pub struct Context {
     pub(crate) recorder: Option<Arc<Recorder>>,
-    pub(crate) causes: Vec<Id>,
+    pub(crate) causes: Causes,
     /// When the first of them came about, if somebody counts the wait; else 0.
     pub(crate) since: u64,
 }
 
 impl Context {
     /// What is known to be caused by these.
-    pub fn new(recorder: Arc<Recorder>, causes: Vec<Id>) -> Self {
-        Self { recorder: Some(recorder), causes, since: 0 }
+    pub fn new(recorder: Arc<Recorder>, causes: impl Into<Causes>) -> Self {
+        Self { recorder: Some(recorder), causes: causes.into(), since: 0 }
     }
 
     /// Begins to count a wait.
@@ -114,11 +127,7 @@ impl Context {
             *self = other;
             return;
         }
-        for cause in other.causes {
-            if self.causes.len() < MAX_CAUSES && !self.causes.contains(&cause) {
-                self.causes.push(cause);
-            }
-        }
+        other.causes.iter().for_each(|cause| self.causes.add(cause));
     }
 
     /// Takes the causes out.
@@ -128,21 +137,15 @@ impl Context {
 
     /// The causes as a header's value.
     pub fn header(&self) -> Option<String> {
-        let mut causes = self.causes.iter();
-        let mut text = causes.next()?.to_string();
-        for cause in causes {
-            text.push(',');
-            text.push_str(&cause.to_string());
-        }
-        Some(text)
+        (!self.is_empty()).then(|| self.causes.to_string())
     }
 
     /// Records a span of somebody's own making, with these causes. Returns what it causes in turn.
     pub fn record(&self, mut span: Span) -> Context {
         let Some(recorder) = self.recorder.as_ref().filter(|_| !self.is_empty()) else { return Context::default() };
-        span.causes.clone_from(&self.causes);
+        span.causes = self.causes.iter().collect();
         recorder.record(&span);
-        Context::new(recorder.clone(), vec![span.id])
+        Context::new(recorder.clone(), span.id)
     }
 
     /// Runs something that is caused by these, without a span of its own.
@@ -157,16 +160,17 @@ impl Context {
     }
 
     /// Notes something that took no time.
-    pub fn instant(&self, stage: Stage, actor: &str, object: &str) {
-        if !self.is_empty() {
-            self.record(Span { outcome: Outcome::Ok, ..Span::new(stage, actor, object) });
-        }
+    pub fn instant(&self, stage: Stage, actor: &str, object: impl Display) {
+        let Some(recorder) = self.recorder.as_ref().filter(|_| !self.is_empty()) else { return };
+        let mut record = Record::new(stage, Id::fresh(), now(), self.causes.iter(), actor, object);
+        record.finish(Outcome::Ok, 0);
+        recorder.keep(&record, None);
     }
 }
 
 impl std::fmt::Debug for Context {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.debug_list().entries(&self.causes).finish()
+        std::fmt::Debug::fmt(&self.causes, out)
     }
 }
 
@@ -178,49 +182,70 @@ pub fn current() -> Context {
 /// Runs an informer's handlers on a watch event: what they set off is caused by the commit of `revision`.
 pub fn deliver<R>(
     recorder: &Arc<Recorder>,
-    actor: &str,
+    actor: &Arc<str>,
     object: String,
     revision: u64,
     handlers: impl FnOnce() -> R,
 ) -> R {
-    let event =
-        Span { causes: vec![Id::commit(revision)], outcome: Outcome::Ok, ..Span::new(Stage::Delivery, actor, object) };
-    let cause = Cause::Delivery { event: Box::new(event), recorded: OnceCell::new() };
+    let cause = Cause::Delivery { actor: actor.clone(), object, revision, recorded: OnceCell::new() };
     Scope::with(Some(recorder.clone()), cause).run_now(handlers)
 }
 
-/// A step of the present span ends here; it began where the last one ended.
-pub fn lap(stage: Stage) {
-    add_lap(stage, Name::NONE, false);
-}
-
-pub fn lap_named(stage: Stage, name: Name) {
-    add_lap(stage, name, false);
-}
-
-pub fn lap_failed(stage: Stage, name: Name) {
-    add_lap(stage, name, true);
-}
-
-fn add_lap(stage: Stage, name: Name, failed: bool) {
+/// Records a part of the present work that has a name of its own: it began at `began` and ends now. The next step begins.
+pub fn part(id: Id, stage: Stage, actor: &str, object: impl Display, detail: impl Display, began: Instant) {
     let _ = SCOPE.try_with(|scope| {
-        if scope.recorder.is_some() {
-            let mut laps = scope.laps.borrow_mut();
-            let end = now();
-            let start = std::mem::replace(&mut laps.last, end);
-            laps.list.push(Lap { stage, name, start, duration: end.saturating_sub(start), failed });
+        let Some(recorder) = &scope.recorder else { return };
+        let ended = Instant::now();
+        let duration = ended.saturating_duration_since(began).as_nanos() as u64;
+        let laps = &mut *scope.laps.borrow_mut();
+        let start = laps.as_ref().map(Laps::clock).map_or_else(|| now() - duration, |clock| clock.wall(began));
+        let mut record = Record::new(stage, id, start, scope.causes().iter(), actor, object);
+        record.detail(detail);
+        record.finish(Outcome::Ok, duration);
+        recorder.keep(&record, None);
+        if let Some(laps) = laps {
+            laps.mark(ended);
         }
     });
 }
 
+/// A step of the present span ends here; it began where the last one ended.
+pub fn lap(stage: Stage) {
+    lap_named(stage, Name::NONE);
+}
+
+pub fn lap_named(stage: Stage, name: Name) {
+    let _ = SCOPE.try_with(|scope| with_laps(scope, |laps| laps.lap(stage, name, false, Instant::now())));
+}
+
+pub fn lap_failed(stage: Stage, name: Name) {
+    let _ = SCOPE.try_with(|scope| with_laps(scope, |laps| laps.lap(stage, name, true, Instant::now())));
+}
+
+/// As `lap_named` or `lap_failed`, for whoever has just looked at the clock.
+pub fn lap_at(stage: Stage, name: Name, failed: bool, at: Instant) {
+    let _ = SCOPE.try_with(|scope| with_laps(scope, |laps| laps.lap(stage, name, failed, at)));
+}
+
 /// The next step begins now.
 pub fn mark() {
-    let _ = SCOPE.try_with(|scope| scope.laps.borrow_mut().last = now());
+    let _ = SCOPE.try_with(|scope| with_laps(scope, |laps| laps.mark(Instant::now())));
+}
+
+/// As `mark`, for whoever has just looked at the clock.
+pub fn mark_at(at: Instant) {
+    let _ = SCOPE.try_with(|scope| with_laps(scope, |laps| laps.mark(at)));
+}
+
+fn with_laps(scope: &Scope, change: impl FnOnce(&mut Laps)) {
+    if let Some(laps) = &mut *scope.laps.borrow_mut() {
+        change(laps);
+    }
 }
 
 /// Adds steps that somebody else made for the present span.
-pub fn take_laps(laps: Vec<Lap>) {
-    let _ = SCOPE.try_with(|scope| scope.laps.borrow_mut().list.extend(laps));
+pub fn take_laps(list: &[Lap]) {
+    let _ = SCOPE.try_with(|scope| with_laps(scope, |laps| laps.extend(list)));
 }
 
 /// Runs something for a caller elsewhere, who is told about its steps.
@@ -228,37 +253,45 @@ pub fn laps_of<F: Future>(future: F) -> impl Future<Output = (F::Output, Vec<Lap
     let future = Box::pin(future);
     async move {
         // Nothing is recorded here: the caller has the span.
-        let recorder = Recorder::new(0);
-        let (output, laps, _) = Scope::with(Some(recorder), Cause::Known(Vec::new())).run(future).await;
-        (output, laps.list)
+        let scope = Scope { laps: RefCell::new(Some(Laps::new(Clock::begin()))), ..Scope::nobodys() };
+        let (output, laps, _) = scope.run(future).await;
+        (output, laps.as_ref().map(Laps::list).unwrap_or_default())
     }
 }
 
 /// The object of the present span has this name; known only now, because the server made it up.
 pub fn set_object(object: impl FnOnce() -> String) {
-    let _ = SCOPE.try_with(|scope| *scope.object.borrow_mut() = Some(object()));
+    let _ = SCOPE.try_with(|scope| {
+        if scope.laps.borrow().is_some() {
+            *scope.object.borrow_mut() = Some(object());
+        }
+    });
 }
 
-/// Part of the present span, for another task to run; [`Away::home`] adds its steps to the span.
+/// The present span's steps go on in another task, until [`Away::home`].
 pub fn away<F: Future>(future: F) -> impl Future<Output = Away<F::Output>> {
-    let Context { recorder, causes, .. } = current();
+    let leave = |scope: &Scope| Scope {
+        laps: RefCell::new(scope.laps.take()),
+        ..Scope::with(scope.recorder.clone(), Cause::Known(scope.causes()))
+    };
+    let scope = SCOPE.try_with(leave).unwrap_or_else(|_| Scope::nobodys());
     let future = Box::pin(future);
     async move {
-        let (output, laps, object) = Scope::with(recorder, Cause::Known(causes)).run(future).await;
-        Away { output, laps: laps.list, object }
+        let (output, laps, object) = scope.run(future).await;
+        Away { output, laps, object }
     }
 }
 
 /// What a part of a span came to in another task.
 pub struct Away<T> {
     output: T,
-    laps: Vec<Lap>,
+    laps: Option<Laps>,
     object: Option<String>,
 }
 
 impl<T> Away<T> {
     pub fn home(self) -> T {
-        take_laps(self.laps);
+        let _ = SCOPE.try_with(|scope| scope.laps.replace(self.laps));
         if let Some(object) = self.object {
             set_object(|| object);
         }

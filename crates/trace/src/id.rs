@@ -40,11 +40,6 @@ impl Id {
     pub const fn is_commit(self) -> bool {
         self.0 & COMMIT != 0
     }
-
-    /// What is between commas; anything that is no id is left out, as is all after the first few.
-    pub fn list(text: &str) -> Vec<Id> {
-        text.split(',').filter_map(|id| id.trim().parse().ok()).take(crate::span::MAX_CAUSES).collect()
-    }
 }
 
 impl fmt::Display for Id {
@@ -97,7 +92,7 @@ mod tests {
         }
         assert_eq!(Id::commit(12).to_string(), "rv12");
         assert_ne!(Id::fresh(), Id::fresh());
-        assert_eq!(Id::list("rv7, nonsense,00000000000000ff"), [Id::commit(7), Id(255)]);
+        assert_eq!("00000000000000ff".parse(), Ok(Id(255)));
         for wrong in ["", "rv", "rv-1", "xyz", "ffffffffffffffff"] {
             assert!(wrong.parse::<Id>().is_err(), "{wrong}");
         }

@@ -9,11 +9,15 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod causes;
+mod clock;
 mod context;
 mod critical;
 mod id;
+mod laps;
 mod name;
 pub mod otlp;
+mod record;
 mod recorder;
 mod ring;
 mod span;
@@ -23,8 +27,10 @@ pub mod ui;
 pub mod walk;
 mod work;
 
+pub use causes::Causes;
 pub use context::{
-    Away, Context, away, current, deliver, lap, lap_failed, lap_named, laps_of, mark, set_object, take_laps,
+    Away, Context, away, current, deliver, lap, lap_at, lap_failed, lap_named, laps_of, mark, mark_at, part,
+    set_object, take_laps,
 };
 pub use id::Id;
 pub use name::Name;

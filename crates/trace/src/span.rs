@@ -92,14 +92,19 @@ impl<'de> Deserialize<'de> for Lap {
 impl Span {
     /// A span without causes that begins now and has not ended.
     pub fn new(stage: Stage, actor: impl Into<String>, object: impl Into<String>) -> Self {
+        let (actor, object, start) = (actor.into(), object.into(), now());
+        Self { actor, object, start, ..Self::empty(stage, Id::fresh()) }
+    }
+
+    pub(crate) fn empty(stage: Stage, id: Id) -> Self {
         Self {
-            id: Id::fresh(),
+            id,
             causes: Vec::new(),
             stage,
-            actor: actor.into(),
-            object: object.into(),
+            actor: String::new(),
+            object: String::new(),
             detail: String::new(),
-            start: now(),
+            start: 0,
             duration: 0,
             outcome: Outcome::Running,
             laps: Vec::new(),

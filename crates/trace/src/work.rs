@@ -1,106 +1,132 @@
 //! Work under way: a span that has begun.
 
+use std::fmt::Display;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Instant;
 
+use crate::clock::Clock;
 use crate::context::Scope;
-use crate::{Context, Id, Lap, Outcome, Recorder, Span, Stage, current};
+use crate::laps::Laps;
+use crate::record::Record;
+use crate::{Causes, Context, Id, Lap, Outcome, Recorder, Stage, current};
 
 /// A span that is recorded when the work ends, whichever way. Without a cause nothing is recorded: work that a timer sets
 /// off belongs to nobody's walk.
-pub struct Work {
-    recorder: Option<Arc<Recorder>>,
-    span: Span,
+pub struct Work(Option<Begun>);
+
+/// A span as far as it is known.
+struct Begun {
+    recorder: Arc<Recorder>,
+    id: Id,
+    clock: Clock,
+    record: Record,
+    /// While the work runs they are in its scope, and are lost with it if it does not come to its end.
+    laps: Option<Laps>,
+}
+
+impl Begun {
+    fn new(recorder: Arc<Recorder>, causes: &Causes, stage: Stage, actor: &str, object: impl Display) -> Self {
+        let (id, clock) = (Id::fresh(), Clock::begin());
+        let record = Record::new(stage, id, clock.start(), causes.iter(), actor, object);
+        Self { recorder, id, clock, record, laps: None }
+    }
+
+    fn finish(mut self, outcome: Outcome) {
+        self.record.finish(outcome, self.clock.elapsed());
+        self.recorder.keep(&self.record, self.laps.as_ref());
+    }
 }
 
 impl Work {
     /// A part of the present work.
-    pub fn begin(stage: Stage, actor: &str, object: &str) -> Self {
+    pub fn begin(stage: Stage, actor: &str, object: impl Display) -> Self {
         Self::caused(&current(), stage, actor, object)
     }
 
     /// Work that follows from what `context` says.
-    pub fn caused(context: &Context, stage: Stage, actor: &str, object: &str) -> Self {
-        let Some(recorder) = context.recorder.as_ref().filter(|_| !context.is_empty()) else {
-            return Self::nobodys(stage);
-        };
-        let span = Span { causes: context.causes.clone(), ..Span::new(stage, actor, object) };
-        Self { recorder: Some(recorder.clone()), span }
+    pub fn caused(context: &Context, stage: Stage, actor: &str, object: impl Display) -> Self {
+        match &context.recorder {
+            Some(recorder) if !context.is_empty() => Self::root(recorder, &context.causes, stage, actor, object),
+            _ => Self::nobodys(),
+        }
     }
 
     /// Work that is recorded in any case.
-    pub fn root(recorder: &Arc<Recorder>, causes: Vec<Id>, stage: Stage, actor: &str, object: &str) -> Self {
-        Self { recorder: Some(recorder.clone()), span: Span { causes, ..Span::new(stage, actor, object) } }
+    pub fn root(recorder: &Arc<Recorder>, causes: &Causes, stage: Stage, actor: &str, object: impl Display) -> Self {
+        Self(Some(Begun::new(recorder.clone(), causes, stage, actor, object)))
     }
 
     /// Work that is not recorded.
-    pub fn nobodys(stage: Stage) -> Self {
-        Self { recorder: None, span: Span { start: 0, ..Span::new(stage, "", "") } }
+    pub fn nobodys() -> Self {
+        Self(None)
     }
 
     pub fn is_recorded(&self) -> bool {
-        self.recorder.is_some()
-    }
-
-    pub fn id(&self) -> Id {
-        self.span.id
+        self.0.is_some()
     }
 
     /// The work began when its causes began to wait.
     pub fn since(mut self, context: &Context) -> Self {
-        if context.since != 0 {
-            self.span.start = context.since;
+        if let (Some(begun), 1..) = (&mut self.0, context.since) {
+            begun.clock = begun.clock.since(context.since);
+            begun.record.set_start(begun.clock.start());
         }
         self
     }
 
+    /// Nanoseconds since 1970; 0 for what is not recorded.
     pub fn started_at(&self) -> u64 {
-        self.span.start
+        self.0.as_ref().map_or(0, |begun| begun.clock.start())
     }
 
-    pub fn detail(&mut self, detail: impl Into<String>) {
-        if self.is_recorded() {
-            self.span.detail = detail.into();
+    pub fn detail(&mut self, detail: impl Display) {
+        if let Some(begun) = &mut self.0 {
+            begun.record.detail(detail);
         }
     }
 
     /// Adds a word.
-    pub fn append_detail(&mut self, word: &str) {
-        if self.is_recorded() {
-            self.span.detail.push(' ');
-            self.span.detail.push_str(word);
+    pub fn append_detail(&mut self, word: impl Display) {
+        if let Some(begun) = &mut self.0 {
+            begun.record.word(word);
         }
     }
 
-    pub fn with_detail(mut self, detail: &str) -> Self {
+    pub fn with_detail(mut self, detail: impl Display) -> Self {
         self.detail(detail);
         self
     }
 
     /// Shows the work while it runs: for what takes long.
     pub fn announce(self) -> Self {
-        if let Some(recorder) = &self.recorder {
-            recorder.record(&self.span);
+        if let Some(begun) = &self.0 {
+            begun.recorder.keep(&begun.record, None);
         }
         self
     }
 
     pub fn add_lap(&mut self, lap: Lap) {
-        if self.is_recorded() {
-            self.span.laps.push(lap);
+        if let Some(begun) = &mut self.0 {
+            begun.laps.get_or_insert_with(|| Laps::new(begun.clock)).extend(&[lap]);
         }
     }
 
     /// What this work sets off is caused by it.
     pub fn context(&self) -> Context {
-        match &self.recorder {
-            Some(recorder) => Context::new(recorder.clone(), vec![self.span.id]),
-            None => Context::default(),
-        }
+        self.0.as_ref().map(|begun| Context::new(begun.recorder.clone(), begun.id)).unwrap_or_default()
     }
 
-    fn scope(&self) -> Scope {
-        Scope::of(&self.context(), self.span.id)
+    fn scope(&mut self) -> Scope {
+        let Some(begun) = &mut self.0 else { return Scope::nobodys() };
+        let laps = match begun.laps.take() {
+            None => Laps::new(begun.clock),
+            Some(mut laps) => {
+                laps.mark(Instant::now());
+                laps
+            }
+        };
+        Scope::of_span(begun.recorder.clone(), begun.id, laps)
     }
 
     /// Does the work: everything in `future` is caused by it, and its laps are the span's.
@@ -110,20 +136,22 @@ impl Work {
 
     async fn run_boxed<F: Future>(&mut self, future: Pin<Box<F>>) -> F::Output {
         let (output, laps, object) = self.scope().run(future).await;
-        self.span.laps.extend(laps.list);
-        if let Some(object) = object {
-            self.span.object = object;
+        if let Some(begun) = &mut self.0 {
+            begun.laps = laps;
+            if let Some(object) = object {
+                begun.record.object(object);
+            }
         }
         output
     }
 
-    /// As `run`, for what does not wait.
+    /// As `run`, for what does not wait and has no steps.
     pub fn run_now<R>(&self, work: impl FnOnce() -> R) -> R {
-        self.scope().run_now(work)
+        self.context().run_now(work)
     }
 
     /// Does the work and ends with its result.
-    pub fn result<T, E: std::fmt::Display>(
+    pub fn result<T, E: Display>(
         mut self,
         future: impl Future<Output = Result<T, E>>,
     ) -> impl Future<Output = Result<T, E>> {
@@ -139,39 +167,29 @@ impl Work {
         self.finish(Outcome::Ok);
     }
 
-    pub fn fail(mut self, why: impl Into<String>) {
+    pub fn fail(mut self, why: impl Display) {
         self.detail(why);
         self.finish(Outcome::Failed);
     }
 
-    pub fn end_with<T, E: std::fmt::Display>(self, result: &Result<T, E>) {
+    pub fn end_with<T, E: Display>(self, result: &Result<T, E>) {
         match result {
             Ok(_) => self.end(),
-            Err(error) if self.is_recorded() => {
-                let why = error.to_string();
-                self.fail(why);
-            }
-            Err(_) => {}
+            Err(error) => self.fail(error),
         }
     }
 
     pub fn finish(mut self, outcome: Outcome) {
-        self.span.finish(outcome);
-        self.record();
-    }
-
-    fn record(&mut self) {
-        if let Some(recorder) = self.recorder.take() {
-            recorder.record(&self.span);
+        if let Some(begun) = self.0.take() {
+            begun.finish(outcome);
         }
     }
 }
 
 impl Drop for Work {
     fn drop(&mut self) {
-        if self.is_recorded() {
-            self.span.finish(Outcome::Dropped);
-            self.record();
+        if let Some(begun) = self.0.take() {
+            begun.finish(Outcome::Dropped);
         }
     }
 }
@@ -184,9 +202,10 @@ mod tests {
     #[tokio::test]
     async fn a_cause_travels_from_a_delivery_through_work_to_its_parts() {
         let recorder = Recorder::new(100_000);
+        let actor = "informer".into();
         let mut queued = Context::default();
-        deliver(&recorder, "informer", "pods/default/a".into(), 7, || queued.merge(current()));
-        deliver(&recorder, "informer", "pods/default/a".into(), 8, || {});
+        deliver(&recorder, &actor, "pods/default/a".into(), 7, || queued.merge(current()));
+        deliver(&recorder, &actor, "pods/default/a".into(), 8, || {});
         let mut work = Work::caused(&queued, Stage::Reconcile, "controller", "default/a");
         work.run(async {
             lap(Stage::Decode);
@@ -195,7 +214,7 @@ mod tests {
             drop(dropped);
         })
         .await;
-        let id = work.id();
+        let id = work.context().causes.iter().next().unwrap();
         work.fail("no");
         assert!(current().is_empty(), "the cause ends with the work");
 
@@ -228,11 +247,11 @@ mod tests {
     #[test]
     fn waits_begin_with_the_first_cause_and_keep_the_others() {
         let recorder = Recorder::new(10_000);
-        let mut context = Context::new(recorder.clone(), vec![Id::commit(1)]).waiting();
+        let mut context = Context::new(recorder.clone(), Id::commit(1)).waiting();
         let began = context.since;
         assert!(began > 0 && began <= now());
-        context.merge(Context::new(recorder.clone(), vec![Id::commit(2)]).waiting());
-        context.merge(Context::new(recorder, vec![Id::commit(1)]));
+        context.merge(Context::new(recorder.clone(), Id::commit(2)).waiting());
+        context.merge(Context::new(recorder, Id::commit(1)));
         assert_eq!((context.since, context.header().unwrap().as_str()), (began, "rv1,rv2"));
         assert_eq!(Work::caused(&context, Stage::Wait, "q", "k").since(&context).started_at(), began);
     }

@@ -16,15 +16,19 @@ use crate::state::State;
 
 /// A plug-in's answer. Most are known at once; only those that must wait for something pay for a future.
 pub(crate) enum Admitted<'a> {
+    /// The plug-in has no part in this step.
+    Unasked,
     Now(Result<(), Status>),
     Later(BoxFuture<'a, Result<(), Status>>),
 }
 
 impl Admitted<'_> {
-    async fn answer(self) -> Result<(), Status> {
+    /// `None` if there is none.
+    async fn answer(self) -> Option<Result<(), Status>> {
         match self {
-            Admitted::Now(outcome) => outcome,
-            Admitted::Later(future) => future.await,
+            Admitted::Unasked => None,
+            Admitted::Now(outcome) => Some(outcome),
+            Admitted::Later(future) => Some(future.await),
         }
     }
 }
@@ -43,16 +47,16 @@ pub(super) fn later<'a>(future: impl Future<Output = Result<(), Status>> + Send 
     Admitted::Later(Box::pin(future))
 }
 
-/// Both hooks admit by default; a plug-in writes the one it needs.
+/// A plug-in writes the hook it needs; only that one is timed, counted and seen in the trace.
 pub(crate) trait Plugin: Send + Sync {
     /// May change the object.
     fn admit<'a>(&'a self, _state: &'a Arc<State>, _attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
-        admitted()
+        Admitted::Unasked
     }
 
     /// Sees the final object and may only refuse.
     fn validate<'a>(&'a self, _state: &'a Arc<State>, _attributes: &'a Attributes<'_>) -> Admitted<'a> {
-        admitted()
+        Admitted::Unasked
     }
 
     /// Work beside the requests, for as long as the server runs.
@@ -127,11 +131,11 @@ impl Chain {
     async fn admit_once(&self, state: &Arc<State>, attributes: &mut Attributes<'_>) -> Result<(), Status> {
         let verb = attributes.verb;
         let mut started = Instant::now();
-        trace::mark();
+        trace::mark_at(started);
         for named in &self.plugins {
-            let outcome = named.plugin.admit(state, attributes).answer().await;
-            seen(Stage::Mutate, named.traced, &outcome);
+            let Some(outcome) = named.plugin.admit(state, attributes).answer().await else { continue };
             let ended = Instant::now();
+            trace::lap_at(Stage::Mutate, named.traced, outcome.is_err(), ended);
             named.times.observe(Step::Admit, verb, ended - started, outcome.is_err());
             started = ended;
             outcome?;
@@ -143,11 +147,12 @@ impl Chain {
         let begun = Instant::now();
         let mut started = begun;
         let mut outcome = Ok(());
-        trace::mark();
+        trace::mark_at(begun);
         for named in &self.plugins {
-            outcome = named.plugin.validate(state, attributes).answer().await;
-            seen(Stage::Validate, named.traced, &outcome);
+            let Some(answer) = named.plugin.validate(state, attributes).answer().await else { continue };
+            outcome = answer;
             let ended = Instant::now();
+            trace::lap_at(Stage::Validate, named.traced, outcome.is_err(), ended);
             named.times.observe(Step::Validate, attributes.verb, ended - started, outcome.is_err());
             started = ended;
             if outcome.is_err() {
@@ -161,14 +166,6 @@ impl Chain {
     /// Adds what was counted to `/metrics`.
     pub(crate) fn render_metrics(&self, out: &mut String) {
         metrics::render(out, self.plugins.iter().map(|named| (named.name, &named.times)), &self.times);
-    }
-}
-
-/// Notes in the trace what a plug-in said.
-fn seen(stage: Stage, plugin: Name, outcome: &Result<(), Status>) {
-    match outcome {
-        Ok(()) => trace::lap_named(stage, plugin),
-        Err(_) => trace::lap_failed(stage, plugin),
     }
 }
 

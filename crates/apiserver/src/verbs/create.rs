@@ -67,6 +67,7 @@ pub(crate) async fn create_object(operation: &Operation, mut object: AnyObject) 
                 attempt += 1;
                 let Some(copy) = copy else { return Err(status) };
                 object = copy;
+                trace::mark();
             }
             other => return crate::initializers::finished(operation, other?).await,
         }
@@ -103,7 +104,6 @@ async fn create_once(
     let name = meta.name.clone().unwrap_or_default();
 
     // Admission may have left fields unset that have defaults.
-    trace::mark();
     strategy.apply_defaults(&mut *object);
     strategy.prepare_for_create(&operation.call(), &mut *object);
     let mut errors = validate_meta(resource, object.meta());
@@ -121,7 +121,6 @@ async fn create_once(
         // Before anything is allocated for it.
         return Err(Status::already_exists(&operation.group_resource(), &name));
     }
-    trace::mark();
     let undo = super::hooks::before_create(operation, &mut *object, dry_run).await?;
     trace::lap(Stage::Allocate);
     let stored = write::encode(resource, &mut *object)?;

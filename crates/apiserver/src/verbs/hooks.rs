@@ -86,7 +86,7 @@ pub(crate) async fn after_delete(operation: &Operation, old: &dyn Object) {
 
 /// Writes the key if it is at `expected` (0: absent). Events get a lease, so that they go away by themselves.
 pub(crate) async fn put(operation: &Operation, key: &str, value: Bytes, expected: u64) -> Result<Revision, StoreError> {
-    let began = trace::now();
+    let began = Instant::now();
     let revision = write(operation, key, value, expected).await?;
     operation.state.caches.wrote(revision);
     let what = if expected == 0 { "create" } else { "update" };
@@ -96,7 +96,7 @@ pub(crate) async fn put(operation: &Operation, key: &str, value: Bytes, expected
 
 /// Deletes the key if it is at `expected`.
 pub(crate) async fn remove(operation: &Operation, key: &str, expected: u64) -> Result<Revision, StoreError> {
-    let began = trace::now();
+    let began = Instant::now();
     let revision = operation.state.store().delete(key, Revision(expected)).await?;
     operation.state.caches.wrote(revision);
     crate::walk::committed(operation, key, "delete", began, revision);

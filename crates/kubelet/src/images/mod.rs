@@ -69,7 +69,7 @@ impl Images {
         let result = work.run(Box::pin(self.ensure_as(wanted))).await;
         match &result {
             Ok(_) => work.end(),
-            Err(waiting) => work.fail(format!("{image}: {}", waiting.message)),
+            Err(waiting) => work.fail(format_args!("{image}: {}", waiting.message)),
         }
         if let Err(waiting) = &result {
             self.recorder.warning(reference, "Failed", format!("Error: {}", waiting.reason));
