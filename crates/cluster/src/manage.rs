@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use futures_util::future::BoxFuture;
@@ -122,13 +121,14 @@ async fn print_logs(args: LogsArgs) -> Result<()> {
     if !args.follow {
         return Ok(());
     }
+    let watch = kubelet::FileWatch::new(&path);
     loop {
         let position = reader.stream_position()?;
         line.clear();
         if reader.read_line(&mut line)? == 0 || !line.ends_with('\n') {
             // The end, or half a line: look again from the same place.
             reader.seek(SeekFrom::Start(position))?;
-            tokio::time::sleep(Duration::from_millis(200)).await;
+            watch.changed().await;
         } else if wanted(&line) {
             out.write_all(line.as_bytes())?;
         }

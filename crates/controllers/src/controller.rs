@@ -179,12 +179,12 @@ async fn work(name: &'static str, controller: Arc<dyn Reconcile>, queue: WorkQue
             Ok(Err(error)) if error.is_conflict() => {
                 tracing::debug!(controller = name, key, %error, "reconciling again");
                 work.run_now(|| queue.add_rate_limited_up_to(key.clone(), CATCH_UP));
-                work.fail(&error);
+                work.fail(error);
             }
             Ok(Err(error)) => {
                 tracing::warn!(controller = name, key, %error, "reconcile failed");
                 work.run_now(|| queue.add_rate_limited(key.clone()));
-                work.fail(&error);
+                work.fail(error);
             }
             Err(_) => {
                 tracing::error!(controller = name, key, "reconcile panicked");

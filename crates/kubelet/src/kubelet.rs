@@ -94,7 +94,7 @@ impl Kubelet {
         let mut context = trace::current();
         context.merge(self.prober.take_causes(state::uid(pod)));
         if is_ready(Some(&status)) && !is_ready(current.status.as_ref()) {
-            context.instant(trace::Stage::Ready, state::ACTOR, &state::traced_name(pod));
+            context.instant(trace::Stage::Ready, state::ACTOR, state::traced_name(pod));
         }
         context.run_now(|| self.status.set(state::uid(pod), memory.api_pod(pod), status.clone()));
         status

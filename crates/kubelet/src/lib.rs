@@ -19,6 +19,7 @@ mod dns;
 mod env;
 mod eviction;
 mod exchange;
+mod file_watch;
 mod gc;
 mod hooks;
 mod images;
@@ -47,5 +48,6 @@ mod worker;
 
 pub use certificates::{bootstrap, client_of, renewed};
 pub use config::{Args, CgroupDriver, Config, CpuManagerPolicy, Settings};
+pub use file_watch::{Change, FileWatch};
 pub use run::{main, run};
 pub use shutdown::Period as ShutdownPeriod;

@@ -12,6 +12,8 @@ use tokio::fs::File;
 use tokio::io::{AsyncReadExt, AsyncSeekExt};
 use tokio::sync::mpsc;
 
+use crate::file_watch::{Change, FileWatch};
+
 /// One entry of a log file.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Entry<'a> {
@@ -151,9 +153,10 @@ async fn tail_offset(file: &mut File, lines: usize) -> io::Result<u64> {
     Ok(0)
 }
 
-/// How often a followed file is looked at. inotify does not see writes on every file system the log
-/// directory may be on, and a person reading cannot tell this from none.
-const FOLLOW_INTERVAL: Duration = Duration::from_millis(100);
+/// How often somebody looks whether the container of a followed log still runs, though its log was not closed.
+const IDLE: Duration = Duration::from_secs(5);
+/// How soon after its log was closed: a container ends a moment later for the runtime, and a rotated log closes too.
+const SOON: Duration = Duration::from_millis(20);
 
 /// Sends the log in chunks until its end, or with `follow` until `is_running` says the container has
 /// ended and all was sent. A rotated file is followed to its successor.
@@ -168,17 +171,19 @@ where
     Running: Future<Output = bool>,
 {
     use std::os::unix::fs::MetadataExt;
+    // Before the first look at the file: nothing is written unnoticed.
+    let watch = options.follow.then(|| FileWatch::new(&path));
     let mut file = File::open(&path).await?;
     let start = match options.tail {
         Some(lines) => tail_offset(&mut file, lines).await?,
         None => 0,
     };
     file.seek(SeekFrom::Start(start)).await?;
-    let follow = options.follow;
     let mut renderer = Renderer::new(options);
     let mut pending: Vec<u8> = Vec::new();
     let mut buffer = vec![0; 64 << 10];
-    let mut ended = false;
+    let mut successor = None;
+    let (mut ended, mut in_doubt, mut patience) = (false, true, IDLE);
     loop {
         let count = file.read(&mut buffer).await?;
         if count > 0 {
@@ -197,23 +202,35 @@ where
             }
             continue;
         }
-        if !follow || ended {
-            return Ok(());
-        }
-        if let (Ok(there), Ok(ours)) = (tokio::fs::metadata(&path).await, file.metadata().await)
-            && there.ino() != ours.ino()
-        {
-            file = File::open(&path).await?;
+        if let Some(next) = successor.take() {
+            file = next;
             pending.clear();
             continue;
         }
-        // One more read after the end: the last lines may have come in between.
-        ended = !is_running().await;
-        if !ended {
-            tokio::select! {
-                () = tokio::time::sleep(FOLLOW_INTERVAL) => {}
-                () = out.closed() => return Ok(()),
+        let Some(watch) = watch.as_ref().filter(|_| !ended) else { return Ok(()) };
+        if let (Ok(there), Ok(ours)) = (tokio::fs::metadata(&path).await, file.metadata().await)
+            && there.ino() != ours.ino()
+        {
+            // Nothing is added to the old one any more, but something may have been since it was read to its end.
+            watch.add_file(&path);
+            successor = File::open(&path).await.ok();
+            continue;
+        }
+        if std::mem::take(&mut in_doubt) && !is_running().await {
+            // One more read after the end: the last lines may have come in between.
+            ended = true;
+            continue;
+        }
+        tokio::select! {
+            change = tokio::time::timeout(patience, watch.changed()) => {
+                in_doubt = change != Ok(Change::Written);
+                patience = match change {
+                    Ok(Change::Written) => patience,
+                    Ok(Change::Closed) => SOON,
+                    Err(_) => (2 * patience).min(IDLE),
+                };
             }
+            () = out.closed() => return Ok(()),
         }
     }
 }
@@ -256,6 +273,54 @@ mod tests {
         ] {
             assert_eq!(read(options.clone()).await, expected, "{options:?}");
         }
+    }
+
+    /// Whoever follows reads every line once, whatever happens between its looks at the files.
+    #[tokio::test]
+    async fn rotation_loses_no_line() {
+        use std::io::Write;
+        use std::sync::atomic::{AtomicBool, Ordering};
+        const FILES: usize = 20;
+        const LINES: usize = 50;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("0.log");
+        let mut log = std::fs::File::create(&path).unwrap();
+        let (send, mut receive) = mpsc::channel(1);
+        let is_running = std::sync::Arc::new(AtomicBool::new(true));
+        let running = is_running.clone();
+        let options = Options { follow: true, ..Options::default() };
+        let is_alive = move || {
+            let running = running.clone();
+            async move { running.load(Ordering::SeqCst) }
+        };
+        let follower = tokio::spawn(stream(path.clone(), options, is_alive, send));
+        writeln!(log, "2026-11-15T03:00:00Z stdout F begun").unwrap();
+        assert_eq!(receive.recv().await.unwrap(), b"begun\n");
+        let mut seen = String::new();
+        for file in 0..FILES {
+            for line in 0..LINES {
+                writeln!(log, "2026-11-15T03:00:00Z stdout F {file}-{line}").unwrap();
+            }
+            // As the kubelet and the runtime do: away with the old one, the last words into it, then the new one.
+            std::fs::rename(&path, dir.path().join(format!("0.log.{file}"))).unwrap();
+            writeln!(log, "2026-11-15T03:00:00Z stdout F {file}-last").unwrap();
+            log = std::fs::File::create(&path).unwrap();
+            writeln!(log, "2026-11-15T03:00:00Z stdout F {file}-new").unwrap();
+            // The next one goes only when this one was found.
+            while !seen.ends_with(&format!("{file}-new\n")) {
+                seen.push_str(std::str::from_utf8(&receive.recv().await.unwrap()).unwrap());
+            }
+        }
+        is_running.store(false, Ordering::SeqCst);
+        drop(log);
+        follower.await.unwrap().unwrap();
+        let lines = |file: usize| {
+            (0..LINES)
+                .map(|line| line.to_string())
+                .chain(["last".into(), "new".into()])
+                .map(move |line| format!("{file}-{line}\n"))
+        };
+        assert!(seen == (0..FILES).flat_map(lines).collect::<String>(), "{seen}");
     }
 
     #[tokio::test]

@@ -34,8 +34,10 @@ use crate::volumes::{Tokens, Volumes, blocking};
 use crate::worker::Workers;
 use crate::{certificates, cpu_manager, dns, gc, pleg, state};
 
-/// How often leftovers of pods nobody knows are looked for, after a first look at start.
-const HOUSEKEEPING: Duration = Duration::from_secs(30);
+/// How often leftovers of pods nobody knows are looked for, after a first look at start: while there are some or a pod has just
+/// gone, and when there were none.
+const HOUSEKEEPING: Duration = Duration::from_secs(2);
+const ALL_CLEAN: Duration = Duration::from_secs(30);
 
 /// `cox kubelet`. A renewed client certificate starts the kubelet afresh in the same process; containers go on.
 pub fn main(args: Args) -> BoxFuture<'static, anyhow::Result<()>> {
@@ -261,6 +263,8 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
     }
     let updates = all.clone();
     let mirror_changed = mirrors.clone();
+    let some_left = Arc::new(Notify::new());
+    let gone = some_left.clone();
     pods.subscribe(move |event| match event {
         event if static_pods::is_mirror(event.object()) => mirror_changed.notify_one(),
         Event::Added(pod) => updates.update(pod.clone(), None),
@@ -270,7 +274,10 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
             }
             updates.update(new.clone(), None);
         }
-        Event::Deleted(pod) => updates.removed(state::uid(pod)),
+        Event::Deleted(pod) => {
+            updates.removed(state::uid(pod));
+            gone.notify_one();
+        }
     });
 
     let (keeper, until) = (all.clone(), stop.clone());
@@ -281,11 +288,17 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
             () = until.cancelled() => return,
             () = all_read.cancelled() => {}
         }
-        let mut ticks = tokio::time::interval(HOUSEKEEPING);
         loop {
+            let is_clean = clean_orphans(&kubelet, &keeper, &known).await;
             tokio::select! {
                 () = until.cancelled() => return,
-                _ = ticks.tick() => clean_orphans(&kubelet, &keeper, &known).await,
+                () = tokio::time::sleep(if is_clean { ALL_CLEAN } else { HOUSEKEEPING }) => continue,
+                () = some_left.notified() => {}
+            }
+            // What a pod leaves behind goes with its worker, a moment later.
+            tokio::select! {
+                () = until.cancelled() => return,
+                () = tokio::time::sleep(HOUSEKEEPING) => {}
             }
         }
     });
@@ -315,22 +328,24 @@ async fn connect(endpoint: &std::path::Path, stop: &CancellationToken) -> Option
     }
 }
 
-/// Ends pods that run here but are in no source, and removes what dead ones left behind.
-async fn clean_orphans(kubelet: &Arc<Kubelet>, workers: &Arc<Workers>, pods: &client::Informer<Pod>) {
+/// Ends pods that run here but are in no source, and removes what dead ones left behind. Says whether nothing was found.
+async fn clean_orphans(kubelet: &Arc<Kubelet>, workers: &Arc<Workers>, pods: &client::Informer<Pod>) -> bool {
     let sandboxes = match kubelet.runtime.sandboxes(None).await {
         Ok(sandboxes) => sandboxes,
         Err(error) => {
             tracing::warn!(%error, "sandboxes not listed");
-            return;
+            return false;
         }
     };
     let wanted: std::collections::HashSet<String> =
         pods.list().iter().filter(|pod| !static_pods::is_mirror(pod)).map(|pod| state::uid(pod).to_string()).collect();
     let running = runtime::known_pods(&sandboxes);
+    let mut is_clean = true;
     for (uid, (namespace, name)) in &running {
         if wanted.contains(uid) || workers.has(uid) {
             continue;
         }
+        is_clean = false;
         // All that is left of its spec is what its containers carry.
         let containers = match kubelet.runtime.containers(Some(uid)).await {
             Ok(containers) => containers,
@@ -365,8 +380,10 @@ async fn clean_orphans(kubelet: &Arc<Kubelet>, workers: &Arc<Workers>, pods: &cl
         if wanted.contains(&uid) || workers.has(&uid) || running.contains_key(&uid) {
             continue;
         }
+        is_clean = false;
         if let Err(error) = kubelet.release(&uid).await {
             tracing::warn!(uid, %error, "leftovers of a pod not removed");
         }
     }
+    is_clean
 }

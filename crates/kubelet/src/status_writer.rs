@@ -83,7 +83,7 @@ impl StatusWriter {
             let writer = self.clone();
             writers.spawn(async move {
                 while let Some(Taken { key, context }) = writer.queue.take().await {
-                    let work = Work::caused(&context, Stage::Status, state::ACTOR, &writer.traced_name(&key));
+                    let work = Work::caused(&context, Stage::Status, state::ACTOR, writer.traced_name(&key));
                     match work.result(Box::pin(writer.write(&key))).await {
                         Ok(()) => writer.queue.forget(&key),
                         Err(error) => {

@@ -205,7 +205,7 @@ impl Kubelet {
                     .handler
             }
         };
-        let work = Work::begin(Stage::Sandbox, state::ACTOR, &state::traced_name(pod)).announce();
+        let work = Work::begin(Stage::Sandbox, state::ACTOR, state::traced_name(pod)).announce();
         match work.result(Box::pin(self.runtime.run_sandbox(self.sandbox_config(pod, attempt), &handler))).await {
             Ok(id) => Ok(id),
             Err(error) => {
@@ -346,7 +346,7 @@ impl Kubelet {
             .container_config(pod, container, state, context, mounted, image)
             .await
             .map_err(|message| failed("CreateContainerConfigError", message))?;
-        let work = |stage| Work::begin(stage, state::ACTOR, &state::traced_name(pod)).with_detail(&container.name);
+        let work = |stage| Work::begin(stage, state::ACTOR, state::traced_name(pod)).with_detail(&container.name);
         let id = work(Stage::Create)
             .result(Box::pin(self.runtime.create_container(&sandbox.id, config, sandbox_config)))
             .await

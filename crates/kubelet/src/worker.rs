@@ -309,7 +309,7 @@ impl Worker {
     /// A pass over the pod, caused by whatever came since the last one. Timers and the runtime cause nothing new.
     fn begin(&self, pod: &Pod) -> Work {
         let causes = self.causes.lock().take();
-        let work = Work::caused(&causes, Stage::Sync, state::ACTOR, &state::traced_name(pod));
+        let work = Work::caused(&causes, Stage::Sync, state::ACTOR, state::traced_name(pod));
         work.with_detail(&self.kubelet.settings.node_name).announce()
     }
 

@@ -46,7 +46,7 @@ impl Scheduler {
     /// Brings a pod to the node it was given. Whatever fails gives the node back, and the pod is tried again.
     pub(crate) async fn bind(&self, mut attempt: Try, placement: Placement, permit: Permit) {
         self.metrics.add("scheduler_goroutines", &[("operation", "binding")], 1.0);
-        let work = Work::caused(&attempt.context, Stage::Bind, ACTOR, &traced_name(&placement.pod));
+        let work = Work::caused(&attempt.context, Stage::Bind, ACTOR, traced_name(&placement.pod));
         let bound = work.with_detail(&placement.node).result(self.try_bind(&attempt, &placement, permit)).await;
         self.metrics.add("scheduler_goroutines", &[("operation", "binding")], -1.0);
         let (pod, profile) = (&placement.pod, &attempt.profile);

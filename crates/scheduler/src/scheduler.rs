@@ -262,7 +262,7 @@ fn begin_cycle(queued: &Queued) -> Work {
     let wait = Work::caused(context, Stage::Pending, ACTOR, &pod).since(context);
     let waited = wait.context();
     wait.end();
-    Work::caused(&waited, Stage::Schedule, ACTOR, &pod)
+    Work::caused(&waited, Stage::Schedule, ACTOR, pod)
 }
 
 /// Filtering and scoring ended just now, one after the other.

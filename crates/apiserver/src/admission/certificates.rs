@@ -119,6 +119,6 @@ pub(super) fn subject(pem: &[u8]) -> Result<Subject, String> {
         .map_err(|error| error.to_string())?;
     let name = &request.certification_request_info.subject;
     let organizations = name.iter_organization().filter_map(|name| name.as_str().ok().map(str::to_owned)).collect();
-    let common_name = name.iter_common_name().next().and_then(|name| name.as_str().ok()).unwrap_or_default();
+    let common_name = name.iter_common_name().last().and_then(|name| name.as_str().ok()).unwrap_or_default();
     Ok(Subject { common_name: common_name.to_owned(), organizations })
 }

@@ -75,7 +75,8 @@ fn not_after(certificate: &[u8]) -> Option<i64> {
 fn subject(leaf: &[u8]) -> Result<UserInfo, String> {
     let (_, certificate) = x509_parser::parse_x509_certificate(leaf).map_err(|error| error.to_string())?;
     let subject = certificate.subject();
-    let name = subject.iter_common_name().next().and_then(|name| name.as_str().ok()).unwrap_or_default();
+    // The last one counts, as for whoever approved and signed the request.
+    let name = subject.iter_common_name().last().and_then(|name| name.as_str().ok()).unwrap_or_default();
     if name.is_empty() {
         return Err("certificate has no common name".to_owned());
     }
@@ -110,7 +111,12 @@ mod tests {
     ) -> PeerCertificates {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.distinguished_name = rcgen::DistinguishedName::new();
-        params.distinguished_name.push(DnType::CommonName, name);
+        // One attribute of a kind is kept: the second common name is of a kind that says the same.
+        for (kind, name) in
+            [DnType::CommonName, DnType::CustomDnType(vec![2, 5, 4, 3])].into_iter().zip(name.split(','))
+        {
+            params.distinguished_name.push(kind, name);
+        }
         params.distinguished_name.push(DnType::OrganizationName, "dev");
         params.extended_key_usages = vec![usage];
         params.not_after = rcgen::date_time_ymd(year, 1, 1);
@@ -126,6 +132,7 @@ mod tests {
         let client = ExtendedKeyUsagePurpose::ClientAuth;
         for (peer, expected) in [
             (shown(&ours, "ann", client.clone(), 2100), Some("ann")),
+            (shown(&ours, "eve,ann", client.clone(), 2100), Some("ann")),
             (shown(&theirs, "ann", client.clone(), 2100), None),
             (shown(&ours, "ann", client.clone(), 2020), None),
             (shown(&ours, "ann", ExtendedKeyUsagePurpose::ServerAuth, 2100), None),

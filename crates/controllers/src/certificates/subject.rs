@@ -4,7 +4,7 @@
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use rcgen::{KeyPair, SigningKey};
-use x509_parser::prelude::{FromDer, X509Certificate, X509CertificationRequest};
+use x509_parser::prelude::{FromDer, X509Certificate, X509CertificationRequest, X509Name};
 
 /// A name, and the attributes of it that mean something here.
 pub(super) struct Subject {
@@ -16,7 +16,11 @@ pub(super) struct Subject {
 impl Subject {
     pub(super) fn of_request(der: &[u8]) -> Result<Self, String> {
         let (_, request) = X509CertificationRequest::from_der(der).map_err(|error| error.to_string())?;
-        let name = &request.certification_request_info.subject;
+        Self::of_name(&request.certification_request_info.subject)
+    }
+
+    /// An attribute may stand alone or with others in one part of the name.
+    fn of_name(name: &X509Name<'_>) -> Result<Self, String> {
         let text = |value: &x509_parser::x509::AttributeTypeAndValue<'_>| value.as_str().map(String::from);
         let all = |values: Vec<&x509_parser::x509::AttributeTypeAndValue<'_>>| {
             values.into_iter().map(text).collect::<Result<Vec<_>, _>>().map_err(|error| error.to_string())
@@ -93,4 +97,39 @@ fn pem(der: &[u8]) -> String {
     }
     out.push_str("-----END CERTIFICATE-----\n");
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A part of a name, of these attributes: the last byte of their kind (2.5.4.x), and their text.
+    fn part(attributes: &[(u8, &str)]) -> Vec<u8> {
+        let attribute = |(kind, text): &(u8, &str)| {
+            let kind = element(0x06, &[0x55, 0x04, *kind]);
+            element(SEQUENCE, &[kind, element(0x0c, text.as_bytes())].concat())
+        };
+        element(0x31, &attributes.iter().flat_map(attribute).collect::<Vec<u8>>())
+    }
+
+    #[test]
+    fn attributes_count_wherever_they_stand() {
+        const COMMON_NAME: u8 = 3;
+        const ORGANIZATION: u8 = 10;
+        let der = element(
+            SEQUENCE,
+            &[
+                part(&[(ORGANIZATION, "a"), (ORGANIZATION, "b"), (COMMON_NAME, "first")]),
+                part(&[(ORGANIZATION, "c")]),
+                part(&[(COMMON_NAME, "last")]),
+            ]
+            .concat(),
+        );
+        let (_, name) = X509Name::from_der(&der).unwrap();
+        let subject = Subject::of_name(&name).unwrap();
+        assert_eq!(
+            (subject.common_name.as_str(), subject.organizations),
+            ("last", ["a", "b", "c"].map(String::from).to_vec())
+        );
+    }
 }

@@ -65,7 +65,7 @@ impl Images {
         let Wanted { reference, image, .. } = wanted;
         let text = |field: &Option<String>| field.clone().unwrap_or_default();
         let pod = format!("pods/{}/{}", text(&reference.namespace), text(&reference.name));
-        let mut work = Work::begin(Stage::Pull, state::ACTOR, &pod).with_detail(image).announce();
+        let mut work = Work::begin(Stage::Pull, state::ACTOR, pod).with_detail(image).announce();
         let result = work.run(Box::pin(self.ensure_as(wanted))).await;
         match &result {
             Ok(_) => work.end(),

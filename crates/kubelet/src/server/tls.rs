@@ -103,7 +103,7 @@ pub(super) fn user_of(certificate: &CertificateDer<'_>) -> Option<api::UserInfo>
     let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
     let text = |value: &x509_parser::x509::AttributeTypeAndValue<'_>| value.as_str().ok().map(String::from);
     let subject = parsed.subject();
-    let name = subject.iter_common_name().find_map(text)?;
+    let name = subject.iter_common_name().last().and_then(text)?;
     let mut groups: Vec<String> = subject.iter_organization().filter_map(text).collect();
     groups.push("system:authenticated".into());
     Some(api::UserInfo { name, groups, ..Default::default() })

@@ -61,6 +61,7 @@ const TESTS: &[Test] = tests![
     volumes::sub_paths_are_expanded_at_each_try,
     volumes::full_directories_end_their_pod,
     volumes::sub_paths_stay_in_their_volume,
+    volumes::races_for_a_sub_path_are_not_won,
     probes::probes_and_hooks_act,
     probes::grpc_probes_ask_for_their_service,
     probes::probes_end_in_time_and_hooks_call_out,

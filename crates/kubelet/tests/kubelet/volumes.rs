@@ -242,3 +242,46 @@ pub(crate) async fn sub_paths_stay_in_their_volume(node: &mut Node) {
         Some("failed to prepare subPath for volumeMount \"v\" of container \"root\"")
     );
 }
+
+/// A container swaps a directory of a volume for a link out of it while others start with what is beneath as their subPath
+/// (CVE-2021-25741, CVE-2017-1002101): whichever it is at that moment, none of them ever sees a file of the node.
+pub(crate) async fn races_for_a_sub_path_are_not_won(node: &mut Node) {
+    const VICTIMS: usize = 12;
+    let outside = tempfile::tempdir().unwrap();
+    std::fs::create_dir(outside.path().join("target")).unwrap();
+    std::fs::write(outside.path().join("target/secret"), "outside\n").unwrap();
+    let link = format!("ln -s {} /v/link", outside.path().display());
+    // Whatever the node makes anew in between is cleared away; the end is a directory.
+    let attack = format!(
+        "mkdir -p /v/swap/target; echo inside > /v/swap/target/secret; i=0; while [ $i -lt 400 ]; do i=$((i+1)); \
+         [ -L /v/link ] || {{ rm -rf /v/link; {link}; }}; mv /v/swap /v/aside; mv /v/link /v/swap; \
+         mv /v/swap /v/link; rm -rf /v/swap; mv /v/aside /v/swap; done 2>/dev/null"
+    );
+    let victim = |number: usize| {
+        json!({"name": format!("victim-{number}"), "command": shell("cat /out/secret"),
+            "volumeMounts": [{"name": "v", "mountPath": "/out", "subPath": "swap/target"}]})
+    };
+    let attacker =
+        json!({"name": "attacker", "command": shell(&attack), "volumeMounts": [{"name": "v", "mountPath": "/v"}]});
+    let containers: Vec<_> = std::iter::once(attacker).chain((0..VICTIMS).map(victim)).collect();
+    let volumes = json!([{"name": "v", "emptyDir": {}}]);
+    let spec = json!({"containers": containers, "volumes": volumes, "restartPolicy": "Never", "terminationGracePeriodSeconds": 0});
+    node.create("racing", spec).await;
+    // Each was started or refused.
+    let pod = node
+        .wait("racing", "tried", |pod| {
+            let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
+            let tried = statuses.filter_map(|status| status.state.as_ref()).filter(|state| {
+                let waiting = state.waiting.as_ref().and_then(|waiting| waiting.reason.as_deref());
+                state.terminated.is_some() || waiting.is_some_and(|reason| reason != "ContainerCreating")
+            });
+            tried.count() == 1 + VICTIMS
+        })
+        .await;
+    for number in 0..VICTIMS {
+        let seen = node.container_log(&pod, &format!("victim-{number}"));
+        assert!(!seen.contains("outside"), "victim {number} saw {seen:?}");
+    }
+    let secret = std::fs::read_to_string(outside.path().join("target/secret")).unwrap();
+    assert_eq!(secret, "outside\n", "nor is it touched");
+}

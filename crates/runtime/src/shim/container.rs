@@ -398,6 +398,10 @@ impl Container {
         }
         .into();
         self.save();
+        if self.outputs.is_empty() {
+            // Whoever follows it notices that nothing more will come.
+            self.log = None;
+        }
         self.attached.clear();
         if let Some(external) = &self.external {
             external.delete();

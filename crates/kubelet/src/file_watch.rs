@@ -1,0 +1,127 @@
+//! Waiting for a file that somebody else writes: a log that is followed costs nothing while nothing is said.
+
+#![allow(unsafe_code, reason = "inotify; every block states why it is sound")]
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::time::Duration;
+
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// Where the kernel has no watches left, the file is looked at this often.
+const LOOK: Duration = Duration::from_secs(1);
+/// An event is a header of this many bytes, the last four of them the length of the name that follows.
+const HEADER: usize = size_of::<libc::inotify_event>();
+
+/// What happened to the file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// There is more of it, or another one in its place.
+    Written,
+    /// A writer has closed it. Also what a look without a watch comes to.
+    Closed,
+}
+
+/// Tells when a file changes or another one takes its place.
+pub struct FileWatch(Option<AsyncFd<File>>);
+
+impl FileWatch {
+    /// Watches `path`. What is written from now on is noticed.
+    pub fn new(path: &Path) -> Self {
+        let watch = Self(start().inspect_err(|error| tracing::debug!(%error, "no inotify")).ok());
+        if let Some(parent) = path.parent() {
+            watch.add(parent, libc::IN_CREATE | libc::IN_MOVED_TO);
+        }
+        watch.add_file(path);
+        watch
+    }
+
+    /// Watches the file that is at `path` now as well.
+    pub fn add_file(&self, path: &Path) {
+        self.add(path, libc::IN_MODIFY | libc::IN_CLOSE_WRITE);
+    }
+
+    fn add(&self, path: &Path, events: u32) {
+        let (Some(inotify), Ok(name)) = (&self.0, CString::new(path.as_os_str().as_bytes())) else { return };
+        // SAFETY: the descriptor is open and the name ends with a zero; both outlive the call.
+        let added = unsafe { libc::inotify_add_watch(inotify.as_raw_fd(), name.as_ptr(), events) };
+        if added < 0 {
+            // A file that went away again: its directory tells about the next one.
+            tracing::debug!(path = %path.display(), error = %io::Error::last_os_error(), "not watched");
+        }
+    }
+
+    /// Waits for the next change. What comes in quick succession is told once.
+    pub async fn changed(&self) -> Change {
+        let Some(inotify) = &self.0 else {
+            tokio::time::sleep(LOOK).await;
+            return Change::Closed;
+        };
+        let mut events = [0; 4096];
+        loop {
+            let Ok(mut ready) = inotify.readable().await else { return Change::Closed };
+            match ready.try_io(|file| file.get_ref().read(&mut events)) {
+                Ok(Ok(length)) => return change(&events[..length]),
+                Ok(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
+                Ok(Err(_)) => return Change::Closed,
+                Err(_) => {}
+            }
+        }
+    }
+}
+
+fn start() -> io::Result<AsyncFd<File>> {
+    // SAFETY: no pointers; the result is checked.
+    let fd = unsafe { libc::inotify_init1(libc::IN_NONBLOCK | libc::IN_CLOEXEC) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is new and nobody else's.
+    let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+    // SAFETY: a file keeps its descriptor, the same one, open for as long as it lives.
+    Ok(unsafe { AsyncFd::register_with_interest(file, Interest::READABLE) }?)
+}
+
+/// What the events come to.
+fn change(mut events: &[u8]) -> Change {
+    while let Some(header) = events.get(..HEADER) {
+        let word = |at: usize| header[at..].first_chunk().map_or(0, |bytes| u32::from_ne_bytes(*bytes));
+        if word(4) & libc::IN_CLOSE_WRITE != 0 {
+            return Change::Closed;
+        }
+        events = events.get(HEADER + word(12) as usize..).unwrap_or_default();
+    }
+    Change::Written
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn writes_ends_and_successors_are_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("0.log");
+        let mut file = File::create(&path).unwrap();
+        let watch = FileWatch::new(&path);
+        file.write_all(b"x").unwrap();
+        assert_eq!(watch.changed().await, Change::Written);
+        std::fs::write(dir.path().join("other"), "").unwrap();
+        assert_eq!(watch.changed().await, Change::Written, "the directory has one more");
+        drop(file);
+        assert_eq!(watch.changed().await, Change::Closed);
+        std::fs::rename(&path, dir.path().join("0.log.1")).unwrap();
+        let mut file = File::create(&path).unwrap();
+        assert_eq!(watch.changed().await, Change::Written);
+        watch.add_file(&path);
+        file.write_all(b"x").unwrap();
+        assert_eq!(watch.changed().await, Change::Written);
+    }
+}
