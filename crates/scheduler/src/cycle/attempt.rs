@@ -82,7 +82,7 @@ impl<'a> Attempt<'a> {
             if !is_current {
                 *state = plugin.prepare(pod, cluster).map_err(|rejection| rejected(rejection, cluster))?;
             }
-            if *filters && state.is_some() {
+            if *filters && state.as_ref().is_some_and(|state| state.can_reject()) {
                 filtering.push(at);
             }
         }

@@ -226,6 +226,11 @@ pub(crate) trait State: Send {
     /// As if a pod came to a node (`sign` 1) or left it (-1). Taken back by the opposite.
     fn suppose(&mut self, _cluster: &mut Cluster, _node: NodeId, _pod: &PodInfo, _sign: i64) {}
 
+    /// False if it only scores, whatever happens: then `filter` is not asked.
+    fn can_reject(&self) -> bool {
+        true
+    }
+
     /// 0 if the node takes the pod, else a number for `explain`.
     fn filter(&self, _cluster: &Cluster, _node: &View<'_>) -> u8 {
         0

@@ -337,6 +337,10 @@ impl State for Spreads {
         }
     }
 
+    fn can_reject(&self) -> bool {
+        !self.hard.is_empty()
+    }
+
     fn filter(&self, cluster: &Cluster, node: &View<'_>) -> u8 {
         let verdicts = self.hard.iter().map(|constraint| constraint.verdict(cluster, node.id));
         verdicts.into_iter().find(|verdict| *verdict != 0).unwrap_or(0)
