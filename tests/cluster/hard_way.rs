@@ -73,6 +73,15 @@ fn every_component_is_a_process_of_its_own() {
     drop(cluster);
     assert!(!state.exists());
     assert_eq!(mounts_below(&state), Vec::<String>::new());
+    assert_eq!(processes_of(&state), Vec::<String>::new());
+}
+
+/// The command lines that name something below a directory.
+fn processes_of(dir: &Path) -> Vec<String> {
+    let dir = dir.to_str().unwrap();
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let words = processes.filter_map(|process| std::fs::read(process.path().join("cmdline")).ok());
+    words.map(|words| String::from_utf8_lossy(&words).replace('\0', " ")).filter(|words| words.contains(dir)).collect()
 }
 
 fn last_lines(text: &str) -> String {
