@@ -3,6 +3,8 @@
 //! A table from name to component and nothing else. A name is the first argument (`cox apiserver …`), or the name
 //! the binary was started by (`kubectl`, a CNI plug-in), so that links to it stand in for the usual programs.
 
+mod memory;
+
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
@@ -10,9 +12,8 @@ use std::process::ExitCode;
 use clap::{Args, Command};
 use futures_util::future::BoxFuture;
 
-/// Requests are thousands of small, short-lived allocations, which cost less here. See ARCHITECTURE.md.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: memory::ByRole = memory::ByRole;
 
 /// One thing that `cox` can be.
 struct Component {
