@@ -43,6 +43,8 @@ mod harness;
 mod identities;
 #[path = "apiserver/initializers.rs"]
 mod initializers;
+#[path = "apiserver/kube_rs.rs"]
+mod kube_rs;
 #[path = "apiserver/kubectl.rs"]
 mod kubectl;
 #[path = "apiserver/lifecycle.rs"]
