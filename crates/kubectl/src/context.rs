@@ -150,7 +150,7 @@ impl Context {
 
     pub(crate) fn overrides(&self) -> Overrides {
         // `create rolebinding --user` is not the kubeconfig's user: a command's own flag hides the global one.
-        let own = |name: &str| self.flags.command.flags.iter().copied().flatten().any(|f| f.name == name);
+        let own = |name: &str| self.flags.command.own_flags().any(|f| f.name == name);
         let text = |name: &str| Some(self.flags.string(name)).filter(|v| !v.is_empty() && !own(name));
         Overrides {
             context: text("context"),

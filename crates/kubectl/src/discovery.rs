@@ -55,6 +55,16 @@ impl Mapping {
         if self.group.is_empty() { self.kind.clone() } else { format!("{}.{}", self.kind, self.group) }
     }
 
+    /// `apps/v1, Resource=deployments`, `/v1, Resource=pods`: Go's text of a type.
+    pub(crate) fn resource_text(&self) -> String {
+        format!("{}/{}, Resource={}", self.group, self.version, self.resource)
+    }
+
+    /// The same by kind.
+    pub(crate) fn kind_text(&self) -> String {
+        format!("{}/{}, Kind={}", self.group, self.version, self.kind)
+    }
+
     /// The collection's path.
     pub(crate) fn path(&self, namespace: &str) -> String {
         let root = if self.group.is_empty() { "/api" } else { "/apis" };
@@ -191,6 +201,18 @@ impl Discovery {
                 }
                 Err(e) if e.is_not_found() => {}
                 Err(e) => return Err(e),
+            }
+        }
+        Ok(None)
+    }
+
+    /// The type of a kind whose version was not said.
+    pub(crate) async fn of_group_kind(&self, cx: &Context, group: &str, kind: &str) -> Result<Option<Mapping>> {
+        let versions: Vec<String> =
+            self.groups(cx).await?.iter().filter(|g| g.name == group).flat_map(|g| g.versions.clone()).collect();
+        for version in versions {
+            if let Some(found) = self.of_kind(cx, &group_version(group, &version), kind).await? {
+                return Ok(Some(found));
             }
         }
         Ok(None)
@@ -348,6 +370,22 @@ impl Discovery {
             }
         }
         Failure::NoResource { resource: name.to_owned(), suggestion: best.map(|(_, s)| s) }
+    }
+}
+
+/// A type known without asking the server.
+pub(crate) fn known(api_version: &str, resource: &str, kind: &str, namespaced: bool) -> Mapping {
+    let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+    Mapping {
+        group: group.to_owned(),
+        version: version.to_owned(),
+        resource: resource.to_owned(),
+        singular: kind.to_lowercase(),
+        kind: kind.to_owned(),
+        namespaced,
+        verbs: Vec::new(),
+        short_names: Vec::new(),
+        categories: Vec::new(),
     }
 }
 

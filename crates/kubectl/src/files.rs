@@ -16,8 +16,35 @@ pub(crate) struct Manifest {
 
 const EXTENSIONS: [&str; 3] = ["json", "yaml", "yml"];
 
-/// Reads everything that `-f`, `-k` and `-R` name.
+/// One file, URL or standard input: its documents up to the first that cannot be read, which ends it.
+pub(crate) struct Stream {
+    pub(crate) source: String,
+    pub(crate) documents: Vec<Value>,
+    pub(crate) failure: Option<Failure>,
+}
+
+impl Stream {
+    fn read(text: &str, source: &str) -> Stream {
+        let (documents, failure) = documents_until(text);
+        let failure = failure.map(|e| Failure::message(format!("error parsing {source}: {e}")));
+        Stream { source: source.to_owned(), documents, failure }
+    }
+}
+
+/// Every object of the files, or the first failure.
 pub(crate) async fn read_manifests(cx: &Context) -> Result<Vec<Manifest>> {
+    let mut out = Vec::new();
+    for Stream { source, documents, failure } in read_streams(cx).await? {
+        for document in documents {
+            flatten(document, &source, &mut out)?;
+        }
+        failure.map_or(Ok(()), Err)?;
+    }
+    Ok(out)
+}
+
+/// Everything that `-f`, `-k` and `-R` name. A path that is not there fails all of it, before anything is read.
+pub(crate) async fn read_streams(cx: &Context) -> Result<Vec<Stream>> {
     let files = cx.flags.list("filename");
     let kustomize = cx.flags.string("kustomize");
     if !files.is_empty() && !kustomize.is_empty() {
@@ -29,41 +56,61 @@ pub(crate) async fn read_manifests(cx: &Context) -> Result<Vec<Manifest>> {
         }
         let text = crate::kustomize::build(Path::new(&kustomize), crate::kustomize::LoadRestrictor::RootOnly)
             .map_err(Failure::message)?;
-        return parse(&text, &kustomize);
+        return Ok(vec![Stream::read(&text, &kustomize)]);
     }
-    let mut out = Vec::new();
+    if files.iter().filter(|f| *f == "-").count() > 1 {
+        return Err(Failure::message("standard input cannot be used for multiple arguments"));
+    }
+    let (mut places, mut failures) = (Vec::new(), Vec::new());
     for file in &files {
-        out.extend(read_one(cx, file, cx.flags.bool("recursive")).await?);
+        match places_of(file, cx.flags.bool("recursive")) {
+            Ok(found) => places.extend(found),
+            Err(e) => failures.push(e),
+        }
+    }
+    Failure::all(failures)?;
+    let mut out = Vec::new();
+    for place in places {
+        out.push(match read_place(cx, &place).await {
+            Ok(text) => Stream::read(&text, if place == "-" { "STDIN" } else { &place }),
+            Err(e) => Stream { source: place, documents: Vec::new(), failure: Some(e) },
+        });
     }
     Ok(out)
 }
 
-async fn read_one(cx: &Context, file: &str, recursive: bool) -> Result<Vec<Manifest>> {
-    if file == "-" {
-        let bytes = cx.read_stdin()?;
-        return parse(&String::from_utf8_lossy(&bytes), "STDIN");
+fn is_url(file: &str) -> bool {
+    file.starts_with("http://") || file.starts_with("https://")
+}
+
+/// The files that one `-f` stands for; URLs and standard input stand for themselves.
+fn places_of(file: &str, recursive: bool) -> Result<Vec<String>> {
+    if file == "-" || is_url(file) {
+        return Ok(vec![file.to_owned()]);
     }
-    if file.starts_with("http://") || file.starts_with("https://") {
-        let text = read_url(file).await?;
-        return parse(&text, file);
-    }
-    let mut out = Vec::new();
     let mut paths = vec![file.to_owned()];
     if !Path::new(file).exists() && file.contains(['*', '?', '[']) {
         paths = glob(file);
     }
+    let mut out = Vec::new();
     for path in paths {
-        for found in expand(&path, recursive)? {
-            let bytes = std::fs::read(&found).map_err(|e| Failure::message(go_io_error("open", &found, &e)))?;
-            out.extend(parse(&String::from_utf8_lossy(&bytes), &found)?);
-        }
+        out.extend(expand(&path, recursive)?);
     }
-    if out.is_empty() && Path::new(file).is_dir() {
+    if out.is_empty() {
         return Err(Failure::message(format!(
             "error reading [{file}]: recognized file extensions are [.json .yaml .yml]"
         )));
     }
     Ok(out)
+}
+
+async fn read_place(cx: &Context, place: &str) -> Result<String> {
+    let bytes = match place {
+        "-" => cx.read_stdin()?,
+        url if is_url(url) => return read_url(url).await,
+        path => std::fs::read(path).map_err(|e| Failure::message(go_io_error("open", path, &e)))?,
+    };
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// A directory's manifests in name order; below it too with `-R`.
@@ -139,7 +186,12 @@ pub(crate) async fn read_url(url: &str) -> Result<String> {
     let client = client::Client::from_kubeconfig(&config, &Overrides::default()).map_err(|e| failed(e.to_string()))?;
     let request =
         http::Request::get(format!("/{path}")).body(bytes::Bytes::new()).map_err(|e| failed(e.to_string()))?;
-    let response = client.send(request).await.map_err(|e| failed(e.to_string()))?;
+    let response = client.send(request).await.map_err(|e| match e {
+        client::Error::Transport { source, .. } if source.to_string().to_lowercase().contains("connection refused") => {
+            Failure::Connect { host: host.to_owned(), cause: source.to_string(), refused: true, config: String::new() }
+        }
+        other => failed(other.to_string()),
+    })?;
     let status = response.status();
     if !status.is_success() {
         return Err(failed(format!(
@@ -164,9 +216,17 @@ pub(crate) fn parse(text: &str, source: &str) -> Result<Vec<Manifest>> {
 
 /// The documents of a stream: YAML separated by `---`, or JSON values one after another.
 pub(crate) fn documents(text: &str) -> Result<Vec<Value>, String> {
+    match documents_until(text) {
+        (values, None) => Ok(values),
+        (_, Some(e)) => Err(e),
+    }
+}
+
+/// The same up to the first that cannot be read, and why it cannot.
+fn documents_until(text: &str) -> (Vec<Value>, Option<String>) {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let mut values = Vec::new();
     if text.trim_start().starts_with('{') {
-        let mut values = Vec::new();
         let mut stream = serde_json::Deserializer::from_str(text).into_iter::<Value>();
         let failed = loop {
             match stream.next() {
@@ -176,23 +236,24 @@ pub(crate) fn documents(text: &str) -> Result<Vec<Value>, String> {
             }
         };
         match failed {
-            None => return Ok(values),
+            None => return (values, None),
+            Some(e) if e.is_eof() => return (values, Some("unexpected EOF".to_owned())),
             // YAML's flow style also begins with a brace.
-            Some(e) if values.is_empty() && yaml(text).is_err() => return Err(json_error(&e)),
+            Some(e) if !values.is_empty() || yaml(text).is_err() => return (values, Some(json_error(&e))),
             Some(_) => {}
         }
     }
-    let mut values = Vec::new();
     for part in split_yaml(text) {
         if part.lines().all(|l| l.trim().is_empty() || l.trim_start().starts_with('#')) {
             continue;
         }
-        let value = yaml(&part)?;
-        if !value.is_null() {
-            values.push(value);
+        match yaml(&part) {
+            Ok(Value::Null) => {}
+            Ok(value) => values.push(value),
+            Err(e) => return (values, Some(e)),
         }
     }
-    Ok(values)
+    (values, None)
 }
 
 fn json_error(e: &serde_json::Error) -> String {
@@ -224,9 +285,22 @@ fn split_yaml(text: &str) -> Vec<String> {
     parts
 }
 
-fn flatten(value: Value, source: &str, out: &mut Vec<Manifest>) -> Result<()> {
-    let kind = value["kind"].as_str().unwrap_or("");
-    if kind.ends_with("List") && value["items"].is_array() {
+fn is_list(value: &Value) -> bool {
+    value["kind"].as_str().is_some_and(|kind| kind.ends_with("List")) && value["items"].is_array()
+}
+
+/// The objects of a document that validation would look at: a list stands for its items.
+pub(crate) fn leaves<'a>(value: &'a Value, out: &mut Vec<&'a Value>) {
+    match value["items"].as_array() {
+        Some(items) if is_list(value) => items.iter().for_each(|item| leaves(item, out)),
+        _ => out.push(value),
+    }
+}
+
+/// Takes lists apart; their items have a kind without saying so.
+pub(crate) fn flatten(value: Value, source: &str, out: &mut Vec<Manifest>) -> Result<()> {
+    if is_list(&value) {
+        let kind = value["kind"].as_str().unwrap_or("");
         let (item_kind, api_version) = (kind.trim_end_matches("List").to_owned(), value["apiVersion"].clone());
         for mut item in value["items"].as_array().cloned().unwrap_or_default() {
             if item["kind"].is_null() && !item_kind.is_empty() && item.is_object() {
@@ -239,12 +313,24 @@ fn flatten(value: Value, source: &str, out: &mut Vec<Manifest>) -> Result<()> {
     }
     if !value.is_object() {
         return Err(Failure::message(format!(
-            "unable to decode \"{source}\": json: cannot unmarshal {} into Go value of type struct",
-            crate::printers::json::compact(&value)
+            "unable to decode \"{source}\": json: cannot unmarshal {} into Go value of type unstructured.detector",
+            go_kind(&value)
         )));
     }
     out.push(Manifest { object: value, source: source.to_owned() });
     Ok(())
+}
+
+/// What Go's decoder calls a value.
+pub(crate) fn go_kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "bool",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
 }
 
 /// An I/O error in Go's words.

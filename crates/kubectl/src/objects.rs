@@ -20,7 +20,9 @@ pub(crate) fn field_validation(cx: &Context) -> Result<Option<&'static str>> {
         "strict" | "true" => Ok(Some("Strict")),
         "warn" => Ok(Some("Warn")),
         "ignore" | "false" | "" => Ok(Some("Ignore")),
-        other => Err(Failure::message(format!("invalid - validate option \"{other}\""))),
+        other => Err(Failure::message(format!(
+            "invalid - validate option \"{other}\"; must be one of: strict (or true), warn, ignore (or false)"
+        ))),
     }
 }
 

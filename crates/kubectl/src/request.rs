@@ -69,6 +69,12 @@ impl Request {
         self.body = serde_json::to_vec(body).unwrap_or_default().into();
         self
     }
+    /// A body that is JSON already, or is meant to be.
+    pub(crate) fn bytes(mut self, body: impl Into<Bytes>) -> Request {
+        self.content_type = Some("application/json".to_owned());
+        self.body = body.into();
+        self
+    }
     pub(crate) fn query(mut self, key: &str, value: impl Into<String>) -> Request {
         self.query.push((key.to_owned(), value.into()));
         self

@@ -9,6 +9,7 @@ use crate::discovery::Mapping;
 use crate::failure::{Failure, Result};
 use crate::files::{self, Manifest};
 use crate::request::Request;
+use crate::validation::Checks;
 
 /// One object of a command.
 #[derive(Clone, Debug)]
@@ -31,7 +32,13 @@ impl Info {
         format!("{}/{}", self.mapping.kind_group(), self.name)
     }
 
+    /// Most requests need a name; a file may leave it to the server.
+    pub(crate) fn named(&self) -> Result<()> {
+        if self.name.is_empty() { Err(Failure::message("resource name may not be empty")) } else { Ok(()) }
+    }
+
     pub(crate) async fn get(&self, cx: &Context) -> Result<Value> {
+        self.named()?;
         Request::get(self.path()).value(cx).await
     }
 }
@@ -56,11 +63,25 @@ pub(crate) struct Options {
     pub(crate) args: Option<Vec<String>>,
 }
 
-pub(crate) async fn select(cx: &Context, options: &Options) -> Result<Vec<Selection>> {
+/// What was named, and what of it could not be understood: most commands go on with the rest and fail at the end.
+#[derive(Default)]
+pub(crate) struct Selected {
+    pub(crate) found: Vec<Selection>,
+    pub(crate) failures: Vec<Failure>,
+}
+
+impl Selected {
+    /// For commands that do nothing unless all of it is understood.
+    pub(crate) fn complete(self) -> Result<Vec<Selection>> {
+        Failure::all(self.failures)?;
+        Ok(self.found)
+    }
+}
+
+pub(crate) async fn select(cx: &Context, options: &Options) -> Result<Selected> {
     let flag = |name: &str| cx.flags.has_flag(name) && cx.flags.bool(name);
     let all_namespaces = flag("all-namespaces");
     let (namespace, explicit) = cx.namespace()?;
-    let collection_namespace = if all_namespaces { String::new() } else { namespace.clone() };
     let selector = if cx.flags.has_flag("selector") { cx.flags.string("selector") } else { String::new() };
     let field_selector =
         if cx.flags.has_flag("field-selector") { cx.flags.string("field-selector") } else { String::new() };
@@ -83,17 +104,62 @@ pub(crate) async fn select(cx: &Context, options: &Options) -> Result<Vec<Select
                 "when paths, URLs, or stdin is provided as input, you may not specify resource arguments as well"
             }));
         }
-        let mut out = Vec::new();
-        let manifests = files::read_manifests(cx).await?;
-        crate::validation::check(cx, &manifests).await?;
-        for manifest in manifests {
-            let info = file_info(cx, manifest, &namespace, explicit).await?;
-            if selector.is_empty() || crate::selector::matches_labels(&selector, &info.object["metadata"]["labels"])? {
-                out.push(Selection::File(Box::new(info)));
+        let mut selected = select_files(cx, &namespace, explicit).await?;
+        if !selector.is_empty() {
+            let mut kept = Vec::new();
+            for selection in selected.found {
+                if let Selection::File(info) = &selection
+                    && crate::selector::matches_labels(&selector, &info.object["metadata"]["labels"])?
+                {
+                    kept.push(selection);
+                }
+            }
+            selected.found = kept;
+        }
+        return Ok(selected);
+    }
+    let found = select_words(cx, options, &args, &namespace, all_namespaces, all, selects).await?;
+    Ok(Selected { found, failures: Vec::new() })
+}
+
+/// A document that fails validation, or cannot be read, ends its file; one of an unknown type does not.
+async fn select_files(cx: &Context, namespace: &str, explicit: bool) -> Result<Selected> {
+    let mut out = Selected::default();
+    let checks = Checks::of(cx).await?;
+    for stream in files::read_streams(cx).await? {
+        let mut end = stream.failure;
+        for document in stream.documents {
+            if let Err(e) = checks.check(&document, &stream.source) {
+                end = Some(e);
+                break;
+            }
+            let mut manifests = Vec::new();
+            if let Err(e) = files::flatten(document, &stream.source, &mut manifests) {
+                out.failures.push(e);
+            }
+            for manifest in manifests {
+                match file_info(cx, manifest, namespace, explicit).await {
+                    Ok(info) => out.found.push(Selection::File(Box::new(info))),
+                    Err(e @ Failure::Connect { .. }) => return Err(e),
+                    Err(e) => out.failures.push(e),
+                }
             }
         }
-        return Ok(out);
+        out.failures.extend(end);
     }
+    Ok(out)
+}
+
+async fn select_words(
+    cx: &Context,
+    options: &Options,
+    args: &[String],
+    namespace: &str,
+    all_namespaces: bool,
+    all: bool,
+    selects: bool,
+) -> Result<Vec<Selection>> {
+    let collection_namespace = if all_namespaces { "" } else { namespace };
 
     if args.is_empty() {
         return Err(options.missing.clone().unwrap_or_else(|| {
@@ -116,7 +182,7 @@ pub(crate) async fn select(cx: &Context, options: &Options) -> Result<Vec<Select
             ));
         }
         let mut out = Vec::new();
-        for arg in &args {
+        for arg in args {
             let parts: Vec<&str> = arg.split('/').collect();
             let [kind, name] = parts.as_slice() else {
                 return Err(Failure::message("arguments in resource/name form may not have more than one slash"));
@@ -125,7 +191,7 @@ pub(crate) async fn select(cx: &Context, options: &Options) -> Result<Vec<Select
                 return Err(Failure::message("arguments in resource/name form must have a single resource and name"));
             }
             let mapping = cx.discovery()?.resolve(cx, kind).await?;
-            out.push(one(mapping, &namespace, all_namespaces, name)?);
+            out.push(one(mapping, namespace, all_namespaces, name)?);
         }
         return Ok(out);
     }
@@ -170,7 +236,7 @@ pub(crate) async fn select(cx: &Context, options: &Options) -> Result<Vec<Select
         let mut out = Vec::new();
         for mapping in &mappings {
             for name in names {
-                out.push(one(mapping.clone(), &namespace, all_namespaces, name)?);
+                out.push(one(mapping.clone(), namespace, all_namespaces, name)?);
             }
         }
         return Ok(out);
@@ -181,7 +247,7 @@ pub(crate) async fn select(cx: &Context, options: &Options) -> Result<Vec<Select
     Ok(mappings
         .into_iter()
         .map(|mapping| {
-            let namespace = if mapping.namespaced { collection_namespace.clone() } else { String::new() };
+            let namespace = if mapping.namespaced { collection_namespace.to_owned() } else { String::new() };
             Selection::Collection { mapping, namespace }
         })
         .collect())
@@ -196,23 +262,32 @@ fn one(mapping: Mapping, namespace: &str, all_namespaces: bool, name: &str) -> R
 }
 
 /// Finds the type of an object from a file and settles its namespace.
-pub(crate) async fn file_info(cx: &Context, manifest: Manifest, namespace: &str, explicit: bool) -> Result<Info> {
+async fn file_info(cx: &Context, manifest: Manifest, namespace: &str, explicit: bool) -> Result<Info> {
     let Manifest { mut object, source } = manifest;
     let kind = object["kind"].as_str().unwrap_or("").to_owned();
     let api_version = object["apiVersion"].as_str().unwrap_or("").to_owned();
-    if kind.is_empty() || api_version.is_empty() {
-        let mut missing = Vec::new();
-        if api_version.is_empty() {
-            missing.push("apiVersion not set");
+    let decode = |what: String| Failure::message(format!("unable to decode \"{source}\": {what}"));
+    if kind.is_empty() {
+        let text = crate::printers::json::compact(&object);
+        return Err(decode(format!("Object 'Kind' is missing in '{text}'")));
+    }
+    for field in ["name", "namespace"] {
+        let value = &object["metadata"][field];
+        if !value.is_null() && !value.is_string() {
+            return Err(decode(format!(
+                "json: cannot unmarshal {} into Go struct field ObjectMeta.metadata.{field} of type string",
+                files::go_kind(value)
+            )));
         }
-        if kind.is_empty() {
-            missing.push("kind not set");
-        }
-        let list = if missing.len() > 1 { format!("[{}]", missing.join(", ")) } else { missing.concat() };
-        return Err(crate::validation::invalid(&source, &list));
     }
     let name = object["metadata"]["name"].as_str().unwrap_or("").to_owned();
     let own = object["metadata"]["namespace"].as_str().unwrap_or("").to_owned();
+    // Without a server there is nobody to ask, and no need to.
+    if cx.flags.has_flag("local") && cx.flags.bool("local") {
+        let mapping =
+            crate::discovery::known(&api_version, &format!("{}s", kind.to_lowercase()), &kind, !own.is_empty());
+        return Ok(Info { mapping, namespace: own, name, object, source });
+    }
     let Some(mapping) = cx.discovery()?.of_kind(cx, &api_version, &kind).await? else {
         return Err(Failure::message(format!(
             "resource mapping not found for name: \"{name}\" namespace: \"{own}\" from \"{source}\": no matches for kind \"{kind}\" in version \"{api_version}\"\nensure CRDs are installed first"
@@ -225,13 +300,8 @@ pub(crate) async fn file_info(cx: &Context, manifest: Manifest, namespace: &str,
                 "the namespace from the provided object \"{own}\" does not match the namespace \"{namespace}\". You must pass '--namespace={own}' to perform this operation."
             )));
         }
-        let local = cx.flags.has_flag("local") && cx.flags.bool("local");
-        if local {
-            settled = own;
-        } else {
-            settled = if own.is_empty() { namespace.to_owned() } else { own };
-            object["metadata"]["namespace"] = Value::String(settled.clone());
-        }
+        settled = if own.is_empty() { namespace.to_owned() } else { own };
+        object["metadata"]["namespace"] = Value::String(settled.clone());
     }
     Ok(Info { mapping, namespace: settled, name, object, source })
 }
@@ -240,12 +310,14 @@ pub(crate) async fn file_info(cx: &Context, manifest: Manifest, namespace: &str,
 pub(crate) async fn infos(cx: &Context, options: &Options) -> Result<(Vec<Info>, Vec<Failure>)> {
     let mut out = Vec::new();
     let mut failures = Vec::new();
-    for selection in select(cx, options).await? {
+    let selected = select(cx, options).await?;
+    for selection in selected.found {
         match selection.fetch(cx, options.latest).await {
             Ok(found) => out.extend(found),
             Err(e) => failures.push(e),
         }
     }
+    failures.extend(selected.failures);
     Ok((out, failures))
 }
 
@@ -346,9 +418,8 @@ pub(crate) fn selectors_named(cx: &Context, mapping: &Mapping, failure: Failure)
         return failure;
     }
     failure.context(format!(
-        "Unable to find \"{}, Resource={}\" that match label selector \"{labels}\", field selector \"{fields}\"",
-        if mapping.group.is_empty() { format!("/{}", mapping.version) } else { mapping.api_version() },
-        mapping.resource
+        "Unable to find \"{}\" that match label selector \"{labels}\", field selector \"{fields}\"",
+        mapping.resource_text()
     ))
 }
 

@@ -8,32 +8,66 @@ use serde_json::{Map, Value};
 
 use crate::context::Context;
 use crate::failure::{Failure, Result};
-use crate::files::Manifest;
 use crate::request::Request;
 
 /// The first minor version whose servers check fields.
 const SERVERS_CHECK: i64 = 25;
 
-/// Checks every manifest of a command that has `--validate` and did not turn it off.
-pub(crate) async fn check(cx: &Context, manifests: &[Manifest]) -> Result<()> {
-    if manifests.is_empty() || crate::objects::field_validation(cx)? != Some("Strict") || server_checks(cx).await? {
-        return Ok(());
+/// How the documents of a command are checked before they are sent.
+pub(crate) enum Checks {
+    /// Not at all: the command has no `--validate`, or it is off.
+    None,
+    /// Only that each says what it is; the rest is the server's.
+    Types,
+    /// Against the server's document.
+    Schemas(Value),
+}
+
+impl Checks {
+    pub(crate) async fn of(cx: &Context) -> Result<Checks> {
+        Ok(match crate::objects::field_validation(cx)? {
+            None | Some("Ignore") => Checks::None,
+            Some("Strict") if !server_checks(cx).await? => {
+                Checks::Schemas(Request::get("/openapi/v2").value(cx).await?)
+            }
+            Some(_) => Checks::Types,
+        })
     }
-    let document = Request::get("/openapi/v2").value(cx).await?;
-    let schemas = Schemas::new(&document);
-    let mut failures = Vec::new();
-    for manifest in manifests {
-        let found = schemas.check(&manifest.object);
-        if !found.is_empty() {
-            let list = if found.len() == 1 { found.concat() } else { format!("[{}]", found.join(", ")) };
-            failures.push(invalid(&manifest.source, &list));
+
+    /// What is wrong with a document, as a failure that names where it came from.
+    pub(crate) fn check(&self, document: &Value, source: &str) -> Result<()> {
+        if matches!(self, Checks::None) {
+            return Ok(());
+        }
+        let mut leaves = Vec::new();
+        crate::files::leaves(document, &mut leaves);
+        let mut found: Vec<String> = Vec::new();
+        for leaf in leaves {
+            match self {
+                _ if !leaf.is_object() => found.push("invalid object to validate".to_owned()),
+                _ if untyped(leaf).next().is_some() => found.extend(untyped(leaf).map(str::to_owned)),
+                Checks::Schemas(openapi) => found.extend(Schemas::new(openapi).check(leaf)),
+                Checks::None | Checks::Types => {}
+            }
+        }
+        match found.as_slice() {
+            [] => Ok(()),
+            [one] => Err(invalid(source, one)),
+            many => Err(invalid(source, &format!("[{}]", many.join(", ")))),
         }
     }
-    Failure::all(failures)
+}
+
+/// What keeps an object from having a type.
+fn untyped(object: &Value) -> impl Iterator<Item = &'static str> {
+    [("apiVersion", "apiVersion not set"), ("kind", "kind not set")]
+        .into_iter()
+        .filter(|(field, _)| object[field].as_str().is_none_or(str::is_empty))
+        .map(|(_, what)| what)
 }
 
 /// The sentence around what is wrong with a manifest.
-pub(crate) fn invalid(source: &str, what: &str) -> Failure {
+fn invalid(source: &str, what: &str) -> Failure {
     Failure::message(format!(
         "error validating \"{source}\": error validating data: {what}; if you choose to ignore these errors, turn validation off with --validate=false"
     ))

@@ -31,7 +31,7 @@ pub(crate) fn help(command: &Command, path: &str) -> String {
         let _ = writeln!(out, "\nAvailable Commands:");
         list_commands(&mut out, command.subcommands);
     }
-    let flags: Vec<&Flag> = command.flags.iter().copied().flatten().collect();
+    let flags: Vec<&Flag> = command.own_flags().collect();
     if flags.iter().any(|f| !f.hidden) {
         let _ = writeln!(out, "\nOptions:");
         list_flags(&mut out, flags);

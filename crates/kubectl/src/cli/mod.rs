@@ -81,6 +81,11 @@ impl Command {
         alone: Alone::Help,
     };
 
+    /// Its own flags, without those that a variable has not turned on.
+    pub(crate) fn own_flags(&self) -> impl Iterator<Item = &'static Flag> + use<> {
+        self.flags.iter().copied().flatten().filter(|f| f.exists())
+    }
+
     pub(crate) fn subcommand(&self, word: &str) -> Option<&'static Command> {
         self.subcommands.iter().copied().find(|c| c.name == word || c.aliases.contains(&word))
     }
@@ -107,12 +112,14 @@ pub(crate) struct Flag {
     pub(crate) bare: Option<&'static str>,
     pub(crate) deprecated: Option<&'static str>,
     pub(crate) hidden: bool,
+    /// The variable that must be `true` for the flag to exist.
+    pub(crate) gate: Option<&'static str>,
     pub(crate) help: &'static str,
 }
 
 impl Flag {
     const fn new(name: &'static str, kind: Kind, default: &'static str, help: &'static str) -> Flag {
-        Flag { name, short: None, kind, default, bare: None, deprecated: None, hidden: false, help }
+        Flag { name, short: None, kind, default, bare: None, deprecated: None, hidden: false, gate: None, help }
     }
     pub(crate) const fn bool(name: &'static str, help: &'static str) -> Flag {
         Flag { bare: Some("true"), ..Flag::new(name, Kind::Bool, "false", help) }
@@ -143,6 +150,12 @@ impl Flag {
     }
     pub(crate) const fn deprecated(self, note: &'static str) -> Flag {
         Flag { deprecated: Some(note), hidden: true, ..self }
+    }
+    pub(crate) const fn gate(self, variable: &'static str) -> Flag {
+        Flag { gate: Some(variable), ..self }
+    }
+    fn exists(&self) -> bool {
+        self.gate.is_none_or(|variable| std::env::var(variable).is_ok_and(|v| v.eq_ignore_ascii_case("true")))
     }
     pub(crate) const fn hidden(self) -> Flag {
         Flag { hidden: true, ..self }

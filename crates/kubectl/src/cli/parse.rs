@@ -38,11 +38,11 @@ pub(crate) enum Parsed {
 }
 
 pub(crate) fn find_long(command: &'static Command, name: &str) -> Option<&'static Flag> {
-    command.flags.iter().copied().flatten().chain(GLOBAL).find(|f| f.name == name)
+    command.own_flags().chain(GLOBAL).find(|f| f.name == name)
 }
 
 fn find_short(command: &'static Command, short: char) -> Option<&'static Flag> {
-    command.flags.iter().copied().flatten().chain(GLOBAL).find(|f| f.short == Some(short))
+    command.own_flags().chain(GLOBAL).find(|f| f.short == Some(short))
 }
 
 /// Words before the command may be global flags (`kubectl -n x get pods`), so the command is looked for among the
@@ -86,7 +86,7 @@ fn find_command(root: &'static Command, argv: &[String]) -> (Vec<usize>, &'stati
 }
 
 fn any_long(root: &'static Command, name: &str) -> Option<&'static Flag> {
-    root.subcommands.iter().find_map(|c| c.flags.iter().copied().flatten().find(|f| f.name == name))
+    root.subcommands.iter().find_map(|c| c.own_flags().find(|f| f.name == name))
 }
 
 /// The command that the words name so far, and which of them named it.
@@ -192,7 +192,7 @@ pub(crate) fn parse(root: &'static Command, argv: Vec<String>) -> Result<Parsed>
 
 /// Flags spelled almost like it.
 fn near_flags(command: &'static Command, name: &str) -> Vec<String> {
-    let all = command.flags.iter().copied().flatten().chain(GLOBAL);
+    let all = command.own_flags().chain(GLOBAL);
     all.filter(|f| !f.hidden && name.len() > 2 && crate::discovery::edit_distance(name, f.name) <= 2)
         .map(|f| format!("--{}", f.name))
         .collect()
@@ -247,8 +247,11 @@ fn store(flag: &'static Flag, value: String, set: &mut HashMap<&'static str, Vec
     Ok(())
 }
 
-/// pflag reads slices as one CSV record: `a,"b,c"` is two values.
+/// pflag reads slices as one CSV record: `a,"b,c"` is two values, and nothing is none.
 fn split_csv(value: &str) -> Vec<String> {
+    if value.is_empty() {
+        return Vec::new();
+    }
     let mut out = vec![String::new()];
     let mut quoted = false;
     let mut chars = value.chars().peekable();

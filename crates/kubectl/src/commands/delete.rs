@@ -9,7 +9,7 @@ use crate::cli::{Command, Flag, Words};
 use crate::context::{Context, DryRun, with_dry_run};
 use crate::failure::{Failure, Result};
 use crate::request::Request;
-use crate::resources::{self, Info, Options};
+use crate::resources::{self, Info, Options, Selected};
 use crate::watch::Watch;
 
 pub(crate) const COMMAND: Command = Command {
@@ -76,7 +76,7 @@ async fn run(cx: &Context) -> Result<()> {
         })),
         ..Options::default()
     };
-    let selections = resources::select(cx, &options).await?;
+    let Selected { found: selections, failures: unread } = resources::select(cx, &options).await?;
     let mut targets = Vec::new();
     let mut failures = Vec::new();
     for selection in selections {
@@ -126,7 +126,7 @@ async fn run(cx: &Context) -> Result<()> {
             Err(e) => failures.push(super::create_failure("deleting", &info, e)),
         }
     }
-    if !found_any && failures.is_empty() && output != "name" {
+    if !found_any && failures.is_empty() && unread.is_empty() && output != "name" {
         cx.println("No resources found")?;
     }
     // With --force the server is believed, unless waiting was asked for; a dry run changes nothing.
@@ -138,6 +138,7 @@ async fn run(cx: &Context) -> Result<()> {
             }
         }
     }
+    failures.extend(unread);
     Failure::all(failures)
 }
 

@@ -43,8 +43,14 @@ async fn run(cx: &Context) -> Result<()> {
 }
 
 async fn compare(cx: &Context) -> Result<()> {
+    if !cx.args().is_empty() {
+        return Err(cx.usage(format!("Unexpected args: [{}]", cx.args().join(" "))));
+    }
     if cx.flags.list("filename").is_empty() && cx.flags.string("kustomize").is_empty() {
         return Err(Failure::message("must specify one of -f and -k"));
+    }
+    if cx.flags.bool("force-conflicts") && !cx.flags.bool("server-side") {
+        return Err(Failure::message("--force-conflicts only works with --server-side"));
     }
     let [live, merged] = ["LIVE", "MERGED"]
         .map(|name| std::env::temp_dir().join(format!("{name}-{}", rand::random_range(100_000_000..u32::MAX))));
@@ -59,7 +65,7 @@ async fn compare(cx: &Context) -> Result<()> {
 
 async fn fill(cx: &Context, live_dir: &std::path::Path, merged_dir: &std::path::Path) -> Result<()> {
     let mut seen: Vec<(Info, Value)> = Vec::new();
-    for selection in resources::select(cx, &Options::default()).await? {
+    for selection in resources::select(cx, &Options::default()).await?.complete()? {
         let Selection::File(info) = selection else { continue };
         let live = match info.get(cx).await {
             Ok(live) => Some(live),

@@ -11,7 +11,7 @@ use crate::failure::{Failure, Result};
 use crate::printers::table::{Options as TableOptions, TablePrinter};
 use crate::printers::{Output, Printer, TabWriter, sort_objects, sort_rows};
 use crate::request::{Request, TABLE};
-use crate::resources::{self, Options, Selection, items, list_request};
+use crate::resources::{self, Options, Selected, Selection, items, list_request};
 use crate::watch::Watch;
 
 pub(crate) const COMMAND: Command = Command {
@@ -75,16 +75,16 @@ async fn run(cx: &Context) -> Result<()> {
         )),
         ..Options::default()
     };
-    let selections = resources::select(cx, &options).await?;
+    let selected = resources::select(cx, &options).await?;
     if !cx.flags.string("subresource").is_empty()
-        && selections.iter().any(|s| matches!(s, Selection::Collection { .. }))
+        && selected.found.iter().any(|s| matches!(s, Selection::Collection { .. }))
     {
         return Err(Failure::message("subresource cannot be used when bulk resources are specified"));
     }
     if cx.flags.bool("watch") || cx.flags.bool("watch-only") {
-        return watch(cx, selections, output).await;
+        return watch(cx, selected.complete()?, output).await;
     }
-    if output.is_human() { human(cx, selections, &output).await } else { generic(cx, selections, output).await }
+    if output.is_human() { human(cx, selected, &output).await } else { generic(cx, selected, output).await }
 }
 
 async fn get_raw(cx: &Context, raw: &str) -> Result<()> {
@@ -111,7 +111,7 @@ struct Fetched {
     whole: bool,
 }
 
-async fn fetch(cx: &Context, selections: Vec<Selection>, table: bool) -> (Vec<Fetched>, Vec<Failure>) {
+async fn fetch(cx: &Context, selected: Selected, table: bool) -> (Vec<Fetched>, Vec<Failure>) {
     let sorted = !cx.flags.string("sort-by").is_empty();
     let adjust = |r: Request| {
         let r = if table { r.accept(TABLE) } else { r };
@@ -119,7 +119,7 @@ async fn fetch(cx: &Context, selections: Vec<Selection>, table: bool) -> (Vec<Fe
     };
     let ignore = cx.flags.bool("ignore-not-found");
     let (mut fetched, mut failures) = (Vec::new(), Vec::new());
-    for selection in selections {
+    for selection in selected.found {
         let (mapping, result, whole) = match selection {
             Selection::One { mapping, namespace, name } => {
                 let request = adjust(Request::get(object_path(cx, &mapping, &namespace, &name)));
@@ -145,6 +145,9 @@ async fn fetch(cx: &Context, selections: Vec<Selection>, table: bool) -> (Vec<Fe
             Err(e) => failures.push(e),
         }
     }
+    if !selected.failures.is_empty() {
+        failures.push(Failure::Many(selected.failures));
+    }
     (fetched, failures)
 }
 
@@ -159,8 +162,8 @@ fn table_options(cx: &Context, output: &Output, mapping: &Mapping, with_kind: bo
     }
 }
 
-async fn human(cx: &Context, selections: Vec<Selection>, output: &Output) -> Result<()> {
-    let (mut fetched, failures) = fetch(cx, selections, cx.flags.bool("server-print")).await;
+async fn human(cx: &Context, selected: Selected, output: &Output) -> Result<()> {
+    let (mut fetched, failures) = fetch(cx, selected, cx.flags.bool("server-print")).await;
     let sort = cx.flags.string("sort-by");
     if !sort.is_empty() {
         for f in &mut fetched {
@@ -221,11 +224,12 @@ async fn human(cx: &Context, selections: Vec<Selection>, output: &Output) -> Res
     Failure::all(failures)
 }
 
-async fn generic(cx: &Context, selections: Vec<Selection>, output: Output) -> Result<()> {
-    let single = selections.len() == 1 && !matches!(selections[0], Selection::Collection { .. });
+async fn generic(cx: &Context, mut selected: Selected, output: Output) -> Result<()> {
+    Failure::all(std::mem::take(&mut selected.failures))?;
+    let single = selected.found.len() == 1 && !matches!(selected.found[0], Selection::Collection { .. });
     let by_name = matches!(output, Output::Name);
     let mut printer = Printer::with(output, cx.flags.bool("show-managed-fields"));
-    let (fetched, failures) = fetch(cx, selections, false).await;
+    let (fetched, failures) = fetch(cx, selected, false).await;
     if single {
         if let Some(f) = fetched.first() {
             cx.print(&printer.print(&f.answer)?)?;

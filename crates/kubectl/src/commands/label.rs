@@ -108,7 +108,7 @@ async fn run(cx: &Context, field: &'static str) -> Result<()> {
     let mut printer = cx.printer("", dry_run)?;
     let local = cx.flags.bool("local");
     let options = Options { latest: !local, args: Some(words), ..Options::default() };
-    let infos = resources::all_infos(cx, &options).await?;
+    let (infos, unread) = resources::infos(cx, &options).await?;
     let mut failures = Vec::new();
     for info in infos {
         let current = info.object["metadata"][field].as_object().cloned().unwrap_or_default();
@@ -164,6 +164,7 @@ async fn run(cx: &Context, field: &'static str) -> Result<()> {
         printer.operation = crate::context::with_dry_run(done, dry_run);
         cx.print(&printer.print(&object)?)?;
     }
+    failures.extend(unread);
     Failure::all(failures)
 }
 

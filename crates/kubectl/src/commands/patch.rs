@@ -8,7 +8,7 @@ use crate::context::{Context, DryRun};
 use crate::failure::{Failure, Result};
 use crate::objects::{self, PatchKind};
 use crate::request::Request;
-use crate::resources::{self, Options, Selection};
+use crate::resources::{self, Options, Selected, Selection};
 
 pub(crate) const PATCH: Command = Command {
     name: "patch",
@@ -93,7 +93,7 @@ async fn patch(cx: &Context) -> Result<()> {
     if local && !cx.args().is_empty() {
         return Err(Failure::message("cannot specify --local and server resources"));
     }
-    let infos = resources::all_infos(cx, &Options { latest: !local, ..Options::default() }).await?;
+    let (infos, unread) = resources::infos(cx, &Options { latest: !local, ..Options::default() }).await?;
     for info in infos {
         let object = if local || dry_run == DryRun::Client {
             apply_locally(&info, kind, &body)?
@@ -106,7 +106,7 @@ async fn patch(cx: &Context) -> Result<()> {
         if changed { "patched" } else { "patched (no change)" }.clone_into(&mut printer.operation);
         cx.print(&printer.print(&object)?)?;
     }
-    Ok(())
+    Failure::all(unread)
 }
 
 pub(crate) fn apply_locally(info: &resources::Info, kind: PatchKind, patch: &Value) -> Result<Value> {
@@ -128,16 +128,12 @@ async fn replace(cx: &Context) -> Result<()> {
     let dry_run = cx.dry_run()?;
     let raw = cx.flags.string("raw");
     if !raw.is_empty() {
-        for manifest in crate::files::read_manifests(cx).await? {
-            let answer = Request::put(raw.clone(), &manifest.object).send(cx).await?;
-            cx.write(&answer.body)?;
-        }
-        return Ok(());
+        return super::create::send_raw(cx, http::Method::PUT, &raw).await;
     }
     let manager = cx.flags.string("field-manager");
     let mut printer = cx.printer("replaced", dry_run)?;
     let mut failures = Vec::new();
-    let selections = resources::select(cx, &Options::default()).await?;
+    let Selected { found: selections, failures: unread } = resources::select(cx, &Options::default()).await?;
     // All the old ones go first, so that none stands in the way of another's place.
     if cx.flags.bool("force") && dry_run == DryRun::None {
         for selection in &selections {
@@ -158,6 +154,10 @@ async fn replace(cx: &Context) -> Result<()> {
         } else if cx.flags.bool("force") {
             create_anew(cx, &info, &manager, dry_run).await
         } else {
+            if let Err(e) = info.named() {
+                failures.push(e.context(format!("error when replacing \"{}\"", info.source)));
+                continue;
+            }
             let subresource = cx.flags.string("subresource");
             let path = if subresource.is_empty() { info.path() } else { format!("{}/{subresource}", info.path()) };
             // Without a version the object is replaced whatever it is now.
@@ -168,6 +168,7 @@ async fn replace(cx: &Context) -> Result<()> {
             Err(e) => failures.push(super::create_failure("replacing", &info, e)),
         }
     }
+    failures.extend(unread);
     Failure::all(failures)
 }
 

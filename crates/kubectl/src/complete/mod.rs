@@ -111,7 +111,7 @@ fn subcommands(command: &Command, prefix: &str) -> Vec<(String, String)> {
 
 fn flags(command: &'static Command, prefix: &str) -> Vec<(String, String)> {
     let mut rows: Vec<(String, String)> = Vec::new();
-    for flag in command.flags.iter().copied().flatten().chain(GLOBAL).filter(|f| !f.hidden) {
+    for flag in command.own_flags().chain(GLOBAL).filter(|f| !f.hidden) {
         let long = format!("--{}{}", flag.name, if flag.bare.is_none() { "=" } else { "" });
         if long.starts_with(prefix) && !rows.iter().any(|(value, _)| *value == long) {
             rows.push((long, flag.help.to_owned()));
@@ -131,7 +131,7 @@ fn awaiting(command: &'static Command, word: &str) -> Option<&'static Flag> {
         Some(_) => None,
         None => {
             let short = word.strip_prefix('-').filter(|s| !s.is_empty())?.chars().last()?;
-            command.flags.iter().copied().flatten().chain(GLOBAL).find(|f| f.short == Some(short))
+            command.own_flags().chain(GLOBAL).find(|f| f.short == Some(short))
         }
     }?;
     flag.bare.is_none().then_some(flag)

@@ -10,14 +10,14 @@ use crate::server::Server;
 use crate::sides::Side;
 
 /// Our kubectl with a namespace, `objects/web.yaml` in it, and a kubeconfig.
-struct Alone {
+pub(crate) struct Alone {
     _server: Server,
     side: Side,
     scenario: Scenario,
 }
 
 impl Alone {
-    async fn start() -> Alone {
+    pub(crate) async fn start() -> Alone {
         let server = Server::start().await;
         let side = Side::ours(&server);
         let scenario = Scenario { name: "alone".to_owned(), steps: Vec::new() };
@@ -38,13 +38,13 @@ impl Alone {
         self.run_with(args, "KUBERC", "off").await
     }
 
-    async fn run_with(&self, args: &[&str], variable: &str, value: &str) -> (String, String) {
+    pub(crate) async fn run_with(&self, args: &[&str], variable: &str, value: &str) -> (String, String) {
         let output = self.command(KUBECTL).args(args).env(variable, value).output().await.unwrap();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         (text(&output.stdout), text(&output.stderr))
     }
 
-    fn dir(&self) -> PathBuf {
+    pub(crate) fn dir(&self) -> PathBuf {
         self.side.workdir(&self.scenario)
     }
 }

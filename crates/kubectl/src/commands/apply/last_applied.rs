@@ -60,7 +60,7 @@ fn remembered(info: &Info) -> Result<Value> {
 }
 
 async fn view(cx: &Context) -> Result<()> {
-    let infos = resources::all_infos(cx, &Options { latest: true, types_alone: true, ..Options::default() }).await?;
+    let infos = resources::all_infos(cx, &Options { latest: true, ..Options::default() }).await?;
     if infos.is_empty() {
         return Err(Failure::message("no resources found"));
     }

@@ -1,10 +1,13 @@
 //! `kubectl apply`: client side (three-way, remembered in an annotation) or server side, with pruning.
 
+mod apply_set;
 mod last_applied;
 mod migrate;
 pub(crate) mod prune;
 
 use serde_json::Value;
+
+use apply_set::ApplySet;
 
 use super::flags;
 use crate::cli::{Command, Flag};
@@ -29,6 +32,7 @@ pub(crate) const COMMAND: Command = Command {
         flags::RECORD,
         &[
             Flag::bool("all", "With --prune: consider all objects of the namespace."),
+            Flag::string("applyset", "[alpha] Parent object that remembers what is applied, for --prune: NAME of a Secret, or RESOURCE[.GROUP]/NAME.").gate(apply_set::GATE),
             Flag::string("cascade", "How dependents of pruned objects go: background, orphan or foreground.")
                 .default("background")
                 .bare("background"),
@@ -58,78 +62,163 @@ async fn run(cx: &Context) -> Result<()> {
     if !cx.args().is_empty() {
         return Err(cx.usage(format!("Unexpected args: [{}]", cx.args().join(" "))));
     }
+    let dry_run = cx.dry_run()?;
     if cx.flags.list("filename").is_empty() && cx.flags.string("kustomize").is_empty() {
         return Err(Failure::message("must specify one of -f and -k"));
     }
-    let dry_run = cx.dry_run()?;
-    let server_side = cx.flags.bool("server-side");
-    if cx.flags.bool("force-conflicts") && !server_side {
-        return Err(Failure::message("--force-conflicts only works with --server-side"));
-    }
-    if dry_run == DryRun::Client && server_side {
-        return Err(Failure::message(
-            "--dry-run=client doesn't work with --server-side (did you mean --dry-run=server instead?)",
-        ));
-    }
+    objects::field_validation(cx)?;
+    let mut apply_set = ApplySet::from_flag(cx).await?;
     if cx.flags.bool("prune") {
-        if cx.flags.bool("all") && !cx.flags.string("selector").is_empty() {
-            return Err(Failure::message("cannot set --all and --selector at the same time"));
-        }
-        if !cx.flags.bool("all") && cx.flags.string("selector").is_empty() {
-            return Err(Failure::message(
-                "all resources selected for prune without explicitly passing --all. To prune all resources, pass the --all flag. If you did not mean to prune all resources, specify a label selector",
-            ));
-        }
+        prune::allowed(cx).await?;
     }
-    let mut infos = Vec::new();
-    for selection in resources::select(cx, &Options::default()).await? {
+    check_flags(cx, dry_run, apply_set.as_ref()).await?;
+
+    let selected = resources::select(cx, &Options::default()).await?;
+    let (mut infos, mut failures) = (Vec::new(), selected.failures);
+    for selection in selected.found {
         if let Selection::File(info) = selection {
             infos.push(*info);
         }
     }
-    if infos.is_empty() {
+    if infos.is_empty() && failures.is_empty() {
         return Err(Failure::message("no objects passed to apply"));
     }
+    if let Some(set) = &mut apply_set {
+        if let Err(e) = infos.iter_mut().try_for_each(|info| set.label(&mut info.object)) {
+            infos.clear();
+            failures.push(e);
+        }
+        set.before_apply(cx, &infos, dry_run).await?;
+    }
     let mut applied: Vec<(Info, Value, &'static str)> = Vec::new();
-    let mut failures = Vec::new();
-    let human = cx.flags.string("output").is_empty() && cx.flags.string("template").is_empty();
+    // Whole objects are printed at the end, together.
+    let whole = !matches!(cx.flags.string("output").as_str(), "" | "name");
+    let mut printer = cx.printer("", dry_run)?;
     for info in infos {
-        let outcome = if server_side {
+        let outcome = if cx.flags.bool("server-side") {
             apply_server_side(cx, &info, dry_run).await
         } else {
             apply_client_side(cx, &info, dry_run).await
         };
         match outcome {
             Ok((object, operation)) => {
-                if human {
-                    cx.println(format!("{} {}", info_name(&info, &object), with_dry_run(operation, dry_run)))?;
+                if !whole {
+                    printer.operation = with_dry_run(operation, dry_run);
+                    cx.print(&printer.print(&object)?)?;
                 }
                 applied.push((info, object, operation));
             }
             Err(e) => failures.push(e),
         }
     }
-    if cx.flags.bool("prune") && failures.is_empty() {
-        prune::prune(cx, &applied, dry_run).await?;
-    }
-    if !human {
-        let mut printer = cx.printer("", dry_run)?;
-        if let [(_, object, _)] = applied.as_slice() {
-            cx.print(&printer.print(object)?)?;
-        } else if !applied.is_empty() {
-            let list = serde_json::json!({"apiVersion": "v1", "kind": "List",
-                "items": applied.iter().map(|(_, o, _)| o).collect::<Vec<_>>(), "metadata": {"resourceVersion": ""}});
-            cx.print(&printer.print(&list)?)?;
+    Failure::all(failures)?;
+    if whole {
+        match applied.as_slice() {
+            [(_, object, _)] => cx.print(&printer.print(object)?)?,
+            all => {
+                let list = serde_json::json!({"apiVersion": "v1", "kind": "List",
+                    "items": all.iter().map(|(_, o, _)| o).collect::<Vec<_>>(), "metadata": {"resourceVersion": ""}});
+                cx.print(&printer.print(&list)?)?;
+            }
         }
     }
-    Failure::all(failures)
+    match apply_set {
+        Some(set) => set.prune(cx, &applied, dry_run).await,
+        None if cx.flags.bool("prune") => prune::prune(cx, &applied, dry_run).await,
+        None => Ok(()),
+    }
 }
 
-fn info_name(info: &Info, object: &Value) -> String {
-    format!("{}/{}", info.mapping.kind_group(), object["metadata"]["name"].as_str().unwrap_or(&info.name))
+/// Which flags exclude each other, in upstream's order.
+async fn check_flags(cx: &Context, dry_run: DryRun, apply_set: Option<&ApplySet>) -> Result<()> {
+    let on = |flag: &str| cx.flags.bool(flag);
+    let selector = !cx.flags.string("selector").is_empty();
+    let refuse = |text: &str| Err(Failure::message(text));
+    if on("force-conflicts") && !on("server-side") {
+        return refuse("--force-conflicts only works with --server-side");
+    }
+    if dry_run == DryRun::Client && on("server-side") {
+        return refuse("--dry-run=client doesn't work with --server-side (did you mean --dry-run=server instead?)");
+    }
+    if on("server-side") && on("force") {
+        return refuse("--force cannot be used with --server-side");
+    }
+    if dry_run == DryRun::Server && on("force") {
+        return refuse("--dry-run=server cannot be used with --force");
+    }
+    if on("all") && selector {
+        return refuse("cannot set --all and --selector at the same time");
+    }
+    if let Some(set) = apply_set {
+        if !on("prune") {
+            return refuse("--applyset requires --prune");
+        }
+        set.validate(cx).await?;
+    }
+    if on("prune") {
+        // An object made anew has another uid, and would be taken for one that was left out.
+        if on("force") {
+            return refuse("--force cannot be used with --prune");
+        }
+        match apply_set {
+            Some(_) if on("all") => return refuse("--all is incompatible with --applyset"),
+            Some(_) if selector => return refuse("--selector is incompatible with --applyset"),
+            Some(_) if cx.flags.changed("prune-allowlist") => {
+                return refuse("--prune-allowlist is incompatible with --applyset");
+            }
+            None if !on("all") && !selector => {
+                return refuse(
+                    "all resources selected for prune without explicitly passing --all. To prune all resources, pass the --all flag. If you did not mean to prune all resources, specify a label selector",
+                );
+            }
+            None if on("server-side") => {
+                return refuse(
+                    "--prune is in alpha and doesn't currently work on objects created by server-side apply",
+                );
+            }
+            _ => {}
+        }
+    }
+    if !cx.flags.string("subresource").is_empty() && !on("server-side") {
+        return refuse("--subresource can only be specified for --server-side");
+    }
+    Ok(())
+}
+
+/// A name that the server makes up is a new object every time.
+fn check_name(info: &Info) -> Result<()> {
+    match info.object["metadata"]["generateName"].as_str() {
+        Some(prefix) if info.name.is_empty() && !prefix.is_empty() => {
+            Err(Failure::message(format!("from {prefix}: cannot use generate name with apply")))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn warn_if_deleting(cx: &Context, object: &Value) {
+    if !object["metadata"]["deletionTimestamp"].is_null() {
+        cx.warn(&format!(
+            "Detected changes to resource {} which is currently being deleted.",
+            objects::text(object, "/metadata/name")
+        ));
+    }
+}
+
+/// Null means unset: what is created must be what a later apply would make of it.
+fn prune_nulls(value: &mut Value) {
+    match value {
+        Value::Object(map) => {
+            map.retain(|_, v| !v.is_null());
+            map.values_mut().for_each(prune_nulls);
+        }
+        Value::Array(items) => items.iter_mut().for_each(prune_nulls),
+        _ => {}
+    }
 }
 
 async fn apply_server_side(cx: &Context, info: &Info, dry_run: DryRun) -> Result<(Value, &'static str)> {
+    check_name(info)?;
+    info.named()?;
     let manager = match cx.flags.string("field-manager") {
         m if cx.flags.changed("field-manager") => m,
         _ => "kubectl".to_owned(),
@@ -158,6 +247,7 @@ async fn apply_server_side(cx: &Context, info: &Info, dry_run: DryRun) -> Result
                 }
             };
             let object = if again { request().value(cx).await? } else { object };
+            warn_if_deleting(cx, &object);
             Ok((object, "serverside-applied"))
         }
         Ok(object) => Ok((object, "serverside-applied")),
@@ -171,12 +261,7 @@ async fn apply_server_side(cx: &Context, info: &Info, dry_run: DryRun) -> Result
 
 async fn apply_client_side(cx: &Context, info: &Info, dry_run: DryRun) -> Result<(Value, &'static str)> {
     let manager = cx.flags.string("field-manager");
-    if info.name.is_empty() {
-        return Err(Failure::message(format!(
-            "from {}: cannot use generate name with apply",
-            info.object["metadata"]["generateName"].as_str().unwrap_or("")
-        )));
-    }
+    check_name(info)?;
     let mut modified = info.object.clone();
     let text = objects::last_applied(&modified);
     objects::set_annotation(&mut modified, LAST_APPLIED, text);
@@ -185,6 +270,7 @@ async fn apply_client_side(cx: &Context, info: &Info, dry_run: DryRun) -> Result
     let mut current = match info.get(cx).await {
         Ok(current) => current,
         Err(e) if e.is_not_found() => {
+            prune_nulls(&mut modified);
             if dry_run == DryRun::Client {
                 return Ok((modified, "created"));
             }
@@ -192,8 +278,8 @@ async fn apply_client_side(cx: &Context, info: &Info, dry_run: DryRun) -> Result
             return created.map(|c| (c, "created")).map_err(|e| super::create_failure("creating", info, e));
         }
         Err(e) => return Err(e.context(format!(
-            "error when retrieving current configuration of:\nResource: \"{}, Resource={}\", GroupVersionKind: \"{}, Kind={}\"\nName: \"{}\", Namespace: \"{}\"\nfrom server for: \"{}\"",
-            info.mapping.api_version(), info.mapping.resource, info.mapping.api_version(), info.mapping.kind, info.name, info.namespace, info.source
+            "error when retrieving current configuration of:\nResource: \"{}\", GroupVersionKind: \"{}\"\nName: \"{}\", Namespace: \"{}\"\nfrom server for: \"{}\"",
+            info.mapping.resource_text(), info.mapping.kind_text(), info.name, info.namespace, info.source
         ))),
     };
     if current["metadata"]["annotations"][LAST_APPLIED].is_null() {
@@ -206,6 +292,7 @@ async fn apply_client_side(cx: &Context, info: &Info, dry_run: DryRun) -> Result
     loop {
         let (kind, patch) = compute_patch(info, &modified, &current);
         if patch.as_object().is_some_and(|p| p.is_empty()) {
+            warn_if_deleting(cx, &current);
             return Ok((current, "unchanged"));
         }
         if dry_run == DryRun::Client {
@@ -213,6 +300,7 @@ async fn apply_client_side(cx: &Context, info: &Info, dry_run: DryRun) -> Result
         }
         match objects::patch(cx, info.path(), kind, patch.to_string(), dry_run, &manager).await {
             Ok(object) => {
+                warn_if_deleting(cx, &object);
                 return Ok((object, "configured"));
             }
             Err(e) if e.is_conflict() && conflicts < MAX_CONFLICTS => {
@@ -224,8 +312,8 @@ async fn apply_client_side(cx: &Context, info: &Info, dry_run: DryRun) -> Result
                 return Ok((recreated, "configured"));
             }
             Err(e) => return Err(e.context(format!(
-                "error when applying patch:\n{patch}\nto:\nResource: \"{}, Resource={}\", GroupVersionKind: \"{}, Kind={}\"\nName: \"{}\", Namespace: \"{}\"\nfor: \"{}\"",
-                info.mapping.api_version(), info.mapping.resource, info.mapping.api_version(), info.mapping.kind, info.name, info.namespace, info.source
+                "error when applying patch:\n{patch}\nto:\nResource: \"{}\", GroupVersionKind: \"{}\"\nName: \"{}\", Namespace: \"{}\"\nfor: \"{}\"",
+                info.mapping.resource_text(), info.mapping.kind_text(), info.name, info.namespace, info.source
             ))),
         }
     }

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use crate::context::{Context, DryRun, with_dry_run};
+use crate::context::{Context, DryRun};
+use crate::discovery::Mapping;
 use crate::failure::{Failure, Result};
 use crate::objects::LAST_APPLIED;
 use crate::request::Request;
@@ -32,46 +33,67 @@ const USUAL: &[(&str, &str)] = &[
 
 pub(super) async fn prune(cx: &Context, applied: &[(Info, Value, &'static str)], dry_run: DryRun) -> Result<()> {
     let kept: Vec<(&Info, &Value)> = applied.iter().map(|(info, object, _)| (info, object)).collect();
+    let mut printer = cx.printer("pruned", dry_run)?;
     for info in candidates(cx, &kept).await? {
-        if dry_run != DryRun::Client {
-            Request::delete(info.path(), &super::super::delete::options(cx, false))
-                .query_if(dry_run == DryRun::Server, "dryRun", "All")
-                .send(cx)
-                .await?;
-        }
-        cx.println(format!("{} {}", info.display(), with_dry_run("pruned", dry_run)))?;
+        delete(cx, &info, dry_run).await?;
+        cx.print(&printer.print(&info.object)?)?;
     }
     Ok(())
 }
 
-/// Objects of the usual (or the allowed) types that were applied before and are not among `kept`.
-pub(crate) async fn candidates(cx: &Context, kept: &[(&Info, &Value)]) -> Result<Vec<Info>> {
-    let uids: BTreeSet<&str> = kept.iter().filter_map(|(_, o)| o["metadata"]["uid"].as_str()).collect();
-    let namespaces: BTreeSet<&str> =
-        kept.iter().filter(|(i, _)| i.mapping.namespaced).map(|(i, _)| i.namespace.as_str()).collect();
-    let allowed = cx.flags.list("prune-allowlist");
-    let mut kinds: Vec<(String, String)> = Vec::new();
-    for row in &allowed {
+pub(super) async fn delete(cx: &Context, info: &Info, dry_run: DryRun) -> Result<()> {
+    if dry_run != DryRun::Client {
+        Request::delete(info.path(), &super::super::delete::options(cx, false))
+            .query_if(dry_run == DryRun::Server, "dryRun", "All")
+            .send(cx)
+            .await?;
+    }
+    Ok(())
+}
+
+/// The types of `--prune-allowlist`; none means the usual ones.
+pub(super) async fn allowed(cx: &Context) -> Result<Vec<Mapping>> {
+    let mut out = Vec::new();
+    for row in cx.flags.list("prune-allowlist") {
         let parts: Vec<&str> = row.split('/').collect();
         let [group, version, kind] = parts.as_slice() else {
             return Err(Failure::message(format!(
                 "invalid GroupVersionKind format: {row}, please follow <group/version/kind>"
             )));
         };
-        let group = if *group == "core" { "" } else { group };
-        kinds.push((crate::discovery::group_version(group, version), (*kind).to_owned()));
+        let api_version = crate::discovery::group_version(if *group == "core" { "" } else { group }, version);
+        let mapping = cx.discovery()?.of_kind(cx, &api_version, kind).await?;
+        out.push(
+            mapping.ok_or_else(|| {
+                Failure::message(format!("no matches for kind \"{kind}\" in version \"{api_version}\""))
+            })?,
+        );
     }
-    if kinds.is_empty() {
+    Ok(out)
+}
+
+/// Objects of the usual (or the allowed) types that were applied before and are not among `kept`.
+pub(crate) async fn candidates(cx: &Context, kept: &[(&Info, &Value)]) -> Result<Vec<Info>> {
+    let uids: BTreeSet<&str> = kept.iter().filter_map(|(_, o)| o["metadata"]["uid"].as_str()).collect();
+    let (namespace, explicit) = cx.namespace()?;
+    let mut namespaces: BTreeSet<&str> =
+        kept.iter().filter(|(i, _)| i.mapping.namespaced).map(|(i, _)| i.namespace.as_str()).collect();
+    if explicit {
+        namespaces.insert(&namespace);
+    }
+    let mut mappings = allowed(cx).await?;
+    if mappings.is_empty() {
         cx.klog(
             'W',
             "prune.go:71",
             "Deprecated: kubectl apply will no longer prune non-namespaced resources by default when used with the --namespace flag in a future release. To preserve the current behaviour, list the resources you want to target explicitly in the --prune-allowlist flag.",
         );
-        kinds = USUAL.iter().map(|(v, k)| ((*v).to_owned(), (*k).to_owned())).collect();
+        for (api_version, kind) in USUAL {
+            mappings.extend(cx.discovery()?.of_kind(cx, api_version, kind).await?);
+        }
     }
     let mut out = Vec::new();
-    for (api_version, kind) in kinds {
-        let Some(mapping) = cx.discovery()?.of_kind(cx, &api_version, &kind).await? else { continue };
+    for mapping in mappings {
         let scopes: Vec<&str> = if mapping.namespaced { namespaces.iter().copied().collect() } else { vec![""] };
         for namespace in scopes {
             for object in resources::items(&resources::list(cx, &mapping, namespace).await?) {

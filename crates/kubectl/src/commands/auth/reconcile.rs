@@ -67,7 +67,7 @@ async fn run(cx: &Context) -> Result<()> {
         other => other,
     };
     let mut printer = cx.printer("reconciled", dry_run)?.typed();
-    for selection in resources::select(cx, &Options::default()).await? {
+    for selection in resources::select(cx, &Options::default()).await?.complete()? {
         let Selection::File(info) = selection else { continue };
         if info.mapping.group != "rbac.authorization.k8s.io" {
             continue;

@@ -13,10 +13,11 @@ use super::flags;
 use crate::cli::{Command, Flag};
 use crate::context::{Context, DryRun};
 use crate::discovery::Mapping;
+pub(crate) use crate::discovery::known;
 use crate::failure::{Failure, Result};
 use crate::objects;
 use crate::request::Request;
-use crate::resources::{self, Options, Selection};
+use crate::resources::{self, Options, Selected, Selection};
 
 pub(crate) use workload::{container_name, parse_ports};
 
@@ -84,13 +85,13 @@ async fn run(cx: &Context) -> Result<()> {
     }
     let raw = cx.flags.string("raw");
     if !raw.is_empty() {
-        return create_raw(cx, &raw).await;
+        return send_raw(cx, http::Method::POST, &raw).await;
     }
     let dry_run = cx.dry_run()?;
     let manager = cx.flags.string("field-manager");
     let mut printer = cx.printer("created", dry_run)?;
-    let selections = resources::select(cx, &Options::default()).await?;
-    if selections.is_empty() {
+    let Selected { found: selections, failures: unread } = resources::select(cx, &Options::default()).await?;
+    if selections.is_empty() && unread.is_empty() {
         return Err(Failure::message("no objects passed to create"));
     }
     let mut failures = Vec::new();
@@ -111,6 +112,7 @@ async fn run(cx: &Context) -> Result<()> {
             Err(e) => failures.push(in_operation("creating", &info.source, e)),
         }
     }
+    failures.extend(unread);
     Failure::all(failures)
 }
 
@@ -123,36 +125,15 @@ pub(super) fn in_operation(verb: &str, source: &str, failure: Failure) -> Failur
     }
 }
 
-async fn create_raw(cx: &Context, raw: &str) -> Result<()> {
+/// `--raw` of create and replace: a file as it is, to a path as it is.
+pub(super) async fn send_raw(cx: &Context, method: http::Method, raw: &str) -> Result<()> {
     let files = cx.flags.list("filename");
     let [file] = files.as_slice() else {
         return Err(Failure::message("--raw can only use a single local file or stdin"));
     };
     let bytes = if file == "-" { cx.read_stdin()? } else { std::fs::read(file)? };
-    let value: Value = crate::files::documents(&String::from_utf8_lossy(&bytes))
-        .map_err(Failure::message)?
-        .into_iter()
-        .next()
-        .unwrap_or(Value::Null);
-    let answer = Request::post(raw, &value).send(cx).await?;
-    cx.write(&answer.body)?;
-    cx.print("\n")
-}
-
-/// A type known without asking the server.
-pub(crate) fn known(api_version: &str, resource: &str, kind: &str, namespaced: bool) -> Mapping {
-    let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
-    Mapping {
-        group: group.to_owned(),
-        version: version.to_owned(),
-        resource: resource.to_owned(),
-        singular: kind.to_lowercase(),
-        kind: kind.to_owned(),
-        namespaced,
-        verbs: Vec::new(),
-        short_names: Vec::new(),
-        categories: Vec::new(),
-    }
+    let answer = Request::new(method, raw).bytes(bytes).send(cx).await?;
+    cx.write(&answer.body)
 }
 
 /// The one name a generator takes.
