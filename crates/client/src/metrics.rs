@@ -144,6 +144,26 @@ impl Metrics {
         Gauge(self.number(name, help, "gauge", labels))
     }
 
+    /// Makes these rows all there is of a family of gauges: series that are not among them end. Each row has the values of
+    /// `labels`. For collectors, which know all at once.
+    pub fn set_gauges<const N: usize>(
+        &self,
+        name: &'static str,
+        help: &'static str,
+        labels: [&str; N],
+        rows: impl IntoIterator<Item = ([String; N], f64)>,
+    ) {
+        let series = rows.into_iter().map(|(values, value)| {
+            let pairs: Vec<_> = labels.iter().copied().zip(values.iter().map(String::as_str)).collect();
+            let number = Number::default();
+            number.set(value);
+            (label_text(&pairs), Series::Number(Arc::new(number)))
+        });
+        let series = series.collect();
+        let mut families = self.shared.families.lock();
+        families.entry(name).or_insert_with(|| Family { help, kind: "gauge", series: BTreeMap::new() }).series = series;
+    }
+
     pub fn histogram(
         &self,
         name: &'static str,
@@ -292,5 +312,14 @@ c_sum{n=\"x\"} 7.65
 c_count{n=\"x\"} 4
 ";
         assert_eq!(metrics.render(), expected);
+    }
+
+    #[test]
+    fn rows_that_are_gone_are_not_shown() {
+        let metrics = Metrics::new();
+        for rows in [vec![("x", 1.0), ("y", 2.0)], vec![("y", 3.0)]] {
+            metrics.set_gauges("g", "Things.", ["n"], rows.into_iter().map(|(name, value)| ([name.to_owned()], value)));
+        }
+        assert_eq!(metrics.render(), "# HELP g Things.\n# TYPE g gauge\ng{n=\"y\"} 3\n");
     }
 }

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use client::metrics::{Metrics, exponential};
-use client::{Client, DeleteParams, Event, Expectations, Informer};
+use client::{Client, DeleteParams, Event, EventRecorder, Expectations, Informer};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{EndpointAddress, EndpointSubset, Endpoints, Service};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 
+use super::measure::{COUNT_BOUNDS, Changes, count_slices};
 use super::selector;
 use super::slice_plan::{MANAGED_BY, SERVICE_NAME};
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
@@ -20,12 +21,19 @@ const MANAGER: &str = "endpointslicemirroring-controller.k8s.io";
 const SKIP: &str = "endpointslice.kubernetes.io/skip-mirror";
 const LEADER: &str = "control-plane.alpha.kubernetes.io/leader";
 const BY_SERVICE: &str = "mirrored";
-/// Addresses of one subset beyond this are left out.
+/// `--mirroring-max-endpoints-per-subset`: addresses of one subset beyond this are left out.
 const CAPACITY: usize = 1000;
+/// Endpoints, slices, and how few would do.
+const TOTALS: [&str; 3] = [
+    "endpoint_slice_mirroring_controller_endpoints_desired",
+    "endpoint_slice_mirroring_controller_num_endpoint_slices",
+    "endpoint_slice_mirroring_controller_desired_endpoint_slices",
+];
 static SYNC_BOUNDS: [f64; 15] = exponential(0.001, 2.0);
 
 struct Controller {
     client: Client,
+    recorder: EventRecorder,
     services: Informer<Service>,
     endpoints: Informer<Endpoints>,
     slices: Informer<EndpointSlice>,
@@ -48,8 +56,16 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         })
     };
     slices.add_index(BY_SERVICE, |slice| mirrored(slice).into_iter().collect());
-    let (client, metrics) = (context.client.clone(), context.config.metrics.clone());
-    Arc::new(Controller { client, services, endpoints, slices, expectations, metrics })
+    count_slices(&context.config.metrics, TOTALS, CAPACITY, &slices, mirrored);
+    Arc::new(Controller {
+        client: context.client.clone(),
+        recorder: context.recorder.clone(),
+        services,
+        endpoints,
+        slices,
+        expectations,
+        metrics: context.config.metrics.clone(),
+    })
 }
 
 fn mirrored(slice: &EndpointSlice) -> Option<String> {
@@ -69,27 +85,33 @@ fn is_mirrored(service: &Service, endpoints: &Endpoints) -> bool {
     selector(service).is_none() && !skipped && !elects && !own
 }
 
-/// One slice per subset and family.
-fn plan(endpoints: &Endpoints) -> Vec<EndpointSlice> {
-    let mut slices = Vec::new();
+#[derive(Debug, Default, PartialEq)]
+struct Mirror {
+    /// One per subset and family.
+    slices: Vec<EndpointSlice>,
+    /// Addresses left out because a subset has too many.
+    skipped: usize,
+}
+
+fn plan(endpoints: &Endpoints) -> Mirror {
+    let mut mirror = Mirror::default();
     for subset in endpoints.subsets.iter().flatten() {
-        for ipv6 in [false, true] {
-            let of = |list: &Option<Vec<EndpointAddress>>, ready: bool| -> Vec<Endpoint> {
-                list.iter()
-                    .flatten()
-                    .filter(|address| address.ip.contains(':') == ipv6)
-                    .map(|address| endpoint(address, ready))
-                    .collect()
-            };
-            let mut addresses = of(&subset.addresses, true);
-            addresses.extend(of(&subset.not_ready_addresses, false));
-            addresses.truncate(CAPACITY);
+        let of = |list: &Option<Vec<EndpointAddress>>, ready: bool| {
+            list.iter().flatten().map(|address| endpoint(address, ready)).collect::<Vec<_>>()
+        };
+        let mut addresses = of(&subset.addresses, true);
+        addresses.extend(of(&subset.not_ready_addresses, false));
+        mirror.skipped += addresses.len().saturating_sub(CAPACITY);
+        addresses.truncate(CAPACITY);
+        let is_ipv6 = |endpoint: &Endpoint| endpoint.addresses.iter().any(|address| address.contains(':'));
+        let (ipv6, ipv4): (Vec<_>, Vec<_>) = addresses.into_iter().partition(is_ipv6);
+        for (ipv6, addresses) in [(false, ipv4), (true, ipv6)] {
             if !addresses.is_empty() {
-                slices.push(slice(endpoints, subset, ipv6, addresses));
+                mirror.slices.push(slice(endpoints, subset, ipv6, addresses));
             }
         }
     }
-    slices
+    mirror
 }
 
 fn endpoint(address: &EndpointAddress, ready: bool) -> Endpoint {
@@ -156,9 +178,14 @@ impl Controller {
             .get(key)
             .zip(self.endpoints.get(key))
             .filter(|(service, endpoints)| is_mirrored(service, endpoints));
-        let mut wanted = source.map(|(_, endpoints)| plan(&endpoints)).unwrap_or_default();
         let mut present: Vec<Arc<EndpointSlice>> = self.slices.by_index(BY_SERVICE, key);
         present.sort_by(|left, right| left.metadata.name.cmp(&right.metadata.name));
+        let mut wanted = Vec::new();
+        if let Some((_, endpoints)) = source {
+            let mirror = plan(&endpoints);
+            self.note(&endpoints, &mirror, &present);
+            wanted = mirror.slices;
+        }
         for slice in present {
             let same_group =
                 |other: &EndpointSlice| other.address_type == slice.address_type && other.ports == slice.ports;
@@ -194,6 +221,41 @@ impl Controller {
         Ok(Requeue::Never)
     }
 
+    fn note(&self, endpoints: &Endpoints, mirror: &Mirror, present: &[Arc<EndpointSlice>]) {
+        let changes = Changes::between(present.iter().map(|slice| &**slice), mirror.slices.iter());
+        for (name, help, count) in [
+            (
+                "endpoint_slice_mirroring_controller_endpoints_added_per_sync",
+                "Number of endpoints added on each Endpoints sync",
+                changes.added,
+            ),
+            (
+                "endpoint_slice_mirroring_controller_endpoints_updated_per_sync",
+                "Number of endpoints updated on each Endpoints sync",
+                changes.updated,
+            ),
+            (
+                "endpoint_slice_mirroring_controller_endpoints_removed_per_sync",
+                "Number of endpoints removed on each Endpoints sync",
+                changes.removed,
+            ),
+            (
+                "endpoint_slice_mirroring_controller_addresses_skipped_per_sync",
+                "Number of addresses skipped on each Endpoints sync because their subset has too many",
+                mirror.skipped,
+            ),
+        ] {
+            self.metrics.histogram(name, help, &COUNT_BOUNDS, &[]).observe(count as f64);
+        }
+        if mirror.skipped > 0 {
+            let message = format!(
+                "A max of {CAPACITY} addresses can be mirrored to EndpointSlices per Endpoints subset. {} addresses were skipped",
+                mirror.skipped
+            );
+            self.recorder.warning(&client::reference(endpoints), "TooManyAddressesToMirror", message);
+        }
+    }
+
     fn changed(&self, operation: &str) {
         let (name, labels) = ("endpoint_slice_mirroring_controller_changes", [("operation", operation)]);
         self.metrics.counter(name, "Changes of EndpointSlices", &labels).inc();
@@ -213,10 +275,28 @@ mod tests {
             "subsets": [{ "addresses": [{ "ip": "10.0.0.1" }, { "ip": "fd00::1" }], "notReadyAddresses": [{ "ip": "10.0.0.2" }], "ports": [{ "port": 80 }] }],
         }))
         .unwrap();
-        let slices = plan(&endpoints);
+        let slices = plan(&endpoints).slices;
         let seen: Vec<_> =
             slices.iter().map(|slice| (slice.address_type.as_str(), slice.endpoints.as_ref().unwrap().len())).collect();
         assert_eq!(seen, [("IPv4", 2), ("IPv6", 1)]);
         assert_eq!(slices[0].metadata.labels.as_ref().unwrap()["a"], "b");
+    }
+
+    #[test]
+    fn a_subset_is_mirrored_up_to_its_limit() {
+        let list = |from: usize, count: usize| -> Vec<_> {
+            (from..from + count)
+                .map(|number| json!({ "ip": format!("10.{}.{}.1", number / 250, number % 250) }))
+                .collect()
+        };
+        for (ready, unready, kept, skipped) in [(3, 0, 3, 0), (1000, 5, 1000, 5), (999, 5, 1000, 4), (0, 1001, 1000, 1)]
+        {
+            let endpoints: Endpoints = serde_json::from_value(json!({ "metadata": { "name": "ext" }, "subsets": [{
+                "addresses": list(0, ready), "notReadyAddresses": list(ready, unready), "ports": [{ "port": 80 }] }] }))
+            .unwrap();
+            let mirror = plan(&endpoints);
+            let count: usize = mirror.slices.iter().flat_map(|slice| &slice.endpoints).map(Vec::len).sum();
+            assert_eq!((count, mirror.skipped), (kept, skipped), "{ready} ready, {unready} not");
+        }
     }
 }

@@ -4,6 +4,7 @@
 //! the proxy and DNS follow. Services without a selector are left to whoever writes their endpoints.
 
 mod legacy;
+mod measure;
 mod mirror;
 mod slice_plan;
 mod slices;

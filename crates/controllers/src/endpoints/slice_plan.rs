@@ -7,9 +7,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Pod, Service, ServiceSpec};
-use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
+use k8s_openapi::api::discovery::v1::{
+    Endpoint, EndpointConditions, EndpointHints, EndpointPort, EndpointSlice, ForNode, ForZone,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
+use super::measure::Changes;
 use super::{HEADLESS, hostname, ip_of, is_headless, target_port};
 use crate::owners::controller_reference;
 use crate::pods;
@@ -18,6 +21,10 @@ pub(super) const SERVICE_NAME: &str = "kubernetes.io/service-name";
 pub(super) const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
 pub(super) const MANAGER: &str = "endpointslice-controller.k8s.io";
 const ZONE: &str = "topology.kubernetes.io/zone";
+const TOPOLOGY_MODE: &str = "service.kubernetes.io/topology-mode";
+const PREFER_SAME_NODE: &str = "PreferSameNode";
+/// Preferences that become hints.
+const CLOSE: [&str; 3] = ["PreferClose", "PreferSameZone", PREFER_SAME_NODE];
 /// `--max-endpoints-per-slice`.
 pub(super) const CAPACITY: usize = 100;
 
@@ -26,6 +33,36 @@ pub(super) struct Plan {
     pub(super) create: Vec<EndpointSlice>,
     pub(super) update: Vec<EndpointSlice>,
     pub(super) delete: Vec<String>,
+}
+
+impl Plan {
+    /// What carrying it out changes of the slices at hand.
+    pub(super) fn changes(&self, present: &[Arc<EndpointSlice>]) -> Changes {
+        let is_replaced = |slice: &&Arc<EndpointSlice>| {
+            let name = &slice.metadata.name;
+            self.update.iter().any(|other| other.metadata.name == *name)
+                || self.delete.iter().any(|other| Some(other) == name.as_ref())
+        };
+        Changes::between(
+            present.iter().filter(is_replaced).map(|slice| &**slice),
+            self.create.iter().chain(&self.update),
+        )
+    }
+}
+
+/// What a Service prefers, if it is one of upstream's heuristics. The older annotation for zones of equal load wins over it.
+pub(super) fn traffic_distribution(service: &Service) -> Option<&str> {
+    let mode = service.metadata.annotations.as_ref().and_then(|all| all.get(TOPOLOGY_MODE)).map(String::as_str);
+    let wanted = service.spec.as_ref()?.traffic_distribution.as_deref();
+    wanted.filter(|wanted| CLOSE.contains(wanted) && !matches!(mode, Some("Auto" | "auto")))
+}
+
+/// Where the traffic to an endpoint should come from.
+fn hints(preference: Option<&str>, ready: bool, zone: Option<&str>, node: Option<&str>) -> Option<EndpointHints> {
+    let preference = preference.filter(|_| ready)?;
+    let for_zones = zone.map(|name| vec![ForZone { name: name.into() }]);
+    let for_nodes = node.filter(|_| preference == PREFER_SAME_NODE).map(|name| vec![ForNode { name: name.into() }]);
+    (for_zones.is_some() || for_nodes.is_some()).then_some(EndpointHints { for_nodes, for_zones })
 }
 
 /// Family and ports: what all endpoints of a slice share.
@@ -139,7 +176,9 @@ fn endpoint(pod: &Pod, ip: &str, service: &Service, spec: &ServiceSpec, zone: Op
     let serving = pods::is_ready(pod);
     let terminating = pods::is_terminating(pod);
     let ready = spec.publish_not_ready_addresses == Some(true) || (serving && !terminating);
+    let node_name = Some(pods::node_name(pod).to_owned()).filter(|name| !name.is_empty());
     Endpoint {
+        hints: hints(traffic_distribution(service), ready, zone.as_deref(), node_name.as_deref()),
         addresses: vec![ip.into()],
         conditions: Some(EndpointConditions {
             ready: Some(ready),
@@ -147,7 +186,7 @@ fn endpoint(pod: &Pod, ip: &str, service: &Service, spec: &ServiceSpec, zone: Op
             terminating: Some(terminating),
         }),
         hostname: hostname(pod, service).cloned(),
-        node_name: Some(pods::node_name(pod).to_owned()).filter(|name| !name.is_empty()),
+        node_name,
         target_ref: Some(pods::target(pod)),
         zone,
         ..Endpoint::default()
@@ -278,5 +317,41 @@ mod tests {
             (conditions.ready, conditions.serving, conditions.terminating),
             (Some(false), Some(true), Some(true))
         );
+    }
+
+    #[test]
+    fn a_preference_for_near_endpoints_becomes_hints() {
+        for (preference, mode, ready, expected) in [
+            (None, None, true, (None, None)),
+            (Some("PreferClose"), None, true, (Some("z1"), None)),
+            (Some("PreferSameZone"), None, true, (Some("z1"), None)),
+            (Some("PreferSameNode"), None, true, (Some("z1"), Some("n1"))),
+            (Some("PreferSameNode"), None, false, (None, None)),
+            (Some("PreferClose"), Some("Auto"), true, (None, None)),
+            (Some("example.com/other"), None, true, (None, None)),
+        ] {
+            let mut service = service();
+            service.spec.as_mut().unwrap().traffic_distribution = preference.map(str::to_owned);
+            service.metadata.annotations = mode.map(|mode| [(TOPOLOGY_MODE.to_owned(), mode.to_owned())].into());
+            let found = hints(traffic_distribution(&service), ready, Some("z1"), Some("n1")).unwrap_or_default();
+            let zone = found.for_zones.map(|zones| zones[0].name.clone());
+            let node = found.for_nodes.map(|nodes| nodes[0].name.clone());
+            assert_eq!((zone.as_deref(), node.as_deref()), expected, "{preference:?} {mode:?} {ready}");
+        }
+    }
+
+    #[test]
+    fn a_plan_knows_how_many_endpoints_it_changes() {
+        let pods: Vec<_> = (0..3).map(pod).collect();
+        let first = plan(&service(), &pods, &[], |_| None);
+        assert_eq!(first.changes(&[]), Changes { added: 3, updated: 0, removed: 0 });
+        let present = [named(first.create[0].clone(), "s")];
+        let mut less = pods[1..].to_vec();
+        let mut unready = Pod::clone(&less[0]);
+        unready.status.as_mut().unwrap().conditions = None;
+        less[0] = Arc::new(unready);
+        less.push(pod(7));
+        let next = plan(&service(), &less, &present, |_| None);
+        assert_eq!(next.changes(&present), Changes { added: 1, updated: 1, removed: 1 });
     }
 }

@@ -1,22 +1,30 @@
 //! EndpointSlices: the endpoints of a Service in pieces of a hundred.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 
-use client::metrics::{Metrics, exponential};
+use client::metrics::Metrics;
 use client::{Client, DeleteParams, Event, EventRecorder, Expectations, Informer};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 
-use super::slice_plan::{CAPACITY, MANAGED_BY, MANAGER, Plan, SERVICE_NAME, plan};
+use super::measure::{COUNT_BOUNDS, Changes, count_slices};
+use super::slice_plan::{CAPACITY, MANAGED_BY, MANAGER, Plan, SERVICE_NAME, plan, traffic_distribution};
 use super::{selected, selector, watch};
 use crate::Error;
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 
 /// Slices by the Service they belong to.
 const BY_SERVICE: &str = "service";
-static COUNT_BOUNDS: [f64; 15] = exponential(2.0, 2.0);
+/// Endpoints, slices, and how few would do.
+const TOTALS: [&str; 3] = [
+    "endpoint_slice_controller_endpoints_desired",
+    "endpoint_slice_controller_num_endpoint_slices",
+    "endpoint_slice_controller_desired_endpoint_slices",
+];
+/// Prometheus's own, which is what upstream's metric has.
+static SLICE_BOUNDS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
 struct Controller {
     client: Client,
@@ -44,7 +52,8 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         })
     };
     slices.add_index(BY_SERVICE, |slice| service_key(slice).into_iter().collect());
-    count_when_asked(&context.config.metrics, &slices);
+    count_slices(&context.config.metrics, TOTALS, CAPACITY, &slices, service_key);
+    count_distributions(&context.config.metrics, services.clone());
     let nodes = context.informer::<Node>();
     Arc::new(Controller {
         client: context.client.clone(),
@@ -58,56 +67,24 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     })
 }
 
-/// What there is of slices is counted when somebody asks.
-fn count_when_asked(metrics: &Metrics, slices: &Informer<EndpointSlice>) {
-    let gauge = |name, help| metrics.gauge(name, help, &[]);
-    let endpoints = gauge("endpoint_slice_controller_endpoints_desired", "Number of endpoints desired");
-    let present = gauge("endpoint_slice_controller_num_endpoint_slices", "Number of EndpointSlices");
-    let fewest = gauge(
-        "endpoint_slice_controller_desired_endpoint_slices",
-        "Number of EndpointSlices that would exist with perfect endpoint allocation",
-    );
-    let slices = slices.clone();
+/// How many Services prefer endpoints of which kind.
+fn count_distributions(metrics: &Metrics, services: Informer<Service>) {
+    let gauges = metrics.downgrade();
     metrics.on_render(move || {
-        let ours: Vec<_> = slices.list().into_iter().filter(|slice| service_key(slice).is_some()).collect();
-        let mut groups: HashMap<_, usize> = HashMap::new();
-        for slice in &ours {
-            let ports = serde_json::to_string(&slice.ports).unwrap_or_default();
-            let count = slice.endpoints.as_ref().map_or(0, Vec::len);
-            *groups.entry((service_key(slice), slice.address_type.clone(), ports)).or_default() += count;
+        let Some(metrics) = gauges.upgrade() else { return };
+        let mut counts: HashMap<String, usize> = HashMap::new();
+        for service in services.list() {
+            if let Some(wanted) = service.spec.as_ref().and_then(|spec| spec.traffic_distribution.clone()) {
+                *counts.entry(wanted).or_default() += 1;
+            }
         }
-        present.set(ours.len() as f64);
-        endpoints.set(groups.values().sum::<usize>() as f64);
-        fewest.set(groups.values().map(|count| count.div_ceil(CAPACITY).max(1)).sum::<usize>() as f64);
+        metrics.set_gauges(
+            "endpoint_slice_controller_services_count_by_traffic_distribution",
+            "Number of Services using some specific trafficDistribution",
+            ["traffic_distribution"],
+            counts.into_iter().map(|(distribution, count)| ([distribution], count as f64)),
+        );
     });
-}
-
-/// How much a sync changes.
-struct Changes {
-    added: usize,
-    removed: usize,
-    slices: usize,
-}
-
-impl Changes {
-    fn of(plan: &Plan, present: &[Arc<EndpointSlice>]) -> Changes {
-        let addresses = |slice: &EndpointSlice| {
-            let endpoints = slice.endpoints.clone().unwrap_or_default();
-            endpoints.into_iter().flat_map(|endpoint| endpoint.addresses).collect::<Vec<_>>()
-        };
-        let is_replaced = |slice: &&Arc<EndpointSlice>| {
-            let name = &slice.metadata.name;
-            plan.update.iter().any(|other| other.metadata.name == *name)
-                || plan.delete.iter().any(|other| Some(other) == name.as_ref())
-        };
-        let before: HashSet<String> = present.iter().filter(is_replaced).flat_map(|slice| addresses(slice)).collect();
-        let after: HashSet<String> = plan.create.iter().chain(&plan.update).flat_map(addresses).collect();
-        Changes {
-            added: after.difference(&before).count(),
-            removed: before.difference(&after).count(),
-            slices: plan.create.len() + plan.update.len() + plan.delete.len(),
-        }
-    }
 }
 
 /// The Service of a slice that this controller manages.
@@ -132,22 +109,21 @@ impl Controller {
             return Ok(Requeue::Never);
         };
         let external = service.spec.as_ref().and_then(|spec| spec.type_.as_deref()) == Some("ExternalName");
-        if external
-            || selector(&service).is_none()
-            || service.metadata.deletion_timestamp.is_some()
-            || !self.expectations.satisfied(key)
-        {
+        if external || selector(&service).is_none() || service.metadata.deletion_timestamp.is_some() {
+            return Ok(Requeue::Never);
+        }
+        if !self.expectations.satisfied(key) {
+            self.synced("stale");
             return Ok(Requeue::Never);
         }
         let present = self.slices.by_index(BY_SERVICE, key);
         let plan = plan(&service, &selected(&self.pods, &service), &present, |name| self.nodes.get(name));
-        let changes = Changes::of(&plan, &present);
+        let (changes, slices) = (plan.changes(&present), plan.create.len() + plan.update.len() + plan.delete.len());
         let done = self.carry_out(key, &service, plan).await;
         if done.is_ok() {
-            self.note(&changes, &service);
+            self.note(&changes, slices, &service);
         }
-        let result = if done.is_ok() { "success" } else { "error" };
-        self.metrics.counter("endpoint_slice_controller_syncs", "Syncs of Services", &[("result", result)]).inc();
+        self.synced(if done.is_ok() { "success" } else { "error" });
         match done {
             Ok(()) => Ok(Requeue::Never),
             Err(error) if error.is_namespace_terminating() => Ok(Requeue::Never),
@@ -186,31 +162,37 @@ impl Controller {
         Ok(())
     }
 
-    fn note(&self, changes: &Changes, service: &Service) {
-        let spec = service.spec.as_ref();
-        let distribution = spec.and_then(|spec| spec.traffic_distribution.as_deref()).unwrap_or_default();
+    fn synced(&self, result: &str) {
+        self.metrics.counter("endpoint_slice_controller_syncs", "Syncs of Services", &[("result", result)]).inc();
+    }
+
+    fn note(&self, changes: &Changes, slices: usize, service: &Service) {
+        let distribution = traffic_distribution(service).unwrap_or_default();
         let labels = [("topology", "Disabled"), ("traffic_distribution", distribution)];
-        for (name, help, labels, count) in [
+        for (name, help, bounds, labels, count) in [
             (
                 "endpoint_slice_controller_endpoints_added_per_sync",
                 "Number of endpoints added on each Service sync",
+                &COUNT_BOUNDS[..],
                 &labels[..0],
                 changes.added,
             ),
             (
                 "endpoint_slice_controller_endpoints_removed_per_sync",
                 "Number of endpoints removed on each Service sync",
+                &COUNT_BOUNDS,
                 &labels[..0],
                 changes.removed,
             ),
             (
                 "endpoint_slice_controller_endpointslices_changed_per_sync",
                 "Number of EndpointSlices changed on each Service sync",
+                &SLICE_BOUNDS,
                 &labels[..],
-                changes.slices,
+                slices,
             ),
         ] {
-            self.metrics.histogram(name, help, &COUNT_BOUNDS, labels).observe(count as f64);
+            self.metrics.histogram(name, help, bounds, labels).observe(count as f64);
         }
     }
 

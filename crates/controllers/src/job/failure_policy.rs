@@ -16,18 +16,25 @@ pub(super) enum Verdict {
 
 /// The pod must have failed.
 pub(super) fn judge(policy: Option<&PodFailurePolicy>, pod: &Pod) -> Verdict {
-    let rules = policy.map(|policy| policy.rules.as_slice()).unwrap_or_default();
-    for (number, rule) in rules.iter().enumerate() {
-        if let Some(message) = matches(rule, number, pod) {
-            return match rule.action.as_str() {
-                "Ignore" => Verdict::Ignore,
-                "FailIndex" => Verdict::FailIndex,
-                "FailJob" => Verdict::FailJob(message),
-                _ => Verdict::Count,
-            };
-        }
+    match first_match(policy, pod) {
+        Some((rule, message)) => match rule.action.as_str() {
+            "Ignore" => Verdict::Ignore,
+            "FailIndex" => Verdict::FailIndex,
+            "FailJob" => Verdict::FailJob(message),
+            _ => Verdict::Count,
+        },
+        None => Verdict::Count,
     }
-    Verdict::Count
+}
+
+/// The action of the rule that decides about a failed pod, if any does.
+pub(super) fn action<'a>(policy: Option<&'a PodFailurePolicy>, pod: &Pod) -> Option<&'a str> {
+    first_match(policy, pod).map(|(rule, _)| rule.action.as_str())
+}
+
+fn first_match<'a>(policy: Option<&'a PodFailurePolicy>, pod: &Pod) -> Option<(&'a PodFailurePolicyRule, String)> {
+    let rules = policy.map(|policy| policy.rules.as_slice()).unwrap_or_default();
+    rules.iter().enumerate().find_map(|(number, rule)| Some((rule, matches(rule, number, pod)?)))
 }
 
 fn matches(rule: &PodFailurePolicyRule, number: usize, pod: &Pod) -> Option<String> {
@@ -121,5 +128,7 @@ mod tests {
             assert_eq!(judge(Some(&policy), &pod), expected);
         }
         assert_eq!(judge(None, &failed(42, None)), Verdict::Count);
+        assert_eq!(action(Some(&policy), &failed(7, None)), Some("FailIndex"));
+        assert_eq!(action(Some(&policy), &failed(1, None)), None, "no rule decides");
     }
 }

@@ -5,17 +5,17 @@
 
 mod failure_policy;
 mod indexes;
+mod metrics;
 mod plan;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use api::selector::Selector;
-use client::metrics::Metrics;
 use client::{Client, Event, EventRecorder, Expectations, Informer, Patch};
 use futures_util::future::{BoxFuture, join_all};
 use jiff::Timestamp;
-use k8s_openapi::api::batch::v1::{Job, JobStatus};
+use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, ObjectFieldSelector, Pod};
 use serde_json::json;
 use tokio::time::Instant;
@@ -24,13 +24,12 @@ use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::error::if_unchanged;
 use crate::owners::{candidates, claim, controller_key, controller_of, controller_reference, index_orphans};
 use crate::{Error, pods, slow_start};
+use metrics::Metrics;
 pub(crate) use plan::is_finished;
-use plan::{COMPLETION_INDEX, FINALIZER, INDEX_FAILURES, has_finalizer, plan};
+use plan::{Action, COMPLETION_INDEX, FINALIZER, INDEX_FAILURES, has_finalizer, plan};
 
 const MANAGED_BY: &str = "kubernetes.io/job-controller";
 const POD: &str = "pod/";
-const SYNC_BOUNDS: &[f64] =
-    &[0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096, 8.192, 16.384, 32.768, 65.536];
 
 struct Controller {
     client: Client,
@@ -45,8 +44,9 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let expectations = Arc::new(Expectations::new());
     let pods = context.informer::<Pod>();
     index_orphans(&pods);
+    let metrics = Metrics::new(&context.config.metrics);
     let jobs = {
-        let (expectations, pods, metrics) = (expectations.clone(), pods.clone(), context.config.metrics.clone());
+        let (expectations, pods, metrics) = (expectations.clone(), pods.clone(), metrics.clone());
         context.on::<Job, _>(move |event| {
             let job = event.object();
             let key = pods::key(&**job);
@@ -57,9 +57,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
             if let Event::Added(job) = event
                 && let Some(manager) = managed_elsewhere(job)
             {
-                let (name, labels) =
-                    ("job_controller_jobs_by_external_controller_total", [("controller_name", manager)]);
-                metrics.counter(name, "Jobs that another controller looks after", &labels).inc();
+                metrics.left_to(manager);
             }
             if matches!(event, Event::Deleted(_)) || is_finished(job) {
                 let held = pods.by_owner(job.metadata.uid.as_deref().unwrap_or_default());
@@ -72,10 +70,10 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     };
     {
         let (jobs, expectations, queue) = (jobs.clone(), expectations.clone(), context.queue.clone());
-        let metrics = context.config.metrics.clone();
+        let metrics = metrics.clone();
         pods.subscribe(move |event| {
             let pod = event.object();
-            count_tracked(&metrics, event);
+            metrics.tracked(event);
             let key = controller_key(&pod.metadata, &jobs);
             match (&key, event) {
                 (Some(key), Event::Added(pod)) if !pods::is_terminating(pod) => expectations.creation_observed(key),
@@ -114,7 +112,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         jobs,
         pods,
         expectations,
-        metrics: context.config.metrics.clone(),
+        metrics,
     })
 }
 
@@ -155,56 +153,6 @@ impl Controller {
     }
 
     async fn measured_sync(&self, key: &str) -> Outcome {
-        let began = Instant::now();
-        let mode = self.jobs.get(key).map_or("NonIndexed", |job| completion_mode(&job));
-        let outcome = self.sync(key).await;
-        let result = if outcome.is_ok() { "success" } else { "error" };
-        let labels = [("completion_mode", mode), ("result", result), ("action", "reconciling")];
-        self.metrics.counter("job_controller_job_syncs_total", "Job syncs", &labels).inc();
-        self.metrics
-            .histogram("job_controller_job_sync_duration_seconds", "How long a sync takes", SYNC_BOUNDS, &labels)
-            .observe_duration(began.elapsed());
-        outcome
-    }
-
-    /// Counts a Job that has just ended.
-    fn count_finished(&self, before: &Job, after: &Job) {
-        if is_finished(before) {
-            return;
-        }
-        let ends = after.status.iter().flat_map(|status| status.conditions.iter().flatten());
-        for end in ends.filter(|end| end.status == "True") {
-            let result = match end.type_.as_str() {
-                "Complete" => "succeeded",
-                "Failed" => "failed",
-                _ => continue,
-            };
-            let reason = end.reason.as_deref().unwrap_or_default();
-            let labels = [("completion_mode", completion_mode(after)), ("result", result), ("reason", reason)];
-            self.metrics.counter("job_controller_jobs_finished_total", "Finished Jobs", &labels).inc();
-        }
-    }
-
-    /// Counts pods made, and pods that could not be, by why they were needed.
-    fn count_created(&self, job: &Job, status: &JobStatus, created: usize, failed: usize) {
-        let policy = job.spec.as_ref().and_then(|spec| spec.pod_replacement_policy.as_deref());
-        let has_failed = status.failed.unwrap_or(0) > 0;
-        let reason = match policy {
-            Some("Failed") if has_failed => "recreate_failed",
-            _ if has_failed || status.terminating.unwrap_or(0) > 0 => "recreate_terminating_or_failed",
-            _ => "new",
-        };
-        for (result, count) in [("succeeded", created), ("failed", failed)] {
-            if count > 0 {
-                let labels = [("reason", reason), ("status", result)];
-                self.metrics
-                    .counter("job_controller_job_pods_creation_total", "Pods made for Jobs", &labels)
-                    .add(count);
-            }
-        }
-    }
-
-    async fn sync(&self, key: &str) -> Outcome {
         let Some(job) = self.jobs.get(key) else {
             self.expectations.forget(key);
             return Ok(Requeue::Never);
@@ -212,15 +160,24 @@ impl Controller {
         if managed_elsewhere(&job).is_some() || is_finished(&job) {
             return Ok(Requeue::Never);
         }
+        let began = Instant::now();
+        let mut action = Action::default();
+        let outcome = self.sync(key, &job, &mut action).await;
+        self.metrics.synced(&job, action, outcome.is_ok(), began.elapsed());
+        outcome
+    }
+
+    async fn sync(&self, key: &str, job: &Arc<Job>, action: &mut Action) -> Outcome {
         let settled = self.expectations.satisfied(key);
         let mine = match job.spec.as_ref().and_then(|spec| spec.selector.as_ref()) {
             Some(_) => {
-                claim(&self.client, &*job, &selector(&job)?, candidates(&self.pods, &job.metadata), |_| true).await?
+                claim(&self.client, &**job, &selector(job)?, candidates(&self.pods, &job.metadata), |_| true).await?
             }
             None => self.pods.by_owner(job.metadata.uid.as_deref().unwrap_or_default()),
         };
-        let mut plan = plan(&job, &mine, settled, Timestamp::now());
-        let about = client::reference(&*job);
+        let mut plan = plan(job, &mine, settled, Timestamp::now());
+        *action = plan.action;
+        let about = client::reference(&**job);
         let mut failure = None;
 
         let doomed = std::mem::take(&mut plan.delete);
@@ -243,21 +200,22 @@ impl Controller {
             let wanted = plan.create.len();
             self.expectations.expect_creations(key, wanted);
             let (created, failed) = slow_start::batches(wanted, |number| {
-                let pod = new_pod(&job, plan.create[number]);
+                let pod = new_pod(job, plan.create[number]);
                 let about = &about;
                 async move { pods::create(&self.client, &self.recorder, about, &pod).await }
             })
             .await;
             self.expectations.creations_observed(key, wanted - created);
-            self.count_created(&job, &plan.status, created, wanted - created);
+            self.metrics.created(job, &plan.status, created, wanted - created);
             adjust(&mut plan.status.active, created, 0);
             failure = failed.filter(|error| !error.is_namespace_terminating());
         }
         if job.status.as_ref() != Some(&plan.status) {
-            let changed = Job { status: Some(plan.status.clone()), ..Job::clone(&job) };
+            let changed = Job { status: Some(plan.status.clone()), ..Job::clone(job) };
             self.client.all::<Job>().update_status(&changed).await?;
-            self.count_finished(&job, &changed);
+            self.metrics.progressed(job, &changed);
         }
+        self.metrics.judged(&plan.judged);
         for (warning, reason, message) in &plan.events {
             match warning {
                 true => self.recorder.warning(&about, reason, message.clone()),
@@ -265,13 +223,8 @@ impl Controller {
             }
         }
         // Only what is noted in the status that is now stored may be let go.
-        for (released, pod) in
-            join_all(plan.release.iter().map(|pod| self.release(pod))).await.into_iter().zip(&plan.release)
-        {
+        for released in join_all(plan.release.iter().map(|pod| self.release(pod))).await {
             released?;
-            let result = if pods::phase(pod) == "Succeeded" { "succeeded" } else { "failed" };
-            let labels = [("completion_mode", completion_mode(&job)), ("result", result)];
-            self.metrics.counter("job_controller_job_pods_finished_total", "Pods counted by their Job", &labels).inc();
         }
         match failure {
             Some(error) => Err(error.into()),
@@ -283,28 +236,6 @@ impl Controller {
 /// Who looks after the Job, if it is somebody else.
 fn managed_elsewhere(job: &Job) -> Option<&str> {
     job.spec.as_ref().and_then(|spec| spec.managed_by.as_deref()).filter(|manager| *manager != MANAGED_BY)
-}
-
-/// Counts pods that have ended and are held until their Job has counted them, as they come and as they go.
-fn count_tracked(metrics: &Metrics, event: &Event<Pod>) {
-    let is_held = |pod: &Pod| has_finalizer(pod) && pods::is_finished(pod);
-    let (before, after) = match event {
-        Event::Added(pod) => (false, is_held(pod)),
-        Event::Modified { old, new } => (is_held(old), is_held(new)),
-        Event::Deleted(pod) => (is_held(pod), false),
-    };
-    if before != after {
-        let labels = [("event", if after { "add" } else { "delete" })];
-        let name = "job_controller_terminated_pods_tracking_finalizer_total";
-        metrics.counter(name, "Ended pods that a Job is yet to count", &labels).inc();
-    }
-}
-
-fn completion_mode(job: &Job) -> &'static str {
-    match job.spec.as_ref().and_then(|spec| spec.completion_mode.as_deref()) {
-        Some("Indexed") => "Indexed",
-        _ => "NonIndexed",
-    }
 }
 
 fn adjust(number: &mut Option<i32>, more: usize, fewer: usize) {

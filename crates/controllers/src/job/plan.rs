@@ -12,7 +12,7 @@ use k8s_openapi::api::batch::v1::{Job, JobCondition, JobSpec, JobStatus, Uncount
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::failure_policy::{Verdict, judge};
+use super::failure_policy::{self, Verdict, judge};
 use super::indexes::{self, Indexes};
 use crate::pods;
 
@@ -34,6 +34,33 @@ pub(super) struct Plan {
     pub(super) recheck: Option<Duration>,
     /// Warning or not, reason, message.
     pub(super) events: Vec<(bool, String, String)>,
+    pub(super) action: Action,
+    /// The actions of failure policy rules that decided about pods noted now.
+    pub(super) judged: Vec<String>,
+}
+
+/// What a pass is about, as upstream's metrics call it.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Action {
+    /// The cache does not show all that was asked for, or the Job is to end.
+    #[default]
+    Reconciling,
+    /// As many pods are active as should be.
+    Tracking,
+    /// Too few are, though new ones may have to wait.
+    PodsCreated,
+    PodsDeleted,
+}
+
+impl Action {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Action::Reconciling => "reconciling",
+            Action::Tracking => "tracking",
+            Action::PodsCreated => "pods_created",
+            Action::PodsDeleted => "pods_deleted",
+        }
+    }
 }
 
 pub(crate) fn is_finished(job: &Job) -> bool {
@@ -179,6 +206,10 @@ impl<'a> Pass<'a> {
                     self.noted_succeeded.insert(uid(pod).to_owned());
                 }
             } else if failed {
+                if !self.noted_failed.contains(uid(pod)) {
+                    let action = failure_policy::action(self.spec.pod_failure_policy.as_ref(), pod);
+                    self.plan.judged.extend(action.map(str::to_owned));
+                }
                 if judge(self.spec.pod_failure_policy.as_ref(), pod) != Verdict::Ignore {
                     self.noted_failed.insert(uid(pod).to_owned());
                 }
@@ -345,6 +376,7 @@ impl<'a> Pass<'a> {
         }
         self.suspend_or_resume();
         if self.is_suspended() {
+            self.plan.action = Action::PodsDeleted;
             self.plan.delete = self.active.clone();
             return;
         }
@@ -366,11 +398,13 @@ impl<'a> Pass<'a> {
         }
         surplus.truncate(BURST);
         if !surplus.is_empty() {
+            self.plan.action = Action::PodsDeleted;
             self.plan.delete = surplus;
             return;
         }
         let held = useful.len() + if self.waits_for_failure() { self.terminating } else { 0 };
         let missing = usize::try_from(wanted).unwrap_or_default().saturating_sub(held).min(BURST);
+        self.plan.action = if missing > 0 { Action::PodsCreated } else { Action::Tracking };
         if missing > 0 {
             self.create(missing, &useful);
         }

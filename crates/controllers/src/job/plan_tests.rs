@@ -177,3 +177,36 @@ fn the_deadline_ends_the_job_and_is_waited_for() {
     let late = plan(&job, &running, true, at(10));
     assert_eq!((reasons(&late.status), late.delete.len()), (vec!["FailureTarget/DeadlineExceeded".to_owned()], 1));
 }
+
+#[test]
+fn a_pass_says_what_it_is_about() {
+    for (suspend, running, settled, expected) in [
+        (false, 0, true, Action::PodsCreated),
+        (false, 2, true, Action::Tracking),
+        (false, 3, true, Action::PodsDeleted),
+        (true, 2, true, Action::PodsDeleted),
+        (false, 0, false, Action::Reconciling),
+    ] {
+        let spec = JobSpec { completions: Some(5), parallelism: Some(2), suspend: Some(suspend), ..JobSpec::default() };
+        let pods: Vec<_> = (0..running).map(|number| pod(&format!("p{number}"), "Running", None)).collect();
+        let action = plan(&job(spec), &pods, settled, at(0)).action;
+        assert_eq!(action, expected, "suspended: {suspend}, {running} running, settled: {settled}");
+    }
+}
+
+#[test]
+fn a_failure_is_judged_until_it_is_noted() {
+    let rule = serde_json::json!({"action": "Count", "onExitCodes": {"operator": "NotIn", "values": [0]}});
+    let policy = serde_json::from_value(serde_json::json!({"rules": [rule]})).unwrap();
+    let mut job = job(JobSpec { pod_failure_policy: Some(policy), ..JobSpec::default() });
+    let mut failed = Pod::clone(&pod("p", "Failed", None));
+    failed.status.get_or_insert_default().container_statuses = serde_json::from_value(serde_json::json!([
+        {"name": "c", "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": {"terminated": {"exitCode": 3}}}
+    ]))
+    .unwrap();
+    let pods = [Arc::new(failed)];
+    let first = plan(&job, &pods, true, at(0));
+    assert_eq!(first.judged, ["Count"]);
+    job.status = Some(first.status);
+    assert!(plan(&job, &pods, true, at(1)).judged.is_empty(), "not again while it waits to be released");
+}

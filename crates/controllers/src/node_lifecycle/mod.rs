@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use client::metrics::Metrics;
+use client::metrics::{Histogram, Metrics, exponential};
 use client::{Client, Event, EventRecorder, Informer, ListParams, Patch};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
@@ -27,6 +27,7 @@ use plan::{Zone, condition, eviction_period, ready, taint_patch, taints};
 const HELD_BACK: Duration = Duration::from_secs(30);
 const LEASES: &str = "kube-node-lease";
 const BY_NODE: &str = "node";
+static HEALTH_BOUNDS: [f64; 8] = exponential(0.001, 4.0);
 const TOPOLOGY: [&str; 2] = ["topology.kubernetes.io/region", "topology.kubernetes.io/zone"];
 
 struct Controller {
@@ -41,6 +42,8 @@ struct Controller {
     /// `--node-monitor-grace-period`.
     grace: Duration,
     metrics: Metrics,
+    /// How long it takes to look after one node.
+    took: Histogram,
 }
 
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
@@ -79,6 +82,12 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         evictions: Mutex::default(),
         grace: context.config.node_monitor_grace_period,
         metrics: context.config.metrics.clone(),
+        took: context.config.metrics.histogram(
+            "node_collector_update_node_health_duration_seconds",
+            "Duration in seconds for NodeController to update the health of a single node.",
+            &HEALTH_BOUNDS,
+            &[],
+        ),
     })
 }
 
@@ -95,7 +104,12 @@ fn heartbeat(node: &Node) -> Option<Vec<(String, Option<Timestamp>)>> {
 
 impl Reconcile for Controller {
     fn reconcile<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Outcome> {
-        Box::pin(self.sync(key))
+        Box::pin(async move {
+            let began = Instant::now();
+            let outcome = self.sync(key).await;
+            self.took.observe_duration(began.elapsed());
+            outcome
+        })
     }
 }
 
@@ -218,16 +232,15 @@ fn measure_zones(metrics: &Metrics, nodes: Informer<Node>) {
     let gauges = metrics.downgrade();
     metrics.on_render(move || {
         let Some(metrics) = gauges.upgrade() else { return };
-        for (name, zone) in zones(&nodes) {
-            let (size, labels) = ((zone.ready + zone.not_ready) as f64, [("zone", name.as_str())]);
-            metrics.gauge("node_collector_zone_size", "Nodes of the zone", &labels).set(size);
-            metrics
-                .gauge("node_collector_zone_health", "Percentage of ready nodes", &labels)
-                .set(100.0 * zone.ready as f64 / size);
-            let unhealthy =
-                metrics.gauge("node_collector_unhealthy_nodes_in_zone", "Nodes that are not ready", &labels);
-            unhealthy.set(zone.not_ready as f64);
-        }
+        let zones = zones(&nodes);
+        let health = |zone: &Zone| 100.0 * zone.ready as f64 / zone.size() as f64;
+        let show = |name, help, value: &dyn Fn(&Zone) -> f64| {
+            let rows = zones.iter().map(|(name, zone)| ([name.clone()], value(zone)));
+            metrics.set_gauges(name, help, ["zone"], rows);
+        };
+        show("node_collector_zone_size", "Nodes of the zone", &|zone| zone.size() as f64);
+        show("node_collector_zone_health", "Percentage of ready nodes", &health);
+        show("node_collector_unhealthy_nodes_in_zone", "Nodes that are not ready", &|zone| zone.not_ready as f64);
     });
 }
 

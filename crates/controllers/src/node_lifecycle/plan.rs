@@ -105,8 +105,12 @@ enum Disruption {
 }
 
 impl Zone {
+    pub(super) fn size(self) -> usize {
+        self.ready + self.not_ready
+    }
+
     fn disruption(self) -> Disruption {
-        let total = self.ready + self.not_ready;
+        let total = self.size();
         if self.ready == 0 && self.not_ready > 0 {
             Disruption::Full
         } else if self.not_ready > 2 && self.not_ready as f64 >= UNHEALTHY_SHARE * total as f64 {

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::selector::Selector;
+use client::metrics::Metrics;
 use client::{Client, DeleteParams, Event, EventRecorder, Informer};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
@@ -21,7 +22,7 @@ use k8s_openapi::api::core::v1::{
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::owners::{candidates, claim, controller_key, controller_of, controller_reference, index_orphans};
 use crate::{Error, history, pods};
-use plan::{Plan, Revisions, ordinal, plan};
+use plan::{Availability, Plan, Revisions, ordinal, plan};
 
 const POD_NAME_LABEL: &str = "statefulset.kubernetes.io/pod-name";
 const POD_INDEX_LABEL: &str = "apps.kubernetes.io/pod-index";
@@ -59,6 +60,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     index_orphans(&pods);
     let claims = context.informer::<PersistentVolumeClaim>();
     let revisions = context.informer::<ControllerRevision>();
+    measure(&context.config.metrics, sets.clone(), pods.clone());
     Arc::new(Controller {
         client: context.client.clone(),
         recorder: context.recorder.clone(),
@@ -67,6 +69,34 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         claims,
         revisions,
     })
+}
+
+/// How available each set is, is looked at when somebody asks.
+fn measure(metrics: &Metrics, sets: Informer<StatefulSet>, pods: Informer<Pod>) {
+    let gauges = metrics.downgrade();
+    metrics.on_render(move || {
+        let Some(metrics) = gauges.upgrade() else { return };
+        let now = Timestamp::now();
+        let all = sets.list().into_iter().map(|set| {
+            let mine = pods.by_owner(set.metadata.uid.as_deref().unwrap_or_default());
+            let policy = set.spec.as_ref().and_then(|spec| spec.pod_management_policy.as_deref());
+            let labels = [
+                set.metadata.namespace.clone().unwrap_or_default(),
+                set.metadata.name.clone().unwrap_or_default(),
+                policy.unwrap_or("OrderedReady").to_owned(),
+            ];
+            (labels, Availability::of(&set, &mine, now))
+        });
+        let sets: Vec<_> = all.collect();
+        let labels = ["statefulset_namespace", "statefulset_name", "pod_management_policy"];
+        let row = |value: fn(&Availability) -> usize| {
+            sets.iter().map(move |(labels, seen)| (labels.clone(), value(seen) as f64))
+        };
+        let (name, help) = ("statefulset_controller_statefulset_unavailable_replicas", "Pods missing or unavailable");
+        metrics.set_gauges(name, help, labels, row(|seen| seen.unavailable));
+        let (name, help) = ("statefulset_controller_statefulset_max_unavailable", "Pods that an update may take away");
+        metrics.set_gauges(name, help, labels, row(|seen| seen.most_unavailable));
+    });
 }
 
 fn selector(set: &StatefulSet) -> Result<Selector, Error> {

@@ -51,6 +51,42 @@ fn is_on_delete(spec: &StatefulSetSpec) -> bool {
     spec.update_strategy.as_ref().and_then(|strategy| strategy.type_.as_deref()) == Some("OnDelete")
 }
 
+/// How many pods of a set may be away while it is updated.
+fn most_unavailable(spec: &StatefulSetSpec) -> Option<usize> {
+    let rolling = spec.update_strategy.as_ref().and_then(|strategy| strategy.rolling_update.as_ref());
+    let limit = rolling.and_then(|rolling| rolling.max_unavailable.as_ref())?;
+    Some(usize::try_from(resolve(limit, spec.replicas.unwrap_or(1), Round::Up).max(1)).unwrap_or(1))
+}
+
+fn is_available(pod: &Pod, min_ready: i32, now: Timestamp) -> bool {
+    pods::phase(pod) == "Running" && pods::is_available(pod, min_ready, now)
+}
+
+/// How available a set is: pods that may be away, and ordinals whose pod is missing, leaves or is not available.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Availability {
+    pub(super) most_unavailable: usize,
+    pub(super) unavailable: usize,
+}
+
+impl Availability {
+    pub(super) fn of(set: &StatefulSet, pods: &[Arc<Pod>], now: Timestamp) -> Availability {
+        let (name, spec) = (set.metadata.name.as_deref().unwrap_or_default(), set.spec.clone().unwrap_or_default());
+        let min_ready = spec.min_ready_seconds.unwrap_or_default();
+        let serves = |pod: &&Arc<Pod>| {
+            let number = ordinal(name, pod.metadata.name.as_deref().unwrap_or_default());
+            number.is_some_and(|number| is_wanted(&spec, number))
+                && !pods::is_terminating(pod)
+                && is_available(pod, min_ready, now)
+        };
+        let wanted = usize::try_from(spec.replicas.unwrap_or(1)).unwrap_or_default();
+        Availability {
+            most_unavailable: most_unavailable(&spec).unwrap_or(1),
+            unavailable: wanted.saturating_sub(pods.iter().filter(serves).count()),
+        }
+    }
+}
+
 struct Pass<'a> {
     spec: &'a StatefulSetSpec,
     revisions: Revisions<'a>,
@@ -141,18 +177,15 @@ impl Pass<'_> {
         if is_on_delete(self.spec) {
             return;
         }
-        let rolling = self.spec.update_strategy.as_ref().and_then(|strategy| strategy.rolling_update.as_ref());
         let partition = usize::try_from(self.partition().unwrap_or_default()).unwrap_or_default();
         let is_away = |pod: &Pod| !self.is_available(pod) || pods::is_terminating(pod);
         let is_old = |pod: &Pod| revision(pod) != self.revisions.update && !pods::is_terminating(pod);
         let targets = replicas.iter().skip(partition).rev().map_while(Option::as_ref);
-        let Some(limit) = rolling.and_then(|rolling| rolling.max_unavailable.as_ref()) else {
+        let Some(budget) = most_unavailable(self.spec) else {
             let first = targets.clone().find(|pod| is_old(pod) || is_away(pod));
             self.plan.delete = first.filter(|pod| is_old(pod)).cloned().into_iter().collect();
             return;
         };
-        let total = i32::try_from(replicas.len()).unwrap_or(i32::MAX);
-        let budget = usize::try_from(resolve(limit, total, Round::Up).max(1)).unwrap_or(1);
         let away = replicas.iter().flatten().filter(|pod| is_away(pod)).count();
         self.plan.delete = targets.filter(|pod| is_old(pod)).take(budget.saturating_sub(away)).cloned().collect();
     }
@@ -162,7 +195,7 @@ impl Pass<'_> {
     }
 
     fn is_available(&self, pod: &Pod) -> bool {
-        pods::phase(pod) == "Running" && pods::is_available(pod, self.min_ready, self.now)
+        is_available(pod, self.min_ready, self.now)
     }
 
     /// Whether a missing ordinal is made from the update revision.
@@ -217,6 +250,7 @@ impl Pass<'_> {
 #[cfg(test)]
 mod tests {
     use k8s_openapi::api::apps::v1::{RollingUpdateStatefulSetStrategy, StatefulSetUpdateStrategy};
+    use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
     use super::*;
     use crate::pods::tests::{Builder, at};
@@ -331,6 +365,28 @@ mod tests {
             [("db-0", Some(0)), ("db-12", Some(12)), ("db-01", None), ("db-x", None), ("other-1", None), ("db", None)]
         {
             assert_eq!(ordinal("db", pod), expected, "{pod}");
+        }
+    }
+
+    #[test]
+    fn whoever_does_not_serve_is_unavailable() {
+        let percent = |percent: &str| {
+            let mut set = set(4, "OrderedReady", 0);
+            let strategy = set.spec.as_mut().unwrap().update_strategy.as_mut().unwrap();
+            strategy.rolling_update.as_mut().unwrap().max_unavailable = Some(IntOrString::String(percent.into()));
+            set
+        };
+        for (set, text, most, away) in [
+            (set(3, "OrderedReady", 0), "", 1, 3),
+            (set(3, "OrderedReady", 0), "rRp", 1, 1),
+            (set(3, "Parallel", 0), "rtf", 1, 2),
+            // The last two are on their way out and do not count.
+            (set(1, "OrderedReady", 0), "prr", 1, 1),
+            (percent("50%"), "rrrr", 2, 0),
+            (percent("1%"), "r-rr", 1, 1),
+        ] {
+            let seen = Availability::of(&set, &pods(text), at(100));
+            assert_eq!(seen, Availability { most_unavailable: most, unavailable: away }, "{text}");
         }
     }
 }

@@ -6,13 +6,14 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use client::{Client, DeleteParams, EventRecorder, Informer};
+use client::{Client, DeleteParams, Event, EventRecorder, Informer};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 use serde_json::json;
 
-use super::matching::{best, capacity, claim_class, is_for, requested};
+use super::matching::{best, capacity, claim_class, default_class, is_for, requested};
+use super::metrics::{Operations, count_volumes};
 use crate::Error;
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::pods;
@@ -35,6 +36,7 @@ struct Controller {
     volumes: Informer<PersistentVolume>,
     classes: Informer<StorageClass>,
     local_path: LocalPath,
+    operations: Arc<Operations>,
 }
 
 /// Where the built-in provisioner keeps its folders.
@@ -55,10 +57,14 @@ impl Default for LocalPath {
 /// One worker: two claims must not be given the same volume.
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let claims = context.informer::<PersistentVolumeClaim>();
+    let operations = Arc::new(Operations::new(&context.config.metrics));
     let volumes = {
-        let claims = claims.clone();
+        let (claims, operations) = (claims.clone(), operations.clone());
         context.on::<PersistentVolume, _>(move |event| {
             let volume = event.object();
+            if matches!(event, Event::Deleted(_)) {
+                operations.ended(&pods::key(&**volume));
+            }
             let mut keys = vec![format!("volume/{}", pods::key(&**volume))];
             match volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()) {
                 Some(claim) => keys.push(format!(
@@ -79,9 +85,12 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         })
     };
     {
-        let (volumes, queue) = (volumes.clone(), context.queue.clone());
+        let (volumes, queue, operations) = (volumes.clone(), context.queue.clone(), operations.clone());
         claims.subscribe(move |event| {
             let claim = event.object();
+            if matches!(event, Event::Deleted(_)) {
+                operations.forget(&pods::key(&**claim));
+            }
             queue.add(format!("claim/{}", pods::key(&**claim)));
             if let Some(volume) = volume_name(claim).filter(|name| volumes.get(name).is_some()) {
                 queue.add(format!("volume/{volume}"));
@@ -99,6 +108,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
                 .collect::<Vec<_>>()
         })
     };
+    count_volumes(&context.config.metrics, volumes.clone(), claims.clone());
     Arc::new(Controller {
         client: context.client.clone(),
         recorder: context.recorder.clone(),
@@ -106,6 +116,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         volumes,
         classes,
         local_path: context.config.local_path.clone(),
+        operations,
     })
 }
 
@@ -154,7 +165,12 @@ impl Controller {
         let delayed = self.is_delayed(class);
         let chosen = claim.metadata.annotations.as_ref().and_then(|all| all.get(SELECTED_NODE)).cloned();
         if let Some(volume) = best(&claim, &self.volumes.list()).filter(|volume| !delayed || is_for(volume, &claim)) {
-            return self.bind(&volume, &claim).await;
+            let bound = self.bind(&volume, &claim).await;
+            self.operations.went(key, bound.is_ok());
+            return bound;
+        }
+        if let Some(default) = default_class(&self.classes.list()).filter(|_| claim_class(&claim).is_none()) {
+            return self.give_class(&claim, &default).await;
         }
         let about = client::reference(&*claim);
         match self.classes.get(class) {
@@ -176,7 +192,12 @@ impl Controller {
                 );
             }
             Some(found) if found.provisioner == LOCAL_PATH => {
-                return self.provision(&claim, &found, chosen.as_deref()).await;
+                self.operations.began(key, LOCAL_PATH, "provision");
+                let provisioned = self.provision(&claim, &found, chosen.as_deref()).await;
+                if provisioned.is_err() {
+                    self.operations.failed(key);
+                }
+                return provisioned;
             }
             Some(found) if found.provisioner == NO_PROVISIONER => {
                 self.recorder.normal(
@@ -185,7 +206,10 @@ impl Controller {
                     "no persistent volumes available for this claim and no storage class is set",
                 );
             }
-            Some(found) => return self.hand_over(&claim, &found.provisioner).await,
+            Some(found) => {
+                self.operations.began(key, &found.provisioner, "provision");
+                return self.hand_over(&claim, &found.provisioner).await;
+            }
         }
         self.set_claim_phase(&claim, "Pending", None).await
     }
@@ -194,6 +218,16 @@ impl Controller {
         self.classes
             .get(class)
             .is_some_and(|class| class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer"))
+    }
+
+    /// The claim was there before any class was the default one. Its next event goes on from here.
+    async fn give_class(&self, claim: &PersistentVolumeClaim, class: &StorageClass) -> Outcome {
+        let mut changed = claim.clone();
+        changed.spec.get_or_insert_default().storage_class_name.clone_from(&class.metadata.name);
+        let given = self.client.all::<PersistentVolumeClaim>().update(&changed).await;
+        self.operations.gave_class(given.is_ok());
+        given?;
+        Ok(Requeue::Never)
     }
 
     /// An external provisioner watches for its name on the claim.
@@ -351,13 +385,18 @@ impl Controller {
             .and_then(|all| all.get(PROVISIONED_BY))
             .is_some_and(|by| by == LOCAL_PATH);
         if policy == Some("Delete") && ours {
+            self.operations.began(name, LOCAL_PATH, "delete");
             if let Err(error) = self.remove_folder(name).await {
+                self.operations.failed(name);
                 let message = format!("removing the folder of the volume: {error}");
                 self.recorder.warning(&client::reference(&*volume), "VolumeFailedDelete", message.clone());
                 return Err(Error::object(message));
             }
             match self.client.all::<PersistentVolume>().delete(name, &DeleteParams::default()).await {
-                Err(error) if !error.is_not_found() => return Err(error.into()),
+                Err(error) if !error.is_not_found() => {
+                    self.operations.failed(name);
+                    return Err(error.into());
+                }
                 _ => {}
             }
         }

@@ -5,15 +5,32 @@ use std::sync::Arc;
 use api::quantity::Quantity;
 use api::selector::Selector;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::StorageClass;
 
 pub(super) const CLASS_ANNOTATION: &str = "volume.beta.kubernetes.io/storage-class";
+
+const DEFAULT_ANNOTATIONS: [&str; 2] =
+    ["storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class"];
 
 pub(super) fn claim_class(claim: &PersistentVolumeClaim) -> Option<&str> {
     let old = claim.metadata.annotations.as_ref().and_then(|all| all.get(CLASS_ANNOTATION)).map(String::as_str);
     old.or(claim.spec.as_ref()?.storage_class_name.as_deref())
 }
 
-fn volume_class(volume: &PersistentVolume) -> &str {
+/// The class of claims that name none: the newest of those marked so, of two as new the one whose name comes first.
+pub(super) fn default_class(classes: &[Arc<StorageClass>]) -> Option<Arc<StorageClass>> {
+    let is_default = |class: &&Arc<StorageClass>| {
+        let annotations = class.metadata.annotations.as_ref();
+        DEFAULT_ANNOTATIONS.iter().any(|key| annotations.and_then(|all| all.get(*key)).is_some_and(|it| it == "true"))
+    };
+    let order = |left: &&Arc<StorageClass>, right: &&Arc<StorageClass>| {
+        let created = |class: &StorageClass| class.metadata.creation_timestamp.clone();
+        created(right).cmp(&created(left)).then_with(|| left.metadata.name.cmp(&right.metadata.name))
+    };
+    classes.iter().filter(is_default).min_by(order).cloned()
+}
+
+pub(super) fn volume_class(volume: &PersistentVolume) -> &str {
     volume.spec.as_ref().and_then(|spec| spec.storage_class_name.as_deref()).unwrap_or_default()
 }
 
@@ -115,6 +132,31 @@ mod tests {
             .unwrap();
             let found = best(&claim, &volumes).map(|volume| volume.metadata.name.clone().unwrap());
             assert_eq!(found.as_deref(), expected, "{name} {size} {class} {mode}");
+        }
+    }
+
+    #[test]
+    fn the_newest_default_class_counts() {
+        let class = |name: &str, created: &str, key: &str, value: &str| -> Arc<StorageClass> {
+            Arc::new(
+                serde_json::from_value(json!({"provisioner": "p", "metadata": {
+                    "name": name, "creationTimestamp": created, "annotations": {key: value}}}))
+                .unwrap(),
+            )
+        };
+        let [ga, beta] = DEFAULT_ANNOTATIONS;
+        let (early, late) = ("2024-01-01T00:00:00Z", "2024-01-02T00:00:00Z");
+        for (classes, expected) in [
+            (vec![], None),
+            (vec![class("a", late, ga, "false")], None),
+            (
+                vec![class("a", early, ga, "true"), class("b", late, beta, "true"), class("c", late, ga, "no")],
+                Some("b"),
+            ),
+            (vec![class("d", late, ga, "true"), class("c", late, ga, "true")], Some("c")),
+        ] {
+            let found = default_class(&classes);
+            assert_eq!(found.and_then(|class| class.metadata.name.clone()).as_deref(), expected);
         }
     }
 }

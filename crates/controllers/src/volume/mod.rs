@@ -3,6 +3,7 @@
 mod binder;
 mod ephemeral;
 mod matching;
+mod metrics;
 mod protection;
 
 pub(crate) use binder::build as build_binder;
