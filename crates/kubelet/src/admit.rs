@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use crate::config::Settings;
 use crate::kubelet::Kubelet;
 use crate::node::status::Pressure;
+use crate::resize::{self, Wait};
 use crate::resources::{self, ResourceList};
 use crate::status::Ended;
 use crate::{containers, eviction, qos, state, static_pods};
@@ -21,13 +22,13 @@ pub(crate) type Admitted = Mutex<HashMap<String, Arc<Pod>>>;
 const NODE_AFFINITY: &str = "NodeAffinity";
 
 impl Kubelet {
-    /// Lets a pod in, or says why not. One that has started before is in already.
-    pub(crate) async fn admit(&self, pod: &Arc<Pod>) -> Option<Ended> {
+    /// Lets a pod in, or says why not. One that has started before is in already, and may be wished larger or smaller.
+    pub(crate) async fn admit(&self, pod: &Arc<Pod>) -> Result<Admission, Ended> {
         let name = &self.settings.node_name;
         let known = self.node.get(name);
         let refused = self.admit_to(known.as_deref(), pod);
         // The scheduler may have seen labels that did not get here yet.
-        if refused.as_ref().is_some_and(|ended| ended.reason == NODE_AFFINITY)
+        if refused.as_ref().is_err_and(|ended| ended.reason == NODE_AFFINITY)
             && let Ok(newest) = self.client.all::<Node>().get(name).await
         {
             return self.admit_to(Some(&newest), pod);
@@ -35,17 +36,30 @@ impl Kubelet {
         refused
     }
 
-    fn admit_to(&self, node: Option<&Node>, pod: &Arc<Pod>) -> Option<Ended> {
+    fn admit_to(&self, node: Option<&Node>, pod: &Arc<Pod>) -> Result<Admission, Ended> {
         let uid = state::uid(pod).to_string();
         let mut admitted = self.admitted.lock();
         let has_started = pod.status.as_ref().is_some_and(|status| status.start_time.is_some());
-        if has_started || admitted.contains_key(&uid) {
-            admitted.insert(uid, pod.clone());
-            return None;
+        let before = admitted.get(&uid).map(|before| resize::with_granted(pod, before));
+        if let Some(granted) = before.or_else(|| has_started.then(|| resize::with_told(pod))) {
+            let is_wished = Arc::ptr_eq(&granted, pod);
+            let mut admission = Admission { pod: granted, wait: None, is_resized: false };
+            if !is_wished {
+                let others = admitted.iter().filter(|(other, _)| **other != uid);
+                let others: Vec<Arc<Pod>> = others.map(|(_, other)| other.clone()).collect();
+                admission.wait = self.refuse_resize(pod, &admission.pod, &others);
+                admission.is_resized = admission.wait.is_none();
+                if admission.is_resized {
+                    admission.pod = pod.clone();
+                    self.freed.send_modify(|count| *count += 1);
+                }
+            }
+            admitted.insert(uid, admission.pod.clone());
+            return Ok(admission);
         }
         if self.shutdown.is_on() {
             let (reason, message) = ("NodeShutdown".into(), "Pod was rejected as the node is shutting down.".into());
-            return Some(Ended { reason, message, disruption: None });
+            return Err(Ended { reason, message, disruption: None });
         }
         let pressure = *self.pressure.lock();
         let others: Vec<Arc<Pod>> = admitted.values().cloned().collect();
@@ -58,11 +72,32 @@ impl Kubelet {
                 cpus.admit(pod).err().map(|why| ("UnexpectedAdmissionError".to_string(), why))
             });
         if let Some((reason, cause)) = refused {
-            return Some(Ended { reason, message: format!("Pod was rejected: {cause}"), disruption: None });
+            return Err(Ended { reason, message: format!("Pod was rejected: {cause}"), disruption: None });
         }
         admitted.insert(uid, pod.clone());
-        None
+        Ok(Admission { pod: pod.clone(), wait: None, is_resized: false })
     }
+
+    /// Why a pod that runs cannot have what it wishes.
+    fn refuse_resize(&self, wish: &Pod, granted: &Pod, others: &[Arc<Pod>]) -> Option<Wait> {
+        let cpu = |pod: &Pod| resources::pod_request(pod, "cpu");
+        if self.cpu_manager.is_some() && qos::class(wish) == qos::Class::Guaranteed && cpu(wish) != cpu(granted) {
+            let message = "Resize is infeasible for Guaranteed Pods alongside CPU Manager policy \"static\"".into();
+            return Some(Wait { reason: resize::INFEASIBLE, message });
+        }
+        let (_, message) = too_large(wish, others, &self.allocatable)?;
+        Some(Wait { reason: resize::DEFERRED, message })
+    }
+}
+
+/// A pod that runs here.
+pub(crate) struct Admission {
+    /// With the resources that it may use.
+    pub(crate) pod: Arc<Pod>,
+    /// Why these are not the ones it wishes.
+    pub(crate) wait: Option<Wait>,
+    /// It just got others.
+    pub(crate) is_resized: bool,
 }
 
 /// A reason and its explanation.

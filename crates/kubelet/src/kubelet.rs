@@ -7,6 +7,7 @@ use client::{Client, EventRecorder, Informer};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod, PodStatus, Service};
 use parking_lot::Mutex;
+use tokio::sync::watch;
 
 use crate::admit::Admitted;
 use crate::backoff::Backoff;
@@ -16,6 +17,7 @@ use crate::cpu_manager::CpuManager;
 use crate::images::Images;
 use crate::node::status::Pressure;
 use crate::probes::Prober;
+use crate::resize;
 use crate::resources::ResourceList;
 use crate::runtime::Runtime;
 use crate::shutdown::Shutdown;
@@ -41,6 +43,8 @@ pub(crate) struct Kubelet {
     pub(crate) node: Informer<Node>,
     pub(crate) allocatable: ResourceList,
     pub(crate) admitted: Admitted,
+    /// Counts whenever a pod leaves room for others.
+    pub(crate) freed: watch::Sender<u64>,
     /// What the eviction manager sees running short.
     pub(crate) pressure: Arc<Mutex<Pressure>>,
     pub(crate) shutdown: Arc<Shutdown>,
@@ -83,6 +87,7 @@ impl Kubelet {
                 state,
                 waiting: &memory.waiting,
                 readiness: self.prober.as_ref(),
+                resize: &memory.resize,
                 host_ips: &self.host_ips,
                 is_terminating,
                 ended,
@@ -106,8 +111,16 @@ fn is_ready(status: Option<&PodStatus>) -> bool {
     conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-const OUR_CONDITIONS: &[&str] =
-    &["PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled", "DisruptionTarget"];
+const OUR_CONDITIONS: &[&str] = &[
+    "PodReadyToStartContainers",
+    "Initialized",
+    "Ready",
+    "ContainersReady",
+    "PodScheduled",
+    "DisruptionTarget",
+    resize::PENDING,
+    resize::IN_PROGRESS,
+];
 
 /// Conditions that others write: the API's view of them is the newest.
 fn foreign_conditions(pod: &Pod) -> Vec<k8s_openapi::api::core::v1::PodCondition> {

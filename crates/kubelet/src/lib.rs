@@ -31,6 +31,7 @@ mod plan;
 mod pleg;
 mod probes;
 mod qos;
+mod resize;
 mod resources;
 mod run;
 mod runtime;

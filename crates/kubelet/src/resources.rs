@@ -4,17 +4,16 @@ use std::collections::BTreeMap;
 
 use api::quantity::Quantity;
 use cri::v1::LinuxContainerResources;
-use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
+use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 
 use crate::qos;
-use crate::state::ContainerState;
 
 pub(crate) type ResourceList = BTreeMap<String, ApiQuantity>;
 
 const MIN_SHARES: i64 = 2;
 const MAX_SHARES: i64 = 262_144;
-const QUOTA_PERIOD: i64 = 100_000;
+pub(crate) const QUOTA_PERIOD: i64 = 100_000;
 const MIN_QUOTA: i64 = 1000;
 
 pub(crate) fn parse(quantity: &ApiQuantity) -> Option<Quantity> {
@@ -129,11 +128,6 @@ fn total(pod: &Pod, name: &str, of: impl Fn(&Container) -> Quantity) -> Quantity
     result
 }
 
-/// `status.containerStatuses[].resources`: what was asked, as it was written.
-pub(crate) fn reported(container: &Container, _seen: &ContainerState) -> ResourceRequirements {
-    container.resources.clone().unwrap_or_default()
-}
-
 /// A `resourceFieldRef`: the container's own number, or the node's allocatable when it sets no
 /// limit, divided and rounded up.
 pub(crate) fn field_value(
@@ -164,7 +158,7 @@ pub(crate) fn field_value(
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use k8s_openapi::api::core::v1::PodSpec;
+    use k8s_openapi::api::core::v1::{PodSpec, ResourceRequirements};
 
     pub(crate) fn list(text: &str) -> Option<ResourceList> {
         (!text.is_empty()).then(|| {

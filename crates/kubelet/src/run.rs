@@ -161,6 +161,7 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
         node: own_node.clone(),
         allocatable: node_status::allocatable(&settings, &machine),
         admitted: Default::default(),
+        freed: Default::default(),
         pressure: Default::default(),
         shutdown: Arc::new(Shutdown::open(&settings.root_dir)),
         node_memory: machine.memory as i64,

@@ -278,7 +278,11 @@ impl Runtime {
 
     /// Changes the processors that a running container may use.
     pub(crate) async fn set_cpus(&self, id: &str, cpuset_cpus: String) -> Result<()> {
-        let linux = v1::LinuxContainerResources { cpuset_cpus, ..Default::default() };
+        self.update_container(id, v1::LinuxContainerResources { cpuset_cpus, ..Default::default() }).await
+    }
+
+    /// Changes what a running container may use; zeros leave things as they are.
+    pub(crate) async fn update_container(&self, id: &str, linux: v1::LinuxContainerResources) -> Result<()> {
         let message =
             v1::UpdateContainerResourcesRequest { container_id: id.into(), linux: Some(linux), ..Default::default() };
         done(self.clients.runtime.clone().update_container_resources(request(message, TIMEOUT)).await)

@@ -14,7 +14,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::plan::sandbox_needed;
 use crate::state::{self, ContainerState, Phase, PodState};
-use crate::{qos, resources};
+use crate::{qos, resize};
 
 /// Why a container is not started, as the API tells it: `ErrImagePull`, `CrashLoopBackOff`, …
 #[derive(Clone, Debug, PartialEq)]
@@ -29,6 +29,7 @@ pub(crate) struct Observed<'a> {
     /// By container name.
     pub(crate) waiting: &'a HashMap<String, Waiting>,
     pub(crate) readiness: &'a dyn Readiness,
+    pub(crate) resize: &'a resize::Progress,
     pub(crate) host_ips: &'a [String],
     /// Containers will not be restarted whatever the policy: the pod is being stopped.
     pub(crate) is_terminating: bool,
@@ -138,8 +139,13 @@ pub(crate) fn pod_status(pod: &Pod, observed: &Observed<'_>) -> PodStatus {
             observed.ended.map(|ended| ended.message.clone()),
         ));
     }
-    status.conditions =
-        Some(merge_conditions(old.conditions.unwrap_or_default(), conditions, generation, observed.now));
+    let mut others = old.conditions.unwrap_or_default();
+    if !observed.is_terminating && ended.is_none() {
+        conditions.extend(observed.resize.conditions());
+    }
+    let is_over = |kind: &str| is_of_resize(kind) && !conditions.iter().any(|condition| condition.type_ == kind);
+    others.retain(|condition| !is_over(&condition.type_));
+    status.conditions = Some(merge_conditions(others, conditions, generation, observed.now));
     status.container_statuses = Some(containers);
     status.init_container_statuses = has_init.then_some(inits);
     status.ephemeral_container_statuses = (!ephemeral.is_empty()).then_some(ephemerals);
@@ -197,7 +203,7 @@ fn container_status(
             if let Some(old) = old {
                 status.restart_count = status.restart_count.max(old.restart_count);
             }
-            status.resources = Some(resources::reported(container, newest));
+            status.resources = Some(resize::reported(container, newest, observed.resize, pod.status.as_ref()));
             status.allocated_resources = container.resources.as_ref().and_then(|r| r.requests.clone());
             status
         }
@@ -524,6 +530,11 @@ fn pod_ready(
     condition("Ready", false, Some("ReadinessGatesNotReady"), Some(unmet.join(", ")))
 }
 
+/// Conditions that go when what they tell is over.
+pub(crate) fn is_of_resize(kind: &str) -> bool {
+    [resize::PENDING, resize::IN_PROGRESS].contains(&kind)
+}
+
 /// Ours replace those of the same type; times of transition move only when the status does; others'
 /// conditions (readiness gates) stay.
 fn merge_conditions(
@@ -599,6 +610,7 @@ mod tests {
                 state,
                 waiting: &waiting,
                 readiness: &AllReady,
+                resize: &Default::default(),
                 host_ips: &["192.0.2.1".into()],
                 is_terminating,
                 ended: None,
@@ -698,6 +710,7 @@ mod tests {
                 state: &seen(&[("a", Phase::Exited, 1)]),
                 waiting: &HashMap::new(),
                 readiness: &AllReady,
+                resize: &Default::default(),
                 host_ips: &[],
                 is_terminating: false,
                 ended: None,

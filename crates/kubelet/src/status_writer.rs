@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use trace::{Stage, Work};
 
 use crate::state;
+use crate::status::is_of_resize;
 
 /// Writers at work at once; one pod is never written by two.
 const WRITERS: usize = 4;
@@ -211,7 +212,12 @@ fn difference(sent: &Value, wanted: &Value) -> Option<Value> {
         .filter(|condition| !old.is_some_and(|old| old.contains(condition)))
         .cloned()
         .collect();
-    if !changed.is_empty() {
+    let kind = |condition: &Value| condition.get("type").and_then(Value::as_str).unwrap_or_default().to_owned();
+    let kept: Vec<String> =
+        wanted.get("conditions").and_then(Value::as_array).into_iter().flatten().map(kind).collect();
+    let over = old.into_iter().flatten().map(kind).filter(|kind| is_of_resize(kind) && !kept.contains(kind));
+    let over: Vec<Value> = over.map(|kind| json!({"$patch": "delete", "type": kind})).collect();
+    if !changed.is_empty() || !over.is_empty() {
         let changed = changed
             .into_iter()
             .map(|mut condition| {
@@ -223,6 +229,7 @@ fn difference(sent: &Value, wanted: &Value) -> Option<Value> {
                 }
                 condition
             })
+            .chain(over)
             .collect();
         patch.insert("conditions".into(), Value::Array(changed));
     }
@@ -250,6 +257,11 @@ mod tests {
                 json!({"conditions": [ready("False"), {"type": "Mine"}]}),
                 json!({"conditions": [ready("True"), {"type": "Mine"}]}),
                 Some(json!({"conditions": [{"type": "Ready", "status": "True", "reason": null, "message": null}]})),
+            ),
+            (
+                json!({"conditions": [{"type": "PodResizePending"}, {"type": "Mine"}]}),
+                json!({"conditions": []}),
+                Some(json!({"conditions": [{"$patch": "delete", "type": "PodResizePending"}]})),
             ),
         ] {
             assert_eq!(difference(&sent, &wanted), expected);

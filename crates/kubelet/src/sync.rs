@@ -21,7 +21,7 @@ use crate::status::Waiting;
 use crate::terminate::Victim;
 use crate::volumes::{Mounted, blocking, subpath};
 use crate::worker::Memory;
-use crate::{dns, hooks, images, probes, resources};
+use crate::{dns, hooks, images, probes, resize, resources};
 
 /// How a pass ended.
 #[derive(Debug, Default)]
@@ -60,13 +60,16 @@ impl Kubelet {
         let uid = state::uid(pod);
         let mut state = self.runtime.pod_state(uid).await?;
         self.prober.reconcile(pod, &state, false);
+        let changes = self.pending_changes(pod, &state, memory);
         let status = self.tell(pod, &state, memory, false, None);
         if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
             next.is_finished = true;
             return Ok(next);
         }
 
-        let actions = plan::plan(pod, &state, self.prober.as_ref());
+        let mut actions = plan::plan(pod, &state, self.prober.as_ref());
+        let is_resized = !changes.is_empty();
+        let updates = resize::plan(changes, &mut actions);
         let services = self.service_variables(pod);
         let reference = client::reference(pod.as_ref());
         let context_for = |ips: &[String]| (ips.to_vec(), self.host_ips.clone());
@@ -83,7 +86,11 @@ impl Kubelet {
         self.make_directories(pod).await?;
         if let Some(cgroups) = self.cgroups.clone() {
             let owned = pod.clone();
-            blocking(move || cgroups.ensure_pod(&owned)).await.map_err(|error| {
+            let ensure = move || match is_resized {
+                true => cgroups.resize_pod(&owned, true),
+                false => cgroups.ensure_pod(&owned),
+            };
+            blocking(ensure).await.map_err(|error| {
                 let message = format!("unable to ensure pod container exists: {error}");
                 self.recorder.warning(&reference, "FailedCreatePodContainer", message.clone());
                 SyncError::Other(message)
@@ -137,6 +144,9 @@ impl Kubelet {
             self.kill_container(pod, victim, &pod_ips).await?;
         }
 
+        if !self.resize(pod, &updates, memory).await {
+            next.sooner(RETRY);
+        }
         if let Some(attempt) = actions.create_sandbox {
             self.create_sandbox(pod, attempt).await?;
             state = self.runtime.pod_state(uid).await?;
@@ -148,6 +158,9 @@ impl Kubelet {
 
         let state = self.runtime.pod_state(uid).await?;
         self.prober.reconcile(pod, &state, false);
+        if is_resized && self.pending_changes(pod, &state, memory).is_empty() {
+            self.settle_resize(pod).await?;
+        }
         self.tell(pod, &state, memory, false, None);
         self.remove_old_containers(&state).await;
         Ok(next)

@@ -140,6 +140,7 @@ impl Kubelet {
             blocking(move || cgroups.remove_pod(&owned)).await?;
         }
         self.admitted.lock().remove(uid);
+        self.freed.send_modify(|count| *count += 1);
         if let Some(cpus) = &self.cpu_manager {
             cpus.release(uid);
         }

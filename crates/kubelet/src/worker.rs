@@ -16,6 +16,7 @@ use tokio_util::task::TaskTracker;
 use trace::{Context, Stage, Work};
 
 use crate::kubelet::Kubelet;
+use crate::resize;
 use crate::state;
 use crate::status::{Ended, Waiting};
 
@@ -26,6 +27,7 @@ pub(crate) struct Memory {
     pub(crate) waiting: HashMap<String, Waiting>,
     /// The object the API shows for a static pod.
     pub(crate) mirror: Option<Arc<Pod>>,
+    pub(crate) resize: resize::Progress,
 }
 
 impl Memory {
@@ -261,21 +263,33 @@ impl Worker {
             if update.must_end() {
                 return;
             }
-            let refused = self.kubelet.admit(&update.pod).await;
-            if let Some(ended) = refused.or_else(|| deadline(&update.pod, self.start_time(&update.pod))) {
-                self.kubelet.recorder.warning(
-                    &client::reference(update.pod.as_ref()),
-                    &ended.reason,
-                    ended.message.clone(),
-                );
-                self.ended = Some(ended);
-                return;
-            }
+            // Before the decision: what is freed after it is not missed.
+            let mut freed = self.kubelet.freed.subscribe();
+            let admission = match self.kubelet.admit(&update.pod).await {
+                Ok(admission) => deadline(&update.pod, self.start_time(&update.pod)).map_or(Ok(admission), Err),
+                Err(ended) => Err(ended),
+            };
+            let admission = match admission {
+                Ok(admission) => admission,
+                Err(ended) => {
+                    self.kubelet.recorder.warning(
+                        &client::reference(update.pod.as_ref()),
+                        &ended.reason,
+                        ended.message.clone(),
+                    );
+                    self.ended = Some(ended);
+                    return;
+                }
+            };
             self.memory.mirror = update.mirror.clone();
+            let pod = admission.pod.clone();
+            self.kubelet.note_resize(&update.pod, admission, &mut self.memory.resize);
+            let may_wait_for_room =
+                self.memory.resize.wait.as_ref().is_some_and(|wait| wait.reason == resize::DEFERRED);
             let delay = {
                 let mut updates = self.updates.clone();
                 let work = self.begin(&update.pod);
-                let sync = work.result(Box::pin(self.kubelet.sync(&update.pod, &mut self.memory)));
+                let sync = work.result(Box::pin(self.kubelet.sync(&pod, &mut self.memory)));
                 tokio::select! {
                     result = sync => match result {
                         Ok(next) if next.is_finished => return,
@@ -301,6 +315,7 @@ impl Worker {
                     }
                 }
                 () = self.wake.notified() => {}
+                _ = freed.changed(), if may_wait_for_room => {}
                 () = sleep_for(delay) => {}
             }
         }
@@ -333,10 +348,11 @@ impl Worker {
             };
             let grace = self.kubelet.grace_period(&update.pod, shorter);
             let kubelet = self.kubelet.clone();
+            let pod = kubelet.granted(&update.pod);
             let result = {
                 let mut updates = self.updates.clone();
                 let work = self.begin(&update.pod);
-                let terminate = work.result(Box::pin(kubelet.terminate(&update.pod, &self.memory, ended, grace)));
+                let terminate = work.result(Box::pin(kubelet.terminate(&pod, &self.memory, ended, grace)));
                 tokio::select! {
                     result = terminate => result.map_err(|error| error.to_string()),
                     // Deleted again with less grace: start over with what is left.

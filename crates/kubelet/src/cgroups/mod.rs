@@ -100,6 +100,40 @@ impl Cgroups {
         self.apply(&path, &resources)
     }
 
+    /// Gives a pod that runs new limits; none that is lower than now while `keeps_room`, since containers still have theirs.
+    pub(crate) fn resize_pod(&self, pod: &Pod, keeps_room: bool) -> io::Result<()> {
+        let (path, mut resources) = (self.path_of(pod), resources::for_pod(pod));
+        if keeps_room {
+            let (quota, memory) = self.limits(&path)?;
+            let widest = |now: Option<i64>, new: Option<i64>| Some(now?.max(new?));
+            resources.cpu_quota = widest(quota, resources.cpu_quota);
+            resources.memory_limit = widest(memory, resources.memory_limit);
+        }
+        if let Some(slices) = &self.slices {
+            slices.limit(&Names::unit(&path), &resources)?;
+        }
+        self.apply(&path, &resources)
+    }
+
+    /// The quota and the memory that a cgroup is limited to now.
+    fn limits(&self, path: &Path) -> io::Result<(Option<i64>, Option<i64>)> {
+        let read = |controller: &str, file: &str| -> io::Result<Option<i64>> {
+            let root = match &self.layout {
+                Layout::V1(trees) => trees.iter().find(|(name, _)| name == controller).map(|(_, root)| root),
+                Layout::V2(root) => Some(root),
+            };
+            let Some(root) = root else { return Ok(None) };
+            let text = std::fs::read_to_string(root.join(path).join(file))?;
+            // A word (`max`), a negative number, or more bytes than there can be: no limit.
+            let limit = text.split_whitespace().next().and_then(|limit| limit.parse().ok());
+            Ok(limit.filter(|limit| (0..i64::MAX / 2).contains(limit)))
+        };
+        match &self.layout {
+            Layout::V1(_) => Ok((read("cpu", "cpu.cfs_quota_us")?, read("memory", "memory.limit_in_bytes")?)),
+            Layout::V2(_) => Ok((read("cpu", "cpu.max")?, read("memory", "memory.max")?)),
+        }
+    }
+
     /// Removes the pod's cgroup wherever its class put it, with what a dead runtime may have left in it.
     pub(crate) fn remove_pod(&self, uid: &str) -> io::Result<()> {
         for level in LEVELS {

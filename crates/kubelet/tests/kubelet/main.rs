@@ -16,6 +16,7 @@ mod node;
 mod pressure;
 mod probes;
 mod registry;
+mod resize;
 mod restarts;
 mod runtime;
 mod security;
@@ -51,6 +52,9 @@ const TESTS: &[Test] = tests![
     lifecycle::sidecars_end_last,
     lifecycle::resources_and_services_reach_containers,
     lifecycle::pods_that_do_not_fit_are_refused,
+    resize::running_pods_get_more_and_less,
+    resize::resizes_wait_for_room,
+    resize::memory_in_use_is_not_taken_away,
     containers::last_words_are_told,
     containers::many_volumes_are_mounted_side_by_side,
     security::containers_are_who_they_should_be,

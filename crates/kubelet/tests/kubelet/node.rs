@@ -230,14 +230,14 @@ impl Node {
         serde_json::from_str::<Value>(&answer.info["info"]).unwrap()["pid"].as_i64().unwrap()
     }
 
-    /// Runs a shell script in a container through the kubelet, trying until its server answers.
-    pub(crate) async fn exec(&self, pod: &str, container: &str, script: &str) -> String {
+    /// Runs a command, its words between spaces, in a container through the kubelet, trying until its server answers.
+    pub(crate) async fn exec(&self, pod: &str, container: &str, words: &str) -> String {
         let deadline = tokio::time::Instant::now() + PATIENCE;
         loop {
             let url = format!("https://127.0.0.1:{}/run/default/{pod}/{container}", self.port().await);
             let mut command = tokio::process::Command::new("curl");
             command.args(["-skf", "--max-time", "20", "-G", "-X", "POST", "--data-urlencode"]);
-            let output = command.arg(format!("cmd={script}")).arg(url).output().await.unwrap();
+            let output = command.arg(format!("cmd={words}")).arg(url).output().await.unwrap();
             if output.status.success() {
                 return String::from_utf8(output.stdout).unwrap();
             }

@@ -1,0 +1,120 @@
+//! Resizes carried out and told.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Pod, ResourceRequirements};
+
+use super::{Change, Progress, changes, summary, with_granted};
+use crate::admit::Admission;
+use crate::kubelet::Kubelet;
+use crate::state::{self, PodState};
+use crate::sync::SyncError;
+use crate::volumes::blocking;
+use crate::worker::Memory;
+
+impl Kubelet {
+    /// The pod with the resources it may use, which may not be those that it wishes.
+    pub(crate) fn granted(&self, pod: &Arc<Pod>) -> Arc<Pod> {
+        let admitted = self.admitted.lock();
+        admitted.get(state::uid(pod)).map_or_else(|| pod.clone(), |before| with_granted(pod, before))
+    }
+
+    /// Tells what became of a wish.
+    pub(crate) fn note_resize(&self, wish: &Pod, admission: Admission, progress: &mut Progress) {
+        let reference = client::reference(wish);
+        if let Some(wait) = admission.wait.as_ref().filter(|wait| progress.wait.as_ref() != Some(*wait)) {
+            let what = format!("Pod resize {}", wait.reason);
+            let message = summary(&what, wish, Some(&wait.message));
+            self.recorder.warning(&reference, &format!("Resize{}", wait.reason), message);
+        }
+        progress.wait = admission.wait;
+        if admission.is_resized {
+            (progress.is_on, progress.error) = (true, None);
+            self.recorder.normal(&reference, "ResizeStarted", summary("Pod resize started", wish, None));
+        }
+    }
+
+    /// What running containers still lack of what is granted. None left is the end of a resize.
+    pub(crate) fn pending_changes(&self, pod: &Pod, state: &PodState, memory: &mut Memory) -> Vec<Change> {
+        let latest = self.status.latest(state::uid(pod));
+        let status = latest.as_ref().or(pod.status.as_ref());
+        let progress = &mut memory.resize;
+        progress.given.retain(|id, _| state.containers.iter().any(|container| &container.id == id));
+        let changes = changes(pod, state, progress, status);
+        if changes.is_empty() && std::mem::take(&mut progress.is_on) {
+            progress.error = None;
+            let message = summary("Pod resize completed", pod, None);
+            self.recorder.normal(&client::reference(pod), "ResizeCompleted", message);
+        }
+        progress.is_on = !changes.is_empty();
+        changes
+    }
+
+    /// Changes containers while they run; tells whether it could.
+    pub(crate) async fn resize(&self, pod: &Pod, updates: &[Change], memory: &mut Memory) -> bool {
+        let Err(error) = self.update_containers(pod, updates, &mut memory.resize.given).await else { return true };
+        if memory.resize.error.as_ref() != Some(&error) {
+            let message = summary("Pod resize error", pod, Some(&error));
+            self.recorder.warning(&client::reference(pod), "ResizeError", message);
+        }
+        memory.resize.error = Some(error);
+        false
+    }
+
+    async fn update_containers(
+        &self,
+        pod: &Pod,
+        updates: &[Change],
+        given: &mut HashMap<String, ResourceRequirements>,
+    ) -> Result<(), String> {
+        if updates.iter().any(|change| change.less_memory.is_some()) {
+            self.check_memory(updates).await.map_err(|error| format!("cannot decrease memory limits: {error}"))?;
+        }
+        for change in updates {
+            self.runtime
+                .update_container(&change.id, change.update.clone())
+                .await
+                .map_err(|error| error.to_string())?;
+            tracing::info!(pod = state::full_name(pod), container = change.name, "resources changed in place");
+            given.insert(change.id.clone(), change.resources.clone());
+        }
+        Ok(())
+    }
+
+    /// Takes back the room that the pod's own cgroup kept while its containers changed.
+    pub(crate) async fn settle_resize(&self, pod: &Arc<Pod>) -> Result<(), SyncError> {
+        let Some(cgroups) = self.cgroups.clone() else { return Ok(()) };
+        let owned = pod.clone();
+        let settled = blocking(move || cgroups.resize_pod(&owned, false)).await;
+        settled.map_err(|error| SyncError::Other(format!("limits of the resized pod: {error}")))
+    }
+
+    /// Less memory than a container uses would end it.
+    async fn check_memory(&self, updates: &[Change]) -> Result<(), String> {
+        let stats = self.runtime.container_stats().await.map_err(|error| error.to_string())?;
+        let usage = |id: &str| {
+            let stats = stats.iter().find(|stats| stats.attributes.as_ref().is_some_and(|a| a.id == id))?;
+            let memory = stats.memory.as_ref()?;
+            Some(memory.usage_bytes.as_ref().or(memory.working_set_bytes.as_ref())?.value)
+        };
+        let refusals: Vec<String> = updates
+            .iter()
+            .filter_map(|change| {
+                let (limit, name) = (change.less_memory?, &change.name);
+                match usage(&change.id) {
+                    None => Some(format!("missing container {name:?} memory usage")),
+                    Some(usage) if usage >= limit as u64 => Some(format!(
+                        "attempting to set container {name:?} memory limit ({limit}) below current usage ({usage})"
+                    )),
+                    Some(_) => None,
+                }
+            })
+            .collect();
+        match refusals.as_slice() {
+            [] => Ok(()),
+            [one] => Err(one.clone()),
+            many => Err(format!("[{}]", many.join(", "))),
+        }
+    }
+}
