@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
 
 use anyhow::{Context, Result, bail};
 use futures_util::future::BoxFuture;
@@ -122,15 +123,31 @@ async fn print_logs(args: LogsArgs) -> Result<()> {
         return Ok(());
     }
     let watch = kubelet::FileWatch::new(&path);
+    let mut successor = None;
     loop {
         let position = reader.stream_position()?;
         line.clear();
-        if reader.read_line(&mut line)? == 0 || !line.ends_with('\n') {
-            // The end, or half a line: look again from the same place.
-            reader.seek(SeekFrom::Start(position))?;
+        if reader.read_line(&mut line)? > 0 && line.ends_with('\n') {
+            if wanted(&line) {
+                out.write_all(line.as_bytes())?;
+            }
+            continue;
+        }
+        // The end, or half a line. What came before the log was put aside is read before its successor is.
+        if let Some(next) = successor.take() {
+            reader = BufReader::new(next);
+            watch.add_file(&path);
+            continue;
+        }
+        reader.seek(SeekFrom::Start(if reader.get_ref().metadata()?.len() < position { 0 } else { position }))?;
+        successor = File::open(&path).ok().filter(|found| !is_same(found, reader.get_ref()));
+        if successor.is_none() {
             watch.changed().await;
-        } else if wanted(&line) {
-            out.write_all(line.as_bytes())?;
         }
     }
+}
+
+fn is_same(one: &File, other: &File) -> bool {
+    let identity = |file: &File| file.metadata().map(|metadata| (metadata.dev(), metadata.ino())).ok();
+    identity(one) == identity(other)
 }

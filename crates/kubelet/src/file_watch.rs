@@ -58,19 +58,25 @@ impl FileWatch {
 
     /// Waits for the next change. What comes in quick succession is told once.
     pub async fn changed(&self) -> Change {
-        let Some(inotify) = &self.0 else {
-            tokio::time::sleep(LOOK).await;
-            return Change::Closed;
-        };
-        let mut events = [0; 4096];
-        loop {
-            let Ok(mut ready) = inotify.readable().await else { return Change::Closed };
-            match ready.try_io(|file| file.get_ref().read(&mut events)) {
-                Ok(Ok(length)) => return change(&events[..length]),
-                Ok(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
-                Ok(Err(_)) => return Change::Closed,
-                Err(_) => {}
-            }
+        if let Some(inotify) = &self.0
+            && let Some(change) = next(inotify).await
+        {
+            return change;
+        }
+        tokio::time::sleep(LOOK).await;
+        Change::Closed
+    }
+}
+
+/// The next change; none where the kernel does not tell.
+async fn next(inotify: &AsyncFd<File>) -> Option<Change> {
+    let mut events = [0; 4096];
+    loop {
+        let mut ready = inotify.readable().await.ok()?;
+        match ready.try_io(|file| file.get_ref().read(&mut events)) {
+            Ok(Ok(length)) => return Some(change(&events[..length])),
+            Ok(Err(error)) if error.kind() != io::ErrorKind::Interrupted => return None,
+            Ok(Err(_)) | Err(_) => {}
         }
     }
 }

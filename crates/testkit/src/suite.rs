@@ -21,8 +21,10 @@ pub fn in_namespaces() -> Option<ExitCode> {
     if std::env::var_os(INSIDE).is_some() {
         return None;
     }
+    // What containerd leaves behind of its pods' networks goes with the mount.
+    let own_networks = "mkdir -p /run/netns && mount -t tmpfs tmpfs /run/netns && exec \"$0\" \"$@\"";
     let status = Command::new("unshare")
-        .args(["--net", "--mount", "--propagation", "private", "--"])
+        .args(["--net", "--mount", "--propagation", "private", "--", "sh", "-c", own_networks])
         .arg(std::env::current_exe().unwrap())
         .args(std::env::args_os().skip(1))
         .env(INSIDE, "1")
