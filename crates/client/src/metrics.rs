@@ -271,13 +271,31 @@ fn braced(labels: &str, more: &str) -> String {
     }
 }
 
+/// Looked up whenever something is counted: one allocation, where the labels are in order.
 fn label_text(labels: &Labels<'_>) -> String {
-    let mut labels = labels.to_vec();
-    labels.sort_unstable();
-    let pair = |(name, value): &(&str, &str)| {
-        format!("{name}=\"{}\"", value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"))
-    };
-    labels.iter().map(pair).collect::<Vec<_>>().join(",")
+    let mut sorted;
+    let mut labels = labels;
+    if !labels.is_sorted() {
+        sorted = labels.to_vec();
+        sorted.sort_unstable();
+        labels = &sorted;
+    }
+    let mut text = String::with_capacity(labels.iter().map(|(name, value)| name.len() + value.len() + 4).sum());
+    for (at, (name, value)) in labels.iter().enumerate() {
+        text.push_str(if at == 0 { "" } else { "," });
+        text.push_str(name);
+        text.push_str("=\"");
+        for character in value.chars() {
+            match character {
+                '\\' => text.push_str("\\\\"),
+                '"' => text.push_str("\\\""),
+                '\n' => text.push_str("\\n"),
+                plain => text.push(plain),
+            }
+        }
+        text.push('"');
+    }
+    text
 }
 
 #[cfg(test)]

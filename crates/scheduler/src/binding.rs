@@ -9,8 +9,9 @@ use tokio::sync::oneshot;
 use trace::{Stage, Work};
 
 use crate::cycle::{Diagnosis, Failure};
-use crate::framework::{Event, Permit, Placement, Point, Rejection};
-use crate::scheduler::{ACTOR, Scheduler, Try, release, traced_name};
+use crate::framework::{Event, Permit, Placement, Point, Rejection, SUCCESS};
+use crate::metrics::Pending;
+use crate::scheduler::{ACTOR, POD_BINDING, Scheduler, Try, release, traced_name};
 
 /// Pods that wait for a permit, until somebody allows or rejects them.
 #[derive(Default)]
@@ -44,20 +45,26 @@ impl Waiting {
 
 impl Scheduler {
     /// Brings a pod to the node it was given. Whatever fails gives the node back, and the pod is tried again.
-    pub(crate) async fn bind(&self, mut attempt: Try, placement: Placement, permit: Permit) {
+    pub(crate) async fn bind(&self, mut attempt: Try, placement: Placement, permit: Permit, call: Pending) {
         self.metrics.add("scheduler_goroutines", &[("operation", "binding")], 1.0);
         let work = Work::caused(&attempt.context, Stage::Bind, ACTOR, traced_name(&placement.pod));
-        let bound = work.with_detail(&placement.node).result(self.try_bind(&attempt, &placement, permit)).await;
+        let bound = work.with_detail(&placement.node).result(self.try_bind(&attempt, &placement, permit, call)).await;
         self.metrics.add("scheduler_goroutines", &[("operation", "binding")], -1.0);
         let (pod, profile) = (&placement.pod, &attempt.profile);
         let Err(failure) = bound else {
             self.queue.done(&pod.uid);
             let message = format!("Successfully assigned {} to {}", pod.key, placement.node);
             self.recorder(profile).normal(&client::reference(&*pod.pod), "Scheduled", message);
-            profile.at(Point::PostBind).for_each(|plugin| plugin.post_bind(&placement));
+            let began = Instant::now();
+            for plugin in profile.at(Point::PostBind) {
+                let asked = Instant::now();
+                plugin.post_bind(&placement);
+                self.metrics.plugin_ran(plugin.name(), Point::PostBind.name(), SUCCESS, asked.elapsed());
+            }
+            self.metrics.ran(Point::PostBind.name(), profile, SUCCESS, began.elapsed());
             return self.note_success(&attempt);
         };
-        release(&mut self.core.lock().cluster, &attempt, &placement);
+        release(&mut self.core.lock().cluster, &self.metrics, &attempt, &placement);
         // What the pod held is free again, for others as well. A pod that was rejected must not be woken by itself.
         let freed = Event::PodDeleted(pod.clone());
         let is_rejected = failure.is_unschedulable();
@@ -71,7 +78,13 @@ impl Scheduler {
         }
     }
 
-    async fn try_bind(&self, attempt: &Try, placement: &Placement, permit: Permit) -> Result<(), Failure> {
+    async fn try_bind(
+        &self,
+        attempt: &Try,
+        placement: &Placement,
+        permit: Permit,
+        call: Pending,
+    ) -> Result<(), Failure> {
         if let Permit::Wait(time) = permit {
             let began = Instant::now();
             let verdict = self.permits.wait(&placement.pod.uid, time).await;
@@ -89,10 +102,11 @@ impl Scheduler {
         for plugin in attempt.profile.at(Point::PreBind) {
             let asked = Instant::now();
             let prepared = plugin.pre_bind(placement).await;
-            self.metrics.plugin_ran(plugin.name(), Point::PreBind, prepared.is_ok(), asked.elapsed());
+            self.metrics.plugin_ran(plugin.name(), Point::PreBind.name(), status(&prepared), asked.elapsed());
             prepared.map_err(|error| Failure::Error(format!("running PreBind plugin {:?}: {error}", plugin.name())))?;
         }
-        self.metrics.ran(Point::PreBind, &attempt.profile, true, began.elapsed());
+        self.metrics.ran(Point::PreBind.name(), &attempt.profile, SUCCESS, began.elapsed());
+        drop(call);
         let binder = self.extenders.iter().find(|extender| extender.binds() && extender.is_interested(&placement.pod));
         if let Some(extender) = binder {
             return extender.bind(placement).await.map_err(Failure::Error);
@@ -101,8 +115,10 @@ impl Scheduler {
             if let Some(binding) = plugin.bind(placement) {
                 let began = Instant::now();
                 let bound = binding.await;
-                self.metrics.plugin_ran(plugin.name(), Point::Bind, bound.is_ok(), began.elapsed());
-                self.metrics.ran(Point::Bind, &attempt.profile, bound.is_ok(), began.elapsed());
+                let time = began.elapsed();
+                self.metrics.plugin_ran(plugin.name(), Point::Bind.name(), status(&bound), time);
+                self.metrics.ran(Point::Bind.name(), &attempt.profile, status(&bound), time);
+                self.metrics.called(POD_BINDING, bound.is_ok(), time);
                 return bound
                     .map_err(|error| Failure::Error(format!("running Bind plugin {:?}: {error}", plugin.name())));
             }
@@ -121,6 +137,10 @@ impl Scheduler {
             self.metrics.count("scheduler_pod_scheduled_after_flush_total", &[]);
         }
     }
+}
+
+fn status<T>(result: &Result<T, String>) -> &'static str {
+    if result.is_ok() { SUCCESS } else { "Error" }
 }
 
 #[cfg(test)]

@@ -9,10 +9,11 @@ use serde_json::json;
 
 use crate::cycle::Failure;
 use crate::framework::Candidate;
+use crate::metrics::Pending;
 use crate::plugins::default_preemption;
 use crate::pod::{self, PodInfo};
 use crate::queue::{Ended, Queued};
-use crate::scheduler::{Scheduler, Try, Unplaced};
+use crate::scheduler::{POD_STATUS_PATCH, Scheduler, Try, Unplaced};
 
 /// Notes of events are no longer than this.
 const NOTE_LIMIT: usize = 1024;
@@ -20,6 +21,7 @@ const NOTE_LIMIT: usize = 1024;
 impl Scheduler {
     pub(crate) async fn give_up(&self, attempt: Try, unplaced: Unplaced) {
         let Unplaced { mut failure, mut room } = unplaced;
+        let call = self.metrics.pending_call(POD_STATUS_PATCH);
         let Try { queued, profile, began, .. } = attempt;
         let candidates = std::mem::take(&mut room.candidates);
         let choice = match crate::extender::preempt(&self.extenders, &queued.pod, candidates).await {
@@ -66,14 +68,14 @@ impl Scheduler {
         match &choice {
             // Not tried again before the victims are told to leave: the room would still be taken.
             Some(choice) => {
-                self.write_status(&current, status).await;
+                self.write_status(&current, status, call).await;
                 let evicted = self.evict_all(&info, &profile.name, choice).await;
                 // Without the room no event may come: it is tried again soon.
                 self.wait_again(queued, info, if evicted { ended } else { Ended::Failed });
             }
             None => {
                 self.wait_again(queued, info, ended);
-                self.write_status(&current, status).await;
+                self.write_status(&current, status, call).await;
             }
         }
     }
@@ -93,7 +95,7 @@ impl Scheduler {
     }
 
     /// Writes condition and nomination, as far as they are not there already.
-    async fn write_status(&self, pod: &Pod, written: Written<'_>) {
+    async fn write_status(&self, pod: &Pod, written: Written<'_>, call: Pending) {
         let mut status = json!({});
         if !written.is_said(pod) {
             status["conditions"] = json!([{
@@ -108,14 +110,28 @@ impl Scheduler {
         if status == json!({}) {
             return;
         }
-        let pods = self.client.namespaced::<Pod>(pod.metadata.namespace.as_deref().unwrap_or_default());
         let patch = Patch::strategic(json!({"metadata": {"uid": pod.metadata.uid}, "status": status}));
-        match pods.patch_status(pod.metadata.name.as_deref().unwrap_or_default(), &patch).await {
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+        match self.patch_status(namespace, pod.metadata.name.as_deref().unwrap_or_default(), &patch, call).await {
             Err(error) if !error.is_not_found() && !error.is_conflict() => {
                 tracing::warn!(pod = pod::key(pod), %error, "condition not written");
             }
             _ => {}
         }
+    }
+
+    async fn patch_status(
+        &self,
+        namespace: &str,
+        name: &str,
+        patch: &Patch,
+        call: Pending,
+    ) -> Result<(), client::Error> {
+        drop(call);
+        let began = Instant::now();
+        let patched = self.client.namespaced::<Pod>(namespace).patch_status(name, patch).await;
+        self.metrics.called(POD_STATUS_PATCH, patched.is_ok(), began.elapsed());
+        patched.map(drop)
     }
 
     /// Tells every victim to leave; false if one could not be told.
@@ -135,8 +151,8 @@ impl Scheduler {
             self.core.lock().cluster.nominated.remove(&other.uid);
             let patch =
                 Patch::strategic(json!({"metadata": {"uid": *other.uid}, "status": {"nominatedNodeName": null}}));
-            let pods = self.client.namespaced::<Pod>(other.namespace());
-            if let Err(error) = pods.patch_status(other.name(), &patch).await {
+            let call = self.metrics.pending_call(POD_STATUS_PATCH);
+            if let Err(error) = self.patch_status(other.namespace(), other.name(), &patch, call).await {
                 tracing::debug!(pod = other.key, %error, "nomination not cleared");
             }
         }

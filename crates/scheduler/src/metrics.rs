@@ -4,23 +4,24 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use client::metrics::{Histogram, Metrics as Registry, exponential};
+use client::metrics::{Gauge, Histogram, Metrics as Registry, exponential};
 use parking_lot::Mutex;
 
-use crate::framework::{Point, Profile};
+use crate::cycle::Times;
+use crate::framework::{Point, Profile, SUCCESS, Samples};
 use crate::queue::Counts;
 
 /// Clones share what they count.
 #[derive(Clone, Default)]
 pub(crate) struct Metrics {
     pub(crate) registry: Registry,
-    /// Looked up several times for each pod: by profile, point and whether it went well.
+    /// Looked up several times for each pod: by profile, point and status.
     points: Arc<Mutex<Points>>,
     /// Series of gauges that were set once: they go on as 0 when there is nothing to count any more.
     known: Arc<Mutex<BTreeSet<Series>>>,
 }
 
-type Points = HashMap<(usize, Point, bool), Histogram>;
+type Points = HashMap<(usize, &'static str, &'static str), Histogram>;
 /// A metric and the values of its labels.
 type Series = (&'static str, Vec<String>);
 
@@ -71,14 +72,28 @@ const METRICS: &[(&str, &str, &[f64])] = &[
     ("scheduler_event_handling_duration_seconds", "[ALPHA] Event handling latency in seconds.", &FROM_TENTH_OF_MS),
     (
         "scheduler_plugin_evaluation_total",
-        "[BETA] Number of attempts to schedule pods by each plugin and the extension point.",
+        "[BETA] How often each plugin was asked at an extension point: by attempt, or by node where it judges nodes. What is remembered of a node is not asked again.",
         &[],
     ),
     (
         "scheduler_plugin_execution_duration_seconds",
-        "[ALPHA] Duration for running a plugin at an extension point, where plugins run one by one.",
+        "[ALPHA] Duration for running a plugin at a specific extension point. Of decisions, only some are timed.",
         &FROM_HUNDREDTH_OF_MS,
     ),
+    (
+        "scheduler_batch_attempts_total",
+        "[ALPHA] Decisions for which judgements of nodes made for an equivalent pod were at hand, and others.",
+        &[],
+    ),
+    ("scheduler_batch_cache_flushed_total", "[ALPHA] Judgements for equivalent pods that were forgotten.", &[]),
+    ("scheduler_async_api_call_execution_total", "[ALPHA] Total number of API calls that no decision waits for.", &[]),
+    (
+        "scheduler_async_api_call_execution_duration_seconds",
+        "[ALPHA] Duration in seconds of API calls that no decision waits for.",
+        &FROM_MS,
+    ),
+    ("scheduler_pending_async_api_calls", "[ALPHA] Number of API calls decided on and not made yet.", &[]),
+    ("scheduler_volume_scheduling_stage_error_total", "[ALPHA] Volume scheduling stage error count", &[]),
     (
         "scheduler_queueing_hint_execution_duration_seconds",
         "[ALPHA] Duration for asking a plugin whether an event may help a pod.",
@@ -137,31 +152,71 @@ impl Metrics {
     }
 
     /// The plug-ins of one point ran.
-    pub(crate) fn ran(&self, point: Point, profile: &Profile, is_success: bool, time: Duration) {
+    pub(crate) fn ran(&self, point: &'static str, profile: &Profile, status: &'static str, time: Duration) {
         let mut points = self.points.lock();
-        let histogram = points.entry((profile.index, point, is_success)).or_insert_with(|| {
-            let status = if is_success { "Success" } else { "Unschedulable" };
-            let labels = [("extension_point", point.name()), ("status", status), ("profile", &profile.name)];
+        let histogram = points.entry((profile.index, point, status)).or_insert_with(|| {
+            let labels = [("extension_point", point), ("profile", &profile.name), ("status", status)];
             self.histogram("scheduler_framework_extension_point_duration_seconds", &labels)
         });
         histogram.observe_duration(time);
     }
 
+    /// A decision was made, or it was found that there is none to make.
+    pub(crate) fn decided(&self, profile: &Profile, times: Times, is_placed: bool) {
+        let last = if is_placed { SUCCESS } else { "Unschedulable" };
+        let prepared = if times.filtering.is_some() { SUCCESS } else { last };
+        self.ran(Point::PreFilter.name(), profile, prepared, times.preparing);
+        if let Some(time) = times.filtering {
+            self.ran(Point::Filter.name(), profile, last, time);
+        }
+        if let Some(time) = times.scoring {
+            self.ran(Point::Score.name(), profile, SUCCESS, time);
+        }
+    }
+
     /// One plug-in ran.
-    pub(crate) fn plugin_ran(&self, plugin: &str, point: Point, is_success: bool, time: Duration) {
-        let status = if is_success { "Success" } else { "Error" };
-        let labels = [("plugin", plugin), ("extension_point", point.name()), ("status", status)];
+    pub(crate) fn plugin_ran(&self, plugin: &str, point: &'static str, status: &'static str, time: Duration) {
+        let labels = [("extension_point", point), ("plugin", plugin), ("status", status)];
         self.time("scheduler_plugin_execution_duration_seconds", &labels, time);
     }
 
-    /// How often the plug-ins of a profile were asked since the last time.
+    /// Plug-ins that were timed while decisions were made.
+    pub(crate) fn sampled(&self, samples: &mut Samples) {
+        for sample in samples.drain() {
+            self.plugin_ran(sample.plugin, sample.point, sample.status, sample.time);
+        }
+    }
+
+    /// A call to the API of this kind is decided on; it is pending until what is returned is dropped.
+    pub(crate) fn pending_call(&self, kind: &'static str) -> Pending {
+        let name = "scheduler_pending_async_api_calls";
+        let gauge = self.registry.gauge(name, described(name).0, &[("call_type", kind)]);
+        gauge.add(1.0);
+        Pending(gauge)
+    }
+
+    /// A call to the API, which nobody waited for, was answered.
+    pub(crate) fn called(&self, kind: &'static str, is_success: bool, time: Duration) {
+        let labels = [("call_type", kind), ("result", if is_success { "success" } else { "error" })];
+        self.count("scheduler_async_api_call_execution_total", &labels);
+        self.time("scheduler_async_api_call_execution_duration_seconds", &labels, time);
+    }
+
+    /// What was done together for equivalent pods, and how often the plug-ins of a profile were asked, since the last time.
     pub(crate) fn add_evaluations(&self, profile: &Profile) {
-        for (point, count) in profile.evaluations.take() {
-            for plugin in profile.at(point) {
-                let labels = [("plugin", plugin.name()), ("extension_point", point.name()), ("profile", &profile.name)];
-                let name = "scheduler_plugin_evaluation_total";
-                self.registry.counter(name, described(name).0, &labels).add(count);
-            }
+        let add = |name, labels: &Labels<'_>, count: usize| {
+            self.registry.counter(name, described(name).0, labels).add(count);
+        };
+        for (point, plugin, count) in profile.take_asked() {
+            let labels = [("extension_point", point.name()), ("plugin", plugin), ("profile", &profile.name)];
+            add("scheduler_plugin_evaluation_total", &labels, count);
+        }
+        let (batches, forgotten) = profile.take_batches();
+        for (result, count) in batches.into_iter().filter(|(_, count)| *count > 0) {
+            add("scheduler_batch_attempts_total", &[("profile", &profile.name), ("result", result)], count);
+        }
+        if forgotten > 0 {
+            add("scheduler_batch_cache_flushed_total", &[("profile", &profile.name), ("reason", "expired")], forgotten);
         }
     }
 
@@ -194,9 +249,40 @@ impl Metrics {
     }
 }
 
+/// A call that was not made yet.
+pub(crate) struct Pending(Gauge);
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        self.0.add(-1.0);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_call_is_pending_until_it_is_made() {
+        let metrics = Metrics::default();
+        let (first, second) = (metrics.pending_call("pod_binding"), metrics.pending_call("pod_binding"));
+        let pending =
+            |count: usize| format!("scheduler_pending_async_api_calls{{call_type=\"pod_binding\"}} {count}\n");
+        drop(first);
+        metrics.called("pod_binding", true, Duration::from_millis(3));
+        metrics.called("pod_binding", false, Duration::from_millis(3));
+        let text = metrics.registry.render();
+        for part in [
+            pending(1),
+            "scheduler_async_api_call_execution_total{call_type=\"pod_binding\",result=\"success\"} 1\n".into(),
+            "scheduler_async_api_call_execution_duration_seconds_count{call_type=\"pod_binding\",result=\"error\"} 1\n"
+                .into(),
+        ] {
+            assert!(text.contains(&part), "{part} not in\n{text}");
+        }
+        drop(second);
+        assert!(metrics.registry.render().contains(&pending(0)));
+    }
 
     #[test]
     fn attempts_are_counted_and_timed() {

@@ -86,7 +86,7 @@ impl Offline {
             return Outcome::Unplaced { message: "the pod is for another scheduler".into() };
         };
         let mut diagnosis = match self.decider.decide(&mut self.cluster, &profile, pod) {
-            Ok(choice) => return Outcome::Placed { node: self.cluster.row(choice.node).name.to_string() },
+            Ok(node) => return Outcome::Placed { node: self.cluster.row(node).name.to_string() },
             Err(Failure::Unfit(diagnosis)) => diagnosis,
             Err(failure) => return Outcome::Unplaced { message: failure.to_string() },
         };

@@ -57,6 +57,9 @@ pub fn run(config: Config, stop: CancellationToken) -> BoxFuture<'static, Result
     Box::pin(run_until(config, stop))
 }
 
+/// Plug-ins are timed in one attempt of so many.
+const TIMED: u32 = 32;
+
 async fn run_until(config: Config, stop: CancellationToken) -> Result<()> {
     let Config { client, configuration, election, serving, reviewer, max_wait } = config;
     let informers = InformerFactory::new(client.clone());
@@ -130,11 +133,13 @@ fn assemble(
     changes: watch::Receiver<u64>,
 ) -> Result<Scheduler> {
     let catalogue = Arc::new(Catalogue::default());
+    let metrics = Metrics::new(Registry::new().with_process());
     let volumes = volume_binding::Api {
         client: client.clone(),
         claims: informers.informer::<PersistentVolumeClaim>(),
         volumes: informers.informer::<PersistentVolume>(),
         changes,
+        metrics: metrics.clone(),
     };
     let context = Context {
         catalogue: catalogue.clone(),
@@ -146,11 +151,11 @@ fn assemble(
     let recorders = profiles.names().map(|name| (name.clone(), EventRecorder::new(client.clone(), name, "")));
     let seconds = |seconds: i64| Duration::from_secs(seconds.unsigned_abs());
     let extenders = configuration.extenders.iter().cloned().map(Extender::new);
-    let metrics = Metrics::new(Registry::new().with_process());
     Ok(Scheduler {
         core: Mutex::new(Core {
             cluster: Cluster::with_catalogue(catalogue.clone()),
-            decider: Decider::new(configuration.percentage_of_nodes_to_score.unwrap_or(0), StdRng::from_os_rng()),
+            decider: Decider::new(configuration.percentage_of_nodes_to_score.unwrap_or(0), StdRng::from_os_rng())
+                .sampling(TIMED),
         }),
         queue: Queue::new(
             profiles.clone(),

@@ -15,9 +15,9 @@ use trace::{Lap, Name, Stage, Work};
 use crate::binding::Waiting;
 use crate::cluster::Cluster;
 use crate::config::Profiles;
-use crate::cycle::{Choice, Decider, Failure};
+use crate::cycle::{Decider, Failure, Times};
 use crate::extender::Extender;
-use crate::framework::{Permit, Placement, Point, PostFilter, Profile};
+use crate::framework::{Permit, Placement, Plugin, Point, PostFilter, Profile, SUCCESS};
 use crate::metrics::Metrics;
 use crate::plugins::default_preemption;
 use crate::pod::{Catalogue, PodInfo};
@@ -53,6 +53,10 @@ pub(crate) struct Try {
     pub(crate) context: trace::Context,
 }
 
+/// Calls to the API that no decision waits for, as metrics name them.
+pub(crate) const POD_BINDING: &str = "pod_binding";
+pub(crate) const POD_STATUS_PATCH: &str = "pod_status_patch";
+
 /// What the scheduler is called in traces.
 pub(crate) const ACTOR: &str = "kube-scheduler";
 
@@ -66,7 +70,7 @@ struct Assumed {
     placement: Placement,
     permit: Permit,
     /// How long finding and comparing nodes took, if it was done in one go.
-    times: Option<(Duration, Duration)>,
+    times: Option<Times>,
 }
 
 /// Why a pod has none.
@@ -128,7 +132,8 @@ impl Scheduler {
                 note_times(&mut cycle, times);
                 cycle.detail(format_args!("chose {}", placement.node));
                 cycle.end();
-                tasks.spawn(async move { scheduler.bind(attempt, placement, permit).await });
+                let pending = self.metrics.pending_call(POD_BINDING);
+                tasks.spawn(async move { scheduler.bind(attempt, placement, permit, pending).await });
             }
             Err(unplaced) => {
                 // Whatever brings the pod back, this was a reason why it waited.
@@ -145,14 +150,15 @@ impl Scheduler {
         let pod = &attempt.queued.pod;
         let mut core = self.core.lock();
         let Core { cluster, decider } = &mut *core;
-        match decider.decide(cluster, &attempt.profile, pod) {
-            Ok(Choice { node, preparing, filtering, scoring }) => {
-                self.metrics.ran(Point::PreFilter, &attempt.profile, true, preparing);
-                self.metrics.ran(Point::Filter, &attempt.profile, true, filtering);
-                self.metrics.ran(Point::Score, &attempt.profile, true, scoring);
+        let decision = decider.decide(cluster, &attempt.profile, pod);
+        let times = decider.times;
+        self.metrics.decided(&attempt.profile, times, decision.is_ok());
+        self.metrics.sampled(&mut decider.samples);
+        match decision {
+            Ok(node) => {
                 let node = cluster.row(node).name.clone();
-                let assumed = assume(cluster, attempt, node)?;
-                Ok(Assumed { times: Some((filtering, scoring)), ..assumed })
+                let assumed = assume(cluster, &self.metrics, attempt, node)?;
+                Ok(Assumed { times: Some(times), ..assumed })
             }
             Err(Failure::Unfit(diagnosis)) => Err(self.make_room(core, attempt, diagnosis)),
             Err(failure) => Err(failure.into()),
@@ -188,8 +194,9 @@ impl Scheduler {
         let mut core = self.core.lock();
         let Core { cluster, decider } = &mut *core;
         let at = decider.attempt(cluster, &attempt.profile, pod)?.pick(&totals);
+        self.metrics.sampled(&mut decider.samples);
         let node = cluster.row(ids[at]).name.clone();
-        assume(cluster, attempt, node)
+        assume(cluster, &self.metrics, attempt, node)
     }
 
     /// No node takes the pod: looks for pods that could make way.
@@ -211,7 +218,9 @@ impl Scheduler {
         };
         if attempt.profile.at(Point::PostFilter).next().is_some() {
             self.metrics.count("scheduler_preemption_attempts_total", &[]);
-            self.metrics.ran(Point::PostFilter, &attempt.profile, !room.candidates.is_empty(), began.elapsed());
+            let status = if room.candidates.is_empty() { "Unschedulable" } else { SUCCESS };
+            self.metrics.ran(Point::PostFilter.name(), &attempt.profile, status, began.elapsed());
+            self.metrics.sampled(&mut decider.samples);
         }
         diagnosis.post_filter.clone_from(&room.message);
         Unplaced { failure: Failure::Unfit(diagnosis), room }
@@ -228,32 +237,58 @@ impl Scheduler {
 }
 
 /// Counts the pod on its node at once, and lets plug-ins reserve what it needs there.
-fn assume(cluster: &mut Cluster, attempt: &Try, node: Arc<str>) -> Result<Assumed, Unplaced> {
+fn assume(cluster: &mut Cluster, metrics: &Metrics, attempt: &Try, node: Arc<str>) -> Result<Assumed, Unplaced> {
     let pod = attempt.queued.pod.clone();
     cluster.assume(pod.clone(), &node);
     let placement = Placement { pod, node };
-    for plugin in attempt.profile.at(Point::Reserve) {
-        if let Err(error) = plugin.reserve(&placement, cluster) {
-            release(cluster, attempt, &placement);
-            return Err(Failure::Error(error).into());
-        }
+    let reserved = timed_point(metrics, attempt, Point::Reserve, |plugin| {
+        plugin.reserve(&placement, cluster).map_err(|error| ("Error", error))
+    });
+    if let Err(error) = reserved {
+        release(cluster, metrics, attempt, &placement);
+        return Err(Failure::Error(error).into());
     }
     let mut permit = Permit::Allow;
-    for plugin in attempt.profile.at(Point::Permit) {
+    let permitted = timed_point(metrics, attempt, Point::Permit, |plugin| {
         match (plugin.permit(&placement), &permit) {
             (Permit::Allow, _) => {}
             (Permit::Wait(time), Permit::Wait(held)) => permit = Permit::Wait(time.max(*held)),
             (Permit::Wait(time), _) => permit = Permit::Wait(time),
-            (Permit::Reject(rejection), _) => {
-                let node = cluster.node(&placement.node);
-                release(cluster, attempt, &placement);
-                let mut diagnosis = crate::cycle::Diagnosis { nodes: 1, ..Default::default() };
-                node.into_iter().for_each(|node| diagnosis.add(node, &rejection));
-                return Err(Failure::Unfit(Box::new(diagnosis)).into());
-            }
+            (Permit::Reject(rejection), _) => return Err((rejection.status(), rejection)),
         }
+        Ok(())
+    });
+    if let Err(rejection) = permitted {
+        let node = cluster.node(&placement.node);
+        release(cluster, metrics, attempt, &placement);
+        let mut diagnosis = crate::cycle::Diagnosis { nodes: 1, ..Default::default() };
+        node.into_iter().for_each(|node| diagnosis.add(node, &rejection));
+        return Err(Failure::Unfit(Box::new(diagnosis)).into());
     }
     Ok(Assumed { placement, permit, times: None })
+}
+
+/// Asks the plug-ins of a point one after the other, until one has a failure and a name for it.
+fn timed_point<E>(
+    metrics: &Metrics,
+    attempt: &Try,
+    point: Point,
+    mut ask: impl FnMut(&dyn Plugin) -> Result<(), (&'static str, E)>,
+) -> Result<(), E> {
+    let began = Instant::now();
+    let mut failure = None;
+    for plugin in attempt.profile.at(point) {
+        let asked = Instant::now();
+        failure = ask(&**plugin).err();
+        let status = failure.as_ref().map_or(SUCCESS, |(status, _)| *status);
+        metrics.plugin_ran(plugin.name(), point.name(), status, asked.elapsed());
+        if failure.is_some() {
+            break;
+        }
+    }
+    let status = failure.as_ref().map_or(SUCCESS, |(status, _)| *status);
+    metrics.ran(point.name(), &attempt.profile, status, began.elapsed());
+    failure.map_or(Ok(()), |(_, error)| Err(error))
 }
 
 /// The wait in the queue is over, the decision begins.
@@ -266,9 +301,10 @@ fn begin_cycle(queued: &Queued) -> Work {
 }
 
 /// Filtering and scoring ended just now, one after the other.
-fn note_times(cycle: &mut Work, times: Option<(Duration, Duration)>) {
-    let Some((filtering, scoring)) = times.filter(|_| cycle.is_recorded()) else { return };
-    let (filtering, scoring) = (filtering.as_nanos() as u64, scoring.as_nanos() as u64);
+fn note_times(cycle: &mut Work, times: Option<Times>) {
+    let Some(times) = times.filter(|_| cycle.is_recorded()) else { return };
+    let nanoseconds = |time: Option<Duration>| time.unwrap_or_default().as_nanos() as u64;
+    let (filtering, scoring) = (nanoseconds(times.filtering), nanoseconds(times.scoring));
     let start = trace::now().saturating_sub(filtering + scoring).max(cycle.started_at());
     let lap = |stage, start, duration| Lap { stage, name: Name::NONE, start, duration, failed: false };
     cycle.add_lap(lap(Stage::Filter, start, filtering));
@@ -276,17 +312,22 @@ fn note_times(cycle: &mut Work, times: Option<(Duration, Duration)>) {
 }
 
 /// Takes back what was assumed and reserved.
-pub(crate) fn release(cluster: &mut Cluster, attempt: &Try, placement: &Placement) {
+pub(crate) fn release(cluster: &mut Cluster, metrics: &Metrics, attempt: &Try, placement: &Placement) {
+    const UNRESERVE: &str = "Unreserve";
+    let began = Instant::now();
     for plugin in attempt.profile.at(Point::Reserve) {
+        let asked = Instant::now();
         plugin.unreserve(placement, cluster);
+        metrics.plugin_ran(plugin.name(), UNRESERVE, SUCCESS, asked.elapsed());
     }
+    metrics.ran(UNRESERVE, &attempt.profile, SUCCESS, began.elapsed());
     cluster.forget(&placement.pod.uid);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::framework::{Plugin, Rejection};
+    use crate::framework::Rejection;
     use serde_json::json;
     use tokio::time::Instant as Moment;
 
@@ -320,7 +361,7 @@ mod tests {
         let plugins = || vec![(Arc::new(Guard) as Arc<dyn Plugin>, 1)];
         let points = vec![(Point::Reserve, plugins()), (Point::Permit, plugins())];
         let profile = Arc::new(Profile::new("default-scheduler".into(), 0, None, points));
-        let mut cluster = Cluster::default();
+        let (mut cluster, metrics) = (Cluster::default(), Metrics::default());
         cluster.set_node(Arc::new(serde_json::from_value(json!({"metadata": {"name": "n"}})).unwrap()));
         for (name, expected) in [
             ("good", "Allow"),
@@ -332,12 +373,24 @@ mod tests {
             let pod = Arc::new(PodInfo::pending(Arc::new(serde_json::from_value(pod).unwrap()), &cluster.catalogue));
             let queued = Queued::first(pod, Moment::now());
             let attempt = Try { queued, profile: profile.clone(), began: Instant::now(), context: Default::default() };
-            let (found, is_placed) = match assume(&mut cluster, &attempt, "n".into()) {
+            let (found, is_placed) = match assume(&mut cluster, &metrics, &attempt, "n".into()) {
                 Ok(assumed) => (format!("{:?}", assumed.permit), true),
                 Err(unplaced) => (unplaced.failure.to_string(), false),
             };
             assert_eq!(found, expected);
             assert_eq!(cluster.is_assumed(name), is_placed, "{name}");
+        }
+        let text = metrics.registry.render();
+        for (point, status, count) in [
+            ("Reserve", "Success", 3),
+            ("Reserve", "Error", 1),
+            ("Permit", "Success", 2),
+            ("Permit", "Unschedulable", 1),
+            ("Unreserve", "Success", 2),
+        ] {
+            let labels = format!("extension_point=\"{point}\",plugin=\"Guard\",status=\"{status}\"");
+            let line = format!("scheduler_plugin_execution_duration_seconds_count{{{labels}}} {count}\n");
+            assert!(text.contains(&line), "{line} not in\n{text}");
         }
     }
 }

@@ -2,14 +2,17 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use rand::Rng;
 use rand::rngs::StdRng;
 
 use super::memory::{Judgements, States};
 use super::{Decider, Diagnosis, Failure, Retreat, Trial};
-use crate::cluster::{Cluster, NodeId};
-use crate::framework::{Point, PostFilter, Profile, Rejection, Scale, Stateful, normalize};
+use crate::cluster::{Cluster, NodeId, View};
+use crate::framework::{
+    Plugin, Point, PostFilter, Profile, Rejection, SUCCESS, Samples, Scale, State, Stateful, normalize,
+};
 use crate::pod::{Class, PodInfo};
 
 /// However many nodes there are, no fewer are looked at than this, if there are as many.
@@ -24,6 +27,8 @@ pub(crate) struct Attempt<'a> {
     states: &'a mut States,
     /// Which of the states filter here.
     filtering: Vec<usize>,
+    /// How long plug-ins take, where it is measured.
+    samples: &'a mut Samples,
     start: &'a mut usize,
     dice: &'a mut StdRng,
     percentage_of_nodes: i32,
@@ -71,17 +76,25 @@ impl<'a> Attempt<'a> {
         }
         profile.evaluations.pre_filter.fetch_add(1, Ordering::Relaxed);
         let named = candidates(profile, &pod.class, cluster).map_err(|rejection| rejected(rejection, cluster))?;
-        let Decider { memory, start, dice, percentage_of_nodes } = decider;
+        let Decider { memory, start, dice, percentage_of_nodes, samples, .. } = decider;
+        samples.begin();
         let (judgements, states) = memory.of(profile, &pod.class, pod.group.id);
         judgements.cover(cluster.places());
         let mut filtering = Vec::with_capacity(states.len());
         for (at, (Stateful { plugin, filters, .. }, state)) in
             profile.stateful.iter().zip(states.iter_mut()).enumerate()
         {
-            let is_current = state.as_mut().is_some_and(|state| state.refresh(cluster));
-            if !is_current {
-                *state = plugin.prepare(pod, cluster).map_err(|rejection| rejected(rejection, cluster))?;
-            }
+            let prepare = || {
+                let is_current = state.as_mut().is_some_and(|state| state.refresh(cluster));
+                if !is_current {
+                    *state = plugin.prepare(pod, cluster)?;
+                }
+                Ok(())
+            };
+            let prepared = samples.time_as(plugin.name(), Point::PreFilter.name(), prepare, |prepared| {
+                prepared.as_ref().map_or_else(Rejection::status, |()| SUCCESS)
+            });
+            prepared.map_err(|rejection| rejected(rejection, cluster))?;
             if *filters && state.as_ref().is_some_and(|state| state.can_reject()) {
                 filtering.push(at);
             }
@@ -95,6 +108,7 @@ impl<'a> Attempt<'a> {
             judgements,
             states,
             filtering,
+            samples,
             start,
             dice,
             named,
@@ -105,13 +119,13 @@ impl<'a> Attempt<'a> {
 
     /// Nodes that take the pod: enough of them, not all.
     pub(crate) fn find(&mut self) -> Found {
-        self.profile.evaluations.filter.fetch_add(1, Ordering::Relaxed);
         let mut found = Found::default();
         // Where others made room for the pod is most likely the only place.
         if let Some(node) = self.pod.nominated_node().and_then(|name| self.cluster.node(name))
             && self.verdict(node).is_none()
         {
             found.feasible.push(node);
+            self.count(&found);
             return found;
         }
         let named = self.named.take();
@@ -132,7 +146,25 @@ impl<'a> Attempt<'a> {
         }
         self.named = named;
         *self.start = (*self.start + found.evaluated()) % self.cluster.len();
+        self.count(&found);
         found
+    }
+
+    /// How many nodes each state filtered: those that no plug-in before it rejected. Nodes kept for others were judged on
+    /// their own, and that is counted there.
+    fn count(&self, found: &Found) {
+        if self.filtering.is_empty() {
+            return;
+        }
+        let is_kept = |node: &&NodeId| self.is_kept(**node);
+        let kept = if self.kept.is_empty() { 0 } else { found.feasible.iter().filter(is_kept).count() };
+        let mut asked = found.feasible.len() - kept;
+        for at in self.filtering.iter().rev() {
+            let by_it =
+                |(_, verdict): &&(NodeId, Verdict)| matches!(verdict, Verdict::State(by, _) if usize::from(*by) == *at);
+            asked += found.rejected.iter().filter(by_it).count();
+            self.profile.evaluations.filtered[*at].fetch_add(asked, Ordering::Relaxed);
+        }
     }
 
     /// Why the node does not take the pod; None if it does.
@@ -143,13 +175,17 @@ impl<'a> Attempt<'a> {
             self.singular.push(rejection);
             return Some(Verdict::Singular(self.singular.len() as u16 - 1));
         }
-        match self.judgements.verdict(self.profile, &self.pod.class, self.cluster, node) {
+        match self.judgements.verdict(self.profile, &self.pod.class, self.cluster, node, self.samples) {
             0 => {}
             verdict => return Some(Verdict::Node(verdict)),
         }
         let view = self.cluster.view(node);
         for at in &self.filtering {
-            let code = self.states[*at].as_ref().map_or(0, |state| state.filter(self.cluster, &view));
+            let Some(state) = &self.states[*at] else { continue };
+            let code = match self.samples.is_on() {
+                false => state.filter(self.cluster, &view),
+                true => sampled(self.samples, self.profile.stateful[*at].plugin.name(), &**state, self.cluster, &view),
+            };
             if code != 0 {
                 return Some(Verdict::State(*at as u8, code));
             }
@@ -175,13 +211,15 @@ impl<'a> Attempt<'a> {
         self.filter(trial)
     }
 
-    fn filter(&self, trial: &Trial) -> Result<(), Rejection> {
+    fn filter(&mut self, trial: &Trial) -> Result<(), Rejection> {
         let view = trial.view(self.cluster);
         let (profile, class) = (self.profile, &self.pod.class);
-        profile.object_filters.iter().try_for_each(|plugin| plugin.filter(class, &view))?;
-        profile.usage_filters.iter().try_for_each(|plugin| plugin.filter(class, &view))?;
-        for state in self.filtering.iter().filter_map(|at| self.states[*at].as_ref()) {
-            match state.filter(self.cluster, &view) {
+        profile.object_filters.ask(class, &view, self.samples)?;
+        profile.usage_filters.ask(class, &view, self.samples)?;
+        for at in &self.filtering {
+            let Some(state) = &self.states[*at] else { continue };
+            profile.evaluations.filtered[*at].fetch_add(1, Ordering::Relaxed);
+            match sampled(self.samples, profile.stateful[*at].plugin.name(), &**state, self.cluster, &view) {
                 0 => {}
                 code => return Err(state.explain(code)),
             }
@@ -191,30 +229,35 @@ impl<'a> Attempt<'a> {
 
     /// As if a pod came to a node (`sign` 1) or left it (-1).
     pub(super) fn suppose(&mut self, node: NodeId, pod: &PodInfo, sign: i64) {
-        for state in self.states.iter_mut().flatten() {
-            state.suppose(self.cluster, node, pod, sign);
+        let point = if sign > 0 { "PreFilterExtensionAddPod" } else { "PreFilterExtensionRemovePod" };
+        for (state, Stateful { plugin, .. }) in self.states.iter_mut().zip(&self.profile.stateful) {
+            let Some(state) = state else { continue };
+            self.samples.time(plugin.name(), point, || state.suppose(self.cluster, node, pod, sign));
         }
     }
 
     /// The total scores of nodes that `find` returned.
     pub(crate) fn rank(&mut self, nodes: &[NodeId]) -> Vec<i64> {
-        self.profile.evaluations.score.fetch_add(1, Ordering::Relaxed);
+        self.profile.evaluations.pre_score.fetch_add(1, Ordering::Relaxed);
         // Nodes that are kept for others were judged on their own; their scores may be of an earlier state.
         for node in nodes {
-            self.judgements.verdict(self.profile, &self.pod.class, self.cluster, *node);
+            self.judgements.verdict(self.profile, &self.pod.class, self.cluster, *node, self.samples);
         }
         let mut totals: Vec<i64> = nodes.iter().map(|node| self.judgements.score(*node)).collect();
         let mut scores = Vec::with_capacity(nodes.len());
         for (at, (scorer, scale)) in self.judgements.scaled.iter().enumerate() {
             scores.clear();
             scores.extend(nodes.iter().map(|node| self.judgements.raw(*node, at)));
-            normalize(&mut scores, *scale == Scale::ToLargestReversed);
+            let is_reversed = *scale == Scale::ToLargestReversed;
+            let name = scorer.plugin.name();
+            self.samples.time(name, "ScoreExtensionNormalize", || normalize(&mut scores, is_reversed));
             add(&mut totals, &scores, scorer.weight);
         }
-        for (state, Stateful { weight, .. }) in self.states.iter().zip(&self.profile.stateful) {
-            if let (Some(state), Some(weight)) = (state, *weight)
-                && state.score(self.cluster, nodes, &mut scores)
-            {
+        for (at, Stateful { plugin, weight, .. }) in self.profile.stateful.iter().enumerate() {
+            let (Some(state), Some(weight)) = (&self.states[at], *weight) else { continue };
+            let score = || state.score(self.cluster, nodes, &mut scores);
+            if self.samples.time(plugin.name(), Point::Score.name(), score) {
+                self.profile.evaluations.scored[at].fetch_add(nodes.len(), Ordering::Relaxed);
                 add(&mut totals, &scores, weight);
             }
         }
@@ -286,8 +329,29 @@ impl<'a> Attempt<'a> {
     /// Asks the plug-ins of the profile, one after the other, whether something can be done.
     pub(crate) fn post_filter(&mut self, diagnosis: &Diagnosis) -> PostFilter {
         let plugins: Vec<_> = self.profile.at(Point::PostFilter).cloned().collect();
-        plugins.iter().find_map(|plugin| plugin.post_filter(self, diagnosis)).unwrap_or_default()
+        let ask = |plugin: &Arc<dyn Plugin>| {
+            let began = Instant::now();
+            let room = plugin.post_filter(self, diagnosis);
+            let is_success = room.as_ref().is_some_and(|room| !room.candidates.is_empty());
+            let status = if is_success { SUCCESS } else { "Unschedulable" };
+            self.samples.add(plugin.name(), Point::PostFilter.name(), status, began.elapsed());
+            room
+        };
+        plugins.iter().find_map(ask).unwrap_or_default()
     }
+}
+
+/// As `State::filter`, and timed if need be.
+fn sampled(samples: &mut Samples, plugin: &'static str, state: &dyn State, cluster: &Cluster, view: &View<'_>) -> u8 {
+    samples.time_as(
+        plugin,
+        Point::Filter.name(),
+        || state.filter(cluster, view),
+        |code| match code {
+            0 => SUCCESS,
+            code => state.explain(*code).status(),
+        },
+    )
 }
 
 /// Whether room that is kept for `other` is not for `pod`.

@@ -6,10 +6,11 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
+use std::sync::atomic::Ordering;
 
 use super::retreats::Retreats;
 use crate::cluster::{Cluster, NodeId, View};
-use crate::framework::{Basis, Profile, Rejection, Scale, Scorer, State};
+use crate::framework::{Basis, Point, Profile, Rejection, Samples, Scale, Scorer, State};
 use crate::pod::{Class, ClassId, GroupId};
 
 /// Classes and kinds kept. At 100,000 nodes a class takes about 3 MB.
@@ -27,7 +28,15 @@ pub(super) type States = Vec<Option<Box<dyn State>>>;
 impl Memory {
     /// The judgements of a class, and the states of a kind.
     pub(crate) fn of(&mut self, profile: &Profile, class: &Class, group: GroupId) -> (&mut Judgements, &mut States) {
-        let judgements = self.classes.get((profile.index, class.id), || Judgements::new(profile, class));
+        let key = (profile.index, class.id);
+        let (known, kept) = (self.classes.entries.contains_key(&key), self.classes.entries.len());
+        let evaluations = &profile.evaluations;
+        let count = if known { &evaluations.remembered } else { &evaluations.unknown };
+        count.fetch_add(1, Ordering::Relaxed);
+        if !known && kept >= KEPT {
+            evaluations.forgotten.fetch_add(1, Ordering::Relaxed);
+        }
+        let judgements = self.classes.get(key, || Judgements::new(profile, class));
         let kind = (profile.index, group, class.id);
         let states = self.kinds.get(kind, || profile.stateful.iter().map(|_| None).collect());
         (judgements, states)
@@ -107,35 +116,46 @@ impl Judgements {
     }
 
     /// 0 if the node takes the class, else one more than the index for `rejection`. `cover` must have been called.
-    pub(crate) fn verdict(&mut self, profile: &Profile, class: &Class, cluster: &Cluster, node: NodeId) -> u16 {
+    pub(crate) fn verdict(
+        &mut self,
+        profile: &Profile,
+        class: &Class,
+        cluster: &Cluster,
+        node: NodeId,
+        samples: &mut Samples,
+    ) -> u16 {
         let (stamp, held) = (cluster.stamp(node), self.nodes[node.at()]);
         if held.usage == stamp.usage {
             return held.by_object.max(held.by_usage);
         }
-        self.judge(profile, class, &cluster.view(node), held.object != stamp.object);
+        self.judge(profile, class, &cluster.view(node), held.object != stamp.object, samples);
         let judgement = &mut self.nodes[node.at()];
         (judgement.object, judgement.usage) = (stamp.object, stamp.usage);
         judgement.by_object.max(judgement.by_usage)
     }
 
-    fn judge(&mut self, profile: &Profile, class: &Class, node: &View<'_>, is_new_object: bool) {
+    fn judge(&mut self, profile: &Profile, class: &Class, node: &View<'_>, is_new_object: bool, samples: &mut Samples) {
         let at = node.id.at();
         if is_new_object {
-            let rejected = profile.object_filters.iter().try_for_each(|plugin| plugin.filter(class, node));
+            let rejected = profile.object_filters.ask(class, node, samples);
             self.nodes[at].by_object = self.note(rejected);
         }
         if self.nodes[at].by_object != 0 {
             self.nodes[at].by_usage = 0;
             return;
         }
-        let rejected = profile.usage_filters.iter().try_for_each(|plugin| plugin.filter(class, node));
+        let rejected = profile.usage_filters.ask(class, node, samples);
         self.nodes[at].by_usage = self.note(rejected);
-        let scores = self.absolute.iter().map(|scorer| scorer.weight * scorer.plugin.score(class, node));
+        let mut score = |scorer: &Scorer| {
+            profile.evaluations.scores[scorer.at].fetch_add(1, Ordering::Relaxed);
+            samples.time(scorer.plugin.name(), Point::Score.name(), || scorer.plugin.score(class, node))
+        };
+        let scores = self.absolute.iter().map(|scorer| scorer.weight * score(scorer));
         self.nodes[at].score = scores.sum::<i64>() as i32;
         let from = at * self.scaled.len();
         for ((scorer, _), raw) in self.scaled.iter().zip(&mut self.raw[from..]) {
             if is_new_object || scorer.plugin.basis() == Basis::Usage {
-                *raw = scorer.plugin.score(class, node) as i32;
+                *raw = score(scorer) as i32;
             }
         }
     }

@@ -17,7 +17,7 @@ pub(crate) use retreats::Retreat;
 pub(crate) use trial::Trial;
 
 use crate::cluster::{Cluster, NodeId};
-use crate::framework::Profile;
+use crate::framework::{Profile, Samples};
 use crate::pod::PodInfo;
 use memory::Memory;
 
@@ -29,16 +29,18 @@ pub(crate) struct Decider {
     dice: StdRng,
     /// How many nodes are looked at, of a hundred; 0 to let their number decide.
     percentage_of_nodes: i32,
+    /// How long plug-ins take.
+    pub(crate) samples: Samples,
+    /// How long the steps of the last decision took.
+    pub(crate) times: Times,
 }
 
-/// A node that was chosen.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Choice {
-    pub(crate) node: NodeId,
-    /// How long it took to find out what plug-ins look at, to find nodes, and to compare them.
+/// How long it took to find out what plug-ins look at, to find nodes, and to compare them; as far as it came to that.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Times {
     pub(crate) preparing: Duration,
-    pub(crate) filtering: Duration,
-    pub(crate) scoring: Duration,
+    pub(crate) filtering: Option<Duration>,
+    pub(crate) scoring: Option<Duration>,
 }
 
 /// Why there is no choice.
@@ -69,7 +71,13 @@ impl std::fmt::Display for Failure {
 
 impl Decider {
     pub(crate) fn new(percentage_of_nodes: i32, dice: StdRng) -> Decider {
-        Decider { memory: Memory::default(), start: 0, dice, percentage_of_nodes }
+        let (memory, samples, times) = (Memory::default(), Samples::default(), Times::default());
+        Decider { memory, start: 0, dice, percentage_of_nodes, samples, times }
+    }
+
+    /// Times the plug-ins of one attempt in so many.
+    pub(crate) fn sampling(self, one_in: u32) -> Decider {
+        Decider { samples: Samples::one_in(one_in), ..self }
     }
 
     /// The best node for the pod.
@@ -78,21 +86,38 @@ impl Decider {
         cluster: &mut Cluster,
         profile: &Profile,
         pod: &Arc<PodInfo>,
-    ) -> Result<Choice, Failure> {
+    ) -> Result<NodeId, Failure> {
+        let mut times = Times::default();
+        let decision = self.decide_timed(cluster, profile, pod, &mut times);
+        self.times = times;
+        decision
+    }
+
+    fn decide_timed(
+        &mut self,
+        cluster: &mut Cluster,
+        profile: &Profile,
+        pod: &Arc<PodInfo>,
+        times: &mut Times,
+    ) -> Result<NodeId, Failure> {
         let start = Instant::now();
-        let mut attempt = self.attempt(cluster, profile, pod)?;
+        let attempt = self.attempt(cluster, profile, pod);
+        times.preparing = start.elapsed();
+        let mut attempt = attempt?;
         let began = Instant::now();
         let found = attempt.find();
-        let filtering = began.elapsed();
-        let node = match found.feasible.as_slice() {
-            [] => return Err(Failure::Unfit(Box::new(attempt.diagnose(found)))),
-            [only] => *only,
+        times.filtering = Some(began.elapsed());
+        match found.feasible.as_slice() {
+            [] => Err(Failure::Unfit(Box::new(attempt.diagnose(found)))),
+            [only] => Ok(*only),
             feasible => {
+                let began = Instant::now();
                 let totals = attempt.rank(feasible);
-                feasible[attempt.pick(&totals)]
+                let best = feasible[attempt.pick(&totals)];
+                times.scoring = Some(began.elapsed());
+                Ok(best)
             }
-        };
-        Ok(Choice { node, preparing: began - start, filtering, scoring: began.elapsed() - filtering })
+        }
     }
 
     /// A decision step by step, for callers that ask others in between.

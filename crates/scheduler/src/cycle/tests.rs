@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{Decider, Failure};
 use crate::config::Configuration;
-use crate::framework::Candidate;
+use crate::framework::{Candidate, Point};
 use crate::offline::{Offline, Outcome};
 use crate::pod::PodInfo;
 
@@ -307,4 +307,79 @@ fn who_makes_way_is_remembered_as_it_would_be_found_anew() {
         compared += anew.map_or(0, |candidates| candidates.len());
     }
     assert!(compared > 100, "{compared} candidates: too easy");
+}
+
+/// How often a plug-in was asked at a point since the last time.
+fn asked(offline: &Offline, wanted: &[(Point, &str)]) -> Vec<usize> {
+    let asked = offline.profiles.all().next().unwrap().take_asked();
+    let count = |(point, plugin): &(Point, &str)| {
+        asked.iter().filter(|(at, name, _)| at == point && name == plugin).map(|(.., count)| count).sum()
+    };
+    wanted.iter().map(count).collect()
+}
+
+#[test]
+fn plugins_are_counted_as_often_as_they_are_asked() {
+    let nodes = [
+        node("cordoned", "16", json!({"unschedulable": true})),
+        node("a", "8", json!({})),
+        node("b", "8", json!({})),
+        node("full", "100m", json!({})),
+    ];
+    let wanted = [
+        (Point::PreFilter, "NodeResourcesFit"),
+        (Point::Filter, "NodeUnschedulable"),
+        (Point::Filter, "NodeName"),
+        (Point::Filter, "NodeResourcesFit"),
+        (Point::PreScore, "NodeResourcesFit"),
+        (Point::Score, "NodeResourcesFit"),
+        (Point::Filter, "PodTopologySpread"),
+    ];
+    let spread = json!({"topologySpreadConstraints": [{"maxSkew": 5, "topologyKey": "name",
+        "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {"matchLabels": {"app": "x"}}}]});
+    let mut offline = offline(&nodes, &[]);
+    for (what, spec, expected, batches) in [
+        ("a first pod: every node is judged", json!({}), [1, 4, 3, 3, 1, 3, 0], [0, 1]),
+        ("another like it: the node that the first went to", json!({}), [1, 0, 0, 1, 1, 1, 0], [1, 0]),
+        (
+            "one that spreads: as before, and a state looks at the nodes that are left",
+            spread,
+            [1, 0, 0, 1, 1, 1, 2],
+            [1, 0],
+        ),
+    ] {
+        let mut new = pod("x", spec);
+        new["metadata"]["uid"] = what.into();
+        assert!(["a", "b"].contains(&verdict(&mut offline, &new).as_str()));
+        assert_eq!(asked(&offline, &wanted), expected, "{what}");
+        let (seen, _) = offline.profiles.all().next().unwrap().take_batches();
+        assert_eq!(seen.map(|(_, count)| count), batches, "{what}");
+    }
+}
+
+#[test]
+fn plugins_are_timed_where_they_are_asked() {
+    let nodes = [node("a", "8", json!({})), node("b", "8", json!({})), node("full", "100m", json!({}))];
+    let mut offline = offline(&nodes, &[]);
+    offline.decider = Decider::new(0, StdRng::seed_from_u64(1)).sampling(1);
+    verdict(&mut offline, &pod("x", json!({})));
+    let taken: Vec<_> =
+        offline.decider.samples.drain().map(|sample| (sample.point, sample.plugin, sample.status)).collect();
+    for (expected, count) in [
+        (("PreFilter", "PodTopologySpread", "Success"), 1),
+        (("Filter", "NodeName", "Success"), 3),
+        (("Filter", "NodeResourcesFit", "Success"), 2),
+        (("Filter", "NodeResourcesFit", "UnschedulableAndUnresolvable"), 1),
+        (("Score", "NodeResourcesBalancedAllocation", "Success"), 3),
+        (("ScoreExtensionNormalize", "TaintToleration", "Success"), 1),
+    ] {
+        assert_eq!(taken.iter().filter(|sample| **sample == expected).count(), count, "{expected:?} in {taken:?}");
+    }
+    let times = offline.decider.times;
+    assert!(times.filtering.is_some() && times.scoring.is_some());
+    verdict(
+        &mut offline,
+        &pod("large", json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": "20"}}}]})),
+    );
+    assert!(offline.decider.times.scoring.is_none(), "there was nothing to compare");
 }

@@ -7,6 +7,7 @@
 //! that node changes, and the answers serve every pod of the same class. The others look across nodes, or at volumes: they
 //! `prepare` a [`State`] (PreFilter and PreScore in one), which follows what happens in the cluster and judges in their place.
 
+mod evaluations;
 mod event;
 mod profile;
 
@@ -18,6 +19,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
+pub(crate) use evaluations::{SUCCESS, Samples};
 pub(crate) use event::{Event, NodeChange, PodChange};
 pub(crate) use profile::{Profile, Scorer, Stateful};
 
@@ -78,6 +80,11 @@ impl Rejection {
         Rejection { plugin, reasons: vec![reason.into()], is_unresolvable: false }
     }
 
+    /// As metrics call it.
+    pub(crate) fn status(&self) -> &'static str {
+        if self.is_unresolvable { "UnschedulableAndUnresolvable" } else { "Unschedulable" }
+    }
+
     pub(crate) fn unresolvable(mut self) -> Rejection {
         self.is_unresolvable = true;
         self
@@ -91,6 +98,8 @@ pub(crate) enum Basis {
     Object,
     /// Also the pods on the node.
     Usage,
+    /// More than one node, or volumes: a [`State`] judges in the plug-in's place.
+    Cluster,
 }
 
 /// How scores of single nodes become scores from 0 to 100.

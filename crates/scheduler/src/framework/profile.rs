@@ -1,8 +1,8 @@
 //! A profile: one scheduler name and the plug-ins that decide for its pods, point by point.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::evaluations::{Evaluations, Filters};
 use super::{Basis, Plugin, Point};
 
 /// Plug-ins of one scheduler name, in the order in which they are asked.
@@ -14,32 +14,15 @@ pub(crate) struct Profile {
     pub(crate) percentage_of_nodes: Option<i32>,
     points: Vec<(Point, Vec<Arc<dyn Plugin>>)>,
     /// Filters that look at one node at a time, by what they look at.
-    pub(crate) object_filters: Vec<Arc<dyn Plugin>>,
-    pub(crate) usage_filters: Vec<Arc<dyn Plugin>>,
+    pub(crate) object_filters: Filters,
+    pub(crate) usage_filters: Filters,
     pub(crate) scorers: Vec<Scorer>,
-    /// Plug-ins that may have a state.
+    /// Plug-ins whose states judge.
     pub(crate) stateful: Vec<Stateful>,
     pub(crate) evaluations: Evaluations,
 }
 
-/// How many pods the plug-ins of these points had to do with since somebody last asked.
-#[derive(Default)]
-pub(crate) struct Evaluations {
-    pub(crate) pre_filter: AtomicUsize,
-    pub(crate) filter: AtomicUsize,
-    pub(crate) score: AtomicUsize,
-}
-
-impl Evaluations {
-    /// What was counted, point by point. Begins anew.
-    pub(crate) fn take(&self) -> [(Point, usize); 4] {
-        let [pre_filter, filter, score] =
-            [&self.pre_filter, &self.filter, &self.score].map(|count| count.swap(0, Ordering::Relaxed));
-        [(Point::PreFilter, pre_filter), (Point::Filter, filter), (Point::PreScore, score), (Point::Score, score)]
-    }
-}
-
-/// A plug-in that may have a state, and what that state is asked for.
+/// A plug-in that may prepare a state, and what that state is asked for.
 pub(crate) struct Stateful {
     pub(crate) plugin: Arc<dyn Plugin>,
     pub(crate) filters: bool,
@@ -52,6 +35,8 @@ pub(crate) type Weighted = (Arc<dyn Plugin>, i64);
 
 #[derive(Clone)]
 pub(crate) struct Scorer {
+    /// Its place among the scorers of the profile.
+    pub(crate) at: usize,
     pub(crate) plugin: Arc<dyn Plugin>,
     pub(crate) weight: i64,
 }
@@ -68,7 +53,8 @@ impl Profile {
             let found = enabled.iter().filter(move |(other, _)| *other == point);
             found.flat_map(|(_, plugins)| plugins.iter().map(|(plugin, _)| plugin.clone()))
         };
-        let filters = |basis: Basis| at(Point::Filter).filter(move |plugin| plugin.basis() == basis).collect();
+        let filters =
+            |basis: Basis| Filters::new(at(Point::Filter).filter(move |plugin| plugin.basis() == basis).collect());
         let scorers = enabled.iter().filter(|(point, _)| *point == Point::Score).flat_map(|(_, plugins)| plugins);
         let weight_of = |plugin: &dyn Plugin| {
             let mut scorers = scorers.clone();
@@ -76,7 +62,8 @@ impl Profile {
         };
         let mut stateful: Vec<Stateful> = Vec::new();
         for plugin in at(Point::PreFilter).chain(at(Point::Filter)).chain(at(Point::PreScore)).chain(at(Point::Score)) {
-            if !stateful.iter().any(|known| known.plugin.name() == plugin.name()) {
+            let is_known = stateful.iter().any(|known| known.plugin.name() == plugin.name());
+            if plugin.basis() == Basis::Cluster && !is_known {
                 let filters = at(Point::Filter).any(|filter| filter.name() == plugin.name());
                 stateful.push(Stateful { filters, weight: weight_of(&*plugin), plugin });
             }
@@ -87,12 +74,13 @@ impl Profile {
             percentage_of_nodes,
             object_filters: filters(Basis::Object),
             usage_filters: filters(Basis::Usage),
+            evaluations: Evaluations::new(stateful.len(), scorers.clone().count()),
             scorers: scorers
                 .clone()
-                .map(|(plugin, weight)| Scorer { plugin: plugin.clone(), weight: *weight })
+                .enumerate()
+                .map(|(at, (plugin, weight))| Scorer { at, plugin: plugin.clone(), weight: *weight })
                 .collect(),
             stateful,
-            evaluations: Evaluations::default(),
             points: enabled
                 .iter()
                 .map(|(point, plugins)| (*point, plugins.iter().map(|(plugin, _)| plugin.clone()).collect()))

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::cluster::{Cluster, NodeId};
-use crate::framework::{MAX_SCORE, Plugin, Point, Rejection, State};
+use crate::framework::{Basis, MAX_SCORE, Plugin, Point, Rejection, State};
 use crate::pod::PodInfo;
 
 const NAME: &str = "ImageLocality";
@@ -20,6 +20,10 @@ impl Plugin for ImageLocality {
 
     fn points(&self) -> &'static [Point] {
         &[Point::Score]
+    }
+
+    fn basis(&self) -> Basis {
+        Basis::Cluster
     }
 
     fn prepare(&self, pod: &PodInfo, cluster: &mut Cluster) -> Result<Option<Box<dyn State>>, Rejection> {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Node;
 
 use crate::cluster::{Change, Cluster, ColumnId, NO_VALUE, NodeId, View};
-use crate::framework::{Event, MAX_SCORE, Plugin, Point, Rejection, State};
+use crate::framework::{Basis, Event, MAX_SCORE, Plugin, Point, Rejection, State};
 use crate::pod::{Group, GroupId, PodInfo, Term};
 
 const NAME: &str = "InterPodAffinity";
@@ -29,6 +29,10 @@ impl Plugin for InterPodAffinity {
 
     fn points(&self) -> &'static [Point] {
         &[Point::PreFilter, Point::Filter, Point::PreScore, Point::Score]
+    }
+
+    fn basis(&self) -> Basis {
+        Basis::Cluster
     }
 
     fn prepare(&self, pod: &PodInfo, cluster: &mut Cluster) -> Result<Option<Box<dyn State>>, Rejection> {

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{Node, TopologySpreadConstraint};
 
 use super::taint_toleration::has_untolerated;
 use crate::cluster::{Change, Cluster, ColumnId, NO_VALUE, NodeId, View};
-use crate::framework::{Event, MAX_SCORE, Plugin, Point, Rejection, State};
+use crate::framework::{Basis, Event, MAX_SCORE, Plugin, Point, Rejection, State};
 use crate::pod::{Class, Group, GroupId, PodInfo, Spread};
 
 const NAME: &str = "PodTopologySpread";
@@ -61,6 +61,10 @@ impl Plugin for PodTopologySpread {
 
     fn points(&self) -> &'static [Point] {
         &[Point::PreFilter, Point::Filter, Point::PreScore, Point::Score]
+    }
+
+    fn basis(&self) -> Basis {
+        Basis::Cluster
     }
 
     fn prepare(&self, pod: &PodInfo, cluster: &mut Cluster) -> Result<Option<Box<dyn State>>, Rejection> {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::core::v1::Volume;
 
 use crate::cluster::{Cluster, NodeId, View};
-use crate::framework::{Event, Plugin, Point, Rejection, State};
+use crate::framework::{Basis, Event, Plugin, Point, Rejection, State};
 use crate::plugins::volume_binding::uses;
 use crate::pod::PodInfo;
 
@@ -20,6 +20,10 @@ impl Plugin for VolumeRestrictions {
 
     fn points(&self) -> &'static [Point] {
         &[Point::PreFilter, Point::Filter]
+    }
+
+    fn basis(&self) -> Basis {
+        Basis::Cluster
     }
 
     fn prepare(&self, pod: &PodInfo, cluster: &mut Cluster) -> Result<Option<Box<dyn State>>, Rejection> {

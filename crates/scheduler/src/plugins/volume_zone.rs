@@ -1,7 +1,7 @@
 //! A volume that lives in a zone or region takes its pod there.
 
 use crate::cluster::{Cluster, View, claim_class};
-use crate::framework::{Event, Plugin, Point, Rejection, State};
+use crate::framework::{Basis, Event, Plugin, Point, Rejection, State};
 use crate::plugins::volume_binding::uses;
 use crate::pod::PodInfo;
 
@@ -22,6 +22,10 @@ impl Plugin for VolumeZone {
 
     fn points(&self) -> &'static [Point] {
         &[Point::PreFilter, Point::Filter]
+    }
+
+    fn basis(&self) -> Basis {
+        Basis::Cluster
     }
 
     fn prepare(&self, pod: &PodInfo, cluster: &mut Cluster) -> Result<Option<Box<dyn State>>, Rejection> {

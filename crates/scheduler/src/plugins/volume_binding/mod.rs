@@ -15,7 +15,8 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::cluster::{Cluster, View, Volumes};
-use crate::framework::{Event, Outcome, Placement, Plugin, Point, Rejection, State};
+use crate::framework::{Basis, Event, Outcome, Placement, Plugin, Point, Rejection, State};
+use crate::metrics::Metrics;
 use crate::pod::PodInfo;
 use find::{Bindings, Claims};
 
@@ -37,11 +38,35 @@ pub(crate) struct Api {
     pub(crate) volumes: Informer<PersistentVolume>,
     /// Moves whenever a claim or volume does.
     pub(crate) changes: watch::Receiver<u64>,
+    pub(crate) metrics: Metrics,
 }
 
 impl VolumeBinding {
     pub(crate) fn new(timeout: Duration, api: Option<Api>) -> VolumeBinding {
         VolumeBinding { timeout, api, reserved: Mutex::default() }
+    }
+
+    /// Counts what went wrong, by the stage it went wrong at.
+    fn note<T>(&self, stage: &str, result: Result<T, String>) -> Result<T, String> {
+        if let (Err(_), Some(api)) = (&result, &self.api) {
+            api.metrics.count("scheduler_volume_scheduling_stage_error_total", &[("operation", stage)]);
+        }
+        result
+    }
+
+    /// Promises the volumes of a pod's claims on its node.
+    fn promise(&self, placement: &Placement, cluster: &mut Cluster) -> Result<(), String> {
+        let claims = find::claims_of(&placement.pod, &cluster.volumes)?;
+        let node = cluster.node(&placement.node).and_then(|node| cluster.row(node).object.clone());
+        let node = node.ok_or_else(|| format!("node {:?} not found", placement.node))?;
+        let bindings = find::on_node(&claims, &node, &cluster.volumes)
+            .map_err(|_| format!("no pod volume found for node {:?}", placement.node))?;
+        if bindings.volumes.is_empty() && bindings.provisions.is_empty() {
+            return Ok(());
+        }
+        promise(&mut cluster.volumes, &bindings, &placement.node);
+        self.reserved.lock().insert(placement.pod.uid.clone(), bindings);
+        Ok(())
     }
 
     async fn write(&self, api: &Api, placement: &Placement, bindings: Bindings) -> Result<(), String> {
@@ -116,6 +141,10 @@ impl Plugin for VolumeBinding {
         &[Point::PreFilter, Point::Filter, Point::Reserve, Point::PreBind, Point::PostBind]
     }
 
+    fn basis(&self) -> Basis {
+        Basis::Cluster
+    }
+
     fn prepare(&self, pod: &PodInfo, cluster: &mut Cluster) -> Result<Option<Box<dyn State>>, Rejection> {
         if pod.claims().next().is_none() {
             return Ok(None);
@@ -129,17 +158,7 @@ impl Plugin for VolumeBinding {
         if placement.pod.claims().next().is_none() {
             return Ok(());
         }
-        let claims = find::claims_of(&placement.pod, &cluster.volumes)?;
-        let node = cluster.node(&placement.node).and_then(|node| cluster.row(node).object.clone());
-        let node = node.ok_or_else(|| format!("node {:?} not found", placement.node))?;
-        let bindings = find::on_node(&claims, &node, &cluster.volumes)
-            .map_err(|_| format!("no pod volume found for node {:?}", placement.node))?;
-        if bindings.volumes.is_empty() && bindings.provisions.is_empty() {
-            return Ok(());
-        }
-        promise(&mut cluster.volumes, &bindings, &placement.node);
-        self.reserved.lock().insert(placement.pod.uid.clone(), bindings);
-        Ok(())
+        self.note("assume", self.promise(placement, cluster))
     }
 
     fn unreserve(&self, placement: &Placement, cluster: &mut Cluster) {
@@ -155,7 +174,7 @@ impl Plugin for VolumeBinding {
     fn pre_bind<'a>(&'a self, placement: &'a Placement) -> Outcome<'a> {
         let bindings = self.reserved.lock().get(&placement.pod.uid).cloned();
         let (Some(bindings), Some(api)) = (bindings, &self.api) else { return Box::pin(async { Ok(()) }) };
-        Box::pin(self.write(api, placement, bindings))
+        Box::pin(async move { self.note("bind", self.write(api, placement, bindings).await) })
     }
 
     fn post_bind(&self, placement: &Placement) {
