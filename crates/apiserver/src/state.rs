@@ -125,9 +125,11 @@ pub(crate) fn own_operation(
     }
 }
 
+pub(crate) const OWN_USER: &str = "system:apiserver";
+
 /// The identity under which the server acts for itself.
 pub(crate) fn own_user() -> UserInfo {
-    UserInfo::new("system:apiserver", &[api::user::MASTERS, api::user::AUTHENTICATED])
+    UserInfo::new(OWN_USER, &[api::user::MASTERS, api::user::AUTHENTICATED])
 }
 
 /// The key of an object within its cache.

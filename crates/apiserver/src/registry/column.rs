@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 #[derive(Clone, Copy, Debug)]
 pub struct Column {
     pub name: &'static str,
-    /// OpenAPI type of the cells: `string`, `integer`, `number`, `boolean`.
+    /// OpenAPI type of the cells: `string`, `integer`, `number`, `boolean`, `date`.
     pub r#type: &'static str,
     pub format: &'static str,
     pub description: &'static str,
@@ -22,6 +22,8 @@ impl Column {
         ..Column::string("Name", "Name must be unique within a namespace. Is required when creating resources.")
     };
     pub const AGE: Column = Column::string("Age", "Time since the object was created.");
+    pub const CREATED: Column =
+        Column { r#type: "date", ..Column::string("Created At", "When the object was created.") };
 
     pub const fn string(name: &'static str, description: &'static str) -> Self {
         Self { name, r#type: "string", format: "", description, priority: 0 }
@@ -38,7 +40,7 @@ impl Column {
     }
 }
 
-pub const NAME_AND_AGE: &[Column] = &[Column::NAME, Column::string("Created At", "Time the object was created.")];
+pub const NAME_AND_AGE: &[Column] = &[Column::NAME, Column::CREATED];
 
 pub fn name_and_age(meta: &ObjectMeta, _now: Timestamp) -> Vec<Value> {
     let created = meta.creation_timestamp.as_ref().map(|time| rfc3339(&time.0)).unwrap_or_default();

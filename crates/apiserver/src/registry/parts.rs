@@ -82,7 +82,12 @@ with_status! {
         status.load_balancer.get_or_insert_default();
     },
     networking::v1::ServiceCIDR,
-    policy::v1::PodDisruptionBudget,
+    policy::v1::PodDisruptionBudget: |status| {
+        status.current_healthy.get_or_insert_default();
+        status.desired_healthy.get_or_insert_default();
+        status.disruptions_allowed.get_or_insert_default();
+        status.expected_pods.get_or_insert_default();
+    },
     storage::v1::VolumeAttachment,
     admissionregistration::v1::ValidatingAdmissionPolicy,
     CustomResourceDefinition,

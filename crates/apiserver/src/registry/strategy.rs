@@ -134,6 +134,10 @@ pub trait Strategy: Send + Sync + 'static {
     const CREATES_ON_UPDATE: bool = false;
     /// An update without a resource version overwrites whatever is there.
     const UNCONDITIONAL_UPDATE: bool = true;
+    /// A delete that does not say what becomes of dependents leaves them, as the first clients of these kinds expect.
+    const ORPHANS_BY_DEFAULT: bool = false;
+    /// Annotations count as a change of generation too.
+    const ANNOTATIONS_COUNT: bool = false;
 }
 
 /// A kind without rules of its own: stored as given, listed by name and age.
@@ -176,6 +180,7 @@ pub trait AnyStrategy: Send + Sync {
     fn cells(&self, object: &dyn Object, now: Timestamp) -> Vec<Value>;
     fn creates_on_update(&self) -> bool;
     fn unconditional_update(&self) -> bool;
+    fn orphans_by_default(&self) -> bool;
 }
 
 /// Takes an object out of its box. A mismatch means a row of the table names the wrong strategy.
@@ -237,7 +242,9 @@ impl<S: Strategy> AnyStrategy for S {
         Strategy::prepare_for_update(self, call, new, old);
         if S::COUNTS_GENERATIONS {
             let generation = old.metadata().generation;
-            let is_same = same_but_metadata(new, old);
+            let annotations = |object: &S::Object| object.metadata().annotations.clone().unwrap_or_default();
+            let is_annotated = S::ANNOTATIONS_COUNT && annotations(new) != annotations(old);
+            let is_same = !is_annotated && same_but_metadata(new, old);
             new.metadata_mut().generation = if is_same { generation } else { Some(generation.unwrap_or(0) + 1) };
         }
     }
@@ -289,6 +296,10 @@ impl<S: Strategy> AnyStrategy for S {
 
     fn unconditional_update(&self) -> bool {
         S::UNCONDITIONAL_UPDATE
+    }
+
+    fn orphans_by_default(&self) -> bool {
+        S::ORPHANS_BY_DEFAULT
     }
 }
 

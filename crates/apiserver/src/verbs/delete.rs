@@ -5,8 +5,9 @@ use std::sync::Arc;
 use api::Status;
 use bytes::Bytes;
 use http::{Response, StatusCode};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Namespace;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde_json::{Value, json};
 use store::StoreError;
 
@@ -113,12 +114,13 @@ impl Options {
     }
 
     /// The finalizers an object has after this delete was asked for.
-    fn finalizers(&self, present: &[String]) -> Vec<String> {
+    fn finalizers(&self, present: &[String], orphans_by_default: bool) -> Vec<String> {
         let wanted = match (self.policy.as_deref(), self.orphan_dependents) {
             (Some("Orphan"), _) | (None, Some(true)) => Some(ORPHAN),
             (Some("Foreground"), _) => Some(FOREGROUND),
             (Some(_), _) | (None, Some(false)) => None,
-            (None, None) => return present.to_vec(),
+            (None, None) if present.iter().any(|name| name == ORPHAN || name == FOREGROUND) => return present.to_vec(),
+            (None, None) => orphans_by_default.then_some(ORPHAN),
         };
         let mut finalizers: Vec<String> =
             present.iter().filter(|name| *name != ORPHAN && *name != FOREGROUND).cloned().collect();
@@ -138,9 +140,11 @@ pub(crate) enum Deleted {
 pub(crate) async fn delete(operation: &Operation) -> Result<Response<Body>, Status> {
     let options = Options::of(operation)?;
     match delete_object(operation, &operation.info.namespace, &operation.info.name, &options).await? {
-        Deleted::Gone(last, revision) if operation.resource.returns_deleted => {
-            respond(operation, StatusCode::OK, &write::with_revision(&last.stored, revision)?)
-        }
+        Deleted::Gone(last, revision) if operation.resource.returns_deleted => respond(
+            operation,
+            StatusCode::OK,
+            &write::with_revision(&as_deleted(operation, &last, &options)?, revision)?,
+        ),
         Deleted::Gone(last, _) => {
             let uid = crate::json::find(&last.stored, &["metadata", "uid"]);
             let uid = uid.map(|range| crate::json::text(&last.stored[range]).into_owned()).unwrap_or_default();
@@ -153,6 +157,17 @@ pub(crate) async fn delete(operation: &Operation) -> Result<Response<Body>, Stat
             respond(operation, code, &stored)
         }
     }
+}
+
+/// The last state of an object that is gone. Where others have time to end, it shows that this one had none.
+fn as_deleted(operation: &Operation, last: &Entry, options: &Options) -> Result<Bytes, Status> {
+    let mut object = write::decode_entry(&operation.resource, last)?;
+    let is_unmarked = object.meta().deletion_timestamp.is_none();
+    if !is_unmarked || operation.resource.strategy.grace(&*object, options.grace) == Grace::Immediate {
+        return Ok(last.stored.clone());
+    }
+    set_deletion(object.meta_mut(), operation.now, 0);
+    write::encode(&operation.resource, &mut *object)
 }
 
 /// Deletes every object the request selects and answers with what was there.
@@ -270,7 +285,7 @@ fn mark(operation: &Operation, old: &dyn Object, options: &Options) -> Marking {
     let now = operation.now;
     let meta = new.meta_mut();
     let present = meta.finalizers.clone().unwrap_or_default();
-    let finalizers = options.finalizers(&present);
+    let finalizers = options.finalizers(&present, operation.resource.strategy.orphans_by_default());
     let finalizers_changed = finalizers != present;
     let held = !finalizers.is_empty();
     meta.finalizers = held.then_some(finalizers);
@@ -297,12 +312,16 @@ fn mark(operation: &Operation, old: &dyn Object, options: &Options) -> Marking {
     if grace == 0 && !held {
         return Marking::Remove;
     }
+    set_deletion(meta, now, grace);
+    Marking::Mark(new)
+}
+
+fn set_deletion(meta: &mut ObjectMeta, now: Timestamp, grace: i64) {
     meta.deletion_timestamp = Some(Time(now + jiff::SignedDuration::from_secs(grace)));
     meta.deletion_grace_period_seconds = Some(grace);
     if let Some(generation) = meta.generation.filter(|generation| *generation > 0) {
         meta.generation = Some(generation + 1);
     }
-    Marking::Mark(new)
 }
 
 /// A namespace is only marked; its controller empties it and then finalizes it.

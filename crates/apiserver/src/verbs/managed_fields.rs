@@ -29,7 +29,11 @@ pub(crate) fn manager(operation: &Operation) -> String {
     }
     let agent = operation.headers.get(header::USER_AGENT).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let name = agent.split('/').next().unwrap_or_default();
-    if name.is_empty() { "unknown".to_owned() } else { name.chars().take(MAX_MANAGER).collect() }
+    match name {
+        "" if operation.call().user.name == crate::state::OWN_USER => "kube-apiserver".to_owned(),
+        "" => "unknown".to_owned(),
+        name => name.chars().take(MAX_MANAGER).collect(),
+    }
 }
 
 /// Fields that a write through this endpoint cannot change, so that nobody comes to own them by it.

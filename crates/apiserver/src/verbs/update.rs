@@ -201,8 +201,10 @@ fn check_version(operation: &Operation, new: &ObjectMeta, old: &ObjectMeta) -> R
             }
             let mut errors = api::field::FieldErrors::default();
             errors.invalid("metadata.resourceVersion", 0, "must be specified for an update");
-            write::invalid(operation, name, errors)?;
-            Ok(false)
+            // Upstream names the resource here, where other errors name the kind.
+            let resource =
+                api::GroupKind { group: operation.resource.group.clone(), kind: operation.resource.plural.clone() };
+            Err(Status::invalid(&resource, name, errors))
         }
         Some(version) if Some(version) == old.resource_version.as_deref() => Ok(true),
         Some(_) => Err(Status::modified(&resource, name)),

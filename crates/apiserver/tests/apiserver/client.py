@@ -47,7 +47,7 @@ def life(resources, body):
     expect(set(annotations) >= {"merge", "strategic", "json", "apply"}, f"all patches hold: {annotations}")
     managers = {entry.manager for entry in patched.metadata.managedFields}
     expect("test" in managers, f"the applier owns its field: {managers}")
-    kind.delete(name=name, body={"gracePeriodSeconds": 0}, **where)
+    kind.delete(name=name, body={"gracePeriodSeconds": 0, "propagationPolicy": "Background"}, **where)
     deadline = time.monotonic() + 10
     while True:
         try:

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::harness::Cluster;
+use crate::lifecycle::MERGE;
 
 fn config_map(name: &str) -> Value {
     json!({"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": name}, "data": {"a": "b"}})
@@ -314,4 +315,69 @@ async fn a_pods_generation_counts_changes_of_its_specification() {
         let patched: Value = serde_json::from_slice(&patched).unwrap();
         assert_eq!((code, &patched["metadata"]["generation"]), (200, &json!(generation)), "{part}: {patched}");
     }
+}
+
+/// Habits of single kinds that clients have come to rely on.
+#[tokio::test]
+async fn kinds_keep_their_old_ways() {
+    let cluster = Cluster::unprotected().await;
+    let template = json!({"metadata": {"labels": {"app": "a"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
+    let selector = json!({"matchLabels": {"app": "a"}});
+    let apps = |plural: &str| format!("/apis/apps/v1/namespaces/default/{plural}");
+    let meta = json!({"name": "a"});
+
+    // Dependents of the oldest kinds stay unless the delete says otherwise.
+    let controllers = "/api/v1/namespaces/default/replicationcontrollers".to_owned();
+    let jobs = "/apis/batch/v1/namespaces/default/jobs".to_owned();
+    let mut once = template.clone();
+    once["spec"]["restartPolicy"] = "Never".into();
+    for (path, spec) in [(controllers, json!({"template": template})), (jobs, json!({"template": once}))] {
+        let (code, made) = cluster.send("POST", &path, json!({"metadata": meta, "spec": spec})).await;
+        assert_eq!(code, 201, "{made}");
+        let (code, marked) = cluster.send("DELETE", &format!("{path}/a"), Value::Null).await;
+        assert_eq!((code, &marked["metadata"]["finalizers"]), (200, &json!(["orphan"])), "{path}: {marked}");
+    }
+
+    // An annotation is news to whoever watches the generation of a Deployment, and of no other workload.
+    let spec = json!({"selector": selector, "template": template});
+    for (plural, generation) in [("deployments", 2), ("replicasets", 1), ("statefulsets", 1), ("daemonsets", 1)] {
+        let path = apps(plural);
+        cluster.send("POST", &path, json!({"metadata": meta, "spec": spec})).await;
+        let patch = json!({"metadata": {"annotations": {"new": "yes"}}});
+        let (code, patched) = cluster.send_raw("PATCH", &format!("{path}/a"), MERGE, patch).await;
+        let patched: Value = serde_json::from_slice(&patched).unwrap();
+        assert_eq!((code, &patched["metadata"]["generation"]), (200, &json!(generation)), "{plural}");
+    }
+    let counted = "deprecated.daemonset.template.generation";
+    for (image, count) in [("i", "1"), ("j", "2")] {
+        let patch = json!({"spec": {"template": {"spec": {"containers": [{"name": "c", "image": image}]}}}});
+        let (_, set) = cluster.send_raw("PATCH", &format!("{}/a", apps("daemonsets")), MERGE, patch).await;
+        let set: Value = serde_json::from_slice(&set).unwrap();
+        assert_eq!(set["metadata"]["annotations"][counted], count);
+    }
+
+    // Without a template or a selector, the errors are about what has to be said.
+    let (code, refused) =
+        cluster.send("POST", &apps("deployments"), json!({"metadata": {"name": "b"}, "spec": {}})).await;
+    let fields: Vec<&str> =
+        refused["details"]["causes"].as_array().unwrap().iter().filter_map(|cause| cause["field"].as_str()).collect();
+    assert_eq!(code, 422);
+    assert_eq!(fields, ["spec.selector", "spec.template.metadata.labels", "spec.template.spec.containers"]);
+
+    // Some kinds are not overwritten blindly.
+    let classes = "/apis/node.k8s.io/v1/runtimeclasses";
+    let class = json!({"metadata": meta, "handler": "h"});
+    cluster.send("POST", classes, class.clone()).await;
+    let (code, refused) = cluster.send("PUT", &format!("{classes}/a"), class).await;
+    let message = "runtimeclasses.node.k8s.io \"a\" is invalid: metadata.resourceVersion: Invalid value: 0: must be specified for an update";
+    assert_eq!((code, refused["message"].as_str()), (422, Some(message)));
+
+    // A pod that goes at once is shown as one that had no time.
+    let pods = "/api/v1/namespaces/default/pods";
+    let account = json!({"metadata": {"name": "default"}});
+    cluster.send("POST", "/api/v1/namespaces/default/serviceaccounts", account).await;
+    cluster.send("POST", pods, json!({"metadata": meta, "spec": template["spec"]})).await;
+    let (code, gone) = cluster.send("DELETE", &format!("{pods}/a?gracePeriodSeconds=0"), Value::Null).await;
+    assert_eq!((code, &gone["metadata"]["deletionGracePeriodSeconds"]), (200, &json!(0)), "{gone}");
+    assert!(gone["metadata"]["deletionTimestamp"].is_string());
 }

@@ -224,7 +224,10 @@ fn new_pod(set: &DaemonSet, node: &str, hash: &str) -> Pod {
     let mut pod = pods::from_template(&template, namespace, name, controller_reference(set));
     let labels = pod.metadata.labels.get_or_insert_default();
     labels.insert(history::REVISION_LABEL.into(), hash.into());
-    labels.insert("pod-template-generation".into(), set.metadata.generation.unwrap_or(1).to_string());
+    let counted = set.metadata.annotations.as_ref().and_then(|all| all.get("deprecated.daemonset.template.generation"));
+    if let Some(generation) = counted {
+        labels.insert("pod-template-generation".into(), generation.clone());
+    }
     let spec = pod.spec.get_or_insert_default();
     let missing = tolerations(spec.host_network == Some(true));
     let present = spec.tolerations.get_or_insert_default();

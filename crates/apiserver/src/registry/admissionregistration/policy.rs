@@ -31,6 +31,7 @@ const BINDING: &[Column] = &[
 
 impl Strategy for ValidatingAdmissionPolicyStrategy {
     type Object = ValidatingAdmissionPolicy;
+    const UNCONDITIONAL_UPDATE: bool = false;
     const COUNTS_GENERATIONS: bool = true;
 
     fn apply_defaults(&self, policy: &mut ValidatingAdmissionPolicy) {
@@ -79,6 +80,7 @@ impl Strategy for ValidatingAdmissionPolicyStrategy {
 
 impl Strategy for MutatingAdmissionPolicyStrategy {
     type Object = MutatingAdmissionPolicy;
+    const UNCONDITIONAL_UPDATE: bool = false;
     const COUNTS_GENERATIONS: bool = true;
 
     fn apply_defaults(&self, policy: &mut MutatingAdmissionPolicy) {
@@ -120,6 +122,7 @@ impl Strategy for MutatingAdmissionPolicyStrategy {
 
 impl Strategy for ValidatingAdmissionPolicyBindingStrategy {
     type Object = ValidatingAdmissionPolicyBinding;
+    const UNCONDITIONAL_UPDATE: bool = false;
     const COUNTS_GENERATIONS: bool = true;
 
     fn apply_defaults(&self, binding: &mut ValidatingAdmissionPolicyBinding) {
@@ -178,6 +181,7 @@ impl Strategy for ValidatingAdmissionPolicyBindingStrategy {
 
 impl Strategy for MutatingAdmissionPolicyBindingStrategy {
     type Object = MutatingAdmissionPolicyBinding;
+    const UNCONDITIONAL_UPDATE: bool = false;
     const COUNTS_GENERATIONS: bool = true;
 
     fn apply_defaults(&self, binding: &mut MutatingAdmissionPolicyBinding) {

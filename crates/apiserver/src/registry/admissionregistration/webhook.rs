@@ -25,6 +25,7 @@ macro_rules! webhook_strategy {
         impl Strategy for $strategy {
             type Object = $kind;
             const COUNTS_GENERATIONS: bool = true;
+            const UNCONDITIONAL_UPDATE: bool = false;
 
             fn apply_defaults(&self, configuration: &mut $kind) {
                 for $defaulted in items_mut(&mut configuration.webhooks) {

@@ -22,6 +22,7 @@ const HTTPS: i32 = 443;
 
 impl Strategy for ApiServiceStrategy {
     type Object = APIService;
+    const UNCONDITIONAL_UPDATE: bool = false;
 
     fn apply_defaults(&self, object: &mut APIService) {
         if let Some(service) = object.spec.as_mut().and_then(|spec| spec.service.as_mut()) {

@@ -10,7 +10,7 @@ use super::rules;
 use crate::registry::column::Column;
 use crate::registry::core::pod_spec::defaults;
 use crate::registry::unset::{or_empty, set_text};
-use crate::registry::{Strategy, cells};
+use crate::registry::{Call, Strategy, cells};
 
 pub struct DaemonSetStrategy;
 
@@ -42,9 +42,18 @@ impl Strategy for DaemonSetStrategy {
             rolling.max_surge.get_or_insert(IntOrString::Int(0));
         }
         spec.revision_history_limit.get_or_insert(10);
-        if let Some(pod) = &mut spec.template.spec {
-            defaults::template(pod);
-        }
+        defaults::pod_template(&mut spec.template);
+    }
+
+    fn prepare_for_create(&self, _: &Call<'_>, set: &mut DaemonSet) {
+        let generation = template_generation(set).max(1);
+        set_template_generation(set, generation);
+    }
+
+    fn prepare_for_update(&self, _: &Call<'_>, new: &mut DaemonSet, old: &DaemonSet) {
+        let template = |set: &DaemonSet| set.spec.as_ref().map(|spec| spec.template.clone());
+        let changed = i64::from(template(new) != template(old));
+        set_template_generation(new, template_generation(old) + changed);
     }
 
     fn validate_create(&self, set: &DaemonSet) -> FieldErrors {
@@ -56,11 +65,12 @@ impl Strategy for DaemonSetStrategy {
     }
 
     fn validate_update(&self, new: &DaemonSet, old: &DaemonSet) -> FieldErrors {
-        let mut errors = self.validate_create(new);
+        let mut errors = FieldErrors::default();
         let selector = |set: &DaemonSet| set.spec.clone().unwrap_or_default().selector;
         if selector(new) != selector(old) {
             errors.invalid("spec.selector", selector(new), IMMUTABLE);
         }
+        errors.extend(self.validate_create(new));
         errors
     }
 
@@ -87,6 +97,19 @@ impl Strategy for DaemonSetStrategy {
             cells::selector(Some(&spec.selector)),
         ]
     }
+}
+
+/// Counts templates for clients from before the group `apps/v1`.
+const TEMPLATE_GENERATION: &str = "deprecated.daemonset.template.generation";
+
+fn template_generation(set: &DaemonSet) -> i64 {
+    let annotations = set.metadata.annotations.as_ref();
+    annotations.and_then(|all| all.get(TEMPLATE_GENERATION)).and_then(|text| text.parse().ok()).unwrap_or(0)
+}
+
+fn set_template_generation(set: &mut DaemonSet, generation: i64) {
+    let annotations = set.metadata.annotations.get_or_insert_default();
+    annotations.insert(TEMPLATE_GENERATION.to_owned(), generation.to_string());
 }
 
 fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &DaemonSetSpec) {

@@ -28,6 +28,7 @@ const COLUMNS: &[Column] = &[
 impl Strategy for DeploymentStrategy {
     type Object = Deployment;
     const COUNTS_GENERATIONS: bool = true;
+    const ANNOTATIONS_COUNT: bool = true;
 
     fn apply_defaults(&self, deployment: &mut Deployment) {
         let spec = deployment.spec.get_or_insert_default();
@@ -41,9 +42,7 @@ impl Strategy for DeploymentStrategy {
         }
         spec.revision_history_limit.get_or_insert(10);
         spec.progress_deadline_seconds.get_or_insert(600);
-        if let Some(pod) = &mut spec.template.spec {
-            defaults::template(pod);
-        }
+        defaults::pod_template(&mut spec.template);
     }
 
     fn validate_create(&self, deployment: &Deployment) -> FieldErrors {

@@ -31,9 +31,7 @@ impl Strategy for ReplicaSetStrategy {
     fn apply_defaults(&self, set: &mut ReplicaSet) {
         let spec = set.spec.get_or_insert_default();
         spec.replicas.get_or_insert(1);
-        if let Some(pod) = spec.template.as_mut().and_then(|template| template.spec.as_mut()) {
-            defaults::template(pod);
-        }
+        defaults::pod_template(spec.template.get_or_insert_default());
     }
 
     fn validate_create(&self, set: &ReplicaSet) -> FieldErrors {

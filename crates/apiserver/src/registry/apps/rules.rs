@@ -29,7 +29,13 @@ pub fn selector_and_template(
     let empty = selector.match_labels.as_ref().is_none_or(|labels| labels.is_empty())
         && selector.match_expressions.as_ref().is_none_or(|expressions| expressions.is_empty());
     if empty {
-        errors.invalid(path, selector, format!("empty selector is invalid for {kind}"));
+        // Left out, most of the time; upstream can tell that from `{}`.
+        match kind {
+            "daemonset" => {}
+            _ => errors.required(path, ""),
+        }
+        let labels = template.metadata.as_ref().and_then(|metadata| metadata.labels.clone());
+        errors.invalid(spec.child("template.metadata.labels"), labels, "`selector` does not match template `labels`");
     }
     template_matches(errors, spec, selector, template);
 }

@@ -46,9 +46,7 @@ impl Strategy for StatefulSetStrategy {
         set_text(&mut retention.when_scaled, "Retain");
         spec.replicas.get_or_insert(1);
         spec.revision_history_limit.get_or_insert(10);
-        if let Some(pod) = &mut spec.template.spec {
-            defaults::template(pod);
-        }
+        defaults::pod_template(&mut spec.template);
         for claim in items_mut(&mut spec.volume_claim_templates) {
             if let Some(claim) = &mut claim.spec {
                 defaults::claim(claim);

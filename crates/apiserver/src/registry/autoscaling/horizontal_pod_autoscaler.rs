@@ -100,18 +100,15 @@ fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &HorizontalPod
         if min < 1 {
             errors.invalid(path.child("minReplicas"), min, "must be greater than or equal to 1");
         }
-        if spec.max_replicas < min {
-            errors.invalid(
-                path.child("maxReplicas"),
-                spec.max_replicas,
-                "must be greater than or equal to `minReplicas`",
-            );
-        }
     }
     if spec.max_replicas == 0 {
         errors.required(path.child("maxReplicas"), "must be set and greater than 0");
     } else if spec.max_replicas < 0 {
         errors.invalid(path.child("maxReplicas"), spec.max_replicas, "must be greater than or equal to 1");
+    }
+    if spec.min_replicas.is_some_and(|min| spec.max_replicas < min) {
+        let detail = "must be greater than or equal to `minReplicas`";
+        errors.invalid(path.child("maxReplicas"), spec.max_replicas, detail);
     }
     let target = path.child("scaleTargetRef");
     for (name, value) in [("kind", &spec.scale_target_ref.kind), ("name", &spec.scale_target_ref.name)] {

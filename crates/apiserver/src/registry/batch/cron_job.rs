@@ -39,12 +39,10 @@ impl Strategy for CronJobStrategy {
         spec.suspend.get_or_insert(false);
         spec.successful_jobs_history_limit.get_or_insert(3);
         spec.failed_jobs_history_limit.get_or_insert(1);
-        if let Some(job) = &mut spec.job_template.spec {
-            // Only what the template of a job gets; the job itself gets the rest when it is made.
-            if let Some(pod) = &mut job.template.spec {
-                crate::registry::core::pod_spec::defaults::template(pod);
-            }
-        }
+        spec.job_template.metadata.get_or_insert_default();
+        let job = spec.job_template.spec.get_or_insert_default();
+        // Only what the template of a job gets; the job itself gets the rest when it is made.
+        crate::registry::core::pod_spec::defaults::pod_template(&mut job.template);
     }
 
     fn validate_create(&self, cron: &CronJob) -> FieldErrors {

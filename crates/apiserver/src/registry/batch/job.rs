@@ -33,10 +33,12 @@ const NAME_LABELS: [&str; 2] = ["job-name", "batch.kubernetes.io/job-name"];
 impl Strategy for JobStrategy {
     type Object = Job;
     const COUNTS_GENERATIONS: bool = true;
+    const ORPHANS_BY_DEFAULT: bool = true;
 
     fn apply_defaults(&self, job: &mut Job) {
         let spec = job.spec.get_or_insert_default();
         spec_defaults(spec);
+        spec.manual_selector.get_or_insert(false);
         let labels = spec.template.metadata.as_ref().and_then(|meta| meta.labels.clone());
         if job.metadata.labels.as_ref().is_none_or(|own| own.is_empty())
             && let Some(labels) = labels.filter(|labels| !labels.is_empty())
@@ -202,9 +204,7 @@ pub fn spec_defaults(spec: &mut JobSpec) {
     }
     let replacement = if spec.pod_failure_policy.is_some() { "Failed" } else { "TerminatingOrFailed" };
     set_text(&mut spec.pod_replacement_policy, replacement);
-    if let Some(pod) = &mut spec.template.spec {
-        pod_spec::defaults::template(pod);
-    }
+    pod_spec::defaults::pod_template(&mut spec.template);
 }
 
 pub fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &JobSpec) {

@@ -16,7 +16,7 @@ pub const MAX_DATA_BYTES: usize = 1024 * 1024;
 pub const IMMUTABLE_DATA: &str = "field is immutable when `immutable` is set";
 
 const COLUMNS: &[Column] =
-    &[Column::NAME, Column::integer("Data", "Number of keys in data and binaryData."), Column::AGE];
+    &[Column::NAME, Column::string("Data", "Number of keys in data and binaryData."), Column::AGE];
 
 impl Strategy for ConfigMapStrategy {
     type Object = ConfigMap;

@@ -15,7 +15,7 @@ use crate::registry::column::{Column, rfc3339};
 
 pub struct LimitRangeStrategy;
 
-const COLUMNS: &[Column] = &[Column::NAME, Column::string("Created At", "When it was created.")];
+const COLUMNS: &[Column] = &[Column::NAME, Column::CREATED];
 
 impl Strategy for LimitRangeStrategy {
     type Object = LimitRange;

@@ -15,15 +15,14 @@ pub struct ReplicationControllerStrategy;
 
 impl Strategy for ReplicationControllerStrategy {
     type Object = ReplicationController;
+    const ORPHANS_BY_DEFAULT: bool = true;
     const COUNTS_GENERATIONS: bool = true;
 
     fn apply_defaults(&self, controller: &mut ReplicationController) {
         let spec = controller.spec.get_or_insert_default();
         spec.replicas.get_or_insert(1);
         let Some(template) = &mut spec.template else { return };
-        if let Some(pod) = &mut template.spec {
-            pod_spec::defaults::template(pod);
-        }
+        pod_spec::defaults::pod_template(template);
         // Both follow the template's labels when they say nothing.
         let labels = template.metadata.as_ref().and_then(|meta| meta.labels.clone());
         if let Some(labels) = labels.filter(|labels| !labels.is_empty()) {

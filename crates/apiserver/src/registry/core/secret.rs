@@ -16,7 +16,7 @@ pub struct SecretStrategy;
 const COLUMNS: &[Column] = &[
     Column::NAME,
     Column::string("Type", "What the data is for."),
-    Column::integer("Data", "Number of keys."),
+    Column::string("Data", "Number of keys."),
     Column::AGE,
 ];
 

@@ -33,6 +33,9 @@ impl Strategy for EndpointSliceStrategy {
     const COUNTS_GENERATIONS: bool = true;
 
     fn apply_defaults(&self, slice: &mut EndpointSlice) {
+        for endpoint in items_mut(&mut slice.endpoints) {
+            endpoint.conditions.get_or_insert_default();
+        }
         for port in items_mut(&mut slice.ports) {
             port.name.get_or_insert_default();
             set_text(&mut port.protocol, "TCP");

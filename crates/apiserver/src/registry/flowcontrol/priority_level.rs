@@ -73,6 +73,7 @@ impl Strategy for PriorityLevelStrategy {
                 }
             }
             ("Exempt", None) => {}
+            ("", _) => errors.required("spec.type", ""),
             (other, _) => errors.not_supported("spec.type", other, &["Exempt", "Limited"]),
         }
         errors

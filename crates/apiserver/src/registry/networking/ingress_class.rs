@@ -69,9 +69,10 @@ impl Strategy for IngressClassStrategy {
     }
 
     fn validate_update(&self, new: &IngressClass, old: &IngressClass) -> FieldErrors {
-        let mut errors = self.validate_create(new);
-        let controller = |class: &IngressClass| class.spec.clone().unwrap_or_default().controller;
+        let mut errors = FieldErrors::default();
+        let controller = |class: &IngressClass| class.spec.clone().unwrap_or_default().controller.unwrap_or_default();
         errors.immutable("spec.controller", &controller(new), &controller(old));
+        errors.extend(self.validate_create(new));
         errors
     }
 

@@ -24,6 +24,7 @@ impl Strategy for NetworkPolicyStrategy {
 
     fn apply_defaults(&self, policy: &mut NetworkPolicy) {
         let Some(spec) = &mut policy.spec else { return };
+        spec.pod_selector.get_or_insert_default();
         if items(&spec.policy_types).is_empty() {
             let mut types = vec!["Ingress".to_owned()];
             if !items(&spec.egress).is_empty() {

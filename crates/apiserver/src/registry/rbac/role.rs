@@ -14,7 +14,7 @@ use crate::registry::{NameRule, Strategy};
 pub struct RoleStrategy;
 pub struct ClusterRoleStrategy;
 
-const COLUMNS: &[Column] = &[Column::NAME, Column::string("Created At", "When it was created.")];
+const COLUMNS: &[Column] = &[Column::NAME, Column::CREATED];
 
 impl Strategy for RoleStrategy {
     type Object = Role;

@@ -16,6 +16,7 @@ const COLUMNS: &[Column] = &[Column::NAME, Column::string("Handler", "The runtim
 
 impl Strategy for RuntimeClassStrategy {
     type Object = RuntimeClass;
+    const UNCONDITIONAL_UPDATE: bool = false;
 
     fn validate_create(&self, class: &RuntimeClass) -> FieldErrors {
         let mut errors = FieldErrors::default();

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::registry::column::Column;
 use crate::registry::unset::{items, set_text};
-use crate::registry::{Strategy, cells};
+use crate::registry::{Call, Strategy, cells};
 
 pub struct CsiDriverStrategy;
 
@@ -28,7 +28,7 @@ const COLUMNS: &[Column] = &[
 
 impl Strategy for CsiDriverStrategy {
     type Object = CSIDriver;
-    const COUNTS_GENERATIONS: bool = true;
+    const UNCONDITIONAL_UPDATE: bool = false;
 
     fn apply_defaults(&self, driver: &mut CSIDriver) {
         let spec = &mut driver.spec;
@@ -41,6 +41,15 @@ impl Strategy for CsiDriverStrategy {
         if items(&spec.volume_lifecycle_modes).is_empty() {
             spec.volume_lifecycle_modes = Some(vec!["Persistent".to_owned()]);
         }
+    }
+
+    /// Counts changes, and nothing before the first one.
+    fn prepare_for_update(&self, _: &Call<'_>, new: &mut CSIDriver, old: &CSIDriver) {
+        let generation = old.metadata.generation;
+        new.metadata.generation = match new.spec == old.spec {
+            true => generation,
+            false => Some(generation.unwrap_or(0) + 1),
+        };
     }
 
     fn validate_create(&self, driver: &CSIDriver) -> FieldErrors {

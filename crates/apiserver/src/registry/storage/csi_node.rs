@@ -14,6 +14,7 @@ const COLUMNS: &[Column] = &[Column::NAME, Column::integer("Drivers", "How many 
 
 impl Strategy for CsiNodeStrategy {
     type Object = CSINode;
+    const UNCONDITIONAL_UPDATE: bool = false;
 
     fn validate_create(&self, node: &CSINode) -> FieldErrors {
         let mut errors = FieldErrors::default();

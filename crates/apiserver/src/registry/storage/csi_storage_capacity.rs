@@ -18,6 +18,7 @@ const COLUMNS: &[Column] = &[
 
 impl Strategy for CsiStorageCapacityStrategy {
     type Object = CSIStorageCapacity;
+    const UNCONDITIONAL_UPDATE: bool = false;
 
     fn validate_create(&self, capacity: &CSIStorageCapacity) -> FieldErrors {
         let mut errors = FieldErrors::default();

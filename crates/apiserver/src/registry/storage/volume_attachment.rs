@@ -22,6 +22,7 @@ const COLUMNS: &[Column] = &[
 
 impl Strategy for VolumeAttachmentStrategy {
     type Object = VolumeAttachment;
+    const UNCONDITIONAL_UPDATE: bool = false;
 
     fn validate_create(&self, attachment: &VolumeAttachment) -> FieldErrors {
         let mut errors = FieldErrors::default();

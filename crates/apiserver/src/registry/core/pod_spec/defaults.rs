@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use api::quantity::Quantity;
 use k8s_openapi::api::core::v1::{
-    Container, ContainerPort, EnvVar, HTTPGetAction, LifecycleHandler, PersistentVolumeClaimSpec, Pod, PodSpec, Probe,
-    ResourceRequirements, Volume, VolumeProjection,
+    Container, ContainerPort, EnvVar, HTTPGetAction, LifecycleHandler, PersistentVolumeClaimSpec, Pod, PodSpec,
+    PodTemplateSpec, Probe, ResourceRequirements, Volume, VolumeProjection,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as RawQuantity;
 
@@ -16,6 +16,12 @@ use crate::registry::unset::{items_mut, set_number, set_text};
 
 const FILE_MODE: i32 = 0o644;
 const TOKEN_SECONDS: i64 = 60 * 60;
+
+/// Defaults of a pod template, which upstream's types cannot leave out.
+pub fn pod_template(template: &mut PodTemplateSpec) {
+    template.metadata.get_or_insert_default();
+    self::template(template.spec.get_or_insert_default());
+}
 
 /// Defaults of a pod template's spec.
 pub fn template(spec: &mut PodSpec) {
