@@ -37,6 +37,12 @@ pub(super) async fn fill(
     let Addresses::Wanted { families, given } = plan::addresses(spec, &state.config.service_cluster_ip_ranges) else {
         return Ok(());
     };
+    let has_both = ["IPv4", "IPv6"].iter().all(|family| ranges.iter().any(|range| range.family() == *family));
+    if spec.ip_family_policy.as_deref() == Some("RequireDualStack") && !has_both {
+        let detail = "this cluster is not configured for dual-stack services";
+        errors.invalid("spec.ipFamilyPolicy", "RequireDualStack", detail);
+        return Ok(());
+    }
     let mut addresses: Vec<String> = Vec::new();
     for (index, family) in families.iter().enumerate() {
         let ranges: Vec<Cidr> = ranges.iter().filter(|range| range.family() == family).copied().collect();
@@ -61,7 +67,8 @@ pub(super) async fn fill(
             }
         };
         let Ok(address) = wanted.parse::<IpAddr>() else {
-            errors.invalid("spec.clusterIPs", &given, format!("{wanted} is not an IP address"));
+            let detail = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)";
+            errors.invalid(format!("spec.clusterIPs[{index}]"), wanted, detail);
             return Ok(());
         };
         if !held.addresses.contains(&address) {

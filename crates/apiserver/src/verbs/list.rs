@@ -89,12 +89,15 @@ pub(crate) fn filter(operation: &Operation) -> Result<Filter, Status> {
 pub(crate) async fn page(operation: &Operation) -> Result<Page, Status> {
     let query = &operation.info.query;
     let filter = filter(operation)?;
-    let limit: usize = match query.get("limit") {
-        None => 0,
-        Some(text) => text.parse::<i64>().map(|limit| limit.max(0) as usize).map_err(|_| {
+    let number = |name: &str| match query.get(name) {
+        None => Ok(0),
+        Some(text) => text.parse::<i64>().map_err(|_| {
             Status::bad_request(format!("strconv.ParseInt: parsing {}: invalid syntax", api::field::quote(text)))
-        })?,
+        }),
     };
+    // A list is never that slow, but what cannot be read is refused all the same.
+    number("timeoutSeconds")?;
+    let limit = number("limit")?.max(0) as usize;
     let text = query.get("resourceVersion").unwrap_or_default();
     let revision = parse_revision(text)?;
     let matching = query.get("resourceVersionMatch");

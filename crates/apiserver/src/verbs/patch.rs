@@ -145,13 +145,17 @@ async fn apply(operation: &Operation) -> Result<Written, Status> {
     }
     report_repeated_keys(operation, validation, &decoded.duplicates)?;
     let name = config["metadata"]["name"].as_str().unwrap_or_default();
-    if !name.is_empty() && name != operation.info.name {
+    if name.is_empty() {
+        let name = &operation.info.name;
+        let problem = format!("the name of the object ({name} based on URL) was undeterminable: name must be provided");
+        return Err(Status::bad_request(problem));
+    }
+    if name != operation.info.name {
         return Err(Status::bad_request(format!(
             "the name of the object ({name}) does not match the name on the URL ({})",
             operation.info.name
         )));
     }
-    config["metadata"]["name"] = operation.info.name.as_str().into();
     if resource.is_namespaced() {
         config["metadata"]["namespace"] = operation.info.namespace.as_str().into();
     }

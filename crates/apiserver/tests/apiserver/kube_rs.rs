@@ -70,6 +70,7 @@ where
     let mut config = labels("applied");
     config["apiVersion"] = K::api_version(&Default::default()).into();
     config["kind"] = K::kind(&Default::default()).into();
+    config["metadata"]["name"] = name.as_str().into();
     let applied = api.patch(&name, &PatchParams::apply("tests"), &Patch::Apply(config)).await.unwrap();
     let found: Vec<&str> = applied.labels().keys().map(String::as_str).collect();
     for label in ["applied", "merged", "replaced", "strategic"] {

@@ -96,10 +96,8 @@ fn rules(rules: &mut HPAScalingRules, policies: &[(&str, i32)]) {
 }
 
 fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &HorizontalPodAutoscalerSpec) {
-    if let Some(min) = spec.min_replicas {
-        if min < 1 {
-            errors.invalid(path.child("minReplicas"), min, "must be greater than or equal to 1");
-        }
+    if let Some(min) = spec.min_replicas.filter(|min| *min < 1) {
+        errors.invalid(path.child("minReplicas"), min, "must be greater than or equal to 1");
     }
     if spec.max_replicas == 0 {
         errors.required(path.child("maxReplicas"), "must be set and greater than 0");

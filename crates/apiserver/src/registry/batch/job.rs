@@ -62,6 +62,10 @@ impl Strategy for JobStrategy {
         }
         let selector = spec.selector.get_or_insert_with(LabelSelector::default);
         selector.match_labels.get_or_insert_default().entry(UID_LABELS[1].to_owned()).or_insert(uid);
+        // A job without labels wears those of its pods, these included.
+        if job.metadata.labels.as_ref().is_none_or(|own| own.is_empty()) {
+            job.metadata.labels = spec.template.metadata.as_ref().and_then(|template| template.labels.clone());
+        }
     }
 
     fn validate_create(&self, job: &Job) -> FieldErrors {
@@ -242,12 +246,10 @@ pub fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &JobSpec) 
                     errors.invalid(path.child(name), value, "requires indexed completion mode");
                 }
             }
-            if let Some(policy) = &spec.success_policy {
-                errors.invalid(path.child("successPolicy"), policy, "requires indexed completion mode");
-            }
         }
         other => errors.not_supported(path.child("completionMode"), other, &["NonIndexed", "Indexed"]),
     }
+    super::job_policies::validate(errors, path, spec);
     pod_spec::template::validate(errors, &path.child("template"), &spec.template);
     let policy = spec.template.spec.as_ref().map(|pod| or_empty(&pod.restart_policy)).unwrap_or_default();
     let policy_path = path.child("template.spec.restartPolicy");

@@ -2,4 +2,5 @@
 
 pub mod cron_job;
 pub mod job;
+mod job_policies;
 mod schedule;

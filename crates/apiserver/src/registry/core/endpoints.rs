@@ -83,6 +83,10 @@ fn validate_subset(errors: &mut FieldErrors, path: &Path<'_>, subset: &EndpointS
             let path = path.child(name);
             let path = path.index(i);
             ip(errors, &path.child("ip"), &address.ip);
+            if address.ip.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback()) {
+                let detail = "may not be in the loopback range (127.0.0.0/8, ::1/128)";
+                errors.invalid(path.child("ip"), &address.ip, detail);
+            }
             if let Some(hostname) = text(&address.hostname) {
                 errors.invalid_each(path.child("hostname"), hostname, validation::dns1123_label(hostname));
             }

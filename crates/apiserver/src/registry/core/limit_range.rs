@@ -77,6 +77,10 @@ fn validate_item(errors: &mut FieldErrors, path: &Path<'_>, item: &LimitRangeIte
     let amount = |list: &Option<BTreeMap<String, RawQuantity>>, name: &str| {
         list.as_ref().and_then(|list| list.get(name)).and_then(|raw| Quantity::try_from(raw).ok())
     };
+    let is_standard = matches!(item.type_.as_str(), "Pod" | "Container" | "PersistentVolumeClaim");
+    if !item.type_.contains('/') && !is_standard {
+        errors.invalid(path.child("type"), &item.type_, "must be a standard limit type or fully qualified");
+    }
     if item.type_ == "Pod" {
         for (name, present) in [("default", item.default.is_some()), ("defaultRequest", item.default_request.is_some())]
         {

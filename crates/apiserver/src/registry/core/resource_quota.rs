@@ -47,6 +47,7 @@ impl Strategy for ResourceQuotaStrategy {
         for (name, raw) in spec.hard.iter().flatten() {
             let path = hard.key(name);
             errors.invalid_each(path, name, api::validation::qualified_name(name));
+            resources::quota_resource_name(&mut errors, &path, name);
             if let Ok(amount) = Quantity::try_from(raw) {
                 resources::quantity_value(&mut errors, &path, name, &amount);
             }

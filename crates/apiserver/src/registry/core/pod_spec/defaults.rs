@@ -62,7 +62,7 @@ pub fn template(spec: &mut PodSpec) {
 
 /// Defaults of a Pod.
 pub fn pod(pod: &mut Pod) {
-    let Some(spec) = &mut pod.spec else { return };
+    let spec = pod.spec.get_or_insert_default();
     template(spec);
     for container in spec.containers.iter_mut().chain(items_mut(&mut spec.init_containers)) {
         let Some(resources) = &mut container.resources else { continue };

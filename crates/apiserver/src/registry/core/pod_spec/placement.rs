@@ -185,7 +185,7 @@ fn spreading(errors: &mut FieldErrors, path: &Path<'_>, constraints: &[TopologyS
     for (i, constraint) in constraints.iter().enumerate() {
         let path = path.index(i);
         if constraint.max_skew <= 0 {
-            errors.invalid(path.child("maxSkew"), constraint.max_skew, "must be greater than 0");
+            errors.invalid(path.child("maxSkew"), constraint.max_skew, "must be greater than zero");
         }
         if constraint.topology_key.is_empty() {
             errors.required(path.child("topologyKey"), "can not be empty");

@@ -74,8 +74,7 @@ pub fn quantity_value(errors: &mut FieldErrors, path: &Path<'_>, name: &str, amo
     if amount.is_negative() {
         errors.invalid(path, amount, "must be greater than or equal to 0");
     }
-    let counted =
-        name.contains('/') && !is_native(name) || matches!(name, "pods" | "services" | "configmaps" | "secrets");
+    let counted = name.contains('/') && !is_native(name) || is_counted(name);
     if counted && !amount.is_integer() {
         errors.invalid(path, amount, "must be an integer");
     }
@@ -90,11 +89,50 @@ fn container_resource_name(errors: &mut FieldErrors, path: &Path<'_>, name: &str
     if !name.contains('/') {
         let standard = matches!(name, "cpu" | "memory" | "ephemeral-storage") || name.starts_with("hugepages-");
         if !standard {
+            standard_resource_name(errors, path, name);
             errors.invalid(path, name, "must be a standard resource for containers");
         }
     } else if !is_native(name) && name.starts_with("requests.") {
         errors.invalid(path, name, "doesn't follow extended resource name standard");
     }
+}
+
+/// Names without a domain are those that the system itself knows.
+pub fn standard_resource_name(errors: &mut FieldErrors, path: &Path<'_>, name: &str) {
+    let bare = name.strip_prefix("requests.").or_else(|| name.strip_prefix("limits.")).unwrap_or(name);
+    let is_compute =
+        matches!(bare, "cpu" | "memory" | "ephemeral-storage" | "storage") || bare.starts_with("hugepages-");
+    if !name.contains('/') && !is_compute && !is_counted(name) {
+        errors.invalid(path, name, "must be a standard resource type or fully qualified");
+    }
+}
+
+/// What a quota can hold down.
+pub fn quota_resource_name(errors: &mut FieldErrors, path: &Path<'_>, name: &str) {
+    standard_resource_name(errors, path, name);
+    let bare = name.strip_prefix("requests.").or_else(|| name.strip_prefix("limits.")).unwrap_or(name);
+    let is_compute = matches!(bare, "cpu" | "memory" | "ephemeral-storage")
+        || name == "requests.storage"
+        || bare.starts_with("hugepages-") && !name.starts_with("limits.");
+    if !name.contains('/') && !is_compute && !is_counted(name) {
+        errors.invalid(path, name, "must be a standard resource for quota");
+    }
+}
+
+/// Kinds of objects that quotas have counted since before `count/`.
+pub fn is_counted(name: &str) -> bool {
+    const COUNTED: &[&str] = &[
+        "pods",
+        "resourcequotas",
+        "services",
+        "replicationcontrollers",
+        "secrets",
+        "configmaps",
+        "persistentvolumeclaims",
+        "services.nodeports",
+        "services.loadbalancers",
+    ];
+    COUNTED.contains(&name)
 }
 
 fn is_native(name: &str) -> bool {
