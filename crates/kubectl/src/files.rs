@@ -46,12 +46,13 @@ pub(crate) async fn read_manifests(cx: &Context) -> Result<Vec<Manifest>> {
 /// Everything that `-f`, `-k` and `-R` name. A path that is not there fails all of it, before anything is read.
 pub(crate) async fn read_streams(cx: &Context) -> Result<Vec<Stream>> {
     let files = cx.flags.list("filename");
-    let kustomize = cx.flags.string("kustomize");
+    let kustomize = if cx.flags.has_flag("kustomize") { cx.flags.string("kustomize") } else { String::new() };
+    let recursive = cx.flags.has_flag("recursive") && cx.flags.bool("recursive");
     if !files.is_empty() && !kustomize.is_empty() {
         return Err(Failure::message("only one of -f or -k can be specified"));
     }
     if !kustomize.is_empty() {
-        if cx.flags.bool("recursive") {
+        if recursive {
             return Err(Failure::message("the -k flag can't be used with -f or -R"));
         }
         let text = crate::kustomize::build(Path::new(&kustomize), crate::kustomize::LoadRestrictor::RootOnly)
@@ -63,7 +64,7 @@ pub(crate) async fn read_streams(cx: &Context) -> Result<Vec<Stream>> {
     }
     let (mut places, mut failures) = (Vec::new(), Vec::new());
     for file in &files {
-        match places_of(file, cx.flags.bool("recursive")) {
+        match places_of(file, recursive) {
             Ok(found) => places.extend(found),
             Err(e) => failures.push(e),
         }

@@ -36,14 +36,16 @@ pub(crate) fn help(command: &Command, path: &str) -> String {
         let _ = writeln!(out, "\nOptions:");
         list_flags(&mut out, flags);
     }
-    let tail = if command.run.is_some() {
-        if command.usage.is_empty() { "[options]".to_owned() } else { format!("{} [options]", command.usage) }
-    } else {
-        "SUBCOMMAND [options]".to_owned()
+    let tail = match (command.usage, command.run) {
+        ("", None) => "SUBCOMMAND [options]".to_owned(),
+        ("", Some(_)) => "[options]".to_owned(),
+        (usage, _) if usage.contains("[options]") => usage.to_owned(),
+        (usage, _) => format!("{usage} [options]"),
     };
     let _ = writeln!(out, "\nUsage:\n  {path} {tail}");
+    out.push('\n');
     if !command.subcommands.is_empty() {
-        let _ = writeln!(out, "\nUse \"{path} <command> --help\" for more information about a given command.");
+        let _ = writeln!(out, "Use \"{path} <command> --help\" for more information about a given command.");
     }
     let _ =
         writeln!(out, "Use \"kubectl options\" for a list of global command-line options (applies to all commands).");

@@ -11,6 +11,7 @@ use crate::resources::items;
 
 pub(crate) const RESOURCES: Command = Command {
     name: "api-resources",
+    usage: "[flags]",
     about: "Print the supported API resources on the server",
     flags: &[&[
         Flag::string("api-group", "Only this group."),
@@ -19,7 +20,7 @@ pub(crate) const RESOURCES: Command = Command {
         Flag::bool("namespaced", "Only types with (or, with =false, without) namespaces.").default("true"),
         Flag::bool("no-headers", "Leave the header line out."),
         Flag::string("output", "json, kyaml, name, wide or yaml.").short('o'),
-        Flag::bool("show-managed-fields", "Keep managedFields in JSON and YAML.").hidden(),
+        Flag::bool("show-managed-fields", "Keep managedFields in JSON and YAML."),
         Flag::string("sort-by", "name or kind."),
         Flag::slice("verbs", "Only types with all these verbs."),
     ]],
@@ -34,6 +35,7 @@ pub(crate) const VERSIONS: Command = Command {
 };
 pub(crate) const CLUSTER_INFO: Command = Command {
     name: "cluster-info",
+    usage: "[flags]",
     about: "Display cluster information",
     subcommands: &[&DUMP],
     run: Some(|cx| Box::pin(cluster_info(cx))),
@@ -41,6 +43,7 @@ pub(crate) const CLUSTER_INFO: Command = Command {
 };
 const DUMP: Command = Command {
     name: "dump",
+    usage: "[flags]",
     about: "Dump relevant information for debugging and diagnosis",
     flags: &[
         flags::ALL_NAMESPACES,

@@ -6,8 +6,10 @@ use super::create::known;
 use super::flags;
 use crate::cli::{Command, Flag, Words};
 use crate::context::{Context, DryRun};
+use crate::discovery::Mapping;
 use crate::failure::{Failure, Result};
 use crate::objects;
+use crate::request::Request;
 use crate::resources::{self, Options};
 
 pub(crate) const COMMAND: Command = Command {
@@ -42,7 +44,7 @@ fn metric(resource: &str, target: &str) -> Result<Value> {
         Some(percent) => json!({"type": "Utilization", "averageUtilization": percent}),
         None => {
             let q: api::quantity::Quantity =
-                target.parse().map_err(|_| Failure::message(format!("invalid {resource} target: {target}")))?;
+                target.parse().map_err(|_| Failure::message(format!("invalid resource {resource} value: {target}")))?;
             json!({"type": "AverageValue", "averageValue": q.to_string()})
         }
     };
@@ -74,7 +76,17 @@ async fn run(cx: &Context) -> Result<()> {
     }
     let dry_run = cx.dry_run()?;
     let mut printer = cx.printer("autoscaled", dry_run)?.typed();
-    for info in resources::all_infos(cx, &Options { latest: true, ..Options::default() }).await? {
+    let (infos, unread) = resources::infos(cx, &Options { latest: true, ..Options::default() }).await?;
+    let mut failures = Vec::new();
+    for info in infos {
+        if !scales(cx, &info.mapping).await? {
+            failures.push(Failure::message(format!(
+                "cannot autoscale a {}: could not find scale subresource for {} in discovery information",
+                info.mapping.kind,
+                info.mapping.resource_text()
+            )));
+            continue;
+        }
         let name = match cx.flags.string("name") {
             n if n.is_empty() => info.name.clone(),
             n => n,
@@ -98,5 +110,14 @@ async fn run(cx: &Context) -> Result<()> {
         }
         cx.print(&printer.print(&object)?)?;
     }
-    Ok(())
+    failures.extend(unread);
+    Failure::all(failures)
+}
+
+/// Whether objects of the type have a `scale`.
+async fn scales(cx: &Context, mapping: &Mapping) -> Result<bool> {
+    let root = if mapping.group.is_empty() { "/api" } else { "/apis" };
+    let list = Request::get(format!("{root}/{}", mapping.api_version())).value(cx).await?;
+    let name = format!("{}/scale", mapping.resource);
+    Ok(list["resources"].as_array().is_some_and(|all| all.iter().any(|r| r["name"] == name.as_str())))
 }

@@ -1,12 +1,14 @@
 //! `kubectl edit`
 
+use serde_json::Value;
+
 use super::flags;
 use crate::cli::{Command, Flag, Words};
 use crate::context::{Context, DryRun};
 use crate::failure::{Failure, Result};
 use crate::objects::{self, PatchKind};
 use crate::printers::{json, yaml};
-use crate::resources::{self, Options};
+use crate::resources::{self, Info, Options};
 
 pub(crate) const COMMAND: Command = Command {
     name: "edit",
@@ -23,7 +25,7 @@ pub(crate) const COMMAND: Command = Command {
             Flag::string("field-manager", "Name that owns the fields.").default("kubectl-edit"),
             Flag::bool("output-patch", "Print the patch."),
             Flag::string("subresource", "Subresource to edit."),
-            Flag::bool("windows-line-endings", "Line endings of the edited file.").hidden(),
+            flags::WINDOWS_LINE_ENDINGS,
         ],
     ],
     words: Words::Objects,
@@ -35,8 +37,29 @@ const HEADER: &str = "# Please edit the object below. Lines beginning with a '#'
 
 async fn run(cx: &Context) -> Result<()> {
     let infos = resources::all_infos(cx, &Options { latest: true, ..Options::default() }).await?;
-    let as_json = cx.flags.string("output") == "json";
-    let manager = cx.flags.string("field-manager");
+    edit_all(cx, infos, Mode::Patch).await
+}
+
+/// What becomes of an edited object.
+#[derive(Clone, Copy)]
+pub(super) enum Mode {
+    /// The live one is changed.
+    Patch,
+    /// It is created (`create --edit`).
+    Create,
+}
+
+/// Each object in the editor until it is accepted, left as it was, or emptied.
+pub(super) async fn edit_all(cx: &Context, infos: Vec<Info>, mode: Mode) -> Result<()> {
+    let as_json = match cx.flags.string("output").as_str() {
+        "json" => true,
+        "" | "yaml" | "kyaml" => false,
+        other => {
+            return Err(Failure::message(format!(
+                "unable to match a printer suitable for the output format \"{other}\", allowed formats are: json,kyaml,yaml"
+            )));
+        }
+    };
     for info in infos {
         let mut shown = info.object.clone();
         if let Some(meta) = shown["metadata"].as_object_mut() {
@@ -45,7 +68,8 @@ async fn run(cx: &Context) -> Result<()> {
         let body = if as_json { json::pretty(&shown) } else { yaml::to_string(&shown) };
         let mut text = format!("{HEADER}{body}");
         loop {
-            let edited = crate::editor::edit_text(&text, if as_json { ".json" } else { ".yaml" })?;
+            let given = if cx.flags.bool("windows-line-endings") { text.replace('\n', "\r\n") } else { text.clone() };
+            let edited = crate::editor::edit_text(&given, if as_json { ".json" } else { ".yaml" })?;
             let content: String = edited.lines().filter(|l| !l.starts_with('#')).map(|l| format!("{l}\n")).collect();
             if content.trim().is_empty() {
                 cx.eprintln("Edit cancelled, saved file was empty.");
@@ -56,22 +80,13 @@ async fn run(cx: &Context) -> Result<()> {
                 break;
             }
             let sent = match crate::files::yaml(&content).map_err(Failure::message) {
-                Ok(wanted) => {
-                    let patch = objects::merge_diff(&shown, &wanted);
-                    if cx.flags.bool("output-patch") {
-                        cx.println(format!("Patch: {patch}"))?;
-                    }
-                    objects::patch(cx, info.path(), PatchKind::Merge, patch.to_string(), DryRun::None, &manager).await
-                }
+                Ok(wanted) => send(cx, &info, &shown, &wanted, mode).await,
                 Err(e) => Err(e),
             };
             match sent {
-                Ok(_) => {
-                    cx.println(format!("{} edited", info.display()))?;
-                    break;
-                }
+                Ok(()) => break,
                 // The same file with the same mistake: keep the person's work and stop.
-                Err(e) if edited == text => {
+                Err(e) if edited == given => {
                     let path = crate::editor::temporary_file(&edited, ".yaml")?;
                     cx.eprintln(format!("A copy of your changes has been stored to \"{}\"", path.display()));
                     return Err(e);
@@ -84,4 +99,22 @@ async fn run(cx: &Context) -> Result<()> {
         }
     }
     Ok(())
+}
+
+async fn send(cx: &Context, info: &Info, shown: &Value, wanted: &Value, mode: Mode) -> Result<()> {
+    let manager = cx.flags.string("field-manager");
+    if let Mode::Create = mode {
+        objects::create(cx, &info.mapping, &info.namespace, wanted, DryRun::None, &manager).await?;
+        return cx.println(format!(
+            "{}/{} created",
+            info.mapping.kind_group(),
+            objects::text(wanted, "/metadata/name")
+        ));
+    }
+    let patch = objects::merge_diff(shown, wanted);
+    if cx.flags.bool("output-patch") {
+        cx.println(format!("Patch: {patch}"))?;
+    }
+    objects::patch(cx, info.path(), PatchKind::Merge, patch.to_string(), DryRun::None, &manager).await?;
+    cx.println(format!("{} edited", info.display()))
 }

@@ -6,7 +6,7 @@ use super::flags;
 use crate::cli::{Command, Flag};
 use crate::context::Context;
 use crate::describe::{event_age, event_time};
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 use crate::objects::text;
 use crate::printers::TabWriter;
 use crate::request::Request;
@@ -15,7 +15,7 @@ use crate::watch::Watch;
 
 pub(crate) const COMMAND: Command = Command {
     name: "events",
-    usage: "[(-o|--output=)json|yaml|name|...] [--for TYPE/NAME] [--watch] [--types=Normal,Warning]",
+    usage: "[(-o|--output=)json|yaml|kyaml|name|go-template|go-template-file|template|templatefile|jsonpath|jsonpath-as-json|jsonpath-file] [--for TYPE/NAME] [--watch] [--types=Normal,Warning]",
     about: "List events",
     flags: &[
         flags::ALL_NAMESPACES,
@@ -39,19 +39,26 @@ async fn run(cx: &Context) -> Result<()> {
     let mut selector = Vec::new();
     let target = cx.flags.string("for");
     if !target.is_empty() {
-        let (kind, name) = target.split_once('/').ok_or_else(|| cx.usage("--for must be in resource/name form"))?;
-        let mapping = cx.discovery()?.resolve(cx, kind).await?;
+        let (kind, name) =
+            target.split_once('/').ok_or_else(|| Failure::message("--for must be in resource/name form"))?;
+        if name.contains('/') {
+            return Err(Failure::message("arguments in resource/name form may not have more than one slash"));
+        }
+        let mapping = cx.discovery()?.resolve(cx, kind).await.map_err(Failure::without_prefix)?;
         selector.push(format!("involvedObject.kind={}", mapping.kind));
         selector.push(format!("involvedObject.name={name}"));
     }
     let types = cx.flags.list("types");
+    if types.iter().any(|t| !["normal", "warning"].contains(&t.to_lowercase().as_str())) {
+        return Err(Failure::message("valid --types are Normal or Warning"));
+    }
     let request = |path: &str| Request::get(path).query_if(!selector.is_empty(), "fieldSelector", selector.join(","));
     let list = request(&path).query("limit", cx.flags.int("chunk-size").to_string()).value(cx).await?;
     let wanted = |e: &Value| types.is_empty() || types.iter().any(|t| t.eq_ignore_ascii_case(text(e, "/type")));
     let mut events: Vec<Value> = items(&list).into_iter().filter(wanted).collect();
     events.sort_by_key(event_time);
     let mut printer = crate::printers::Printer::new(&cx.flags, "")?;
-    if !printer.is_default() {
+    if !printer.is_default() && !events.is_empty() {
         let list = serde_json::json!({"apiVersion": "v1", "kind": "EventList", "items": events, "metadata": {}});
         return cx.print(&printer.print(&list)?);
     }

@@ -20,7 +20,7 @@ pub(crate) const GLOBAL: &[Flag] = &[
     ),
     Flag::string("kubeconfig", "Kubeconfig file to use."),
     Flag::string("kuberc", "Preferences file to use; $HOME/.kube/kuberc unless given."),
-    Flag::duration("log-flush-frequency", "5s", "Longest time between log flushes.").hidden(),
+    Flag::duration("log-flush-frequency", "5s", "Longest time between log flushes."),
     Flag::bool("match-server-version", "Require the server to have this client's version."),
     Flag::string("namespace", "Namespace of this request.").short('n'),
     Flag::string("password", "Password for basic authentication."),
@@ -33,7 +33,7 @@ pub(crate) const GLOBAL: &[Flag] = &[
     Flag::string("user", "Kubeconfig user to use."),
     Flag::string("username", "Name for basic authentication."),
     Flag::int("v", "0", "Verbosity of the trace on stderr, 0 to 10.").short('v'),
-    Flag::string("vmodule", "Verbosity per module.").hidden(),
+    Flag::string("vmodule", "Verbosity per module."),
     Flag::bool("warnings-as-errors", "End with an error when the server sent warnings."),
 ];
 
@@ -44,11 +44,24 @@ pub(crate) const OUTPUT: &[Flag] = &[
     Flag::bool("show-managed-fields", "Keep managedFields in JSON and YAML."),
 ];
 
+const FILENAME_FLAG: Flag =
+    Flag::slice("filename", "File, directory or URL that holds the objects; - is standard input.").short('f');
+
 pub(crate) const FILENAME: &[Flag] = &[
-    Flag::slice("filename", "File, directory or URL that holds the objects; - is standard input.").short('f'),
+    FILENAME_FLAG,
     Flag::string("kustomize", "Kustomization directory to build; not together with -f or -R.").short('k'),
     Flag::bool("recursive", "Also read the directories below the one that -f names.").short('R'),
 ];
+
+/// `-f` alone.
+pub(crate) const FILES_ONLY: &[Flag] = &[FILENAME_FLAG];
+
+/// `-f`, and directories with all that is below them.
+pub(crate) const FILES_BELOW: &[Flag] =
+    &[FILENAME_FLAG, Flag::bool("recursive", "Also read the directories below.").short('R').default("true")];
+
+pub(crate) const WINDOWS_LINE_ENDINGS: Flag =
+    Flag::bool("windows-line-endings", "Give the editor lines that end as on Windows.");
 
 pub(crate) const SELECTOR: &[Flag] =
     &[Flag::string("selector", "Label query: =, ==, !=, in, notin (for example -l key1=value1,key2 in (a,b)).")

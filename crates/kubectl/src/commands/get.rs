@@ -16,7 +16,7 @@ use crate::watch::Watch;
 
 pub(crate) const COMMAND: Command = Command {
     name: "get",
-    usage: "(TYPE[.VERSION][.GROUP] [NAME | -l label] | TYPE[.VERSION][.GROUP]/NAME ...) [flags]",
+    usage: "[(-o|--output=)json|yaml|kyaml|name|go-template|go-template-file|template|templatefile|jsonpath|jsonpath-as-json|jsonpath-file|custom-columns|custom-columns-file|wide] (TYPE[.VERSION][.GROUP] [NAME | -l label] | TYPE[.VERSION][.GROUP]/NAME ...) [flags]",
     about: "Display one or many resources",
     examples: "  kubectl get pods\n  kubectl get deployment web -o yaml\n  kubectl get pods,services -l app=web -A\n  kubectl get pod web -o jsonpath='{.status.podIP}'\n  kubectl get pods --watch",
     flags: &[

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use super::flags;
 use crate::cli::{Alone, Command, Flag, Words};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
@@ -18,11 +17,22 @@ pub(crate) const COMMAND: Command = Command {
     alone: Alone::FailWithHelp,
     ..Command::EMPTY
 };
+const KUBERC: &[Flag] = &[Flag::string("kuberc", "Preferences file to work on.")];
+
+/// As everywhere, but YAML unless asked otherwise.
+const OUTPUT: &[Flag] = &[
+    Flag::string("output", "Output format, as of get.").short('o').default("yaml"),
+    Flag::string("template", "Template text, or the template's file for the -file formats."),
+    Flag::bool("allow-missing-template-keys", "Print nothing for fields a template names and the object lacks.")
+        .default("true"),
+    Flag::bool("show-managed-fields", "Keep managedFields in JSON and YAML."),
+];
+
 const VIEW: Command = Command {
     name: "view",
     about: "Display the current kuberc configuration",
     examples: "  kubectl kuberc view\n  kubectl kuberc view -o json --kuberc=./my-kuberc",
-    flags: &[flags::OUTPUT],
+    flags: &[OUTPUT, KUBERC],
     run: Some(|cx| Box::pin(view(cx))),
     ..Command::EMPTY
 };
@@ -31,17 +41,20 @@ const SET: Command = Command {
     usage: "--section (defaults|aliases) --command COMMAND",
     about: "Set values in the kuberc configuration",
     examples: "  kubectl kuberc set --section defaults --command get --option output=wide\n  kubectl kuberc set --section aliases --name getn --command get --prependarg nodes",
-    flags: &[&[
-        Flag::string("section", "Section to change: defaults, aliases or credentialplugin."),
-        Flag::string("command", "Command to configure, such as get or 'set env'."),
-        Flag::string("name", "Name of the alias."),
-        Flag::string("policy", "Which credential plug-ins may run: AllowAll, DenyAll or Allowlist."),
-        Flag::array("option", "Default of a flag (flag=value); may be repeated."),
-        Flag::array("prependarg", "Word that an alias puts before the others; may be repeated."),
-        Flag::array("appendarg", "Word that an alias puts after the others; may be repeated."),
-        Flag::array("allowlist-entry", "Plug-in to allow (command=name); may be repeated."),
-        Flag::bool("overwrite", "Replace an entry that is there."),
-    ]],
+    flags: &[
+        KUBERC,
+        &[
+            Flag::string("section", "Section to change: defaults, aliases or credentialplugin."),
+            Flag::string("command", "Command to configure, such as get or 'set env'."),
+            Flag::string("name", "Name of the alias."),
+            Flag::string("policy", "Which credential plug-ins may run: AllowAll, DenyAll or Allowlist."),
+            Flag::array("option", "Default of a flag (flag=value); may be repeated."),
+            Flag::array("prependarg", "Word that an alias puts before the others; may be repeated."),
+            Flag::array("appendarg", "Word that an alias puts after the others; may be repeated."),
+            Flag::array("allowlist-entry", "Plug-in to allow (command=name); may be repeated."),
+            Flag::bool("overwrite", "Replace an entry that is there."),
+        ],
+    ],
     words: Words::None,
     run: Some(|cx| Box::pin(set(cx))),
     ..Command::EMPTY

@@ -65,7 +65,7 @@ type Split = (Vec<String>, Vec<(String, String)>, Vec<String>);
 
 /// `k=v` sets, `k-` removes; everything before the first such word names objects.
 fn split(words: &[String], field: &str) -> Result<Split> {
-    let is_pair = |w: &String| w.contains('=') || (w.ends_with('-') && w.len() > 1);
+    let is_pair = |w: &String| (w.contains('=') && !w.starts_with('=')) || (w.ends_with('-') && w.len() > 1);
     let at = words.iter().position(is_pair).unwrap_or(words.len());
     let (mut set, mut removed) = (Vec::new(), Vec::new());
     for word in &words[at..] {
@@ -82,11 +82,8 @@ fn split(words: &[String], field: &str) -> Result<Split> {
         } else if let Some(k) = word.strip_suffix('-').filter(|k| !k.is_empty()) {
             removed.push(k.to_owned());
         } else {
-            return Err(Failure::message(if field == "labels" {
-                format!("unknown label spec: {word}")
-            } else {
-                format!("unexpected annotation spec: {word}")
-            }));
+            let what = if field == "labels" { "label" } else { "annotation" };
+            return Err(Failure::message(format!("all resources must be specified before {what} changes: {word}")));
         }
     }
     if let Some((k, _)) = set.iter().find(|(k, _)| removed.contains(k)) {
@@ -99,6 +96,11 @@ fn split(words: &[String], field: &str) -> Result<Split> {
 async fn run(cx: &Context, field: &'static str) -> Result<()> {
     let (words, set, removed) = split(cx.args(), field)?;
     let list = cx.flags.bool("list");
+    if words.is_empty() && cx.flags.list("filename").is_empty() && cx.flags.string("kustomize").is_empty() {
+        return Err(Failure::message(
+            "one or more resources must be specified as <resource> <name> or <resource>/<name>",
+        ));
+    }
     let what = if field == "labels" { "label" } else { "annotation" };
     if set.is_empty() && removed.is_empty() && !list {
         return Err(Failure::message(format!("at least one {what} update is required")));

@@ -22,7 +22,7 @@ pub(crate) const COMMAND: Command = Command {
     examples: "  kubectl logs web\n  kubectl logs -f -c proxy web\n  kubectl logs deployment/web --all-containers\n  kubectl logs -l app=web --tail=20 --prefix",
     flags: &[
         flags::SELECTOR,
-        flags::POD_TIMEOUT,
+        &[Flag::duration("pod-running-timeout", "20s", "How long to wait until a pod of the given object runs.")],
         &[
             Flag::string("container", "Container whose log to print.").short('c'),
             Flag::bool("all-containers", "The logs of all containers."),

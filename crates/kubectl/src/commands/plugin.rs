@@ -11,6 +11,7 @@ use crate::failure::{Failure, Result};
 
 pub(crate) const COMMAND: Command = Command {
     name: "plugin",
+    usage: "[flags]",
     about: "Provides utilities for interacting with plugins",
     subcommands: &[&LIST],
     alone: Alone::FailWithHelp,
@@ -18,6 +19,7 @@ pub(crate) const COMMAND: Command = Command {
 };
 const LIST: Command = Command {
     name: "list",
+    usage: "[flags]",
     about: "List all visible plugin executables on a user's PATH",
     flags: &[&[Flag::bool("name-only", "Only names, without directories.")]],
     run: Some(|cx| Box::pin(list(cx))),

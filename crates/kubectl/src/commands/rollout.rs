@@ -86,12 +86,14 @@ patching!(RESTART, "restart", "Restart a resource");
 patching!(PAUSE, "pause", "Mark the provided resource as paused");
 patching!(RESUME, "resume", "Resume a paused resource");
 
+const RESTARTED: &str = "kubectl.kubernetes.io/restartedAt";
+
 async fn named(cx: &Context) -> Result<Vec<Info>> {
     resources::all_infos(
         cx,
         &Options {
             latest: true,
-            missing: Some(cx.usage("required resource not specified")),
+            missing: Some(Failure::message("required resource not specified")),
             types_alone: true,
             ..Options::default()
         },
@@ -102,9 +104,10 @@ async fn named(cx: &Context) -> Result<Vec<Info>> {
 async fn status(cx: &Context) -> Result<()> {
     let infos = named(cx).await?;
     if infos.is_empty() {
-        return Err(Failure::message("no resources found"));
+        return none_found(cx);
     }
     for info in infos {
+        check_revision(cx, &info)?;
         if !["Deployment", "DaemonSet", "StatefulSet"].contains(&info.mapping.kind.as_str()) {
             return Err(Failure::message(format!("no status viewer has been implemented for {}", info.mapping.kind)));
         }
@@ -140,6 +143,39 @@ async fn status(cx: &Context) -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn none_found(cx: &Context) -> Result<()> {
+    cx.eprintln(format!("No resources found in {} namespace.", cx.namespace()?.0));
+    Ok(())
+}
+
+/// `--revision` pins a deployment to one rollout; another one means that it is over.
+fn check_revision(cx: &Context, info: &Info) -> Result<()> {
+    let wanted = cx.flags.int("revision");
+    if wanted < 0 {
+        return Err(Failure::message(format!("revision must be a positive integer: {wanted}")));
+    }
+    let running = text(&info.object, "/metadata/annotations/deployment.kubernetes.io~1revision").parse().unwrap_or(0);
+    if wanted > 0 && info.mapping.kind == "Deployment" && wanted != running {
+        return Err(Failure::message(format!(
+            "desired revision ({wanted}) is different from the running revision ({running})"
+        )));
+    }
+    Ok(())
+}
+
+/// Types that upstream's visitor does not know at all.
+fn unvisited(info: &Info, what: &str) -> Option<Failure> {
+    let known =
+        ["DaemonSet", "Deployment", "Job", "Pod", "ReplicaSet", "ReplicationController", "StatefulSet", "CronJob"];
+    let Info { mapping, .. } = info;
+    (!known.contains(&mapping.kind.as_str())).then(|| {
+        Failure::message(format!(
+            "error retrieving {what} for \"{}\", no visitor method exists for {{{} {}}}",
+            mapping.kind, mapping.group, mapping.kind
+        ))
+    })
 }
 
 /// What to say about a rollout, and whether it is over.
@@ -270,8 +306,17 @@ fn rollout_state(o: &Value) -> Result<(String, bool), String> {
     }
 }
 
-/// (revision, change cause, template, whole object), oldest first.
-async fn revisions(cx: &Context, info: &Info) -> Result<Vec<(i64, String, Value)>> {
+/// One rollout of the past.
+struct Revision {
+    number: i64,
+    cause: String,
+    template: Value,
+    /// The replica set, or the object as it was then.
+    object: Value,
+}
+
+/// Oldest first.
+async fn revisions(cx: &Context, info: &Info) -> Result<Vec<Revision>> {
     let uid = text(&info.object, "/metadata/uid").to_owned();
     let selector = crate::selector::from_label_selector(&info.object["spec"]["selector"]).unwrap_or_default();
     let deployment = info.mapping.kind == "Deployment";
@@ -294,17 +339,29 @@ async fn revisions(cx: &Context, info: &Info) -> Result<Vec<(i64, String, Value)
         };
         let cause = text(&o, "/metadata/annotations/kubernetes.io~1change-cause").to_owned();
         let template = if deployment { o["spec"]["template"].clone() } else { o["data"]["spec"]["template"].clone() };
+        let mut object = o;
+        if !deployment {
+            object = info.object.clone();
+            object["spec"]["template"] = template.clone();
+        }
         if revision > 0 {
-            out.push((revision, cause, template));
+            out.push(Revision { number: revision, cause, template, object });
         }
     }
-    out.sort_by_key(|r| r.0);
+    out.sort_by_key(|r| r.number);
     Ok(out)
 }
 
 async fn history(cx: &Context) -> Result<()> {
     let wanted = cx.flags.int("revision");
+    if wanted < 0 {
+        return Err(Failure::message(format!("revision must be a positive integer: {wanted}")));
+    }
+    let mut printer = cx.printer("", DryRun::None)?.typed();
     for info in named(cx).await? {
+        if let Some(failure) = unvisited(&info, "history") {
+            return Err(failure);
+        }
         if !["Deployment", "DaemonSet", "StatefulSet"].contains(&info.mapping.kind.as_str()) {
             return Err(Failure::message(format!(
                 "no history viewer has been implemented for \"{}\"",
@@ -312,15 +369,24 @@ async fn history(cx: &Context) -> Result<()> {
             )));
         }
         let all = revisions(cx, &info).await?;
+        if !printer.is_default() {
+            if wanted > 0 && !all.iter().any(|r| r.number == wanted) {
+                return Err(Failure::message("unable to find the specified revision"));
+            }
+            for revision in all.iter().filter(|r| wanted == 0 || r.number == wanted) {
+                cx.print(&printer.print(&revision.object)?)?;
+            }
+            continue;
+        }
         let mut text = format!("{} \n", info.display());
         if wanted > 0 && all.is_empty() {
             cx.println(format!("{} with revision #{wanted}\nNo rollout history found.", info.display()))?;
             continue;
         }
         if wanted > 0 {
-            let (_, cause, template) = all
+            let Revision { cause, template, .. } = all
                 .iter()
-                .find(|r| r.0 == wanted)
+                .find(|r| r.number == wanted)
                 .ok_or_else(|| Failure::message("unable to find the specified revision"))?;
             text = format!("{} with revision #{wanted}\n", info.display());
             text.push_str(&crate::describe::template_text(template, cause));
@@ -332,7 +398,7 @@ async fn history(cx: &Context) -> Result<()> {
             continue;
         }
         let mut table = "REVISION\tCHANGE-CAUSE\n".to_owned();
-        for (revision, cause, _) in &all {
+        for Revision { number: revision, cause, .. } in &all {
             table.push_str(&format!("{revision}\t{}\n", if cause.is_empty() { "<none>" } else { cause }));
         }
         text.push_str(&TabWriter::describe_history().format(&table));
@@ -346,6 +412,15 @@ async fn undo(cx: &Context) -> Result<()> {
     let to = cx.flags.int("to-revision");
     let mut printer = cx.printer("rolled back", dry_run)?.typed();
     for info in named(cx).await? {
+        if !info.object["metadata"]["annotations"][objects::LAST_APPLIED].is_null() {
+            cx.warn(&format!(
+                "resource {}/{} was previously managed with 'kubectl apply'. Rolling back will not update the {} annotation, which may cause unexpected behavior on future 'kubectl apply' operations. Consider using 'kubectl apply' with your previous configuration file instead.",
+                info.mapping.resource, info.name, objects::LAST_APPLIED
+            ));
+        }
+        if let Some(failure) = unvisited(&info, "rollbacker") {
+            return Err(failure);
+        }
         if !["Deployment", "DaemonSet", "StatefulSet"].contains(&info.mapping.kind.as_str()) {
             return Err(Failure::message(format!("no rollbacker has been implemented for \"{}\"", info.mapping.kind)));
         }
@@ -359,23 +434,23 @@ async fn undo(cx: &Context) -> Result<()> {
         let current = &info.object["spec"]["template"];
         let target = if to > 0 {
             all.iter()
-                .find(|r| r.0 == to)
+                .find(|r| r.number == to)
                 .ok_or_else(|| Failure::message(format!("unable to find specified revision {to} in history")))?
         } else {
             all.len().checked_sub(2).and_then(|i| all.get(i)).ok_or_else(|| {
-                Failure::message(format!(
-                    "no rollout history found for {} \"{}\"",
-                    info.mapping.kind.to_lowercase(),
-                    info.name
-                ))
+                Failure::message(match info.mapping.kind.as_str() {
+                    "Deployment" => format!("no rollout history found for deployment \"{}\"", info.name),
+                    _ => "no last revision to roll back to".to_owned(),
+                })
             })?
         };
-        let mut template = target.2.clone();
+        let mut template = target.template.clone();
         if let Some(labels) = template["metadata"]["labels"].as_object_mut() {
             labels.remove("pod-template-hash");
         }
         if crate::describe::same_template(&template, current) {
-            printer.operation = format!("skipped rollback (current template already matches revision {})", target.0);
+            printer.operation =
+                format!("skipped rollback (current template already matches revision {})", target.number);
             cx.print(&printer.print(&info.object)?)?;
             continue;
         }
@@ -397,7 +472,11 @@ async fn change(cx: &Context, verb: &str) -> Result<()> {
         _ => "resumed",
     };
     let mut failures = Vec::new();
-    for info in named(cx).await? {
+    let infos = named(cx).await?;
+    if infos.is_empty() {
+        return none_found(cx);
+    }
+    for info in infos {
         let kind = info.mapping.kind.as_str();
         let paused = info.object["spec"]["paused"] == true;
         let name = info.display();
@@ -410,8 +489,15 @@ async fn change(cx: &Context, verb: &str) -> Result<()> {
                     )));
                     continue;
                 }
-                let now = jiff::Zoned::now().strftime("%Y-%m-%dT%H:%M:%S%:z").to_string();
-                json!({"spec": {"template": {"metadata": {"annotations": {"kubectl.kubernetes.io/restartedAt": now}}}}})
+                let now = jiff::Zoned::now().strftime("%Y-%m-%dT%H:%M:%S%:z").to_string().replace("+00:00", "Z");
+                if info.object["spec"]["template"]["metadata"]["annotations"][RESTARTED] == now {
+                    failures.push(Failure::message(format!(
+                        "failed to create patch for {}: if restart has already been triggered within the past second, please wait before attempting to trigger another",
+                        info.name
+                    )));
+                    continue;
+                }
+                json!({"spec": {"template": {"metadata": {"annotations": {RESTARTED: now}}}}})
             }
             ("pause" | "resume", "Deployment") => {
                 if paused == (verb == "pause") {

@@ -157,11 +157,7 @@ fn read_spec(cx: &Context) -> Result<Spec> {
     let named = before > 0;
     let image = cx.flags.string("image");
     if image.is_empty() {
-        return Err(if named {
-            Failure::message("required flag(s) \"image\" not set")
-        } else {
-            cx.usage("NAME is required for run")
-        });
+        return Err(Failure::message("required flag(s) \"image\" not set"));
     }
     if !valid_image(&image) {
         return Err(Failure::message(format!("Invalid image name \"{image}\": invalid reference format")));
@@ -174,7 +170,7 @@ fn read_spec(cx: &Context) -> Result<Spec> {
     }
     let pull_policy = cx.flags.string("image-pull-policy");
     if !["", "Always", "IfNotPresent", "Never"].contains(&pull_policy.as_str()) {
-        return Err(Failure::message(format!("invalid image pull policy: {pull_policy}")));
+        return Err(cx.usage(format!("invalid image pull policy: {pull_policy}")));
     }
     let schedule = cx.flags.string("schedule");
     let generator = cx.flags.string("generator");

@@ -81,7 +81,7 @@ const SELECTOR: Command = Command {
     about: "Set the selector on a resource",
     flags: &[
         WRITE,
-        flags::FILENAME,
+        flags::FILES_BELOW,
         flags::OUTPUT,
         flags::DRY_RUN,
         flags::RECORD,
@@ -101,7 +101,7 @@ const SERVICE_ACCOUNT: Command = Command {
 };
 const SUBJECT: Command = Command {
     name: "subject",
-    usage: "(-f FILENAME | TYPE NAME) [--user=username] [--group=groupname] [--serviceaccount=namespace:serviceaccountname]",
+    usage: "(-f FILENAME | TYPE NAME) [--user=username] [--group=groupname] [--serviceaccount=namespace:serviceaccountname] [--dry-run=server|client|none]",
     about: "Update the user, group, or service account in a role binding or cluster role binding",
     flags: &[
         WRITE,
@@ -130,14 +130,20 @@ async fn targets(cx: &Context, words: Vec<String>) -> Result<Vec<Info>> {
 }
 
 /// Changes each object and sends the difference.
-async fn change(cx: &Context, infos: Vec<Info>, done: &str, edit: impl Fn(&mut Value) -> Result<()>) -> Result<()> {
+async fn change(
+    cx: &Context,
+    infos: Vec<Info>,
+    done: &str,
+    failed: &str,
+    edit: impl Fn(&Info, &mut Value) -> Result<()>,
+) -> Result<()> {
     let dry_run = cx.dry_run()?;
     let manager = cx.flags.string("field-manager");
     let mut printer = cx.printer(done, dry_run)?.typed();
     let mut failures = Vec::new();
     for info in infos {
         let mut wanted = info.object.clone();
-        if let Err(e) = edit(&mut wanted) {
+        if let Err(e) = edit(&info, &mut wanted) {
             failures.push(e);
             continue;
         }
@@ -151,11 +157,31 @@ async fn change(cx: &Context, infos: Vec<Info>, done: &str, edit: impl Fn(&mut V
             wanted
         } else {
             let patch = objects::merge_diff(&info.object, &wanted);
-            objects::patch(cx, info.path(), PatchKind::Merge, patch.to_string(), dry_run, &manager).await?
+            match objects::patch(cx, info.path(), PatchKind::Merge, patch.to_string(), dry_run, &manager).await {
+                Ok(object) => object,
+                Err(e) => {
+                    failures.push(Failure::message(format!("{failed} {}", e.inner())));
+                    continue;
+                }
+            }
         };
         cx.print(&printer.print(&object)?)?;
     }
     Failure::all(failures)
+}
+
+/// An error about one object, which it names.
+fn about(cx: &Context, info: &Info, text: &str) -> Failure {
+    let kind = if cx.flags.bool("local") { info.mapping.kind.to_lowercase() } else { info.mapping.resource.clone() };
+    Failure::message(format!("{kind}/{} {text}", info.name))
+}
+
+fn no_template(cx: &Context, info: &Info) -> Failure {
+    let text = format!(
+        "the object is not a pod or does not have a pod template: *{}.{}",
+        info.mapping.version, info.mapping.kind
+    );
+    about(cx, info, &text)
 }
 
 /// Words up to the first `a=b`, and the pairs.
@@ -165,11 +191,8 @@ fn split_pairs(cx: &Context) -> (Vec<String>, Vec<String>) {
     (cx.args()[..at].to_vec(), cx.args()[at..].to_vec())
 }
 
-fn containers(object: &mut Value) -> Result<Vec<&mut Value>> {
-    let kind = object["kind"].as_str().unwrap_or("").to_owned();
-    let spec = objects::pod_spec_mut(object).and_then(Value::as_object_mut).ok_or_else(|| {
-        Failure::message(format!("does not support changing containers: the object has no pod spec ({kind})"))
-    })?;
+fn containers<'a>(cx: &Context, info: &Info, object: &'a mut Value) -> Result<Vec<&'a mut Value>> {
+    let spec = objects::pod_spec_mut(object).and_then(Value::as_object_mut).ok_or_else(|| no_template(cx, info))?;
     Ok(spec
         .iter_mut()
         .filter(|(k, _)| *k == "containers" || *k == "initContainers")
@@ -179,13 +202,19 @@ fn containers(object: &mut Value) -> Result<Vec<&mut Value>> {
 
 async fn image(cx: &Context) -> Result<()> {
     let (words, pairs) = split_pairs(cx);
+    let infos = targets(cx, words).await?;
     if pairs.is_empty() {
         return Err(Failure::message("at least one image update is required"));
     }
     let pairs: Vec<(String, String)> =
         pairs.iter().filter_map(|p| p.split_once('=')).map(|(n, i)| (n.to_owned(), i.to_owned())).collect();
-    change(cx, targets(cx, words).await?, "image updated", |object| {
-        let mut all = containers(object)?;
+    if pairs.len() > 1 && pairs.iter().any(|(name, _)| name == "*") {
+        return Err(Failure::message(
+            "all containers are already specified by *, but saw more than one container_name=container_image pairs",
+        ));
+    }
+    change(cx, infos, "image updated", "failed to patch image update to pod template:", |info, object| {
+        let mut all = containers(cx, info, object)?;
         for (name, image) in &pairs {
             let mut found = false;
             for c in all.iter_mut().filter(|c| name == "*" || c["name"] == *name) {
@@ -208,13 +237,28 @@ fn matches_name(pattern: &str, name: &str) -> bool {
 async fn env(cx: &Context) -> Result<()> {
     let (words, mut pairs) = split_pairs(cx);
     pairs.extend(cx.flags.list("env"));
+    if pairs.iter().any(|p| p == "-") {
+        let input = cx.read_stdin()?;
+        pairs.retain(|p| p != "-");
+        pairs.extend(String::from_utf8_lossy(&input).lines().filter(|l| l.contains('=')).map(str::to_owned));
+    }
+    if words.is_empty() && cx.flags.list("filename").is_empty() && cx.flags.string("kustomize").is_empty() {
+        return Err(Failure::message(
+            "one or more resources must be specified as <resource> <name> or <resource>/<name>",
+        ));
+    }
+    for (name, _) in pairs.iter().filter_map(|p| p.split_once('=')) {
+        if let Some(problem) = api::validation::strict_env_var_name(name).first() {
+            return Err(Failure::message(format!("\"{name}\" is not a valid key name: {problem}")));
+        }
+    }
     let pattern = cx.flags.string("containers");
     let from = cx.flags.string("from");
     let infos = targets(cx, words).await?;
     if cx.flags.bool("list") {
         for info in infos {
             let mut object = info.object.clone();
-            for c in containers(&mut object)? {
+            for c in containers(cx, &info, &mut object)? {
                 cx.println(format!("# {} {}, container {}", info.mapping.kind, info.name, text(c, "/name")))?;
                 for e in c["env"].as_array().into_iter().flatten() {
                     if e["valueFrom"].is_null() {
@@ -254,9 +298,18 @@ async fn env(cx: &Context) -> Result<()> {
             }
         }
     }
-    change(cx, infos, "env updated", |object| {
-        for c in containers(object)?.into_iter().filter(|c| matches_name(&pattern, text(c, "/name"))) {
+    change(cx, infos, "env updated", "failed to patch env update to pod template:", |info, object| {
+        for c in containers(cx, info, object)?.into_iter().filter(|c| matches_name(&pattern, text(c, "/name"))) {
             let mut list = c["env"].as_array().cloned().unwrap_or_default();
+            if !cx.flags.bool("overwrite") {
+                for (name, _) in pairs.iter().filter_map(|p| p.split_once('=')) {
+                    if let Some(old) = list.iter().find(|e| e["name"] == name) {
+                        let value = text(old, "/value");
+                        let why = format!("'{name}' already has a value ({value}), and --overwrite is false");
+                        return Err(about(cx, info, &why));
+                    }
+                }
+            }
             let mut put = |entry: Value| match list.iter_mut().find(|e| e["name"] == entry["name"]) {
                 Some(e) => *e = entry,
                 None => list.push(entry),
@@ -306,29 +359,53 @@ async fn set_resources(cx: &Context) -> Result<()> {
             "you must specify an update to requests or limits (in the form of --requests/--limits)",
         ));
     }
+    let (limits, requests) = (quantities(&limits)?, quantities(&requests)?);
     let pattern = cx.flags.string("containers");
-    change(cx, targets(cx, cx.args().to_vec()).await?, "resource requirements updated", |object| {
-        for c in containers(object)?.into_iter().filter(|c| matches_name(&pattern, text(c, "/name"))) {
+    let failed = "failed to patch resources update to pod template";
+    change(cx, targets(cx, cx.args().to_vec()).await?, "resource requirements updated", failed, |info, object| {
+        let mut found = false;
+        for c in containers(cx, info, object)?.into_iter().filter(|c| matches_name(&pattern, text(c, "/name"))) {
+            found = true;
             for (list, key) in [(&limits, "limits"), (&requests, "requests")] {
-                for (k, v) in super::expose::pairs(list)? {
-                    c["resources"][key][k] = v;
+                for (k, v) in list {
+                    c["resources"][key][k] = json!(v);
                 }
             }
         }
-        Ok(())
+        if found { Ok(()) } else { Err(Failure::message(format!("unable to find container named {pattern}"))) }
     })
     .await
 }
 
-async fn selector(cx: &Context) -> Result<()> {
-    let (words, pairs) = split_pairs(cx);
-    let map = super::expose::pairs(&pairs.join(","))?;
-    if map.is_empty() {
-        return Err(Failure::message(
-            "one or more resources must be specified as <resource> <name> or <resource>/<name>",
-        ));
+/// `cpu=1,memory=2Gi`
+pub(super) fn quantities(list: &str) -> Result<Vec<(String, String)>> {
+    let mut out = Vec::new();
+    for pair in list.split(',').filter(|p| !p.is_empty()) {
+        let (name, value) = pair
+            .split_once('=')
+            .ok_or_else(|| Failure::message(format!("Invalid argument syntax {pair}, expected <resource>=<value>")))?;
+        let quantity: api::quantity::Quantity = value.parse().map_err(|_| {
+            Failure::message(
+                "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'",
+            )
+        })?;
+        out.push((name.to_owned(), quantity.to_string()));
     }
-    change(cx, targets(cx, words).await?, "selector updated", |object| {
+    Ok(out)
+}
+
+async fn selector(cx: &Context) -> Result<()> {
+    // The last word is the selector, whatever it looks like.
+    let (expression, words) = cx.args().split_last().map_or(("", &[][..]), |(last, words)| (last.as_str(), words));
+    let infos = targets(cx, words.to_vec()).await?;
+    if expression.is_empty() {
+        return Err(Failure::message("one selector is required"));
+    }
+    if !expression.split(',').all(|part| part.contains('=') && !part.contains(['!', ' '])) {
+        return Err(Failure::message(format!("match expression {expression} not supported on this object")));
+    }
+    let map = super::expose::pairs(&expression.replace("==", "="))?;
+    change(cx, infos, "selector updated", "failed to patch selector:", |_, object| {
         if object["kind"] != "Service" {
             return Err(Failure::message("setting a selector is only supported for Services"));
         }
@@ -342,8 +419,9 @@ async fn service_account(cx: &Context) -> Result<()> {
     let Some((name, words)) = cx.args().split_last() else {
         return Err(Failure::message("serviceaccount is required"));
     };
-    change(cx, targets(cx, words.to_vec()).await?, "serviceaccount updated", |object| {
-        let spec = objects::pod_spec_mut(object).ok_or_else(|| Failure::message("has no pod spec"))?;
+    let failed = "failed to patch ServiceAccountName";
+    change(cx, targets(cx, words.to_vec()).await?, "serviceaccount updated", failed, |info, object| {
+        let spec = objects::pod_spec_mut(object).ok_or_else(|| no_template(cx, info))?;
         spec["serviceAccountName"] = json!(name);
         Ok(())
     })
@@ -360,12 +438,19 @@ async fn subject(cx: &Context) -> Result<()> {
     for sa in cx.flags.list("serviceaccount") {
         let (ns, name) =
             sa.split_once(':').ok_or_else(|| Failure::message("serviceaccount must be <namespace>:<name>"))?;
+        if ns.is_empty() {
+            return Err(Failure::message("serviceaccount must be <namespace>:<name>, namespace must be specified"));
+        }
         added.push(json!({"kind": "ServiceAccount", "namespace": ns, "name": name}));
     }
     if added.is_empty() {
         return Err(Failure::message("you must specify at least one value of user, group or serviceaccount"));
     }
-    change(cx, targets(cx, cx.args().to_vec()).await?, "subjects updated", |object| {
+    let failed = "failed to patch subjects to rolebinding:";
+    change(cx, targets(cx, cx.args().to_vec()).await?, "subjects updated", failed, |info, object| {
+        if !info.mapping.kind.ends_with("RoleBinding") {
+            return Err(about(cx, info, "setting subjects is only supported for RoleBinding/ClusterRoleBinding"));
+        }
         let mut list = object["subjects"].as_array().cloned().unwrap_or_default();
         for s in &added {
             if !list.contains(s) {

@@ -16,22 +16,26 @@ pub(crate) const COMMAND: Command = Command {
     name: "top",
     about: "Display resource (CPU/memory) usage",
     subcommands: &[&NODE, &POD],
+    usage: "[flags]",
     alone: Alone::FailWithHelp,
     ..Command::EMPTY
 };
 const SHARED: &[Flag] = &[
     Flag::bool("no-headers", "Leave the header line out."),
     Flag::string("sort-by", "cpu or memory."),
-    Flag::bool("show-capacity", "Percentages of the capacity instead of what is allocatable."),
     Flag::bool("show-swap", "Show swap as well."),
-    Flag::bool("use-protocol-buffers", "").hidden(),
+    Flag::bool("use-protocol-buffers", "Accepted and ignored: answers are read as JSON.").default("true"),
 ];
 const NODE: Command = Command {
     name: "node",
     aliases: &["nodes", "no"],
     usage: "[NAME | -l label]",
     about: "Display resource (CPU/memory) usage of nodes",
-    flags: &[SHARED, flags::SELECTOR],
+    flags: &[
+        SHARED,
+        flags::SELECTOR,
+        &[Flag::bool("show-capacity", "Percentages of the capacity instead of what is allocatable.")],
+    ],
     words: Words::Named("nodes"),
     run: Some(|cx| Box::pin(node(cx))),
     ..Command::EMPTY
@@ -54,6 +58,16 @@ const POD: Command = Command {
 };
 
 async fn metrics(cx: &Context, path: &str) -> Result<Vec<Value>> {
+    if !["", "cpu", "memory"].contains(&cx.flags.string("sort-by").as_str()) {
+        return Err(Failure::message("--sort-by accepts only cpu or memory"));
+    }
+    let by_fields = cx.flags.has_flag("field-selector");
+    if !cx.args().is_empty()
+        && (!cx.flags.string("selector").is_empty() || (by_fields && !cx.flags.string("field-selector").is_empty()))
+    {
+        let what = if by_fields { "selector" } else { "--selector" };
+        return Err(Failure::message(format!("only one of NAME or {what} can be provided")));
+    }
     let mut request = Request::get(match cx.args().first() {
         Some(name) => format!("{path}/{name}"),
         None => path.to_owned(),

@@ -11,6 +11,7 @@ use crate::request::Request;
 
 pub(crate) const COMMAND: Command = Command {
     name: "version",
+    usage: "[flags]",
     about: "Print the client and server version information",
     examples: "  kubectl version\n  kubectl version --client -o json",
     flags: &[&[

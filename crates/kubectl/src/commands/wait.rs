@@ -19,7 +19,7 @@ pub(crate) const COMMAND: Command = Command {
     about: "Wait for a specific condition on one or many resources",
     examples: "  kubectl wait --for=condition=Ready pod/web\n  kubectl wait --for=delete pod/web --timeout=60s\n  kubectl wait --for=jsonpath='{.status.phase}'=Running pod/web",
     flags: &[
-        flags::FILENAME,
+        flags::FILES_BELOW,
         flags::SELECTOR,
         flags::FIELD_SELECTOR,
         flags::ALL_NAMESPACES,
@@ -56,24 +56,67 @@ fn parse(text: &str) -> Result<Wanted> {
         return Ok(Wanted::Condition { name: name.to_owned(), status: status.to_owned() });
     }
     if let Some(rest) = text.strip_prefix("jsonpath=") {
-        let rest = rest.trim_matches('\'');
-        let end = rest.find('}').map_or_else(|| rest.find('=').unwrap_or(rest.len()), |i| i + 1);
-        let (path, tail) = rest.split_at(end);
-        let value =
-            tail.trim_start_matches(['\'', '"']).strip_prefix('=').map(|v| v.trim_matches(['\'', '"']).to_owned());
+        let parts = split_path(rest);
+        let (path, value) = match parts.as_slice() {
+            [path] => (path, None),
+            [path, value] => (path, Some(value.trim_matches(['\'', '"']).to_owned())),
+            _ => {
+                return Err(Failure::message(
+                    "jsonpath wait format must be --for=jsonpath='{.status.readyReplicas}'=3 or --for=jsonpath='{.status.readyReplicas}'",
+                ));
+            }
+        };
+        let path = relaxed(path.trim_matches(['\'', '"'])).map_err(Failure::message)?;
         if value.as_deref() == Some("") {
             return Err(Failure::message(
                 "jsonpath wait has to have a value after equal sign, like --for=jsonpath='{.status.readyReplicas}'=3",
             ));
         }
-        let path =
-            relaxed(path.trim_matches(['\'', '"'])).and_then(|p| JsonPath::parse(&p)).map_err(Failure::message)?;
+        if path.is_empty() {
+            return Err(Failure::message("jsonpath expression cannot be empty"));
+        }
+        let path = JsonPath::parse(&path).map_err(Failure::message)?;
         return Ok(Wanted::Path { path: path.allow_missing(true), value });
     }
     Err(Failure::message(format!("unrecognized condition: \"{text}\"")))
 }
 
+/// A path and a value around a single `=`; `==` belongs to the path.
+fn split_path(text: &str) -> Vec<String> {
+    let mut parts = vec![String::new()];
+    let mut rest = text;
+    while let Some(at) = rest.find('=') {
+        let last = parts.len() - 1;
+        parts[last].push_str(&rest[..at]);
+        rest = &rest[at + 1..];
+        match rest.strip_prefix('=') {
+            Some(after) => {
+                parts[last].push_str("==");
+                rest = after;
+            }
+            None => parts.push(String::new()),
+        }
+    }
+    let last = parts.len() - 1;
+    parts[last].push_str(rest);
+    parts
+}
+
 impl Wanted {
+    /// Waits for it; returns the object that has it.
+    async fn met(&self, cx: &Context, info: &Info, deadline: tokio::time::Instant) -> Result<Value> {
+        let left = deadline.saturating_duration_since(tokio::time::Instant::now());
+        match self {
+            Wanted::Create => Ok(info.object.clone()),
+            Wanted::Delete => {
+                let uid = text(&info.object, "/metadata/uid").to_owned();
+                let left = left.max(Duration::from_millis(1));
+                super::delete::wait_gone(cx, info, &uid, left).await.map(|()| info.object.clone())
+            }
+            other => until(cx, info, left, |o| other.holds(o)).await,
+        }
+    }
+
     fn holds(&self, object: &Value) -> bool {
         match self {
             Wanted::Create => true,
@@ -102,25 +145,22 @@ impl Wanted {
 }
 
 async fn run(cx: &Context) -> Result<()> {
-    let conditions = cx.flags.list("for");
-    let Some(condition) = conditions.first() else {
-        return Err(Failure::message("required flag(s) \"for\" not set"));
-    };
-    let wanted = parse(condition)?;
+    let wanted = cx.flags.list("for").iter().map(|text| parse(text)).collect::<Result<Vec<Wanted>>>()?;
+    if wanted.is_empty() {
+        return Err(Failure::message("unrecognized condition: []"));
+    }
     let nanos = api::duration::parse_signed(&cx.flags.string("timeout")).unwrap_or(0);
     let timeout = if nanos < 0 { Duration::from_secs(7 * 24 * 3600) } else { cx.flags.duration("timeout") };
+    let deadline = tokio::time::Instant::now() + timeout;
     let mut printer = cx.printer("condition met", crate::context::DryRun::None)?;
-    let options = Options { latest: !matches!(wanted, Wanted::Delete | Wanted::Create), ..Options::default() };
+    let (create, delete) =
+        (wanted.iter().any(|w| matches!(w, Wanted::Create)), wanted.iter().any(|w| matches!(w, Wanted::Delete)));
+    let options = Options { latest: !create && !delete, ..Options::default() };
     let (mut infos, mut failures) = resources::infos(cx, &options).await?;
-    if matches!(wanted, Wanted::Delete | Wanted::Create) {
+    if create || delete {
         // Absent is what we wait for, or how it begins.
-        let missing: Vec<Failure> = std::mem::take(&mut failures);
-        for failure in missing {
-            if !failure.is_not_found() {
-                failures.push(failure);
-            }
-        }
-        if matches!(wanted, Wanted::Create) && infos.is_empty() {
+        failures.retain(|failure| !failure.is_not_found());
+        if create && infos.is_empty() {
             infos = wait_created(cx, &options, timeout).await?;
         }
         if infos.is_empty() && failures.is_empty() {
@@ -130,21 +170,19 @@ async fn run(cx: &Context) -> Result<()> {
     if infos.is_empty() && failures.is_empty() {
         return Err(Failure::message("no matching resources found"));
     }
+    let unread = std::mem::take(&mut failures);
     for info in infos {
-        let result = match &wanted {
-            Wanted::Create => Ok(info.object.clone()),
-            Wanted::Delete => {
-                let uid = text(&info.object, "/metadata/uid").to_owned();
-                let limit = if timeout.is_zero() { Duration::from_millis(1) } else { timeout };
-                super::delete::wait_gone(cx, &info, &uid, limit).await.map(|()| info.object.clone())
+        for wanted in &wanted {
+            match wanted.met(cx, &info, deadline).await {
+                Ok(object) => cx.print(&printer.print(&object)?)?,
+                Err(e) => {
+                    failures.push(e);
+                    break;
+                }
             }
-            other => until(cx, &info, timeout, |o| other.holds(o)).await,
-        };
-        match result {
-            Ok(object) => cx.print(&printer.print(&object)?)?,
-            Err(e) => failures.push(e),
         }
     }
+    failures.extend(unread);
     Failure::all(failures)
 }
 

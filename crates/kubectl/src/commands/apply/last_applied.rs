@@ -29,7 +29,7 @@ pub(super) const SET: Command = Command {
     usage: "-f FILENAME",
     about: "Set the last-applied-configuration annotation on a live object to match the contents of a file",
     flags: &[
-        flags::FILENAME,
+        flags::FILES_ONLY,
         flags::OUTPUT,
         flags::DRY_RUN,
         &[Flag::bool("create-annotation", "Make the annotation where there is none.")],
@@ -45,7 +45,10 @@ pub(super) const EDIT: Command = Command {
         flags::FILENAME,
         flags::OUTPUT,
         flags::VALIDATE,
-        &[Flag::string("field-manager", "Name that owns the fields.").default("kubectl-client-side-apply")],
+        &[
+            Flag::string("field-manager", "Name that owns the fields.").default("kubectl-client-side-apply"),
+            flags::WINDOWS_LINE_ENDINGS,
+        ],
     ],
     words: Words::Objects,
     run: Some(|cx| Box::pin(edit(cx))),

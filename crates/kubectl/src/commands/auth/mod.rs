@@ -15,6 +15,7 @@ use crate::request::Request;
 
 pub(crate) const COMMAND: Command = Command {
     name: "auth",
+    usage: "[flags]",
     about: "Inspect authorization",
     subcommands: &[&CAN_I, &reconcile::COMMAND, &WHOAMI],
     alone: Alone::FailWithHelp,
@@ -45,14 +46,54 @@ const WHOAMI: Command = Command {
     ..Command::EMPTY
 };
 
+/// The verbs that some type or path knows.
+const VERBS: &[&str] = &[
+    "get",
+    "list",
+    "watch",
+    "create",
+    "update",
+    "patch",
+    "delete",
+    "deletecollection",
+    "use",
+    "bind",
+    "impersonate",
+    "*",
+    "approve",
+    "sign",
+    "escalate",
+    "attest",
+];
+const URL_VERBS: &[&str] = &["get", "put", "post", "head", "options", "delete", "patch", "*"];
+
 async fn can_i(cx: &Context) -> Result<()> {
     let (namespace, _) = cx.namespace()?;
     let namespace = if cx.flags.bool("all-namespaces") { String::new() } else { namespace };
     if cx.flags.bool("list") {
+        if !cx.args().is_empty() {
+            return Err(Failure::message("list option must be specified with no arguments"));
+        }
+        if cx.flags.bool("quiet") || cx.flags.bool("all-namespaces") || !cx.flags.string("subresource").is_empty() {
+            return Err(Failure::message(
+                "list option can't be specified with neither quiet, all-namespaces nor subresource options",
+            ));
+        }
         return list(cx, &namespace).await;
     }
+    let known_verb = |verb: &String, known: &[&str]| {
+        if !known.contains(&verb.as_str()) {
+            cx.eprintln(format!("Warning: verb '{verb}' is not a known verb\n"));
+        }
+    };
     let spec = match cx.args() {
-        [verb, target] if target.starts_with('/') => json!({"nonResourceAttributes": {"verb": verb, "path": target}}),
+        [verb, target] if target.starts_with('/') => {
+            if !cx.flags.string("subresource").is_empty() {
+                return Err(Failure::message("--subresource can not be used with NonResourceURL"));
+            }
+            known_verb(verb, URL_VERBS);
+            json!({"nonResourceAttributes": {"verb": verb, "path": target}})
+        }
         [verb, target] => {
             let (kind, name) = target.split_once('/').unwrap_or((target, ""));
             let (group, resource, namespaced) = match cx.discovery()?.resolve(cx, kind).await {
@@ -70,6 +111,9 @@ async fn can_i(cx: &Context) -> Result<()> {
                 let place = if group.is_empty() { String::new() } else { format!(" in group '{group}'") };
                 cx.eprintln(format!("Warning: resource '{resource}' is not namespace scoped{place}\n"));
             }
+            if !cx.flags.bool("all-namespaces") {
+                known_verb(verb, VERBS);
+            }
             let mut attributes = json!({"verb": verb, "group": group, "resource": resource, "namespace": if namespaced { namespace.as_str() } else { "" }});
             if !name.is_empty() {
                 attributes["name"] = json!(name);
@@ -86,6 +130,9 @@ async fn can_i(cx: &Context) -> Result<()> {
             ));
         }
     };
+    if cx.flags.bool("no-headers") {
+        return Err(Failure::message("--no-headers cannot be set without --list specified"));
+    }
     let body = json!({"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": spec});
     let answer = Request::post("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", &body).value(cx).await?;
     let allowed = answer["status"]["allowed"] == true;

@@ -10,6 +10,7 @@ use crate::printers::TabWriter;
 
 pub(super) const CURRENT: Command = Command {
     name: "current-context",
+    usage: "[flags]",
     about: "Display the current-context",
     run: Some(|cx| Box::pin(current(cx))),
     ..Command::EMPTY
@@ -53,7 +54,11 @@ async fn get(cx: &Context) -> Result<()> {
     let by_name = match cx.flags.string("output").as_str() {
         "" => false,
         "name" => true,
-        other => return Err(Failure::message(format!("output must be one of '' or 'name': {other}"))),
+        other => {
+            return Err(Failure::message(format!(
+                "--output {other} is not available in kubectl config get-contexts; resetting to default output format"
+            )));
+        }
     };
     let current = config["current-context"].as_str().unwrap_or("");
     let mut names: Vec<String> = Vec::new();
@@ -95,8 +100,7 @@ async fn get(cx: &Context) -> Result<()> {
 
 async fn use_context(cx: &Context) -> Result<()> {
     let [name] = cx.args() else {
-        cx.print(&crate::cli::help(&USE, "kubectl config use-context"))?;
-        return Err(Failure::message(format!("Unexpected args: [{}]", cx.args().join(" "))));
+        return Err(super::unexpected(cx, "Unexpected")?);
     };
     if entry(&merged(cx)?, "contexts", name).is_none() {
         return Err(Failure::message(format!("no context exists with the name: \"{name}\"")));
@@ -114,9 +118,7 @@ async fn use_context(cx: &Context) -> Result<()> {
 }
 
 async fn rename(cx: &Context) -> Result<()> {
-    let [old, new] = cx.args() else {
-        return Err(cx.usage(format!("unexpected args: [{}]", cx.args().join(" "))));
-    };
+    let [old, new] = cx.args() else { return Err(super::unexpected(cx, "Unexpected")?) };
     let config = merged(cx)?;
     if entry(&config, "contexts", old).is_none() {
         return Err(Failure::message(format!(

@@ -13,6 +13,7 @@ macro_rules! list_command {
     ($name:ident, $text:literal, $about:literal, $list:literal, $header:literal) => {
         pub(super) const $name: Command = Command {
             name: $text,
+            usage: "[flags]",
             about: $about,
             run: Some(|cx| Box::pin(list(cx, $list, $header))),
             ..Command::EMPTY
@@ -58,6 +59,10 @@ pub(super) const SET_CLUSTER: Command = Command {
     about: "Set a cluster entry in kubeconfig",
     flags: &[&[
         Flag::bool("embed-certs", "Put the certificate's content into the file."),
+        Flag::string("certificate-authority", "File of the authority that signed the server's certificate."),
+        Flag::bool("insecure-skip-tls-verify", "Do not check the server's certificate."),
+        Flag::string("server", "Address and port of the server."),
+        Flag::string("tls-server-name", "Name to expect in the server's certificate."),
         Flag::string("proxy-url", "Proxy to reach the server by."),
     ]],
     words: Words::Clusters,
@@ -68,16 +73,26 @@ pub(super) const SET_CONTEXT: Command = Command {
     name: "set-context",
     usage: "[NAME | --current] [--cluster=cluster_nickname] [--user=user_nickname] [--namespace=namespace]",
     about: "Set a context entry in kubeconfig",
-    flags: &[&[Flag::bool("current", "Change the current context.")]],
+    flags: &[&[
+        Flag::bool("current", "Change the current context."),
+        Flag::string("cluster", "Cluster of the context."),
+        Flag::string("namespace", "Namespace of the context.").short('n'),
+        Flag::string("user", "User of the context."),
+    ]],
     words: Words::Contexts,
     run: Some(|cx| Box::pin(set_context(cx))),
     ..Command::EMPTY
 };
 pub(super) const SET_CREDENTIALS: Command = Command {
     name: "set-credentials",
-    usage: "NAME [--client-certificate=path/to/certfile] [--client-key=path/to/keyfile] [--token=bearer_token] [--username=basic_user] [--password=basic_password] [--exec-command=exec_command]",
+    usage: "NAME [--client-certificate=path/to/certfile] [--client-key=path/to/keyfile] [--token=bearer_token] [--username=basic_user] [--password=basic_password] [--auth-provider=provider_name] [--auth-provider-arg=key=value] [--exec-command=exec_command] [--exec-api-version=exec_api_version] [--exec-arg=arg] [--exec-env=key=value]",
     about: "Set a user entry in kubeconfig",
     flags: &[&[
+        Flag::string("client-certificate", "Client certificate file."),
+        Flag::string("client-key", "Client key file."),
+        Flag::string("password", "Password for basic authentication."),
+        Flag::string("token", "Bearer token."),
+        Flag::string("username", "Name for basic authentication."),
         Flag::bool("embed-certs", "Put the certificate's and key's content into the file."),
         Flag::bool("exec-provide-cluster-info", "Tell the plug-in about the cluster."),
         Flag::string("exec-command", "Program that gives credentials."),
@@ -119,7 +134,10 @@ async fn list(cx: &Context, list: &str, header: &str) -> Result<()> {
 
 async fn delete(cx: &Context, list: &str, word: &str) -> Result<()> {
     let [name] = cx.args() else {
-        return Err(cx.usage(format!("you must specify a {word}").replace("a user", "a user")));
+        return Err(cx.usage(match word {
+            "user" => "user to delete is required".to_owned(),
+            _ => format!("you must specify a {word}"),
+        }));
     };
     let file = super::paths(cx).first().map(|p| p.display().to_string()).unwrap_or_default();
     if entry(&merged(cx)?, list, name).is_none() {
@@ -149,7 +167,7 @@ async fn delete(cx: &Context, list: &str, word: &str) -> Result<()> {
 fn one_name(cx: &Context) -> Result<String> {
     match cx.args() {
         [name] if !name.is_empty() => Ok(name.clone()),
-        args => Err(cx.usage(format!("Unexpected args: [{}]", args.join(" ")))),
+        _ => Err(super::unexpected(cx, "Unexpected")?),
     }
 }
 
@@ -169,6 +187,7 @@ fn put_file(cx: &Context, target: &mut Value, flag: &str) -> Result<()> {
         map.remove(&plain);
         map.insert(data, json!(STANDARD.encode(bytes)));
     } else {
+        // Written relative to the kubeconfig where it is below it.
         let absolute = std::path::absolute(&path).map(|p| p.to_string_lossy().into_owned()).unwrap_or(path);
         map.remove(&data);
         map.insert(plain, json!(absolute));
@@ -178,6 +197,10 @@ fn put_file(cx: &Context, target: &mut Value, flag: &str) -> Result<()> {
 
 async fn set_cluster(cx: &Context) -> Result<()> {
     let name = one_name(cx)?;
+    let insecure = cx.flags.bool("insecure-skip-tls-verify");
+    if insecure && !cx.flags.string("certificate-authority").is_empty() {
+        return Err(Failure::message("you cannot specify a certificate authority and insecure mode at the same time"));
+    }
     modify(
         cx,
         |c| entry(c, "clusters", &name).is_some(),
@@ -188,8 +211,23 @@ async fn set_cluster(cx: &Context) -> Result<()> {
                     cluster[flag] = json!(cx.flags.string(flag));
                 }
             }
-            if cx.flags.changed("insecure-skip-tls-verify") {
-                cluster["insecure-skip-tls-verify"] = json!(cx.flags.bool("insecure-skip-tls-verify"));
+            if cluster["server"].is_null() {
+                cluster["server"] = json!("");
+            }
+            // One excludes the other.
+            let dropped: &[&str] = match (insecure, cx.flags.changed("certificate-authority")) {
+                (true, _) => &["certificate-authority", "certificate-authority-data"],
+                (false, true) => &["insecure-skip-tls-verify"],
+                (false, false) => &[],
+            };
+            if let Some(map) = cluster.as_object_mut() {
+                map.retain(|key, _| !dropped.contains(&key.as_str()));
+                if cx.flags.changed("insecure-skip-tls-verify") {
+                    map.remove("insecure-skip-tls-verify");
+                }
+            }
+            if insecure {
+                cluster["insecure-skip-tls-verify"] = json!(true);
             }
             put_file(cx, cluster, "certificate-authority")
         },
@@ -199,6 +237,9 @@ async fn set_cluster(cx: &Context) -> Result<()> {
 
 async fn set_context(cx: &Context) -> Result<()> {
     let config = merged(cx)?;
+    if cx.args().len() > 1 {
+        return Err(super::unexpected(cx, "Unexpected")?);
+    }
     let name = match (cx.flags.bool("current"), cx.args()) {
         (true, []) => match config["current-context"].as_str().unwrap_or("") {
             "" => return Err(Failure::message("no current context is set")),
@@ -230,7 +271,7 @@ async fn set_context(cx: &Context) -> Result<()> {
 }
 
 async fn set_credentials(cx: &Context) -> Result<()> {
-    let name = one_name(cx)?;
+    let [name] = cx.args() else { return Err(super::unexpected(cx, "unexpected")?) };
     let mut methods = Vec::new();
     if !cx.flags.string("token").is_empty() {
         methods.push("--token");
@@ -246,13 +287,22 @@ async fn set_credentials(cx: &Context) -> Result<()> {
     }
     modify(
         cx,
-        |c| entry(c, "users", &name).is_some(),
+        |c| entry(c, "users", name).is_some(),
         |c| {
-            let (user, _) = entry_mut(c, "users", "user", &name);
+            let (user, _) = entry_mut(c, "users", "user", name);
             for flag in ["token", "username", "password"] {
                 if cx.flags.changed(flag) {
                     user[flag] = json!(cx.flags.string(flag));
                 }
+            }
+            // A token and a password exclude each other.
+            let dropped: &[&str] = match methods.as_slice() {
+                ["--token"] => &["username", "password"],
+                [_] => &["token"],
+                _ => &[],
+            };
+            if let Some(map) = user.as_object_mut() {
+                map.retain(|key, _| !dropped.contains(&key.as_str()));
             }
             put_file(cx, user, "client-certificate")?;
             put_file(cx, user, "client-key")?;
@@ -272,13 +322,15 @@ async fn set_credentials(cx: &Context) -> Result<()> {
                 user["exec"]["args"] = json!(cx.flags.list("exec-arg"));
             }
             for pair in cx.flags.list("exec-env") {
-                let (k, v) = pair.trim_end_matches('-').split_once('=').unwrap_or((&pair, ""));
+                let (k, v) = pair.split_once('=').unwrap_or((pair.trim_end_matches('-'), ""));
                 if !user["exec"]["env"].is_array() {
                     user["exec"]["env"] = json!([]);
                 }
                 if let Some(env) = user["exec"]["env"].as_array_mut() {
                     env.retain(|e| e["name"] != k);
-                    env.push(json!({"name": k, "value": v}));
+                    if pair.contains('=') {
+                        env.push(json!({"name": k, "value": v}));
+                    }
                 }
             }
             if cx.flags.changed("exec-interactive-mode") {
@@ -286,10 +338,19 @@ async fn set_credentials(cx: &Context) -> Result<()> {
             }
             if cx.flags.changed("auth-provider") {
                 user["auth-provider"]["name"] = json!(cx.flags.string("auth-provider"));
+            }
+            if user["auth-provider"].is_object() {
+                let mut config = user["auth-provider"]["config"].as_object().cloned().unwrap_or_default();
                 for pair in cx.flags.list("auth-provider-arg") {
-                    let (k, v) = pair.split_once('=').unwrap_or((&pair, ""));
-                    user["auth-provider"]["config"][k] = json!(v);
+                    match pair.split_once('=') {
+                        Some((k, v)) => drop(config.insert(k.to_owned(), json!(v))),
+                        None => drop(config.remove(pair.trim_end_matches('-'))),
+                    }
                 }
+                user["auth-provider"]["config"] = Value::Object(config);
+            } else if let Some(map) = user.as_object_mut() {
+                // Asking for it above made it.
+                map.retain(|key, value| key != "auth-provider" || !value.is_null());
             }
             Ok(())
         },
@@ -297,35 +358,83 @@ async fn set_credentials(cx: &Context) -> Result<()> {
     cx.println(format!("User \"{name}\" set."))
 }
 
-/// `clusters.my\.name.server` -> the value's place; lists are addressed by name.
+/// What may follow a name in each list; names may have dots.
+const FIELDS: &[(&str, &[&str])] = &[
+    (
+        "clusters",
+        &[
+            "server",
+            "tls-server-name",
+            "insecure-skip-tls-verify",
+            "certificate-authority",
+            "certificate-authority-data",
+            "proxy-url",
+            "disable-compression",
+            "extensions",
+        ],
+    ),
+    ("contexts", &["cluster", "user", "namespace", "extensions"]),
+    (
+        "users",
+        &[
+            "client-certificate",
+            "client-certificate-data",
+            "client-key",
+            "client-key-data",
+            "token",
+            "tokenFile",
+            "act-as",
+            "act-as-uid",
+            "act-as-groups",
+            "act-as-user-extra",
+            "username",
+            "password",
+            "auth-provider",
+            "exec",
+            "extensions",
+        ],
+    ),
+];
+const BOOLEANS: &[&str] = &["insecure-skip-tls-verify", "disable-compression"];
+
+/// `clusters.10.0.0.1.server` -> the value's place; lists are addressed by name.
 fn steps(property: &str) -> Vec<String> {
-    let mut out = vec![String::new()];
-    let mut chars = property.chars();
-    while let Some(c) = chars.next() {
-        match (c, out.last_mut()) {
-            ('\\', Some(last)) => last.extend(chars.next()),
-            ('.', _) => out.push(String::new()),
-            (c, Some(last)) => last.push(c),
-            (_, None) => {}
-        }
+    let parts: Vec<&str> = property.split('.').collect();
+    let Some((_, fields)) = FIELDS.iter().find(|(list, _)| *list == parts[0]) else {
+        return parts.into_iter().map(str::to_owned).collect();
+    };
+    let end = parts.iter().skip(2).position(|p| fields.contains(p)).map_or(parts.len(), |i| i + 2);
+    let mut out = vec![parts[0].to_owned()];
+    if parts.len() > 1 {
+        out.push(parts[1..end].join("."));
+        out.extend(parts[end..].iter().map(|p| (*p).to_owned()));
     }
     out
 }
 
-async fn set(cx: &Context) -> Result<()> {
-    let [property, value] = cx.args() else {
-        return Err(cx.usage(format!("unexpected args: [{}]", cx.args().join(" "))));
-    };
-    let steps = steps(property);
-    let mut text = value.clone();
-    if cx.flags.bool("set-raw-bytes") {
-        text = STANDARD.encode(text.as_bytes());
+/// The value as its field holds it.
+fn typed(cx: &Context, field: &str, value: &str) -> Result<Value> {
+    if BOOLEANS.contains(&field) {
+        return match value {
+            "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(json!(true)),
+            "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(json!(false)),
+            other => Err(Failure::message(format!("strconv.ParseBool: parsing \"{other}\": invalid syntax"))),
+        };
     }
-    let parsed = match text.as_str() {
-        "true" => json!(true),
-        "false" => json!(false),
-        _ => json!(text),
-    };
+    if field.ends_with("-data") {
+        if cx.flags.bool("set-raw-bytes") {
+            return Ok(json!(STANDARD.encode(value.as_bytes())));
+        }
+        STANDARD.decode(value).map_err(|e| Failure::message(format!("error decoding input value: {e}")))?;
+    }
+    Ok(json!(value))
+}
+
+async fn set(cx: &Context) -> Result<()> {
+    let [property, value] = cx.args() else { return Err(super::unexpected(cx, "Unexpected")?) };
+    let steps = steps(property);
+    check_first(property, &steps)?;
+    let parsed = typed(cx, steps.last().map_or("", String::as_str), value)?;
     let owner = steps.clone();
     modify(
         cx,
@@ -338,14 +447,17 @@ async fn set(cx: &Context) -> Result<()> {
                 [one] => c[one] = parsed,
                 [list, name, rest @ ..] if LISTS.iter().any(|(l, _)| l == list) && !rest.is_empty() => {
                     let key = LISTS.iter().find(|(l, _)| l == list).map_or("", |(_, k)| k);
-                    let mut slot = entry_mut(c, list, key, name).0;
+                    let (mut slot, _) = entry_mut(c, list, key, name);
+                    if list == "clusters" && slot["server"].is_null() {
+                        slot["server"] = json!("");
+                    }
                     for step in rest {
                         slot = &mut slot[step];
                     }
                     *slot = parsed;
                 }
                 [section, key] if section == "preferences" => c[section][key] = parsed,
-                _ => return Err(Failure::message(format!("unable to parse {property}"))),
+                _ => return Err(Failure::message(format!("unable to parse one or more field values of {property}"))),
             }
             Ok(())
         },
@@ -353,15 +465,18 @@ async fn set(cx: &Context) -> Result<()> {
     cx.println(format!("Property \"{property}\" set."))
 }
 
-async fn unset(cx: &Context) -> Result<()> {
-    let [property] = cx.args() else {
-        return Err(cx.usage(format!("unexpected args: [{}]", cx.args().join(" "))));
-    };
-    let steps = steps(property);
+fn check_first(property: &str, steps: &[String]) -> Result<()> {
     let known = ["current-context", "preferences", "apiVersion", "kind", "extensions"];
     if !known.contains(&steps[0].as_str()) && !LISTS.iter().any(|(list, _)| *list == steps[0]) {
         return Err(Failure::message(format!("unable to parse {property} after [] at api.Config")));
     }
+    Ok(())
+}
+
+async fn unset(cx: &Context) -> Result<()> {
+    let [property] = cx.args() else { return Err(super::unexpected(cx, "Unexpected")?) };
+    let steps = steps(property);
+    check_first(property, &steps)?;
     let owner = steps.clone();
     modify(
         cx,
@@ -402,8 +517,14 @@ async fn unset(cx: &Context) -> Result<()> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn dots_in_names_are_escaped() {
-        assert_eq!(super::steps("clusters.my\\.name.server"), ["clusters", "my.name", "server"]);
-        assert_eq!(super::steps("current-context"), ["current-context"]);
+    fn names_may_have_dots() {
+        for (property, expected) in [
+            ("clusters.10.0.0.1.server", &["clusters", "10.0.0.1", "server"][..]),
+            ("clusters.my.name", &["clusters", "my.name"]),
+            ("users.a.exec.command", &["users", "a", "exec", "command"]),
+            ("current-context", &["current-context"]),
+        ] {
+            assert_eq!(super::steps(property), expected);
+        }
     }
 }

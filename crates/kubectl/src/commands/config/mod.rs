@@ -67,6 +67,7 @@ fn write(path: &PathBuf, config: &Value) -> Result<()> {
     }
     if let Some(dir) = path.parent() {
         std::fs::create_dir_all(dir)?;
+        relative_paths(&mut config, dir);
     }
     let mut options = std::fs::OpenOptions::new();
     options.write(true).create(true).truncate(true);
@@ -82,6 +83,12 @@ fn paths(cx: &Context) -> Vec<PathBuf> {
     Kubeconfig::paths(cx.kubeconfig_path().as_deref())
 }
 
+/// The wrong number of words: the command's help, then the failure.
+fn unexpected(cx: &Context, how: &str) -> Result<Failure> {
+    cx.print(&crate::cli::help(cx.flags.command, &cx.flags.path))?;
+    Ok(Failure::message(format!("{how} args: [{}]", cx.args().join(" "))))
+}
+
 /// Every file merged, the first to name something winning.
 fn merged(cx: &Context) -> Result<Value> {
     if let Some(path) = cx.kubeconfig_path()
@@ -89,10 +96,14 @@ fn merged(cx: &Context) -> Result<Value> {
     {
         return Err(Failure::message(format!("stat {}: no such file or directory", path.display())));
     }
+    merged_as_written(cx)
+}
+
+/// The same with the files' own paths, and without any when there is none.
+fn merged_as_written(cx: &Context) -> Result<Value> {
     let mut out = json!({"apiVersion": "v1", "kind": "Config", "current-context": ""});
     for path in paths(cx) {
-        let mut config = read(&path)?;
-        absolute_paths(&mut config, path.parent().unwrap_or(std::path::Path::new(".")));
+        let config = read(&path)?;
         if out["current-context"] == "" && config["current-context"].is_string() {
             out["current-context"] = config["current-context"].clone();
         }
@@ -120,16 +131,22 @@ fn merged(cx: &Context) -> Result<Value> {
     Ok(out)
 }
 
-fn absolute_paths(config: &mut Value, dir: &std::path::Path) {
-    for (list, value, keys) in [
-        ("clusters", "cluster", &["certificate-authority"][..]),
-        ("users", "user", &["client-certificate", "client-key", "tokenFile"][..]),
-    ] {
-        for entry in config[list].as_array_mut().into_iter().flatten() {
-            for key in keys {
-                if let Some(path) = entry[value][*key].as_str().filter(|p| !p.is_empty() && !p.starts_with('/')) {
-                    entry[value][*key] = json!(dir.join(path).to_string_lossy());
-                }
+/// The fields that hold paths: list, value, field.
+const PATHS: &[(&str, &str, &str)] = &[
+    ("clusters", "cluster", "certificate-authority"),
+    ("users", "user", "client-certificate"),
+    ("users", "user", "client-key"),
+    ("users", "user", "tokenFile"),
+];
+
+/// Paths below the kubeconfig are written relative to it, so that the directory can move.
+fn relative_paths(config: &mut Value, dir: &std::path::Path) {
+    let dir = std::path::absolute(dir).unwrap_or(dir.to_owned());
+    for (list, value, key) in PATHS {
+        for entry in config[*list].as_array_mut().into_iter().flatten() {
+            let Some(path) = entry[*value].get(*key).and_then(Value::as_str) else { continue };
+            if let Ok(below) = std::path::Path::new(path).strip_prefix(&dir) {
+                entry[*value][*key] = json!(below.to_string_lossy());
             }
         }
     }

@@ -3,7 +3,7 @@
 use base64::Engine;
 use serde_json::{Value, json};
 
-use super::{LISTS, merged};
+use super::{LISTS, PATHS, merged_as_written};
 use crate::cli::{Command, Flag};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
@@ -11,12 +11,13 @@ use crate::printers::Printer;
 
 pub(super) const COMMAND: Command = Command {
     name: "view",
+    usage: "[flags]",
     about: "Display merged kubeconfig settings or a specified kubeconfig file",
     flags: &[&[
         Flag::string("output", "yaml, json, jsonpath=…, go-template=…").short('o').default("yaml"),
         Flag::string("template", "Template text or file for the template formats."),
         Flag::bool("allow-missing-template-keys", "Print nothing for missing fields.").default("true"),
-        Flag::bool("show-managed-fields", "").hidden(),
+        Flag::bool("show-managed-fields", "Accepted for all printers; a kubeconfig has none."),
         Flag::bool("merge", "Merge the files.").default("true"),
         Flag::bool("flatten", "Put the content of certificate files into the output."),
         Flag::bool("minify", "Only what the current context uses."),
@@ -30,7 +31,10 @@ async fn run(cx: &Context) -> Result<()> {
     if !cx.args().is_empty() {
         return Err(cx.usage(format!("unexpected arguments: [{}]", cx.args().join(" "))));
     }
-    let mut config = merged(cx)?;
+    if !cx.flags.bool("merge") && cx.kubeconfig_path().is_none() {
+        return Err(Failure::message("if merge==false a precise file must be specified"));
+    }
+    let mut config = merged_as_written(cx)?;
     let context = cx.flags.string("context");
     if !context.is_empty() {
         config["current-context"] = json!(context);
@@ -39,10 +43,9 @@ async fn run(cx: &Context) -> Result<()> {
         minify(&mut config)?;
     }
     if cx.flags.bool("flatten") {
-        flatten(&mut config)?;
-    }
-    if !cx.flags.bool("raw") {
-        redact(&mut config, cx.flags.bool("flatten"));
+        flatten(&mut config, &super::paths(cx))?;
+    } else if !cx.flags.bool("raw") {
+        redact(&mut config);
     }
     let mut printer = Printer::new(&cx.flags, "")?.typed();
     let text = printer.print(&config)?;
@@ -69,18 +72,15 @@ fn minify(config: &mut Value) -> Result<()> {
     Ok(())
 }
 
-const FILES: &[(&str, &str, &str)] = &[
-    ("clusters", "cluster", "certificate-authority"),
-    ("users", "user", "client-certificate"),
-    ("users", "user", "client-key"),
-];
-
-fn flatten(config: &mut Value) -> Result<()> {
-    for (list, value, key) in FILES {
+/// Files are looked for beside each kubeconfig.
+fn flatten(config: &mut Value, places: &[std::path::PathBuf]) -> Result<()> {
+    for (list, value, key) in PATHS.iter().filter(|(_, _, key)| *key != "tokenFile") {
         for entry in config[*list].as_array_mut().into_iter().flatten() {
-            if let Some(path) = entry[*value][*key].as_str().map(str::to_owned) {
-                let bytes =
-                    std::fs::read(&path).map_err(|e| Failure::message(crate::files::go_io_error("open", &path, &e)))?;
+            if let Some(path) = entry[*value].get(*key).and_then(Value::as_str).map(str::to_owned) {
+                let beside = |p: &std::path::PathBuf| p.parent().map(|dir| dir.join(&path));
+                let found = places.iter().filter_map(beside).find(|p| p.exists()).unwrap_or(path.clone().into());
+                let bytes = std::fs::read(&found)
+                    .map_err(|e| Failure::message(crate::files::go_io_error("open", &path, &e)))?;
                 if let Some(map) = entry[*value].as_object_mut() {
                     map.remove(*key);
                     map.insert(format!("{key}-data"), json!(base64::engine::general_purpose::STANDARD.encode(bytes)));
@@ -91,13 +91,13 @@ fn flatten(config: &mut Value) -> Result<()> {
     Ok(())
 }
 
-fn redact(config: &mut Value, flattened: bool) {
+fn redact(config: &mut Value) {
     for (list, value) in LISTS {
         for entry in config[*list].as_array_mut().into_iter().flatten() {
             let Some(map) = entry[*value].as_object_mut() else { continue };
             for (key, v) in map.iter_mut() {
                 match key.as_str() {
-                    "certificate-authority-data" | "client-certificate-data" | "client-key-data" if !flattened => {
+                    "certificate-authority-data" | "client-certificate-data" | "client-key-data" => {
                         *v = json!("DATA+OMITTED");
                     }
                     "token" | "password" => *v = json!("REDACTED"),

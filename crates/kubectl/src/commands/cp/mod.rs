@@ -37,14 +37,19 @@ struct Place {
     path: String,
 }
 
+const CANONICAL: &str = "filespec must match the canonical format: [[namespace/]pod:]file/path";
+
 fn place(spec: &str) -> Result<Place> {
+    if spec.starts_with(':') {
+        return Err(Failure::message(CANONICAL));
+    }
     let Some((left, path)) = spec.split_once(':').filter(|(l, _)| !l.starts_with('.') && !l.starts_with('/')) else {
         return Ok(Place { namespace: None, pod: None, path: spec.to_owned() });
     };
     let (namespace, pod) = match left.split('/').collect::<Vec<_>>().as_slice() {
         [pod] => (None, (*pod).to_owned()),
         [namespace, pod] => (Some((*namespace).to_owned()), (*pod).to_owned()),
-        _ => return Err(Failure::message("filespec must match the canonical format: [[namespace/]pod:]file/path")),
+        _ => return Err(Failure::message(CANONICAL)),
     };
     Ok(Place { namespace, pod: Some(pod), path: path.to_owned() })
 }

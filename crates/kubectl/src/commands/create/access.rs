@@ -23,7 +23,7 @@ const SUBJECTS: &[Flag] = &[
 
 pub(super) const ROLE: Command = Command {
     name: "role",
-    usage: "NAME --verb=verb --resource=resource.group/subresource [--resource-name=resourcename]",
+    usage: "NAME --verb=verb --resource=resource.group/subresource [--resource-name=resourcename] [--dry-run=server|client|none]",
     about: "Create a role with single rule",
     examples: "  kubectl create role pod-reader --verb=get,list,watch --resource=pods",
     flags: &[GENERATOR, RULE],
@@ -32,7 +32,7 @@ pub(super) const ROLE: Command = Command {
 };
 pub(super) const CLUSTER_ROLE: Command = Command {
     name: "clusterrole",
-    usage: "NAME --verb=verb --resource=resource.group [--resource-name=resourcename]",
+    usage: "NAME --verb=verb --resource=resource.group [--resource-name=resourcename] [--dry-run=server|client|none]",
     about: "Create a cluster role",
     flags: &[
         GENERATOR,
@@ -47,7 +47,7 @@ pub(super) const CLUSTER_ROLE: Command = Command {
 };
 pub(super) const ROLE_BINDING: Command = Command {
     name: "rolebinding",
-    usage: "NAME --clusterrole=NAME|--role=NAME [--user=username] [--group=groupname] [--serviceaccount=namespace:serviceaccountname]",
+    usage: "NAME --clusterrole=NAME|--role=NAME [--user=username] [--group=groupname] [--serviceaccount=namespace:serviceaccountname] [--dry-run=server|client|none]",
     about: "Create a role binding for a particular role or cluster role",
     flags: &[
         GENERATOR,
@@ -59,7 +59,7 @@ pub(super) const ROLE_BINDING: Command = Command {
 };
 pub(super) const CLUSTER_ROLE_BINDING: Command = Command {
     name: "clusterrolebinding",
-    usage: "NAME --clusterrole=NAME [--user=username] [--group=groupname] [--serviceaccount=namespace:serviceaccountname]",
+    usage: "NAME --clusterrole=NAME [--user=username] [--group=groupname] [--serviceaccount=namespace:serviceaccountname] [--dry-run=server|client|none]",
     about: "Create a cluster role binding for a particular cluster role",
     flags: &[GENERATOR, SUBJECTS, &[Flag::string("clusterrole", "Cluster role to refer to.")]],
     run: Some(|cx| Box::pin(cluster_role_binding(cx))),
@@ -68,7 +68,7 @@ pub(super) const CLUSTER_ROLE_BINDING: Command = Command {
 pub(super) const SERVICE_ACCOUNT: Command = Command {
     name: "serviceaccount",
     aliases: &["sa"],
-    usage: "NAME",
+    usage: "NAME [--dry-run=server|client|none]",
     about: "Create a service account with the specified name",
     flags: &[GENERATOR],
     run: Some(|cx| Box::pin(service_account(cx))),
@@ -209,9 +209,16 @@ async fn cluster_role(cx: &Context) -> Result<()> {
             return Err(Failure::message("one of resource or nonResourceURL must be specified"));
         }
         let mut all = rules(cx, &verbs).await?;
-        for url in &urls {
-            if url != "*" && !url.starts_with('/') {
+        let known = ["get", "post", "put", "delete", "patch", "head", "options", "*"];
+        if let Some(verb) = verbs.iter().find(|verb| !urls.is_empty() && !known.contains(&verb.as_str())) {
+            return Err(Failure::message(format!("invalid verb: '{verb}' for nonResourceURL")));
+        }
+        for url in urls.iter().filter(|url| *url != "*") {
+            if !url.starts_with('/') {
                 return Err(Failure::message("nonResourceURL should start with /"));
+            }
+            if url[..url.len() - 1].contains('*') {
+                return Err(Failure::message("nonResourceURL only supports wildcard matches when '*' is at the end"));
             }
         }
         if !urls.is_empty() {
@@ -283,6 +290,9 @@ async fn token(cx: &Context) -> Result<()> {
     let name = name_argument(cx)?;
     let (namespace, _) = cx.namespace()?;
     let mut spec = json!({"audiences": cx.flags.list("audience")});
+    if cx.flags.string("duration").starts_with('-') {
+        return Err(Failure::message("--duration must be greater than or equal to 0"));
+    }
     let seconds = cx.flags.duration("duration").as_secs();
     if seconds > 0 {
         spec["expirationSeconds"] = json!(seconds);
@@ -321,7 +331,9 @@ async fn token(cx: &Context) -> Result<()> {
         return cx.print(&printer.print(&answer)?);
     }
     match answer["status"]["token"].as_str().filter(|t| !t.is_empty()) {
-        Some(token) => cx.println(token),
+        // A newline is for eyes only.
+        Some(token) if std::io::IsTerminal::is_terminal(&std::io::stdout()) => cx.println(token),
+        Some(token) => cx.print(token),
         None => Err(Failure::message("failed to create token: no token in server response")),
     }
 }

@@ -19,7 +19,7 @@ const SOURCES: &[Flag] = &[
 pub(super) const CONFIG_MAP: Command = Command {
     name: "configmap",
     aliases: &["cm"],
-    usage: "NAME [--from-file=[key=]source] [--from-literal=key1=value1]",
+    usage: "NAME [--from-file=[key=]source] [--from-literal=key1=value1] [--dry-run=server|client|none]",
     about: "Create a config map from a local file, directory or literal value",
     examples: "  kubectl create configmap web --from-file=nginx.conf --from-literal=mode=fast",
     flags: &[GENERATOR, SOURCES],
@@ -38,7 +38,7 @@ pub(super) const SECRET: Command = Command {
 
 const GENERIC: Command = Command {
     name: "generic",
-    usage: "NAME [--type=string] [--from-file=[key=]source] [--from-literal=key1=value1]",
+    usage: "NAME [--type=string] [--from-file=[key=]source] [--from-literal=key1=value1] [--dry-run=server|client|none]",
     about: "Create a secret from a local file, directory, or literal value",
     examples: "  kubectl create secret generic db --from-literal=password=x",
     flags: &[GENERATOR, SOURCES, &[Flag::string("type", "The type of the secret.")]],
@@ -48,7 +48,7 @@ const GENERIC: Command = Command {
 
 const DOCKER: Command = Command {
     name: "docker-registry",
-    usage: "NAME --docker-username=user --docker-password=password --docker-email=email [--docker-server=string]",
+    usage: "NAME --docker-username=user --docker-password=password --docker-email=email [--docker-server=string] [--from-file=[key=]source] [--dry-run=server|client|none]",
     about: "Create a secret for use with a container registry",
     flags: &[
         GENERATOR,
@@ -67,7 +67,7 @@ const DOCKER: Command = Command {
 
 const TLS: Command = Command {
     name: "tls",
-    usage: "NAME --cert=path/to/cert/file --key=path/to/key/file",
+    usage: "NAME --cert=path/to/cert/file --key=path/to/key/file [--dry-run=server|client|none]",
     about: "Create a TLS secret",
     flags: &[
         GENERATOR,

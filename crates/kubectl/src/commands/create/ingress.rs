@@ -10,7 +10,7 @@ use crate::failure::{Failure, Result};
 pub(super) const COMMAND: Command = Command {
     name: "ingress",
     aliases: &["ing"],
-    usage: "NAME --rule=host/path=service:port[,tls[=secret]]",
+    usage: "NAME --rule=host/path=service:port[,tls[=secret]] ",
     about: "Create an ingress with the specified name",
     examples: "  kubectl create ingress web --rule=\"example.com/*=web:80,tls=cert\" --class=nginx",
     flags: &[

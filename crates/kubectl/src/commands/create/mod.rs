@@ -38,7 +38,7 @@ pub(crate) const COMMAND: Command = Command {
         &[
             Flag::bool("edit", "Edit the object before it is created."),
             Flag::string("raw", "Path to send the file to as it is."),
-            Flag::bool("windows-line-endings", "Line endings of the edited file.").hidden(),
+            flags::WINDOWS_LINE_ENDINGS,
         ],
     ],
     subcommands: &[
@@ -85,6 +85,19 @@ async fn run(cx: &Context) -> Result<()> {
     }
     let raw = cx.flags.string("raw");
     if !raw.is_empty() {
+        let clash = [("edit", cx.flags.bool("edit")), ("recursive", cx.flags.bool("recursive"))]
+            .into_iter()
+            .chain([("selector (-l)", !cx.flags.string("selector").is_empty())])
+            .chain([("output", !cx.flags.string("output").is_empty())])
+            .find(|(_, given)| *given);
+        if let Some((flag, _)) = clash {
+            return Err(Failure::message(format!("--raw and --{flag} are mutually exclusive")));
+        }
+        if !raw.starts_with('/') {
+            return Err(Failure::message(format!(
+                "--raw must be a valid URL path: parse \"{raw}\": invalid URI for request"
+            )));
+        }
         return send_raw(cx, http::Method::POST, &raw).await;
     }
     let dry_run = cx.dry_run()?;
@@ -93,6 +106,12 @@ async fn run(cx: &Context) -> Result<()> {
     let Selected { found: selections, failures: unread } = resources::select(cx, &Options::default()).await?;
     if selections.is_empty() && unread.is_empty() {
         return Err(Failure::message("no objects passed to create"));
+    }
+    if cx.flags.bool("edit") {
+        let files =
+            selections.into_iter().filter_map(|s| if let Selection::File(info) = s { Some(*info) } else { None });
+        super::edit::edit_all(cx, files.collect(), super::edit::Mode::Create).await?;
+        return Failure::all(unread);
     }
     let mut failures = Vec::new();
     for selection in selections {

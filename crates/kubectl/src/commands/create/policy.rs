@@ -10,7 +10,7 @@ use crate::failure::{Failure, Result};
 pub(super) const NAMESPACE: Command = Command {
     name: "namespace",
     aliases: &["ns"],
-    usage: "NAME",
+    usage: "NAME [--dry-run=server|client|none]",
     about: "Create a namespace with the specified name",
     flags: &[GENERATOR],
     run: Some(|cx| Box::pin(namespace(cx))),
@@ -19,7 +19,7 @@ pub(super) const NAMESPACE: Command = Command {
 pub(super) const QUOTA: Command = Command {
     name: "quota",
     aliases: &["resourcequota"],
-    usage: "NAME [--hard=key1=value1,key2=value2] [--scopes=Scope1,Scope2]",
+    usage: "NAME [--hard=key1=value1,key2=value2] [--scopes=Scope1,Scope2] [--dry-run=server|client|none]",
     about: "Create a quota with the specified name",
     flags: &[
         GENERATOR,
@@ -34,7 +34,7 @@ pub(super) const QUOTA: Command = Command {
 pub(super) const POD_DISRUPTION_BUDGET: Command = Command {
     name: "poddisruptionbudget",
     aliases: &["pdb"],
-    usage: "NAME --selector=SELECTOR --min-available=N",
+    usage: "NAME --selector=SELECTOR --min-available=N [--dry-run=server|client|none]",
     about: "Create a pod disruption budget with the specified name",
     flags: &[
         GENERATOR,
@@ -50,7 +50,7 @@ pub(super) const POD_DISRUPTION_BUDGET: Command = Command {
 pub(super) const PRIORITY_CLASS: Command = Command {
     name: "priorityclass",
     aliases: &["pc"],
-    usage: "NAME --value=VALUE --global-default=BOOL",
+    usage: "NAME --value=VALUE --global-default=BOOL [--dry-run=server|client|none]",
     about: "Create a priority class with the specified name",
     flags: &[
         GENERATOR,
@@ -76,14 +76,8 @@ async fn quota(cx: &Context) -> Result<()> {
     let mut spec = json!({});
     let hard = cx.flags.string("hard");
     if !hard.is_empty() {
-        let mut map = serde_json::Map::new();
-        for pair in hard.split(',') {
-            let Some((k, v)) = pair.split_once('=') else {
-                return Err(Failure::message(format!("Invalid argument syntax {pair}, expected <resource>=<value>")));
-            };
-            map.insert(k.to_owned(), json!(v));
-        }
-        spec["hard"] = Value::Object(map);
+        let pairs = crate::commands::set::quantities(&hard)?;
+        spec["hard"] = Value::Object(pairs.into_iter().map(|(k, v)| (k, json!(v))).collect());
     }
     let scopes = cx.flags.string("scopes");
     if !scopes.is_empty() {

@@ -9,6 +9,7 @@ use crate::failure::{Failure, Result};
 
 pub(super) const COMMAND: Command = Command {
     name: "service",
+    usage: "[flags]",
     aliases: &["svc"],
     about: "Create a service using a specified subcommand",
     subcommands: &[&CLUSTER_IP, &EXTERNAL_NAME, &LOAD_BALANCER, &NODE_PORT],
@@ -20,7 +21,7 @@ const TCP: Flag = Flag::slice("tcp", "Port pairs as '<port>:<targetPort>'.");
 
 const CLUSTER_IP: Command = Command {
     name: "clusterip",
-    usage: "NAME [--tcp=<port>:<targetPort>]",
+    usage: "NAME [--tcp=<port>:<targetPort>] [--dry-run=server|client|none]",
     about: "Create a ClusterIP service",
     flags: &[GENERATOR, &[TCP, Flag::string("clusterip", "The cluster IP; 'None' makes the service headless.")]],
     run: Some(|cx| Box::pin(run(cx, "ClusterIP"))),
@@ -28,7 +29,7 @@ const CLUSTER_IP: Command = Command {
 };
 const NODE_PORT: Command = Command {
     name: "nodeport",
-    usage: "NAME [--tcp=port:targetPort]",
+    usage: "NAME [--tcp=port:targetPort] [--dry-run=server|client|none]",
     about: "Create a NodePort service",
     flags: &[GENERATOR, &[TCP, Flag::int("node-port", "0", "Port on every node.")]],
     run: Some(|cx| Box::pin(run(cx, "NodePort"))),
@@ -36,7 +37,7 @@ const NODE_PORT: Command = Command {
 };
 const LOAD_BALANCER: Command = Command {
     name: "loadbalancer",
-    usage: "NAME [--tcp=port:targetPort]",
+    usage: "NAME [--tcp=port:targetPort] [--dry-run=server|client|none]",
     about: "Create a LoadBalancer service",
     flags: &[GENERATOR, &[TCP]],
     run: Some(|cx| Box::pin(run(cx, "LoadBalancer"))),
@@ -44,7 +45,7 @@ const LOAD_BALANCER: Command = Command {
 };
 const EXTERNAL_NAME: Command = Command {
     name: "externalname",
-    usage: "NAME --external-name external.name",
+    usage: "NAME --external-name external.name [--dry-run=server|client|none]",
     about: "Create an ExternalName service",
     flags: &[GENERATOR, &[TCP, Flag::string("external-name", "Name that the service stands for.")]],
     run: Some(|cx| Box::pin(run(cx, "ExternalName"))),

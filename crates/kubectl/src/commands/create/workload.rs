@@ -46,7 +46,7 @@ pub(super) const JOB: Command = Command {
 pub(super) const CRON_JOB: Command = Command {
     name: "cronjob",
     aliases: &["cj"],
-    usage: "NAME --image=image --schedule='0/5 * * * ?' -- [COMMAND] [args...]",
+    usage: "NAME --image=image --schedule='0/5 * * * ?' -- [COMMAND] [args...] [flags]",
     about: "Create a cron job with the specified name",
     examples: "  kubectl create cronjob date --image=busybox --schedule=\"*/1 * * * *\" -- date",
     flags: &[
