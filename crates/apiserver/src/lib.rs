@@ -16,6 +16,7 @@ mod body;
 mod bootstrap;
 mod chain;
 mod config;
+mod custom;
 mod discovery;
 mod expiring;
 mod health;

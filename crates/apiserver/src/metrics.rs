@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::StatusCode;
 use parking_lot::Mutex;
 
+use crate::registry::Resource;
 use crate::state::State;
 
 #[derive(Default)]
@@ -49,7 +51,9 @@ pub(crate) fn render(state: &State) -> String {
     out.push_str("# TYPE apiserver_audit_error_total counter\n");
     let _ = writeln!(out, "apiserver_audit_error_total {}", crate::audit::dropped());
     out.push_str("# TYPE apiserver_storage_objects gauge\n");
-    for row in state.registry.rows().iter().filter(|row| row.conversion.is_none()) {
+    let table = state.registry.table();
+    let is_stored = |row: &&Arc<Resource>| row.api_version() == row.storage_version;
+    for row in table.rows().iter().filter(is_stored) {
         if let Some(cache) = state.caches.get(&row.store_prefix) {
             let count = cache.snapshot().objects.len();
             let _ = writeln!(out, "apiserver_storage_objects{{resource=\"{}\"}} {count}", row.group_resource());

@@ -94,7 +94,8 @@ impl Server {
             cors: Cors::new(&config.cors_allowed_origins)?,
             audit,
             kubelet: kubelet_client(&config)?,
-            documents: Documents::new(&registry),
+            documents: parking_lot::RwLock::new(Arc::new(Documents::new(registry.table()))),
+            definitions: Default::default(),
             event_leases: EventLeases::new(config.event_ttl),
             trace: trace::Recorder::new(config.trace_bytes),
             bootstrapped: Default::default(),
@@ -106,6 +107,7 @@ impl Server {
             config,
         };
         let state = Arc::new(state);
+        tokio::spawn(crate::custom::run(state.clone()));
         allocation::repair::once(&state, &mut Default::default()).await?;
         crate::bootstrap::run(&state).await.context("making the first objects")?;
         Ok(Self { state, listener, acceptor, audit_tasks, audit_stop, dispatcher, stop })

@@ -31,7 +31,8 @@ pub(crate) struct State {
     /// `None` if nothing is recorded.
     pub(crate) audit: Option<Arc<crate::audit::Audit>>,
     pub(crate) kubelet: crate::verbs::KubeletClient,
-    pub(crate) documents: crate::discovery::Documents,
+    pub(crate) documents: parking_lot::RwLock<Arc<crate::discovery::Documents>>,
+    pub(crate) definitions: crate::custom::Definitions,
     pub(crate) event_leases: crate::verbs::EventLeases,
     /// The last spans of the cluster.
     pub(crate) trace: Arc<trace::Recorder>,
@@ -201,7 +202,7 @@ impl Operation {
         name: &str,
         subresource: &str,
     ) -> Result<Operation, Status> {
-        let resource = self.state.registry.find_any(group, plural).cloned();
+        let resource = self.state.registry.find_any(group, plural);
         let resource = resource.ok_or_else(|| Status::internal(format!("{plural} are not served")))?;
         let mut info = self.info.clone();
         info.group = group.to_owned();

@@ -184,7 +184,8 @@ fn wanted(state: &State, info: &RequestInfo) -> Result<String, Status> {
                 || row.short_names.iter().any(|short| **short == *plural)
                 || row.kind.eq_ignore_ascii_case(plural))
     };
-    let Some(row) = state.registry.rows().iter().find(is_meant) else {
+    let table = state.registry.table();
+    let Some(row) = table.rows().iter().find(is_meant) else {
         return Err(Status::bad_request(format!("the server doesn't have a resource type {kind:?}")));
     };
     let namespace = info.query.get("namespace").unwrap_or("default");

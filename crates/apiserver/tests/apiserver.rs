@@ -11,6 +11,8 @@ mod apply;
 mod area_01_discovery;
 #[path = "apiserver/area_02_watch_and_list.rs"]
 mod area_02_watch_and_list;
+#[path = "apiserver/area_03_custom_resources.rs"]
+mod area_03_custom_resources;
 #[path = "apiserver/area_05_admission_webhooks.rs"]
 mod area_05_admission_webhooks;
 #[path = "apiserver/area_07_field_validation.rs"]

@@ -57,6 +57,7 @@ impl<'a> Checker<'a> {
     fn fields(&mut self, fields: &'a mut Map<String, Value>, definition: &Struct) -> Result<(), TypeError> {
         fields.retain(|name, value| match definition.field(name) {
             Some(field) => !(self.drops_empty && is_empty(value, field)),
+            None if definition.open => true,
             None => {
                 self.unknown.push(join_path(&self.place(), name));
                 false
@@ -81,7 +82,7 @@ impl<'a> Checker<'a> {
             return Ok(());
         }
         let fits = match ty {
-            Type::Any => true,
+            Type::Any | Type::Deduced => true,
             Type::Bool => value.is_boolean(),
             Type::Int32 => value.as_i64().is_some_and(|number| i32::try_from(number).is_ok()),
             Type::Int64 => value.as_i64().is_some(),
@@ -176,7 +177,7 @@ fn is_empty(value: &Value, field: &Field) -> bool {
 fn fill_null(value: &mut Value, ty: &Type) {
     if value.is_null() {
         *value = match ty {
-            Type::Any => return,
+            Type::Any | Type::Deduced => return,
             Type::Bool => Value::Bool(false),
             Type::Int32 | Type::Int64 | Type::Number => 0.into(),
             Type::String | Type::Bytes | Type::IntOrString | Type::Quantity => Value::String(String::new()),
@@ -209,7 +210,7 @@ fn go_struct(definition: &Struct) -> String {
 
 fn go_type(ty: &Type) -> String {
     match ty {
-        Type::Any => "interface {}".to_owned(),
+        Type::Any | Type::Deduced => "interface {}".to_owned(),
         Type::Bool => "bool".to_owned(),
         Type::Int32 => "int32".to_owned(),
         Type::Int64 => "int64".to_owned(),

@@ -9,11 +9,13 @@
 mod build;
 mod check;
 mod fit;
+mod intern;
 pub mod table;
 
 pub use build::of;
 pub use check::{TypeError, check, normalize};
 pub use fit::fits;
+pub use intern::{interned, interned_keys};
 
 use std::sync::{Arc, OnceLock};
 
@@ -24,6 +26,8 @@ pub use table::{ListType, Merge};
 pub enum Type {
     /// Anything at all: raw extensions, JSON in JSON, field sets.
     Any,
+    /// Anything, and its shape says how it merges: objects field by field, all else as a whole.
+    Deduced,
     Bool,
     Int32,
     Int64,
@@ -51,6 +55,8 @@ pub struct Struct {
     pub name: Box<str>,
     /// Owned and replaced as a whole.
     pub atomic: bool,
+    /// Fields that are not named are let through.
+    pub open: bool,
     /// Sorted by name.
     fields: Box<[Field]>,
     /// A bit for each field that is a time and cannot be absent: Go reads nothing as its zero time there.
@@ -76,7 +82,13 @@ impl Struct {
         let is_needed = |field: &Field| field.kept_empty && matches!(field.ty, Type::Time);
         let times = fields.iter().enumerate().filter(|(_, field)| is_needed(field));
         let times = times.filter_map(|(at, _)| 1u128.checked_shl(at as u32)).fold(0, |all, bit| all | bit);
-        Self { name: name.into(), atomic: table::is_atomic(name), fields: fields.into(), times }
+        Self { name: name.into(), atomic: table::is_atomic(name), open: false, fields: fields.into(), times }
+    }
+
+    /// Whether fields that are not named are let through.
+    pub fn open(mut self, is_open: bool) -> Self {
+        self.open = is_open;
+        self
     }
 
     pub fn fields(&self) -> &[Field] {

@@ -58,8 +58,8 @@ impl FieldSelector {
     }
 
     /// `get` answers a field's value, `""` when it has none.
-    pub fn matches<'a>(&self, get: impl Fn(&str) -> &'a str) -> bool {
-        self.terms.iter().all(|term| (get(&term.field) == term.value) == term.equal)
+    pub fn matches<T: AsRef<str>>(&self, get: impl Fn(&str) -> T) -> bool {
+        self.terms.iter().all(|term| (get(&term.field).as_ref() == term.value) == term.equal)
     }
 
     /// The value a field must have, if the selector pins it (lists by name or node use this).

@@ -43,7 +43,7 @@ impl Plugin for NamespaceAutoProvision {
             return admitted();
         }
         later(async move {
-            let Some(resource) = state.registry.find("", "v1", "namespaces").cloned() else { return Ok(()) };
+            let Some(resource) = state.registry.find("", "v1", "namespaces") else { return Ok(()) };
             let name = attributes.namespace;
             let metadata = ObjectMeta { name: Some(name.to_owned()), ..Default::default() };
             let operation = own_operation(state, "create", &resource, "", name, "");

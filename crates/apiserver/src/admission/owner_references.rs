@@ -72,9 +72,10 @@ async fn check(state: &State, attributes: &Attributes<'_>) -> Result<(), Status>
     if new.is_empty() || decide(finalizers("*", "*", "", "*")).await.allowed {
         return Ok(());
     }
+    let table = state.registry.table();
     for owner in new {
         let (group, version) = owner.api_version.split_once('/').unwrap_or(("", &owner.api_version));
-        let rows = state.registry.rows().iter();
+        let rows = table.rows().iter();
         let row = rows.clone().find(|row| row.group == group && row.version == version && row.kind == owner.kind);
         let Some(row) = row else {
             let (version, kind) = (&owner.api_version, &owner.kind);

@@ -205,6 +205,6 @@ pub(super) fn reference(service: &Service) -> ParentReference {
 }
 
 fn resource(state: &State) -> Result<Arc<Resource>, Status> {
-    let resource = state.registry.find_any("networking.k8s.io", PREFIX).cloned();
+    let resource = state.registry.find_any("networking.k8s.io", PREFIX);
     resource.ok_or_else(|| Status::internal("ipaddresses.networking.k8s.io are not served"))
 }

@@ -220,8 +220,12 @@ async fn dispatch(
     if !info.is_resource {
         return crate::discovery::serve(&state, &info, &parts, &user).await;
     }
-    let Some(resource) = state.registry.find(&info.group, &info.version, &info.resource).cloned() else {
-        return Err(Status::no_such_path());
+    let resource = match state.registry.find(&info.group, &info.version, &info.resource) {
+        Some(resource) => resource,
+        None => {
+            let served = crate::custom::served(&state, &info.group, &info.version, &info.resource).await;
+            served.ok_or_else(Status::no_such_path)?
+        }
     };
     if resource.is_namespaced()
         && info.namespace.is_empty()

@@ -1,15 +1,20 @@
 //! Groups, versions and resources: the legacy documents and the aggregated one, both from the resource table.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use crate::registry::{Registry, Resource, Scope};
+use crate::registry::{Resource, Scope, Table};
 use crate::state::State;
 
-/// Documents made when the server starts.
+/// Documents made when the server starts, and again when kinds come or go.
 pub(crate) struct Documents {
     pub(crate) core: Aggregated,
     pub(crate) groups: Aggregated,
+    /// What the documents are about.
+    pub(super) table: Arc<Table>,
+    pub(super) openapi: super::openapi::OpenApi,
     group_list: Vec<Value>,
     paths: Vec<String>,
 }
@@ -21,8 +26,8 @@ pub(crate) struct Aggregated {
 }
 
 impl Aggregated {
-    fn new(registry: &Registry, keep: impl Fn(&str) -> bool) -> Self {
-        let items: Vec<Value> = registry
+    fn new(table: &Table, keep: impl Fn(&str) -> bool) -> Self {
+        let items: Vec<Value> = table
             .groups()
             .into_iter()
             .filter(|(group, _)| keep(group))
@@ -31,7 +36,7 @@ impl Aggregated {
                     .iter()
                     .map(|version| {
                         json!({"version": version, "freshness": "Current",
-                            "resources": sorted(registry, group, version).iter().map(|row| aggregated_resource(row)).collect::<Vec<_>>()})
+                            "resources": sorted(table, group, version).iter().map(|row| aggregated_resource(row)).collect::<Vec<_>>()})
                     })
                     .collect();
                 let metadata = if group.is_empty() { json!({}) } else { json!({"name": group}) };
@@ -60,9 +65,9 @@ pub(super) fn etag(body: &[u8]) -> String {
     format!("\"{hex}\"")
 }
 
-fn sorted<'a>(registry: &'a Registry, group: &str, version: &str) -> Vec<&'a Resource> {
+fn sorted<'a>(table: &'a Table, group: &str, version: &str) -> Vec<&'a Resource> {
     let mut rows: Vec<&Resource> =
-        registry.rows().iter().map(|row| &**row).filter(|row| row.group == group && row.version == version).collect();
+        table.rows().iter().map(|row| &**row).filter(|row| row.group == group && row.version == version).collect();
     rows.sort_by(|a, b| a.plural.cmp(&b.plural));
     rows
 }
@@ -103,9 +108,9 @@ fn aggregated_resource(row: &Resource) -> Value {
 }
 
 /// `/api/v1` and `/apis/<group>/<version>`.
-pub(super) fn resource_list(registry: &Registry, group: &str, version: &str) -> Value {
+pub(super) fn resource_list(table: &Table, group: &str, version: &str) -> Value {
     let mut resources = Vec::new();
-    for row in sorted(registry, group, version) {
+    for row in sorted(table, group, version) {
         let namespaced = row.is_namespaced();
         let mut value = json!({"name": row.plural, "singularName": row.singular, "namespaced": namespaced,
             "kind": row.kind, "verbs": row.verbs});
@@ -145,13 +150,13 @@ fn storage_hash(row: &Resource) -> String {
 }
 
 impl Documents {
-    pub(crate) fn new(registry: &Registry) -> Self {
+    pub(crate) fn new(table: Arc<Table>) -> Self {
         let mut paths: Vec<String> = ["/.well-known/openid-configuration", "/api", "/api/v1", "/apis", "/apis/"]
             .iter()
             .map(|path| (*path).to_owned())
             .collect();
         let mut group_list = Vec::new();
-        for (group, versions) in registry.groups().into_iter().filter(|(group, _)| !group.is_empty()) {
+        for (group, versions) in table.groups().into_iter().filter(|(group, _)| !group.is_empty()) {
             paths.push(format!("/apis/{group}"));
             paths.extend(versions.iter().map(|version| format!("/apis/{group}/{version}")));
             let version = |version: &&str| json!({"groupVersion": format!("{group}/{version}"), "version": version});
@@ -167,8 +172,10 @@ impl Documents {
         paths.retain(|path| path != "/apis/");
         paths.sort();
         Self {
-            core: Aggregated::new(registry, str::is_empty),
-            groups: Aggregated::new(registry, |group| !group.is_empty()),
+            core: Aggregated::new(&table, str::is_empty),
+            groups: Aggregated::new(&table, |group| !group.is_empty()),
+            openapi: Default::default(),
+            table,
             group_list,
             paths,
         }
@@ -203,8 +210,8 @@ mod tests {
 
     #[test]
     fn pods_are_described() {
-        let registry = Registry::new(&RuntimeConfig::default());
-        let list = resource_list(&registry, "", "v1");
+        let table = Table::new(&RuntimeConfig::default());
+        let list = resource_list(&table, "", "v1");
         let find =
             |name: &str| list["resources"].as_array().unwrap().iter().find(|row| row["name"] == name).unwrap().clone();
         assert_eq!(find("pods")["shortNames"], json!(["po"]));

@@ -1,6 +1,6 @@
 //! What the server says about itself: groups, versions and resources, version, health, metrics, OpenAPI, token issuer.
 //!
-//! Everything here is made once from the resource table and sent as it is.
+//! Everything here is made from the resource table, once for each state of it, and sent as it is.
 
 mod groups;
 mod openapi;
@@ -56,7 +56,7 @@ pub(crate) async fn serve(
         _ if !matches!(info.verb, "get" | "head") => return Err(method_not_allowed(state, path)),
         _ => {}
     }
-    let documents = &state.documents;
+    let documents = state.documents.read().clone();
     match segments.as_slice() {
         [""] => json_response(parts, info, &documents.root_paths()),
         ["version"] => json_response(parts, info, &version()),
@@ -69,15 +69,15 @@ pub(crate) async fn serve(
             let value = if path == "/api" { documents.api_versions(state) } else { documents.group_list() };
             json_response(parts, info, &value)
         }
-        ["api", version] => resource_list(state, parts, info, "", version),
+        ["api", version] => resource_list(&documents, parts, info, "", version),
         ["apis", group] => match documents.group(group) {
             Some(value) => json_response(parts, info, &value),
             None => Err(Status::no_such_path()),
         },
-        ["apis", group, version] => resource_list(state, parts, info, group, version),
-        ["openapi", "v2"] => Ok(openapi::v2(state, parts)),
-        ["openapi", "v3"] => json_response(parts, info, &openapi::v3_index(state)),
-        ["openapi", "v3", rest @ ..] => openapi::v3(state, parts, &rest.join("/")),
+        ["apis", group, version] => resource_list(&documents, parts, info, group, version),
+        ["openapi", "v2"] => Ok(openapi::v2(&documents, parts)),
+        ["openapi", "v3"] => json_response(parts, info, &openapi::v3_index(&documents)),
+        ["openapi", "v3", rest @ ..] => openapi::v3(&documents, parts, &rest.join("/")),
         [".well-known", "openid-configuration"] => openid_configuration(state, parts, info),
         ["openid", "v1", "jwks"] => match &state.authn.service_accounts {
             Some(keys) => {
@@ -92,23 +92,23 @@ pub(crate) async fn serve(
 
 fn method_not_allowed(state: &State, path: &str) -> Status {
     let known = path.is_empty()
-        || state.documents.root_paths()["paths"]
+        || state.documents.read().root_paths()["paths"]
             .as_array()
             .is_some_and(|paths| paths.iter().any(|known| known == path));
     if known { Status::method_not_allowed() } else { Status::no_such_path() }
 }
 
 fn resource_list(
-    state: &State,
+    documents: &Documents,
     parts: &http::request::Parts,
     info: &RequestInfo,
     group: &str,
     version: &str,
 ) -> Result<Response<Body>, Status> {
-    if !state.registry.has_version(group, version) {
+    if !documents.table.has_version(group, version) {
         return Err(Status::no_such_path());
     }
-    json_response(parts, info, &groups::resource_list(&state.registry, group, version))
+    json_response(parts, info, &groups::resource_list(&documents.table, group, version))
 }
 
 fn openid_configuration(

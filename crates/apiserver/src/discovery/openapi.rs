@@ -1,7 +1,7 @@
 //! OpenAPI v2 and v3, generated from the types on first use and kept compressed into one buffer each.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{LazyLock, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use api::Status;
 use bytes::Bytes;
@@ -12,12 +12,11 @@ use k8s_openapi::schemars::SchemaGenerator;
 use k8s_openapi::schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
-use super::groups::etag;
+use super::groups::{Documents, etag};
 use super::openapi_corrections as corrections;
 use super::openapi_paths::{self, Dialect};
 use crate::body::Body;
-use crate::registry::{Registry, Resource};
-use crate::state::State;
+use crate::registry::{Resource, Table};
 
 /// A generated document and its tag.
 struct Document {
@@ -36,21 +35,26 @@ impl Document {
     }
 }
 
-static V2_JSON: OnceLock<Document> = OnceLock::new();
-static V2_PROTO: OnceLock<Document> = OnceLock::new();
-static V3: LazyLock<parking_lot::Mutex<BTreeMap<String, std::sync::Arc<Document>>>> = LazyLock::new(Default::default);
+/// The documents that were asked for so far.
+#[derive(Default)]
+pub(crate) struct OpenApi {
+    v2_json: OnceLock<Document>,
+    v2_proto: OnceLock<Document>,
+    v3: parking_lot::Mutex<BTreeMap<String, Arc<Document>>>,
+}
 
 /// Clients ask for it with an `@` before the version, which no media type may contain.
 const PROTO: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
 
 /// `/openapi/v2`: JSON, or the protobuf form that kubectl prefers.
-pub(super) fn v2(state: &State, parts: &http::request::Parts) -> Response<Body> {
+pub(super) fn v2(documents: &Documents, parts: &http::request::Parts) -> Response<Body> {
     let accept = parts.headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let (table, known) = (&documents.table, &documents.openapi);
     if accept.contains("proto-openapi.spec.v2") {
-        let document = V2_PROTO.get_or_init(|| Document::new(super::openapi_proto::encode(&v2_value(&state.registry))));
+        let document = known.v2_proto.get_or_init(|| Document::new(super::openapi_proto::encode(&v2_value(table))));
         return document.respond(parts, PROTO);
     }
-    let document = V2_JSON.get_or_init(|| Document::new(v2_value(&state.registry).to_string().into_bytes()));
+    let document = known.v2_json.get_or_init(|| Document::new(v2_value(table).to_string().into_bytes()));
     document.respond(parts, "application/json")
 }
 
@@ -58,9 +62,9 @@ fn info() -> Value {
     json!({"title": "Kubernetes", "version": super::version()["gitVersion"]})
 }
 
-fn v2_value(registry: &Registry) -> Value {
-    let rows: Vec<&Resource> = registry.rows().iter().map(|row| &**row).collect();
-    let (definitions, paths) = describe(&rows, Dialect::V2, Some(registry));
+fn v2_value(table: &Table) -> Value {
+    let rows: Vec<&Resource> = table.rows().iter().map(|row| &**row).collect();
+    let (definitions, paths) = describe(&rows, Dialect::V2, Some(table));
     json!({"swagger": "2.0", "info": info(), "paths": paths, "definitions": definitions,
         "securityDefinitions": {"BearerToken": {"description": "Bearer Token authentication", "type": "apiKey",
             "name": "authorization", "in": "header"}},
@@ -68,13 +72,17 @@ fn v2_value(registry: &Registry) -> Value {
 }
 
 /// `/openapi/v3`: where the document of each group version is.
-pub(super) fn v3_index(state: &State) -> Value {
+pub(super) fn v3_index(documents: &Documents) -> Value {
     let mut paths = Map::new();
-    for (group, versions) in state.registry.groups() {
+    for (group, versions) in documents.table.groups() {
         for version in versions {
             let name = if group.is_empty() { format!("api/{version}") } else { format!("apis/{group}/{version}") };
-            // The hash changes with the program, which is when the document can change.
-            let hash = etag(format!("{name}{}", env!("CARGO_PKG_VERSION")).as_bytes());
+            let hash = if has_custom(&documents.table, group, version) {
+                v3_document(documents, &name, group, version).etag.clone()
+            } else {
+                // The hash changes with the program, which is when the document can change.
+                etag(format!("{name}{}", env!("CARGO_PKG_VERSION")).as_bytes())
+            };
             let url = format!("/openapi/v3/{name}?hash={}", hash.trim_matches('"'));
             paths.insert(name, json!({"serverRelativeURL": url}));
         }
@@ -82,22 +90,30 @@ pub(super) fn v3_index(state: &State) -> Value {
     json!({"paths": paths})
 }
 
-pub(super) fn v3(state: &State, parts: &http::request::Parts, name: &str) -> Result<Response<Body>, Status> {
+fn has_custom(table: &Table, group: &str, version: &str) -> bool {
+    table.rows().iter().any(|row| row.is_custom && row.group == group && row.version == version)
+}
+
+fn v3_document(documents: &Documents, name: &str, group: &str, version: &str) -> Arc<Document> {
+    let known = documents.openapi.v3.lock().get(name).cloned();
+    known.unwrap_or_else(|| {
+        let document = v3_value(&documents.table, group, version).to_string().into_bytes();
+        let document = Arc::new(Document::new(document));
+        documents.openapi.v3.lock().insert(name.to_owned(), document.clone());
+        document
+    })
+}
+
+pub(super) fn v3(documents: &Documents, parts: &http::request::Parts, name: &str) -> Result<Response<Body>, Status> {
     let (group, version) = match name.split('/').collect::<Vec<_>>().as_slice() {
-        ["api", version] => (String::new(), (*version).to_owned()),
-        ["apis", group, version] => ((*group).to_owned(), (*version).to_owned()),
+        ["api", version] => ("", *version),
+        ["apis", group, version] => (*group, *version),
         _ => return Err(Status::no_such_path()),
     };
-    if !state.registry.has_version(&group, &version) {
+    if !documents.table.has_version(group, version) {
         return Err(Status::no_such_path());
     }
-    let known = V3.lock().get(name).cloned();
-    let document = known.unwrap_or_else(|| {
-        let document =
-            std::sync::Arc::new(Document::new(v3_value(&state.registry, &group, &version).to_string().into_bytes()));
-        V3.lock().insert(name.to_owned(), document.clone());
-        document
-    });
+    let document = v3_document(documents, name, group, version);
     let mut answer = document.respond(parts, "application/json");
     if parts.uri.query().is_some_and(|query| query.contains("hash=")) && answer.status() == StatusCode::OK {
         answer.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("public, immutable"));
@@ -105,9 +121,9 @@ pub(super) fn v3(state: &State, parts: &http::request::Parts, name: &str) -> Res
     Ok(answer)
 }
 
-fn v3_value(registry: &Registry, group: &str, version: &str) -> Value {
+fn v3_value(table: &Table, group: &str, version: &str) -> Value {
     let rows: Vec<&Resource> =
-        registry.rows().iter().map(|row| &**row).filter(|row| row.group == group && row.version == version).collect();
+        table.rows().iter().map(|row| &**row).filter(|row| row.group == group && row.version == version).collect();
     let (schemas, paths) = describe(&rows, Dialect::V3, None);
     json!({"openapi": "3.0.0", "info": info(), "paths": paths, "components": {"schemas": schemas,
         "securitySchemes": {"BearerToken": {"description": "Bearer Token authentication", "type": "apiKey",
@@ -116,11 +132,7 @@ fn v3_value(registry: &Registry, group: &str, version: &str) -> Value {
 
 /// The schemas of the rows and everything they refer to, with upstream's extensions, and the paths of the rows; with a
 /// registry, also those of the server's own documents.
-fn describe(
-    rows: &[&Resource],
-    dialect: Dialect,
-    registry: Option<&Registry>,
-) -> (Map<String, Value>, Map<String, Value>) {
+fn describe(rows: &[&Resource], dialect: Dialect, table: Option<&Table>) -> (Map<String, Value>, Map<String, Value>) {
     let mut settings = SchemaSettings::draft07();
     settings.definitions_path = dialect.definitions().into();
     let mut generator = SchemaGenerator::new(settings);
@@ -142,7 +154,7 @@ fn describe(
         add(&described, kind(row.kind.to_string()));
         if row.has_verb("list") {
             let name = openapi_paths::list_name(&described);
-            add(&name, kind(format!("{}List", row.kind)));
+            add(&name, kind(row.list_kind()));
             lists.insert(name, list(row, &described, dialect));
         }
         for subresource in &row.subresources {
@@ -154,8 +166,8 @@ fn describe(
         }
         openapi_paths::add(row, &described, dialect, &mut generator, &mut paths);
     }
-    if let Some(registry) = registry {
-        super::openapi_groups::add(registry, dialect, &mut generator, &mut paths);
+    if let Some(table) = table {
+        super::openapi_groups::add(table, dialect, &mut generator, &mut paths);
     }
     let versions: BTreeSet<(&str, &str)> = rows.iter().map(|row| (&*row.group, &*row.version)).collect();
     for (kind, everywhere) in [("Status", false), ("DeleteOptions", true), ("WatchEvent", true)] {
@@ -197,6 +209,10 @@ fn list(row: &Resource, kind: &str, dialect: Dialect) -> Value {
 /// Merge keys and list types, which the generated schemas do not carry.
 fn merge_extensions(name: &str, schema: &mut Value) {
     use api::schema::ListType;
+    if !name.starts_with("io.k8s.") {
+        // The schema of a custom kind says it all.
+        return;
+    }
     if api::schema::table::is_atomic(name) {
         schema["x-kubernetes-map-type"] = "atomic".into();
     }
@@ -276,14 +292,14 @@ mod tests {
     /// Every reference leads somewhere, and every kind that is served can be found by its group, version and kind.
     #[test]
     fn documents_are_closed_and_name_every_kind() {
-        let registry = Registry::new(&RuntimeConfig::parse("api/all=true").unwrap());
-        let v2 = v2_value(&registry);
+        let table = Table::new(&RuntimeConfig::parse("api/all=true").unwrap());
+        let v2 = v2_value(&table);
         closed(&v2, &v2);
-        for (group, versions) in registry.groups() {
+        for (group, versions) in table.groups() {
             for version in versions {
-                let v3 = v3_value(&registry, group, version);
+                let v3 = v3_value(&table, group, version);
                 closed(&v3, &v3);
-                for row in registry.rows().iter().filter(|row| row.group == group && row.version == version) {
+                for row in table.rows().iter().filter(|row| row.group == group && row.version == version) {
                     let kind = json!({"group": group, "version": version, "kind": row.kind});
                     for schemas in [&v2["definitions"], &v3["components"]["schemas"]] {
                         let found = schemas.as_object().unwrap().values().any(|schema| {

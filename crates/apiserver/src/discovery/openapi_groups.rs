@@ -7,15 +7,10 @@ use k8s_openapi::schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
 use super::openapi_paths::{Dialect, MEDIA, capitalized, group_tag};
-use crate::registry::Registry;
+use crate::registry::Table;
 
 /// Adds all of them.
-pub(super) fn add(
-    registry: &Registry,
-    dialect: Dialect,
-    generator: &mut SchemaGenerator,
-    paths: &mut Map<String, Value>,
-) {
+pub(super) fn add(table: &Table, dialect: Dialect, generator: &mut SchemaGenerator, paths: &mut Map<String, Value>) {
     let mut add = |path: &str, id: &str, tag: &str, description: &str, answer: Option<String>| {
         paths.insert(path.to_owned(), json!({"get": operation(dialect, id, tag, description, answer)}));
     };
@@ -24,7 +19,7 @@ pub(super) fn add(
     let versions = Some(described::<APIVersions>(generator));
     add("/api/", "getCoreAPIVersions", "core", "get available API versions", versions);
     add("/apis/", "getAPIVersions", "apis", "get available API versions", group_list);
-    for (group, versions) in registry.groups() {
+    for (group, versions) in table.groups() {
         let tag = group_tag(group);
         let base = if group.is_empty() { "/api".to_owned() } else { format!("/apis/{group}") };
         if !group.is_empty() {

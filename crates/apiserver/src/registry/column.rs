@@ -33,6 +33,12 @@ impl Column {
         Self { name, r#type: "integer", format: "", description, priority: 0 }
     }
 
+    /// As it is sent.
+    pub fn definition(&self) -> Value {
+        json!({"name": self.name, "type": self.r#type, "format": self.format, "description": self.description,
+            "priority": self.priority})
+    }
+
     /// Shown only with `-o wide`.
     pub const fn wide(mut self) -> Self {
         self.priority = 1;

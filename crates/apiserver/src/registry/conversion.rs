@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::resource::Conversion;
 
 /// `events.k8s.io/v1` over stored core events: the same facts under newer names.
-pub const EVENTS_V1: Conversion = Conversion {
+pub const EVENTS_V1: Conversion = Conversion::Fixed {
     to_storage: |event| rename_event_fields(event, "v1", |(core, new)| (new, core)),
     from_storage: |event| rename_event_fields(event, "events.k8s.io/v1", |pair| pair),
 };
@@ -40,7 +40,8 @@ fn rename_event_fields(
 
 /// `autoscaling/v1` over stored `autoscaling/v2`: one CPU target instead of a list of metrics. What v1 cannot say
 /// travels in annotations, as upstream does.
-pub const AUTOSCALING_V1: Conversion = Conversion { to_storage: autoscaler_to_v2, from_storage: autoscaler_to_v1 };
+pub const AUTOSCALING_V1: Conversion =
+    Conversion::Fixed { to_storage: autoscaler_to_v2, from_storage: autoscaler_to_v1 };
 
 const METRICS: &str = "autoscaling.alpha.kubernetes.io/metrics";
 const CURRENT_METRICS: &str = "autoscaling.alpha.kubernetes.io/current-metrics";
@@ -167,13 +168,13 @@ mod tests {
         let stored = json!({"apiVersion": "v1", "kind": "Event", "message": "m", "involvedObject": {"name": "a"},
             "count": 2, "reportingComponent": "c"});
         let mut event = stored.clone();
-        (EVENTS_V1.from_storage)(&mut event);
+        EVENTS_V1.from_storage(&mut event);
         assert_eq!(
             event,
             json!({"apiVersion": "events.k8s.io/v1", "kind": "Event", "note": "m", "regarding": {"name": "a"},
                 "deprecatedCount": 2, "reportingController": "c"})
         );
-        (EVENTS_V1.to_storage)(&mut event);
+        EVENTS_V1.to_storage(&mut event);
         assert_eq!(event, stored);
     }
 
@@ -184,9 +185,9 @@ mod tests {
                 {"type": "Resource", "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 80}}},
                 {"type": "Resource", "resource": {"name": "memory", "target": {"type": "AverageValue", "averageValue": "1Gi"}}}]}});
         let mut hpa = stored.clone();
-        (AUTOSCALING_V1.from_storage)(&mut hpa);
+        AUTOSCALING_V1.from_storage(&mut hpa);
         assert_eq!(hpa["spec"]["targetCPUUtilizationPercentage"], 80);
-        (AUTOSCALING_V1.to_storage)(&mut hpa);
+        AUTOSCALING_V1.to_storage(&mut hpa);
         assert_eq!(hpa, stored);
     }
 }

@@ -3,11 +3,63 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use parking_lot::RwLock;
+
 use super::resource::{Resource, Serving};
 use super::table;
 
-/// The rows this server serves, in table order.
+/// All that this server serves: what is built in, and the kinds that definitions describe. Built-in rows are found
+/// without a lock.
 pub(crate) struct Registry {
+    fixed: Table,
+    /// With custom rows at the end.
+    all: RwLock<Arc<Table>>,
+}
+
+impl Registry {
+    pub(crate) fn new(runtime_config: &RuntimeConfig) -> Self {
+        let fixed = Table::new(runtime_config);
+        let all = RwLock::new(Arc::new(Table::of(fixed.rows.clone())));
+        Self { fixed, all }
+    }
+
+    /// The rows of this moment.
+    pub(crate) fn table(&self) -> Arc<Table> {
+        self.all.read().clone()
+    }
+
+    /// Replaces the custom rows; returns whether they are others than before.
+    pub(crate) fn set_custom(&self, custom: Vec<Arc<Resource>>) -> bool {
+        let before = self.table();
+        let mut rows = self.fixed.rows.clone();
+        rows.extend(custom);
+        let is_same = |(a, b): (&Arc<Resource>, &Arc<Resource>)| Arc::ptr_eq(a, b);
+        if before.rows.len() == rows.len() && before.rows.iter().zip(&rows).all(is_same) {
+            return false;
+        }
+        *self.all.write() = Arc::new(Table::of(rows));
+        true
+    }
+
+    pub(crate) fn find(&self, group: &str, version: &str, plural: &str) -> Option<Arc<Resource>> {
+        let fixed = self.fixed.find(group, version, plural).cloned();
+        fixed.or_else(|| self.all.read().find(group, version, plural).cloned())
+    }
+
+    /// The row of a resource in any version, preferred version first.
+    pub(crate) fn find_any(&self, group: &str, plural: &str) -> Option<Arc<Resource>> {
+        let fixed = self.fixed.find_any(group, plural).cloned();
+        fixed.or_else(|| self.all.read().find_any(group, plural).cloned())
+    }
+
+    /// Prefixes under which built-in objects are stored.
+    pub(crate) fn prefixes(&self) -> Vec<&str> {
+        self.fixed.prefixes()
+    }
+}
+
+/// Rows in the order in which discovery lists them.
+pub(crate) struct Table {
     rows: Vec<Arc<Resource>>,
     by_url: HashMap<String, HashMap<String, HashMap<String, Arc<Resource>>>>,
 }
@@ -59,13 +111,16 @@ impl RuntimeConfig {
     }
 }
 
-impl Registry {
+impl Table {
     pub(crate) fn new(runtime_config: &RuntimeConfig) -> Self {
         let mut rows = table::resources();
         rows.retain(|row| runtime_config.serves(row));
         let initializers = rows.iter().any(|row| row.plural == "initializerconfigurations");
         rows.iter_mut().for_each(|row| row.initializers = initializers);
-        let rows: Vec<Arc<Resource>> = rows.into_iter().map(Arc::new).collect();
+        Self::of(rows.into_iter().map(Arc::new).collect())
+    }
+
+    fn of(rows: Vec<Arc<Resource>>) -> Self {
         let mut by_url: HashMap<String, HashMap<String, HashMap<String, Arc<Resource>>>> = HashMap::new();
         for row in &rows {
             by_url
@@ -73,7 +128,8 @@ impl Registry {
                 .or_default()
                 .entry(row.version.to_string())
                 .or_default()
-                .insert(row.plural.to_string(), row.clone());
+                .entry(row.plural.to_string())
+                .or_insert_with(|| row.clone());
         }
         Self { rows, by_url }
     }
@@ -82,7 +138,7 @@ impl Registry {
         &self.rows
     }
 
-    pub(crate) fn find(&self, group: &str, version: &str, plural: &str) -> Option<&Arc<Resource>> {
+    fn find(&self, group: &str, version: &str, plural: &str) -> Option<&Arc<Resource>> {
         self.by_url.get(group)?.get(version)?.get(plural)
     }
 
@@ -90,13 +146,11 @@ impl Registry {
         self.by_url.get(group).is_some_and(|versions| versions.contains_key(version))
     }
 
-    /// The row of a resource in any version, preferred version first.
-    pub(crate) fn find_any(&self, group: &str, plural: &str) -> Option<&Arc<Resource>> {
+    fn find_any(&self, group: &str, plural: &str) -> Option<&Arc<Resource>> {
         self.rows.iter().find(|row| row.group == group && row.plural == plural)
     }
 
-    /// Prefixes under which objects are stored.
-    pub(crate) fn prefixes(&self) -> Vec<&str> {
+    fn prefixes(&self) -> Vec<&str> {
         let stored = self.rows.iter().filter(|row| row.serving == Serving::Stored);
         stored.map(|row| &*row.store_prefix).collect()
     }
@@ -118,18 +172,20 @@ impl Registry {
     }
 }
 
-/// Sorts v2 before v1 before v1beta2 before v1beta1 before v1alpha1.
-fn version_rank(version: &str) -> (u8, std::cmp::Reverse<u32>, std::cmp::Reverse<u32>) {
-    let body = version.trim_start_matches('v');
-    let digits = |text: &str| text.parse().unwrap_or(0);
-    let (stability, major, minor) = if let Some((major, minor)) = body.split_once("beta") {
-        (1, digits(major), digits(minor))
-    } else if let Some((major, minor)) = body.split_once("alpha") {
-        (2, digits(major), digits(minor))
-    } else {
-        (0, digits(body), 0)
+/// Sorts v2 before v1 before v1beta2 before v1beta1 before v1alpha1, and all of them before other names.
+fn version_rank(version: &str) -> (u8, std::cmp::Reverse<u64>, std::cmp::Reverse<u64>, &str) {
+    use std::cmp::Reverse;
+    let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten();
+    let ranked = || {
+        let body = version.strip_prefix('v')?;
+        for (stability, word) in [(1, "beta"), (2, "alpha")] {
+            if let Some((major, minor)) = body.split_once(word) {
+                return Some((stability, Reverse(digits(major)?), Reverse(digits(minor)?), ""));
+            }
+        }
+        Some((0, Reverse(digits(body)?), Reverse(0), ""))
     };
-    (stability, std::cmp::Reverse(major), std::cmp::Reverse(minor))
+    ranked().unwrap_or((3, Reverse(0), Reverse(0), version))
 }
 
 #[cfg(test)]
@@ -145,17 +201,20 @@ mod tests {
             ("resource.k8s.io/v1alpha3=true", ("resource.k8s.io", "v1alpha3", "devicetaintrules"), true),
             ("batch/v1=false", ("batch", "v1", "jobs"), false),
         ] {
-            let registry = Registry::new(&RuntimeConfig::parse(config).unwrap());
+            let table = Table::new(&RuntimeConfig::parse(config).unwrap());
             let (group, version, plural) = resource;
-            assert_eq!(registry.find(group, version, plural).is_some(), served, "{config} {resource:?}");
+            assert_eq!(table.find(group, version, plural).is_some(), served, "{config} {resource:?}");
         }
     }
 
     #[test]
     fn preferred_versions_come_first() {
-        let registry = Registry::new(&RuntimeConfig::default());
-        let groups = registry.groups();
+        let table = Table::new(&RuntimeConfig::default());
+        let groups = table.groups();
         let autoscaling = groups.iter().find(|(group, _)| *group == "autoscaling").unwrap();
         assert_eq!(autoscaling.1, ["v2", "v1"]);
+        let mut versions = ["foo10", "v1alpha1", "v10", "foo1", "v2", "v11beta2", "v3beta1", "v10beta3"];
+        versions.sort_by_key(|version| version_rank(version));
+        assert_eq!(versions, ["v10", "v2", "v11beta2", "v10beta3", "v3beta1", "v1alpha1", "foo1", "foo10"]);
     }
 }

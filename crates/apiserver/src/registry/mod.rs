@@ -35,8 +35,8 @@ pub mod rbac;
 pub mod scheduling;
 pub mod storage;
 
-pub(crate) use index::Registry;
 pub use index::RuntimeConfig;
+pub(crate) use index::{Registry, Table};
 pub use object::{AnyObject, Object, Typed};
 pub use resource::{Action, Resource, Review, Scope, Serving, Subresource};
 pub use strategy::{AnyStrategy, Call, Grace, NameRule, Plain, SelectableField, Strategy};

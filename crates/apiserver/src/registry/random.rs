@@ -35,7 +35,7 @@ fn value(ty: &Type, random: &mut StdRng, depth: usize) -> Value {
     const WORDS: &[&str] =
         &["", "a", "Always", "TCP", "RollingUpdate", "-x", "10.0.0.1", "80%", "é/ü", "None", "Indexed"];
     match ty {
-        Type::Any => Value::Object(Map::new()),
+        Type::Any | Type::Deduced => Value::Object(Map::new()),
         Type::Bool => random.random_bool(0.5).into(),
         Type::Int32 => random.random_range(-2..70_000).into(),
         Type::Int64 => random.random_range(-2i64..70_000).into(),

@@ -110,12 +110,30 @@ impl Action {
     }
 }
 
-/// Turns the stored form of an object into another served version and back. Both work on JSON and also rewrite
+/// Turns the stored form of an object into another served version and back. All of it works on JSON and also rewrites
 /// `apiVersion`.
-#[derive(Clone, Copy)]
-pub struct Conversion {
-    pub to_storage: fn(&mut Value),
-    pub from_storage: fn(&mut Value),
+#[derive(Clone)]
+pub enum Conversion {
+    /// Between versions of a built-in kind. In memory its objects have the stored form.
+    Fixed { to_storage: fn(&mut Value), from_storage: fn(&mut Value) },
+    /// To a version of a custom kind, by its schema of today. In memory its objects have the form of their version.
+    Custom(Arc<crate::custom::Reader>),
+}
+
+impl Conversion {
+    pub fn to_storage(&self, value: &mut Value) {
+        match self {
+            Self::Fixed { to_storage, .. } => to_storage(value),
+            Self::Custom(_) => {}
+        }
+    }
+
+    pub fn from_storage(&self, value: &mut Value) {
+        match self {
+            Self::Fixed { from_storage, .. } => from_storage(value),
+            Self::Custom(reader) => reader.read(value),
+        }
+    }
 }
 
 /// Adds the type of a row to an OpenAPI document and returns its name there.
@@ -150,6 +168,12 @@ pub struct Resource {
     pub initializers: bool,
     /// A delete is answered with the object as it was last, not with a status.
     pub returns_deleted: bool,
+    /// The kind of a list, where it is not that of its elements and `List`.
+    pub list_kind: Option<Text>,
+    /// Described by a CustomResourceDefinition.
+    pub is_custom: bool,
+    /// Where the parts of a Scale are, where that is not as in the kinds of `apps`.
+    pub scale: Option<crate::custom::ScalePaths>,
 }
 
 impl Resource {
@@ -204,6 +228,42 @@ impl Resource {
             describe,
             initializers: false,
             returns_deleted: false,
+            list_kind: None,
+            is_custom: false,
+            scale: None,
+        }
+    }
+
+    /// A row for one version of a custom kind: group, version and kind; plural, singular and where objects are stored.
+    pub(crate) fn custom(
+        [group, version, kind]: [String; 3],
+        [plural, singular, store_prefix]: [String; 3],
+        scope: Scope,
+        strategy: Arc<dyn AnyStrategy>,
+        describe: Describe,
+    ) -> Self {
+        Self {
+            storage_version: format!("{group}/{version}").into(),
+            group: group.into(),
+            version: version.into(),
+            kind: kind.into(),
+            plural: plural.into(),
+            singular: singular.into(),
+            short_names: Vec::new(),
+            categories: Vec::new(),
+            scope,
+            verbs: ALL_VERBS,
+            subresources: Vec::new(),
+            serving: Serving::Stored,
+            store_prefix: store_prefix.into(),
+            conversion: None,
+            strategy,
+            describe,
+            initializers: false,
+            returns_deleted: false,
+            list_kind: None,
+            is_custom: true,
+            scale: None,
         }
     }
 
@@ -280,7 +340,15 @@ impl Resource {
             describe: Arc::new(describe::<K>),
             initializers: self.initializers,
             returns_deleted: self.returns_deleted,
+            list_kind: self.list_kind.clone(),
+            is_custom: self.is_custom,
+            scale: self.scale.clone(),
         }
+    }
+
+    /// The kind of a list of these objects.
+    pub fn list_kind(&self) -> String {
+        self.list_kind.as_ref().map_or_else(|| format!("{}List", self.kind), ToString::to_string)
     }
 
     /// `v1` or `apps/v1`.

@@ -66,6 +66,29 @@ impl SelectableField {
     }
 }
 
+/// The fields that objects of a row can be selected by.
+#[derive(Clone, Debug)]
+pub enum Selectable {
+    Fixed(&'static [SelectableField]),
+    /// Labels, and the keys down to their values.
+    Custom(std::sync::Arc<[(String, Vec<String>)]>),
+}
+
+impl Default for Selectable {
+    fn default() -> Self {
+        Self::Fixed(&[])
+    }
+}
+
+impl Selectable {
+    pub fn contains(&self, label: &str) -> bool {
+        match self {
+            Self::Fixed(fields) => fields.iter().any(|field| field.label == label),
+            Self::Custom(fields) => fields.iter().any(|(known, _)| known == label),
+        }
+    }
+}
+
 /// What the delete verb does with an object that is not yet marked for deletion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Grace {
@@ -175,8 +198,9 @@ pub trait AnyStrategy: Send + Sync {
     fn warnings(&self, object: &dyn Object, old: Option<&dyn Object>) -> Vec<String>;
     fn grace(&self, object: &dyn Object, requested: Option<i64>) -> Grace;
     fn name_rule(&self) -> NameRule;
-    fn selectable_fields(&self) -> &'static [SelectableField];
-    fn columns(&self) -> &'static [Column];
+    fn selectable(&self) -> Selectable;
+    /// Columns of the table representation as they are sent.
+    fn column_definitions(&self) -> Vec<Value>;
     fn cells(&self, object: &dyn Object, now: Timestamp) -> Vec<Value>;
     fn creates_on_update(&self) -> bool;
     fn unconditional_update(&self) -> bool;
@@ -278,12 +302,12 @@ impl<S: Strategy> AnyStrategy for S {
         Strategy::name_rule(self)
     }
 
-    fn selectable_fields(&self) -> &'static [SelectableField] {
-        Strategy::selectable_fields(self)
+    fn selectable(&self) -> Selectable {
+        Selectable::Fixed(self.selectable_fields())
     }
 
-    fn columns(&self) -> &'static [Column] {
-        Strategy::columns(self)
+    fn column_definitions(&self) -> Vec<Value> {
+        self.columns().iter().map(Column::definition).collect()
     }
 
     fn cells(&self, object: &dyn Object, now: Timestamp) -> Vec<Value> {

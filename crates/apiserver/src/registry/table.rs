@@ -489,7 +489,7 @@ fn internal_groups() -> Vec<Resource> {
 /// A conversion between versions of one group with the same fields: only `apiVersion` differs.
 macro_rules! renamed {
     ($($name:ident: $served:literal <-> $stored:literal;)*) => {$(
-        const $name: Conversion = Conversion {
+        const $name: Conversion = Conversion::Fixed {
             to_storage: |object| set_api_version(object, $stored),
             from_storage: |object| set_api_version(object, $served),
         };
@@ -566,7 +566,7 @@ mod tests {
                 let mut status = fits(seed + 1);
                 strategy.prepare_for_status_update(&call, &mut *status, &*object);
                 let _ = strategy.validate_status_update(&*status, &*object).to_string();
-                assert_eq!(strategy.cells(&*object, now).len(), strategy.columns().len(), "{row:?}");
+                assert_eq!(strategy.cells(&*object, now).len(), strategy.column_definitions().len(), "{row:?}");
                 let encoded = object.to_json().unwrap();
                 let decoded = strategy.decode(&encoded).unwrap();
                 assert!(decoded.same(&*object), "{row:?} {seed}: encoding is not stable");

@@ -126,8 +126,8 @@ fn quality(clause: &str) -> f32 {
 /// The stored form of an object in the version this row serves.
 pub(crate) fn served_value(resource: &Resource, stored: &[u8]) -> Result<Value, Status> {
     let mut value: Value = serde_json::from_slice(stored).map_err(Status::internal)?;
-    if let Some(conversion) = resource.conversion {
-        (conversion.from_storage)(&mut value);
+    if let Some(conversion) = &resource.conversion {
+        conversion.from_storage(&mut value);
     }
     Ok(value)
 }

@@ -144,7 +144,7 @@ fn to_folder(operation: &Operation) -> Response<Body> {
 
 /// A question of the server itself to a node's kubelet.
 pub(crate) async fn ask_kubelet(state: &Arc<State>, node: &str, path: &str) -> Result<Response<Body>, Status> {
-    let nodes = state.registry.find("", "v1", "nodes").cloned();
+    let nodes = state.registry.find("", "v1", "nodes");
     let nodes = nodes.ok_or_else(|| Status::internal("nodes are not served"))?;
     let mut operation = own_operation(state, "get", &nodes, "", node, "proxy");
     operation.method = http::Method::GET;

@@ -283,6 +283,7 @@ fn mark(operation: &Operation, old: &dyn Object, options: &Options) -> Marking {
         return mark_namespace(operation, namespace, old);
     }
     let now = operation.now;
+    crate::custom::mark(&mut *new, now);
     let meta = new.meta_mut();
     let present = meta.finalizers.clone().unwrap_or_default();
     let finalizers = options.finalizers(&present, operation.resource.strategy.orphans_by_default());

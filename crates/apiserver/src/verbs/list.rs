@@ -51,7 +51,7 @@ pub(crate) fn parse_revision(text: &str) -> Result<Option<u64>, Status> {
 /// Namespace and selectors of a list or watch.
 pub(crate) fn filter(operation: &Operation) -> Result<Filter, Status> {
     let info = &operation.info;
-    let selectable = operation.resource.strategy.selectable_fields();
+    let selectable = operation.resource.strategy.selectable();
     let labels = match info.query.get("labelSelector") {
         None => None,
         Some(text) => {
@@ -65,8 +65,7 @@ pub(crate) fn filter(operation: &Operation) -> Result<Filter, Status> {
         Some(text) => FieldSelector::parse(text).map_err(|error| Status::bad_request(error.to_string()))?,
     };
     for term in fields.terms() {
-        let known = matches!(&*term.field, "metadata.name" | "metadata.namespace")
-            || selectable.iter().any(|field| field.label == term.field);
+        let known = matches!(&*term.field, "metadata.name" | "metadata.namespace") || selectable.contains(&term.field);
         if !known {
             return Err(Status::bad_request(format!("field label not supported: {}", term.field)));
         }

@@ -27,7 +27,7 @@ pub(crate) fn render(operation: &Operation, page: Page) -> Result<Response<Body>
     let resource = &operation.resource;
     let value = match accept.shape {
         Shape::Object if accept.is_plain(resource) => {
-            let head = head(&format!("{}List", resource.kind), &resource.api_version(), &metadata);
+            let head = head(&resource.list_kind(), &resource.api_version(), &metadata);
             return Ok(streamed(accept, head, page.entries, Item::Object));
         }
         Shape::Partial if accept.encoding == Encoding::Json && !accept.pretty => {
@@ -56,7 +56,7 @@ pub(crate) fn render(operation: &Operation, page: Page) -> Result<Response<Body>
                 Shape::Partial => {
                     ("PartialObjectMetadataList".to_owned(), format!("meta.k8s.io/{}", accept.meta_version))
                 }
-                _ => (format!("{}List", resource.kind), resource.api_version()),
+                _ => (resource.list_kind(), resource.api_version()),
             };
             json!({"kind": kind, "apiVersion": api_version, "metadata": metadata, "items": items})
         }

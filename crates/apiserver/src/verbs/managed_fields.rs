@@ -5,7 +5,9 @@ use std::borrow::Cow;
 use api::Status;
 use api::patch::apply::{Write, Writer};
 use http::header;
+use serde_json::Value;
 
+use crate::registry::resource::Conversion;
 use crate::registry::{Object, Resource};
 use crate::state::Operation;
 use crate::watch_cache::Entry;
@@ -63,7 +65,7 @@ pub(crate) fn track(
     let manager = manager(operation);
     let writer = Writer {
         manager: &manager,
-        api_version: &resource.storage_version,
+        api_version: &version(resource),
         subresource: &operation.info.subresource,
         now: operation.now,
     };
@@ -73,9 +75,27 @@ pub(crate) fn track(
     Ok(())
 }
 
+/// Whether objects are in the form of the row's version while they are worked on, and not in the stored one.
+fn in_own_version(resource: &Resource) -> bool {
+    matches!(resource.conversion, Some(Conversion::Custom(_)))
+}
+
+/// The version in which books are kept: that of the objects in memory.
+pub(crate) fn version(resource: &Resource) -> Cow<'_, str> {
+    if in_own_version(resource) { resource.api_version().into() } else { Cow::Borrowed(&resource.storage_version) }
+}
+
+/// The current object in that version.
+pub(crate) fn live_value(resource: &Resource, entry: &Entry) -> Result<Value, Status> {
+    if in_own_version(resource) {
+        return super::accept::served_value(resource, &entry.json());
+    }
+    serde_json::from_slice(&entry.json()).map_err(Status::internal)
+}
+
 /// The old object as others see it: nearly always just as it is stored.
 fn stored_text<'a>(resource: &Resource, entry: &'a Entry, old: &dyn Object) -> Result<Cow<'a, [u8]>, Status> {
-    if resource.initializers {
+    if resource.initializers || in_own_version(resource) {
         return crate::initializers::visible(resource, old).map(Cow::Owned);
     }
     Ok(Cow::Borrowed(&entry.stored))

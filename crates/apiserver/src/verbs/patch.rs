@@ -14,12 +14,16 @@ use crate::body::Body;
 use crate::registry::{AnyObject, Resource};
 use crate::state::Operation;
 
-const ACCEPTED: &[&str] = &[
-    "application/json-patch+json",
-    "application/merge-patch+json",
-    "application/strategic-merge-patch+json",
-    super::managed_fields::APPLY,
-];
+const STRATEGIC: &str = "application/strategic-merge-patch+json";
+const ACCEPTED: &[&str] =
+    &["application/json-patch+json", "application/merge-patch+json", STRATEGIC, super::managed_fields::APPLY];
+const ACCEPTED_BY_CUSTOM: &[&str] =
+    &["application/json-patch+json", "application/merge-patch+json", super::managed_fields::APPLY];
+
+/// Forms of patches. What a strategic one does is written into the types of built-in kinds only.
+fn accepted(resource: &Resource) -> &'static [&'static str] {
+    if resource.is_custom { ACCEPTED_BY_CUSTOM } else { ACCEPTED }
+}
 
 /// A decoded patch.
 pub(crate) enum Patch {
@@ -32,11 +36,12 @@ impl Patch {
     pub(crate) fn of(operation: &Operation) -> Result<(Self, Vec<String>), Status> {
         let media =
             operation.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        let accepted = accepted(&operation.resource);
         let make: fn(Value) -> Patch = match media.split(';').next().unwrap_or_default().trim() {
             "application/json-patch+json" => Patch::Json,
             "application/merge-patch+json" => Patch::Merge,
-            "application/strategic-merge-patch+json" => Patch::Strategic,
-            _ => return Err(Status::unsupported_media_type(ACCEPTED)),
+            STRATEGIC if accepted.contains(&STRATEGIC) => Patch::Strategic,
+            _ => return Err(Status::unsupported_media_type(accepted)),
         };
         // kubectl may send YAML under a JSON type; upstream converts, and so does the decoder.
         let decoded = api::codec::from_json(&operation.body)
@@ -55,7 +60,7 @@ impl Patch {
 
     /// The short way of the usual patch: on the stored text, with a result just as its schema says.
     fn apply_plainly(&self, resource: &Resource, stored: &[u8]) -> Option<AnyObject> {
-        if resource.conversion.is_some() || resource.initializers {
+        if resource.conversion.is_some() || resource.initializers || resource.is_custom {
             return None;
         }
         let patched = match self {
@@ -133,8 +138,8 @@ async fn apply(operation: &Operation) -> Result<Written, Status> {
     let mut config = decoded.value;
     check_kind(resource, &mut config)?;
     // Books are kept in the stored form, whichever version was asked for.
-    if let Some(conversion) = resource.conversion {
-        (conversion.to_storage)(&mut config);
+    if let Some(conversion) = &resource.conversion {
+        conversion.to_storage(&mut config);
     }
     let unknown = resource.strategy.check(&mut config).map_err(|error| untyped(operation, error))?;
     if !unknown.is_empty() {
@@ -162,7 +167,7 @@ async fn apply(operation: &Operation) -> Result<Written, Status> {
     let manager = super::managed_fields::manager(operation);
     let writer = Writer {
         manager: &manager,
-        api_version: &resource.storage_version,
+        api_version: &super::managed_fields::version(resource),
         subresource: &operation.info.subresource,
         now: operation.now,
     };
@@ -197,10 +202,7 @@ async fn apply(operation: &Operation) -> Result<Written, Status> {
         let stored = super::create::create_object(operation, build(None)?).await?;
         return Ok(Written { stored, created: true });
     }
-    modify(operation, target, |current, _| {
-        build(Some(&serde_json::from_slice(&current.json()).map_err(Status::internal)?))
-    })
-    .await
+    modify(operation, target, |current, _| build(Some(&super::managed_fields::live_value(resource, current)?))).await
 }
 
 async fn patch_object(operation: &Operation) -> Result<Written, Status> {

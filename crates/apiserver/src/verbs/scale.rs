@@ -9,17 +9,18 @@ use k8s_openapi::api::autoscaling::v1::Scale;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde_json::{Value, json};
 
-use super::accept::respond_value;
+use super::accept::{respond_value, served_value};
 use super::patch::Patch;
 use super::update::{Target, modify};
 use super::write::body_value;
 use crate::body::Body;
+use crate::custom::at;
 use crate::registry::{AnyObject, Object, Resource};
 use crate::state::Operation;
 
 pub(crate) async fn get(operation: &Operation) -> Result<Response<Body>, Status> {
     let entry = super::get::read(operation).await?;
-    respond_value(operation, StatusCode::OK, &scale(&entry.json())?)
+    respond_value(operation, StatusCode::OK, &scale(&operation.resource, &entry.json())?)
 }
 
 pub(crate) async fn update(operation: &Operation) -> Result<Response<Body>, Status> {
@@ -52,15 +53,15 @@ async fn write(
 ) -> Result<Response<Body>, Status> {
     let resource = &operation.resource;
     let written = modify(operation, Target::Main, |current, _| {
-        let wanted = make(&scale(&current.json())?)?;
+        let wanted = make(&scale(resource, &current.json())?)?;
         let replicas = wanted["spec"]["replicas"].as_i64().unwrap_or(0);
         if replicas < 0 {
             let mut errors = FieldErrors::default();
             errors.invalid("spec.replicas", replicas, "must be greater than or equal to 0");
             return Err(Status::invalid(&GroupKind::new("autoscaling", "Scale"), &operation.info.name, errors));
         }
-        let mut object: Value = serde_json::from_slice(&current.json()).map_err(Status::internal)?;
-        object["spec"]["replicas"] = replicas.into();
+        let mut object = super::managed_fields::live_value(resource, current)?;
+        set_replicas(resource, &mut object, replicas);
         object["metadata"]["resourceVersion"] = wanted["metadata"]["resourceVersion"].clone();
         if let Some(uid) = wanted["metadata"]["uid"].as_str().filter(|uid| !uid.is_empty()) {
             object["metadata"]["uid"] = uid.into();
@@ -68,12 +69,12 @@ async fn write(
         resource.strategy.decode_value(object).map_err(Status::internal)
     })
     .await?;
-    respond_value(operation, StatusCode::OK, &scale(&written.stored)?)
+    respond_value(operation, StatusCode::OK, &scale(resource, &written.stored)?)
 }
 
 /// The scale of a workload, for admission.
-pub(crate) fn of(object: &dyn Object) -> Result<Scale, Status> {
-    let value = scale_of(&object.to_value().map_err(Status::internal)?)?;
+pub(crate) fn of(resource: &Resource, object: &dyn Object) -> Result<Scale, Status> {
+    let value = scale_of(resource, &object.to_value().map_err(Status::internal)?)?;
     serde_json::from_value(value).map_err(Status::internal)
 }
 
@@ -81,29 +82,50 @@ pub(crate) fn of(object: &dyn Object) -> Result<Scale, Status> {
 pub(crate) fn take_over(resource: &Resource, workload: &mut AnyObject, scale: &dyn Object) -> Result<(), Status> {
     let wanted = scale.downcast_ref::<Scale>().and_then(|scale| scale.spec.as_ref()?.replicas).unwrap_or(0);
     let mut value = workload.to_value().map_err(Status::internal)?;
-    if value["spec"]["replicas"].as_i64().unwrap_or(0) != i64::from(wanted) {
-        value["spec"]["replicas"] = wanted.into();
+    if replicas(resource, &value) != i64::from(wanted) {
+        set_replicas(resource, &mut value, i64::from(wanted));
         *workload = resource.strategy.decode_value(value).map_err(Status::internal)?;
     }
     Ok(())
 }
 
-fn scale(stored: &Bytes) -> Result<Value, Status> {
-    scale_of(&serde_json::from_slice(stored).map_err(Status::internal)?)
+/// The replicas that an object asks for.
+fn replicas(resource: &Resource, object: &Value) -> i64 {
+    match &resource.scale {
+        Some(paths) => object.as_object().map_or(0, |object| paths.replicas(object)),
+        None => object["spec"]["replicas"].as_i64().unwrap_or(0),
+    }
 }
 
-fn scale_of(object: &Value) -> Result<Value, Status> {
-    let meta = &object["metadata"];
-    let selector = &object["spec"]["selector"];
-    let is_label_selector = selector.get("matchLabels").is_some() || selector.get("matchExpressions").is_some();
-    let selector = if is_label_selector {
-        let selector: LabelSelector = serde_json::from_value(selector.clone()).map_err(Status::internal)?;
-        Selector::from_label_selector(Some(&selector)).map(|selector| selector.to_string()).unwrap_or_default()
-    } else {
-        let labels = serde_json::from_value(selector.clone()).unwrap_or_default();
-        Selector::from_map(&labels).to_string()
+fn set_replicas(resource: &Resource, object: &mut Value, replicas: i64) {
+    let place = match &resource.scale {
+        Some(paths) => paths.spec.iter().try_fold(object, |value, key| {
+            if value.is_null() {
+                *value = json!({});
+            }
+            value.as_object_mut().map(|fields| fields.entry(key).or_insert(Value::Null))
+        }),
+        None => Some(&mut object["spec"]["replicas"]),
     };
-    let mut status = json!({"replicas": object["status"]["replicas"].as_i64().unwrap_or(0)});
+    if let Some(place) = place {
+        *place = replicas.into();
+    }
+}
+
+fn scale(resource: &Resource, stored: &Bytes) -> Result<Value, Status> {
+    scale_of(resource, &served_value(resource, stored)?)
+}
+
+fn scale_of(resource: &Resource, object: &Value) -> Result<Value, Status> {
+    let meta = &object["metadata"];
+    let (current, selector) = match (&resource.scale, object.as_object()) {
+        (Some(paths), Some(object)) => {
+            let selector = paths.selector.as_ref().and_then(|path| at(object, path)?.as_str());
+            (at(object, &paths.status).and_then(Value::as_i64), selector.unwrap_or_default().to_owned())
+        }
+        _ => (object["status"]["replicas"].as_i64(), selector(&object["spec"]["selector"])?),
+    };
+    let mut status = json!({"replicas": current.unwrap_or(0)});
     if !selector.is_empty() {
         status["selector"] = selector.into();
     }
@@ -117,7 +139,17 @@ fn scale_of(object: &Value) -> Result<Value, Status> {
             "resourceVersion": meta["resourceVersion"],
             "creationTimestamp": meta["creationTimestamp"],
         },
-        "spec": {"replicas": object["spec"]["replicas"].as_i64().unwrap_or(0)},
+        "spec": {"replicas": replicas(resource, object)},
         "status": status,
     }))
+}
+
+/// A selector of a workload as text.
+fn selector(selector: &Value) -> Result<String, Status> {
+    if selector.get("matchLabels").is_some() || selector.get("matchExpressions").is_some() {
+        let selector: LabelSelector = serde_json::from_value(selector.clone()).map_err(Status::internal)?;
+        return Ok(Selector::from_label_selector(Some(&selector)).map(|text| text.to_string()).unwrap_or_default());
+    }
+    let labels = serde_json::from_value(selector.clone()).unwrap_or_default();
+    Ok(Selector::from_map(&labels).to_string())
 }

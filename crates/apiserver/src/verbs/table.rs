@@ -31,18 +31,7 @@ pub(crate) fn table(
         }
         rows.push(row);
     }
-    let columns: Vec<Value> = if with_columns {
-        strategy
-            .columns()
-            .iter()
-            .map(|column| {
-                json!({"name": column.name, "type": column.r#type, "format": column.format,
-                    "description": column.description, "priority": column.priority})
-            })
-            .collect()
-    } else {
-        Vec::new()
-    };
+    let columns = if with_columns { strategy.column_definitions() } else { Vec::new() };
     Ok(json!({
         "kind": "Table",
         "apiVersion": format!("meta.k8s.io/{}", operation.accept.meta_version),

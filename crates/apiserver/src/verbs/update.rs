@@ -259,8 +259,8 @@ async fn admit(
     if operation.info.subresource != "scale" {
         return ask(operation, phase, new, old, dry_run).await;
     }
-    let mut scale: AnyObject = Box::new(super::scale::of(&**new)?);
-    ask(operation, phase, &mut scale, &super::scale::of(old)?, dry_run).await?;
+    let mut scale: AnyObject = Box::new(super::scale::of(&operation.resource, &**new)?);
+    ask(operation, phase, &mut scale, &super::scale::of(&operation.resource, old)?, dry_run).await?;
     super::scale::take_over(&operation.resource, new, &*scale)
 }
 

@@ -153,6 +153,7 @@ impl Watcher {
                     return Some(self.fail(&status));
                 }
                 Ok(Some(chunk)) => return Some(chunk),
+                Ok(None) if self.cache.is_closed() => return None,
                 Ok(None) => {}
             }
             tokio::select! {

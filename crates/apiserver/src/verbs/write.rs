@@ -139,8 +139,8 @@ pub(crate) fn decode_checked(
             resource.kind
         ))
     };
-    if let Some(conversion) = resource.conversion {
-        (conversion.to_storage)(&mut value);
+    if let Some(conversion) = &resource.conversion {
+        conversion.to_storage(&mut value);
     }
     if resource.initializers {
         crate::initializers::lift(&mut value);

@@ -4,6 +4,7 @@
 //! ring: an idle one costs nothing, and each event is encoded once for all of them.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,8 @@ pub(crate) struct Cache {
     state: RwLock<State>,
     /// The sequence number after the newest event; watchers sleep on it.
     newest: tokio::sync::watch::Sender<u64>,
+    /// The resource is gone.
+    closed: AtomicBool,
 }
 
 struct State {
@@ -95,7 +98,7 @@ pub(crate) struct TooOld {
 impl Cache {
     pub(crate) fn new(objects: OrdMap<Arc<str>, Arc<Entry>>, revision: u64) -> Self {
         let state = State { objects, ring: VecDeque::new(), first: 0, horizon: revision, revision, replaced: 0 };
-        Self { state: RwLock::new(state), newest: tokio::sync::watch::Sender::new(0) }
+        Self { state: RwLock::new(state), newest: tokio::sync::watch::Sender::new(0), closed: AtomicBool::new(false) }
     }
 
     pub(crate) fn get(&self, key: &str) -> Option<Arc<Entry>> {
@@ -125,6 +128,16 @@ impl Cache {
         }
         let offset = state.ring.partition_point(|event| event.revision <= revision);
         Ok(Cursor(state.first + offset as u64))
+    }
+
+    /// Wakes all watchers to see that nothing more comes.
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.newest.send_modify(|_| {});
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
     }
 
     pub(crate) fn subscribe(&self) -> tokio::sync::watch::Receiver<u64> {

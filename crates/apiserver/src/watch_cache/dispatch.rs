@@ -31,13 +31,18 @@ pub(crate) async fn start(store: Arc<dyn Store>, prefixes: &[&str]) -> Result<Ar
     Ok(Arc::new(Caches {
         store,
         by_prefix: RwLock::new(caches),
+        applying: Default::default(),
         applied: tokio::sync::watch::Sender::new(revision.0),
         written: Default::default(),
         retired: Default::default(),
     }))
 }
 
-async fn load(store: &dyn Store, prefix: &str, at: Revision) -> Result<OrdMap<Arc<str>, Arc<Entry>>, StoreError> {
+pub(super) async fn load(
+    store: &dyn Store,
+    prefix: &str,
+    at: Revision,
+) -> Result<OrdMap<Arc<str>, Arc<Entry>>, StoreError> {
     let root = format!("{ROOT}{prefix}/");
     let mut objects = OrdMap::new();
     let mut after: Option<Arc<str>> = None;
@@ -75,7 +80,9 @@ pub(crate) async fn run(caches: Arc<Caches>, stop: CancellationToken) -> Result<
             () = stop.cancelled() => return Ok(()),
             event = events.next() => event,
         };
-        let mut applied = apply(&caches, event.ok_or(DispatchError::Ended)??);
+        let event = event.ok_or(DispatchError::Ended)??;
+        let _applying = caches.applying.lock().await;
+        let mut applied = apply(&caches, event);
         // Take what is ready before waking anybody: one wake-up for a burst, and no half transactions.
         while let Some(Some(event)) = events.next().now_or_never() {
             applied = apply(&caches, event?);

@@ -1,6 +1,7 @@
 //! One version of one object, encoded once and shared by everyone who reads it.
 
 use std::any::Any;
+use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
 
 use api::selector::{FieldSelector, Selector};
@@ -9,7 +10,7 @@ use serde::de::DeserializeOwned;
 
 use super::Gzip;
 use crate::json;
-use crate::registry::SelectableField;
+use crate::registry::strategy::Selectable;
 
 /// An object as the store has it, plus what is needed to serve and select it, scanned when first asked for.
 pub(crate) struct Entry {
@@ -140,25 +141,34 @@ impl Entry {
         })
     }
 
-    /// The value of a selectable field; `fields` is the row's list.
-    pub(crate) fn field(&self, fields: &[SelectableField], label: &str) -> Option<&str> {
+    /// The value of a selectable field, if the row has it.
+    pub(crate) fn field(&self, fields: &Selectable, label: &str) -> Option<Cow<'_, str>> {
         match label {
-            "metadata.name" => return Some(self.name()),
-            "metadata.namespace" => return Some(self.namespace()),
+            "metadata.name" => return Some(self.name().into()),
+            "metadata.namespace" => return Some(self.namespace().into()),
             _ => {}
         }
+        let at = |path: &[&str]| json::find(&self.stored, path).map(|range| json::text(&self.stored[range]));
+        let fields = match fields {
+            Selectable::Fixed(fields) => fields,
+            // Definitions change, so nothing is kept.
+            Selectable::Custom(fields) => {
+                let (_, path) = fields.iter().find(|(known, _)| known == label)?;
+                let path: Vec<&str> = path.iter().map(String::as_str).collect();
+                return Some(at(&path).unwrap_or_default());
+            }
+        };
         let index = fields.iter().position(|field| field.label == label)?;
         let values = self.fields.get_or_init(|| {
             fields
                 .iter()
                 .map(|field| {
-                    let at = |path| json::find(&self.stored, path).map(|range| json::text(&self.stored[range]));
                     let value = at(field.path).filter(|value| field.instead.is_none() || !value.is_empty());
                     value.or_else(|| at(field.instead?)).map_or_else(|| field.default.into(), Into::into)
                 })
                 .collect()
         });
-        values.get(index).map(AsRef::as_ref)
+        values.get(index).map(|value| Cow::Borrowed(&**value))
     }
 }
 
@@ -169,7 +179,7 @@ pub(crate) struct Filter {
     pub(crate) namespace: Option<Arc<str>>,
     pub(crate) labels: Option<Selector>,
     pub(crate) fields: Option<FieldSelector>,
-    pub(crate) selectable: &'static [SelectableField],
+    pub(crate) selectable: Selectable,
     /// Leave out objects that still have initializers.
     pub(crate) finished_only: bool,
 }
@@ -184,7 +194,7 @@ impl Filter {
         (!self.finished_only || entry.is_finished())
             && self.labels.as_ref().is_none_or(|selector| selector.matches(Some(entry.labels())))
             && self.fields.as_ref().is_none_or(|selector| {
-                selector.matches(|label| entry.field(self.selectable, label).unwrap_or_default())
+                selector.matches(|label| entry.field(&self.selectable, label).unwrap_or_default())
             })
     }
 

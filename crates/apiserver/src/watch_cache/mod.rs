@@ -17,7 +17,7 @@ use parking_lot::RwLock;
 use std::collections::HashMap;
 use store::{Revision, Store, StoreError};
 
-pub(crate) use cache::{Cache, Change, Cursor, TooOld, frame};
+pub(crate) use cache::{Cache, Change, Cursor, Snapshot, TooOld, frame};
 pub(crate) use deflate::Gzip;
 pub(crate) use dispatch::{run, start};
 pub(crate) use entry::{Entry, Filter};
@@ -39,6 +39,8 @@ const RETIRED_STEP: u64 = 1 << 20;
 pub(crate) struct Caches {
     pub(crate) store: Arc<dyn Store>,
     by_prefix: RwLock<HashMap<Arc<str>, Arc<Cache>>>,
+    /// Held while changes are applied, and while a cache is filled that is to see the changes after.
+    applying: tokio::sync::Mutex<()>,
     applied: tokio::sync::watch::Sender<u64>,
     /// The latest write of this server.
     written: AtomicU64,
@@ -56,6 +58,25 @@ pub(crate) struct Behind {
 impl Caches {
     pub(crate) fn get(&self, prefix: &str) -> Option<Arc<Cache>> {
         self.by_prefix.read().get(prefix).cloned()
+    }
+
+    /// Begins to keep the objects under a prefix, if they are not kept yet.
+    pub(crate) async fn add(&self, prefix: &str) -> Result<(), StoreError> {
+        if self.get(prefix).is_some() {
+            return Ok(());
+        }
+        let _applying = self.applying.lock().await;
+        let revision = Revision(self.applied());
+        let objects = dispatch::load(&*self.store, prefix, revision).await?;
+        self.by_prefix.write().insert(prefix.into(), Arc::new(Cache::new(objects, revision.0)));
+        Ok(())
+    }
+
+    /// Forgets the objects under a prefix; whoever watches them is told that there is no more to see.
+    pub(crate) fn remove(&self, prefix: &str) {
+        if let Some(cache) = self.by_prefix.write().remove(prefix) {
+            cache.close();
+        }
     }
 
     /// The cache a key belongs to, and the key within it.

@@ -67,6 +67,8 @@ impl<'a> Atom<'a> {
         match ty {
             Type::Struct(definition) if !definition.atomic => Self::Struct(definition),
             Type::Map(value) => Self::Map(value),
+            // A value that turns out to be no object is a leaf to all who look at maps.
+            Type::Deduced => Self::Map(&Type::Deduced),
             _ => Self::Leaf,
         }
     }
@@ -75,7 +77,8 @@ impl<'a> Atom<'a> {
     pub(super) fn entry(self, name: &str) -> (Self, bool) {
         match self {
             Self::Struct(definition) => {
-                definition.field(name).map_or((Self::Leaf, false), |field| (Self::of_field(field), true))
+                let unnamed = if definition.open { Self::of(&Type::Deduced) } else { Self::Leaf };
+                definition.field(name).map_or((unnamed, false), |field| (Self::of_field(field), true))
             }
             Self::Map(value) => (Self::of(value), false),
             _ => (Self::Leaf, false),

@@ -117,7 +117,7 @@ impl ResourceQuota {
         name: &str,
         charge: &Amounts,
     ) -> Result<(), Status> {
-        let Some(resource) = state.registry.find("", "v1", "resourcequotas").cloned() else { return Ok(()) };
+        let Some(resource) = state.registry.find("", "v1", "resourcequotas") else { return Ok(()) };
         if attributes.dry_run {
             let quota: Option<Quota> = state.peek("resourcequotas", &format!("{}/{name}", attributes.namespace));
             let outcome = quota.map_or(Ok(()), |quota| spend(&quota, name, charge).map(drop));

@@ -53,8 +53,9 @@ fn matching_resource(state: &State, hook: &Hook, attributes: &Attributes<'_>) ->
     if !hook.equivalent {
         return None;
     }
+    let table = state.registry.table();
     hook.rules.iter().find_map(|rule| {
-        let equivalents = state.registry.rows().iter().filter(|row| {
+        let equivalents = table.rows().iter().filter(|row| {
             row.store_prefix == own.store_prefix && (row.group != own.group || row.version != own.version)
         });
         let mut matching =

@@ -54,8 +54,8 @@ pub(super) fn versioned(
     object: &dyn Object,
 ) -> Result<Value, Status> {
     let mut value = object.to_value().map_err(Status::internal)?;
-    if let Some(conversion) = resource.conversion.filter(|_| !attributes.has_own_kind()) {
-        (conversion.from_storage)(&mut value);
+    if let Some(conversion) = resource.conversion.as_ref().filter(|_| !attributes.has_own_kind()) {
+        conversion.from_storage(&mut value);
     }
     Ok(value)
 }

@@ -1,0 +1,285 @@
+//! Follows the definitions: accepts names, keeps the rows of the resource table, writes what became of them.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::Status;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, CustomResourceDefinitionCondition, CustomResourceDefinitionNames,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use tokio::task::JoinSet;
+
+use super::names::{Decision, Taken, decide};
+use super::{finalize, rows};
+use crate::registry::unset::{items, or_empty};
+use crate::registry::{AnyObject, Object, Resource};
+use crate::state::{Operation, State, own_operation};
+use crate::verbs::{Target, modify};
+use crate::watch_cache::Snapshot;
+
+pub(super) const PREFIX: &str = "apiextensions.k8s.io/customresourcedefinitions";
+
+/// What could not be written or read is tried again after this long.
+const AGAIN: Duration = Duration::from_secs(1);
+/// A request for a kind that is not there waits this long for definitions that were just written.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// How far the table is.
+#[derive(Default)]
+pub(crate) struct Definitions {
+    /// Definitions up to this revision have their rows.
+    seen: tokio::sync::watch::Sender<u64>,
+}
+
+/// The row of a request that the table does not have: a definition that is in the cache but not yet in the table is
+/// waited for.
+pub(crate) async fn served(state: &State, group: &str, version: &str, plural: &str) -> Option<Arc<Resource>> {
+    let newest = state.caches.get(PREFIX)?.revision();
+    let mut seen = state.definitions.seen.subscribe();
+    if *seen.borrow() >= newest {
+        return None;
+    }
+    let caught_up = seen.wait_for(|seen| *seen >= newest);
+    tokio::time::timeout(PATIENCE, caught_up).await.ok()?.ok()?;
+    state.registry.find(group, version, plural)
+}
+
+/// Keeps rows and definitions in step until the server stops.
+pub(crate) async fn run(state: Arc<State>) {
+    let Some(cache) = state.caches.get(PREFIX) else { return };
+    let mut changes = cache.subscribe();
+    let mut keeper =
+        Keeper { state: state.clone(), known: HashMap::new(), ending: HashSet::new(), tasks: JoinSet::new() };
+    loop {
+        changes.mark_unchanged();
+        let is_done = keeper.sync(&cache.snapshot()).await;
+        let again = tokio::time::sleep(AGAIN);
+        tokio::select! {
+            () = state.stop.cancelled() => return,
+            changed = changes.changed() => if changed.is_err() { return },
+            () = again, if !is_done => {}
+        }
+    }
+}
+
+/// A definition whose rows are in the table.
+struct Known {
+    uid: String,
+    generation: Option<i64>,
+    names: CustomResourceDefinitionNames,
+    rows: Vec<Arc<Resource>>,
+    prefix: String,
+}
+
+struct Keeper {
+    state: Arc<State>,
+    known: HashMap<String, Known>,
+    /// Definitions whose objects are being deleted.
+    ending: HashSet<String>,
+    tasks: JoinSet<String>,
+}
+
+impl Keeper {
+    /// Brings the table to what the definitions say, then tells each what became of it. Returns whether all is done.
+    async fn sync(&mut self, snapshot: &Snapshot) -> bool {
+        let read = snapshot.objects.values().filter_map(|entry| entry.read::<CustomResourceDefinition>());
+        let definitions: Vec<Arc<CustomResourceDefinition>> = read.collect();
+        let decisions = decisions(&definitions);
+        let mut is_done = true;
+        let mut wanted: BTreeMap<&str, Known> = BTreeMap::new();
+        for (definition, decision) in definitions.iter().zip(&decisions) {
+            if decision.conflict.is_some() && !has_condition(definition, "Established") {
+                continue;
+            }
+            let name = or_empty(&definition.metadata.name);
+            let uid = or_empty(&definition.metadata.uid);
+            let known = self.known.remove(name).filter(|known| {
+                *known.uid == *uid
+                    && known.generation == definition.metadata.generation
+                    && known.names == decision.names
+            });
+            let prefix = rows::store_prefix(definition);
+            if let Err(error) = self.state.caches.add(&prefix).await {
+                tracing::warn!(%error, name, "reading custom resources");
+                is_done = false;
+                continue;
+            }
+            let known = known.unwrap_or_else(|| Known {
+                uid: uid.to_owned(),
+                generation: definition.metadata.generation,
+                names: decision.names.clone(),
+                rows: rows::rows(definition, &decision.names).into_iter().map(Arc::new).collect(),
+                prefix,
+            });
+            wanted.insert(name, known);
+        }
+        self.install(wanted, snapshot.revision);
+        for (definition, decision) in definitions.iter().zip(decisions) {
+            is_done &= self.settle(definition, decision).await;
+        }
+        is_done
+    }
+
+    fn install(&mut self, wanted: BTreeMap<&str, Known>, revision: u64) {
+        let rows: Vec<Arc<Resource>> = wanted.values().flat_map(|known| known.rows.iter().cloned()).collect();
+        let gone: Vec<Known> = self.known.drain().map(|(_, known)| known).collect();
+        let (state, registry) = (&self.state, &self.state.registry);
+        if registry.set_custom(rows) {
+            *state.documents.write() = Arc::new(crate::discovery::Documents::new(registry.table()));
+        }
+        for known in gone.iter().filter(|gone| !wanted.values().any(|known| known.prefix == gone.prefix)) {
+            state.caches.remove(&known.prefix);
+        }
+        self.known = wanted.into_iter().map(|(name, known)| (name.to_owned(), known)).collect();
+        state.definitions.seen.send_replace(revision);
+    }
+
+    /// Writes what was decided; begins to end what is to be deleted. Returns whether that worked.
+    async fn settle(&mut self, definition: &Arc<CustomResourceDefinition>, decision: Decision) -> bool {
+        let name = or_empty(&definition.metadata.name);
+        while let Some(ended) = self.tasks.try_join_next() {
+            if let Ok(uid) = ended {
+                self.ending.remove(&uid);
+            }
+        }
+        let mut probe = CustomResourceDefinition::clone(definition);
+        let now = crate::state::now();
+        if accept(&mut probe, &decision, now) {
+            let written = write_status(&self.state, name, |definition| {
+                accept(definition, &decision, now);
+            });
+            if let Err(status) = written.await
+                && !status.is_not_found()
+            {
+                tracing::warn!(message = status.message, name, "writing the status of a definition");
+                return false;
+            }
+        }
+        let uid = or_empty(&definition.metadata.uid).to_owned();
+        if finalize::is_ending(definition) && self.ending.insert(uid.clone()) {
+            let (state, definition) = (self.state.clone(), definition.clone());
+            self.tasks.spawn(async move {
+                finalize::run(&state, &definition).await;
+                uid
+            });
+        }
+        true
+    }
+}
+
+/// Decides over all names: who has theirs already comes before who asks for the first time.
+fn decisions(definitions: &[Arc<CustomResourceDefinition>]) -> Vec<Decision> {
+    let mut taken: HashMap<&str, Taken> = HashMap::new();
+    for definition in definitions {
+        if let Some(names) = definition.status.as_ref().and_then(|status| status.accepted_names.as_ref()) {
+            taken.entry(&definition.spec.group).or_default().add(names);
+        }
+    }
+    let mut decisions = Vec::with_capacity(definitions.len());
+    for definition in definitions {
+        let taken = taken.entry(&definition.spec.group).or_default();
+        let decision = decide(definition, taken);
+        taken.add(&decision.names);
+        decisions.push(decision);
+    }
+    decisions
+}
+
+pub(super) fn has_condition(definition: &CustomResourceDefinition, kind: &str) -> bool {
+    let conditions = definition.status.as_ref().map(|status| items(&status.conditions)).unwrap_or_default();
+    conditions.iter().any(|condition| condition.type_ == kind && condition.status == "True")
+}
+
+/// Sets a condition; returns whether that changed anything.
+pub(super) fn set_condition(
+    definition: &mut CustomResourceDefinition,
+    (kind, is, reason, message): (&str, bool, &str, &str),
+    now: jiff::Timestamp,
+) -> bool {
+    let status = if is { "True" } else { "False" };
+    let observed = definition.metadata.generation;
+    let conditions = definition.status.get_or_insert_default().conditions.get_or_insert_default();
+    let found = conditions.iter_mut().find(|condition| condition.type_ == kind);
+    let new = CustomResourceDefinitionCondition {
+        type_: kind.to_owned(),
+        status: status.to_owned(),
+        reason: Some(reason.to_owned()),
+        message: Some(message.to_owned()),
+        last_transition_time: Some(Time(now)),
+        observed_generation: observed,
+    };
+    match found {
+        None => conditions.push(new),
+        Some(old) if old.status == status && old.reason == new.reason && old.message == new.message => return false,
+        Some(old) => {
+            let since =
+                if old.status == status { old.last_transition_time.clone() } else { new.last_transition_time.clone() };
+            *old = CustomResourceDefinitionCondition { last_transition_time: since, ..new };
+        }
+    }
+    true
+}
+
+/// Puts a decision into the status; returns whether it was not there yet.
+fn accept(definition: &mut CustomResourceDefinition, decision: &Decision, now: jiff::Timestamp) -> bool {
+    let names = match &decision.conflict {
+        None => ("NamesAccepted", true, "NoConflicts", "no conflicts found"),
+        Some((reason, message)) => ("NamesAccepted", false, *reason, message.as_str()),
+    };
+    let mut changed = set_condition(definition, names, now);
+    if decision.conflict.is_none() {
+        let accepted = ("Established", true, "InitialNamesAccepted", "the initial names have been accepted");
+        changed |= !has_condition(definition, "Established") && set_condition(definition, accepted, now);
+    } else if !has_condition(definition, "Established") {
+        let refused = ("Established", false, "NotAccepted", "not all names are accepted");
+        changed |= set_condition(definition, refused, now);
+    }
+    let accepted = &mut definition.status.get_or_insert_default().accepted_names;
+    changed |= accepted.as_ref() != Some(&decision.names);
+    *accepted = Some(decision.names.clone());
+    changed
+}
+
+/// An operation of the server itself on a definition.
+fn own(state: &Arc<State>, name: &str, subresource: &str) -> Result<Operation, Status> {
+    let row = state.registry.find_any("apiextensions.k8s.io", "customresourcedefinitions");
+    let row = row.ok_or_else(|| Status::internal("definitions are not served"))?;
+    let mut operation = own_operation(state, "patch", &row, "", name, subresource);
+    operation.headers.insert(http::header::USER_AGENT, http::HeaderValue::from_static("kube-apiserver"));
+    Ok(operation)
+}
+
+/// Changes the status of a definition, whatever it is by now.
+pub(super) async fn write_status(
+    state: &Arc<State>,
+    name: &str,
+    change: impl Fn(&mut CustomResourceDefinition) + Send + Sync,
+) -> Result<(), Status> {
+    write(&own(state, name, "status")?, Target::Status, change).await
+}
+
+/// Changes a definition, whatever it is by now.
+pub(super) async fn write_main(
+    state: &Arc<State>,
+    name: &str,
+    change: impl Fn(&mut CustomResourceDefinition) + Send + Sync,
+) -> Result<(), Status> {
+    write(&own(state, name, "")?, Target::Main, change).await
+}
+
+async fn write(
+    operation: &Operation,
+    target: Target,
+    change: impl Fn(&mut CustomResourceDefinition) + Send + Sync,
+) -> Result<(), Status> {
+    let make = |_: &_, old: &dyn Object| -> Result<AnyObject, Status> {
+        let old = old.downcast_ref::<CustomResourceDefinition>();
+        let mut definition = old.cloned().ok_or_else(|| Status::internal("not a definition"))?;
+        definition.metadata.resource_version = None;
+        change(&mut definition);
+        Ok(Box::new(definition))
+    };
+    modify(operation, target, make).await.map(drop)
+}
