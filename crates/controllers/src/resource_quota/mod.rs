@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use client::{ApiResource, Client, Event, Gvr, Informer, ListParams, PartialObject, WorkQueue};
 use futures_util::future::BoxFuture;
+use k8s_openapi::Metadata;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, ResourceQuota, ResourceQuotaStatus, Service};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -55,27 +57,41 @@ fn keys(quotas: &Informer<ResourceQuota>, namespace: Option<&String>) -> Vec<Str
         .collect()
 }
 
+/// The quotas that an event concerns.
+fn touched<K: Metadata<Ty = ObjectMeta>>(quotas: &Informer<ResourceQuota>, event: &Event<K>) -> Vec<String> {
+    keys(quotas, event.object().metadata().namespace.as_ref())
+}
+
+/// The quotas to count again. Admission has counted what is new, and others that are not written yet with it: counting
+/// what is there would forget those and let too many in. So only what goes or uses another amount is a reason.
+fn changed<K: Metadata<Ty = ObjectMeta>, S: PartialEq>(
+    quotas: &Informer<ResourceQuota>,
+    event: &Event<K>,
+    spec: fn(&K) -> &S,
+    usage: fn(&K) -> Usage,
+) -> Vec<String> {
+    match event {
+        Event::Added(_) => Vec::new(),
+        Event::Modified { old, new } if spec(old) == spec(new) || usage(old) == usage(new) => Vec::new(),
+        Event::Modified { .. } | Event::Deleted(_) => touched(quotas, event),
+    }
+}
+
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let quotas = context.on::<ResourceQuota, _>(|event| match event {
         // Admission writes what is used; that alone is no reason to count again.
         Event::Modified { old, new } if old.spec == new.spec && hard_is_true(new) => None,
         _ => Some(pods::key(&**event.object())),
     });
-    let pods = {
-        let quotas = quotas.clone();
-        context.on::<Pod, _>(move |event| match event {
-            Event::Modified { old, new }
-                if pods::is_finished(old) == pods::is_finished(new) && old.spec == new.spec =>
-            {
-                Vec::new()
-            }
-            _ => keys(&quotas, event.object().metadata.namespace.as_ref()),
-        })
-    };
-    let (on_service, on_claim) = (quotas.clone(), quotas.clone());
-    let services = context.on::<Service, _>(move |event| keys(&on_service, event.object().metadata.namespace.as_ref()));
-    let claims = context
-        .on::<PersistentVolumeClaim, _>(move |event| keys(&on_claim, event.object().metadata.namespace.as_ref()));
+    let (on_pod, on_service, on_claim) = (quotas.clone(), quotas.clone(), quotas.clone());
+    let pods = context.on::<Pod, _>(move |event| match event {
+        Event::Modified { old, new } if pods::is_finished(old) != pods::is_finished(new) => touched(&on_pod, event),
+        _ => changed(&on_pod, event, |pod| &pod.spec, of_pod),
+    });
+    let services =
+        context.on::<Service, _>(move |event| changed(&on_service, event, |service| &service.spec, of_service));
+    let claims =
+        context.on::<PersistentVolumeClaim, _>(move |event| changed(&on_claim, event, |claim| &claim.spec, of_claim));
     Arc::new(Controller {
         client: context.client.clone(),
         queue: context.queue.clone(),
@@ -187,7 +203,7 @@ impl Controller {
             Informer::new(self.client.metadata(&resource.gvr, None), ListParams::default());
         let (quotas, queue) = (self.quotas.clone(), self.queue.clone());
         informer.subscribe(move |event| {
-            if !matches!(event, Event::Modified { .. }) {
+            if matches!(event, Event::Deleted(_)) {
                 keys(&quotas, event.object().metadata.namespace.as_ref()).into_iter().for_each(|key| queue.add(key));
             }
         });

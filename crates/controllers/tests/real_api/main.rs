@@ -15,6 +15,7 @@ mod identities;
 mod initializers;
 mod jobs;
 mod namespaces;
+mod quotas;
 mod scale;
 mod stateful_sets;
 mod tokens;
