@@ -2,7 +2,7 @@
 
 use crate::Args;
 use crate::peer::Etcd;
-use crate::report::{self, Better, Times, line};
+use crate::report::{self, Better, Times, line, line_alone};
 use ::store::embedded::Options;
 use ::store::{EmbeddedStore, Op, Range, Store, Txn, Watch};
 use anyhow::Context;
@@ -13,6 +13,9 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// Bytes that our log writes for a put besides its value: the record and the key (`docs/store-format.md`).
+const AROUND_VALUE: usize = 30 + "/registry/bench/put/00000000".len();
 
 pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     if let Some(dir) = &args.inside {
@@ -57,29 +60,41 @@ async fn puts(args: &Args, dir: &Path) -> anyhow::Result<()> {
             }
             let (mut our_times, mut peer_times) = (Times::default(), Times::default());
             let (mut our_rate, mut peer_rate, mut appends, mut alike, mut group) = (0.0, 0.0, 0.0, 0.0, 0.0);
-            let (mut puts, mut syncs) = (0, 0);
+            let (mut puts, mut syncs, mut our_cpu, mut group_cpu) = (0, 0, 0.0, 0.0);
             for _ in 0..rounds {
                 peer_rate += put_from(&peers, writers, value, turn, &mut peer_times).await? / f64::from(rounds);
                 let (puts_before, syncs_before) = (our_times.count(), embedded.frames_written());
+                let cpu_before = report::cpu_seconds()?;
                 our_rate += put_from(&ours, writers, value, turn, &mut our_times).await? / f64::from(rounds);
+                our_cpu += report::cpu_seconds()? - cpu_before;
                 puts += our_times.count() - puts_before;
                 syncs += embedded.frames_written() - syncs_before;
                 let batch = (puts as f64 / syncs.max(1) as f64).round() as usize;
-                alike += raw_appends(&dir.join("raw"), batch.max(1), value, turn)? / f64::from(rounds);
-                appends += raw_appends(&dir.join("raw"), writers, value, turn)? / f64::from(rounds);
-                group += raw_group_commit(&dir.join("raw"), writers, value, turn).await? / f64::from(rounds);
+                let record = value + AROUND_VALUE;
+                alike += raw_appends(&dir.join("raw"), batch.max(1), record, turn)? / f64::from(rounds);
+                appends += raw_appends(&dir.join("raw"), writers, record, turn)? / f64::from(rounds);
+                let cpu_before = report::cpu_seconds()?;
+                group += raw_group_commit(&dir.join("raw"), writers, record, turn).await? / f64::from(rounds);
+                group_cpu += report::cpu_seconds()? - cpu_before;
             }
             line("put", &parameters, "/s", our_rate, peer_rate, Better::More);
             for percent in [50, 99] {
                 let (ours, peer) = (our_times.percentile(percent), peer_times.percentile(percent));
                 line(&format!("put-p{percent}"), &parameters, "ms", ours, peer, Better::Less);
             }
-            // All writers in one write is the most that a loop can offer; while we decide the next puts during a sync, the
-            // writers are in two batches, and a loop that writes batches like ours is the disk's part alone.
+            // The ceilings, all with the bytes that our log writes per put. Appending what all writers together can have
+            // outstanding per sync, with nobody to answer, is the most that a disk could give them. The second takes
+            // as many per sync as we did on average. The third serves as many writers that each wait for theirs.
             line("put-of-raw-append", &parameters, "/s", our_rate, appends, Better::More);
-            let batch = format!("{parameters} batch={:.1}", puts as f64 / syncs.max(1) as f64);
-            line("put-of-raw-append-like-ours", &batch, "/s", our_rate, alike, Better::More);
+            let batch = puts as f64 / syncs.max(1) as f64;
+            let alike_parameters = format!("{parameters} batch={batch:.1}");
+            line("put-of-raw-append-like-ours", &alike_parameters, "/s", our_rate, alike, Better::More);
             line("put-of-raw-group-commit", &parameters, "/s", our_rate, group, Better::More);
+            // Where the time goes: the whole process's CPU per put, and how long a sync of all writers' records takes.
+            let (per_put, group_puts) =
+                (our_cpu * 1e6 / puts.max(1) as f64, group * turn.as_secs_f64() * f64::from(rounds));
+            line("put-cpu-of-raw-group-commit", &parameters, "us", per_put, group_cpu * 1e6 / group_puts, Better::Less);
+            line_alone("raw-append-sync", &parameters, "us", writers as f64 * 1e6 / appends);
         }
     }
     Ok(())
@@ -118,10 +133,10 @@ async fn put_from(
     Ok((times.count() - before) as f64 / started.elapsed().as_secs_f64())
 }
 
-/// What one loop gets from the disk that writes so many values per sync and has nobody to answer: in puts per second.
-fn raw_appends(file: &Path, values: usize, size: usize, time: Duration) -> anyhow::Result<f64> {
+/// What one loop gets from the disk that writes so many records per sync and has nobody to answer: in puts per second.
+fn raw_appends(file: &Path, records: usize, size: usize, time: Duration) -> anyhow::Result<f64> {
     let mut out = std::fs::File::create(file)?;
-    let batch = vec![b'v'; values * size];
+    let batch = vec![b'v'; records * size];
     let started = Instant::now();
     let mut syncs = 0;
     while started.elapsed() < time {
@@ -129,14 +144,14 @@ fn raw_appends(file: &Path, values: usize, size: usize, time: Duration) -> anyho
         out.sync_data()?;
         syncs += 1;
     }
-    let rate = (syncs * values) as f64 / started.elapsed().as_secs_f64();
+    let rate = (syncs * records) as f64 / started.elapsed().as_secs_f64();
     std::fs::remove_file(file)?;
     Ok(rate)
 }
 
 /// What as many writers get from a thread that appends whatever waits, syncs, and answers: the ceiling of any log that
 /// several write to, without index, revisions or checksums. In puts per second.
-async fn raw_group_commit(file: &Path, writers: usize, value: usize, time: Duration) -> anyhow::Result<f64> {
+async fn raw_group_commit(file: &Path, writers: usize, size: usize, time: Duration) -> anyhow::Result<f64> {
     let (queue, waiting) = std::sync::mpsc::channel::<(Bytes, tokio::sync::oneshot::Sender<()>)>();
     let mut out = std::fs::File::create(file)?;
     let appender = std::thread::spawn(move || -> std::io::Result<()> {
@@ -156,15 +171,15 @@ async fn raw_group_commit(file: &Path, writers: usize, value: usize, time: Durat
         }
         Ok(())
     });
-    let (value, started) = (Bytes::from(vec![b'v'; value]), Instant::now());
+    let (record, started) = (Bytes::from(vec![b'v'; size]), Instant::now());
     let mut tasks = tokio::task::JoinSet::new();
     for _ in 0..writers {
-        let (queue, value) = (queue.clone(), value.clone());
+        let (queue, record) = (queue.clone(), record.clone());
         tasks.spawn(async move {
             let mut puts = 0_u64;
             while started.elapsed() < time {
                 let (answer, answered) = tokio::sync::oneshot::channel();
-                queue.send((value.clone(), answer)).context("the appender ended")?;
+                queue.send((record.clone(), answer)).context("the appender ended")?;
                 answered.await?;
                 puts += 1;
             }

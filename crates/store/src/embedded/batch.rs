@@ -2,7 +2,7 @@
 
 use super::index::{Change, Lease, View};
 use super::log::Log;
-use super::queue::{Command, Fill, Reply};
+use super::queue::{Command, Reply};
 use super::{record, transaction};
 use crate::{LeaseId, Result, Revision, StoreError, TxnResult};
 use std::sync::Arc;
@@ -16,17 +16,39 @@ const MAX_FRAME: usize = 8 << 20;
 /// Answers one command once it is known whether its batch is on disk.
 type Answer = Box<dyn FnOnce(Result<()>) + Send>;
 
+/// What the callers of a batch are told. It is said when this is dropped, wherever that is, so nobody is forgotten.
+pub(super) struct Answers {
+    durable: Result<()>,
+    /// Let go where the callers are.
+    _commits: Vec<(Revision, Arc<[Change]>)>,
+    txns: Vec<(Reply<TxnResult>, Result<TxnResult>)>,
+    others: Vec<Answer>,
+}
+
+impl Answers {
+    pub(super) fn len(&self) -> usize {
+        self.txns.len() + self.others.len()
+    }
+}
+
+impl Drop for Answers {
+    fn drop(&mut self) {
+        for (reply, result) in self.txns.drain(..) {
+            // A caller that went away does not want to know.
+            let _ = reply.send(self.durable.clone().and(result));
+        }
+        for answer in self.others.drain(..) {
+            answer(self.durable.clone());
+        }
+    }
+}
+
 pub(super) struct Batch {
-    /// How many writes had failed when the first command was decided. One more since then: this batch stands on a view
-    /// that never came to be.
-    pub(super) failures: u64,
     pub(super) frame: Vec<u8>,
     pub(super) commits: Vec<(Revision, Arc<[Change]>)>,
     pub(super) captures: Vec<Reply<(Arc<View>, u64)>>,
     pub(super) granted: Vec<(LeaseId, Duration)>,
     pub(super) ended: Vec<LeaseId>,
-    /// Memory was given back, which shows only once the view is published.
-    pub(super) trimmed: bool,
     txns: Vec<(Reply<TxnResult>, Result<TxnResult>)>,
     others: Vec<Answer>,
 }
@@ -37,27 +59,23 @@ impl Batch {
         frame.shrink_to(MAX_FRAME);
         Log::start_frame(&mut frame);
         Batch {
-            failures: 0,
             frame,
             commits: Vec::new(),
             captures: Vec::new(),
             granted: Vec::new(),
             ended: Vec::new(),
-            trimmed: false,
             txns: Vec::new(),
             others: Vec::new(),
         }
     }
 
-    pub(super) fn fill(&self) -> Fill {
-        let count = self.txns.len() + self.others.len() + self.captures.len();
-        if count >= MAX_BATCH || self.frame.len() >= MAX_FRAME {
-            Fill::Full
-        } else if count > 0 || self.trimmed || !Log::is_empty_frame(&self.frame) {
-            Fill::Some
-        } else {
-            Fill::Empty
-        }
+    /// How many commands were decided.
+    pub(super) fn len(&self) -> usize {
+        self.txns.len() + self.others.len() + self.captures.len()
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.len() >= MAX_BATCH || self.frame.len() >= MAX_FRAME
     }
 
     /// Decides a command on `view`, and keeps the answer until the batch is durable.
@@ -100,17 +118,9 @@ impl Batch {
         true
     }
 
-    /// Tells every caller. Returns the frame's buffer.
-    pub(super) fn answer(self, durable: Result<()>) -> Vec<u8> {
-        // A caller that went away does not want to know.
-        match &durable {
-            Ok(()) => self.txns.into_iter().for_each(|(reply, result)| drop(reply.send(result))),
-            Err(error) => self.txns.into_iter().for_each(|(reply, _)| drop(reply.send(Err(error.clone())))),
-        }
-        for answer in self.others {
-            answer(durable.clone());
-        }
-        self.frame
+    /// The answers to every caller, now that it is known whether the batch is on disk, and the frame's buffer.
+    pub(super) fn answers(self, durable: Result<()>) -> (Answers, Vec<u8>) {
+        (Answers { durable, _commits: self.commits, txns: self.txns, others: self.others }, self.frame)
     }
 
     fn commit(&mut self, view: &mut View, changes: Vec<Change>) {

@@ -1,45 +1,53 @@
-//! The committers: two threads that take turns in changing the store.
+//! The committer: makes durable what writers have decided.
 //!
-//! Flow of a batch: [`Committer::gather`] decides commands on the tip, the newest view, and encodes their effects as one
-//! frame -> [`Committer::finish`] writes and syncs the frame, publishes the view and answers everyone. While one committer
-//! waits for the disk, the other gathers the next batch, and it gathers until the disk is free: so
-//! batches grow with the number of writers, nobody waits for a timer, and a lone writer is written at once.
+//! Flow of a write: [`Committer::submit`] queues a command and, unless someone else is at it, decides what is queued on the
+//! tip, the newest view, whose effects are encoded into the open batch. The committer's thread takes that batch when the
+//! disk is free -> writes and syncs it as one frame -> publishes the view -> answers everyone. So the next batch is decided
+//! on the writers' own threads while the disk is busy, batches grow with the number of writers, and a lone writer
+//! is written at once.
 //!
 //! Invariants: batches are written and published in the order in which they were decided, each only after the one before
 //! it is on disk. If a write fails, the batch decided meanwhile stood on a view that never came to be, and is refused too.
 
-use super::batch::Batch;
+use super::batch::{Answers, Batch};
 use super::directory::{self, Listing};
 use super::index::View;
 use super::log::Log;
-use super::queue::{Command, Fill, Next};
+use super::patience::Patience;
+use super::queue::{Command, Next};
 use super::{Options, Shared, snapshot};
-use crate::{Result, StoreError};
+use crate::Result;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::time::Instant;
+use tokio::runtime::{Handle, RuntimeFlavor};
 
 /// Revisions that are forgotten with one batch after a compaction.
 const TRIM_STEP: usize = 2048;
+/// Callers that the committer answers itself.
+const FEW: usize = 4;
 
 pub(super) struct Committer {
     shared: Arc<Shared>,
     /// Poisoned by a panic: it may be half a transaction ahead.
     tip: std::sync::Mutex<Tip>,
+    /// Locked before the tip where both are.
     writer: Mutex<Writer>,
-    /// Writes that failed. Counted before the log is free again.
-    failures: AtomicU64,
+    /// The view that was published last but one. Taking it apart is left to those who decide: they have its parts at hand,
+    /// and the disk is busy then.
+    retired: Mutex<Option<Arc<View>>>,
+    /// Where the callers run, if that is known to go on by itself.
+    callers: Option<Handle>,
 }
 
-/// Where the next command is decided: what is published, and the batch that is on its way to the disk.
+/// Where commands are decided: what is published, the batch that is on its way to the disk, and the open batch.
 struct Tip {
     view: View,
-    /// Of [`Committer::failures`], those that the view knows of.
-    failures: u64,
-    /// Commands that did not fit into the last batch.
-    taken: VecDeque<Command>,
+    batch: Batch,
+    /// Commands that did not fit into the batch.
+    left: VecDeque<Command>,
 }
 
 /// The log and what follows from its growth.
@@ -49,10 +57,9 @@ struct Writer {
     snapshots: Arc<Snapshots>,
     /// Bytes in log files that the newest snapshot does not cover.
     log_bytes: u64,
-    last_failure: Option<StoreError>,
 }
 
-/// What the committers and the thread that writes a snapshot share.
+/// What the committer and the thread that writes a snapshot share.
 #[derive(Default)]
 pub(super) struct Snapshots {
     running: AtomicBool,
@@ -61,14 +68,43 @@ pub(super) struct Snapshots {
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
 
-/// Tells writers, watches and the other committer when one panics.
-struct Alarm<'a>(&'a Shared);
+/// Tells writers, watches and the committer when someone panics.
+struct Alarm<'a>(&'a Committer);
 
 impl Drop for Alarm<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.0.queue.close();
-            self.0.closed.cancel();
+            self.0.shared.queue.close();
+            self.0.shared.closed.cancel();
+            // Those whose commands were decided hear of it when their replies are dropped.
+            let mut tip = self.0.tip.lock().unwrap_or_else(PoisonError::into_inner);
+            tip.left.clear();
+            tip.batch = Batch::new(Vec::new());
+        }
+    }
+}
+
+impl Tip {
+    /// Decides what is queued, as far as the batch has room.
+    fn decide(&mut self, shared: &Shared) {
+        while !self.batch.is_full() {
+            let Some(command) = self.left.pop_front() else {
+                if shared.queue.take(&mut self.left) {
+                    continue;
+                }
+                break;
+            };
+            self.batch.decide(&mut self.view, command);
+        }
+    }
+
+    /// What time brings: leases that end, and history that may be forgotten.
+    fn pass_time(&mut self, shared: &Shared) {
+        for id in shared.leases.expired() {
+            self.batch.end_lease(&mut self.view, id);
+        }
+        if self.view.needs_trim() {
+            self.view.trim(TRIM_STEP);
         }
     }
 }
@@ -82,29 +118,55 @@ impl Committer {
         log_bytes: u64,
     ) -> Committer {
         let view = View::clone(&shared.view.load());
+        let tip = Tip { view, batch: Batch::new(Vec::new()), left: VecDeque::new() };
+        let writer = Writer { log, options, snapshots, log_bytes };
+        let callers =
+            Handle::try_current().ok().filter(|runtime| runtime.runtime_flavor() != RuntimeFlavor::CurrentThread);
         Committer {
             shared,
-            tip: std::sync::Mutex::new(Tip { view, failures: 0, taken: VecDeque::new() }),
-            writer: Mutex::new(Writer { log, options, snapshots, log_bytes, last_failure: None }),
-            failures: AtomicU64::new(0),
+            tip: std::sync::Mutex::new(tip),
+            writer: Mutex::new(writer),
+            retired: Mutex::default(),
+            callers,
         }
     }
 
-    /// Commits until the queue is stopped and empty. Two threads do this.
-    pub(super) fn run(&self) {
-        let _alarm = Alarm(&self.shared);
-        let mut frame = Vec::new();
-        loop {
-            let mut tip = match self.tip.lock() {
-                Ok(tip) => tip,
-                Err(poisoned) => {
-                    poisoned.into_inner().taken.clear();
-                    break;
-                }
-            };
-            let Some((batch, view)) = self.gather(&mut tip, frame) else { break };
+    /// Queues a command for the next batch. It is decided here unless someone else is deciding: they, or the committer, go on.
+    pub(super) fn submit(&self, command: Command) -> Result<()> {
+        let _alarm = Alarm(self);
+        let awaited = self.shared.queue.push(command)?;
+        if let Ok(mut tip) = self.tip.try_lock() {
+            tip.decide(&self.shared);
             drop(tip);
-            frame = self.finish(batch, view);
+            self.retire(None);
+        }
+        if awaited {
+            self.shared.queue.wake();
+        }
+        Ok(())
+    }
+
+    /// Commits until the queue is stopped and empty.
+    pub(super) fn run(&self) {
+        let _alarm = Alarm(self);
+        let mut patience = Patience::default();
+        let mut frame = Vec::new();
+        let mut needs_trim = false;
+        loop {
+            let deadline = if needs_trim { Some(Instant::now()) } else { self.shared.leases.next_look() };
+            match self.shared.queue.wait(1, deadline) {
+                Next::Write => patience.gather(&self.shared.queue),
+                Next::Due => {}
+                Next::Stopped => break,
+            }
+            let Ok(mut tip) = self.tip.lock() else { break };
+            tip.decide(&self.shared);
+            tip.pass_time(&self.shared);
+            let (batch, view) = (std::mem::replace(&mut tip.batch, Batch::new(frame)), tip.view.clone());
+            needs_trim = view.needs_trim();
+            drop(tip);
+            self.shared.queue.taken(batch.len());
+            frame = self.finish(batch, view, &mut patience);
         }
     }
 
@@ -113,7 +175,7 @@ impl Committer {
         self.writer.lock().log.next_sequence()
     }
 
-    /// Ends what goes on in the background. The committers are gone.
+    /// Ends what goes on in the background. The committer is gone.
     pub(super) fn end(&self) {
         let snapshots = self.writer.lock().snapshots.clone();
         snapshots.stop.store(true, Ordering::Relaxed);
@@ -122,58 +184,15 @@ impl Committer {
         }
     }
 
-    /// Decides what comes until the log is free. The log is the caller's when this returns.
-    fn gather(&self, tip: &mut Tip, frame: Vec<u8>) -> Option<(Batch, View)> {
-        let mut batch = Batch::new(frame);
-        loop {
-            let mut next = Next::Decide;
-            if tip.taken.is_empty() || batch.fill() == Fill::Full {
-                let deadline =
-                    if tip.view.needs_trim() { Some(Instant::now()) } else { self.shared.leases.next_look() };
-                next = self.shared.queue.next(&mut tip.taken, batch.fill(), deadline);
-            }
-            match next {
-                Next::Stopped => {
-                    tip.taken.clear();
-                    return None;
-                }
-                Next::Write => return Some((batch, tip.view.clone())),
-                Next::Decide | Next::Due => {}
-            }
-            if batch.fill() == Fill::Empty {
-                self.begin(tip, &mut batch);
-            }
-            while batch.fill() != Fill::Full
-                && let Some(command) = tip.taken.pop_front()
-            {
-                batch.decide(&mut tip.view, command);
-            }
-        }
-    }
-
-    /// Before the first command of a batch: a view that is true, and what time brings.
-    fn begin(&self, tip: &mut Tip, batch: &mut Batch) {
-        let failures = self.failures.load(Ordering::Acquire);
-        if tip.failures != failures {
-            tip.view = View::clone(&self.shared.view.load());
-            tip.failures = failures;
-        }
-        batch.failures = failures;
-        for id in self.shared.leases.expired() {
-            batch.end_lease(&mut tip.view, id);
-        }
-        if tip.view.needs_trim() {
-            tip.view.trim(TRIM_STEP);
-            batch.trimmed = true;
-        }
-    }
-
-    /// Makes a batch durable, shows it, lets the log go and answers. Returns the frame's buffer.
-    fn finish(&self, mut batch: Batch, view: View) -> Vec<u8> {
+    /// Makes a batch durable, shows it and answers. Returns the frame's buffer.
+    fn finish(&self, mut batch: Batch, view: View, patience: &mut Patience) -> Vec<u8> {
         let mut writer = self.writer.lock();
-        let durable = writer.write(&mut batch, &self.failures);
-        // Dropped after the answers: taking apart what the batch replaced need not keep writers waiting.
+        let started = Instant::now();
+        let durable = writer.write(&mut batch);
+        patience.synced(started.elapsed(), batch.len(), self.shared.queue.pending());
         let mut replaced = None;
+        // What was decided meanwhile, if it stands on a view that will never be.
+        let mut void = Batch::new(Vec::new());
         match &durable {
             Ok(()) => {
                 let (publish, view) = (&self.shared.view, Arc::new(view));
@@ -181,46 +200,47 @@ impl Committer {
                 self.shared.leases.update(&batch.granted, &batch.ended);
             }
             Err(error) => {
-                tracing::warn!(%error, writes = batch.commits.len(), "batch refused");
+                if let Ok(mut tip) = self.tip.lock() {
+                    tip.view = View::clone(&self.shared.view.load());
+                    std::mem::swap(&mut void, &mut tip.batch);
+                }
+                self.shared.queue.taken(void.len());
+                tracing::warn!(%error, writes = batch.commits.len() + void.commits.len(), "batch refused");
                 self.shared.leases.postpone(&batch.ended);
+                self.shared.leases.postpone(&void.ended);
             }
         }
-        for reply in batch.captures.drain(..) {
+        for reply in batch.captures.drain(..).chain(void.captures.drain(..)) {
             let _ = reply.send(Ok((self.shared.view.load_full(), writer.log.next_sequence())));
         }
-        let writer = if writer.is_snapshot_due() {
-            Some(writer)
-        } else {
-            drop(writer);
-            self.shared.queue.release_log();
-            None
-        };
-        let frame = batch.answer(durable);
-        if let Some(mut writer) = writer {
+        drop(void.answers(durable.clone()));
+        let (answers, frame) = batch.answers(durable);
+        self.answer(answers);
+        self.retire(replaced.filter(|_| self.shared.queue.pending() > 0));
+        if writer.is_snapshot_due() {
             writer.start_snapshot(&self.shared);
-            drop(writer);
-            self.shared.queue.release_log();
         }
         frame
+    }
+
+    fn retire(&self, view: Option<Arc<View>>) {
+        let retired = std::mem::replace(&mut *self.retired.lock(), view);
+        drop(retired);
+    }
+
+    /// Many are answered on a thread of theirs: each one woken from here would take the processor from the next batch.
+    fn answer(&self, answers: Answers) {
+        match &self.callers {
+            Some(callers) if answers.len() > FEW => drop(callers.spawn(async move { drop(answers) })),
+            _ => drop(answers),
+        }
     }
 }
 
 impl Writer {
-    fn write(&mut self, batch: &mut Batch, failures: &AtomicU64) -> Result<()> {
-        if batch.failures != failures.load(Ordering::Acquire) {
-            let gone = || StoreError::Unavailable("the write before this one failed".into());
-            return Err(self.last_failure.clone().unwrap_or_else(gone));
-        }
-        if Log::is_empty_frame(&batch.frame) {
-            return Ok(());
-        }
-        match self.log.append(&mut batch.frame) {
-            Ok(bytes) => self.log_bytes += bytes,
-            Err(error) => {
-                failures.fetch_add(1, Ordering::AcqRel);
-                self.last_failure = Some(error.clone());
-                return Err(error);
-            }
+    fn write(&mut self, batch: &mut Batch) -> Result<()> {
+        if !Log::is_empty_frame(&batch.frame) {
+            self.log_bytes += self.log.append(&mut batch.frame)?;
         }
         Ok(())
     }
@@ -264,6 +284,25 @@ impl Writer {
                 tracing::warn!(%error, "no thread for the snapshot");
                 self.snapshots.running.store(false, Ordering::Release);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::embedded::Options;
+    use crate::{EmbeddedStore, Store};
+    use std::time::{Duration, Instant};
+
+    #[tokio::test]
+    async fn leases_end_though_nobody_writes() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = EmbeddedStore::open(dir.path(), Options::default()).unwrap();
+        store.grant_lease(Duration::from_millis(1)).await.unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while store.frames_written() < 2 {
+            assert!(Instant::now() < deadline, "the lease is still there");
+            tokio::task::yield_now().await;
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The embedded store: an in-memory multi-version index and a durable log in one directory.
 //!
-//! Flow of a write: [`EmbeddedStore::txn`] -> [`queue`] -> [`committer`] (decide a [`batch`], log, sync, publish, answer) ->
-//! [`watchers`]. A read loads the published [`index::View`] and needs nothing else.
+//! Flow of a write: [`EmbeddedStore::txn`] -> [`queue`] -> [`committer`] (decide into a [`batch`]; log, sync, publish, answer)
+//! -> [`watchers`]. A read loads the published [`index::View`] and needs nothing else.
 //! Opening: [`recover`] reads the newest snapshot and the log after it.
 
 mod index;
@@ -11,6 +11,7 @@ mod queue;
 mod batch;
 mod committer;
 mod leases;
+mod patience;
 mod transaction;
 mod watchers;
 
@@ -50,10 +51,8 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use watchers::Watchers;
 
-/// Writers that may wait for the committers; more wait for a place.
+/// Writers that may wait for the committer; more wait for a place.
 const QUEUED_WRITES: usize = 4096;
-/// One waits for the disk while the other decides what is written next.
-const COMMITTERS: usize = 2;
 /// Pieces of a backup that may wait for a slow reader.
 const BACKUP_PIECES: usize = 4;
 
@@ -74,12 +73,12 @@ pub struct EmbeddedStore {
     shared: Arc<Shared>,
     places: Semaphore,
     committer: Arc<Committer>,
-    threads: Vec<std::thread::JoinHandle<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
     store_id: u64,
     _lock: Lock,
 }
 
-/// What the committers, readers and watches share.
+/// What the committer, readers and watches share.
 struct Shared {
     dir: PathBuf,
     view: ArcSwap<View>,
@@ -139,13 +138,13 @@ impl EmbeddedStore {
         });
         let committer = Arc::new(Committer::new(shared.clone(), log, options, snapshots, log_bytes));
         let places = Semaphore::new(QUEUED_WRITES);
-        let mut store = EmbeddedStore { shared, places, committer, threads: Vec::new(), store_id, _lock: lock };
-        for _ in 0..COMMITTERS {
-            let committer = store.committer.clone();
-            let thread = std::thread::Builder::new().name("store-committer".into()).spawn(move || committer.run());
-            store.threads.push(thread.map_err(|error| StoreError::io(dir, &error))?);
-        }
-        Ok(store)
+        let run = {
+            let committer = committer.clone();
+            move || committer.run()
+        };
+        let thread = std::thread::Builder::new().name("store-committer".into()).spawn(run);
+        let thread = Some(thread.map_err(|error| StoreError::io(dir, &error))?);
+        Ok(EmbeddedStore { shared, places, committer, thread, store_id, _lock: lock })
     }
 
     /// How many keys exist now.
@@ -162,7 +161,7 @@ impl EmbeddedStore {
         let gone = || StoreError::Unavailable("the store is closed".into());
         let _place = self.places.acquire().await.map_err(|_| gone())?;
         let (reply, answer) = oneshot::channel();
-        self.shared.queue.push(command(reply))?;
+        self.committer.submit(command(reply))?;
         answer.await.map_err(|_| StoreError::Unavailable("the committer has stopped".into()))?
     }
 }
@@ -171,10 +170,8 @@ impl Drop for EmbeddedStore {
     /// Carries out what is queued, then lets the directory go.
     fn drop(&mut self) {
         self.shared.queue.stop();
-        for thread in self.threads.drain(..) {
-            if thread.join().is_err() {
-                tracing::error!(dir = %self.shared.dir.display(), "a committer panicked");
-            }
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!(dir = %self.shared.dir.display(), "the committer panicked");
         }
         self.committer.end();
         self.shared.closed.cancel();

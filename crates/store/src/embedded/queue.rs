@@ -1,7 +1,4 @@
-//! What waits for the committers, and whose turn it is to write the log.
-//!
-//! One lock and one condition for both, because a committer that has a batch waits for either: for the log, or for
-//! more to put into the batch. At most one committer waits here; the other is writing, or waits for the first to leave.
+//! What writers ask for, until someone decides it, and how the committer learns that there is something to write.
 
 use super::index::View;
 use crate::{LeaseId, Result, Revision, StoreError, Txn, TxnResult};
@@ -10,9 +7,6 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
-
-/// While the log is being written, commands are taken in portions of this size: a wake-up costs more than a decision.
-const PORTION: usize = 8;
 
 pub(super) type Reply<T> = oneshot::Sender<Result<T>>;
 
@@ -34,31 +28,19 @@ pub(super) struct Queue {
 #[derive(Default)]
 struct State {
     commands: VecDeque<Command>,
-    /// A committer writes the log.
-    writing: bool,
-    /// The waiting committer wants to know of so many commands; none if zero.
+    /// Commands whose batch the committer has not taken, decided or not.
+    pending: usize,
+    /// The committer waits until so many are pending; zero: it does not wait.
     wanted: usize,
-    /// The waiting committer has a batch to write.
-    has_batch: bool,
     stopped: bool,
-    /// A committer panicked: nobody may go on.
+    /// Someone panicked while deciding or writing: nobody may go on.
     dead: bool,
 }
 
-/// How full a batch is.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Fill {
-    Empty,
-    Some,
-    Full,
-}
-
-/// What a committer that gathers a batch does next.
+/// What the committer does next.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Commands were moved to the caller, who decides them.
-    Decide,
-    /// The log is the caller's until [`Queue::release_log`].
+    /// As many commands as were wanted are pending.
     Write,
     /// The deadline has passed.
     Due,
@@ -67,24 +49,44 @@ pub(super) enum Next {
 }
 
 impl Queue {
-    pub(super) fn push(&self, command: Command) -> Result<()> {
+    /// Returns whether the committer waits for this command: then the caller calls [`Queue::wake`].
+    pub(super) fn push(&self, command: Command) -> Result<bool> {
         let mut state = self.state.lock();
         if state.stopped {
             return Err(StoreError::Unavailable("the store is closed".into()));
         }
         state.commands.push_back(command);
-        if state.wanted > 0 && state.commands.len() >= state.wanted {
+        state.pending += 1;
+        let awaited = state.wanted > 0 && state.pending >= state.wanted;
+        if awaited {
             state.wanted = 0;
-            drop(state);
-            self.changed.notify_one();
         }
-        Ok(())
+        Ok(awaited)
+    }
+
+    pub(super) fn wake(&self) {
+        self.changed.notify_one();
+    }
+
+    /// Moves what is queued to `into`, which is empty. False if nothing is.
+    pub(super) fn take(&self, into: &mut VecDeque<Command>) -> bool {
+        std::mem::swap(&mut self.state.lock().commands, into);
+        !into.is_empty()
+    }
+
+    /// The committer has taken a batch of so many commands.
+    pub(super) fn taken(&self, commands: usize) {
+        self.state.lock().pending -= commands;
+    }
+
+    pub(super) fn pending(&self) -> usize {
+        self.state.lock().pending
     }
 
     /// What is queued is still carried out.
     pub(super) fn stop(&self) {
         self.state.lock().stopped = true;
-        self.changed.notify_one();
+        self.wake();
     }
 
     /// Nobody will take commands any more: refuses new ones, and drops those that are queued, which tells their callers.
@@ -92,49 +94,28 @@ impl Queue {
         let mut state = self.state.lock();
         (state.stopped, state.dead) = (true, true);
         state.commands.clear();
-        self.changed.notify_one();
+        self.wake();
     }
 
-    pub(super) fn release_log(&self) {
-        let mut state = self.state.lock();
-        state.writing = false;
-        if state.has_batch || !state.commands.is_empty() {
-            drop(state);
-            self.changed.notify_one();
-        } else if state.wanted > 0 {
-            state.wanted = 1;
-        }
-    }
-
-    /// Waits for something to do. `into` is empty, or the batch is full and takes nothing more.
-    pub(super) fn next(&self, into: &mut VecDeque<Command>, fill: Fill, deadline: Option<Instant>) -> Next {
+    /// Waits until so many commands are pending, at least one. Once the queue is stopped, any number will do.
+    pub(super) fn wait(&self, wanted: usize, deadline: Option<Instant>) -> Next {
         let mut state = self.state.lock();
         loop {
-            if state.dead {
+            if state.dead || (state.stopped && state.pending == 0) {
                 return Next::Stopped;
             }
-            let portion = if state.writing { PORTION } else { 1 };
-            if fill != Fill::Full && state.commands.len() >= portion {
-                std::mem::swap(&mut state.commands, into);
-                return Next::Decide;
-            }
-            if fill != Fill::Empty && !state.writing {
-                state.writing = true;
+            if state.pending >= wanted || state.stopped {
                 return Next::Write;
             }
-            if fill == Fill::Empty && state.stopped && state.commands.is_empty() {
-                return Next::Stopped;
-            }
-            state.wanted = if fill == Fill::Full { 0 } else { portion };
-            state.has_batch = fill != Fill::Empty;
-            let timed_out = match deadline.filter(|_| fill == Fill::Empty) {
+            state.wanted = wanted;
+            let timed_out = match deadline {
                 Some(deadline) => self.changed.wait_until(&mut state, deadline).timed_out(),
                 None => {
                     self.changed.wait(&mut state);
                     false
                 }
             };
-            (state.wanted, state.has_batch) = (0, false);
+            state.wanted = 0;
             if timed_out {
                 return Next::Due;
             }

@@ -67,6 +67,9 @@ impl Watchers {
     /// Publishes a view and wakes whom its new changes concern.
     pub(super) fn publish(&self, commits: &[(Revision, Arc<[Change]>)], publish: impl FnOnce()) {
         let groups = self.groups.lock();
+        if groups.keys.is_empty() && groups.prefixes.is_empty() {
+            return publish();
+        }
         let mut woken: Vec<(Revision, &Arc<Group>)> = Vec::new();
         for (revision, changes) in commits {
             for change in changes.iter() {
