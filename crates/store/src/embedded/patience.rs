@@ -1,13 +1,15 @@
 //! Whether the committer waits for more to write, though it could write already.
 //!
-//! Writers that were just answered mostly come again. Waiting for them pays if they are back before a sync would have
-//! ended: where one is slow, all writers then share each sync, instead of half of them every other one. Where a sync is fast, or
-//! those who were answered have something else to do, waiting only costs. So it is tried, and after a try that
-//! failed more and more batches pass until the next.
+//! Writers that were just answered mostly come again. Waiting for them pays if they are back well before a sync would have
+//! ended: where one is slow, all writers then share each sync, instead of half of them every other one. Where a sync is fast,
+//! it is better to write and to decide the next batch meanwhile; and where those who were answered have something
+//! else to do, waiting only costs. So it is tried, and after a try that failed more and more batches pass until the next.
 
 use super::queue::{Next, Queue};
 use std::time::{Duration, Instant};
 
+/// What it is worth, about, that a batch is decided while the disk is busy.
+const OVERLAP: Duration = Duration::from_micros(50);
 /// Batches between two tries, at most.
 const MOST_SKIPPED: u32 = 1 << 10;
 
@@ -26,13 +28,13 @@ pub(super) struct Patience {
 impl Patience {
     /// Notes what a batch took. `waiting` were pending when its `answered` had to be answered.
     pub(super) fn synced(&mut self, took: Duration, answered: usize, waiting: usize) {
-        self.limit = took / 4;
+        self.limit = (took / 2).saturating_sub(OVERLAP);
         self.crowd = answered + waiting;
     }
 
     /// Waits for the crowd, if that promises to pay.
     pub(super) fn gather(&mut self, queue: &Queue) {
-        if queue.pending() >= self.crowd {
+        if self.limit.is_zero() || queue.pending() >= self.crowd {
             return;
         }
         if self.skip > 0 {
@@ -44,5 +46,28 @@ impl Patience {
             Next::Write | Next::Stopped => 0,
         };
         self.skip = self.skipped;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tries_that_fail_become_rare() {
+        let queue = Queue::default();
+        let slow = Duration::from_millis(1);
+        // Nobody comes back. Sync, whom to wait for -> batches without a try, after each call.
+        for (took, crowd, expected) in
+            [(2 * OVERLAP, 64, [0; 8]), (slow, 0, [0; 8]), (slow, 64, [1, 0, 3, 2, 1, 0, 7, 6])]
+        {
+            let mut patience = Patience::default();
+            patience.synced(took, crowd, 0);
+            let skips = expected.map(|_| {
+                patience.gather(&queue);
+                patience.skip
+            });
+            assert_eq!(skips, expected, "{took:?} {crowd}");
+        }
     }
 }
