@@ -22,11 +22,22 @@ impl<'a> Iterator for Members<'a> {
     type Item = (&'a [u8], Range<usize>);
 
     fn next(&mut self) -> Option<Self::Item> {
+        let (key, start) = self.enter()?;
+        let end = skip_value(self.json, start)?;
+        self.at = Some(end);
+        Some((key, start..end))
+    }
+}
+
+impl<'a> Members<'a> {
+    /// The next key, and where its value begins. There is no next one until `at` is set to the value's end.
+    fn enter(&mut self) -> Option<(&'a [u8], usize)> {
         let mut at = skip_space(self.json, self.at.take()?);
         if self.json.get(at) == Some(&b',') {
             at = skip_space(self.json, at + 1);
         }
         if self.json.get(at) != Some(&b'"') {
+            self.at = Some(at);
             return None; // `}` or damage: either way there are no more members
         }
         let key_end = skip_value(self.json, at)?;
@@ -35,10 +46,18 @@ impl<'a> Iterator for Members<'a> {
         if self.json.get(colon) != Some(&b':') {
             return None;
         }
-        let start = skip_space(self.json, colon + 1);
-        let end = skip_value(self.json, start)?;
-        self.at = Some(end);
-        Some((key, start..end))
+        Some((key, skip_space(self.json, colon + 1)))
+    }
+
+    /// Where the value of a member begins. What comes after it is not looked at.
+    fn find(mut self, wanted: &str) -> Option<usize> {
+        while let Some((key, start)) = self.enter() {
+            if key == wanted.as_bytes() {
+                return Some(start);
+            }
+            self.at = Some(skip_value(self.json, start)?);
+        }
+        None
     }
 }
 
@@ -95,11 +114,49 @@ fn skip_string(json: &[u8], at: usize) -> Option<usize> {
 
 /// The raw value at a path of object keys.
 pub(crate) fn find(json: &[u8], path: &[&str]) -> Option<Range<usize>> {
-    let mut at = 0..json.len();
-    for key in path {
-        at = members(json, at.start).find(|(name, _)| *name == key.as_bytes())?.1;
+    let start = find_start(json, path)?;
+    Some(start..skip_value(json, start)?)
+}
+
+/// Where the value at a path begins: how long it is need not be found out.
+pub(crate) fn find_start(json: &[u8], path: &[&str]) -> Option<usize> {
+    path.iter().try_fold(0, |at, key| members(json, at).find(key))
+}
+
+/// The raw values at several paths, found in one walk; a path that leads nowhere has none.
+pub(crate) fn find_all(json: &[u8], paths: &[&[&str]]) -> Vec<Option<Range<usize>>> {
+    let mut found = vec![None; paths.len()];
+    walk(json, 0, 0, paths, &|_| true, &mut found);
+    found
+}
+
+/// Looks for the paths that led to the object at `at`, `depth` keys long so far, and returns where the object ends.
+fn walk(
+    json: &[u8],
+    at: usize,
+    depth: usize,
+    paths: &[&[&str]],
+    leads_here: &dyn Fn(usize) -> bool,
+    found: &mut [Option<Range<usize>>],
+) -> Option<usize> {
+    let mut members = members(json, at);
+    while let Some((key, start)) = members.enter() {
+        let leads_on =
+            |path: usize| leads_here(path) && paths[path].get(depth).is_some_and(|wanted| wanted.as_bytes() == key);
+        let goes_deeper = |path: usize| leads_on(path) && paths[path].len() > depth + 1;
+        let end = match json.get(start) == Some(&b'{') && (0..paths.len()).any(goes_deeper) {
+            true => walk(json, start, depth + 1, paths, &goes_deeper, found)?,
+            false => skip_value(json, start)?,
+        };
+        for (path, place) in found.iter_mut().enumerate() {
+            if leads_on(path) && paths[path].len() == depth + 1 {
+                *place = Some(start..end);
+            }
+        }
+        members.at = Some(end);
     }
-    Some(at)
+    let end = members.at?;
+    (json.get(end) == Some(&b'}')).then_some(end + 1)
 }
 
 /// The text of a raw scalar: a string without quotes and escapes, or a number or boolean as written.
@@ -141,8 +198,7 @@ pub(crate) fn canonical(mut json: Vec<u8>, kind: &str, api_version: &str) -> Opt
 
 /// Puts `"resourceVersion":"<revision>"` first into the metadata.
 pub(crate) fn with_revision(json: &[u8], revision: u64) -> Option<Vec<u8>> {
-    let metadata = find(json, &["metadata"])?;
-    let open = metadata.start + 1;
+    let open = find_start(json, &["metadata"])? + 1;
     let digits = revision.to_string();
     let mut out = Vec::with_capacity(json.len() + digits.len() + 22);
     out.extend_from_slice(json.get(..open)?);
@@ -177,6 +233,25 @@ mod tests {
     }
 
     #[test]
+    fn one_walk_finds_what_single_searches_find() {
+        let paths: [&[&str]; 9] = [
+            &["metadata", "name"],
+            &["spec", "n"],
+            &["spec"],
+            &["spec", "list"],
+            &["spec", "nodeName"],
+            &["spec", "nodeName"],
+            &["spec", "n", "deeper"],
+            &["status", "phase"],
+            &["kind"],
+        ];
+        let expected: Vec<_> = paths.iter().map(|path| find(POD, path)).collect();
+        assert_eq!(find_all(POD, &paths), expected);
+        assert_eq!(expected.iter().flatten().count(), 7);
+        assert_eq!(find_all(br#" { "a" : { } , "b" : 1 } "#, &[&["b"], &["a", "x"]]), [Some(21..22), None]);
+    }
+
+    #[test]
     fn canonical_form_puts_metadata_third() {
         let canonical = canonical(POD.to_vec(), "Pod", "v1").unwrap();
         assert!(canonical.starts_with(br#"{"kind":"Pod","apiVersion":"v1","metadata":{"name":"p"},"spec":"#));
@@ -193,6 +268,7 @@ mod tests {
         for end in 0..POD.len() {
             let cut = &POD[..end];
             let _ = find(cut, &["metadata", "name"]);
+            let _ = find_all(cut, &[&["metadata", "name"], &["spec", "n"]]);
             let _ = canonical(cut.to_vec(), "Pod", "v1");
             let _ = with_revision(cut, 1);
         }

@@ -146,16 +146,21 @@ impl Pod {
     pub(crate) fn started(&self, host: Ipv4Addr, address: Ipv4Addr, now: Timestamp) -> Value {
         let now = stamp(now);
         let condition = |kind: &str, is_true: bool| json!({ "type": kind, "status": if is_true { "True" } else { "False" }, "lastTransitionTime": now });
-        json!({
+        let mut status = json!({
             "phase": "Running", "startTime": now,
             "hostIP": host, "hostIPs": [{ "ip": host }], "podIP": address, "podIPs": [{ "ip": address }],
             "conditions": [
                 condition("PodReadyToStartContainers", true), condition("Initialized", true),
                 condition("Ready", self.gates_are_open()), condition("ContainersReady", true),
             ],
-            "initContainerStatuses": self.containers(&self.spec.init_containers, (true, false), &terminated(0, &now)),
             "containerStatuses": self.containers(&self.spec.containers, (true, true), &json!({ "running": { "startedAt": now } })),
-        })
+        });
+        // Kubelets leave out lists that are empty: so do their patches.
+        if !self.spec.init_containers.is_empty() {
+            let ended = self.containers(&self.spec.init_containers, (true, false), &terminated(0, &now));
+            status["initContainerStatuses"] = ended.into();
+        }
+        status
     }
 
     /// The status after the readiness gates changed.

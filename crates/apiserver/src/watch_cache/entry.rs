@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use api::selector::{FieldSelector, Selector};
@@ -34,14 +35,14 @@ pub(crate) type Labels = std::collections::BTreeMap<String, String>;
 impl Entry {
     /// `stored` is the value from the store. `None` if it is not an object with metadata.
     pub(crate) fn new(key: Arc<str>, stored: &Bytes, revision: u64) -> Option<Self> {
-        let metadata = json::find(stored, &["metadata"]).filter(|range| stored.get(range.start) == Some(&b'{'))?;
-        let colon = stored[..metadata.start].iter().rposition(|byte| *byte == b':')?;
+        let metadata = json::find_start(stored, &["metadata"]).filter(|start| stored.get(*start) == Some(&b'{'))?;
+        let colon = stored[..metadata].iter().rposition(|byte| *byte == b':')?;
         Some(Self {
             key,
             revision,
             stored: stored.clone(),
             head: colon.checked_sub("\"metadata\"".len())?,
-            open: metadata.start + 1,
+            open: metadata + 1,
             labels: OnceLock::new(),
             fields: OnceLock::new(),
             compressed: OnceLock::new(),
@@ -148,7 +149,8 @@ impl Entry {
             "metadata.namespace" => return Some(self.namespace().into()),
             _ => {}
         }
-        let at = |path: &[&str]| json::find(&self.stored, path).map(|range| json::text(&self.stored[range]));
+        let text = |range: Range<usize>| json::text(&self.stored[range]);
+        let at = |path: &[&str]| json::find(&self.stored, path).map(text);
         let fields = match fields {
             Selectable::Fixed(fields) => fields,
             // Definitions change, so nothing is kept.
@@ -160,10 +162,11 @@ impl Entry {
         };
         let index = fields.iter().position(|field| field.label == label)?;
         let values = self.fields.get_or_init(|| {
-            fields
-                .iter()
-                .map(|field| {
-                    let value = at(field.path).filter(|value| field.instead.is_none() || !value.is_empty());
+            let paths: Vec<_> = fields.iter().map(|field| field.path).collect();
+            let found = json::find_all(&self.stored, &paths).into_iter().zip(fields.iter());
+            found
+                .map(|(range, field)| {
+                    let value = range.map(text).filter(|value| field.instead.is_none() || !value.is_empty());
                     value.or_else(|| at(field.instead?)).map_or_else(|| field.default.into(), Into::into)
                 })
                 .collect()
