@@ -37,6 +37,8 @@ const PARALLEL: usize = 16;
 const ABSENT: usize = 64;
 /// Discovery answers a moment after a CRD is established.
 const SETTLE: Duration = Duration::from_millis(500);
+/// After which an owner that exists but was not seen is looked up again.
+const UNSEEN: Duration = Duration::from_secs(2);
 
 struct Controller {
     client: Client,
@@ -115,6 +117,8 @@ impl Controller {
     async fn discover(&self) -> Outcome {
         tokio::time::sleep(SETTLE).await;
         let (resources, failed) = self.client.discover().await?;
+        // Known before the first event comes: an owner of a kind that is not known is never looked up.
+        *self.resources.lock() = resources.clone();
         let wanted: Vec<&ApiResource> = resources.iter().filter(|resource| is_collected(resource)).collect();
         {
             let mut monitors = self.monitors.lock();
@@ -131,7 +135,6 @@ impl Controller {
                 monitors.entry(resource.gvr.clone()).or_insert_with(|| self.monitor(&resource.gvr));
             }
         }
-        *self.resources.lock() = resources;
         if failed.is_empty() {
             return Ok(Requeue::Never);
         }
@@ -180,7 +183,9 @@ impl Controller {
             return Ok(Requeue::Never);
         };
         if node.place.is_none() {
-            return Ok(Requeue::Never); // it exists; its watch will tell
+            // Its watch will tell, unless it has not begun: then the object may be gone before that, and nobody tells.
+            let is_watched = self.monitors.lock().contains_key(&place.gvr);
+            return Ok(if is_watched { Requeue::After(UNSEEN) } else { Requeue::Never });
         }
         if node.waits_for_dependents {
             return self.finish_foreground(uid, &place, &live).await;
