@@ -195,6 +195,13 @@ impl Context {
         if let Some(client) = self.client.get() {
             return Ok(client);
         }
+        let others = ["as-group", "as-user-extra"].iter().any(|flag| !self.flags.list(flag).is_empty());
+        if self.flags.string("as").is_empty() && (others || !self.flags.string("as-uid").is_empty()) {
+            return Err(Failure::message(format!(
+                "requesting uid, groups or user-extra for {} without impersonating a user",
+                self.user_name()?
+            )));
+        }
         if let Some(exec) = self.resolved()?.user.exec
             && !self.plugin_policy.allows(&exec.command)
         {
@@ -209,6 +216,21 @@ impl Context {
             .map_err(|e| Failure::message(e.to_string()))?;
         self.told.lap(trace::Stage::Credentials);
         Ok(self.client.get_or_init(|| client))
+    }
+
+    /// The kubeconfig's name of the user in force.
+    fn user_name(&self) -> Result<String> {
+        let named = self.flags.string("user");
+        if !named.is_empty() {
+            return Ok(named);
+        }
+        let config = self.kubeconfig()?;
+        let context = match self.flags.string("context") {
+            c if c.is_empty() => config.current_context.clone(),
+            c => c,
+        };
+        let found = config.contexts.iter().find(|c| c.name == context);
+        Ok(found.map(|c| c.context.user.clone()).unwrap_or_default())
     }
 
     pub(crate) fn server(&self) -> Result<String> {

@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use crate::context::Context;
 use crate::failure::{Failure, Result};
+use crate::yaml_input::Rules;
 
 /// An object read from somewhere; `source` is how errors name the place.
 #[derive(Clone, Debug)]
@@ -25,7 +26,7 @@ pub(crate) struct Stream {
 
 impl Stream {
     fn read(text: &str, source: &str) -> Stream {
-        let (documents, failure) = documents_until(text);
+        let (documents, failure) = documents_until(text, Rules::Client);
         let failure = failure.map(|e| Failure::message(format!("error parsing {source}: {e}")));
         Stream { source: source.to_owned(), documents, failure }
     }
@@ -215,16 +216,16 @@ pub(crate) fn parse(text: &str, source: &str) -> Result<Vec<Manifest>> {
     Ok(out)
 }
 
-/// The documents of a stream: YAML separated by `---`, or JSON values one after another.
+/// The documents of a text that kustomize or a program wrote: YAML separated by `---`, or JSON values one after another.
 pub(crate) fn documents(text: &str) -> Result<Vec<Value>, String> {
-    match documents_until(text) {
+    match documents_until(text, Rules::Kustomize) {
         (values, None) => Ok(values),
         (_, Some(e)) => Err(e),
     }
 }
 
 /// The same up to the first that cannot be read, and why it cannot.
-fn documents_until(text: &str) -> (Vec<Value>, Option<String>) {
+fn documents_until(text: &str, rules: Rules) -> (Vec<Value>, Option<String>) {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut values = Vec::new();
     if text.trim_start().starts_with('{') {
@@ -240,7 +241,7 @@ fn documents_until(text: &str) -> (Vec<Value>, Option<String>) {
             None => return (values, None),
             Some(e) if e.is_eof() => return (values, Some("unexpected EOF".to_owned())),
             // YAML's flow style also begins with a brace.
-            Some(e) if !values.is_empty() || yaml(text).is_err() => return (values, Some(json_error(&e))),
+            Some(e) if !values.is_empty() || yaml_by(text, rules).is_err() => return (values, Some(json_error(&e))),
             Some(_) => {}
         }
     }
@@ -248,7 +249,7 @@ fn documents_until(text: &str) -> (Vec<Value>, Option<String>) {
         if part.lines().all(|l| l.trim().is_empty() || l.trim_start().starts_with('#')) {
             continue;
         }
-        match yaml(&part) {
+        match yaml_by(&part, rules) {
             Ok(Value::Null) => {}
             Ok(value) => values.push(value),
             Err(e) => return (values, Some(e)),
@@ -262,7 +263,11 @@ fn json_error(e: &serde_json::Error) -> String {
 }
 
 pub(crate) fn yaml(text: &str) -> Result<Value, String> {
-    yaml_serde::from_str::<Value>(text).map_err(|e| {
+    yaml_by(text, Rules::Client)
+}
+
+pub(crate) fn yaml_by(text: &str, rules: Rules) -> Result<Value, String> {
+    crate::yaml_input::read(text, rules).map_err(|e| {
         let message = e.to_string();
         let message = message.split(" at line ").next().unwrap_or(&message).to_owned();
         // Go's library counts lines of the parser from zero and lines of the scanner from one.

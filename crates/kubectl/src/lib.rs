@@ -33,6 +33,7 @@ mod three_way;
 mod told;
 mod validation;
 mod watch;
+mod yaml_input;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -65,6 +66,13 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
         print!("{}", complete::answer(words, verb == "__complete"));
         return ExitCode::SUCCESS;
     }
+    let argv = match argv.split_first() {
+        Some((word, topic)) if word == "help" => match help_about(topic) {
+            Ok(argv) => argv,
+            Err(code) => return code,
+        },
+        _ => argv,
+    };
     let parsed = match cli::parse(&commands::ROOT, argv.clone()) {
         Ok(parsed) => parsed,
         Err(failure) => return report(&failure),
@@ -90,9 +98,20 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
     }
 }
 
+/// The global `--profile` of upstream's own measurements; a command may have one of its own.
+fn check_profile(cx: &Context) -> Result<()> {
+    let own = cx.flags.command.own_flags().any(|f| f.name == "profile");
+    let profile = cx.flags.string("profile");
+    if own || ["none", "cpu", "heap", "goroutine", "threadcreate", "block", "mutex"].contains(&profile.as_str()) {
+        return Ok(());
+    }
+    Err(Failure::message(format!("unknown profile '{profile}'")))
+}
+
 fn run(cx: &Context) -> Result<()> {
     let Some(command) = cx.flags.command.run else { return Ok(()) };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    check_profile(cx)?;
     let outcome = runtime.block_on(async {
         if cx.flags.bool("match-server-version") {
             commands::require_same_version(cx).await?;
@@ -132,6 +151,15 @@ fn help(command: &'static cli::Command, path: &str, asked: bool) -> ExitCode {
             if alone == cli::Alone::FailWithHelpOut && !asked { ExitCode::FAILURE } else { ExitCode::SUCCESS }
         }
     }
+}
+
+/// `kubectl help get` is `kubectl get --help`.
+fn help_about(topic: &[String]) -> std::result::Result<Vec<String>, ExitCode> {
+    if !topic.is_empty() && cli::command_of(&commands::ROOT, topic).1.is_empty() {
+        eprint!("Unknown help topic [`{}`]\n{}", topic.join(" "), cli::help(&commands::ROOT, "kubectl"));
+        return Err(ExitCode::SUCCESS);
+    }
+    Ok([topic, &["--help".to_owned()]].concat())
 }
 
 /// A word that names no command: perhaps a plug-in on the PATH, else a mistake to explain.

@@ -144,6 +144,9 @@ fn resource_lists(list: &[crate::discovery::Mapping]) -> serde_json::Value {
 }
 
 async fn versions(cx: &Context) -> Result<()> {
+    if !cx.args().is_empty() {
+        return Err(cx.usage(format!("unexpected arguments: [{}]", cx.args().join(" "))));
+    }
     let discovery = cx.discovery()?;
     discovery.refresh(cx).await?;
     let mut list = discovery.group_versions(cx).await?;

@@ -52,7 +52,7 @@ async fn run(cx: &Context) -> Result<()> {
     }
     let output = cx.flags.string("output");
     if !output.is_empty() && output != "name" {
-        return Err(cx.usage(format!("Unexpected -o output mode: {output}. We only support '-o name'")));
+        return Err(Failure::message(format!("unexpected -o output mode: {output}. We only support '-o name'")));
     }
     let dry_run = cx.dry_run()?;
     let grace = grace_period(cx)?;

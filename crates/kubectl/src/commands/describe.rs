@@ -54,7 +54,8 @@ async fn run(cx: &Context) -> Result<()> {
             cx.print("\n\n")?;
         }
         // Of several objects only the objects, unless events are asked for.
-        let events = cx.flags.bool("show-events") && (infos.len() == 1 || cx.flags.changed("show-events"));
+        let events =
+            cx.flags.bool("show-events") && ((infos.len() == 1 && !by_prefix) || cx.flags.changed("show-events"));
         let text = crate::describe::describe(cx, info, events).await?;
         cx.print(&text)?;
         if by_prefix {

@@ -52,6 +52,14 @@ pub(crate) const COMMAND: Command = Command {
 async fn run(cx: &Context) -> Result<()> {
     let raw = cx.flags.string("raw");
     if !raw.is_empty() {
+        if !cx.args().is_empty() {
+            return Err(Failure::message("arguments may not be passed when --raw is specified"));
+        }
+        if !raw.starts_with('/') {
+            return Err(Failure::message(format!(
+                "--raw must be a valid URL path: parse \"{raw}\": invalid URI for request"
+            )));
+        }
         return get_raw(cx, &raw).await;
     }
     let output = Output::from_flags(&cx.flags)?;
@@ -62,7 +70,7 @@ async fn run(cx: &Context) -> Result<()> {
         )));
     }
     if cx.flags.bool("output-watch-events") && !(cx.flags.bool("watch") || cx.flags.bool("watch-only")) {
-        return Err(cx.usage("--output-watch-events option can only be used with --watch or --watch-only"));
+        return Err(Failure::message("--output-watch-events option can only be used with --watch or --watch-only"));
     }
     if cx.args().is_empty() && cx.flags.list("filename").is_empty() && cx.flags.string("kustomize").is_empty() {
         cx.eprintln("You must specify the type of resource to get. Use \"kubectl api-resources\" for a complete list of supported resources.\n");
@@ -82,7 +90,12 @@ async fn run(cx: &Context) -> Result<()> {
         return Err(Failure::message("subresource cannot be used when bulk resources are specified"));
     }
     if cx.flags.bool("watch") || cx.flags.bool("watch-only") {
-        return watch(cx, selected.complete()?, output).await;
+        let watching = watch(cx, selected.complete()?, output);
+        // The time for one request is the time for a watch, and its end is no failure.
+        return match cx.request_timeout()? {
+            Some(limit) => tokio::time::timeout(limit, watching).await.unwrap_or(Ok(())),
+            None => watching.await,
+        };
     }
     if output.is_human() { human(cx, selected, &output).await } else { generic(cx, selected, output).await }
 }
@@ -169,7 +182,7 @@ async fn human(cx: &Context, selected: Selected, output: &Output) -> Result<()> 
         for f in &mut fetched {
             let sorted = if let Some(rows) = f.answer["rows"].as_array_mut() {
                 // A field that no row has leaves nothing to show.
-                if sort_rows(rows, &sort).is_err() {
+                if rows.len() > 1 && sort_rows(rows, &sort).is_err() {
                     rows.clear();
                 }
                 Ok(())

@@ -77,6 +77,9 @@ async fn nodes(cx: &Context) -> Result<Vec<Info>> {
     if cx.args().is_empty() && cx.flags.string("selector").is_empty() {
         return Err(cx.usage(format!("USAGE: {} NODE [flags]", cx.flags.command.name)));
     }
+    if !cx.args().is_empty() && !cx.flags.string("selector").is_empty() {
+        return Err(cx.usage("cannot specify both a node name and a --selector option"));
+    }
     let mut args = vec!["nodes".to_owned()];
     args.extend(cx.args().iter().map(|a| a.trim_start_matches("node/").trim_start_matches("nodes/").to_owned()));
     resources::all_infos(cx, &Options { latest: true, args: Some(args), ..Options::default() }).await
@@ -293,7 +296,7 @@ async fn taint(cx: &Context) -> Result<()> {
     let at = words.iter().position(|w| w.contains([':', '=']) || w.ends_with('-')).unwrap_or(words.len());
     if at == 0 || !["node", "nodes", "no"].contains(&words[0].as_str()) && !words[0].starts_with("node") {
         return Err(Failure::message(if words.is_empty() {
-            "one or more resources must be specified as <resource> <name> or <resource>/<name>".to_owned()
+            "one or more resources must be specified as <resource> <name>".to_owned()
         } else {
             format!("invalid resource type {}, only node types are supported", words[0])
         }));

@@ -359,10 +359,11 @@ async fn set_resources(cx: &Context) -> Result<()> {
             "you must specify an update to requests or limits (in the form of --requests/--limits)",
         ));
     }
+    let infos = targets(cx, cx.args().to_vec()).await?;
     let (limits, requests) = (quantities(&limits)?, quantities(&requests)?);
     let pattern = cx.flags.string("containers");
     let failed = "failed to patch resources update to pod template";
-    change(cx, targets(cx, cx.args().to_vec()).await?, "resource requirements updated", failed, |info, object| {
+    change(cx, infos, "resource requirements updated", failed, |info, object| {
         let mut found = false;
         for c in containers(cx, info, object)?.into_iter().filter(|c| matches_name(&pattern, text(c, "/name"))) {
             found = true;

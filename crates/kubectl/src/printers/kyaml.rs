@@ -47,25 +47,76 @@ fn write(value: &Value, indent: usize, out: &mut String) {
             pad(out, indent);
             out.push(']');
         }
-        Value::String(s) => out.push_str(&super::json::compact(&Value::String(s.clone()))),
+        Value::String(s) => text(s, indent, out),
         other => out.push_str(&other.to_string()),
     }
 }
 
+/// Quoted; lines of their own for each line of the text, which the reader folds together again.
+fn text(s: &str, indent: usize, out: &mut String) {
+    let folded = s.contains('\n');
+    out.push_str(if folded { "\"\\\n" } else { "\"" });
+    let pad = " ".repeat(indent + 2);
+    let mut line_start = folded;
+    for c in s.chars() {
+        if line_start {
+            out.push_str(&pad);
+            // Space at the beginning of a line must be escaped to count.
+            out.push(if c.is_whitespace() && c != '\n' { '\\' } else { ' ' });
+        }
+        line_start = c == '\n';
+        match c {
+            '\n' => out.push_str("\\n\\\n"),
+            '\t' => out.push('\t'),
+            '"' | '\\' => out.extend(['\\', c]),
+            '\u{7}' => out.push_str("\\a"),
+            '\u{8}' => out.push_str("\\b"),
+            '\u{b}' => out.push_str("\\v"),
+            '\u{c}' => out.push_str("\\f"),
+            '\r' => out.push_str("\\r"),
+            '\0' => out.push_str("\\0"),
+            '\u{1b}' => out.push_str("\\e"),
+            c if c.is_control() => out.push_str(&format!("\\x{:02x}", u32::from(c))),
+            c => out.push(c),
+        }
+    }
+    if folded {
+        out.push_str(if line_start { "" } else { "\\\n" });
+        out.push_str(&pad);
+    }
+    out.push('"');
+}
+
 fn key(k: &str) -> String {
-    let plain = k.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
-        && k.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '/'))
-        && !matches!(
-            k.to_ascii_lowercase().as_str(),
-            "y" | "n" | "yes" | "no" | "true" | "false" | "on" | "off" | "null"
-        );
-    if plain { k.to_owned() } else { super::json::compact(&Value::String(k.to_owned())) }
+    let ambiguous = ["y", "n", "yes", "no", "true", "false", "on", "off", "null", "t", "f", "inf", "infinity", "nan"]
+        .contains(&k.to_ascii_lowercase().as_str())
+        || k.replace('_', "").parse::<f64>().is_ok()
+        || k.starts_with("0x");
+    let count = k.chars().count();
+    let plain = count > 0
+        && k.chars()
+            .enumerate()
+            .all(|(i, c)| c.is_alphanumeric() || c == '_' || (i > 0 && i + 1 < count && matches!(c, '-' | '.' | '/')));
+    if plain && !ambiguous {
+        return k.to_owned();
+    }
+    let mut quoted = String::new();
+    text(k, 0, &mut quoted);
+    quoted
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn lines_of_a_text_are_folded() {
+        assert_eq!(
+            to_string(&json!({"a": "one\n  two\n", "f": "x\ty", "g/h.i-j": "q\"", "7up": "\n"})),
+            "{\n  7up: \"\\\n     \\n\\\n    \",\n  a: \"\\\n     one\\n\\\n    \\  two\\n\\\n    \",\n  \"f\": \"x\ty\",\n  g/h.i-j: \"q\\\"\",\n}\n"
+        );
+    }
 
     #[test]
     fn strings_are_quoted_and_structures_cuddle() {
