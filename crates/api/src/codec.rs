@@ -322,6 +322,17 @@ mod tests {
     }
 
     #[test]
+    fn numbers_come_back_as_they_were() {
+        for text in ["8.08888888e+31", "0.1", "123456789.12345679", "1e+21", "9007199254740993"] {
+            let decoded = from_json(text.as_bytes()).unwrap().value;
+            assert_eq!(decoded.to_string(), text);
+            assert_eq!(from_json(decoded.to_string().as_bytes()).unwrap().value, decoded);
+        }
+        let long = from_json(b"80888888800000000000001364244264").unwrap().value;
+        assert_eq!(from_json(long.to_string().as_bytes()).unwrap().value, long);
+    }
+
+    #[test]
     fn yaml_is_printed_with_sorted_keys() {
         assert_eq!(to_yaml(&json!({"b": 1, "a": ["x", "true"]})).unwrap(), "a:\n- x\n- 'true'\nb: 1\n");
     }
