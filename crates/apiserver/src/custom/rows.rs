@@ -9,6 +9,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 use serde_json::{Map, Value};
 
 use super::columns::{self, Columns};
+use super::convert::Converter;
 use super::object::TypeMeta;
 use super::schema::Schema;
 use super::strategy::{CustomStrategy, Reader};
@@ -110,6 +111,7 @@ fn row(
         storage_version: format!("{}/{storage}", spec.group).into(),
         conversion: (!is_as_stored).then_some(Conversion::Custom(reader)),
         scale,
+        converter: Converter::new(spec.conversion.as_ref()),
         ..Resource::custom(
             [spec.group.clone(), version.name.clone(), kind.clone()],
             [spec.names.plural.clone(), or_empty(&names.singular).to_owned(), store_prefix(definition)],

@@ -174,6 +174,8 @@ pub struct Resource {
     pub is_custom: bool,
     /// Where the parts of a Scale are, where that is not as in the kinds of `apps`.
     pub scale: Option<crate::custom::ScalePaths>,
+    /// Asked for objects in other versions than the one they are stored in.
+    pub converter: Option<Arc<crate::custom::Converter>>,
 }
 
 impl Resource {
@@ -231,6 +233,7 @@ impl Resource {
             list_kind: None,
             is_custom: false,
             scale: None,
+            converter: None,
         }
     }
 
@@ -264,6 +267,7 @@ impl Resource {
             list_kind: None,
             is_custom: true,
             scale: None,
+            converter: None,
         }
     }
 
@@ -343,6 +347,7 @@ impl Resource {
             list_kind: self.list_kind.clone(),
             is_custom: self.is_custom,
             scale: self.scale.clone(),
+            converter: self.converter.clone(),
         }
     }
 

@@ -123,14 +123,15 @@ async fn create_once(
     }
     let undo = super::hooks::before_create(operation, &mut *object, dry_run).await?;
     trace::lap(Stage::Allocate);
-    let stored = write::encode(resource, &mut *object)?;
+    let made = write::encode(resource, &mut *object)?;
+    let stored = crate::custom::to_storage(operation, &made).await?;
     trace::lap(Stage::Encode);
     if dry_run {
         undo.run(&operation.state).await;
-        return Ok(stored);
+        return Ok(made);
     }
-    match super::hooks::put(operation, &store_key(resource, &key), stored.clone(), 0).await {
-        Ok(revision) => write::with_revision(&stored, revision.0),
+    match super::hooks::put(operation, &store_key(resource, &key), stored, 0).await {
+        Ok(revision) => write::with_revision(&made, revision.0),
         Err(StoreError::Conflict { .. }) => {
             undo.run(&operation.state).await;
             Err(Status::already_exists(&operation.group_resource(), &name))

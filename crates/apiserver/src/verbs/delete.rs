@@ -195,8 +195,9 @@ pub(crate) async fn delete_object(
     let key = store_key(resource, &inner);
     operation.state.caches.fresh().await?;
     let not_found = || operation.not_found(name);
-    let mut current = operation.state.cache(resource)?.get(&inner).ok_or_else(not_found)?;
+    let mut found = operation.state.cache(resource)?.get(&inner).ok_or_else(not_found)?;
     for _ in 0..ATTEMPTS {
+        let current = crate::custom::entry(operation, found.clone()).await?;
         let old = write::decode_entry(resource, &current)?;
         check_preconditions(operation, name, &*old, options)?;
         // An eviction was admitted as such; the delete that follows from it is not a request of its own.
@@ -219,7 +220,8 @@ pub(crate) async fn delete_object(
                 if options.dry_run {
                     return Ok(Deleted::Marked(write::with_revision(&stored, current.revision)?));
                 }
-                match super::hooks::put(operation, &key, stored.clone(), current.revision).await {
+                let converted = crate::custom::to_storage(operation, &stored).await?;
+                match super::hooks::put(operation, &key, converted, current.revision).await {
                     Ok(revision) => return Ok(Deleted::Marked(write::with_revision(&stored, revision.0)?)),
                     Err(error) => error,
                 }
@@ -240,10 +242,10 @@ pub(crate) async fn delete_object(
         };
         match outcome {
             StoreError::Conflict { .. } => {
-                let found = operation.state.store().get(&key).await.map_err(crate::status::from_store)?;
-                let kv = found.ok_or_else(not_found)?;
+                let kv = operation.state.store().get(&key).await.map_err(crate::status::from_store)?;
+                let kv = kv.ok_or_else(not_found)?;
                 let entry = Entry::new(inner.as_str().into(), &kv.value, kv.mod_revision.0);
-                current = Arc::new(entry.ok_or_else(|| Status::internal("stored value is not an object"))?);
+                found = Arc::new(entry.ok_or_else(|| Status::internal("stored value is not an object"))?);
             }
             error => return Err(crate::status::from_store(error)),
         }

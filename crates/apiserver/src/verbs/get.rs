@@ -23,7 +23,7 @@ pub(crate) async fn read(operation: &Operation) -> Result<Arc<Entry>, Status> {
         Some(0) => {}
         Some(revision) => operation.state.caches.reach(revision).await.map_err(crate::status::behind)?,
     }
-    current(operation)
+    crate::custom::entry(operation, current(operation)?).await
 }
 
 /// The object as the cache has it now.

@@ -84,10 +84,24 @@ pub(crate) fn filter(operation: &Operation) -> Result<Filter, Status> {
     })
 }
 
-/// Reads what the request asks for, from the cache when it can tell the truth and else from the store.
+/// What the request asks for, in its version.
 pub(crate) async fn page(operation: &Operation) -> Result<Page, Status> {
+    let mut filter = filter(operation)?;
+    if operation.resource.converter.is_none() {
+        return read(operation, &filter).await;
+    }
+    // Fields have the names of the version that is asked for: they are looked at once objects are in it.
+    let fields = filter.fields.take();
+    let page = read(operation, &filter).await?;
+    let mut entries = crate::custom::entries(operation, page.entries).await?;
+    filter.fields = fields;
+    entries.retain(|entry| filter.selects(entry));
+    Ok(Page { entries, ..page })
+}
+
+/// Reads what the request asks for, from the cache when it can tell the truth and else from the store.
+async fn read(operation: &Operation, filter: &Filter) -> Result<Page, Status> {
     let query = &operation.info.query;
-    let filter = filter(operation)?;
     let number = |name: &str| match query.get(name) {
         None => Ok(0),
         Some(text) => text.parse::<i64>().map_err(|_| {
@@ -105,11 +119,11 @@ pub(crate) async fn page(operation: &Operation) -> Result<Page, Status> {
         if revision.is_some_and(|revision| revision != 0) {
             return Err(Status::bad_request("specifying resource version is not allowed when using continue"));
         }
-        return continued(operation, &filter, limit, token).await;
+        return continued(operation, filter, limit, token).await;
     }
     let exact = matching == Some("Exact") || (matching.is_none() && limit > 0 && revision.is_some_and(|n| n > 0));
     if let (true, Some(revision)) = (exact, revision) {
-        return from_store(operation, &filter, limit, Some(revision), None, None).await;
+        return from_store(operation, filter, limit, Some(revision), None, None).await;
     }
     let floor = match revision {
         None => operation.state.caches.fresh().await?,
@@ -119,7 +133,7 @@ pub(crate) async fn page(operation: &Operation) -> Result<Page, Status> {
             operation.state.caches.applied()
         }
     };
-    from_cache(operation, &filter, limit, floor)
+    from_cache(operation, filter, limit, floor)
 }
 
 fn validate_options(operation: &Operation, revision: Option<u64>, matching: Option<&str>) -> Result<(), Status> {

@@ -100,9 +100,10 @@ pub(crate) async fn modify(
     let dry_run = operation.dry_run()?;
     operation.state.caches.fresh().await?;
     let cache = operation.state.cache(resource)?;
-    let mut current = cache.get(&inner).ok_or_else(|| operation.not_found(&name))?;
+    let mut found = cache.get(&inner).ok_or_else(|| operation.not_found(&name))?;
 
     for _ in 0..ATTEMPTS {
+        let current = crate::custom::entry(operation, found.clone()).await?;
         trace::mark();
         let old = write::decode_entry(resource, &current)?;
         let mut new = make(&current, &*old)?;
@@ -129,11 +130,12 @@ pub(crate) async fn modify(
         let undo = super::hooks::before_update(operation, &mut *new, &*old, dry_run).await?;
         let finished = is_finished(&*new);
         let refused = Initializers::of(new.meta()).is_some_and(|state| state.has_failed());
-        let stored = write::encode(resource, &mut *new)?;
+        let made = write::encode(resource, &mut *new)?;
         if dry_run {
             undo.run(&operation.state).await;
-            return Ok(Written { stored: write::with_revision(&stored, current.revision)?, created: false });
+            return Ok(Written { stored: write::with_revision(&made, current.revision)?, created: false });
         }
+        let stored = crate::custom::to_storage(operation, &made).await?;
         let outcome = if finished {
             // The last finalizer is gone: what was marked for deletion goes now.
             let deleted = super::hooks::remove(operation, &key, current.revision).await;
@@ -141,10 +143,10 @@ pub(crate) async fn modify(
                 super::hooks::after_delete(operation, &*old).await;
             }
             deleted
-        } else if stored == current.stored {
+        } else if stored == found.stored {
             return Ok(Written { stored: current.json(), created: false });
         } else {
-            super::hooks::put(operation, &key, stored.clone(), current.revision).await
+            super::hooks::put(operation, &key, stored, current.revision).await
         };
         match outcome {
             Ok(revision) => {
@@ -157,16 +159,16 @@ pub(crate) async fn modify(
                     operation.state.caches.wrote(removed);
                     super::hooks::after_delete(operation, &*new).await;
                 }
-                return Ok(Written { stored: write::with_revision(&stored, revision.0)?, created: false });
+                return Ok(Written { stored: write::with_revision(&made, revision.0)?, created: false });
             }
             Err(StoreError::Conflict { .. }) => {
                 undo.run(&operation.state).await;
                 if conditional {
                     return Err(Status::modified(&operation.group_resource(), &name));
                 }
-                let found = operation.state.store().get(&key).await.map_err(crate::status::from_store)?;
-                let kv = found.ok_or_else(|| operation.not_found(&name))?;
-                current = Entry::new(inner.as_str().into(), &kv.value, kv.mod_revision.0)
+                let kv = operation.state.store().get(&key).await.map_err(crate::status::from_store)?;
+                let kv = kv.ok_or_else(|| operation.not_found(&name))?;
+                found = Entry::new(inner.as_str().into(), &kv.value, kv.mod_revision.0)
                     .map(std::sync::Arc::new)
                     .ok_or_else(|| Status::internal("stored value is not an object"))?;
             }

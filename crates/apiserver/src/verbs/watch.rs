@@ -20,7 +20,7 @@ use super::list::{filter, parse_revision, validate_watch_options};
 use super::websocket;
 use crate::body::{Body, BodyError, stream as stream_body};
 use crate::state::Operation;
-use crate::watch_cache::{Cache, Change, Cursor, Entry, Filter, TooOld, frame};
+use crate::watch_cache::{Cache, Change, Cursor, Entry, Event, Filter, TooOld, frame};
 
 /// Frames that are ready together are sent together, up to about this size.
 const BATCH_BYTES: usize = 64 * 1024;
@@ -60,8 +60,15 @@ pub(crate) async fn watch(
     let applied = operation.state.caches.applied();
     let (initial, place) = if from_state {
         let (snapshot, cursor) = cache.snapshot_and_cursor();
-        let entries = snapshot.range(filter.namespace.as_deref(), None).filter(|entry| filter.selects(entry));
-        (entries.cloned().collect(), Ok(cursor))
+        let entries = snapshot.range(filter.namespace.as_deref(), None);
+        let entries = if operation.resource.converter.is_none() {
+            entries.filter(|entry| filter.selects(entry)).cloned().collect()
+        } else {
+            let mut converted = crate::custom::entries(&operation, entries.cloned().collect()).await?;
+            converted.retain(|entry| filter.selects(entry));
+            converted
+        };
+        (entries, Ok(cursor))
     } else {
         let revision = revision.filter(|revision| *revision > 0).unwrap_or(applied);
         (Vec::new(), cache.cursor_after(revision).map_err(|error| crate::status::too_old(revision, &error)))
@@ -147,7 +154,7 @@ impl Watcher {
             self.changes.mark_unchanged();
             // Read before the events: what a bookmark promises has then been looked at.
             let applied = self.operation.state.caches.applied();
-            match self.events() {
+            match self.events().await {
                 Err(error) => {
                     let status = crate::status::too_old(applied, &error);
                     return Some(self.fail(&status));
@@ -209,7 +216,7 @@ impl Watcher {
     }
 
     /// Frames for the events that are ready. One event is sent as it is; several are put together.
-    fn events(&mut self) -> Result<Option<Bytes>, TooOld> {
+    async fn events(&mut self) -> Result<Option<Bytes>, TooOld> {
         loop {
             let events = self.cache.read(&mut self.cursor, BATCH_EVENTS)?;
             if events.is_empty() {
@@ -217,9 +224,16 @@ impl Watcher {
             }
             let mut frames: Vec<Bytes> = Vec::new();
             for event in &events {
-                let Some(change) = event.change(&self.filter) else { continue };
-                let frame =
-                    if self.plain { Ok(event.frame(change)) } else { self.encode(change, &event.object(change)) };
+                let frame = if self.plain {
+                    let Some(change) = event.change(&self.filter) else { continue };
+                    Ok(event.frame(change))
+                } else {
+                    match self.shown(event).await {
+                        Ok(None) => continue,
+                        Ok(Some((change, object))) => self.encode(change, &object),
+                        Err(status) => Err(status),
+                    }
+                };
                 match frame {
                     Ok(frame) => frames.push(frame),
                     Err(status) => {
@@ -238,6 +252,18 @@ impl Watcher {
                 }
             }
         }
+    }
+
+    /// What an event shows to this watcher, in its version.
+    async fn shown(&self, event: &Event) -> Result<Option<(Change, Bytes)>, Status> {
+        let seen = |event: &Event| event.change(&self.filter).map(|change| (change, event.object(change)));
+        if self.operation.resource.converter.is_none() {
+            return Ok(seen(event));
+        }
+        let present = event.new.iter().chain(&event.old).cloned().collect();
+        let mut converted = crate::custom::entries(&self.operation, present).await?.into_iter();
+        let new = event.new.as_ref().and_then(|_| converted.next());
+        Ok(seen(&event.shown_as(new, converted.next())))
     }
 
     /// A frame in the form this watcher asked for.

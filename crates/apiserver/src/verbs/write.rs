@@ -1,5 +1,7 @@
 //! What all writes share: decoding a body, checking metadata, encoding once, and the compare-and-swap.
 
+use std::borrow::Cow;
+
 use api::codec::Decoded;
 use api::field::{FieldErrors, Path};
 use api::{Status, validation};
@@ -206,7 +208,12 @@ pub(crate) fn encode(resource: &Resource, object: &mut dyn Object) -> Result<Byt
     meta.resource_version = None;
     meta.self_link = None;
     let raw = crate::initializers::encode(resource, object)?;
-    json::canonical(raw, &resource.kind, &resource.storage_version)
+    // What a webhook converts is written in its own version first.
+    let version = match resource.converter {
+        Some(_) => Cow::Owned(resource.api_version()),
+        None => Cow::Borrowed(&*resource.storage_version),
+    };
+    json::canonical(raw, &resource.kind, &version)
         .map(Bytes::from)
         .ok_or_else(|| Status::internal("encoded object has no metadata"))
 }

@@ -195,6 +195,11 @@ impl Event {
         Self { revision, new, old, at, added: OnceLock::new(), modified: OnceLock::new(), deleted: OnceLock::new() }
     }
 
+    /// The same change of an object that is shown in another version.
+    pub(crate) fn shown_as(&self, new: Option<Arc<Entry>>, old: Option<Arc<Entry>>) -> Self {
+        Self::new(self.revision, new, old, self.at)
+    }
+
     /// What this event is to a watcher that sees only what matches `filter`: an object may come into view or leave it.
     pub(crate) fn change(&self, filter: &Filter) -> Option<Change> {
         let seen = |entry: &Option<Arc<Entry>>| entry.as_deref().is_some_and(|entry| filter.matches(entry));

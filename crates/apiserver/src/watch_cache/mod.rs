@@ -17,7 +17,7 @@ use parking_lot::RwLock;
 use std::collections::HashMap;
 use store::{Revision, Store, StoreError};
 
-pub(crate) use cache::{Cache, Change, Cursor, Snapshot, TooOld, frame};
+pub(crate) use cache::{Cache, Change, Cursor, Event, Snapshot, TooOld, frame};
 pub(crate) use deflate::Gzip;
 pub(crate) use dispatch::{run, start};
 pub(crate) use entry::{Entry, Filter};

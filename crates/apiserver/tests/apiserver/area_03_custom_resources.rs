@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use crate::harness::Cluster;
 use crate::lifecycle::APPLY;
+use crate::webhook_server::{Reply, WebhookServer};
 
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const CRONS: &str = "/apis/example.com/v1/namespaces/default/crons";
@@ -347,4 +348,79 @@ async fn kubectl_works_with_custom_kinds() {
     assert_eq!(replicas, "3");
     cluster.kubectl(&["delete", "crd", "crons.example.com"]).await.unwrap();
     assert!(cluster.kubectl(&["get", "crn"]).await.is_err());
+}
+
+/// v1 says `host` and `port` apart, v2 together.
+fn convert(question: &Value) -> Value {
+    let wanted = question["desiredAPIVersion"].as_str().unwrap();
+    let convert = |object: &Value| {
+        let mut new = object.clone();
+        new["apiVersion"] = wanted.into();
+        let spec = &object["spec"];
+        new["spec"] = if wanted.ends_with("v2") {
+            json!({"address": format!("{}:{}", spec["host"].as_str().unwrap(), spec["port"].as_str().unwrap())})
+        } else {
+            let (host, port) = spec["address"].as_str().unwrap().split_once(':').unwrap();
+            json!({"host": host, "port": port})
+        };
+        new
+    };
+    let objects: Vec<Value> = question["objects"].as_array().unwrap().iter().map(convert).collect();
+    json!({"convertedObjects": objects, "result": {"status": "Success"}})
+}
+
+#[tokio::test]
+async fn a_webhook_converts_between_versions() {
+    let cluster = Cluster::start().await;
+    let server = WebhookServer::start(|path, question| match path {
+        "/convert" => Reply::Response(convert(question)),
+        _ => Reply::Response(json!({"convertedObjects": [], "result": {"status": "Failure", "message": "no way"}})),
+    })
+    .await;
+    let text = json!({"type": "string"});
+    let first = json!({"spec": {"type": "object", "properties": {"host": text, "port": text}}});
+    let second = json!({"spec": {"type": "object", "properties": {"address": text}}});
+    let (first, mut second) = (version("v1", true, first), version("v2", false, second));
+    second["selectableFields"] = json!([{"jsonPath": ".spec.address"}]);
+    let mut hosts = definition("hosts", "Host", json!([first, second]));
+    hosts["spec"]["conversion"] = json!({"strategy": "Webhook",
+        "webhook": {"clientConfig": server.client_config("/convert"), "conversionReviewVersions": ["v1"]}});
+    define(&cluster, &hosts).await;
+    let (v1, v2) = ("/apis/example.com/v1/namespaces/default/hosts", "/apis/example.com/v2/namespaces/default/hosts");
+    let one = json!({"apiVersion": "example.com/v1", "kind": "Host", "metadata": {"name": "one"}, "spec": {"host": "a", "port": "1"}});
+    let two = json!({"apiVersion": "example.com/v2", "kind": "Host", "metadata": {"name": "two"}, "spec": {"address": "b:2"}});
+    assert_eq!(cluster.post(v1, &one).await.0, 201);
+    let (code, made) = cluster.post(v2, &two).await;
+    assert_eq!((code, &made["spec"]), (201, &json!({"address": "b:2"})), "{made}");
+    assert_eq!(cluster.get(&format!("{v1}/two")).await.1["spec"], json!({"host": "b", "port": "2"}));
+    let (_, chosen) = cluster.get(&format!("{v2}?fieldSelector=spec.address%3Da:1")).await;
+    assert_eq!(chosen["items"].as_array().unwrap().len(), 1, "{chosen}");
+    // Objects that are stored in both versions, when the stored version moves.
+    let url = format!("{DEFINITIONS}/hosts.example.com");
+    let moved = json!([{"op": "replace", "path": "/spec/versions/0/storage", "value": false},
+        {"op": "replace", "path": "/spec/versions/1/storage", "value": true}]);
+    let (code, made) = cluster.patch(&url, "application/json-patch+json", moved).await;
+    assert_eq!((code, &made["status"]["storedVersions"]), (200, &json!(["v1", "v2"])));
+    let three = json!({"apiVersion": "example.com/v1", "kind": "Host", "metadata": {"name": "three"}, "spec": {"host": "c", "port": "3"}});
+    assert_eq!(cluster.post(v1, &three).await.0, 201);
+    for (url, specs) in [
+        (v1, json!([{"host": "a", "port": "1"}, {"host": "c", "port": "3"}, {"host": "b", "port": "2"}])),
+        (v2, json!([{"address": "a:1"}, {"address": "c:3"}, {"address": "b:2"}])),
+    ] {
+        let (_, list) = cluster.get(url).await;
+        let found: Vec<Value> = list["items"].as_array().unwrap().iter().map(|item| item["spec"].clone()).collect();
+        assert_eq!(Value::Array(found), specs);
+    }
+    let (code, patched) = cluster.patch(&format!("{v2}/one"), MERGE, json!({"spec": {"address": "z:9"}})).await;
+    assert_eq!((code, &patched["spec"]), (200, &json!({"address": "z:9"})));
+    assert_eq!(cluster.get(&format!("{v1}/one")).await.1["spec"], json!({"host": "z", "port": "9"}));
+    assert!(server.take().iter().all(|(_, question)| question["reviewVersion"] == "apiextensions.k8s.io/v1"));
+    // A webhook that refuses.
+    let refusing = json!({"spec": {"conversion": {"webhook": {"clientConfig": server.client_config("/refuse")}}}});
+    assert_eq!(cluster.patch(&url, MERGE, refusing).await.0, 200);
+    let wanted = "conversion webhook for Host failed: no way";
+    until(&cluster, &format!("{v2}/two"), |found| {
+        found["code"] == 500 && found["message"].as_str().unwrap().contains(wanted)
+    })
+    .await;
 }

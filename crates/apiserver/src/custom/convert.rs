@@ -1,0 +1,193 @@
+//! Conversion webhooks: objects that are stored in one version and asked for in another.
+//!
+//! Flow: before a verb looks at what is stored, [`entries`] brings it into the version of the request; before a verb
+//! writes, [`to_storage`] brings the result into the stored version. Rows without a webhook pay one comparison.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::Status;
+use bytes::Bytes;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{CustomResourceConversion, WebhookConversion};
+use serde_json::{Value, json};
+
+use crate::json;
+use crate::registry::Resource;
+use crate::remote::Identities;
+use crate::remote::webhook::{Target, WebhookClient};
+use crate::state::{Operation, State};
+use crate::watch_cache::Entry;
+
+/// A webhook gets this long, as upstream.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The webhook of a definition.
+pub struct Converter {
+    client: Result<WebhookClient, String>,
+    /// The first version of reviews that both sides speak.
+    review: Option<&'static str>,
+}
+
+impl Converter {
+    /// Nothing for definitions whose versions differ in name only.
+    pub(super) fn new(conversion: Option<&CustomResourceConversion>) -> Option<Arc<Self>> {
+        let conversion = conversion.filter(|conversion| conversion.strategy == "Webhook")?;
+        let webhook = conversion.webhook.as_ref()?;
+        let review = webhook.conversion_review_versions.iter().find_map(|version| match version.as_str() {
+            "v1" => Some("apiextensions.k8s.io/v1"),
+            "v1beta1" => Some("apiextensions.k8s.io/v1beta1"),
+            _ => None,
+        });
+        Some(Arc::new(Self { client: client(webhook), review }))
+    }
+
+    /// Brings objects into another version, all at once.
+    async fn convert(
+        &self,
+        state: &State,
+        kind: &str,
+        objects: Vec<Value>,
+        wanted: &str,
+    ) -> Result<Vec<Value>, Status> {
+        let failed = |problem: &dyn std::fmt::Display| {
+            Status::internal(format!("conversion webhook for {kind} failed: {problem}"))
+        };
+        let client = self.client.as_ref().map_err(|problem| failed(problem))?;
+        let review = self.review.ok_or_else(|| failed(&"no supported ConversionReview versions"))?;
+        let uid = uuid::Uuid::new_v4().to_string();
+        let question = json!({"kind": "ConversionReview", "apiVersion": review,
+            "request": {"uid": uid, "desiredAPIVersion": wanted, "objects": objects}});
+        let query = format!("timeout={}s", PATIENCE.as_secs());
+        let answer = client.post(state, &query, question.to_string().into(), PATIENCE).await;
+        let answer = answer.map_err(|error| failed(&error))?;
+        let mut answer: Value = serde_json::from_slice(&answer).map_err(|error| failed(&error))?;
+        let response = &mut answer["response"];
+        if response["uid"] != uid.as_str() {
+            return Err(failed(&format!("expected response.uid={uid:?}, got {}", response["uid"])));
+        }
+        if response["result"]["status"] != "Success" {
+            return Err(failed(&response["result"]["message"].as_str().unwrap_or("no reason given")));
+        }
+        let Value::Array(converted) = response["convertedObjects"].take() else {
+            return Err(failed(&"no objects in the response"));
+        };
+        if converted.len() != objects.len() {
+            let (found, expected) = (converted.len(), objects.len());
+            return Err(failed(&format!("returned {found} objects, expected {expected}")));
+        }
+        let pairs = converted.into_iter().zip(objects).enumerate();
+        pairs
+            .map(|(index, (new, old))| {
+                checked(new, old, wanted)
+                    .map_err(|problem| failed(&format!("invalid converted object at index {index}: {problem}")))
+            })
+            .collect()
+    }
+}
+
+fn client(webhook: &WebhookConversion) -> Result<WebhookClient, String> {
+    let config = webhook.client_config.as_ref().ok_or("webhook configuration must have either service or URL")?;
+    let target = match (&config.service, &config.url) {
+        (Some(service), _) => {
+            let port = service.port.and_then(|port| u16::try_from(port).ok()).unwrap_or(443);
+            Target::service(&service.namespace, &service.name, port, service.path.as_deref().unwrap_or_default())
+        }
+        (None, Some(url)) => Target::parse(url)?,
+        (None, None) => return Err("webhook configuration must have either service or URL".to_owned()),
+    };
+    let authorities = config.ca_bundle.as_ref().map(|bundle| bundle.0.as_slice()).unwrap_or_default();
+    WebhookClient::new(target, authorities, &Identities::default())
+}
+
+/// A converted object is the same object in the version asked for. Of metadata, only labels and annotations may change.
+fn checked(mut new: Value, old: Value, wanted: &str) -> Result<Value, String> {
+    if new["apiVersion"] != wanted {
+        return Err(format!("apiVersion must be {wanted:?}, got {}", new["apiVersion"]));
+    }
+    if new["kind"] != old["kind"] {
+        return Err(format!("kind must be {}, got {}", old["kind"], new["kind"]));
+    }
+    let (given, mut metadata) = (&new["metadata"], old["metadata"].clone());
+    for field in ["name", "namespace", "uid"] {
+        if given[field] != metadata[field] {
+            return Err(format!("must have the same {field}: {} != {}", given[field], metadata[field]));
+        }
+    }
+    for field in ["labels", "annotations"] {
+        match given.get(field).filter(|value| !value.is_null()) {
+            Some(value) => metadata[field] = value.clone(),
+            None => drop(metadata.as_object_mut().map(|metadata| metadata.remove(field))),
+        }
+    }
+    new["metadata"] = metadata;
+    Ok(new)
+}
+
+/// Whether an encoded object is in a version.
+fn is_in(object: &[u8], version: &str) -> bool {
+    json::find(object, &["apiVersion"]).is_some_and(|at| json::text(&object[at]) == version)
+}
+
+/// What is stored, in the version of the request.
+pub(crate) async fn entries(operation: &Operation, mut entries: Vec<Arc<Entry>>) -> Result<Vec<Arc<Entry>>, Status> {
+    let resource = &operation.resource;
+    let Some(converter) = &resource.converter else { return Ok(entries) };
+    let wanted = resource.api_version();
+    let foreign = entries.iter_mut().filter(|entry| !is_in(&entry.stored, &wanted));
+    let foreign: Vec<&mut Arc<Entry>> = foreign.collect();
+    if foreign.is_empty() {
+        return Ok(entries);
+    }
+    let objects = foreign.iter().map(|entry| serde_json::from_slice(&entry.stored).map_err(Status::internal));
+    let objects: Vec<Value> = objects.collect::<Result<_, _>>()?;
+    let converted = converter.convert(&operation.state, &resource.kind, objects, &wanted).await?;
+    for (entry, object) in foreign.into_iter().zip(converted) {
+        let stored = encoded(resource, &object, &wanted)?;
+        let made = Entry::new(entry.key.clone(), &stored, entry.revision);
+        *entry = Arc::new(made.ok_or_else(|| Status::internal("a converted object has no metadata"))?);
+    }
+    Ok(entries)
+}
+
+/// One stored object, in the version of the request.
+pub(crate) async fn entry(operation: &Operation, entry: Arc<Entry>) -> Result<Arc<Entry>, Status> {
+    if operation.resource.converter.is_none() {
+        return Ok(entry);
+    }
+    let mut converted = entries(operation, vec![entry]).await?;
+    converted.pop().ok_or_else(|| Status::internal("a conversion lost an object"))
+}
+
+/// An object that was worked on in the version of the request, in the stored version.
+pub(crate) async fn to_storage(operation: &Operation, object: &Bytes) -> Result<Bytes, Status> {
+    let (resource, object) = (&operation.resource, object.clone());
+    let wanted = &resource.storage_version;
+    let Some(converter) = resource.converter.as_ref().filter(|_| !is_in(&object, wanted)) else { return Ok(object) };
+    let value = serde_json::from_slice(&object).map_err(Status::internal)?;
+    let converted = converter.convert(&operation.state, &resource.kind, vec![value], wanted).await?;
+    encoded(resource, converted.first().unwrap_or(&Value::Null), wanted)
+}
+
+fn encoded(resource: &Resource, object: &Value, version: &str) -> Result<Bytes, Status> {
+    let raw = serde_json::to_vec(object).map_err(Status::internal)?;
+    let canonical = json::canonical(raw, &resource.kind, version);
+    canonical.map(Bytes::from).ok_or_else(|| Status::internal("a converted object has no metadata"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_webhook_may_change_labels_but_not_who_an_object_is() {
+        let old = json!({"apiVersion": "e.com/v1", "kind": "K", "metadata": {"name": "n", "uid": "u", "generation": 3, "labels": {"a": "b"}}});
+        let new = |metadata: Value| json!({"apiVersion": "e.com/v2", "kind": "K", "metadata": metadata});
+        let kept = checked(new(json!({"name": "n", "uid": "u", "annotations": {"c": "d"}})), old.clone(), "e.com/v2");
+        assert_eq!(
+            kept.unwrap()["metadata"],
+            json!({"name": "n", "uid": "u", "generation": 3, "annotations": {"c": "d"}})
+        );
+        assert!(checked(new(json!({"name": "m", "uid": "u"})), old.clone(), "e.com/v2").is_err());
+        assert!(checked(new(json!({"name": "n", "uid": "u"})), old, "e.com/v3").is_err());
+    }
+}
