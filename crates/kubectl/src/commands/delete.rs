@@ -179,6 +179,7 @@ fn propagation(cx: &Context) -> Result<&'static str> {
     }
 }
 
+/// All of it in the body: a server reads no parameters of the query beside one, `dryRun` among them.
 fn delete_options(grace: Option<i64>, propagation: &str, dry_run: DryRun) -> Value {
     let mut options = json!({"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": propagation});
     if let Some(grace) = grace {
@@ -191,10 +192,10 @@ fn delete_options(grace: Option<i64>, propagation: &str, dry_run: DryRun) -> Val
 }
 
 /// For other commands that delete (apply --force, replace --force, prune, drain).
-pub(crate) fn options(cx: &Context, force: bool) -> Value {
+pub(crate) fn options(cx: &Context, force: bool, dry_run: DryRun) -> Value {
     let grace = if cx.flags.has_flag("grace-period") { cx.flags.int("grace-period") } else { -1 };
     let cascade = if cx.flags.has_flag("cascade") { propagation(cx).unwrap_or("Background") } else { "Background" };
-    delete_options(if force { Some(0) } else { (grace >= 0).then_some(grace) }, cascade, DryRun::None)
+    delete_options(if force { Some(0) } else { (grace >= 0).then_some(grace) }, cascade, dry_run)
 }
 
 fn print_deleted(cx: &Context, info: &Info, output: &str, forced: bool, dry_run: DryRun) -> Result<()> {

@@ -222,7 +222,7 @@ pub(crate) async fn run_attached(cx: &Context, pod: &Value) -> Result<()> {
         }
     }
     if cx.flags.bool("rm") {
-        Request::delete(info.path(), &super::delete::options(cx, false)).send(cx).await?;
+        Request::delete(info.path(), &super::delete::options(cx, false, crate::context::DryRun::None)).send(cx).await?;
         if !cx.flags.bool("quiet") {
             cx.println(format!("pod \"{name}\" deleted from {namespace} namespace"))?;
         }

@@ -174,7 +174,10 @@ async fn replace(cx: &Context) -> Result<()> {
 
 /// The deletion of `--force`.
 async fn remove(cx: &Context, info: &resources::Info) -> Result<()> {
-    match Request::delete(info.path(), &super::delete::options(cx, !cx.flags.changed("grace-period"))).send(cx).await {
+    match Request::delete(info.path(), &super::delete::options(cx, !cx.flags.changed("grace-period"), DryRun::None))
+        .send(cx)
+        .await
+    {
         Ok(_) => {
             let namespace =
                 if info.namespace.is_empty() { String::new() } else { format!(" from {} namespace", info.namespace) };

@@ -339,7 +339,7 @@ pub(crate) fn apply_locally(info: &Info, kind: PatchKind, current: &Value, patch
 }
 
 async fn recreate(cx: &Context, info: &Info, modified: &Value, manager: &str) -> Result<Value> {
-    Request::delete(info.path(), &super::delete::options(cx, false)).send(cx).await?;
+    Request::delete(info.path(), &super::delete::options(cx, false, DryRun::None)).send(cx).await?;
     super::delete::wait_gone(cx, info, "", cx.flags.duration("timeout")).await?;
     objects::create(cx, &info.mapping, &info.namespace, modified, DryRun::None, manager).await
 }

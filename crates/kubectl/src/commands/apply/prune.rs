@@ -43,10 +43,7 @@ pub(super) async fn prune(cx: &Context, applied: &[(Info, Value, &'static str)],
 
 pub(super) async fn delete(cx: &Context, info: &Info, dry_run: DryRun) -> Result<()> {
     if dry_run != DryRun::Client {
-        Request::delete(info.path(), &super::super::delete::options(cx, false))
-            .query_if(dry_run == DryRun::Server, "dryRun", "All")
-            .send(cx)
-            .await?;
+        Request::delete(info.path(), &super::super::delete::options(cx, false, dry_run)).send(cx).await?;
     }
     Ok(())
 }
