@@ -6,7 +6,7 @@ use std::process::Stdio;
 use serde_json::Value;
 use tokio::io::AsyncWriteExt;
 
-use crate::normal::{in_order, normal};
+use crate::normal::{in_order, normal, without_custom_groups};
 use crate::peer::Peer;
 use crate::scenario::{Line, Scenario, Step, words};
 use crate::server::Server;
@@ -136,7 +136,7 @@ impl Side {
         let output = child.wait_with_output().await.unwrap();
         let text = |bytes: &[u8]| {
             let text = String::from_utf8_lossy(bytes).replace(&dir.display().to_string(), "DIR");
-            let text = normal(&text.replace(self.word, "side_"));
+            let text = normal(&without_custom_groups(&text.replace(self.word, "side_")));
             if self.map_order { in_order(&text) } else { text }
         };
         let code = output.status.code().map_or_else(|| output.status.to_string(), |code| code.to_string());
