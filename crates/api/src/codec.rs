@@ -9,6 +9,8 @@ use std::fmt;
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
+use crate::yaml::{self, Meaning, PlainWords, Rules};
+
 /// A decoded body.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decoded {
@@ -22,7 +24,7 @@ pub struct Decoded {
 pub enum DecodeError {
     #[error("{0}")]
     Json(#[from] serde_json::Error),
-    #[error("error converting YAML to JSON: yaml: {0}")]
+    #[error("error converting YAML to JSON: yaml: {}", go_words(.0))]
     Yaml(#[from] yaml_serde::Error),
 }
 
@@ -44,29 +46,45 @@ pub fn decode(bytes: &[u8], encoding: Encoding) -> Result<Decoded, DecodeError> 
 pub fn from_json(bytes: &[u8]) -> Result<Decoded, DecodeError> {
     let mut duplicates = Vec::new();
     let mut deserializer = serde_json::Deserializer::from_slice(bytes);
-    let value = Seed { duplicates: &mut duplicates }.deserialize(&mut deserializer)?;
+    let value = Seed { duplicates: &mut duplicates, meaning: Literal }.deserialize(&mut deserializer)?;
     deserializer.end()?;
     Ok(Decoded { value, duplicates })
 }
 
 /// Decodes the one document of a YAML body.
 pub fn from_yaml(bytes: &[u8]) -> Result<Decoded, DecodeError> {
+    from_yaml_by(bytes, Rules::Full)
+}
+
+/// The same by other rules.
+pub fn from_yaml_by(bytes: &[u8], rules: Rules) -> Result<Decoded, DecodeError> {
     let mut duplicates = Vec::new();
-    let value = Seed { duplicates: &mut duplicates }.deserialize(yaml_serde::Deserializer::from_slice(bytes))?;
+    let meaning = PlainWords { source: bytes, rules };
+    let seed = Seed { duplicates: &mut duplicates, meaning };
+    let value = seed.deserialize(yaml_serde::Deserializer::from_slice(bytes))?;
     Ok(Decoded { value, duplicates })
 }
 
-/// Decodes every document of a YAML stream (a manifest file); empty documents are left out.
-pub fn from_yaml_documents(text: &str) -> Result<Vec<Decoded>, DecodeError> {
-    let mut documents = Vec::new();
-    for document in yaml_serde::Deserializer::from_str(text) {
-        let mut duplicates = Vec::new();
-        let value = Seed { duplicates: &mut duplicates }.deserialize(document)?;
-        if !value.is_null() {
-            documents.push(Decoded { value, duplicates });
-        }
+/// A parser's error as upstream's library puts it: the place first.
+fn go_words(error: &yaml_serde::Error) -> String {
+    let message = error.to_string();
+    let message = message.split(" at line ").next().unwrap_or(&message);
+    // Go's library counts lines of the parser from zero and lines of the scanner from one.
+    let early = usize::from(message.starts_with("did not find expected"));
+    let place = error.location().map(|place| format!("line {}: ", (place.line() - early).max(1)));
+    place.unwrap_or_default() + message
+}
+
+/// What Go's decoder calls a value.
+pub fn go_kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "bool",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
     }
-    Ok(documents)
 }
 
 /// The line on which a key stands for the second time, in block style, where lines have meaning.
@@ -109,8 +127,7 @@ pub fn line_of_repeated_key(yaml: &[u8], path: &str) -> Option<usize> {
 /// Encodes as YAML, keys sorted, as upstream prints it.
 pub fn to_yaml(value: &impl serde::Serialize) -> Result<String, DecodeError> {
     // By way of a JSON value: struct order would differ from upstream's sorted keys.
-    let value = serde_json::to_value(value)?;
-    Ok(yaml_serde::to_string(&value)?)
+    Ok(yaml::to_string(&serde_json::to_value(value)?))
 }
 
 /// Joins a field name or an index with the path below it.
@@ -123,19 +140,32 @@ pub(crate) fn join_path(head: &str, rest: &str) -> String {
     }
 }
 
-struct Seed<'a> {
-    duplicates: &'a mut Vec<String>,
+/// In JSON every string is itself.
+#[derive(Clone, Copy)]
+struct Literal;
+
+impl Meaning for Literal {
+    const MERGES: bool = false;
+
+    fn of(self, _: &str) -> Option<Value> {
+        None
+    }
 }
 
-impl Seed<'_> {
+struct Seed<'a, M> {
+    duplicates: &'a mut Vec<String>,
+    meaning: M,
+}
+
+impl<M: Meaning> Seed<'_, M> {
     /// Decodes one member and puts `head` before the paths of the duplicates found in it.
     fn inside<T, E>(
         &mut self,
-        decode: impl FnOnce(Seed<'_>) -> Result<T, E>,
+        decode: impl FnOnce(Seed<'_, M>) -> Result<T, E>,
         head: impl FnOnce(&T) -> String,
     ) -> Result<T, E> {
         let before = self.duplicates.len();
-        let decoded = decode(Seed { duplicates: self.duplicates })?;
+        let decoded = decode(Seed { duplicates: self.duplicates, meaning: self.meaning })?;
         if self.duplicates.len() > before {
             let head = head(&decoded);
             for path in &mut self.duplicates[before..] {
@@ -146,7 +176,7 @@ impl Seed<'_> {
     }
 }
 
-impl<'de> DeserializeSeed<'de> for Seed<'_> {
+impl<'de, M: Meaning> DeserializeSeed<'de> for Seed<'_, M> {
     type Value = Value;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
@@ -154,7 +184,7 @@ impl<'de> DeserializeSeed<'de> for Seed<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Seed<'_> {
+impl<'de, M: Meaning> Visitor<'de> for Seed<'_, M> {
     type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -179,6 +209,10 @@ impl<'de> Visitor<'de> for Seed<'_> {
 
     fn visit_str<E>(self, value: &str) -> Result<Value, E> {
         Ok(Value::String(value.to_owned()))
+    }
+
+    fn visit_borrowed_str<E>(self, value: &'de str) -> Result<Value, E> {
+        Ok(self.meaning.of(value).unwrap_or_else(|| Value::String(value.to_owned())))
     }
 
     fn visit_string<E>(self, value: String) -> Result<Value, E> {
@@ -211,12 +245,26 @@ impl<'de> Visitor<'de> for Seed<'_> {
 
     fn visit_map<A: MapAccess<'de>>(mut self, mut entries: A) -> Result<Value, A::Error> {
         let mut map = Map::new();
-        while let Some(key) = entries.next_key_seed(Key)? {
+        let mut merged = Vec::new();
+        while let Some(key) = entries.next_key_seed(Key(self.meaning))? {
             let value = self.inside(|seed| entries.next_value_seed(seed), |_| key.clone())?;
+            if M::MERGES && key == "<<" && (value.is_object() || value.is_array()) {
+                merged.push(value);
+                continue;
+            }
             if map.contains_key(&key) {
                 self.duplicates.push(key.clone());
             }
             map.insert(key, value);
+        }
+        // What is said here wins over what is merged in.
+        for value in merged {
+            let maps = if let Value::Array(maps) = value { maps } else { vec![value] };
+            for (key, value) in
+                maps.into_iter().filter_map(|map| serde_json::from_value::<Map<_, _>>(map).ok()).flatten()
+            {
+                map.entry(key).or_insert(value);
+            }
         }
         Ok(Value::Object(map))
     }
@@ -227,9 +275,9 @@ impl<'de> Visitor<'de> for Seed<'_> {
 }
 
 /// A field name. YAML allows numbers and booleans here; upstream turns them into strings.
-struct Key;
+struct Key<M>(M);
 
-impl<'de> DeserializeSeed<'de> for Key {
+impl<'de, M: Meaning> DeserializeSeed<'de> for Key<M> {
     type Value = String;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<String, D::Error> {
@@ -237,7 +285,7 @@ impl<'de> DeserializeSeed<'de> for Key {
     }
 }
 
-impl Visitor<'_> for Key {
+impl<'de, M: Meaning> Visitor<'de> for Key<M> {
     type Value = String;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -246,6 +294,10 @@ impl Visitor<'_> for Key {
 
     fn visit_str<E>(self, value: &str) -> Result<String, E> {
         Ok(value.to_owned())
+    }
+
+    fn visit_borrowed_str<E>(self, value: &'de str) -> Result<String, E> {
+        Ok(self.0.of(value).map_or_else(|| value.to_owned(), |meant| meant.to_string()))
     }
 
     fn visit_string<E>(self, value: String) -> Result<String, E> {
@@ -291,8 +343,11 @@ mod tests {
     fn yaml_reads_like_json() {
         let decoded = from_yaml(b"a: 1\nb:\n- x: yes please\n  8080: true\nb2: \"1\"\nc: null\n").unwrap();
         assert_eq!(decoded.value, json!({"a": 1, "b": [{"x": "yes please", "8080": true}], "b2": "1", "c": null}));
-        let documents = from_yaml_documents("a: 1\n---\n---\nb: 2\n").unwrap();
-        assert_eq!(documents.len(), 2);
+        let merged = from_yaml(b"a: &a {mode: 0644, on: off}\nb:\n  <<: *a\n  mode: 1\n").unwrap();
+        assert_eq!(merged.value, json!({"a": {"mode": 420, "true": false}, "b": {"mode": 1, "true": false}}));
+        assert_eq!(from_json(br#"{"<<": {"a": "on"}}"#).unwrap().value, json!({"<<": {"a": "on"}}));
+        let broken = from_yaml(b"a: 1\nb: [\n").unwrap_err().to_string();
+        assert!(broken.starts_with("error converting YAML to JSON: yaml: line "), "{broken}");
     }
 
     #[test]
@@ -334,6 +389,6 @@ mod tests {
 
     #[test]
     fn yaml_is_printed_with_sorted_keys() {
-        assert_eq!(to_yaml(&json!({"b": 1, "a": ["x", "true"]})).unwrap(), "a:\n- x\n- 'true'\nb: 1\n");
+        assert_eq!(to_yaml(&json!({"b": 1, "a": ["x", "true"]})).unwrap(), "a:\n- x\n- \"true\"\nb: 1\n");
     }
 }

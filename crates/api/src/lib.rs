@@ -13,11 +13,13 @@ mod kinds;
 pub mod patch;
 pub mod placement;
 pub mod quantity;
+pub mod scan;
 pub mod schema;
 pub mod selector;
 pub mod status;
 pub mod user;
 pub mod validation;
+pub mod yaml;
 
 pub use gvk::{GroupKind, GroupResource, Gvk, Gvr};
 pub use status::Status;

@@ -6,6 +6,8 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
+use api::scan;
+
 /// The object without its managed fields. What is no object is returned as it is: decoding it says what is wrong.
 pub(crate) fn without_managed_fields(object: &[u8]) -> Cow<'_, [u8]> {
     match managed_fields(object) {
@@ -16,111 +18,18 @@ pub(crate) fn without_managed_fields(object: &[u8]) -> Cow<'_, [u8]> {
 
 /// Where they are, with one of the commas around them.
 fn managed_fields(object: &[u8]) -> Option<Range<usize>> {
-    let mut reader = Reader { text: object, at: 0 };
-    let metadata = reader.member(b"metadata")?;
-    reader.at = metadata.value;
-    let found = reader.member(b"managedFields")?;
-    reader.at = found.value;
-    reader.skip_value()?;
-    let end = reader.at;
-    match reader.peek()? {
-        b',' => Some(found.key..reader.at + 1),
-        _ => Some(found.comma.unwrap_or(found.key)..end),
-    }
-}
-
-struct Reader<'a> {
-    text: &'a [u8],
-    at: usize,
-}
-
-/// Where a member of an object begins, its value, and the comma before it.
-struct Member {
-    comma: Option<usize>,
-    key: usize,
-    value: usize,
-}
-
-impl Reader<'_> {
-    /// Finds a member of the object that begins here.
-    fn member(&mut self, wanted: &[u8]) -> Option<Member> {
-        self.expect(b'{')?;
-        let mut comma = None;
-        loop {
-            self.peek().filter(|byte| *byte == b'"')?;
-            let key = self.at;
-            self.skip_string()?;
-            let is_wanted = self.text[key + 1..self.at - 1] == *wanted;
-            self.expect(b':')?;
-            self.peek()?;
-            if is_wanted {
-                return Some(Member { comma, key, value: self.at });
-            }
-            self.skip_value()?;
-            comma = Some(self.at).filter(|_| self.peek() == Some(b','));
-            self.expect(b',')?;
+    let metadata = scan::find_start(object, &["metadata"])?;
+    let mut before = None;
+    for (key, value) in scan::members(object, metadata) {
+        if key == b"managedFields" {
+            let start = before.unwrap_or(metadata + 1);
+            let next = scan::skip_space(object, value.end);
+            let first_of_many = before.is_none() && object.get(next) == Some(&b',');
+            return Some(start..if first_of_many { next + 1 } else { value.end });
         }
+        before = Some(value.end);
     }
-
-    /// The next byte that is no space.
-    fn peek(&mut self) -> Option<u8> {
-        while self.text.get(self.at)?.is_ascii_whitespace() {
-            self.at += 1;
-        }
-        self.text.get(self.at).copied()
-    }
-
-    fn expect(&mut self, byte: u8) -> Option<()> {
-        self.peek().filter(|found| *found == byte)?;
-        self.at += 1;
-        Some(())
-    }
-
-    fn skip_value(&mut self) -> Option<()> {
-        match self.peek()? {
-            b'"' => self.skip_string(),
-            b'{' | b'[' => self.skip_nested(),
-            _ => {
-                let rest = &self.text[self.at..];
-                self.at += rest.iter().position(|byte| matches!(byte, b',' | b'}' | b']'))?;
-                Some(())
-            }
-        }
-    }
-
-    fn skip_nested(&mut self) -> Option<()> {
-        let mut depth = 0;
-        loop {
-            match *self.text.get(self.at)? {
-                b'"' => {
-                    self.skip_string()?;
-                    continue;
-                }
-                b'{' | b'[' => depth += 1,
-                b'}' | b']' => depth -= 1,
-                _ => {}
-            }
-            self.at += 1;
-            if depth == 0 {
-                return Some(());
-            }
-        }
-    }
-
-    fn skip_string(&mut self) -> Option<()> {
-        self.at += 1;
-        loop {
-            let rest = &self.text[self.at..];
-            let end = rest.iter().position(|byte| matches!(byte, b'"' | b'\\'))?;
-            self.at += end + 1;
-            if rest[end] == b'"' {
-                return Some(());
-            }
-            // Whatever is escaped does not end the string.
-            self.at += 1;
-            self.text.get(self.at)?;
-        }
-    }
+    None
 }
 
 #[cfg(test)]

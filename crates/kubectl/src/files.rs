@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::context::Context;
 use crate::failure::{Failure, Result};
-use crate::yaml_input::Rules;
+use api::yaml::Rules;
 
 /// An object read from somewhere; `source` is how errors name the place.
 #[derive(Clone, Debug)]
@@ -26,7 +26,7 @@ pub(crate) struct Stream {
 
 impl Stream {
     fn read(text: &str, source: &str) -> Stream {
-        let (documents, failure) = documents_until(text, Rules::Client);
+        let (documents, failure) = documents_until(text, Rules::Full);
         let failure = failure.map(|e| Failure::message(format!("error parsing {source}: {e}")));
         Stream { source: source.to_owned(), documents, failure }
     }
@@ -263,18 +263,11 @@ fn json_error(e: &serde_json::Error) -> String {
 }
 
 pub(crate) fn yaml(text: &str) -> Result<Value, String> {
-    yaml_by(text, Rules::Client)
+    yaml_by(text, Rules::Full)
 }
 
 pub(crate) fn yaml_by(text: &str, rules: Rules) -> Result<Value, String> {
-    crate::yaml_input::read(text, rules).map_err(|e| {
-        let message = e.to_string();
-        let message = message.split(" at line ").next().unwrap_or(&message).to_owned();
-        // Go's library counts lines of the parser from zero and lines of the scanner from one.
-        let early = usize::from(message.starts_with("did not find expected"));
-        let place = e.location().map(|l| format!("line {}: ", (l.line() - early).max(1))).unwrap_or_default();
-        format!("error converting YAML to JSON: yaml: {place}{message}")
-    })
+    api::codec::from_yaml_by(text.as_bytes(), rules).map(|decoded| decoded.value).map_err(|e| e.to_string())
 }
 
 fn split_yaml(text: &str) -> Vec<String> {
@@ -320,23 +313,11 @@ pub(crate) fn flatten(value: Value, source: &str, out: &mut Vec<Manifest>) -> Re
     if !value.is_object() {
         return Err(Failure::message(format!(
             "unable to decode \"{source}\": json: cannot unmarshal {} into Go value of type unstructured.detector",
-            go_kind(&value)
+            api::codec::go_kind(&value)
         )));
     }
     out.push(Manifest { object: value, source: source.to_owned() });
     Ok(())
-}
-
-/// What Go's decoder calls a value.
-pub(crate) fn go_kind(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "bool",
-        Value::Number(_) => "number",
-        Value::String(_) => "string",
-        Value::Array(_) => "array",
-        Value::Object(_) => "object",
-    }
 }
 
 /// An I/O error in Go's words.

@@ -33,7 +33,6 @@ mod three_way;
 mod told;
 mod validation;
 mod watch;
-mod yaml_input;
 
 use std::ffi::OsString;
 use std::process::ExitCode;

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::{Field, Struct, Type};
-use crate::codec::join_path;
+use crate::codec::{go_kind, join_path};
 use crate::quantity::Quantity;
 
 /// What Go's clients read as no time; upstream writes null.
@@ -32,7 +32,7 @@ fn run(value: &mut Value, definition: &Struct, drops_empty: bool) -> Result<Vec<
         other => {
             return Err(TypeError(format!(
                 "json: cannot unmarshal {} into Go value of type {}",
-                shape(other),
+                go_kind(other),
                 go_struct(definition)
             )));
         }
@@ -153,7 +153,7 @@ impl<'a> Checker<'a> {
             Value::Number(number) if matches!(ty, Type::Int32 | Type::Int64 | Type::IntOrString) => {
                 format!("number {number}")
             }
-            other => shape(other).to_owned(),
+            other => go_kind(other).to_owned(),
         };
         TypeError(format!(
             "json: cannot unmarshal {shown} into Go struct field {structure}.{} of type {}",
@@ -191,17 +191,6 @@ fn fill_null(value: &mut Value, ty: &Type) {
     }
 }
 
-fn shape(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "bool",
-        Value::Number(_) => "number",
-        Value::String(_) => "string",
-        Value::Array(_) => "array",
-        Value::Object(_) => "object",
-    }
-}
-
 fn go_struct(definition: &Struct) -> String {
     let mut parts = definition.name.rsplit('.');
     let (name, version) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
@@ -231,7 +220,7 @@ fn quantity(value: &mut Value) -> Result<(), TypeError> {
         Value::String(text) => text.clone(),
         Value::Number(number) => number.to_string(),
         other => {
-            return Err(TypeError(format!("json: cannot unmarshal {} into Go value of type string", shape(other))));
+            return Err(TypeError(format!("json: cannot unmarshal {} into Go value of type string", go_kind(other))));
         }
     };
     let quantity = Quantity::parse(&text).map_err(|error| TypeError(error.to_string()))?;

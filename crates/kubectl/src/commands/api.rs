@@ -195,7 +195,7 @@ async fn dump(cx: &Context) -> Result<()> {
     let dir = cx.flags.string("output-directory");
     let yaml = cx.flags.string("output") == "yaml";
     let emit = |name: &str, value: &serde_json::Value| -> Result<()> {
-        let text = if yaml { crate::printers::yaml::to_string(value) } else { crate::printers::json::pretty(value) };
+        let text = if yaml { api::yaml::to_string(value) } else { crate::printers::json::pretty(value) };
         if dir.is_empty() || dir == "-" {
             return cx.print(&text);
         }

@@ -7,7 +7,6 @@ use crate::cli::{Command, Flag};
 use crate::context::{Context, DryRun};
 use crate::failure::{Failure, Result};
 use crate::objects;
-use crate::printers::yaml;
 use crate::request::Request;
 use crate::resources::{self, Info, Options, Selection};
 
@@ -103,7 +102,7 @@ fn text(cx: &Context, object: &Value) -> String {
     {
         meta.remove("managedFields");
     }
-    yaml::to_string(&object)
+    api::yaml::to_string(&object)
 }
 
 /// Secret values are shown as stars that still tell whether they change.

@@ -7,7 +7,7 @@ use crate::cli::{Command, Flag, Words};
 use crate::context::{Context, DryRun};
 use crate::failure::{Failure, Result};
 use crate::objects::{self, PatchKind};
-use crate::printers::{json, yaml};
+use crate::printers::json;
 use crate::resources::{self, Info, Options};
 
 pub(crate) const COMMAND: Command = Command {
@@ -65,7 +65,7 @@ pub(super) async fn edit_all(cx: &Context, infos: Vec<Info>, mode: Mode) -> Resu
         if let Some(meta) = shown["metadata"].as_object_mut() {
             meta.remove("managedFields");
         }
-        let body = if as_json { json::pretty(&shown) } else { yaml::to_string(&shown) };
+        let body = if as_json { json::pretty(&shown) } else { api::yaml::to_string(&shown) };
         let mut text = format!("{HEADER}{body}");
         loop {
             let given = if cx.flags.bool("windows-line-endings") { text.replace('\n', "\r\n") } else { text.clone() };

@@ -8,7 +8,7 @@ use crate::cli::{Alone, Command, Flag, Words};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::kuberc;
-use crate::printers::{Output, Printer, yaml};
+use crate::printers::{Output, Printer};
 
 pub(crate) const COMMAND: Command = Command {
     name: "kuberc",
@@ -79,7 +79,7 @@ fn save(cx: &Context, file: &std::path::Path, mut preferences: Value) -> Result<
     if let Some(dir) = file.parent() {
         std::fs::create_dir_all(dir)?;
     }
-    std::fs::write(file, yaml::to_string(&preferences))
+    std::fs::write(file, api::yaml::to_string(&preferences))
         .map_err(|e| Failure::message(format!("failed to write kuberc file: {e}")))?;
     cx.println(format!("Updated {}", file.display()))
 }

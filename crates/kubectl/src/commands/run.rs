@@ -379,7 +379,6 @@ mod tests {
     use super::*;
     use crate::cli::{Parsed, parse};
     use crate::commands::ROOT;
-    use crate::printers::yaml;
     use expect_test::expect;
 
     fn spec(line: &str) -> Result<Spec> {
@@ -448,7 +447,7 @@ mod tests {
                     resources: {}
             status: {}
         "#]]
-        .assert_eq(&yaml::to_string(&build(&s).1));
+        .assert_eq(&api::yaml::to_string(&build(&s).1));
         expect![[r#"
             apiVersion: v1
             kind: Service
@@ -464,7 +463,7 @@ mod tests {
             status:
               loadBalancer: {}
         "#]]
-        .assert_eq(&yaml::to_string(&build_service(&s)));
+        .assert_eq(&api::yaml::to_string(&build_service(&s)));
     }
 
     #[test]

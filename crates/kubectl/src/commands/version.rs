@@ -6,7 +6,7 @@ use crate::cli::{Command, Flag};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::printers::go_order::Typed;
-use crate::printers::{json as json_text, yaml};
+use crate::printers::json as json_text;
 use crate::request::Request;
 
 pub(crate) const COMMAND: Command = Command {
@@ -50,7 +50,7 @@ async fn run(cx: &Context) -> Result<()> {
     }
     match output.as_str() {
         "json" => cx.print(&(json_text::two_spaces(&Typed::of("Versions", &info)) + "\n"))?,
-        "yaml" => cx.println(yaml::to_string(&info))?,
+        "yaml" => cx.println(api::yaml::to_string(&info))?,
         _ => {
             cx.println(format!("Client Version: {}", crate::VERSION))?;
             cx.println("Kustomize Version: v5.8.1")?;

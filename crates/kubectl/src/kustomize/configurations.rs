@@ -44,7 +44,7 @@ pub(super) struct Places {
 
 pub(super) fn read(root: &Root, entries: &Value, places: &mut Places) -> Result<(), String> {
     for file in strings(entries) {
-        let settings = crate::files::yaml_by(&root.read(file)?, crate::yaml_input::Rules::Kustomize)?;
+        let settings = crate::files::yaml_by(&root.read(file)?, api::yaml::Rules::Kustomize)?;
         for (field, value) in settings.as_object().into_iter().flatten() {
             match field.as_str() {
                 "varReference" => places.vars.extend(list(value).iter().map(Place::new)),

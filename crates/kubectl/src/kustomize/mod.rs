@@ -94,7 +94,7 @@ pub(crate) fn build(dir: &Path, restrictor: LoadRestrictor) -> Result<String, St
         }
     }
     order(&mut resources, &settings["sortOptions"]);
-    let documents: Vec<String> = resources.iter().map(|r| crate::printers::yaml::to_string(&r.object)).collect();
+    let documents: Vec<String> = resources.iter().map(|r| api::yaml::to_string(&r.object)).collect();
     Ok(documents.join("---\n"))
 }
 
@@ -233,7 +233,7 @@ fn read_settings(dir: &Path) -> Result<Value, String> {
         _ => return Err(format!("Found multiple kustomization files under: {}\n", absolute())),
     };
     let text = std::fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
-    let settings = crate::files::yaml_by(&text, crate::yaml_input::Rules::Kustomize)?;
+    let settings = crate::files::yaml_by(&text, api::yaml::Rules::Kustomize)?;
     let fields = settings.as_object().into_iter().flatten().map(|(field, _)| field.as_str());
     for field in fields.clone() {
         let deprecated = DEPRECATED.iter().any(|(known, ..)| *known == field);

@@ -11,7 +11,7 @@ pub(super) fn run(root: &Root, entries: &Value, resources: &mut [Resource]) -> R
         let read;
         let entry = match entry["path"].as_str() {
             Some(path) => {
-                read = crate::files::yaml_by(&root.read(path)?, crate::yaml_input::Rules::Kustomize)?;
+                read = crate::files::yaml_by(&root.read(path)?, api::yaml::Rules::Kustomize)?;
                 &read
             }
             None => entry,

@@ -10,7 +10,6 @@ mod kyaml;
 mod sort;
 pub(crate) mod table;
 mod tabwriter;
-pub(crate) mod yaml;
 
 pub(crate) use custom_columns::CustomColumns;
 pub(crate) use sort::{sort_objects, sort_rows};
@@ -200,7 +199,7 @@ impl Printer {
             Output::Json if self.typed => json::pretty(&go_order::Typed::new(object)),
             Output::Json => json::pretty(object),
             Output::Yaml => {
-                let text = yaml::to_string(object);
+                let text = api::yaml::to_string(object);
                 if first { text } else { format!("---\n{text}") }
             }
             Output::KYaml => format!("---\n{}", kyaml::to_string(object)),

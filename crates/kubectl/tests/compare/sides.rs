@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use serde_json::Value;
 use tokio::io::AsyncWriteExt;
 
 use crate::normal::{in_order, normal, without_custom_groups};
@@ -101,7 +100,7 @@ impl Side {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/compare/objects").join(file);
         let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         for part in self.fill(scenario, &text).split("\n---\n") {
-            let object: Value = yaml_serde::from_str(part).unwrap_or_else(|e| panic!("{file}: {e}"));
+            let object = api::codec::from_yaml(part.as_bytes()).unwrap_or_else(|e| panic!("{file}: {e}")).value;
             server.put(&self.namespace(scenario), object).await;
         }
     }

@@ -7,7 +7,7 @@ use crate::commands::flags;
 use crate::context::{Context, DryRun};
 use crate::failure::{Failure, Result};
 use crate::objects::{self, LAST_APPLIED, PatchKind};
-use crate::printers::{json as json_text, yaml};
+use crate::printers::json as json_text;
 use crate::resources::{self, Info, Options};
 
 pub(super) const VIEW: Command = Command {
@@ -74,7 +74,7 @@ async fn view(cx: &Context) -> Result<()> {
         let value = remembered(&info)?;
         cx.print(&match cx.flags.string("output").as_str() {
             "json" => json_text::two_spaces(&value) + "\n",
-            "yaml" => yaml::to_string(&value),
+            "yaml" => api::yaml::to_string(&value),
             other => {
                 return Err(
                     cx.usage(format!("Unexpected -o output mode: {other}, the flag 'output' must be one of yaml|json"))
@@ -116,7 +116,7 @@ async fn edit(cx: &Context) -> Result<()> {
     let mut printer = cx.printer("edited", DryRun::None)?;
     for info in resources::all_infos(cx, &Options { latest: true, ..Options::default() }).await? {
         let before = remembered(&info)?;
-        let text = crate::editor::edit_text(&yaml::to_string(&before), ".yaml")?;
+        let text = crate::editor::edit_text(&api::yaml::to_string(&before), ".yaml")?;
         let after = crate::files::yaml(&text).map_err(Failure::message)?;
         if after == before {
             cx.eprintln("Edit cancelled, no changes made.");

@@ -15,7 +15,6 @@ use serde_json::{Value, json};
 use crate::cli::{Alone, Command};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
-use crate::printers::yaml;
 
 pub(crate) const COMMAND: Command = Command {
     name: "config",
@@ -73,7 +72,7 @@ fn write(path: &PathBuf, config: &Value) -> Result<()> {
     options.write(true).create(true).truncate(true);
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
     let mut file = options.open(path)?;
-    Ok(std::io::Write::write_all(&mut file, yaml::to_string(&config).as_bytes())?)
+    Ok(std::io::Write::write_all(&mut file, api::yaml::to_string(&config).as_bytes())?)
 }
 
 /// The lists of a kubeconfig and the key of their values.

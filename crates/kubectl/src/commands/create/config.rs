@@ -286,7 +286,6 @@ fn append_hash(cx: &Context, object: &mut Value) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::printers::yaml;
     use expect_test::expect;
 
     #[test]
@@ -299,7 +298,7 @@ mod tests {
             metadata:
               name: db
         "#]]
-        .assert_eq(&yaml::to_string(&build_secret("db", "", &[("password".to_owned(), b"s".to_vec())])));
+        .assert_eq(&api::yaml::to_string(&build_secret("db", "", &[("password".to_owned(), b"s".to_vec())])));
         assert_eq!(
             docker_config("https://r", "u", "p", "e@x"),
             r#"{"auths":{"https://r":{"username":"u","password":"p","email":"e@x","auth":"dTpw"}}}"#

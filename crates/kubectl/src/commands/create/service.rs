@@ -95,7 +95,6 @@ fn build(name: &str, kind: &str, tcp: &[String], cluster_ip: &str, external: &st
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::printers::yaml;
     use expect_test::expect;
 
     #[test]
@@ -120,7 +119,7 @@ mod tests {
             status:
               loadBalancer: {}
         "#]]
-        .assert_eq(&yaml::to_string(&object));
+        .assert_eq(&api::yaml::to_string(&object));
     }
 
     #[test]

@@ -216,7 +216,6 @@ pub(crate) fn parse_ports(text: &str) -> Result<(i64, Value)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::printers::yaml;
     use expect_test::expect;
 
     #[test]
@@ -250,7 +249,7 @@ mod tests {
                     resources: {}
             status: {}
         "#]]
-        .assert_eq(&yaml::to_string(&object));
+        .assert_eq(&api::yaml::to_string(&object));
     }
 
     #[test]
@@ -271,7 +270,7 @@ mod tests {
                   restartPolicy: Never
             status: {}
         "#]]
-        .assert_eq(&yaml::to_string(&build_job("pi", "perl", &[])));
+        .assert_eq(&api::yaml::to_string(&build_job("pi", "perl", &[])));
     }
 
     #[test]

@@ -1,12 +1,12 @@
-//! YAML as kubectl prints it: sorted keys, sequences not indented under their key, and the quoting and folding
-//! choices of go-yaml v2, byte for byte, because people diff this output.
+//! YAML as upstream's client and server write it: sorted keys, sequences not indented under their key, and the quoting
+//! and folding choices of go-yaml v2, byte for byte, because people diff this output.
 
 use serde_json::Value;
 
 /// Lines longer than this fold at the next space.
 const BEST_WIDTH: usize = 80;
 
-pub(crate) fn to_string(value: &Value) -> String {
+pub fn to_string(value: &Value) -> String {
     let mut e = Emitter { out: String::new(), column: 0 };
     match value {
         Value::Object(m) if !m.is_empty() => e.map(m, 0, false),
@@ -213,9 +213,6 @@ impl Emitter {
                 self.indent(indent);
                 self.put(line);
             }
-        }
-        if s == "\n" {
-            // The single break was consumed by the split above.
         }
     }
 }
