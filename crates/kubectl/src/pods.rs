@@ -1,5 +1,7 @@
 //! From whatever a person named to pods and their containers.
 
+use std::time::Duration;
+
 use serde_json::Value;
 
 use crate::commands::create_known as known;
@@ -9,6 +11,7 @@ use crate::objects::text;
 use crate::request::Request;
 use crate::resources::items;
 use crate::selector;
+use crate::watch::Watch;
 
 pub(crate) async fn by_selector(cx: &Context, namespace: &str, selector: &str) -> Result<Vec<Value>> {
     let list = Request::get(known("v1", "pods", "Pod", true).path(namespace))
@@ -18,8 +21,15 @@ pub(crate) async fn by_selector(cx: &Context, namespace: &str, selector: &str) -
     Ok(items(&list))
 }
 
-/// The pods behind `pod/x`, `deployment/x`, `service/x`…, those most likely to answer first.
-pub(crate) async fn of_object(cx: &Context, namespace: &str, word: &str) -> Result<Vec<Value>> {
+/// The pods behind `pod/x`, `deployment/x`, `service/x`…, those most likely to answer first: one at least, for which it
+/// waits as long as given. `purpose` says in errors what they are wanted for.
+pub(crate) async fn of_object(
+    cx: &Context,
+    namespace: &str,
+    word: &str,
+    purpose: &str,
+    patience: Duration,
+) -> Result<Vec<Value>> {
     let (kind, name) = word.split_once('/').unwrap_or(("pod", word));
     let mapping = cx.discovery()?.resolve(cx, kind).await?;
     let object = Request::get(mapping.object_path(namespace, name)).value(cx).await?;
@@ -27,13 +37,26 @@ pub(crate) async fn of_object(cx: &Context, namespace: &str, word: &str) -> Resu
         return Ok(vec![object]);
     }
     let selector = pod_selector(&object).ok_or_else(|| {
-        Failure::message(format!("cannot attach to *{}: selector for *{} not implemented", mapping.kind, mapping.kind))
+        let ours = !mapping.group.contains('.') || mapping.group.ends_with(".k8s.io");
+        let (package, kind) = if ours { (&*mapping.version, &*mapping.kind) } else { ("unstructured", "Unstructured") };
+        Failure::message(format!("cannot {purpose} *{package}.{kind}: selector for *{package}.{kind} not implemented"))
     })?;
-    let mut pods = by_selector(cx, namespace, &selector).await?;
-    pods.sort_by_key(rank);
+    let path = known("v1", "pods", "Pod", true).path(namespace);
+    let list = Request::get(path.clone()).query("labelSelector", selector.clone()).value(cx).await?;
+    let mut pods = items(&list);
     if pods.is_empty() {
-        return Err(Failure::message(format!("no pods found for {word}")));
+        let open = |version: String| {
+            Request::get(path.clone())
+                .query("watch", "true")
+                .query("labelSelector", selector.clone())
+                .query("resourceVersion", version)
+        };
+        let mut watch = Watch::open(cx, open, text(&list, "/metadata/resourceVersion").to_owned());
+        let first = tokio::time::timeout(patience, watch.next()).await;
+        first.map_err(|_| Failure::message("timed out waiting for the condition"))??;
+        pods = by_selector(cx, namespace, &selector).await?;
     }
+    pods.sort_by_key(rank);
     Ok(pods)
 }
 

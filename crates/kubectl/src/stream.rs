@@ -41,7 +41,10 @@ pub(crate) async fn open(cx: &Context, path: &str) -> Result<(Reader, Writer)> {
         .body(bytes::Bytes::new())
         .map_err(|e| Failure::message(e.to_string()))?;
     cx.trace(6, "round_trippers.go:553", &format!("GET {}{path}", cx.server()?));
-    let (response, io) = cx.client()?.upgrade(request).await.map_err(|e| connect_failure(cx, e))?;
+    let (response, io) = cx.client()?.upgrade(request).await.map_err(|e| match e {
+        client::Error::Api(status) => Failure::message(format!("unable to upgrade connection: {}", status.message)),
+        other => connect_failure(cx, other),
+    })?;
     let v5 = response.headers().get("sec-websocket-protocol").is_some_and(|p| p.as_bytes().starts_with(b"v5."));
     let (read, write) = tokio::io::split(io);
     Ok((Reader { io: read }, Writer { io: write, v5 }))

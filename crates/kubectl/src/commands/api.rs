@@ -97,7 +97,7 @@ async fn resources(cx: &Context) -> Result<()> {
         return Ok(());
     }
     if ["json", "yaml", "kyaml"].contains(&output.as_str()) {
-        let mut printer = crate::printers::Printer::new(&cx.flags, "")?;
+        let mut printer = crate::printers::Printer::new(&cx.flags, "")?.typed();
         return cx.print(&printer.print(&resource_lists(&list))?);
     }
     let wide = output == "wide";
@@ -130,8 +130,11 @@ fn resource_lists(list: &[crate::discovery::Mapping]) -> serde_json::Value {
         .map(|m| {
             let mut row = serde_json::json!({
                 "name": m.resource, "singularName": m.singular, "namespaced": m.namespaced, "kind": m.kind,
-                "verbs": m.verbs, "group": m.group, "version": m.version,
+                "verbs": m.verbs, "version": m.version,
             });
+            if !m.group.is_empty() {
+                row["group"] = serde_json::json!(m.group);
+            }
             for (key, words) in [("shortNames", &m.short_names), ("categories", &m.categories)] {
                 if !words.is_empty() {
                     row[key] = serde_json::json!(words);

@@ -143,12 +143,12 @@ async fn run(cx: &Context) -> Result<()> {
 }
 
 fn grace_period(cx: &Context) -> Result<Option<i64>> {
-    let grace = cx.flags.int("grace-period");
+    let mut grace = cx.flags.int("grace-period");
     if cx.flags.bool("now") {
-        if cx.flags.changed("grace-period") && grace != -1 {
+        if grace != -1 {
             return Err(Failure::message("--now and --grace-period cannot be specified together"));
         }
-        return Ok(Some(1));
+        grace = 1;
     }
     if grace == 0 && !cx.flags.bool("force") {
         // Kept for compatibility: zero alone still ends gracefully, in one second.

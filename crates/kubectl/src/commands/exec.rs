@@ -55,8 +55,9 @@ pub(super) async fn one_pod(cx: &Context, namespace: &str, word: &str) -> Result
     if !word.contains('/') {
         return Request::get(known("v1", "pods", "Pod", true).object_path(namespace, word)).value(cx).await;
     }
-    let mut found = pods::of_object(cx, namespace, word).await?;
-    Ok(found.remove(0))
+    let patience = cx.flags.duration("pod-running-timeout");
+    let found = pods::of_object(cx, namespace, word, "attach to", patience).await?;
+    found.into_iter().next().ok_or_else(|| Failure::message("timed out waiting for the condition"))
 }
 
 pub(super) fn finished(pod: &Value) -> Result<()> {
@@ -146,7 +147,8 @@ async fn attach(cx: &Context) -> Result<()> {
     };
     let (namespace, _) = cx.namespace()?;
     let pod = one_pod(cx, &namespace, target).await?;
-    let container = pods::choose_container(cx, &pod, &cx.flags.string("container"))?;
+    let container = pods::choose_container(cx, &pod, &cx.flags.string("container"))
+        .map_err(|e| Failure::message(format!("cannot attach to the container: {}", e.inner())))?;
     attach_to(cx, &namespace, &pod, &container).await
 }
 

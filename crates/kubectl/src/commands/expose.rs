@@ -178,7 +178,11 @@ fn ports(cx: &Context, object: &Value, kind: &str) -> Result<Vec<Value>> {
     let protocols = protocols_of(object, kind);
     let wanted: Vec<String> = match cx.flags.string("port") {
         p if !p.is_empty() => p.split(',').map(str::to_owned).collect(),
-        _ => protocols.iter().map(|(port, _)| port.clone()).collect(),
+        _ => {
+            // Containers may declare the same port; a service takes it once.
+            let mut seen = std::collections::HashSet::new();
+            protocols.iter().map(|(port, _)| port.clone()).filter(|port| seen.insert(port.clone())).collect()
+        }
     };
     if wanted.is_empty() && cx.flags.string("cluster-ip") != "None" {
         return Err(Failure::message("couldn't find port via --port flag or introspection"));

@@ -87,10 +87,18 @@ async fn run(cx: &Context) -> Result<()> {
     }
     let (namespace, _) = cx.namespace()?;
     let all_pods = cx.flags.bool("all-pods");
+    let missing = |failure: Failure| match failure.is_not_found() {
+        true => {
+            Failure::message(format!("error from server (NotFound): {} in namespace \"{namespace}\"", failure.inner()))
+        }
+        false => failure,
+    };
     let found = match &target {
         None => pods::by_selector(cx, &namespace, &selector).await?,
         Some(t) if t.contains('/') => {
-            let mut all = pods::of_object(cx, &namespace, t).await?;
+            let patience = cx.flags.duration("pod-running-timeout");
+            let found = pods::of_object(cx, &namespace, t, "get the logs from", patience).await;
+            let mut all = found.map_err(missing)?;
             if all.len() > 1 && !all_pods {
                 cx.eprintln(format!("Found {} pods, using pod/{}", all.len(), text(&all[0], "/metadata/name")));
                 all.truncate(1);
@@ -99,13 +107,7 @@ async fn run(cx: &Context) -> Result<()> {
         }
         Some(name) => {
             let path = known("v1", "pods", "Pod", true).object_path(&namespace, name);
-            vec![Request::get(path).value(cx).await.map_err(|e| {
-                if e.is_not_found() {
-                    let message = format!("error from server (NotFound): {} in namespace \"{namespace}\"", e.inner());
-                    return Failure::message(message);
-                }
-                e
-            })?]
+            vec![Request::get(path).value(cx).await.map_err(missing)?]
         }
     };
     if found.is_empty() {

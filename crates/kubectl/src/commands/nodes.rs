@@ -354,7 +354,8 @@ async fn taint(cx: &Context) -> Result<()> {
             let patch = json!({"spec": {"taints": object["spec"]["taints"]}});
             object = objects::patch(cx, info.path(), PatchKind::Merge, patch.to_string(), dry_run, &manager).await?;
         }
-        let mut printer = cx.printer(operation, dry_run)?.typed();
+        // Upstream says the same whether the run is dry or not.
+        let mut printer = cx.printer(operation, DryRun::None)?.typed();
         cx.print(&printer.print(&object)?)?;
     }
     Ok(())

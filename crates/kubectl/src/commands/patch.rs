@@ -75,8 +75,16 @@ async fn patch(cx: &Context) -> Result<()> {
         }
         (false, false) => return Err(Failure::message("cannot specify --patch and --patch-file together")),
     };
-    let body: Value =
-        crate::files::yaml(&text).map_err(|e| Failure::message(format!("unable to parse \"{text}\": {e}")))?;
+    // What looks like JSON goes to the server as it is, which has the last word on it anyway.
+    let body = if text.trim_start().starts_with('{') {
+        text
+    } else {
+        let value = crate::files::yaml(&text).map_err(|e| {
+            let cause = e.strip_prefix("error converting YAML to JSON: ").unwrap_or(&e);
+            Failure::message(format!("unable to parse \"{text}\": {cause}"))
+        })?;
+        value.to_string()
+    };
     let kind = match cx.flags.string("type").to_lowercase().as_str() {
         "json" => PatchKind::Json,
         "merge" => PatchKind::Merge,
@@ -96,10 +104,11 @@ async fn patch(cx: &Context) -> Result<()> {
     let (infos, unread) = resources::infos(cx, &Options { latest: !local, ..Options::default() }).await?;
     for info in infos {
         let object = if local || dry_run == DryRun::Client {
-            apply_locally(&info, kind, &body)?
+            let patch = serde_json::from_str(&body).map_err(|e| Failure::message(e.to_string()))?;
+            apply_locally(&info, kind, &patch)?
         } else {
             let path = if subresource.is_empty() { info.path() } else { format!("{}/{subresource}", info.path()) };
-            objects::patch(cx, path, kind, body.to_string(), dry_run, &manager).await?
+            objects::patch(cx, path, kind, body.clone(), dry_run, &manager).await?
         };
         let changed = object["metadata"]["resourceVersion"] != info.object["metadata"]["resourceVersion"]
             || object != info.object;

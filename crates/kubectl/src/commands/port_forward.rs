@@ -11,7 +11,6 @@ use crate::cli::{Command, Flag, Words};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::objects::text;
-use crate::pods;
 use crate::request::Request;
 use crate::stream;
 
@@ -35,7 +34,7 @@ async fn run(cx: &Context) -> Result<()> {
     }
     let (namespace, _) = cx.namespace()?;
     let word = if target.contains('/') { target.clone() } else { format!("pod/{target}") };
-    let pod = pods::of_object(cx, &namespace, &word).await?.remove(0);
+    let pod = super::exec::one_pod(cx, &namespace, &word).await?;
     if text(&pod, "/status/phase") != "Running" {
         return Err(Failure::message(format!(
             "unable to forward port because pod is not running. Current status={}",

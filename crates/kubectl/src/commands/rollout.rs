@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::flags;
 use crate::cli::{Alone, Command, Flag, Words};
-use crate::context::{Context, DryRun};
+use crate::context::{Context, DryRun, with_dry_run};
 use crate::failure::{Failure, Result};
 use crate::objects::{self, PatchKind, text};
 use crate::printers::TabWriter;
@@ -272,8 +272,9 @@ fn rollout_state(o: &Value) -> Result<(String, bool), String> {
             if ready < wanted {
                 return Ok((format!("Waiting for {} pods to be ready...\n", wanted - ready), false));
             }
-            let partition = number("/spec/updateStrategy/rollingUpdate/partition");
-            if partition > 0 {
+            // A server says 0 where nobody said anything.
+            if !o["spec"]["updateStrategy"]["rollingUpdate"].is_null() {
+                let partition = number("/spec/updateStrategy/rollingUpdate/partition");
                 if updated < wanted - partition {
                     return Ok((
                         format!(
@@ -390,7 +391,7 @@ async fn history(cx: &Context) -> Result<()> {
                 .ok_or_else(|| Failure::message("unable to find the specified revision"))?;
             text = format!("{} with revision #{wanted}\n", info.display());
             text.push_str(&crate::describe::template_text(template, cause));
-            cx.print(&text)?;
+            cx.println(&text)?;
             continue;
         }
         if all.is_empty() {
@@ -424,12 +425,6 @@ async fn undo(cx: &Context) -> Result<()> {
         if !["Deployment", "DaemonSet", "StatefulSet"].contains(&info.mapping.kind.as_str()) {
             return Err(Failure::message(format!("no rollbacker has been implemented for \"{}\"", info.mapping.kind)));
         }
-        if info.object["spec"]["paused"] == true {
-            return Err(Failure::message(format!(
-                "you cannot rollback a paused deployment; resume it first with 'kubectl rollout resume {}' and try again",
-                info.display().replace(".apps", "")
-            )));
-        }
         let all = revisions(cx, &info).await?;
         let current = &info.object["spec"]["template"];
         let target = if to > 0 {
@@ -444,6 +439,17 @@ async fn undo(cx: &Context) -> Result<()> {
                 })
             })?
         };
+        if dry_run == DryRun::Client {
+            // What would be rolled back to stands where others say what was done.
+            printer.operation = with_dry_run(&crate::describe::template_text(&target.template, ""), dry_run);
+            cx.print(&printer.print(&info.object)?)?;
+            continue;
+        }
+        if info.object["spec"]["paused"] == true {
+            return Err(Failure::message(
+                "you cannot rollback a paused deployment; resume it first with 'kubectl rollout resume' and try again",
+            ));
+        }
         let mut template = target.template.clone();
         if let Some(labels) = template["metadata"]["labels"].as_object_mut() {
             labels.remove("pod-template-hash");
@@ -454,11 +460,9 @@ async fn undo(cx: &Context) -> Result<()> {
             cx.print(&printer.print(&info.object)?)?;
             continue;
         }
-        if dry_run != DryRun::Client {
-            // A whole-template replacement: JSON patch says exactly that.
-            let patch = json!([{"op": "replace", "path": "/spec/template", "value": template}]);
-            objects::patch(cx, info.path(), PatchKind::Json, patch.to_string(), dry_run, "").await?;
-        }
+        // A whole-template replacement: JSON patch says exactly that.
+        let patch = json!([{"op": "replace", "path": "/spec/template", "value": template}]);
+        objects::patch(cx, info.path(), PatchKind::Json, patch.to_string(), dry_run, "").await?;
         cx.print(&printer.print(&info.object)?)?;
     }
     Ok(())
@@ -485,7 +489,8 @@ async fn change(cx: &Context, verb: &str) -> Result<()> {
                 if paused {
                     failures.push(Failure::message(format!(
                         "{} \"{}\" can't restart paused deployment (run rollout resume first)",
-                        info.mapping.resource, info.name
+                        info.mapping.group_resource(),
+                        info.name
                     )));
                     continue;
                 }

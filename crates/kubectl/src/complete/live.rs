@@ -120,7 +120,11 @@ async fn pods_or_types(cx: &Context, last: &str) -> Result<Candidates> {
 
 async fn pod(cx: &Context) -> Result<Value> {
     let word = cx.args().first().cloned().unwrap_or_default();
-    Ok(pods::of_object(cx, &cx.namespace()?.0, &word).await?.into_iter().next().unwrap_or(Value::Null))
+    Ok(pods::of_object(cx, &cx.namespace()?.0, &word, "attach to", Duration::ZERO)
+        .await?
+        .into_iter()
+        .next()
+        .unwrap_or(Value::Null))
 }
 
 async fn containers(cx: &Context) -> Result<Vec<String>> {

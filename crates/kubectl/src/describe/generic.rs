@@ -10,20 +10,11 @@ pub(super) fn describe(object: &Value, w: &mut Writer) {
     w.line(0, format!("Namespace:\t{}", text(object, "/metadata/namespace")));
     write_labels(w, "Labels", &object["metadata"]["labels"]);
     write_annotations(w, "Annotations", &object["metadata"]["annotations"]);
-    w.line(0, format!("API Version:\t{}", text(object, "/apiVersion")));
-    w.line(0, format!("Kind:\t{}", text(object, "/kind")));
-    let mut meta = object["metadata"].clone();
-    if let Some(map) = meta.as_object_mut() {
-        for key in ["name", "namespace", "labels", "annotations", "managedFields"] {
-            map.remove(key);
-        }
-    }
     let mut rest = object.clone();
-    if let Some(map) = rest.as_object_mut() {
-        for key in ["apiVersion", "kind"] {
-            map.remove(key);
+    if let Some(metadata) = rest["metadata"].as_object_mut() {
+        for key in ["name", "namespace", "labels", "annotations", "managedFields"] {
+            metadata.remove(key);
         }
-        map.insert("metadata".to_owned(), meta);
     }
     fields(w, 0, &rest);
 }
@@ -51,8 +42,11 @@ fn fields(w: &mut Writer, level: usize, value: &Value) {
     }
 }
 
-/// `creationTimestamp` -> `Creation Timestamp`; acronyms stay together.
+/// `creationTimestamp` -> `Creation Timestamp`; acronyms stay together, and what is not made of words stays as it is.
 fn title(key: &str) -> String {
+    if key.contains(|c: char| !c.is_alphabetic() && c != '-') {
+        return key.to_owned();
+    }
     let chars: Vec<char> = key.chars().collect();
     let mut out = String::new();
     for (i, &c) in chars.iter().enumerate() {
@@ -81,6 +75,7 @@ mod tests {
             ("podIP", "Pod IP"),
             ("uid", "UID"),
             ("apiVersion", "API Version"),
+            ("openAPIV3Schema", "openAPIV3Schema"),
         ] {
             assert_eq!(super::title(key), expected);
         }

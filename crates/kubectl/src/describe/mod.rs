@@ -28,7 +28,7 @@ use crate::resources::{Info, items};
 
 pub(crate) use workload::same_template;
 
-/// A pod template of a revision, for `rollout history --revision`.
+/// A pod template of a revision, for `rollout history --revision` and `rollout undo`.
 pub(crate) fn template_text(template: &Value, change_cause: &str) -> String {
     let mut w = Writer::default();
     let mut template = template.clone();
@@ -36,7 +36,8 @@ pub(crate) fn template_text(template: &Value, change_cause: &str) -> String {
         crate::objects::set_annotation(&mut template, crate::objects::CHANGE_CAUSE, change_cause.to_owned());
     }
     pod::template(&mut w, &template);
-    w.finish()
+    // Upstream aligns nothing here.
+    w.pending
 }
 
 /// The text of one object.

@@ -30,7 +30,10 @@ fn sort_by(items: &mut [Value], field: &str, object: fn(&Value) -> &Value) -> Re
             super::jsonpath::relaxed(field)?
         ));
     }
+    // Those without the field come first, the last of them before the others: so upstream's sort leaves them.
     keyed.sort_by(|a, b| order(a.0.as_ref(), b.0.as_ref()));
+    let missing = keyed.iter().take_while(|(key, _)| key.is_none()).count();
+    keyed[..missing].reverse();
     for (slot, (_, item)) in items.iter_mut().zip(keyed) {
         *slot = item;
     }

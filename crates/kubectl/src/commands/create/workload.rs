@@ -89,7 +89,8 @@ fn build_deployment(name: &str, images: &[String], command: &[String], port: Opt
             if !command.is_empty() {
                 c["command"] = json!(command);
             }
-            if let Some(port) = port {
+            // The port is the first container's.
+            if let Some(port) = port.filter(|_| names.len() == 1) {
                 c["ports"] = json!([{"containerPort": port}]);
             }
             c
