@@ -10,9 +10,10 @@ pub(crate) fn help(command: &Command, path: &str) -> String {
     let mut out = String::new();
     if command.name == "kubectl" {
         let _ = writeln!(out, "kubectl controls the Kubernetes cluster manager.");
+        let width = GROUPS.iter().map(|(_, commands)| widest(commands)).max().unwrap_or(0);
         for (title, commands) in GROUPS {
             let _ = writeln!(out, "\n{title}");
-            list_commands(&mut out, commands);
+            list_commands(&mut out, commands, width);
         }
         let _ = write!(
             out,
@@ -29,7 +30,7 @@ pub(crate) fn help(command: &Command, path: &str) -> String {
     }
     if !command.subcommands.is_empty() {
         let _ = writeln!(out, "\nAvailable Commands:");
-        list_commands(&mut out, command.subcommands);
+        list_commands(&mut out, command.subcommands, widest(command.subcommands));
     }
     let flags: Vec<&Flag> = command.own_flags().collect();
     if flags.iter().any(|f| !f.hidden) {
@@ -58,8 +59,14 @@ pub(crate) fn global_options() -> String {
     out
 }
 
-fn list_commands(out: &mut String, commands: &[&Command]) {
-    let width = commands.iter().map(|c| c.name.len()).max().unwrap_or(0).max(11);
+/// Names of commands stand in a column at least this wide.
+const NAMES: usize = 11;
+
+fn widest(commands: &[&Command]) -> usize {
+    commands.iter().map(|c| c.name.len()).max().unwrap_or(0).max(NAMES)
+}
+
+fn list_commands(out: &mut String, commands: &[&Command], width: usize) {
     for c in commands {
         let _ = writeln!(out, "  {:width$}   {}", c.name, c.about.lines().next().unwrap_or(""));
     }

@@ -160,7 +160,8 @@ fn grace_period(cx: &Context) -> Result<Option<i64>> {
     Ok((grace >= 0).then_some(grace))
 }
 
-fn propagation(cx: &Context) -> Result<&'static str> {
+/// `--cascade` in the words of the API.
+pub(super) fn propagation(cx: &Context) -> Result<&'static str> {
     match cx.flags.string("cascade").as_str() {
         "background" => Ok("Background"),
         "foreground" => Ok("Foreground"),

@@ -134,6 +134,7 @@ async fn replace(cx: &Context) -> Result<()> {
     if cx.flags.list("filename").is_empty() && cx.flags.string("kustomize").is_empty() {
         return Err(Failure::message("must specify one of -f and -k"));
     }
+    super::delete::propagation(cx)?;
     let dry_run = cx.dry_run()?;
     let raw = cx.flags.string("raw");
     if !raw.is_empty() {

@@ -46,8 +46,8 @@ async fn run(cx: &Context) -> Result<()> {
     }
     let dry_run = cx.dry_run()?;
     let mut printer = cx.printer("scaled", dry_run)?;
-    let infos = resources::all_infos(cx, &Options { latest: true, ..Options::default() }).await?;
-    if infos.is_empty() {
+    let (infos, unread) = resources::infos(cx, &Options { latest: true, ..Options::default() }).await?;
+    if infos.is_empty() && unread.is_empty() {
         return Err(Failure::message("no objects passed to scale"));
     }
     let version = cx.flags.string("resource-version");
@@ -90,7 +90,7 @@ async fn run(cx: &Context) -> Result<()> {
             .await?;
         }
     }
-    Ok(())
+    Failure::all(unread)
 }
 
 fn print_scaled(cx: &Context, info: &Info, printer: &mut crate::printers::Printer, dry_run: DryRun) -> Result<()> {

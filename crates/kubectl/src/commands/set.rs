@@ -1,5 +1,6 @@
 //! `kubectl set image|env|resources|selector|serviceaccount|subject`
 
+use api::selector::{Operator, Requirement};
 use serde_json::{Value, json};
 
 use super::flags;
@@ -266,11 +267,7 @@ async fn env(cx: &Context) -> Result<()> {
                     } else if let Some(value) = resolved(cx, &info, &e["valueFrom"]).await {
                         cx.println(format!("{}={value}", text(e, "/name")))?;
                     } else {
-                        cx.println(format!(
-                            "# {} from {}",
-                            text(e, "/name"),
-                            crate::printers::json::compact(&e["valueFrom"])
-                        ))?;
+                        cx.println(format!("# {} from {}", text(e, "/name"), reference(&e["valueFrom"])))?;
                     }
                 }
             }
@@ -395,6 +392,42 @@ pub(super) fn quantities(list: &str) -> Result<Vec<(String, String)>> {
     Ok(out)
 }
 
+/// A requirement as Go prints that of a label selector; a mere equality is none of those.
+fn go_expression(requirement: &Requirement) -> Option<String> {
+    let operator = match requirement.operator {
+        Operator::Equals | Operator::DoubleEquals => return None,
+        Operator::NotEquals | Operator::NotIn => "NotIn",
+        Operator::In => "In",
+        Operator::Exists => "Exists",
+        Operator::DoesNotExist => "DoesNotExist",
+        Operator::GreaterThan => "Gt",
+        Operator::LessThan => "Lt",
+    };
+    Some(format!("{{{} {operator} [{}]}}", requirement.key, requirement.values.join(" ")))
+}
+
+/// Where a variable's value comes from, in words.
+fn reference(from: &Value) -> String {
+    let part = |pointer: &str| text(from, pointer).to_owned();
+    if from["configMapKeyRef"].is_object() {
+        return format!("configmap {}, key {}", part("/configMapKeyRef/name"), part("/configMapKeyRef/key"));
+    }
+    if from["secretKeyRef"].is_object() {
+        return format!("secret {}, key {}", part("/secretKeyRef/name"), part("/secretKeyRef/key"));
+    }
+    if from["fieldRef"].is_object() {
+        return format!("field path {}", part("/fieldRef/fieldPath"));
+    }
+    if from["resourceFieldRef"].is_object() {
+        let container = match part("/resourceFieldRef/containerName") {
+            name if name.is_empty() => name,
+            name => name + "/",
+        };
+        return format!("resource field {container}{}", part("/resourceFieldRef/resource"));
+    }
+    "invalid valueFrom".to_owned()
+}
+
 async fn selector(cx: &Context) -> Result<()> {
     // The last word is the selector, whatever it looks like.
     let (expression, words) = cx.args().split_last().map_or(("", &[][..]), |(last, words)| (last.as_str(), words));
@@ -403,7 +436,12 @@ async fn selector(cx: &Context) -> Result<()> {
         return Err(Failure::message("one selector is required"));
     }
     if !expression.split(',').all(|part| part.contains('=') && !part.contains(['!', ' '])) {
-        return Err(Failure::message(format!("match expression {expression} not supported on this object")));
+        let selector = api::selector::Selector::parse(expression).map_err(|e| Failure::message(e.to_string()))?;
+        let expressions: Vec<String> = selector.requirements().iter().filter_map(go_expression).collect();
+        return Err(Failure::message(format!(
+            "match expression [{}] not supported on this object",
+            expressions.join(" ")
+        )));
     }
     let map = super::expose::pairs(&expression.replace("==", "="))?;
     change(cx, infos, "selector updated", "failed to patch selector:", |_, object| {

@@ -98,6 +98,9 @@ fn memory(q: &Quantity) -> String {
 }
 
 async fn node(cx: &Context) -> Result<()> {
+    if cx.args().len() > 1 {
+        return Err(cx.usage("node [NAME | -l label]"));
+    }
     let mut list = metrics(cx, "/apis/metrics.k8s.io/v1beta1/nodes").await?;
     let nodes = items(&Request::get("/api/v1/nodes").value(cx).await?);
     let by = cx.flags.string("sort-by");
@@ -143,6 +146,9 @@ async fn node(cx: &Context) -> Result<()> {
 }
 
 async fn pod(cx: &Context) -> Result<()> {
+    if cx.args().len() > 1 {
+        return Err(cx.usage("pod [NAME | -l label]"));
+    }
     let everywhere = cx.flags.bool("all-namespaces");
     let (namespace, _) = cx.namespace()?;
     let path = if everywhere {

@@ -6,6 +6,19 @@ use super::{Writer, joined_labels, plain, selector_text, strings};
 use crate::objects::text;
 
 /// What a quota's scope means, in upstream's words.
+/// What a quota counts, when not everything, each scope explained after a bullet.
+pub(super) fn quota_scopes(quota: &Value, level: usize, bullet: &str, w: &mut Writer) {
+    let mut scopes = strings(&quota["spec"]["scopes"]);
+    if scopes.is_empty() {
+        return;
+    }
+    scopes.sort_unstable();
+    w.line(level, format!("Scopes:\t{}", scopes.join(", ")));
+    for help in scopes.into_iter().map(scope_text).filter(|t| !t.is_empty()) {
+        w.line(level, format!("{bullet}{help}"));
+    }
+}
+
 fn scope_text(scope: &str) -> &'static str {
     match scope {
         "Terminating" => {
@@ -27,14 +40,7 @@ fn scope_text(scope: &str) -> &'static str {
 pub(super) fn quota(object: &Value, w: &mut Writer) {
     w.line(0, format!("Name:\t{}", text(object, "/metadata/name")));
     w.line(0, format!("Namespace:\t{}", text(object, "/metadata/namespace")));
-    let mut scopes = strings(&object["spec"]["scopes"]);
-    if !scopes.is_empty() {
-        scopes.sort_unstable();
-        w.line(0, format!("Scopes:\t{}", scopes.join(", ")));
-        for help in scopes.into_iter().map(scope_text).filter(|t| !t.is_empty()) {
-            w.line(0, format!(" * {help}"));
-        }
-    }
+    quota_scopes(object, 0, " * ", w);
     w.line(0, "Resource\tUsed\tHard");
     w.line(0, "--------\t----\t----");
     for (name, hard) in object["status"]["hard"].as_object().into_iter().flatten() {

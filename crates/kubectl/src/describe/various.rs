@@ -25,6 +25,7 @@ pub(super) async fn namespace(cx: &Context, ns: &Value, w: &mut Writer) -> Resul
             w.line(0, "\nResource Quotas");
             for q in &list {
                 w.line(1, format!("Name:\t{}", text(q, "/metadata/name")));
+                super::policy::quota_scopes(q, 1, "* ", w);
                 w.line(1, "Resource\tUsed\tHard");
                 w.line(1, "--------\t---\t---");
                 for (k, hard) in q["status"]["hard"].as_object().into_iter().flatten() {
@@ -103,12 +104,11 @@ pub(super) async fn ingress(cx: &Context, ing: &Value, w: &mut Writer) -> Result
         .collect();
     w.line(0, format!("Address:\t{}", addresses.join(",")));
     w.line(0, format!("Ingress Class:\t{}", or_none(text(spec, "/ingressClassName"))));
-    if spec["defaultBackend"].is_object() {
-        let backend = backend(cx, &namespace, &spec["defaultBackend"]).await;
-        w.line(0, format!("Default backend:\t{backend}"));
-    } else {
-        w.line(0, "Default backend:\t<default>");
-    }
+    let default_backend = match &spec["defaultBackend"] {
+        Value::Null => "<default>".to_owned(),
+        given => backend(cx, &namespace, given).await,
+    };
+    w.line(0, format!("Default backend:\t{default_backend}"));
     if let Some(tls) = spec["tls"].as_array().filter(|t| !t.is_empty()) {
         w.line(0, "TLS:");
         for t in tls {
@@ -121,16 +121,17 @@ pub(super) async fn ingress(cx: &Context, ing: &Value, w: &mut Writer) -> Result
     }
     w.line(0, "Rules:\n  Host\tPath\tBackends");
     w.line(1, "----\t----\t--------");
-    let rules = spec["rules"].as_array().cloned().unwrap_or_default();
-    for rule in &rules {
+    let mut any = false;
+    for rule in spec["rules"].as_array().into_iter().flatten().filter(|rule| rule["http"].is_object()) {
+        any = true;
         w.line(1, format!("{}\t", if text(rule, "/host").is_empty() { "*" } else { text(rule, "/host") }));
         for path in rule["http"]["paths"].as_array().into_iter().flatten() {
             let backend = backend(cx, &namespace, &path["backend"]).await;
             w.line(2, format!("\t{} \t{backend}", text(path, "/path")));
         }
     }
-    if rules.is_empty() {
-        w.line(1, "*\t*\t<default>");
+    if !any {
+        w.line(1, format!("*\t*\t{default_backend}"));
     }
     super::write_annotations(w, "Annotations", &meta["annotations"]);
     Ok(())
@@ -141,7 +142,7 @@ async fn backend(cx: &Context, namespace: &str, backend: &Value) -> String {
     if !service.is_object() {
         return format!(
             "APIGroup: {}, Kind: {}, Name: {}",
-            text(backend, "/resource/apiGroup"),
+            or_none(text(backend, "/resource/apiGroup")),
             text(backend, "/resource/kind"),
             text(backend, "/resource/name")
         );
@@ -152,23 +153,23 @@ async fn backend(cx: &Context, namespace: &str, backend: &Value) -> String {
     } else {
         plain(&service["port"]["number"])
     };
+    match behind(cx, namespace, name, &port).await {
+        Ok(endpoints) => format!("{name}:{port} ({endpoints})"),
+        Err(failure) => format!("{name}:{port} (<error: {}>)", failure.inner()),
+    }
+}
+
+/// The endpoints behind one port of a service.
+async fn behind(cx: &Context, namespace: &str, name: &str, port: &str) -> Result<String> {
     let slices = Request::get(format!("/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"))
         .query("labelSelector", format!("kubernetes.io/service-name={name}"))
         .value(cx)
-        .await
-        .map(|l| items(&l))
-        .unwrap_or_default();
+        .await?;
     // The service says which of its ports is meant; the slices know that port by its name.
-    let ports = Request::get(format!("/api/v1/namespaces/{namespace}/services/{name}"))
-        .value(cx)
-        .await
-        .map(|s| s["spec"]["ports"].as_array().cloned().unwrap_or_default())
-        .unwrap_or_default();
-    let port_name = ports
-        .iter()
-        .find(|p| p["name"] == port.as_str() || plain(&p["port"]) == port)
-        .map_or_else(|| port.clone(), |p| text(p, "/name").to_owned());
-    format!("{name}:{port} ({})", super::service::endpoints(&slices, &port_name))
+    let service = Request::get(format!("/api/v1/namespaces/{namespace}/services/{name}")).value(cx).await?;
+    let mut ports = service["spec"]["ports"].as_array().into_iter().flatten();
+    let meant = ports.find(|p| p["name"] == port || plain(&p["port"]) == port);
+    Ok(super::service::endpoints(&items(&slices), meant.map_or("", |p| text(p, "/name"))))
 }
 
 pub(super) fn role(object: &Value, w: &mut Writer) {

@@ -579,8 +579,9 @@ fn bracket_node(inside: &str) -> Result<Node, String> {
         }
         return Ok(Node::Union(lists));
     }
-    if let Some(name) = inside.strip_prefix(['\'', '"']) {
-        let name = name.strip_suffix(['\'', '"']).ok_or("unterminated quoted string")?;
+    // Only these quotes make a name; others are no number, and end below.
+    if let Some(name) = inside.strip_prefix('\'') {
+        let name = name.strip_suffix('\'').ok_or("unterminated quoted string")?;
         // Dots are escaped inside quotes too, as the documentation of jsonpath shows them.
         return Ok(Node::Field(name.replace('\\', "")));
     }

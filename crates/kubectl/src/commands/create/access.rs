@@ -140,7 +140,7 @@ async fn rules(cx: &Context, verbs: &[String]) -> Result<Vec<Value>> {
             return Err(Failure::message("resource must be specified if apiGroup/subresource specified"));
         }
         let (group, mut name) = if main == "*" {
-            ("*".to_owned(), "*".to_owned())
+            (String::new(), "*".to_owned())
         } else if let Some(group) = main.strip_prefix("*.") {
             (group.to_owned(), "*".to_owned())
         } else {
@@ -323,7 +323,7 @@ async fn token(cx: &Context) -> Result<()> {
     let path =
         format!("{}/token", known("v1", "serviceaccounts", "ServiceAccount", true).object_path(&namespace, &name));
     let answer = Request::post(path, &body).value(cx).await.map_err(|e| match e {
-        Failure::Status(_) if e.is_not_found() => Failure::message(format!("failed to create token: {}", e.inner())),
+        Failure::Status(_) => Failure::message(format!("failed to create token: {}", e.inner())),
         other => other.context("failed to create token"),
     })?;
     let mut printer = crate::printers::Printer::new(&cx.flags, "")?.typed();
