@@ -17,6 +17,7 @@ pub mod scan;
 pub mod schema;
 pub mod selector;
 pub mod status;
+pub mod trim;
 pub mod user;
 pub mod validation;
 pub mod yaml;

@@ -386,9 +386,10 @@ struct Seen {
 }
 
 #[derive(serde::Deserialize, Default)]
-#[serde(default)]
+#[serde(default, rename_all = "camelCase")]
 struct SeenMetadata {
     name: String,
+    resource_version: String,
 }
 
 #[derive(serde::Deserialize, Default)]
@@ -403,8 +404,7 @@ async fn place(client: &Client, namespace: &str, prefix: &str, group: Group) -> 
     let one = ListParams { limit: Some(1), ..ListParams::default() };
     let before = client.namespaced::<Pod>(namespace).list(&one).await?;
     let version = before.metadata.resource_version.unwrap_or_default();
-    let watch = Request::get(format!("{path}?watch=true&resourceVersion={version}")).body(Bytes::new())?;
-    let events = WatchStream::<Seen>::new(client.send(watch).await?.into_body());
+    let events = watch(client, &path, &version).await?;
     let bodies = (0..group.count).map(|at| {
         let mut pod = pod(prefix, at, group);
         (pod.metadata.uid, pod.metadata.namespace) = (None, None);
@@ -417,7 +417,7 @@ async fn place(client: &Client, namespace: &str, prefix: &str, group: Group) -> 
         tasks.spawn(create(client.clone(), path.clone(), bodies.clone()));
     }
     if !group.stays_pending {
-        tasks.spawn(until_bound(events, prefix.to_owned(), group.count));
+        tasks.spawn(until_bound(client.clone(), path, events, prefix.to_owned(), group.count));
     }
     while let Some(ended) = tasks.join_next().await {
         ended??;
@@ -441,16 +441,34 @@ fn next(bodies: &Mutex<Vec<Bytes>>) -> Option<Bytes> {
     bodies.lock().pop()
 }
 
-async fn until_bound(mut events: WatchStream<Seen>, prefix: String, count: usize) -> anyhow::Result<()> {
+async fn watch(client: &Client, path: &str, version: &str) -> anyhow::Result<WatchStream<Seen>> {
+    let request = Request::get(format!("{path}?watch=true&resourceVersion={version}")).body(Bytes::new())?;
+    Ok(WatchStream::new(client.send(request).await?.into_body()))
+}
+
+/// Follows the pods until all of a group are bound. A server under load may end the watch of a client that reads too slowly:
+/// it goes on from where it was.
+async fn until_bound(
+    client: Client,
+    path: String,
+    mut events: WatchStream<Seen>,
+    prefix: String,
+    count: usize,
+) -> anyhow::Result<()> {
     let mut bound = HashSet::new();
+    let mut version = None;
     while bound.len() < count {
         let event = tokio::time::timeout(PATIENCE, events.next()).await;
         let event = event.with_context(|| format!("{} of {count} pods are bound", bound.len()))?;
-        if let WatchEvent::Added(pod) | WatchEvent::Modified(pod) = event.context("the watch ended")??
-            && !pod.spec.node_name.is_empty()
-            && pod.metadata.name.starts_with(&prefix)
-        {
-            bound.insert(pod.metadata.name);
+        let Some(event) = event else {
+            events = watch(&client, &path, &version.take().context("a watch ended before its first event")?).await?;
+            continue;
+        };
+        if let WatchEvent::Added(pod) | WatchEvent::Modified(pod) = event? {
+            version = Some(pod.metadata.resource_version);
+            if !pod.spec.node_name.is_empty() && pod.metadata.name.starts_with(&prefix) {
+                bound.insert(pod.metadata.name);
+            }
         }
     }
     Ok(())

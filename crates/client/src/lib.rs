@@ -26,7 +26,6 @@ pub mod review;
 pub mod serving;
 mod spans;
 mod transport;
-mod trim;
 mod watch;
 
 use std::sync::Arc;

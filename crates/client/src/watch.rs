@@ -13,7 +13,6 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
-use crate::trim::without_managed_fields;
 use crate::{Body, Error};
 
 /// The annotation of the bookmark that ends the initial events of a watch-list.
@@ -138,7 +137,7 @@ fn decode<K: DeserializeOwned>(line: &[u8], is_trimmed: bool) -> Result<WatchEve
     // As bytes, like every other object: one reader is compiled, not two.
     let mut object = Cow::Borrowed(frame.object.get().as_bytes());
     if is_trimmed {
-        object = without_managed_fields(frame.object.get().as_bytes());
+        object = api::trim::without_managed_fields(frame.object.get().as_bytes());
     }
     let object = &*object;
     match frame.r#type {

@@ -5,7 +5,8 @@ use api::{GroupResource, Status, UserInfo};
 use super::reinvocation::Reinvocation;
 use crate::registry::{AnyObject, Object, Resource, Typed};
 use crate::state::{Operation, group_resource};
-use crate::verbs::DeleteOptions;
+use crate::verbs::{Books, DeleteOptions};
+use crate::watch_cache::Entry;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verb {
@@ -41,6 +42,9 @@ pub(crate) struct Attributes<'a> {
     pub(crate) object: Option<&'a mut AnyObject>,
     /// The state before; none for a create.
     pub(crate) old: Option<&'a dyn Object>,
+    /// The managed fields of both: objects do not carry them on their way.
+    pub(crate) books: Option<&'a Books>,
+    pub(crate) old_entry: Option<&'a Entry>,
     /// What a delete was asked with.
     pub(crate) delete: Option<&'a DeleteOptions>,
     pub(crate) operation: &'a Operation,
@@ -59,6 +63,8 @@ impl<'a> Attributes<'a> {
             dry_run,
             object: None,
             old: None,
+            books: None,
+            old_entry: None,
             delete: None,
             operation,
             reinvocation: Reinvocation::default(),

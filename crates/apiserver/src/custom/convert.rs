@@ -170,7 +170,7 @@ pub(crate) async fn to_storage(operation: &Operation, object: &Bytes) -> Result<
 
 fn encoded(resource: &Resource, object: &Value, version: &str) -> Result<Bytes, Status> {
     let raw = serde_json::to_vec(object).map_err(Status::internal)?;
-    let canonical = json::canonical(raw, &resource.kind, version);
+    let canonical = json::canonical(raw, &resource.kind, version, None);
     canonical.map(Bytes::from).ok_or_else(|| Status::internal("a converted object has no metadata"))
 }
 

@@ -156,14 +156,12 @@ impl AnyStrategy for CustomStrategy {
         self.validate(custom(new), Some(custom(old)))
     }
 
-    /// Only the status, and who wrote it, comes through here.
+    /// Only the status comes through here.
     fn prepare_for_status_update(&self, _: &Call<'_>, new: &mut dyn Object, old: &dyn Object) {
         let (new, old) = (custom_mut(new), custom(old));
         let status = new.rest.remove("status");
-        let managed_fields = new.meta.managed_fields.take();
         new.rest.clone_from(&old.rest);
         new.meta.clone_from(&old.meta);
-        new.meta.managed_fields = managed_fields;
         match status {
             Some(status) => drop(new.rest.insert("status".to_owned(), status)),
             None => drop(new.rest.remove("status")),

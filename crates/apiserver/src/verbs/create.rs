@@ -8,6 +8,7 @@ use store::StoreError;
 use trace::Stage;
 
 use super::accept::respond;
+use super::managed_fields::Books;
 use super::write::{self, body_object, ensure_namespace, validate_meta};
 use crate::admission::{Attributes, Verb};
 use crate::body::Body;
@@ -47,18 +48,19 @@ pub(crate) async fn create_object(operation: &Operation, mut object: AnyObject) 
     // Admission and allocation look at other objects.
     operation.state.caches.settled().await?;
     operation.resource.strategy.apply_defaults(&mut *object);
-    super::managed_fields::track(operation, &mut *object, None)?;
+    let mut books = super::managed_fields::track(operation, &mut *object, None)?;
     trace::lap(Stage::Default);
     let name = object.meta().name.clone().unwrap_or_default();
-    let mut attributes = attributes(operation, &name, dry_run, &mut object);
+    let mut attributes = attributes(operation, &name, dry_run, (&mut object, &books));
     operation.state.admission.admit(&operation.state, &mut attributes).await?;
+    books.take_over(&mut *object)?;
     let meta = object.meta_mut();
     let generated = meta.name.as_deref().unwrap_or_default().is_empty()
         && meta.generate_name.as_deref().is_some_and(|prefix| !prefix.is_empty());
     let mut attempt = 1;
     loop {
         let copy = if generated { Some(object.boxed_clone()) } else { None };
-        match create_once(operation, object, generated, dry_run).await {
+        match create_once(operation, (object, &books), generated, dry_run).await {
             Err(status) if generated && status.is_already_exists() => {
                 if attempt == NAME_ATTEMPTS {
                     let name = status.details.as_ref().map(|details| details.name.clone()).unwrap_or_default();
@@ -88,7 +90,7 @@ fn wipe_system_fields(meta: &mut ObjectMeta) {
 /// Everything after mutation, which happened once; a generated name that is taken brings us here again.
 async fn create_once(
     operation: &Operation,
-    mut object: AnyObject,
+    (mut object, books): (AnyObject, &Books),
     generated: bool,
     dry_run: bool,
 ) -> Result<Bytes, Status> {
@@ -113,7 +115,7 @@ async fn create_once(
     for warning in strategy.warnings(&*object, None) {
         operation.warn(warning);
     }
-    let attributes = attributes(operation, &name, dry_run, &mut object);
+    let attributes = attributes(operation, &name, dry_run, (&mut object, books));
     operation.state.admission.validate(&operation.state, &attributes).await?;
 
     let key = inner_key(resource, &operation.info.namespace, &name);
@@ -123,7 +125,7 @@ async fn create_once(
     }
     let undo = super::hooks::before_create(operation, &mut *object, dry_run).await?;
     trace::lap(Stage::Allocate);
-    let made = write::encode(resource, &mut *object)?;
+    let made = write::encode(resource, &mut *object, books)?;
     let stored = crate::custom::to_storage(operation, &made).await?;
     trace::lap(Stage::Encode);
     if dry_run {
@@ -143,10 +145,16 @@ async fn create_once(
     }
 }
 
-fn attributes<'a>(operation: &'a Operation, name: &'a str, dry_run: bool, object: &'a mut AnyObject) -> Attributes<'a> {
+fn attributes<'a>(
+    operation: &'a Operation,
+    name: &'a str,
+    dry_run: bool,
+    (object, books): (&'a mut AnyObject, &'a Books),
+) -> Attributes<'a> {
     let is_namespace = operation.resource.group.is_empty() && operation.resource.plural == "namespaces";
     let namespace = if is_namespace { name } else { &operation.info.namespace };
-    Attributes { namespace, name, object: Some(object), ..Attributes::of(operation, Verb::Create, dry_run) }
+    let (object, books) = (Some(object), Some(books));
+    Attributes { namespace, name, object, books, ..Attributes::of(operation, Verb::Create, dry_run) }
 }
 
 /// A prefix and five characters without vowels, as upstream's `SimpleNameGenerator`.

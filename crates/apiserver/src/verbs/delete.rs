@@ -14,6 +14,7 @@ use store::StoreError;
 use super::accept::{respond, respond_value};
 use super::list::{Page, page};
 use super::list_body::render;
+use super::managed_fields::Books;
 use super::write;
 use crate::admission::{Attributes, Verb};
 use crate::body::Body;
@@ -167,7 +168,7 @@ fn as_deleted(operation: &Operation, last: &Entry, options: &Options) -> Result<
         return Ok(last.stored.clone());
     }
     set_deletion(object.meta_mut(), operation.now, 0);
-    write::encode(&operation.resource, &mut *object)
+    write::encode(&operation.resource, &mut *object, &Books::of(last))
 }
 
 /// Deletes every object the request selects and answers with what was there.
@@ -206,6 +207,7 @@ pub(crate) async fn delete_object(
                 namespace,
                 name,
                 old: Some(&*old),
+                old_entry: Some(&current),
                 delete: Some(options),
                 ..Attributes::of(operation, Verb::Delete, options.dry_run)
             };
@@ -216,7 +218,7 @@ pub(crate) async fn delete_object(
         let outcome = match mark(operation, &*old, options) {
             Marking::Pending => return Ok(Deleted::Marked(current.json())),
             Marking::Mark(mut new) => {
-                let stored = write::encode(resource, &mut *new)?;
+                let stored = write::encode(resource, &mut *new, &Books::of(&current))?;
                 if options.dry_run {
                     return Ok(Deleted::Marked(write::with_revision(&stored, current.revision)?));
                 }

@@ -1,4 +1,8 @@
 //! `metadata.managedFields`: who owns which field, recorded on every write.
+//!
+//! These books are a third of an object and nobody but the ones who keep them reads them, so on the way of a write they
+//! travel beside the object, as text: [`Books`]. Objects in memory carry them only where a client sent some, or a webhook
+//! made some.
 
 use std::borrow::Cow;
 
@@ -47,19 +51,55 @@ pub(crate) fn ignored(operation: &Operation) -> &'static [&'static str] {
     }
 }
 
+/// The managed fields of one object, as JSON.
+#[derive(Clone, Default)]
+pub(crate) struct Books(Option<String>);
+
+impl Books {
+    /// Those of a stored object.
+    pub(crate) fn of(entry: &Entry) -> Self {
+        Self(recorded(&entry.stored).map(str::to_owned))
+    }
+
+    /// What a plug-in put into the object replaces what was recorded.
+    pub(crate) fn take_over(&mut self, object: &mut dyn Object) -> Result<(), Status> {
+        if let Some(text) = given(object)? {
+            self.0 = Some(text);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn as_json(&self) -> Option<&str> {
+        self.0.as_deref()
+    }
+}
+
+/// The managed fields of an encoded object.
+pub(crate) fn recorded(stored: &[u8]) -> Option<&str> {
+    std::str::from_utf8(&stored[crate::json::find(stored, PLACE)?]).ok()
+}
+
+const PLACE: &[&str] = &["metadata", "managedFields"];
+
+/// Takes the managed fields that came with an object off it.
+fn given(object: &mut dyn Object) -> Result<Option<String>, Status> {
+    let entries = object.meta_mut().managed_fields.take();
+    entries.map(|entries| serde_json::to_string(&entries)).transpose().map_err(Status::internal)
+}
+
 /// Records who changed what, before strategies and admission add to it: what they set belongs to nobody. The old object,
 /// as stored and read, is absent for a create.
 pub(crate) fn track(
     operation: &Operation,
     new: &mut dyn Object,
     old: Option<(&Entry, &dyn Object)>,
-) -> Result<(), Status> {
+) -> Result<Books, Status> {
+    let given = given(new)?;
     if is_apply(operation) {
-        return Ok(());
+        return Ok(Books(given));
     }
     let resource = &operation.resource;
-    let given = new.meta_mut().managed_fields.take();
-    let recorded = old.and_then(|(_, old)| old.meta().managed_fields.as_deref());
+    let recorded = old.and_then(|(entry, _)| recorded(&entry.stored));
     let live = old.map(|(entry, old)| stored_text(resource, entry, old)).transpose()?;
     let text = crate::initializers::visible(resource, new)?;
     let manager = manager(operation);
@@ -71,8 +111,8 @@ pub(crate) fn track(
     };
     let write = Write { live: live.as_deref(), new: &text, ignored: ignored(operation) };
     let schema = resource.strategy.schema();
-    new.meta_mut().managed_fields = api::patch::apply::update(write, recorded, given, &schema, &writer);
-    Ok(())
+    let kept = api::patch::apply::update(write, recorded, given.as_deref(), &schema, &writer);
+    Ok(Books(kept.map(Cow::into_owned)))
 }
 
 /// Whether objects are in the form of the row's version while they are worked on, and not in the stored one.

@@ -63,10 +63,15 @@ impl Patch {
         if resource.conversion.is_some() || resource.initializers || resource.is_custom {
             return None;
         }
+        let (Patch::Json(patch) | Patch::Merge(patch) | Patch::Strategic(patch)) = self;
+        if patch.pointer("/metadata/managedFields").is_some() {
+            return None;
+        }
+        let stored = api::trim::without_managed_fields(stored);
         let patched = match self {
             Patch::Json(_) => None,
-            Patch::Merge(patch) => api::patch::text::apply_merge(stored, patch),
-            Patch::Strategic(patch) => api::patch::text::apply_strategic(stored, patch, &resource.strategy.schema()),
+            Patch::Merge(patch) => api::patch::text::apply_merge(&stored, patch),
+            Patch::Strategic(patch) => api::patch::text::apply_strategic(&stored, patch, &resource.strategy.schema()),
         };
         resource.strategy.decode_fitting(&patched?)
     }

@@ -9,6 +9,7 @@ use store::StoreError;
 use trace::Stage;
 
 use super::accept::respond;
+use super::managed_fields::Books;
 use super::write::{self, body_object, ensure_namespace, validate_meta_update};
 use crate::admission::{Attributes, Verb};
 use crate::body::Body;
@@ -109,7 +110,7 @@ pub(crate) async fn modify(
         let mut new = make(&current, &*old)?;
         trace::lap(Stage::Decode);
         let conditional = check_version(operation, new.meta(), old.meta())?;
-        prepare(operation, target, &mut new, (&current, &*old), dry_run).await?;
+        let books = prepare(operation, target, &mut new, (&current, &*old), dry_run).await?;
 
         trace::mark();
         let mut errors = validate_meta_update(resource, new.meta(), old.meta());
@@ -125,12 +126,12 @@ pub(crate) async fn modify(
         for warning in resource.strategy.warnings(&*new, Some(&*old)) {
             operation.warn(warning);
         }
-        admit(operation, target, Phase::Validate, &mut new, &*old, dry_run).await?;
+        admit(operation, target, Phase::Validate, (&mut new, &books), (&current, &*old), dry_run).await?;
 
         let undo = super::hooks::before_update(operation, &mut *new, &*old, dry_run).await?;
         let finished = is_finished(&*new);
         let refused = Initializers::of(new.meta()).is_some_and(|state| state.has_failed());
-        let made = write::encode(resource, &mut *new)?;
+        let made = write::encode(resource, &mut *new, &books)?;
         if dry_run {
             undo.run(&operation.state).await;
             return Ok(Written { stored: write::with_revision(&made, current.revision)?, created: false });
@@ -220,15 +221,16 @@ async fn prepare(
     new: &mut AnyObject,
     (entry, old): (&Entry, &dyn Object),
     dry_run: bool,
-) -> Result<(), Status> {
+) -> Result<Books, Status> {
     let strategy = &operation.resource.strategy;
     keep_system_fields(new.meta_mut(), old.meta());
     strategy.apply_defaults(&mut **new);
     if let Target::Part(action) = target {
         super::parts::prepare(action, new, old)?;
     }
-    super::managed_fields::track(operation, &mut **new, Some((entry, old)))?;
-    admit(operation, target, Phase::Mutate, new, old, dry_run).await?;
+    let mut books = super::managed_fields::track(operation, &mut **new, Some((entry, old)))?;
+    admit(operation, target, Phase::Mutate, (new, &books), (entry, old), dry_run).await?;
+    books.take_over(&mut **new)?;
     keep_system_fields(new.meta_mut(), old.meta());
     strategy.apply_defaults(&mut **new);
     match target {
@@ -236,7 +238,7 @@ async fn prepare(
         Target::Status => strategy.prepare_for_status_update(&operation.call(), &mut **new, old),
         Target::Part(action) => super::parts::count(action, &mut **new, old),
     }
-    Ok(())
+    Ok(books)
 }
 
 #[derive(Clone, Copy)]
@@ -250,31 +252,27 @@ async fn admit(
     operation: &Operation,
     target: Target,
     phase: Phase,
-    new: &mut AnyObject,
-    old: &dyn Object,
+    (new, books): (&mut AnyObject, &Books),
+    (entry, old): (&Entry, &dyn Object),
     dry_run: bool,
 ) -> Result<(), Status> {
     if target == Target::Part(Action::Binding) {
         // Admitted as the creation of a Binding before it came here.
         return Ok(());
     }
+    let attributes = Attributes::of(operation, Verb::Update, dry_run);
     if operation.info.subresource != "scale" {
-        return ask(operation, phase, new, old, dry_run).await;
+        let (books, old_entry) = (Some(books), Some(entry));
+        return ask(phase, Attributes { object: Some(new), old: Some(old), books, old_entry, ..attributes }).await;
     }
     let mut scale: AnyObject = Box::new(super::scale::of(&operation.resource, &**new)?);
-    ask(operation, phase, &mut scale, &super::scale::of(&operation.resource, old)?, dry_run).await?;
+    let old = super::scale::of(&operation.resource, old)?;
+    ask(phase, Attributes { object: Some(&mut scale), old: Some(&old), ..attributes }).await?;
     super::scale::take_over(&operation.resource, new, &*scale)
 }
 
-async fn ask(
-    operation: &Operation,
-    phase: Phase,
-    new: &mut AnyObject,
-    old: &dyn Object,
-    dry_run: bool,
-) -> Result<(), Status> {
-    let mut attributes =
-        Attributes { object: Some(new), old: Some(old), ..Attributes::of(operation, Verb::Update, dry_run) };
+async fn ask(phase: Phase, mut attributes: Attributes<'_>) -> Result<(), Status> {
+    let operation = attributes.operation;
     match phase {
         Phase::Mutate => operation.state.admission.admit(&operation.state, &mut attributes).await,
         Phase::Validate => operation.state.admission.validate(&operation.state, &attributes).await,
@@ -289,9 +287,6 @@ fn keep_system_fields(new: &mut ObjectMeta, old: &ObjectMeta) {
     new.deletion_grace_period_seconds = old.deletion_grace_period_seconds;
     new.generation = old.generation;
     new.generate_name.clone_from(&old.generate_name);
-    if new.managed_fields.is_none() {
-        new.managed_fields.clone_from(&old.managed_fields);
-    }
 }
 
 /// Marked for deletion, with nothing left that holds it back.

@@ -10,6 +10,7 @@ use http::header;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
+use super::managed_fields::Books;
 use crate::admission::{Attributes, Verb};
 use crate::json;
 use crate::registry::{AnyObject, NameRule, Object, Resource, Typed};
@@ -186,8 +187,10 @@ pub(crate) fn check_kind(resource: &Resource, value: &mut Value) -> Result<(), S
 
 /// The typed form of a cached object, resource version included.
 pub(crate) fn decode_entry(resource: &Resource, entry: &Entry) -> Result<AnyObject, Status> {
-    let mut object = crate::initializers::decode(resource, &entry.stored)?;
-    object.meta_mut().resource_version = Some(entry.revision.to_string());
+    let mut object = crate::initializers::decode(resource, &api::trim::without_managed_fields(&entry.stored))?;
+    let meta = object.meta_mut();
+    meta.managed_fields = None;
+    meta.resource_version = Some(entry.revision.to_string());
     Ok(object)
 }
 
@@ -201,8 +204,8 @@ pub(crate) async fn admit_body<K: Typed>(operation: &Operation, body: K, dry_run
     object.downcast_ref::<K>().cloned().ok_or_else(|| Status::internal("a plug-in changed the kind of the object"))
 }
 
-/// Encodes an object as it is stored: canonical order, a status, no resource version.
-pub(crate) fn encode(resource: &Resource, object: &mut dyn Object) -> Result<Bytes, Status> {
+/// Encodes an object as it is stored: canonical order, a status, its managed fields, no resource version.
+pub(crate) fn encode(resource: &Resource, object: &mut dyn Object, books: &Books) -> Result<Bytes, Status> {
     object.fill_status();
     let meta = object.meta_mut();
     meta.resource_version = None;
@@ -213,7 +216,7 @@ pub(crate) fn encode(resource: &Resource, object: &mut dyn Object) -> Result<Byt
         Some(_) => Cow::Owned(resource.api_version()),
         None => Cow::Borrowed(&*resource.storage_version),
     };
-    json::canonical(raw, &resource.kind, &version)
+    json::canonical(raw, &resource.kind, &version, books.as_json())
         .map(Bytes::from)
         .ok_or_else(|| Status::internal("encoded object has no metadata"))
 }

@@ -1,112 +1,206 @@
-//! The entries that plain writes leave, changed where they stand: a write touches few fields, and taking all sets apart to
-//! put them together again would cost more than the write itself.
+//! The entries that plain writes leave, changed in their text: a write touches few fields, and taking all sets apart to put
+//! them together again would cost more than the write itself. What a write leaves alone is copied, never read.
+
+use std::borrow::Cow;
 
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry, Time};
+use serde::Deserialize;
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::Writer;
 use super::managed::{ANCIENT, MAX_UPDATERS};
-use super::set::FieldSet;
+use super::set::{FieldSet, write_string};
 
 const UPDATE: &str = "Update";
+const FIELDS_V1: &str = "FieldsV1";
 
-pub(super) struct Books {
-    entries: Vec<ManagedFieldsEntry>,
+pub(super) struct Books<'a> {
+    entries: Vec<Entry<'a>>,
+    is_changed: bool,
 }
 
-impl Books {
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Entry<'a> {
+    #[serde(borrow, default)]
+    manager: Cow<'a, str>,
+    #[serde(borrow, default)]
+    operation: Cow<'a, str>,
+    #[serde(borrow, default)]
+    api_version: Cow<'a, str>,
+    #[serde(borrow, default)]
+    subresource: Cow<'a, str>,
+    /// As this server writes times: their texts are in order, too.
+    #[serde(borrow, default)]
+    time: Cow<'a, str>,
+    #[serde(borrow, default)]
+    fields_type: Cow<'a, str>,
+    #[serde(borrow, default, rename = "fieldsV1", deserialize_with = "text")]
+    fields: Cow<'a, str>,
+    /// The entry as it was found, until it is changed.
+    #[serde(skip)]
+    found: Option<&'a str>,
+}
+
+fn text<'de, D: serde::Deserializer<'de>>(source: D) -> Result<Cow<'de, str>, D::Error> {
+    Ok(Cow::Borrowed(<&RawValue>::deserialize(source)?.get()))
+}
+
+impl<'a> Books<'a> {
     /// Entries that do not parse are left out: the books are a record, never a reason to refuse a write.
-    pub(super) fn new(mut entries: Vec<ManagedFieldsEntry>) -> Self {
-        entries.retain(|entry| {
-            matches!(text(&entry.operation), "Apply" | UPDATE) && text(&entry.fields_type) == "FieldsV1"
+    pub(super) fn read(text: &'a str) -> Self {
+        let found: Vec<&RawValue> = serde_json::from_str(text).unwrap_or_default();
+        let entries = found.iter().filter_map(|raw| {
+            let entry: Entry<'a> = serde_json::from_str(raw.get()).ok()?;
+            let is_known = matches!(&*entry.operation, "Apply" | UPDATE) && entry.fields_type == FIELDS_V1;
+            is_known.then_some(Entry { found: Some(raw.get()), ..entry })
         });
-        Self { entries }
+        let entries: Vec<Entry<'a>> = entries.collect();
+        let is_changed = entries.len() != found.len();
+        Self { entries, is_changed }
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Nobody owns these fields any more.
-    pub(super) fn withdraw(&mut self, set: &FieldSet) {
-        for entry in &mut self.entries {
-            set.take_from(fields(entry));
-        }
-        self.entries.retain_mut(|entry| !fields(entry).is_empty());
-    }
-
-    /// Adds `set` to what an updater owns, and remembers when.
-    pub(super) fn record(&mut self, writer: &Writer<'_>, set: FieldSet) {
-        if set.is_empty() {
-            return;
-        }
-        let manager = if writer.manager.is_empty() { "unknown" } else { writer.manager };
-        let found = self.entries.iter().position(|entry| {
-            text(&entry.manager) == manager
-                && text(&entry.operation) == UPDATE
-                && text(&entry.subresource) == writer.subresource
-                && text(&entry.api_version) == writer.api_version
-        });
-        let time = Some(Time(writer.now));
-        match found.map(|at| &mut self.entries[at]) {
-            Some(entry) => {
-                set.add_to(fields(entry));
-                entry.time = time;
+    /// `changed` is the writer's from now on; nobody owns what is `removed` any more.
+    pub(super) fn keep(&mut self, writer: &Writer<'_>, changed: FieldSet, removed: &FieldSet) {
+        let mine = self.entries.iter().position(|entry| entry.is_of(writer));
+        for (at, entry) in self.entries.iter_mut().enumerate() {
+            // What the writer owns and writes again it keeps.
+            if Some(at) != mine {
+                entry.withdraw(&changed);
             }
-            None => self.entries.push(ManagedFieldsEntry {
-                manager: Some(manager.to_owned()),
-                operation: Some(UPDATE.to_owned()),
-                api_version: Some(writer.api_version.to_owned()),
-                subresource: (!writer.subresource.is_empty()).then(|| writer.subresource.to_owned()),
-                fields_type: Some("FieldsV1".to_owned()),
-                fields_v1: Some(FieldsV1(set.into_json())),
-                time,
-            }),
+            entry.withdraw(removed);
         }
+        let mut changed = changed;
+        changed.strip_metadata();
+        if !changed.is_empty() {
+            let mine = mine.unwrap_or_else(|| {
+                self.entries.push(Entry::new(writer));
+                self.entries.len() - 1
+            });
+            self.entries[mine].record(&changed, writer.now);
+        }
+        let before = self.entries.len();
+        self.entries.retain(|entry| !matches!(&*entry.fields, "" | "{}"));
+        self.is_changed |= self.entries.len() != before || self.entries.iter().any(|entry| entry.found.is_none());
         self.cap_updaters();
     }
 
     /// Merges the oldest updaters of a version, so that the list stays short.
     fn cap_updaters(&mut self) {
-        let is_update = |entry: &ManagedFieldsEntry| text(&entry.operation) == UPDATE;
-        while self.entries.iter().filter(|entry| is_update(entry)).count() > MAX_UPDATERS {
-            self.entries.sort_by(|a, b| (seconds(a), text(&a.manager)).cmp(&(seconds(b), text(&b.manager))));
-            let mut old = self.entries.iter().enumerate().filter(|(_, entry)| is_update(entry));
+        while self.entries.iter().filter(|entry| entry.operation == UPDATE).count() > MAX_UPDATERS {
+            self.entries.sort_by(|a, b| (&a.time, &a.manager).cmp(&(&b.time, &b.manager)));
+            let mut old = self.entries.iter().enumerate().filter(|(_, entry)| entry.operation == UPDATE);
             let Some((first, version)) = old.next().map(|(at, entry)| (at, entry.api_version.clone())) else { return };
             let Some(second) = old.find(|(_, entry)| entry.api_version == version).map(|(at, _)| at) else { return };
-            let mut absorbed = self.entries.remove(second);
+            let absorbed = self.entries.remove(second);
             let bucket = &mut self.entries[first];
-            bucket.manager = Some(ANCIENT.to_owned());
-            bucket.subresource = None;
+            bucket.manager = ANCIENT.into();
+            bucket.subresource = "".into();
             bucket.time = absorbed.time.clone();
-            FieldSet::from_json(Value::Object(std::mem::take(fields(&mut absorbed)))).add_to(fields(bucket));
+            bucket.change(|fields| FieldSet::from_json(Value::Object(absorbed.tree())).add_to(fields));
         }
     }
 
-    /// In the order that upstream keeps them in.
-    pub(super) fn close(mut self) -> Option<Vec<ManagedFieldsEntry>> {
-        fn order(entry: &ManagedFieldsEntry) -> (bool, i64, &str, &str, &str) {
-            let is_update = text(&entry.operation) == UPDATE;
-            (is_update, seconds(entry), text(&entry.manager), text(&entry.api_version), text(&entry.subresource))
+    /// The entries as JSON, in the order that upstream keeps them in; none if there are none.
+    pub(super) fn close(mut self, text: Option<&'a str>) -> Option<Cow<'a, str>> {
+        if self.entries.is_empty() {
+            return None;
+        }
+        if let (false, Some(text)) = (self.is_changed, text) {
+            return Some(Cow::Borrowed(text));
+        }
+        fn order<'b>(entry: &'b Entry<'_>) -> (bool, &'b str, &'b str, &'b str, &'b str) {
+            (entry.operation == UPDATE, &entry.time, &entry.manager, &entry.api_version, &entry.subresource)
         }
         self.entries.sort_by(|a, b| order(a).cmp(&order(b)));
-        (!self.entries.is_empty()).then_some(self.entries)
+        let mut out = String::with_capacity(self.entries.iter().map(|entry| entry.fields.len() + 180).sum());
+        for entry in &self.entries {
+            out.push(if out.is_empty() { '[' } else { ',' });
+            entry.write(&mut out);
+        }
+        out.push(']');
+        Some(Cow::Owned(out))
     }
 }
 
-fn text(field: &Option<String>) -> &str {
-    field.as_deref().unwrap_or_default()
-}
-
-fn seconds(entry: &ManagedFieldsEntry) -> i64 {
-    entry.time.as_ref().map_or(0, |time| Timestamp::as_second(time.0))
-}
-
-fn fields(entry: &mut ManagedFieldsEntry) -> &mut Map<String, Value> {
-    let FieldsV1(value) = entry.fields_v1.get_or_insert_with(|| FieldsV1(Value::Object(Map::new())));
-    if !value.is_object() {
-        *value = Value::Object(Map::new());
+impl<'a> Entry<'a> {
+    fn new(writer: &Writer<'_>) -> Self {
+        let own = |text: &str| Cow::Owned(text.to_owned());
+        Self {
+            manager: own(manager(writer)),
+            operation: UPDATE.into(),
+            api_version: own(writer.api_version),
+            subresource: own(writer.subresource),
+            time: "".into(),
+            fields_type: FIELDS_V1.into(),
+            fields: "{}".into(),
+            found: None,
+        }
     }
-    value.as_object_mut().expect("an object: just made one")
+
+    fn is_of(&self, writer: &Writer<'_>) -> bool {
+        self.operation == UPDATE
+            && self.manager == manager(writer)
+            && self.subresource == writer.subresource
+            && self.api_version == writer.api_version
+    }
+
+    fn withdraw(&mut self, set: &FieldSet) {
+        if set.meets(&self.fields) {
+            self.change(|fields| set.take_from(fields));
+        }
+    }
+
+    /// Adds fields, and remembers when.
+    fn record(&mut self, set: &FieldSet, now: Timestamp) {
+        if self.fields == "{}" {
+            self.fields = set.to_text().into();
+        } else if !set.is_within(&self.fields) {
+            self.change(|fields| set.add_to(fields));
+        }
+        self.time = now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string().into();
+        self.found = None;
+    }
+
+    fn change(&mut self, change: impl FnOnce(&mut Map<String, Value>)) {
+        let mut fields = self.tree();
+        change(&mut fields);
+        self.fields = Value::Object(fields).to_string().into();
+        self.found = None;
+    }
+
+    fn tree(&self) -> Map<String, Value> {
+        serde_json::from_str(&self.fields).unwrap_or_default()
+    }
+
+    fn write(&self, out: &mut String) {
+        if let Some(found) = self.found {
+            out.push_str(found);
+            return;
+        }
+        out.push('{');
+        let mut put = |name: &str, value: &str| {
+            if !value.is_empty() {
+                out.extend(["\"", name, "\":"]);
+                write_string(value, out);
+                out.push(',');
+            }
+        };
+        put("manager", &self.manager);
+        put("operation", &self.operation);
+        put("apiVersion", &self.api_version);
+        put("time", &self.time);
+        put("fieldsType", &self.fields_type);
+        put("subresource", &self.subresource);
+        out.extend(["\"fieldsV1\":", &self.fields, "}"]);
+    }
+}
+
+fn manager<'a>(writer: &Writer<'a>) -> &'a str {
+    if writer.manager.is_empty() { "unknown" } else { writer.manager }
 }

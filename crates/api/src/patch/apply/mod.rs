@@ -5,7 +5,7 @@
 //! change what others own unless forced. [`update`] keeps the books for every other kind of write.
 //! The algorithm is structured-merge-diff's (v6): `walk` compares and merges values by their schema,
 //! `set` holds field sets, `managed` reads and writes the entries. Plain writes, which are nearly all there are, compare
-//! texts (`raw`) and change the entries where they stand (`books`).
+//! texts (`raw`) and change those of the entries (`books`).
 
 mod books;
 mod managed;
@@ -15,8 +15,9 @@ mod walk;
 
 pub use set::FieldSet;
 
+use std::borrow::Cow;
+
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use serde_json::{Map, Value};
 
 use crate::Status;
@@ -183,22 +184,24 @@ pub struct Write<'a> {
 
 /// Keeps the books for a create, update or patch: whoever writes owns what changed.
 ///
-/// `recorded` are the managed fields of the live object. The new one may carry some of its own (`given`), which then replace
-/// the recorded ones; a single empty entry forgets them all, as upstream.
-pub fn update(
+/// Managed fields come and go as JSON. `recorded` are those of the live object. The new one may carry some of its own
+/// (`given`), which then replace the recorded ones; a single empty entry forgets them all, as upstream.
+pub fn update<'a>(
     write: Write<'_>,
-    recorded: Option<&[ManagedFieldsEntry]>,
-    given: Option<Vec<ManagedFieldsEntry>>,
+    recorded: Option<&'a str>,
+    given: Option<&'a str>,
     schema: &Struct,
     writer: &Writer<'_>,
-) -> Option<Vec<ManagedFieldsEntry>> {
-    let is_main = writer.subresource.is_empty();
-    if is_main && given.as_deref().is_some_and(|given| given == [ManagedFieldsEntry::default()]) {
+) -> Option<Cow<'a, str>> {
+    let given = given.filter(|_| writer.subresource.is_empty());
+    if given == Some("[{}]") {
         return None;
     }
-    let mut books = Books::new(given.filter(|_| is_main).unwrap_or_default());
+    let mut text = given;
+    let mut books = Books::read(text.unwrap_or("[]"));
     if books.is_empty() {
-        books = Books::new(recorded.unwrap_or_default().to_vec());
+        text = recorded;
+        books = Books::read(text.unwrap_or("[]"));
     }
     if books.is_empty() && write.live.is_some() {
         // Nobody asked for books on this object when it was made.
@@ -206,14 +209,11 @@ pub fn update(
     }
     let mut changes = raw::compare(write.live, write.new, schema, write.ignored)?;
     changes.forget_books();
-    let (mut changed, removed) = changes.split();
+    let (changed, removed) = changes.split();
     if !changed.is_empty() || !removed.is_empty() {
-        books.withdraw(&changed);
-        books.withdraw(&removed);
-        changed.strip_metadata();
-        books.record(writer, changed);
+        books.keep(writer, changed, &removed);
     }
-    books.close()
+    books.close(text)
 }
 
 /// Removes what this manager used to set, no longer sets, and nobody else owns.

@@ -7,8 +7,10 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry::{Occupied, Vacant};
 
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
+use crate::patch::text::{Fields, Name};
 use crate::schema::{Struct, Type};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -192,6 +194,50 @@ impl FieldSet {
         Value::Object(fields.collect())
     }
 
+    /// As [`Self::into_json`], written.
+    pub(super) fn to_text(&self) -> String {
+        let mut out = String::from("{");
+        self.write(&mut out);
+        out.push('}');
+        out
+    }
+
+    fn write(&self, out: &mut String) {
+        for (at, (element, node)) in self.nodes.iter().enumerate() {
+            if at > 0 {
+                out.push(',');
+            }
+            write_string(element, out);
+            let is_both = node.member && !node.below.is_empty();
+            out.push_str(if is_both { ":{\".\":{}," } else { ":{" });
+            node.below.write(out);
+            out.push('}');
+        }
+    }
+
+    /// Whether another set, written as JSON, has a member of this one.
+    pub(super) fn meets(&self, written: &str) -> bool {
+        let Some(fields) = self.open(written) else { return false };
+        self.nodes.iter().any(|(element, node)| {
+            let below = fields.get(&Name::from(element.as_str()));
+            below.is_some_and(|below| (node.member && is_member_text(below)) || node.below.meets(below.get()))
+        })
+    }
+
+    /// Whether another set, written as JSON, has every member of this one.
+    pub(super) fn is_within(&self, written: &str) -> bool {
+        let Some(fields) = self.open(written) else { return self.is_empty() };
+        self.nodes.iter().all(|(element, node)| {
+            let below = fields.get(&Name::from(element.as_str()));
+            below.is_some_and(|below| (!node.member || is_member_text(below)) && node.below.is_within(below.get()))
+        })
+    }
+
+    /// One level of a written set, if there is anything to look for.
+    fn open<'a>(&self, written: &'a str) -> Option<Fields<'a>> {
+        if self.is_empty() || written == "{}" { None } else { serde_json::from_str(written).ok() }
+    }
+
     /// Takes this set out of another one that is written as JSON.
     pub(super) fn take_from(&self, fields: &mut Map<String, Value>) {
         for (element, node) in &self.nodes {
@@ -245,6 +291,23 @@ const SELF: &str = ".";
 
 fn is_member(written: &Value) -> bool {
     written.as_object().is_none_or(|below| below.is_empty() || below.contains_key(SELF))
+}
+
+fn is_member_text(written: &RawValue) -> bool {
+    match serde_json::from_str::<Fields<'_>>(written.get()) {
+        Ok(below) => below.is_empty() || below.contains_key(&Name::from(SELF)),
+        Err(_) => true,
+    }
+}
+
+/// Writes a JSON string.
+pub(super) fn write_string(text: &str, out: &mut String) {
+    let is_plain = |byte: u8| byte >= b' ' && !matches!(byte, b'"' | b'\\');
+    if text.bytes().all(is_plain) {
+        out.extend(["\"", text, "\""]);
+    } else {
+        out.push_str(&Value::from(text).to_string());
+    }
 }
 
 /// Writes whether a node is in the set itself; false if then nothing is left of it.

@@ -26,16 +26,16 @@ fn applied(live: Option<&Value>, config: &Value, manager: &str, force: bool) -> 
 
 /// A plain write of whole objects, managed fields included.
 fn updated(live: Option<&Value>, new: &mut Value, schema: &Struct, writer: &Writer<'_>) {
-    let entries = |object: &Value| serde_json::from_value(object["metadata"]["managedFields"].clone()).ok();
+    let entries = |object: &Value| object["metadata"].get("managedFields").map(Value::to_string);
     let (recorded, given) = (live.and_then(entries), entries(new));
     let text = |object: &Value| serde_json::to_vec(object).unwrap();
     let (old, text) = (live.map(text), text(new));
     let write = Write { live: old.as_deref(), new: &text, ignored: &[] };
-    let kept = update(write, recorded.as_deref(), given, schema, writer);
+    let kept = update(write, recorded.as_deref(), given.as_deref(), schema, writer);
     if let Some(metadata) = new.get_mut("metadata").and_then(Value::as_object_mut) {
         metadata.remove("managedFields");
         if let Some(kept) = kept {
-            metadata.insert("managedFields".to_owned(), serde_json::to_value(kept).unwrap());
+            metadata.insert("managedFields".to_owned(), serde_json::from_str(&kept).unwrap());
         }
     }
 }
@@ -293,11 +293,16 @@ proptest! {
             let mut written = Map::new();
             one.add_to(&mut written);
             two.add_to(&mut written);
-            let mut both = one;
+            let mut both = one.clone();
             both.merge(two.clone());
             prop_assert_eq!(&FieldSet::from_json(Value::Object(written.clone())), &both);
             two.take_from(&mut written);
             prop_assert_eq!(FieldSet::from_json(Value::Object(written)), both.difference(&two));
+            let text = two.to_text();
+            prop_assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), two.clone().into_json());
+            prop_assert_eq!(one.meets(&text), !one.intersection(&two).is_empty());
+            prop_assert_eq!(one.is_within(&text), one.intersection(&two) == one);
+            prop_assert!(two.is_within(&text));
         }
     }
 

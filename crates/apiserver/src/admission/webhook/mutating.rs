@@ -10,9 +10,12 @@ use super::super::config::Setting;
 use super::super::{Admitted, Attributes, Plugin, admitted, later};
 use super::call::{self, Call, Refusal, call};
 use super::matching::{Invocation, invocation};
-use super::review::{stored, versioned};
+use super::review::{stored, versioned_object, versioned_old};
 use super::source::{Hook, Source};
 use crate::state::State;
+
+/// Where an object has its managed fields.
+const BOOKS: &str = "/metadata/managedFields";
 
 pub(crate) struct MutatingWebhook(Source);
 
@@ -76,9 +79,8 @@ async fn ask(
 ) -> Result<bool, Refusal> {
     let resource = invocation.equivalent.clone();
     let resource = resource.as_deref().unwrap_or(attributes.resource);
-    let shown = |object| versioned(attributes, resource, object).map_err(Refusal::Denied);
-    let mut object = attributes.object.as_deref().map(|object| shown(&**object)).transpose()?;
-    let old = attributes.old.map(shown).transpose()?;
+    let mut object = versioned_object(attributes, resource).map_err(Refusal::Denied)?;
+    let old = versioned_old(attributes, resource).map_err(Refusal::Denied)?;
     let answer =
         call(Call { state, invocation, attributes, mutating: true, object: object.as_ref(), old: old.as_ref() })
             .await?;
@@ -95,7 +97,12 @@ async fn ask(
             hook.name
         ))));
     };
+    let books = value.pointer(BOOKS).cloned();
     api::patch::json::apply(value, &patch).map_err(|error| Refusal::Denied(Status::internal(error)))?;
+    if before.meta().managed_fields.is_none() && value.pointer(BOOKS) == books.as_ref() {
+        // They go on beside the object.
+        value.pointer_mut("/metadata").and_then(Value::as_object_mut).map(|fields| fields.remove("managedFields"));
+    }
     let new = stored(attributes, resource, value.take(), &**before).map_err(Refusal::Denied)?;
     let changed = !new.same(&**before);
     if let Some(object) = attributes.object.as_deref_mut() {

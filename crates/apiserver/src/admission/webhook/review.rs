@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use super::super::{Attributes, Verb};
 use super::matching::Invocation;
 use crate::registry::{AnyObject, Object, Resource};
+use crate::verbs::{Books, recorded_books};
 
 /// A question, encoded, and what is needed to check the answer.
 pub(super) struct Question {
@@ -47,13 +48,30 @@ fn version(accepted: &[String]) -> Option<Version> {
     })
 }
 
+/// The new state as a client of `resource` would see it.
+pub(super) fn versioned_object(attributes: &Attributes<'_>, resource: &Resource) -> Result<Option<Value>, Status> {
+    let books = attributes.books.and_then(Books::as_json);
+    let object = attributes.object.as_deref();
+    object.map(|object| versioned(attributes, resource, &**object, books)).transpose()
+}
+
+/// The old one.
+pub(super) fn versioned_old(attributes: &Attributes<'_>, resource: &Resource) -> Result<Option<Value>, Status> {
+    let books = attributes.old_entry.and_then(|entry| recorded_books(&entry.stored));
+    attributes.old.map(|object| versioned(attributes, resource, object, books)).transpose()
+}
+
 /// An object as a client of `resource` would see it. The bodies of some subresources have the same form everywhere.
-pub(super) fn versioned(
+fn versioned(
     attributes: &Attributes<'_>,
     resource: &Resource,
     object: &dyn Object,
+    books: Option<&str>,
 ) -> Result<Value, Status> {
     let mut value = object.to_value().map_err(Status::internal)?;
+    if let (Some(books), None) = (books, &object.meta().managed_fields) {
+        value["metadata"]["managedFields"] = serde_json::from_str(books).map_err(Status::internal)?;
+    }
     if let Some(conversion) = resource.conversion.as_ref().filter(|_| !attributes.has_own_kind()) {
         conversion.from_storage(&mut value);
     }

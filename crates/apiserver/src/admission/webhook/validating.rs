@@ -12,7 +12,7 @@ use super::super::config::Setting;
 use super::super::{Admitted, Attributes, Plugin, admitted, later};
 use super::call::{self, Call, Refusal, call};
 use super::matching::{Invocation, invocation};
-use super::review::versioned;
+use super::review::{versioned_object, versioned_old};
 use super::source::{Hook, Source};
 use crate::state::State;
 
@@ -49,9 +49,7 @@ async fn ask_all(state: &State, hooks: &[Hook], attributes: &Attributes<'_>) -> 
         let resource = invocation.equivalent.as_deref().unwrap_or(attributes.resource);
         let key = resource.api_version();
         if !versions.contains_key(&key) {
-            let shown = |object| versioned(attributes, resource, object);
-            let object = attributes.object.as_deref().map(|object| shown(&**object)).transpose()?;
-            let old = attributes.old.map(shown).transpose()?;
+            let (object, old) = (versioned_object(attributes, resource)?, versioned_old(attributes, resource)?);
             versions.insert(key.clone(), Shown { object, old });
         }
         invocations.push((invocation, key));
