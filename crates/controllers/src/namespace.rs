@@ -71,14 +71,18 @@ impl Remains {
 
 impl Controller {
     async fn sync(&self, name: &str) -> Outcome {
-        let Some(namespace) = self.namespaces.get(name) else { return Ok(Requeue::Never) };
+        if self.namespaces.get(name).is_none() {
+            return Ok(Requeue::Never);
+        }
+        let api = self.client.all::<Namespace>();
+        // What the cache shows may be gone by now, and another namespace have its name: its content is not ours to delete.
+        let Some(namespace) = api.get_opt(name).await? else { return Ok(Requeue::Never) };
         let finalizers = namespace.spec.as_ref().and_then(|spec| spec.finalizers.clone()).unwrap_or_default();
         if namespace.metadata.deletion_timestamp.is_none() || finalizers.is_empty() {
             return Ok(Requeue::Never);
         }
-        let api = self.client.all::<Namespace>();
         let remains = self.delete_content(name).await?;
-        let mut changed = Namespace::clone(&namespace);
+        let mut changed = namespace.clone();
         let status = changed.status.get_or_insert_default();
         status.phase = Some("Terminating".into());
         status.conditions = Some(conditions(status.conditions.take().unwrap_or_default(), &remains, Timestamp::now()));
@@ -244,7 +248,59 @@ fn conditions(old: Vec<NamespaceCondition>, remains: &Remains, now: Timestamp) -
 
 #[cfg(test)]
 mod tests {
+    use client::{Body, BoxError, InformerFactory};
+    use http::{Method, Request, Response, StatusCode};
+    use http_body_util::{BodyExt, Full, StreamBody};
+    use parking_lot::Mutex;
+    use serde_json::{Value, json};
+    use tokio_util::sync::CancellationToken;
+
     use super::*;
+
+    /// A server whose lists still show a namespace that is being deleted, while another one has taken its name.
+    fn answer(request: &Request<bytes::Bytes>) -> Response<Body> {
+        let gone = json!({"metadata": {"name": "n", "uid": "old", "deletionTimestamp": "2026-01-01T00:00:00Z"},
+            "spec": {"finalizers": [FINALIZER]}, "status": {"phase": "Terminating"}});
+        let new = json!({"metadata": {"name": "n", "uid": "new"}, "spec": {"finalizers": [FINALIZER]}});
+        let list = |items: Vec<Value>| json!({"metadata": {"resourceVersion": "5"}, "items": items});
+        let query = request.uri().query().unwrap_or_default();
+        let (code, body) = match request.uri().path() {
+            _ if query.contains("sendInitialEvents") => (StatusCode::BAD_REQUEST, json!({})),
+            _ if query.contains("watch=") => {
+                let silence = futures_util::stream::pending::<Result<http_body::Frame<bytes::Bytes>, BoxError>>();
+                return Response::new(StreamBody::new(silence).boxed_unsync());
+            }
+            "/api/v1/namespaces" => (StatusCode::OK, list(vec![gone])),
+            "/api/v1/pods" => (StatusCode::OK, list(Vec::new())),
+            "/api/v1/namespaces/n" => (StatusCode::OK, new),
+            _ => (StatusCode::NOT_FOUND, json!({})),
+        };
+        let body = Full::new(body.to_string().into()).map_err(|never| match never {}).boxed_unsync();
+        Response::builder().status(code).body(body).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_namespace_that_took_the_name_of_another_keeps_its_content() {
+        let deletes: Arc<Mutex<Vec<String>>> = Arc::default();
+        let seen = deletes.clone();
+        let handler: client::Handler = Arc::new(move |request: Request<bytes::Bytes>| {
+            if request.method() != Method::GET {
+                seen.lock().push(request.uri().to_string());
+            }
+            let response = answer(&request);
+            Box::pin(async move { response })
+        });
+        let client = Client::in_process(handler, api::UserInfo::default());
+        let (informers, stop) = (InformerFactory::new(client.clone()), CancellationToken::new());
+        let (namespaces, pods) = (informers.informer(), informers.informer());
+        informers.start(stop.clone());
+        let controller = Controller { client, namespaces, pods };
+        controller.namespaces.synced().await;
+        assert!(!is_active(&controller.namespaces.get("n").unwrap()), "the cache is late");
+        assert!(matches!(controller.sync("n").await, Ok(Requeue::Never)));
+        assert_eq!(*deletes.lock(), Vec::<String>::new());
+        stop.cancel();
+    }
 
     #[test]
     fn conditions_tell_what_remains_and_keep_their_times() {

@@ -183,21 +183,25 @@ impl<'a> Entry<'a> {
             out.push_str(found);
             return;
         }
+        // In the order in which entries that clients send are written, so that the same entries are the same text.
         out.push('{');
-        let mut put = |name: &str, value: &str| {
-            if !value.is_empty() {
-                out.extend(["\"", name, "\":"]);
-                write_string(value, out);
-                out.push(',');
-            }
-        };
-        put("manager", &self.manager);
-        put("operation", &self.operation);
-        put("apiVersion", &self.api_version);
-        put("time", &self.time);
-        put("fieldsType", &self.fields_type);
-        put("subresource", &self.subresource);
-        out.extend(["\"fieldsV1\":", &self.fields, "}"]);
+        put("apiVersion", &self.api_version, out);
+        put("fieldsType", &self.fields_type, out);
+        out.extend(["\"fieldsV1\":", &self.fields, ","]);
+        put("manager", &self.manager, out);
+        put("operation", &self.operation, out);
+        put("subresource", &self.subresource, out);
+        put("time", &self.time, out);
+        out.pop();
+        out.push('}');
+    }
+}
+
+fn put(name: &str, value: &str, out: &mut String) {
+    if !value.is_empty() {
+        out.extend(["\"", name, "\":"]);
+        write_string(value, out);
+        out.push(',');
     }
 }
 
