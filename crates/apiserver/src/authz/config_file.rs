@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn order_and_settings_are_kept() {
-        let found = file(&format!("{{type: Node, name: n}}, {WEBHOOK}, {{type: RBAC, name: r}}")).unwrap();
+        let found = file(&format!("{{type: Node, name: node}}, {WEBHOOK}, {{type: RBAC, name: rbac}}")).unwrap();
         let [Authorizer::Node, Authorizer::Webhook(webhook), Authorizer::Rbac] = found.as_slice() else {
             panic!("{found:?}")
         };
@@ -158,7 +158,7 @@ mod tests {
     fn mistakes_are_refused() {
         for authorizers in [
             "",
-            "{type: Nothing, name: n}",
+            "{type: Nothing, name: node}",
             "{type: Webhook, name: w}",
             "{type: RBAC, name: r, extra: 1}",
             &WEBHOOK.replace("3s", "31s"),
