@@ -5,6 +5,8 @@
 //! ways, both at its peak: `resident` counts the pages of the program's file that the kernel maps around those in use, as
 //! GNU time reports it (asking the kernel from here would count this process too, from which the child is cloned before it
 //! becomes kubectl); `charged` is what the process takes from the machine beyond its file in the page cache, by cgroup.
+//! How much `resident` is for the same program depends on how its file came into the page cache, and on the order of its
+//! functions: `scripts/order` builds with those of kubectl side by side.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

@@ -87,14 +87,17 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
     let cx = Context::new(invocation, plugin_policy);
     let outcome = run(&cx);
     let flushed = cx.flush();
-    match outcome.and(flushed).and_then(|()| warnings_as_errors(&cx)) {
+    let code = match outcome.and(flushed).and_then(|()| warnings_as_errors(&cx)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             // Whatever was printed before the failure still belongs on stdout.
             let _ = cx.flush();
             report(&failure)
         }
-    }
+    };
+    // The process ends here. Taking everything apart first would only bring more code into memory.
+    std::mem::forget(cx);
+    code
 }
 
 /// The global `--profile` of upstream's own measurements; a command may have one of its own.
@@ -117,8 +120,8 @@ fn run(cx: &Context) -> Result<()> {
         }
         command(cx).await
     });
-    // Reads of a terminal cannot be interrupted: do not wait for them.
-    runtime.shutdown_background();
+    // Nor is the runtime taken apart, or waited for: reads of a terminal cannot be interrupted.
+    std::mem::forget(runtime);
     outcome
 }
 

@@ -47,22 +47,48 @@ fn title(key: &str) -> String {
     if key.contains(|c: char| !c.is_alphabetic() && c != '-') {
         return key.to_owned();
     }
-    let chars: Vec<char> = key.chars().collect();
-    let mut out = String::new();
-    for (i, &c) in chars.iter().enumerate() {
-        let boundary = i > 0
-            && c.is_uppercase()
-            && (!chars[i - 1].is_uppercase() || chars.get(i + 1).is_some_and(|n| n.is_lowercase()));
-        if boundary && out.chars().last().is_some_and(char::is_alphanumeric) {
-            out.push(' ');
+    let mut titled: Vec<String> = Vec::new();
+    let mut words = words(key).into_iter().peekable();
+    while let Some(mut word) = words.next() {
+        // `URLs` is one acronym.
+        if word.len() > 1
+            && word.chars().all(char::is_uppercase)
+            && let Some(rest) = words.next_if(|next| next.starts_with(char::is_uppercase))
+        {
+            word.push_str(&rest);
         }
-        if i == 0 || out.ends_with(' ') { out.extend(c.to_uppercase()) } else { out.push(c) }
+        let first = word.chars().next().filter(|_| word.chars().all(|c| !c.is_uppercase()));
+        titled.push(match first {
+            _ if ["API", "URL", "UID", "GUID"].contains(&word.to_uppercase().as_str()) => word.to_uppercase(),
+            Some(first) => first.to_uppercase().collect::<String>() + &word[first.len_utf8()..],
+            None => word,
+        });
     }
-    match out.as_str() {
-        "Api Version" => "API Version".to_owned(),
-        "Uid" => "UID".to_owned(),
-        _ => out,
+    titled.join(" ")
+}
+
+/// The words of a name in camel case: `podIPs` -> `pod`, `I`, `Ps`, as the library that upstream uses has it.
+fn words(key: &str) -> Vec<String> {
+    let class = |c: char| (c.is_lowercase(), c.is_uppercase());
+    let mut runs: Vec<String> = Vec::new();
+    let mut before = None;
+    for c in key.chars() {
+        match runs.last_mut() {
+            Some(run) if before == Some(class(c)) => run.push(c),
+            _ => runs.push(c.to_string()),
+        }
+        before = Some(class(c));
     }
+    for i in 1..runs.len() {
+        if runs[i].starts_with(char::is_lowercase)
+            && runs[i - 1].starts_with(char::is_uppercase)
+            && let Some(initial) = runs[i - 1].pop()
+        {
+            runs[i].insert(0, initial);
+        }
+    }
+    runs.retain(|run| !run.is_empty());
+    runs
 }
 
 #[cfg(test)]
@@ -75,6 +101,11 @@ mod tests {
             ("podIP", "Pod IP"),
             ("uid", "UID"),
             ("apiVersion", "API Version"),
+            ("apiGroups", "API Groups"),
+            ("nonResourceURLs", "Non Resource URLs"),
+            ("podIPs", "Pod I Ps"),
+            ("clusterIP", "Cluster IP"),
+            ("x-kind", "X - Kind"),
             ("openAPIV3Schema", "openAPIV3Schema"),
         ] {
             assert_eq!(super::title(key), expected);
