@@ -13,7 +13,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulShutdown;
 use store::etcd::EtcdStore;
-use store::{EmbeddedStore, Revision, Store};
+use store::{EmbeddedStore, Revision, Store, StoreError};
 use tls::Reloading;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
@@ -258,10 +258,12 @@ async fn compact(state: Arc<State>) {
             () = interval => {}
             () = state.caches.retires(HISTORY_BYTES), if in_memory => {}
         }
-        if let Some(revision) = previous.filter(|revision| *revision != Revision::ZERO)
-            && let Err(error) = state.store().compact(revision).await
-        {
-            tracing::warn!(%error, "compaction failed");
+        if let Some(revision) = previous.filter(|revision| *revision != Revision::ZERO) {
+            match state.store().compact(revision).await {
+                // Nothing was written in the last interval, or another API server was faster.
+                Ok(()) | Err(StoreError::Compacted { .. }) => {}
+                Err(error) => tracing::warn!(%error, "compaction failed"),
+            }
         }
         previous = state.store().current_revision().await.ok();
     }

@@ -29,6 +29,17 @@ impl Answers {
     pub(super) fn len(&self) -> usize {
         self.txns.len() + self.others.len()
     }
+
+    /// Half of the answers to transactions, to be given elsewhere.
+    pub(super) fn split_off_half(&mut self) -> Answers {
+        let (commits, txns) = (self._commits.len() / 2, self.txns.len() / 2);
+        Answers {
+            durable: self.durable.clone(),
+            _commits: self._commits.split_off(commits),
+            txns: self.txns.split_off(txns),
+            others: Vec::new(),
+        }
+    }
 }
 
 impl Drop for Answers {

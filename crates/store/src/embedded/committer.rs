@@ -1,13 +1,13 @@
-//! The committer: makes durable what writers have decided.
+//! The committer: decides what writers ask for and makes it durable.
 //!
-//! Flow of a write: [`Committer::submit`] queues a command and, unless someone else is at it, decides what is queued on the
-//! tip, the newest view, whose effects are encoded into the open batch. The committer's thread takes that batch when the
-//! disk is free -> writes and syncs it as one frame -> publishes the view -> answers everyone. So the next batch is decided
-//! on the writers' own threads while the disk is busy, batches grow with the number of writers, and a lone writer
-//! is written at once.
+//! Flow of a write: [`Committer::submit`] queues a command. The committer's thread takes what is queued -> decides it on a view
+//! that only it sees, encoding the effects into a batch -> writes and syncs the batch as one frame -> publishes the view ->
+//! has everyone answered on their own runtime. So batches grow with the number of writers, and a lone writer
+//! is written at once. One thread decides, because what deciding touches (the newest part of the index, small pieces of memory)
+//! is dear to share: on two cores it costs half as much again where writers decide for themselves while the disk is busy.
 //!
 //! Invariants: batches are written and published in the order in which they were decided, each only after the one before
-//! it is on disk. If a write fails, the batch decided meanwhile stood on a view that never came to be, and is refused too.
+//! it is on disk. If a write fails, the view goes back to what is published.
 
 use super::batch::{Answers, Batch};
 use super::directory::{self, Listing};
@@ -19,8 +19,8 @@ use super::{Options, Shared, snapshot};
 use crate::Result;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 use tokio::runtime::{Handle, RuntimeFlavor};
 
@@ -28,25 +28,22 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 const TRIM_STEP: usize = 2048;
 /// Callers that the committer answers itself.
 const FEW: usize = 4;
+/// Callers that are answered on two threads of theirs.
+const MANY: usize = 16;
+/// So many times as large as the last snapshot the log becomes until the next.
+const SNAPSHOTS: u64 = 2;
 
 pub(super) struct Committer {
     shared: Arc<Shared>,
-    /// Poisoned by a panic: it may be half a transaction ahead.
-    tip: std::sync::Mutex<Tip>,
-    /// Locked before the tip where both are.
     writer: Mutex<Writer>,
-    /// The view that was published last but one. Taking it apart is left to those who decide: they have its parts at hand,
-    /// and the disk is busy then.
-    retired: Mutex<Option<Arc<View>>>,
     /// Where the callers run, if that is known to go on by itself.
     callers: Option<Handle>,
 }
 
-/// Where commands are decided: what is published, the batch that is on its way to the disk, and the open batch.
+/// Where commands are decided.
 struct Tip {
     view: View,
-    batch: Batch,
-    /// Commands that did not fit into the batch.
+    /// Commands that did not fit into the last batch.
     left: VecDeque<Command>,
 }
 
@@ -68,40 +65,36 @@ pub(super) struct Snapshots {
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
 
-/// Tells writers, watches and the committer when someone panics.
-struct Alarm<'a>(&'a Committer);
+/// Tells writers and watches when the committer panics.
+struct Alarm<'a>(&'a Shared);
 
 impl Drop for Alarm<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.0.shared.queue.close();
-            self.0.shared.closed.cancel();
-            // Those whose commands were decided hear of it when their replies are dropped.
-            let mut tip = self.0.tip.lock().unwrap_or_else(PoisonError::into_inner);
-            tip.left.clear();
-            tip.batch = Batch::new(Vec::new());
+            self.0.queue.close();
+            self.0.closed.cancel();
         }
     }
 }
 
 impl Tip {
     /// Decides what is queued, as far as the batch has room.
-    fn decide(&mut self, shared: &Shared) {
-        while !self.batch.is_full() {
+    fn decide(&mut self, batch: &mut Batch, shared: &Shared) {
+        while !batch.is_full() {
             let Some(command) = self.left.pop_front() else {
                 if shared.queue.take(&mut self.left) {
                     continue;
                 }
                 break;
             };
-            self.batch.decide(&mut self.view, command);
+            batch.decide(&mut self.view, command);
         }
     }
 
     /// What time brings: leases that end, and history that may be forgotten.
-    fn pass_time(&mut self, shared: &Shared) {
+    fn pass_time(&mut self, batch: &mut Batch, shared: &Shared) {
         for id in shared.leases.expired() {
-            self.batch.end_lease(&mut self.view, id);
+            batch.end_lease(&mut self.view, id);
         }
         if self.view.needs_trim() {
             self.view.trim(TRIM_STEP);
@@ -117,30 +110,15 @@ impl Committer {
         snapshots: Arc<Snapshots>,
         log_bytes: u64,
     ) -> Committer {
-        let view = View::clone(&shared.view.load());
-        let tip = Tip { view, batch: Batch::new(Vec::new()), left: VecDeque::new() };
         let writer = Writer { log, options, snapshots, log_bytes };
         let callers =
             Handle::try_current().ok().filter(|runtime| runtime.runtime_flavor() != RuntimeFlavor::CurrentThread);
-        Committer {
-            shared,
-            tip: std::sync::Mutex::new(tip),
-            writer: Mutex::new(writer),
-            retired: Mutex::default(),
-            callers,
-        }
+        Committer { shared, writer: Mutex::new(writer), callers }
     }
 
-    /// Queues a command for the next batch. It is decided here unless someone else is deciding: they, or the committer, go on.
+    /// Queues a command for the next batch.
     pub(super) fn submit(&self, command: Command) -> Result<()> {
-        let _alarm = Alarm(self);
-        let awaited = self.shared.queue.push(command)?;
-        if let Ok(mut tip) = self.tip.try_lock() {
-            tip.decide(&self.shared);
-            drop(tip);
-            self.retire(None);
-        }
-        if awaited {
+        if self.shared.queue.push(command)? {
             self.shared.queue.wake();
         }
         Ok(())
@@ -148,25 +126,22 @@ impl Committer {
 
     /// Commits until the queue is stopped and empty.
     pub(super) fn run(&self) {
-        let _alarm = Alarm(self);
+        let _alarm = Alarm(&self.shared);
+        let mut tip = Tip { view: View::clone(&self.shared.view.load()), left: VecDeque::new() };
         let mut patience = Patience::default();
         let mut frame = Vec::new();
-        let mut needs_trim = false;
         loop {
-            let deadline = if needs_trim { Some(Instant::now()) } else { self.shared.leases.next_look() };
+            let deadline = if tip.view.needs_trim() { Some(Instant::now()) } else { self.shared.leases.next_look() };
             match self.shared.queue.wait(1, deadline) {
                 Next::Write => patience.gather(&self.shared.queue),
                 Next::Due => {}
                 Next::Stopped => break,
             }
-            let Ok(mut tip) = self.tip.lock() else { break };
-            tip.decide(&self.shared);
-            tip.pass_time(&self.shared);
-            let (batch, view) = (std::mem::replace(&mut tip.batch, Batch::new(frame)), tip.view.clone());
-            needs_trim = view.needs_trim();
-            drop(tip);
+            let mut batch = Batch::new(frame);
+            tip.decide(&mut batch, &self.shared);
+            tip.pass_time(&mut batch, &self.shared);
             self.shared.queue.taken(batch.len());
-            frame = self.finish(batch, view, &mut patience);
+            frame = self.finish(batch, &mut tip.view, &mut patience);
         }
     }
 
@@ -184,56 +159,46 @@ impl Committer {
         }
     }
 
-    /// Makes a batch durable, shows it and answers. Returns the frame's buffer.
-    fn finish(&self, mut batch: Batch, view: View, patience: &mut Patience) -> Vec<u8> {
+    /// Makes a batch durable, shows the view that it led to and answers. Returns the frame's buffer.
+    fn finish(&self, mut batch: Batch, view: &mut View, patience: &mut Patience) -> Vec<u8> {
         let mut writer = self.writer.lock();
         let started = Instant::now();
         let durable = writer.write(&mut batch);
         patience.synced(started.elapsed(), batch.len(), self.shared.queue.pending());
         let mut replaced = None;
-        // What was decided meanwhile, if it stands on a view that will never be.
-        let mut void = Batch::new(Vec::new());
         match &durable {
             Ok(()) => {
-                let (publish, view) = (&self.shared.view, Arc::new(view));
+                let (publish, view) = (&self.shared.view, Arc::new(view.clone()));
                 self.shared.watchers.publish(&batch.commits, || replaced = Some(publish.swap(view)));
                 self.shared.leases.update(&batch.granted, &batch.ended);
             }
             Err(error) => {
-                if let Ok(mut tip) = self.tip.lock() {
-                    tip.view = View::clone(&self.shared.view.load());
-                    std::mem::swap(&mut void, &mut tip.batch);
-                }
-                self.shared.queue.taken(void.len());
-                tracing::warn!(%error, writes = batch.commits.len() + void.commits.len(), "batch refused");
+                *view = View::clone(&self.shared.view.load());
+                tracing::warn!(%error, writes = batch.commits.len(), "batch refused");
                 self.shared.leases.postpone(&batch.ended);
-                self.shared.leases.postpone(&void.ended);
             }
         }
-        for reply in batch.captures.drain(..).chain(void.captures.drain(..)) {
+        for reply in batch.captures.drain(..) {
             let _ = reply.send(Ok((self.shared.view.load_full(), writer.log.next_sequence())));
         }
-        drop(void.answers(durable.clone()));
         let (answers, frame) = batch.answers(durable);
         self.answer(answers);
-        self.retire(replaced.filter(|_| self.shared.queue.pending() > 0));
+        // Taken apart where it was put together: memory that another thread frees costs more.
+        drop(replaced);
         if writer.is_snapshot_due() {
             writer.start_snapshot(&self.shared);
         }
         frame
     }
 
-    fn retire(&self, view: Option<Arc<View>>) {
-        let retired = std::mem::replace(&mut *self.retired.lock(), view);
-        drop(retired);
-    }
-
-    /// Many are answered on a thread of theirs: each one woken from here would take the processor from the next batch.
-    fn answer(&self, answers: Answers) {
-        match &self.callers {
-            Some(callers) if answers.len() > FEW => drop(callers.spawn(async move { drop(answers) })),
-            _ => drop(answers),
+    /// Many are answered on threads of theirs: each one woken from here would take the processor from the next batch.
+    fn answer(&self, mut answers: Answers) {
+        let Some(callers) = self.callers.as_ref().filter(|_| answers.len() > FEW) else { return };
+        if answers.len() > MANY {
+            let half = answers.split_off_half();
+            callers.spawn(async move { drop(half) });
         }
+        callers.spawn(async move { drop(answers) });
     }
 }
 
@@ -246,7 +211,7 @@ impl Writer {
     }
 
     fn is_snapshot_due(&self) -> bool {
-        let due = self.options.snapshot_after.max(self.snapshots.last_size.load(Ordering::Relaxed));
+        let due = self.options.snapshot_after.max(SNAPSHOTS * self.snapshots.last_size.load(Ordering::Relaxed));
         self.log_bytes >= due && !self.snapshots.running.load(Ordering::Acquire)
     }
 

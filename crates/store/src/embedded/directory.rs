@@ -3,7 +3,7 @@
 //! - `LOCK`: held while a process has the store open; contains its pid.
 //! - `log-<sequence>`: frames from that number on (16 hexadecimal digits).
 //! - `snapshot-<sequence>`: the state before that frame.
-//! - `*.tmp`: unfinished, removed at opening. `*.damaged`: set aside by a repair.
+//! - `*.tmp`: unfinished or not in use yet, removed at opening. `*.damaged`: set aside by a repair.
 
 use super::frame::{FileHeader, LOG_MAGIC};
 use crate::{Result, StoreError};
@@ -94,6 +94,11 @@ pub(super) fn log_path(dir: &Path, sequence: u64) -> PathBuf {
     dir.join(format!("{LOG}{sequence:016x}"))
 }
 
+/// Where the next log file is prepared. The name is that of an unfinished one, so an opening removes it.
+pub(super) fn spare_path(dir: &Path) -> PathBuf {
+    dir.join(format!("{LOG}spare{TEMPORARY}"))
+}
+
 pub(super) fn snapshot_path(dir: &Path, sequence: u64) -> PathBuf {
     dir.join(format!("{SNAPSHOT}{sequence:016x}"))
 }
@@ -155,13 +160,20 @@ pub(super) fn create_whole(path: &Path, fill: impl FnOnce(&mut File) -> Result<(
         let mut file = options.open(&temporary).map_err(io)?;
         fill(&mut file)?;
         file.sync_all().map_err(io)?;
-        fs::rename(&temporary, path).map_err(io)?;
-        sync_dir(parent_of(path))?;
+        give_name(&temporary, path)?;
         Ok(file)
     };
     create().inspect_err(|_| {
         // Best effort: the next opening removes what is left.
         let _ = fs::remove_file(&temporary);
+    })
+}
+
+/// Renames a file whose content is on disk. After an error no file has the new name, as far as that can be helped.
+pub(super) fn give_name(temporary: &Path, path: &Path) -> Result<()> {
+    fs::rename(temporary, path).map_err(|error| StoreError::io(path, &error))?;
+    sync_dir(parent_of(path)).inspect_err(|_| {
+        let _ = fs::remove_file(path);
     })
 }
 

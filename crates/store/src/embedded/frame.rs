@@ -10,7 +10,7 @@
 
 use crate::{Result, StoreError};
 use std::fs::File;
-use std::io::{BufReader, Read};
+use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -23,6 +23,7 @@ pub(super) const FRAME_HEADER: usize = 24;
 const FRAME_MAGIC: [u8; 4] = *b"CXFR";
 /// Ends every frame, so that an unwritten last sector cannot look written.
 const TRAILER: u8 = 0x5a;
+pub(super) const TRAILER_LEN: u64 = 1;
 const SECTOR: u64 = 512;
 /// Larger than any batch; a longer length is damage.
 const MAX_PAYLOAD: u32 = 1 << 30;
@@ -94,7 +95,17 @@ pub(super) struct FrameReader {
     pub(super) offset: u64,
     file: BufReader<File>,
     len: u64,
+    /// What was read last: a header, and the payload with its trailer.
+    frame_header: [u8; FRAME_HEADER],
     buffer: Vec<u8>,
+}
+
+/// What stands at a frame's place.
+enum Found {
+    Frame { sequence: u64 },
+    End,
+    Torn,
+    Damaged { reason: &'static str },
 }
 
 pub(super) enum Next<'a> {
@@ -142,54 +153,86 @@ impl FrameReader {
             offset: FILE_HEADER as u64,
             file,
             len: metadata.len(),
+            frame_header: [0; FRAME_HEADER],
             buffer: Vec::new(),
         })
     }
 
     pub(super) fn next(&mut self) -> Result<Next<'_>> {
         let offset = self.offset;
+        loop {
+            let reason = match self.examine()? {
+                Found::Frame { sequence } => {
+                    self.offset += (FRAME_HEADER + self.buffer.len()) as u64;
+                    let payload = &self.buffer[..self.buffer.len() - 1];
+                    return Ok(Next::Frame { sequence, offset, payload });
+                }
+                Found::End => return Ok(Next::End),
+                Found::Torn => return Ok(Next::Torn { offset }),
+                Found::Damaged { reason } => reason.to_owned(),
+            };
+            let seen = [&self.frame_header[..], &self.buffer].concat();
+            if self.read_at(offset, seen.len() as u64)? == seen {
+                return Ok(Next::Damaged { offset, reason });
+            }
+            // The store is in use, and this was written while it was read.
+            self.seek(offset)?;
+        }
+    }
+
+    /// Reads what stands at the next frame's place into `frame_header` and, if that is valid, into `buffer`.
+    fn examine(&mut self) -> Result<Found> {
+        let offset = self.offset;
+        self.buffer.clear();
         if offset == self.len {
-            return Ok(Next::End);
+            return Ok(Found::End);
         }
         let left = self.len - offset;
-        if left < FRAME_HEADER as u64 {
-            return Ok(Next::Torn { offset });
-        }
         let mut header = [0; FRAME_HEADER];
-        self.read(&mut header, offset)?;
+        if left < FRAME_HEADER as u64 || !self.read(&mut header)? {
+            return Ok(Found::Torn);
+        }
+        self.frame_header = header;
         if !self.is_header(&header, offset) {
             return self.judge(offset, FRAME_HEADER as u64, "the frame header does not match its checksum");
         }
         let body = u64::from(le_u32(&header[4..8])) + 1;
         if left < FRAME_HEADER as u64 + body {
-            return Ok(Next::Torn { offset });
+            return Ok(Found::Torn);
         }
         let mut buffer = std::mem::take(&mut self.buffer);
         buffer.resize(body as usize, 0);
-        self.read(&mut buffer, offset)?;
+        let whole = self.read(&mut buffer)?;
         self.buffer = buffer;
+        if !whole {
+            return Ok(Found::Torn);
+        }
         if crc32fast::hash(&self.buffer) != le_u32(&header[16..20]) {
             return self.judge(offset, FRAME_HEADER as u64 + body, "the frame does not match its checksum");
         }
-        self.offset += FRAME_HEADER as u64 + body;
-        let payload = &self.buffer[..body as usize - 1];
-        Ok(Next::Frame { sequence: le_u64(&header[8..16]), offset, payload })
+        Ok(Found::Frame { sequence: le_u64(&header[8..16]) })
     }
 
     /// Goes on at the next valid frame after the damage, if there is one.
     pub(super) fn skip_damage(&mut self) -> Result<bool> {
         let Some(found) = self.find_frame(self.offset + 1)? else { return Ok(false) };
         self.offset = found;
-        use std::io::{Seek, SeekFrom};
-        self.file.seek(SeekFrom::Start(found)).map_err(|error| StoreError::io(&self.path, &error))?;
+        self.seek(found)?;
         Ok(true)
     }
 
-    fn read(&mut self, into: &mut [u8], offset: u64) -> Result<()> {
-        self.file.read_exact(into).map_err(|error| match error.kind() {
-            std::io::ErrorKind::UnexpectedEof => damaged(&self.path, offset, "the file shrank while it was read"),
-            _ => StoreError::io(&self.path, &error),
-        })
+    fn seek(&mut self, offset: u64) -> Result<()> {
+        self.file.seek(SeekFrom::Start(offset)).map_err(|error| StoreError::io(&self.path, &error))?;
+        Ok(())
+    }
+
+    /// False if the file has become shorter: its writer has cut what was prepared, or what it could not finish.
+    fn read(&mut self, into: &mut [u8]) -> Result<bool> {
+        match self.file.read_exact(into) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Ok(false),
+            Err(error) => Err(StoreError::io(&self.path, &error)),
+        }
     }
 
     fn is_header(&self, header: &[u8], offset: u64) -> bool {
@@ -198,12 +241,9 @@ impl FrameReader {
             && header_crc(header, self.header.store_id, offset) == le_u32(&header[20..24])
     }
 
-    fn judge(&self, offset: u64, len: u64, reason: &str) -> Result<Next<'static>> {
+    fn judge(&self, offset: u64, len: u64, reason: &'static str) -> Result<Found> {
         let torn = self.has_unwritten_sector(offset, len)? && self.find_frame(offset + 1)?.is_none();
-        Ok(match torn {
-            true => Next::Torn { offset },
-            false => Next::Damaged { offset, reason: reason.into() },
-        })
+        Ok(if torn { Found::Torn } else { Found::Damaged { reason } })
     }
 
     /// Whether the part of some sector that lies in the frame is all zeros.
@@ -223,10 +263,19 @@ impl FrameReader {
         Ok(found.map(|(index, _)| from + index as u64))
     }
 
+    /// As many bytes as there are.
     fn read_at(&self, offset: u64, len: u64) -> Result<Vec<u8>> {
         let mut bytes = vec![0; len as usize];
-        let read = self.file.get_ref().read_exact_at(&mut bytes, offset);
-        read.map_err(|error| StoreError::io(&self.path, &error))?;
+        let mut filled = 0;
+        while filled < bytes.len() {
+            match self.file.get_ref().read_at(&mut bytes[filled..], offset + filled as u64) {
+                Ok(0) => break,
+                Ok(read) => filled += read,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(StoreError::io(&self.path, &error)),
+            }
+        }
+        bytes.truncate(filled);
         Ok(bytes)
     }
 }

@@ -21,6 +21,7 @@ mod log;
 mod record;
 mod recover;
 mod snapshot;
+mod spare;
 
 mod tools;
 
@@ -58,7 +59,7 @@ const BACKUP_PIECES: usize = 4;
 
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Write a snapshot once the log has grown by this many bytes (and by the size of the last snapshot).
+    /// Write a snapshot once the log has grown by this many bytes (and by twice the size of the last snapshot).
     pub snapshot_after: u64,
 }
 
@@ -104,7 +105,7 @@ impl EmbeddedStore {
         let (view, log) = match recover::recover(dir)? {
             None => {
                 Listing::read(dir)?.remove_temporary()?;
-                (View::new(), Log::create(dir, random_number(), 1)?)
+                (View::new(), Log::create(dir, random_number(), 1, options.snapshot_after)?)
             }
             Some(found) => {
                 if let Some(torn) = &found.torn {
@@ -120,8 +121,10 @@ impl EmbeddedStore {
                 }
                 log_bytes = found.logs.iter().map(|(_, len)| *len).sum();
                 let log = match found.logs.last() {
-                    Some((path, end)) => Log::reopen(dir, path, found.store_id, *end, found.next_sequence)?,
-                    None => Log::create(dir, found.store_id, found.next_sequence)?,
+                    Some((path, end)) => {
+                        Log::reopen(dir, path, found.store_id, *end, found.next_sequence, options.snapshot_after)?
+                    }
+                    None => Log::create(dir, found.store_id, found.next_sequence, options.snapshot_after)?,
                 };
                 (found.view, log)
             }

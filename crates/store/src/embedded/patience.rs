@@ -2,14 +2,15 @@
 //!
 //! Writers that were just answered mostly come again. Waiting for them pays if they are back well before a sync would have
 //! ended: where one is slow, all writers then share each sync, instead of half of them every other one. Where a sync is fast,
-//! it is better to write and to decide the next batch meanwhile; and where those who were answered have something
-//! else to do, waiting only costs. So it is tried, and after a try that failed more and more batches pass until the next.
+//! it is better to write what there is, while the others make up the next batch; and where those who were answered have
+//! something else to do, waiting only costs. So it is tried, and after a try that failed more and more batches pass until the
+//! next.
 
 use super::queue::{Next, Queue};
 use std::time::{Duration, Instant};
 
-/// What it is worth, about, that a batch is decided while the disk is busy.
-const OVERLAP: Duration = Duration::from_micros(50);
+/// What it is worth, about, that writers do their part while the disk is busy.
+const OVERLAP: Duration = Duration::from_micros(500);
 /// Batches between two tries, at most.
 const MOST_SKIPPED: u32 = 1 << 10;
 
@@ -56,7 +57,7 @@ mod tests {
     #[test]
     fn tries_that_fail_become_rare() {
         let queue = Queue::default();
-        let slow = Duration::from_millis(1);
+        let slow = 4 * OVERLAP;
         // Nobody comes back. Sync, whom to wait for -> batches without a try, after each call.
         for (took, crowd, expected) in
             [(2 * OVERLAP, 64, [0; 8]), (slow, 0, [0; 8]), (slow, 64, [1, 0, 3, 2, 1, 0, 7, 6])]

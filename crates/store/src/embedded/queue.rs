@@ -1,4 +1,4 @@
-//! What writers ask for, until someone decides it, and how the committer learns that there is something to write.
+//! What writers ask for, until the committer decides it, and how the committer learns that there is something to write.
 
 use super::index::View;
 use crate::{LeaseId, Result, Revision, StoreError, Txn, TxnResult};
@@ -28,7 +28,7 @@ pub(super) struct Queue {
 #[derive(Default)]
 struct State {
     commands: VecDeque<Command>,
-    /// Commands whose batch the committer has not taken, decided or not.
+    /// Commands that are not in a batch yet, also those that the committer has taken out of the queue.
     pending: usize,
     /// The committer waits until so many are pending; zero: it does not wait.
     wanted: usize,

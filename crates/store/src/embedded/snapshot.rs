@@ -15,9 +15,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 const FRAME_SIZE: usize = 256 << 10;
-/// Syncing as it goes keeps a large snapshot from making the log's syncs wait for all of it; resting as long as that
-/// took leaves disk and processor to writers, who are waited for, as nobody waits for a snapshot.
-const SYNC_EVERY: usize = 4 << 20;
+/// Syncing as it goes keeps a large snapshot from making the log's syncs wait for all of it; resting some times as long as
+/// that took leaves disk and processor to writers, who are waited for, as nobody waits for a snapshot.
+const SYNC_EVERY: usize = 1 << 20;
+const REST: u32 = 3;
 
 /// Writes a view. `sequence` is the log's first frame that the view does not contain.
 pub(super) fn write(view: &View, store_id: u64, sequence: u64, out: &mut dyn Write) -> io::Result<()> {
@@ -96,7 +97,7 @@ impl Write for SyncingWriter<'_> {
         if self.since_sync >= SYNC_EVERY {
             self.since_sync = 0;
             self.file.sync_data()?;
-            std::thread::sleep(self.piece_began.elapsed());
+            std::thread::sleep(self.piece_began.elapsed() * REST);
             self.piece_began = Instant::now();
         }
         Ok(written)
