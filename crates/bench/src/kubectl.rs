@@ -5,6 +5,7 @@
 //! ways, both at its peak: `resident` counts the pages of the program's file that the kernel maps around those in use, as
 //! GNU time reports it (asking the kernel from here would count this process too, from which the child is cloned before it
 //! becomes kubectl); `charged` is what the process takes from the machine beyond its file in the page cache, by cgroup.
+//! It is measured of `cox` by the name of kubectl and, where it was built, of the program that is kubectl alone.
 //! How much `resident` is for the same program depends on how its file came into the page cache, and on the order of its
 //! functions: `scripts/order` builds with those of kubectl side by side.
 
@@ -40,12 +41,21 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
         sides.ours.run(&get)?;
         sides.peer.run(&get)?;
         sides.race("get warm", "pods=10", runs, |side, _| side.run(&get))?;
+        let alone = Side::alone(dir.path())?;
+        if let Some(alone) = &alone {
+            alone.run(&get)?;
+        }
         let memory = |kind, of: fn(&Side, &[&str]) -> anyhow::Result<f64>| {
-            line("get warm", kind, "MiB", of(&sides.ours, &get)?, of(&sides.peer, &get)?, Better::Less);
+            let peer = of(&sides.peer, &get)?;
+            for (program, side) in [("cox", Some(&sides.ours)), ("kubectl", alone.as_ref())] {
+                let Some(side) = side else { continue };
+                let parameters = format!("memory={kind} program={program}");
+                line("get warm", parameters, "MiB", of(side, &get)?, peer, Better::Less);
+            }
             anyhow::Ok(())
         };
-        memory("memory=resident", Side::resident)?;
-        memory("memory=charged", Side::charged)?;
+        memory("resident", Side::resident)?;
+        memory("charged", Side::charged)?;
     }
     if args.wants("get cold") {
         let parameters = format!("groups={GROUPS}");
@@ -114,18 +124,20 @@ impl Side {
     /// `cox` beside this program under the name `kubectl`, as people use it; else kubectl alone.
     fn ours(dir: &Path) -> anyhow::Result<Side> {
         let here = std::env::current_exe()?;
-        let beside = |name: &str| here.with_file_name(name);
-        let program = if beside("cox").exists() {
+        let cox = here.with_file_name("cox");
+        if cox.exists() {
             let link = dir.join("kubectl");
-            std::os::unix::fs::symlink(beside("cox"), &link)?;
-            link
-        } else {
-            beside("kubectl")
-        };
-        if !program.exists() {
-            bail!("no kubectl of ours beside {}; build it with: cargo build --release", here.display());
+            std::os::unix::fs::symlink(cox, &link)?;
+            return Side::new(dir, "ours", link);
         }
-        Side::new(dir, "ours", program)
+        let hint = || format!("no kubectl of ours beside {}; build it with: cargo build --release", here.display());
+        Side::alone(dir)?.with_context(hint)
+    }
+
+    /// The program that is kubectl and nothing else, for machines that only need a client (`cargo build --release -p kubectl`).
+    fn alone(dir: &Path) -> anyhow::Result<Option<Side>> {
+        let program = std::env::current_exe()?.with_file_name("kubectl");
+        program.exists().then(|| Side::new(dir, "alone", program)).transpose()
     }
 
     fn peer(dir: &Path) -> anyhow::Result<Side> {
