@@ -46,7 +46,9 @@ async fn run(cx: &Context) -> Result<()> {
     }
     let dry_run = cx.dry_run()?;
     let mut printer = cx.printer("scaled", dry_run)?;
-    let (infos, unread) = resources::infos(cx, &Options { latest: true, ..Options::default() }).await?;
+    // A dry run here takes a file at its word.
+    let latest = dry_run != DryRun::Client;
+    let (infos, unread) = resources::infos(cx, &Options { latest, ..Options::default() }).await?;
     if infos.is_empty() && unread.is_empty() {
         return Err(Failure::message("no objects passed to scale"));
     }
