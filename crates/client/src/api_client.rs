@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::params::{Query, percent_encode};
+use crate::transport::read_out;
 use crate::{Client, DeleteParams, Error, ListParams, Patch, WatchStream, WriteParams};
 
 /// Any built-in object type with ordinary metadata.
@@ -265,7 +266,8 @@ impl<K: Serialize + DeserializeOwned> Api<K> {
 
     async fn delete_path(&self, uri: String, params: &DeleteParams) -> Result<(), Error> {
         let body = encode(&params.options())?;
-        self.client.send_checked(request(Method::DELETE, uri, JSON, Some(JSON), body)?).await?;
+        let response = self.client.send_checked(request(Method::DELETE, uri, JSON, Some(JSON), body)?).await?;
+        read_out(response).await;
         Ok(())
     }
 
@@ -350,4 +352,38 @@ async fn decode<T: DeserializeOwned>(response: http::Response<crate::Body>, uri:
         .map_err(|source| Error::Transport { method: Method::GET, uri: uri.into(), source })?
         .to_bytes();
     serde_json::from_slice(&body).map_err(|source| Error::Decode { what: uri.into(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use futures_util::{StreamExt, stream};
+    use http::Response;
+    use http_body::Frame;
+    use http_body_util::StreamBody;
+    use k8s_openapi::api::core::v1::ConfigMap;
+
+    use super::*;
+    use crate::BoxError;
+
+    #[tokio::test]
+    async fn the_answer_to_a_delete_is_read_to_its_end() {
+        let is_read = Arc::new(AtomicBool::default());
+        let end = is_read.clone();
+        let handler: crate::Handler = Arc::new(move |_| {
+            let end = end.clone();
+            let last = stream::once(async move {
+                end.store(true, Ordering::Relaxed);
+                Ok::<_, BoxError>(Frame::data(Bytes::from_static(b"}")))
+            });
+            let body = stream::iter([Ok(Frame::data(Bytes::from_static(b"{")))]).chain(last);
+            let response = Response::new(StreamBody::new(body).boxed_unsync());
+            Box::pin(async move { response })
+        });
+        let api = Client::in_process(handler, api::UserInfo::default()).namespaced::<ConfigMap>("n");
+        api.delete("a", &DeleteParams::default()).await.unwrap();
+        assert!(is_read.load(Ordering::Relaxed));
+    }
 }

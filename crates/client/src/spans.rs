@@ -70,7 +70,8 @@ async fn post(client: &Client, spans: &[Span]) -> Result<(), crate::Error> {
         .header(header::CONTENT_TYPE, "application/json")
         .body(Bytes::from(body))
         .map_err(|error| crate::Error::Encode(error.to_string()))?;
-    client.send_checked(request).await.map(drop)
+    crate::transport::read_out(client.send_checked(request).await?).await;
+    Ok(())
 }
 
 /// Asking the server for the walk of an object.

@@ -194,6 +194,7 @@ impl Client {
             match retry_after(&response) {
                 Some(delay) if retries < MAX_RETRIES => {
                     retries += 1;
+                    read_out(response).await;
                     tokio::time::sleep(delay).await;
                 }
                 _ => return Ok(response),
@@ -234,6 +235,13 @@ impl Client {
             Transport::Https(https) => https.upgrade(request).await,
         }
     }
+}
+
+/// Reads an answer that nobody needs to its end. Dropped before it, its stream is reset under the server, and a connection
+/// with many of those is given up.
+pub(crate) async fn read_out(response: Response<Body>) {
+    let mut body = response.into_body();
+    while let Some(Ok(_)) = body.frame().await {}
 }
 
 /// The failure that a non-2xx answer stands for, also when its body is not a `Status` (proxies, load balancers).
