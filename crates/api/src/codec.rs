@@ -65,13 +65,19 @@ pub fn from_yaml_by(bytes: &[u8], rules: Rules) -> Result<Decoded, DecodeError> 
     Ok(Decoded { value, duplicates })
 }
 
+const NO_MERGE: &str = "map merge requires map or sequence of maps as the value";
+
 /// A parser's error as upstream's library puts it: the place first.
 fn go_words(error: &yaml_serde::Error) -> String {
     let message = error.to_string();
     let message = message.split(" at line ").next().unwrap_or(&message);
     // Go's library counts lines of the parser from zero and lines of the scanner from one.
     let early = usize::from(message.starts_with("did not find expected"));
-    let place = error.location().map(|place| format!("line {}: ", (place.line() - early).max(1)));
+    // And this one it does not place at all.
+    let place = error
+        .location()
+        .filter(|_| message != NO_MERGE)
+        .map(|place| format!("line {}: ", (place.line() - early).max(1)));
     place.unwrap_or_default() + message
 }
 
@@ -260,10 +266,11 @@ impl<'de, M: Meaning> Visitor<'de> for Seed<'_, M> {
         // What is said here wins over what is merged in.
         for value in merged {
             let maps = if let Value::Array(maps) = value { maps } else { vec![value] };
-            for (key, value) in
-                maps.into_iter().filter_map(|map| serde_json::from_value::<Map<_, _>>(map).ok()).flatten()
-            {
-                map.entry(key).or_insert(value);
+            for other in maps {
+                let Value::Object(other) = other else { return Err(serde::de::Error::custom(NO_MERGE)) };
+                for (key, value) in other {
+                    map.entry(key).or_insert(value);
+                }
             }
         }
         Ok(Value::Object(map))
@@ -346,6 +353,8 @@ mod tests {
         let merged = from_yaml(b"a: &a {mode: 0644, on: off}\nb:\n  <<: *a\n  mode: 1\n").unwrap();
         assert_eq!(merged.value, json!({"a": {"mode": 420, "true": false}, "b": {"mode": 1, "true": false}}));
         assert_eq!(from_json(br#"{"<<": {"a": "on"}}"#).unwrap().value, json!({"<<": {"a": "on"}}));
+        let refused = from_yaml(b"a: 1\n<<: [{b: 2}, 3]\n").unwrap_err().to_string();
+        assert_eq!(refused, format!("error converting YAML to JSON: yaml: {NO_MERGE}"));
         let broken = from_yaml(b"a: 1\nb: [\n").unwrap_err().to_string();
         assert!(broken.starts_with("error converting YAML to JSON: yaml: line "), "{broken}");
     }

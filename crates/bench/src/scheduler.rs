@@ -461,8 +461,8 @@ async fn until_bound(
         let event = tokio::time::timeout(PATIENCE, events.next()).await;
         let event = event.with_context(|| format!("{} of {count} pods are bound", bound.len()))?;
         let Some(event) = event else {
-            let from: String = version.take().context("a watch ended before its first event")?;
-            events = watch(&client, &path, &from).await?;
+            let from: &String = version.as_ref().context("a watch ended before its first event")?;
+            events = watch(&client, &path, from).await?;
             continue;
         };
         if let WatchEvent::Added(pod) | WatchEvent::Modified(pod) = event? {
