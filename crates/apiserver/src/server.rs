@@ -15,6 +15,7 @@ use hyper_util::server::graceful::GracefulShutdown;
 use store::etcd::EtcdStore;
 use store::{EmbeddedStore, Revision, Store, StoreError};
 use tls::Reloading;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
@@ -175,7 +176,11 @@ impl Server {
                         let certificates = tls.get_ref().1.peer_certificates().map(PeerCertificates::new);
                         let certificates = certificates.map(Arc::new);
                         let peer = Peer { in_process: false, address: Some(address), certificates };
-                        serve_connection(state, tls, peer, watcher).await;
+                        let stream: Box<dyn Stream> = match tls.get_ref().1.alpn_protocol() {
+                            Some(b"h2") => Box::new(tls::Gathered::new(tls)),
+                            _ => Box::new(tls),
+                        };
+                        serve_connection(state, stream, peer, watcher).await;
                     });
                 }
             }
@@ -204,9 +209,14 @@ impl Server {
     }
 }
 
+/// A connection beneath HTTP.
+trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
+
 async fn serve_connection(
     state: Arc<State>,
-    tls: tokio_rustls::server::TlsStream<tokio::net::TcpStream>,
+    stream: Box<dyn Stream>,
     peer: Peer,
     watcher: hyper_util::server::graceful::Watcher,
 ) {
@@ -220,7 +230,7 @@ async fn serve_connection(
         .max_concurrent_streams(1000)
         .initial_stream_window_size(1 << 20)
         .initial_connection_window_size(4 << 20);
-    let connection = builder.serve_connection_with_upgrades(TokioIo::new(tls), service);
+    let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
     // An error here is the client's: it went away or does not speak HTTP.
     let _ = watcher.watch(connection.into_owned()).await;
 }
@@ -277,6 +287,7 @@ fn acceptor(config: &Config) -> anyhow::Result<TlsAcceptor> {
         .with_client_cert_verifier(Arc::new(tls::AnyCertificate::default()))
         .with_cert_resolver(Arc::new(tls::ServingCertificate::load(certificate, key)?));
     tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    tls.ignore_client_order = true;
     Ok(Arc::new(tls).into())
 }
 

@@ -1,20 +1,23 @@
-//! What every TLS end shares: certificates from files, files that are read again when they change, and the two
-//! verifiers for when trust is decided elsewhere.
+//! What every TLS end shares: certificates from files, files that are read again when they change, the two verifiers for
+//! when trust is decided elsewhere, and a stream that sends the frames of HTTP/2 together.
 //!
 //! Used by the API server, the client, the kubelet and the runtime's image puller. Which authority to trust, and what a
 //! certificate means, is theirs to say.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod files;
+mod gathered;
 mod reload;
 mod serving;
 mod verify;
 
 use std::sync::Arc;
 
+use rustls::CipherSuite;
 use rustls::crypto::CryptoProvider;
 
 pub use files::{certificates, load_certificates, load_key, load_roots, system_roots};
+pub use gathered::Gathered;
 pub use reload::Reloading;
 pub use serving::ServingCertificate;
 pub use verify::AnyCertificate;
@@ -22,7 +25,20 @@ pub use verify::AnyCertificate;
 /// The one provider of cryptography in the program.
 pub fn provider() -> Arc<CryptoProvider> {
     static PROVIDER: std::sync::OnceLock<Arc<CryptoProvider>> = std::sync::OnceLock::new();
-    PROVIDER.get_or_init(|| Arc::new(rustls::crypto::ring::default_provider())).clone()
+    PROVIDER
+        .get_or_init(|| {
+            let mut provider = rustls::crypto::ring::default_provider();
+            // AES with 128 bits first, as Go has it: strong enough, and a third cheaper.
+            provider.cipher_suites.sort_by_key(|suite| match suite.suite() {
+                CipherSuite::TLS13_AES_128_GCM_SHA256 => 0,
+                CipherSuite::TLS13_AES_256_GCM_SHA384 | CipherSuite::TLS13_CHACHA20_POLY1305_SHA256 => 1,
+                CipherSuite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256
+                | CipherSuite::TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256 => 2,
+                _ => 3,
+            });
+            Arc::new(provider)
+        })
+        .clone()
 }
 
 /// A client that talks to whoever answers (upstream's `InsecureSkipVerify`).

@@ -4,13 +4,13 @@
 //! ring: an idle one costs nothing, and each event is encoded once for all of them.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use imbl::OrdMap;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 use super::entry::{Entry, Filter};
 
@@ -21,6 +21,8 @@ const MIN_EVENTS: usize = 128;
 const MAX_EVENTS: usize = 100_000;
 /// The objects that only the ring still holds may take about this much.
 const MAX_BYTES: usize = 64 << 20;
+/// Only so many of the newest events keep their frames: watchers are hardly ever further behind than that.
+const FRAMED: usize = 1024;
 
 pub(crate) struct Cache {
     state: RwLock<State>,
@@ -62,9 +64,8 @@ pub(crate) struct Event {
     pub(crate) new: Option<Arc<Entry>>,
     pub(crate) old: Option<Arc<Entry>>,
     at: Instant,
-    added: OnceLock<Bytes>,
-    modified: OnceLock<Bytes>,
-    deleted: OnceLock<Bytes>,
+    /// By change, once somebody has asked.
+    frames: Mutex<[Option<Bytes>; 3]>,
 }
 
 /// What an event means to one watcher.
@@ -172,6 +173,9 @@ impl Cache {
             let replaced = old.as_ref().map_or(0, |old| old.size());
             state.replaced += replaced;
             state.ring.push_back(Arc::new(Event::new(revision, new, old, now)));
+            if let Some(passed) = state.ring.len().checked_sub(FRAMED).and_then(|at| state.ring.get(at)) {
+                *passed.frames.lock() = Default::default();
+            }
             while state.ring.len() > MIN_EVENTS {
                 let Some(oldest) = state.ring.front().cloned() else { break };
                 let fits = state.ring.len() <= MAX_EVENTS && state.replaced <= MAX_BYTES;
@@ -192,7 +196,7 @@ impl Cache {
 
 impl Event {
     fn new(revision: u64, new: Option<Arc<Entry>>, old: Option<Arc<Entry>>, at: Instant) -> Self {
-        Self { revision, new, old, at, added: OnceLock::new(), modified: OnceLock::new(), deleted: OnceLock::new() }
+        Self { revision, new, old, at, frames: Mutex::default() }
     }
 
     /// The same change of an object that is shown in another version.
@@ -222,11 +226,6 @@ impl Event {
 
     /// The watch frame, encoded once for all watchers.
     pub(crate) fn frame(&self, change: Change) -> Bytes {
-        let slot = match change {
-            Change::Added => &self.added,
-            Change::Modified => &self.modified,
-            Change::Deleted => &self.deleted,
-        };
         let encode = || {
             let entry = if change == Change::Deleted { self.old.as_ref() } else { self.new.as_ref() };
             let mut out = Vec::new();
@@ -235,7 +234,7 @@ impl Event {
             }
             Bytes::from(out)
         };
-        slot.get_or_init(encode).clone()
+        self.frames.lock()[change as usize].get_or_insert_with(encode).clone()
     }
 }
 

@@ -51,9 +51,13 @@ impl Entry {
     }
 
     /// The resource version as it stands in the metadata.
-    fn version(&self, revision: u64) -> String {
-        let comma = if self.stored.get(self.open) == Some(&b'}') { "" } else { "," };
-        format!("\"resourceVersion\":\"{revision}\"{comma}")
+    fn version(&self, revision: u64) -> Version {
+        const KEY: &[u8] = b"\"resourceVersion\":\"";
+        let mut version = Version { text: [0; 48], length: 0 };
+        version.push(KEY);
+        version.push(itoa::Buffer::new().format(revision).as_bytes());
+        version.push(if self.stored.get(self.open) == Some(&b'}') { b"\"" } else { b"\"," });
+        version
     }
 
     /// The object as clients see it.
@@ -64,7 +68,7 @@ impl Entry {
     /// The same object with another resource version, as a DELETED event shows the last state.
     pub(crate) fn at_revision(&self, revision: u64) -> Bytes {
         let version = self.version(revision);
-        let mut out = Vec::with_capacity(self.stored.len() + version.len());
+        let mut out = Vec::with_capacity(self.stored.len() + version.length);
         self.write(&version, 0, &mut out);
         Bytes::from(out)
     }
@@ -85,7 +89,7 @@ impl Entry {
         self.stored.len()
     }
 
-    fn write(&self, version: &str, from: usize, out: &mut Vec<u8>) {
+    fn write(&self, version: &Version, from: usize, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.stored[from..self.open]);
         out.extend_from_slice(version.as_bytes());
         out.extend_from_slice(&self.stored[self.open..]);
@@ -94,7 +98,7 @@ impl Entry {
     /// The watch frame of this object, at `revision`.
     pub(crate) fn write_frame(&self, change: &str, revision: u64, out: &mut Vec<u8>) {
         let version = self.version(revision);
-        out.reserve(self.stored.len() + version.len() + 40);
+        out.reserve(self.stored.len() + version.length + 40);
         super::cache::open_frame(change, out);
         self.write(&version, 0, out);
         super::cache::close_frame(out);
@@ -172,6 +176,23 @@ impl Entry {
                 .collect()
         });
         values.get(index).map(|value| Cow::Borrowed(&**value))
+    }
+}
+
+/// A resource version in JSON, written once per object of every list and so not worth an allocation.
+struct Version {
+    text: [u8; 48],
+    length: usize,
+}
+
+impl Version {
+    fn push(&mut self, part: &[u8]) {
+        self.text[self.length..self.length + part.len()].copy_from_slice(part);
+        self.length += part.len();
+    }
+
+    fn as_bytes(&self) -> &[u8] {
+        &self.text[..self.length]
     }
 }
 

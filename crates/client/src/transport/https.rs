@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use ::tls::Gathered;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::uri::Scheme;
@@ -14,7 +15,7 @@ use hyper_util::client::legacy;
 use hyper_util::client::legacy::connect::{Connected, Connection};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use rustls_pki_types::ServerName;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, BufReader, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
@@ -31,6 +32,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// A dead server is noticed by an unanswered ping, also while only watches are open.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(15);
+/// What is taken from the kernel at once. Lists are long, and rustls by itself asks for 4 KiB at a time.
+const RECEIVED: usize = 64 * 1024;
 
 pub(super) struct Https {
     base: Uri,
@@ -198,7 +201,12 @@ impl Target {
         let config = tls::config(&self.cluster, identity, http2)?;
         let name = self.cluster.tls_server_name.clone().unwrap_or(host);
         let name = ServerName::try_from(name)?;
-        Ok(Stream::Tls(Box::new(tokio_rustls::TlsConnector::from(Arc::new(config)).connect(name, tcp).await?)))
+        let tcp = BufReader::with_capacity(RECEIVED, tcp);
+        let stream = tokio_rustls::TlsConnector::from(Arc::new(config)).connect(name, tcp).await?;
+        Ok(match stream.get_ref().1.alpn_protocol() {
+            Some(b"h2") => Stream::Http2(Box::new(Gathered::new(stream))),
+            _ => Stream::Tls(Box::new(stream)),
+        })
     }
 }
 
@@ -223,15 +231,16 @@ impl tower::Service<Uri> for Connector {
 /// A TCP connection, with TLS on it unless the server's URL is plain HTTP.
 enum Stream {
     Plain(TcpStream),
-    Tls(Box<TlsStream<TcpStream>>),
+    Tls(Box<Encrypted>),
+    Http2(Box<Gathered<Encrypted>>),
 }
+
+type Encrypted = TlsStream<BufReader<TcpStream>>;
 
 impl Connection for Stream {
     fn connected(&self) -> Connected {
         match self {
-            Stream::Tls(stream) if stream.get_ref().1.alpn_protocol() == Some(b"h2") => {
-                Connected::new().negotiated_h2()
-            }
+            Stream::Http2(_) => Connected::new().negotiated_h2(),
             _ => Connected::new(),
         }
     }
@@ -246,6 +255,7 @@ impl AsyncRead for Stream {
         match self.get_mut() {
             Stream::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
             Stream::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
+            Stream::Http2(stream) => Pin::new(stream).poll_read(context, buffer),
         }
     }
 }
@@ -255,6 +265,7 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Stream::Plain(stream) => Pin::new(stream).poll_write(context, data),
             Stream::Tls(stream) => Pin::new(stream).poll_write(context, data),
+            Stream::Http2(stream) => Pin::new(stream).poll_write(context, data),
         }
     }
 
@@ -262,6 +273,7 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Stream::Plain(stream) => Pin::new(stream).poll_flush(context),
             Stream::Tls(stream) => Pin::new(stream).poll_flush(context),
+            Stream::Http2(stream) => Pin::new(stream).poll_flush(context),
         }
     }
 
@@ -269,6 +281,7 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Stream::Plain(stream) => Pin::new(stream).poll_shutdown(context),
             Stream::Tls(stream) => Pin::new(stream).poll_shutdown(context),
+            Stream::Http2(stream) => Pin::new(stream).poll_shutdown(context),
         }
     }
 }
