@@ -1,0 +1,67 @@
+//! What a run may cost. Costs follow upstream's: about one per step, more for what walks over a list or text.
+
+use crate::error::Error;
+
+/// Upstream's limit for one expression.
+pub const PER_CALL_LIMIT: u64 = 1_000_000;
+
+/// Reading text costs this much less than a step per letter.
+const LETTERS_PER_STEP: usize = 10;
+
+#[derive(Debug)]
+pub struct Budget {
+    limit: u64,
+    left: u64,
+    /// A chain of lazily evaluated variables is nested evaluation.
+    depth: u32,
+}
+
+/// How deep evaluations of variables may nest.
+const DEEPEST: u32 = 64;
+
+impl Budget {
+    pub fn new(limit: u64) -> Self {
+        Self { limit, left: limit, depth: 0 }
+    }
+
+    /// What has been used.
+    pub fn used(&self) -> u64 {
+        self.limit - self.left
+    }
+
+    pub fn spend(&mut self, cost: u64) -> Result<(), Error> {
+        match self.left.checked_sub(cost) {
+            Some(left) => {
+                self.left = left;
+                Ok(())
+            }
+            None => {
+                self.left = 0;
+                Err(Error::cost())
+            }
+        }
+    }
+
+    /// The cost of reading so many letters, bytes or elements.
+    pub(crate) fn walk(&mut self, size: usize) -> Result<(), Error> {
+        self.spend(size.div_ceil(LETTERS_PER_STEP) as u64)
+    }
+
+    /// The cost of one text per element of another: searching, matching.
+    pub(crate) fn cross(&mut self, one: usize, other: usize) -> Result<(), Error> {
+        let (one, other) = (one.div_ceil(LETTERS_PER_STEP) as u64, other.div_ceil(4) as u64);
+        self.spend(one.max(1).saturating_mul(other.max(1)))
+    }
+
+    pub fn enter(&mut self) -> Result<(), Error> {
+        self.depth += 1;
+        if self.depth > DEEPEST {
+            return Err(Error::new("variables are nested too deeply"));
+        }
+        Ok(())
+    }
+
+    pub fn leave(&mut self) {
+        self.depth = self.depth.saturating_sub(1);
+    }
+}

@@ -1,0 +1,75 @@
+//! Texts that mean harm end soon, with an error, on a small stack.
+
+use std::thread;
+
+use super::{env, run};
+use crate::ErrorKind;
+
+/// Runs on less than half of the stack that a worker has.
+fn small(test: impl FnOnce() + Send + 'static) {
+    thread::Builder::new().stack_size(768 << 10).spawn(test).expect("a thread").join().expect("no panic");
+}
+
+#[test]
+fn deep_nesting_is_refused() {
+    small(|| {
+        for expression in [
+            format!("{}1{}", "(".repeat(5000), ")".repeat(5000)),
+            format!("{}1{}", "[".repeat(5000), "]".repeat(5000)),
+            "(".repeat(50_000),
+            "!".repeat(50_000),
+            format!("{}true", "!-".repeat(5000)),
+            format!("object{}", ".a".repeat(5000)),
+            format!("1{}", " + 1".repeat(5000)),
+            format!("object{}", "[0]".repeat(5000)),
+            format!("{}true", "true ? true : ".repeat(5000)),
+            format!("{}1{}", "{1: ".repeat(5000), "}".repeat(5000)),
+            format!("{}[1]{}", "[".repeat(3000), ".map(x, x)]".repeat(3000)),
+            "a".repeat(100_001),
+        ] {
+            assert!(env().compile(&expression).is_err(), "{}", &expression[..20]);
+        }
+    });
+}
+
+#[test]
+fn what_is_just_within_the_limits_runs() {
+    small(|| {
+        for expression in [
+            format!("{}1{} == 1", "(".repeat(200), ")".repeat(200)),
+            format!("1{} == 201", " + 1".repeat(200)),
+            format!("true{}", " && true".repeat(10_000)),
+            format!("{}true", "!".repeat(200)),
+            format!("object == {}1{} || true", "[".repeat(200), "]".repeat(200)),
+            format!("{}true{}", "[1].all(x, ".repeat(200), ")".repeat(200)),
+            format!("{}true", "true ? true : ".repeat(200)),
+        ] {
+            assert!(matches!(run(&expression), Ok(crate::Value::Bool(true))), "{}", &expression[..20]);
+        }
+    });
+}
+
+#[test]
+fn runs_are_bounded_by_their_cost() {
+    for expression in [
+        "lists.range(1000).all(a, lists.range(1000).all(b, lists.range(1000).all(c, true)))",
+        "lists.range(9000000000).size() > 0",
+        "lists.range(20).map(x, lists.range(20)).map(x, x.map(y, 'aaaaaaaaaa'.replace('', 'aaaaaaaaaaaaaaaaaaaaaaaaa').replace('', 'aaaaaaaaaaaaaaaaaaaaaaaaaaa').replace('', 'aaaaaaaaaaaaaaaaaaaaaaaa'))).size() > 0",
+        "lists.range(1000).map(x, s + s + s).join().split('').map(x, lists.range(1000)).flatten().sort().size() > 0",
+        "lists.range(100000).exists(x, s.matches('(a+)+' + s))",
+        "lists.range(10000).distinct().size() > 0",
+    ] {
+        let error = run(expression).expect_err(expression);
+        assert_eq!(error.kind, ErrorKind::Cost, "{expression}: {error}");
+        assert_eq!(error.message, "operation cancelled: actual cost limit exceeded");
+    }
+    // No part of a logical expression saves a run that is over.
+    assert!(run("lists.range(9000000000).size() > 0 || true").is_err());
+}
+
+#[test]
+fn patterns_cannot_explode() {
+    assert!(env().compile("s.matches('((((a{1000}){1000}){1000}){1000})')").is_err());
+    assert!(run("s.matches('((((a{1000}){1000}){1000}){100})' + s)").is_err());
+    assert!(run("'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab'.matches('^(a+)+$') == false").is_ok());
+}
