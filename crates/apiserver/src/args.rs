@@ -89,6 +89,15 @@ pub struct Args {
     /// Request header prefixes to inspect for extra user information.
     #[arg(long, value_delimiter = ',', default_value = "x-remote-extra-")]
     pub requestheader_extra_headers_prefix: Vec<String>,
+    /// Client certificate that says who this server is to aggregated API servers.
+    #[arg(long, value_name = "FILE")]
+    pub proxy_client_cert_file: Option<PathBuf>,
+    /// Private key of the client certificate for aggregated API servers.
+    #[arg(long, value_name = "FILE")]
+    pub proxy_client_key_file: Option<PathBuf>,
+    /// Turns on routing of requests to the endpoints of a service rather than to its cluster IP.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub enable_aggregator_routing: bool,
     /// File with keys used to verify ServiceAccount tokens; may be given several times.
     #[arg(long = "service-account-key-file", value_name = "FILE")]
     pub service_account_key_files: Vec<PathBuf>,
@@ -425,6 +434,9 @@ impl TryFrom<Args> for Config {
             requestheader_uid_headers: args.requestheader_uid_headers,
             requestheader_group_headers: args.requestheader_group_headers,
             requestheader_extra_headers_prefix: args.requestheader_extra_headers_prefix,
+            proxy_client_cert_file: args.proxy_client_cert_file,
+            proxy_client_key_file: args.proxy_client_key_file,
+            enable_aggregator_routing: args.enable_aggregator_routing,
             service_account_key_files: args.service_account_key_files,
             service_account_signing_key_file: args.service_account_signing_key_file,
             service_account_issuers: args.service_account_issuers,

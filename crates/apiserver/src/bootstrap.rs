@@ -1,5 +1,5 @@
 //! Objects that every cluster has, made when the server starts: namespaces, roles, priority classes, the `kubernetes`
-//! service and its endpoints.
+//! service and its endpoints, registrations of what is served, flow control.
 //!
 //! They are written through the same chain as everything else, as the server's own user.
 
@@ -65,6 +65,8 @@ async fn make(state: &Arc<State>) -> anyhow::Result<()> {
     service_range(state).await?;
     kubernetes_service(state).await?;
     authentication_config(state).await?;
+    crate::aggregation::local::register(state).await?;
+    crate::flow_control::ensure(state).await?;
     state.bootstrapped.store(true, std::sync::atomic::Ordering::Release);
     Ok(())
 }
@@ -160,6 +162,7 @@ async fn authentication_config(state: &Arc<State>) -> anyhow::Result<()> {
         for (key, list) in [
             ("requestheader-allowed-names", &config.requestheader_allowed_names),
             ("requestheader-username-headers", &config.requestheader_username_headers),
+            ("requestheader-uid-headers", &config.requestheader_uid_headers),
             ("requestheader-group-headers", &config.requestheader_group_headers),
             ("requestheader-extra-headers-prefix", &config.requestheader_extra_headers_prefix),
         ] {
@@ -241,10 +244,15 @@ async fn replace(state: &Arc<State>, url: String, object: &Value) -> anyhow::Res
     Ok(())
 }
 
-async fn send(state: &Arc<State>, method: Method, path: &str, body: &Value) -> anyhow::Result<(u16, Value)> {
+/// A request of the server to itself.
+pub(crate) async fn send(state: &Arc<State>, method: Method, path: &str, body: &Value) -> anyhow::Result<(u16, Value)> {
     let body = if body.is_null() { Bytes::new() } else { Bytes::from(serde_json::to_vec(body)?) };
-    let mut request =
-        Request::builder().method(method).uri(path).header("content-type", "application/json").body(body)?;
+    let mut request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header("content-type", "application/json")
+        .header("user-agent", "kube-apiserver")
+        .body(body)?;
     request.extensions_mut().insert(own_user());
     let peer = Peer { in_process: true, ..Default::default() };
     let response = crate::chain::serve(state.clone(), request.map(RequestBody::Whole), peer).await;

@@ -33,6 +33,11 @@ pub struct Config {
     pub requestheader_uid_headers: Vec<String>,
     pub requestheader_group_headers: Vec<String>,
     pub requestheader_extra_headers_prefix: Vec<String>,
+    /// Who this server is to aggregated API servers.
+    pub proxy_client_cert_file: Option<PathBuf>,
+    pub proxy_client_key_file: Option<PathBuf>,
+    /// Services that this server asks are reached at one of their endpoints rather than at their cluster IP.
+    pub enable_aggregator_routing: bool,
     /// Public (or private) keys that verify service-account tokens.
     pub service_account_key_files: Vec<PathBuf>,
     /// The key that signs them; without it no tokens are issued.
@@ -190,6 +195,9 @@ impl Config {
             requestheader_uid_headers: text(&["x-remote-uid"]),
             requestheader_group_headers: text(&["x-remote-group"]),
             requestheader_extra_headers_prefix: text(&["x-remote-extra-"]),
+            proxy_client_cert_file: None,
+            proxy_client_key_file: None,
+            enable_aggregator_routing: false,
             service_account_key_files: Vec::new(),
             service_account_signing_key_file: None,
             service_account_issuers: text(&[DEFAULT_ISSUER]),

@@ -7,6 +7,7 @@
 #![allow(clippy::result_large_err)]
 
 mod admission;
+mod aggregation;
 mod allocation;
 mod args;
 mod audit;
@@ -19,6 +20,7 @@ mod config;
 mod custom;
 mod discovery;
 mod expiring;
+mod flow_control;
 mod health;
 mod initializers;
 mod json;

@@ -95,8 +95,9 @@ impl Server {
             cors: Cors::new(&config.cors_allowed_origins)?,
             audit,
             kubelet: kubelet_client(&config)?,
-            documents: parking_lot::RwLock::new(Arc::new(Documents::new(registry.table()))),
+            documents: parking_lot::RwLock::new(Arc::new(Documents::new(registry.table(), Arc::new([])))),
             definitions: Default::default(),
+            aggregation: Default::default(),
             event_leases: EventLeases::new(config.event_ttl),
             trace: trace::Recorder::new(config.trace_bytes),
             bootstrapped: Default::default(),
@@ -111,6 +112,9 @@ impl Server {
         tokio::spawn(crate::custom::run(state.clone()));
         allocation::repair::once(&state, &mut Default::default()).await?;
         crate::bootstrap::run(&state).await.context("making the first objects")?;
+        tokio::spawn(crate::aggregation::local::run(state.clone()));
+        tokio::spawn(crate::aggregation::run(state.clone()));
+        tokio::spawn(crate::flow_control::run(state.clone()));
         Ok(Self { state, listener, acceptor, audit_tasks, audit_stop, dispatcher, stop })
     }
 

@@ -13,6 +13,8 @@ mod area_01_discovery;
 mod area_02_watch_and_list;
 #[path = "apiserver/area_03_custom_resources.rs"]
 mod area_03_custom_resources;
+#[path = "apiserver/area_04_aggregation.rs"]
+mod area_04_aggregation;
 #[path = "apiserver/area_05_admission_webhooks.rs"]
 mod area_05_admission_webhooks;
 #[path = "apiserver/area_07_field_validation.rs"]

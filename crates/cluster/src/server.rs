@@ -171,6 +171,8 @@ fn apiserver_config(options: &Options, shape: &Shape, pki: &Pki, node_ip: IpAddr
     config.client_ca_file = Some(pki.certificate("ca"));
     config.requestheader_client_ca_file = Some(pki.certificate("front-proxy-ca"));
     config.requestheader_allowed_names = vec!["front-proxy-client".into()];
+    config.proxy_client_cert_file = Some(pki.certificate("front-proxy-client"));
+    config.proxy_client_key_file = Some(pki.key("front-proxy-client"));
     config.enable_bootstrap_token_auth = true;
     config.service_account_key_files = vec![pki.service_account_public_key()];
     config.service_account_signing_key_file = Some(pki.key("sa"));

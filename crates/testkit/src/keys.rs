@@ -42,7 +42,6 @@ impl Authority {
         usage: ExtendedKeyUsagePurpose,
         year: i32,
     ) {
-        let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned(), "localhost".to_owned()]).unwrap();
         params.distinguished_name = rcgen::DistinguishedName::new();
         params.distinguished_name.push(DnType::CommonName, name);
@@ -51,6 +50,18 @@ impl Authority {
         }
         params.extended_key_usages = vec![usage];
         params.not_after = rcgen::date_time_ymd(year, 1, 1);
+        self.issue(dir, file, &params);
+    }
+
+    /// Signs `<file>.crt` with `<file>.key` for a server of this name.
+    pub fn sign_server(&self, dir: &Path, file: &str, host: &str) {
+        let mut params = CertificateParams::new(vec![host.to_owned()]).unwrap();
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        self.issue(dir, file, &params);
+    }
+
+    fn issue(&self, dir: &Path, file: &str, params: &CertificateParams) {
+        let key = KeyPair::generate().unwrap();
         let certificate = params.signed_by(&key, &self.0).unwrap();
         replace(&dir.join(format!("{file}.key")), &key.serialize_pem());
         replace(&dir.join(format!("{file}.crt")), &certificate.pem());

@@ -32,7 +32,7 @@ use crate::verbs::Accept;
 const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
 
 /// Serves one request. Whatever happens inside, the answer is a response.
-pub(crate) async fn serve(state: Arc<State>, request: Request<RequestBody>, peer: Peer) -> Response<Body> {
+pub(crate) async fn serve(state: Arc<State>, mut request: Request<RequestBody>, peer: Peer) -> Response<Body> {
     let started = Instant::now();
     let info = RequestInfo::new(request.method(), request.uri());
     let (verb, resource, long_running) = (info.verb, info.resource.clone(), info.is_long_running());
@@ -43,6 +43,10 @@ pub(crate) async fn serve(state: Arc<State>, request: Request<RequestBody>, peer
     let deadline = deadline(&info, state.config.request_timeout);
     let cors = state.cors.headers(request.headers());
     let is_preflight = cors.is_some() && cors::is_preflight(request.method());
+    if !state.aggregation.is_idle() {
+        // Servers behind this one record the same request under the same name.
+        request.headers_mut().insert(AUDIT_ID, audit_id.clone());
+    }
     let mut served = crate::walk::open(&state, &info, request.headers());
 
     // On the heap: a request is a deep stack of futures, and each layer would hold all those below it.
@@ -126,6 +130,9 @@ async fn admit(
     trail.received(Some(&user), &attributes).await?;
     trace::lap(Stage::Audit);
     info.check()?;
+    if info.goes_beyond() && state.aggregation.of(info).is_none() {
+        return Err(Status::no_such_path());
+    }
     let user = match impersonate::impersonate(&state.authz, &user, &mut parts.headers).await? {
         None => user,
         Some(other) => {
@@ -217,8 +224,11 @@ async fn dispatch(
     if crate::walk::is_ours(&info) {
         return crate::walk::serve(&state, &info, &body);
     }
+    if let Some(backend) = state.aggregation.of(&info) {
+        return Ok(backend.forward(&state, &info, &user, parts, body).await);
+    }
     if !info.is_resource {
-        return crate::discovery::serve(&state, &info, &parts, &user).await;
+        return crate::discovery::serve(&state, &info, parts, &user).await;
     }
     let resource = match state.registry.find(&info.group, &info.version, &info.resource) {
         Some(resource) => resource,

@@ -171,11 +171,12 @@ impl RequestInfo {
                 return Err(api::Status::bad_request(format!("invalid path segment {part}")));
             }
         }
-        // Only proxies have anything behind their subresource.
-        if !self.rest.is_empty() && self.subresource != "proxy" {
-            return Err(api::Status::no_such_path());
-        }
         Ok(())
+    }
+
+    /// Something follows the subresource, which only proxies have, and servers behind this one may have.
+    pub(crate) fn goes_beyond(&self) -> bool {
+        !self.rest.is_empty() && self.subresource != "proxy"
     }
 
     /// Requests that may stay open: not limited in time, counted apart.
@@ -234,7 +235,7 @@ mod tests {
         ] {
             let info = RequestInfo::new(&Method::GET, &url.parse().unwrap());
             assert_eq!((&*info.resource, &*info.namespace, &*info.name), expected, "{url}");
-            assert_eq!(info.check().is_ok(), good, "{url}");
+            assert_eq!(info.check().is_ok() && !info.goes_beyond(), good, "{url}");
         }
     }
 

@@ -127,7 +127,7 @@ impl Keeper {
         let gone: Vec<Known> = self.known.drain().map(|(_, known)| known).collect();
         let (state, registry) = (&self.state, &self.state.registry);
         if registry.set_custom(rows) {
-            *state.documents.write() = Arc::new(crate::discovery::Documents::new(registry.table()));
+            crate::discovery::publish(state);
         }
         for known in gone.iter().filter(|gone| !wanted.values().any(|known| known.prefix == gone.prefix)) {
             state.caches.remove(&known.prefix);

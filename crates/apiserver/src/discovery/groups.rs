@@ -1,10 +1,14 @@
-//! Groups, versions and resources: the legacy documents and the aggregated one, both from the resource table.
+//! Groups, versions and resources: the legacy documents and the aggregated one, both from the resource table and from what
+//! aggregated API servers offer.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use serde_json::{Value, json};
 
+use crate::aggregation::Backend;
+use crate::registry::priority::{self, Priority, version_rank};
 use crate::registry::{Resource, Scope, Table};
 use crate::state::State;
 
@@ -14,6 +18,8 @@ pub(crate) struct Documents {
     pub(crate) groups: Aggregated,
     /// What the documents are about.
     pub(super) table: Arc<Table>,
+    /// Who serves the rest.
+    pub(super) backends: Arc<[Arc<Backend>]>,
     pub(super) openapi: super::openapi::OpenApi,
     group_list: Vec<Value>,
     paths: Vec<String>,
@@ -25,20 +31,63 @@ pub(crate) struct Aggregated {
     v2beta1: (Bytes, String),
 }
 
+/// A version as clients see it, and who serves it if not this server.
+struct Version<'a> {
+    name: &'a str,
+    priority: Priority,
+    backend: Option<&'a Backend>,
+}
+
+type Group<'a> = (&'a str, Vec<Version<'a>>);
+
+/// All groups and their versions, those first that clients are to find first.
+fn listed<'a>(table: &'a Table, backends: &'a [Arc<Backend>]) -> Vec<Group<'a>> {
+    let is_elsewhere = |group: &str, version: &str| {
+        backends.iter().any(|backend| backend.group == group && backend.version == version)
+    };
+    let mut groups: Vec<Group<'a>> = Vec::new();
+    for (group, versions) in table.groups() {
+        let here = versions.into_iter().filter(|version| !is_elsewhere(group, version));
+        let here = here.map(|name| Version { name, priority: priority::local(group, name), backend: None });
+        groups.push((group, here.collect()));
+    }
+    for backend in backends {
+        let version = Version { name: &backend.version, priority: backend.priority, backend: Some(backend) };
+        match groups.iter_mut().find(|(group, _)| *group == backend.group) {
+            Some((_, versions)) => versions.push(version),
+            None => groups.push((&backend.group, vec![version])),
+        }
+    }
+    for (_, versions) in &mut groups {
+        versions
+            .sort_by(|a, b| version_rank(a.priority.version, a.name).cmp(&version_rank(b.priority.version, b.name)));
+    }
+    let rank = |versions: &[Version<'_>]| versions.iter().map(|version| version.priority.group).max();
+    groups.sort_by(|(a, of_a), (b, of_b)| (Reverse(rank(of_a)), a).cmp(&(Reverse(rank(of_b)), b)));
+    groups
+}
+
+impl Version<'_> {
+    fn aggregated(&self, table: &Table, group: &str) -> Value {
+        let (freshness, resources) = match self.backend.map(Backend::discovered) {
+            Some(found) => (if found.is_current { "Current" } else { "Stale" }, found.resources.clone()),
+            None => ("Current", sorted(table, group, self.name).into_iter().map(aggregated_resource).collect()),
+        };
+        let mut version = json!({"version": self.name, "freshness": freshness});
+        if !resources.is_empty() {
+            version["resources"] = resources.into();
+        }
+        version
+    }
+}
+
 impl Aggregated {
-    fn new(table: &Table, keep: impl Fn(&str) -> bool) -> Self {
-        let items: Vec<Value> = table
-            .groups()
-            .into_iter()
+    fn new(table: &Table, groups: &[Group<'_>], keep: impl Fn(&str) -> bool) -> Self {
+        let items: Vec<Value> = groups
+            .iter()
             .filter(|(group, _)| keep(group))
             .map(|(group, versions)| {
-                let versions: Vec<Value> = versions
-                    .iter()
-                    .map(|version| {
-                        json!({"version": version, "freshness": "Current",
-                            "resources": sorted(table, group, version).iter().map(|row| aggregated_resource(row)).collect::<Vec<_>>()})
-                    })
-                    .collect();
+                let versions: Vec<Value> = versions.iter().map(|version| version.aggregated(table, group)).collect();
                 let metadata = if group.is_empty() { json!({}) } else { json!({"name": group}) };
                 json!({"metadata": metadata, "versions": versions})
             })
@@ -150,16 +199,17 @@ fn storage_hash(row: &Resource) -> String {
 }
 
 impl Documents {
-    pub(crate) fn new(table: Arc<Table>) -> Self {
+    pub(crate) fn new(table: Arc<Table>, backends: Arc<[Arc<Backend>]>) -> Self {
+        let groups = listed(&table, &backends);
         let mut paths: Vec<String> = ["/.well-known/openid-configuration", "/api", "/api/v1", "/apis", "/apis/"]
             .iter()
             .map(|path| (*path).to_owned())
             .collect();
         let mut group_list = Vec::new();
-        for (group, versions) in table.groups().into_iter().filter(|(group, _)| !group.is_empty()) {
+        for (group, versions) in groups.iter().filter(|(group, _)| !group.is_empty()) {
             paths.push(format!("/apis/{group}"));
-            paths.extend(versions.iter().map(|version| format!("/apis/{group}/{version}")));
-            let version = |version: &&str| json!({"groupVersion": format!("{group}/{version}"), "version": version});
+            paths.extend(versions.iter().map(|version| format!("/apis/{group}/{}", version.name)));
+            let version = |version: &Version<'_>| json!({"groupVersion": format!("{group}/{}", version.name), "version": version.name});
             let all: Vec<Value> = versions.iter().map(version).collect();
             let preferred = versions.first().map(version).unwrap_or_default();
             group_list.push(json!({"name": group, "versions": all, "preferredVersion": preferred}));
@@ -172,10 +222,11 @@ impl Documents {
         paths.retain(|path| path != "/apis/");
         paths.sort();
         Self {
-            core: Aggregated::new(&table, str::is_empty),
-            groups: Aggregated::new(&table, |group| !group.is_empty()),
+            core: Aggregated::new(&table, &groups, str::is_empty),
+            groups: Aggregated::new(&table, &groups, |group| !group.is_empty()),
             openapi: Default::default(),
             table,
+            backends,
             group_list,
             paths,
         }

@@ -1,6 +1,7 @@
 //! What the server says about itself: groups, versions and resources, version, health, metrics, OpenAPI, token issuer.
 //!
-//! Everything here is made from the resource table, once for each state of it, and sent as it is.
+//! Everything here is made from the resource table and what aggregated API servers offer, once for each state of them, and
+//! sent as it is.
 
 mod groups;
 mod openapi;
@@ -42,12 +43,19 @@ pub(crate) fn version() -> Value {
     })
 }
 
+/// Makes the documents anew, when kinds or backends came or went.
+pub(crate) fn publish(state: &State) {
+    let _publishing = state.aggregation.publishing.lock();
+    let documents = Documents::new(state.registry.table(), state.aggregation.backends());
+    *state.documents.write() = Arc::new(documents);
+}
+
 /// Serves a request that is not about a resource.
 pub(crate) async fn serve(
     state: &Arc<State>,
     info: &RequestInfo,
-    parts: &http::request::Parts,
-    _user: &UserInfo,
+    parts: http::request::Parts,
+    user: &UserInfo,
 ) -> Result<Response<Body>, Status> {
     let path = info.path.trim_end_matches('/');
     let segments: Vec<&str> = path.trim_start_matches('/').split('/').collect();
@@ -56,7 +64,13 @@ pub(crate) async fn serve(
         _ if !matches!(info.verb, "get" | "head") => return Err(method_not_allowed(state, path)),
         _ => {}
     }
+    if let ["openapi", "v3", "apis", group, version] = segments.as_slice()
+        && let Some(backend) = state.aggregation.find(group, version)
+    {
+        return Ok(backend.forward(state, info, user, parts, Bytes::new()).await);
+    }
     let documents = state.documents.read().clone();
+    let parts = &parts;
     match segments.as_slice() {
         [""] => json_response(parts, info, &documents.root_paths()),
         ["version"] => json_response(parts, info, &version()),

@@ -49,17 +49,31 @@ const PROTO: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
 /// `/openapi/v2`: JSON, or the protobuf form that kubectl prefers.
 pub(super) fn v2(documents: &Documents, parts: &http::request::Parts) -> Response<Body> {
     let accept = parts.headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let (table, known) = (&documents.table, &documents.openapi);
+    let known = &documents.openapi;
     if accept.contains("proto-openapi.spec.v2") {
-        let document = known.v2_proto.get_or_init(|| Document::new(super::openapi_proto::encode(&v2_value(table))));
+        let document = known.v2_proto.get_or_init(|| Document::new(super::openapi_proto::encode(&v2_whole(documents))));
         return document.respond(parts, PROTO);
     }
-    let document = known.v2_json.get_or_init(|| Document::new(v2_value(table).to_string().into_bytes()));
+    let document = known.v2_json.get_or_init(|| Document::new(v2_whole(documents).to_string().into_bytes()));
     document.respond(parts, "application/json")
 }
 
 fn info() -> Value {
     json!({"title": "Kubernetes", "version": super::version()["gitVersion"]})
+}
+
+/// With what aggregated API servers describe. Where a name is taken, what it means here counts.
+fn v2_whole(documents: &Documents) -> Value {
+    let mut document = v2_value(&documents.table);
+    for described in documents.backends.iter().filter_map(|backend| backend.discovered().openapi_v2.clone()) {
+        for (part, found) in [("paths", &described.paths), ("definitions", &described.definitions)] {
+            let Some(known) = document[part].as_object_mut() else { continue };
+            for (name, value) in found {
+                known.entry(name.clone()).or_insert_with(|| value.clone());
+            }
+        }
+    }
+    document
 }
 
 fn v2_value(table: &Table) -> Value {
@@ -85,6 +99,13 @@ pub(super) fn v3_index(documents: &Documents) -> Value {
             };
             let url = format!("/openapi/v3/{name}?hash={}", hash.trim_matches('"'));
             paths.insert(name, json!({"serverRelativeURL": url}));
+        }
+    }
+    for backend in documents.backends.iter().filter(|backend| !backend.group.is_empty()) {
+        let name = format!("apis/{}/{}", backend.group, backend.version);
+        match &backend.discovered().openapi_v3 {
+            Some(url) => drop(paths.insert(name, json!({"serverRelativeURL": url}))),
+            None => drop(paths.remove(&name)),
         }
     }
     json!({"paths": paths})

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use parking_lot::RwLock;
 
 use super::resource::{Resource, Serving};
-use super::table;
+use super::{priority, table};
 
 /// All that this server serves: what is built in, and the kinds that definitions describe. Built-in rows are found
 /// without a lock.
@@ -165,27 +165,11 @@ impl Table {
                 None => groups.push((&row.group, vec![&row.version])),
             }
         }
-        for (_, versions) in &mut groups {
-            versions.sort_by_key(|version| version_rank(version));
+        for (group, versions) in &mut groups {
+            versions.sort_by_key(|version| priority::version_rank(priority::local(group, version).version, version));
         }
         groups
     }
-}
-
-/// Sorts v2 before v1 before v1beta2 before v1beta1 before v1alpha1, and all of them before other names.
-fn version_rank(version: &str) -> (u8, std::cmp::Reverse<u64>, std::cmp::Reverse<u64>, &str) {
-    use std::cmp::Reverse;
-    let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten();
-    let ranked = || {
-        let body = version.strip_prefix('v')?;
-        for (stability, word) in [(1, "beta"), (2, "alpha")] {
-            if let Some((major, minor)) = body.split_once(word) {
-                return Some((stability, Reverse(digits(major)?), Reverse(digits(minor)?), ""));
-            }
-        }
-        Some((0, Reverse(digits(body)?), Reverse(0), ""))
-    };
-    ranked().unwrap_or((3, Reverse(0), Reverse(0), version))
 }
 
 #[cfg(test)]
@@ -213,8 +197,5 @@ mod tests {
         let groups = table.groups();
         let autoscaling = groups.iter().find(|(group, _)| *group == "autoscaling").unwrap();
         assert_eq!(autoscaling.1, ["v2", "v1"]);
-        let mut versions = ["foo10", "v1alpha1", "v10", "foo1", "v2", "v11beta2", "v3beta1", "v10beta3"];
-        versions.sort_by_key(|version| version_rank(version));
-        assert_eq!(versions, ["v10", "v2", "v11beta2", "v10beta3", "v3beta1", "v1alpha1", "foo1", "foo10"]);
     }
 }

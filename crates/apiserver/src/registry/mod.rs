@@ -9,6 +9,7 @@ pub(crate) mod index;
 pub mod metadata;
 pub mod object;
 pub mod parts;
+pub(crate) mod priority;
 #[cfg(test)]
 mod random;
 pub mod resource;

@@ -1,7 +1,9 @@
 //! HTTP/1.1 to one server: kept connections, one exchange at a time on each, bounded answers, no redirects.
 
+use std::sync::Arc;
+
 use bytes::{Bytes, BytesMut};
-use http::{Request, StatusCode};
+use http::{Request, Response};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, SendRequest};
@@ -17,15 +19,15 @@ const MAX_ANSWER: usize = 8 << 20;
 /// Connections kept for the next question; more are closed after use.
 const MAX_IDLE: usize = 16;
 
-pub(super) type Sender = SendRequest<Full<Bytes>>;
+pub(crate) type Sender = SendRequest<Full<Bytes>>;
 
-#[derive(Default)]
-pub(super) struct Connections {
-    idle: Mutex<Vec<Sender>>,
+#[derive(Clone, Default)]
+pub(crate) struct Connections {
+    idle: Arc<Mutex<Vec<Sender>>>,
 }
 
 /// Why there is no answer.
-pub(super) enum Problem {
+pub(crate) enum Problem {
     Unreachable(String),
     /// There was one that could not be read, or that did not end.
     Unreadable(String),
@@ -41,36 +43,63 @@ impl std::fmt::Display for Problem {
 
 impl Connections {
     /// Sends a request on a kept connection, or on one that `connect` makes, and reads the whole answer.
-    pub(super) async fn exchange<C, F>(
+    pub(crate) async fn exchange<C, F>(
         &self,
         request: Request<Full<Bytes>>,
         connect: C,
-    ) -> Result<(StatusCode, Bytes), Problem>
+    ) -> Result<Response<Bytes>, Problem>
+    where
+        C: Fn() -> F,
+        F: Future<Output = Result<Sender, String>>,
+    {
+        let (mut sender, response) = self.open(request, connect).await?;
+        let (parts, body) = response.into_parts();
+        let answer = read(body).await.map_err(Problem::Unreadable)?;
+        if sender.ready().await.is_ok() {
+            self.put_back(sender);
+        }
+        Ok(Response::from_parts(parts, answer))
+    }
+
+    /// As [`Self::exchange`], with the body of the answer still to come. The connection is the caller's until then.
+    pub(crate) async fn open<C, F>(
+        &self,
+        request: Request<Full<Bytes>>,
+        connect: C,
+    ) -> Result<(Sender, Response<Incoming>), Problem>
     where
         C: Fn() -> F,
         F: Future<Output = Result<Sender, String>>,
     {
         let anew = async || connect().await.map_err(Problem::Unreachable);
-        let (mut sender, response) = match self.kept() {
+        match self.kept() {
             // The other side may have closed a kept connection just now: then a new one decides, once.
             Some(mut kept) => match kept.send_request(request.clone()).await {
-                Ok(response) => (kept, response),
+                Ok(response) => Ok((kept, response)),
                 Err(error) if error.is_canceled() || error.is_closed() || error.is_incomplete_message() => {
-                    send(anew().await?, request).await?
+                    send(anew().await?, request).await
                 }
-                Err(error) => return Err(Problem::Unreachable(text(&error))),
+                Err(error) => Err(Problem::Unreachable(text(&error))),
             },
-            None => send(anew().await?, request).await?,
-        };
-        let status = response.status();
-        let answer = read(response.into_body()).await.map_err(Problem::Unreadable)?;
-        if sender.ready().await.is_ok() {
-            let mut idle = self.idle.lock();
-            if idle.len() < MAX_IDLE {
-                idle.push(sender);
-            }
+            None => send(anew().await?, request).await,
         }
-        Ok((status, answer))
+    }
+
+    /// Keeps a connection for the next question as soon as its answer has been read to the end.
+    pub(crate) fn keep(&self, mut sender: Sender) {
+        let connections = self.clone();
+        tokio::spawn(async move {
+            if sender.ready().await.is_ok() {
+                connections.put_back(sender);
+            }
+        });
+    }
+
+    fn put_back(&self, sender: Sender) {
+        let mut idle = self.idle.lock();
+        if idle.len() < MAX_IDLE {
+            idle.push(sender);
+        }
     }
 
     fn kept(&self) -> Option<Sender> {
@@ -80,10 +109,7 @@ impl Connections {
     }
 }
 
-async fn send(
-    mut sender: Sender,
-    request: Request<Full<Bytes>>,
-) -> Result<(Sender, http::Response<Incoming>), Problem> {
+async fn send(mut sender: Sender, request: Request<Full<Bytes>>) -> Result<(Sender, Response<Incoming>), Problem> {
     let sent = sender.send_request(request).await;
     sent.map(|response| (sender, response)).map_err(|error| Problem::Unreachable(text(&error)))
 }
@@ -103,7 +129,7 @@ async fn read(mut body: Incoming) -> Result<Bytes, String> {
 
 /// A new connection; with TLS, to the holder of a certificate for the given name. Problems read as Go's HTTP client
 /// tells them, which people and tests know.
-pub(super) async fn dial(host: &str, port: u16, tls: Option<(&TlsConnector, &str)>) -> Result<Sender, String> {
+pub(crate) async fn dial(host: &str, port: u16, tls: Option<(&TlsConnector, &str)>) -> Result<Sender, String> {
     let tcp = TcpStream::connect((host, port))
         .await
         .map_err(|error| format!("dial tcp {host}:{port}: connect: {}", io_text(&error)))?;
@@ -117,7 +143,7 @@ pub(super) async fn dial(host: &str, port: u16, tls: Option<(&TlsConnector, &str
 async fn handshake(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Result<Sender, String> {
     let (sender, connection) = http1::handshake(TokioIo::new(io)).await.map_err(|error| text(&error))?;
     // Ends when the sender is dropped or the other side closes; errors surface on the request.
-    tokio::spawn(connection);
+    tokio::spawn(connection.with_upgrades());
     Ok(sender)
 }
 

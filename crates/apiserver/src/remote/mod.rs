@@ -1,11 +1,15 @@
-//! Servers that this one asks: admission, token and authorization webhooks, OIDC issuers, audit collectors.
+//! Servers that this one asks: admission, token and authorization webhooks, OIDC issuers, audit collectors, aggregated
+//! API servers.
 //!
 //! A [`Remote`] is an HTTPS endpoint with its trust and its credentials, mostly from a kubeconfig file; a
 //! [`webhook::WebhookClient`] is one that an object in the API names. Both talk through `connection`. Every question has a
-//! deadline, answers are bounded, and redirects are never followed: who answers is who was configured.
+//! deadline, answers are bounded, and redirects are never followed: who answers is who was configured. [`service`] finds
+//! the address of a service, and [`passage`] passes on requests of clients.
 
 mod connection;
 mod kubeconfig;
+pub(crate) mod passage;
+pub(crate) mod service;
 pub(crate) mod webhook;
 
 use std::path::{Path, PathBuf};
@@ -20,7 +24,7 @@ use serde_json::Value;
 use tls::Reloading;
 use tokio_rustls::TlsConnector;
 
-use connection::{Connections, Problem, Sender};
+pub(crate) use connection::{Connections, Problem, Sender, dial};
 pub(crate) use kubeconfig::Identities;
 use kubeconfig::Kubeconfig;
 
@@ -153,8 +157,8 @@ impl Remote {
             request = request.header(header::AUTHORIZATION, value);
         }
         let request = request.body(Full::new(body)).map_err(|error| RemoteError::Garbage(error.to_string()))?;
-        let (status, answer) = self.connections.exchange(request, || endpoint.connect()).await?;
-        if status.is_success() { Ok(answer) } else { Err(RemoteError::Refused(status)) }
+        let answer = self.connections.exchange(request, || endpoint.connect()).await?;
+        if answer.status().is_success() { Ok(answer.into_body()) } else { Err(RemoteError::Refused(answer.status())) }
     }
 }
 
@@ -164,7 +168,7 @@ impl Endpoint {
         let secure = self.url.scheme_str() != Some("http");
         let port = self.url.port_u16().unwrap_or(if secure { 443 } else { 80 });
         let name = self.server_name.as_deref().unwrap_or(host);
-        connection::dial(host, port, secure.then_some((&self.tls, name))).await
+        dial(host, port, secure.then_some((&self.tls, name))).await
     }
 }
 

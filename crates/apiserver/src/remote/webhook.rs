@@ -11,11 +11,9 @@ use api::Status;
 use bytes::Bytes;
 use http::{HeaderValue, Request, header};
 use http_body_util::Full;
-use k8s_openapi::api::core::v1::Service;
 use tokio_rustls::TlsConnector;
 
-use super::connection::{self, Connections, Sender};
-use super::{Identities, system_roots};
+use super::{Connections, Identities, Sender, dial, service, system_roots};
 use crate::state::State;
 
 /// Where a webhook listens.
@@ -131,8 +129,8 @@ impl WebhookClient {
         let exchange = self.connections.exchange(request, || self.connect(state));
         let outcome = tokio::time::timeout(timeout, exchange).await;
         let outcome = outcome.map_err(|_| failed(&"context deadline exceeded"))?;
-        let (status, answer) = outcome.map_err(|problem| failed(&problem))?;
-        let code = status.as_u16();
+        let (parts, answer) = outcome.map_err(|problem| failed(&problem))?.into_parts();
+        let code = parts.status.as_u16();
         if (200..=206).contains(&code) {
             return Ok(answer);
         }
@@ -157,35 +155,14 @@ impl WebhookClient {
     async fn connect(&self, state: &State) -> Result<Sender, String> {
         let (host, port) = match &self.target.dial {
             Dial::Host { name, port } => (name.clone(), *port),
-            Dial::Service { namespace, name, port } => resolve(state, namespace, name, *port)?,
+            Dial::Service { namespace, name, port } => service::resolve(state, namespace, name, *port)?,
         };
-        connection::dial(&host, port, Some((&self.tls, &self.target.server_name))).await
+        dial(&host, port, Some((&self.tls, &self.target.server_name))).await
     }
 }
 
-/// The address behind a service port: its cluster IP, or the name an ExternalName service stands for.
-fn resolve(state: &State, namespace: &str, name: &str, port: u16) -> Result<(String, u16), String> {
-    let service: Service = state
-        .peek("services/specs", &format!("{namespace}/{name}"))
-        .ok_or_else(|| format!("service {name:?} not found"))?;
-    let spec = service.spec.unwrap_or_default();
-    let kind = spec.type_.as_deref().unwrap_or("ClusterIP");
-    match kind {
-        "ExternalName" => return Ok((spec.external_name.unwrap_or_default(), port)),
-        "ClusterIP" | "NodePort" | "LoadBalancer" => {}
-        other => return Err(format!("unsupported service type {other:?}")),
-    }
-    let address = spec.cluster_ip.unwrap_or_default();
-    if address.is_empty() || address == "None" {
-        return Err(format!("cannot route to service with ClusterIP {address:?}"));
-    }
-    if !spec.ports.iter().flatten().any(|declared| declared.port == i32::from(port)) {
-        return Err(format!("no service port {port} found for service {name:?}"));
-    }
-    Ok((address, port))
-}
-
-fn roots(authorities: &[u8]) -> Result<rustls::RootCertStore, String> {
+/// The authorities of a bundle; the system's if it is empty.
+pub(crate) fn roots(authorities: &[u8]) -> Result<rustls::RootCertStore, String> {
     let mut roots = rustls::RootCertStore::empty();
     match authorities {
         [] => roots = system_roots(),

@@ -1,7 +1,4 @@
 //! Requests that are passed on: logs, exec, attach and port-forward to the kubelet, proxies to nodes, pods and services.
-//!
-//! An upgrade (SPDY or WebSocket) is tunnelled byte for byte, but only after the other side answered 101: otherwise a
-//! client could keep a raw connection to a kubelet that never agreed to one (CVE-2018-1002105).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,11 +7,10 @@ use api::Status;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::future::ready;
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Uri, header};
+use http::{HeaderValue, Request, Response, StatusCode, Uri, header};
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
-use k8s_openapi::api::discovery::v1::EndpointSlice;
 use rustls::pki_types::ServerName;
 use tls::Reloading;
 use tokio::net::TcpStream;
@@ -26,6 +22,7 @@ use super::websocket;
 use crate::admission::{Attributes, Verb};
 use crate::body::{Body, BodyError};
 use crate::registry::{Action, AnyObject};
+use crate::remote::{passage, service};
 use crate::state::{Operation, State, own_operation};
 
 /// How long a connection to a kubelet or a pod may take.
@@ -344,38 +341,10 @@ fn service_endpoint(operation: &Operation, name: &str, wanted: &str) -> Result<(
         "" => ports.iter().find(|port| port.name.as_deref().unwrap_or_default().is_empty()),
         wanted => ports.iter().find(|port| port.name.as_deref() == Some(wanted) || wanted.parse() == Ok(port.port)),
     };
-    let missing =
-        || Status::service_unavailable(format!("no endpoints available for service {}", api::field::quote(name)));
     let port_name = port.and_then(|port| port.name.clone()).unwrap_or_default();
-    let slices: Vec<EndpointSlice> = operation.state.peek_all("endpointslices", Some(namespace));
-    let mut candidates = Vec::new();
-    for slice in slices {
-        let owner = slice.metadata.labels.as_ref().and_then(|labels| labels.get("kubernetes.io/service-name"));
-        if owner.map(String::as_str) != Some(name) {
-            continue;
-        }
-        let Some(number) = slice
-            .ports
-            .iter()
-            .flatten()
-            .find(|port| port.name.as_deref().unwrap_or_default() == port_name)
-            .and_then(|port| port.port)
-        else {
-            continue;
-        };
-        for endpoint in slice
-            .endpoints
-            .iter()
-            .flatten()
-            .filter(|endpoint| endpoint.conditions.as_ref().and_then(|conditions| conditions.ready).unwrap_or(true))
-        {
-            candidates.extend(endpoint.addresses.first().map(|address| (address.clone(), number as u16)));
-        }
-    }
-    if candidates.is_empty() {
-        return Err(missing());
-    }
-    Ok(candidates.swap_remove(rand::random_range(0..candidates.len())))
+    service::ready_endpoint(&operation.state, namespace, name, &port_name).ok_or_else(|| {
+        Status::service_unavailable(format!("no endpoints available for service {}", api::field::quote(name)))
+    })
 }
 
 trait Stream: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin {}
@@ -403,20 +372,6 @@ async fn dial(operation: &Operation, destination: &Destination) -> Result<Box<dy
     Ok(Box::new(tls))
 }
 
-/// Headers that belong to one connection, or that tell the backend who the client was to us.
-const DROPPED: [&str; 4] = ["authorization", "host", "content-length", "transfer-encoding"];
-
-fn forwarded_headers(operation: &Operation, upgrading: bool) -> HeaderMap {
-    let mut headers = operation.headers.clone();
-    DROPPED.iter().for_each(|name| drop(headers.remove(*name)));
-    if !upgrading {
-        for name in [header::CONNECTION, header::UPGRADE] {
-            headers.remove(name);
-        }
-    }
-    headers
-}
-
 async fn forward(
     operation: &Operation,
     destination: Destination,
@@ -440,7 +395,7 @@ async fn forward(
         .uri(uri)
         .body(Full::new(operation.body.clone()))
         .map_err(Status::internal)?;
-    *request.headers_mut() = forwarded_headers(operation, upgrading);
+    *request.headers_mut() = passage::headers(&operation.headers, upgrading);
     let host =
         if destination.host.contains(':') { format!("[{}]", destination.host) } else { destination.host.clone() };
     let host = format!("{host}:{}", destination.port);
@@ -450,7 +405,7 @@ async fn forward(
     {
         request.headers_mut().insert("x-forwarded-uri", path);
     }
-    let mut response = sender
+    let response = sender
         .send_request(request)
         .await
         .map_err(|error| Status::service_unavailable(format!("error trying to reach service: {error}")))?;
@@ -460,20 +415,7 @@ async fn forward(
     let Some(client) = upgrade.filter(|_| upgrading) else {
         return Err(Status::internal("backend switched protocols without being asked"));
     };
-    let backend = hyper::upgrade::on(&mut response);
-    let stop = operation.state.stop.clone();
-    tokio::spawn(async move {
-        let Ok((client, backend)) = tokio::try_join!(client, backend) else { return };
-        let (mut client, mut backend) = (TokioIo::new(client), TokioIo::new(backend));
-        tokio::select! {
-            _ = tokio::io::copy_bidirectional(&mut client, &mut backend) => {}
-            () = stop.cancelled() => {}
-        }
-    });
-    let mut answer = Response::new(crate::body::empty());
-    *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-    *answer.headers_mut() = response.headers().clone();
-    Ok(answer)
+    Ok(passage::tunnel(response, client, operation.state.stop.clone()))
 }
 
 /// The answer without what belongs to the connection to the backend, and with its links led through this server.
@@ -483,10 +425,7 @@ async fn passed_back(
     host: &str,
     mut response: Response<hyper::body::Incoming>,
 ) -> Result<Response<Body>, Status> {
-    for name in [header::CONNECTION, header::TRANSFER_ENCODING] {
-        response.headers_mut().remove(name);
-    }
-    *response.version_mut() = http::Version::HTTP_11;
+    passage::came_back(&mut response);
     if destination.scheme == Scheme::Kubelet {
         return Ok(response.map(|body| body.map_err(|error| Box::new(error) as BodyError).boxed_unsync()));
     }

@@ -33,6 +33,7 @@ pub(crate) use create::{create_object, generate_name};
 pub(crate) use delete::{Options as DeleteOptions, delete_object};
 pub(crate) use hooks::EventLeases;
 pub(crate) use managed_fields::{Books, recorded as recorded_books};
+pub(crate) use proxied_answer::{Links, pass};
 pub(crate) use update::{Target, modify};
 pub(crate) use write::decode_checked;
 

@@ -18,17 +18,17 @@ use crate::body::{Body, BodyError, full};
 const MAX_PAGE: usize = 64 * 1024 * 1024;
 
 /// Where a proxied answer comes from, and where its links must lead.
-pub(super) struct Links<'a> {
+pub(crate) struct Links<'a> {
     /// The path that stands for the backend's root, without a final slash.
-    pub(super) prefix: &'a str,
+    pub(crate) prefix: &'a str,
     /// Host and port of the backend.
-    pub(super) backend: &'a str,
+    pub(crate) backend: &'a str,
     /// What the client calls this server.
-    pub(super) requested: &'a str,
+    pub(crate) requested: &'a str,
 }
 
 /// Passes an answer back with its links changed.
-pub(super) async fn pass(
+pub(crate) async fn pass(
     links: &Links<'_>,
     response: Response<hyper::body::Incoming>,
 ) -> Result<Response<Body>, Status> {

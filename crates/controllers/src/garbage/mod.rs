@@ -66,9 +66,9 @@ impl Drop for Controller {
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     context.on::<CustomResourceDefinition, _>(|_| [DISCOVER.to_owned()]);
     context.on::<APIService, _>(|event| match event {
-        // Built-in groups are there from the start.
-        Event::Modified { .. } => None,
-        Event::Added(_) | Event::Deleted(_) => Some(DISCOVER.to_owned()),
+        // What a server behind the API server offers can be asked once it is there.
+        Event::Modified { old, new } if is_available(old) == is_available(new) => None,
+        _ => Some(DISCOVER.to_owned()),
     });
     context.queue.add(DISCOVER.to_owned());
     Arc::new(Controller {
@@ -87,6 +87,11 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         stop: CancellationToken::new(),
         tasks: TaskTracker::new(),
     })
+}
+
+fn is_available(service: &APIService) -> bool {
+    let conditions = service.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.into_iter().any(|condition| condition.type_ == "Available" && condition.status == "True")
 }
 
 fn key(work: Work) -> String {

@@ -24,6 +24,8 @@ use usage::{Usage, in_scope, of_claim, of_pod, of_service, sum};
 
 /// Admission counts before an object is written, and a write can still fail: what is used drifts, and is counted anew.
 const RECOUNT: Duration = Duration::from_secs(300);
+/// A server that lists a kind for the first time gets this long.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 struct Controller {
     client: Client,
@@ -55,6 +57,15 @@ fn keys(quotas: &Informer<ResourceQuota>, namespace: Option<&String>) -> Vec<Str
         .iter()
         .map(|quota| pods::key(&**quota))
         .collect()
+}
+
+/// How many objects of a kind there are.
+enum Count {
+    Known(api::quantity::Quantity),
+    /// The server of the kind cannot be asked at present: what was counted last still holds.
+    Unknown,
+    /// Nobody serves the kind, or it is counted elsewhere.
+    Elsewhere,
 }
 
 /// The quotas that an event concerns.
@@ -143,11 +154,17 @@ impl Controller {
             .filter(|pod| in_scope(&spec, pod))
             .map(|pod| of_pod(pod))
             .collect();
+        let last = quota.status.as_ref().and_then(|status| status.used.as_ref());
         if !scoped {
             parts.extend(self.services.by_namespace(namespace).iter().map(|service| of_service(service)));
             parts.extend(self.claims.by_namespace(namespace).iter().map(|claim| of_claim(claim)));
             for name in hard.keys() {
-                parts.extend(self.count(name, namespace).await?.map(|count| Usage::from([(name.clone(), count)])));
+                let known = match self.count(name, namespace).await? {
+                    Count::Known(count) => Some(count),
+                    Count::Elsewhere => None,
+                    Count::Unknown => last.and_then(|used| used.get(name)).and_then(|amount| amount.try_into().ok()),
+                };
+                parts.extend(known.map(|count| Usage::from([(name.clone(), count)])));
             }
         }
         let used = sum(hard.keys().cloned(), parts);
@@ -163,8 +180,8 @@ impl Controller {
     }
 
     /// How many objects of a counted kind the namespace has.
-    async fn count(&self, name: &str, namespace: &str) -> Result<Option<api::quantity::Quantity>, Error> {
-        let Some((resource, group)) = counted_resource(name) else { return Ok(None) };
+    async fn count(&self, name: &str, namespace: &str) -> Result<Count, Error> {
+        let Some((resource, group)) = counted_resource(name) else { return Ok(Count::Elsewhere) };
         let known = self
             .counted
             .lock()
@@ -174,21 +191,25 @@ impl Controller {
         let informer = match known {
             Some(informer) => informer,
             None => {
-                let (resources, _) = self.client.discover().await?;
-                let Some(found) =
-                    resources.into_iter().find(|found| found.gvr.resource == resource && found.gvr.group == group)
-                else {
-                    return Ok(None);
-                };
-                self.watch(&found)
+                let (resources, failed) = self.client.discover().await?;
+                let found =
+                    resources.into_iter().find(|found| found.gvr.resource == resource && found.gvr.group == group);
+                match found {
+                    Some(found) => self.watch(&found),
+                    None if failed.iter().any(|(path, _)| path.starts_with(&format!("/apis/{group}/"))) => {
+                        return Ok(Count::Unknown);
+                    }
+                    None => return Ok(Count::Elsewhere),
+                }
             }
         };
         tokio::select! {
             () = informer.synced() => {}
-            () = self.stop.cancelled() => return Ok(None),
+            () = tokio::time::sleep(PATIENCE) => return Ok(Count::Unknown),
+            () = self.stop.cancelled() => return Ok(Count::Unknown),
         }
         let count = informer.by_namespace(namespace).len();
-        Ok(Some(api::quantity::Quantity::new(
+        Ok(Count::Known(api::quantity::Quantity::new(
             i64::try_from(count).unwrap_or(i64::MAX),
             api::quantity::Format::DecimalSI,
         )))

@@ -1,7 +1,8 @@
 //! Namespaces (conformance area 9): what they begin with, in which order they end, and who may hold them up.
 
 use client::{DeleteParams, Patch};
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, ResourceQuota};
+use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use serde_json::json;
 
 use crate::harness::{Cluster, template, until_no_conflict};
@@ -81,5 +82,51 @@ async fn a_finalizer_of_its_own_holds_a_namespace_until_it_is_taken_back() {
     })
     .await;
     cluster.until_gone::<Namespace>("", "held").await;
+    cluster.stop().await;
+}
+
+/// A server behind the API server is away: its group cannot be asked, and nobody knows whether the namespace is empty.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_group_whose_server_is_away_holds_up_its_namespace_and_nothing_else() {
+    let cluster = Cluster::start(0).await;
+    let service = json!({ "metadata": { "name": "v1.away.example.com" }, "spec": { "group": "away.example.com",
+        "version": "v1", "groupPriorityMinimum": 1000, "versionPriority": 10, "insecureSkipTLSVerify": true,
+        "service": { "namespace": "default", "name": "away" } } });
+    cluster.apply::<APIService>(service).await;
+    cluster
+        .until::<APIService>("", "v1.away.example.com", "unavailable", |service| {
+            let conditions = service.status.as_ref().and_then(|status| status.conditions.as_ref());
+            conditions.is_some_and(|list| list.iter().any(|condition| condition.status == "False"))
+        })
+        .await;
+    cluster.namespace("half").await;
+    let hard = json!({ "configmaps": "7", "count/things.away.example.com": "3" });
+    cluster
+        .apply::<ResourceQuota>(json!({ "metadata": { "name": "q", "namespace": "half" }, "spec": { "hard": hard } }))
+        .await;
+    cluster
+        .until::<ResourceQuota>("half", "q", "counted", |quota| {
+            quota.status.as_ref().is_some_and(|status| status.used.is_some())
+        })
+        .await;
+    let owner = json!({ "metadata": { "name": "owner", "namespace": "half" } });
+    let uid = cluster.apply::<ConfigMap>(owner).await.metadata.uid.unwrap();
+    let owner = json!({ "apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": uid });
+    let owned = json!({ "metadata": { "name": "owned", "namespace": "half", "ownerReferences": [owner] } });
+    cluster.apply::<ConfigMap>(owned).await;
+    let maps = cluster.client.namespaced::<ConfigMap>("half");
+    maps.delete("owner", &DeleteParams::background()).await.unwrap();
+    cluster.until_gone::<ConfigMap>("half", "owned").await;
+
+    cluster.apply::<ConfigMap>(json!({ "metadata": { "name": "rest", "namespace": "half" } })).await;
+    cluster.client.all::<Namespace>().delete("half", &DeleteParams::default()).await.unwrap();
+    cluster.until_gone::<ConfigMap>("half", "rest").await;
+    cluster
+        .until::<Namespace>("", "half", "held up by what cannot be asked", |namespace| {
+            condition(namespace, "NamespaceDeletionDiscoveryFailure") == Some("True")
+        })
+        .await;
+    cluster.client.all::<APIService>().delete("v1.away.example.com", &DeleteParams::default()).await.unwrap();
+    cluster.until_gone::<Namespace>("", "half").await;
     cluster.stop().await;
 }

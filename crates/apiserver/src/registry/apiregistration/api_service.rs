@@ -3,14 +3,57 @@
 use api::field::{FieldErrors, Path};
 use api::validation;
 use jiff::Timestamp;
-use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::{APIService, APIServiceCondition};
 use serde_json::{Value, json};
 
 use crate::registry::column::Column;
 use crate::registry::unset::{items, or_empty, text};
-use crate::registry::{NameRule, Strategy, cells};
+use crate::registry::{Call, NameRule, Strategy, cells};
 
 pub struct ApiServiceStrategy;
+
+/// Whether a version can be used, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Availability<'a> {
+    pub(crate) is_available: bool,
+    pub(crate) reason: &'a str,
+    pub(crate) message: &'a str,
+}
+
+pub(crate) const LOCAL: Availability<'static> =
+    Availability { is_available: true, reason: "Local", message: "Local APIServices are always available" };
+
+impl Availability<'_> {
+    fn status(&self) -> &'static str {
+        if self.is_available { "True" } else { "False" }
+    }
+
+    /// Whether a condition says just this.
+    pub(crate) fn is(&self, found: &APIServiceCondition) -> bool {
+        found.status == self.status()
+            && found.reason.as_deref() == Some(self.reason)
+            && found.message.as_deref() == Some(self.message)
+    }
+
+    /// Puts the condition into the status, with the time if it says something else than before.
+    pub(crate) fn write(&self, service: &mut APIService, now: Time) {
+        let conditions = service.status.get_or_insert_default().conditions.get_or_insert_default();
+        let old = conditions.iter().position(|condition| condition.type_ == "Available");
+        let since = old.map(|at| &conditions[at]).filter(|old| old.status == self.status());
+        let new = APIServiceCondition {
+            type_: "Available".to_owned(),
+            status: self.status().to_owned(),
+            reason: Some(self.reason.to_owned()),
+            message: Some(self.message.to_owned()),
+            last_transition_time: since.map_or(Some(now), |old| old.last_transition_time.clone()),
+        };
+        match old {
+            Some(at) => conditions[at] = new,
+            None => conditions.push(new),
+        }
+    }
+}
 
 const COLUMNS: &[Column] = &[
     Column::NAME,
@@ -27,6 +70,13 @@ impl Strategy for ApiServiceStrategy {
     fn apply_defaults(&self, object: &mut APIService) {
         if let Some(service) = object.spec.as_mut().and_then(|spec| spec.service.as_mut()) {
             service.port.get_or_insert(HTTPS);
+        }
+    }
+
+    fn prepare_for_create(&self, call: &Call<'_>, object: &mut APIService) {
+        // True from the beginning, and a write less for each version that a starting server registers.
+        if object.spec.as_ref().is_some_and(|spec| spec.service.is_none()) {
+            LOCAL.write(object, Time(call.now));
         }
     }
 

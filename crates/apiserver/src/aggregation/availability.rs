@@ -1,0 +1,202 @@
+//! Whether aggregated API servers can be used: looked at when their service or its endpoints change, and again after a
+//! while, because a network can fail without anybody saying so.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::select_ok;
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
+use tokio::sync::watch::Receiver;
+
+use super::backend::Backend;
+use super::{PREFIX, condition, remote_discovery, write_status};
+use crate::registry::apiregistration::api_service::Availability;
+use crate::remote::service;
+use crate::state::State;
+
+/// A server that answers is asked again after this long; one that does not, sooner at first.
+const AGAIN: Duration = Duration::from_secs(30);
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// How many questions decide that a server does not answer. Each may go to another endpoint.
+const ATTEMPTS: usize = 4;
+
+/// Reason and message of a condition.
+type Reason = (&'static str, String);
+
+/// What an earlier verdict was based on: the versions of the service and of its slices.
+type Basis = (Option<u64>, Vec<u64>);
+
+/// Follows one backend until it is replaced or the server stops.
+pub(super) async fn follow(state: Arc<State>, backend: Arc<Backend>) {
+    let watched = [PREFIX, "services/specs", "endpointslices"].map(|prefix| state.caches.get(prefix));
+    let [Some(registered), Some(services), Some(slices)] = watched else { return };
+    let (mut registered, mut services, mut slices) = (registered.subscribe(), services.subscribe(), slices.subscribe());
+    let (namespace, name, _) = backend.service.clone();
+    let mut last: Option<(Basis, Result<(), Reason>)> = None;
+    let mut pause = FIRST_PAUSE;
+    let mut due = tokio::time::Instant::now();
+    loop {
+        for changes in [&mut registered, &mut services, &mut slices] {
+            changes.mark_unchanged();
+        }
+        let basis = basis(&state, &namespace, &name);
+        let is_new =
+            last.as_ref().is_none_or(|(before, verdict)| *before != basis || !is_told(&state, &backend, verdict));
+        if is_new || tokio::time::Instant::now() >= due {
+            let verdict = check(&state, &backend).await;
+            let is_written = tell(&state, &backend, &verdict).await;
+            super::backends::learned(&state, &backend, remote_discovery::discover(&state, &backend).await);
+            pause = if verdict.is_ok() && is_written { AGAIN } else { (pause * 2).min(AGAIN) };
+            due = tokio::time::Instant::now() + pause;
+            if verdict.is_ok() {
+                pause = FIRST_PAUSE;
+            }
+            last = Some((basis, verdict));
+        }
+        tokio::select! {
+            () = state.stop.cancelled() => return,
+            is_there = any(&mut registered, &mut services, &mut slices) => if !is_there { return },
+            () = tokio::time::sleep_until(due) => {}
+        }
+    }
+}
+
+async fn any(a: &mut Receiver<u64>, b: &mut Receiver<u64>, c: &mut Receiver<u64>) -> bool {
+    tokio::select! {
+        changed = a.changed() => changed.is_ok(),
+        changed = b.changed() => changed.is_ok(),
+        changed = c.changed() => changed.is_ok(),
+    }
+}
+
+fn basis(state: &State, namespace: &str, name: &str) -> Basis {
+    let service = state.caches.get("services/specs").and_then(|cache| cache.get(&format!("{namespace}/{name}")));
+    let slices = service::entries(state, namespace, name);
+    (service.map(|entry| entry.revision), slices.iter().map(|entry| entry.revision).collect())
+}
+
+fn availability(verdict: &Result<(), Reason>) -> Availability<'_> {
+    match verdict {
+        Ok(()) => Availability { is_available: true, reason: "Passed", message: "all checks passed" },
+        Err((reason, message)) => Availability { is_available: false, reason, message },
+    }
+}
+
+/// Whether the registration says so already.
+fn is_told(state: &State, backend: &Backend, verdict: &Result<(), Reason>) -> bool {
+    let registered = state.peek_shared::<APIService>(PREFIX, &backend.name());
+    registered.is_none_or(|service| condition(&service).is_some_and(|found| availability(verdict).is(found)))
+}
+
+async fn tell(state: &Arc<State>, backend: &Backend, verdict: &Result<(), Reason>) -> bool {
+    if is_told(state, backend, verdict) {
+        return true;
+    }
+    let found = availability(verdict);
+    tracing::info!(service = backend.name(), reason = found.reason, message = found.message, "availability changed");
+    match write_status(state, &backend.name(), found).await {
+        Ok(()) => true,
+        Err(status) => {
+            tracing::warn!(service = backend.name(), message = status.message, "writing the status of an API service");
+            false
+        }
+    }
+}
+
+async fn check(state: &State, backend: &Backend) -> Result<(), Reason> {
+    let (namespace, name, port) = &backend.service;
+    let found: Option<Arc<Service>> = state.peek_shared("services/specs", &format!("{namespace}/{name}"));
+    routable((namespace, name, *port), found.as_deref(), &service::slices(state, namespace, name))?;
+    let Err(_) = probe(state, backend).await else { return Ok(()) };
+    let probes = (0..ATTEMPTS).map(|_| Box::pin(probe(state, backend)));
+    select_ok(probes).await.map(drop).map_err(|error| ("FailedDiscoveryCheck", error))
+}
+
+/// Asks for what every API server has to answer.
+async fn probe(state: &State, backend: &Backend) -> Result<(), String> {
+    let (host, port) = backend.address(state)?;
+    let host = if host.contains(':') { format!("[{host}]") } else { host };
+    let url = format!("https://{host}:{port}{}", backend.path());
+    let failed = |problem: String| format!("failing or missing response from {url}: {problem}");
+    let answer = backend.ask(state, &backend.path(), "*/*").await;
+    let answer = answer.map_err(|problem| failed(format!("Get {url:?}: {problem}")))?;
+    match answer.status() {
+        code if code.is_success() => Ok(()),
+        code => Err(failed(format!("bad status from {url}: {}", code.as_u16()))),
+    }
+}
+
+/// Whether there is anybody to ask.
+fn routable(
+    (namespace, name, port): (&str, &str, u16),
+    service: Option<&Service>,
+    slices: &[Arc<EndpointSlice>],
+) -> Result<(), Reason> {
+    let of = format!("service/{name} in {namespace:?}");
+    let Some(service) = service else { return Err(("ServiceNotFound", format!("{of} is not present"))) };
+    let spec = service.spec.as_ref();
+    if spec.and_then(|spec| spec.type_.as_deref()).unwrap_or("ClusterIP") != "ClusterIP" {
+        return Ok(());
+    }
+    let ports = spec.and_then(|spec| spec.ports.as_deref()).unwrap_or_default();
+    let Some(found) = ports.iter().find(|declared| declared.port == i32::from(port)) else {
+        return Err(("ServicePortError", format!("{of} is not listening on port {port}")));
+    };
+    if slices.is_empty() {
+        return Err(("EndpointsNotFound", format!("cannot find endpointslices for {of}")));
+    }
+    let port_name = found.name.as_deref().unwrap_or_default();
+    let is_usable = |slice: &Arc<EndpointSlice>| {
+        let mut ports = slice.ports.iter().flatten();
+        slice.endpoints.iter().flatten().any(service::is_ready)
+            && ports.any(|port| port.name.as_deref().unwrap_or_default() == port_name && port.port.is_some())
+    };
+    if slices.iter().any(is_usable) {
+        return Ok(());
+    }
+    let message = format!("endpointslices for {of} have no addresses with port name {port_name:?}");
+    Err(("MissingEndpoints", message))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn a_service_needs_its_port_and_a_ready_endpoint() {
+        let service =
+            |kind: &str, port: u16| json!({"spec": {"type": kind, "ports": [{"name": "https", "port": port}]}});
+        let slice = |port: &str, ready: Value| {
+            json!({"addressType": "IPv4", "ports": [{"name": port, "port": 8443}],
+                "endpoints": [{"addresses": ["10.0.0.1"], "conditions": {"ready": ready}}]})
+        };
+        let missing = "endpointslices for service/api in \"ns\" have no addresses with port name \"https\"";
+        for (service, slices, expected) in [
+            (None, vec![], Some(("ServiceNotFound", "service/api in \"ns\" is not present"))),
+            (
+                Some(service("ClusterIP", 80)),
+                vec![],
+                Some(("ServicePortError", "service/api in \"ns\" is not listening on port 443")),
+            ),
+            (
+                Some(service("ClusterIP", 443)),
+                vec![],
+                Some(("EndpointsNotFound", "cannot find endpointslices for service/api in \"ns\"")),
+            ),
+            (Some(service("ClusterIP", 443)), vec![slice("https", json!(false))], Some(("MissingEndpoints", missing))),
+            (Some(service("ClusterIP", 443)), vec![slice("http", json!(true))], Some(("MissingEndpoints", missing))),
+            (Some(service("ClusterIP", 443)), vec![slice("https", json!(null))], None),
+            (Some(service("ExternalName", 80)), vec![], None),
+        ] {
+            let service: Option<Service> = service.map(|value| serde_json::from_value(value).unwrap());
+            let slices = slices.into_iter().map(|value| Arc::new(serde_json::from_value(value).unwrap()));
+            let verdict = routable(("ns", "api", 443), service.as_ref(), &slices.collect::<Vec<_>>());
+            let expected = expected.map(|(reason, message)| (reason, message.to_owned()));
+            assert_eq!(verdict.err(), expected);
+        }
+    }
+}

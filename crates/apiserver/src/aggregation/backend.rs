@@ -1,0 +1,318 @@
+//! An aggregated API server: where it is, whom to trust there, and how requests are passed on to it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use api::UserInfo;
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body_util::Full;
+use hyper::upgrade::OnUpgrade;
+use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::{APIService, APIServiceSpec};
+use parking_lot::RwLock;
+use tls::Reloading;
+use tokio_rustls::TlsConnector;
+
+use super::condition;
+use super::remote_discovery::Discovered;
+use crate::body::Body;
+use crate::chain::RequestInfo;
+use crate::config::Config;
+use crate::registry::priority::Priority;
+use crate::registry::unset::or_empty;
+use crate::remote::passage;
+use crate::remote::{Connections, Problem, Sender, dial, service};
+use crate::state::State;
+use crate::verbs::{Links, pass, response};
+
+/// The documents that clients need to find their way come soon or not at all.
+const DISCOVERY: Duration = Duration::from_secs(5);
+const EXTRA: &str = "x-remote-extra-";
+
+/// One version of a group that another server serves.
+pub(crate) struct Backend {
+    pub(crate) group: String,
+    pub(crate) version: String,
+    pub(crate) priority: Priority,
+    /// Namespace, name and port of its service.
+    pub(super) service: (String, String, u16),
+    /// What this was made from.
+    spec: APIServiceSpec,
+    tls: Result<Reloading<TlsConnector>, String>,
+    connections: Connections,
+    is_available: AtomicBool,
+    discovered: RwLock<Arc<Discovered>>,
+}
+
+impl Backend {
+    /// The backend of a registration; nothing if this server is meant.
+    pub(super) fn new(config: &Config, registered: &APIService) -> Option<Self> {
+        let spec = registered.spec.clone()?;
+        let reference = spec.service.as_ref()?;
+        let (namespace, name) = (or_empty(&reference.namespace), or_empty(&reference.name));
+        let port = u16::try_from(reference.port.unwrap_or(443)).unwrap_or(443);
+        Some(Self {
+            group: or_empty(&spec.group).to_owned(),
+            version: or_empty(&spec.version).to_owned(),
+            priority: Priority { group: spec.group_priority_minimum, version: spec.version_priority },
+            service: (namespace.to_owned(), name.to_owned(), port),
+            tls: trust(config, &spec).map_err(|error| format!("{error:#}")),
+            connections: Connections::default(),
+            is_available: AtomicBool::new(is_available(registered)),
+            discovered: RwLock::default(),
+            spec,
+        })
+    }
+
+    pub(super) fn name(&self) -> String {
+        format!("{}.{}", self.version, self.group)
+    }
+
+    /// Whether a registration still says what this was made from.
+    pub(super) fn is_of(&self, registered: &APIService) -> bool {
+        registered.spec.as_ref() == Some(&self.spec)
+    }
+
+    pub(super) fn is_like(&self, other: &Backend) -> bool {
+        self.group == other.group && self.version == other.version
+    }
+
+    /// Takes over what a registration says about availability.
+    pub(super) fn observe(&self, registered: &APIService) {
+        self.is_available.store(is_available(registered), Ordering::Release);
+    }
+
+    pub(crate) fn discovered(&self) -> Arc<Discovered> {
+        self.discovered.read().clone()
+    }
+
+    /// Remembers what the server offers; returns whether that is news.
+    pub(super) fn learn(&self, found: Arc<Discovered>) -> bool {
+        let mut known = self.discovered.write();
+        let is_news = *known != found;
+        *known = found;
+        is_news
+    }
+
+    /// Where the version is described, which every API server answers.
+    pub(super) fn path(&self) -> String {
+        if self.group.is_empty() {
+            format!("/api/{}", self.version)
+        } else {
+            format!("/apis/{}/{}", self.group, self.version)
+        }
+    }
+
+    /// Where a connection would lead now.
+    pub(super) fn address(&self, state: &State) -> Result<(String, u16), String> {
+        let (namespace, name, port) = &self.service;
+        service::resolve(state, namespace, name, *port)
+    }
+
+    async fn connect(&self, state: &State) -> Result<Sender, String> {
+        let tls = self.tls.as_ref().map_err(String::clone)?;
+        let (host, port) = self.address(state)?;
+        let (namespace, name, _) = &self.service;
+        dial(&host, port, Some((&tls.get(), &format!("{name}.{namespace}.svc")))).await
+    }
+
+    /// A question of the server itself.
+    pub(super) async fn ask(&self, state: &State, path: &str, accept: &str) -> Result<Response<Bytes>, Problem> {
+        let user = UserInfo::new("system:kube-aggregator", &[api::user::MASTERS]);
+        let mut headers = HeaderMap::new();
+        if let Ok(accept) = HeaderValue::from_str(accept) {
+            headers.insert(header::ACCEPT, accept);
+        }
+        introduce(&mut headers, &user);
+        let request = self.request(Method::GET, path, headers, Bytes::new());
+        let request = request.map_err(|error| Problem::Unreadable(error.to_string()))?;
+        let asking = self.connections.exchange(request, || self.connect(state));
+        let late = |_| Problem::Unreachable("context deadline exceeded".to_owned());
+        tokio::time::timeout(DISCOVERY, asking).await.map_err(late)?
+    }
+
+    fn request(
+        &self,
+        method: Method,
+        path: &str,
+        headers: HeaderMap,
+        body: Bytes,
+    ) -> Result<Request<Full<Bytes>>, http::Error> {
+        let mut request = Request::builder().method(method).uri(path).body(Full::new(body))?;
+        *request.headers_mut() = headers;
+        let (namespace, name, _) = &self.service;
+        let host = HeaderValue::from_str(&format!("{name}.{namespace}.svc"))?;
+        request.headers_mut().insert(header::HOST, host);
+        Ok(request)
+    }
+
+    /// Passes on a request of somebody who may make it. Problems are told as upstream tells them, in plain text.
+    pub(crate) async fn forward(
+        &self,
+        state: &Arc<State>,
+        info: &RequestInfo,
+        user: &UserInfo,
+        parts: http::request::Parts,
+        body: Bytes,
+    ) -> Response<Body> {
+        let limit = (!info.is_resource).then_some(DISCOVERY);
+        let passing = self.exchange(state, info, user, parts, body);
+        let outcome = match limit {
+            None => passing.await,
+            Some(limit) => match tokio::time::timeout(limit, passing).await {
+                Ok(outcome) => outcome,
+                Err(_) => Err((StatusCode::SERVICE_UNAVAILABLE, "context deadline exceeded".to_owned())),
+            },
+        };
+        outcome.unwrap_or_else(|(code, text)| {
+            let mut answer = response(code, "text/plain; charset=utf-8", format!("{text}\n").into());
+            answer.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+            answer
+        })
+    }
+
+    async fn exchange(
+        &self,
+        state: &Arc<State>,
+        info: &RequestInfo,
+        user: &UserInfo,
+        mut parts: http::request::Parts,
+        body: Bytes,
+    ) -> Result<Response<Body>, (StatusCode, String)> {
+        let unavailable = |text: String| (StatusCode::SERVICE_UNAVAILABLE, text);
+        let failed = |text: String| (StatusCode::INTERNAL_SERVER_ERROR, text);
+        if !self.is_available.load(Ordering::Acquire) {
+            return Err(unavailable("service unavailable".to_owned()));
+        }
+        self.tls.as_ref().map_err(|error| failed(error.clone()))?;
+        self.address(state).map_err(|error| {
+            tracing::warn!(service = self.name(), "resolving an aggregated API server: {error}");
+            unavailable("service unavailable".to_owned())
+        })?;
+        let upgrade = parts.extensions.remove::<OnUpgrade>().filter(|_| parts.headers.contains_key(header::UPGRADE));
+        let mut headers = passage::headers(&parts.headers, upgrade.is_some());
+        introduce(&mut headers, user);
+        if !state.aggregation.sign(&mut headers) {
+            return Err((StatusCode::LOOP_DETECTED, format!("{} leads back to this server", self.name())));
+        }
+        let path = match info.raw_query.is_empty() {
+            true => info.path.clone(),
+            false => format!("{}?{}", info.path, info.raw_query),
+        };
+        let request = self.request(parts.method, &path, headers, body).map_err(|error| failed(error.to_string()))?;
+        let reached = match &upgrade {
+            // A connection that becomes a tunnel is nobody else's.
+            Some(_) => Connections::default().open(request, || self.connect(state)).await,
+            None => self.connections.open(request, || self.connect(state)).await,
+        };
+        let (sender, mut answer) = reached.map_err(|problem| unavailable(problem.to_string()))?;
+        if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
+            let Some(client) = upgrade else {
+                return Err(unavailable("backend switched protocols without being asked".to_owned()));
+            };
+            return Ok(passage::tunnel(answer, client, state.stop.clone()));
+        }
+        if upgrade.is_none() {
+            self.connections.keep(sender);
+        }
+        passage::came_back(&mut answer);
+        let requested = parts.headers.get(header::HOST).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        let (namespace, name, _) = &self.service;
+        let backend = format!("{name}.{namespace}.svc");
+        let links = Links { prefix: "", backend: &backend, requested };
+        pass(&links, answer).await.map_err(|status| unavailable(status.message))
+    }
+}
+
+fn is_available(registered: &APIService) -> bool {
+    condition(registered).is_some_and(|condition| condition.status == "True")
+}
+
+/// Whom to believe at the other end, and who we are there. The certificate is read again when its file changes.
+fn trust(config: &Config, spec: &APIServiceSpec) -> anyhow::Result<Reloading<TlsConnector>> {
+    let identity = config.proxy_client_cert_file.clone().zip(config.proxy_client_key_file.clone());
+    let files = identity.iter().flat_map(|(certificate, key)| [certificate.clone(), key.clone()]).collect();
+    let is_insecure = spec.insecure_skip_tls_verify == Some(true);
+    let authorities = spec.ca_bundle.as_ref().map(|bundle| bundle.0.clone()).unwrap_or_default();
+    Reloading::new(files, move |_| {
+        let verified = match is_insecure {
+            true => {
+                let anyone = Arc::new(tls::AnyCertificate::default());
+                tls::client_builder().dangerous().with_custom_certificate_verifier(anyone)
+            }
+            false => {
+                let roots = crate::remote::webhook::roots(&authorities).map_err(anyhow::Error::msg)?;
+                tls::client_builder().with_root_certificates(roots)
+            }
+        };
+        let mut client = match &identity {
+            Some((certificate, key)) => {
+                verified.with_client_auth_cert(tls::load_certificates(certificate)?, tls::load_key(key)?)?
+            }
+            None => verified.with_no_client_auth(),
+        };
+        client.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(TlsConnector::from(Arc::new(client)))
+    })
+}
+
+/// Says in the headers who asks, and takes out what the client itself may have said about that.
+fn introduce(headers: &mut HeaderMap, user: &UserInfo) {
+    let claimed = |name: &HeaderName| {
+        matches!(name.as_str(), "x-remote-user" | "x-remote-uid" | "x-remote-group") || name.as_str().starts_with(EXTRA)
+    };
+    let claims: Vec<HeaderName> = headers.keys().filter(|name| claimed(name)).cloned().collect();
+    claims.iter().for_each(|name| drop(headers.remove(name)));
+    let mut add = |name: &str, value: &str| {
+        if let (Ok(name), Ok(value)) = (name.parse::<HeaderName>(), HeaderValue::from_str(value)) {
+            headers.append(name, value);
+        }
+    };
+    add("x-remote-user", &user.name);
+    if !user.uid.is_empty() {
+        add("x-remote-uid", &user.uid);
+    }
+    user.groups.iter().for_each(|group| add("x-remote-group", group));
+    for (key, values) in &user.extra {
+        let name = format!("{EXTRA}{}", escaped(key));
+        values.iter().for_each(|value| add(&name, value));
+    }
+}
+
+/// A key as part of the name of a header: what may not stand there is percent-encoded.
+fn escaped(key: &str) -> String {
+    let mut name = String::with_capacity(key.len());
+    for byte in key.bytes() {
+        match byte {
+            b'!' | b'#' | b'$' | b'&' | b'\'' | b'*' | b'+' | b'-' | b'.' | b'^' | b'_' | b'`' | b'|' | b'~' => {
+                name.push(byte as char)
+            }
+            byte if byte.is_ascii_alphanumeric() => name.push(byte as char),
+            byte => name.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_we_say_who_asks() {
+        let mut headers = HeaderMap::new();
+        for name in ["x-remote-user", "x-remote-uid", "x-remote-group", "x-remote-extra-scopes", "accept"] {
+            headers.insert(HeaderName::from_static(name), HeaderValue::from_static("forged"));
+        }
+        let mut user = UserInfo::new("ann", &["dev", "ops"]);
+        user.extra.insert("example.com/a b%".to_owned(), vec!["one".to_owned(), "two".to_owned()]);
+        introduce(&mut headers, &user);
+        let all = |name: &str| headers.get_all(name).iter().map(|value| value.to_str().unwrap()).collect::<Vec<_>>();
+        assert_eq!(all("x-remote-user"), ["ann"]);
+        assert_eq!(all("x-remote-group"), ["dev", "ops"]);
+        assert_eq!(all("x-remote-extra-example.com%2fa%20b%25"), ["one", "two"]);
+        assert_eq!((all("x-remote-uid").len(), all("x-remote-extra-scopes").len()), (0, 0));
+        assert_eq!(all("accept"), ["forged"]);
+    }
+}

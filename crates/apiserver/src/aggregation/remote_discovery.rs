@@ -1,0 +1,203 @@
+//! What an aggregated API server offers in one version of a group: its resources, and where they are described.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+
+use super::backend::Backend;
+use crate::state::State;
+
+const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,\
+    application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList";
+const JSON: &str = "application/json";
+
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Discovered {
+    /// The server could be asked; otherwise nothing is known of it at present.
+    pub(crate) is_current: bool,
+    /// As in a document of aggregated discovery.
+    pub(crate) resources: Vec<Value>,
+    /// Where the server has the OpenAPI v3 document of the version: a path with a hash.
+    pub(crate) openapi_v3: Option<String>,
+    /// Paths of the version in OpenAPI v2, and all definitions that they refer to.
+    pub(crate) openapi_v2: Option<Arc<Described>>,
+}
+
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Described {
+    pub(crate) paths: Map<String, Value>,
+    pub(crate) definitions: Map<String, Value>,
+}
+
+/// Asks the server. The OpenAPI v2 document is large, so it is fetched again only when something else has changed.
+pub(super) async fn discover(state: &State, backend: &Backend) -> Discovered {
+    let Some(resources) = resources(state, backend).await else { return Discovered::default() };
+    let openapi_v3 = openapi_v3(state, backend).await;
+    let known = backend.discovered();
+    let is_same = known.is_current && known.resources == resources && known.openapi_v3 == openapi_v3;
+    let openapi_v2 = match &known.openapi_v2 {
+        Some(known) if is_same => Some(known.clone()),
+        _ => openapi_v2(state, backend).await.map(Arc::new),
+    };
+    Discovered { is_current: true, resources, openapi_v3, openapi_v2 }
+}
+
+async fn fetch(state: &State, backend: &Backend, path: &str, accept: &str) -> Option<(String, Value)> {
+    let answer = backend.ask(state, path, accept).await.ok().filter(|answer| answer.status().is_success())?;
+    let kind = answer.headers().get(http::header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let kind = kind.unwrap_or_default().to_owned();
+    Some((kind, serde_json::from_slice(answer.body()).ok()?))
+}
+
+async fn resources(state: &State, backend: &Backend) -> Option<Vec<Value>> {
+    let aggregated = fetch(state, backend, "/apis", AGGREGATED).await;
+    if let Some((_, document)) = aggregated.filter(|(kind, _)| kind.contains("as=APIGroupDiscoveryList")) {
+        return Some(of_version(document, &backend.group, &backend.version));
+    }
+    let (_, list) = fetch(state, backend, &backend.path(), JSON).await?;
+    Some(from_legacy(&list, &backend.group, &backend.version))
+}
+
+/// The resources of one version in a document of aggregated discovery.
+fn of_version(mut document: Value, group: &str, version: &str) -> Vec<Value> {
+    let mut groups = document["items"].as_array_mut().into_iter().flatten();
+    let found = groups.find(|item| item["metadata"]["name"] == group);
+    let mut versions = found.and_then(|found| found["versions"].as_array_mut()).into_iter().flatten();
+    let found = versions.find(|item| item["version"] == version).map(|found| found["resources"].take());
+    let Some(Value::Array(mut resources)) = found else { return Vec::new() };
+    // Old clients fall over what has no kind.
+    let fill = |item: &mut Value| {
+        if item["responseKind"].is_null() {
+            item["responseKind"] = json!({"group": "", "version": "", "kind": ""});
+        }
+    };
+    for resource in &mut resources {
+        fill(resource);
+        resource.get_mut("subresources").and_then(Value::as_array_mut).into_iter().flatten().for_each(fill);
+    }
+    resources
+}
+
+/// The same from a list in which subresources stand beside resources.
+fn from_legacy(list: &Value, group: &str, version: &str) -> Vec<Value> {
+    let text = |item: &Value, field: &str| item[field].as_str().unwrap_or_default().to_owned();
+    let kind = |item: &Value| {
+        let or = |found: String, default: &str| if found.is_empty() { default.to_owned() } else { found };
+        json!({"group": or(text(item, "group"), group), "version": or(text(item, "version"), version), "kind": item["kind"]})
+    };
+    let mut resources: Vec<Value> = Vec::new();
+    let items = || list["resources"].as_array().into_iter().flatten();
+    for item in items().filter(|item| !text(item, "name").contains('/')) {
+        let mut resource = json!({"resource": item["name"], "responseKind": kind(item),
+            "scope": if item["namespaced"] == true { "Namespaced" } else { "Cluster" },
+            "singularResource": item["singularName"], "verbs": item["verbs"]});
+        for field in ["shortNames", "categories"] {
+            if item[field].as_array().is_some_and(|list| !list.is_empty()) {
+                resource[field] = item[field].clone();
+            }
+        }
+        resources.push(resource);
+    }
+    for item in items() {
+        let name = text(item, "name");
+        let Some((parent, subresource)) = name.split_once('/') else { continue };
+        let found = resources.iter().position(|resource| resource["resource"] == parent);
+        let at = found.unwrap_or_else(|| {
+            // A subresource of what cannot be listed itself.
+            let scope = if item["namespaced"] == true { "Namespaced" } else { "Cluster" };
+            resources.push(json!({"resource": parent, "scope": scope, "verbs": [], "singularResource": "",
+                "responseKind": {"group": "", "version": "", "kind": ""}}));
+            resources.len() - 1
+        });
+        let entry = json!({"subresource": subresource, "responseKind": kind(item), "verbs": item["verbs"]});
+        match resources[at]["subresources"].as_array_mut() {
+            Some(list) => list.push(entry),
+            None => resources[at]["subresources"] = json!([entry]),
+        }
+    }
+    resources
+}
+
+async fn openapi_v3(state: &State, backend: &Backend) -> Option<String> {
+    let (_, index) = fetch(state, backend, "/openapi/v3", JSON).await?;
+    let name = backend.path();
+    let url = index["paths"][name.trim_start_matches('/')]["serverRelativeURL"].as_str()?;
+    // It is led through this server under the same name; anything else is not ours to lead to.
+    let expected = format!("/openapi/v3{name}");
+    (url == expected || url.starts_with(&format!("{expected}?"))).then(|| url.to_owned())
+}
+
+async fn openapi_v2(state: &State, backend: &Backend) -> Option<Described> {
+    let (_, document) = fetch(state, backend, "/openapi/v2", JSON).await?;
+    Some(described(&document, &backend.path()))
+}
+
+/// The paths below a prefix, and the definitions that they need.
+fn described(document: &Value, prefix: &str) -> Described {
+    let is_below = |path: &str| path == prefix || path.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('/'));
+    let paths = document["paths"].as_object().into_iter().flatten().filter(|(path, _)| is_below(path));
+    let paths: Map<String, Value> = paths.map(|(path, value)| (path.clone(), value.clone())).collect();
+    let mut wanted = BTreeSet::new();
+    paths.values().for_each(|value| references(value, &mut wanted));
+    let mut definitions = Map::new();
+    while let Some(name) = wanted.pop_first() {
+        let Some(definition) = document["definitions"].get(&name).filter(|_| !definitions.contains_key(&name)) else {
+            continue;
+        };
+        references(definition, &mut wanted);
+        definitions.insert(name, definition.clone());
+    }
+    Described { paths, definitions }
+}
+
+/// The names of all definitions that are referred to.
+fn references(value: &Value, found: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(fields) => {
+            let name = fields.get("$ref").and_then(Value::as_str).and_then(|path| path.strip_prefix("#/definitions/"));
+            found.extend(name.map(str::to_owned));
+            fields.values().for_each(|field| references(field, found));
+        }
+        Value::Array(items) => items.iter().for_each(|item| references(item, found)),
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_old_servers_are_understood() {
+        let list = json!({"kind": "APIResourceList", "groupVersion": "wardle.example.com/v1alpha1", "resources": [
+            {"name": "flunders", "singularName": "flunder", "namespaced": true, "kind": "Flunder", "verbs": ["get"]},
+            {"name": "flunders/status", "namespaced": true, "kind": "Scale", "group": "autoscaling", "version": "v1",
+                "verbs": ["patch"]},
+            {"name": "ghosts/x", "namespaced": false, "kind": "X", "verbs": []}]});
+        let resources = from_legacy(&list, "wardle.example.com", "v1alpha1");
+        assert_eq!(resources.len(), 2);
+        assert_eq!(resources[0]["responseKind"]["group"], "wardle.example.com");
+        assert_eq!(resources[0]["subresources"][0]["responseKind"]["group"], "autoscaling");
+        assert_eq!((&resources[1]["scope"], &resources[1]["verbs"]), (&json!("Cluster"), &json!([])));
+    }
+
+    #[test]
+    fn only_the_version_itself_is_taken_from_a_document() {
+        let document = json!({"items": [{"metadata": {"name": "a.com"}, "versions": [
+            {"version": "v1", "resources": [{"resource": "as"}]}, {"version": "v2", "resources": []}]}]});
+        let found = of_version(document.clone(), "a.com", "v1");
+        assert_eq!(found, [json!({"resource": "as", "responseKind": {"group": "", "version": "", "kind": ""}})]);
+        assert!(of_version(document, "b.com", "v1").is_empty());
+    }
+
+    #[test]
+    fn definitions_come_with_what_they_need() {
+        let to = |name: &str| json!({"$ref": format!("#/definitions/{name}")});
+        let document = json!({"paths": {"/apis/a.com/v1/as": to("A"), "/apis/a.com/v10/": to("C"), "/version/": {}},
+            "definitions": {"A": {"items": [to("B"), to("A")]}, "B": {}, "C": {}}});
+        let described = described(&document, "/apis/a.com/v1");
+        assert_eq!(described.paths.keys().collect::<Vec<_>>(), ["/apis/a.com/v1/as"]);
+        assert_eq!(described.definitions.keys().collect::<Vec<_>>(), ["A", "B"]);
+    }
+}

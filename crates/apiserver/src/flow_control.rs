@@ -1,0 +1,295 @@
+//! The FlowSchemas and PriorityLevelConfigurations that every cluster has, and what each FlowSchema says about its level.
+//!
+//! [`ensure`] makes them when the server starts; [`run`] puts them back when somebody deletes or changes what is not
+//! theirs to change, and tells FlowSchemas whether the level that they name exists. How many requests are served at once
+//! is decided by `chain::InFlight`, not here.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use futures_util::future::try_join_all;
+use http::Method;
+use k8s_openapi::api::flowcontrol::v1::FlowSchema;
+use serde_json::{Value, json};
+
+use crate::registry::column::rfc3339;
+use crate::registry::unset::{items, or_empty};
+use crate::state::{State, now};
+
+const GROUP: &str = "flowcontrol.apiserver.k8s.io";
+const SCHEMAS: &str = "flowschemas";
+const LEVELS: &str = "prioritylevelconfigurations";
+/// `true` lets the server bring the object up to date; somebody who wants it otherwise says `false`.
+const AUTO_UPDATE: &str = "apf.kubernetes.io/autoupdate-spec";
+const PRODUCER: &str = "api-priority-and-fairness-config-producer-v1";
+const CONSUMER: &str = "api-priority-and-fairness-config-consumer-v1";
+/// What could not be written is tried again after this long.
+const AGAIN: Duration = Duration::from_secs(10);
+
+/// An object that the server makes.
+struct Suggestion {
+    plural: &'static str,
+    object: Value,
+    /// Its specification is never anybody else's.
+    is_mandatory: bool,
+}
+
+/// Queues of a level, and how many of them a flow is dealt.
+type Queues = (u32, u32);
+
+fn level(name: &str, shares: i32, lendable: i32, queues: Option<Queues>) -> Suggestion {
+    let response = match queues {
+        Some((queues, hand)) => {
+            json!({"type": "Queue", "queuing": {"queues": queues, "handSize": hand, "queueLengthLimit": 50}})
+        }
+        None => json!({"type": "Reject"}),
+    };
+    let limited = json!({"nominalConcurrencyShares": shares, "lendablePercent": lendable, "limitResponse": response});
+    suggestion(LEVELS, name, json!({"type": "Limited", "limited": limited}))
+}
+
+fn levels() -> Vec<Suggestion> {
+    let exempt = json!({"type": "Exempt", "exempt": {"nominalConcurrencyShares": 0, "lendablePercent": 0}});
+    vec![
+        Suggestion { is_mandatory: true, ..suggestion(LEVELS, "exempt", exempt) },
+        Suggestion { is_mandatory: true, ..level("catch-all", 5, 0, None) },
+        level("system", 30, 33, Some((64, 6))),
+        level("node-high", 40, 25, Some((64, 6))),
+        level("leader-election", 10, 0, Some((16, 4))),
+        level("workload-high", 40, 50, Some((128, 6))),
+        level("workload-low", 100, 90, Some((128, 6))),
+        level("global-default", 20, 50, Some((128, 6))),
+    ]
+}
+
+fn suggestion(plural: &'static str, name: &str, spec: Value) -> Suggestion {
+    let kind = if plural == LEVELS { "PriorityLevelConfiguration" } else { "FlowSchema" };
+    let object = json!({"kind": kind, "apiVersion": format!("{GROUP}/v1"),
+        "metadata": {"name": name, "annotations": {AUTO_UPDATE: "true"}}, "spec": spec});
+    Suggestion { plural, object, is_mandatory: false }
+}
+
+/// A schema: its level, its precedence, what tells its flows apart, and whom and what it is about.
+fn schema(name: &str, level: &str, precedence: i32, by: &str, rule: Value) -> Suggestion {
+    let mut spec = json!({"priorityLevelConfiguration": {"name": level}, "matchingPrecedence": precedence,
+        "rules": [rule]});
+    if !by.is_empty() {
+        spec["distinguisherMethod"] = json!({"type": by});
+    }
+    suggestion(SCHEMAS, name, spec)
+}
+
+fn resources(verbs: &[&str], group: &str, resources: &[&str], cluster_scope: bool) -> Value {
+    let mut rule = json!({"verbs": verbs, "apiGroups": [group], "resources": resources, "namespaces": ["*"]});
+    if cluster_scope {
+        rule["clusterScope"] = true.into();
+    }
+    rule
+}
+
+/// All requests of the subjects.
+fn everything(subjects: Value) -> Value {
+    json!({"subjects": subjects, "resourceRules": [resources(&["*"], "*", &["*"], true)],
+        "nonResourceRules": [{"verbs": ["*"], "nonResourceURLs": ["*"]}]})
+}
+
+fn schemas() -> Vec<Suggestion> {
+    let group = |name: &str| json!({"kind": "Group", "group": {"name": name}});
+    let user = |name: &str| json!({"kind": "User", "user": {"name": name}});
+    let accounts = json!({"kind": "ServiceAccount", "serviceAccount": {"namespace": "kube-system", "name": "*"}});
+    let everyone = json!([group("system:unauthenticated"), group("system:authenticated")]);
+    let nodes = json!([group("system:nodes")]);
+    let (manager, scheduler) = (user("system:kube-controller-manager"), user("system:kube-scheduler"));
+    let (by_user, by_namespace) = ("ByUser", "ByNamespace");
+    let probes = json!({"subjects": everyone,
+        "nonResourceRules": [{"verbs": ["get"], "nonResourceURLs": ["/healthz", "/readyz", "/livez"]}]});
+    let elections = json!({"subjects": [manager, scheduler, accounts],
+        "resourceRules": [resources(&["get", "create", "update"], "coordination.k8s.io", &["leases"], false)]});
+    let node_health = json!({"subjects": nodes,
+        "resourceRules": [resources(&["*"], "", &["nodes", "nodes/status"], true),
+            resources(&["*"], "coordination.k8s.io", &["leases"], false)]});
+    let mandatory = |suggestion| Suggestion { is_mandatory: true, ..suggestion };
+    vec![
+        mandatory(schema("exempt", "exempt", 1, "", everything(json!([group("system:masters")])))),
+        mandatory(schema("catch-all", "catch-all", 10_000, by_user, everything(everyone.clone()))),
+        schema("probes", "exempt", 2, "", probes),
+        schema("system-leader-election", "leader-election", 100, by_user, elections),
+        schema("system-node-high", "node-high", 400, by_user, node_health),
+        schema("system-nodes", "system", 500, by_user, everything(nodes)),
+        schema("kube-controller-manager", "workload-high", 800, by_namespace, everything(json!([manager]))),
+        schema("kube-scheduler", "workload-high", 800, by_namespace, everything(json!([scheduler]))),
+        schema("kube-system-service-accounts", "workload-high", 900, by_namespace, everything(json!([accounts]))),
+        schema("service-accounts", "workload-low", 9000, by_user, everything(json!([group("system:serviceaccounts")]))),
+        schema("global-default", "global-default", 9900, by_user, everything(everyone)),
+    ]
+}
+
+/// Brings the objects in line, and tells every FlowSchema about its level.
+pub(crate) async fn ensure(state: &Arc<State>) -> anyhow::Result<()> {
+    if state.registry.find(GROUP, "v1", SCHEMAS).is_none() {
+        return Ok(());
+    }
+    for suggestions in [levels(), schemas()] {
+        let writes = suggestions.iter().map(|suggestion| keep(state, suggestion));
+        try_join_all(writes).await?;
+    }
+    tell(state).await
+}
+
+/// Keeps them in line until the server stops.
+pub(crate) async fn run(state: Arc<State>) {
+    let (Some(schemas), Some(levels)) = (state.caches.get(SCHEMAS), state.caches.get(LEVELS)) else { return };
+    let (mut schemas, mut levels) = (schemas.subscribe(), levels.subscribe());
+    loop {
+        schemas.mark_unchanged();
+        levels.mark_unchanged();
+        let outcome = ensure(&state).await;
+        if let Err(error) = &outcome {
+            tracing::warn!("flow control objects: {error:#}");
+        }
+        let again = tokio::time::sleep(AGAIN);
+        tokio::select! {
+            () = state.stop.cancelled() => return,
+            changed = schemas.changed() => if changed.is_err() { return },
+            changed = levels.changed() => if changed.is_err() { return },
+            () = again, if outcome.is_err() => {}
+        }
+    }
+}
+
+async fn keep(state: &Arc<State>, suggestion: &Suggestion) -> anyhow::Result<()> {
+    let path = format!("/apis/{GROUP}/v1/{}", suggestion.plural);
+    let name = suggestion.object["metadata"]["name"].as_str().unwrap_or_default();
+    let found = state.caches.get(suggestion.plural).and_then(|cache| cache.get(name));
+    let Some(found) = found else {
+        let url = format!("{path}?fieldManager={PRODUCER}");
+        return write(state, Method::POST, &url, &suggestion.object).await;
+    };
+    let found: Value = serde_json::from_slice(&found.json())?;
+    match revised(&found, suggestion) {
+        Some(object) => write(state, Method::PUT, &format!("{path}/{name}?fieldManager={PRODUCER}"), &object).await,
+        None => Ok(()),
+    }
+}
+
+/// The object as it should be; nothing if it is. What somebody keeps for themselves stays.
+fn revised(found: &Value, wanted: &Suggestion) -> Option<Value> {
+    let said = found["metadata"]["annotations"][AUTO_UPDATE].as_str().and_then(|text| text.parse::<bool>().ok());
+    let is_ours = wanted.is_mandatory || said.unwrap_or(found["metadata"]["generation"] == 1);
+    let mut spec = wanted.object["spec"].clone();
+    if spec["type"] == "Exempt" && found["spec"]["type"] == "Exempt" {
+        // How much an exempt level lends is for the people who run the cluster to say.
+        spec["exempt"] = found["spec"]["exempt"].clone();
+    }
+    let differs = is_ours && found["spec"] != spec;
+    if !differs && said == Some(is_ours) {
+        return None;
+    }
+    let mut object = found.clone();
+    if differs {
+        object["spec"] = spec;
+    }
+    object["metadata"]["annotations"][AUTO_UPDATE] = is_ours.to_string().into();
+    Some(object)
+}
+
+/// Tells every FlowSchema whether its level exists.
+async fn tell(state: &Arc<State>) -> anyhow::Result<()> {
+    let (Some(schemas), Some(levels)) = (state.caches.get(SCHEMAS), state.caches.get(LEVELS)) else { return Ok(()) };
+    let levels = levels.snapshot();
+    let levels: HashSet<&str> = levels.objects.values().map(|entry| entry.name()).collect();
+    let snapshot = schemas.snapshot();
+    let writes = snapshot.objects.values().filter_map(|entry| {
+        let schema = entry.read::<FlowSchema>()?;
+        let status = dangling(&schema, &levels)?;
+        let name = or_empty(&schema.metadata.name);
+        let url = format!("/apis/{GROUP}/v1/{SCHEMAS}/{name}/status?fieldManager={CONSUMER}");
+        let mut object = json!(*schema);
+        object["status"] = status;
+        Some(async move { write(state, Method::PUT, &url, &object).await })
+    });
+    try_join_all(writes).await.map(drop)
+}
+
+/// The status a FlowSchema should have; nothing if it has it.
+fn dangling(schema: &FlowSchema, levels: &HashSet<&str>) -> Option<Value> {
+    let level = schema.spec.as_ref().map(|spec| spec.priority_level_configuration.name.as_str()).unwrap_or_default();
+    let (status, reason, rest) = match levels.contains(level) {
+        true => ("False", "Found", "and it exists"),
+        false => ("True", "NotFound", "but there is no such object"),
+    };
+    let level = api::field::quote(level);
+    let message = format!("This FlowSchema references the PriorityLevelConfiguration object named {level} {rest}");
+    let conditions = schema.status.as_ref().map(|status| items(&status.conditions)).unwrap_or_default();
+    let (old, others): (Vec<_>, Vec<_>) =
+        conditions.iter().partition(|condition| condition.type_.as_deref() == Some("Dangling"));
+    let is_said = old.iter().any(|old| {
+        old.status.as_deref() == Some(status)
+            && old.reason.as_deref() == Some(reason)
+            && old.message.as_deref() == Some(&message)
+    });
+    if is_said {
+        return None;
+    }
+    let mut conditions = json!(others);
+    conditions.as_array_mut()?.push(json!({"type": "Dangling", "status": status, "reason": reason, "message": message,
+        "lastTransitionTime": rfc3339(&now())}));
+    Some(json!({"conditions": conditions}))
+}
+
+async fn write(state: &Arc<State>, method: Method, url: &str, object: &Value) -> anyhow::Result<()> {
+    let (code, answer) = crate::bootstrap::send(state, method, url, object).await.with_context(|| url.to_owned())?;
+    // Made, changed or deleted in between: the cache will say.
+    anyhow::ensure!(code < 300 || code == 409 || code == 404, "{url}: {}", answer["message"]);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_people_keep_for_themselves_stays() {
+        let wanted = level("system", 30, 33, Some((64, 6)));
+        let found = |annotation: Option<&str>, generation: i64, shares: i64| {
+            let mut object = wanted.object.clone();
+            object["metadata"]["generation"] = generation.into();
+            object["spec"]["limited"]["nominalConcurrencyShares"] = shares.into();
+            match annotation {
+                Some(text) => object["metadata"]["annotations"][AUTO_UPDATE] = text.into(),
+                None => object["metadata"]["annotations"] = json!({}),
+            }
+            object
+        };
+        // (annotation, generation, shares) -> annotation and shares afterwards, if anything is written.
+        for (annotation, generation, shares, expected) in [
+            (Some("true"), 1, 30, None),
+            (Some("true"), 2, 7, Some(("true", 30))),
+            (Some("false"), 2, 7, None),
+            (None, 1, 7, Some(("true", 30))),
+            (None, 2, 7, Some(("false", 7))),
+            (Some("odd"), 2, 30, Some(("false", 30))),
+        ] {
+            let told = revised(&found(annotation, generation, shares), &wanted).map(|object| {
+                let said = object["metadata"]["annotations"][AUTO_UPDATE].as_str().unwrap().to_owned();
+                (said, object["spec"]["limited"]["nominalConcurrencyShares"].as_i64().unwrap())
+            });
+            assert_eq!(told, expected.map(|(said, shares)| (said.to_owned(), shares)), "{annotation:?} {generation}");
+        }
+        let mandatory = Suggestion { is_mandatory: true, ..level("system", 30, 33, Some((64, 6))) };
+        assert!(revised(&found(Some("false"), 2, 7), &mandatory).is_some());
+    }
+
+    #[test]
+    fn a_schema_without_its_level_dangles() {
+        let schema: FlowSchema = serde_json::from_value(schemas()[0].object.clone()).unwrap();
+        let status = dangling(&schema, &HashSet::new()).unwrap();
+        assert_eq!(status["conditions"][0]["status"], "True");
+        let with = |status: Value| FlowSchema { status: serde_json::from_value(status).unwrap(), ..schema.clone() };
+        assert_eq!(dangling(&with(status.clone()), &HashSet::new()), None);
+        let found = dangling(&with(status), &HashSet::from(["exempt"])).unwrap();
+        assert_eq!(found["conditions"][0]["reason"], "Found");
+    }
+}

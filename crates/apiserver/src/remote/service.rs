@@ -1,0 +1,68 @@
+//! Where a service is reached that this server asks: a webhook, an aggregated API server, the backend of a proxy.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
+
+use crate::state::State;
+use crate::watch_cache::Entry;
+
+/// The address behind a service port: its cluster IP, or the name an ExternalName service stands for. With
+/// `--enable-aggregator-routing`, one of its endpoints.
+pub(crate) fn resolve(state: &State, namespace: &str, name: &str, port: u16) -> Result<(String, u16), String> {
+    let service: Arc<Service> = state
+        .peek_shared("services/specs", &format!("{namespace}/{name}"))
+        .ok_or_else(|| format!("service {name:?} not found"))?;
+    let spec = service.spec.clone().unwrap_or_default();
+    let kind = spec.type_.as_deref().unwrap_or("ClusterIP");
+    let is_routed = state.config.enable_aggregator_routing;
+    match kind {
+        "ExternalName" if !is_routed => return Ok((spec.external_name.unwrap_or_default(), port)),
+        "ClusterIP" | "NodePort" | "LoadBalancer" => {}
+        other => return Err(format!("unsupported service type {other:?}")),
+    }
+    let address = spec.cluster_ip.unwrap_or_default();
+    if !is_routed && (address.is_empty() || address == "None") {
+        return Err(format!("cannot route to service with ClusterIP {address:?}"));
+    }
+    let declared = spec.ports.iter().flatten().find(|declared| declared.port == i32::from(port));
+    let declared = declared.ok_or_else(|| format!("no service port {port} found for service {name:?}"))?;
+    if !is_routed {
+        return Ok((address, port));
+    }
+    ready_endpoint(state, namespace, name, declared.name.as_deref().unwrap_or_default())
+        .ok_or_else(|| format!("no endpoints available for service {name:?}"))
+}
+
+/// The slices of a service, as they are in the cache.
+pub(crate) fn entries(state: &State, namespace: &str, service: &str) -> Vec<Arc<Entry>> {
+    let Some(cache) = state.caches.get("endpointslices") else { return Vec::new() };
+    let is_of = |entry: &Entry| entry.labels().get("kubernetes.io/service-name").is_some_and(|owner| owner == service);
+    cache.snapshot().range(Some(namespace), None).filter(|entry| is_of(entry)).cloned().collect()
+}
+
+/// The slices of a service.
+pub(crate) fn slices(state: &State, namespace: &str, service: &str) -> Vec<Arc<EndpointSlice>> {
+    entries(state, namespace, service).iter().filter_map(|entry| entry.read()).collect()
+}
+
+/// One of the endpoints of a service that are ready, with the number of the named port.
+pub(crate) fn ready_endpoint(state: &State, namespace: &str, service: &str, port: &str) -> Option<(String, u16)> {
+    let mut candidates = Vec::new();
+    for slice in slices(state, namespace, service) {
+        let named = slice.ports.iter().flatten().find(|found| found.name.as_deref().unwrap_or_default() == port);
+        let Some(number) = named.and_then(|port| u16::try_from(port.port?).ok()) else { continue };
+        let ready = slice.endpoints.iter().flatten().filter(|endpoint| is_ready(endpoint));
+        candidates.extend(ready.filter_map(|endpoint| Some((endpoint.addresses.first()?.clone(), number))));
+    }
+    if candidates.is_empty() {
+        return None;
+    }
+    Some(candidates.swap_remove(rand::random_range(0..candidates.len())))
+}
+
+/// Whether an endpoint takes requests; one that does not say does.
+pub(crate) fn is_ready(endpoint: &Endpoint) -> bool {
+    endpoint.conditions.as_ref().and_then(|conditions| conditions.ready).unwrap_or(true)
+}
