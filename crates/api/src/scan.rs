@@ -29,8 +29,8 @@ impl<'a> Iterator for Members<'a> {
 }
 
 impl<'a> Members<'a> {
-    /// The next key, and where its value begins. There is no next one until `at` is set to the value's end.
-    fn enter(&mut self) -> Option<(&'a [u8], usize)> {
+    /// The next key, and where its value begins. There is no next one until the value is left.
+    pub(crate) fn enter(&mut self) -> Option<(&'a [u8], usize)> {
         let mut at = skip_space(self.json, self.at.take()?);
         if self.json.get(at) == Some(&b',') {
             at = skip_space(self.json, at + 1);
@@ -48,8 +48,18 @@ impl<'a> Members<'a> {
         Some((key, skip_space(self.json, colon + 1)))
     }
 
+    /// Goes on after the value that ends at `end`.
+    pub(crate) fn leave(&mut self, end: usize) {
+        self.at = Some(end);
+    }
+
+    /// Where the object ends, once there are no more members.
+    pub(crate) fn end(&self) -> Option<usize> {
+        self.at.filter(|at| self.json.get(*at) == Some(&b'}')).map(|at| at + 1)
+    }
+
     /// Where the value of a member begins. What comes after it is not looked at.
-    fn find(mut self, wanted: &str) -> Option<usize> {
+    fn start_of(mut self, wanted: &str) -> Option<usize> {
         while let Some((key, start)) = self.enter() {
             if key == wanted.as_bytes() {
                 return Some(start);
@@ -58,6 +68,23 @@ impl<'a> Members<'a> {
         }
         None
     }
+}
+
+/// The items of the list that starts at `at`, each with its range.
+pub(crate) fn items(json: &[u8], at: usize) -> impl Iterator<Item = Range<usize>> + '_ {
+    let mut at = (json.get(at) == Some(&b'[')).then_some(at + 1);
+    std::iter::from_fn(move || {
+        let mut start = skip_space(json, at.take()?);
+        if json.get(start) == Some(&b',') {
+            start = skip_space(json, start + 1);
+        }
+        if json.get(start) == Some(&b']') {
+            return None;
+        }
+        let end = skip_value(json, start)?;
+        at = Some(end);
+        Some(start..end)
+    })
 }
 
 /// The first place from `at` on that is no space.
@@ -69,7 +96,7 @@ pub fn skip_space(json: &[u8], mut at: usize) -> usize {
 }
 
 /// The end of the value that starts at `at`.
-fn skip_value(json: &[u8], at: usize) -> Option<usize> {
+pub(crate) fn skip_value(json: &[u8], at: usize) -> Option<usize> {
     match json.get(at)? {
         b'"' => skip_string(json, at),
         b'{' | b'[' => {
@@ -120,7 +147,7 @@ pub fn find(json: &[u8], path: &[&str]) -> Option<Range<usize>> {
 
 /// Where the value at a path begins: how long it is need not be found out.
 pub fn find_start(json: &[u8], path: &[&str]) -> Option<usize> {
-    path.iter().try_fold(0, |at, key| members(json, at).find(key))
+    path.iter().try_fold(0, |at, key| members(json, at).start_of(key))
 }
 
 /// The raw values at several paths, found in one walk; a path that leads nowhere has none.

@@ -226,7 +226,8 @@ async fn serve_connection(
 ) {
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
         let (state, peer) = (state.clone(), peer.clone());
-        async move { Ok::<_, std::convert::Infallible>(receive(state, request, peer).await) }
+        // On the heap: on its way into a task of its own a future is moved again and again.
+        Box::pin(async move { Ok::<_, std::convert::Infallible>(receive(state, request, peer).await) })
     });
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder

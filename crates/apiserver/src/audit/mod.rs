@@ -14,6 +14,7 @@ use std::sync::atomic::Ordering;
 
 use api::{Status, UserInfo};
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use http::{HeaderMap, Response, header};
 use http_body_util::BodyExt;
 use jiff::Timestamp;
@@ -96,7 +97,7 @@ pub(crate) fn annotate(key: &str, value: impl Into<String>) {
 }
 
 /// Work that another task does for the request that is being served: its notes belong to that request's event.
-pub(crate) fn carried<T>(work: impl Future<Output = T>) -> impl Future<Output = T> {
+pub(crate) fn carried<T>(work: BoxFuture<'_, T>) -> impl Future<Output = T> {
     let trail = CURRENT.try_with(Clone::clone).unwrap_or(Trail(None));
     async move { trail.follow(work).await }
 }
@@ -136,7 +137,7 @@ impl Trail {
     }
 
     /// Runs a future whose [`annotate`] calls belong to this trail.
-    pub(crate) async fn follow<T>(&self, work: impl Future<Output = T>) -> T {
+    pub(crate) async fn follow<T>(&self, work: BoxFuture<'_, T>) -> T {
         match self.0 {
             None => work.await,
             Some(_) => CURRENT.scope(self.clone(), work).await,

@@ -118,7 +118,7 @@ async fn admit(
     trail: &Trail,
 ) -> Result<(UserInfo, in_flight::Place), Status> {
     let attributes = Attributes::from(info);
-    let user = match trail.follow(authenticate(state, parts, peer)).await {
+    let user = match trail.follow(Box::pin(authenticate(state, parts, peer))).await {
         Ok(user) => user,
         Err(status) => {
             trace::lap_failed(Stage::Authentication, Name::NONE);

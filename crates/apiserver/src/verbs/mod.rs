@@ -46,14 +46,18 @@ pub(crate) async fn run(
     operation: Operation,
     upgrade: Option<hyper::upgrade::OnUpgrade>,
 ) -> Result<Response<Body>, Status> {
-    if hooks::reaches_beyond(&operation) { to_its_end(operation).await } else { serve(operation, upgrade).await }
+    // Neither way makes room for the other.
+    match hooks::reaches_beyond(&operation) {
+        true => Box::pin(to_its_end(operation)).await,
+        false => serve(operation, upgrade).await,
+    }
 }
 
 /// Runs a write to its end even when its client leaves: cut short between a claim and the object that owns it, it would
 /// leave the claim to nobody.
 async fn to_its_end(operation: Operation) -> Result<Response<Body>, Status> {
     let state = operation.state.clone();
-    let task = state.writes.spawn(trace::away(crate::audit::carried(serve(operation, None))));
+    let task = state.writes.spawn(trace::away(crate::audit::carried(Box::pin(serve(operation, None)))));
     match task.await.map_err(tokio::task::JoinError::try_into_panic) {
         Ok(done) => done.home(),
         Err(Ok(panic)) => std::panic::resume_unwind(panic),

@@ -4,13 +4,12 @@
 use std::borrow::Cow;
 
 use jiff::Timestamp;
-use serde::Deserialize;
-use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::Writer;
 use super::managed::{ANCIENT, MAX_UPDATERS};
 use super::set::{FieldSet, write_string};
+use crate::scan;
 
 const UPDATE: &str = "Update";
 const FIELDS_V1: &str = "FieldsV1";
@@ -20,49 +19,41 @@ pub(super) struct Books<'a> {
     is_changed: bool,
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Default)]
 struct Entry<'a> {
-    #[serde(borrow, default)]
     manager: Cow<'a, str>,
-    #[serde(borrow, default)]
     operation: Cow<'a, str>,
-    #[serde(borrow, default)]
     api_version: Cow<'a, str>,
-    #[serde(borrow, default)]
     subresource: Cow<'a, str>,
     /// As this server writes times: their texts are in order, too.
-    #[serde(borrow, default)]
     time: Cow<'a, str>,
-    #[serde(borrow, default)]
     fields_type: Cow<'a, str>,
-    #[serde(borrow, default, rename = "fieldsV1", deserialize_with = "text")]
     fields: Cow<'a, str>,
     /// The entry as it was found, until it is changed.
-    #[serde(skip)]
     found: Option<&'a str>,
 }
 
-fn text<'de, D: serde::Deserializer<'de>>(source: D) -> Result<Cow<'de, str>, D::Error> {
-    Ok(Cow::Borrowed(<&RawValue>::deserialize(source)?.get()))
-}
-
 impl<'a> Books<'a> {
-    /// Entries that do not parse are left out: the books are a record, never a reason to refuse a write.
+    /// Entries that are none are left out: the books are a record, never a reason to refuse a write.
     pub(super) fn read(text: &'a str) -> Self {
-        let found: Vec<&RawValue> = serde_json::from_str(text).unwrap_or_default();
-        let entries = found.iter().filter_map(|raw| {
-            let entry: Entry<'a> = serde_json::from_str(raw.get()).ok()?;
-            let is_known = matches!(&*entry.operation, "Apply" | UPDATE) && entry.fields_type == FIELDS_V1;
-            is_known.then_some(Entry { found: Some(raw.get()), ..entry })
-        });
-        let entries: Vec<Entry<'a>> = entries.collect();
-        let is_changed = entries.len() != found.len();
+        let (mut entries, mut is_changed) = (Vec::new(), false);
+        for place in scan::items(text.as_bytes(), 0) {
+            let entry = text.get(place).map(Entry::read).filter(Entry::is_known);
+            is_changed |= entry.is_none();
+            entries.extend(entry);
+        }
         Self { entries, is_changed }
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.entries.is_empty()
+    }
+
+    /// The first entry: all that a new object has is its maker's.
+    pub(super) fn begin(&mut self, writer: &Writer<'_>, fields: String) {
+        if fields != "{}" {
+            self.entries.push(Entry { time: time(writer.now), fields: fields.into(), ..Entry::new(writer) });
+        }
     }
 
     /// `changed` is the writer's from now on; nobody owns what is `removed` any more.
@@ -129,6 +120,28 @@ impl<'a> Books<'a> {
 }
 
 impl<'a> Entry<'a> {
+    fn read(found: &'a str) -> Self {
+        let mut entry = Self { found: Some(found), ..Self::default() };
+        for (name, place) in scan::members(found.as_bytes(), 0) {
+            let value = &found.as_bytes()[place.clone()];
+            match name {
+                b"manager" => entry.manager = scan::text(value),
+                b"operation" => entry.operation = scan::text(value),
+                b"apiVersion" => entry.api_version = scan::text(value),
+                b"subresource" => entry.subresource = scan::text(value),
+                b"time" => entry.time = scan::text(value),
+                b"fieldsType" => entry.fields_type = scan::text(value),
+                b"fieldsV1" => entry.fields = found.get(place).unwrap_or_default().into(),
+                _ => {}
+            }
+        }
+        entry
+    }
+
+    fn is_known(&self) -> bool {
+        matches!(&*self.operation, "Apply" | UPDATE) && self.fields_type == FIELDS_V1
+    }
+
     fn new(writer: &Writer<'_>) -> Self {
         let own = |text: &str| Cow::Owned(text.to_owned());
         Self {
@@ -163,7 +176,7 @@ impl<'a> Entry<'a> {
         } else if !set.is_within(&self.fields) {
             self.change(|fields| set.add_to(fields));
         }
-        self.time = now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string().into();
+        self.time = time(now);
         self.found = None;
     }
 
@@ -195,6 +208,10 @@ impl<'a> Entry<'a> {
         out.pop();
         out.push('}');
     }
+}
+
+fn time(now: Timestamp) -> Cow<'static, str> {
+    now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string().into()
 }
 
 fn put(name: &str, value: &str, out: &mut String) {

@@ -5,9 +5,10 @@
 //! change what others own unless forced. [`update`] keeps the books for every other kind of write.
 //! The algorithm is structured-merge-diff's (v6): `walk` compares and merges values by their schema,
 //! `set` holds field sets, `managed` reads and writes the entries. Plain writes, which are nearly all there are, compare
-//! texts (`raw`) and change those of the entries (`books`).
+//! texts (`raw`), or read one if the object is new (`created`), and change those of the entries (`books`).
 
 mod books;
+mod created;
 mod managed;
 mod raw;
 mod set;
@@ -206,6 +207,12 @@ pub fn update<'a>(
     if books.is_empty() && write.live.is_some() {
         // Nobody asked for books on this object when it was made.
         return None;
+    }
+    if books.is_empty()
+        && let Some(fields) = created::fields(write.new, schema, write.ignored)
+    {
+        books.begin(writer, fields);
+        return books.close(text);
     }
     let mut changes = raw::compare(write.live, write.new, schema, write.ignored)?;
     changes.forget_books();

@@ -4,21 +4,64 @@
 //! The result is that of [`walk::compare`](super::walk::compare) on the same objects (a property test says so). Both
 //! texts come from the same serializer, so what is equal is nearly always equal byte by byte.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use serde_json::value::RawValue;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::PRESENT;
 use super::walk::{Atom, Changes, field_element, item_atom, item_element};
-use crate::patch::text::{Fields, Name, parse, value};
-use crate::schema::Struct;
+use crate::scan;
+use crate::schema::{Struct, Type};
+
+/// Lists are told apart by so many fields at most.
+const MAX_KEYS: usize = 4;
+
+/// One level of an object: names and the texts of their values, in the order of the names.
+struct Fields<'a>(Vec<(Cow<'a, str>, &'a str)>);
+
+impl<'a> Fields<'a> {
+    /// `None` if the text is no object.
+    fn read(text: &'a str) -> Option<Self> {
+        let mut members = scan::members(text.as_bytes(), 0);
+        let mut fields = Vec::with_capacity(16);
+        while let Some((key, start)) = members.enter() {
+            let end = scan::skip_value(text.as_bytes(), start)?;
+            members.leave(end);
+            fields.push((name(std::str::from_utf8(key).ok()?), text.get(start..end)?));
+        }
+        members.end()?;
+        if !fields.is_sorted_by(|(a, _), (b, _)| a < b) {
+            // Of several by the same name, the last counts.
+            fields.reverse();
+            fields.sort_by(|(a, _), (b, _)| a.cmp(b));
+            fields.dedup_by(|(later, _), (first, _)| later == first);
+        }
+        Some(Self(fields))
+    }
+
+    fn get(&self, name: &str) -> Option<&'a str> {
+        self.0.binary_search_by(|(known, _)| (**known).cmp(name)).ok().map(|at| self.0[at].1)
+    }
+}
+
+/// A name from the text between its quotes.
+fn name(text: &str) -> Cow<'_, str> {
+    match text.contains('\\') {
+        true => Cow::Owned(serde_json::from_str(&format!("\"{text}\"")).unwrap_or_default()),
+        false => Cow::Borrowed(text),
+    }
+}
+
+fn value(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_default()
+}
 
 /// The older one of two values.
 #[derive(Clone, Copy)]
 enum Old<'a> {
     Absent,
-    Given(&'a RawValue),
+    Given(&'a str),
     /// Of an object that is just being made: there, with nothing set in it.
     Bare,
 }
@@ -26,7 +69,7 @@ enum Old<'a> {
 /// What `new` sets or changes, compared with `old`, or with nothing if it is new. `None` if a text is no JSON object.
 pub(super) fn compare(old: Option<&[u8]>, new: &[u8], schema: &Struct, skip: &[&str]) -> Option<Changes> {
     let mut changes = Changes::default();
-    let parse = |text| serde_json::from_slice::<Fields<'_>>(text).ok();
+    let parse = |text| Fields::read(std::str::from_utf8(text).ok()?);
     let old = match old {
         Some(old) => Some(parse(old)?),
         None => None,
@@ -43,51 +86,51 @@ fn compare_fields(
     skip: &[&str],
     changes: &mut Changes,
 ) {
-    let present = |raw: &&&RawValue| raw.get() != "null";
-    for (name, after) in new {
+    let present = |text: &&str| *text != "null";
+    for (name, after) in &new.0 {
         let before = match old.and_then(|old| old.get(name)).filter(present) {
             Some(before) => Old::Given(before),
-            None if bare => bare_field(&name.0, after),
+            None if bare => bare_field(name, after),
             None => Old::Absent,
         };
-        let after = Some(*after).filter(|after| present(&after));
+        let after = Some(*after).filter(present);
         let same = match (before, after) {
-            (Old::Given(before), Some(after)) => before.get() == after.get(),
+            (Old::Given(before), Some(after)) => before == after,
             (Old::Absent, None) => true,
             _ => false,
         };
-        if !same && !skip.contains(&&*name.0) {
-            compare_values(before, after, atom.entry(&name.0).0, field_element(&name.0), changes);
+        if !same && !skip.contains(&&**name) {
+            compare_values(before, after, atom.entry(name).0, field_element(name), changes);
         }
     }
-    for (name, before) in old.into_iter().flatten().filter(|(name, _)| !new.contains_key(name)) {
-        if present(&before) && !skip.contains(&&*name.0) {
-            compare_values(Old::Given(before), None, atom.entry(&name.0).0, field_element(&name.0), changes);
+    let Some(old) = old else { return };
+    for (name, before) in old.0.iter().filter(|(name, _)| new.get(name).is_none()) {
+        if present(before) && !skip.contains(&&**name) {
+            compare_values(Old::Given(before), None, atom.entry(name).0, field_element(name), changes);
         }
     }
 }
 
 /// What of a new object counts as there before anyone set it (`skeleton`).
-fn bare_field<'a>(name: &str, after: &RawValue) -> Old<'a> {
-    match after.get().as_bytes().first() {
+fn bare_field<'a>(name: &str, after: &str) -> Old<'a> {
+    match after.as_bytes().first() {
         Some(b'{') if PRESENT.contains(&name) => Old::Bare,
         Some(b'[') if name == "containers" => Old::Bare,
         _ => Old::Absent,
     }
 }
 
-fn compare_values(old: Old<'_>, new: Option<&RawValue>, atom: Atom<'_>, element: String, changes: &mut Changes) {
-    let opens = |raw: &RawValue, with: char| raw.get().starts_with(with);
+fn compare_values(old: Old<'_>, new: Option<&str>, atom: Atom<'_>, element: String, changes: &mut Changes) {
     let fits = |with: char| match old {
-        Old::Given(old) => opens(old, with) && new.is_none_or(|new| opens(new, with)),
-        Old::Absent | Old::Bare => new.is_none_or(|new| opens(new, with)),
+        Old::Given(old) => old.starts_with(with) && new.is_none_or(|new| new.starts_with(with)),
+        Old::Absent | Old::Bare => new.is_none_or(|new| new.starts_with(with)),
     };
     let is_container = match atom {
         Atom::Leaf => false,
         Atom::Struct(_) | Atom::Map(_) => fits('{'),
         Atom::Keyed(..) | Atom::Set => fits('['),
     };
-    let empty = |raw: &RawValue| matches!(raw.get(), "{}" | "[]");
+    let empty = |text: &str| matches!(text, "{}" | "[]");
     let nothing_old = match old {
         Old::Given(old) => empty(old),
         Old::Absent | Old::Bare => true,
@@ -96,17 +139,17 @@ fn compare_values(old: Old<'_>, new: Option<&RawValue>, atom: Atom<'_>, element:
         let mut below = Changes::default();
         if matches!(atom, Atom::Keyed(..) | Atom::Set) {
             let old = match old {
-                Old::Given(old) => items(Some(old), atom),
+                Old::Given(old) => items(old, atom),
                 Old::Absent | Old::Bare => Vec::new(),
             };
-            compare_items(&old, &items(new, atom), atom, &mut below);
+            compare_items(&old, &new.map(|new| items(new, atom)).unwrap_or_default(), atom, &mut below);
         } else {
             let (parsed, bare) = match old {
-                Old::Given(old) => (Some(parse(old)), false),
+                Old::Given(old) => (Fields::read(old), false),
                 Old::Absent => (None, false),
                 Old::Bare => (None, true),
             };
-            let new = new.map(parse).unwrap_or_default();
+            let new = new.and_then(Fields::read).unwrap_or(Fields(Vec::new()));
             compare_fields(parsed.as_ref(), bare, &new, atom, &[], &mut below);
         }
         changes.added.insert_below(&element, below.added);
@@ -130,28 +173,53 @@ fn compare_values(old: Old<'_>, new: Option<&RawValue>, atom: Atom<'_>, element:
 }
 
 /// The elements of a list with what they are known by.
-fn items<'a>(list: Option<&'a RawValue>, atom: Atom<'_>) -> Vec<(String, &'a RawValue)> {
-    let items: Vec<&RawValue> = list.and_then(|list| serde_json::from_str(list.get()).ok()).unwrap_or_default();
-    items.into_iter().map(|item| (known_by(item, atom), item)).collect()
+fn items<'a>(list: &'a str, atom: Atom<'_>) -> Vec<(String, &'a str)> {
+    let items = scan::items(list.as_bytes(), 0).filter_map(|place| list.get(place));
+    items.map(|item| (known_by(item, atom).unwrap_or_else(|| item_element(&value(item), atom)), item)).collect()
 }
 
-fn known_by(item: &RawValue, atom: Atom<'_>) -> String {
-    let Atom::Keyed(_, keys) = atom else { return item_element(&value(item), atom) };
-    let fields = parse(item);
-    let named = keys.iter().filter_map(|key| {
-        let raw = fields.get(&Name::from(*key))?;
-        Some(((*key).to_owned(), value(raw)))
-    });
-    item_element(&Value::Object(named.collect::<Map<_, _>>()), atom)
+/// The path element of an item, from its text. `None` where more than a look is needed.
+pub(super) fn known_by(item: &str, atom: Atom<'_>) -> Option<String> {
+    let Atom::Keyed(element, keys) = atom else { return plain(item).map(|item| ["v:", item].concat()) };
+    let mut sorted = [""; MAX_KEYS];
+    let sorted = sorted.get_mut(..keys.len())?;
+    sorted.copy_from_slice(keys);
+    sorted.sort_unstable();
+    if !item.starts_with('{') {
+        return None;
+    }
+    let mut text = String::from("k:{");
+    for &key in &*sorted {
+        let given = scan::find(item.as_bytes(), &[key]).and_then(|place| item.get(place)).filter(|it| *it != "null");
+        let separator = if text.ends_with('{') { "" } else { "," };
+        match (given, default(element, key)) {
+            (Some(given), _) => text.extend([separator, "\"", key, "\":", plain(given)?]),
+            (None, Some(default)) => text.extend([separator, "\"", key, "\":\"", default, "\""]),
+            (None, None) => {}
+        }
+    }
+    text.push('}');
+    Some(text)
 }
 
-fn compare_items(old: &[(String, &RawValue)], new: &[(String, &RawValue)], atom: Atom<'_>, changes: &mut Changes) {
+/// A string or whole number that is written in one way only.
+fn plain(text: &str) -> Option<&str> {
+    let is_string = text.starts_with('"') && !text.contains('\\');
+    let is_number = || !text.is_empty() && text.len() < 16 && text.bytes().all(|byte| byte.is_ascii_digit());
+    (is_string || is_number()).then_some(text)
+}
+
+fn default(element: &Type, key: &str) -> Option<&'static str> {
+    element.as_struct()?.field(key)?.key_default
+}
+
+fn compare_items(old: &[(String, &str)], new: &[(String, &str)], atom: Atom<'_>, changes: &mut Changes) {
     // Of several that are known by the same, the first counts.
-    let before: BTreeMap<&str, &RawValue> = old.iter().rev().map(|(element, item)| (element.as_str(), *item)).collect();
-    let after: BTreeMap<&str, &RawValue> = new.iter().map(|(element, item)| (element.as_str(), *item)).collect();
+    let before: BTreeMap<&str, &str> = old.iter().rev().map(|(element, item)| (element.as_str(), *item)).collect();
+    let after: BTreeMap<&str, &str> = new.iter().map(|(element, item)| (element.as_str(), *item)).collect();
     for (element, item) in new {
         let old = before.get(element.as_str()).map_or(Old::Absent, |item| Old::Given(item));
-        let same = matches!(old, Old::Given(old) if old.get() == item.get());
+        let same = matches!(old, Old::Given(old) if old == *item);
         if !same {
             compare_values(old, Some(item), item_atom(atom), element.clone(), changes);
         }

@@ -7,10 +7,10 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry::{Occupied, Vacant};
 
-use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use crate::patch::text::{Fields, Name};
+use crate::scan;
 use crate::schema::{Struct, Type};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -140,23 +140,12 @@ impl FieldSet {
 
     /// What no manager ever owns: identity and what the server sets.
     pub(super) fn strip_metadata(&mut self) {
-        const SERVER_SET: &[&str] = &[
-            "f:name",
-            "f:namespace",
-            "f:creationTimestamp",
-            "f:selfLink",
-            "f:uid",
-            "f:clusterName",
-            "f:generation",
-            "f:managedFields",
-            "f:resourceVersion",
-        ];
         self.nodes.remove("f:apiVersion");
         self.nodes.remove("f:kind");
         if let Some(metadata) = self.nodes.get_mut("f:metadata") {
             metadata.member = false;
             for name in SERVER_SET {
-                metadata.below.nodes.remove(*name);
+                metadata.below.remove_field(name);
             }
             if metadata.below.is_empty() {
                 self.nodes.remove("f:metadata");
@@ -219,8 +208,8 @@ impl FieldSet {
     pub(super) fn meets(&self, written: &str) -> bool {
         let Some(fields) = self.open(written) else { return false };
         self.nodes.iter().any(|(element, node)| {
-            let below = fields.get(&Name::from(element.as_str()));
-            below.is_some_and(|below| (node.member && is_member_text(below)) || node.below.meets(below.get()))
+            let below = fields.get(element);
+            below.is_some_and(|below| (node.member && is_member_text(below)) || node.below.meets(below))
         })
     }
 
@@ -228,14 +217,20 @@ impl FieldSet {
     pub(super) fn is_within(&self, written: &str) -> bool {
         let Some(fields) = self.open(written) else { return self.is_empty() };
         self.nodes.iter().all(|(element, node)| {
-            let below = fields.get(&Name::from(element.as_str()));
-            below.is_some_and(|below| (!node.member || is_member_text(below)) && node.below.is_within(below.get()))
+            let below = fields.get(element);
+            below.is_some_and(|below| (!node.member || is_member_text(below)) && node.below.is_within(below))
         })
     }
 
     /// One level of a written set, if there is anything to look for.
-    fn open<'a>(&self, written: &'a str) -> Option<Fields<'a>> {
-        if self.is_empty() || written == "{}" { None } else { serde_json::from_str(written).ok() }
+    fn open<'a>(&self, written: &'a str) -> Option<Written<'a>> {
+        const FEW: usize = 8;
+        match self.nodes.len() {
+            _ if written == "{}" => None,
+            0 => None,
+            1..=FEW => Some(Written::Text(written)),
+            _ => serde_json::from_str(written).ok().map(Written::Level),
+        }
     }
 
     /// Takes this set out of another one that is written as JSON.
@@ -286,6 +281,19 @@ impl FieldSet {
     }
 }
 
+/// Fields of the metadata that the server sets.
+pub(super) const SERVER_SET: &[&str] = &[
+    "name",
+    "namespace",
+    "creationTimestamp",
+    "selfLink",
+    "uid",
+    "clusterName",
+    "generation",
+    "managedFields",
+    "resourceVersion",
+];
+
 /// The entry of a node that is in the set itself and holds others as well.
 const SELF: &str = ".";
 
@@ -293,10 +301,30 @@ fn is_member(written: &Value) -> bool {
     written.as_object().is_none_or(|below| below.is_empty() || below.contains_key(SELF))
 }
 
-fn is_member_text(written: &RawValue) -> bool {
-    match serde_json::from_str::<Fields<'_>>(written.get()) {
-        Ok(below) => below.is_empty() || below.contains_key(&Name::from(SELF)),
-        Err(_) => true,
+fn is_member_text(written: &str) -> bool {
+    // In the order of names it is the first one.
+    let mut names = scan::members(written.as_bytes(), 0).map(|(name, _)| name).peekable();
+    names.peek().is_none() || names.any(|name| name == SELF.as_bytes())
+}
+
+/// One level of a written set, as it is or taken apart: a few elements are found faster than all are read.
+enum Written<'a> {
+    Text(&'a str),
+    Level(Fields<'a>),
+}
+
+impl<'a> Written<'a> {
+    fn get(&self, element: &str) -> Option<&'a str> {
+        let text = match self {
+            Self::Level(fields) => return fields.get(&Name::from(element)).map(|below| below.get()),
+            Self::Text(text) => *text,
+        };
+        let mut members = scan::members(text.as_bytes(), 0);
+        let (_, place) = members.find(|(name, _)| match name.contains(&b'\\') {
+            true => serde_json::from_slice::<String>(&[b"\"", *name, b"\""].concat()).is_ok_and(|name| name == element),
+            false => *name == element.as_bytes(),
+        })?;
+        text.get(place)
     }
 }
 

@@ -242,6 +242,30 @@ fn same_changes(before: &Map<String, Value>, after: &Map<String, Value>, schema:
     ] {
         assert_eq!((raw.added, raw.modified, raw.removed), (values.added, values.modified, values.removed));
     }
+    if let Some(fields) = created::fields(&new, schema, &["status"]) {
+        let (mut changed, _) = raw::compare(None, &new, schema, &["status"]).unwrap().split();
+        changed.strip_metadata();
+        assert_eq!(fields, changed.to_text(), "{}", String::from_utf8_lossy(&new));
+    }
+}
+
+#[test]
+fn a_new_object_is_its_makers_in_every_field() {
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", "labels": {"app": "x"}, "finalizers": ["b", "a"]},
+        "spec": {"containers": [
+            {"name": "a-b", "ports": [{"containerPort": 80, "protocol": "UDP"}, {"containerPort": 80}]},
+            {"name": "a", "resources": {}}]}});
+    let text = serde_json::to_vec(&pod).unwrap();
+    let fields = created::fields(&text, &of::<Pod>(), &["status"]).unwrap();
+    let containers = r#""f:containers":{"k:{\"name\":\"a\"}":{".":{},"f:name":{},"f:resources":{}},"k:{\"name\":\"a-b\"}":{".":{},"f:name":{},"f:ports":{".":{},"k:{\"containerPort\":80,\"protocol\":\"TCP\"}":{".":{},"f:containerPort":{}},"k:{\"containerPort\":80,\"protocol\":\"UDP\"}":{".":{},"f:containerPort":{},"f:protocol":{}}}}}"#;
+    let metadata = r#"{"f:finalizers":{".":{},"v:\"a\"":{},"v:\"b\"":{}},"f:labels":{".":{},"f:app":{}}}"#;
+    assert_eq!(fields, format!(r#"{{"f:metadata":{metadata},"f:spec":{{{containers}}}}}"#));
+    same_changes(&Map::new(), pod.as_object().unwrap(), &of::<Pod>());
+    for other in
+        [r#"{"spec":{"a":1,"a":2}}"#, r#"{"spec":{"b":1,"a":2}}"#, r#"{"sp\u0065c":{}}"#, r#"{"spec":{"#, "[]", ""]
+    {
+        assert_eq!(created::fields(other.as_bytes(), &of::<Pod>(), &[]), None, "{other}");
+    }
 }
 
 #[test]
