@@ -64,7 +64,7 @@ async fn make(state: &Arc<State>) -> anyhow::Result<()> {
     }
     service_range(state).await?;
     kubernetes_service(state).await?;
-    authentication_config(state).await?;
+    crate::aggregation::trust::ensure(state).await?;
     crate::aggregation::local::register(state).await?;
     crate::flow_control::ensure(state).await?;
     state.bootstrapped.store(true, std::sync::atomic::Ordering::Release);
@@ -142,36 +142,6 @@ async fn service_range(state: &Arc<State>) -> anyhow::Result<()> {
     found["status"] = json!({"conditions": [{"type": "Ready", "status": "True", "reason": "",
         "message": "Kubernetes default Service CIDR is ready", "lastTransitionTime": crate::registry::column::rfc3339(&now())}]});
     replace(state, url, &found).await
-}
-
-/// What extension API servers need to trust the clients and the front proxy of this one.
-async fn authentication_config(state: &Arc<State>) -> anyhow::Result<()> {
-    let config = &state.config;
-    let mut data = serde_json::Map::new();
-    let files = [
-        ("client-ca-file", &config.client_ca_file),
-        ("requestheader-client-ca-file", &config.requestheader_client_ca_file),
-    ];
-    for (key, file) in files {
-        if let Some(file) = file {
-            let text = tokio::fs::read_to_string(file).await.with_context(|| file.display().to_string())?;
-            data.insert(key.to_owned(), text.into());
-        }
-    }
-    if config.requestheader_client_ca_file.is_some() {
-        for (key, list) in [
-            ("requestheader-allowed-names", &config.requestheader_allowed_names),
-            ("requestheader-username-headers", &config.requestheader_username_headers),
-            ("requestheader-uid-headers", &config.requestheader_uid_headers),
-            ("requestheader-group-headers", &config.requestheader_group_headers),
-            ("requestheader-extra-headers-prefix", &config.requestheader_extra_headers_prefix),
-        ] {
-            data.insert(key.to_owned(), serde_json::to_string(list)?.into());
-        }
-    }
-    let map = json!({"kind": "ConfigMap", "apiVersion": "v1",
-        "metadata": {"name": "extension-apiserver-authentication", "namespace": "kube-system"}, "data": data});
-    put(state, "/api/v1/namespaces/kube-system/configmaps", &map, &["data"]).await
 }
 
 /// `kubernetes.default`: how pods find this server.

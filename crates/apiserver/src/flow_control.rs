@@ -126,6 +126,22 @@ fn schemas() -> Vec<Suggestion> {
     ]
 }
 
+/// The specification that the level of this name must have, if it is one that nobody may change.
+pub(crate) fn mandatory_level(name: &str) -> Option<Value> {
+    fixed(levels, name)
+}
+
+/// The same for a schema.
+pub(crate) fn mandatory_schema(name: &str) -> Option<Value> {
+    fixed(schemas, name)
+}
+
+fn fixed(all: fn() -> Vec<Suggestion>, name: &str) -> Option<Value> {
+    let is_fixed = |suggestion: &Suggestion| suggestion.is_mandatory && suggestion.object["metadata"]["name"] == name;
+    let mut found = matches!(name, "exempt" | "catch-all").then(all)?.into_iter();
+    found.find(is_fixed).map(|mut found| found.object["spec"].take())
+}
+
 /// Brings the objects in line, and tells every FlowSchema about its level.
 pub(crate) async fn ensure(state: &Arc<State>) -> anyhow::Result<()> {
     if state.registry.find(GROUP, "v1", SCHEMAS).is_none() {

@@ -20,6 +20,9 @@ async fn checks(state: &Arc<State>, ready: bool) -> Vec<(&'static str, Result<()
         ("etcd", store.clone()),
         ("poststarthook/bootstrap-controller", state.bootstrapped()),
         ("poststarthook/rbac/bootstrap-roles", state.bootstrapped()),
+        ("poststarthook/priority-and-fairness-config-producer", state.bootstrapped()),
+        ("poststarthook/kube-apiserver-autoregistration", state.bootstrapped()),
+        ("autoregister-completion", state.bootstrapped()),
     ];
     if ready {
         checks.push(("etcd-readiness", store));

@@ -48,6 +48,7 @@ pub(crate) fn render(state: &State) -> String {
     }
     drop(requests);
     state.admission.render_metrics(&mut out);
+    crate::aggregation::render_metrics(state, &mut out);
     out.push_str("# TYPE apiserver_audit_error_total counter\n");
     let _ = writeln!(out, "apiserver_audit_error_total {}", crate::audit::dropped());
     out.push_str("# TYPE apiserver_storage_objects gauge\n");

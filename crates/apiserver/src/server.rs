@@ -114,6 +114,7 @@ impl Server {
         crate::bootstrap::run(&state).await.context("making the first objects")?;
         tokio::spawn(crate::aggregation::local::run(state.clone()));
         tokio::spawn(crate::aggregation::run(state.clone()));
+        tokio::spawn(crate::aggregation::trust::run(state.clone()));
         tokio::spawn(crate::flow_control::run(state.clone()));
         Ok(Self { state, listener, acceptor, audit_tasks, audit_stop, dispatcher, stop })
     }

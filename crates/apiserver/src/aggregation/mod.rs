@@ -3,7 +3,7 @@
 //! Flow: [`local`] registers what this server serves itself. The watch cache of registrations -> [`backends`] (who serves
 //! the rest) -> the chain, which hands a request to its [`backend`] once it knows who asks and that they may.
 //! [`availability`] says in each registration whether its server can be used, and [`remote_discovery`] asks what it
-//! offers, from which `discovery` makes one picture. Invariants: only this server says who a client is; a request that
+//! offers, from which `discovery` makes one picture. [`trust`] publishes what such servers need to know. Invariants: only this server says who a client is; a request that
 //! comes back to it ends; with no backend registered nothing runs and a request looks at one flag.
 
 mod availability;
@@ -11,6 +11,7 @@ mod backend;
 mod backends;
 pub(crate) mod local;
 mod remote_discovery;
+pub(crate) mod trust;
 
 use std::sync::Arc;
 
@@ -37,6 +38,19 @@ const PATH: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
 fn condition(service: &APIService) -> Option<&APIServiceCondition> {
     let conditions = service.status.as_ref().map(|status| items(&status.conditions)).unwrap_or_default();
     conditions.iter().find(|condition| condition.type_ == "Available")
+}
+
+/// Which registrations cannot be used at present.
+pub(crate) fn render_metrics(state: &State, out: &mut String) {
+    use std::fmt::Write;
+    let Some(cache) = state.caches.get(PREFIX) else { return };
+    out.push_str("# TYPE aggregator_unavailable_apiservice gauge\n");
+    for entry in cache.snapshot().objects.values() {
+        let service = entry.read::<APIService>();
+        let is_available = service.as_deref().and_then(condition).is_some_and(|condition| condition.status == "True");
+        let value = u8::from(!is_available);
+        let _ = writeln!(out, "aggregator_unavailable_apiservice{{name=\"{}\"}} {value}", entry.name());
+    }
 }
 
 /// Says in an APIService whether it can be used. Nothing is written if it says so already.

@@ -67,7 +67,8 @@ impl CertificateAuthority {
     }
 }
 
-fn not_after(certificate: &[u8]) -> Option<i64> {
+/// When a certificate ends, in seconds since 1970.
+pub(crate) fn not_after(certificate: &[u8]) -> Option<i64> {
     let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
     Some(parsed.validity().not_after.timestamp())
 }

@@ -23,7 +23,7 @@ use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use http::{HeaderMap, HeaderValue, header};
 
-pub(crate) use certificates::{CertificateAuthority, PeerCertificates};
+pub(crate) use certificates::{CertificateAuthority, PeerCertificates, not_after};
 pub(crate) use front_proxy::FrontProxy;
 pub(crate) use oidc::Oidc;
 pub(crate) use service_account::{PublicKeys, TokenClaims, TokenIssuer};

@@ -447,3 +447,34 @@ async fn a_server_that_cannot_be_used_says_why() {
     assert_eq!(front.send("POST", slices, slice).await.0, 201);
     available(&front, "v1.empty.example.com", "False", "MissingEndpoints").await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn servers_behind_learn_whom_to_believe() {
+    let keys = keys();
+    let authority = keys.path().join("front-proxy-ca.crt");
+    let cluster = Cluster::with(|config| {
+        config.requestheader_client_ca_file = Some(authority.clone());
+        config.requestheader_allowed_names = vec!["front-proxy".to_owned()];
+    })
+    .await;
+    let path = "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication";
+    let is_whole = |code: u16, map: &Value| {
+        let text = |key: &str| map["data"][key].as_str().unwrap_or_default().to_owned();
+        code == 200
+            && text("client-ca-file").contains("BEGIN CERTIFICATE")
+            && text("requestheader-client-ca-file").contains("BEGIN CERTIFICATE")
+            && text("requestheader-allowed-names").contains("\"front-proxy\"")
+            && text("requestheader-username-headers") == r#"["x-remote-user"]"#
+            && text("requestheader-uid-headers") == r#"["x-remote-uid"]"#
+            && text("requestheader-group-headers") == r#"["x-remote-group"]"#
+            && text("requestheader-extra-headers-prefix") == r#"["x-remote-extra-"]"#
+    };
+    let (code, map) = cluster.send("GET", path, Value::Null).await;
+    assert!(is_whole(code, &map), "{map}");
+    assert_eq!(cluster.send("DELETE", path, Value::Null).await.0, 200);
+    eventually(&cluster, path, is_whole).await;
+    let other = json!({"data": {"requestheader-allowed-names": "[\"other\"]", "client-ca-file": null}});
+    assert_eq!(cluster.send_raw("PATCH", path, "application/merge-patch+json", other).await.0, 200);
+    let map = eventually(&cluster, path, is_whole).await;
+    assert_eq!(map["data"]["requestheader-allowed-names"], r#"["other","front-proxy"]"#);
+}
