@@ -465,3 +465,38 @@ async fn a_webhook_that_calls_itself_ends() {
         .filter(|map| map["metadata"]["name"].as_str().unwrap().starts_with("loop-"));
     assert_eq!((code, looped.count()), (200, IN_FLIGHT));
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn webhooks_see_who_owns_what_and_may_say_otherwise() {
+    let cluster = Cluster::start().await;
+    let server = WebhookServer::start(|path, request| match (path, request["operation"].as_str()) {
+        ("/mutate", Some("CREATE")) => patched(&json!([{"op": "add", "path": "/data/hook", "value": "x"}])),
+        ("/mutate", _) => {
+            patched(&json!([{"op": "replace", "path": "/metadata/managedFields/0/manager", "value": "renamed"}]))
+        }
+        _ => Reply::Allow,
+    })
+    .await;
+    let both = json!({"rules": [{"operations": ["CREATE", "UPDATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["configmaps"]}]});
+    let mutating = vec![hook("m.example.com", server.client_config("/mutate"), both.clone())];
+    configure(&cluster, MUTATING, "m", mutating).await;
+    configure(&cluster, VALIDATING, "v", vec![hook("v.example.com", server.client_config("/allow"), both)]).await;
+    let manager = |object: &Value| object["metadata"]["managedFields"][0]["manager"].as_str().map(str::to_owned);
+    let owned = |object: &Value| object["metadata"]["managedFields"][0]["fieldsV1"]["f:data"].clone();
+
+    let (code, made) = cluster.send("POST", &format!("{MAPS}?fieldManager=me"), map("m")).await;
+    assert_eq!((code, &made["data"]["hook"]), (201, &"x".into()), "{made}");
+    assert_eq!((manager(&made).as_deref(), owned(&made)), (Some("me"), json!({".": {}, "f:a": {}})));
+    let (path, mut changed) = (format!("{MAPS}/m?fieldManager=me"), made.clone());
+    changed["data"]["b"] = "2".into();
+    let (code, updated) = cluster.send("PUT", &path, changed).await;
+    assert_eq!((code, manager(&updated).as_deref()), (200, Some("renamed")), "{updated}");
+
+    let asked = server.take();
+    let seen: Vec<_> = asked.iter().map(|(path, request)| (path.as_str(), manager(&request["object"]))).collect();
+    let by = |name: &str| Some(name.to_owned());
+    let expected = [("/mutate", by("me")), ("/allow", by("me")), ("/mutate", by("me")), ("/allow", by("renamed"))];
+    assert_eq!(seen, expected);
+    assert_eq!(manager(&asked[2].1["oldObject"]).as_deref(), Some("me"));
+    assert_eq!(owned(&asked[2].1["object"]), json!({".": {}, "f:a": {}, "f:b": {}}));
+}
