@@ -339,7 +339,7 @@ async fn exchange(client: &Client, request: Request<Bytes>) -> anyhow::Result<By
 /// The first resource version in an answer: that of the object.
 fn resource_version(answer: &[u8]) -> String {
     const KEY: &[u8] = b"\"resourceVersion\":\"";
-    let at = answer.windows(KEY.len()).position(|window| window == KEY);
+    let at = memchr::memmem::find(answer, KEY);
     let digits = at.map_or(&[][..], |at| &answer[at + KEY.len()..]);
     digits.iter().take_while(|byte| byte.is_ascii_digit()).map(|byte| *byte as char).collect()
 }
@@ -505,21 +505,13 @@ async fn fan_out(side: &Side, watchers: usize, events: usize) -> anyhow::Result<
     let from =
         exchange(&side.client, request(Method::GET, &format!("{}?limit=1", side.path("pods")), JSON, String::new()));
     let from = resource_version(&from.await?);
-    let path = format!("{}?watch=true&resourceVersion={from}", side.path("pods"));
+    let path = format!("{}?watch=true&resourceVersion=", side.path("pods"));
     let mut followers = tokio::task::JoinSet::new();
     for connection in 0..watchers.div_ceil(WATCHES_PER_CONNECTION) {
         let client = side.connect()?;
         for _ in 0..WATCHES_PER_CONNECTION.min(watchers - connection * WATCHES_PER_CONNECTION) {
-            let mut body = client.send(request(Method::GET, &path, JSON, String::new())).await?.into_body();
-            followers.spawn(async move {
-                let mut seen = 0;
-                while seen < events {
-                    let frame = body.frame().await.context("the watch ended")?.map_err(anyhow::Error::from_boxed)?;
-                    // One event a line.
-                    seen += frame.data_ref().map_or(0, |data| memchr::memchr_iter(b'\n', data).count());
-                }
-                anyhow::Ok(())
-            });
+            let follower = Follower::open(client.clone(), path.clone(), from.clone()).await?;
+            followers.spawn(follower.follow(events));
         }
     }
     let (started, cpu) = (Instant::now(), side.processes.cpu());
@@ -532,4 +524,57 @@ async fn fan_out(side: &Side, watchers: usize, events: usize) -> anyhow::Result<
     let deliveries = (watchers * events) as f64;
     let used = side.processes.cpu().saturating_sub(cpu).as_secs_f64() * 1e6;
     Ok((deliveries / started.elapsed().as_secs_f64(), used / deliveries))
+}
+
+/// One watcher. A server may end the watch of a client that it finds slow; the client goes on where it was.
+struct Follower {
+    client: Client,
+    path: String,
+    body: client::Body,
+    /// The version in the last whole event, and in the one that is arriving.
+    version: String,
+    arriving: String,
+    seen: usize,
+}
+
+impl Follower {
+    async fn open(client: Client, path: String, version: String) -> anyhow::Result<Self> {
+        let body = Self::watch(&client, &path, &version).await?;
+        Ok(Self { client, path, body, arriving: version.clone(), version, seen: 0 })
+    }
+
+    async fn watch(client: &Client, path: &str, version: &str) -> anyhow::Result<client::Body> {
+        let response = client.send(request(Method::GET, &format!("{path}{version}"), JSON, String::new())).await?;
+        ensure!(response.status().is_success(), "watch from {version}: {}", response.status());
+        Ok(response.into_body())
+    }
+
+    async fn follow(mut self, events: usize) -> anyhow::Result<()> {
+        while self.seen < events {
+            match self.body.frame().await {
+                Some(frame) => self.take(frame.map_err(anyhow::Error::from_boxed)?.data_ref().map_or(&[], |data| data)),
+                None => self.body = Self::watch(&self.client, &self.path, &self.version).await?,
+            }
+        }
+        Ok(())
+    }
+
+    /// One event a line, wherever frames begin and end.
+    fn take(&mut self, data: &[u8]) {
+        let mut start = 0;
+        for end in memchr::memchr_iter(b'\n', data) {
+            self.look(&data[start..end]);
+            self.version.clone_from(&self.arriving);
+            self.seen += 1;
+            start = end + 1;
+        }
+        self.look(&data[start..]);
+    }
+
+    fn look(&mut self, part: &[u8]) {
+        let version = resource_version(part);
+        if !version.is_empty() {
+            self.arriving = version;
+        }
+    }
 }
