@@ -61,6 +61,8 @@ mod oidc;
 mod plugins;
 #[path = "apiserver/pod_security.rs"]
 mod pod_security;
+#[path = "apiserver/policies.rs"]
+mod policies;
 #[path = "apiserver/python.rs"]
 mod python;
 #[path = "apiserver/reload.rs"]

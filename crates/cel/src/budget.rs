@@ -1,6 +1,7 @@
 //! What a run may cost. Costs follow upstream's: about one per step, more for what walks over a list or text.
 
 use crate::error::Error;
+use crate::stack;
 
 /// Upstream's limit for one expression.
 pub const PER_CALL_LIMIT: u64 = 1_000_000;
@@ -12,8 +13,10 @@ const LETTERS_PER_STEP: usize = 10;
 pub struct Budget {
     limit: u64,
     left: u64,
-    /// A chain of lazily evaluated variables is nested evaluation.
-    depth: u32,
+    /// How many evaluations of variables this one is part of.
+    nesting: u32,
+    /// How deep a tree the present stack still bears.
+    pub(crate) room: u32,
 }
 
 /// How deep evaluations of variables may nest.
@@ -21,7 +24,15 @@ const DEEPEST: u32 = 64;
 
 impl Budget {
     pub fn new(limit: u64) -> Self {
-        Self { limit, left: limit, depth: 0 }
+        Self { limit, left: limit, nesting: 0, room: stack::SHALLOW }
+    }
+
+    /// For an expression that is evaluated on behalf of the present one, on top of its stack.
+    pub fn nested(&self, limit: u64) -> Result<Self, Error> {
+        if self.nesting == DEEPEST {
+            return Err(Error::new("variables are nested too deeply"));
+        }
+        Ok(Self { limit, left: limit, nesting: self.nesting + 1, room: self.room })
     }
 
     /// What has been used.
@@ -51,17 +62,5 @@ impl Budget {
     pub(crate) fn cross(&mut self, one: usize, other: usize) -> Result<(), Error> {
         let (one, other) = (one.div_ceil(LETTERS_PER_STEP) as u64, other.div_ceil(4) as u64);
         self.spend(one.max(1).saturating_mul(other.max(1)))
-    }
-
-    pub fn enter(&mut self) -> Result<(), Error> {
-        self.depth += 1;
-        if self.depth > DEEPEST {
-            return Err(Error::new("variables are nested too deeply"));
-        }
-        Ok(())
-    }
-
-    pub fn leave(&mut self) {
-        self.depth = self.depth.saturating_sub(1);
     }
 }

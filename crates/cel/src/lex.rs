@@ -56,6 +56,15 @@ pub(crate) fn is_reserved(word: &str) -> bool {
     RESERVED.contains(&word)
 }
 
+/// Whether this may be the name of a variable.
+pub fn is_identifier(name: &str) -> bool {
+    let mut letters = name.bytes();
+    letters.next().is_some_and(|first| first.is_ascii_alphabetic() || first == b'_')
+        && letters.all(|letter| letter.is_ascii_alphanumeric() || letter == b'_')
+        && !matches!(name, "true" | "false" | "null" | "in")
+        && !is_reserved(name)
+}
+
 pub(crate) fn lex(source: &[char]) -> Result<Vec<Spot>, Issue> {
     let mut lexer = Lexer { source, at: 0 };
     let mut spots = Vec::new();

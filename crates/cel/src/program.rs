@@ -55,8 +55,11 @@ impl Env {
     }
 
     pub fn compile(&self, source: &str) -> Result<Program, CompileError> {
-        let compiled = stack::with_room(stack::depth_of(source), || self.compile_here(source));
-        compiled.unwrap_or_else(|| Err(CompileError::plain("there is no room for the expression")))
+        if stack::depth_of(source) <= stack::SHALLOW {
+            return self.compile_here(source);
+        }
+        stack::with_room(|| self.compile_here(source))
+            .unwrap_or_else(|| Err(CompileError::plain("there is no room for the expression")))
     }
 
     fn compile_here(&self, source: &str) -> Result<Program, CompileError> {
@@ -66,18 +69,19 @@ impl Env {
         Ok(Program { expression: Arc::new(expression), depth, result, source: source.into() })
     }
 
-    /// Compiles what must be of one of these types; an expression of unknown type is taken at its word.
+    /// Compiles what must be of one of these types, and says in upstream's words why it is not.
     pub fn compile_as(&self, source: &str, wanted: &[Type]) -> Result<Program, CompileError> {
-        let program = self.compile(source)?;
-        let found = program.result.to_string();
-        if program.result.is_dyn() || wanted.iter().any(|wanted| wanted.to_string() == found) {
+        let program =
+            self.compile(source).map_err(|error| CompileError::plain(format!("compilation failed: {error}")))?;
+        let found = program.result.name();
+        if wanted.iter().any(|wanted| wanted.name() == found) {
             return Ok(program);
         }
         Err(CompileError::plain(match wanted {
-            [only] => format!("must evaluate to {only}"),
+            [only] => format!("must evaluate to {} but got {found}", only.name()),
             _ => {
-                let names: Vec<String> = wanted.iter().map(ToString::to_string).collect();
-                format!("must evaluate to one of {}", names.join(", "))
+                let names: Vec<String> = wanted.iter().map(Type::name).collect();
+                format!("must evaluate to one of [{}] but got {found}", names.join(" "))
             }
         }))
     }
@@ -102,8 +106,21 @@ impl Program {
     }
 
     pub fn run(&self, activation: &dyn Activation, budget: &mut Budget) -> Result<Value, Error> {
-        let run = stack::with_room(self.depth, || eval::run(&self.expression, activation, budget));
-        run.unwrap_or_else(|| Err(Error::new("there is no room for the expression")))
+        let room = budget.room;
+        let needed = self.depth + 1;
+        let result = match room.checked_sub(needed) {
+            Some(left) => {
+                budget.room = left;
+                eval::run(&self.expression, activation, budget)
+            }
+            None => {
+                budget.room = stack::DEEP - needed;
+                let result = stack::with_room(|| eval::run(&self.expression, activation, budget));
+                result.unwrap_or_else(|| Err(Error::new("there is no room for the expression")))
+            }
+        };
+        budget.room = room;
+        result
     }
 
     /// Whether the expression names a variable.

@@ -2,16 +2,15 @@
 
 use std::thread;
 
-/// Up to here, any stack will do.
-const SHALLOW: u32 = 40;
-/// Enough for the deepest tree, even without optimization; only what is used becomes memory.
+/// So deep a tree any stack bears.
+pub(crate) const SHALLOW: u32 = 40;
+/// And so deep a stack with room: more than any one tree is.
+pub(crate) const DEEP: u32 = 300;
+/// Enough for that, even without optimization; only what is used becomes memory.
 const ROOM: usize = 16 << 20;
 
-/// Runs it here, or on a thread with room if the tree is deep. None if there is no such thread to be had.
-pub(crate) fn with_room<T: Send>(depth: u32, run: impl FnOnce() -> T + Send) -> Option<T> {
-    if depth <= SHALLOW {
-        return Some(run());
-    }
+/// Runs it on a thread with room. None if there is no such thread to be had.
+pub(crate) fn with_room<T: Send>(run: impl FnOnce() -> T + Send) -> Option<T> {
     thread::scope(|scope| thread::Builder::new().stack_size(ROOM).spawn_scoped(scope, run).ok()?.join().ok())
 }
 

@@ -79,6 +79,16 @@ impl Type {
         })
     }
 
+    /// As values of the type call it, which for some differs from how the checker shows it.
+    pub(crate) fn name(&self) -> String {
+        match self {
+            Type::Null => "null_type".to_owned(),
+            Type::Timestamp => "google.protobuf.Timestamp".to_owned(),
+            Type::Duration => "google.protobuf.Duration".to_owned(),
+            other => other.to_string(),
+        }
+    }
+
     fn is_nullable(&self) -> bool {
         matches!(self, Type::Struct(_) | Type::Opaque(_) | Type::Optional(_) | Type::Timestamp | Type::Duration)
     }

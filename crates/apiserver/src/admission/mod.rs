@@ -8,9 +8,12 @@
 mod attributes;
 mod chain;
 mod config;
+pub(crate) mod expressions;
+mod matching;
 mod metrics;
 mod reinvocation;
 mod table;
+mod versioned;
 
 mod always;
 mod always_pull_images;
@@ -36,6 +39,7 @@ mod pod_resources;
 mod pod_security;
 mod pod_toleration_restriction;
 mod pod_topology_labels;
+mod policy;
 mod priority;
 mod resource_quota;
 mod runtime_class;
@@ -50,5 +54,6 @@ mod webhook;
 
 pub(crate) use attributes::{Attributes, Verb};
 pub(crate) use chain::{Admitted, Chain, Plugin};
+pub(crate) use policy::mutation_type;
 
 use chain::{admitted, later};

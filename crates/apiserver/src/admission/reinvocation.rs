@@ -1,20 +1,35 @@
-//! The second round of mutation: a webhook that asked for it sees the object again when a later plug-in changed it.
+//! The second round of mutation: a policy or webhook that asked for it sees the object again when a later plug-in
+//! changed it.
 //!
-//! One more round at most, whatever the webhooks do, so two of them that undo each other cannot loop.
+//! One more round at most, whatever they do, so two of them that undo each other cannot loop.
 
 use std::collections::BTreeSet;
 
 use crate::registry::AnyObject;
 
-/// Which webhooks were called, and which must be called again (upstream's `webhookReinvokeContext`).
+/// Who is called a second time.
+#[derive(Clone, Copy)]
+pub(super) enum Callees {
+    Policies,
+    Webhooks,
+}
+
 #[derive(Default)]
 pub(crate) struct Reinvocation {
     second_round: bool,
     wanted: bool,
-    /// Webhooks with `reinvocationPolicy: IfNeeded` that have run since the last change.
+    policies: Called,
+    webhooks: Called,
+}
+
+/// Which of a kind were called, and which must be called again (upstream's `webhookReinvokeContext` and
+/// `policyReinvokeContext`).
+#[derive(Default)]
+struct Called {
+    /// Those with `reinvocationPolicy: IfNeeded` that have run since the last change.
     ran: BTreeSet<String>,
     again: BTreeSet<String>,
-    /// What the webhooks left behind, to see whether a built-in plug-in changed it afterwards.
+    /// What they left behind, to see whether another plug-in changed it afterwards.
     output: Option<AnyObject>,
 }
 
@@ -32,44 +47,56 @@ impl Reinvocation {
         self.second_round
     }
 
-    /// Called before the webhooks of a round: changes made since they last ran call them again.
-    pub(super) fn enter(&mut self, object: Option<&AnyObject>) {
+    fn of(&mut self, callees: Callees) -> &mut Called {
+        match callees {
+            Callees::Policies => &mut self.policies,
+            Callees::Webhooks => &mut self.webhooks,
+        }
+    }
+
+    /// Called before those of a round: changes made since they last ran call them again.
+    pub(super) fn enter(&mut self, callees: Callees, object: Option<&AnyObject>) {
         if !self.second_round {
             return;
         }
-        let changed = match (&self.output, object) {
+        let called = self.of(callees);
+        let changed = match (&called.output, object) {
             (Some(before), Some(now)) => !now.same(&**before),
             (None, None) => false,
             _ => true,
         };
         if changed {
-            self.call_again();
+            called.again();
         }
     }
 
-    /// Called after the webhooks of a round. Without a webhook to call again there is nothing to remember.
-    pub(super) fn leave(&mut self, object: Option<&AnyObject>) {
-        if !self.ran.is_empty() || !self.again.is_empty() {
-            self.output = object.map(|object| object.boxed_clone());
+    /// Called after those of a round. Without one to call again there is nothing to remember.
+    pub(super) fn leave(&mut self, callees: Callees, object: Option<&AnyObject>) {
+        let called = self.of(callees);
+        if !called.ran.is_empty() || !called.again.is_empty() {
+            called.output = object.map(|object| object.boxed_clone());
         }
     }
 
-    pub(super) fn may_call(&self, hook: &str) -> bool {
-        !self.second_round || self.again.contains(hook)
+    pub(super) fn may_call(&mut self, callees: Callees, name: &str) -> bool {
+        !self.second_round || self.of(callees).again.contains(name)
     }
 
-    /// A webhook was called; whether it changed the object, and whether it wants to see later changes.
-    pub(super) fn called(&mut self, hook: &str, changed: bool, if_needed: bool) {
+    /// One was called; whether it changed the object, and whether it wants to see later changes.
+    pub(super) fn called(&mut self, callees: Callees, name: &str, changed: bool, if_needed: bool) {
+        let called = self.of(callees);
         if changed {
-            self.call_again();
-            self.wanted = true;
+            called.again();
         }
         if if_needed {
-            self.ran.insert(hook.to_owned());
+            called.ran.insert(name.to_owned());
         }
+        self.wanted |= changed;
     }
+}
 
-    fn call_again(&mut self) {
+impl Called {
+    fn again(&mut self) {
         self.again.append(&mut self.ran);
     }
 }
@@ -78,18 +105,20 @@ impl Reinvocation {
 mod tests {
     use super::*;
 
+    const HOOKS: Callees = Callees::Webhooks;
+
     #[test]
     fn only_webhooks_before_a_change_run_again() {
         let mut state = Reinvocation::default();
-        state.enter(None);
-        state.called("a", true, true);
-        state.called("b", true, true);
-        state.called("c", false, true);
-        state.called("d", false, false);
-        state.leave(None);
+        state.enter(HOOKS, None);
+        state.called(HOOKS, "a", true, true);
+        state.called(HOOKS, "b", true, true);
+        state.called(HOOKS, "c", false, true);
+        state.called(HOOKS, "d", false, false);
+        state.leave(HOOKS, None);
         assert!(state.is_wanted());
         state.begin_second_round();
-        let again: Vec<&str> = ["a", "b", "c", "d"].into_iter().filter(|hook| state.may_call(hook)).collect();
+        let again: Vec<&str> = ["a", "b", "c", "d"].into_iter().filter(|hook| state.may_call(HOOKS, hook)).collect();
         // `b` changed the object after `a` ran; nothing changed after `b` and `c`.
         assert_eq!(again, ["a"]);
         assert!(!state.is_wanted());

@@ -1,7 +1,7 @@
 //! The one table of plug-ins: upstream's names, in upstream's order, and whether each is on by default.
 //!
 //! Order matters twice: later plug-ins see what earlier ones made of the object, and of several refusals the first one
-//! is shown. Webhooks come after everything built in, and ResourceQuota last, because it charges what it admits.
+//! is shown. Policies and webhooks come after everything built in, and ResourceQuota last, because it charges what it admits.
 
 use super::config::Setting;
 use super::*;
@@ -59,9 +59,11 @@ pub(super) const TABLE: &[Row] = &[
     off("DenyServiceExternalIPs", |_| Ok(Box::new(service_external_ips::DenyServiceExternalIPs))),
     on("PodTopologyLabels", |_| Ok(Box::new(pod_topology_labels::PodTopologyLabels))),
     on("PodResizeValidator", |_| Ok(Box::new(pod_resize::PodResizeValidator))),
+    on("MutatingAdmissionPolicy", |_| Ok(Box::new(policy::MutatingPolicy::default()))),
     on("MutatingAdmissionWebhook", |setting| Ok(Box::new(webhook::MutatingWebhook::new(setting)?))),
     // Of the seeds; does nothing unless its configurations are served.
     on("Initializers", |_| Ok(Box::new(initializers::Initializers::default()))),
+    on("ValidatingAdmissionPolicy", |_| Ok(Box::new(policy::ValidatingPolicy::default()))),
     on("ValidatingAdmissionWebhook", |setting| Ok(Box::new(webhook::ValidatingWebhook::new(setting)?))),
     on("ResourceQuota", |setting| Ok(Box::new(resource_quota::ResourceQuota::new(setting)?))),
     off("AlwaysDeny", |_| Ok(Box::new(always::AlwaysDeny))),

@@ -27,7 +27,7 @@ mod write;
 use api::Status;
 use http::Response;
 
-pub(crate) use accept::{Accept, encode, response};
+pub(crate) use accept::{Accept, encode, response, served_value};
 pub(crate) use connect::{KubeletClient, ask_kubelet};
 pub(crate) use create::{create_object, generate_name};
 pub(crate) use delete::{Options as DeleteOptions, delete_object};

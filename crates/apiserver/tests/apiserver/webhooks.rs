@@ -296,13 +296,33 @@ async fn broken_configurations_can_always_be_repaired() {
     remove(&cluster, MUTATING, "m").await;
     remove(&cluster, VALIDATING, "v").await;
     assert!(server.take().is_empty());
-    // Match conditions cannot be decided yet: the failure policy does.
-    let condition = json!([{"name": "c", "expression": "true"}]);
-    for (policy, code) in [("Fail", 403), ("Ignore", 201)] {
-        let more = json!({"matchConditions": condition, "failurePolicy": policy});
+    // One condition that is false keeps the webhook out; where one cannot be decided, the failure policy does.
+    for (expressions, policy, code) in [
+        (vec!["object.metadata.name == 'm'", "request.operation == 'CREATE'"], "Fail", 400),
+        (vec!["object.metadata.name != 'm'"], "Fail", 201),
+        (vec!["object.nope == 1", "request.userInfo.username == 'nobody'"], "Fail", 201),
+        (vec!["object.nope == 1"], "Fail", 403),
+        (vec!["object.nope == 1"], "Ignore", 201),
+        (vec!["authorizer.group('').resource('pods').namespace('default').check('get').allowed()"], "Fail", 400),
+        (vec!["!authorizer.requestResource.check('delete').allowed()"], "Fail", 201),
+    ] {
+        let named = |(i, expression): (usize, &&str)| json!({"name": format!("c{i}"), "expression": expression});
+        let conditions: Vec<Value> = expressions.iter().enumerate().map(named).collect();
+        let more = json!({"matchConditions": conditions, "failurePolicy": policy});
         configure(&cluster, VALIDATING, "v", vec![hook("w.example.com", server.client_config("/"), more)]).await;
-        assert_eq!(cluster.send("POST", MAPS, map("m")).await.0, code, "{policy}");
+        assert_eq!(cluster.send("POST", MAPS, map("m")).await.0, code, "{expressions:?} {policy}");
         remove(&cluster, VALIDATING, "v").await;
+        if code == 201 {
+            assert_eq!(cluster.send("DELETE", &format!("{MAPS}/m"), Value::Null).await.0, 200);
+        }
+    }
+    let more = json!({"matchConditions": [{"name": "c", "expression": "... [] bad expression"}]});
+    let hooks = vec![hook("w.example.com", server.client_config("/"), more)];
+    let body = json!({"metadata": {"name": "v"}, "webhooks": hooks});
+    for path in [VALIDATING, MUTATING] {
+        let (code, answer) = cluster.send("POST", path, body.clone()).await;
+        assert_eq!(code, 422, "{answer}");
+        assert!(answer["message"].as_str().unwrap().contains("compilation failed"), "{answer}");
     }
     // A webhook with side effects is not asked about a rehearsal.
     let more = json!({"sideEffects": "Some", "admissionReviewVersions": ["v1beta1"]});

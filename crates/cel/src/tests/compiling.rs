@@ -53,11 +53,13 @@ fn mistakes_are_shown_where_they_are() {
 fn results_must_be_of_a_type() {
     let refused = |expression: &str, wanted: &[Type]| env().compile_as(expression, wanted).err().map(|e| e.to_string());
     assert_eq!(refused("n > 1", &[Type::Bool]), None);
-    assert_eq!(refused("object.x", &[Type::Bool]), None);
-    assert_eq!(refused("n", &[Type::Bool]).as_deref(), Some("must evaluate to bool"));
+    assert_eq!(refused("object.x", &[Type::Bool]).as_deref(), Some("must evaluate to bool but got dyn"));
+    assert_eq!(refused("n", &[Type::Bool]).as_deref(), Some("must evaluate to bool but got int"));
     assert_eq!(refused("'x' + object.y", &[Type::String]), None);
     let either = [Type::String, Type::Null];
-    assert_eq!(refused("true", &either).as_deref(), Some("must evaluate to one of string, null"));
+    assert_eq!(refused("true", &either).as_deref(), Some("must evaluate to one of [string null_type] but got bool"));
+    let shown = refused("x", &either).unwrap_or_default();
+    assert!(shown.starts_with("compilation failed: ERROR: <input>:1:1: undeclared reference"), "{shown}");
 }
 
 #[derive(Debug)]

@@ -173,6 +173,25 @@ pub fn apply(
     Ok(finish(new, managed))
 }
 
+/// Merges `config` into `live` by the rules of an apply, for someone who owns nothing: what a mutating policy does.
+///
+/// What is replaced as a whole may not be set, as upstream: whoever means to change a part of it would drop the rest.
+pub fn merge(live: &Value, config: &Value, schema: &Struct) -> Result<Value, ApplyError> {
+    let (Value::Object(live), Value::Object(config)) = (live, config) else {
+        return Err(ApplyError::Malformed("an apply configuration must be an object".to_owned()));
+    };
+    walk::check_keys(config, schema).map_err(ApplyError::Untyped)?;
+    let atomics = walk::atomics(config, schema);
+    if !atomics.is_empty() {
+        let message = format!(
+            "invalid ApplyConfiguration: may not mutate atomic arrays, maps or structs: {}",
+            atomics.join(", ")
+        );
+        return Err(ApplyError::Malformed(message));
+    }
+    Ok(Value::Object(walk::merge(live, config, schema)))
+}
+
 /// What plain writes compare: two objects as JSON, their managed fields apart or not.
 #[derive(Clone, Copy, Debug)]
 pub struct Write<'a> {

@@ -187,6 +187,34 @@ fn fields_of(fields: &Fields, atom: Atom<'_>) -> FieldSet {
     set
 }
 
+/// The paths of lists, maps and structures in `object` that are owned as a whole.
+pub(super) fn atomics(object: &Fields, schema: &Struct) -> Vec<String> {
+    let mut found = Vec::new();
+    atomics_below(object, Atom::Struct(schema), "", &mut found);
+    found
+}
+
+fn atomics_below(fields: &Fields, atom: Atom<'_>, path: &str, found: &mut Vec<String>) {
+    for (name, value) in fields {
+        let (inner, _) = atom.entry(name);
+        let path = format!("{path}.{name}");
+        match (value, inner) {
+            (Value::Object(_) | Value::Array(_), Atom::Leaf) => found.push(path),
+            // Nothing is known of the type but that lists have no keys.
+            (Value::Array(_), Atom::Map(_)) => found.push(path),
+            (Value::Object(fields), _) => atomics_below(fields, inner, &path, found),
+            (Value::Array(items), Atom::Keyed(..)) => {
+                for (i, item) in items.iter().enumerate() {
+                    if let Value::Object(fields) = item {
+                        atomics_below(fields, item_atom(inner), &format!("{path}[{i}]"), found);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
 fn items_of(items: &[Value], atom: Atom<'_>) -> FieldSet {
     let mut set = FieldSet::default();
     for item in items {

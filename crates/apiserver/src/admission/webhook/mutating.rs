@@ -7,10 +7,11 @@ use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use serde_json::{Value, json};
 
 use super::super::config::Setting;
+use super::super::reinvocation::Callees;
+use super::super::versioned::{stored, versioned_object, versioned_old};
 use super::super::{Admitted, Attributes, Plugin, admitted, later};
 use super::call::{self, Call, Refusal, call};
 use super::matching::{Invocation, invocation};
-use super::review::{stored, versioned_object, versioned_old};
 use super::source::{Hook, Source};
 use crate::state::State;
 
@@ -32,9 +33,9 @@ impl Plugin for MutatingWebhook {
             return admitted();
         }
         later(async move {
-            attributes.reinvocation.enter(attributes.object.as_deref());
+            attributes.reinvocation.enter(Callees::Webhooks, attributes.object.as_deref());
             let outcome = ask_all(state, &hooks, attributes).await;
-            attributes.reinvocation.leave(attributes.object.as_deref());
+            attributes.reinvocation.leave(Callees::Webhooks, attributes.object.as_deref());
             outcome
         })
     }
@@ -43,7 +44,7 @@ impl Plugin for MutatingWebhook {
 async fn ask_all(state: &State, hooks: &[Hook], attributes: &mut Attributes<'_>) -> Result<(), Status> {
     for (index, hook) in hooks.iter().enumerate() {
         let Some(invocation) = invocation(state, hook, attributes).await? else { continue };
-        if !attributes.reinvocation.may_call(&hook.uid) {
+        if !attributes.reinvocation.may_call(Callees::Webhooks, &hook.uid) {
             continue;
         }
         let round = u8::from(attributes.reinvocation.is_second_round());
@@ -52,7 +53,7 @@ async fn ask_all(state: &State, hooks: &[Hook], attributes: &mut Attributes<'_>)
         let changed = matches!(outcome, Ok(true));
         let mutation = json!({"configuration": hook.configuration, "webhook": hook.name, "mutated": changed});
         attributes.annotate(format!("mutation.webhook.admission.k8s.io/{place}"), mutation.to_string());
-        attributes.reinvocation.called(&hook.uid, changed, hook.if_needed);
+        attributes.reinvocation.called(Callees::Webhooks, &hook.uid, changed, hook.if_needed);
         match outcome {
             Ok(_) => {}
             Err(Refusal::Denied(status)) => return Err(status),

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::selector::Selector;
 use k8s_openapi::api::admissionregistration::v1::{
     MatchCondition, MutatingWebhookConfiguration, RuleWithOperations, ValidatingWebhookConfiguration,
     WebhookClientConfig,
@@ -15,6 +14,8 @@ use parking_lot::RwLock;
 use serde::de::DeserializeOwned;
 
 use super::super::config::{self, Setting};
+use super::super::expressions::Conditions;
+use super::super::matching::Criteria;
 use crate::remote::Identities;
 use crate::remote::webhook::{Target, WebhookClient};
 use crate::state::State;
@@ -28,12 +29,8 @@ pub(super) struct Hook {
     pub(super) name: String,
     /// Unique among all webhooks of its kind.
     pub(super) uid: String,
-    pub(super) rules: Vec<RuleWithOperations>,
-    /// `matchPolicy: Equivalent`: also asked about the same object in another version or group.
-    pub(super) equivalent: bool,
-    pub(super) namespaces: Result<Selector, String>,
-    pub(super) objects: Result<Selector, String>,
-    pub(super) conditions: Vec<MatchCondition>,
+    pub(super) criteria: Criteria,
+    pub(super) conditions: Conditions,
     /// `failurePolicy: Ignore`.
     pub(super) ignores_failure: bool,
     pub(super) timeout: Duration,
@@ -191,19 +188,14 @@ impl Source {
 }
 
 fn hook(configuration: &str, uid: String, declared: Declared, client: Result<Arc<WebhookClient>, String>) -> Hook {
-    let selector = |selector: &Option<LabelSelector>| match selector {
-        None => Ok(Selector::everything()),
-        Some(selector) => Selector::from_label_selector(Some(selector)).map_err(|error| error.to_string()),
-    };
+    let (namespaces, objects) = (declared.namespace_selector.as_ref(), declared.object_selector.as_ref());
+    let criteria = Criteria::of_rules(declared.rules, declared.match_policy.as_deref(), namespaces, objects);
     let seconds = declared.timeout_seconds.and_then(|seconds| u64::try_from(seconds).ok());
     Hook {
         configuration: configuration.to_owned(),
         uid,
-        rules: declared.rules.unwrap_or_default(),
-        equivalent: declared.match_policy.as_deref() == Some("Equivalent"),
-        namespaces: selector(&declared.namespace_selector),
-        objects: selector(&declared.object_selector),
-        conditions: declared.match_conditions.unwrap_or_default(),
+        criteria,
+        conditions: Conditions::new(declared.match_conditions.as_deref().unwrap_or_default(), false),
         ignores_failure: declared.failure_policy.as_deref() == Some("Ignore"),
         timeout: seconds.map_or(DEFAULT_TIMEOUT, Duration::from_secs),
         if_needed: declared.reinvocation_policy.as_deref() == Some("IfNeeded"),

@@ -9,10 +9,10 @@ use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
 use serde_json::Value;
 
 use super::super::config::Setting;
+use super::super::versioned::{versioned_object, versioned_old};
 use super::super::{Admitted, Attributes, Plugin, admitted, later};
 use super::call::{self, Call, Refusal, call};
 use super::matching::{Invocation, invocation};
-use super::review::{versioned_object, versioned_old};
 use super::source::{Hook, Source};
 use crate::state::State;
 

@@ -2,4 +2,5 @@
 
 pub mod initializer;
 pub mod policy;
+mod rules;
 pub mod webhook;

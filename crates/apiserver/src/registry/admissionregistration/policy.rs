@@ -8,6 +8,7 @@ use k8s_openapi::api::admissionregistration::v1::{
 };
 use serde_json::{Value, json};
 
+use super::rules;
 use crate::registry::column::Column;
 use crate::registry::unset::{items, items_mut, or_empty, set_text, text};
 use crate::registry::{Strategy, cells};
@@ -43,20 +44,8 @@ impl Strategy for ValidatingAdmissionPolicyStrategy {
     }
 
     fn validate_create(&self, policy: &ValidatingAdmissionPolicy) -> FieldErrors {
-        let mut errors = FieldErrors::default();
-        let spec = policy.spec.clone().unwrap_or_default();
-        constraints(&mut errors, spec.match_constraints.as_ref());
-        if items(&spec.validations).is_empty() && items(&spec.audit_annotations).is_empty() {
-            let detail = "validations or auditAnnotations must be set";
-            errors.required("spec.validations", detail);
-            errors.required("spec.auditAnnotations", detail);
-        }
-        for (i, validation) in items(&spec.validations).iter().enumerate() {
-            if validation.expression.trim().is_empty() {
-                errors.required(format!("spec.validations[{i}].expression"), "expression is not specified");
-            }
-        }
-        errors
+        let name = policy.metadata.name.as_deref().unwrap_or_default();
+        rules::validating(name, &policy.spec.clone().unwrap_or_default())
     }
 
     fn validate_update(&self, new: &ValidatingAdmissionPolicy, _: &ValidatingAdmissionPolicy) -> FieldErrors {
@@ -92,13 +81,7 @@ impl Strategy for MutatingAdmissionPolicyStrategy {
     }
 
     fn validate_create(&self, policy: &MutatingAdmissionPolicy) -> FieldErrors {
-        let mut errors = FieldErrors::default();
-        let spec = policy.spec.clone().unwrap_or_default();
-        constraints(&mut errors, spec.match_constraints.as_ref());
-        if items(&spec.mutations).is_empty() {
-            errors.required("spec.mutations", "mutations must contain at least one item");
-        }
-        errors
+        rules::mutating(&policy.spec.clone().unwrap_or_default())
     }
 
     fn validate_update(&self, new: &MutatingAdmissionPolicy, _: &MutatingAdmissionPolicy) -> FieldErrors {
@@ -134,9 +117,8 @@ impl Strategy for ValidatingAdmissionPolicyBindingStrategy {
     fn validate_create(&self, binding: &ValidatingAdmissionPolicyBinding) -> FieldErrors {
         let mut errors = FieldErrors::default();
         let spec = &binding.spec;
-        if spec.policy_name.is_empty() {
-            errors.required("spec.policyName", "");
-        }
+        let (policy, resources) = (spec.policy_name.as_str(), spec.match_resources.as_ref());
+        rules::binding(&mut errors, policy, spec.param_ref.as_ref(), resources);
         let actions = spec.validation_actions.as_slice();
         if actions.is_empty() {
             errors.required("spec.validationActions", "at least one validation action is required");
@@ -193,9 +175,9 @@ impl Strategy for MutatingAdmissionPolicyBindingStrategy {
     fn validate_create(&self, binding: &MutatingAdmissionPolicyBinding) -> FieldErrors {
         let mut errors = FieldErrors::default();
         let spec = binding.spec.clone().unwrap_or_default();
-        if or_empty(&spec.policy_name).is_empty() {
-            errors.required("spec.policyName", "");
-        }
+        let (policy, resources) = (or_empty(&spec.policy_name), spec.match_resources.as_ref());
+        rules::binding(&mut errors, policy, spec.param_ref.as_ref(), resources);
+        rules::mutating_operations(&mut errors, &Path::new("spec.matchResources"), resources);
         errors
     }
 
@@ -225,17 +207,6 @@ fn match_resources(resources: &mut MatchResources) {
     let rules = items_mut(&mut resources.resource_rules).iter_mut();
     for rule in rules.chain(items_mut(&mut resources.exclude_resource_rules)) {
         set_text(&mut rule.scope, "*");
-    }
-}
-
-fn constraints(errors: &mut FieldErrors, constraints: Option<&MatchResources>) {
-    let path = Path::new("spec.matchConstraints");
-    match constraints {
-        None => errors.required(path, ""),
-        Some(constraints) if items(&constraints.resource_rules).is_empty() => {
-            errors.required(path.child("resourceRules"), "");
-        }
-        Some(_) => {}
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use api::field::{FieldErrors, Path};
+use cel::Type;
 use jiff::Timestamp;
 use k8s_openapi::api::admissionregistration::v1::{
     MatchCondition, MutatingWebhookConfiguration, RuleWithOperations, ValidatingWebhookConfiguration,
@@ -10,6 +11,7 @@ use k8s_openapi::api::admissionregistration::v1::{
 };
 use serde_json::{Value, json};
 
+use crate::admission::expressions::environment::{Compiler, Names};
 use crate::registry::column::Column;
 use crate::registry::metadata::label_selector;
 use crate::registry::unset::{items, items_mut, or_empty, set_text};
@@ -79,7 +81,7 @@ macro_rules! webhook_strategy {
                     label_selector(&mut errors, &path.child("objectSelector"), hook.object_selector.as_ref());
                     client(&mut errors, &path.child("clientConfig"), &hook.client_config);
                     versions(&mut errors, &path.child("admissionReviewVersions"), &hook.admission_review_versions);
-                    conditions(&mut errors, &path.child("matchConditions"), items(&hook.match_conditions));
+                    conditions(&mut errors, &path.child("matchConditions"), items(&hook.match_conditions), false);
                 }
                 errors
             }
@@ -121,7 +123,7 @@ pub(super) fn qualified(errors: &mut FieldErrors, path: &Path<'_>, name: &str) {
     }
 }
 
-fn choice(errors: &mut FieldErrors, path: &Path<'_>, value: &str, supported: &[&str]) {
+pub(super) fn choice(errors: &mut FieldErrors, path: &Path<'_>, value: &str, supported: &[&str]) {
     if value.is_empty() {
         errors.required(path, "");
     } else if !supported.contains(&value) {
@@ -242,15 +244,19 @@ pub(in crate::registry) fn check_service(
 /// At most this many conditions, each with a name of its own and an expression.
 const MAX_CONDITIONS: usize = 64;
 
-fn conditions(errors: &mut FieldErrors, path: &Path<'_>, conditions: &[MatchCondition]) {
+/// Conditions also stand in policies, where they may know parameters.
+pub(super) fn conditions(errors: &mut FieldErrors, path: &Path<'_>, conditions: &[MatchCondition], params: bool) {
+    let known = Names { params, authorizer: true, ..Names::default() };
+    let compiler = Compiler::default();
     if conditions.len() > MAX_CONDITIONS {
         errors.too_many(path, conditions.len(), MAX_CONDITIONS);
     }
     let mut names = BTreeSet::new();
     for (i, condition) in conditions.iter().enumerate() {
         let path = path.index(i);
-        if condition.expression.trim().is_empty() {
-            errors.required(path.child("expression"), "");
+        match condition.expression.trim() {
+            "" => errors.required(path.child("expression"), ""),
+            expression => compiler.check(errors, path.child("expression"), expression, known, &[Type::Bool]),
         }
         if condition.name.is_empty() {
             errors.required(path.child("name"), "");
@@ -314,6 +320,13 @@ mod tests {
             (json!({"matchConditions": [condition("a", "true"), condition("b", "true")]}), ""),
             (json!({"matchConditions": [condition("a", "true"), condition("a", "true")]}), "Duplicate value: \"a\""),
             (json!({"matchConditions": [condition("a", " ")]}), "expression: Required value"),
+            (
+                json!({"matchConditions": [condition("a", "... [] bad expression")]}),
+                "webhooks[0].matchConditions[0].expression: Invalid value: \"... [] bad expression\": compilation failed: ERROR: <input>:1:",
+            ),
+            (json!({"matchConditions": [condition("a", "object.x")]}), "must evaluate to bool but got dyn"),
+            (json!({"matchConditions": [condition("a", "params.x == 1")]}), "undeclared reference to 'params'"),
+            (json!({"matchConditions": [condition("a", "authorizer.requestResource.check('get').allowed()")]}), ""),
         ] {
             let mut object: ValidatingWebhookConfiguration =
                 serde_json::from_value(json!({"webhooks": [hook(more.clone())]})).unwrap();

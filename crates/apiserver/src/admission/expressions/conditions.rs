@@ -1,0 +1,38 @@
+//! Match conditions: all must be true for a webhook or a policy to be asked.
+
+use cel::{Program, Type, Value};
+use k8s_openapi::api::admissionregistration::v1::MatchCondition;
+
+use super::environment::{Compiler, Names};
+use super::run::{Failure, Run};
+use super::{Scope, run};
+
+pub(in crate::admission) struct Conditions(Vec<Result<Program, String>>);
+
+impl Conditions {
+    pub(in crate::admission) fn new(conditions: &[MatchCondition], params: bool) -> Self {
+        let names = Names { params, authorizer: true, ..Names::default() };
+        let compiler = Compiler::default();
+        let compile = |condition: &MatchCondition| compiler.compile(condition.expression.trim(), names, &[Type::Bool]);
+        Self(conditions.iter().map(compile).collect())
+    }
+
+    pub(in crate::admission) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// One that is false decides, even if others fail; otherwise a failure does.
+    pub(in crate::admission) fn decide(&self, scope: &Scope) -> Result<bool, String> {
+        let mut run = Run::of_conditions();
+        let mut problems = Vec::new();
+        for condition in &self.0 {
+            match run.evaluate(condition, scope) {
+                Ok(Value::Bool(false)) => return Ok(false),
+                Ok(_) => {}
+                Err(Failure::Expression(problem)) => problems.push(problem),
+                Err(Failure::OutOfBudget) => return Err(run::OUT_OF_BUDGET.to_owned()),
+            }
+        }
+        if problems.is_empty() { Ok(true) } else { Err(api::field::aggregate(&problems)) }
+    }
+}

@@ -1,0 +1,66 @@
+//! Evaluation within upstream's budgets.
+
+use cel::{Budget, ErrorKind, PER_CALL_LIMIT, Program, Value};
+
+use super::Scope;
+
+/// What all expressions of one policy may cost for one write.
+const BUDGET: u64 = 10_000_000;
+/// And what all match conditions may.
+const BUDGET_OF_CONDITIONS: u64 = 2_500_000;
+
+/// Why there is no value.
+pub(in crate::admission) enum Failure {
+    /// Of this expression.
+    Expression(String),
+    /// No further expression is run.
+    OutOfBudget,
+}
+
+pub(in crate::admission) const OUT_OF_BUDGET: &str =
+    "validation failed due to running out of cost budget, no further validation rules will be run";
+
+impl Failure {
+    pub(in crate::admission) fn message(self) -> String {
+        match self {
+            Failure::Expression(message) => message,
+            Failure::OutOfBudget => OUT_OF_BUDGET.to_owned(),
+        }
+    }
+}
+
+/// Expressions that share a budget.
+pub(in crate::admission) struct Run {
+    left: u64,
+}
+
+impl Run {
+    pub(in crate::admission) fn new() -> Self {
+        Self { left: BUDGET }
+    }
+
+    pub(super) fn of_conditions() -> Self {
+        Self { left: BUDGET_OF_CONDITIONS }
+    }
+
+    pub(in crate::admission) fn evaluate(
+        &mut self,
+        program: &Result<Program, String>,
+        scope: &Scope,
+    ) -> Result<Value, Failure> {
+        let program =
+            program.as_ref().map_err(|problem| Failure::Expression(format!("compilation error: {problem}")))?;
+        let mut budget = Budget::new(PER_CALL_LIMIT);
+        let result = program.run(scope, &mut budget);
+        let cost = budget.used().saturating_add(scope.take_cost());
+        self.left = self.left.checked_sub(cost).ok_or(Failure::OutOfBudget)?;
+        result.map_err(|error| {
+            // An expression that waits for an answer is run again.
+            let message = match error.kind {
+                ErrorKind::Pending => error.message,
+                _ => format!("expression '{}' resulted in error: {error}", program.source()),
+            };
+            Failure::Expression(message)
+        })
+    }
+}

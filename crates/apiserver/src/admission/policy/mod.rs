@@ -1,0 +1,16 @@
+//! ValidatingAdmissionPolicy and MutatingAdmissionPolicy: rules about writes that are objects themselves.
+//!
+//! Flow of one write: `source` (policies with their bindings, compiled once per change) -> `dispatch` (which policy and
+//! binding mean this write, with which parameters) -> `validating` or `mutating` (conditions, then the rules; a mutation
+//! is a patch that `patch` reads and merges). Without bound policies the plug-ins return at once.
+
+mod dispatch;
+mod mutating;
+mod params;
+mod patch;
+mod source;
+mod validating;
+
+pub(super) use mutating::MutatingPolicy;
+pub(crate) use source::mutation_type;
+pub(super) use validating::ValidatingPolicy;

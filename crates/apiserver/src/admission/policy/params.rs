@@ -1,0 +1,78 @@
+//! The parameters of a binding: objects that its policy's expressions see as `params`.
+
+use api::selector::Selector;
+use cel::Value;
+use k8s_openapi::api::admissionregistration::v1::{ParamKind, ParamRef};
+
+use crate::registry::Resource;
+use crate::state::{State, inner_key};
+use crate::watch_cache::Entry;
+
+/// Each value the policy is evaluated with; null if it takes none.
+pub(super) async fn collect(
+    state: &State,
+    kind: Option<&ParamKind>,
+    reference: Option<&ParamRef>,
+    namespace: &str,
+) -> Result<Vec<Value>, String> {
+    let (Some(kind), Some(reference)) = (kind, reference) else { return Ok(vec![Value::Null]) };
+    let text = |value: &Option<String>| value.clone().unwrap_or_default();
+    let (api_version, kind) = (text(&kind.api_version), text(&kind.kind));
+    let (group, version) = api_version.split_once('/').unwrap_or(("", &api_version));
+    let table = state.registry.table();
+    let row = table.rows().iter().find(|row| row.group == group && row.version == version && row.kind == kind);
+    let Some(row) = row else {
+        return Err(format!("paramKind kind `{api_version}, Kind={kind}` not known"));
+    };
+    let (own_namespace, name) = (text(&reference.namespace), text(&reference.name));
+    let namespace = match (row.is_namespaced(), own_namespace.as_str()) {
+        (true, "") if namespace.is_empty() => {
+            return Err(
+                "cannot use namespaced paramRef in policy binding that matches cluster-scoped resources".to_owned()
+            );
+        }
+        (true, "") => namespace,
+        (true, own) => own,
+        (false, "") => "",
+        (false, _) => {
+            return Err("paramRef.namespace must not be provided for a cluster-scoped `paramKind`".to_owned());
+        }
+    };
+    let found = match (name.as_str(), &reference.selector) {
+        ("", None) => return Err("one of name or selector must be provided".to_owned()),
+        ("", Some(selector)) => {
+            let selector = Selector::from_label_selector(Some(selector)).map_err(|error| error.to_string())?;
+            selected(state, row, namespace, &selector)
+        }
+        (_, Some(_)) => return Err("paramRef.name and paramRef.selector are mutually exclusive".to_owned()),
+        (name, None) => named(state, row, namespace, name).await?.into_iter().collect(),
+    };
+    if found.is_empty() && reference.parameter_not_found_action.as_deref() == Some("Deny") {
+        return Err("no params found for policy binding with `Deny` parameterNotFoundAction".to_owned());
+    }
+    Ok(found)
+}
+
+fn value(row: &Resource, entry: &Entry) -> Option<Value> {
+    let json = crate::verbs::served_value(row, &entry.json()).ok()?;
+    Some(Value::from_json(&json))
+}
+
+async fn named(state: &State, row: &Resource, namespace: &str, name: &str) -> Result<Option<Value>, String> {
+    let key = inner_key(row, namespace, name);
+    let read = || value(row, &*state.cache(row).ok()?.get(&key)?);
+    if let Some(found) = read() {
+        return Ok(Some(found));
+    }
+    // It may have been created a moment ago.
+    state.caches.fresh().await.map_err(|status| status.message)?;
+    Ok(read())
+}
+
+fn selected(state: &State, row: &Resource, namespace: &str, selector: &Selector) -> Vec<Value> {
+    let Ok(cache) = state.cache(row) else { return Vec::new() };
+    let snapshot = cache.snapshot();
+    let namespace = row.is_namespaced().then_some(namespace);
+    let entries = snapshot.range(namespace, None).filter(|entry| selector.matches(Some(entry.labels())));
+    entries.filter_map(|entry| value(row, entry)).collect()
+}

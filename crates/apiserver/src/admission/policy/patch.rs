@@ -1,0 +1,119 @@
+//! What the expression of a mutation has come to, as a change of an object.
+
+use api::schema::Struct;
+use cel::{Key, Map, Value};
+
+/// Merges an `Object{...}` by the rules of server-side apply.
+pub(super) fn apply_configuration(
+    object: &serde_json::Value,
+    configuration: &Value,
+    schema: &Struct,
+) -> Result<serde_json::Value, String> {
+    let Value::Struct(_, _) = configuration else {
+        return Err(format!(
+            "unsupported return type from ApplyConfiguration expression: {}",
+            configuration.type_name()
+        ));
+    };
+    check_names(configuration, "Object").map_err(|problem| format!("type mismatch: {problem}"))?;
+    let mut patch = configuration.to_json().map_err(|error| error.message)?;
+    for field in ["apiVersion", "kind"] {
+        if let (Some(value), Some(patch)) = (object.get(field), patch.as_object_mut()) {
+            patch.insert(field.to_owned(), value.clone());
+        }
+    }
+    api::patch::apply::merge(object, &patch, schema).map_err(|error| format!("error applying patch: {error}"))
+}
+
+/// `Object.spec{}` may only stand where `spec` does.
+fn check_names(value: &Value, path: &str) -> Result<(), String> {
+    match value {
+        Value::Struct(name, fields) => {
+            if **name != *path {
+                return Err(format!(
+                    "unexpected type name {name:?}, expected {path:?}, which matches field name path from root Object type"
+                ));
+            }
+            fields.iter().try_for_each(|(field, value)| match field {
+                Key::String(field) => check_names(value, &format!("{path}.{field}")),
+                _ => Ok(()),
+            })
+        }
+        Value::List(items) => items.iter().try_for_each(|item| check_names(item, path)),
+        Value::Map(entries) => entries.iter().try_for_each(|(key, value)| match key {
+            Key::String(key) => check_names(value, &format!("{path}.{key}")),
+            _ => Ok(()),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Applies a list of `JSONPatch{...}`.
+pub(super) fn json_patch(mut object: serde_json::Value, operations: &Value) -> Result<serde_json::Value, String> {
+    let Value::List(operations) = operations else {
+        return Err("type mismatch: JSONPatchType.expression should evaluate to array".to_owned());
+    };
+    let mut patch = Vec::with_capacity(operations.len());
+    for operation in operations.iter() {
+        match operation {
+            Value::Struct(name, fields) if &**name == "JSONPatch" => patch.push(step(fields)?),
+            other => {
+                return Err(format!(
+                    "type mismatch: JSONPatchType.expression should evaluate to array of JSONPatch, got element of {}",
+                    other.type_name()
+                ));
+            }
+        }
+    }
+    api::patch::json::apply(&mut object, &serde_json::Value::Array(patch))
+        .map_err(|error| format!("JSON Patch: {error}"))?;
+    Ok(object)
+}
+
+fn step(fields: &Map) -> Result<serde_json::Value, String> {
+    let mut step = serde_json::Map::new();
+    for (name, value) in fields {
+        let Key::String(name) = name else { continue };
+        // What is made as an object is checked as one, wherever it is put.
+        if let Value::Struct(of, _) = value {
+            check_names(value, of).map_err(|problem| format!("type mismatch: {problem}"))?;
+        }
+        let value = value.to_json().map_err(|error| {
+            format!("JSONPath valueExpression evaluated to a type that could not marshal to JSON: {error}")
+        })?;
+        step.insert(name.to_string(), value);
+    }
+    Ok(serde_json::Value::Object(step))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    fn structure(name: &str, fields: &[(&str, Value)]) -> Value {
+        let fields = fields.iter().map(|(field, value)| (Key::from(*field), value.clone())).collect();
+        Value::Struct(name.into(), Arc::new(fields))
+    }
+
+    #[test]
+    fn names_of_types_follow_the_fields() {
+        let inner = structure("Object.spec", &[("replicas", Value::Int(3))]);
+        assert_eq!(check_names(&structure("Object", &[("spec", inner.clone())]), "Object"), Ok(()));
+        let found = check_names(&structure("Object", &[("status", inner)]), "Object");
+        assert!(found.is_err_and(|problem| problem.contains("expected \"Object.status\"")));
+    }
+
+    #[test]
+    fn patches_are_applied_in_order() {
+        let text = |text: &str| Value::String(text.into());
+        let add = |path: &str, value: Value| {
+            structure("JSONPatch", &[("op", text("add")), ("path", text(path)), ("value", value)])
+        };
+        let patch = Value::list(vec![add("/a", Value::map(Map::new())), add("/a/b", Value::Int(1))]);
+        let object = json_patch(serde_json::json!({}), &patch);
+        assert_eq!(object, Ok(serde_json::json!({"a": {"b": 1}})));
+        assert!(json_patch(serde_json::json!({}), &Value::list(vec![Value::Int(1)])).is_err());
+    }
+}

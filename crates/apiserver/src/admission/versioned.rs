@@ -1,0 +1,107 @@
+//! A write in the version that a webhook or a policy understands.
+
+use api::Status;
+use serde_json::{Value, json};
+
+use super::{Attributes, Verb};
+use crate::registry::{AnyObject, Object, Resource};
+use crate::verbs::{Books, recorded_books};
+
+/// The new state as a client of `resource` would see it.
+pub(super) fn versioned_object(attributes: &Attributes<'_>, resource: &Resource) -> Result<Option<Value>, Status> {
+    let books = attributes.books.and_then(Books::as_json);
+    let object = attributes.object.as_deref();
+    object.map(|object| versioned(attributes, resource, &**object, books)).transpose()
+}
+
+/// The old one.
+pub(super) fn versioned_old(attributes: &Attributes<'_>, resource: &Resource) -> Result<Option<Value>, Status> {
+    let books = attributes.old_entry.and_then(|entry| recorded_books(&entry.stored));
+    attributes.old.map(|object| versioned(attributes, resource, object, books)).transpose()
+}
+
+/// An object as a client of `resource` would see it. The bodies of some subresources have the same form everywhere.
+fn versioned(
+    attributes: &Attributes<'_>,
+    resource: &Resource,
+    object: &dyn Object,
+    books: Option<&str>,
+) -> Result<Value, Status> {
+    let mut value = object.to_value().map_err(Status::internal)?;
+    if let (Some(books), None) = (books, &object.meta().managed_fields) {
+        value["metadata"]["managedFields"] = serde_json::from_str(books).map_err(Status::internal)?;
+    }
+    if let Some(conversion) = resource.conversion.as_ref().filter(|_| !attributes.has_own_kind()) {
+        conversion.from_storage(&mut value);
+    }
+    Ok(value)
+}
+
+/// The way back, with defaults for what the patch left unset. Unknown fields are dropped, as upstream's decoder does.
+pub(super) fn stored(
+    attributes: &Attributes<'_>,
+    resource: &Resource,
+    value: Value,
+    before: &dyn Object,
+) -> Result<AnyObject, Status> {
+    if attributes.has_own_kind() {
+        return before.decode_like(value).map_err(Status::internal);
+    }
+    let mut object = crate::verbs::decode_checked(resource, value, &mut Vec::new())
+        .map_err(|status| Status::internal(status.message))?;
+    resource.strategy.apply_defaults(&mut *object);
+    Ok(object)
+}
+
+/// The request as a review describes it, without its objects.
+pub(super) fn request(attributes: &Attributes<'_>, target: &Resource) -> Value {
+    let kind = |(group, version, kind): (&str, &str, &str)| json!({"group": group, "version": version, "kind": kind});
+    let resource = |row: &Resource| json!({"group": row.group, "version": row.version, "resource": row.plural});
+    let own = attributes.resource;
+    let request_kind = attributes.kind();
+    // A subresource with a kind of its own has that kind in every version of its parent.
+    let target_kind =
+        if attributes.has_own_kind() { request_kind } else { (&*target.group, &*target.version, &*target.kind) };
+    let mut request = json!({
+        "kind": kind(target_kind),
+        "resource": resource(target),
+        "requestKind": kind(request_kind),
+        "requestResource": resource(own),
+        "operation": attributes.verb.as_str(),
+        "userInfo": attributes.user(),
+        "dryRun": attributes.dry_run,
+        "options": options(attributes),
+    });
+    for (key, value) in [
+        ("subResource", attributes.subresource),
+        ("requestSubResource", attributes.subresource),
+        ("name", attributes.name),
+        ("namespace", attributes.namespace),
+    ] {
+        if !value.is_empty() {
+            request[key] = value.into();
+        }
+    }
+    request
+}
+
+/// The options of the request as an object of their kind; none for streams.
+fn options(attributes: &Attributes<'_>) -> Value {
+    let query = &attributes.operation.info.query;
+    let kind = match attributes.verb {
+        Verb::Create => "CreateOptions",
+        Verb::Update => "UpdateOptions",
+        Verb::Delete => return attributes.delete.map_or(Value::Null, crate::verbs::DeleteOptions::to_value),
+        Verb::Connect => return Value::Null,
+    };
+    let mut options = json!({"kind": kind, "apiVersion": "meta.k8s.io/v1"});
+    for key in ["fieldManager", "fieldValidation"] {
+        if let Some(value) = query.get(key) {
+            options[key] = value.into();
+        }
+    }
+    if attributes.dry_run {
+        options["dryRun"] = json!(["All"]);
+    }
+    options
+}
