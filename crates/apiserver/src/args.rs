@@ -98,6 +98,9 @@ pub struct Args {
     /// Turns on routing of requests to the endpoints of a service rather than to its cluster IP.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub enable_aggregator_routing: bool,
+    /// Redirects of aggregated API servers are not passed on to clients.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub aggregator_reject_forwarding_redirect: bool,
     /// File with keys used to verify ServiceAccount tokens; may be given several times.
     #[arg(long = "service-account-key-file", value_name = "FILE")]
     pub service_account_key_files: Vec<PathBuf>,
@@ -437,6 +440,7 @@ impl TryFrom<Args> for Config {
             proxy_client_cert_file: args.proxy_client_cert_file,
             proxy_client_key_file: args.proxy_client_key_file,
             enable_aggregator_routing: args.enable_aggregator_routing,
+            aggregator_reject_forwarding_redirect: args.aggregator_reject_forwarding_redirect,
             service_account_key_files: args.service_account_key_files,
             service_account_signing_key_file: args.service_account_signing_key_file,
             service_account_issuers: args.service_account_issuers,

@@ -85,6 +85,12 @@ impl RequestBody {
     }
 }
 
+/// A body that ends when something else does.
+pub(crate) fn until(body: Body, end: impl Future<Output = ()> + Send + 'static) -> Body {
+    use futures_util::StreamExt;
+    stream(body.into_data_stream().take_until(Box::pin(end)))
+}
+
 /// A body that keeps something alive until it has been sent, or the client has gone.
 pub(crate) fn guarded<G: Send + 'static>(body: Body, guard: G) -> Body {
     let mut held = Some((body, guard));

@@ -38,6 +38,8 @@ pub struct Config {
     pub proxy_client_key_file: Option<PathBuf>,
     /// Services that this server asks are reached at one of their endpoints rather than at their cluster IP.
     pub enable_aggregator_routing: bool,
+    /// Aggregated API servers may not send clients elsewhere.
+    pub aggregator_reject_forwarding_redirect: bool,
     /// Public (or private) keys that verify service-account tokens.
     pub service_account_key_files: Vec<PathBuf>,
     /// The key that signs them; without it no tokens are issued.
@@ -198,6 +200,7 @@ impl Config {
             proxy_client_cert_file: None,
             proxy_client_key_file: None,
             enable_aggregator_routing: false,
+            aggregator_reject_forwarding_redirect: true,
             service_account_key_files: Vec::new(),
             service_account_signing_key_file: None,
             service_account_issuers: text(&[DEFAULT_ISSUER]),

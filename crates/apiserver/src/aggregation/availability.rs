@@ -47,7 +47,11 @@ pub(super) async fn follow(state: Arc<State>, backend: Arc<Backend>) {
         if is_new || tokio::time::Instant::now() >= due {
             let verdict = check(&state, &backend).await;
             let is_written = tell(&state, &backend, &verdict).await;
-            super::backends::learned(&state, &backend, remote_discovery::discover(&state, &backend).await);
+            let offered = match &verdict {
+                Ok(()) => remote_discovery::discover(&state, &backend).await,
+                Err(_) => Default::default(),
+            };
+            super::backends::learned(&state, &backend, offered);
             pause = if verdict.is_ok() && is_written { AGAIN } else { (pause * 2).min(AGAIN) };
             due = tokio::time::Instant::now() + pause;
             if verdict.is_ok() {

@@ -16,13 +16,13 @@ use tokio_rustls::TlsConnector;
 
 use super::condition;
 use super::remote_discovery::Discovered;
-use crate::body::Body;
+use crate::body::{self, Body};
 use crate::chain::RequestInfo;
 use crate::config::Config;
 use crate::registry::priority::Priority;
 use crate::registry::unset::or_empty;
 use crate::remote::passage;
-use crate::remote::{Connections, Problem, Sender, dial, service};
+use crate::remote::{Connections, Lost, Problem, Sender, dial, service};
 use crate::state::State;
 use crate::verbs::{Links, pass, response};
 
@@ -201,10 +201,12 @@ impl Backend {
             false => format!("{}?{}", info.path, info.raw_query),
         };
         let request = self.request(parts.method, &path, headers, body).map_err(|error| failed(error.to_string()))?;
+        // A write is never made twice.
+        let lost = if request.method().is_safe() { Lost::Repeat } else { Lost::Tell };
         let reached = match &upgrade {
             // A connection that becomes a tunnel is nobody else's.
-            Some(_) => Connections::default().open(request, || self.connect(state)).await,
-            None => self.connections.open(request, || self.connect(state)).await,
+            Some(_) => Connections::default().open(request, lost, || self.connect(state)).await,
+            None => self.connections.open(request, lost, || self.connect(state)).await,
         };
         let (sender, mut answer) = reached.map_err(|problem| unavailable(problem.to_string()))?;
         if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
@@ -217,11 +219,22 @@ impl Backend {
             self.connections.keep(sender);
         }
         passage::came_back(&mut answer);
+        let leads_away = answer.status().is_redirection() && answer.headers().contains_key(header::LOCATION);
+        if leads_away && state.config.aggregator_reject_forwarding_redirect {
+            let text = "the backend attempted to redirect this request, which is not permitted";
+            return Err((StatusCode::BAD_GATEWAY, text.to_owned()));
+        }
         let requested = parts.headers.get(header::HOST).and_then(|value| value.to_str().ok()).unwrap_or_default();
         let (namespace, name, _) = &self.service;
         let backend = format!("{name}.{namespace}.svc");
         let links = Links { prefix: "", backend: &backend, requested };
-        pass(&links, answer).await.map_err(|status| unavailable(status.message))
+        let answer = pass(&links, answer).await.map_err(|status| unavailable(status.message))?;
+        // Streams end with the server, as its own watches do.
+        let stop = info.is_long_running().then(|| state.stop.clone());
+        Ok(answer.map(|body| match stop {
+            Some(stop) => body::until(body, stop.cancelled_owned()),
+            None => body,
+        }))
     }
 }
 

@@ -21,6 +21,15 @@ const MAX_IDLE: usize = 16;
 
 pub(crate) type Sender = SendRequest<Full<Bytes>>;
 
+/// What happens to a request when a kept connection ends under it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lost {
+    /// It is sent again, even if the other side may have begun with it.
+    Repeat,
+    /// It is sent again only if it was certainly not sent before.
+    Tell,
+}
+
 #[derive(Clone, Default)]
 pub(crate) struct Connections {
     idle: Arc<Mutex<Vec<Sender>>>,
@@ -52,7 +61,7 @@ impl Connections {
         C: Fn() -> F,
         F: Future<Output = Result<Sender, String>>,
     {
-        let (mut sender, response) = self.open(request, connect).await?;
+        let (mut sender, response) = self.open(request, Lost::Repeat, connect).await?;
         let (parts, body) = response.into_parts();
         let answer = read(body).await.map_err(Problem::Unreadable)?;
         if sender.ready().await.is_ok() {
@@ -65,6 +74,7 @@ impl Connections {
     pub(crate) async fn open<C, F>(
         &self,
         request: Request<Full<Bytes>>,
+        lost: Lost,
         connect: C,
     ) -> Result<(Sender, Response<Incoming>), Problem>
     where
@@ -76,7 +86,8 @@ impl Connections {
             // The other side may have closed a kept connection just now: then a new one decides, once.
             Some(mut kept) => match kept.send_request(request.clone()).await {
                 Ok(response) => Ok((kept, response)),
-                Err(error) if error.is_canceled() || error.is_closed() || error.is_incomplete_message() => {
+                Err(error) if error.is_canceled() || error.is_closed() => send(anew().await?, request).await,
+                Err(error) if error.is_incomplete_message() && lost == Lost::Repeat => {
                     send(anew().await?, request).await
                 }
                 Err(error) => Err(Problem::Unreachable(text(&error))),

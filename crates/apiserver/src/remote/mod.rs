@@ -24,7 +24,7 @@ use serde_json::Value;
 use tls::Reloading;
 use tokio_rustls::TlsConnector;
 
-pub(crate) use connection::{Connections, Problem, Sender, dial};
+pub(crate) use connection::{Connections, Lost, Problem, Sender, dial};
 pub(crate) use kubeconfig::Identities;
 use kubeconfig::Kubeconfig;
 

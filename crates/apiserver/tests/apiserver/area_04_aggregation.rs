@@ -349,6 +349,11 @@ async fn echo(keys: &Path) -> u16 {
                         tls.write_all(&buffer[..read]).await.unwrap();
                         return;
                     }
+                    if head.contains("/redirect ") {
+                        let away = "HTTP/1.1 302 Found\r\nlocation: http://example.org/\r\ncontent-length: 0\r\n\r\n";
+                        tls.write_all(away.as_bytes()).await.unwrap();
+                        continue;
+                    }
                     let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{head}", head.len());
                     tls.write_all(answer.as_bytes()).await.unwrap();
                 }
@@ -388,6 +393,9 @@ async fn requests_arrive_with_an_identity_that_nobody_can_forge() {
     for secret in ["authorization", ADMIN_TOKEN, "root", "wheel", "x-remote-extra"] {
         assert!(!seen.contains(secret), "{secret}: {seen}");
     }
+    // Nor is a client led elsewhere.
+    let (code, text) = front.curl(&format!("{things}/redirect"), &["-H", &bearer]).await;
+    assert!(code == 502 && text.contains("not permitted"), "{code} {text}");
 
     let mut tls = front.connect(None).await;
     let request = format!(
