@@ -32,7 +32,7 @@ pub use extension::Extension;
 pub use lex::is_identifier;
 pub use program::{Env, Program};
 pub use types::{Struct, Type};
-pub use value::{Key, Map, Opaque, Value};
+pub use value::{Key, Map, Opaque, Value, typed_text};
 
 #[cfg(test)]
 mod tests;

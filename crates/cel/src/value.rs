@@ -320,6 +320,18 @@ impl Value {
     }
 }
 
+/// A text with a format of OpenAPI's as the value that it stands for.
+pub fn typed_text(format: &str, text: &str) -> Option<Value> {
+    use base64::Engine;
+    match format {
+        "byte" => Some(Value::Bytes(base64::engine::general_purpose::STANDARD.decode(text).ok()?.into())),
+        "date" => time::timestamp(&format!("{text}T00:00:00Z")).map(Value::Timestamp),
+        "date-time" | "datetime" => time::timestamp(text).map(Value::Timestamp),
+        "duration" => time::duration(text).map(Value::Duration),
+        _ => None,
+    }
+}
+
 fn compare_mixed(double: f64, whole: i128) -> Option<Ordering> {
     if double.is_nan() {
         return None;

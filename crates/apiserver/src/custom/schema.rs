@@ -6,6 +6,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 };
 use serde_json::Value;
 
+use super::expressions;
 use super::formats::{self, Format};
 use super::pattern::Pattern;
 
@@ -17,6 +18,19 @@ pub(super) enum Kind {
     Number,
     Object,
     String,
+}
+
+impl Kind {
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Kind::Array => "array",
+            Kind::Boolean => "boolean",
+            Kind::Integer => "integer",
+            Kind::Number => "number",
+            Kind::Object => "object",
+            Kind::String => "string",
+        }
+    }
 }
 
 /// What may stand in an object besides its properties.
@@ -48,6 +62,10 @@ pub(super) struct Schema {
     pub(super) is_atomic: bool,
     /// What values must fulfil beyond their type; most schemas say nothing of the kind.
     pub(super) rules: Option<Box<Rules>>,
+    /// Rules in CEL.
+    pub(super) expressions: Box<[expressions::Rule]>,
+    /// Whether there are any, here or below.
+    pub(super) has_expressions: bool,
 }
 
 #[derive(Debug, Default)]
@@ -75,7 +93,24 @@ impl Schema {
     pub(super) fn root(schema: &JSONSchemaProps) -> Self {
         let mut root = Self::new(schema);
         root.forget_object_fields();
+        // At the root, expressions see more than elsewhere.
+        root.compile_expressions(schema, true);
         root
+    }
+
+    fn compile_expressions(&mut self, schema: &JSONSchemaProps, is_root: bool) {
+        let rules = schema.x_kubernetes_validations.as_deref().unwrap_or_default();
+        if let Some(of) =
+            Some(rules).filter(|rules| !rules.is_empty()).and_then(|_| expressions::type_of(self, is_root, "object"))
+        {
+            self.expressions = rules.iter().map(|rule| expressions::Rule::new(rule, &of)).collect();
+        }
+        let below = self.properties.iter().map(|(_, child)| child).chain(self.items.as_deref());
+        let below = below.chain(match &self.additional {
+            Additional::Like(child) => Some(&**child),
+            _ => None,
+        });
+        self.has_expressions = !self.expressions.is_empty() || below.into_iter().any(|child| child.has_expressions);
     }
 
     /// Compiles a schema with all that it says.
@@ -124,10 +159,13 @@ impl Schema {
             list,
             is_atomic: schema.x_kubernetes_map_type.as_deref() == Some("atomic"),
             rules: Rules::new(schema).map(Box::new),
+            expressions: Box::default(),
+            has_expressions: false,
         };
         if compiled.is_embedded {
             compiled.forget_object_fields();
         }
+        compiled.compile_expressions(schema, false);
         compiled
     }
 

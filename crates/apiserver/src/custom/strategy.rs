@@ -11,7 +11,7 @@ use super::columns::Columns;
 use super::object::{CustomObject, TypeMeta};
 use super::rows::ScalePaths;
 use super::schema::Schema;
-use super::{shape, validate};
+use super::{expressions, shape, validate};
 use crate::registry::strategy::Selectable;
 use crate::registry::{AnyObject, AnyStrategy, Call, Grace, NameRule, Object};
 
@@ -77,7 +77,30 @@ impl CustomStrategy {
                 errors.invalid(path, replicas, format!("should be less than or equal to {}", i32::MAX));
             }
         }
+        if self.reader.schema.has_expressions {
+            self.validate_expressions(&mut errors, new, old);
+        }
         errors
+    }
+
+    /// Rules in CEL are only for objects that are otherwise as they should be.
+    fn validate_expressions(&self, errors: &mut FieldErrors, new: &CustomObject, old: Option<&CustomObject>) {
+        if !errors.is_empty() {
+            let detail = "some validation rules were not checked because the object was invalid; correct the existing \
+                          errors to complete validation";
+            return errors.invalid("<nil>", Value::Null, detail);
+        }
+        let whole = |object: &CustomObject| {
+            let mut fields = object.rest.clone();
+            fields.insert("apiVersion".to_owned(), self.reader.of.api_version.as_str().into());
+            fields.insert("kind".to_owned(), self.reader.of.kind.as_str().into());
+            let named = [("name", &object.meta.name), ("generateName", &object.meta.generate_name)];
+            let named =
+                named.into_iter().filter_map(|(field, value)| Some((field.to_owned(), value.as_deref()?.into())));
+            fields.insert("metadata".to_owned(), Value::Object(named.collect()));
+            Value::Object(fields)
+        };
+        errors.extend(expressions::validate(&self.reader.schema, &whole(new), old.map(whole).as_ref()));
     }
 
     /// Whether anything but metadata, and a status of its own, differs.

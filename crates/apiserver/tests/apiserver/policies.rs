@@ -1,4 +1,4 @@
-//! Admission policies in CEL: what they refuse, warn about and change.
+//! Rules in CEL: admission policies, what they refuse, warn about and change, and rules of custom resources.
 
 use serde_json::{Value, json};
 
@@ -225,4 +225,46 @@ async fn policies_that_want_to_see_later_changes_run_again() {
         unbind(&cluster, "mutating", "a").await;
         unbind(&cluster, "mutating", "b").await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn custom_resources_fulfil_the_rules_of_their_schema() {
+    const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+    const WIDGETS: &str = "/apis/example.com/v1/namespaces/default/widgets";
+    let cluster = Cluster::start().await;
+    let definition = |rule: &str| {
+        json!({"metadata": {"name": "widgets.example.com"}, "spec": {"group": "example.com", "scope": "Namespaced",
+            "names": {"plural": "widgets", "kind": "Widget"}, "versions": [{"name": "v1", "served": true, "storage": true,
+            "subresources": {"status": {}}, "schema": {"openAPIV3Schema": {"type": "object",
+            "x-kubernetes-validations": [{"rule": "self.metadata.name.startsWith('w')"}], "properties": {
+                "spec": {"type": "object", "x-kubernetes-validations": [{"rule": rule}],
+                    "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}}},
+                "status": {"type": "object", "properties": {"health": {"type": "string"}},
+                    "x-kubernetes-validations": [{"rule": "self.health == 'ok' || self.health == 'unhealthy'"}]}}}}}]}})
+    };
+    for (rule, expected) in [("self.z == 100", "undefined field 'z'"), ("self = 42", "Syntax error")] {
+        let (code, answer) = cluster.send("POST", DEFINITIONS, definition(rule)).await;
+        assert_eq!(code, 422, "{answer}");
+        let message = answer["message"].as_str().unwrap();
+        let place = "spec.validation.openAPIV3Schema.properties[spec].x-kubernetes-validations[0].rule: Invalid value";
+        assert!(message.contains(expected) && message.contains(place), "{message}");
+    }
+    let (code, answer) = cluster.send("POST", DEFINITIONS, definition("self.x + self.y > 0")).await;
+    assert_eq!(code, 201, "{answer}");
+    let widget = |name: &str, x: i64| {
+        json!({"apiVersion": "example.com/v1", "kind": "Widget",
+        "metadata": {"name": name}, "spec": {"x": x, "y": 0}})
+    };
+    let (code, answer) = cluster.send("POST", WIDGETS, widget("w", -1)).await;
+    assert_eq!(code, 422, "{answer}");
+    let expected = "Widget.example.com \"w\" is invalid: spec: Invalid value: failed rule: self.x + self.y > 0";
+    assert_eq!(answer["message"], expected);
+    assert_eq!(cluster.send("POST", WIDGETS, widget("v", 1)).await.0, 422);
+    let (code, mut answer) = cluster.send("POST", WIDGETS, widget("w", 1)).await;
+    assert_eq!(code, 201, "{answer}");
+    answer["status"] = json!({"health": "so so"});
+    let status = format!("{WIDGETS}/w/status");
+    assert_eq!(cluster.send("PUT", &status, answer.clone()).await.0, 422);
+    answer["status"] = json!({"health": "ok"});
+    assert_eq!(cluster.send("PUT", &status, answer).await.0, 200);
 }

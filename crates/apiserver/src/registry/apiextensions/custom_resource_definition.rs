@@ -1,7 +1,7 @@
 //! CustomResourceDefinition: the description of a kind. What is checked here is the description itself.
 //!
 //! Where all versions say the same, upstream holds it once and its errors name that place (`spec.validation` instead of
-//! `spec.versions[0].schema`); so do ours. Expressions in `x-kubernetes-validations` are not compiled.
+//! `spec.versions[0].schema`); so do ours.
 
 use api::field::{FieldErrors, Path};
 use api::validation;

@@ -64,8 +64,13 @@ pub(super) fn check(errors: &mut FieldErrors, path: &Path<'_>, schema: &JSONSche
     if schema.nullable == Some(true) {
         errors.forbidden(path.child("nullable"), "nullable cannot be true at the root");
     }
+    let before = errors.len();
     structural(errors, path, schema, Level::Root);
     openapi(errors, path, schema, &Context { is_root: true, ..Default::default() });
+    // Of a schema that is wrong, expressions cannot be judged.
+    if errors.len() == before {
+        crate::custom::check_expressions(errors, path, schema);
+    }
 }
 
 /// Formats that nobody knows.
