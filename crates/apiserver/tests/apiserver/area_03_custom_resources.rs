@@ -83,7 +83,7 @@ fn condition<'a>(definition: &'a Value, kind: &str) -> &'a Value {
 }
 
 /// Makes a definition and waits until it says what became of its names.
-async fn define(cluster: &Cluster, definition: &Value) -> Value {
+pub(crate) async fn define(cluster: &Cluster, definition: &Value) -> Value {
     let (code, made) = cluster.post(DEFINITIONS, definition).await;
     assert_eq!(code, 201, "{made}");
     let name = definition["metadata"]["name"].as_str().unwrap();

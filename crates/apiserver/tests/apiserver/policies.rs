@@ -249,8 +249,7 @@ async fn custom_resources_fulfil_the_rules_of_their_schema() {
         let place = "spec.validation.openAPIV3Schema.properties[spec].x-kubernetes-validations[0].rule: Invalid value";
         assert!(message.contains(expected) && message.contains(place), "{message}");
     }
-    let (code, answer) = cluster.send("POST", DEFINITIONS, definition("self.x + self.y > 0")).await;
-    assert_eq!(code, 201, "{answer}");
+    crate::area_03_custom_resources::define(&cluster, &definition("self.x + self.y > 0")).await;
     let widget = |name: &str, x: i64| {
         json!({"apiVersion": "example.com/v1", "kind": "Widget",
         "metadata": {"name": name}, "spec": {"x": x, "y": 0}})
