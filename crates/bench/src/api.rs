@@ -299,7 +299,7 @@ async fn drive(
             if matches!(case, Case::Update | Case::LeaseRenewal) {
                 let mut read = case.request(side, round, worker, 0, "");
                 *read.method_mut() = Method::GET;
-                version = resource_version(&exchange(client, read).await?);
+                version = resource_version(&exchange(client, read).await?).to_owned();
             }
             for n in 0.. {
                 let over = match &until {
@@ -313,7 +313,7 @@ async fn drive(
                 let before = Instant::now();
                 let answer = exchange(client, request).await?;
                 times.add(before.elapsed());
-                version = resource_version(&answer);
+                version = resource_version(&answer).to_owned();
             }
             anyhow::Ok(times)
         }
@@ -337,11 +337,11 @@ async fn exchange(client: &Client, request: Request<Bytes>) -> anyhow::Result<By
 }
 
 /// The first resource version in an answer: that of the object.
-fn resource_version(answer: &[u8]) -> String {
+fn resource_version(answer: &[u8]) -> &str {
     const KEY: &[u8] = b"\"resourceVersion\":\"";
-    let at = memchr::memmem::find(answer, KEY);
-    let digits = at.map_or(&[][..], |at| &answer[at + KEY.len()..]);
-    digits.iter().take_while(|byte| byte.is_ascii_digit()).map(|byte| *byte as char).collect()
+    let digits = memchr::memmem::find(answer, KEY).map_or(&[][..], |at| &answer[at + KEY.len()..]);
+    let length = digits.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    std::str::from_utf8(&digits[..length]).unwrap_or_default()
 }
 
 /// Rate, latencies and CPU of one case.
@@ -504,7 +504,7 @@ async fn fan_out(side: &Side, watchers: usize, events: usize) -> anyhow::Result<
     Case::Patch.prepare(side, WRITERS).await?;
     let from =
         exchange(&side.client, request(Method::GET, &format!("{}?limit=1", side.path("pods")), JSON, String::new()));
-    let from = resource_version(&from.await?);
+    let from = resource_version(&from.await?).to_owned();
     let path = format!("{}?watch=true&resourceVersion=", side.path("pods"));
     let mut followers = tokio::task::JoinSet::new();
     for connection in 0..watchers.div_ceil(WATCHES_PER_CONNECTION) {
@@ -574,7 +574,8 @@ impl Follower {
     fn look(&mut self, part: &[u8]) {
         let version = resource_version(part);
         if !version.is_empty() {
-            self.arriving = version;
+            self.arriving.clear();
+            self.arriving.push_str(version);
         }
     }
 }

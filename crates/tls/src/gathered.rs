@@ -13,6 +13,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 const FULL: usize = 64 * 1024;
 /// Whoever writes this much at once will write more.
 const LARGE: usize = 8 * 1024;
+/// More than a frame of the usual size: it fills records by itself and is not worth a copy.
+const WHOLE: usize = 24 * 1024;
 
 /// A stream under an HTTP/2 connection. A flush after a write is put off to the next turn of the task, which is asked
 /// for there and then: others who are ready write first. This relies on a connection that flushes in every turn, as
@@ -77,8 +79,12 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Gathered<S> {
         context: &mut Context<'_>,
         parts: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        if self.held.len() == FULL {
+        let is_whole = parts.iter().map(|part| part.len()).sum::<usize>() >= WHOLE;
+        if self.held.len() == FULL || is_whole {
             ready!(self.poll_send(context))?;
+        }
+        if is_whole {
+            return Pin::new(&mut self.stream).poll_write_vectored(context, parts);
         }
         Poll::Ready(Ok(parts.iter().map(|part| self.hold(part)).sum()))
     }
@@ -185,12 +191,29 @@ mod tests {
         let mut context = Context::from_waker(&waker);
         let mut stream = Gathered::new(Slow { each: 50_000, turns: 1, ..Slow::default() });
         let data: Vec<u8> = (0..FULL + 9).map(|n| n as u8).collect();
-        assert_eq!(write(&mut stream, &mut context, &data), FULL);
+        for frame in data[..FULL].chunks(16 * 1024) {
+            assert_eq!(write(&mut stream, &mut context, frame), frame.len());
+        }
         assert_eq!(write(&mut stream, &mut context, &data[FULL..]), 0, "one part was taken, the rest was not");
         stream.stream.turns = 9;
         assert_eq!(write(&mut stream, &mut context, &data[FULL..]), 9);
         assert!(Pin::new(&mut stream).poll_flush(&mut context).is_ready());
         assert!(Pin::new(&mut stream).poll_flush(&mut context).is_ready());
         assert_eq!(stream.stream.writes.concat(), data);
+    }
+
+    #[test]
+    fn what_fills_records_by_itself_is_not_copied() {
+        let waker = Arc::new(Woken::default()).into();
+        let mut context = Context::from_waker(&waker);
+        let mut stream = Gathered::new(Slow { each: usize::MAX, turns: 9, ..Slow::default() });
+        let data = [7; WHOLE];
+        assert_eq!(write(&mut stream, &mut context, b"before"), 6);
+        // The stream takes the first part only.
+        assert_eq!(write(&mut stream, &mut context, &data), 1);
+        assert_eq!(write(&mut stream, &mut context, &data[1..]), WHOLE - 1, "less than that is held");
+        assert_eq!(stream.stream.writes, [b"before".to_vec(), vec![7]]);
+        assert!(Pin::new(&mut stream).poll_shutdown(&mut context).is_ready());
+        assert_eq!(stream.stream.writes.concat().len(), 6 + WHOLE);
     }
 }

@@ -16,8 +16,8 @@ use crate::body::{Body, stream as stream_body};
 use crate::state::Operation;
 use crate::watch_cache::{Entry, Gzip};
 
-/// Lists are sent in pieces of about this size: few writes, little memory.
-const CHUNK: usize = 256 * 1024;
+/// Lists are sent in pieces of about this size: few writes, little memory, and the allocator has it at hand.
+const CHUNK: usize = 96 * 1024;
 /// The same for compressed lists, which take longer to make.
 const GZIP_CHUNK: usize = 64 * 1024;
 

@@ -32,6 +32,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// A dead server is noticed by an unanswered ping, also while only watches are open.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(15);
+/// Lists come in few frames.
+const FRAME: u32 = 256 * 1024;
 /// What is taken from the kernel at once. Lists are long, and rustls by itself asks for 4 KiB at a time.
 const RECEIVED: usize = 64 * 1024;
 
@@ -73,6 +75,7 @@ impl Https {
             .pool_idle_timeout(Duration::from_secs(90))
             .http2_keep_alive_interval(PING_INTERVAL)
             .http2_keep_alive_timeout(PING_TIMEOUT)
+            .http2_max_frame_size(Some(FRAME))
             .http2_initial_stream_window_size(4 << 20)
             .http2_initial_connection_window_size(16 << 20)
             .build(connector.clone());
