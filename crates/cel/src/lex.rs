@@ -52,7 +52,8 @@ const RESERVED: [&str; 17] = [
     "while",
 ];
 
-pub(crate) fn is_reserved(word: &str) -> bool {
+/// Whether this is kept from being a name, though it means nothing yet.
+pub fn is_reserved(word: &str) -> bool {
     RESERVED.contains(&word)
 }
 

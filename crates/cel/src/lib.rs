@@ -29,7 +29,7 @@ pub use budget::{Budget, PER_CALL_LIMIT};
 pub use error::{CompileError, Error, ErrorKind};
 pub use eval::Activation;
 pub use extension::Extension;
-pub use lex::is_identifier;
+pub use lex::{is_identifier, is_reserved};
 pub use program::{Env, Program};
 pub use types::{Struct, Type};
 pub use value::{Key, Map, Opaque, Value, typed_text};

@@ -124,7 +124,7 @@ impl Backend {
         if let Ok(accept) = HeaderValue::from_str(accept) {
             headers.insert(header::ACCEPT, accept);
         }
-        introduce(&mut headers, &user);
+        introduce(&mut headers, &user).map_err(|error| Problem::Unreadable(error.to_string()))?;
         let request = self.request(Method::GET, path, headers, Bytes::new());
         let request = request.map_err(|error| Problem::Unreadable(error.to_string()))?;
         let asking = self.connections.exchange(request, || self.connect(state));
@@ -192,7 +192,7 @@ impl Backend {
         })?;
         let upgrade = parts.extensions.remove::<OnUpgrade>().filter(|_| parts.headers.contains_key(header::UPGRADE));
         let mut headers = passage::headers(&parts.headers, upgrade.is_some());
-        introduce(&mut headers, user);
+        introduce(&mut headers, user).map_err(|error| failed(error.to_string()))?;
         if !state.aggregation.sign(&mut headers) {
             return Err((StatusCode::LOOP_DETECTED, format!("{} leads back to this server", self.name())));
         }
@@ -270,27 +270,28 @@ fn trust(config: &Config, spec: &APIServiceSpec) -> anyhow::Result<Reloading<Tls
     })
 }
 
-/// Says in the headers who asks, and takes out what the client itself may have said about that.
-fn introduce(headers: &mut HeaderMap, user: &UserInfo) {
+/// Says in the headers who asks, and takes out what the client itself may have said about that. Whoever cannot be named
+/// there is refused: a request without its user would be the work of the proxy.
+fn introduce(headers: &mut HeaderMap, user: &UserInfo) -> Result<(), http::Error> {
     let claimed = |name: &HeaderName| {
         matches!(name.as_str(), "x-remote-user" | "x-remote-uid" | "x-remote-group") || name.as_str().starts_with(EXTRA)
     };
     let claims: Vec<HeaderName> = headers.keys().filter(|name| claimed(name)).cloned().collect();
     claims.iter().for_each(|name| drop(headers.remove(name)));
     let mut add = |name: &str, value: &str| {
-        if let (Ok(name), Ok(value)) = (name.parse::<HeaderName>(), HeaderValue::from_str(value)) {
-            headers.append(name, value);
-        }
+        headers.append(name.parse::<HeaderName>()?, HeaderValue::from_bytes(value.as_bytes())?);
+        Ok::<_, http::Error>(())
     };
-    add("x-remote-user", &user.name);
+    add("x-remote-user", &user.name)?;
     if !user.uid.is_empty() {
-        add("x-remote-uid", &user.uid);
+        add("x-remote-uid", &user.uid)?;
     }
-    user.groups.iter().for_each(|group| add("x-remote-group", group));
+    user.groups.iter().try_for_each(|group| add("x-remote-group", group))?;
     for (key, values) in &user.extra {
         let name = format!("{EXTRA}{}", escaped(key));
-        values.iter().for_each(|value| add(&name, value));
+        values.iter().try_for_each(|value| add(&name, value))?;
     }
+    Ok(())
 }
 
 /// A key as part of the name of a header: what may not stand there is percent-encoded.
@@ -320,12 +321,15 @@ mod tests {
         }
         let mut user = UserInfo::new("ann", &["dev", "ops"]);
         user.extra.insert("example.com/a b%".to_owned(), vec!["one".to_owned(), "two".to_owned()]);
-        introduce(&mut headers, &user);
+        introduce(&mut headers, &user).unwrap();
         let all = |name: &str| headers.get_all(name).iter().map(|value| value.to_str().unwrap()).collect::<Vec<_>>();
         assert_eq!(all("x-remote-user"), ["ann"]);
         assert_eq!(all("x-remote-group"), ["dev", "ops"]);
         assert_eq!(all("x-remote-extra-example.com%2fa%20b%25"), ["one", "two"]);
         assert_eq!((all("x-remote-uid").len(), all("x-remote-extra-scopes").len()), (0, 0));
         assert_eq!(all("accept"), ["forged"]);
+        for (name, is_said) in [("zoë", true), ("a\nb", false)] {
+            assert_eq!(introduce(&mut HeaderMap::new(), &UserInfo::new(name, &["dev"])).is_ok(), is_said, "{name:?}");
+        }
     }
 }

@@ -138,30 +138,7 @@ impl Struct for Object {
 
 /// The name of a property in expressions, where letters must not stand for anything else.
 fn escaped(name: &str) -> Option<String> {
-    const WORDS: [&str; 21] = [
-        "true",
-        "false",
-        "null",
-        "in",
-        "as",
-        "break",
-        "const",
-        "continue",
-        "else",
-        "for",
-        "function",
-        "if",
-        "import",
-        "let",
-        "loop",
-        "package",
-        "namespace",
-        "return",
-        "var",
-        "void",
-        "while",
-    ];
-    if WORDS.contains(&name) {
+    if matches!(name, "true" | "false" | "null" | "in") || cel::is_reserved(name) {
         return Some(format!("__{name}__"));
     }
     let escaped = name
