@@ -11,6 +11,7 @@ mod controllers;
 mod dns;
 mod kubectl;
 mod lifecycle;
+mod load;
 mod node;
 mod own_server;
 mod peer;

@@ -43,7 +43,7 @@ pub use leader::{Durations, Election, LeaderElector};
 pub use params::{DeleteParams, ListParams, Patch, Propagation, WriteParams};
 pub use queue::{RateLimiter, Taken, WorkQueue};
 pub use spans::WalkStream;
-pub use transport::{Client, Upgraded};
+pub use transport::{Client, Endpoint, Upgraded};
 pub use watch::{WatchEvent, WatchStream};
 
 /// What travels inside a streamed body when it breaks off.

@@ -10,7 +10,7 @@ use crate::chain::RequestInfo;
 use crate::json;
 use crate::registry::Resource;
 use crate::state::Operation;
-use crate::watch_cache::Gzip;
+use crate::watch_cache::{Gzip, Piece};
 
 /// What the response looks like.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -201,7 +201,7 @@ pub(crate) fn respond_encoded(accept: &Accept, code: StatusCode, body: Bytes) ->
     }
     let mut compressed = Vec::with_capacity(body.len() / 4);
     let mut gzip = Gzip::start(&mut compressed);
-    gzip.add(&body, &mut compressed);
+    gzip.add(&Piece::new(&body), &mut compressed);
     gzip.finish(&mut compressed);
     let mut response = response(code, accept.content_type(), compressed.into());
     response.headers_mut().insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));

@@ -14,12 +14,14 @@ use super::accept::{
 use super::list::Page;
 use crate::body::{Body, stream as stream_body};
 use crate::state::Operation;
-use crate::watch_cache::{Entry, Gzip};
+use crate::watch_cache::{Caches, Entry, Gzip, Piece, first_group};
 
 /// Lists are sent in pieces of about this size: few writes, little memory, and the allocator has it at hand.
 const CHUNK: usize = 96 * 1024;
-/// The same for compressed lists, which take longer to make.
+/// The same for compressed lists.
 const GZIP_CHUNK: usize = 64 * 1024;
+/// Of text that is compressed while the client waits for a piece, about so much: others wait, too.
+const COMPRESSED: usize = 256 * 1024;
 
 pub(crate) fn render(operation: &Operation, page: Page) -> Result<Response<Body>, Status> {
     let accept = &operation.accept;
@@ -28,12 +30,12 @@ pub(crate) fn render(operation: &Operation, page: Page) -> Result<Response<Body>
     let value = match accept.shape {
         Shape::Object if accept.is_plain(resource) => {
             let head = head(&resource.list_kind(), &resource.api_version(), &metadata);
-            return Ok(streamed(accept, head, page.entries, Item::Object));
+            return Ok(streamed(operation, head, page.entries, Item::Object));
         }
         Shape::Partial if accept.encoding == Encoding::Json && !accept.pretty => {
             let api_version = format!("meta.k8s.io/{}", accept.meta_version);
             let head = head("PartialObjectMetadataList", &api_version, &metadata);
-            return Ok(streamed(accept, head, page.entries, Item::Partial(accept.clone())));
+            return Ok(streamed(operation, head, page.entries, Item::Partial(accept.clone())));
         }
         Shape::Table => super::table::table(operation, page.entries.iter().map(|entry| entry.json()), metadata, true)?,
         Shape::Object | Shape::Partial => {
@@ -81,14 +83,15 @@ fn head(kind: &str, api_version: &str, metadata: &Value) -> Vec<u8> {
 
 const TAIL: &[u8] = b"]}\n";
 
-fn streamed(accept: &Accept, head: Vec<u8>, entries: Vec<Arc<Entry>>, item: Item) -> Response<Body> {
+fn streamed(operation: &Operation, head: Vec<u8>, entries: Vec<Arc<Entry>>, item: Item) -> Response<Body> {
+    let accept = &operation.accept;
     let size: usize = entries.iter().map(|entry| entry.size()).sum();
     let compress = accept.gzip && size > GZIP_FROM;
     let mut pieces = Pieces { entries, at: 0, item, out: Vec::new(), gzip: None };
     if compress {
         let mut gzip = Gzip::start(&mut pieces.out);
-        gzip.add(&head, &mut pieces.out);
-        pieces.gzip = Some(gzip);
+        gzip.add(&Piece::new(&head), &mut pieces.out);
+        pieces.gzip = Some((gzip, operation.state.caches.clone()));
     } else {
         pieces.out = head;
         if size < CHUNK {
@@ -114,6 +117,26 @@ enum Item {
     Partial(Accept),
 }
 
+impl Item {
+    fn write(&self, entry: &Entry, out: &mut Vec<u8>) {
+        match self {
+            Item::Object => entry.write_list_item(out),
+            Item::Partial(accept) => {
+                out.extend_from_slice(&partial_object(accept, &entry.json(), "PartialObjectMetadata"));
+            }
+        }
+    }
+
+    fn write_all(&self, entries: &[Arc<Entry>], out: &mut Vec<u8>) {
+        for (at, entry) in entries.iter().enumerate() {
+            if at > 0 {
+                out.push(b',');
+            }
+            self.write(entry, out);
+        }
+    }
+}
+
 /// A list, written piece by piece as the client reads it: a long list never exists twice.
 struct Pieces {
     entries: Vec<Arc<Entry>>,
@@ -121,7 +144,7 @@ struct Pieces {
     item: Item,
     /// Not yet sent.
     out: Vec<u8>,
-    gzip: Option<Gzip>,
+    gzip: Option<(Gzip, Arc<Caches>)>,
 }
 
 impl Pieces {
@@ -135,44 +158,57 @@ impl Pieces {
         if self.entries.len() > self.at + 1 {
             out.reserve(full + full / 4);
         }
-        while let Some(entry) = self.entries.get(self.at) {
-            match &mut self.gzip {
-                None => {
-                    if self.at > 0 {
-                        out.push(b',');
-                    }
-                    match &self.item {
-                        Item::Object => entry.write_list_item(&mut out),
-                        Item::Partial(accept) => {
-                            out.extend_from_slice(&partial_object(accept, &entry.json(), "PartialObjectMetadata"));
-                        }
-                    }
-                }
-                Some(gzip) => {
-                    if self.at > 0 {
-                        gzip.add_comma(&mut out);
-                    }
-                    match &self.item {
-                        Item::Object => entry.write_compressed_item(gzip, &mut out),
-                        Item::Partial(accept) => {
-                            gzip.add(&partial_object(accept, &entry.json(), "PartialObjectMetadata"), &mut out);
-                        }
-                    }
-                }
+        let mut compressed = 0;
+        while self.at < self.entries.len() {
+            if self.gzip.is_some() {
+                compressed += self.write_group(&mut out);
+            } else {
+                self.write_next(&mut out);
             }
-            self.at += 1;
-            if out.len() >= full {
+            if out.len() >= full || compressed >= COMPRESSED {
                 return Some(out.into());
             }
         }
         self.at += 1;
         match self.gzip.take() {
             None => out.extend_from_slice(TAIL),
-            Some(mut gzip) => {
-                gzip.add(TAIL, &mut out);
+            Some((mut gzip, _)) => {
+                gzip.add(&Piece::new(TAIL), &mut out);
                 gzip.finish(&mut out);
             }
         }
         Some(out.into())
+    }
+
+    fn write_next(&mut self, out: &mut Vec<u8>) {
+        if self.at > 0 {
+            out.push(b',');
+        }
+        self.item.write(&self.entries[self.at], out);
+        self.at += 1;
+    }
+
+    /// Adds the next few objects to a compressed list. Returns how much had to be compressed for that.
+    fn write_group(&mut self, out: &mut Vec<u8>) -> usize {
+        let Some((gzip, caches)) = &mut self.gzip else { return 0 };
+        let rest = &self.entries[self.at..];
+        let group = &rest[..first_group(rest)];
+        if self.at > 0 {
+            gzip.add_comma(out);
+        }
+        self.at += group.len();
+        let is_kept = matches!(self.item, Item::Object);
+        if let Some(piece) = is_kept.then(|| caches.groups.find(group)).flatten() {
+            gzip.add(&piece, out);
+            return 0;
+        }
+        let mut text = Vec::with_capacity(group.iter().map(|entry| entry.size() + 48).sum());
+        self.item.write_all(group, &mut text);
+        let piece = Arc::new(Piece::new(&text));
+        gzip.add(&piece, out);
+        if is_kept {
+            caches.groups.keep(group, &piece);
+        }
+        text.len()
     }
 }

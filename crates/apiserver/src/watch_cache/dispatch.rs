@@ -34,6 +34,7 @@ pub(crate) async fn start(store: Arc<dyn Store>, prefixes: &[&str]) -> Result<Ar
         applying: Default::default(),
         applied: tokio::sync::watch::Sender::new(revision.0),
         written: Default::default(),
+        groups: Default::default(),
         retired: Default::default(),
     }))
 }

@@ -9,7 +9,6 @@ use api::selector::{FieldSelector, Selector};
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
-use super::Gzip;
 use crate::json;
 use crate::registry::strategy::Selectable;
 
@@ -26,7 +25,6 @@ pub(crate) struct Entry {
     open: usize,
     labels: OnceLock<Labels>,
     fields: OnceLock<Vec<Box<str>>>,
-    compressed: OnceLock<Bytes>,
     read: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
@@ -45,7 +43,6 @@ impl Entry {
             open: metadata + 1,
             labels: OnceLock::new(),
             fields: OnceLock::new(),
-            compressed: OnceLock::new(),
             read: OnceLock::new(),
         })
     }
@@ -108,18 +105,6 @@ impl Entry {
     pub(crate) fn write_list_item(&self, out: &mut Vec<u8>) {
         out.push(b'{');
         self.write(&self.version(self.revision), self.head, out);
-    }
-
-    /// The same as a piece of a gzip stream; compressed when first asked for.
-    pub(crate) fn write_compressed_item(&self, gzip: &mut Gzip, out: &mut Vec<u8>) {
-        let piece = self.compressed.get_or_init(|| {
-            let mut item = Vec::with_capacity(self.stored.len() + 32);
-            self.write_list_item(&mut item);
-            super::deflate::piece(&item)
-        });
-        let version = self.version(self.revision);
-        let parts = [b"{", &self.stored[self.head..self.open], version.as_bytes(), &self.stored[self.open..]];
-        gzip.add_piece(piece, &parts, out);
     }
 
     pub(crate) fn namespace(&self) -> &str {

@@ -8,6 +8,7 @@ mod cache;
 mod deflate;
 mod dispatch;
 mod entry;
+mod groups;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,9 +19,10 @@ use std::collections::HashMap;
 use store::{Revision, Store, StoreError};
 
 pub(crate) use cache::{Cache, Change, Cursor, Event, Snapshot, TooOld, frame};
-pub(crate) use deflate::Gzip;
+pub(crate) use deflate::{Gzip, Piece};
 pub(crate) use dispatch::{run, start};
 pub(crate) use entry::{Entry, Filter};
+pub(crate) use groups::{Groups, first_group};
 
 /// The root of all keys, as upstream's default `--etcd-prefix`.
 pub(crate) const ROOT: &str = "/registry/";
@@ -44,6 +46,8 @@ pub(crate) struct Caches {
     applied: tokio::sync::watch::Sender<u64>,
     /// The latest write of this server.
     written: AtomicU64,
+    /// For lists that are asked for compressed.
+    pub(crate) groups: Groups,
     /// Bytes that changes have turned into history so far; announced in steps.
     retired: tokio::sync::watch::Sender<u64>,
 }

@@ -9,11 +9,12 @@ use ::tls::Gathered;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::uri::Scheme;
-use http::{Request, Response, StatusCode, Uri, header};
+use http::{HeaderValue, Request, Response, StatusCode, Uri, header};
 use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy;
 use hyper_util::client::legacy::connect::{Connected, Connection};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use rustls::ClientConfig;
 use rustls_pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite, BufReader, ReadBuf};
 use tokio::net::TcpStream;
@@ -84,6 +85,13 @@ impl Https {
 
     pub(super) fn server(&self) -> String {
         self.base.to_string().trim_end_matches('/').to_owned()
+    }
+
+    pub(super) async fn endpoint(&self) -> Result<Endpoint, Error> {
+        let (host, port) = address(&self.base);
+        let target = &self.connector.0;
+        let (tls, name) = target.tls(host.clone(), true).await.map_err(|error| Error::config(error.to_string()))?;
+        Ok(Endpoint { host, port, name, tls, authorization: target.auth.header().await? })
     }
 
     pub(super) async fn send(&self, request: Request<Bytes>) -> Result<Response<Body>, Error> {
@@ -179,8 +187,7 @@ impl Target {
 
     async fn connect_now(&self, uri: &Uri, http2: bool) -> Result<Stream, BoxError> {
         let plain = uri.scheme() == Some(&Scheme::HTTP);
-        let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']').to_owned();
-        let port = uri.port_u16().unwrap_or(if plain { 80 } else { 443 });
+        let (host, port) = address(uri);
         let tcp = match &self.proxy {
             Some(proxy) => proxy.connect(&host, port).await?,
             None => TcpStream::connect((host.as_str(), port))
@@ -191,6 +198,17 @@ impl Target {
         if plain {
             return Ok(Stream::Plain(tcp));
         }
+        let (config, name) = self.tls(host, http2).await?;
+        let tcp = BufReader::with_capacity(RECEIVED, tcp);
+        let stream = tokio_rustls::TlsConnector::from(Arc::new(config)).connect(name, tcp).await?;
+        Ok(match stream.get_ref().1.alpn_protocol() {
+            Some(b"h2") => Stream::Http2(Box::new(Gathered::new(stream))),
+            _ => Stream::Tls(Box::new(stream)),
+        })
+    }
+
+    /// What is shown to the server, and the name that it must show.
+    async fn tls(&self, host: String, http2: bool) -> Result<(ClientConfig, ServerName<'static>), BoxError> {
         let identity = match &self.auth {
             Auth::Exec(plugin) => {
                 let credential = plugin.credential().await?;
@@ -201,16 +219,25 @@ impl Target {
             }
             _ => tls::identity(&self.user)?,
         };
-        let config = tls::config(&self.cluster, identity, http2)?;
         let name = self.cluster.tls_server_name.clone().unwrap_or(host);
-        let name = ServerName::try_from(name)?;
-        let tcp = BufReader::with_capacity(RECEIVED, tcp);
-        let stream = tokio_rustls::TlsConnector::from(Arc::new(config)).connect(name, tcp).await?;
-        Ok(match stream.get_ref().1.alpn_protocol() {
-            Some(b"h2") => Stream::Http2(Box::new(Gathered::new(stream))),
-            _ => Stream::Tls(Box::new(stream)),
-        })
+        Ok((tls::config(&self.cluster, identity, http2)?, ServerName::try_from(name)?))
     }
+}
+
+fn address(uri: &Uri) -> (String, u16) {
+    let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']').to_owned();
+    (host, uri.port_u16().unwrap_or(if uri.scheme() == Some(&Scheme::HTTP) { 80 } else { 443 }))
+}
+
+/// A server and who asks it, for those who have an HTTP/2 of their own.
+pub struct Endpoint {
+    pub host: String,
+    pub port: u16,
+    /// What the server's certificate must be for.
+    pub name: ServerName<'static>,
+    pub tls: ClientConfig,
+    /// The header with the credentials, unless a certificate is all of them.
+    pub authorization: Option<HeaderValue>,
 }
 
 #[derive(Clone)]

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::BodyExt;
 
-pub use https::Upgraded;
+pub use https::{Endpoint, Upgraded};
 
 use crate::kubeconfig::{Kubeconfig, Overrides};
 use crate::metrics::Metrics;
@@ -158,6 +158,14 @@ impl Client {
         match &*self.transport {
             Transport::InProcess { .. } => None,
             Transport::Https(https) => Some(https.server()),
+        }
+    }
+
+    /// Where the server is and what it takes to be let in; an error in-process.
+    pub async fn endpoint(&self) -> Result<Endpoint, Error> {
+        match &*self.transport {
+            Transport::InProcess { .. } => Err(Error::config("the server is in this process")),
+            Transport::Https(https) => https.endpoint().await,
         }
     }
 
