@@ -41,6 +41,10 @@ fuzz_target!(|data: &[u8]| {
     let _ = apply::update(update, recorded.as_deref(), None, &schema, &writer);
     if let Ok(once) = apply::apply(Some(&live), &config, &schema, &writer, true, &[]) {
         let twice = apply::apply(Some(&once), &config, &schema, &writer, true, &[]).expect("a repeated apply succeeds");
-        assert_eq!(once, twice);
+        // Who applies nothing but empty lists manages nothing: then the next apply takes the object for one that was found,
+        // here as upstream. A server does not store such lists, so there it sees no difference.
+        if once.pointer("/metadata/managedFields").is_some() {
+            assert_eq!(once, twice);
+        }
     }
 });
