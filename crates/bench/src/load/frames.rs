@@ -333,10 +333,9 @@ fn status(mut block: &[u8]) -> Option<u16> {
     if first & 0x80 != 0 {
         return INDEXED.get((first & 0x7f).checked_sub(name::STATUS)? as usize).copied();
     }
-    // With its name by number, kept or not.
-    if first & if first & 0x40 != 0 { 0x3f } else { 0x0f } != name::STATUS {
-        return None;
-    }
+    // With its name by number, kept or not: that of any status in the table.
+    let name = first & if first & 0x40 != 0 { 0x3f } else { 0x0f };
+    INDEXED.get(name.checked_sub(name::STATUS)? as usize)?;
     let (&length, value) = rest.split_first()?;
     let value = value.get(..(length & 0x7f) as usize)?;
     let digits = if length & 0x80 != 0 { huffman_digits(value)? } else { value.try_into().ok()? };
@@ -369,6 +368,7 @@ mod tests {
         assert_eq!(status(&[0x20, 0x8d, 0x5f]), Some(404));
         assert_eq!(status(b"\x08\x03409"), Some(409));
         assert_eq!(status(b"\x48\x03201"), Some(201));
+        assert_eq!(status(b"\x20\x0e\x03201"), Some(201));
         assert_eq!(status(&[0x48, 0x82, 0x10, 0x03]), Some(201));
         assert_eq!(status(&[0x08, 0x83, 0x69, 0x7d, 0xff]), None);
         assert_eq!(status(&[0x08, 0x83, 0x6c, 0x0f, 0xff]), Some(503));
