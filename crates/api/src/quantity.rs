@@ -3,6 +3,7 @@
 //! An amount is a whole number of nano-units, as fine as upstream keeps; finer input is rounded away
 //! from zero, so that a request for a little never becomes a request for nothing.
 
+use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::fmt;
 use std::str::FromStr;
@@ -56,15 +57,19 @@ impl Quantity {
         }
         let parts = split(text)?;
         let (factor, format) = suffix(parts.suffix).ok_or(ParseError::Suffix)?;
-        let digits: Vec<u8> = parts.whole.bytes().chain(parts.fraction.bytes()).map(|c| c - b'0').collect();
+        let digits = match parts.fraction {
+            "" => Cow::Borrowed(parts.whole),
+            fraction => Cow::Owned([parts.whole, fraction].concat()),
+        };
+        let digits = digits.as_bytes();
         let mut nanos = match factor {
             Factor::Ten(exponent) => {
                 let shift = i64::from(exponent) + 9 - parts.fraction.len() as i64;
-                shifted(&digits, shift)
+                shifted(digits, shift)
             }
             Factor::Two(exponent) => {
                 let shift = 9 - parts.fraction.len() as i64;
-                binary(&digits, shift, exponent)
+                binary(digits, shift, exponent)
             }
         };
         let mut format = format;
@@ -321,13 +326,17 @@ fn suffix(text: &str) -> Option<(Factor, Format)> {
 
 /// The digits times ten to the `shift`, rounded up, saturating.
 fn shifted(digits: &[u8], shift: i64) -> i128 {
+    /// So many digits fit into a word.
+    const SHORT: usize = 18;
     let read = |digits: &[u8]| {
-        digits.iter().fold(0i128, |sum, &digit| sum.saturating_mul(10).saturating_add(i128::from(digit)))
+        let (short, long) = digits.split_at(digits.len().min(SHORT));
+        let short = short.iter().fold(0i64, |sum, digit| sum * 10 + i64::from(digit - b'0'));
+        long.iter().fold(i128::from(short), |sum, digit| sum.saturating_mul(10).saturating_add((digit - b'0').into()))
     };
     if shift < 0 {
         let keep = digits.len().saturating_sub(shift.unsigned_abs() as usize);
         let (kept, dropped) = digits.split_at(keep);
-        return read(kept).saturating_add(i128::from(dropped.iter().any(|&digit| digit != 0)));
+        return read(kept).saturating_add(i128::from(dropped.iter().any(|&digit| digit != b'0')));
     }
     let value = read(digits);
     if value == 0 {
@@ -360,8 +369,9 @@ fn keeps_text(parts: &Parts<'_>, factor: Factor, format: Format) -> bool {
     match factor {
         Factor::Ten(exponent) => {
             let scale = i64::from(exponent) - parts.fraction.len() as i64;
-            let shifted_ends_round = format!("{whole}{}", parts.fraction).ends_with("000");
-            length <= 18 && scale >= -9 && scale % 3 == 0 && !shifted_ends_round && !whole.starts_with('0')
+            let mut from_end = whole.bytes().chain(parts.fraction.bytes()).rev();
+            let ends_round = (0..3).all(|_| from_end.next() == Some(b'0'));
+            length <= 18 && scale >= -9 && scale % 3 == 0 && !ends_round && !whole.starts_with('0')
         }
         Factor::Two(exponent) => {
             let precision = 15 - whole.len() as i64 - (exponent as f32 * 3.0 / 10.0) as i64 - 1;

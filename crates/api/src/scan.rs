@@ -30,7 +30,14 @@ impl<'a> Iterator for Members<'a> {
 
 impl<'a> Members<'a> {
     /// The next key, and where its value begins. There is no next one until the value is left.
+    #[inline]
     pub(crate) fn enter(&mut self) -> Option<(&'a [u8], usize)> {
+        let (key, start) = self.enter_at()?;
+        Some((self.json.get(key)?, start))
+    }
+
+    /// As [`Self::enter`]: where the key is.
+    pub(crate) fn enter_at(&mut self) -> Option<(Range<usize>, usize)> {
         let mut at = skip_space(self.json, self.at.take()?);
         if self.json.get(at) == Some(&b',') {
             at = skip_space(self.json, at + 1);
@@ -39,27 +46,28 @@ impl<'a> Members<'a> {
             self.at = Some(at);
             return None; // `}` or damage: either way there are no more members
         }
-        let key_end = skip_value(self.json, at)?;
-        let key = self.json.get(at + 1..key_end - 1)?;
+        let key_end = skip_string(self.json, at)?;
         let colon = skip_space(self.json, key_end);
         if self.json.get(colon) != Some(&b':') {
             return None;
         }
-        Some((key, skip_space(self.json, colon + 1)))
+        Some((at + 1..key_end - 1, skip_space(self.json, colon + 1)))
     }
 
     /// Goes on after the value that ends at `end`.
+    #[inline]
     pub(crate) fn leave(&mut self, end: usize) {
         self.at = Some(end);
     }
 
     /// Where the object ends, once there are no more members.
+    #[inline]
     pub(crate) fn end(&self) -> Option<usize> {
         self.at.filter(|at| self.json.get(*at) == Some(&b'}')).map(|at| at + 1)
     }
 
     /// Where the value of a member begins. What comes after it is not looked at.
-    fn start_of(mut self, wanted: &str) -> Option<usize> {
+    pub(crate) fn start_of(mut self, wanted: &str) -> Option<usize> {
         while let Some((key, start)) = self.enter() {
             if key == wanted.as_bytes() {
                 return Some(start);
@@ -71,23 +79,56 @@ impl<'a> Members<'a> {
 }
 
 /// The items of the list that starts at `at`, each with its range.
-pub(crate) fn items(json: &[u8], at: usize) -> impl Iterator<Item = Range<usize>> + '_ {
-    let mut at = (json.get(at) == Some(&b'[')).then_some(at + 1);
-    std::iter::from_fn(move || {
-        let mut start = skip_space(json, at.take()?);
-        if json.get(start) == Some(&b',') {
-            start = skip_space(json, start + 1);
+pub(crate) fn items(json: &[u8], at: usize) -> Items<'_> {
+    Items { json, at: (json.get(at) == Some(&b'[')).then_some(at + 1) }
+}
+
+pub(crate) struct Items<'a> {
+    json: &'a [u8],
+    at: Option<usize>,
+}
+
+impl Iterator for Items<'_> {
+    type Item = Range<usize>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let start = self.enter()?;
+        let end = skip_value(self.json, start)?;
+        self.leave(end);
+        Some(start..end)
+    }
+}
+
+impl Items<'_> {
+    /// Where the next item begins. There is no next one until it is left.
+    #[inline]
+    pub(crate) fn enter(&mut self) -> Option<usize> {
+        let mut at = skip_space(self.json, self.at.take()?);
+        if self.json.get(at) == Some(&b',') {
+            at = skip_space(self.json, at + 1);
         }
-        if json.get(start) == Some(&b']') {
+        if self.json.get(at) == Some(&b']') {
+            self.at = Some(at);
             return None;
         }
-        let end = skip_value(json, start)?;
-        at = Some(end);
-        Some(start..end)
-    })
+        Some(at)
+    }
+
+    /// Goes on after the item that ends at `end`.
+    #[inline]
+    pub(crate) fn leave(&mut self, end: usize) {
+        self.at = Some(end);
+    }
+
+    /// Where the list ends, once there are no more items.
+    #[inline]
+    pub(crate) fn end(&self) -> Option<usize> {
+        self.at.map(|at| at + 1)
+    }
 }
 
 /// The first place from `at` on that is no space.
+#[inline]
 pub fn skip_space(json: &[u8], mut at: usize) -> usize {
     while matches!(json.get(at), Some(b' ' | b'\n' | b'\t' | b'\r')) {
         at += 1;
@@ -99,27 +140,7 @@ pub fn skip_space(json: &[u8], mut at: usize) -> usize {
 pub(crate) fn skip_value(json: &[u8], at: usize) -> Option<usize> {
     match json.get(at)? {
         b'"' => skip_string(json, at),
-        b'{' | b'[' => {
-            let mut depth = 0usize;
-            let mut at = at;
-            loop {
-                match json.get(at)? {
-                    b'"' => {
-                        at = skip_string(json, at)?;
-                        continue;
-                    }
-                    b'{' | b'[' => depth += 1,
-                    b'}' | b']' => {
-                        depth -= 1;
-                        if depth == 0 {
-                            return Some(at + 1);
-                        }
-                    }
-                    _ => {}
-                }
-                at += 1;
-            }
-        }
+        b'{' | b'[' => skip_container(json, at),
         _ => {
             let length =
                 json[at..].iter().position(|byte| matches!(byte, b',' | b'}' | b']' | b' ' | b'\n' | b'\t' | b'\r'));
@@ -128,16 +149,63 @@ pub(crate) fn skip_value(json: &[u8], at: usize) -> Option<usize> {
     }
 }
 
-/// Most of a text is strings, so these are passed many bytes at a time.
-fn skip_string(json: &[u8], at: usize) -> Option<usize> {
-    let mut at = at + 1;
-    loop {
-        at += memchr::memchr2(b'"', b'\\', json.get(at..)?)?;
-        if json[at] == b'"' {
-            return Some(at + 1);
+/// The end of the object or list that starts at `at`.
+fn skip_container(json: &[u8], at: usize) -> Option<usize> {
+    let mut depth = 0usize;
+    let mut rest = json.get(at..)?;
+    while let [byte, after @ ..] = rest {
+        rest = after;
+        match byte {
+            b'"' => rest = rest.get(string_end(rest)?..)?,
+            b'{' | b'[' => depth += 1,
+            b'}' | b']' => {
+                depth -= 1;
+                if depth == 0 {
+                    return Some(json.len() - rest.len());
+                }
+            }
+            _ => {}
         }
-        at += 2;
     }
+    None
+}
+
+/// The end of the string that starts at `at`.
+#[inline]
+fn skip_string(json: &[u8], at: usize) -> Option<usize> {
+    string_end(json.get(at + 1..)?).map(|end| at + 1 + end)
+}
+
+/// The end of the string whose opening quote is just before `text`: the next quote that is not escaped.
+fn string_end(text: &[u8]) -> Option<usize> {
+    let mut from = 0;
+    loop {
+        let quote = from + find_quote(&text[from..])?;
+        let escapes = text[..quote].iter().rev().take_while(|byte| **byte == b'\\').count();
+        if escapes.is_multiple_of(2) {
+            return Some(quote + 1);
+        }
+        from = quote + 1;
+    }
+}
+
+/// Most of a text is strings, and most of these are shorter than what a search for many bytes at a time takes to begin.
+#[inline]
+fn find_quote(text: &[u8]) -> Option<usize> {
+    const SHORT: usize = 4;
+    const ONES: u64 = u64::from_ne_bytes([1; 8]);
+    const HIGHS: u64 = u64::from_ne_bytes([0x80; 8]);
+    let (words, _) = text.as_chunks();
+    for (at, word) in words.iter().take(SHORT).enumerate() {
+        // A byte that is a quote becomes zero; of the high bits of zeros, the lowest is that of the first.
+        let zeros = u64::from_le_bytes(*word) ^ (ONES * u64::from(b'"'));
+        let found = zeros.wrapping_sub(ONES) & !zeros & HIGHS;
+        if found != 0 {
+            return Some(at * 8 + found.trailing_zeros() as usize / 8);
+        }
+    }
+    let passed = words.len().min(SHORT) * 8;
+    memchr::memchr(b'"', &text[passed..]).map(|found| passed + found)
 }
 
 /// The raw value at a path of object keys.
@@ -234,6 +302,36 @@ mod tests {
         assert_eq!(find_all(POD, &paths), expected);
         assert_eq!(expected.iter().flatten().count(), 7);
         assert_eq!(find_all(br#" { "a" : { } , "b" : 1 } "#, &[&["b"], &["a", "x"]]), [Some(21..22), None]);
+    }
+
+    #[test]
+    fn strings_end_where_they_end() {
+        for length in 0..80 {
+            for (tail, more) in [("\"", 1), ("\\\"\"x", 3), ("\\\\\"\"", 3), ("é\"\"", 3), ("\\\\", 0), ("", 0)] {
+                let text = format!("\"{}{tail}", "a".repeat(length));
+                let expected = (more > 0).then_some(1 + length + more);
+                assert_eq!(skip_value(text.as_bytes(), 0), expected, "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn items_are_entered_one_by_one() {
+        let list = br#" [1, {"a":[2]} ,"]"] x"#;
+        assert_eq!(
+            items(list, 1).map(|place| &list[place]).collect::<Vec<_>>(),
+            [&b"1"[..], br#"{"a":[2]}"#, br#""]""#]
+        );
+        let mut entered = items(list, 1);
+        while let Some(start) = entered.enter() {
+            entered.leave(skip_value(list, start).unwrap());
+        }
+        assert_eq!(entered.end(), Some(20));
+        for damaged in ["[1,2", "[", "{}", "[1 "] {
+            let mut damaged = items(damaged.as_bytes(), 0);
+            while damaged.next().is_some() {}
+            assert_eq!(damaged.end(), None);
+        }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Cuts `metadata.managedFields` out of an object before it is decoded.
+//! Takes `metadata.managedFields` off an object before it is decoded.
 //!
 //! Who manages which field is a third of a pod's text, a map in a map for every field. No cache keeps it, and a write keeps
 //! it as text: reading past it costs a fraction of building it up.
@@ -10,14 +10,19 @@ use crate::scan;
 
 /// The object without its managed fields. What is no object is returned as it is: decoding it says what is wrong.
 pub fn without_managed_fields(object: &[u8]) -> Cow<'_, [u8]> {
+    apart(object).0
+}
+
+/// The object as by [`without_managed_fields`], and its managed fields, if it has any.
+pub fn apart(object: &[u8]) -> (Cow<'_, [u8]>, Option<&[u8]>) {
     match managed_fields(object) {
-        None => Cow::Borrowed(object),
-        Some(cut) => Cow::Owned([&object[..cut.start], &object[cut.end..]].concat()),
+        None => (Cow::Borrowed(object), None),
+        Some((cut, fields)) => (Cow::Owned([&object[..cut.start], &object[cut.end..]].concat()), Some(&object[fields])),
     }
 }
 
-/// Where they are, with one of the commas around them.
-fn managed_fields(object: &[u8]) -> Option<Range<usize>> {
+/// Where they are, with one of the commas around them and without.
+fn managed_fields(object: &[u8]) -> Option<(Range<usize>, Range<usize>)> {
     let metadata = scan::find_start(object, &["metadata"])?;
     let mut before = None;
     for (key, value) in scan::members(object, metadata) {
@@ -25,7 +30,7 @@ fn managed_fields(object: &[u8]) -> Option<Range<usize>> {
             let start = before.unwrap_or(metadata + 1);
             let next = scan::skip_space(object, value.end);
             let first_of_many = before.is_none() && object.get(next) == Some(&b',');
-            return Some(start..if first_of_many { next + 1 } else { value.end });
+            return Some((start..if first_of_many { next + 1 } else { value.end }, value));
         }
         before = Some(value.end);
     }
@@ -56,6 +61,8 @@ mod tests {
                 let cut = without_managed_fields(text.as_bytes());
                 assert_eq!(serde_json::from_slice::<Value>(&cut).unwrap(), expected, "{text}");
                 assert_eq!(matches!(cut, Cow::Owned(_)), is_cut, "{text}");
+                let cut = apart(text.as_bytes()).1.map(|fields| serde_json::from_slice(fields).unwrap());
+                assert_eq!(cut.as_ref(), object["metadata"].get("managedFields"), "{text}");
             }
         }
     }

@@ -13,7 +13,7 @@ pub(crate) fn canonical(json: Vec<u8>, kind: &str, api_version: &str, managed_fi
     let head = ["{\"kind\":\"", kind, "\",\"apiVersion\":\"", api_version, "\",\"metadata\":"];
     let length = json.len() + managed_fields.map_or(0, |text| text.len() + BOOKS.len() + 1);
     let mut out = Vec::with_capacity(length + kind.len() + api_version.len() + 40);
-    out.extend(head.iter().flat_map(|part| part.bytes()));
+    head.iter().for_each(|part| out.extend_from_slice(part.as_bytes()));
     out.extend_from_slice(json.get(metadata.start..metadata.end - 1)?);
     if let Some(text) = managed_fields {
         if json.get(metadata.end - 2) != Some(&b'{') {
@@ -51,7 +51,8 @@ fn is_written(mut json: &[u8], parts: &[&str]) -> bool {
 /// Puts `"resourceVersion":"<revision>"` first into the metadata.
 pub(crate) fn with_revision(json: &[u8], revision: u64) -> Option<Vec<u8>> {
     let open = find_start(json, &["metadata"])? + 1;
-    let digits = revision.to_string();
+    let mut digits = itoa::Buffer::new();
+    let digits = digits.format(revision);
     let mut out = Vec::with_capacity(json.len() + digits.len() + 22);
     out.extend_from_slice(json.get(..open)?);
     out.extend_from_slice(b"\"resourceVersion\":\"");

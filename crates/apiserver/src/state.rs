@@ -89,6 +89,9 @@ impl State {
     pub(crate) fn peek_all<K: DeserializeOwned>(&self, prefix: &str, namespace: Option<&str>) -> Vec<K> {
         let Some(cache) = self.caches.get(prefix) else { return Vec::new() };
         let snapshot = cache.snapshot();
+        if snapshot.objects.is_empty() {
+            return Vec::new();
+        }
         snapshot.range(namespace, None).filter_map(|entry| serde_json::from_slice(&entry.json()).ok()).collect()
     }
 }
@@ -136,18 +139,23 @@ pub(crate) fn own_user() -> UserInfo {
 
 /// The key of an object within its cache.
 pub(crate) fn inner_key(resource: &Resource, namespace: &str, name: &str) -> String {
-    if resource.is_namespaced() { format!("{namespace}/{name}") } else { name.to_owned() }
+    if resource.is_namespaced() { [namespace, "/", name].concat() } else { name.to_owned() }
 }
 
 /// The key of an object in the store.
 pub(crate) fn store_key(resource: &Resource, inner: &str) -> String {
-    format!("{ROOT}{}/{inner}", resource.store_prefix)
+    [ROOT, &resource.store_prefix, "/", inner].concat()
 }
 
 /// Now, in whole seconds: the precision of Kubernetes timestamps.
 pub(crate) fn now() -> Timestamp {
     let now = Timestamp::now();
     Timestamp::from_second(now.as_second()).unwrap_or(now)
+}
+
+/// A name that nothing else has. Made of what this thread has at hand: the system would have to be asked for each one.
+pub(crate) fn unique_id() -> String {
+    uuid::Builder::from_random_bytes(rand::random()).into_uuid().to_string()
 }
 
 pub(crate) fn group_resource(resource: &Resource) -> GroupResource {

@@ -2,208 +2,122 @@
 //!
 //! Nearly all bodies are: programs wrote them. Such a body needs no tree, no repair and no report, and its typed form can
 //! be read from its bytes. Whatever is in doubt does not fit and goes the long way, [`super::normalize`], which says why.
-
-use std::fmt;
-
-use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+//!
+//! The look is at shapes and names, as [`scan`] sees them: a text that is no JSON may seem to fit, until its typed form
+//! is read.
 
 use super::check::{base64, time};
 use super::{Field, Struct, Type};
 use crate::quantity::Quantity;
+use crate::scan;
 
 /// Maps with more entries than this take the long way: repeated keys are looked for one by one here.
 const MAX_KEYS: usize = 64;
+/// So deep may values lie in each other, as for those who read the typed form.
+const MAX_DEPTH: usize = 127;
+/// Numbers that are longer than this may be larger than any integer of the API.
+const MAX_DIGITS: usize = 18;
 
 /// Whether `json` is an object with known fields of the right types only, each given once, with nothing to make canonical.
+/// Says nothing about what is no JSON.
 pub fn fits(json: &[u8], definition: &Struct) -> bool {
-    let mut reader = serde_json::Deserializer::from_slice(json);
-    Fit::Fields(definition).deserialize(&mut reader).is_ok() && reader.end().is_ok()
+    let end = Look(json).fields(scan::skip_space(json, 0), definition, MAX_DEPTH);
+    end.is_some_and(|end| scan::skip_space(json, end) == json.len())
 }
 
-/// What may come next.
-#[derive(Clone, Copy)]
-enum Fit<'a> {
-    Fields(&'a Struct),
-    /// The value of a field, which may be null: it is as good as absent.
-    Field(&'a Field),
-    /// A member of a list or map, where null would have to be filled.
-    Member(&'a Type),
-}
+/// A look at a text. What fits is passed over: the answer is where it ends.
+struct Look<'a>(&'a [u8]);
 
-impl Fit<'_> {
-    fn ty(&self) -> Option<&Type> {
-        match self {
-            Self::Fields(_) => None,
-            Self::Field(field) => Some(&field.ty),
-            Self::Member(ty) => Some(ty),
-        }
-    }
-
-    /// A list or map with nothing in it has to be taken out of most structures.
-    fn may_be_empty(&self) -> bool {
-        !matches!(self, Self::Field(field) if !field.kept_empty && matches!(field.ty, Type::List(_) | Type::Map(_)))
-    }
-
-    fn demand<E: Error>(&self, is_fit: bool) -> Result<(), E> {
-        if is_fit { Ok(()) } else { Err(E::custom("does not fit")) }
-    }
-
-    fn integer<E: Error>(&self, small: bool) -> Result<(), E> {
-        self.demand(match self.ty() {
-            Some(Type::Any | Type::Int64 | Type::Number) => true,
-            Some(Type::Int32 | Type::IntOrString) => small,
-            _ => false,
-        })
-    }
-}
-
-impl<'de> DeserializeSeed<'de> for Fit<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Fit<'_> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("what the schema says")
-    }
-
-    fn visit_bool<E: Error>(self, _: bool) -> Result<(), E> {
-        self.demand(matches!(self.ty(), Some(Type::Any | Type::Bool)))
-    }
-
-    fn visit_i64<E: Error>(self, value: i64) -> Result<(), E> {
-        self.integer(i32::try_from(value).is_ok())
-    }
-
-    fn visit_u64<E: Error>(self, value: u64) -> Result<(), E> {
-        self.demand(i64::try_from(value).is_ok())?;
-        self.integer(i32::try_from(value).is_ok())
-    }
-
-    fn visit_f64<E: Error>(self, _: f64) -> Result<(), E> {
-        self.demand(matches!(self.ty(), Some(Type::Any | Type::Number)))
-    }
-
-    fn visit_unit<E: Error>(self) -> Result<(), E> {
-        self.demand(match self {
-            // A time that cannot be absent has to be filled.
-            Self::Field(field) => !(field.kept_empty && matches!(field.ty, Type::Time)),
-            Self::Member(Type::Any) => true,
-            _ => false,
-        })
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<(), E> {
-        self.demand(match self.ty() {
-            Some(Type::Any | Type::String | Type::IntOrString) => true,
-            Some(Type::Bytes) => base64(text).is_ok(),
-            Some(Type::Time) => time(text).is_ok(),
-            Some(Type::Quantity) => Quantity::parse(text).is_ok_and(|quantity| quantity.to_string() == text),
-            _ => false,
-        })
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<(), A::Error> {
-        let item = match self.ty() {
-            Some(Type::List(item)) => item,
-            Some(ty @ Type::Any) => ty,
-            _ => return self.demand(false),
-        };
-        let mut is_empty = true;
-        while sequence.next_element_seed(Fit::Member(item))?.is_some() {
-            is_empty = false;
-        }
-        self.demand(!is_empty || self.may_be_empty())
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        let definition = match (self, self.ty()) {
-            (Self::Fields(definition), _) => definition,
-            (_, Some(Type::Struct(definition))) => definition,
-            (_, Some(Type::Map(item))) => {
-                let count = entries(map, item)?;
-                return self.demand(count > 0 || self.may_be_empty());
-            }
-            (_, Some(ty @ Type::Any)) => return entries(map, ty).map(drop),
-            _ => return self.demand(false),
-        };
+impl Look<'_> {
+    fn fields(&self, at: usize, definition: &Struct, depth: usize) -> Option<usize> {
+        let mut members = scan::members(self.0, at);
         // No structure of the API has as many fields as bits.
         let mut seen = 0u128;
-        while let Some(at) = map.next_key_seed(Name(definition))? {
-            let bit = 1u128.checked_shl(at as u32).unwrap_or_default();
-            self.demand(bit & !seen != 0)?;
+        while let Some((name, start)) = members.enter() {
+            let place = definition.position(name)?;
+            let bit = 1u128.checked_shl(place as u32).filter(|bit| seen & bit == 0)?;
             seen |= bit;
-            map.next_value_seed(Fit::Field(&definition.fields()[at]))?;
+            members.leave(self.field(start, &definition.fields()[place], depth)?);
         }
-        self.demand(definition.times & !seen == 0)
+        members.end().filter(|_| definition.times & !seen == 0)
     }
-}
 
-/// The entries of a map, each key once; how many there are.
-fn entries<'de, A: MapAccess<'de>>(mut map: A, item: &Type) -> Result<usize, A::Error> {
-    let mut keys: Vec<std::borrow::Cow<'de, str>> = Vec::new();
-    while let Some(key) = map.next_key_seed(Key)? {
-        if keys.len() == MAX_KEYS || keys.contains(&key) {
-            return Err(A::Error::custom("repeated, or too many to tell"));
+    /// The value of a field. Null is as good as absent, but for a time that has to be filled; a list or map with nothing
+    /// in it has to be taken out of most structures.
+    fn field(&self, at: usize, field: &Field, depth: usize) -> Option<usize> {
+        let has_nothing = || matches!(self.0.get(scan::skip_space(self.0, at + 1)), Some(b']' | b'}'));
+        let is_fit = match self.0.get(at)? {
+            b'n' if field.kept_empty && matches!(field.ty, Type::Time) => false,
+            b'n' => return scan::skip_value(self.0, at),
+            b'[' | b'{' if !field.kept_empty && matches!(field.ty, Type::List(_) | Type::Map(_)) => !has_nothing(),
+            _ => true,
+        };
+        self.value(at, &field.ty, depth).filter(|_| is_fit)
+    }
+
+    /// A value that is there. In lists and maps, null would have to be filled.
+    fn value(&self, at: usize, ty: &Type, depth: usize) -> Option<usize> {
+        match (ty, self.0.get(at)?) {
+            (Type::Struct(definition), b'{') => self.fields(at, definition, depth.checked_sub(1)?),
+            (Type::Map(item), b'{') => self.entries(at, item, depth.checked_sub(1)?),
+            (Type::List(item), b'[') => self.items(at, item, depth.checked_sub(1)?),
+            (Type::Any, b'{') => self.entries(at, ty, depth.checked_sub(1)?),
+            (Type::Any, b'[') => self.items(at, ty, depth.checked_sub(1)?),
+            (_, b'{' | b'[') => None,
+            _ => {
+                let end = scan::skip_value(self.0, at)?;
+                is_scalar(self.0.get(at..end)?, ty).then_some(end)
+            }
         }
-        keys.push(key);
-        map.next_value_seed(Fit::Member(item))?;
-    }
-    Ok(keys.len())
-}
-
-/// The place of a field among those of its structure.
-struct Name<'a>(&'a Struct);
-
-impl<'de> DeserializeSeed<'de> for Name<'_> {
-    type Value = usize;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<usize, D::Error> {
-        deserializer.deserialize_str(self)
-    }
-}
-
-impl Visitor<'_> for Name<'_> {
-    type Value = usize;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a known field")
     }
 
-    fn visit_str<E: Error>(self, name: &str) -> Result<usize, E> {
-        self.0.position(name).ok_or_else(|| E::custom("unknown field"))
+    /// The entries of a map, each key once.
+    fn entries(&self, at: usize, item: &Type, depth: usize) -> Option<usize> {
+        let mut members = scan::members(self.0, at);
+        let mut keys: Vec<&[u8]> = Vec::new();
+        while let Some((key, start)) = members.enter() {
+            // What is written in another way may still be the same.
+            if keys.len() == MAX_KEYS || keys.contains(&key) || key.contains(&b'\\') {
+                return None;
+            }
+            keys.push(key);
+            members.leave(self.value(start, item, depth)?);
+        }
+        members.end()
+    }
+
+    fn items(&self, at: usize, item: &Type, depth: usize) -> Option<usize> {
+        let mut items = scan::items(self.0, at);
+        while let Some(start) = items.enter() {
+            items.leave(self.value(start, item, depth)?);
+        }
+        items.end()
     }
 }
 
-/// A key, as it stands in the text where it can.
-struct Key;
-
-impl<'de> DeserializeSeed<'de> for Key {
-    type Value = std::borrow::Cow<'de, str>;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        deserializer.deserialize_str(self)
+fn is_scalar(raw: &[u8], ty: &Type) -> bool {
+    let integer = || std::str::from_utf8(raw).ok().and_then(|text| text.parse::<i64>().ok());
+    match (raw, ty) {
+        ([b'"', ..], Type::Any | Type::String | Type::IntOrString) => true,
+        ([b'"', text @ .., b'"'], Type::Bytes | Type::Time | Type::Quantity) => {
+            std::str::from_utf8(text).is_ok_and(|text| !text.contains('\\') && is_canonical(text, ty))
+        }
+        (b"true" | b"false", Type::Any | Type::Bool) | (b"null", Type::Any) => true,
+        ([b'-' | b'0'..=b'9', ..], Type::Any | Type::Number) => raw.len() <= MAX_DIGITS,
+        ([b'-' | b'0'..=b'9', ..], Type::Int64) => integer().is_some(),
+        ([b'-' | b'0'..=b'9', ..], Type::Int32 | Type::IntOrString) => {
+            integer().is_some_and(|number| i32::try_from(number).is_ok())
+        }
+        _ => false,
     }
 }
 
-impl<'de> Visitor<'de> for Key {
-    type Value = std::borrow::Cow<'de, str>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a key")
-    }
-
-    fn visit_borrowed_str<E: Error>(self, key: &'de str) -> Result<Self::Value, E> {
-        Ok(key.into())
-    }
-
-    fn visit_str<E: Error>(self, key: &str) -> Result<Self::Value, E> {
-        Ok(key.to_owned().into())
+/// A text that stands for something else.
+fn is_canonical(text: &str, ty: &Type) -> bool {
+    match ty {
+        Type::Bytes => base64(text).is_ok(),
+        Type::Time => time(text).is_ok(),
+        _ => Quantity::parse(text).is_ok_and(|quantity| quantity.to_string() == text),
     }
 }
 

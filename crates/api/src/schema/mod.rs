@@ -59,6 +59,8 @@ pub struct Struct {
     pub open: bool,
     /// Sorted by name.
     fields: Box<[Field]>,
+    /// How their names begin: numbers are found sooner than texts.
+    heads: Box<[u64]>,
     /// A bit for each field that is a time and cannot be absent: Go reads nothing as its zero time there.
     times: u128,
 }
@@ -82,7 +84,8 @@ impl Struct {
         let is_needed = |field: &Field| field.kept_empty && matches!(field.ty, Type::Time);
         let times = fields.iter().enumerate().filter(|(_, field)| is_needed(field));
         let times = times.filter_map(|(at, _)| 1u128.checked_shl(at as u32)).fold(0, |all, bit| all | bit);
-        Self { name: name.into(), atomic: table::is_atomic(name), open: false, fields: fields.into(), times }
+        let heads = fields.iter().map(|field| head(field.name.as_bytes())).collect();
+        Self { name: name.into(), atomic: table::is_atomic(name), open: false, fields: fields.into(), heads, times }
     }
 
     /// Whether fields that are not named are let through.
@@ -95,8 +98,8 @@ impl Struct {
         &self.fields
     }
 
-    pub fn field(&self, name: &str) -> Option<&Field> {
-        self.position(name).map(|at| &self.fields[at])
+    pub fn field(&self, name: impl AsRef<[u8]>) -> Option<&Field> {
+        self.position(name.as_ref()).map(|at| &self.fields[at])
     }
 
     /// Times that cannot be absent.
@@ -110,14 +113,27 @@ impl Struct {
     }
 
     /// Where a field stands among [`Self::fields`].
-    fn position(&self, name: &str) -> Option<usize> {
-        self.fields.binary_search_by(|field| (*field.name).cmp(name)).ok()
+    fn position(&self, name: &[u8]) -> Option<usize> {
+        let head = head(name);
+        let first = self.heads.partition_point(|known| *known < head);
+        let mut alike = first..first + self.heads[first..].iter().take_while(|known| **known == head).count();
+        alike.find(|at| self.fields[*at].name.as_bytes() == name)
     }
 
     /// `PodSpec` of `io.k8s.api.core.v1.PodSpec`.
     pub fn short_name(&self) -> &str {
         self.name.rsplit('.').next().unwrap_or(&self.name)
     }
+}
+
+/// The first bytes of a name, in the order of names.
+fn head(name: &[u8]) -> u64 {
+    let mut head = [0; 8];
+    match name.first_chunk() {
+        Some(first) => head = *first,
+        None => head[..name.len()].copy_from_slice(name),
+    }
+    u64::from_be_bytes(head)
 }
 
 impl std::ops::Deref for StructRef {

@@ -24,15 +24,15 @@ impl Plugin for Priority {
         }
         let pod = attributes.object_ref::<Pod>();
         let name = pod.and_then(|pod| pod.spec.as_ref()?.priority_class_name.clone()).filter(|name| !name.is_empty());
-        let Some(name) = name else { return apply(attributes, default_class(state)).into() };
-        if let Some(class) = state.peek(PREFIX, &name) {
-            return apply(attributes, Some(class)).into();
+        let Some(name) = name else { return apply(attributes, default_class(state).as_deref()).into() };
+        if let Some(class) = state.peek_shared(PREFIX, &name) {
+            return apply(attributes, Some(&class)).into();
         }
         later(async move {
             // It may have been created a moment ago.
             state.caches.fresh().await?;
-            match state.peek(PREFIX, &name) {
-                Some(class) => apply(attributes, Some(class)),
+            match state.peek_shared(PREFIX, &name) {
+                Some(class) => apply(attributes, Some(&class)),
                 None => Err(attributes.forbidden(format!("no PriorityClass with name {name} was found"))),
             }
         })
@@ -44,7 +44,7 @@ impl Plugin for Priority {
         }
         let class = attributes.object_ref::<PriorityClass>().filter(|class| class.global_default == Some(true));
         let Some(class) = class else { return admitted() };
-        match default_class(state).and_then(|other| other.metadata.name) {
+        match default_class(state).and_then(|other| other.metadata.name.clone()) {
             Some(other) if Some(&other) != class.metadata.name.as_ref() => Err(attributes
                 .forbidden(format!("PriorityClass {other} is already marked as default. Only one default can exist")))
             .into(),
@@ -63,10 +63,10 @@ fn keep(attributes: &mut Attributes<'_>) {
     }
 }
 
-fn apply(attributes: &mut Attributes<'_>, class: Option<PriorityClass>) -> Result<(), Status> {
+fn apply(attributes: &mut Attributes<'_>, class: Option<&PriorityClass>) -> Result<(), Status> {
     let Some(spec) = attributes.object_ref::<Pod>().and_then(|pod| pod.spec.as_ref()) else { return Ok(()) };
-    let value = class.as_ref().and_then(|class| class.value).unwrap_or(0);
-    let policy = class.as_ref().and_then(|class| class.preemption_policy.clone());
+    let value = class.and_then(|class| class.value).unwrap_or(0);
+    let policy = class.and_then(|class| class.preemption_policy.clone());
     let policy = policy.unwrap_or_else(|| "PreemptLowerPriority".to_owned());
     if let Some(given) = spec.priority.filter(|given| *given != value) {
         return Err(attributes.forbidden(format!(
@@ -84,21 +84,15 @@ fn apply(attributes: &mut Attributes<'_>, class: Option<PriorityClass>) -> Resul
         spec.priority = Some(value);
         spec.preemption_policy = Some(policy);
         if spec.priority_class_name.as_deref().unwrap_or_default().is_empty() {
-            spec.priority_class_name = class.and_then(|class| class.metadata.name);
+            spec.priority_class_name = class.and_then(|class| class.metadata.name.clone());
         }
     }
     Ok(())
 }
 
 /// The default class; the lowest if, against the rules, there are several.
-fn default_class(state: &State) -> Option<PriorityClass> {
-    let cache = state.caches.get(PREFIX)?;
-    let snapshot = cache.snapshot();
-    snapshot
-        .range(None, None)
-        .filter(|entry| {
-            crate::json::find(&entry.stored, &["globalDefault"]).is_some_and(|range| &entry.stored[range] == b"true")
-        })
-        .filter_map(|entry| serde_json::from_slice::<PriorityClass>(&entry.stored).ok())
-        .min_by_key(|class| class.value)
+fn default_class(state: &State) -> Option<Arc<PriorityClass>> {
+    let snapshot = state.caches.get(PREFIX)?.snapshot();
+    let classes = snapshot.range(None, None).filter_map(|entry| entry.read::<PriorityClass>());
+    classes.filter(|class| class.global_default == Some(true)).min_by_key(|class| class.value)
 }

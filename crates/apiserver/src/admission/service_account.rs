@@ -89,7 +89,7 @@ fn mirror_refusal(spec: &PodSpec) -> Option<&'static str> {
 }
 
 async fn find(state: &State, attributes: &Attributes<'_>, name: &str) -> Result<Arc<Account>, Status> {
-    let key = format!("{}/{name}", attributes.namespace);
+    let key = [attributes.namespace, "/", name].concat();
     let mut account = state.peek_shared("serviceaccounts", &key);
     if account.is_none() {
         state.caches.fresh().await?;

@@ -28,7 +28,7 @@ use crate::registry::apiregistration::api_service::Availability;
 use crate::registry::unset::items;
 use crate::registry::{AnyObject, Object};
 use crate::state::{State, now, own_operation};
-use crate::verbs::{Target, modify};
+use crate::verbs::{Current, Target, modify};
 
 /// Where registrations are stored, and where they are served.
 const PREFIX: &str = "apiregistration.k8s.io/apiservices";
@@ -59,7 +59,7 @@ async fn write_status(state: &Arc<State>, name: &str, found: Availability<'_>) -
     let row = row.ok_or_else(|| Status::internal("API services are not served"))?;
     let mut operation = own_operation(state, "patch", &row, "", name, "status");
     operation.headers.insert(USER_AGENT, HeaderValue::from_static("kube-apiserver"));
-    let make = |_: &_, old: &dyn Object| -> Result<AnyObject, Status> {
+    let make = |_: &Current<'_>, old: &dyn Object| -> Result<AnyObject, Status> {
         let old = old.downcast_ref::<APIService>();
         let mut service = old.cloned().ok_or_else(|| Status::internal("not an API service"))?;
         service.metadata.resource_version = None;

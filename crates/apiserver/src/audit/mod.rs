@@ -205,22 +205,10 @@ impl Trail {
 
     /// Records the answer. A long-running one is recorded again when its body has ended.
     pub(crate) async fn answered(&self, response: Response<Body>, long_running: bool) -> Response<Body> {
-        let Some(open) = &self.0 else { return response };
-        let Some(verdict) = open.state.lock().verdict.clone() else { return response };
-        let status = ResponseStatus::new(response.status().as_u16(), response.extensions().get::<Status>());
-        open.state.lock().event.response_status = Some(status);
-        if long_running {
-            open.emit(Stage::ResponseStarted).await;
-            let trail = self.clone();
-            return response.map(|body| guarded(body, Finish(trail)));
+        match &self.0 {
+            None => response,
+            Some(open) => Box::pin(open.answered(response, long_running)).await,
         }
-        let response = if verdict.level >= Level::RequestResponse {
-            open.keep_body(response, verdict.omit_managed_fields).await
-        } else {
-            response
-        };
-        open.finish().await;
-        response
     }
 
     /// Records that serving the request went wrong beyond an answer.
@@ -228,7 +216,7 @@ impl Trail {
         let Some(open) = &self.0 else { return };
         open.state.lock().event.response_status =
             Some(ResponseStatus::new(500, Some(&Status::internal("APIServer panic'd"))));
-        open.emit(Stage::Panic).await;
+        Box::pin(open.emit(Stage::Panic)).await;
         open.state.lock().is_over = true;
     }
 
@@ -254,6 +242,24 @@ impl Drop for Finish {
 }
 
 impl Open {
+    async fn answered(self: &Arc<Self>, response: Response<Body>, long_running: bool) -> Response<Body> {
+        let Some(verdict) = self.state.lock().verdict.clone() else { return response };
+        let status = ResponseStatus::new(response.status().as_u16(), response.extensions().get::<Status>());
+        self.state.lock().event.response_status = Some(status);
+        if long_running {
+            self.emit(Stage::ResponseStarted).await;
+            let trail = Trail(Some(self.clone()));
+            return response.map(|body| guarded(body, Finish(trail)));
+        }
+        let response = if verdict.level >= Level::RequestResponse {
+            self.keep_body(response, verdict.omit_managed_fields).await
+        } else {
+            response
+        };
+        self.finish().await;
+        response
+    }
+
     /// The event at a stage as a line, if the policy wants it.
     fn line(&self, stage: Stage) -> Option<Bytes> {
         let mut state = self.state.lock();

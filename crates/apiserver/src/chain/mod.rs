@@ -26,7 +26,7 @@ use crate::audit::Trail;
 use crate::authn::Peer;
 use crate::authz::Attributes;
 use crate::body::{Body, RequestBody, empty, guarded};
-use crate::state::{Operation, State, now};
+use crate::state::{Operation, State, now, unique_id};
 use crate::verbs::Accept;
 
 const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
@@ -289,7 +289,7 @@ async fn dispatch(
 /// The client's audit id, or a new one.
 fn audit_id(request: &Request<RequestBody>) -> HeaderValue {
     request.headers().get(AUDIT_ID).cloned().unwrap_or_else(|| {
-        let id = uuid::Uuid::new_v4().to_string();
+        let id = unique_id();
         HeaderValue::from_str(&id).unwrap_or(HeaderValue::from_static(""))
     })
 }

@@ -16,7 +16,7 @@ use super::{finalize, rows};
 use crate::registry::unset::{items, or_empty};
 use crate::registry::{AnyObject, Object, Resource};
 use crate::state::{Operation, State, own_operation};
-use crate::verbs::{Target, modify};
+use crate::verbs::{Current, Target, modify};
 use crate::watch_cache::Snapshot;
 
 pub(super) const PREFIX: &str = "apiextensions.k8s.io/customresourcedefinitions";
@@ -272,7 +272,7 @@ async fn write(
     target: Target,
     change: impl Fn(&mut CustomResourceDefinition) + Send + Sync,
 ) -> Result<(), Status> {
-    let make = |_: &_, old: &dyn Object| -> Result<AnyObject, Status> {
+    let make = |_: &Current<'_>, old: &dyn Object| -> Result<AnyObject, Status> {
         let old = old.downcast_ref::<CustomResourceDefinition>();
         let mut definition = old.cloned().ok_or_else(|| Status::internal("not a definition"))?;
         definition.metadata.resource_version = None;

@@ -14,6 +14,9 @@ use serde_json::Value;
 
 use super::parts::Parts;
 
+/// Most objects are written in so many bytes, and then in one piece.
+const USUAL_SIZE: usize = 2048;
+
 /// What a concrete type needs in order to be served.
 pub trait Typed:
     k8s_openapi::Resource
@@ -88,7 +91,9 @@ impl<K: Typed> Object for K {
     }
 
     fn to_json(&self) -> serde_json::Result<Vec<u8>> {
-        serde_json::to_vec(self)
+        let mut json = Vec::with_capacity(USUAL_SIZE);
+        serde_json::to_writer(&mut json, self)?;
+        Ok(json)
     }
 
     fn to_value(&self) -> serde_json::Result<Value> {

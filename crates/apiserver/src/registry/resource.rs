@@ -358,7 +358,7 @@ impl Resource {
 
     /// `v1` or `apps/v1`.
     pub fn api_version(&self) -> String {
-        if self.group.is_empty() { self.version.to_string() } else { format!("{}/{}", self.group, self.version) }
+        if self.group.is_empty() { self.version.to_string() } else { [&*self.group, "/", &*self.version].concat() }
     }
 
     /// `deployments.apps`, as error messages name a resource.

@@ -13,7 +13,7 @@ use super::write::{self, body_object, ensure_namespace, validate_meta};
 use crate::admission::{Attributes, Verb};
 use crate::body::Body;
 use crate::registry::AnyObject;
-use crate::state::{Operation, inner_key, store_key};
+use crate::state::{Operation, inner_key, store_key, unique_id};
 
 /// Generated names get this many random characters and are cut so that they fit into a label.
 const SUFFIX_LENGTH: usize = 5;
@@ -102,7 +102,7 @@ async fn create_once(
         meta.name = Some(generate_name(meta.generate_name.as_deref().unwrap_or_default()));
     }
     meta.creation_timestamp = Some(Time(operation.now));
-    meta.uid = Some(uuid::Uuid::new_v4().to_string());
+    meta.uid = Some(unique_id());
     let name = meta.name.clone().unwrap_or_default();
 
     // Admission may have left fields unset that have defaults.

@@ -11,6 +11,7 @@ use api::patch::apply::{Write, Writer};
 use http::header;
 use serde_json::Value;
 
+use super::write::Current;
 use crate::registry::resource::Conversion;
 use crate::registry::{Object, Resource};
 use crate::state::Operation;
@@ -92,15 +93,15 @@ fn given(object: &mut dyn Object) -> Result<Option<String>, Status> {
 pub(crate) fn track(
     operation: &Operation,
     new: &mut dyn Object,
-    old: Option<(&Entry, &dyn Object)>,
+    old: Option<(&Current<'_>, &dyn Object)>,
 ) -> Result<Books, Status> {
     let given = given(new)?;
     if is_apply(operation) {
         return Ok(Books(given));
     }
     let resource = &operation.resource;
-    let recorded = old.and_then(|(entry, _)| recorded(&entry.stored));
-    let live = old.map(|(entry, old)| stored_text(resource, entry, old)).transpose()?;
+    let recorded = old.and_then(|(current, _)| current.books);
+    let live = old.map(|(current, old)| stored_text(resource, current, old)).transpose()?;
     let text = crate::initializers::visible(resource, new)?;
     let manager = manager(operation);
     let writer = Writer {
@@ -134,9 +135,9 @@ pub(crate) fn live_value(resource: &Resource, entry: &Entry) -> Result<Value, St
 }
 
 /// The old object as others see it: nearly always just as it is stored.
-fn stored_text<'a>(resource: &Resource, entry: &'a Entry, old: &dyn Object) -> Result<Cow<'a, [u8]>, Status> {
+fn stored_text<'a>(resource: &Resource, current: &'a Current<'_>, old: &dyn Object) -> Result<Cow<'a, [u8]>, Status> {
     if resource.initializers || in_own_version(resource) {
         return crate::initializers::visible(resource, old).map(Cow::Owned);
     }
-    Ok(Cow::Borrowed(&entry.stored))
+    Ok(Cow::Borrowed(&current.text))
 }

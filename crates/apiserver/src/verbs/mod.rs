@@ -35,7 +35,7 @@ pub(crate) use hooks::EventLeases;
 pub(crate) use managed_fields::{Books, recorded as recorded_books};
 pub(crate) use proxied_answer::{Links, pass};
 pub(crate) use update::{Target, modify};
-pub(crate) use write::decode_checked;
+pub(crate) use write::{Current, decode_checked};
 
 use crate::body::Body;
 use crate::registry::{Action, Serving};
@@ -68,17 +68,17 @@ async fn to_its_end(operation: Operation) -> Result<Response<Body>, Status> {
 async fn serve(operation: Operation, upgrade: Option<hyper::upgrade::OnUpgrade>) -> Result<Response<Body>, Status> {
     let verb = operation.info.verb;
     if !operation.info.subresource.is_empty() {
-        return subresource(operation, upgrade).await;
+        return Box::pin(subresource(operation, upgrade)).await;
     }
     match operation.resource.serving {
         // An answer has no columns.
         Serving::Review(_) if operation.accept.shape == accept::Shape::Table => {
             return Err(Status::not_acceptable(accept::OFFERED));
         }
-        Serving::Review(review) if verb == "create" => return review::review(&operation, review).await,
-        Serving::Binding if verb == "create" => return binding::bind(&operation).await,
+        Serving::Review(review) if verb == "create" => return Box::pin(review::review(&operation, review)).await,
+        Serving::Binding if verb == "create" => return Box::pin(binding::bind(&operation)).await,
         Serving::ComponentStatuses if matches!(verb, "get" | "list") => {
-            return crate::health::component_statuses(&operation).await;
+            return Box::pin(crate::health::component_statuses(&operation)).await;
         }
         Serving::Stored => {}
         _ => return Err(Status::method_not_allowed()),
@@ -86,15 +86,16 @@ async fn serve(operation: Operation, upgrade: Option<hyper::upgrade::OnUpgrade>)
     if !operation.resource.has_verb(verb) {
         return Err(Status::method_not_allowed());
     }
+    // Each on the heap by itself: a future is as large as the largest of what it may wait for, and is moved as a whole.
     match verb {
         "get" => get::get(&operation).await,
-        "list" => list::list(&operation).await,
-        "watch" => watch::watch(operation, upgrade).await,
-        "create" => create::create(&operation).await,
-        "update" => update::update(&operation).await,
-        "patch" => patch::patch(&operation).await,
-        "delete" => delete::delete(&operation).await,
-        "deletecollection" => delete::delete_collection(&operation).await,
+        "list" => Box::pin(list::list(&operation)).await,
+        "watch" => Box::pin(watch::watch(operation, upgrade)).await,
+        "create" => Box::pin(create::create(&operation)).await,
+        "update" => Box::pin(update::update(&operation)).await,
+        "patch" => Box::pin(patch::patch(&operation)).await,
+        "delete" => Box::pin(delete::delete(&operation)).await,
+        "deletecollection" => Box::pin(delete::delete_collection(&operation)).await,
         _ => Err(Status::method_not_allowed()),
     }
 }

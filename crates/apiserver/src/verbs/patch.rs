@@ -58,8 +58,8 @@ impl Patch {
         outcome.map_err(refused)
     }
 
-    /// The short way of the usual patch: on the stored text, with a result just as its schema says.
-    fn apply_plainly(&self, resource: &Resource, stored: &[u8]) -> Option<AnyObject> {
+    /// The short way of the usual patch: on the stored text without managed fields, with a result just as its schema says.
+    fn apply_plainly(&self, resource: &Resource, text: &[u8]) -> Option<AnyObject> {
         if resource.conversion.is_some() || resource.initializers || resource.is_custom {
             return None;
         }
@@ -67,11 +67,10 @@ impl Patch {
         if patch.pointer("/metadata/managedFields").is_some() {
             return None;
         }
-        let stored = api::trim::without_managed_fields(stored);
         let patched = match self {
             Patch::Json(_) => None,
-            Patch::Merge(patch) => api::patch::text::apply_merge(&stored, patch),
-            Patch::Strategic(patch) => api::patch::text::apply_strategic(&stored, patch, &resource.strategy.schema()),
+            Patch::Merge(patch) => api::patch::text::apply_merge(text, patch),
+            Patch::Strategic(patch) => api::patch::text::apply_strategic(text, patch, &resource.strategy.schema()),
         };
         resource.strategy.decode_fitting(&patched?)
     }
@@ -207,7 +206,8 @@ async fn apply(operation: &Operation) -> Result<Written, Status> {
         let stored = super::create::create_object(operation, build(None)?).await?;
         return Ok(Written { stored, created: true });
     }
-    modify(operation, target, |current, _| build(Some(&super::managed_fields::live_value(resource, current)?))).await
+    modify(operation, target, |current, _| build(Some(&super::managed_fields::live_value(resource, current.entry)?)))
+        .await
 }
 
 async fn patch_object(operation: &Operation) -> Result<Written, Status> {
@@ -218,12 +218,12 @@ async fn patch_object(operation: &Operation) -> Result<Written, Status> {
     let validation = FieldValidation::of(operation)?;
     let resource = &operation.resource;
     modify(operation, Target::of(operation), |current, _| {
-        let plain = patch.apply_plainly(resource, &current.stored);
+        let plain = patch.apply_plainly(resource, &current.text);
         if let Some(object) = plain.filter(|object| object.meta().name.as_ref() == Some(&operation.info.name)) {
             report(operation, validation, duplicate_fields(&duplicates))?;
             return Ok(object);
         }
-        let mut value = served_value(resource, &current.json())?;
+        let mut value = served_value(resource, &current.entry.json())?;
         let version = value["metadata"]["resourceVersion"].clone();
         patch.apply(resource, &mut value)?;
         let metadata = value.get_mut("metadata").and_then(Value::as_object_mut);

@@ -53,14 +53,14 @@ async fn write(
 ) -> Result<Response<Body>, Status> {
     let resource = &operation.resource;
     let written = modify(operation, Target::Main, |current, _| {
-        let wanted = make(&scale(resource, &current.json())?)?;
+        let wanted = make(&scale(resource, &current.entry.json())?)?;
         let replicas = wanted["spec"]["replicas"].as_i64().unwrap_or(0);
         if replicas < 0 {
             let mut errors = FieldErrors::default();
             errors.invalid("spec.replicas", replicas, "must be greater than or equal to 0");
             return Err(Status::invalid(&GroupKind::new("autoscaling", "Scale"), &operation.info.name, errors));
         }
-        let mut object = super::managed_fields::live_value(resource, current)?;
+        let mut object = super::managed_fields::live_value(resource, current.entry)?;
         set_replicas(resource, &mut object, replicas);
         object["metadata"]["resourceVersion"] = wanted["metadata"]["resourceVersion"].clone();
         if let Some(uid) = wanted["metadata"]["uid"].as_str().filter(|uid| !uid.is_empty()) {

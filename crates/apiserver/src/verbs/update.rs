@@ -10,7 +10,7 @@ use trace::Stage;
 
 use super::accept::respond;
 use super::managed_fields::Books;
-use super::write::{self, body_object, ensure_namespace, validate_meta_update};
+use super::write::{self, Current, body_object, ensure_namespace, validate_meta_update};
 use crate::admission::{Attributes, Verb};
 use crate::body::Body;
 use crate::initializers::Initializers;
@@ -92,7 +92,7 @@ pub(crate) async fn update(operation: &Operation) -> Result<Response<Body>, Stat
 pub(crate) async fn modify(
     operation: &Operation,
     target: Target,
-    mut make: impl FnMut(&Entry, &dyn Object) -> Result<AnyObject, Status> + Send,
+    mut make: impl FnMut(&Current<'_>, &dyn Object) -> Result<AnyObject, Status> + Send,
 ) -> Result<Written, Status> {
     let resource = &operation.resource;
     let name = operation.info.name.clone();
@@ -106,11 +106,12 @@ pub(crate) async fn modify(
     for _ in 0..ATTEMPTS {
         let current = crate::custom::entry(operation, found.clone()).await?;
         trace::mark();
-        let old = write::decode_entry(resource, &current)?;
-        let mut new = make(&current, &*old)?;
+        let before = Current::of(&current);
+        let old = before.decode(resource)?;
+        let mut new = make(&before, &*old)?;
         trace::lap(Stage::Decode);
         let conditional = check_version(operation, new.meta(), old.meta())?;
-        let books = prepare(operation, target, &mut new, (&current, &*old), dry_run).await?;
+        let books = prepare(operation, target, &mut new, (&before, &*old), dry_run).await?;
 
         trace::mark();
         let mut errors = validate_meta_update(resource, new.meta(), old.meta());
@@ -219,7 +220,7 @@ async fn prepare(
     operation: &Operation,
     target: Target,
     new: &mut AnyObject,
-    (entry, old): (&Entry, &dyn Object),
+    (current, old): (&Current<'_>, &dyn Object),
     dry_run: bool,
 ) -> Result<Books, Status> {
     let strategy = &operation.resource.strategy;
@@ -228,8 +229,8 @@ async fn prepare(
     if let Target::Part(action) = target {
         super::parts::prepare(action, new, old)?;
     }
-    let mut books = super::managed_fields::track(operation, &mut **new, Some((entry, old)))?;
-    admit(operation, target, Phase::Mutate, (new, &books), (entry, old), dry_run).await?;
+    let mut books = super::managed_fields::track(operation, &mut **new, Some((current, old)))?;
+    admit(operation, target, Phase::Mutate, (new, &books), (current.entry, old), dry_run).await?;
     books.take_over(&mut **new)?;
     keep_system_fields(new.meta_mut(), old.meta());
     strategy.apply_defaults(&mut **new);

@@ -185,13 +185,33 @@ pub(crate) fn check_kind(resource: &Resource, value: &mut Value) -> Result<(), S
     Ok(())
 }
 
+/// A cached object that is to be changed: its text and its managed fields apart, found in one walk.
+pub(crate) struct Current<'a> {
+    pub(crate) entry: &'a Entry,
+    /// As it is stored, without managed fields.
+    pub(crate) text: Cow<'a, [u8]>,
+    pub(crate) books: Option<&'a str>,
+}
+
+impl<'a> Current<'a> {
+    pub(crate) fn of(entry: &'a Entry) -> Self {
+        let (text, books) = api::trim::apart(&entry.stored);
+        Self { entry, text, books: books.and_then(|books| std::str::from_utf8(books).ok()) }
+    }
+
+    /// The typed form, resource version included.
+    pub(crate) fn decode(&self, resource: &Resource) -> Result<AnyObject, Status> {
+        let mut object = crate::initializers::decode(resource, &self.text)?;
+        let meta = object.meta_mut();
+        meta.managed_fields = None;
+        meta.resource_version = Some(self.entry.revision.to_string());
+        Ok(object)
+    }
+}
+
 /// The typed form of a cached object, resource version included.
 pub(crate) fn decode_entry(resource: &Resource, entry: &Entry) -> Result<AnyObject, Status> {
-    let mut object = crate::initializers::decode(resource, &api::trim::without_managed_fields(&entry.stored))?;
-    let meta = object.meta_mut();
-    meta.managed_fields = None;
-    meta.resource_version = Some(entry.revision.to_string());
-    Ok(object)
+    Current::of(entry).decode(resource)
 }
 
 /// Shows plug-ins the body of a subresource that is a creation of its own kind (a Binding, an Eviction, a TokenRequest).

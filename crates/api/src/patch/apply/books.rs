@@ -210,8 +210,9 @@ impl<'a> Entry<'a> {
     }
 }
 
+/// In whole seconds.
 fn time(now: Timestamp) -> Cow<'static, str> {
-    now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string().into()
+    Timestamp::from_second(now.as_second()).unwrap_or(now).to_string().into()
 }
 
 fn put(name: &str, value: &str, out: &mut String) {

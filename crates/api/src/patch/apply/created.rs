@@ -15,16 +15,16 @@ use crate::schema::Struct;
 
 /// `fieldsV1` of all that `json` sets, but for the top-level fields in `skip`, identity and what the server sets.
 pub(super) fn fields(json: &[u8], schema: &Struct, skip: &[&str]) -> Option<String> {
-    let mut walk = Walk { json, out: String::with_capacity(json.len() / 2) };
-    walk.out.push('{');
+    let mut walk = Walk { json, out: Vec::with_capacity(json.len()) };
+    walk.out.push(b'{');
     walk.object(0, true, Atom::Struct(schema), Level::Top(skip))?;
-    walk.out.push('}');
-    Some(walk.out)
+    walk.out.push(b'}');
+    String::from_utf8(walk.out).ok()
 }
 
 struct Walk<'a> {
     json: &'a [u8],
-    out: String,
+    out: Vec<u8>,
 }
 
 /// Where in the object we are: some fields are nobody's.
@@ -36,24 +36,28 @@ enum Level<'a> {
 }
 
 impl Level<'_> {
-    fn leaves_out(self, name: &str) -> bool {
+    fn leaves_out(self, name: &[u8]) -> bool {
         match self {
-            Self::Top(skip) => matches!(name, "apiVersion" | "kind") || skip.contains(&name),
-            Self::Metadata => SERVER_SET.contains(&name),
+            Self::Top(skip) => matches!(name, b"apiVersion" | b"kind") || is_among(skip, name),
+            Self::Metadata => is_among(SERVER_SET, name),
             Self::Below => false,
         }
     }
 
-    fn inside(self, name: &str) -> Self {
-        if matches!(self, Self::Top(_)) && name == "metadata" { Self::Metadata } else { Self::Below }
+    fn inside(self, name: &[u8]) -> Self {
+        if matches!(self, Self::Top(_)) && name == b"metadata" { Self::Metadata } else { Self::Below }
     }
+}
+
+fn is_among(names: &[&str], name: &[u8]) -> bool {
+    names.iter().any(|known| known.as_bytes() == name)
 }
 
 /// What is known by the element: a field, or an item of a list.
 #[derive(Clone, Copy)]
 enum Element<'a> {
-    Field(&'a str),
-    Item(&'a str),
+    Field(&'a [u8]),
+    Item(&'a [u8]),
 }
 
 impl Walk<'_> {
@@ -61,24 +65,27 @@ impl Walk<'_> {
     fn object(&mut self, at: usize, bare: bool, atom: Atom<'_>, level: Level<'_>) -> Option<usize> {
         let mut members = scan::members(self.json, at);
         let mut last: Option<&[u8]> = None;
-        while let Some((key, start)) = members.enter() {
-            let name = std::str::from_utf8(key).ok().filter(|name| !name.contains('\\'))?;
+        while let Some((name, start)) = members.enter() {
+            if name.contains(&b'\\') {
+                return None;
+            }
             let first = self.json.get(start)?;
             let end = if *first == b'n' || level.leaves_out(name) {
                 scan::skip_value(self.json, start)?
             } else {
                 let (inner, level) = (atom.entry(name).0, level.inside(name));
                 let is_damaged = matches!(level, Level::Metadata) && *first != b'{';
-                if is_damaged || last.is_some_and(|last| last >= key) {
+                if is_damaged || last.is_some_and(|last| last >= name) {
                     return None;
                 }
-                last = Some(key);
-                let is_there = match first {
-                    b'{' => PRESENT.contains(&name),
-                    b'[' => name == "containers",
-                    _ => false,
-                };
-                self.value(start, bare && is_there, inner, Element::Field(name), level)?
+                last = Some(name);
+                let is_there = bare
+                    && match first {
+                        b'{' => is_among(PRESENT, name),
+                        b'[' => name == b"containers",
+                        _ => false,
+                    };
+                self.value(start, is_there, inner, Element::Field(name), level)?
             };
             members.leave(end);
         }
@@ -107,7 +114,7 @@ impl Walk<'_> {
         let mut is_kept = !there;
         let end = if is_container && !is_empty {
             if !there {
-                self.out.push_str("\".\":{},");
+                self.out.extend_from_slice(b"\".\":{},");
             }
             let below = self.out.len();
             let end = match atom {
@@ -126,42 +133,47 @@ impl Walk<'_> {
             scan::skip_value(self.json, at)?
         };
         match is_kept {
-            true => self.out.push('}'),
+            true => self.out.push(b'}'),
             false => self.out.truncate(before),
         }
         Some(end)
     }
 
     fn open(&mut self, element: Element<'_>) {
-        self.out.push_str(if self.out.ends_with(['{', ',']) { "\"" } else { ",\"" });
+        let out = &mut self.out;
+        if !matches!(out.last(), Some(b'{' | b',')) {
+            out.push(b',');
+        }
         match element {
-            Element::Field(name) => self.out.extend(["f:", name]),
+            Element::Field(name) => {
+                out.extend_from_slice(b"\"f:");
+                out.extend_from_slice(name);
+            }
             Element::Item(text) => {
-                for (at, part) in text.split('"').enumerate() {
-                    self.out.push_str(if at == 0 { "" } else { "\\\"" });
-                    self.out.push_str(part);
+                out.push(b'"');
+                for &byte in text {
+                    if byte == b'"' {
+                        out.push(b'\\');
+                    }
+                    out.push(byte);
                 }
             }
         }
-        self.out.push_str("\":{");
+        out.extend_from_slice(b"\":{");
     }
 
     /// Writes the items of the list at `at` in the order of what they are known by.
     fn items(&mut self, at: usize, atom: Atom<'_>) -> Option<usize> {
-        let mut written: Vec<(String, Range<usize>)> = Vec::new();
+        let mut written: Vec<(Vec<u8>, Range<usize>)> = Vec::new();
         let start = self.out.len();
-        let mut end = at + 1;
-        for place in scan::items(self.json, at) {
-            end = place.end;
-            let item = std::str::from_utf8(&self.json[place.clone()]).ok()?;
-            let (element, from) = (known_by(item, atom)?, self.out.len());
-            self.value(place.start, false, item_atom(atom), Element::Item(&element), Level::Below)?;
+        let mut items = scan::items(self.json, at);
+        while let Some(item) = items.enter() {
+            let (element, from) = (known_by(self.json, item, atom)?, self.out.len());
+            let end = self.value(item, false, item_atom(atom), Element::Item(&element), Level::Below)?;
             written.push((element, from..self.out.len()));
+            items.leave(end);
         }
-        end = scan::skip_space(self.json, end);
-        if self.json.get(end) != Some(&b']') {
-            return None;
-        }
+        let end = items.end()?;
         if !written.is_sorted_by(|(a, _), (b, _)| a < b) {
             written.sort_by(|(a, _), (b, _)| a.cmp(b));
             if written.windows(2).any(|pair| pair[0].0 == pair[1].0) {
@@ -169,10 +181,13 @@ impl Walk<'_> {
             }
             let unordered = self.out.split_off(start);
             for (at, (_, place)) in written.iter().enumerate() {
-                self.out.push_str(if at == 0 { "" } else { "," });
-                self.out.push_str(unordered[place.start - start..place.end - start].trim_start_matches(','));
+                if at > 0 {
+                    self.out.push(b',');
+                }
+                let item = &unordered[place.start - start..place.end - start];
+                self.out.extend_from_slice(item.strip_prefix(b",").unwrap_or(item));
             }
         }
-        Some(end + 1)
+        Some(end)
     }
 }

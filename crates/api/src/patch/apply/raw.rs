@@ -25,10 +25,10 @@ impl<'a> Fields<'a> {
     fn read(text: &'a str) -> Option<Self> {
         let mut members = scan::members(text.as_bytes(), 0);
         let mut fields = Vec::with_capacity(16);
-        while let Some((key, start)) = members.enter() {
+        while let Some((key, start)) = members.enter_at() {
             let end = scan::skip_value(text.as_bytes(), start)?;
             members.leave(end);
-            fields.push((name(std::str::from_utf8(key).ok()?), text.get(start..end)?));
+            fields.push((name(text.get(key)?), text.get(start..end)?));
         }
         members.end()?;
         if !fields.is_sorted_by(|(a, _), (b, _)| a < b) {
@@ -100,13 +100,13 @@ fn compare_fields(
             _ => false,
         };
         if !same && !skip.contains(&&**name) {
-            compare_values(before, after, atom.entry(name).0, field_element(name), changes);
+            compare_values(before, after, atom.entry(&**name).0, field_element(name), changes);
         }
     }
     let Some(old) = old else { return };
     for (name, before) in old.0.iter().filter(|(name, _)| new.get(name).is_none()) {
         if present(before) && !skip.contains(&&**name) {
-            compare_values(Old::Given(before), None, atom.entry(name).0, field_element(name), changes);
+            compare_values(Old::Given(before), None, atom.entry(&**name).0, field_element(name), changes);
         }
     }
 }
@@ -175,37 +175,45 @@ fn compare_values(old: Old<'_>, new: Option<&str>, atom: Atom<'_>, element: Stri
 /// The elements of a list with what they are known by.
 fn items<'a>(list: &'a str, atom: Atom<'_>) -> Vec<(String, &'a str)> {
     let items = scan::items(list.as_bytes(), 0).filter_map(|place| list.get(place));
-    items.map(|item| (known_by(item, atom).unwrap_or_else(|| item_element(&value(item), atom)), item)).collect()
+    let element = |item: &str| String::from_utf8(known_by(item.as_bytes(), 0, atom)?).ok();
+    items.map(|item| (element(item).unwrap_or_else(|| item_element(&value(item), atom)), item)).collect()
 }
 
-/// The path element of an item, from its text. `None` where more than a look is needed.
-pub(super) fn known_by(item: &str, atom: Atom<'_>) -> Option<String> {
-    let Atom::Keyed(element, keys) = atom else { return plain(item).map(|item| ["v:", item].concat()) };
+/// The path element of the item at `at`, from its text. `None` where more than a look is needed.
+pub(super) fn known_by(json: &[u8], at: usize, atom: Atom<'_>) -> Option<Vec<u8>> {
+    let Atom::Keyed(element, keys) = atom else {
+        return plain(json.get(at..scan::skip_value(json, at)?)?).map(|item| [b"v:", item].concat());
+    };
     let mut sorted = [""; MAX_KEYS];
     let sorted = sorted.get_mut(..keys.len())?;
     sorted.copy_from_slice(keys);
     sorted.sort_unstable();
-    if !item.starts_with('{') {
+    if json.get(at) != Some(&b'{') {
         return None;
     }
-    let mut text = String::from("k:{");
+    let mut text = Vec::with_capacity(48);
+    text.extend_from_slice(b"k:{");
     for &key in &*sorted {
-        let given = scan::find(item.as_bytes(), &[key]).and_then(|place| item.get(place)).filter(|it| *it != "null");
-        let separator = if text.ends_with('{') { "" } else { "," };
-        match (given, default(element, key)) {
-            (Some(given), _) => text.extend([separator, "\"", key, "\":", plain(given)?]),
-            (None, Some(default)) => text.extend([separator, "\"", key, "\":\"", default, "\""]),
-            (None, None) => {}
-        }
+        let start = scan::members(json, at).start_of(key);
+        let given = start.and_then(|start| json.get(start..scan::skip_value(json, start)?)).filter(|it| *it != b"null");
+        let given = match (given, default(element, key)) {
+            (Some(given), _) => Cow::Borrowed(plain(given)?),
+            (None, Some(default)) => Cow::Owned([b"\"", default.as_bytes(), b"\""].concat()),
+            (None, None) => continue,
+        };
+        text.extend_from_slice(if text.ends_with(b"{") { b"\"" } else { b",\"" });
+        text.extend_from_slice(key.as_bytes());
+        text.extend_from_slice(b"\":");
+        text.extend_from_slice(&given);
     }
-    text.push('}');
+    text.push(b'}');
     Some(text)
 }
 
 /// A string or whole number that is written in one way only.
-fn plain(text: &str) -> Option<&str> {
-    let is_string = text.starts_with('"') && !text.contains('\\');
-    let is_number = || !text.is_empty() && text.len() < 16 && text.bytes().all(|byte| byte.is_ascii_digit());
+fn plain(text: &[u8]) -> Option<&[u8]> {
+    let is_string = text.starts_with(b"\"") && !text.contains(&b'\\');
+    let is_number = || !text.is_empty() && text.len() < 16 && text.iter().all(u8::is_ascii_digit);
     (is_string || is_number()).then_some(text)
 }
 

@@ -9,6 +9,7 @@ use std::collections::btree_map::Entry::{Occupied, Vacant};
 
 use serde_json::{Map, Value};
 
+use super::walk::field_element;
 use crate::patch::text::{Fields, Name};
 use crate::scan;
 use crate::schema::{Struct, Type};
@@ -52,16 +53,17 @@ impl FieldSet {
 
     /// Forgets a top-level field and all below it.
     pub(super) fn remove_field(&mut self, name: &str) {
-        self.nodes.remove(&format!("f:{name}"));
+        if !self.nodes.is_empty() {
+            self.nodes.remove(&field_element(name));
+        }
     }
 
-    /// Forgets a field of a top-level field.
-    pub(super) fn remove_below(&mut self, name: &str, inner: &str) {
-        let element = format!("f:{name}");
-        if let Some(node) = self.nodes.get_mut(&element) {
-            node.below.remove_field(inner);
+    /// Forgets an element and all below it, and the one that it is in if nothing else is there.
+    pub(super) fn remove_below(&mut self, element: &str, inner: &str) {
+        if let Some(node) = self.nodes.get_mut(element) {
+            node.below.nodes.remove(inner);
             if !node.member && node.below.is_empty() {
-                self.nodes.remove(&element);
+                self.nodes.remove(element);
             }
         }
     }
@@ -144,9 +146,9 @@ impl FieldSet {
         self.nodes.remove("f:kind");
         if let Some(metadata) = self.nodes.get_mut("f:metadata") {
             metadata.member = false;
-            for name in SERVER_SET {
-                metadata.below.remove_field(name);
-            }
+            let is_set_by_server =
+                |element: &str| element.strip_prefix("f:").is_some_and(|name| SERVER_SET.contains(&name));
+            metadata.below.nodes.retain(|element, _| !is_set_by_server(element));
             if metadata.below.is_empty() {
                 self.nodes.remove("f:metadata");
             }

@@ -26,7 +26,7 @@ impl Changes {
     /// The books themselves are nobody's.
     pub(super) fn forget_books(&mut self) {
         for set in [&mut self.added, &mut self.modified, &mut self.removed] {
-            set.remove_below("metadata", "managedFields");
+            set.remove_below("f:metadata", "f:managedFields");
         }
     }
 
@@ -74,7 +74,7 @@ impl<'a> Atom<'a> {
     }
 
     /// The atom of a map's or structure's entry, and whether the entry is a named field.
-    pub(super) fn entry(self, name: &str) -> (Self, bool) {
+    pub(super) fn entry(self, name: impl AsRef<[u8]>) -> (Self, bool) {
         match self {
             Self::Struct(definition) => {
                 let unnamed = if definition.open { Self::of(&Type::Deduced) } else { Self::Leaf };

@@ -103,7 +103,8 @@ impl Policy {
     pub(super) fn of(labels: Option<&BTreeMap<String, String>>, defaults: Policy) -> (Self, FieldErrors) {
         let mut policy = defaults;
         let mut errors = FieldErrors::default();
-        let Some(labels) = labels else { return (policy, errors) };
+        let has_any = |labels: &&BTreeMap<String, String>| labels.keys().any(|key| key.starts_with(PREFIX));
+        let Some(labels) = labels.filter(has_any) else { return (policy, errors) };
         let mut read = |mode: &str, target: &mut LevelVersion, wrong: Level| -> (Option<bool>, bool) {
             let (level_key, version_key) = (format!("{PREFIX}{mode}"), format!("{PREFIX}{mode}-version"));
             let mut valid = None;
