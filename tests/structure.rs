@@ -11,9 +11,10 @@ use serde_json::Value;
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
+/// Of every platform, so that cargo may have to fetch what building here did not need.
 fn metadata() -> Value {
     let output = Command::new(env!("CARGO"))
-        .args(["metadata", "--format-version", "1", "--offline", "--locked"])
+        .args(["metadata", "--format-version", "1", "--locked"])
         .current_dir(ROOT)
         .output()
         .unwrap();
