@@ -371,7 +371,7 @@ mod tests {
         assert_eq!(status(b"\x20\x0e\x03201"), Some(201));
         assert_eq!(status(&[0x48, 0x82, 0x10, 0x03]), Some(201));
         assert_eq!(status(&[0x08, 0x83, 0x69, 0x7d, 0xff]), None);
-        assert_eq!(status(&[0x08, 0x83, 0x6c, 0x0f, 0xff]), Some(503));
+        assert_eq!(status(&[0x08, 0x83, 0x6c, 0x0c, 0xff]), Some(503));
         assert_eq!(status(b"\x40\x05grpc-\x01a"), None);
         assert_eq!(status(&[]), None);
     }
@@ -424,9 +424,8 @@ mod tests {
         requests.frames.clear();
         requests.send(&request).expect("held");
         assert!(requests.frames.len() < LARGEST_BODY);
+        // A byte was missing.
         requests.opened(1);
-        assert!(requests.frames.len() < LARGEST_BODY);
-        requests.opened(100);
         assert!(requests.frames.len() > LARGEST_BODY);
     }
 }
