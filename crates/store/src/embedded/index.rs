@@ -57,6 +57,8 @@ impl Change {
 struct Item {
     newest: Version,
     older: Option<Arc<Older>>,
+    /// The compaction that the older versions were last trimmed for: once is enough, and they may be very many.
+    trimmed: Revision,
 }
 
 #[derive(Clone)]
@@ -98,6 +100,10 @@ impl Version {
 }
 
 impl Item {
+    fn new(kv: Arc<KeyValue>) -> Item {
+        Item { newest: Version::Live(kv), older: None, trimmed: Revision::ZERO }
+    }
+
     fn at(&self, revision: Revision) -> Option<&Arc<KeyValue>> {
         if self.newest.revision() <= revision {
             return self.newest.live();
@@ -121,7 +127,7 @@ impl Item {
     /// Forgets the versions that no read at or after `floor - 1` can see. `None`: nothing is left.
     fn trimmed(&self, floor: Revision) -> Option<Item> {
         if self.newest.revision() < floor {
-            return self.newest.live().map(|_| Item { newest: self.newest.clone(), older: None });
+            return self.newest.live().map(|_| Item { newest: self.newest.clone(), older: None, trimmed: floor });
         }
         let mut kept = Vec::new();
         let mut next = self.older.as_deref();
@@ -139,7 +145,7 @@ impl Item {
         for version in kept.into_iter().rev() {
             older = Some(Arc::new(Older { version, older }));
         }
-        Some(Item { newest: self.newest.clone(), older })
+        Some(Item { newest: self.newest.clone(), older, trimmed: floor })
     }
 }
 
@@ -260,7 +266,7 @@ impl View {
         match known {
             Some(item) => item.push(Version::Live(new.clone())),
             None => {
-                self.keys.insert(new.key.clone(), Item { newest: Version::Live(new.clone()), older: None });
+                self.keys.insert(new.key.clone(), Item::new(new.clone()));
             }
         }
         let old_lease = old.as_ref().and_then(|kv| kv.lease);
@@ -303,7 +309,7 @@ impl View {
         if let Some(lease) = kv.lease.and_then(|id| self.leases.get_mut(&id)) {
             lease.keys.insert(key.clone());
         }
-        self.keys.insert(key, Item { newest: Version::Live(Arc::new(kv)), older: None });
+        self.keys.insert(key, Item::new(Arc::new(kv)));
     }
 
     /// Forbids reads before `revision`. The memory comes back through [`View::trim`].
@@ -334,7 +340,7 @@ impl View {
         for change in forgotten.iter().flat_map(|changes| changes.iter()) {
             let key = change.key();
             let Some(item) = self.keys.get(&**key) else { continue };
-            if item.older.is_none() && item.newest.live().is_some() {
+            if item.trimmed == floor || item.older.is_none() && item.newest.live().is_some() {
                 continue;
             }
             match item.trimmed(floor) {
@@ -421,6 +427,25 @@ mod tests {
         }
         assert_eq!(view.get("hot").unwrap().version, 200_000);
         drop(view);
+    }
+
+    #[test]
+    fn a_hot_key_is_trimmed_once_for_a_compaction() {
+        let mut view = view(&[("hot", "x"); 100]);
+        let older = |view: &View| view.keys.get("hot").unwrap().older.clone().unwrap();
+        for floor in [50, 90] {
+            view.compact(Revision(floor)).unwrap();
+            let before = older(&view);
+            view.trim(2);
+            let trimmed = older(&view);
+            assert!(!Arc::ptr_eq(&before, &trimmed));
+            // The newest is revision 101; what a read just before the floor sees stays.
+            assert_eq!(versions(&view, "hot"), 101 - floor as usize + 2);
+            while view.needs_trim() {
+                view.trim(2);
+            }
+            assert!(Arc::ptr_eq(&trimmed, &older(&view)), "made anew for every change");
+        }
     }
 
     #[test]
