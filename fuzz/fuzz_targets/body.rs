@@ -41,7 +41,12 @@ fn short_way(data: &[u8]) {
     if !schema::fits(data, &schema) {
         return;
     }
-    let mut value = codec::from_json(data).expect("what fits is JSON").value;
+    let Ok(decoded) = codec::from_json(data) else {
+        // What is no JSON may seem to fit, and is found out when its typed form is read.
+        assert!(serde_json::from_slice::<Pod>(data).is_err());
+        return;
+    };
+    let mut value = decoded.value;
     assert_eq!(schema::normalize(&mut value, &schema).expect("what fits has the right types"), Vec::<String>::new());
     assert_eq!(serde_json::from_slice::<Pod>(data).ok(), serde_json::from_value::<Pod>(value).ok());
 }
