@@ -151,10 +151,12 @@ pub(crate) fn join_path(head: &str, rest: &str) -> String {
 struct Literal;
 
 impl Meaning for Literal {
-    const MERGES: bool = false;
-
     fn of(self, _: &str) -> Option<Value> {
         None
+    }
+
+    fn merges(self, _: &str) -> bool {
+        false
     }
 }
 
@@ -252,9 +254,10 @@ impl<'de, M: Meaning> Visitor<'de> for Seed<'_, M> {
     fn visit_map<A: MapAccess<'de>>(mut self, mut entries: A) -> Result<Value, A::Error> {
         let mut map = Map::new();
         let mut merged = Vec::new();
-        while let Some(key) = entries.next_key_seed(Key(self.meaning))? {
+        let mut merges = false;
+        while let Some(key) = entries.next_key_seed(Key { meaning: self.meaning, merges: &mut merges })? {
             let value = self.inside(|seed| entries.next_value_seed(seed), |_| key.clone())?;
-            if M::MERGES && key == "<<" && (value.is_object() || value.is_array()) {
+            if std::mem::take(&mut merges) && (value.is_object() || value.is_array()) {
                 merged.push(value);
                 continue;
             }
@@ -282,9 +285,13 @@ impl<'de, M: Meaning> Visitor<'de> for Seed<'_, M> {
 }
 
 /// A field name. YAML allows numbers and booleans here; upstream turns them into strings.
-struct Key<M>(M);
+struct Key<'a, M> {
+    meaning: M,
+    /// Set when the value becomes part of the map around it.
+    merges: &'a mut bool,
+}
 
-impl<'de, M: Meaning> DeserializeSeed<'de> for Key<M> {
+impl<'de, M: Meaning> DeserializeSeed<'de> for Key<'_, M> {
     type Value = String;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<String, D::Error> {
@@ -292,7 +299,7 @@ impl<'de, M: Meaning> DeserializeSeed<'de> for Key<M> {
     }
 }
 
-impl<'de, M: Meaning> Visitor<'de> for Key<M> {
+impl<'de, M: Meaning> Visitor<'de> for Key<'_, M> {
     type Value = String;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -304,7 +311,8 @@ impl<'de, M: Meaning> Visitor<'de> for Key<M> {
     }
 
     fn visit_borrowed_str<E>(self, value: &'de str) -> Result<String, E> {
-        Ok(self.0.of(value).map_or_else(|| value.to_owned(), |meant| meant.to_string()))
+        *self.merges = self.meaning.merges(value);
+        Ok(self.meaning.of(value).map_or_else(|| value.to_owned(), |meant| meant.to_string()))
     }
 
     fn visit_string<E>(self, value: String) -> Result<String, E> {

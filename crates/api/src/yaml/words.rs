@@ -16,11 +16,11 @@ pub enum Rules {
 
 /// What a reader makes of the strings of a text.
 pub(crate) trait Meaning: Copy {
-    /// Whether a map under the key `<<` becomes part of the map around it.
-    const MERGES: bool;
-
     /// The value that a string of the source stands for, when that is not the string itself.
     fn of(self, word: &str) -> Option<Value>;
+
+    /// Whether a map under this key becomes part of the map around it.
+    fn merges(self, key: &str) -> bool;
 }
 
 /// The meaning of words in one YAML text.
@@ -43,15 +43,17 @@ impl PlainWords<'_> {
 }
 
 impl Meaning for PlainWords<'_> {
-    const MERGES: bool = true;
-
     fn of(self, word: &str) -> Option<Value> {
         self.is_plain(word).then(|| resolve(word, self.rules)).flatten()
+    }
+
+    fn merges(self, key: &str) -> bool {
+        key == "<<" && self.is_plain(key)
     }
 }
 
 /// What a plain word means in YAML 1.1, when that is not what it means in 1.2.
-fn resolve(word: &str, rules: Rules) -> Option<Value> {
+pub(super) fn resolve(word: &str, rules: Rules) -> Option<Value> {
     match word {
         _ if rules == Rules::Kustomize => {}
         "y" | "Y" | "yes" | "Yes" | "YES" | "on" | "On" | "ON" => return Some(Value::Bool(true)),
@@ -61,22 +63,27 @@ fn resolve(word: &str, rules: Rules) -> Option<Value> {
     if !word.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '-' | '+' | '.')) {
         return None;
     }
+    if word.starts_with('.') && word.contains('_') {
+        return None;
+    }
     let digits = word.replace('_', "");
     let (negative, magnitude) = match digits.strip_prefix('-') {
         Some(rest) => (true, rest),
         None => (false, digits.strip_prefix('+').unwrap_or(&digits)),
     };
     let lower = magnitude.to_ascii_lowercase();
-    let parsed = if let Some(hex) = lower.strip_prefix("0x") {
-        u64::from_str_radix(hex, 16).ok()
+    let (figures, radix) = if let Some(hex) = lower.strip_prefix("0x") {
+        (hex, 16)
     } else if let Some(binary) = lower.strip_prefix("0b") {
-        u64::from_str_radix(binary, 2).ok()
+        (binary, 2)
     } else if let Some(octal) = lower.strip_prefix("0o").or(lower.strip_prefix('0')).filter(|rest| !rest.is_empty()) {
-        u64::from_str_radix(octal, 8).ok()
+        (octal, 8)
     } else {
-        lower.parse().ok()
+        (&*lower, 10)
     };
-    if let Some(number) = parsed {
+    // A second sign makes no number.
+    let unsigned = !figures.starts_with('+');
+    if let Some(number) = u64::from_str_radix(figures, radix).ok().filter(|_| unsigned) {
         let signed = i64::try_from(number).ok();
         return match (negative, signed) {
             (true, Some(n)) => Some(Value::from(-n)),
@@ -124,6 +131,8 @@ mod tests {
             ("|\n  yes\n", json!("yes\n")),
             ("[on, \"on\", {no: 1}]", json!([true, "on", {"false": 1}])),
             ("a: &x {b: 1, c: 2}\nd: {<<: *x, c: 3}", json!({"a": {"b": 1, "c": 2}, "d": {"b": 1, "c": 3}})),
+            ("{\"<<\": {a: 1}}", json!({"<<": {"a": 1}})),
+            ("[++7, 0+10, +7, -+7, 0x+1, ._5, 1_5]", json!(["++7", "0+10", 7, "-+7", "0x+1", "._5", 15])),
             ("a: &x yes\nb: *x", json!({"a": true, "b": true})),
         ] {
             assert_eq!(from_yaml_by(text.as_bytes(), Rules::Full).unwrap().value, expected, "{text}");

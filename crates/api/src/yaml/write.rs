@@ -1,10 +1,17 @@
 //! YAML as upstream's client and server write it: sorted keys, sequences not indented under their key, and the quoting
 //! and folding choices of go-yaml v2, byte for byte, because people diff this output.
 
+use std::ops::RangeInclusive;
+
 use serde_json::Value;
+
+use super::words::{Rules, resolve};
 
 /// Lines longer than this fold at the next space.
 const BEST_WIDTH: usize = 80;
+
+/// Longer keys stand after a `?`.
+const LONGEST_SIMPLE_KEY: usize = 128;
 
 pub fn to_string(value: &Value) -> String {
     let mut e = Emitter { out: String::new(), column: 0 };
@@ -12,7 +19,7 @@ pub fn to_string(value: &Value) -> String {
         Value::Object(m) if !m.is_empty() => e.map(m, 0, false),
         Value::Array(a) if !a.is_empty() => e.seq(a, 0, false),
         other => {
-            e.scalar(other, 0);
+            e.scalar(other, 2);
             e.newline();
         }
     }
@@ -42,13 +49,20 @@ impl Emitter {
 
     /// `inline`: the first key stands on the line of its `- `.
     fn map(&mut self, map: &serde_json::Map<String, Value>, indent: usize, mut inline: bool) {
-        let mut keys: Vec<&String> = map.keys().collect();
-        keys.sort_by(|a, b| natural(a, b));
-        for key in keys {
+        for key in sorted(&map.keys().collect::<Vec<_>>()) {
             if !inline {
                 self.indent(indent);
             }
             inline = false;
+            if key.len() > LONGEST_SIMPLE_KEY || key.contains(is_break) {
+                self.put("? ");
+                self.string(key, indent + 2, false);
+                self.newline();
+                self.indent(indent);
+                self.put(": ");
+                self.item(&map[key], indent + 2);
+                continue;
+            }
             self.string(key, indent, true);
             self.put(":");
             match &map[key] {
@@ -76,13 +90,18 @@ impl Emitter {
             }
             inline = false;
             self.put("- ");
-            match item {
-                Value::Object(m) if !m.is_empty() => self.map(m, indent + 2, true),
-                Value::Array(a) if !a.is_empty() => self.seq(a, indent + 2, true),
-                other => {
-                    self.scalar(other, indent + 2);
-                    self.newline();
-                }
+            self.item(item, indent + 2);
+        }
+    }
+
+    /// What begins on the line of its `- `, or of the `: ` of a long key.
+    fn item(&mut self, value: &Value, indent: usize) {
+        match value {
+            Value::Object(m) if !m.is_empty() => self.map(m, indent, true),
+            Value::Array(a) if !a.is_empty() => self.seq(a, indent, true),
+            other => {
+                self.scalar(other, indent);
+                self.newline();
             }
         }
     }
@@ -91,10 +110,10 @@ impl Emitter {
         match value {
             Value::Null => self.put("null"),
             Value::Bool(b) => self.put(if *b { "true" } else { "false" }),
-            Value::Number(n) => {
-                let n = n.to_string();
-                self.put(&n);
-            }
+            Value::Number(n) => match n.as_f64() {
+                Some(float) if n.is_f64() => self.put(&short_float(float)),
+                _ => self.put(&n.to_string()),
+            },
             Value::String(s) => self.string(s, indent, false),
             Value::Array(_) => self.put("[]"),
             Value::Object(_) => self.put("{}"),
@@ -125,7 +144,7 @@ impl Emitter {
 
     fn folded(&mut self, s: &str, indent: usize, key: bool, single: bool) {
         let chars: Vec<char> = s.chars().collect();
-        let mut after_space = false;
+        let (mut after_space, mut after_break) = (false, false);
         for (i, &c) in chars.iter().enumerate() {
             if c == ' ' {
                 let inner = !single || (i > 0 && i + 1 < chars.len());
@@ -136,7 +155,13 @@ impl Emitter {
                     self.put(" ");
                 }
                 after_space = true;
+            } else if is_break(c) {
+                self.line_break(c);
+                after_break = true;
             } else {
+                if std::mem::take(&mut after_break) {
+                    self.indent(indent);
+                }
                 if single && c == '\'' {
                     self.put("'");
                 }
@@ -147,10 +172,17 @@ impl Emitter {
         }
     }
 
+    fn line_break(&mut self, c: char) {
+        self.out.push(c);
+        self.column = 0;
+    }
+
     fn double_quoted(&mut self, s: &str, indent: usize, key: bool) {
         self.put("\"");
         let chars: Vec<char> = s.chars().collect();
         let mut after_space = false;
+        // A byte order mark in front has the library escape all that follows.
+        let marked = chars.first() == Some(&'\u{feff}');
         for (i, &c) in chars.iter().enumerate() {
             let escape = match c {
                 '"' => "\\\"".to_owned(),
@@ -165,10 +197,10 @@ impl Emitter {
                 '\x0c' => "\\f".to_owned(),
                 '\x1b' => "\\e".to_owned(),
                 '\u{85}' => "\\N".to_owned(),
-                '\u{a0}' => "\\_".to_owned(),
                 '\u{2028}' => "\\L".to_owned(),
                 '\u{2029}' => "\\P".to_owned(),
-                c if printable(c) => String::new(),
+                c if printable(c) && !marked => String::new(),
+                '\u{a0}' => "\\_".to_owned(),
                 c if (c as u32) < 0x100 => format!("\\x{:02X}", c as u32),
                 c if (c as u32) < 0x10000 => format!("\\u{:04X}", c as u32),
                 c => format!("\\U{:08X}", c as u32),
@@ -199,19 +231,26 @@ impl Emitter {
     /// Leaves the last line open: the caller ends it.
     fn literal(&mut self, s: &str, indent: usize) {
         self.put("|");
-        if s.starts_with(' ') || s.starts_with('\n') {
+        if s.starts_with(|c| c == ' ' || is_break(c)) {
             self.put("2");
         }
-        if !s.ends_with('\n') {
-            self.put("-");
-        } else if s == "\n" || s.ends_with("\n\n") {
-            self.put("+");
+        let mut from_end = s.chars().rev();
+        match (from_end.next().is_some_and(is_break), from_end.next().is_none_or(is_break)) {
+            (false, _) => self.put("-"),
+            (true, true) => self.put("+"),
+            (true, false) => {}
         }
-        for line in s.strip_suffix('\n').unwrap_or(s).split('\n') {
-            self.newline();
-            if !line.is_empty() {
-                self.indent(indent);
-                self.put(line);
+        self.newline();
+        let mut after_break = true;
+        for c in s.strip_suffix('\n').unwrap_or(s).chars() {
+            if is_break(c) {
+                self.line_break(c);
+                after_break = true;
+            } else {
+                if std::mem::take(&mut after_break) {
+                    self.indent(indent);
+                }
+                self.out.push(c);
             }
         }
     }
@@ -232,7 +271,7 @@ impl Analysis {
         if s.starts_with("---") || s.starts_with("...") {
             indicators = true;
         }
-        let blank_at = |i: usize| chars.get(i).is_none_or(|c| matches!(c, ' ' | '\t' | '\n' | '\r'));
+        let blank_at = |i: usize| chars.get(i).is_none_or(|c| matches!(c, ' ' | '\t'));
         let (mut previous_space, mut previous_break) = (false, false);
         let mut preceded_by_blank = true;
         for (i, &c) in chars.iter().enumerate() {
@@ -252,135 +291,63 @@ impl Analysis {
                     _ => {}
                 }
             }
-            let is_break = c == '\n';
-            if !is_break && !printable(c) {
+            if !printable(c) {
                 special = true;
             }
-            if is_break {
+            if is_break(c) {
                 breaks = true;
+                space_break |= previous_space;
             }
             if c == ' ' {
                 break_space |= previous_break;
-                previous_space = true;
-                previous_break = false;
-            } else if is_break {
-                space_break |= previous_space;
-                previous_space = false;
-                previous_break = true;
-            } else {
-                previous_space = false;
-                previous_break = false;
             }
-            preceded_by_blank = matches!(c, ' ' | '\t' | '\n' | '\r');
+            previous_space = c == ' ';
+            previous_break = is_break(c);
+            preceded_by_blank = matches!(c, ' ' | '\t' | '\0') || is_break(c);
         }
-        let leading = matches!(chars.first(), Some(' ' | '\n'));
+        let edge = |c: Option<&char>| c.is_some_and(|&c| c == ' ' || is_break(c));
         let trailing_space = chars.last() == Some(&' ');
-        let trailing = trailing_space || chars.last() == Some(&'\n');
+        let edges = edge(chars.first()) || edge(chars.last());
         Analysis {
-            plain: !(indicators || special || breaks || leading || trailing || space_break || break_space),
+            plain: !(indicators || special || breaks || edges || space_break || break_space),
             single: !(special || space_break || break_space),
             block: !(trailing_space || special || space_break),
         }
     }
 }
 
+/// Whether YAML 1.1 ends a line here.
+fn is_break(c: char) -> bool {
+    matches!(c, '\n' | '\r' | '\u{85}' | '\u{2028}' | '\u{2029}')
+}
+
+/// Whether the library writes a character as it is: none beyond the basic plane.
 fn printable(c: char) -> bool {
-    matches!(c as u32,
-        0x20..=0x7e | 0xa0..=0xd7ff | 0xe000..=0xfefe | 0xff00..=0xfffd | 0x10000..=0x10ffff)
-        || c == '\n'
+    matches!(c as u32, 0x20..=0x7e | 0xa0..=0xd7ff | 0xe000..=0xfefe | 0xff00..=0xfffd) || c == '\n'
+}
+
+/// A float with the fewest digits that give it back, as Go's `%g` has it.
+fn short_float(float: f64) -> String {
+    let scientific = format!("{float:e}");
+    let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
+    match exponent.parse::<i32>().unwrap_or(0) {
+        -4..=5 => {
+            let plain = float.to_string();
+            plain.strip_suffix(".0").unwrap_or(&plain).to_owned()
+        }
+        n => format!("{digits}e{}{:02}", if n < 0 { '-' } else { '+' }, n.abs()),
+    }
 }
 
 /// Whether a plain scalar with this text would be read back as something that is not a string.
 fn resolves_to_other(s: &str) -> bool {
-    if matches!(
-        s,
-        "" | "~"
-            | "null"
-            | "Null"
-            | "NULL"
-            | "y"
-            | "Y"
-            | "yes"
-            | "Yes"
-            | "YES"
-            | "true"
-            | "True"
-            | "TRUE"
-            | "on"
-            | "On"
-            | "ON"
-            | "n"
-            | "N"
-            | "no"
-            | "No"
-            | "NO"
-            | "false"
-            | "False"
-            | "FALSE"
-            | "off"
-            | "Off"
-            | "OFF"
-            | ".nan"
-            | ".NaN"
-            | ".NAN"
-            | ".inf"
-            | ".Inf"
-            | ".INF"
-            | "+.inf"
-            | "+.Inf"
-            | "+.INF"
-            | "-.inf"
-            | "-.Inf"
-            | "-.INF"
-            | "<<"
-    ) {
-        return true;
-    }
-    let first = s.as_bytes()[0];
-    if !(first.is_ascii_digit() || matches!(first, b'+' | b'-' | b'.')) {
-        return false;
-    }
-    is_timestamp(s) || is_int(&s.replace('_', "")) || is_float(&s.replace('_', "")) || is_base60(s)
-}
-
-fn is_int(s: &str) -> bool {
-    let digits = s.strip_prefix(['+', '-']).unwrap_or(s);
-    if digits.is_empty() {
-        return false;
-    }
-    let radix = |prefixes: [&str; 2], radix: u32| {
-        prefixes
-            .iter()
-            .find_map(|p| digits.strip_prefix(p))
-            .is_some_and(|d| !d.is_empty() && d.chars().all(|c| c.is_digit(radix)))
-    };
-    if radix(["0x", "0X"], 16) || radix(["0b", "0B"], 2) || radix(["0o", "0O"], 8) {
-        return true;
-    }
-    if digits.len() > 1 && digits.starts_with('0') {
-        return digits.bytes().all(|b| (b'0'..=b'7').contains(&b));
-    }
-    digits.bytes().all(|b| b.is_ascii_digit()) && digits.len() < 20
-}
-
-/// `^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$`
-fn is_float(s: &str) -> bool {
-    let s = s.strip_prefix(['+', '-']).unwrap_or(s);
-    let (mantissa, exponent) = match s.find(['e', 'E']) {
-        Some(i) => (&s[..i], Some(&s[i + 1..])),
-        None => (s, None),
-    };
-    let digits = |t: &str| t.bytes().all(|b| b.is_ascii_digit());
-    let mantissa_ok = match mantissa.split_once('.') {
-        Some(("", fraction)) => !fraction.is_empty() && digits(fraction),
-        Some((whole, fraction)) => digits(whole) && digits(fraction),
-        None => !mantissa.is_empty() && digits(mantissa),
-    };
-    mantissa_ok
-        && exponent.is_none_or(|e| {
-            let e = e.strip_prefix(['+', '-']).unwrap_or(e);
-            !e.is_empty() && digits(e)
-        })
+    let infinite = |s: &str| matches!(s, ".inf" | ".Inf" | ".INF");
+    matches!(s, "" | "~" | "null" | "Null" | "NULL" | "true" | "True" | "TRUE" | "false" | "False" | "FALSE" | "<<")
+        || matches!(s, ".nan" | ".NaN" | ".NAN")
+        || infinite(s.strip_prefix(['+', '-']).unwrap_or(s))
+        || resolve(s, Rules::Full).is_some()
+        || is_base60(s)
+        || is_timestamp(s)
 }
 
 /// `190:20:30`, a number to YAML 1.1.
@@ -389,35 +356,78 @@ fn is_base60(s: &str) -> bool {
     let mut parts = s.split(':');
     let first = parts.next().unwrap_or("");
     let rest: Vec<&str> = parts.collect();
-    if rest.is_empty()
-        || !first.as_bytes().first().is_some_and(u8::is_ascii_digit)
-        || !first.bytes().all(|b| b.is_ascii_digit() || b == b'_')
-    {
+    let digits = |t: &str| t.bytes().all(|b| b.is_ascii_digit() || b == b'_');
+    if rest.is_empty() || !first.starts_with(|c: char| c.is_ascii_digit()) || !digits(first) {
         return false;
     }
-    rest.iter().enumerate().all(|(i, p)| {
-        let p = if i + 1 == rest.len() { p.split('.').next().unwrap_or("") } else { p };
-        matches!(p.len(), 1 | 2) && p.bytes().all(|b| b.is_ascii_digit()) && p.parse::<u32>().is_ok_and(|n| n < 60)
+    rest.iter().enumerate().all(|(i, part)| {
+        let whole = match part.split_once('.') {
+            Some((whole, fraction)) if i + 1 == rest.len() && digits(fraction) => whole,
+            _ => part,
+        };
+        matches!(whole.as_bytes(), [b'0'..=b'9'] | [b'0'..=b'5', b'0'..=b'9'])
     })
 }
 
+/// `2006-1-2`, alone or with a time: `T15:4:5Z`, `t15:4:5+07:00`, ` 15:4:5`, each with or without a fraction.
 fn is_timestamp(s: &str) -> bool {
-    let bytes = s.as_bytes();
-    if bytes.len() < 8 || !bytes[..4].iter().all(u8::is_ascii_digit) || bytes[4] != b'-' {
-        return false;
+    fn number(s: &str, range: RangeInclusive<u32>) -> Option<&str> {
+        let digits = s.bytes().take(2).take_while(u8::is_ascii_digit).count();
+        let value = s[..digits].parse().ok()?;
+        range.contains(&value).then(|| &s[digits..])
     }
-    let (date, time) = match s.find(['T', 't', ' ']) {
-        Some(i) => (&s[..i], Some(s[i + 1..].trim())),
-        None => (s, None),
+    fn clock(s: &str) -> Option<&str> {
+        let s = number(number(number(s, 0..=23)?.strip_prefix(':')?, 0..=59)?.strip_prefix(':')?, 0..=59)?;
+        let fraction = s.strip_prefix(['.', ',']).unwrap_or(s);
+        let rest = fraction.trim_start_matches(|c: char| c.is_ascii_digit());
+        Some(if rest.len() < fraction.len() { rest } else { s })
+    }
+    fn zone(s: &str) -> bool {
+        let bytes = s.strip_prefix(['+', '-']).unwrap_or("").as_bytes();
+        s == "Z"
+            || matches!(bytes, [a, b, b':', c, d] if [a, b, c, d].iter().all(|d| d.is_ascii_digit())
+                && (*a, *b) <= (b'2', b'4') && (*c, *d) <= (b'6', b'0'))
+    }
+    let Some((year, rest)) = s.split_once('-') else { return false };
+    let Some((year, month_and_day)) = (year.len() == 4).then(|| year.parse().ok()).flatten().zip(Some(rest)) else {
+        return false;
     };
-    let numbers: Vec<&str> = date.split('-').collect();
-    if numbers.len() != 3 || !numbers[1..].iter().all(|n| matches!(n.len(), 1 | 2) && n.parse::<u8>().is_ok()) {
-        return false;
+    let date = || -> Option<&str> {
+        let after_month = number(month_and_day, 1..=12)?;
+        let month = month_and_day[..month_and_day.len() - after_month.len()].parse().ok()?;
+        number(after_month.strip_prefix('-')?, 1..=days_of(year, month))
+    };
+    match date() {
+        None => false,
+        Some("") => true,
+        Some(time) if time.starts_with(['T', 't']) => clock(&time[1..]).is_some_and(zone),
+        Some(time) => time.strip_prefix(' ').and_then(clock) == Some(""),
     }
-    if time.is_none() {
-        return numbers[1..].iter().all(|n| n.len() == 2);
+}
+
+fn days_of(year: u32, month: u32) -> u32 {
+    match month {
+        2 if year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400)) => 29,
+        2 => 28,
+        4 | 6 | 9 | 11 => 30,
+        _ => 31,
     }
-    time.is_some_and(|t| t.matches(':').count() >= 2 && t.as_bytes().first().is_some_and(u8::is_ascii_digit))
+}
+
+/// The order of [`natural`] has circles (`007`, `0a`, `1a`), at which the sort of the standard library may panic.
+fn sorted<'a>(keys: &[&'a String]) -> Vec<&'a String> {
+    if keys.len() < 2 {
+        return keys.to_vec();
+    }
+    let (left, right) = keys.split_at(keys.len() / 2);
+    let (mut left, mut right) = (sorted(left).into_iter().peekable(), sorted(right).into_iter().peekable());
+    let mut merged = Vec::with_capacity(keys.len());
+    while let (Some(a), Some(b)) = (left.peek(), right.peek()) {
+        let first = if natural(b, a).is_lt() { &mut right } else { &mut left };
+        merged.extend(first.next());
+    }
+    merged.extend(left.chain(right));
+    merged
 }
 
 /// go-yaml sorts keys so that runs of digits compare as numbers and letters come before other characters.
@@ -436,10 +446,12 @@ fn natural(a: &str, b: &str) -> std::cmp::Ordering {
         if al || bl {
             return if al { std::cmp::Ordering::Greater } else { std::cmp::Ordering::Less };
         }
+        // A zero inside a number does not begin one.
+        let inside =
+            (a[i] == '0' || b[i] == '0') && a[..i].iter().rev().take_while(|c| c.is_ascii_digit()).any(|&c| c != '0');
         let number = |s: &[char]| -> (usize, u128) {
-            let mut n = 0u128;
+            let mut n = u128::from(inside);
             let mut k = i;
-            // A leading zero run is compared digit by digit.
             while k < s.len() && s[k].is_ascii_digit() {
                 n = n.saturating_mul(10).saturating_add(u128::from(s[k] as u32 - '0' as u32));
                 k += 1;
@@ -506,6 +518,56 @@ mod tests {
             to_string(&value),
             "list:\n- - a\n- []\n\"n\": 3\n\"null\": null\nopen: |-\n  one\n  two\nspec:\n  containers:\n  - args:\n    - x\n    - \"y\"\n    env: []\n    name: a\n  empty: {}\ntext: |\n  one\n  two\n"
         );
+    }
+
+    #[test]
+    fn long_keys_stand_after_a_question_mark() {
+        let key = "k".repeat(LONGEST_SIMPLE_KEY + 1);
+        assert_eq!(
+            to_string(&json!({&key: {"a": 1, "b": [2]}, "z": {"two\nlines": ["x", "y"]}})),
+            format!("? {key}\n: a: 1\n  b:\n  - 2\nz:\n  ? |-\n    two\n    lines\n  : - x\n    - \"y\"\n")
+        );
+    }
+
+    #[test]
+    fn numbers_and_text_look_as_in_go() {
+        for (value, expected) in [
+            (json!(0.5), "0.5"),
+            (json!(100_000.0), "100000"),
+            (json!(1_234_567.5), "1.2345675e+06"),
+            (json!(0.000_012), "1.2e-05"),
+            (json!(1_234_567), "1234567"),
+            (json!("one\ntwo"), "|-\n  one\n  two"),
+            (json!("\u{1f600}"), "\"\\U0001F600\""),
+            (json!("a\u{a0}b"), "a\u{a0}b"),
+            (json!("2024-1-2"), "\"2024-1-2\""),
+            (json!("2024-2-30"), "2024-2-30"),
+            (json!("2024-01-02 3:4:5"), "\"2024-01-02 3:4:5\""),
+            (json!("2024-01-02 3:4:5Z"), "2024-01-02 3:4:5Z"),
+        ] {
+            assert_eq!(to_string(&value), format!("{expected}\n"));
+        }
+    }
+
+    #[test]
+    fn keys_in_a_circle_can_be_sorted() {
+        let map: serde_json::Map<String, Value> =
+            (0..300).map(|i| (format!("{}{i}", ["007", "0a", "1a"][i % 3]), json!(i))).collect();
+        assert_eq!(to_string(&Value::Object(map)).lines().count(), 300);
+        assert_eq!(to_string(&json!({"a100": 1, "a15": 2, "a9": 3})), "a9: 3\na15: 2\na100: 1\n");
+    }
+
+    /// Neither a text that fills the whole document nor a key of several lines may end it early.
+    #[test]
+    fn what_is_written_is_read_back() {
+        for value in [
+            json!(format!("/\"a\"{}:[{{\"b\"{}:[{{\"n", "\n".repeat(35), "\n".repeat(18))),
+            json!("--- a\n--- b\n...\n"),
+            json!({"<<": {"a\n\n": "\n"}, "x": "- a\n- b"}),
+        ] {
+            let text = to_string(&value);
+            assert_eq!(crate::codec::from_yaml(text.as_bytes()).unwrap().value, value, "{text}");
+        }
     }
 
     #[test]

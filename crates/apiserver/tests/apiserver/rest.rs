@@ -290,6 +290,55 @@ async fn tables_and_partial_objects() {
     }
 }
 
+/// Groups of neighbours are kept compressed: what is read must be what is there, whatever came, went or changed in between.
+#[tokio::test]
+async fn a_compressed_list_shows_what_a_plain_one_does() {
+    let cluster = Cluster::start().await;
+    for n in 0..150 {
+        let mut map = config_map(&format!("map-{n:03}"));
+        map["metadata"]["labels"] = json!({"even": (n % 2 == 0).to_string()});
+        map["data"] = json!({"text": format!("{n} ").repeat(600)});
+        assert_eq!(cluster.send("POST", MAPS, map).await.0, 201);
+    }
+    let both_agree = async |query: &str, accept: &str, count: usize| {
+        let mut lists = Vec::new();
+        for coding in ["identity", "gzip"] {
+            let request = http::Request::builder().uri(format!("{MAPS}{query}")).header("accept", accept);
+            let mut request = request.header("accept-encoding", coding).body(bytes::Bytes::new()).unwrap();
+            request.extensions_mut().insert(api::UserInfo::new("admin", &["system:masters"]));
+            let response = (cluster.handler)(request).await;
+            let is_compressed = response.headers().get("content-encoding").is_some_and(|coding| coding == "gzip");
+            assert_eq!(is_compressed, coding == "gzip");
+            let bytes = http_body_util::BodyExt::collect(response.into_body()).await.unwrap().to_bytes();
+            let mut text = bytes.to_vec();
+            if is_compressed {
+                text.clear();
+                std::io::Read::read_to_end(&mut flate2::read::GzDecoder::new(&bytes[..]), &mut text).unwrap();
+            }
+            let mut list: Value = serde_json::from_slice(&text).unwrap();
+            list["metadata"] = Value::Null;
+            lists.push(list);
+        }
+        assert_eq!(lists[0]["items"].as_array().unwrap().len(), count);
+        assert!(lists[0] == lists[1], "{query} {accept}");
+    };
+    let partial = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io";
+    for count in [150, 149] {
+        // The second time from what was kept.
+        for _ in 0..2 {
+            both_agree("", "application/json", count).await;
+            both_agree("?labelSelector=even%3Dtrue", "application/json", 75).await;
+            both_agree("", partial, count).await;
+        }
+        both_agree("?limit=140", "application/json", 140).await;
+        let change = json!({"data": {"text": "x".repeat(2000)}});
+        assert_eq!(cluster.send_raw("PATCH", &format!("{MAPS}/map-070"), MERGE, change).await.0, 200);
+        if count == 150 {
+            assert_eq!(cluster.send("DELETE", &format!("{MAPS}/map-031"), Value::Null).await.0, 200);
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_pods_generation_counts_changes_of_its_specification() {
     let cluster = Cluster::start().await;

@@ -158,17 +158,16 @@ impl Requests {
         if let Some(coding) = request.accept_encoding {
             literal(&mut block, name::ACCEPT_ENCODING, coding);
         }
-        let ends = if request.body.is_empty() { END_STREAM } else { 0 };
-        if !request.body.is_empty() {
+        let has_body = !request.body.is_empty();
+        if has_body {
             literal(&mut block, name::CONTENT_TYPE, request.content_type);
             literal(&mut block, name::CONTENT_LENGTH, &request.body.len().to_string());
         }
-        self.frame(HEADERS, END_HEADERS | ends, stream, &block);
+        self.frame(HEADERS, END_HEADERS | if has_body { 0 } else { END_STREAM }, stream, &block);
         self.block = block;
-        if request.body.is_empty() {
-        } else if self.window >= request.body.len() as i64 {
+        if has_body && self.window >= request.body.len() as i64 {
             self.body(stream, request.body);
-        } else {
+        } else if has_body {
             ensure!(self.held.is_none(), "{}: a second body before the window opened", request.path);
             self.held = Some((stream, request.body.to_vec()));
         }
