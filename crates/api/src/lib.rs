@@ -16,6 +16,7 @@ pub mod quantity;
 pub mod scan;
 pub mod schema;
 pub mod selector;
+pub mod sort;
 pub mod status;
 pub mod trim;
 pub mod user;

@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 use serde_json::Value;
 
 use super::words::{Rules, resolve};
+use crate::sort::merge_sorted;
 
 /// Lines longer than this fold at the next space.
 const BEST_WIDTH: usize = 80;
@@ -49,7 +50,8 @@ impl Emitter {
 
     /// `inline`: the first key stands on the line of its `- `.
     fn map(&mut self, map: &serde_json::Map<String, Value>, indent: usize, mut inline: bool) {
-        for key in sorted(&map.keys().collect::<Vec<_>>()) {
+        let keys: Vec<&str> = map.keys().map(String::as_str).collect();
+        for key in merge_sorted(&keys, &natural) {
             if !inline {
                 self.indent(indent);
             }
@@ -414,23 +416,7 @@ fn days_of(year: u32, month: u32) -> u32 {
     }
 }
 
-/// The order of [`natural`] has circles (`007`, `0a`, `1a`), at which the sort of the standard library may panic.
-fn sorted<'a>(keys: &[&'a String]) -> Vec<&'a String> {
-    if keys.len() < 2 {
-        return keys.to_vec();
-    }
-    let (left, right) = keys.split_at(keys.len() / 2);
-    let (mut left, mut right) = (sorted(left).into_iter().peekable(), sorted(right).into_iter().peekable());
-    let mut merged = Vec::with_capacity(keys.len());
-    while let (Some(a), Some(b)) = (left.peek(), right.peek()) {
-        let first = if natural(b, a).is_lt() { &mut right } else { &mut left };
-        merged.extend(first.next());
-    }
-    merged.extend(left.chain(right));
-    merged
-}
-
-/// go-yaml sorts keys so that runs of digits compare as numbers and letters come before other characters.
+/// go-yaml sorts keys, with circles (`007`, `0a`, `1a`), so that runs of digits compare as numbers and letters come before other characters.
 fn natural(a: &str, b: &str) -> std::cmp::Ordering {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
     let mut i = 0;

@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 
+use api::sort::merge_sorted;
 use serde_json::Value;
 
 use super::jsonpath::JsonPath;
@@ -31,15 +32,18 @@ fn sort_by(items: &mut [Value], field: &str, object: fn(&Value) -> &Value) -> Re
         ));
     }
     // Those without the field come first, the last of them before the others: so upstream's sort leaves them.
-    keyed.sort_by(|a, b| order(a.0.as_ref(), b.0.as_ref()));
-    let missing = keyed.iter().take_while(|(key, _)| key.is_none()).count();
-    keyed[..missing].reverse();
-    for (slot, (_, item)) in items.iter_mut().zip(keyed) {
-        *slot = item;
+    let mut sorted = merge_sorted(&keyed.iter().collect::<Vec<_>>(), &|a: &(Option<Value>, Value), b| {
+        order(a.0.as_ref(), b.0.as_ref())
+    });
+    let missing = sorted.iter().take_while(|(key, _)| key.is_none()).count();
+    sorted[..missing].reverse();
+    for (slot, (_, item)) in items.iter_mut().zip(sorted) {
+        slot.clone_from(item);
     }
     Ok(())
 }
 
+/// Quantities and other texts among each other go in circles (`200`, `1k`, `1z`).
 fn order(a: Option<&Value>, b: Option<&Value>) -> Ordering {
     match (a, b) {
         (None | Some(Value::Null), None | Some(Value::Null)) => Ordering::Equal,
