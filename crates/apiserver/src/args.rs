@@ -162,6 +162,10 @@ pub struct Args {
     /// Preferred node address types for kubelet connections.
     #[arg(long, value_delimiter = ',', default_value = "InternalIP,Hostname,InternalDNS,ExternalDNS,ExternalIP")]
     pub kubelet_preferred_address_types: Vec<String>,
+    /// Serve requests by their priority level and fairly among flows, with as many at once as the two limits below allow
+    /// together.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub enable_priority_and_fairness: bool,
     /// The maximum number of non-mutating requests in flight; zero is no limit.
     #[arg(long, default_value_t = 400)]
     pub max_requests_inflight: usize,
@@ -461,6 +465,7 @@ impl TryFrom<Args> for Config {
             kubelet_client_key: args.kubelet_client_key,
             kubelet_certificate_authority: args.kubelet_certificate_authority,
             kubelet_preferred_address_types: args.kubelet_preferred_address_types,
+            enable_priority_and_fairness: args.enable_priority_and_fairness,
             max_requests_inflight: args.max_requests_inflight,
             max_mutating_requests_inflight: args.max_mutating_requests_inflight,
             max_long_running_requests: args.max_long_running_requests,

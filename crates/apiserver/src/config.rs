@@ -65,6 +65,8 @@ pub struct Config {
     pub kubelet_client_key: Option<PathBuf>,
     pub kubelet_certificate_authority: Option<PathBuf>,
     pub kubelet_preferred_address_types: Vec<String>,
+    /// Whether requests share their seats by level and flow; if not, reads and writes have so many each.
+    pub enable_priority_and_fairness: bool,
     pub max_requests_inflight: usize,
     pub max_mutating_requests_inflight: usize,
     /// Watches, logs, execs and the like; zero is no limit.
@@ -228,6 +230,7 @@ impl Config {
                 "ExternalDNS",
                 "ExternalIP",
             ]),
+            enable_priority_and_fairness: true,
             max_requests_inflight: 400,
             max_mutating_requests_inflight: 200,
             max_long_running_requests: 10_000,

@@ -1,52 +1,199 @@
-//! `/metrics`: request counts and durations in the Prometheus text format, under upstream's names.
+//! `/metrics` in the Prometheus text format, under upstream's names: what requests came to, and what other rooms count.
 
-use std::collections::BTreeMap;
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ::metrics::{Counter, Gauge, Histogram, Metrics};
 use http::StatusCode;
-use parking_lot::Mutex;
+use parking_lot::RwLock;
 
+use crate::chain::RequestInfo;
 use crate::registry::Resource;
 use crate::state::State;
 
-#[derive(Default)]
-struct Counter {
-    count: u64,
-    seconds: f64,
+const DURATION_BOUNDS: [f64; 23] = [
+    0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0,
+    45.0, 60.0,
+];
+
+/// What a request is counted as. Anything that a client may invent is left out: nobody shall fill the memory with names.
+#[derive(Clone, Default)]
+pub(crate) struct Labels {
+    verb: &'static str,
+    group: String,
+    version: String,
+    resource: String,
+    subresource: String,
+    scope: &'static str,
+    dry_run: &'static str,
+    long_running: bool,
 }
 
-type Key = (&'static str, String, u16);
+impl Labels {
+    /// Of a request before it is known whether what it names exists.
+    pub(crate) fn unknown(info: &RequestInfo) -> Self {
+        Self { verb: upper(info.verb), long_running: info.is_long_running(), ..Default::default() }
+    }
 
-static REQUESTS: Mutex<BTreeMap<Key, Counter>> = Mutex::new(BTreeMap::new());
+    /// Of a request for something that exists.
+    pub(crate) fn of(info: &RequestInfo) -> Self {
+        Self {
+            verb: upper(info.verb),
+            group: info.group.clone(),
+            version: info.version.clone(),
+            resource: info.resource.clone(),
+            subresource: info.subresource.clone(),
+            scope: scope(info),
+            dry_run: if info.query.get("dryRun").is_some_and(|value| value == "All") { "All" } else { "" },
+            long_running: info.is_long_running(),
+        }
+    }
 
-/// Counts one finished request.
-pub(crate) fn observe(verb: &'static str, resource: &str, status: StatusCode, took: Duration) {
-    let mut requests = REQUESTS.lock();
-    let counter = requests.entry((verb, resource.to_owned(), status.as_u16())).or_default();
-    counter.count += 1;
-    counter.seconds += took.as_secs_f64();
+    fn pairs(&self) -> [(&str, &str); 8] {
+        [
+            ("component", "apiserver"),
+            ("dry_run", self.dry_run),
+            ("group", &self.group),
+            ("resource", &self.resource),
+            ("scope", self.scope),
+            ("subresource", &self.subresource),
+            ("verb", self.verb),
+            ("version", &self.version),
+        ]
+    }
+}
+
+fn scope(info: &RequestInfo) -> &'static str {
+    match (info.name.is_empty() && info.verb != "create", info.namespace.is_empty()) {
+        _ if !info.is_resource => "",
+        (false, _) => "resource",
+        (true, false) => "namespace",
+        (true, true) => "cluster",
+    }
+}
+
+fn upper(verb: &'static str) -> &'static str {
+    match verb {
+        "get" => "GET",
+        "list" => "LIST",
+        "watch" => "WATCH",
+        "create" | "post" => "POST",
+        "update" | "put" => "PUT",
+        "patch" => "PATCH",
+        "delete" => "DELETE",
+        "deletecollection" => "DELETECOLLECTION",
+        "head" => "HEAD",
+        "options" => "OPTIONS",
+        _ => "CONNECT",
+    }
+}
+
+/// What is counted of requests with the same labels and the same code.
+#[derive(Clone)]
+struct Series {
+    requests: Counter,
+    /// Nothing for requests that stay open: they would drown the others.
+    durations: Option<Histogram>,
+}
+
+pub(crate) struct RequestMetrics {
+    all: Metrics,
+    known: RwLock<HashMap<String, Series>>,
+    mutating: Gauge,
+    read_only: Gauge,
+    open: Gauge,
+}
+
+/// A request that is being served.
+pub(crate) struct Serving(Gauge);
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.0.add(-1.0);
+    }
+}
+
+thread_local! {
+    /// Looked up for every request, so it is written where the last one was.
+    static KEY: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+impl RequestMetrics {
+    pub(crate) fn new() -> Self {
+        let all = Metrics::new().with_process();
+        let inflight = |kind| {
+            let name = "apiserver_current_inflight_requests";
+            all.gauge(name, "Requests that are served now", &[("request_kind", kind)])
+        };
+        Self {
+            mutating: inflight("mutating"),
+            read_only: inflight("readOnly"),
+            open: all.gauge("apiserver_longrunning_requests", "Requests that stay open", &[]),
+            known: Default::default(),
+            all,
+        }
+    }
+
+    pub(crate) fn all(&self) -> &Metrics {
+        &self.all
+    }
+
+    /// Counts a request as one that is served, as long as this is kept.
+    pub(crate) fn serving(&self, info: &RequestInfo) -> Serving {
+        let gauge = match (info.is_long_running(), info.is_mutating()) {
+            (true, _) => &self.open,
+            (false, true) => &self.mutating,
+            (false, false) => &self.read_only,
+        };
+        gauge.add(1.0);
+        Serving(gauge.clone())
+    }
+
+    /// Counts one finished request.
+    pub(crate) fn observe(&self, labels: &Labels, status: StatusCode, took: Duration) {
+        let series = KEY.with_borrow_mut(|key| {
+            key.clear();
+            for (_, value) in labels.pairs() {
+                key.push_str(value);
+                key.push('\n');
+            }
+            key.push_str(status.as_str());
+            if let Some(series) = self.known.read().get(key.as_str()) {
+                return series.clone();
+            }
+            let series = self.make(labels, status);
+            self.known.write().insert(key.clone(), series.clone());
+            series
+        });
+        series.requests.inc();
+        if let Some(durations) = series.durations {
+            durations.observe_duration(took);
+        }
+    }
+
+    fn make(&self, labels: &Labels, status: StatusCode) -> Series {
+        let pairs = labels.pairs();
+        let with_code: Vec<_> = [("code", status.as_str())].into_iter().chain(pairs).collect();
+        let durations = || {
+            let name = "apiserver_request_duration_seconds";
+            self.all.histogram(name, "How long requests take", &DURATION_BOUNDS, &pairs)
+        };
+        Series {
+            requests: self.all.counter(
+                "apiserver_request_total",
+                "Requests by what they were and how they ended",
+                &with_code,
+            ),
+            durations: (!labels.long_running).then(durations),
+        }
+    }
 }
 
 pub(crate) fn render(state: &State) -> String {
-    let mut out = String::from("# TYPE apiserver_request_total counter\n");
-    let requests = REQUESTS.lock();
-    for ((verb, resource, code), counter) in requests.iter() {
-        let verb = verb.to_uppercase();
-        let _ = writeln!(
-            out,
-            "apiserver_request_total{{code=\"{code}\",resource=\"{resource}\",verb=\"{verb}\"}} {}",
-            counter.count
-        );
-    }
-    out.push_str("# TYPE apiserver_request_duration_seconds summary\n");
-    for ((verb, resource, code), counter) in requests.iter() {
-        let labels = format!("code=\"{code}\",resource=\"{resource}\",verb=\"{}\"", verb.to_uppercase());
-        let _ = writeln!(out, "apiserver_request_duration_seconds_sum{{{labels}}} {}", counter.seconds);
-        let _ = writeln!(out, "apiserver_request_duration_seconds_count{{{labels}}} {}", counter.count);
-    }
-    drop(requests);
+    let mut out = state.metrics.all.render();
     state.admission.render_metrics(&mut out);
     crate::aggregation::render_metrics(state, &mut out);
     out.push_str("# TYPE apiserver_audit_error_total counter\n");
@@ -61,4 +208,40 @@ pub(crate) fn render(state: &State) -> String {
         }
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_counted_by_what_they_are() {
+        let metrics = RequestMetrics::new();
+        for (method, url, known, code) in [
+            ("GET", "/api/v1/namespaces/a/pods/p", true, 200),
+            ("GET", "/api/v1/namespaces/a/pods/q", true, 200),
+            ("POST", "/apis/apps/v1/namespaces/a/deployments?dryRun=All", true, 201),
+            ("GET", "/apis/made.up/v1/names", false, 404),
+            ("GET", "/api/v1/pods?watch=1", true, 200),
+        ] {
+            let info = RequestInfo::new(&method.parse().unwrap(), &url.parse().unwrap());
+            let labels = if known { Labels::of(&info) } else { Labels::unknown(&info) };
+            let serving = metrics.serving(&info);
+            metrics.observe(&labels, StatusCode::from_u16(code).unwrap(), Duration::from_millis(30));
+            drop(serving);
+        }
+        let text = metrics.all.render();
+        for line in [
+            r#"apiserver_request_total{code="200",component="apiserver",dry_run="",group="",resource="pods",scope="resource",subresource="",verb="GET",version="v1"} 2"#,
+            r#"apiserver_request_total{code="201",component="apiserver",dry_run="All",group="apps",resource="deployments",scope="resource",subresource="",verb="POST",version="v1"} 1"#,
+            r#"apiserver_request_total{code="404",component="apiserver",dry_run="",group="",resource="",scope="",subresource="",verb="LIST",version=""} 1"#,
+            r#"scope="cluster",subresource="",verb="WATCH",version="v1"} 1"#,
+            r#"resource="pods",scope="resource",subresource="",verb="GET",version="v1",le="0.05"} 2"#,
+            r#"apiserver_current_inflight_requests{request_kind="readOnly"} 0"#,
+        ] {
+            assert!(text.contains(line), "{line}\n{text}");
+        }
+        assert!(!text.contains("made.up"));
+        assert!(!text.contains(r#"_bucket{component="apiserver",dry_run="",group="",resource="pods",scope="cluster""#));
+    }
 }

@@ -30,6 +30,8 @@ use crate::body::{Body, RequestBody};
 use crate::chain::{self, Cors, InFlight};
 use crate::config::{Config, Storage};
 use crate::discovery::Documents;
+use crate::flow_control::FlowControl;
+use crate::metrics::RequestMetrics;
 use crate::registry::Registry;
 use crate::state::State;
 use crate::verbs::{EventLeases, KubeletClient};
@@ -79,6 +81,13 @@ impl Server {
             (Some(key), Some(issuer)) => Some(TokenIssuer::load(key, issuer, audiences.clone())?),
             _ => None,
         };
+        let (mutating, read_only) = (config.max_mutating_requests_inflight, config.max_requests_inflight);
+        // Either the seats are shared by levels, or writes and reads have so many each.
+        let (seats, in_flight) = match config.enable_priority_and_fairness {
+            true => (mutating + read_only, InFlight::new(0, 0, config.max_long_running_requests)),
+            false => (0, InFlight::new(mutating, read_only, config.max_long_running_requests)),
+        };
+        let metrics = RequestMetrics::new();
         let state = State {
             authn: Authenticators::new(&config)?,
             authz: Authorizers::new(&config, &caches)?,
@@ -87,11 +96,9 @@ impl Server {
                 &config.disable_admission_plugins,
                 config.admission_control_config_file.as_deref(),
             )?,
-            in_flight: InFlight::new(
-                config.max_mutating_requests_inflight,
-                config.max_requests_inflight,
-                config.max_long_running_requests,
-            ),
+            in_flight,
+            flow_control: FlowControl::new(seats, config.request_timeout, metrics.all()),
+            metrics,
             cors: Cors::new(&config.cors_allowed_origins)?,
             audit,
             kubelet: kubelet_client(&config)?,

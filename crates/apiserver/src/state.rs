@@ -27,6 +27,8 @@ pub(crate) struct State {
     pub(crate) admission: admission::Chain,
     pub(crate) tokens: Option<authn::TokenIssuer>,
     pub(crate) in_flight: crate::chain::InFlight,
+    pub(crate) flow_control: Arc<crate::flow_control::FlowControl>,
+    pub(crate) metrics: crate::metrics::RequestMetrics,
     pub(crate) cors: crate::chain::Cors,
     /// `None` if nothing is recorded.
     pub(crate) audit: Option<Arc<crate::audit::Audit>>,

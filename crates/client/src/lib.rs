@@ -18,7 +18,6 @@ mod informer;
 mod kinds;
 pub mod kubeconfig;
 mod leader;
-pub mod metrics;
 mod params;
 pub mod plain_http;
 mod queue;
@@ -32,6 +31,7 @@ use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 
+pub use ::metrics;
 pub use api_client::{Api, List, Resource, Written};
 pub use discovery::ApiResource;
 pub use dynamic::{DynamicApi, Gvr, PartialObject};

@@ -26,16 +26,29 @@ use crate::audit::Trail;
 use crate::authn::Peer;
 use crate::authz::Attributes;
 use crate::body::{Body, RequestBody, empty, guarded};
+use crate::flow_control::{Flow, Seat};
+use crate::metrics::{Labels, Serving};
 use crate::state::{Operation, State, now, unique_id};
 use crate::verbs::Accept;
 
 const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
+const FLOW_SCHEMA: HeaderName = HeaderName::from_static("x-kubernetes-pf-flowschema-uid");
+const PRIORITY_LEVEL: HeaderName = HeaderName::from_static("x-kubernetes-pf-prioritylevel-uid");
+
+/// What became known of a request on its way, told with its answer and counted.
+struct Seen {
+    labels: Labels,
+    /// Nothing once the answer that stays open has it.
+    serving: Option<Serving>,
+    flow: Option<Arc<Flow>>,
+}
 
 /// Serves one request. Whatever happens inside, the answer is a response.
 pub(crate) async fn serve(state: Arc<State>, mut request: Request<RequestBody>, peer: Peer) -> Response<Body> {
     let started = Instant::now();
     let info = RequestInfo::new(request.method(), request.uri());
-    let (verb, resource, long_running) = (info.verb, info.resource.clone(), info.is_long_running());
+    let long_running = info.is_long_running();
+    let mut seen = Seen { labels: Labels::unknown(&info), serving: state.metrics.serving(&info).into(), flow: None };
     let is_head = request.method() == Method::HEAD;
     let audit_id = audit_id(&request);
     let id = audit_id.to_str().unwrap_or_default();
@@ -48,13 +61,14 @@ pub(crate) async fn serve(state: Arc<State>, mut request: Request<RequestBody>, 
         request.headers_mut().insert(AUDIT_ID, audit_id.clone());
     }
     let mut served = crate::walk::open(&state, &info, request.headers());
+    let counted = state.clone();
 
     // On the heap: a request is a deep stack of futures, and each layer would hold all those below it.
     let work = Box::pin(async {
         if is_preflight {
             return Ok(no_content());
         }
-        pass(state, info, request, peer, &trail).await
+        pass(state, info, request, peer, &trail, &mut seen).await
     });
     let outcome = served.work.run(recover(within(deadline, work))).await;
 
@@ -70,12 +84,16 @@ pub(crate) async fn serve(state: Arc<State>, mut request: Request<RequestBody>, 
     };
     let headers = response.headers_mut();
     headers.insert(AUDIT_ID, audit_id);
+    if let Some(flow) = &seen.flow {
+        let shown = [(FLOW_SCHEMA, &flow.schema_uid), (PRIORITY_LEVEL, &flow.level_uid)];
+        headers.extend(shown.into_iter().filter_map(|(name, uid)| Some((name, uid.clone()?))));
+    }
     headers.extend(cors.into_iter().flatten().filter_map(|(name, value)| Some((name?, value))));
     if is_head {
         *response.body_mut() = empty();
     }
     crate::walk::close(served, response.status());
-    crate::metrics::observe(verb, &resource, response.status(), started.elapsed());
+    counted.metrics.observe(&seen.labels, response.status(), started.elapsed());
     response
 }
 
@@ -86,9 +104,10 @@ async fn pass(
     request: Request<RequestBody>,
     peer: Peer,
     trail: &Trail,
+    seen: &mut Seen,
 ) -> Result<Response<Body>, Status> {
     let (mut parts, body) = request.into_parts();
-    let (user, place) = match Box::pin(admit(&state, &info, &mut parts, &peer, trail)).await {
+    let (user, place) = match Box::pin(admit(&state, &info, &mut parts, &peer, trail, seen)).await {
         Ok(admitted) => admitted,
         Err(status) => {
             body.discard().await;
@@ -103,9 +122,10 @@ async fn pass(
         parts.headers.remove(header::ACCEPT_ENCODING);
     }
     let long_running = info.is_long_running();
-    let response = trail.follow(Box::pin(dispatch(state, info, user, parts, body))).await?;
-    // A watch keeps its place as long as it lasts.
-    Ok(if long_running { response.map(|body| guarded(body, place)) } else { response })
+    let response = trail.follow(Box::pin(dispatch(state, info, user, parts, body, seen))).await?;
+    // A watch keeps its place as long as it lasts, but not its seat.
+    let kept = long_running.then(|| (place.open, seen.serving.take()));
+    Ok(if let Some(kept) = kept { response.map(|body| guarded(body, kept)) } else { response })
 }
 
 /// The stages that decide whether a request is served, and for whom. Order is security: authorization must see the
@@ -116,7 +136,8 @@ async fn admit(
     parts: &mut http::request::Parts,
     peer: &Peer,
     trail: &Trail,
-) -> Result<(UserInfo, in_flight::Place), Status> {
+    seen: &mut Seen,
+) -> Result<(UserInfo, Place), Status> {
     let attributes = Attributes::from(info);
     let user = match trail.follow(Box::pin(authenticate(state, parts, peer))).await {
         Ok(user) => user,
@@ -141,7 +162,13 @@ async fn admit(
         }
     };
     trace::lap(Stage::Impersonation);
-    let place = state.in_flight.enter(info, &user)?;
+    let open = state.in_flight.enter(info, &user)?;
+    let seat = match info.verb {
+        // What is passed on to a kubelet or a pod takes its time there.
+        verb if info.is_long_running() && verb != "watch" => None,
+        _ => state.flow_control.enter(info, &user, &mut seen.flow).await?,
+    };
+    let place = Place { open, _seat: seat };
     trace::lap(Stage::Limits);
     if let Err(status) = authorize(state, &user, &attributes, trail).await {
         trace::lap_failed(Stage::Authorization, Name::NONE);
@@ -149,6 +176,13 @@ async fn admit(
     }
     trace::lap(Stage::Authorization);
     Ok((user, place))
+}
+
+/// What a request holds while it is served.
+struct Place {
+    /// Held on by what stays open.
+    open: in_flight::Place,
+    _seat: Option<Seat>,
 }
 
 /// The handler died.
@@ -220,6 +254,7 @@ async fn dispatch(
     user: UserInfo,
     mut parts: http::request::Parts,
     body: Bytes,
+    seen: &mut Seen,
 ) -> Result<Response<Body>, Status> {
     if crate::walk::is_ours(&info) {
         return crate::walk::serve(&state, &info, &body);
@@ -237,6 +272,9 @@ async fn dispatch(
             served.ok_or_else(Status::no_such_path)?
         }
     };
+    if info.subresource.is_empty() || resource.subresource(&info.subresource).is_some() {
+        seen.labels = Labels::of(&info);
+    }
     if resource.is_namespaced()
         && info.namespace.is_empty()
         && !matches!(info.verb, "list" | "watch" | "deletecollection")

@@ -75,6 +75,10 @@ pub(crate) async fn serve(
         [""] => json_response(parts, info, &documents.root_paths()),
         ["version"] => json_response(parts, info, &version()),
         ["metrics"] => Ok(response(StatusCode::OK, "text/plain; version=0.0.4", crate::metrics::render(state).into())),
+        ["debug", "api_priority_and_fairness", _] => match state.flow_control.dump(path) {
+            Some(text) => Ok(response(StatusCode::OK, "text/plain; charset=utf-8", text.into())),
+            None => Err(Status::no_such_path()),
+        },
         ["api" | "apis"] => {
             if let Some(version) = aggregated(parts) {
                 let body = if path == "/api" { &documents.core } else { &documents.groups };

@@ -1,8 +1,7 @@
 //! The FlowSchemas and PriorityLevelConfigurations that every cluster has, and what each FlowSchema says about its level.
 //!
 //! [`ensure`] makes them when the server starts; [`run`] puts them back when somebody deletes or changes what is not
-//! theirs to change, and tells FlowSchemas whether the level that they name exists. How many requests are served at once
-//! is decided by `chain::InFlight`, not here.
+//! theirs to change, tells FlowSchemas whether the level that they name exists, and has requests go by all of them.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -11,7 +10,7 @@ use std::time::Duration;
 use anyhow::Context;
 use futures_util::future::try_join_all;
 use http::Method;
-use k8s_openapi::api::flowcontrol::v1::FlowSchema;
+use k8s_openapi::api::flowcontrol::v1::{FlowSchema, PriorityLevelConfiguration};
 use serde_json::{Value, json};
 
 use crate::registry::column::rfc3339;
@@ -126,6 +125,14 @@ fn schemas() -> Vec<Suggestion> {
     ]
 }
 
+/// What a cluster begins with, for the time before anything is written.
+pub(super) fn suggested() -> (Vec<FlowSchema>, Vec<PriorityLevelConfiguration>) {
+    fn typed<T: serde::de::DeserializeOwned>(suggestions: Vec<Suggestion>) -> Vec<T> {
+        suggestions.into_iter().filter_map(|suggestion| serde_json::from_value(suggestion.object).ok()).collect()
+    }
+    (typed(schemas()), typed(levels()))
+}
+
 /// The specification that the level of this name must have, if it is one that nobody may change.
 pub(crate) fn mandatory_level(name: &str) -> Option<Value> {
     fixed(levels, name)
@@ -161,6 +168,7 @@ pub(crate) async fn run(state: Arc<State>) {
     loop {
         schemas.mark_unchanged();
         levels.mark_unchanged();
+        learn(&state);
         let outcome = ensure(&state).await;
         if let Err(error) = &outcome {
             tracing::warn!("flow control objects: {error:#}");
@@ -173,6 +181,15 @@ pub(crate) async fn run(state: Arc<State>) {
             () = again, if outcome.is_err() => {}
         }
     }
+}
+
+/// Has requests go by the objects there are.
+fn learn(state: &State) {
+    let (Some(schemas), Some(levels)) = (state.caches.get(SCHEMAS), state.caches.get(LEVELS)) else { return };
+    let schemas: Vec<Arc<FlowSchema>> = schemas.snapshot().objects.values().filter_map(|entry| entry.read()).collect();
+    let levels: Vec<Arc<PriorityLevelConfiguration>> =
+        levels.snapshot().objects.values().filter_map(|entry| entry.read()).collect();
+    state.flow_control.learn(&schemas, &levels);
 }
 
 async fn keep(state: &Arc<State>, suggestion: &Suggestion) -> anyhow::Result<()> {
