@@ -1,7 +1,6 @@
 //! `/metrics` in the Prometheus text format, under upstream's names: what requests came to, and what other rooms count.
 
-use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,49 +19,33 @@ const DURATION_BOUNDS: [f64; 23] = [
 ];
 
 /// What a request is counted as. Anything that a client may invent is left out: nobody shall fill the memory with names.
-#[derive(Clone, Default)]
 pub(crate) struct Labels {
-    verb: &'static str,
-    group: String,
-    version: String,
-    resource: String,
-    subresource: String,
-    scope: &'static str,
-    dry_run: &'static str,
+    /// The values of [`NAMES`], each with a line of its own; none of them holds more than one.
+    values: String,
     long_running: bool,
 }
+
+const NAMES: [&str; 7] = ["dry_run", "group", "resource", "scope", "subresource", "verb", "version"];
 
 impl Labels {
     /// Of a request before it is known whether what it names exists.
     pub(crate) fn unknown(info: &RequestInfo) -> Self {
-        Self { verb: upper(info.verb), long_running: info.is_long_running(), ..Default::default() }
+        Self::new(["", "", "", "", "", upper(info.verb), ""], info)
     }
 
     /// Of a request for something that exists.
     pub(crate) fn of(info: &RequestInfo) -> Self {
-        Self {
-            verb: upper(info.verb),
-            group: info.group.clone(),
-            version: info.version.clone(),
-            resource: info.resource.clone(),
-            subresource: info.subresource.clone(),
-            scope: scope(info),
-            dry_run: if info.query.get("dryRun").is_some_and(|value| value == "All") { "All" } else { "" },
-            long_running: info.is_long_running(),
-        }
+        let dry_run = if info.query.get("dryRun").is_some_and(|value| value == "All") { "All" } else { "" };
+        let (group, resource, version) = (&*info.group, &*info.resource, &*info.version);
+        Self::new([dry_run, group, resource, scope(info), &info.subresource, upper(info.verb), version], info)
     }
 
-    fn pairs(&self) -> [(&str, &str); 8] {
-        [
-            ("component", "apiserver"),
-            ("dry_run", self.dry_run),
-            ("group", &self.group),
-            ("resource", &self.resource),
-            ("scope", self.scope),
-            ("subresource", &self.subresource),
-            ("verb", self.verb),
-            ("version", &self.version),
-        ]
+    fn new(values: [&str; NAMES.len()], info: &RequestInfo) -> Self {
+        Self { values: values.join("\n"), long_running: info.is_long_running() }
+    }
+
+    fn pairs(&self) -> Vec<(&str, &str)> {
+        [("component", "apiserver")].into_iter().chain(NAMES.into_iter().zip(self.values.split('\n'))).collect()
     }
 }
 
@@ -101,7 +84,8 @@ struct Series {
 
 pub(crate) struct RequestMetrics {
     all: Metrics,
-    known: RwLock<HashMap<String, Series>>,
+    /// By the values of their labels, then by code.
+    known: RwLock<HashMap<String, BTreeMap<u16, Series>>>,
     mutating: Gauge,
     read_only: Gauge,
     open: Gauge,
@@ -114,11 +98,6 @@ impl Drop for Serving {
     fn drop(&mut self) {
         self.0.add(-1.0);
     }
-}
-
-thread_local! {
-    /// Looked up for every request, so it is written where the last one was.
-    static KEY: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
 impl RequestMetrics {
@@ -154,18 +133,11 @@ impl RequestMetrics {
 
     /// Counts one finished request.
     pub(crate) fn observe(&self, labels: &Labels, status: StatusCode, took: Duration) {
-        let series = KEY.with_borrow_mut(|key| {
-            key.clear();
-            for (_, value) in labels.pairs() {
-                key.push_str(value);
-                key.push('\n');
-            }
-            key.push_str(status.as_str());
-            if let Some(series) = self.known.read().get(key.as_str()) {
-                return series.clone();
-            }
+        let code = status.as_u16();
+        let known = self.known.read().get(&labels.values).and_then(|codes| codes.get(&code).cloned());
+        let series = known.unwrap_or_else(|| {
             let series = self.make(labels, status);
-            self.known.write().insert(key.clone(), series.clone());
+            self.known.write().entry(labels.values.clone()).or_default().insert(code, series.clone());
             series
         });
         series.requests.inc();
@@ -176,7 +148,7 @@ impl RequestMetrics {
 
     fn make(&self, labels: &Labels, status: StatusCode) -> Series {
         let pairs = labels.pairs();
-        let with_code: Vec<_> = [("code", status.as_str())].into_iter().chain(pairs).collect();
+        let with_code: Vec<_> = [("code", status.as_str())].into_iter().chain(pairs.iter().copied()).collect();
         let durations = || {
             let name = "apiserver_request_duration_seconds";
             self.all.histogram(name, "How long requests take", &DURATION_BOUNDS, &pairs)

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::json;
 use crate::registry::Resource;
 use crate::remote::Identities;
-use crate::remote::webhook::{Target, WebhookClient};
+use crate::remote::webhook::WebhookClient;
 use crate::state::{Operation, State};
 use crate::watch_cache::Entry;
 
@@ -86,17 +86,9 @@ impl Converter {
 }
 
 fn client(webhook: &WebhookConversion) -> Result<WebhookClient, String> {
-    let config = webhook.client_config.as_ref().ok_or("webhook configuration must have either service or URL")?;
-    let target = match (&config.service, &config.url) {
-        (Some(service), _) => {
-            let port = service.port.and_then(|port| u16::try_from(port).ok()).unwrap_or(443);
-            Target::service(&service.namespace, &service.name, port, service.path.as_deref().unwrap_or_default())
-        }
-        (None, Some(url)) => Target::parse(url)?,
-        (None, None) => return Err("webhook configuration must have either service or URL".to_owned()),
-    };
-    let authorities = config.ca_bundle.as_ref().map(|bundle| bundle.0.as_slice()).unwrap_or_default();
-    WebhookClient::new(target, authorities, &Identities::default())
+    // The same fields under two names.
+    let config = serde_json::from_value(json!(webhook.client_config)).unwrap_or_default();
+    WebhookClient::configured(&config, &Identities::default())
 }
 
 /// A converted object is the same object in the version asked for. Of metadata, only labels and annotations may change.

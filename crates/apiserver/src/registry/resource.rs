@@ -208,64 +208,51 @@ impl Resource {
         strategy: impl Strategy,
         describe: Describe,
     ) -> Self {
-        let (group, version, kind) = (K::GROUP, K::VERSION, K::KIND);
-        let storage_version =
-            if group.is_empty() { Text::from(version) } else { Text::from(format!("{group}/{version}")) };
-        Self {
-            group: group.into(),
-            version: version.into(),
-            kind: kind.into(),
-            plural: plural.into(),
-            singular: singular.into(),
-            short_names: Vec::new(),
-            categories: Vec::new(),
-            scope,
-            verbs: ALL_VERBS,
-            subresources: Vec::new(),
-            serving: Serving::Stored,
-            store_prefix: plural.into(),
-            storage_version,
-            conversion: None,
-            strategy: Arc::new(strategy),
-            describe,
-            initializers: false,
-            returns_deleted: false,
-            list_kind: None,
-            is_custom: false,
-            scale: None,
-            converter: None,
-        }
+        let gvk = [K::GROUP.into(), K::VERSION.into(), K::KIND.into()];
+        Self::row(gvk, [plural.into(), singular.into(), plural.into()], scope, Arc::new(strategy), describe)
     }
 
     /// A row for one version of a custom kind: group, version and kind; plural, singular and where objects are stored.
     pub(crate) fn custom(
-        [group, version, kind]: [String; 3],
-        [plural, singular, store_prefix]: [String; 3],
+        gvk: [String; 3],
+        names: [String; 3],
         scope: Scope,
         strategy: Arc<dyn AnyStrategy>,
         describe: Describe,
     ) -> Self {
+        let row = Self::row(gvk.map(Text::from), names.map(Text::from), scope, strategy, describe);
+        Self { is_custom: true, ..row }
+    }
+
+    fn row(
+        [group, version, kind]: [Text; 3],
+        [plural, singular, store_prefix]: [Text; 3],
+        scope: Scope,
+        strategy: Arc<dyn AnyStrategy>,
+        describe: Describe,
+    ) -> Self {
+        let storage_version = if group.is_empty() { version.clone() } else { Text::from(format!("{group}/{version}")) };
         Self {
-            storage_version: format!("{group}/{version}").into(),
-            group: group.into(),
-            version: version.into(),
-            kind: kind.into(),
-            plural: plural.into(),
-            singular: singular.into(),
+            group,
+            version,
+            kind,
+            plural,
+            singular,
             short_names: Vec::new(),
             categories: Vec::new(),
             scope,
             verbs: ALL_VERBS,
             subresources: Vec::new(),
             serving: Serving::Stored,
-            store_prefix: store_prefix.into(),
+            store_prefix,
+            storage_version,
             conversion: None,
             strategy,
             describe,
             initializers: false,
             returns_deleted: false,
             list_kind: None,
-            is_custom: true,
+            is_custom: false,
             scale: None,
             converter: None,
         }

@@ -11,6 +11,7 @@ use api::Status;
 use bytes::Bytes;
 use http::{HeaderValue, Request, header};
 use http_body_util::Full;
+use k8s_openapi::api::admissionregistration::v1::WebhookClientConfig;
 use tokio_rustls::TlsConnector;
 
 use super::{Connections, Identities, Sender, dial, service, system_roots};
@@ -106,6 +107,20 @@ pub(crate) struct WebhookClient {
 }
 
 impl WebhookClient {
+    /// A client for what an object of the API names.
+    pub(crate) fn configured(config: &WebhookClientConfig, identities: &Identities) -> Result<Self, String> {
+        let target = match (&config.service, &config.url) {
+            (Some(service), _) => {
+                let port = service.port.and_then(|port| u16::try_from(port).ok()).unwrap_or(443);
+                Target::service(&service.namespace, &service.name, port, service.path.as_deref().unwrap_or_default())
+            }
+            (None, Some(url)) => Target::parse(url)?,
+            (None, None) => return Err("webhook configuration must have either service or URL".to_owned()),
+        };
+        let authorities = config.ca_bundle.as_ref().map(|bundle| bundle.0.as_slice()).unwrap_or_default();
+        Self::new(target, authorities, identities)
+    }
+
     /// `authorities` is PEM; empty means the system's.
     pub(crate) fn new(target: Target, authorities: &[u8], identities: &Identities) -> Result<Self, String> {
         let credentials = identities.credentials(&target.host_and_port()).map_err(|error| format!("{error:#}"))?;

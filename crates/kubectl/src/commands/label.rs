@@ -15,50 +15,43 @@ const FLAGS: &[Flag] = &[
     Flag::string("resource-version", "Only change when this is the current version."),
 ];
 
-pub(crate) const LABEL: Command = Command {
-    name: "label",
-    usage: "[--overwrite] (-f FILENAME | TYPE NAME) KEY_1=VAL_1 ... KEY_N=VAL_N [--resource-version=version]",
-    about: "Update the labels on a resource",
-    examples: "  kubectl label pods web unhealthy=true\n  kubectl label --overwrite pods web status=bad\n  kubectl label pods web status-",
-    flags: &[
-        FLAGS,
-        &[Flag::string("field-manager", "Name that owns the fields.").default("kubectl-label")],
-        flags::FILENAME,
-        flags::SELECTOR,
-        flags::FIELD_SELECTOR,
-        flags::ALL,
-        flags::ALL_NAMESPACES,
-        flags::OUTPUT,
-        flags::DRY_RUN,
-        flags::RECORD,
-        flags::LOCAL,
-    ],
-    words: Words::Objects,
-    run: Some(|cx| Box::pin(run(cx, "labels"))),
-    ..Command::EMPTY
-};
-pub(crate) const ANNOTATE: Command = Command {
-    name: "annotate",
-    usage: "[--overwrite] (-f FILENAME | TYPE NAME) KEY_1=VAL_1 ... KEY_N=VAL_N [--resource-version=version]",
-    about: "Update the annotations on a resource",
-    examples: "  kubectl annotate pods web description='my frontend'\n  kubectl annotate pods web description-",
-    flags: &[
-        FLAGS,
-        &[Flag::string("field-manager", "Name that owns the fields.").default("kubectl-annotate")],
-        flags::FILENAME,
-        flags::SELECTOR,
-        flags::FIELD_SELECTOR,
-        flags::ALL,
-        flags::ALL_NAMESPACES,
-        flags::OUTPUT,
-        flags::DRY_RUN,
-        flags::RECORD,
-        flags::LOCAL,
-    ],
-    words: Words::Objects,
-    run: Some(|cx| Box::pin(run(cx, "annotations"))),
-    ..Command::EMPTY
-};
+macro_rules! command {
+    ($name:literal, $field:literal, $examples:literal) => {
+        Command {
+            name: $name,
+            usage: "[--overwrite] (-f FILENAME | TYPE NAME) KEY_1=VAL_1 ... KEY_N=VAL_N [--resource-version=version]",
+            about: concat!("Update the ", $field, " on a resource"),
+            examples: $examples,
+            flags: &[
+                FLAGS,
+                &[Flag::string("field-manager", "Name that owns the fields.").default(concat!("kubectl-", $name))],
+                flags::FILENAME,
+                flags::SELECTOR,
+                flags::FIELD_SELECTOR,
+                flags::ALL,
+                flags::ALL_NAMESPACES,
+                flags::OUTPUT,
+                flags::DRY_RUN,
+                flags::RECORD,
+                flags::LOCAL,
+            ],
+            words: Words::Objects,
+            run: Some(|cx| Box::pin(run(cx, $field))),
+            ..Command::EMPTY
+        }
+    };
+}
+
+pub(crate) const LABEL: Command = command!(
+    "label",
+    "labels",
+    "  kubectl label pods web unhealthy=true\n  kubectl label --overwrite pods web status=bad\n  kubectl label pods web status-"
+);
+pub(crate) const ANNOTATE: Command = command!(
+    "annotate",
+    "annotations",
+    "  kubectl annotate pods web description='my frontend'\n  kubectl annotate pods web description-"
+);
 
 /// Words that name objects, pairs to set, keys to remove.
 type Split = (Vec<String>, Vec<(String, String)>, Vec<String>);

@@ -17,7 +17,7 @@ use super::super::config::{self, Setting};
 use super::super::expressions::Conditions;
 use super::super::matching::Criteria;
 use crate::remote::Identities;
-use crate::remote::webhook::{Target, WebhookClient};
+use crate::remote::webhook::WebhookClient;
 use crate::state::State;
 
 /// Upstream's default when a webhook sets no timeout of its own.
@@ -180,7 +180,7 @@ impl Source {
         let key = serde_json::to_string(config).unwrap_or_default();
         let client = match clients.get(&key).or_else(|| known.get(&key)) {
             Some(client) => client.clone(),
-            None => Arc::new(client(config, &self.identities)?),
+            None => Arc::new(WebhookClient::configured(config, &self.identities)?),
         };
         clients.insert(key, client.clone());
         Ok(client)
@@ -204,17 +204,4 @@ fn hook(configuration: &str, uid: String, declared: Declared, client: Result<Arc
         name: declared.name,
         client,
     }
-}
-
-fn client(config: &WebhookClientConfig, identities: &Identities) -> Result<WebhookClient, String> {
-    let target = match (&config.service, &config.url) {
-        (Some(service), _) => {
-            let port = service.port.and_then(|port| u16::try_from(port).ok()).unwrap_or(443);
-            Target::service(&service.namespace, &service.name, port, service.path.as_deref().unwrap_or_default())
-        }
-        (None, Some(url)) => Target::parse(url)?,
-        (None, None) => return Err("webhook configuration must have either service or URL".to_owned()),
-    };
-    let authorities = config.ca_bundle.as_ref().map(|bundle| bundle.0.as_slice()).unwrap_or_default();
-    WebhookClient::new(target, authorities, identities)
 }
