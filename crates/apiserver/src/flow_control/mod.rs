@@ -264,7 +264,7 @@ fn limits(level: &PriorityLevelConfiguration, seats: usize, shares: f64) -> Limi
     Limits {
         nominal,
         lendable: part(nominal, limited.lendable_percent).min(nominal),
-        upper: (nominal + borrowed).min(seats.max(nominal)),
+        upper: nominal + borrowed,
         queues: queuing.map_or(0, |queuing| number(queuing.queues)),
         hand: queuing.map_or(0, |queuing| number(queuing.hand_size)),
         length: queuing.map_or(0, |queuing| number(queuing.queue_length_limit)),
@@ -336,10 +336,10 @@ mod tests {
             .map(|level| (level.name, (level.limits.nominal, level.limits.lendable, level.limits.upper)))
             .collect();
         // 245 shares; upstream shows the same for its defaults.
-        assert_eq!(shown["workload-low"], (245, 221, 600));
-        assert_eq!(shown["system"], (74, 24, 600));
-        assert_eq!(shown["catch-all"], (13, 0, 600));
-        assert_eq!(shown["exempt"], (0, 0, 0));
+        assert_eq!(shown["workload-low"], (245, 221, 845));
+        assert_eq!(shown["system"], (74, 24, 674));
+        assert_eq!(shown["catch-all"], (13, 0, 613));
+        assert_eq!(shown["exempt"], (0, 0, 600));
     }
 
     #[tokio::test(start_paused = true)]
