@@ -289,6 +289,7 @@ async fn compact(state: Arc<State>) {
             }
         }
         previous = state.store().current_revision().await.ok();
+        state.caches.forget_old();
     }
 }
 

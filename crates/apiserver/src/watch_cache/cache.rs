@@ -49,6 +49,21 @@ impl State {
     fn snapshot(&self) -> Snapshot {
         Snapshot { objects: self.objects.clone(), revision: self.revision }
     }
+
+    /// Drops events that are too many, too large together or too old.
+    fn forget(&mut self, now: Instant) {
+        while self.ring.len() > MIN_EVENTS {
+            let Some(oldest) = self.ring.front() else { break };
+            let fits = self.ring.len() <= MAX_EVENTS && self.replaced <= MAX_BYTES;
+            if fits && now.saturating_duration_since(oldest.at) < KEEP {
+                break;
+            }
+            self.horizon = oldest.revision;
+            self.replaced -= oldest.old.as_ref().map_or(0, |old| old.size());
+            self.ring.pop_front();
+            self.first += 1;
+        }
+    }
 }
 
 /// The objects of one resource at one moment.
@@ -176,21 +191,26 @@ impl Cache {
             if let Some(passed) = state.ring.len().checked_sub(FRAMED).and_then(|at| state.ring.get(at)) {
                 *passed.frames.lock() = Default::default();
             }
-            while state.ring.len() > MIN_EVENTS {
-                let Some(oldest) = state.ring.front().cloned() else { break };
-                let fits = state.ring.len() <= MAX_EVENTS && state.replaced <= MAX_BYTES;
-                if fits && now.duration_since(oldest.at) < KEEP {
-                    break;
-                }
-                state.horizon = oldest.revision;
-                state.replaced -= oldest.old.as_ref().map_or(0, |old| old.size());
-                state.ring.pop_front();
-                state.first += 1;
-            }
+            state.forget(now);
             (state.first + state.ring.len() as u64, replaced)
         };
         self.newest.send_replace(newest);
         replaced
+    }
+
+    /// Gives back what a burst of changes left in the ring: without changes nothing else would.
+    pub(super) fn forget_old(&self, now: Instant) {
+        let is_due = |state: &State| {
+            let oldest = state.ring.front().filter(|_| state.ring.len() > MIN_EVENTS);
+            oldest.is_some_and(|oldest| now.saturating_duration_since(oldest.at) >= KEEP)
+        };
+        if is_due(&self.state.read()) {
+            let mut state = self.state.write();
+            state.forget(now);
+            if state.ring.len() < state.ring.capacity() / 4 {
+                state.ring.shrink_to_fit();
+            }
+        }
     }
 }
 
@@ -326,6 +346,24 @@ mod tests {
             cache.apply(&"a".into(), Some(entry("a", "x", revision)), revision);
         }
         assert!(cache.read(&mut slow, 1).is_err());
+    }
+
+    #[test]
+    fn a_burst_is_forgotten_in_time() {
+        let cache = Cache::new(OrdMap::new(), 0);
+        let count = 4 * MIN_EVENTS as u64;
+        for revision in 1..=count {
+            cache.apply(&"a".into(), Some(entry("a", "x", revision)), revision);
+        }
+        let now = Instant::now();
+        cache.forget_old(now);
+        assert!(cache.cursor_after(0).is_ok());
+        cache.forget_old(now + KEEP);
+        // Whoever saw the last changes goes on, everybody else lists again.
+        let kept = count - MIN_EVENTS as u64;
+        assert!(cache.cursor_after(kept - 1).is_err());
+        let mut cursor = cache.cursor_after(kept).unwrap();
+        assert_eq!(cache.read(&mut cursor, usize::MAX).unwrap().len(), MIN_EVENTS);
     }
 
     #[test]

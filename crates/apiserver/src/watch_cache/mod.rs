@@ -83,6 +83,15 @@ impl Caches {
         }
     }
 
+    /// Lets go of events that nobody may ask for any more, where no change does it on the way.
+    pub(crate) fn forget_old(&self) {
+        let caches: Vec<Arc<Cache>> = self.by_prefix.read().values().cloned().collect();
+        let now = std::time::Instant::now();
+        for cache in caches {
+            cache.forget_old(now);
+        }
+    }
+
     /// The cache a key belongs to, and the key within it.
     fn route<'k>(&self, key: &'k str) -> Option<(Arc<Cache>, &'k str)> {
         let rest = key.strip_prefix(ROOT)?;
