@@ -250,7 +250,7 @@ fn limits(level: &PriorityLevelConfiguration, seats: usize, shares: f64) -> Limi
         return Limits {
             nominal,
             lendable: part(nominal, lendable).min(nominal),
-            upper: nominal,
+            upper: nominal + seats,
             ..Default::default()
         };
     };
