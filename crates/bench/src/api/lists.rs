@@ -4,13 +4,14 @@ use std::ops::Range;
 use std::time::Instant;
 
 use anyhow::{bail, ensure};
+use http::Method;
 
 use super::{Outcome, Side, memory, objects, report};
 use crate::Args;
 use crate::load::{Event, Handler, Request, Requests};
 use crate::report::Times;
 
-pub(super) fn measure(args: &Args, sides: &[Side]) -> anyhow::Result<()> {
+pub(super) async fn measure(args: &Args, sides: &[Side]) -> anyhow::Result<()> {
     if !args.wants("list") && !args.wants("memory") {
         return Ok(());
     }
@@ -45,7 +46,25 @@ pub(super) fn measure(args: &Args, sides: &[Side]) -> anyhow::Result<()> {
             }
         }
     }
+    for side in sides {
+        clear(side).await?;
+    }
     Ok(())
+}
+
+/// Removes the pods, page by page: all at once would take longer than a server gives a request.
+async fn clear(side: &Side) -> anyhow::Result<()> {
+    let pods = side.path("pods");
+    loop {
+        let page = side.get(&format!("{pods}?limit=1")).await?;
+        let page: serde_json::Value = serde_json::from_slice(&page)?;
+        if page["items"].as_array().is_none_or(Vec::is_empty) {
+            return Ok(());
+        }
+        let url = format!("{pods}?limit=500&gracePeriodSeconds=0");
+        let (code, answer) = side.exchange(Method::DELETE, &url, String::new()).await?;
+        ensure!(code.is_success(), "{url}: {code}: {}", String::from_utf8_lossy(&answer));
+    }
 }
 
 /// Pods with numbers in `range`, by several writers.
