@@ -267,8 +267,9 @@ async fn open(config: &Config) -> anyhow::Result<Arc<dyn Store>> {
     }
 }
 
-/// The embedded store keeps history in memory: so much of it ends an interval early.
-const HISTORY_BYTES: u64 = 128 << 20;
+/// The embedded store keeps history in memory: as much as there are objects ends an interval early, within these bounds.
+const MIN_HISTORY: u64 = 32 << 20;
+const MAX_HISTORY: u64 = 128 << 20;
 
 /// Forgets old history now and then, as upstream's compactor: what was current one interval ago stays readable. An
 /// interval ends after its time, or when it has made enough history.
@@ -277,9 +278,10 @@ async fn compact(state: Arc<State>) {
     let mut previous: Option<Revision> = None;
     loop {
         let interval = tokio::time::sleep(state.config.compaction_interval);
+        let enough = (state.caches.live() as u64).clamp(MIN_HISTORY, MAX_HISTORY);
         tokio::select! {
             () = interval => {}
-            () = state.caches.retires(HISTORY_BYTES), if in_memory => {}
+            () = state.caches.retires(enough), if in_memory => {}
         }
         if let Some(revision) = previous.filter(|revision| *revision != Revision::ZERO) {
             match state.store().compact(revision).await {

@@ -19,7 +19,9 @@ const KEEP: Duration = Duration::from_secs(75);
 /// Never fewer than this, never more than that: memory stays bounded, the slow get 410 and list again.
 const MIN_EVENTS: usize = 128;
 const MAX_EVENTS: usize = 100_000;
-/// The objects that only the ring still holds may take about this much.
+/// The objects that only the ring still holds may take about as much as those of today, which is what a client has to
+/// list again that comes too late; within these bounds.
+const MIN_BYTES: usize = 16 << 20;
 const MAX_BYTES: usize = 64 << 20;
 /// Only so many of the newest events keep their frames: watchers are hardly ever further behind than that.
 const FRAMED: usize = 1024;
@@ -43,6 +45,8 @@ struct State {
     revision: u64,
     /// Bytes of the states that events replaced.
     replaced: usize,
+    /// Bytes of the current objects.
+    live: usize,
 }
 
 impl State {
@@ -54,12 +58,12 @@ impl State {
     fn forget(&mut self, now: Instant) {
         while self.ring.len() > MIN_EVENTS {
             let Some(oldest) = self.ring.front() else { break };
-            let fits = self.ring.len() <= MAX_EVENTS && self.replaced <= MAX_BYTES;
+            let fits = self.ring.len() <= MAX_EVENTS && self.replaced <= self.live.clamp(MIN_BYTES, MAX_BYTES);
             if fits && now.saturating_duration_since(oldest.at) < KEEP {
                 break;
             }
             self.horizon = oldest.revision;
-            self.replaced -= oldest.old.as_ref().map_or(0, |old| old.size());
+            self.replaced -= state_size(oldest.old.as_ref());
             self.ring.pop_front();
             self.first += 1;
         }
@@ -113,7 +117,8 @@ pub(crate) struct TooOld {
 
 impl Cache {
     pub(crate) fn new(objects: OrdMap<Arc<str>, Arc<Entry>>, revision: u64) -> Self {
-        let state = State { objects, ring: VecDeque::new(), first: 0, horizon: revision, revision, replaced: 0 };
+        let live = objects.values().map(|entry| entry.size()).sum();
+        let state = State { objects, ring: VecDeque::new(), first: 0, horizon: revision, revision, replaced: 0, live };
         Self { state: RwLock::new(state), newest: tokio::sync::watch::Sender::new(0), closed: AtomicBool::new(false) }
     }
 
@@ -144,6 +149,11 @@ impl Cache {
         }
         let offset = state.ring.partition_point(|event| event.revision <= revision);
         Ok(Cursor(state.first + offset as u64))
+    }
+
+    /// How much the current objects take, in bytes.
+    pub(super) fn live(&self) -> usize {
+        self.state.read().live
     }
 
     /// Wakes all watchers to see that nothing more comes.
@@ -185,8 +195,10 @@ impl Cache {
                 return 0;
             }
             state.revision = revision;
-            let replaced = old.as_ref().map_or(0, |old| old.size());
+            let replaced = state_size(old.as_ref());
             state.replaced += replaced;
+            state.live += state_size(new.as_ref());
+            state.live -= replaced;
             state.ring.push_back(Arc::new(Event::new(revision, new, old, now)));
             if let Some(passed) = state.ring.len().checked_sub(FRAMED).and_then(|at| state.ring.get(at)) {
                 *passed.frames.lock() = Default::default();
@@ -212,6 +224,10 @@ impl Cache {
             }
         }
     }
+}
+
+fn state_size(entry: Option<&Arc<Entry>>) -> usize {
+    entry.map_or(0, |entry| entry.size())
 }
 
 impl Event {
@@ -346,6 +362,23 @@ mod tests {
             cache.apply(&"a".into(), Some(entry("a", "x", revision)), revision);
         }
         assert!(cache.read(&mut slow, 1).is_err());
+    }
+
+    #[test]
+    fn as_much_is_kept_as_there_is() {
+        const SIZE: usize = 64 << 10;
+        let least = MIN_BYTES / SIZE;
+        // How many objects there are -> how many events are kept.
+        for (objects, kept) in [(1, least), (2 * least, 2 * least)] {
+            let cache = Cache::new(OrdMap::new(), 0);
+            for change in 0..6 * least {
+                let key: Arc<str> = format!("{}", change % objects).into();
+                cache.apply(&key, Some(entry(&key, &"x".repeat(SIZE), change as u64 + 1)), change as u64 + 1);
+            }
+            let state = cache.state.read();
+            assert!(state.ring.len().abs_diff(kept) < 10, "{} of {kept}", state.ring.len());
+            assert_eq!(state.live, state.objects.values().map(|entry| entry.size()).sum::<usize>());
+        }
     }
 
     #[test]

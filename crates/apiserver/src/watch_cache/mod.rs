@@ -85,11 +85,19 @@ impl Caches {
 
     /// Lets go of events that nobody may ask for any more, where no change does it on the way.
     pub(crate) fn forget_old(&self) {
-        let caches: Vec<Arc<Cache>> = self.by_prefix.read().values().cloned().collect();
         let now = std::time::Instant::now();
-        for cache in caches {
+        for cache in self.all() {
             cache.forget_old(now);
         }
+    }
+
+    /// How much all current objects take, in bytes.
+    pub(crate) fn live(&self) -> usize {
+        self.all().iter().map(|cache| cache.live()).sum()
+    }
+
+    fn all(&self) -> Vec<Arc<Cache>> {
+        self.by_prefix.read().values().cloned().collect()
     }
 
     /// The cache a key belongs to, and the key within it.
