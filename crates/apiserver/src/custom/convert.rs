@@ -86,8 +86,9 @@ impl Converter {
 }
 
 fn client(webhook: &WebhookConversion) -> Result<WebhookClient, String> {
-    // The same fields under two names.
-    let config = serde_json::from_value(json!(webhook.client_config)).unwrap_or_default();
+    // The same fields under two names; without any, the client says what it needs.
+    let config = webhook.client_config.clone().unwrap_or_default();
+    let config = serde_json::from_value(json!(config)).map_err(|error| error.to_string())?;
     WebhookClient::configured(&config, &Identities::default())
 }
 
