@@ -5,6 +5,7 @@ use http_body_util::BodyExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{APIGroupList, APIResourceList};
 use serde::de::DeserializeOwned;
 
+use crate::params::{Query, percent_encode};
 use crate::{Client, Error, Gvr};
 
 /// One resource as discovery describes it.
@@ -54,6 +55,20 @@ impl Client {
             }
         }
         Ok((resources, failed))
+    }
+
+    /// GETs the path of these segments with this query, each of them in plain text, and decodes whatever JSON is there.
+    pub async fn get_at<T: DeserializeOwned>(&self, segments: &[&str], query: &[(&str, &str)]) -> Result<T, Error> {
+        let mut path = String::new();
+        for segment in segments {
+            path.push('/');
+            percent_encode(&mut path, segment);
+        }
+        let mut path = Query::new(path);
+        for (name, value) in query {
+            path.pair(name, value);
+        }
+        self.get_json(&path.finish()).await
     }
 
     /// GETs a path and decodes whatever JSON is there.

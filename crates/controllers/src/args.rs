@@ -12,7 +12,7 @@ use client::{Client, Durations, Election};
 use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 
-use crate::LocalPath;
+use crate::{Autoscaling, LocalPath};
 use crate::manager::{NAME, run};
 use crate::node_ipam::Range;
 
@@ -80,6 +80,21 @@ pub struct Args {
     /// How long a node may be silent before it counts as unhealthy
     #[arg(long, default_value = "50s", value_parser = api::duration::parse)]
     pub node_monitor_grace_period: Duration,
+    /// How often autoscalers look at their metrics
+    #[arg(long, default_value = "15s", value_parser = api::duration::parse)]
+    pub horizontal_pod_autoscaler_sync_period: Duration,
+    /// How long the highest recommendation of an autoscaler keeps its target from getting smaller
+    #[arg(long, default_value = "5m", value_parser = api::duration::parse)]
+    pub horizontal_pod_autoscaler_downscale_stabilization: Duration,
+    /// How far a metric may be from its target before an autoscaler acts, as a share of the target
+    #[arg(long, default_value_t = 0.1)]
+    pub horizontal_pod_autoscaler_tolerance: f64,
+    /// How long after a pod's start its CPU may be that of its start
+    #[arg(long, default_value = "5m", value_parser = api::duration::parse)]
+    pub horizontal_pod_autoscaler_cpu_initialization_period: Duration,
+    /// How long after its start a pod that turns unready counts as not ready yet
+    #[arg(long, default_value = "30s", value_parser = api::duration::parse)]
+    pub horizontal_pod_autoscaler_initial_readiness_delay: Duration,
     /// Requests per second to the API server, 0 for no limit: it has its own
     #[arg(long, default_value_t = 0.0)]
     pub kube_api_qps: f64,
@@ -123,6 +138,7 @@ pub struct Config {
     pub legacy_token_clean_up_period: Duration,
     /// How long a node may be silent before it counts as unhealthy.
     pub node_monitor_grace_period: Duration,
+    pub autoscaling: Autoscaling,
     /// Where volumes of the built-in provisioner are.
     pub local_path: LocalPath,
     /// The port for health and metrics.
@@ -145,6 +161,7 @@ impl Config {
             service_account_key: None,
             legacy_token_clean_up_period: Duration::from_secs(8760 * 3600),
             node_monitor_grace_period: Duration::from_secs(50),
+            autoscaling: Autoscaling::default(),
             local_path: LocalPath::default(),
             serving: None,
             metrics: Metrics::new(),
@@ -232,6 +249,13 @@ impl Args {
             service_account_key: read(&self.service_account_private_key_file).await?,
             legacy_token_clean_up_period: self.legacy_service_account_token_clean_up_period,
             node_monitor_grace_period: self.node_monitor_grace_period,
+            autoscaling: Autoscaling {
+                sync_period: self.horizontal_pod_autoscaler_sync_period,
+                downscale_stabilization: self.horizontal_pod_autoscaler_downscale_stabilization,
+                tolerance: self.horizontal_pod_autoscaler_tolerance,
+                cpu_initialization_period: self.horizontal_pod_autoscaler_cpu_initialization_period,
+                initial_readiness_delay: self.horizontal_pod_autoscaler_initial_readiness_delay,
+            },
             local_path: LocalPath::default(),
             serving: (self.secure_port != 0).then(|| Serving {
                 bind: (self.bind_address, self.secure_port).into(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::controller::{Context, Reconcile};
 use crate::{
     bootstrap_tokens, certificates, cluster_role_aggregation, cron_job, daemon_set, deployment, disruption, endpoints,
-    garbage, job, lease_gc, namespace, node_ipam, node_lifecycle, pod_gc, replica_set, resource_quota, root_ca,
+    garbage, horizontal_pod_autoscaler, job, lease_gc, namespace, node_ipam, node_lifecycle, pod_gc, replica_set, resource_quota, root_ca,
     service_account, service_cidr, service_lb, stateful_set, taint_eviction, ttl_after_finished, volume,
 };
 
@@ -43,6 +43,7 @@ pub const CONTROLLERS: &[Descriptor] = &[
     Descriptor { name: "node-lifecycle-controller", account: "node-controller", workers: 2, build: node_lifecycle::build },
     Descriptor { name: "taint-eviction-controller", account: "node-controller", workers: 4, build: taint_eviction::build },
     Descriptor { name: "resourcequota-controller", account: "resourcequota-controller", workers: 2, build: resource_quota::build },
+    Descriptor { name: "horizontal-pod-autoscaler-controller", account: "horizontal-pod-autoscaler", workers: 5, build: horizontal_pod_autoscaler::build },
     Descriptor { name: "disruption-controller", account: "disruption-controller", workers: 2, build: disruption::build },
     Descriptor { name: "ttl-after-finished-controller", account: "ttl-after-finished-controller", workers: 2, build: ttl_after_finished::build },
     Descriptor { name: "clusterrole-aggregation-controller", account: "clusterrole-aggregation-controller", workers: 1, build: cluster_role_aggregation::build },
@@ -62,7 +63,8 @@ pub const CONTROLLERS: &[Descriptor] = &[
 const OFF_BY_DEFAULT: [&str; 2] = ["bootstrap-signer-controller", "token-cleaner-controller"];
 
 /// Upstream's older names that do not follow from the present ones.
-const ALIASES: [(&str, &str); 10] = [
+const ALIASES: [(&str, &str); 11] = [
+    ("horizontalpodautoscaling", "horizontal-pod-autoscaler-controller"),
     ("endpoint", "endpoints-controller"),
     ("podgc", "pod-garbage-collector-controller"),
     ("csrsigning", "certificatesigningrequest-signing-controller"),

@@ -1,0 +1,229 @@
+//! Samples from the three metrics APIs, which other servers, or this one, may serve.
+
+use std::time::Duration;
+
+use api::quantity::Quantity;
+use client::Client;
+use jiff::Timestamp;
+use k8s_openapi::api::autoscaling::v2::CrossVersionObjectReference;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::APIGroup;
+use serde::Deserialize;
+
+use super::replicas::{Sample, Samples};
+use super::target::Resources;
+
+const RESOURCE_METRICS: &str = "resource metrics API";
+const CUSTOM_METRICS: &str = "custom metrics API";
+const EXTERNAL_METRICS: &str = "external metrics API";
+/// What a sample of the custom metrics API covers when it does not say.
+const CUSTOM_WINDOW: Duration = Duration::from_secs(60);
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct List<T> {
+    #[serde(default = "Vec::new")]
+    items: Vec<T>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PodMetrics {
+    metadata: Name,
+    timestamp: Timestamp,
+    window: String,
+    #[serde(default)]
+    containers: Vec<ContainerMetrics>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Name {
+    #[serde(default)]
+    name: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct ContainerMetrics {
+    name: String,
+    #[serde(default)]
+    usage: std::collections::BTreeMap<String, Quantity>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct MetricValue {
+    #[serde(default)]
+    described_object: Option<Name>,
+    timestamp: Timestamp,
+    #[serde(default, alias = "window")]
+    window_seconds: Option<u64>,
+    value: Quantity,
+}
+
+fn unable(api: &str, error: &client::Error) -> String {
+    format!("unable to fetch metrics from {api}: {error}")
+}
+
+fn none(api: &str) -> String {
+    format!("no metrics returned from {api}")
+}
+
+/// What each pod that `selector` finds uses of a resource, in all its containers or in one.
+pub(super) async fn of_resource(
+    client: &Client,
+    namespace: &str,
+    selector: &str,
+    resource: &str,
+    container: Option<&str>,
+) -> Result<Samples, String> {
+    let path = ["apis", "metrics.k8s.io", "v1beta1", "namespaces", namespace, "pods"];
+    let found: Result<List<PodMetrics>, _> = client.get_at(&path, &[("labelSelector", selector)]).await;
+    let found = found.map_err(|error| unable(RESOURCE_METRICS, &error))?.items;
+    if found.is_empty() {
+        return Err(none(RESOURCE_METRICS));
+    }
+    let mut samples = Samples::new();
+    for pod in &found {
+        let window = api::duration::parse(&pod.window).unwrap_or_default();
+        if let Some(value) = usage(pod, namespace, resource, container)? {
+            samples.insert(pod.metadata.name.clone(), Sample { value, timestamp: pod.timestamp, window });
+        }
+    }
+    Ok(samples)
+}
+
+/// None for a pod of which a container was not measured yet: the sum would be too low.
+fn usage(pod: &PodMetrics, namespace: &str, resource: &str, container: Option<&str>) -> Result<Option<i64>, String> {
+    match container {
+        Some(name) => {
+            let found = pod.containers.iter().find(|container| container.name == name);
+            let Some(found) = found else {
+                let pod = &pod.metadata.name;
+                return Err(format!("container {name} not present in metrics for pod {namespace}/{pod}"));
+            };
+            Ok(found.usage.get(resource).map(Quantity::milli_value))
+        }
+        None => {
+            let mut values = pod.containers.iter().map(|container| container.usage.get(resource).map(Quantity::milli_value));
+            Ok(values.try_fold(0_i64, |sum, value| Some(sum.saturating_add(value?))).filter(|_| !pod.containers.is_empty()))
+        }
+    }
+}
+
+/// The version of the custom metrics API that is served.
+async fn custom_version(client: &Client) -> Result<&'static str, String> {
+    let group: APIGroup = client
+        .get_at(&["apis", "custom.metrics.k8s.io"], &[])
+        .await
+        .map_err(|error| unable(CUSTOM_METRICS, &error))?;
+    let serves = |version: &str| group.versions.iter().any(|served| served.version == version);
+    Ok(if serves("v1beta2") || !serves("v1beta1") { "v1beta2" } else { "v1beta1" })
+}
+
+async fn custom(
+    client: &Client,
+    path: &[&str],
+    selector: Option<&str>,
+    metric_selector: &str,
+) -> Result<Vec<MetricValue>, String> {
+    let version = custom_version(client).await?;
+    let mut whole = vec!["apis", "custom.metrics.k8s.io", version];
+    whole.extend(path);
+    let mut query = Vec::new();
+    query.extend(selector.filter(|selector| !selector.is_empty()).map(|selector| ("labelSelector", selector)));
+    if !metric_selector.is_empty() {
+        query.push(("metricLabelSelector", metric_selector));
+    }
+    let found: Result<List<MetricValue>, _> = client.get_at(&whole, &query).await;
+    let found = found.map_err(|error| unable(CUSTOM_METRICS, &error))?.items;
+    if found.is_empty() { Err(none(CUSTOM_METRICS)) } else { Ok(found) }
+}
+
+/// A metric of each pod that `selector` finds.
+pub(super) async fn of_pods(
+    client: &Client,
+    namespace: &str,
+    selector: &str,
+    metric: &str,
+    metric_selector: &str,
+) -> Result<Samples, String> {
+    let path = ["namespaces", namespace, "pods", "*", metric];
+    let found = custom(client, &path, Some(selector), metric_selector).await?;
+    let sample = |value: MetricValue| {
+        let window = value.window_seconds.map_or(CUSTOM_WINDOW, Duration::from_secs);
+        let sample = Sample { value: value.value.milli_value(), timestamp: value.timestamp, window };
+        Some((value.described_object?.name, sample))
+    };
+    Ok(found.into_iter().filter_map(sample).collect())
+}
+
+/// A metric of one object, in thousandths.
+pub(super) async fn of_object(
+    client: &Client,
+    resources: &Resources,
+    namespace: &str,
+    object: &CrossVersionObjectReference,
+    metric: &str,
+    metric_selector: &str,
+) -> Result<i64, String> {
+    let found = if object.kind == "Namespace" && object.api_version.as_deref().is_none_or(|version| version == "v1") {
+        custom(client, &["namespaces", &object.name, "metrics", metric], None, metric_selector).await?
+    } else {
+        let resource = resources.find(client, object.api_version.as_deref().unwrap_or("v1"), &object.kind).await?;
+        let group = &resource.gvr.group;
+        let full = if group.is_empty() {
+            resource.gvr.resource.to_string()
+        } else {
+            format!("{}.{group}", resource.gvr.resource)
+        };
+        let path = ["namespaces", namespace, &full, &object.name, metric];
+        let path = if resource.namespaced { &path[..] } else { &path[2..] };
+        custom(client, path, None, metric_selector).await?
+    };
+    found.first().map(|value| value.value.milli_value()).ok_or_else(|| none(CUSTOM_METRICS))
+}
+
+/// The sum of what a metric from outside the cluster says, in thousandths.
+pub(super) async fn from_outside(
+    client: &Client,
+    namespace: &str,
+    metric: &str,
+    selector: &str,
+) -> Result<i64, String> {
+    let path = ["apis", "external.metrics.k8s.io", "v1beta1", "namespaces", namespace, metric];
+    let found: Result<List<MetricValue>, _> = client.get_at(&path, &[("labelSelector", selector)]).await;
+    let found = found.map_err(|error| unable(EXTERNAL_METRICS, &error))?.items;
+    if found.is_empty() {
+        return Err(none(EXTERNAL_METRICS));
+    }
+    Ok(found.iter().fold(0_i64, |sum, value| sum.saturating_add(value.value.milli_value())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_counts_only_when_all_its_containers_were_measured() {
+        let pod: PodMetrics = serde_json::from_str(
+            r#"{"metadata":{"name":"p"},"timestamp":"2026-01-01T00:00:00Z","window":"15.5s","containers":[
+                {"name":"a","usage":{"cpu":"250m","memory":"64Mi"}},{"name":"b","usage":{"cpu":"1"}}]}"#,
+        )
+        .unwrap();
+        assert_eq!(usage(&pod, "n", "cpu", None), Ok(Some(1250)));
+        assert_eq!(usage(&pod, "n", "memory", None), Ok(None));
+        assert_eq!(usage(&pod, "n", "cpu", Some("a")), Ok(Some(250)));
+        let missing = "container c not present in metrics for pod n/p".to_owned();
+        assert_eq!(usage(&pod, "n", "cpu", Some("c")), Err(missing));
+    }
+
+    #[test]
+    fn both_versions_of_custom_metrics_are_understood() {
+        for text in [
+            r#"{"describedObject":{"kind":"Pod","name":"p"},"metricName":"m","timestamp":"2026-01-01T00:00:00Z","window":30,"value":"1500m"}"#,
+            r#"{"describedObject":{"kind":"Pod","name":"p"},"metric":{"name":"m"},"timestamp":"2026-01-01T00:00:00Z","windowSeconds":30,"value":"1500m"}"#,
+        ] {
+            let value: MetricValue = serde_json::from_str(text).unwrap();
+            assert_eq!((value.value.milli_value(), value.window_seconds), (1500, Some(30)));
+        }
+    }
+}

@@ -1,0 +1,655 @@
+//! HorizontalPodAutoscaler: as many replicas as the metrics ask for, within bounds and rates.
+//!
+//! Flow: an autoscaler (every sync period, and at once when it changes) -> the `scale` of its target -> samples of each metric
+//! (`metrics`) -> what each asks for (`replicas`), the highest counts -> windows, policies and bounds (`normalize`) -> `scale`.
+//! Invariant: missing data never makes a target smaller. A metric that cannot be read allows growth by the others only.
+
+mod metrics;
+mod normalize;
+mod replicas;
+mod target;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::quantity::{Format, Quantity};
+use api::selector::Selector;
+use client::{Client, Event, EventRecorder, Informer};
+use futures_util::future::BoxFuture;
+use jiff::Timestamp;
+use k8s_openapi::api::autoscaling::v1::Scale;
+use k8s_openapi::api::autoscaling::v2::{
+    ContainerResourceMetricStatus, ExternalMetricStatus, HorizontalPodAutoscaler, HorizontalPodAutoscalerCondition,
+    HorizontalPodAutoscalerStatus, MetricIdentifier, MetricSpec, MetricStatus, MetricTarget, MetricValueStatus,
+    ObjectMetricStatus, PodsMetricStatus, ResourceMetricStatus,
+};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, Time};
+use parking_lot::Mutex;
+
+use crate::controller::{Context, Outcome, Reconcile, Requeue};
+use crate::error::if_unchanged;
+use normalize::{Bounds, Memory};
+use replicas::{Measurement, Proposal, Samples, Start, Tolerances};
+use target::Resources;
+
+/// As the flags of the controller manager say.
+#[derive(Debug, Clone)]
+pub struct Autoscaling {
+    /// How often metrics are looked at.
+    pub sync_period: Duration,
+    /// For how long a higher recommendation holds a target that its own rules do not say.
+    pub downscale_stabilization: Duration,
+    /// How far the ratio of a metric to its target may be from 1.
+    pub tolerance: f64,
+    pub cpu_initialization_period: Duration,
+    pub initial_readiness_delay: Duration,
+}
+
+impl Default for Autoscaling {
+    fn default() -> Self {
+        Self {
+            sync_period: Duration::from_secs(15),
+            downscale_stabilization: Duration::from_secs(5 * 60),
+            tolerance: 0.1,
+            cpu_initialization_period: Duration::from_secs(5 * 60),
+            initial_readiness_delay: Duration::from_secs(30),
+        }
+    }
+}
+
+struct Controller {
+    client: Client,
+    recorder: EventRecorder,
+    scalers: Informer<HorizontalPodAutoscaler>,
+    pods: Informer<Pod>,
+    memory: Memory,
+    resources: Resources,
+    /// Which pods each autoscaler's target had when it was last looked at.
+    selectors: Mutex<BTreeMap<String, Selector>>,
+    settings: Autoscaling,
+}
+
+pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
+    let scalers = context.on::<HorizontalPodAutoscaler, _>(|event| match event {
+        Event::Modified { old, new } if old.spec == new.spec => None,
+        _ => Some(client::object_key(&**event.object())),
+    });
+    Arc::new(Controller {
+        client: context.client.clone(),
+        recorder: context.recorder.clone(),
+        scalers,
+        // Looked at when the time has come, every period anew.
+        pods: context.informer::<Pod>(),
+        memory: Memory::default(),
+        resources: Resources::default(),
+        selectors: Mutex::default(),
+        settings: context.config.autoscaling.clone(),
+    })
+}
+
+impl Reconcile for Controller {
+    fn reconcile<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Outcome> {
+        Box::pin(async move {
+            let Some(scaler) = self.scalers.get(key) else {
+                self.memory.forget(key);
+                self.selectors.lock().remove(key);
+                return Ok(Requeue::Never);
+            };
+            let mut look = Look { controller: self, scaler: &scaler, now: Timestamp::now(), key, conditions: conditions(&scaler) };
+            if let Err(why) = look.run().await? {
+                tracing::warn!(key, why, "autoscaler did not get through");
+            }
+            Ok(Requeue::After(self.settings.sync_period))
+        })
+    }
+}
+
+fn conditions(scaler: &HorizontalPodAutoscaler) -> Vec<HorizontalPodAutoscalerCondition> {
+    scaler.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default()
+}
+
+/// What one metric asks for, and how to name it and show it.
+struct Answer {
+    replicas: i32,
+    name: String,
+    status: MetricStatus,
+}
+
+/// A metric that could not be used: the reason of the event and condition, and what happened.
+struct Unusable {
+    reason: &'static str,
+    why: String,
+    /// How the message of the whole look goes on about it.
+    told: String,
+}
+
+struct Wanted {
+    replicas: i32,
+    name: String,
+    /// Some metrics could not be read; the others ask for more than there is.
+    partly: Option<String>,
+}
+
+/// One look at one autoscaler.
+struct Look<'a> {
+    controller: &'a Controller,
+    scaler: &'a HorizontalPodAutoscaler,
+    now: Timestamp,
+    key: &'a str,
+    conditions: Vec<HorizontalPodAutoscalerCondition>,
+}
+
+const ABLE: &str = "AbleToScale";
+const ACTIVE: &str = "ScalingActive";
+const LIMITED: &str = "ScalingLimited";
+
+impl Look<'_> {
+    fn condition(&mut self, kind: &str, is_true: bool, reason: &str, message: impl Into<String>) {
+        let status = if is_true { "True" } else { "False" };
+        let new = HorizontalPodAutoscalerCondition {
+            type_: kind.into(),
+            status: status.into(),
+            reason: Some(reason.into()),
+            message: Some(message.into()),
+            last_transition_time: Some(Time(self.now)),
+        };
+        match self.conditions.iter_mut().find(|condition| condition.type_ == kind) {
+            Some(old) => {
+                let since = if old.status == new.status { old.last_transition_time.take() } else { None };
+                let since = since.or(new.last_transition_time.clone());
+                *old = HorizontalPodAutoscalerCondition { last_transition_time: since, ..new };
+            }
+            None => self.conditions.push(new),
+        }
+    }
+
+    fn warn(&self, reason: &str, message: impl Into<String>) {
+        self.controller.recorder.warning(&client::reference(self.scaler), reason, message);
+    }
+
+    fn namespace(&self) -> &str {
+        self.scaler.metadata.namespace.as_deref().unwrap_or_default()
+    }
+
+    /// The inner result says why the look ended early; everything about it has been reported.
+    async fn run(&mut self) -> Result<Result<(), String>, crate::Error> {
+        let controller = self.controller;
+        let spec = &self.scaler.spec;
+        let reference = &spec.scale_target_ref;
+        let old = self.scaler.status.clone().unwrap_or_default();
+        let api_version = reference.api_version.as_deref().unwrap_or("v1");
+        let found = controller.resources.find(&controller.client, api_version, &reference.kind).await;
+        let api = found.map(|found| controller.client.dynamic(&found.gvr, Some(self.namespace())));
+        let scale: Result<Scale, String> = match &api {
+            Ok(api) => api.get_subresource(&reference.name, "scale").await.map_err(|error| error.to_string()),
+            Err(why) => Err(why.clone()),
+        };
+        let (api, mut scale) = match (api, scale) {
+            (Ok(api), Ok(scale)) => (api, scale),
+            (_, Err(why)) | (Err(why), _) => {
+                self.warn("FailedGetScale", &*why);
+                let message = format!("the HPA controller was unable to get the target's current scale: {why}");
+                self.condition(ABLE, false, "FailedGetScale", message);
+                self.write(HorizontalPodAutoscalerStatus { ..old }).await?;
+                return Ok(Err(why));
+            }
+        };
+        self.condition(
+            ABLE,
+            true,
+            "SucceededGetScale",
+            "the HPA controller was able to get the target's current scale",
+        );
+        let current = scale.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(0);
+        controller.memory.begin(self.key, current, self.now);
+        let bounds = Bounds { min: spec.min_replicas.unwrap_or(1), max: spec.max_replicas };
+        let mut statuses = old.current_metrics.clone();
+        let mut partly = None;
+        let (desired, why) = if current == 0 && bounds.min != 0 {
+            let message = "scaling is disabled since the replica count of the target is zero";
+            self.condition(ACTIVE, false, "ScalingDisabled", message);
+            (current, String::new())
+        } else if current > bounds.max {
+            (bounds.max, "Current number of replicas above Spec.MaxReplicas".to_owned())
+        } else if current < bounds.min {
+            (bounds.min, "Current number of replicas below Spec.MinReplicas".to_owned())
+        } else {
+            let (answers, wanted) = self.ask(&scale, current).await;
+            statuses = answers;
+            let wanted = match wanted {
+                Ok(wanted) => wanted,
+                Err(why) => {
+                    let status = HorizontalPodAutoscalerStatus {
+                        current_replicas: Some(current),
+                        current_metrics: statuses,
+                        ..old
+                    };
+                    self.write(status).await?;
+                    self.warn("FailedComputeMetricsReplicas", &*why);
+                    return Ok(Err(why));
+                }
+            };
+            partly = wanted.partly;
+            let why = match wanted.replicas.cmp(&current) {
+                std::cmp::Ordering::Greater => format!("{} above target", wanted.name),
+                std::cmp::Ordering::Less => "All metrics below target".to_owned(),
+                std::cmp::Ordering::Equal => String::new(),
+            };
+            (self.normalize(current, wanted.replicas, bounds), why)
+        };
+        let rescales = desired != current;
+        if rescales {
+            scale.spec.get_or_insert_default().replicas = Some(desired);
+            let written: Result<Scale, _> = api.update_subresource(&reference.name, "scale", &scale).await;
+            if let Err(error) = written {
+                self.warn("FailedRescale", format!("New size: {desired}; reason: {why}; error: {error}"));
+                let message = format!("the HPA controller was unable to update the target scale: {error}");
+                self.condition(ABLE, false, "FailedUpdateScale", message);
+                let status = HorizontalPodAutoscalerStatus {
+                    current_replicas: Some(current),
+                    current_metrics: statuses,
+                    ..old
+                };
+                self.write(status).await?;
+                return Ok(Err(format!("failed to rescale: {error}")));
+            }
+            let message = format!("the HPA controller was able to update the target scale to {desired}");
+            self.condition(ABLE, true, "SucceededRescale", message);
+            let message = format!("New size: {desired}; reason: {why}");
+            controller.recorder.normal(&client::reference(self.scaler), "SuccessfulRescale", message);
+            if let Some(behavior) = &spec.behavior {
+                controller.memory.changed(self.key, behavior, current, desired, self.now);
+            }
+        }
+        let status = HorizontalPodAutoscalerStatus {
+            current_replicas: Some(current),
+            desired_replicas: desired,
+            current_metrics: statuses,
+            last_scale_time: if rescales { Some(Time(self.now)) } else { old.last_scale_time },
+            ..HorizontalPodAutoscalerStatus::default()
+        };
+        self.write(status).await?;
+        Ok(partly.map_or(Ok(()), Err))
+    }
+
+    fn normalize(&mut self, current: i32, wanted: i32, bounds: Bounds) -> i32 {
+        let (memory, window) = (&self.controller.memory, self.controller.settings.downscale_stabilization);
+        let normalized = match &self.scaler.spec.behavior {
+            None => memory.plain(self.key, window, current, wanted, bounds, self.now),
+            Some(behavior) => memory.ruled(self.key, behavior, window, (current, wanted), bounds, self.now),
+        };
+        let (reason, message) = normalized.able;
+        self.condition(ABLE, true, reason, message);
+        let (limited, reason, message) = normalized.limited;
+        self.condition(LIMITED, limited, reason, message);
+        normalized.replicas
+    }
+
+    async fn write(&mut self, status: HorizontalPodAutoscalerStatus) -> Result<(), crate::Error> {
+        let status = HorizontalPodAutoscalerStatus {
+            conditions: Some(std::mem::take(&mut self.conditions)),
+            observed_generation: self.scaler.metadata.generation,
+            ..status
+        };
+        if self.scaler.status.as_ref() == Some(&status) {
+            return Ok(());
+        }
+        let changed = HorizontalPodAutoscaler { status: Some(status), ..self.scaler.clone() };
+        let api = self.controller.client.all::<HorizontalPodAutoscaler>();
+        if_unchanged(api.update_status(&changed).await).map(|_| ())
+    }
+
+    /// Asks every metric. The highest answer counts; where some could not be asked, only if it is not lower than what there is.
+    async fn ask(&mut self, scale: &Scale, current: i32) -> (Option<Vec<MetricStatus>>, Result<Wanted, String>) {
+        let (selector, pods) = match self.selected(scale) {
+            Ok(found) => found,
+            Err(why) => return (None, Err(why)),
+        };
+        let specs = self.scaler.spec.metrics.clone().unwrap_or_default();
+        let mut statuses = Vec::with_capacity(specs.len());
+        let mut best: Option<(i32, String)> = None;
+        let mut failed: Vec<Unusable> = Vec::new();
+        for spec in &specs {
+            let target = Target { selector: &selector, pods: &pods, current, scale };
+            match self.answer(spec, &target).await {
+                Ok(answer) => {
+                    statuses.push(answer.status);
+                    if best.as_ref().is_none_or(|(replicas, _)| answer.replicas > *replicas) {
+                        best = Some((answer.replicas, answer.name));
+                    }
+                }
+                Err(unusable) => {
+                    self.warn(unusable.reason, &*unusable.why);
+                    // Statuses stand in the order of the metrics, so that one without a value still has its place.
+                    statuses.push(MetricStatus::default());
+                    failed.push(unusable);
+                }
+            }
+        }
+        let partly = failed.first().map(|first| {
+            format!("invalid metrics ({} invalid out of {}), first error is: {}", failed.len(), specs.len(), first.told)
+        });
+        let wanted = match (best, partly) {
+            (Some((replicas, name)), partly) if partly.is_none() || replicas >= current => {
+                let message = format!("the HPA was able to successfully calculate a replica count from {name}");
+                self.condition(ACTIVE, true, "ValidMetricFound", message);
+                Ok(Wanted { replicas, name, partly })
+            }
+            (_, partly) => {
+                if let Some(first) = failed.first() {
+                    let message = format!("the HPA was unable to compute the replica count: {}", first.why);
+                    self.condition(ACTIVE, false, first.reason, message);
+                }
+                Err(partly.unwrap_or_else(|| "the HPA has no metrics".to_owned()))
+            }
+        };
+        (Some(statuses), wanted)
+    }
+
+    /// The pods of the target. Pods that two autoscalers claim are scaled by neither.
+    fn selected(&mut self, scale: &Scale) -> Result<(Selector, Vec<Arc<Pod>>), String> {
+        let text = scale.status.as_ref().and_then(|status| status.selector.clone()).unwrap_or_default();
+        if text.is_empty() {
+            let why = "selector is required";
+            self.warn("SelectorRequired", why);
+            self.condition(ACTIVE, false, "InvalidSelector", "the HPA target's scale is missing a selector");
+            return Err(why.to_owned());
+        }
+        let selector = match Selector::parse(&text) {
+            Ok(selector) => selector,
+            Err(error) => {
+                let why = format!("couldn't convert selector into a corresponding internal selector object: {error}");
+                self.warn("InvalidSelector", &*why);
+                self.condition(ACTIVE, false, "InvalidSelector", &*why);
+                return Err(why);
+            }
+        };
+        let pods = self.controller.pods.by_namespace(self.namespace()).into_iter();
+        let pods: Vec<Arc<Pod>> = pods.filter(|pod| selector.matches(pod.metadata.labels.as_ref())).collect();
+        let mut selectors = self.controller.selectors.lock();
+        selectors.insert(self.key.to_owned(), selector.clone());
+        let prefix = format!("{}/", self.namespace());
+        let claims = |other: &Selector| pods.iter().any(|pod| other.matches(pod.metadata.labels.as_ref()));
+        let claimants: Vec<&str> = selectors
+            .iter()
+            .filter(|(key, other)| key.starts_with(&prefix) && claims(other))
+            .map(|(key, _)| key.as_str())
+            .collect();
+        if claimants.len() > 1 {
+            let claimants = claimants.join(" ");
+            drop(selectors);
+            let why = format!("pods by selector {selector} are controlled by multiple HPAs: [{claimants}]");
+            self.warn("AmbiguousSelector", &*why);
+            self.condition(ACTIVE, false, "AmbiguousSelector", &*why);
+            return Err(why);
+        }
+        drop(selectors);
+        Ok((selector, pods))
+    }
+
+    fn tolerances(&self) -> Tolerances {
+        let default = self.controller.settings.tolerance;
+        let behavior = self.scaler.spec.behavior.as_ref();
+        let of = |rules: Option<&k8s_openapi::api::autoscaling::v2::HPAScalingRules>| {
+            let own = rules.and_then(|rules| rules.tolerance.as_ref());
+            own.and_then(|own| Quantity::try_from(own).ok()).map_or(default, |own| own.as_f64())
+        };
+        Tolerances {
+            down: of(behavior.and_then(|behavior| behavior.scale_down.as_ref())),
+            up: of(behavior.and_then(|behavior| behavior.scale_up.as_ref())),
+        }
+    }
+
+    fn measurement<'p>(&self, target: &Target<'p>, samples: Samples) -> Measurement<'p> {
+        let settings = &self.controller.settings;
+        Measurement {
+            pods: target.pods,
+            samples,
+            current: target.current,
+            tolerances: self.tolerances(),
+            start: Start {
+                cpu_initialization: settings.cpu_initialization_period,
+                initial_readiness: settings.initial_readiness_delay,
+            },
+            now: self.now,
+        }
+    }
+
+    async fn answer(&self, spec: &MetricSpec, target: &Target<'_>) -> Result<Answer, Unusable> {
+        match spec.type_.as_str() {
+            "Resource" => self.resource(spec, target).await,
+            "ContainerResource" => self.container_resource(spec, target).await,
+            "Pods" => self.pods_metric(spec, target).await,
+            "Object" => self.object(spec, target).await,
+            "External" => self.external(spec, target).await,
+            other => Err(unusable("InvalidMetricSourceType", format!("unknown metric source type \"{other}\""), "")),
+        }
+    }
+
+    async fn resource(&self, spec: &MetricSpec, target: &Target<'_>) -> Result<Answer, Unusable> {
+        let source = spec.resource.clone().unwrap_or_default();
+        let reason = "FailedGetResourceMetric";
+        let told = format!("failed to get {} resource metric value: ", source.name);
+        let found = self.of_resource(target, &source.name, None, &source.target, "resource").await;
+        let proposal = found.map_err(|why| unusable(reason, why, &told))?;
+        let name = match proposal.utilization {
+            Some(_) => format!("{} resource utilization (percentage of request)", source.name),
+            None => format!("{} resource", source.name),
+        };
+        let status = ResourceMetricStatus { name: source.name, current: current(&proposal) };
+        let status = MetricStatus { type_: spec.type_.clone(), resource: Some(status), ..MetricStatus::default() };
+        Ok(Answer { replicas: proposal.replicas, name, status })
+    }
+
+    async fn container_resource(&self, spec: &MetricSpec, target: &Target<'_>) -> Result<Answer, Unusable> {
+        let source = spec.container_resource.clone().unwrap_or_default();
+        let reason = "FailedGetContainerResourceMetric";
+        let told = format!("failed to get {} container metric value: ", source.container);
+        let container = Some(source.container.as_str());
+        let found = self.of_resource(target, &source.name, container, &source.target, "container resource").await;
+        let proposal = found.map_err(|why| unusable(reason, why, &told))?;
+        let name = match proposal.utilization {
+            Some(_) => format!("{} container resource utilization (percentage of request)", source.name),
+            None => format!("{} container resource", source.name),
+        };
+        let current = current(&proposal);
+        let status = ContainerResourceMetricStatus { name: source.name, container: source.container, current };
+        let status =
+            MetricStatus { type_: spec.type_.clone(), container_resource: Some(status), ..MetricStatus::default() };
+        Ok(Answer { replicas: proposal.replicas, name, status })
+    }
+
+    async fn of_resource(
+        &self,
+        target: &Target<'_>,
+        resource: &str,
+        container: Option<&str>,
+        wanted: &MetricTarget,
+        kind: &str,
+    ) -> Result<Proposal, String> {
+        let samples = async || {
+            let client = &self.controller.client;
+            let selector = target.selector.to_string();
+            let samples = metrics::of_resource(client, self.namespace(), &selector, resource, container).await;
+            samples.map_err(|why| format!("unable to get metrics for resource {resource}: {why}"))
+        };
+        if let Some(value) = &wanted.average_value {
+            let usage = |why: String| format!("failed to get {resource} usage: {why}");
+            let value = milli(value).map_err(usage)?;
+            let measurement = self.measurement(target, samples().await.map_err(usage)?);
+            return measurement.per_pod(resource, value).map_err(usage);
+        }
+        let Some(percent) = wanted.average_utilization else {
+            return Err(format!(
+                "invalid {kind} metric source: neither an average utilization target nor an average value (usage) target was set"
+            ));
+        };
+        let utilization = |why: String| format!("failed to get {resource} utilization: {why}");
+        let measurement = self.measurement(target, samples().await.map_err(utilization)?);
+        measurement.utilization(resource, container, percent).map_err(utilization)
+    }
+
+    async fn pods_metric(&self, spec: &MetricSpec, target: &Target<'_>) -> Result<Answer, Unusable> {
+        let source = spec.pods.clone().unwrap_or_default();
+        let fail = |why| unusable("FailedGetPodsMetric", why, "failed to get pods metric value: ");
+        let metric = &source.metric.name;
+        let selector = target.selector.to_string();
+        let value = source.target.average_value.as_ref().ok_or_else(|| "no average value target was set".to_owned());
+        let value = value.and_then(milli).map_err(fail)?;
+        let metric_selector = text(source.metric.selector.as_ref()).map_err(fail)?;
+        let samples = metrics::of_pods(
+            &self.controller.client,
+            self.namespace(),
+            &selector,
+            metric,
+            &metric_selector,
+        );
+        let samples =
+            samples.await.map_err(|why| fail(format!("unable to get metric {metric}: {why}")))?;
+        let proposal = self.measurement(target, samples).per_pod("", value).map_err(fail)?;
+        let name = format!("pods metric {metric}");
+        let status = PodsMetricStatus { current: current(&proposal), metric: source.metric };
+        let status = MetricStatus { type_: spec.type_.clone(), pods: Some(status), ..MetricStatus::default() };
+        Ok(Answer { replicas: proposal.replicas, name, status })
+    }
+
+    async fn object(&self, spec: &MetricSpec, target: &Target<'_>) -> Result<Answer, Unusable> {
+        let source = spec.object.clone().unwrap_or_default();
+        let fail = |why| unusable("FailedGetObjectMetric", why, "failed to get object metric value: ");
+        let (metric, object) = (&source.metric.name, &source.described_object);
+        let metric_selector = text(source.metric.selector.as_ref()).map_err(fail)?;
+        let value = metrics::of_object(
+            &self.controller.client,
+            &self.controller.resources,
+            self.namespace(),
+            object,
+            metric,
+            &metric_selector,
+        );
+        let value = value.await.map_err(|why| {
+            let on = format!("{} on {} {}/{why}", object.kind, self.namespace(), object.name);
+            fail(format!("unable to get metric {metric}: {on}"))
+        })?;
+        let Some((proposal, is_average)) = self.of_one(&source.target, value, target).map_err(fail)? else {
+            return Err(fail(
+                "invalid object metric source: neither a value target nor an average value target was set".to_owned(),
+            ));
+        };
+        let name = match is_average {
+            false => format!("{} metric {metric}", object.kind),
+            true => external_name(&source.metric),
+        };
+        let current = one(&proposal, is_average);
+        let status = ObjectMetricStatus { current, described_object: source.described_object, metric: source.metric };
+        let status = MetricStatus { type_: spec.type_.clone(), object: Some(status), ..MetricStatus::default() };
+        Ok(Answer { replicas: proposal.replicas, name, status })
+    }
+
+    async fn external(&self, spec: &MetricSpec, target: &Target<'_>) -> Result<Answer, Unusable> {
+        let source = spec.external.clone().unwrap_or_default();
+        let metric = &source.metric.name;
+        let told = format!("failed to get {metric} external metric value: ");
+        let fail = |why| unusable("FailedGetExternalMetric", why, &told);
+        let selector = text(source.metric.selector.as_ref()).map_err(fail)?;
+        let value = metrics::from_outside(&self.controller.client, self.namespace(), metric, &selector).await;
+        let value = value.map_err(|why| {
+            let shown = shown(source.metric.selector.as_ref());
+            let why = format!("unable to get external metric {}/{metric}/{shown}: {why}", self.namespace());
+            fail(format!("failed to get {metric} external metric: {why}"))
+        })?;
+        let Some((proposal, is_average)) = self.of_one(&source.target, value, target).map_err(fail)? else {
+            return Err(fail(
+                "invalid external metric source: neither a value target nor an average value target was set".to_owned(),
+            ));
+        };
+        let name = external_name(&source.metric);
+        let status = ExternalMetricStatus { current: one(&proposal, is_average), metric: source.metric };
+        let status = MetricStatus { type_: spec.type_.clone(), external: Some(status), ..MetricStatus::default() };
+        Ok(Answer { replicas: proposal.replicas, name, status })
+    }
+
+    /// One value for all pods, compared as a whole or by their shares of it. None if there is no target of either kind.
+    fn of_one(&self, wanted: &MetricTarget, value: i64, target: &Target<'_>) -> Result<Option<(Proposal, bool)>, String> {
+        let tolerances = self.tolerances();
+        if let Some(average) = &wanted.average_value {
+            let replicas = target.scale.status.as_ref().map_or(0, |status| status.replicas);
+            return Ok(Some((replicas::shared(value, milli(average)?, replicas, tolerances), true)));
+        }
+        let Some(whole) = &wanted.value else { return Ok(None) };
+        let proposal = replicas::whole(value, milli(whole)?, target.current, tolerances, target.pods)?;
+        Ok(Some((proposal, false)))
+    }
+}
+
+/// What is scaled, as it is now.
+struct Target<'a> {
+    selector: &'a Selector,
+    pods: &'a [Arc<Pod>],
+    current: i32,
+    scale: &'a Scale,
+}
+
+fn unusable(reason: &'static str, why: String, told: &str) -> Unusable {
+    Unusable { reason, told: format!("{told}{why}"), why }
+}
+
+fn milli(quantity: &k8s_openapi::apimachinery::pkg::api::resource::Quantity) -> Result<i64, String> {
+    let value = Quantity::try_from(quantity).map_err(|error| error.to_string())?.milli_value();
+    if value > 0 { Ok(value) } else { Err("the target is not positive".to_owned()) }
+}
+
+fn text(selector: Option<&LabelSelector>) -> Result<String, String> {
+    match selector {
+        None => Ok(String::new()),
+        Some(selector) => {
+            Selector::from_label_selector(Some(selector)).map(|found| found.to_string()).map_err(|error| error.to_string())
+        }
+    }
+}
+
+fn external_name(metric: &MetricIdentifier) -> String {
+    format!("external metric {}({})", metric.name, shown(metric.selector.as_ref()))
+}
+
+/// A selector the way upstream's messages show it.
+fn shown(selector: Option<&LabelSelector>) -> String {
+    let Some(selector) = selector else { return "nil".to_owned() };
+    let labels: Vec<String> =
+        selector.match_labels.iter().flatten().map(|(key, value)| format!("{key}: {value},")).collect();
+    let expressions: Vec<String> = selector
+        .match_expressions
+        .iter()
+        .flatten()
+        .map(|one| {
+            let values = one.values.clone().unwrap_or_default().join(" ");
+            format!("LabelSelectorRequirement{{Key:{},Operator:{},Values:[{values}],}},", one.key, one.operator)
+        })
+        .collect();
+    format!(
+        "&LabelSelector{{MatchLabels:map[string]string{{{}}},MatchExpressions:[]LabelSelectorRequirement{{{}}},}}",
+        labels.concat(),
+        expressions.concat()
+    )
+}
+
+fn quantity(milli: i64) -> k8s_openapi::apimachinery::pkg::api::resource::Quantity {
+    Quantity::from_milli(milli, Format::DecimalSI).into()
+}
+
+fn current(proposal: &Proposal) -> MetricValueStatus {
+    MetricValueStatus {
+        average_utilization: proposal.utilization,
+        average_value: Some(quantity(proposal.value)),
+        value: None,
+    }
+}
+
+fn one(proposal: &Proposal, is_average: bool) -> MetricValueStatus {
+    let value = Some(quantity(proposal.value));
+    match is_average {
+        true => MetricValueStatus { average_value: value, ..MetricValueStatus::default() },
+        false => MetricValueStatus { value, ..MetricValueStatus::default() },
+    }
+}

@@ -1,0 +1,301 @@
+//! From what the metrics ask for to what is done now: stabilization windows, rates and bounds.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::autoscaling::v2::{HPAScalingRules, HorizontalPodAutoscalerBehavior};
+use parking_lot::Mutex;
+
+/// The size to go to, and what became of the recommendation on its way there.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Normalized {
+    pub(super) replicas: i32,
+    /// Reason and message of `AbleToScale`, which is true.
+    pub(super) able: (&'static str, &'static str),
+    /// Whether a bound or rate changed the size, with the reason and message of `ScalingLimited`.
+    pub(super) limited: (bool, &'static str, &'static str),
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bounds {
+    pub(super) min: i32,
+    pub(super) max: i32,
+}
+
+const READY: (&str, &str) = ("ReadyForNewScale", "recommended size matches current size");
+const UP_STABILIZED: (&str, &str) = (
+    "ScaleUpStabilized",
+    "recent recommendations were lower than current one, applying the lowest recent recommendation",
+);
+const DOWN_STABILIZED: (&str, &str) = (
+    "ScaleDownStabilized",
+    "recent recommendations were higher than current one, applying the highest recent recommendation",
+);
+const UP_LIMIT: (&str, &str) =
+    ("ScaleUpLimit", "the desired replica count is increasing faster than the maximum scale rate");
+const DOWN_LIMIT: (&str, &str) =
+    ("ScaleDownLimit", "the desired replica count is decreasing faster than the maximum scale rate");
+const TOO_MANY: (&str, &str) =
+    ("TooManyReplicas", "the desired replica count is more than the maximum replica count");
+const TOO_FEW: (&str, &str) = ("TooFewReplicas", "the desired replica count is less than the minimum replica count");
+const WITHIN: (&str, &str) = ("DesiredWithinRange", "the desired count is within the acceptable range");
+
+#[derive(Debug, Clone, Copy)]
+struct Dated {
+    at: Timestamp,
+    replicas: i32,
+}
+
+/// What an autoscaler recommended and did of late.
+#[derive(Debug, Default)]
+struct Past {
+    recommendations: Vec<Dated>,
+    ups: Vec<Dated>,
+    downs: Vec<Dated>,
+}
+
+/// The past of all autoscalers, by key. A restart forgets it: the present size then counts as recommended.
+#[derive(Debug, Default)]
+pub(super) struct Memory(Mutex<HashMap<String, Past>>);
+
+fn ago(now: Timestamp, seconds: i32) -> Timestamp {
+    now.checked_sub(Duration::from_secs(seconds.max(0).unsigned_abs().into())).unwrap_or(Timestamp::MIN)
+}
+
+impl Memory {
+    pub(super) fn forget(&self, key: &str) {
+        self.0.lock().remove(key);
+    }
+
+    /// The first thing that is known of an autoscaler is the size of its target.
+    pub(super) fn begin(&self, key: &str, replicas: i32, now: Timestamp) {
+        let mut all = self.0.lock();
+        let past = all.entry(key.to_owned()).or_default();
+        if past.recommendations.is_empty() {
+            past.recommendations.push(Dated { at: now, replicas });
+        }
+    }
+
+    /// Remembers a change of size for as long as the policies look back.
+    pub(super) fn changed(&self, key: &str, behavior: &HorizontalPodAutoscalerBehavior, from: i32, to: i32, now: Timestamp) {
+        let mut all = self.0.lock();
+        let past = all.entry(key.to_owned()).or_default();
+        let (events, rules) = match to > from {
+            true => (&mut past.ups, &behavior.scale_up),
+            false => (&mut past.downs, &behavior.scale_down),
+        };
+        let policies = rules.iter().flat_map(|rules| rules.policies.iter().flatten());
+        let longest = ago(now, policies.map(|policy| policy.period_seconds).max().unwrap_or(0));
+        events.retain(|event| event.at > longest);
+        events.push(Dated { at: now, replicas: to.abs_diff(from).try_into().unwrap_or(i32::MAX) });
+    }
+
+    /// Without `spec.behavior`: the highest recommendation of `window` counts, and growth at most doubles.
+    pub(super) fn plain(
+        &self,
+        key: &str,
+        window: Duration,
+        current: i32,
+        wanted: i32,
+        bounds: Bounds,
+        now: Timestamp,
+    ) -> Normalized {
+        let stable = {
+            let mut all = self.0.lock();
+            let past = all.entry(key.to_owned()).or_default();
+            let cutoff = now.checked_sub(window).unwrap_or(Timestamp::MIN);
+            past.recommendations.retain(|old| old.at > cutoff);
+            let stable = past.recommendations.iter().map(|old| old.replicas).max().unwrap_or(wanted).max(wanted);
+            past.recommendations.push(Dated { at: now, replicas: wanted });
+            stable
+        };
+        let fastest = current.saturating_mul(2).max(4);
+        let (most, why) = if bounds.max > fastest { (fastest, UP_LIMIT) } else { (bounds.max, TOO_MANY) };
+        let (replicas, why) = if stable < bounds.min {
+            (bounds.min, TOO_FEW)
+        } else if stable > most {
+            (most, why)
+        } else {
+            (stable, WITHIN)
+        };
+        let able = if stable == wanted { READY } else { DOWN_STABILIZED };
+        Normalized { replicas, able, limited: (replicas != stable, why.0, why.1) }
+    }
+
+    /// With `spec.behavior`: windows and policies for each direction.
+    pub(super) fn ruled(
+        &self,
+        key: &str,
+        behavior: &HorizontalPodAutoscalerBehavior,
+        default_window: Duration,
+        (current, wanted): (i32, i32),
+        bounds: Bounds,
+        now: Timestamp,
+    ) -> Normalized {
+        let (up, down) =
+            (behavior.scale_up.clone().unwrap_or_default(), behavior.scale_down.clone().unwrap_or_default());
+        let up_window = up.stabilization_window_seconds.unwrap_or(0);
+        let default_window = i32::try_from(default_window.as_secs()).unwrap_or(i32::MAX);
+        let down_window = down.stabilization_window_seconds.unwrap_or(default_window);
+        let mut all = self.0.lock();
+        let past = all.entry(key.to_owned()).or_default();
+        let (up_cutoff, down_cutoff) = (ago(now, up_window), ago(now, down_window));
+        past.recommendations.retain(|old| old.at > up_cutoff.min(down_cutoff));
+        let since = |cutoff| past.recommendations.iter().filter(move |old| old.at > cutoff).map(|old| old.replicas);
+        let lowest = since(up_cutoff).fold(wanted, i32::min);
+        let highest = since(down_cutoff).fold(wanted, i32::max);
+        past.recommendations.push(Dated { at: now, replicas: wanted });
+        let stable = current.max(lowest).min(highest);
+        let able = match (stable == wanted, wanted >= current) {
+            (true, _) => READY,
+            (false, true) => UP_STABILIZED,
+            (false, false) => DOWN_STABILIZED,
+        };
+        let (replicas, why) = if stable > current {
+            let limit = limit(&up, current, past, now, Direction::Up).max(current);
+            let (most, why) = if bounds.max > limit { (limit, UP_LIMIT) } else { (bounds.max, TOO_MANY) };
+            if stable > most { (most, why) } else { (stable, WITHIN) }
+        } else if stable < current {
+            let limit = limit(&down, current, past, now, Direction::Down).min(current);
+            let (least, why) = if bounds.min < limit { (limit, DOWN_LIMIT) } else { (bounds.min, TOO_FEW) };
+            if stable < least { (least, why) } else { (stable, WITHIN) }
+        } else {
+            (stable, WITHIN)
+        };
+        Normalized { replicas, able, limited: (replicas != stable, why.0, why.1) }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    Up,
+    Down,
+}
+
+/// The size that the policies allow now. `Max` of the policies means the largest change, `Min` the smallest.
+fn limit(rules: &HPAScalingRules, current: i32, past: &Past, now: Timestamp, direction: Direction) -> i32 {
+    let select = rules.select_policy.as_deref().unwrap_or("Max");
+    if select == "Disabled" {
+        return current;
+    }
+    let within = |events: &[Dated], seconds| {
+        let cutoff = ago(now, seconds);
+        events.iter().filter(|event| event.at > cutoff).fold(0_i32, |sum, event| sum.saturating_add(event.replicas))
+    };
+    let sizes = rules.policies.iter().flatten().map(|policy| {
+        let start = current
+            .saturating_sub(within(&past.ups, policy.period_seconds))
+            .saturating_add(within(&past.downs, policy.period_seconds));
+        let share = f64::from(policy.value) / 100.0;
+        match (direction, policy.type_.as_str()) {
+            (Direction::Up, "Pods") => start.saturating_add(policy.value),
+            (Direction::Up, _) => (f64::from(start) * (1.0 + share)).ceil() as i32,
+            (Direction::Down, "Pods") => start.saturating_sub(policy.value),
+            (Direction::Down, _) => (f64::from(start) * (1.0 - share)) as i32,
+        }
+    });
+    let largest = (select == "Min") == (direction == Direction::Down);
+    if largest { sizes.max().unwrap_or(current) } else { sizes.min().unwrap_or(current) }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::autoscaling::v2::HPAScalingPolicy;
+
+    use super::*;
+    use crate::pods::tests::at;
+
+    const WINDOW: Duration = Duration::from_secs(300);
+    const BOUNDS: Bounds = Bounds { min: 1, max: 100 };
+
+    #[test]
+    fn without_behavior() {
+        for (what, before, current, wanted, bounds, replicas, able, limited) in [
+            ("as asked", vec![], 3, 5, BOUNDS, 5, READY, (false, WITHIN)),
+            ("at most double", vec![], 3, 50, BOUNDS, 6, READY, (true, UP_LIMIT)),
+            ("but four at once", vec![], 1, 50, BOUNDS, 4, READY, (true, UP_LIMIT)),
+            ("not above the maximum", vec![], 3, 9, Bounds { min: 1, max: 5 }, 5, READY, (true, TOO_MANY)),
+            ("not below the minimum", vec![], 3, 1, Bounds { min: 2, max: 5 }, 2, READY, (true, TOO_FEW)),
+            ("held by a recent one", vec![(900, 3)], 3, 1, BOUNDS, 3, DOWN_STABILIZED, (false, WITHIN)),
+            ("not by an old one", vec![(600, 3)], 3, 1, BOUNDS, 1, READY, (false, WITHIN)),
+        ] {
+            let memory = Memory::default();
+            for (time, replicas) in before {
+                memory.begin("a", replicas, at(time));
+            }
+            let found = memory.plain("a", WINDOW, current, wanted, bounds, at(1000));
+            let expected = Normalized { replicas, able, limited: (limited.0, limited.1.0, limited.1.1) };
+            assert_eq!(found, expected, "{what}");
+        }
+    }
+
+    fn rules(select: &str, window: i32, policies: &[(&str, i32, i32)]) -> Option<HPAScalingRules> {
+        let policy = |&(kind, value, period_seconds): &(&str, i32, i32)| HPAScalingPolicy {
+            type_: kind.into(),
+            value,
+            period_seconds,
+        };
+        Some(HPAScalingRules {
+            select_policy: Some(select.into()),
+            stabilization_window_seconds: Some(window),
+            policies: Some(policies.iter().map(policy).collect()),
+            ..HPAScalingRules::default()
+        })
+    }
+
+    #[test]
+    fn policies_limit_the_rate() {
+        let both = [("Pods", 4, 60), ("Percent", 50, 60)];
+        for (what, select, current, wanted, replicas, why) in [
+            ("the larger growth", "Max", 10, 90, 15, UP_LIMIT),
+            ("the smaller growth", "Min", 10, 90, 14, UP_LIMIT),
+            ("no growth", "Disabled", 10, 90, 10, UP_LIMIT),
+            ("the larger shrink", "Max", 10, 1, 5, DOWN_LIMIT),
+            ("the smaller shrink", "Min", 10, 1, 6, DOWN_LIMIT),
+            ("no shrink", "Disabled", 10, 1, 10, DOWN_LIMIT),
+            ("within", "Max", 10, 12, 12, WITHIN),
+        ] {
+            let behavior = HorizontalPodAutoscalerBehavior {
+                scale_up: rules(select, 0, &both),
+                scale_down: rules(select, 0, &both),
+            };
+            let memory = Memory::default();
+            let found = memory.ruled("a", &behavior, WINDOW, (current, wanted), BOUNDS, at(1000));
+            assert_eq!((found.replicas, found.limited.1), (replicas, why.0), "{what}");
+        }
+    }
+
+    #[test]
+    fn a_period_counts_what_was_done_in_it() {
+        let behavior = HorizontalPodAutoscalerBehavior {
+            scale_up: rules("Max", 0, &[("Pods", 4, 60)]),
+            scale_down: rules("Max", 0, &[("Pods", 4, 60)]),
+        };
+        let memory = Memory::default();
+        memory.changed("a", &behavior, 10, 13, at(990));
+        let up = |now| memory.ruled("a", &behavior, WINDOW, (13, 90), BOUNDS, at(now)).replicas;
+        assert_eq!(up(1000), 14, "three of four were added ten seconds ago");
+        assert_eq!(up(1051), 17, "and do not count any more");
+        memory.changed("a", &behavior, 13, 11, at(1052));
+        assert_eq!(memory.ruled("a", &behavior, WINDOW, (11, 90), BOUNDS, at(1053)).replicas, 17);
+    }
+
+    #[test]
+    fn windows_hold_both_ways() {
+        let behavior = HorizontalPodAutoscalerBehavior {
+            scale_up: rules("Max", 60, &[("Pods", 100, 15)]),
+            scale_down: rules("Max", 120, &[("Pods", 100, 15)]),
+        };
+        let memory = Memory::default();
+        let step = |current, wanted, now| {
+            let found = memory.ruled("a", &behavior, WINDOW, (current, wanted), BOUNDS, at(now));
+            (found.replicas, found.able.0)
+        };
+        assert_eq!(step(10, 10, 1000), (10, READY.0));
+        assert_eq!(step(10, 20, 1010), (10, UP_STABILIZED.0), "the lowest of the last minute");
+        assert_eq!(step(10, 20, 1061), (20, READY.0));
+        assert_eq!(step(20, 5, 1070), (20, DOWN_STABILIZED.0), "the highest of the last two minutes");
+        assert_eq!(step(20, 5, 1190), (5, READY.0));
+    }
+}

@@ -1,0 +1,399 @@
+//! How many replicas a metric asks for. Plain functions of samples, pods and the time.
+//!
+//! Pods without a sample never cause a decision of their own: when the others ask for fewer, they count as fully used; when the
+//! others ask for more, as idle. If that turns the decision round, nothing changes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::quantity::Quantity;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+
+use crate::pods;
+
+/// How far a ratio may be from 1 without anything happening.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Tolerances {
+    pub(super) down: f64,
+    pub(super) up: f64,
+}
+
+impl Tolerances {
+    pub(super) fn cover(self, ratio: f64) -> bool {
+        (1.0 - self.down) <= ratio && ratio <= (1.0 + self.up)
+    }
+}
+
+/// Times during which a pod's CPU says nothing about its load.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Start {
+    /// After the start, samples count only from pods that are ready and were measured since.
+    pub(super) cpu_initialization: Duration,
+    /// A pod that was unready since this long after its start was never ready.
+    pub(super) initial_readiness: Duration,
+}
+
+/// What one pod uses, in thousandths.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Sample {
+    pub(super) value: i64,
+    pub(super) timestamp: Timestamp,
+    pub(super) window: Duration,
+}
+
+pub(super) type Samples = BTreeMap<String, Sample>;
+
+/// What a metric asks for, and what was measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Proposal {
+    pub(super) replicas: i32,
+    /// Percent of what the pods request; only where that was asked for.
+    pub(super) utilization: Option<i32>,
+    /// Thousandths per pod, or of the one value.
+    pub(super) value: i64,
+}
+
+const NO_PODS: &str = "no pods returned by selector while calculating replica count";
+const NO_SAMPLES: &str = "did not receive metrics for targeted pods (pods might be unready)";
+
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Groups<'a> {
+    ready: usize,
+    unready: BTreeSet<&'a str>,
+    missing: BTreeSet<&'a str>,
+    ignored: BTreeSet<&'a str>,
+}
+
+fn group<'a>(pods: &'a [Arc<Pod>], samples: &Samples, is_cpu: bool, start: Start, now: Timestamp) -> Groups<'a> {
+    let mut groups = Groups::default();
+    for pod in pods {
+        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        if pods::is_terminating(pod) || pods::phase(pod) == "Failed" {
+            groups.ignored.insert(name);
+        } else if pods::phase(pod) == "Pending" {
+            groups.unready.insert(name);
+        } else {
+            match samples.get(name) {
+                None => _ = groups.missing.insert(name),
+                Some(sample) if is_cpu && is_starting(pod, sample, start, now) => _ = groups.unready.insert(name),
+                Some(_) => groups.ready += 1,
+            }
+        }
+    }
+    groups
+}
+
+/// Whether what `pod` uses now is the work of its start rather than load.
+fn is_starting(pod: &Pod, sample: &Sample, start: Start, now: Timestamp) -> bool {
+    let started = pod.status.as_ref().and_then(|status| status.start_time.as_ref()).map(|time| time.0);
+    let (Some(condition), Some(started)) = (pods::condition(pod, "Ready"), started) else { return true };
+    let is_unready = condition.status == "False";
+    let Some(changed) = condition.last_transition_time.as_ref().map(|time| time.0) else { return is_unready };
+    if now < later(started, start.cpu_initialization) {
+        is_unready || sample.timestamp < later(changed, sample.window)
+    } else {
+        is_unready && changed < later(started, start.initial_readiness)
+    }
+}
+
+fn later(time: Timestamp, by: Duration) -> Timestamp {
+    time.checked_add(by).unwrap_or(Timestamp::MAX)
+}
+
+/// Thousandths of `resource` that each pod requests, in all containers that run beside each other or in one of them.
+fn requests(pods: &[Arc<Pod>], resource: &str, container: Option<&str>) -> Result<BTreeMap<String, i64>, String> {
+    let amount = |quantity: &k8s_openapi::apimachinery::pkg::api::resource::Quantity| {
+        Quantity::try_from(quantity).map(|quantity| quantity.milli_value()).map_err(|error| error.to_string())
+    };
+    let mut requests = BTreeMap::new();
+    for pod in pods {
+        let name = pod.metadata.name.clone().unwrap_or_default();
+        let Some(spec) = &pod.spec else { continue };
+        let whole = spec.resources.as_ref().and_then(|resources| resources.requests.as_ref()?.get(resource));
+        if let (Some(whole), None) = (whole, container) {
+            requests.insert(name, amount(whole)?);
+            continue;
+        }
+        let sidecars = spec.init_containers.iter().flatten();
+        let sidecars = sidecars.filter(|container| container.restart_policy.as_deref() == Some("Always"));
+        let mut sum = 0_i64;
+        for one in spec.containers.iter().chain(sidecars).filter(|one| container.is_none_or(|name| name == one.name)) {
+            let request = one.resources.as_ref().and_then(|resources| resources.requests.as_ref()?.get(resource));
+            let Some(request) = request else {
+                return Err(format!("missing request for {resource} in container {} of Pod {name}", one.name));
+            };
+            sum = sum.saturating_add(amount(request)?);
+        }
+        requests.insert(name, sum);
+    }
+    Ok(requests)
+}
+
+/// What samples are measured against.
+enum Scale {
+    /// Percent of what each pod requests.
+    Requests { of: BTreeMap<String, i64>, percent: i32 },
+    /// Thousandths per pod.
+    Value(i64),
+}
+
+struct Measured {
+    ratio: f64,
+    utilization: Option<i32>,
+    value: i64,
+}
+
+impl Scale {
+    fn measure(&self, samples: &Samples) -> Result<Measured, String> {
+        let mean = |total: i128, count: usize| i64::try_from(total / count.max(1) as i128).unwrap_or(i64::MAX);
+        match self {
+            Scale::Requests { of, percent } => {
+                let known = samples.iter().filter_map(|(name, sample)| Some((sample.value, *of.get(name)?)));
+                let (mut used, mut requested, mut count) = (0_i128, 0_i128, 0);
+                for (value, request) in known {
+                    used += i128::from(value);
+                    requested += i128::from(request);
+                    count += 1;
+                }
+                if requested == 0 {
+                    return Err("no metrics returned matched known pods".to_owned());
+                }
+                let utilization = i32::try_from(used * 100 / requested).unwrap_or(i32::MAX);
+                let ratio = f64::from(utilization) / f64::from(*percent);
+                Ok(Measured { ratio, utilization: Some(utilization), value: mean(used, count) })
+            }
+            Scale::Value(target) => {
+                let total = samples.values().map(|sample| i128::from(sample.value)).sum();
+                let value = mean(total, samples.len());
+                Ok(Measured { ratio: value as f64 / *target as f64, utilization: None, value })
+            }
+        }
+    }
+
+    /// What a pod without a sample counts as while the others ask for fewer.
+    fn fully_used(&self, pod: &str) -> i64 {
+        match self {
+            Scale::Requests { of, percent } => {
+                let request = of.get(pod).copied().unwrap_or(0);
+                request.saturating_mul(i64::from((*percent).max(100))) / 100
+            }
+            Scale::Value(target) => *target,
+        }
+    }
+}
+
+/// The pods of a target and what is known about them.
+pub(super) struct Measurement<'a> {
+    pub(super) pods: &'a [Arc<Pod>],
+    pub(super) samples: Samples,
+    pub(super) current: i32,
+    pub(super) tolerances: Tolerances,
+    pub(super) start: Start,
+    pub(super) now: Timestamp,
+}
+
+impl Measurement<'_> {
+    /// For a target in percent of requests.
+    pub(super) fn utilization(
+        self,
+        resource: &str,
+        container: Option<&str>,
+        percent: i32,
+    ) -> Result<Proposal, String> {
+        let of = if self.pods.is_empty() { BTreeMap::new() } else { requests(self.pods, resource, container)? };
+        self.propose(resource == "cpu", &Scale::Requests { of, percent })
+    }
+
+    /// For a target in thousandths per pod; `resource` is empty for metrics that are none.
+    pub(super) fn per_pod(self, resource: &str, target: i64) -> Result<Proposal, String> {
+        self.propose(resource == "cpu", &Scale::Value(target))
+    }
+
+    fn propose(mut self, is_cpu: bool, scale: &Scale) -> Result<Proposal, String> {
+        if self.pods.is_empty() {
+            return Err(NO_PODS.to_owned());
+        }
+        let groups = group(self.pods, &self.samples, is_cpu, self.start, self.now);
+        self.samples.retain(|name, _| {
+            !groups.ignored.contains(name.as_str()) && !groups.unready.contains(name.as_str())
+        });
+        if self.samples.is_empty() {
+            return Err(NO_SAMPLES.to_owned());
+        }
+        let seen = scale.measure(&self.samples)?;
+        let propose = |replicas| Proposal { replicas, utilization: seen.utilization, value: seen.value };
+        let grows_with_unready = !groups.unready.is_empty() && seen.ratio > 1.0;
+        if !grows_with_unready && groups.missing.is_empty() {
+            let is_near = self.tolerances.cover(seen.ratio);
+            return Ok(propose(if is_near { self.current } else { ceil(seen.ratio * groups.ready as f64) }));
+        }
+        let assumed = |value| Sample { value, timestamp: self.now, window: Duration::ZERO };
+        for pod in &groups.missing {
+            let value = if seen.ratio < 1.0 { scale.fully_used(pod) } else { 0 };
+            self.samples.insert((*pod).to_owned(), assumed(value));
+        }
+        if grows_with_unready {
+            self.samples.extend(groups.unready.iter().map(|pod| ((*pod).to_owned(), assumed(0))));
+        }
+        let ratio = scale.measure(&self.samples)?.ratio;
+        let turned = (seen.ratio < 1.0 && ratio > 1.0) || (seen.ratio > 1.0 && ratio < 1.0);
+        if self.tolerances.cover(ratio) || turned {
+            return Ok(propose(self.current));
+        }
+        let replicas = ceil(ratio * self.samples.len() as f64);
+        let against = (ratio < 1.0 && replicas > self.current) || (ratio > 1.0 && replicas < self.current);
+        Ok(propose(if against { self.current } else { replicas }))
+    }
+}
+
+/// For a target that one value for all pods has.
+pub(super) fn whole(
+    value: i64,
+    target: i64,
+    current: i32,
+    tolerances: Tolerances,
+    pods: &[Arc<Pod>],
+) -> Result<Proposal, String> {
+    let ratio = value as f64 / target as f64;
+    let replicas = if current == 0 {
+        ceil(ratio)
+    } else if tolerances.cover(ratio) {
+        current
+    } else if pods.is_empty() {
+        return Err(format!("unable to calculate ready pods: {NO_PODS}"));
+    } else {
+        let ready = pods.iter().filter(|pod| pods::phase(pod) == "Running" && pods::is_ready(pod)).count();
+        ceil(ratio * ready as f64)
+    };
+    Ok(Proposal { replicas, utilization: None, value })
+}
+
+/// For a target that each pod's share of one value has.
+pub(super) fn shared(value: i64, target: i64, replicas: i32, tolerances: Tolerances) -> Proposal {
+    let ratio = value as f64 / (target as f64 * f64::from(replicas));
+    let wanted = if tolerances.cover(ratio) { replicas } else { ceil(value as f64 / target as f64) };
+    let share = if replicas > 0 { (value as f64 / f64::from(replicas)).ceil() as i64 } else { value };
+    Proposal { replicas: wanted, utilization: None, value: share }
+}
+
+/// Rounded up; numbers that are none, or too large, end at the bounds.
+fn ceil(number: f64) -> i32 {
+    number.ceil() as i32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pods::tests::{Builder, at};
+    use k8s_openapi::api::core::v1::{Container, ResourceRequirements};
+    use k8s_openapi::apimachinery::pkg::api::resource::Quantity as RawQuantity;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+    const TENTH: Tolerances = Tolerances { down: 0.1, up: 0.1 };
+    const START: Start = Start { cpu_initialization: Duration::from_secs(300), initial_readiness: Duration::from_secs(30) };
+    const NOW: i64 = 10_000;
+
+    /// `r` ready, `p` pending, `u` unready since its start, `f` failed, `s` started a moment ago.
+    fn pods(states: &str) -> Vec<Arc<Pod>> {
+        let pod = |(index, state): (usize, char)| {
+            let mut pod = Builder::new(&format!("p{index}")).phase("Running").ready(at(1000)).build().as_ref().clone();
+            let status = pod.status.get_or_insert_default();
+            status.start_time = Some(Time(at(990)));
+            match state {
+                'p' => status.phase = Some("Pending".into()),
+                'f' => status.phase = Some("Failed".into()),
+                's' => status.start_time = Some(Time(at(NOW - 10))),
+                _ => {}
+            }
+            if "us".contains(state) {
+                let ready = status.conditions.iter_mut().flatten().find(|condition| condition.type_ == "Ready").unwrap();
+                ready.status = "False".into();
+                ready.last_transition_time = status.start_time.clone();
+            }
+            let requests = [("cpu".to_owned(), RawQuantity("1".into()))].into();
+            pod.spec.get_or_insert_default().containers = vec![Container {
+                name: "c".into(),
+                resources: Some(ResourceRequirements { requests: Some(requests), ..ResourceRequirements::default() }),
+                ..Container::default()
+            }];
+            Arc::new(pod)
+        };
+        states.chars().enumerate().map(pod).collect()
+    }
+
+    fn measurement<'a>(pods: &'a [Arc<Pod>], values: &[Option<i64>], current: i32) -> Measurement<'a> {
+        let sample = |value| Sample { value, timestamp: at(NOW), window: Duration::from_secs(30) };
+        let samples = values.iter().enumerate().filter_map(|(i, value)| Some((format!("p{i}"), sample((*value)?))));
+        Measurement { pods, samples: samples.collect(), current, tolerances: TENTH, start: START, now: at(NOW) }
+    }
+
+    #[test]
+    fn utilization_of_requests() {
+        for (what, states, values, percent, expected) in [
+            ("up", "rrr", vec![Some(300), Some(500), Some(700)], 30, Ok((5, 50))),
+            ("down", "rrrrr", vec![Some(100), Some(300), Some(500), Some(250), Some(250)], 50, Ok((3, 28))),
+            ("near enough", "rrr", vec![Some(1010), Some(1030), Some(1020)], 100, Ok((3, 102))),
+            ("unready count as idle", "rru", vec![Some(900), Some(900), Some(900)], 30, Ok((6, 90))),
+            ("pending count as idle", "rrp", vec![Some(500), Some(700), None], 30, Ok((4, 60))),
+            ("starting count as idle", "rrs", vec![Some(900), Some(900), Some(900)], 30, Ok((6, 90))),
+            ("failed do not count", "rrf", vec![Some(500), Some(700), None], 30, Ok((4, 60))),
+            ("idle pods stop the growth", "rrpp", vec![Some(500), Some(700), None, None], 50, Ok((4, 60))),
+            ("missing ones hold back a shrink", "rrr", vec![Some(100), Some(450), None], 100, Ok((2, 27))),
+            ("missing ones count as idle in growth", "rrr", vec![Some(1000), Some(1000), None], 50, Ok((4, 100))),
+            ("all missing", "rr", vec![None, None], 50, Err(NO_SAMPLES)),
+            ("no pods", "", vec![], 50, Err(NO_PODS)),
+        ] {
+            let pods = pods(states);
+            let found = measurement(&pods, &values, states.len() as i32).utilization("cpu", None, percent);
+            let found = found.map(|proposal| (proposal.replicas, proposal.utilization.unwrap()));
+            assert_eq!(found, expected.map_err(str::to_owned), "{what}");
+        }
+    }
+
+    #[test]
+    fn a_container_without_a_request_is_named() {
+        let pods = pods("r");
+        let found = measurement(&pods, &[Some(1)], 1).utilization("memory", None, 50);
+        assert_eq!(found.unwrap_err(), "missing request for memory in container c of Pod p0");
+    }
+
+    #[test]
+    fn values_per_pod() {
+        for (what, states, values, target, expected) in [
+            ("up", "rrr", vec![Some(20_000), Some(10_000), Some(30_000)], 15_000, (4, 20_000)),
+            ("down", "rrrrr", vec![Some(12_000), Some(12_000), Some(12_000), Some(12_000), Some(12_000)], 20_000, (3, 12_000)),
+            ("missing ones hold back a shrink", "rrr", vec![Some(10), Some(10), None], 100, (2, 10)),
+            ("readiness does not matter", "rru", vec![Some(20), Some(20), Some(20)], 10, (6, 20)),
+        ] {
+            let pods = pods(states);
+            let found = measurement(&pods, &values, states.len() as i32).per_pod("", target).unwrap();
+            assert_eq!((found.replicas, found.value), expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn one_value_for_all() {
+        let three = pods("rrr");
+        assert_eq!(whole(20_000, 15_000, 3, TENTH, &three).unwrap().replicas, 4);
+        assert_eq!(whole(15_500, 15_000, 3, TENTH, &three).unwrap().replicas, 3);
+        assert_eq!(whole(20_000, 15_000, 0, TENTH, &[]).unwrap().replicas, 2, "from zero");
+        assert_eq!(whole(0, 15_000, 3, TENTH, &three).unwrap().replicas, 0);
+        assert_eq!(whole(90_000, 15_000, 3, TENTH, &pods("rrp")).unwrap().replicas, 12, "only ready pods count");
+        assert!(whole(90_000, 15_000, 3, TENTH, &[]).is_err());
+    }
+
+    #[test]
+    fn shares_of_one_value() {
+        for (value, target, replicas, expected) in [
+            (8_600, 2_867, 3, (3, 2_867)),
+            (8_600, 2_000, 3, (5, 2_867)),
+            (0, 2_000, 3, (0, 0)),
+            (8_600, 2_000, 0, (5, 8_600)),
+        ] {
+            let found = shared(value, target, replicas, TENTH);
+            assert_eq!((found.replicas, found.value), expected, "{value} {target} {replicas}");
+        }
+    }
+}
