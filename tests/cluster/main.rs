@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod autoscaling;
 mod browser;
 mod client;
 mod dual_stack;

@@ -28,6 +28,7 @@ mod metrics;
 mod protobuf;
 pub mod registry;
 mod remote;
+mod resource_metrics;
 mod server;
 mod server_leases;
 mod state;
@@ -42,6 +43,7 @@ pub use audit::{Batching, LogConfig, Mode, Truncation};
 pub use authz::{Attributes, FailurePolicy, WebhookConfig};
 pub use body::{Body, BodyError};
 pub use config::{AuditConfig, Authorizer, Config, OidcConfig, Storage, TokenWebhookConfig};
+pub use registry::RuntimeConfig;
 pub use server::{Handler, Server};
 
 /// The index behind RBAC decisions, for those who measure it.

@@ -105,6 +105,7 @@ impl Server {
             documents: parking_lot::RwLock::new(Arc::new(Documents::new(registry.table(), Arc::new([])))),
             definitions: Default::default(),
             aggregation: Default::default(),
+            resource_metrics: Default::default(),
             event_leases: EventLeases::new(config.event_ttl),
             trace: trace::Recorder::new(config.trace_bytes),
             bootstrapped: Default::default(),

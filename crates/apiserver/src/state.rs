@@ -36,6 +36,7 @@ pub(crate) struct State {
     pub(crate) documents: parking_lot::RwLock<Arc<crate::discovery::Documents>>,
     pub(crate) definitions: crate::custom::Definitions,
     pub(crate) aggregation: crate::aggregation::Aggregation,
+    pub(crate) resource_metrics: crate::resource_metrics::Sampler,
     pub(crate) event_leases: crate::verbs::EventLeases,
     /// The last spans of the cluster.
     pub(crate) trace: Arc<trace::Recorder>,

@@ -18,7 +18,7 @@ use crate::options::Options;
 use crate::pki::{Pki, private_dir};
 use crate::progress::Progress;
 use crate::shape::{Flags, Shape};
-use crate::{dns_service, join, node_network, nodes, storage_class};
+use crate::{dns_service, join, metrics_reader, node_network, nodes, storage_class};
 
 /// Runs the cluster until SIGTERM or SIGINT. Progress goes to standard output.
 pub(crate) async fn run(options: Options, flags: Flags) -> Result<()> {
@@ -112,6 +112,7 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
     progress.done("node", &format!("{node_name}, pods in {}", shape.cluster_cidr));
 
     components.until(storage_class::ensure(&admin)).await?;
+    components.until(metrics_reader::ensure(&admin)).await?;
     let server = format!("https://{}", SocketAddr::from((node_ip, shape.secure_port)));
     let published = join::publish(&admin, &server, &ca, &settings.cluster);
     components.until(published).await?;
@@ -182,6 +183,7 @@ fn apiserver_config(options: &Options, shape: &Shape, pki: &Pki, node_ip: IpAddr
         .map(|range| range.parse().map_err(|error| anyhow!("{range}: {error}")))
         .collect::<Result<_>>()?;
     config.authorizers = vec![apiserver::Authorizer::Node, apiserver::Authorizer::Rbac];
+    config.runtime_config = apiserver::RuntimeConfig(vec![("metrics.k8s.io/v1beta1".to_owned(), true)]);
     config.kubelet_client_certificate = Some(pki.certificate("apiserver-kubelet-client"));
     config.kubelet_client_key = Some(pki.key("apiserver-kubelet-client"));
     config.kubelet_certificate_authority = Some(pki.certificate("ca"));

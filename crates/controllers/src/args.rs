@@ -12,9 +12,9 @@ use client::{Client, Durations, Election};
 use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 
-use crate::{Autoscaling, LocalPath};
 use crate::manager::{NAME, run};
 use crate::node_ipam::Range;
+use crate::{Autoscaling, LocalPath};
 
 /// The flags of kube-controller-manager that change something here.
 #[derive(Debug, Clone, clap::Args)]

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use crate::controller::{Context, Reconcile};
 use crate::{
     bootstrap_tokens, certificates, cluster_role_aggregation, cron_job, daemon_set, deployment, disruption, endpoints,
-    garbage, horizontal_pod_autoscaler, job, lease_gc, namespace, node_ipam, node_lifecycle, pod_gc, replica_set, resource_quota, root_ca,
-    service_account, service_cidr, service_lb, stateful_set, taint_eviction, ttl_after_finished, volume,
+    garbage, horizontal_pod_autoscaler, job, lease_gc, namespace, node_ipam, node_lifecycle, pod_gc, replica_set,
+    resource_quota, root_ca, service_account, service_cidr, service_lb, stateful_set, taint_eviction,
+    ttl_after_finished, volume,
 };
 
 /// A controller: what `--controllers` calls it, who it is to the API, how many keys it works on at a time.

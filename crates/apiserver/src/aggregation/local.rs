@@ -147,7 +147,9 @@ fn plan(wanted: &BTreeMap<String, Wanted>, found: &[Arc<APIService>], is_start: 
     for service in found {
         let name = or_empty(&service.metadata.name);
         known.insert(name);
-        if !Managed::of(service).is_some_and(is_due) {
+        // One that names a service was taken over, whatever its label still says.
+        let is_taken_over = service.spec.as_ref().is_some_and(|spec| spec.service.is_some());
+        if is_taken_over || !Managed::of(service).is_some_and(is_due) {
             continue;
         }
         match wanted.get(name) {
@@ -201,6 +203,14 @@ mod tests {
                 "spec": {"group": group, "version": version, "groupPriorityMinimum": priority, "versionPriority": 100}}))
             .unwrap(),
         )
+    }
+
+    #[test]
+    fn what_another_server_took_over_stays_with_it() {
+        let mut taken = APIService::clone(&service("v1.example.com", "onstart", 1));
+        taken.spec.as_mut().unwrap().service = Some(Default::default());
+        let wanted = [Wanted::new("example.com", "v1", priority::CUSTOM, Managed::OnStart)].into_iter().collect();
+        assert_eq!(plan(&wanted, &[Arc::new(taken)], true), []);
     }
 
     #[test]

@@ -41,6 +41,8 @@ const BUILT_IN: &[Row] = &[
     ("flowcontrol.apiserver.k8s.io", 16_100, &[("v1", 21), ("v1beta3", 18), ("v1beta2", 15)]),
     ("internal.apiserver.k8s.io", 16_000, &[("v1alpha1", 9)]),
     ("storagemigration.k8s.io", 15_800, &[("v1beta1", 9)]),
+    // What metrics-server's own registration asks for.
+    ("metrics.k8s.io", 100, &[("v1beta1", 100)]),
 ];
 
 /// The priority of a built-in version; nothing for those that upstream does not register.

@@ -29,6 +29,14 @@ pub enum Serving {
     Binding,
     /// `componentstatuses`: computed, read-only.
     ComponentStatuses,
+    /// What nodes and pods use: measured, read-only.
+    Metrics(MetricsOf),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MetricsOf {
+    Nodes,
+    Pods,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

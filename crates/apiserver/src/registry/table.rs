@@ -16,7 +16,7 @@ use super::apps as apps_registry;
 use super::conversion;
 use super::core as core_registry;
 use super::dra;
-use super::resource::{Action, Conversion, Resource, Review, Scope, Serving};
+use super::resource::{Action, Conversion, MetricsOf, Resource, Review, Scope, Serving};
 
 /// Every resource this server knows, alpha and beta versions included.
 pub fn resources() -> Vec<Resource> {
@@ -43,7 +43,20 @@ pub fn resources() -> Vec<Resource> {
     rows.extend(resource_group());
     rows.extend(flowcontrol_group());
     rows.extend(internal_groups());
+    rows.extend(metrics_group());
     rows
+}
+
+/// Off unless `--runtime-config` asks for it, as `cox up` does: beside other components, a metrics-server has this group.
+fn metrics_group() -> Vec<Resource> {
+    use super::metrics::{NodeMetrics, PodMetrics};
+    const READ: &[&str] = &["get", "list"];
+    vec![
+        Resource::answered::<NodeMetrics>(Scope::Cluster, "nodes", "nodemetrics", Serving::Metrics(MetricsOf::Nodes))
+            .verbs(READ),
+        Resource::answered::<PodMetrics>(Scope::Namespaced, "pods", "podmetrics", Serving::Metrics(MetricsOf::Pods))
+            .verbs(READ),
+    ]
 }
 
 fn core_group() -> Vec<Resource> {

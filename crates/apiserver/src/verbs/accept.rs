@@ -123,6 +123,10 @@ fn quality(clause: &str) -> f32 {
         .unwrap_or(1.0)
 }
 
+pub(crate) fn is_table(accept: &Accept) -> bool {
+    accept.shape == Shape::Table
+}
+
 /// The stored form of an object in the version this row serves.
 pub(crate) fn served_value(resource: &Resource, stored: &[u8]) -> Result<Value, Status> {
     let mut value: Value = serde_json::from_slice(stored).map_err(Status::internal)?;

@@ -27,7 +27,7 @@ mod write;
 use api::Status;
 use http::Response;
 
-pub(crate) use accept::{Accept, encode, response, served_value};
+pub(crate) use accept::{Accept, encode, is_table, response, served_value};
 pub(crate) use connect::{KubeletClient, ask_kubelet};
 pub(crate) use create::{create_object, generate_name};
 pub(crate) use delete::{Options as DeleteOptions, delete_object};
@@ -79,6 +79,9 @@ async fn serve(operation: Operation, upgrade: Option<hyper::upgrade::OnUpgrade>)
         Serving::Binding if verb == "create" => return Box::pin(binding::bind(&operation)).await,
         Serving::ComponentStatuses if matches!(verb, "get" | "list") => {
             return Box::pin(crate::health::component_statuses(&operation)).await;
+        }
+        Serving::Metrics(of) if matches!(verb, "get" | "list") => {
+            return Box::pin(crate::resource_metrics::serve(&operation, of)).await;
         }
         Serving::Stored => {}
         _ => return Err(Status::method_not_allowed()),

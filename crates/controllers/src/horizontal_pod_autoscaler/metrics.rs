@@ -103,18 +103,19 @@ fn usage(pod: &PodMetrics, namespace: &str, resource: &str, container: Option<&s
             Ok(found.usage.get(resource).map(Quantity::milli_value))
         }
         None => {
-            let mut values = pod.containers.iter().map(|container| container.usage.get(resource).map(Quantity::milli_value));
-            Ok(values.try_fold(0_i64, |sum, value| Some(sum.saturating_add(value?))).filter(|_| !pod.containers.is_empty()))
+            let mut values =
+                pod.containers.iter().map(|container| container.usage.get(resource).map(Quantity::milli_value));
+            Ok(values
+                .try_fold(0_i64, |sum, value| Some(sum.saturating_add(value?)))
+                .filter(|_| !pod.containers.is_empty()))
         }
     }
 }
 
 /// The version of the custom metrics API that is served.
 async fn custom_version(client: &Client) -> Result<&'static str, String> {
-    let group: APIGroup = client
-        .get_at(&["apis", "custom.metrics.k8s.io"], &[])
-        .await
-        .map_err(|error| unable(CUSTOM_METRICS, &error))?;
+    let group: APIGroup =
+        client.get_at(&["apis", "custom.metrics.k8s.io"], &[]).await.map_err(|error| unable(CUSTOM_METRICS, &error))?;
     let serves = |version: &str| group.versions.iter().any(|served| served.version == version);
     Ok(if serves("v1beta2") || !serves("v1beta1") { "v1beta2" } else { "v1beta1" })
 }

@@ -97,7 +97,8 @@ impl Reconcile for Controller {
                 self.selectors.lock().remove(key);
                 return Ok(Requeue::Never);
             };
-            let mut look = Look { controller: self, scaler: &scaler, now: Timestamp::now(), key, conditions: conditions(&scaler) };
+            let mut look =
+                Look { controller: self, scaler: &scaler, now: Timestamp::now(), key, conditions: conditions(&scaler) };
             if let Err(why) = look.run().await? {
                 tracing::warn!(key, why, "autoscaler did not get through");
             }
@@ -247,11 +248,8 @@ impl Look<'_> {
                 self.warn("FailedRescale", format!("New size: {desired}; reason: {why}; error: {error}"));
                 let message = format!("the HPA controller was unable to update the target scale: {error}");
                 self.condition(ABLE, false, "FailedUpdateScale", message);
-                let status = HorizontalPodAutoscalerStatus {
-                    current_replicas: Some(current),
-                    current_metrics: statuses,
-                    ..old
-                };
+                let status =
+                    HorizontalPodAutoscalerStatus { current_replicas: Some(current), current_metrics: statuses, ..old };
                 self.write(status).await?;
                 return Ok(Err(format!("failed to rescale: {error}")));
             }
@@ -499,15 +497,8 @@ impl Look<'_> {
         let value = source.target.average_value.as_ref().ok_or_else(|| "no average value target was set".to_owned());
         let value = value.and_then(milli).map_err(fail)?;
         let metric_selector = text(source.metric.selector.as_ref()).map_err(fail)?;
-        let samples = metrics::of_pods(
-            &self.controller.client,
-            self.namespace(),
-            &selector,
-            metric,
-            &metric_selector,
-        );
-        let samples =
-            samples.await.map_err(|why| fail(format!("unable to get metric {metric}: {why}")))?;
+        let samples = metrics::of_pods(&self.controller.client, self.namespace(), &selector, metric, &metric_selector);
+        let samples = samples.await.map_err(|why| fail(format!("unable to get metric {metric}: {why}")))?;
         let proposal = self.measurement(target, samples).per_pod("", value).map_err(fail)?;
         let name = format!("pods metric {metric}");
         let status = PodsMetricStatus { current: current(&proposal), metric: source.metric };
@@ -571,7 +562,12 @@ impl Look<'_> {
     }
 
     /// One value for all pods, compared as a whole or by their shares of it. None if there is no target of either kind.
-    fn of_one(&self, wanted: &MetricTarget, value: i64, target: &Target<'_>) -> Result<Option<(Proposal, bool)>, String> {
+    fn of_one(
+        &self,
+        wanted: &MetricTarget,
+        value: i64,
+        target: &Target<'_>,
+    ) -> Result<Option<(Proposal, bool)>, String> {
         let tolerances = self.tolerances();
         if let Some(average) = &wanted.average_value {
             let replicas = target.scale.status.as_ref().map_or(0, |status| status.replicas);
@@ -603,9 +599,9 @@ fn milli(quantity: &k8s_openapi::apimachinery::pkg::api::resource::Quantity) -> 
 fn text(selector: Option<&LabelSelector>) -> Result<String, String> {
     match selector {
         None => Ok(String::new()),
-        Some(selector) => {
-            Selector::from_label_selector(Some(selector)).map(|found| found.to_string()).map_err(|error| error.to_string())
-        }
+        Some(selector) => Selector::from_label_selector(Some(selector))
+            .map(|found| found.to_string())
+            .map_err(|error| error.to_string()),
     }
 }
 

@@ -36,8 +36,7 @@ const UP_LIMIT: (&str, &str) =
     ("ScaleUpLimit", "the desired replica count is increasing faster than the maximum scale rate");
 const DOWN_LIMIT: (&str, &str) =
     ("ScaleDownLimit", "the desired replica count is decreasing faster than the maximum scale rate");
-const TOO_MANY: (&str, &str) =
-    ("TooManyReplicas", "the desired replica count is more than the maximum replica count");
+const TOO_MANY: (&str, &str) = ("TooManyReplicas", "the desired replica count is more than the maximum replica count");
 const TOO_FEW: (&str, &str) = ("TooFewReplicas", "the desired replica count is less than the minimum replica count");
 const WITHIN: (&str, &str) = ("DesiredWithinRange", "the desired count is within the acceptable range");
 
@@ -78,7 +77,14 @@ impl Memory {
     }
 
     /// Remembers a change of size for as long as the policies look back.
-    pub(super) fn changed(&self, key: &str, behavior: &HorizontalPodAutoscalerBehavior, from: i32, to: i32, now: Timestamp) {
+    pub(super) fn changed(
+        &self,
+        key: &str,
+        behavior: &HorizontalPodAutoscalerBehavior,
+        from: i32,
+        to: i32,
+        now: Timestamp,
+    ) {
         let mut all = self.0.lock();
         let past = all.entry(key.to_owned()).or_default();
         let (events, rules) = match to > from {

@@ -196,12 +196,7 @@ pub(super) struct Measurement<'a> {
 
 impl Measurement<'_> {
     /// For a target in percent of requests.
-    pub(super) fn utilization(
-        self,
-        resource: &str,
-        container: Option<&str>,
-        percent: i32,
-    ) -> Result<Proposal, String> {
+    pub(super) fn utilization(self, resource: &str, container: Option<&str>, percent: i32) -> Result<Proposal, String> {
         let of = if self.pods.is_empty() { BTreeMap::new() } else { requests(self.pods, resource, container)? };
         self.propose(resource == "cpu", &Scale::Requests { of, percent })
     }
@@ -216,9 +211,8 @@ impl Measurement<'_> {
             return Err(NO_PODS.to_owned());
         }
         let groups = group(self.pods, &self.samples, is_cpu, self.start, self.now);
-        self.samples.retain(|name, _| {
-            !groups.ignored.contains(name.as_str()) && !groups.unready.contains(name.as_str())
-        });
+        self.samples
+            .retain(|name, _| !groups.ignored.contains(name.as_str()) && !groups.unready.contains(name.as_str()));
         if self.samples.is_empty() {
             return Err(NO_SAMPLES.to_owned());
         }
@@ -292,7 +286,8 @@ mod tests {
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
     const TENTH: Tolerances = Tolerances { down: 0.1, up: 0.1 };
-    const START: Start = Start { cpu_initialization: Duration::from_secs(300), initial_readiness: Duration::from_secs(30) };
+    const START: Start =
+        Start { cpu_initialization: Duration::from_secs(300), initial_readiness: Duration::from_secs(30) };
     const NOW: i64 = 10_000;
 
     /// `r` ready, `p` pending, `u` unready since its start, `f` failed, `s` started a moment ago.
@@ -308,7 +303,8 @@ mod tests {
                 _ => {}
             }
             if "us".contains(state) {
-                let ready = status.conditions.iter_mut().flatten().find(|condition| condition.type_ == "Ready").unwrap();
+                let ready =
+                    status.conditions.iter_mut().flatten().find(|condition| condition.type_ == "Ready").unwrap();
                 ready.status = "False".into();
                 ready.last_transition_time = status.start_time.clone();
             }
@@ -363,7 +359,13 @@ mod tests {
     fn values_per_pod() {
         for (what, states, values, target, expected) in [
             ("up", "rrr", vec![Some(20_000), Some(10_000), Some(30_000)], 15_000, (4, 20_000)),
-            ("down", "rrrrr", vec![Some(12_000), Some(12_000), Some(12_000), Some(12_000), Some(12_000)], 20_000, (3, 12_000)),
+            (
+                "down",
+                "rrrrr",
+                vec![Some(12_000), Some(12_000), Some(12_000), Some(12_000), Some(12_000)],
+                20_000,
+                (3, 12_000),
+            ),
             ("missing ones hold back a shrink", "rrr", vec![Some(10), Some(10), None], 100, (2, 10)),
             ("readiness does not matter", "rru", vec![Some(20), Some(20), Some(20)], 10, (6, 20)),
         ] {

@@ -1,0 +1,206 @@
+//! `metrics.k8s.io/v1beta1`, answered by this server itself from what kubelets count (`sampler`). A registration that names a
+//! service, such as a metrics-server's, is found before this and takes over.
+
+mod sampler;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use api::Status;
+use api::quantity::{Format, Quantity};
+use api::selector::{FieldSelector, Selector};
+use http::{Response, StatusCode};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+pub(crate) use sampler::Sampler;
+
+use crate::body::Body;
+use crate::registry::MetricsOf;
+use crate::state::Operation;
+use crate::verbs::{encode, is_table, response};
+use sampler::Usage;
+
+const API_VERSION: &str = "metrics.k8s.io/v1beta1";
+
+/// All that is read of the object whose use was measured.
+#[derive(Default, Deserialize)]
+struct Known {
+    metadata: ObjectMeta,
+}
+
+/// One measured node or pod.
+struct Item {
+    namespace: String,
+    name: String,
+    labels: Option<BTreeMap<String, String>>,
+    end: Timestamp,
+    length: Duration,
+    containers: Vec<(String, Usage)>,
+}
+
+impl Item {
+    fn total(&self) -> Usage {
+        let sum =
+            |one: fn(&Usage) -> u64| self.containers.iter().map(|(_, usage)| one(usage)).fold(0, u64::saturating_add);
+        Usage { cpu: sum(|usage| usage.cpu), memory: sum(|usage| usage.memory) }
+    }
+
+    fn metadata(&self, now: Timestamp) -> Value {
+        let mut metadata = json!({"name": self.name, "creationTimestamp": time(now)});
+        if !self.namespace.is_empty() {
+            metadata["namespace"] = json!(self.namespace);
+        }
+        if let Some(labels) = self.labels.as_ref().filter(|labels| !labels.is_empty()) {
+            metadata["labels"] = json!(labels);
+        }
+        metadata
+    }
+
+    fn object(&self, of: MetricsOf, now: Timestamp) -> Value {
+        let mut value = json!({
+            "metadata": self.metadata(now),
+            "timestamp": time(self.end),
+            "window": window(self.length),
+        });
+        match of {
+            MetricsOf::Nodes => value["usage"] = usage(&self.total()),
+            MetricsOf::Pods => {
+                let containers = self.containers.iter();
+                value["containers"] =
+                    containers.map(|(name, used)| json!({"name": name, "usage": usage(used)})).collect();
+            }
+        }
+        value
+    }
+
+    fn row(&self, now: Timestamp) -> Value {
+        let total = self.total();
+        let object = json!({
+            "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": self.metadata(now),
+        });
+        json!({"cells": [self.name, cpu(&total), memory(&total), window(self.length)], "object": object})
+    }
+}
+
+fn time(time: Timestamp) -> String {
+    time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
+fn window(length: Duration) -> String {
+    api::duration::format(Duration::from_millis(u64::try_from(length.as_millis()).unwrap_or(u64::MAX)))
+}
+
+fn cpu(usage: &Usage) -> String {
+    format!("{}n", usage.cpu).parse::<Quantity>().unwrap_or_default().to_string()
+}
+
+fn memory(usage: &Usage) -> String {
+    Quantity::new(i64::try_from(usage.memory).unwrap_or(i64::MAX), Format::BinarySI).to_string()
+}
+
+fn usage(usage: &Usage) -> Value {
+    json!({"cpu": cpu(usage), "memory": memory(usage)})
+}
+
+pub(crate) async fn serve(operation: &Operation, of: MetricsOf) -> Result<Response<Body>, Status> {
+    let info = &operation.info;
+    let parse = |name: &str| info.query.get(name).unwrap_or_default();
+    let labels = Selector::parse(parse("labelSelector")).map_err(|error| Status::bad_request(error.to_string()))?;
+    let fields =
+        FieldSelector::parse(parse("fieldSelector")).map_err(|error| Status::bad_request(error.to_string()))?;
+    if let Some(term) =
+        fields.terms().iter().find(|term| !matches!(&*term.field, "metadata.name" | "metadata.namespace"))
+    {
+        return Err(Status::bad_request(format!("field label not supported: {}", term.field)));
+    }
+    let mut items = measured(operation, of).await;
+    let now = operation.now;
+    let value = if info.verb == "list" {
+        items.retain(|item| {
+            let field = |name: &str| if name == "metadata.name" { item.name.clone() } else { item.namespace.clone() };
+            labels.matches(item.labels.as_ref()) && fields.matches(field)
+        });
+        match is_table(&operation.accept) {
+            true => table(&items, now),
+            false => {
+                let kind = match of {
+                    MetricsOf::Nodes => "NodeMetricsList",
+                    MetricsOf::Pods => "PodMetricsList",
+                };
+                let items: Vec<Value> = items.iter().map(|item| item.object(of, now)).collect();
+                json!({"kind": kind, "apiVersion": API_VERSION, "metadata": {}, "items": items})
+            }
+        }
+    } else {
+        items.retain(|item| item.name == info.name);
+        let Some(item) = items.first() else { return Err(operation.not_found(&info.name)) };
+        match is_table(&operation.accept) {
+            true => table(&items, now),
+            false => {
+                let mut value = item.object(of, now);
+                value["kind"] = json!(&*operation.resource.kind);
+                value["apiVersion"] = json!(API_VERSION);
+                value
+            }
+        }
+    };
+    Ok(response(StatusCode::OK, operation.accept.content_type(), encode(&operation.accept, &value)?))
+}
+
+/// Everything measured in the namespace of the request, in the order of names. What has been deleted meanwhile is left out.
+async fn measured(operation: &Operation, of: MetricsOf) -> Vec<Item> {
+    let state = &operation.state;
+    let windows = state.resource_metrics.windows(state).await;
+    let mut items = Vec::new();
+    for (node, window) in windows.iter() {
+        let mut push = |namespace: &str, name: &str, containers: Vec<(String, Usage)>| {
+            let known: Option<Known> = match of {
+                MetricsOf::Nodes => state.peek("minions", name),
+                MetricsOf::Pods => state.peek("pods", &format!("{namespace}/{name}")),
+            };
+            let Some(known) = known else { return };
+            items.push(Item {
+                namespace: namespace.to_owned(),
+                name: name.to_owned(),
+                labels: known.metadata.labels,
+                end: window.end,
+                length: window.length,
+                containers,
+            });
+        };
+        match of {
+            MetricsOf::Nodes => {
+                if let Some(usage) = window.node {
+                    push("", node, vec![(String::new(), usage)]);
+                }
+            }
+            MetricsOf::Pods => {
+                let wanted = &operation.info.namespace;
+                for ((namespace, name), containers) in &window.pods {
+                    if wanted.is_empty() || namespace == wanted {
+                        push(namespace, name, containers.iter().map(|(name, usage)| (name.clone(), *usage)).collect());
+                    }
+                }
+            }
+        }
+    }
+    items.sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
+    items
+}
+
+fn table(items: &[Item], now: Timestamp) -> Value {
+    let column = |name: &str, format: &str, description: &str| json!({"name": name, "type": "string", "format": format, "description": description, "priority": 0});
+    let columns = [
+        column("Name", "name", "Name of what was measured."),
+        column("cpu", "", "Cores in use, over the window."),
+        column("memory", "", "Memory in use at its end."),
+        column("Window", "duration", "How long was measured."),
+    ];
+    let rows: Vec<Value> = items.iter().map(|item| item.row(now)).collect();
+    json!({
+        "kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": {}, "columnDefinitions": columns, "rows": rows,
+    })
+}

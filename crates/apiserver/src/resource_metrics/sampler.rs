@@ -1,0 +1,254 @@
+//! Samples of what nodes and containers have used, and the rates between two of them.
+//!
+//! Invariant: nothing is sampled unless somebody asks, and however many ask, each node is asked once in [`RESOLUTION`].
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use api::Status;
+use futures_util::future::BoxFuture;
+use futures_util::{StreamExt, stream};
+use http_body_util::BodyExt;
+use jiff::Timestamp;
+use serde::Deserialize;
+use tokio::sync::Mutex;
+
+use crate::state::State;
+
+/// An answer this young is given again.
+const RESOLUTION: Duration = Duration::from_secs(10);
+/// An older sample is no beginning of a window.
+const LONGEST: Duration = Duration::from_secs(90);
+/// How long to measure when there is no earlier sample.
+const FIRST: Duration = Duration::from_secs(1);
+/// A node that takes longer is left out.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Nodes asked at a time.
+const PARALLEL: usize = 16;
+/// More than the summary of a node with a thousand pods.
+const MAX_SUMMARY: usize = 64 << 20;
+
+/// CPU time in nanoseconds since the start, and bytes in use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Used {
+    cpu: u64,
+    memory: u64,
+}
+
+/// Rate in nanoseconds per second, and bytes in use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Usage {
+    pub(super) cpu: u64,
+    pub(super) memory: u64,
+}
+
+#[derive(Debug, Clone)]
+struct NodeSample {
+    taken: Instant,
+    time: Timestamp,
+    node: Option<Used>,
+    /// By namespace and name, with the pod's uid: a new pod of an old name begins anew.
+    pods: HashMap<(String, String), (String, BTreeMap<String, Used>)>,
+}
+
+/// All nodes that answered, by name.
+type Samples = BTreeMap<String, NodeSample>;
+
+/// What was used in a window of a node.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Window {
+    pub(super) end: Timestamp,
+    pub(super) length: Duration,
+    pub(super) node: Option<Usage>,
+    pub(super) pods: BTreeMap<(String, String), BTreeMap<String, Usage>>,
+}
+
+#[derive(Default)]
+struct Past {
+    before: Option<(Instant, Samples)>,
+    latest: Option<(Instant, Samples)>,
+    windows: Arc<BTreeMap<String, Window>>,
+}
+
+#[derive(Default)]
+pub(crate) struct Sampler(Mutex<Past>);
+
+impl Sampler {
+    /// What every node used of late, by name of node.
+    pub(super) async fn windows(&self, state: &Arc<State>) -> Arc<BTreeMap<String, Window>> {
+        let mut past = self.0.lock().await;
+        let age = |sample: &Option<(Instant, Samples)>| sample.as_ref().map(|(at, _)| at.elapsed());
+        if past.before.is_some() && age(&past.latest).is_some_and(|age| age < RESOLUTION) {
+            return past.windows.clone();
+        }
+        past.before = past.latest.take().filter(|(at, _)| at.elapsed() < LONGEST);
+        if past.before.is_none() {
+            past.before = Some((Instant::now(), sample(state).await));
+            tokio::time::sleep(FIRST).await;
+        }
+        let latest = sample(state).await;
+        let before = past.before.as_ref().map(|(_, samples)| samples);
+        let windows = latest.iter().filter_map(|(name, new)| Some((name.clone(), window(before?.get(name)?, new)?)));
+        let windows = Arc::new(windows.collect());
+        past.latest = Some((Instant::now(), latest));
+        past.windows = windows;
+        past.windows.clone()
+    }
+}
+
+fn window(old: &NodeSample, new: &NodeSample) -> Option<Window> {
+    let length = new.taken.checked_duration_since(old.taken).filter(|length| !length.is_zero())?;
+    let pods = new.pods.iter().filter_map(|(key, (uid, containers))| {
+        let (_, before) = old.pods.get(key).filter(|(known, _)| known == uid)?;
+        // A pod of which a container was not measured yet would seem to use less than it does.
+        let rates = containers.iter().map(|(name, used)| Some((name.clone(), rate(before.get(name)?, used, length)?)));
+        let rates: BTreeMap<_, _> = rates.collect::<Option<_>>()?;
+        (!rates.is_empty()).then(|| (key.clone(), rates))
+    });
+    let node = old.node.zip(new.node).and_then(|(old, new)| rate(&old, &new, length));
+    Some(Window { end: new.time, length, node, pods: pods.collect() })
+}
+
+/// None if the count began anew in between.
+fn rate(old: &Used, new: &Used, length: Duration) -> Option<Usage> {
+    let used = u128::from(new.cpu.checked_sub(old.cpu)?);
+    let cpu = used * 1_000_000_000 / length.as_nanos().max(1);
+    Some(Usage { cpu: u64::try_from(cpu).unwrap_or(u64::MAX), memory: new.memory })
+}
+
+async fn sample(state: &Arc<State>) -> Samples {
+    let nodes: Vec<String> = match state.caches.get("minions") {
+        Some(cache) => cache.snapshot().range(None, None).map(|node| node.name().to_owned()).collect(),
+        None => Vec::new(),
+    };
+    let asked: Vec<_> = nodes.into_iter().map(|node| sample_one(state.clone(), node)).collect();
+    stream::iter(asked).buffer_unordered(PARALLEL).filter_map(std::future::ready).collect().await
+}
+
+fn sample_one(state: Arc<State>, node: String) -> BoxFuture<'static, Option<(String, NodeSample)>> {
+    Box::pin(async move {
+        match tokio::time::timeout(PATIENCE, ask(&state, &node)).await {
+            Ok(Ok(sample)) => return Some((node, sample)),
+            Ok(Err(error)) => tracing::debug!(node, error = error.message, "no usage from this node"),
+            Err(_) => tracing::debug!(node, "this node took too long to say what it uses"),
+        }
+        None
+    })
+}
+
+async fn ask(state: &Arc<State>, node: &str) -> Result<NodeSample, Status> {
+    let response = crate::verbs::ask_kubelet(state, node, "/stats/summary").await?;
+    let (mut body, mut text) = (response.into_body(), Vec::new());
+    while let Some(frame) = body.frame().await {
+        if let Ok(data) = frame.map_err(Status::internal)?.into_data() {
+            text.extend_from_slice(&data);
+        }
+        if text.len() > MAX_SUMMARY {
+            return Err(Status::internal("the kubelet's summary is too long"));
+        }
+    }
+    let summary: Summary = serde_json::from_slice(&text).map_err(Status::internal)?;
+    Ok(read(summary, Instant::now(), Timestamp::now()))
+}
+
+#[derive(Deserialize)]
+struct Summary {
+    node: Measured,
+    #[serde(default)]
+    pods: Vec<PodStats>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PodStats {
+    pod_ref: PodRef,
+    #[serde(default)]
+    containers: Vec<Measured>,
+}
+
+#[derive(Deserialize)]
+struct PodRef {
+    namespace: String,
+    name: String,
+    #[serde(default)]
+    uid: String,
+}
+
+#[derive(Deserialize)]
+struct Measured {
+    #[serde(default)]
+    name: String,
+    cpu: Option<Cpu>,
+    memory: Option<Memory>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Cpu {
+    usage_core_nano_seconds: Option<u64>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Memory {
+    working_set_bytes: Option<u64>,
+}
+
+impl Measured {
+    fn used(&self) -> Option<Used> {
+        Some(Used {
+            cpu: self.cpu.as_ref()?.usage_core_nano_seconds?,
+            memory: self.memory.as_ref()?.working_set_bytes?,
+        })
+    }
+}
+
+fn read(summary: Summary, taken: Instant, time: Timestamp) -> NodeSample {
+    let pod = |pod: PodStats| {
+        let containers = pod.containers.iter().filter_map(|one| Some((one.name.clone(), one.used()?))).collect();
+        ((pod.pod_ref.namespace, pod.pod_ref.name), (pod.pod_ref.uid, containers))
+    };
+    NodeSample { taken, time, node: summary.node.used(), pods: summary.pods.into_iter().map(pod).collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn container(name: &str, cpu: u64, memory: u64) -> Value {
+        json!({"name": name, "cpu": {"usageCoreNanoSeconds": cpu}, "memory": {"workingSetBytes": memory}})
+    }
+
+    fn at(summary: Value, seconds: u64, start: Instant) -> NodeSample {
+        read(serde_json::from_value(summary).unwrap(), start + Duration::from_secs(seconds), Timestamp::UNIX_EPOCH)
+    }
+
+    #[test]
+    fn rates_are_those_of_the_window() {
+        let start = Instant::now();
+        let summary = |uid: &str, cpu: u64, containers: Vec<Value>| {
+            let pod = json!({"podRef": {"namespace": "n", "name": "p", "uid": uid}, "containers": containers});
+            json!({"node": container("", cpu, 7), "pods": [pod]})
+        };
+        let old = at(summary("1", 1_000, vec![container("a", 500, 1), container("b", 900, 1)]), 0, start);
+        for (what, new, expected) in [
+            (
+                "same pod",
+                ("1", vec![container("a", 4_500, 2), container("b", 900, 3)]),
+                Some(vec![("a", 2_000, 2), ("b", 0, 3)]),
+            ),
+            ("another pod of that name", ("2", vec![container("a", 4_500, 2)]), None),
+            ("a container that is new", ("1", vec![container("a", 4_500, 2), container("c", 9, 3)]), None),
+            ("a container that began anew", ("1", vec![container("a", 4, 2)]), None),
+        ] {
+            let found = window(&old, &at(summary(new.0, 5_000, new.1), 2, start)).unwrap();
+            assert_eq!(found.node, Some(Usage { cpu: 2_000, memory: 7 }), "{what}");
+            assert_eq!(found.length, Duration::from_secs(2));
+            let pod = found.pods.get(&("n".to_owned(), "p".to_owned()));
+            let pod = pod.map(|pod| pod.iter().map(|(name, usage)| (name.as_str(), usage.cpu, usage.memory)).collect());
+            assert_eq!(pod, expected, "{what}");
+        }
+    }
+}
