@@ -242,6 +242,19 @@ impl Config {
         }
     }
 
+    /// What whoever starts a server like this should know.
+    pub(crate) fn warnings(&self) -> Vec<&'static str> {
+        let restricts_nodes = crate::admission::is_enabled(
+            "NodeRestriction",
+            &self.enable_admission_plugins,
+            &self.disable_admission_plugins,
+        );
+        let knows_nodes = self.authorizers.iter().any(|authorizer| matches!(authorizer, Authorizer::Node));
+        let unrestricted = "authorization mode Node without the NodeRestriction admission plug-in: \
+                            the credential of one node can change every node and every pod";
+        if knows_nodes && !restricts_nodes { vec![unrestricted] } else { Vec::new() }
+    }
+
     /// `<address>:<port>` as discovery tells clients.
     pub(crate) fn advertised(&self) -> String {
         let address = self.advertise_address.unwrap_or(self.bind.ip());
@@ -250,5 +263,22 @@ impl Config {
 
     pub(crate) fn audiences(&self) -> Vec<String> {
         if self.api_audiences.is_empty() { self.service_account_issuers.clone() } else { self.api_audiences.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn security_nodes_without_restrictions_are_warned_of() {
+        let mut config = Config::new(Storage::Embedded("/nowhere".into()));
+        let warns = |config: &Config| config.warnings().iter().any(|warning| warning.contains("NodeRestriction"));
+        config.authorizers = vec![Authorizer::Rbac];
+        assert!(!warns(&config));
+        config.authorizers.push(Authorizer::Node);
+        assert!(warns(&config));
+        config.enable_admission_plugins = vec!["NodeRestriction".to_owned()];
+        assert!(!warns(&config));
     }
 }

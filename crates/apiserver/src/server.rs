@@ -67,6 +67,7 @@ impl Server {
         let listener = TcpListener::bind(config.bind).await.with_context(|| format!("listening on {}", config.bind))?;
         config.bind = listener.local_addr()?;
         let acceptor = acceptor(&config)?;
+        config.warnings().iter().for_each(|warning| tracing::warn!("{warning}"));
         let (mut audit_tasks, audit_stop) = (JoinSet::new(), CancellationToken::new());
         let audit = Audit::new(&config.audit, &mut audit_tasks, &audit_stop)?;
 

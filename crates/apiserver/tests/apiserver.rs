@@ -71,6 +71,8 @@ mod reload;
 mod remote_decisions;
 #[path = "apiserver/rest.rs"]
 mod rest;
+#[path = "apiserver/security.rs"]
+mod security;
 #[path = "apiserver/servers.rs"]
 mod servers;
 #[path = "apiserver/watch.rs"]

@@ -20,6 +20,10 @@ use crate::progress::Progress;
 use crate::shape::{Flags, Shape};
 use crate::{dns_service, join, metrics_reader, node_network, nodes, storage_class};
 
+/// Plug-ins beside those that every API server has: a node's credential is good for that node only, and nobody takes
+/// addresses of others by naming them in a service.
+const ADMISSION_PLUGINS: [&str; 2] = ["NodeRestriction", "DenyServiceExternalIPs"];
+
 /// Runs the cluster until SIGTERM or SIGINT. Progress goes to standard output.
 pub(crate) async fn run(options: Options, flags: Flags) -> Result<()> {
     private_dir(&options.data_dir)?;
@@ -184,6 +188,7 @@ fn apiserver_config(options: &Options, shape: &Shape, pki: &Pki, node_ip: IpAddr
         .collect::<Result<_>>()?;
     config.authorizers = vec![apiserver::Authorizer::Node, apiserver::Authorizer::Rbac];
     config.runtime_config = apiserver::RuntimeConfig(vec![("metrics.k8s.io/v1beta1".to_owned(), true)]);
+    config.enable_admission_plugins = ADMISSION_PLUGINS.map(str::to_owned).into();
     config.kubelet_client_certificate = Some(pki.certificate("apiserver-kubelet-client"));
     config.kubelet_client_key = Some(pki.key("apiserver-kubelet-client"));
     config.kubelet_certificate_authority = Some(pki.certificate("ca"));

@@ -11,7 +11,7 @@ use trace::{Name, Stage};
 use super::Attributes;
 use super::config::Settings;
 use super::metrics::{self, Step, Times};
-use super::table::TABLE;
+use super::table::{Row, TABLE};
 use crate::state::State;
 
 /// A plug-in's answer. Most are known at once; only those that must wait for something pay for a future.
@@ -65,6 +65,16 @@ pub(crate) trait Plugin: Send + Sync {
     }
 }
 
+/// Whether these flags turn a plug-in on.
+pub(crate) fn is_enabled(name: &str, enabled: &[String], disabled: &[String]) -> bool {
+    TABLE.iter().any(|row| row.name == name && is_on(row, enabled, disabled))
+}
+
+fn is_on(row: &Row, enabled: &[String], disabled: &[String]) -> bool {
+    let named = |list: &[String]| list.iter().any(|name| name == row.name);
+    (row.default || named(enabled)) && !named(disabled)
+}
+
 /// The plug-ins that are on.
 pub(crate) struct Chain {
     plugins: Vec<Named>,
@@ -96,8 +106,7 @@ impl Chain {
         let mut settings = file.map(Settings::load).transpose()?.unwrap_or_default();
         let mut plugins = Vec::new();
         for row in TABLE {
-            let named = |list: &[String]| list.iter().any(|name| name == row.name);
-            if (row.default || named(enabled)) && !named(disabled) {
+            if is_on(row, enabled, disabled) {
                 let made = (row.make)(settings.take(row.name));
                 let plugin =
                     made.map_err(|error| error.context(format!("couldn't init admission plugin {:?}", row.name)))?;

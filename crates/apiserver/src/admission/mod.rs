@@ -53,7 +53,7 @@ mod volume_claim_resize;
 mod webhook;
 
 pub(crate) use attributes::{Attributes, Verb};
-pub(crate) use chain::{Admitted, Chain, Plugin};
+pub(crate) use chain::{Admitted, Chain, Plugin, is_enabled};
 pub(crate) use policy::mutation_type;
 
 use chain::{admitted, later};

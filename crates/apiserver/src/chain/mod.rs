@@ -28,6 +28,7 @@ use crate::authz::Attributes;
 use crate::body::{Body, RequestBody, empty, guarded};
 use crate::flow_control::{Flow, Seat};
 use crate::metrics::{Labels, Serving};
+use crate::registry::Resource;
 use crate::state::{Operation, State, now, unique_id};
 use crate::verbs::Accept;
 
@@ -107,7 +108,7 @@ async fn pass(
     seen: &mut Seen,
 ) -> Result<Response<Body>, Status> {
     let (mut parts, body) = request.into_parts();
-    let (user, place) = match Box::pin(admit(&state, &info, &mut parts, &peer, trail, seen)).await {
+    let (user, place, row) = match Box::pin(admit(&state, &info, &mut parts, &peer, trail, seen)).await {
         Ok(admitted) => admitted,
         Err(status) => {
             body.discard().await;
@@ -122,7 +123,7 @@ async fn pass(
         parts.headers.remove(header::ACCEPT_ENCODING);
     }
     let long_running = info.is_long_running();
-    let response = trail.follow(Box::pin(dispatch(state, info, user, parts, body, seen))).await?;
+    let response = trail.follow(Box::pin(dispatch(state, info, row, user, parts, body, seen))).await?;
     // A watch keeps its place as long as it lasts, but not its seat.
     let kept = long_running.then(|| (place.open, seen.serving.take()));
     Ok(if let Some(kept) = kept { response.map(|body| guarded(body, kept)) } else { response })
@@ -137,7 +138,7 @@ async fn admit(
     peer: &Peer,
     trail: &Trail,
     seen: &mut Seen,
-) -> Result<(UserInfo, Place), Status> {
+) -> Result<(UserInfo, Place, Option<Arc<Resource>>), Status> {
     let attributes = Attributes::from(info);
     let user = match trail.follow(Box::pin(authenticate(state, parts, peer))).await {
         Ok(user) => user,
@@ -170,12 +171,29 @@ async fn admit(
     };
     let place = Place { open, _seat: seat };
     trace::lap(Stage::Limits);
+    // The namespace that authorization is about to see must be that of the resource.
+    let row = row(state, info).await;
+    if row.as_ref().is_some_and(|row| !info.fits_scope(row.is_namespaced())) {
+        return Err(Status::no_such_path());
+    }
     if let Err(status) = authorize(state, &user, &attributes, trail).await {
         trace::lap_failed(Stage::Authorization, Name::NONE);
         return Err(status);
     }
     trace::lap(Stage::Authorization);
-    Ok((user, place))
+    Ok((user, place, row))
+}
+
+/// The row of the table that a request is about; none if another server serves it, or nobody.
+async fn row(state: &State, info: &RequestInfo) -> Option<Arc<Resource>> {
+    if !info.is_resource || state.aggregation.of(info).is_some() {
+        return None;
+    }
+    let (group, version, plural) = (&info.group, &info.version, &info.resource);
+    match state.registry.find(group, version, plural) {
+        Some(row) => Some(row),
+        None => crate::custom::served(state, group, version, plural).await,
+    }
 }
 
 /// What a request holds while it is served.
@@ -251,6 +269,7 @@ async fn authorize(state: &State, user: &UserInfo, attributes: &Attributes, trai
 async fn dispatch(
     state: Arc<State>,
     info: RequestInfo,
+    row: Option<Arc<Resource>>,
     user: UserInfo,
     mut parts: http::request::Parts,
     body: Bytes,
@@ -265,21 +284,16 @@ async fn dispatch(
     if !info.is_resource {
         return crate::discovery::serve(&state, &info, parts, &user).await;
     }
-    let resource = match state.registry.find(&info.group, &info.version, &info.resource) {
-        Some(resource) => resource,
-        None => {
-            let served = crate::custom::served(&state, &info.group, &info.version, &info.resource).await;
-            served.ok_or_else(Status::no_such_path)?
-        }
-    };
+    let resource = row.ok_or_else(Status::no_such_path)?;
     if info.subresource.is_empty() || resource.subresource(&info.subresource).is_some() {
         seen.labels = Labels::of(&info);
     }
-    if resource.is_namespaced()
-        && info.namespace.is_empty()
-        && !matches!(info.verb, "list" | "watch" | "deletecollection")
-    {
-        return Err(Status::no_such_path());
+    if resource.is_namespaced() && info.namespace.is_empty() && !matches!(info.verb, "list" | "watch") {
+        // All namespaces together can be read, where the resource can be listed at all. Upstream routes custom
+        // resources by scope, and so finds nothing where others refuse the method.
+        let is_collection = info.name.is_empty() || info.verb == "deletecollection";
+        let is_read_here = is_collection && resource.has_verb("list") && !resource.is_custom;
+        return Err(if is_read_here { Status::method_not_allowed() } else { Status::no_such_path() });
     }
     if info.verb == "create" && !info.name.is_empty() && info.subresource.is_empty() {
         return Err(Status::method_not_allowed());

@@ -16,6 +16,8 @@ pub(crate) struct RequestInfo {
     pub(crate) group: String,
     pub(crate) version: String,
     pub(crate) namespace: String,
+    /// The path leads through a namespace to the resource (`namespaces/<name>/<resource>`).
+    pub(crate) is_in_namespace: bool,
     pub(crate) resource: String,
     pub(crate) subresource: String,
     pub(crate) name: String,
@@ -125,6 +127,7 @@ impl RequestInfo {
             let inside =
                 rest.get(at + 2).is_some_and(|next| !next.is_empty() && !NAMESPACE_SUBRESOURCES.contains(&&**next));
             if inside {
+                info.is_in_namespace = true;
                 at += 2;
             }
         }
@@ -138,9 +141,6 @@ impl RequestInfo {
         }
         if !info.subresource.is_empty() && uri.path().ends_with('/') && info.subresource == "proxy" {
             info.rest.push('/');
-        }
-        if info.resource == "namespaces" {
-            info.namespace.clone_from(&info.name);
         }
         if info.name.is_empty() {
             verb = match verb {
@@ -172,6 +172,12 @@ impl RequestInfo {
             }
         }
         Ok(())
+    }
+
+    /// Whether a resource of this scope has such a path. A right in a namespace is a right to what is in it: a
+    /// resource of the whole cluster is not found there (CVE-2019-11247).
+    pub(crate) fn fits_scope(&self, is_namespaced: bool) -> bool {
+        !self.is_in_namespace || is_namespaced && !self.namespace.is_empty()
     }
 
     /// Something follows the subresource, which only proxies have, and servers behind this one may have.
@@ -231,11 +237,32 @@ mod tests {
             ("/api/v1/namespaces/a%2Fb/secrets/s", false, ("secrets", "a/b", "s")),
             ("/api/v1/namespaces/a/secrets/x%2Fy", false, ("secrets", "a", "x/y")),
             ("/api/v1/namespaces/a/%73ecrets/s", true, ("secrets", "a", "s")),
+            ("/api/v1/namespaces/a/namespaces/b", true, ("namespaces", "a", "b")),
             ("/api/v1/namespaces/a/pods?fieldSelector=metadata.name%3Dx%2Fy", false, ("pods", "a", "x/y")),
         ] {
             let info = RequestInfo::new(&Method::GET, &url.parse().unwrap());
             assert_eq!((&*info.resource, &*info.namespace, &*info.name), expected, "{url}");
             assert_eq!(info.check().is_ok() && !info.goes_beyond(), good, "{url}");
+        }
+    }
+
+    #[test]
+    fn security_what_belongs_to_the_cluster_is_in_no_namespace() {
+        for (url, namespaced, in_cluster) in [
+            ("/api/v1/namespaces/a/nodes", true, false),
+            ("/api/v1/namespaces/a/nodes/n/proxy/x", true, false),
+            ("/api/v1/watch/namespaces/a/nodes", true, false),
+            ("/apis/rbac.authorization.k8s.io/v1/namespaces/a/clusterroles/r", true, false),
+            ("/api/v1/namespaces/a/namespaces/a", true, false),
+            ("/api/v1/namespaces/a/namespaces/a/finalize", true, false),
+            ("/api/v1/namespaces//nodes", false, false),
+            ("/api/v1/namespaces/a", true, true),
+            ("/api/v1/namespaces/a/status", true, true),
+            ("/api/v1/namespaces", true, true),
+            ("/api/v1/nodes/n", true, true),
+        ] {
+            let info = RequestInfo::new(&Method::GET, &url.parse().unwrap());
+            assert_eq!((info.fits_scope(true), info.fits_scope(false)), (namespaced, in_cluster), "{url}");
         }
     }
 

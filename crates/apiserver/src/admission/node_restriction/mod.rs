@@ -10,7 +10,8 @@ use std::sync::Arc;
 use api::Status;
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
-use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::certificates::v1beta1::PodCertificateRequest;
+use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod, ServiceAccount};
 use k8s_openapi::api::resource::v1::ResourceSlice;
 
 use super::certificates::subject;
@@ -23,7 +24,9 @@ const NODE_LEASES: &str = "kube-node-lease";
 const NODE_SIGNERS: [&str; 2] = ["kubernetes.io/kubelet-serving", "kubernetes.io/kube-apiserver-client-kubelet"];
 
 impl Plugin for NodeRestriction {
-    fn validate<'a>(&'a self, state: &'a Arc<State>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
+    /// Changes nothing, but must see what the kubelet sent: what plug-ins after it add (a label, say) is not its doing.
+    fn admit<'a>(&'a self, state: &'a Arc<State>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
+        let attributes: &'a Attributes<'_> = attributes;
         let user = attributes.user();
         match user.name.strip_prefix("system:node:").filter(|_| user.in_group("system:nodes")) {
             None => admitted(),
@@ -59,6 +62,7 @@ fn check(state: &State, attributes: &Attributes<'_>, node: &str) -> Result<(), S
         ("storage.k8s.io", "csinodes", _) => same_name("CSINode"),
         ("resource.k8s.io", "resourceslices", _) => slices(attributes, node),
         ("certificates.k8s.io", "certificatesigningrequests", "") => certificates(attributes, node),
+        ("certificates.k8s.io", "podcertificaterequests", _) => pod_certificates(state, attributes, node),
         _ => Ok(()),
     }
 }
@@ -182,6 +186,58 @@ fn slices(attributes: &Attributes<'_>, node: &str) -> Result<(), Status> {
     if slice.is_some_and(|slice| slice.spec.node_name.as_deref() != Some(node)) {
         let message = format!("can only {verb} ResourceSlice with the same NodeName as the requesting node");
         return Err(attributes.forbidden(message));
+    }
+    Ok(())
+}
+
+/// A certificate for a pod is asked for by the node that runs it, and says of the pod what is true.
+fn pod_certificates(state: &State, attributes: &Attributes<'_>, node: &str) -> Result<(), Status> {
+    let refuse = |what: String| Err(attributes.forbidden(what));
+    if attributes.verb != Verb::Create {
+        return refuse(format!("unexpected operation {}", attributes.verb.as_str()));
+    }
+    if !attributes.subresource.is_empty() {
+        return refuse(format!("unexpected subresource {}", attributes.subresource));
+    }
+    let Some(PodCertificateRequest { spec, .. }) = attributes.object_ref() else { return Ok(()) };
+    if spec.node_name != node {
+        let named = &spec.node_name;
+        return refuse(format!(
+            "PodCertificateRequest.Spec.NodeName={named:?}, which is not the requesting node {node:?}"
+        ));
+    }
+    let missing = |resource: &'static str, name: &str| Status::not_found(&api::GroupResource::new("", resource), name);
+    let key = |name: &str| format!("{}/{name}", attributes.namespace);
+    let record: Node = state.peek("minions", node).ok_or_else(|| missing("nodes", node))?;
+    let pod: Pod = state.peek("pods", &key(&spec.pod_name)).ok_or_else(|| missing("pods", &spec.pod_name))?;
+    let pod_key = key(&spec.pod_name);
+    // Identities that differ may be those of objects that were made again a moment ago.
+    let differs = |what: String| Err(Status::internal(format!("PodCertificateRequest for pod {pod_key:?} {what}")));
+    if record.metadata.uid.as_ref() != Some(&spec.node_uid) {
+        return differs(format!("names node UID {:?}, inconsistent with the running node", spec.node_uid));
+    }
+    if pod.metadata.uid.as_ref() != Some(&spec.pod_uid) {
+        return differs(format!("contains pod UID ({:?}) which differs from running pod", spec.pod_uid));
+    }
+    let pod_spec = pod.spec.as_ref();
+    if pod_spec.and_then(|spec| spec.node_name.as_deref()) != Some(node) {
+        return refuse(format!("pod {pod_key:?} is not running on node {node:?} named in the PodCertificateRequest"));
+    }
+    if pods::is_mirror(&pod) {
+        return refuse(format!("pod {pod_key:?} is a mirror pod"));
+    }
+    let account = pod_spec.and_then(|spec| spec.service_account_name.as_deref()).unwrap_or_default();
+    let named = &spec.service_account_name;
+    if named != account {
+        return refuse(format!(
+            "PodCertificateRequest for pod {pod_key:?} contains serviceAccountName ({named:?}) that differs from running pod ({account:?})"
+        ));
+    }
+    let record: ServiceAccount =
+        state.peek("serviceaccounts", &key(account)).ok_or_else(|| missing("serviceaccounts", account))?;
+    if record.metadata.uid.as_ref() != Some(&spec.service_account_uid) {
+        let uid = &spec.service_account_uid;
+        return differs(format!("names service account UID {uid:?}, which differs from the running service account"));
     }
     Ok(())
 }

@@ -64,7 +64,7 @@ fn status(attributes: &Attributes<'_>, node: &str, own: impl Fn(&Pod) -> bool) -
 fn create(state: &State, attributes: &Attributes<'_>, node: &str) -> Result<(), Status> {
     let Some(pod) = attributes.object_ref::<Pod>() else { return Ok(()) };
     let refuse = |what: String| Err(attributes.forbidden(what));
-    if !pod.metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(MIRROR)) {
+    if !is_mirror(pod) {
         return refuse(format!("pod does not have {MIRROR:?} annotation, node {node:?} can only create mirror pods"));
     }
     let empty = PodSpec::default();
@@ -96,6 +96,10 @@ fn create(state: &State, attributes: &Attributes<'_>, node: &str) -> Result<(), 
         Some(what) => refuse(format!("node {node:?} can not create pods that reference {what}")),
         None => Ok(()),
     }
+}
+
+pub(super) fn is_mirror(pod: &Pod) -> bool {
+    pod.metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(MIRROR))
 }
 
 /// The first kind of object that the pod reads through the API.

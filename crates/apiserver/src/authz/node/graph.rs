@@ -1,4 +1,4 @@
-//! What leads to which node: object -> pod -> node, volume -> claim -> pod -> node, attachment -> node.
+//! What leads to which node: object -> pod -> node, volume -> claim -> pod -> node, attachment -> node, slice -> node.
 //!
 //! Edges are those of upstream's node authorizer. A mirror pod leads to its node and to nothing else: a kubelet makes them
 //! itself, and must not give itself access by doing so.
@@ -30,6 +30,8 @@ pub(super) struct Graph {
     volumes_with: HashMap<Object, HashSet<String>>,
     /// The node of each volume attachment.
     attachments: HashMap<String, String>,
+    /// The node of each slice of devices that is on one.
+    slices: HashMap<String, String>,
 }
 
 struct Placed {
@@ -60,6 +62,10 @@ impl Graph {
 
     pub(super) fn attachment_is_on(&self, name: &str, node: &str) -> bool {
         self.attachments.get(name).is_some_and(|of| of == node)
+    }
+
+    pub(super) fn slice_is_on(&self, name: &str, node: &str) -> bool {
+        self.slices.get(name).is_some_and(|of| of == node)
     }
 
     fn is_used_on(&self, object: &Object, node: &str) -> bool {
@@ -120,6 +126,17 @@ impl Graph {
 
     pub(super) fn clear_attachments(&mut self) {
         self.attachments.clear();
+    }
+
+    pub(super) fn set_slice(&mut self, name: &str, node: Option<String>) {
+        match node {
+            Some(node) => drop(self.slices.insert(name.to_owned(), node)),
+            None => drop(self.slices.remove(name)),
+        }
+    }
+
+    pub(super) fn clear_slices(&mut self) {
+        self.slices.clear();
     }
 }
 

@@ -7,6 +7,7 @@ mod graph;
 
 use api::UserInfo;
 use k8s_openapi::api::core::v1::{PersistentVolume, Pod};
+use k8s_openapi::api::resource::v1::ResourceSlice;
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use parking_lot::Mutex;
 
@@ -28,6 +29,7 @@ struct Followed {
     pods: Feed,
     volumes: Feed,
     attachments: Feed,
+    slices: Feed,
 }
 
 /// Whether a user claims to be a node.
@@ -43,6 +45,7 @@ impl NodeAuthorizer {
             pods: feed("pods"),
             volumes: feed("persistentvolumes"),
             attachments: feed("volumeattachments"),
+            slices: feed("resourceslices"),
         };
         Self { followed: Mutex::new(followed) }
     }
@@ -133,6 +136,7 @@ impl NodeAuthorizer {
                 }
                 allow()
             }
+            ("resource.k8s.io", "resourceslices") => self.decide_slices(node, attributes),
             ("", "nodes") => match (verb, subresource) {
                 ("create" | "update" | "patch", "") | ("update" | "patch", "status") => allow(),
                 ("get" | "list" | "watch", "") if name == node => allow(),
@@ -168,6 +172,31 @@ impl NodeAuthorizer {
             // Mirror pods and the pods of this node; admission looks at which.
             ("create" | "delete", "") | ("update" | "patch", "status") | ("create", "eviction") => allow(),
             _ => Some(Opinion::None(String::new())),
+        }
+    }
+
+    fn decide_slices(&self, node: &str, attributes: &Attributes) -> Option<Opinion> {
+        let allow = || Some(Opinion::Allow(String::new()));
+        let no = |reason: &str| Some(Opinion::None(reason.to_owned()));
+        if !attributes.subresource.is_empty() {
+            return no("cannot authorize ResourceSlice subresources");
+        }
+        match &*attributes.verb {
+            // Admission looks at whose it is.
+            "create" => allow(),
+            "get" | "update" | "patch" | "delete" => {
+                self.related(node, attributes, |graph| graph.slice_is_on(&attributes.name, node))
+            }
+            "list" | "watch" | "deletecollection" => {
+                let selector = api::selector::FieldSelector::parse(&attributes.field_selector);
+                if selector.is_ok_and(|selector| selector.requires("spec.nodeName") == Some(node)) {
+                    return allow();
+                }
+                no("can only list/watch/deletecollection resourceslices with nodeName field selector")
+            }
+            _ => no(
+                "only the following verbs are allowed for a ResourceSlice: get, watch, list, create, update, patch, delete, deletecollection",
+            ),
         }
     }
 
@@ -208,6 +237,10 @@ impl Followed {
         self.attachments.read(graph, Graph::clear_attachments, |graph, change| {
             let attachment = object::<VolumeAttachment>(&change);
             graph.set_attachment(change.key, attachment.map(|attachment| attachment.spec.node_name));
+        });
+        self.slices.read(graph, Graph::clear_slices, |graph, change| {
+            let slice = object::<ResourceSlice>(&change);
+            graph.set_slice(change.key, slice.and_then(|slice| slice.spec.node_name));
         });
     }
 }
@@ -256,7 +289,8 @@ mod tests {
         graph.set_volume("pv", Some(&volume));
         graph.set_attachment("va", Some("n".to_owned()));
         let feed = || Feed::nothing();
-        let followed = Followed { graph, pods: feed(), volumes: feed(), attachments: feed() };
+        graph.set_slice("s", Some("n".to_owned()));
+        let followed = Followed { graph, pods: feed(), volumes: feed(), attachments: feed(), slices: feed() };
         NodeAuthorizer { followed: Mutex::new(followed) }
     }
 
@@ -334,6 +368,13 @@ mod tests {
             ("update coordination.k8s.io:leases a/n", false),
             ("get storage.k8s.io:csinodes /n", true),
             ("get storage.k8s.io:csinodes /m", false),
+            ("create resource.k8s.io:resourceslices /", true),
+            ("update resource.k8s.io:resourceslices /s", true),
+            ("update resource.k8s.io:resourceslices /t", false),
+            ("get resource.k8s.io:resourceslices /t", false),
+            ("list resource.k8s.io:resourceslices / spec.nodeName=n", true),
+            ("list resource.k8s.io:resourceslices / spec.nodeName=m", false),
+            ("deletecollection resource.k8s.io:resourceslices /", false),
             ("list services a/", true),
             ("create services a/", false),
         ] {
