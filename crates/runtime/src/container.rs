@@ -15,7 +15,7 @@ use crate::error::{Error, Result, doing};
 use crate::record::{self, ContainerRecord, StatusRecord};
 use crate::sandbox::{self, blocking};
 use crate::shim::protocol::Request;
-use crate::{cgroup, signal};
+use crate::{cgroup, names, signal};
 
 /// After SIGKILL, the kernel's part takes no longer than this unless something is badly wrong.
 const KILL_TIMEOUT: Duration = Duration::from_secs(60);
@@ -26,6 +26,7 @@ pub(crate) async fn create(engine: &Arc<Engine>, request: v1::CreateContainerReq
         return Err(Error::Precondition(format!("sandbox {} is not running", request.pod_sandbox_id)));
     }
     let mut config = request.config.ok_or_else(|| Error::Invalid("container config is missing".into()))?;
+    names::check_container(&config)?;
     let image_name = config.image.clone().unwrap_or_default().image;
     let image = engine.images.get(&image_name).ok_or(Error::NotFound { kind: "image", id: image_name })?;
     let id = record::new_id().map_err(doing("making an id"))?;

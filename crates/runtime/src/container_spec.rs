@@ -138,8 +138,16 @@ fn user(security: &v1::LinuxContainerSecurityContext, image_user: &str) -> Resul
     let id = |value: i64| u32::try_from(value).map_err(|_| Error::Invalid(format!("invalid user or group id {value}")));
     let name = match (&security.run_as_user, security.run_as_username.as_str()) {
         (Some(uid), _) => id(uid.value)?.to_string(),
-        (None, "") if security.run_as_group.is_some() && image_user.is_empty() => "0".into(),
-        (None, "") => image_user.to_string(),
+        (None, "") => match &security.run_as_group {
+            // As containerd has it: the group would be that of nobody in particular.
+            Some(group) => {
+                return Err(Error::Invalid(format!(
+                    "failed to generate user string: user group \"{}\" is specified without user",
+                    group.value
+                )));
+            }
+            None => image_user.to_string(),
+        },
         (None, name) => name.to_string(),
     };
     Ok(User {
@@ -363,6 +371,29 @@ mod tests {
         ] {
             let config = v1::ContainerConfig { command: list(&command), args: list(&args), ..Default::default() };
             assert_eq!(arguments(&config, &image), expected);
+        }
+    }
+
+    #[test]
+    fn a_group_needs_a_user() {
+        let of = |uid: Option<i64>, name: &str, gid: Option<i64>| {
+            let value = |id: i64| v1::Int64Value { value: id };
+            let security = v1::LinuxContainerSecurityContext {
+                run_as_user: uid.map(value),
+                run_as_username: name.into(),
+                run_as_group: gid.map(value),
+                ..Default::default()
+            };
+            user(&security, "image").map(|user| (user.name, user.group)).map_err(|error| error.to_string())
+        };
+        let refused = "failed to generate user string: user group \"7\" is specified without user";
+        for (uid, name, gid, expected) in [
+            (None, "", None, Ok(("image".to_string(), None))),
+            (Some(0), "", Some(7), Ok(("0".into(), Some(7)))),
+            (None, "web", Some(7), Ok(("web".into(), Some(7)))),
+            (None, "", Some(7), Err(refused.to_string())),
+        ] {
+            assert_eq!(of(uid, name, gid), expected);
         }
     }
 

@@ -14,6 +14,7 @@ mod error;
 mod exec;
 mod image;
 pub mod image_cli;
+mod names;
 mod network;
 pub mod pause;
 mod record;

@@ -16,7 +16,7 @@ use crate::shim::Paths;
 use crate::shim::client::{ShimClient, ShimError};
 use crate::shim::protocol::Request;
 use crate::spec::{Namespace, Namespaces, PodSpec};
-use crate::{cgroup, container, network, sys};
+use crate::{cgroup, container, names, network, sys};
 
 /// How long a killed pod may take to disappear.
 const SHUTDOWN_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
@@ -25,9 +25,7 @@ pub(crate) async fn run(engine: &Arc<Engine>, config: v1::PodSandboxConfig, hand
     if !engine.config.is_handler(&handler) {
         return Err(Error::Invalid(format!("no runtime for {handler:?} is configured")));
     }
-    if config.metadata.is_none() {
-        return Err(Error::Invalid("sandbox config must include metadata".into()));
-    }
+    names::check_sandbox(&config)?;
     let id = record::new_id().map_err(doing("making an id"))?;
     let directory = engine.config.root.join("sandboxes").join(&id);
     fs::create_dir(&directory).map_err(doing(format!("creating {}", directory.display())))?;

@@ -411,6 +411,23 @@ pub(crate) fn pivot_root(new: &CStr, old: &CStr) -> io::Result<()> {
     cvt(unsafe { libc::syscall(libc::SYS_pivot_root, new.as_ptr(), old.as_ptr()) }).map(drop)
 }
 
+/// chdir to an open directory.
+pub(crate) fn change_directory(fd: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: plain call on an open descriptor.
+    cvt(unsafe { libc::fchdir(fd.as_raw_fd()) }.into()).map(drop)
+}
+
+/// Whether what is behind `fd` belongs to a procfs.
+pub(crate) fn is_procfs(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    let mut answer = MaybeUninit::<libc::statfs>::uninit();
+    // SAFETY: the call fills `answer`, which is only read after it succeeded.
+    let kind = unsafe {
+        cvt(libc::fstatfs(fd.as_raw_fd(), answer.as_mut_ptr()).into())?;
+        answer.assume_init().f_type
+    };
+    Ok(kind == libc::PROC_SUPER_MAGIC)
+}
+
 #[repr(C)]
 struct MountAttr {
     set: u64,
@@ -438,6 +455,20 @@ pub(crate) fn clone_mount(path: &CStr) -> io::Result<OwnedFd> {
     }
 }
 
+/// A detached copy of the mount behind `fd` (and all below it), from that very file or directory on.
+pub(crate) fn clone_mount_at(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    // SAFETY: the descriptor returned is fresh and owned here.
+    unsafe {
+        cvt(libc::syscall(
+            libc::SYS_open_tree,
+            fd.as_raw_fd(),
+            c"".as_ptr(),
+            OPEN_TREE_CLONE | AT_RECURSIVE | AT_EMPTY_PATH | libc::O_CLOEXEC as u32,
+        ))
+        .map(|fd| OwnedFd::from_raw_fd(fd as RawFd))
+    }
+}
+
 /// Attaches a detached mount onto the directory or file behind `target`.
 pub(crate) fn move_mount(mount: BorrowedFd<'_>, target: BorrowedFd<'_>) -> io::Result<()> {
     const BOTH_EMPTY: u32 = 0x4 | 0x40;
@@ -457,7 +488,15 @@ pub(crate) fn move_mount(mount: BorrowedFd<'_>, target: BorrowedFd<'_>) -> io::R
 
 /// Makes the mount behind `fd` (and all below it, if `recursive`) read-only.
 pub(crate) fn set_mount_readonly(fd: BorrowedFd<'_>, recursive: bool) -> io::Result<()> {
-    let attr = MountAttr { set: MOUNT_ATTR_RDONLY, clear: 0, propagation: 0, userns_fd: 0 };
+    set_mount_attr(fd, &MountAttr { set: MOUNT_ATTR_RDONLY, clear: 0, propagation: 0, userns_fd: 0 }, recursive)
+}
+
+/// Gives the mount behind `fd` and all below it this propagation: one of `MS_PRIVATE`, `MS_SLAVE`, `MS_SHARED`.
+pub(crate) fn set_mount_propagation(fd: BorrowedFd<'_>, propagation: u64) -> io::Result<()> {
+    set_mount_attr(fd, &MountAttr { set: 0, clear: 0, propagation, userns_fd: 0 }, true)
+}
+
+fn set_mount_attr(fd: BorrowedFd<'_>, attr: &MountAttr, recursive: bool) -> io::Result<()> {
     // SAFETY: `attr` matches the size passed.
     cvt(unsafe {
         libc::syscall(
@@ -465,7 +504,7 @@ pub(crate) fn set_mount_readonly(fd: BorrowedFd<'_>, recursive: bool) -> io::Res
             fd.as_raw_fd(),
             c"".as_ptr(),
             AT_EMPTY_PATH | if recursive { AT_RECURSIVE } else { 0 },
-            &attr,
+            attr,
             size_of::<MountAttr>(),
         )
     })
@@ -661,17 +700,19 @@ pub(crate) fn watch_fd(fd: OwnedFd) -> io::Result<tokio::io::unix::AsyncFd<Owned
 
 // ---- terminals ----
 
-/// Opens a new pseudo-terminal of the devpts mounted at /dev/pts: (master, path of the slave).
-pub(crate) fn open_pty() -> io::Result<(OwnedFd, String)> {
-    // SAFETY: fresh descriptor, owned here; the ioctl calls read or fill an integer.
+/// Opens a new pseudo-terminal: (master, slave). The slave comes from the master itself: whatever lies at /dev/pts of a
+/// container is never looked at.
+pub(crate) fn open_pty() -> io::Result<(OwnedFd, OwnedFd)> {
+    const FLAGS: libc::c_int = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
+    // `_IO('T', 0x41)`, the same on every architecture we build for.
+    const TIOCGPTPEER: libc::c_ulong = 0x5441;
+    // SAFETY: fresh descriptors, owned here; the ioctl calls read an integer or take one by value.
     unsafe {
-        let fd = cvt(libc::open(c"/dev/ptmx".as_ptr(), libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC).into())?;
-        let master = OwnedFd::from_raw_fd(fd as RawFd);
+        let master = OwnedFd::from_raw_fd(cvt(libc::open(c"/dev/ptmx".as_ptr(), FLAGS).into())? as RawFd);
         let unlock: libc::c_int = 0;
         cvt(libc::ioctl(master.as_raw_fd(), libc::TIOCSPTLCK, &unlock).into())?;
-        let mut number: libc::c_int = 0;
-        cvt(libc::ioctl(master.as_raw_fd(), libc::TIOCGPTN, &mut number).into())?;
-        Ok((master, format!("/dev/pts/{number}")))
+        let slave = cvt(libc::ioctl(master.as_raw_fd(), TIOCGPTPEER, FLAGS).into())?;
+        Ok((master, OwnedFd::from_raw_fd(slave as RawFd)))
     }
 }
 

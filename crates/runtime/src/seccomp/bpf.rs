@@ -58,6 +58,23 @@ pub(crate) struct Profile {
     pub(crate) rules: Vec<Rule>,
 }
 
+impl Profile {
+    /// Calls of another ABI always fail: a profile that allows what it does not name would let all of them through.
+    fn foreign(&self) -> Action {
+        match self.default {
+            Action(value) if value & ACTION_MASK <= Action::errno(0).0 || self.default == Action::KILL_PROCESS => {
+                self.default
+            }
+            _ => Action::errno(libc::ENOSYS as u16),
+        }
+    }
+}
+
+/// The part of an action beside its data.
+const ACTION_MASK: u32 = 0xffff_0000;
+/// Set in the numbers of x32's calls.
+const X32_BIT: u32 = 0x4000_0000;
+
 const LOAD: u16 = 0x20;
 const AND: u16 = 0x54;
 const JUMP_EQUAL: u16 = 0x15;
@@ -97,10 +114,13 @@ fn jump(code: u16, value: u32, if_true: u8, if_false: u8) -> Instruction {
 pub(crate) fn compile(profile: &Profile) -> Result<Vec<u8>, String> {
     let mut program = vec![
         plain(LOAD, OFFSET_ARCHITECTURE),
-        // Calls of another architecture (32-bit programs) have other numbers: none of them is known to be safe.
+        // Calls of another architecture (32-bit programs) have other numbers: no rule of the profile means them.
         jump(JUMP_EQUAL, ARCHITECTURE, 1, 0),
-        plain(RETURN, profile.default.0),
+        plain(RETURN, profile.foreign().0),
         plain(LOAD, OFFSET_NUMBER),
+        // So have those of x32, which says that it is x86-64.
+        jump(JUMP_GREATER_EQUAL, X32_BIT, 0, 1),
+        plain(RETURN, profile.foreign().0),
     ];
     let highest = super::syscalls::TABLE.iter().map(|(_, number)| *number).max().unwrap_or(0);
     program.push(jump(JUMP_GREATER, highest as u32, 0, 1));
@@ -214,9 +234,13 @@ mod tests {
 
     /// Runs a program the way the kernel does.
     fn run(program: &[u8], number: u32, arguments: [u64; 6]) -> u32 {
+        run_on(ARCHITECTURE, program, number, arguments)
+    }
+
+    fn run_on(architecture: u32, program: &[u8], number: u32, arguments: [u64; 6]) -> u32 {
         let mut data = Vec::new();
         data.extend(number.to_le_bytes());
-        data.extend(ARCHITECTURE.to_le_bytes());
+        data.extend(architecture.to_le_bytes());
         data.extend(0u64.to_le_bytes());
         arguments.iter().for_each(|a| data.extend(a.to_le_bytes()));
         let (mut pc, mut a) = (0usize, 0u32);
@@ -241,6 +265,26 @@ mod tests {
                 RETURN => return value,
                 other => panic!("instruction {other:#x}"),
             };
+        }
+    }
+
+    #[test]
+    fn security_calls_of_another_abi_fail() {
+        const I386: u32 = 0x4000_0003;
+        let enosys = Action::errno(38);
+        for (default, foreign) in [
+            (Action::ALLOW, enosys),
+            (Action::LOG, enosys),
+            (Action::trace(1), enosys),
+            (Action::errno(1), Action::errno(1)),
+            (Action::TRAP, Action::TRAP),
+            (Action::KILL_THREAD, Action::KILL_THREAD),
+            (Action::KILL_PROCESS, Action::KILL_PROCESS),
+        ] {
+            let program = compile(&Profile { default, unknown: default, rules: Vec::new() }).unwrap();
+            assert_eq!(run_on(I386, &program, 1, [0; 6]), foreign.0, "i386 under {default:?}");
+            assert_eq!(run(&program, X32_BIT | 1, [0; 6]), foreign.0, "x32 under {default:?}");
+            assert_eq!(run(&program, 1, [0; 6]), default.0);
         }
     }
 

@@ -5,7 +5,8 @@
 
 use std::convert::Infallible;
 use std::ffi::CString;
-use std::io;
+use std::fs::File;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
@@ -48,10 +49,11 @@ pub(crate) fn run_container(spec: &Spec, cgroups: &Cgroups, joins: Joins, stdio:
         sys::unshare(libc::CLONE_NEWCGROUP).map_err(say("cgroup namespace"))?;
         // The host's limits files are named by the node's /proc: before the root changes.
         set_oom_score(spec.process.oom_score_adj);
+        let label = label_file(&spec.process)?;
         rootfs::enter(spec, cgroups)?;
         attach_stdio(&spec.process, stdio, &socket, true)?;
         let identity = user::resolve(&spec.process.user, Path::new("/etc"))?;
-        become_process(&spec.process, &identity, &socket, true)
+        become_process(&spec.process, &identity, label, &socket, true)
     })
 }
 
@@ -60,10 +62,11 @@ pub(crate) fn run_exec(process: &Process, joins: Joins, stdio: Stdio, socket: Ow
     finish(&socket, || {
         prepare(&socket)?;
         set_oom_score(process.oom_score_adj);
+        let label = label_file(process)?;
         join(joins)?;
         attach_stdio(process, stdio, &socket, false)?;
         let identity = user::resolve(&process.user, Path::new("/etc"))?;
-        become_process(process, &identity, &socket, false)
+        become_process(process, &identity, label, &socket, false)
     })
 }
 
@@ -117,20 +120,49 @@ fn attach_stdio(process: &Process, stdio: Stdio, socket: &OwnedFd, console: bool
         return Ok(());
     }
     debug_assert!(process.tty);
-    let (master, path) = sys::open_pty().map_err(say("terminal"))?;
-    let slave = std::fs::OpenOptions::new().read(true).write(true).open(&path).map_err(say("terminal"))?;
+    let (master, slave) = sys::open_pty().map_err(say("terminal"))?;
     sys::set_controlling_terminal(slave.as_fd()).map_err(say("controlling terminal"))?;
     for number in 0..3 {
         sys::dup_onto(slave.as_fd(), number).map_err(say("terminal"))?;
     }
     if console {
-        rootfs::mount_console(&path).map_err(say("console"))?;
+        rootfs::mount_console(&slave).map_err(say("console"))?;
     }
     tell(socket, &Message::Terminal, &[master.as_fd()]);
     Ok(())
 }
 
-fn become_process(process: &Process, identity: &Identity, socket: &OwnedFd, first: bool) -> Result<Infallible, String> {
+/// Where the AppArmor profile of the next exec is written, for a process that gets one. Opened while /proc is still the
+/// node's: in the container it is whatever its mounts made of it (CVE-2019-16884, CVE-2025-52881).
+fn label_file(process: &Process) -> Result<Option<File>, String> {
+    if process.apparmor.is_none() {
+        return Ok(None);
+    }
+    let open = |path: &str| File::options().write(true).open(path);
+    let file = match open("/proc/self/attr/apparmor/exec") {
+        // Before Linux 5.8.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => open("/proc/self/attr/exec"),
+        result => result,
+    };
+    let file = file.map_err(say("AppArmor"))?;
+    check_procfs(&file).map_err(say("AppArmor"))?;
+    Ok(Some(file))
+}
+
+fn check_procfs(file: &File) -> io::Result<()> {
+    match sys::is_procfs(file.as_fd())? {
+        true => Ok(()),
+        false => Err(io::Error::other("/proc is not a procfs")),
+    }
+}
+
+fn become_process(
+    process: &Process,
+    identity: &Identity,
+    label: Option<File>,
+    socket: &OwnedFd,
+    first: bool,
+) -> Result<Infallible, String> {
     let cwd = if process.cwd.is_empty() { "/" } else { &process.cwd };
     if first {
         make_directory(cwd, identity)?;
@@ -138,11 +170,12 @@ fn become_process(process: &Process, identity: &Identity, socket: &OwnedFd, firs
     tell(socket, &Message::Identity { uid: identity.uid, gid: identity.gid, groups: identity.groups.clone() }, &[]);
     if process.tty {
         // The program's user owns its terminal, as after a login.
-        let _ = std::os::unix::fs::chown("/proc/self/fd/0", Some(identity.uid), None);
+        let _ = std::os::unix::fs::fchown(io::stdin(), Some(identity.uid), None);
     }
     let (program, args, env) = program(process, identity)?;
-    if let Some(profile) = &process.apparmor {
-        std::fs::write("/proc/self/attr/exec", format!("exec {profile}"))
+    if let (Some(profile), Some(mut label)) = (&process.apparmor, label) {
+        label
+            .write_all(format!("exec {profile}").as_bytes())
             .map_err(|error| format!("AppArmor profile {profile}: {error}"))?;
     }
     let filters = process
@@ -278,4 +311,23 @@ fn find(name: &str, path: &str, process: &Process) -> Result<String, String> {
         true => format!("exec: {name:?}: permission denied"),
         false => format!("exec: {name:?}: executable file not found in $PATH"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn security_labels_are_written_to_a_procfs_only() {
+        assert!(check_procfs(&File::open("/proc/self/status").unwrap()).is_ok());
+        let planted = tempfile::NamedTempFile::new().unwrap();
+        assert!(check_procfs(planted.as_file()).is_err());
+        let with_label = Process { apparmor: Some("profile".into()), ..Default::default() };
+        let without = label_file(&Process::default()).unwrap();
+        assert!(without.is_none(), "nothing is opened for nothing");
+        // Opened before any mount of the container, or the start fails: never by path later.
+        if let Ok(file) = label_file(&with_label) {
+            assert!(sys::is_procfs(file.unwrap().as_fd()).unwrap());
+        }
+    }
 }

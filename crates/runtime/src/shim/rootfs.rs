@@ -1,12 +1,15 @@
 //! A container's root filesystem: overlay, mounts, devices, then pivot_root. Runs in the forked child, inside its new
 //! mount namespace, so nothing here is ever seen on the node and everything vanishes with the container.
 //!
-//! Invariant: paths inside the image are resolved by the kernel below the new root (`openat2`, `RESOLVE_IN_ROOT`);
-//! a symbolic link of the image never leads a mount or a device node out of it.
+//! Invariants: paths inside the image are resolved by the kernel below the new root (`openat2`, `RESOLVE_IN_ROOT`);
+//! a symbolic link of the image never leads a mount or a device node out of it. What a user mounts is looked at only
+//! through descriptors: devices are made before any of it is there, the node's /dev/null is taken before it too, a mount
+//! gets its properties before it is attached, and nothing but a procfs or a few harmless files comes over /proc.
 
+use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::cgroup::Cgroups;
@@ -24,26 +27,32 @@ pub(super) fn enter(spec: &Spec, cgroups: &Cgroups) -> Result<(), String> {
     mount_root(spec)?;
     let rootfs = &spec.rootfs;
     let root = Root::open(&rootfs.target).map_err(say("opening the root filesystem"))?;
+    let nulls = spec.masked_paths.iter().map(|_| null_device()).collect::<io::Result<Vec<_>>>();
+    let nulls = nulls.map_err(say("/dev/null"))?;
     for (mount, shared) in spec.mounts.iter().zip(shared) {
         root.mount(mount, shared, cgroups, spec)
             .map_err(|error| format!("mounting {} in the container: {error}", mount.target))?;
+        if is_our_dev(mount) {
+            root.devices(spec).map_err(say("making devices"))?;
+        }
     }
-    root.devices(spec).map_err(say("making devices"))?;
+    let old = Rooted::open(Path::new("/")).map_err(say("opening the node's root"))?;
     std::env::set_current_dir(&rootfs.target).map_err(say("entering the root filesystem"))?;
     sys::pivot_root(c".", c".").map_err(say("pivot_root"))?;
-    // The old root now lies over the new one: cut its propagation before it goes, then take it away.
+    // The old root now lies over the new one: cut its propagation (and only its) before it goes, then take it away.
+    sys::change_directory(old.fd()).map_err(say("entering the node's root"))?;
     sys::mount("", ".", "", MS_SLAVE_ALL, "").map_err(say("detaching the node's root"))?;
     sys::unmount(".", libc::MNT_DETACH).map_err(say("unmounting the node's root"))?;
     std::env::set_current_dir("/").map_err(say("chdir"))?;
+    let root = Rooted::open(Path::new("/")).map_err(say("opening the new root"))?;
     for path in &spec.readonly_paths {
-        make_readonly(path).map_err(|error| format!("read-only path {path}: {error}"))?;
+        make_readonly(&root, path).map_err(|error| format!("read-only path {path}: {error}"))?;
     }
-    for path in &spec.masked_paths {
-        mask(path).map_err(|error| format!("masked path {path}: {error}"))?;
+    for (path, null) in spec.masked_paths.iter().zip(nulls) {
+        mask(&root, path, &null).map_err(|error| format!("masked path {path}: {error}"))?;
     }
     if rootfs.readonly {
-        let fd = std::fs::File::open("/").map_err(say("read-only root"))?;
-        sys::set_mount_readonly(fd.as_fd(), false).map_err(say("read-only root"))?;
+        sys::set_mount_readonly(root.fd(), false).map_err(say("read-only root"))?;
     }
     Ok(())
 }
@@ -66,7 +75,46 @@ pub(super) fn stage_image(layers: &Path, lower: &[String], sub_path: &str, stage
 }
 
 const MS_SLAVE_ALL: u64 = libc::MS_SLAVE | libc::MS_REC;
-const BIND: u64 = libc::MS_BIND | libc::MS_REC;
+
+/// A detached mount of the node's /dev/null, which masks files. The container's own may be whatever its user put there
+/// (CVE-2025-31133).
+fn null_device() -> io::Result<OwnedFd> {
+    let null = sys::clone_mount(c"/dev/null")?;
+    sys::set_mount_propagation(null.as_fd(), libc::MS_PRIVATE)?;
+    check_device(&null, libc::S_IFCHR, libc::makedev(1, 3))?;
+    Ok(null)
+}
+
+/// Fails unless this is a device node of the given kind and number.
+fn check_device(fd: &OwnedFd, kind: u32, number: u64) -> io::Result<()> {
+    let metadata = std::fs::File::from(fd.try_clone()?).metadata()?;
+    match metadata.mode() & libc::S_IFMT == kind && metadata.rdev() == number {
+        true => Ok(()),
+        false => Err(io::Error::other("another file is in the place of the device")),
+    }
+}
+
+/// The fresh tmpfs that devices are made in; where a user mounts a /dev of their own there is none, and nothing is made.
+fn is_our_dev(mount: &Mount) -> bool {
+    mount.target == "/dev" && matches!(mount.source, MountSource::Filesystem { .. })
+}
+
+/// The inode number of every procfs's root.
+const PROC_ROOT: u64 = 1;
+
+/// Files of /proc that mounts may lie over: they only tell about the machine (runc's `checkProcMount`).
+const PROC_FILES: [&str; 10] = [
+    "proc/cpuinfo",
+    "proc/diskstats",
+    "proc/meminfo",
+    "proc/stat",
+    "proc/swaps",
+    "proc/uptime",
+    "proc/loadavg",
+    "proc/slabinfo",
+    "proc/sys/kernel/ns_last_pid",
+    "proc/sys/crypto/fips_enabled",
+];
 
 /// Bidirectional mounts must stay peers of the node's: copied before everything else becomes a slave.
 fn clone_shared_sources(mounts: &[Mount]) -> Result<Vec<Option<OwnedFd>>, String> {
@@ -105,11 +153,15 @@ fn mount_overlay(
 /// The new root, before it is entered.
 struct Root {
     directory: Rooted,
+    /// Where the kernel says it is.
+    path: PathBuf,
 }
 
 impl Root {
     fn open(path: &Path) -> io::Result<Self> {
-        Ok(Self { directory: Rooted::open(path)? })
+        let directory = Rooted::open(path)?;
+        let path = std::fs::read_link(sys::fd_path(&directory.fd()))?;
+        Ok(Self { directory, path })
     }
 
     fn lookup(&self, path: &str, resolve: Resolve) -> io::Result<OwnedFd> {
@@ -124,25 +176,21 @@ impl Root {
     fn mount(&self, mount: &Mount, shared: Option<OwnedFd>, cgroups: &Cgroups, spec: &Spec) -> io::Result<()> {
         match &mount.source {
             MountSource::Bind(source) => {
-                let is_directory = std::fs::metadata(source)
-                    .map_err(|e| io::Error::new(e.kind(), format!("source {}: {e}", source.display())))?
-                    .is_dir();
-                let target = self.target(&mount.target, is_directory, Resolve::IN_ROOT)?;
-                match shared {
-                    Some(source) => sys::move_mount(source.as_fd(), target.as_fd())?,
-                    None => sys::mount(&source.to_string_lossy(), sys::fd_path(&target), "", BIND, "")?,
-                }
-                let mounted = self.lookup(&mount.target, Resolve::IN_ROOT)?;
+                let content = match shared {
+                    Some(content) => content,
+                    None => sys::clone_mount(&sys::c_path(source)?)
+                        .map_err(|e| io::Error::new(e.kind(), format!("source {}: {e}", source.display())))?,
+                };
                 let propagation = match mount.propagation {
                     Propagation::Private => libc::MS_PRIVATE,
                     Propagation::HostToContainer => libc::MS_SLAVE,
                     Propagation::Bidirectional => libc::MS_SHARED,
                 };
-                sys::mount("", sys::fd_path(&mounted), "", propagation | libc::MS_REC, "")?;
+                sys::set_mount_propagation(content.as_fd(), propagation)?;
                 if mount.readonly {
-                    sys::set_mount_readonly(mounted.as_fd(), mount.recursive_readonly)?;
+                    sys::set_mount_readonly(content.as_fd(), mount.recursive_readonly)?;
                 }
-                Ok(())
+                self.attach(&content, &mount.target)
             }
             MountSource::Filesystem { kind, flags, data } => {
                 // /proc and /sys decide what else is safe: a link of the image in their place is refused.
@@ -158,18 +206,36 @@ impl Root {
                 let stage = spec.rootfs.target.with_file_name("image-volume");
                 std::fs::create_dir_all(&stage)?;
                 mount_overlay(layers, lower, None, &stage)?;
-                let image = Root::open(&stage)?;
-                let content = image.lookup(sub_path, Resolve::IN_ROOT)?;
-                let is_directory = std::fs::metadata(sys::fd_path(&content))?.is_dir();
-                let target = self.target(&mount.target, is_directory, Resolve::IN_ROOT)?;
-                sys::mount(&sys::fd_path(&content), sys::fd_path(&target), "", BIND, "")?;
-                let mounted = self.lookup(&mount.target, Resolve::IN_ROOT)?;
-                sys::set_mount_readonly(mounted.as_fd(), true)?;
-                drop((content, image));
+                let inside = Rooted::open(&stage)?.lookup(sub_path, Resolve::IN_ROOT)?;
+                let content = sys::clone_mount_at(inside.as_fd())?;
+                sys::set_mount_readonly(content.as_fd(), true)?;
+                self.attach(&content, &mount.target)?;
+                drop((content, inside));
                 sys::unmount(&stage, libc::MNT_DETACH)
             }
             MountSource::Cgroup => self.mount_cgroups(mount, cgroups),
         }
+    }
+
+    /// Attaches a detached mount at its place in the container.
+    fn attach(&self, content: &OwnedFd, path: &str) -> io::Result<()> {
+        let metadata = std::fs::File::from(content.try_clone()?).metadata()?;
+        let target = self.target(path, metadata.is_dir(), Resolve::IN_ROOT)?;
+        // Links of the image or of another volume may have led elsewhere than the path says.
+        let place = std::fs::read_link(sys::fd_path(&target))?;
+        let place = place.strip_prefix(&self.path).map_err(io::Error::other)?;
+        let is_allowed = match place.strip_prefix("proc") {
+            Err(_) => true,
+            Ok(below) if below.as_os_str().is_empty() => {
+                sys::is_procfs(content.as_fd())? && metadata.ino() == PROC_ROOT
+            }
+            Ok(_) => PROC_FILES.iter().any(|file| Path::new(file) == place),
+        };
+        if !is_allowed {
+            let place = Path::new("/").join(place);
+            return Err(io::Error::other(format!("{place:?} cannot be mounted because it is inside /proc")));
+        }
+        sys::move_mount(content.as_fd(), target.as_fd())
     }
 
     /// The container's own cgroups: it is in a cgroup namespace, so the root of each mount is its own group.
@@ -212,8 +278,8 @@ impl Root {
         for (name, minor, major) in
             [(c"null", 3, 1), (c"zero", 5, 1), (c"full", 7, 1), (c"random", 8, 1), (c"urandom", 9, 1), (c"tty", 0, 5)]
         {
-            exists_is_fine(sys::mknod_at(dev.as_fd(), name, libc::S_IFCHR | 0o666, libc::makedev(major, minor)))?;
-            sys::chmod_at(dev.as_fd(), name, 0o666)?;
+            let node = make_device(&dev, name, libc::S_IFCHR | 0o666, libc::makedev(major, minor))?;
+            set_mode(&node, 0o666)?;
         }
         for (target, name) in [
             (c"/proc/self/fd", c"fd"),
@@ -243,9 +309,9 @@ impl Root {
         };
         let parent = self.target(&parent.to_string_lossy(), true, Resolve::IN_ROOT)?;
         let name = sys::c_path(name)?;
-        exists_is_fine(sys::mknod_at(parent.as_fd(), &name, metadata.mode(), metadata.rdev()))?;
-        sys::chmod_at(parent.as_fd(), &name, metadata.mode() & 0o7777)?;
-        sys::chown_at(parent.as_fd(), &name, metadata.uid(), metadata.gid())
+        let node = make_device(&parent, &name, metadata.mode(), metadata.rdev())?;
+        sys::chown_at(node.as_fd(), c"", metadata.uid(), metadata.gid())?;
+        set_mode(&node, metadata.mode() & 0o7777)
     }
 
     /// Every device node of the node's /dev, at the same place.
@@ -278,28 +344,51 @@ fn exists_is_fine(result: io::Result<()>) -> io::Result<()> {
     }
 }
 
+/// Makes a device node, or takes the one that is there: what is then opened is that device and nothing else.
+fn make_device(directory: &OwnedFd, name: &CStr, mode: u32, number: u64) -> io::Result<OwnedFd> {
+    exists_is_fine(sys::mknod_at(directory.as_fd(), name, mode, number))?;
+    let node = sys::open_at(directory.as_fd(), name, libc::O_PATH | libc::O_NOFOLLOW, 0)?;
+    check_device(&node, mode & libc::S_IFMT, number)?;
+    Ok(node)
+}
+
+/// The mode of what is open, whatever its path leads to by now. Only before the root changes: /proc is the node's.
+fn set_mode(fd: &OwnedFd, mode: u32) -> io::Result<()> {
+    std::fs::set_permissions(sys::fd_path(fd), std::fs::Permissions::from_mode(mode))
+}
+
 /// Missing paths are skipped by both: what is not there needs no protection.
-fn make_readonly(path: &str) -> io::Result<()> {
-    match sys::mount(path, path, "", BIND, "") {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        result => result?,
-    }
-    let mounted = Rooted::open(Path::new("/"))?.lookup(path, Resolve::IN_ROOT)?;
-    sys::set_mount_readonly(mounted.as_fd(), true)
+fn make_readonly(root: &Rooted, path: &str) -> io::Result<()> {
+    let Some(place) = find(root, path)? else { return Ok(()) };
+    let copy = sys::clone_mount_at(place.as_fd())?;
+    sys::set_mount_readonly(copy.as_fd(), true)?;
+    sys::move_mount(copy.as_fd(), place.as_fd())
 }
 
-fn mask(path: &str) -> io::Result<()> {
-    match std::fs::metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(error),
-        Ok(metadata) if metadata.is_dir() => sys::mount("tmpfs", path, "tmpfs", libc::MS_RDONLY, "size=0k"),
-        Ok(_) => sys::mount("/dev/null", path, "", libc::MS_BIND, ""),
+fn mask(root: &Rooted, path: &str, null: &OwnedFd) -> io::Result<()> {
+    let Some(place) = find(root, path)? else { return Ok(()) };
+    let place = std::fs::File::from(place);
+    match place.metadata()?.is_dir() {
+        true => sys::mount("tmpfs", sys::fd_path(&place), "tmpfs", libc::MS_RDONLY, "size=0k"),
+        false => sys::move_mount(null.as_fd(), place.as_fd()),
     }
 }
 
-/// The terminal as /dev/console, where programs look for one.
-pub(super) fn mount_console(slave: &str) -> io::Result<()> {
-    let console = std::fs::OpenOptions::new().create(true).write(true).truncate(false).open("/dev/console");
-    drop(console);
-    sys::mount(slave, "/dev/console", "", libc::MS_BIND, "")
+fn find(root: &Rooted, path: &str) -> io::Result<Option<OwnedFd>> {
+    match root.lookup(path, Resolve::IN_ROOT) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        result => result.map(Some),
+    }
+}
+
+/// The terminal as /dev/console, where programs look for one. A link there is not followed (CVE-2025-52565).
+pub(super) fn mount_console(slave: &OwnedFd) -> io::Result<()> {
+    let dev = Rooted::open(Path::new("/"))?.lookup("/dev", Resolve::NO_SYMLINKS)?;
+    let make = libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW | libc::O_WRONLY;
+    exists_is_fine(sys::open_at(dev.as_fd(), c"console", make, 0o600).map(drop))?;
+    let place = sys::open_at(dev.as_fd(), c"console", libc::O_PATH | libc::O_NOFOLLOW, 0)?;
+    if std::fs::File::from(place.try_clone()?).metadata()?.is_symlink() {
+        return Err(io::Error::other("/dev/console is a symbolic link"));
+    }
+    sys::move_mount(sys::clone_mount_at(slave.as_fd())?.as_fd(), place.as_fd())
 }

@@ -5,6 +5,7 @@
 //! in network and mount namespaces of this process, so that no address or mount reaches the machine.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod attacks;
 mod containers;
 mod handlers;
 mod images;
@@ -57,6 +58,12 @@ const TESTS: &[Test] = tests![
     restarts::a_caller_that_leaves_leaves_no_half_sandbox,
     handlers::external_runtimes_run_containers,
     containers::host_namespaces_and_mounts,
+    attacks::security_names_lead_nowhere,
+    attacks::security_planted_devices_are_left_alone,
+    attacks::security_nothing_hides_proc,
+    attacks::security_planted_terminals_are_not_taken,
+    attacks::a_group_without_a_user_is_refused,
+    attacks::mounts_propagate_as_asked,
 ];
 
 fn main() -> ExitCode {
