@@ -6,6 +6,7 @@
 mod command;
 mod fd;
 mod port_forward;
+mod queue;
 mod remote;
 mod spdy;
 mod spdy_dictionary;
