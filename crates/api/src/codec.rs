@@ -9,7 +9,7 @@ use std::fmt;
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
-use crate::yaml::{self, Meaning, PlainWords, Rules};
+use crate::yaml::{self, EXCESSIVE, Expansion, Meaning, PlainWords, Rules};
 
 /// A decoded body.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -35,7 +35,8 @@ pub enum Encoding {
     Yaml,
 }
 
-/// Decodes a body. Nesting deeper than 128 is refused, so a hostile body cannot exhaust the stack.
+/// Decodes a body. Nesting deeper than 128 is refused, so a hostile body cannot exhaust the stack, and aliases of YAML that
+/// would expand to much more than the body, so that it cannot exhaust memory.
 pub fn decode(bytes: &[u8], encoding: Encoding) -> Result<Decoded, DecodeError> {
     match encoding {
         Encoding::Json => from_json(bytes),
@@ -59,11 +60,15 @@ pub fn from_yaml(bytes: &[u8]) -> Result<Decoded, DecodeError> {
 /// The same by other rules.
 pub fn from_yaml_by(bytes: &[u8], rules: Rules) -> Result<Decoded, DecodeError> {
     let mut duplicates = Vec::new();
-    let meaning = PlainWords { source: bytes, rules };
+    let expansion = Expansion::of(bytes);
+    let meaning = PlainWords { source: bytes, rules, expansion: &expansion };
     let seed = Seed { duplicates: &mut duplicates, meaning };
     let value = seed.deserialize(yaml_serde::Deserializer::from_slice(bytes))?;
     Ok(Decoded { value, duplicates })
 }
+
+/// Repeated fields beyond so many are not told, as upstream (`saveStrictError` of sigs.k8s.io/json): each has a path of its own.
+const MAX_DUPLICATES: usize = 100;
 
 const NO_MERGE: &str = "map merge requires map or sequence of maps as the value";
 
@@ -71,13 +76,15 @@ const NO_MERGE: &str = "map merge requires map or sequence of maps as the value"
 fn go_words(error: &yaml_serde::Error) -> String {
     let message = error.to_string();
     let message = message.split(" at line ").next().unwrap_or(&message);
+    // What Go's library does not place at all. The second is the parser's own limit, on the number of aliases.
+    for (ours, theirs) in [(EXCESSIVE, EXCESSIVE), ("repetition limit exceeded", EXCESSIVE), (NO_MERGE, NO_MERGE)] {
+        if message.ends_with(ours) {
+            return theirs.to_owned();
+        }
+    }
     // Go's library counts lines of the parser from zero and lines of the scanner from one.
     let early = usize::from(message.starts_with("did not find expected"));
-    // And this one it does not place at all.
-    let place = error
-        .location()
-        .filter(|_| message != NO_MERGE)
-        .map(|place| format!("line {}: ", (place.line() - early).max(1)));
+    let place = error.location().map(|place| format!("line {}: ", (place.line() - early).max(1)));
     place.unwrap_or_default() + message
 }
 
@@ -158,6 +165,10 @@ impl Meaning for Literal {
     fn merges(self, _: &str) -> bool {
         false
     }
+
+    fn charge<E: serde::de::Error>(self, _: usize) -> Result<(), E> {
+        Ok(())
+    }
 }
 
 struct Seed<'a, M> {
@@ -199,39 +210,48 @@ impl<'de, M: Meaning> Visitor<'de> for Seed<'_, M> {
         f.write_str("any value")
     }
 
-    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+    fn visit_bool<E: serde::de::Error>(self, value: bool) -> Result<Value, E> {
+        self.meaning.charge(0)?;
         Ok(Value::Bool(value))
     }
 
-    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+    fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<Value, E> {
+        self.meaning.charge(0)?;
         Ok(value.into())
     }
 
-    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+    fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<Value, E> {
+        self.meaning.charge(0)?;
         Ok(value.into())
     }
 
-    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+    fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<Value, E> {
+        self.meaning.charge(0)?;
         Ok(Number::from_f64(value).map_or(Value::Null, Value::Number))
     }
 
-    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+    fn visit_str<E: serde::de::Error>(self, value: &str) -> Result<Value, E> {
+        self.meaning.charge(value.len())?;
         Ok(Value::String(value.to_owned()))
     }
 
-    fn visit_borrowed_str<E>(self, value: &'de str) -> Result<Value, E> {
+    fn visit_borrowed_str<E: serde::de::Error>(self, value: &'de str) -> Result<Value, E> {
+        self.meaning.charge(value.len())?;
         Ok(self.meaning.of(value).unwrap_or_else(|| Value::String(value.to_owned())))
     }
 
-    fn visit_string<E>(self, value: String) -> Result<Value, E> {
+    fn visit_string<E: serde::de::Error>(self, value: String) -> Result<Value, E> {
+        self.meaning.charge(value.len())?;
         Ok(Value::String(value))
     }
 
-    fn visit_unit<E>(self) -> Result<Value, E> {
+    fn visit_unit<E: serde::de::Error>(self) -> Result<Value, E> {
+        self.meaning.charge(0)?;
         Ok(Value::Null)
     }
 
-    fn visit_none<E>(self) -> Result<Value, E> {
+    fn visit_none<E: serde::de::Error>(self) -> Result<Value, E> {
+        self.meaning.charge(0)?;
         Ok(Value::Null)
     }
 
@@ -240,6 +260,7 @@ impl<'de, M: Meaning> Visitor<'de> for Seed<'_, M> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(mut self, mut sequence: A) -> Result<Value, A::Error> {
+        self.meaning.charge(0)?;
         let mut items = Vec::new();
         loop {
             let index = items.len();
@@ -252,6 +273,7 @@ impl<'de, M: Meaning> Visitor<'de> for Seed<'_, M> {
     }
 
     fn visit_map<A: MapAccess<'de>>(mut self, mut entries: A) -> Result<Value, A::Error> {
+        self.meaning.charge(0)?;
         let mut map = Map::new();
         let mut merged = Vec::new();
         let mut merges = false;
@@ -261,7 +283,7 @@ impl<'de, M: Meaning> Visitor<'de> for Seed<'_, M> {
                 merged.push(value);
                 continue;
             }
-            if map.contains_key(&key) {
+            if map.contains_key(&key) && self.duplicates.len() < MAX_DUPLICATES {
                 self.duplicates.push(key.clone());
             }
             map.insert(key, value);
@@ -306,36 +328,44 @@ impl<'de, M: Meaning> Visitor<'de> for Key<'_, M> {
         f.write_str("a field name")
     }
 
-    fn visit_str<E>(self, value: &str) -> Result<String, E> {
+    fn visit_str<E: serde::de::Error>(self, value: &str) -> Result<String, E> {
+        self.meaning.charge(value.len())?;
         Ok(value.to_owned())
     }
 
-    fn visit_borrowed_str<E>(self, value: &'de str) -> Result<String, E> {
+    fn visit_borrowed_str<E: serde::de::Error>(self, value: &'de str) -> Result<String, E> {
+        self.meaning.charge(value.len())?;
         *self.merges = self.meaning.merges(value);
         Ok(self.meaning.of(value).map_or_else(|| value.to_owned(), |meant| meant.to_string()))
     }
 
-    fn visit_string<E>(self, value: String) -> Result<String, E> {
+    fn visit_string<E: serde::de::Error>(self, value: String) -> Result<String, E> {
+        self.meaning.charge(value.len())?;
         Ok(value)
     }
 
-    fn visit_bool<E>(self, value: bool) -> Result<String, E> {
+    fn visit_bool<E: serde::de::Error>(self, value: bool) -> Result<String, E> {
+        self.meaning.charge(0)?;
         Ok(value.to_string())
     }
 
-    fn visit_i64<E>(self, value: i64) -> Result<String, E> {
+    fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<String, E> {
+        self.meaning.charge(0)?;
         Ok(value.to_string())
     }
 
-    fn visit_u64<E>(self, value: u64) -> Result<String, E> {
+    fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<String, E> {
+        self.meaning.charge(0)?;
         Ok(value.to_string())
     }
 
-    fn visit_f64<E>(self, value: f64) -> Result<String, E> {
+    fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<String, E> {
+        self.meaning.charge(0)?;
         Ok(value.to_string())
     }
 
-    fn visit_unit<E>(self) -> Result<String, E> {
+    fn visit_unit<E: serde::de::Error>(self) -> Result<String, E> {
+        self.meaning.charge(0)?;
         Ok("null".to_owned())
     }
 }
@@ -381,6 +411,49 @@ mod tests {
             bomb.push_str(&format!("a{i}: &a{i} [{items}]\n"));
         }
         assert!(from_yaml(bomb.as_bytes()).is_err());
+    }
+
+    const REFUSED: &str = "error converting YAML to JSON: yaml: document contains excessive aliasing";
+
+    #[test]
+    fn security_aliases_are_refused_by_what_they_expand_to() {
+        // Each far below the limits on bodies and on the number of aliases.
+        let wide = format!("a: &a [{}]\nb: [{}]\n", "x,".repeat(30_000), "*a,".repeat(25_000));
+        let maps = format!("a: &a {{{}}}\nb: [{}]\n", "x: {}", "*a,".repeat(45_000));
+        let deep =
+            format!("a: &a [{}]\nb: &b [{}]\nc: [{}]\n", "x,".repeat(1000), "*a,".repeat(1000), "*b,".repeat(1000));
+        let long = format!("a: &a \"{}\"\nb: [{}]\n", "x".repeat(1 << 20), "*a,".repeat(10_000));
+        let keys = format!("a: &a {}\nb: [{}]\n", "x".repeat(1 << 20), "{*a : 1},".repeat(10_000));
+        let merged = format!("a: &a {{b: [{}]}}\nc: [{}]\n", "1,".repeat(20_000), "{<<: *a},".repeat(10_000));
+        for bomb in [wide, deep, long, keys, merged] {
+            let refused = from_yaml(bomb.as_bytes()).unwrap_err().to_string();
+            assert_eq!(refused, REFUSED, "{} bytes", bomb.len());
+        }
+        assert!(from_yaml(maps.as_bytes()).is_ok());
+        // The parser's own limit says the same.
+        let many = format!("a: &a []\nb: &b [{}]\nc: [{}]\n", "*a,".repeat(2000), "*b,".repeat(2000));
+        assert_eq!(from_yaml(many.as_bytes()).unwrap_err().to_string(), REFUSED);
+    }
+
+    #[test]
+    fn large_honest_documents_are_read() {
+        let lines: String = (0..100_000).map(|i| format!("  key-{i}: value {i}\n")).collect();
+        let decoded = from_yaml(format!("data:\n{lines}").as_bytes()).unwrap();
+        assert_eq!(decoded.value["data"].as_object().unwrap().len(), 100_000);
+        let dense = format!("[{}]", "{a},".repeat(200_000));
+        assert_eq!(from_yaml(dense.as_bytes()).unwrap().value.as_array().unwrap().len(), 200_000);
+        let script = "x".repeat(500_000);
+        let shared = format!("a: &a {script}\nb: [{}]\n", "*a,".repeat(20));
+        assert_eq!(from_yaml(shared.as_bytes()).unwrap().value["b"].as_array().unwrap().len(), 20);
+        let defaults = "x: &x {cpu: 1, memory: 2, labels: {a: b, c: d}}\n".to_owned();
+        let users: String = (0..5_000).map(|i| format!("u{i}: {{<<: *x, name: u{i}, also: *x}}\n")).collect();
+        assert!(from_yaml((defaults + &users).as_bytes()).is_ok());
+    }
+
+    #[test]
+    fn security_repeated_fields_are_told_up_to_a_number() {
+        let body = format!("{{\"{}\":{{{}\"a\":1}}}}", "k".repeat(10_000), "\"a\":1,".repeat(100_000));
+        assert_eq!(from_json(body.as_bytes()).unwrap().duplicates.len(), MAX_DUPLICATES);
     }
 
     #[test]

@@ -474,6 +474,7 @@ impl TryFrom<Args> for Config {
             event_ttl: args.event_ttl,
             compaction_interval: args.etcd_compaction_interval,
             trace_bytes: args.trace_buffer_bytes,
+            connections: None,
         })
     }
 }

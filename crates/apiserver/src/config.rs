@@ -80,6 +80,8 @@ pub struct Config {
     pub compaction_interval: Duration,
     /// How much of the trace is kept, in bytes; 0 records nothing.
     pub trace_bytes: usize,
+    /// How many connections the port takes; without a word, a share of the descriptors of this process.
+    pub connections: Option<tls::Limits>,
 }
 
 /// Where objects live.
@@ -239,6 +241,7 @@ impl Config {
             event_ttl: Duration::from_secs(3600),
             compaction_interval: Duration::from_secs(300),
             trace_bytes: trace::Recorder::DEFAULT_BYTES,
+            connections: None,
         }
     }
 

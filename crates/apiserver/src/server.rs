@@ -9,12 +9,9 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::{Request, Response};
 use hyper::body::Incoming;
-use hyper_util::rt::{TokioExecutor, TokioIo};
-use hyper_util::server::conn::auto;
-use hyper_util::server::graceful::GracefulShutdown;
 use store::etcd::EtcdStore;
 use store::{EmbeddedStore, Revision, Store, StoreError};
-use tls::Reloading;
+use tls::{Connections, Limits, Reloading};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
@@ -39,8 +36,9 @@ use crate::watch_cache;
 
 /// Open requests get this long to finish when the server stops.
 const DRAIN: Duration = Duration::from_secs(5);
-/// A client that does not finish its TLS handshake is dropped.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Connections: a quarter of the descriptors, so that there are enough for the store and for what we connect to.
+const PART_OF_DESCRIPTORS: usize = 4;
+const MAX_CONNECTIONS: usize = 16 * 1024;
 
 /// Takes requests of one process without sockets. The identity travels as a `UserInfo` extension.
 pub type Handler = Arc<dyn Fn(Request<Bytes>) -> BoxFuture<'static, Response<Body>> + Send + Sync>;
@@ -155,7 +153,9 @@ impl Server {
 
     async fn serve_until(self, stop: CancellationToken) -> anyhow::Result<()> {
         let Server { state, listener, acceptor, audit_tasks, audit_stop, mut dispatcher, stop: inner } = self;
-        let graceful = GracefulShutdown::new();
+        let limits = state.config.connections;
+        let places = Connections::new(|| limits.unwrap_or_else(|| Limits::share(PART_OF_DESCRIPTORS, MAX_CONNECTIONS)));
+        let closing = CancellationToken::new();
         let mut connections = JoinSet::new();
         let mut housekeeping = JoinSet::new();
         housekeeping.spawn(compact(state.clone()));
@@ -176,17 +176,11 @@ impl Server {
                     };
                 }
                 Some(_) = connections.join_next() => {}
-                accepted = listener.accept() => {
-                    let Ok((tcp, address)) = accepted else {
-                        // Out of file descriptors, most likely: give others a moment to close theirs.
-                        tokio::time::sleep(Duration::from_millis(50)).await;
-                        continue;
-                    };
-                    let (state, acceptor) = (state.clone(), acceptor.clone());
-                    let watcher = graceful.watcher();
+                (tcp, address) = places.accept(&listener) => {
+                    let (state, acceptor, closing) = (state.clone(), acceptor.clone(), closing.clone());
                     connections.spawn(async move {
-                        let _ = tcp.set_nodelay(true);
-                        let Ok(Ok(tls)) = tokio::time::timeout(HANDSHAKE, acceptor.accept(tcp)).await else { return };
+                        let place = tcp.place();
+                        let Ok(tls) = place.handshake(acceptor.accept(tcp)).await else { return };
                         let certificates = tls.get_ref().1.peer_certificates().map(PeerCertificates::new);
                         let certificates = certificates.map(Arc::new);
                         let peer = Peer { in_process: false, address: Some(address), certificates };
@@ -194,7 +188,10 @@ impl Server {
                             Some(b"h2") => Box::new(tls::Gathered::new(tls)),
                             _ => Box::new(tls),
                         };
-                        serve_connection(state, stream, peer, watcher).await;
+                        // On the heap: on its way into a task of its own a future is moved again and again.
+                        let answer = |request| Box::pin(receive(state.clone(), request, peer.clone()));
+                        // An error here is the client's: it went away or does not speak HTTP.
+                        let _ = place.serve(stream, &closing, answer).await;
                     });
                 }
             }
@@ -206,7 +203,9 @@ impl Server {
         }
         inner.cancel();
         drop(listener);
-        if tokio::time::timeout(DRAIN, graceful.shutdown()).await.is_err() {
+        closing.cancel();
+        let drained = async { while connections.join_next().await.is_some() {} };
+        if tokio::time::timeout(DRAIN, drained).await.is_err() {
             tracing::info!("requests still open after {DRAIN:?}; closing");
         }
         connections.shutdown().await;
@@ -227,28 +226,6 @@ impl Server {
 trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
-
-async fn serve_connection(
-    state: Arc<State>,
-    stream: Box<dyn Stream>,
-    peer: Peer,
-    watcher: hyper_util::server::graceful::Watcher,
-) {
-    let service = hyper::service::service_fn(move |request: Request<Incoming>| {
-        let (state, peer) = (state.clone(), peer.clone());
-        // On the heap: on its way into a task of its own a future is moved again and again.
-        Box::pin(async move { Ok::<_, std::convert::Infallible>(receive(state, request, peer).await) })
-    });
-    let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder
-        .http2()
-        .max_concurrent_streams(1000)
-        .initial_stream_window_size(1 << 20)
-        .initial_connection_window_size(4 << 20);
-    let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
-    // An error here is the client's: it went away or does not speak HTTP.
-    let _ = watcher.watch(connection.into_owned()).await;
-}
 
 /// Sends a request down the chain.
 async fn receive(state: Arc<State>, mut request: Request<Incoming>, peer: Peer) -> Response<Body> {

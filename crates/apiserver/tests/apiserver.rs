@@ -41,6 +41,8 @@ mod bad_input;
 mod can_i;
 #[path = "apiserver/connect.rs"]
 mod connect;
+#[path = "apiserver/floods.rs"]
+mod floods;
 #[path = "apiserver/harness.rs"]
 mod harness;
 #[path = "apiserver/identities.rs"]

@@ -15,8 +15,6 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// Further clients wait in the kernel's queue.
 const MAX_CONNECTIONS: usize = 64;
 const REQUEST_LIMIT: usize = 8 * 1024;
-/// After a failure to accept, which the kernel ends (a descriptor is free again) without telling.
-const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// Answers every request by its path until dropped.
 pub async fn serve(listener: TcpListener, answer: impl Fn(&str) -> (u16, String) + Send + Sync + 'static) {
@@ -36,17 +34,9 @@ pub async fn serve(listener: TcpListener, answer: impl Fn(&str) -> (u16, String)
     }
 }
 
-/// The next connection. A failure is logged and tried again after a moment: it says nothing about the listener.
+/// The next connection of a listener whose connections are counted by its caller.
 pub async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
-    loop {
-        match listener.accept().await {
-            Ok(accepted) => return accepted,
-            Err(error) => {
-                tracing::warn!(%error, "connection not accepted");
-                tokio::time::sleep(ACCEPT_RETRY).await;
-            }
-        }
-    }
+    tls::accept(listener, || {}).await
 }
 
 async fn respond(mut stream: TcpStream, answer: &(impl Fn(&str) -> (u16, String) + ?Sized)) -> std::io::Result<()> {

@@ -11,19 +11,21 @@ use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::body::Incoming;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo};
-use hyper_util::server::conn::auto;
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use tls::{Connections, Limits};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::Error;
 use crate::metrics::Metrics;
 use crate::review::{self, Access, Reviews};
-use crate::{Error, plain_http};
+
+/// Connections: probes and scrapers.
+const PART_OF_DESCRIPTORS: usize = 64;
+const MAX_CONNECTIONS: usize = 256;
 
 /// Where to listen and what to show.
 #[derive(Debug, Clone)]
@@ -96,21 +98,23 @@ impl Port {
     /// Answers until `stop`.
     pub async fn run(self, routes: Routes, stop: CancellationToken) {
         let routes = Arc::new(routes);
+        let places = Connections::new(|| Limits::share(PART_OF_DESCRIPTORS, MAX_CONNECTIONS));
         let connections = TaskTracker::new();
         loop {
             let (tcp, _) = tokio::select! {
                 () = stop.cancelled() => break,
-                accepted = plain_http::accept(&self.listener) => accepted,
+                accepted = places.accept(&self.listener) => accepted,
             };
             let (tls, routes, stop) = (self.tls.clone(), routes.clone(), stop.clone());
             connections.spawn(async move {
                 let serve = async {
-                    let stream = tls.accept(tcp).await?;
-                    let service = service_fn(move |request| {
+                    let place = tcp.place();
+                    let stream = place.handshake(tls.accept(tcp)).await?;
+                    let answer = |request| {
                         let routes = routes.clone();
-                        async move { Ok::<_, std::convert::Infallible>(routes.answer(&request).await) }
-                    });
-                    auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await
+                        async move { routes.answer(&request).await }
+                    };
+                    place.serve(stream, &stop, answer).await
                 };
                 tokio::select! {
                     () = stop.cancelled() => {}

@@ -131,7 +131,7 @@ impl Engine {
     /// Opens the store and joins all that runs already.
     pub(crate) async fn open(config: Config, stop: CancellationToken) -> Result<Arc<Self>> {
         for path in [config.root.join("sandboxes"), config.root.join("containers"), config.state.clone()] {
-            fs::create_dir_all(&path).map_err(doing(format!("creating {}", path.display())))?;
+            record::private_directory(&path).map_err(doing(format!("creating {}", path.display())))?;
         }
         let mirrors =
             Mirrors::load(config.registries.as_deref(), config.registry_hosts.as_deref()).map_err(Error::Invalid)?;

@@ -40,6 +40,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 pub use error::Error;
+pub use tls::descriptors::started_with as descriptors_started_with;
 
 /// Flags of `cox cri`.
 #[derive(Clone, Debug, clap::Args)]

@@ -13,6 +13,13 @@ use cri::v1;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+/// A directory that only root enters, whoever made it: what images bring, set-id files among it, is for containers.
+pub(crate) fn private_directory(path: &Path) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::create_dir_all(path)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700))
+}
+
 /// `sandbox.json`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]

@@ -1,10 +1,12 @@
 //! What every TLS end shares: certificates from files, files that are read again when they change, the two verifiers for
-//! when trust is decided elsewhere, and a stream that sends the frames of HTTP/2 together.
+//! when trust is decided elsewhere, a stream that sends the frames of HTTP/2 together, and the limits of a port's connections.
 //!
 //! Used by the API server, the client, the kubelet and the runtime's image puller. Which authority to trust, and what a
 //! certificate means, is theirs to say.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod connections;
+pub mod descriptors;
 mod files;
 mod gathered;
 mod reload;
@@ -16,6 +18,7 @@ use std::sync::Arc;
 use rustls::CipherSuite;
 use rustls::crypto::CryptoProvider;
 
+pub use connections::{Accepted, Connections, Limits, Place, accept};
 pub use files::{certificates, load_certificates, load_key, load_roots, system_roots};
 pub use gathered::Gathered;
 pub use reload::Reloading;

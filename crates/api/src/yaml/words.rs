@@ -5,6 +5,8 @@
 
 use serde_json::{Number, Value};
 
+use super::Expansion;
+
 /// Which words are not strings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rules {
@@ -21,6 +23,9 @@ pub(crate) trait Meaning: Copy {
 
     /// Whether a map under this key becomes part of the map around it.
     fn merges(self, key: &str) -> bool;
+
+    /// Counts one more value or key with so many bytes of text; fails when the text has expanded to too much.
+    fn charge<E: serde::de::Error>(self, text: usize) -> Result<(), E>;
 }
 
 /// The meaning of words in one YAML text.
@@ -28,6 +33,7 @@ pub(crate) trait Meaning: Copy {
 pub(crate) struct PlainWords<'s> {
     pub(crate) source: &'s [u8],
     pub(crate) rules: Rules,
+    pub(crate) expansion: &'s Expansion,
 }
 
 impl PlainWords<'_> {
@@ -49,6 +55,10 @@ impl Meaning for PlainWords<'_> {
 
     fn merges(self, key: &str) -> bool {
         key == "<<" && self.is_plain(key)
+    }
+
+    fn charge<E: serde::de::Error>(self, text: usize) -> Result<(), E> {
+        self.expansion.charge(text).map_err(E::custom)
     }
 }
 

@@ -104,6 +104,7 @@ fn spawn(cluster: &Options, record: &Record, more: &[&str]) -> Result<tokio::pro
     let mut command = Command::new("/proc/self/exe");
     command.args(["node", "run", "--name", &options.name]);
     command.arg("--data-dir").arg(&options.data_dir).arg("--run-dir").arg(&options.run_dir).args(more);
+    command.envs(runtime::descriptors_started_with());
     // A group of its own: an interrupt at the terminal is for the cluster's process, which then ends this one.
     command.current_dir("/").process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
     let path = record.netns(cluster);

@@ -14,12 +14,12 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ::tls::{Connections, Limits};
 use bytes::Bytes;
-use client::{Body, plain_http};
+use client::Body;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
-use hyper_util::rt::{TokioExecutor, TokioIo};
 use jiff::Timestamp;
 use k8s_openapi::List;
 use k8s_openapi::api::core::v1::Pod;
@@ -32,6 +32,10 @@ use crate::cgroups::Cgroups;
 use crate::kubelet::Kubelet;
 use crate::state;
 use crate::worker::Workers;
+
+/// Connections: few clients know this port, and each stream of theirs takes some descriptors more.
+const PART_OF_DESCRIPTORS: usize = 16;
+const MAX_CONNECTIONS: usize = 1024;
 
 pub(crate) struct Server {
     pub(crate) kubelet: Arc<Kubelet>,
@@ -90,16 +94,18 @@ impl Server {
 
     /// Serves until stopped.
     pub(crate) async fn run(self: Arc<Self>, listener: TcpListener, stop: CancellationToken) {
+        let places = Connections::new(|| Limits::share(PART_OF_DESCRIPTORS, MAX_CONNECTIONS));
         let connections = TaskTracker::new();
         let acceptor = tokio_rustls::TlsAcceptor::from(self.tls.clone());
         loop {
             let (stream, from) = tokio::select! {
-                accepted = plain_http::accept(&listener) => accepted,
+                accepted = places.accept(&listener) => accepted,
                 () = stop.cancelled() => break,
             };
             let (server, acceptor, stop) = (self.clone(), acceptor.clone(), stop.clone());
             connections.spawn(async move {
-                let stream = match acceptor.accept(stream).await {
+                let place = stream.place();
+                let stream = match place.handshake(acceptor.accept(stream)).await {
                     Ok(stream) => stream,
                     Err(error) => {
                         tracing::debug!(%from, %error, "TLS handshake failed");
@@ -107,15 +113,13 @@ impl Server {
                     }
                 };
                 let peer = Peer(stream.get_ref().1.peer_certificates().and_then(|chain| tls::user_of(chain.first()?)));
-                let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
+                let answer = |mut request: Request<Incoming>| {
                     request.extensions_mut().insert(peer.clone());
                     let server = server.clone();
-                    async move { Ok::<_, Infallible>(server.answer(request).await) }
-                });
-                let builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
-                let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
+                    Box::pin(async move { server.answer(request).await })
+                };
                 tokio::select! {
-                    result = connection => if let Err(error) = result {
+                    result = place.serve(stream, &stop, answer) => if let Err(error) = result {
                         tracing::debug!(%from, %error, "connection ended");
                     },
                     () = stop.cancelled() => {}

@@ -11,7 +11,7 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use super::config::{Descriptor, ImageConfig, Manifest, choose};
-use super::pull::{pair_layers, unpack_layer};
+use super::pull::{pair_layers, total_size, unpack_layer};
 use super::store::{Image, ImageStore};
 use super::{Reference, unpack};
 use crate::error::{Error, Result, doing};
@@ -194,7 +194,7 @@ impl Archive {
         let layers = pair_layers(layers, &config).map_err(|error| Error::Archive(error.to_string()))?;
         Ok(Image {
             id: config_descriptor.digest.clone(),
-            size: config_descriptor.size + layers.iter().map(|l| l.blob.size).sum::<u64>(),
+            size: total_size(&config_descriptor, &layers),
             config_descriptor,
             layers,
             config: config.config.unwrap_or_default(),

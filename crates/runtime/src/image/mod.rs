@@ -5,6 +5,7 @@
 //! in and out: docker-archive and OCI layout tarballs; `carried` are the images inside this binary.
 
 pub(crate) mod archive;
+mod bounds;
 mod carried;
 pub(crate) mod config;
 mod mirrors;

@@ -9,6 +9,7 @@ use sha2::{Digest, Sha256};
 use tokio::io::AsyncWriteExt;
 use tokio::task::JoinSet;
 
+use super::bounds::{Bounds, MAX_DOCUMENT, MAX_LAYERS};
 use super::config::{Descriptor, ImageConfig, MANIFEST_TYPES, Manifest, choose};
 use super::mirrors::Mirrors;
 use super::reference::is_digest;
@@ -77,6 +78,7 @@ async fn pull_from(
     let (top_digest, manifest_descriptor, manifest) = resolve(store, &registry, reference).await?;
     let config_descriptor =
         manifest.config.clone().ok_or_else(|| PullError::Content("the manifest has no configuration".into()))?;
+    check_sizes(&config_descriptor, &manifest.layers)?;
     fetch(store, &registry, &config_descriptor).await?;
     let bytes = tokio::fs::read(store.blob_path(&config_descriptor.digest)).await.map_err(io_error("reading"))?;
     let config: ImageConfig = serde_json::from_slice(&bytes)
@@ -100,7 +102,7 @@ async fn pull_from(
     }
     let image = Image {
         id: config_descriptor.digest.clone(),
-        size: config_descriptor.size + layers.iter().map(|l| l.blob.size).sum::<u64>(),
+        size: total_size(&config_descriptor, &layers),
         manifest: Some(manifest_descriptor),
         config_descriptor,
         tags: reference.tagged().into_iter().collect(),
@@ -141,6 +143,22 @@ async fn resolve(
             .ok_or_else(|| PullError::NotFound(format!("{reference}: no manifest for this platform")))?;
     }
     Err(PullError::Content(format!("{reference}: indexes nested too deep")))
+}
+
+/// Refuses what no image is, before anything of it is fetched.
+fn check_sizes(config: &Descriptor, layers: &[Descriptor]) -> Result<(), PullError> {
+    let refused = |what: String| Err(PullError::Content(format!("the image is refused: {what}")));
+    match layers.iter().find(|layer| layer.size > Bounds::LAYER.bytes) {
+        _ if config.size > MAX_DOCUMENT => refused(format!("its configuration has {} bytes", config.size)),
+        _ if layers.len() > MAX_LAYERS => refused(format!("it has {} layers", layers.len())),
+        Some(layer) => refused(format!("layer {} has {} bytes", layer.digest, layer.size)),
+        None => Ok(()),
+    }
+}
+
+/// What an image takes in the store.
+pub(crate) fn total_size(config: &Descriptor, layers: &[Layer]) -> u64 {
+    layers.iter().fold(config.size, |sum, layer| sum.saturating_add(layer.blob.size))
 }
 
 /// Compressed blobs and uncompressed digests come in two lists of the same order.
@@ -279,4 +297,27 @@ pub(crate) async fn unpack_layer(store: &Arc<ImageStore>, layer: &Layer) -> Resu
         result
     });
     work.await.unwrap_or_else(|error| Err(PullError::Content(error.to_string())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn security_images_are_refused_by_what_their_manifest_says() {
+        let of = |size| Descriptor { size, ..Default::default() };
+        for (config, layers, expected) in [
+            (of(5000), vec![of(1 << 30); 127], None),
+            (of(9 << 20), vec![], Some("its configuration has")),
+            (of(u64::MAX), vec![], Some("its configuration has")),
+            (of(1), vec![of(1); 501], Some("it has 501 layers")),
+            (of(1), vec![of(u64::MAX)], Some("layer  has")),
+        ] {
+            let refused = check_sizes(&config, &layers).err().map(|error| error.to_string());
+            assert_eq!(refused.is_some(), expected.is_some(), "{refused:?}");
+            assert!(expected.is_none_or(|part| refused.as_ref().unwrap().contains(part)), "{refused:?}");
+        }
+        let layer = Layer { diff_id: String::new(), blob: of(u64::MAX) };
+        assert_eq!(total_size(&of(u64::MAX), &[layer.clone(), layer]), u64::MAX);
+    }
 }

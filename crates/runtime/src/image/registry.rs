@@ -14,6 +14,7 @@ use hyper_util::rt::TokioIo;
 use rustls_pki_types::ServerName;
 use tokio::net::TcpStream;
 
+use super::bounds::MAX_DOCUMENT;
 use super::mirrors::Endpoint;
 use super::{Credentials, PullError};
 
@@ -21,8 +22,6 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Silence for this long means the server is gone; slow but steady downloads go on.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 const MAX_REDIRECTS: usize = 10;
-/// Manifests and tokens are small; more is refused.
-const MAX_DOCUMENT: usize = 8 << 20;
 
 /// One repository on one server, with the token it gave us.
 pub(crate) struct Registry {
@@ -64,15 +63,16 @@ impl Registry {
     async fn get(&self, path: &str, accept: &str, offset: u64) -> Result<Response<Incoming>, PullError> {
         let url = format!("{}/v2/{}/{path}", self.endpoint.url, self.endpoint.repository);
         let authorization = self.authorization.lock().await.clone();
-        let response = self.follow(&url, accept, authorization.as_deref(), offset).await?;
-        if response.status() != StatusCode::UNAUTHORIZED {
+        let (response, is_first) = self.follow(&url, accept, authorization.as_deref(), offset).await?;
+        // Credentials are the answer to a challenge of the registry itself, never of whom it sends us to.
+        if response.status() != StatusCode::UNAUTHORIZED || !is_first {
             return check(response, &url).await;
         }
         let challenge =
             response.headers().get(WWW_AUTHENTICATE).and_then(|v| v.to_str().ok()).unwrap_or_default().to_string();
         let authorization = self.authorize(&challenge).await?;
         *self.authorization.lock().await = Some(authorization.clone());
-        check(self.follow(&url, accept, Some(&authorization), offset).await?, &url).await
+        check(self.follow(&url, accept, Some(&authorization), offset).await?.0, &url).await
     }
 
     /// Answers a 401: basic credentials, or a token from the place that the challenge names.
@@ -94,12 +94,15 @@ impl Registry {
         let parameters = parse_challenge(rest);
         let get = |key: &str| parameters.iter().find(|(k, _)| k == key).map(|(_, v)| v.as_str());
         let realm = get("realm").ok_or_else(refused)?;
+        if self.credentials.is_some() && !may_see_credentials(realm, &self.endpoint) {
+            return Err(PullError::Server(format!("{}: credentials are not sent to {realm}", self.endpoint.url)));
+        }
         let scope = get("scope").map_or_else(|| format!("repository:{}:pull", self.endpoint.repository), Into::into);
         let mut url = format!("{realm}{}scope={}", if realm.contains('?') { '&' } else { '?' }, escape(&scope));
         if let Some(service) = get("service") {
             url.push_str(&format!("&service={}", escape(service)));
         }
-        let response = self.follow(&url, "application/json", basic().as_deref(), 0).await?;
+        let (response, _) = self.follow(&url, "application/json", basic().as_deref(), 0).await?;
         if response.status() != StatusCode::OK {
             return Err(refused());
         }
@@ -109,22 +112,24 @@ impl Registry {
         Ok(format!("Bearer {}", token.ok_or_else(refused)?))
     }
 
+    /// The answer at the end of all redirects, and whether it is from the server that was asked first.
     async fn follow(
         &self,
         url: &str,
         accept: &str,
         authorization: Option<&str>,
         offset: u64,
-    ) -> Result<Response<Incoming>, PullError> {
+    ) -> Result<(Response<Incoming>, bool), PullError> {
         let mut uri: Uri = url.parse().map_err(|_| PullError::Server(format!("{url}: not a URL")))?;
-        let first = uri.authority().cloned();
+        let first = (uri.scheme().cloned(), uri.authority().cloned());
         for _ in 0..MAX_REDIRECTS {
             let mut request = Request::get(uri.path_and_query().map_or("/", |p| p.as_str()))
                 .header(http::header::HOST, uri.authority().map_or("", |a| a.as_str()))
                 .header(USER_AGENT, "cox")
                 .header(ACCEPT, accept);
-            // Credentials stay with the server they are for.
-            if let (Some(authorization), true) = (authorization, uri.authority() == first.as_ref()) {
+            // Credentials stay with the server they are for, and as encrypted as they were.
+            let is_first = uri.scheme() == first.0.as_ref() && uri.authority() == first.1.as_ref();
+            if let (Some(authorization), true) = (authorization, is_first) {
                 request = request.header(AUTHORIZATION, authorization);
             }
             if offset > 0 {
@@ -133,7 +138,7 @@ impl Registry {
             let request = request.body(Empty::new()).map_err(|e| PullError::Server(e.to_string()))?;
             let response = self.send(&uri, request).await?;
             if !response.status().is_redirection() {
-                return Ok(response);
+                return Ok((response, is_first));
             }
             let location = response.headers().get(LOCATION).and_then(|v| v.to_str().ok()).unwrap_or_default();
             uri = resolve(&uri, location).ok_or_else(|| PullError::Server(format!("{url}: bad redirect")))?;
@@ -196,7 +201,7 @@ async fn collect(response: Response<Incoming>) -> Result<Bytes, PullError> {
     let mut all = Vec::new();
     while let Some(chunk) = next_chunk(&mut body).await? {
         all.extend_from_slice(&chunk);
-        if all.len() > MAX_DOCUMENT {
+        if all.len() as u64 > MAX_DOCUMENT {
             return Err(PullError::Server("the answer is too large".into()));
         }
     }
@@ -213,6 +218,19 @@ async fn check(response: Response<Incoming>, url: &str) -> Result<Response<Incom
             let text = String::from_utf8_lossy(&body[..body.len().min(512)]).into_owned();
             Err(PullError::Server(format!("{url}: unexpected status {status}: {text}")))
         }
+    }
+}
+
+/// Whether a pull secret may go to the place that gives out tokens: over TLS, or where the network is ours, or where
+/// the registry itself is configured to be reached without TLS.
+fn may_see_credentials(realm: &str, endpoint: &Endpoint) -> bool {
+    let Ok(uri) = realm.parse::<Uri>() else { return false };
+    let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
+    let is_loopback = host == "localhost" || host.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback());
+    match uri.scheme_str() {
+        Some("https") => true,
+        Some("http") => is_loopback || endpoint.url.starts_with("http://"),
+        _ => false,
     }
 }
 
@@ -275,6 +293,74 @@ mod tests {
         let pairs = parse_challenge("realm=\"https://a/token\",service=\"r, x\",scope=\"repository:a/b:pull\"");
         let expected = [("realm", "https://a/token"), ("service", "r, x"), ("scope", "repository:a/b:pull")];
         assert_eq!(pairs, expected.map(|(k, v)| (k.to_string(), v.to_string())));
+    }
+
+    fn endpoint(url: String) -> Endpoint {
+        Endpoint { url, skip_verify: false, ca_file: None, auth: None, repository: "a/b".into() }
+    }
+
+    #[test]
+    fn security_pull_secrets_go_to_encrypted_or_own_places_only() {
+        for (realm, registry, expected) in [
+            ("https://auth.example/token", "https://registry.example", true),
+            ("http://auth.example/token", "https://registry.example", false),
+            ("http://127.0.0.1:5000/token", "https://registry.example", true),
+            ("http://[::1]/token", "https://registry.example", true),
+            ("http://127.0.0.1.example/token", "https://registry.example", false),
+            ("http://auth.example/token", "http://registry.example", true),
+            ("ftp://auth.example/token", "http://registry.example", false),
+            ("/token", "https://registry.example", false),
+        ] {
+            assert_eq!(may_see_credentials(realm, &endpoint(registry.into())), expected, "{realm} of {registry}");
+        }
+    }
+
+    /// Answers every request with what `answer` makes of it, and keeps the requests.
+    async fn server(
+        answer: impl Fn(&str) -> String + Send + 'static,
+    ) -> (String, Arc<parking_lot::Mutex<Vec<String>>>) {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let requests: Arc<parking_lot::Mutex<Vec<String>>> = Arc::default();
+        let seen = requests.clone();
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let (mut request, mut buffer) = (String::new(), [0; 4096]);
+                while !request.contains("\r\n\r\n") {
+                    let read = stream.read(&mut buffer).await.unwrap();
+                    request.push_str(&String::from_utf8_lossy(&buffer[..read]));
+                }
+                stream.write_all(answer(&request).as_bytes()).await.unwrap();
+                seen.lock().push(request);
+            }
+        });
+        (url, requests)
+    }
+
+    #[tokio::test]
+    async fn security_a_redirected_host_gets_no_pull_secret() {
+        let challenge = |realm: &str| {
+            format!(
+                "HTTP/1.1 401 Unauthorized\r\nwww-authenticate: Bearer realm=\"{realm}\"\r\ncontent-length: 0\r\n\r\n"
+            )
+        };
+        let (thief, stolen) = server(move |request| {
+            let host = request.lines().find_map(|line| line.strip_prefix("host: ")).unwrap_or_default();
+            challenge(&format!("http://{host}/token"))
+        })
+        .await;
+        let (registry, _) = server(move |_| {
+            format!("HTTP/1.1 307 Temporary Redirect\r\nlocation: {thief}/x\r\ncontent-length: 0\r\n\r\n")
+        })
+        .await;
+        let secret = Credentials::Basic { username: "u".into(), password: "p".into() };
+        let registry = Registry::new(endpoint(registry), Some(secret)).unwrap();
+        let refused = registry.blob("sha256:0", 0).await.unwrap_err();
+        assert!(matches!(refused, PullError::Unauthorized(_)), "{refused}");
+        let stolen = stolen.lock();
+        assert!(!stolen.is_empty());
+        assert!(stolen.iter().all(|request| !request.to_lowercase().contains("authorization")), "{stolen:?}");
     }
 
     #[test]

@@ -86,7 +86,7 @@ impl ImageStore {
     pub(crate) fn open(root: &Path) -> Result<Self> {
         for directory in ["blobs/sha256", "layers", "images", "ingest"] {
             let path = root.join(directory);
-            fs::create_dir_all(&path).map_err(doing(format!("creating {}", path.display())))?;
+            record::private_directory(&path).map_err(doing(format!("creating {}", path.display())))?;
         }
         let empty = root.join("layers").join(EMPTY_LAYER);
         fs::create_dir_all(&empty).map_err(doing(format!("creating {}", empty.display())))?;
@@ -346,6 +346,20 @@ mod tests {
         let store = ImageStore::open(directory.path()).unwrap();
         assert_eq!(store.get("x:1").unwrap().id, image('b', "x:1").id);
         assert_eq!(store.list().len(), 2);
+    }
+
+    #[test]
+    fn security_layers_are_for_root_whoever_made_their_directory() {
+        use std::os::unix::fs::PermissionsExt;
+        let directory = tempfile::tempdir().unwrap();
+        let layers = directory.path().join("layers");
+        fs::create_dir(&layers).unwrap();
+        fs::set_permissions(&layers, fs::Permissions::from_mode(0o755)).unwrap();
+        ImageStore::open(directory.path()).unwrap();
+        for directory in [layers, directory.path().join("blobs/sha256"), directory.path().join("ingest")] {
+            let mode = fs::metadata(&directory).unwrap().permissions().mode() & 0o7777;
+            assert_eq!(mode, 0o700, "{}", directory.display());
+        }
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! A layer's tarball becomes a directory that overlayfs can use.
 //!
 //! Layers come from strangers. Every path is resolved below the layer's own directory, entries are made with calls that
-//! follow no link in their last part, and `..` is refused, so a layer can only ever write into itself.
+//! follow no link in their last part, and `..` is refused, so a layer can only ever write into itself. How much it may bring
+//! is in [`super::bounds`].
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
@@ -13,12 +14,17 @@ use std::path::{Component, Path};
 
 use sha2::{Digest, Sha256};
 
+use super::bounds::{Allowance, Bounded, Bounds, too_large};
 use crate::rooted::{Resolve, Rooted};
 use crate::sys;
 
 /// Unpacks the blob (plain, gzip or zstd, whatever its first bytes say) into `target`, which must be an empty directory.
 /// Returns the digest of the uncompressed tarball.
 pub(crate) fn unpack(blob: &Path, target: &Path) -> io::Result<String> {
+    unpack_within(blob, target, Bounds::LAYER)
+}
+
+fn unpack_within(blob: &Path, target: &Path, bounds: Bounds) -> io::Result<String> {
     let mut file = File::open(blob)?;
     let mut magic = [0u8; 4];
     let n = file.read(&mut magic)?;
@@ -29,8 +35,9 @@ pub(crate) fn unpack(blob: &Path, target: &Path) -> io::Result<String> {
         [0x28, 0xb5, 0x2f, 0xfd] => Box::new(zstd::stream::read::Decoder::with_buffer(file)?),
         _ => Box::new(file),
     };
-    let mut hashing = Hashing { reader, hash: Sha256::new() };
-    apply(&mut hashing, target)?;
+    let allowance = Allowance::new(bounds);
+    let mut hashing = Hashing { reader: Bounded { reader, allowance: allowance.clone() }, hash: Sha256::new() };
+    apply(&mut hashing, target, bounds, &allowance)?;
     // What follows the end-of-archive mark belongs to the digest too.
     io::copy(&mut hashing, &mut io::sink())?;
     Ok(format!("sha256:{}", hex(&hashing.hash.finalize())))
@@ -53,17 +60,38 @@ impl<R: Read> Read for Hashing<R> {
     }
 }
 
-fn apply(reader: &mut impl Read, target: &Path) -> io::Result<()> {
+fn apply(reader: &mut impl Read, target: &Path, bounds: Bounds, allowance: &Allowance) -> io::Result<()> {
     let root = Rooted::open(target)?;
     let mut archive = tar::Archive::new(reader);
     // Directories get their times at the end: every entry made inside changes them.
     let mut directories: BTreeMap<String, i64> = BTreeMap::new();
-    for entry in archive.entries()? {
+    let mut names = 0;
+    let mut content = bounds.bytes;
+    let mut entries = archive.entries()?;
+    let mut count = 0;
+    while let Some(entry) = allowance.headers(|| entries.next()) {
         let mut entry = entry?;
+        count += 1;
+        if count > bounds.entries {
+            return Err(too_large("it has too many entries"));
+        }
+        // Files with holes are larger than what the tarball has of them.
+        content = content.checked_sub(entry.size()).ok_or_else(|| too_large("it unpacks to too much"))?;
         let path = entry.path_bytes().into_owned();
+        if path.len() > libc::PATH_MAX as usize {
+            return Err(too_large("a path is too long"));
+        }
         let path = relative(&path)?;
+        if entry.header().entry_type().is_dir() {
+            names += path.len();
+            if names > bounds.directories {
+                return Err(too_large("it has too many directories"));
+            }
+        }
         apply_entry(&root, &mut entry, &path, &mut directories)
             .map_err(|error| io::Error::new(error.kind(), format!("{path}: {error}")))?;
+        // What is left of it must not count as headers of the next.
+        io::copy(&mut entry, &mut io::sink())?;
     }
     for (path, time) in directories.iter().rev() {
         let fd = root.lookup(path, Resolve::NO_SYMLINKS);
@@ -224,4 +252,80 @@ fn set_attributes<R: Read>(entry: &mut tar::Entry<'_, R>, parent: &OwnedFd, name
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMALL: Bounds = Bounds { entries: 20, headers: 64 << 10, directories: 1000, bytes: 8 << 20 };
+
+    fn header(kind: tar::EntryType, name: &str, size: usize) -> tar::Header {
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(kind);
+        header.set_path(name).unwrap();
+        header.set_size(size as u64);
+        header.set_mode(0o755);
+        // Whoever runs the test may give files to themselves.
+        header.set_uid(u64::from(own_ids().0));
+        header.set_gid(u64::from(own_ids().1));
+        header.set_mtime(1);
+        header.set_cksum();
+        header
+    }
+
+    fn own_ids() -> (u32, u32) {
+        use std::os::unix::fs::MetadataExt;
+        let own = std::fs::metadata("/proc/self").unwrap();
+        (own.uid(), own.gid())
+    }
+
+    /// Unpacks a tarball of these entries.
+    fn unpacked(entries: &[(tar::Header, Vec<u8>)]) -> io::Result<usize> {
+        let directory = tempfile::tempdir().unwrap();
+        let (blob, target) = (directory.path().join("blob"), directory.path().join("layer"));
+        std::fs::create_dir(&target).unwrap();
+        let mut builder = tar::Builder::new(File::create(&blob).unwrap());
+        for (header, content) in entries {
+            builder.append(header, content.as_slice()).unwrap();
+        }
+        builder.into_inner().unwrap();
+        unpack_within(&blob, &target, SMALL)?;
+        Ok(std::fs::read_dir(&target).unwrap().count())
+    }
+
+    fn refusal(entries: &[(tar::Header, Vec<u8>)]) -> String {
+        unpacked(entries).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn security_layers_are_bounded_in_all_that_they_say() {
+        use tar::EntryType::{Directory, GNULongLink, GNULongName, GNUSparse, Regular, XHeader};
+        let file = |name: &str, size: usize| (header(Regular, name, size), vec![b'x'; size]);
+        for kind in [GNULongName, GNULongLink, XHeader] {
+            let long = vec![(header(kind, "long", 1 << 20), vec![b'a'; 1 << 20]), file("f", 1)];
+            let refused = refusal(&long);
+            assert!(refused.contains("the headers of an entry are too long"), "{kind:?}: {refused}");
+        }
+        let path = vec![(header(GNULongName, "long", 5000), vec![b'a'; 5000]), file("f", 1)];
+        assert!(refusal(&path).contains("a path is too long"));
+        let many: Vec<_> = (0..21).map(|i| file(&format!("f{i}"), 0)).collect();
+        assert!(refusal(&many).contains("too many entries"));
+        let large: Vec<_> = (0..3).map(|i| file(&format!("f{i}"), 3 << 20)).collect();
+        assert!(refusal(&large).contains("it unpacks to too much"));
+        let directories: Vec<_> = (0..20).map(|i| (header(Directory, &format!("{:060}{i}", 0), 0), vec![])).collect();
+        assert!(refusal(&directories).contains("too many directories"));
+        // A hole of a terabyte: the real size stands at its own place in the header.
+        let mut sparse = header(GNUSparse, "sparse", 0);
+        if let Some(gnu) = sparse.as_gnu_mut() {
+            gnu.realsize = *b"20000000000\0";
+            gnu.sparse[0].offset = *b"20000000000\0";
+            gnu.sparse[0].numbytes = *b"00000000000\0";
+        }
+        sparse.set_cksum();
+        assert!(refusal(&[(sparse, vec![])]).contains("it unpacks to too much"));
+        // What is left of an entry does not count as the next one's headers.
+        let honest = vec![(header(Directory, "d", 100 << 10), vec![0; 100 << 10]), file("f", 200 << 10), file("g", 1)];
+        assert_eq!(unpacked(&honest).unwrap(), 3);
+    }
 }

@@ -72,6 +72,7 @@ impl Starter {
             .env_clear()
             // Shims ask systemd for scopes: on the bus that we use.
             .envs(std::env::var_os(dbus::SYSTEM_BUS_ADDRESS).map(|bus| (dbus::SYSTEM_BUS_ADDRESS, bus)))
+            .envs(tls::descriptors::started_with())
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::null())
             .spawn()?;

@@ -14,6 +14,7 @@ use crate::sys::{self, Fork, Poll};
 pub(super) fn serve() -> ExitCode {
     // Whatever the runtime was started with is not for shims, which outlive it.
     sys::close_from(3);
+    tls::descriptors::restore();
     // Nobody who shares a namespace with our children may look into them before they have become the container.
     let _ = sys::prctl(libc::PR_SET_DUMPABLE, 0, 0);
     sys::set_process_name("cox-shims");

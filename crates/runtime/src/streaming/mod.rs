@@ -6,6 +6,7 @@
 mod command;
 mod fd;
 mod port_forward;
+mod queue;
 mod remote;
 mod spdy;
 mod spdy_dictionary;
@@ -22,9 +23,9 @@ use http::header::{CONNECTION, HeaderMap, HeaderValue, SEC_WEBSOCKET_ACCEPT, SEC
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::body::Incoming;
-use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
+use tls::{Connections, Limits};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -37,6 +38,9 @@ use crate::record;
 const TOKEN_LIFETIME: Duration = Duration::from_secs(60);
 /// More open tokens than this are refused: nobody asks for so many streams at once.
 const MAX_TOKENS: usize = 1000;
+/// Connections: one for each of the kubelet's streams.
+const PART_OF_DESCRIPTORS: usize = 16;
+const MAX_CONNECTIONS: usize = 2048;
 
 pub(crate) struct Server {
     address: SocketAddr,
@@ -75,25 +79,22 @@ impl Server {
         });
         let accepting = server.clone();
         let connections = tasks.clone();
+        // All of them come from one address, loopback.
+        let places = Connections::new(|| {
+            let Limits { total, .. } = Limits::share(PART_OF_DESCRIPTORS, MAX_CONNECTIONS);
+            Limits { total, per_address: total }
+        });
         tasks.spawn(async move {
             loop {
-                let stream = tokio::select! {
+                let (stream, _) = tokio::select! {
                     () = stop.cancelled() => return,
-                    accepted = listener.accept() => match accepted {
-                        Ok((stream, _)) => stream,
-                        Err(error) => {
-                            tracing::warn!(%error, "cannot accept a stream");
-                            continue;
-                        }
-                    },
+                    accepted = places.accept(&listener) => accepted,
                 };
                 let (server, stop) = (accepting.clone(), stop.clone());
                 connections.spawn(async move {
-                    let service = service_fn(|request| server.clone().handle(request, stop.clone()));
-                    let connection = hyper::server::conn::http1::Builder::new()
-                        .serve_connection(TokioIo::new(stream), service)
-                        .with_upgrades();
-                    if let Err(error) = connection.await {
+                    let place = stream.place();
+                    let answer = |request| server.clone().handle(request, stop.clone());
+                    if let Err(error) = place.serve(stream, &stop, answer).await {
                         tracing::debug!(%error, "stream connection failed");
                     }
                 });
@@ -127,15 +128,11 @@ impl Server {
         Ok(format!("http://{}/{kind}/{token}", self.address))
     }
 
-    async fn handle(
-        self: Arc<Self>,
-        mut request: Request<Incoming>,
-        stop: CancellationToken,
-    ) -> Result<Response<Full<Bytes>>, std::convert::Infallible> {
+    async fn handle(self: Arc<Self>, mut request: Request<Incoming>, stop: CancellationToken) -> Response<Full<Bytes>> {
         let refuse = |status: StatusCode, text: &str| {
             let mut response = Response::new(Full::from(text.to_string()));
             *response.status_mut() = status;
-            Ok(response)
+            response
         };
         let token = request.uri().path().rsplit('/').next().unwrap_or_default().to_string();
         let task = self.tokens.lock().remove(&token).filter(|(made, _)| made.elapsed() < TOKEN_LIFETIME);
@@ -174,7 +171,7 @@ impl Server {
         let mut response = Response::new(Full::default());
         *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
         *response.headers_mut() = headers;
-        Ok(response)
+        response
     }
 }
 

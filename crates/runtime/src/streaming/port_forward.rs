@@ -7,7 +7,6 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use cri::v1;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -15,6 +14,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::Protocol;
+use super::queue::{Queued, Room};
 use super::remote::{Frame, write_frames};
 use super::{spdy, websocket};
 use crate::engine::{Engine, Sandbox};
@@ -22,8 +22,10 @@ use crate::error::{Error, Result, doing};
 use crate::sys;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Bytes waiting for a pod's connection: the client waits when it is full.
+/// Pieces waiting for a pod's connection: the client waits when it is full.
 const QUEUE: usize = 64;
+/// Connections at a time over one of the client's.
+const MAX_FORWARDS: usize = 1024;
 
 pub(super) async fn serve<T>(
     engine: &Arc<Engine>,
@@ -96,6 +98,10 @@ where
         let mut errors: HashMap<String, spdy::Stream> = HashMap::new();
         let mut forwards = JoinSet::new();
         while let Some(stream) = streams.recv().await {
+            while forwards.try_join_next().is_some() {}
+            if errors.len() >= MAX_FORWARDS || forwards.len() >= MAX_FORWARDS {
+                return Err(io::Error::other("too many connections at a time"));
+            }
             let id = stream.header("requestid").unwrap_or_default().to_string();
             match stream.header("streamtype") {
                 Some("error") => drop(errors.insert(id, stream)),
@@ -175,7 +181,7 @@ where
         let mut reader = websocket::Reader::new(read);
         while let Some(message) = reader.next().await? {
             match message {
-                websocket::Message::Data(data) => to_spdy.write_all(&data).await?,
+                websocket::Message::Data(piece) => to_spdy.write_all(&piece.data).await?,
                 websocket::Message::Ping(data) => drop(pongs.send(Frame::Pong(data)).await),
             }
         }
@@ -205,7 +211,7 @@ where
 {
     let (read, write) = tokio::io::split(io);
     let (frames, frames_out) = mpsc::channel(QUEUE);
-    let mut inputs: Vec<mpsc::Sender<Bytes>> = Vec::new();
+    let mut inputs: Vec<mpsc::Sender<Queued>> = Vec::new();
     let mut forwards = JoinSet::new();
     for (index, port) in ports.into_iter().take(127).enumerate() {
         let (sender, receiver) = mpsc::channel(QUEUE);
@@ -213,16 +219,17 @@ where
         forwards.spawn(forward_channel(sandbox.clone(), frames.clone(), receiver, port, (index * 2) as u8));
     }
     let incoming = async move {
-        let mut reader = websocket::Reader::new(read);
-        while let Some(message) = reader.next().await? {
-            match message {
-                websocket::Message::Ping(data) => drop(frames.send(Frame::Pong(data)).await),
-                websocket::Message::Data(data) => {
-                    if let Some((channel, bytes)) = data.split_first()
-                        && channel % 2 == 0
-                        && let Some(input) = inputs.get(usize::from(channel / 2))
+        let mut channels = websocket::Channels::new(read);
+        let room = Room::new();
+        while let Some(said) = channels.next().await? {
+            match said {
+                websocket::Said::Ping(data) => drop(frames.send(Frame::Pong(data)).await),
+                websocket::Said::Data { channel, data, .. } => {
+                    if channel % 2 == 0
+                        && let Some(input) = inputs.get(usize::from(channel / 2)).filter(|input| !input.is_closed())
+                        && let Some(queued) = room.take(&data).await
                     {
-                        let _ = input.send(Bytes::copy_from_slice(bytes)).await;
+                        let _ = input.send(queued).await;
                     }
                 }
             }
@@ -244,7 +251,7 @@ where
 async fn forward_channel(
     sandbox: Arc<Sandbox>,
     frames: mpsc::Sender<Frame>,
-    mut input: mpsc::Receiver<Bytes>,
+    mut input: mpsc::Receiver<Queued>,
     port: u16,
     channel: u8,
 ) {

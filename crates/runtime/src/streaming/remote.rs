@@ -3,16 +3,18 @@
 use std::io;
 use std::time::Duration;
 
-use bytes::Bytes;
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncWrite, ReadHalf, WriteHalf};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use super::queue::{Queued, Room};
 use super::{Protocol, spdy, websocket};
 
 /// Input waiting for the program: the client waits when it is full.
 const QUEUE: usize = 64;
+/// The longest message that is no input: the size of a window, or the end of a channel.
+const MAX_NEWS: usize = 4096;
 /// A client that asked for a stream opens it within this time.
 const STREAMS_TIMEOUT: Duration = Duration::from_secs(30);
 /// After the last word the client hangs up; one that does not is left.
@@ -20,7 +22,7 @@ const GOODBYE_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(super) struct Remote {
     /// Ends when the client says that there is no more.
-    pub(super) stdin: mpsc::Receiver<Bytes>,
+    pub(super) stdin: mpsc::Receiver<Queued>,
     pub(super) resize: mpsc::Receiver<(u16, u16)>,
     pub(super) output: Output,
     /// Fires when the connection is gone.
@@ -178,33 +180,45 @@ pub(super) async fn write_frames<W: AsyncWrite>(io: WriteHalf<W>, mut frames: mp
 
 async fn read_channels<R: AsyncRead>(
     io: ReadHalf<R>,
-    mut stdin: Option<mpsc::Sender<Bytes>>,
+    mut stdin: Option<mpsc::Sender<Queued>>,
     resize: mpsc::Sender<(u16, u16)>,
     pongs: mpsc::Sender<Frame>,
 ) -> io::Result<()> {
-    let mut reader = websocket::Reader::new(io);
-    while let Some(message) = reader.next().await? {
-        let data = match message {
-            websocket::Message::Data(data) => data,
-            websocket::Message::Ping(data) => {
+    let mut channels = websocket::Channels::new(io);
+    let room = Room::new();
+    let mut news = Vec::new();
+    while let Some(said) = channels.next().await? {
+        let (channel, data, ends) = match said {
+            websocket::Said::Data { channel, data, ends } => (channel, data, ends),
+            websocket::Said::Ping(data) => {
                 let _ = pongs.send(Frame::Pong(data)).await;
                 continue;
             }
         };
-        match data.split_first() {
-            Some((0, bytes)) if !bytes.is_empty() => {
-                if let Some(sender) = &stdin {
-                    // The program may have closed its stdin: then what comes is lost, as in any pipe.
-                    let _ = sender.send(Bytes::copy_from_slice(bytes)).await;
-                }
+        if channel == 0 {
+            // The program may have closed its stdin: then what comes is lost, as in any pipe.
+            if let Some(sender) = stdin.as_ref().filter(|sender| !sender.is_closed() && !data.is_empty())
+                && let Some(queued) = room.take(&data).await
+            {
+                let _ = sender.send(queued).await;
             }
-            Some((4, bytes)) => {
+            continue;
+        }
+        news.extend(data);
+        if news.len() > MAX_NEWS {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "message too long"));
+        }
+        if !ends {
+            continue;
+        }
+        match (channel, std::mem::take(&mut news).as_slice()) {
+            (4, bytes) => {
                 if let Some(size) = window(bytes) {
                     let _ = resize.send(size).await;
                 }
             }
             // Version 5: the client closes one channel.
-            Some((255, [0])) => stdin = None,
+            (255, [0]) => stdin = None,
             _ => {}
         }
     }

@@ -4,16 +4,19 @@
 use std::collections::HashMap;
 use std::io;
 
-use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 
+use super::queue::{PIECE, Queued, Room};
 use super::spdy_dictionary::dictionary;
 
-/// Frames waiting to be written, or data waiting to be read of one stream: the sender waits when it is full.
+/// Frames waiting to be written, or data waiting to be read of one stream: the sender waits when it is full. What waits
+/// to be read is bounded in bytes as well, over all streams of the connection.
 const QUEUE: usize = 64;
-/// Larger frames than any client sends end the connection.
-const MAX_FRAME: usize = 1 << 24;
+/// Control frames with more than any client has to say end the connection. Data may come in frames of any size.
+const MAX_CONTROL: usize = 64 * 1024;
+/// Streams that are open at a time; two for each connection of a port-forward.
+const MAX_STREAMS: usize = 2048;
 /// Data frames we send carry at most this much.
 const MAX_DATA: usize = 32 * 1024;
 
@@ -29,7 +32,7 @@ pub(crate) struct Stream {
     pub(crate) id: u32,
     headers: Vec<(String, String)>,
     /// Ends when the client closes its side.
-    pub(crate) data: mpsc::Receiver<Bytes>,
+    pub(crate) data: mpsc::Receiver<Queued>,
 }
 
 impl Stream {
@@ -99,7 +102,10 @@ where
 
 async fn read_frames<R: AsyncRead + Unpin>(mut io: R, streams: mpsc::Sender<Stream>, writer: Writer) -> io::Result<()> {
     let mut headers = Headers::new();
-    let mut open: HashMap<u32, mpsc::Sender<Bytes>> = HashMap::new();
+    let mut open: HashMap<u32, mpsc::Sender<Queued>> = HashMap::new();
+    let room = Room::new();
+    let mut piece = vec![0u8; PIECE];
+    let refused = |what| io::Error::new(io::ErrorKind::InvalidData, what);
     let mut replied = false;
     loop {
         let mut head = [0u8; 8];
@@ -109,25 +115,34 @@ async fn read_frames<R: AsyncRead + Unpin>(mut io: R, streams: mpsc::Sender<Stre
         };
         let flags = head[4];
         let length = u32::from_be_bytes([0, head[5], head[6], head[7]]) as usize;
-        if length > MAX_FRAME {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "frame too long"));
-        }
-        let mut body = vec![0u8; length];
-        io.read_exact(&mut body).await?;
         if head[0] & 0x80 == 0 {
             let id = u32::from_be_bytes([head[0], head[1], head[2], head[3]]);
-            if let Some(sender) = open.get(&id)
-                && !body.is_empty()
-            {
+            let mut left = length;
+            while left > 0 {
+                let read = io.read(&mut piece[..left.min(PIECE)]).await?;
+                if read == 0 {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+                left -= read;
                 // A stream that nobody reads any more loses its data.
-                let _ = sender.send(body.into()).await;
+                if let Some(sender) = open.get(&id).filter(|sender| !sender.is_closed())
+                    && let Some(queued) = room.take(&piece[..read]).await
+                {
+                    let _ = sender.send(queued).await;
+                }
             }
             if flags & FLAG_FIN != 0 {
                 open.remove(&id);
             }
             continue;
         }
+        if length > MAX_CONTROL {
+            return Err(refused("frame too long"));
+        }
+        let mut body = vec![0u8; length];
+        io.read_exact(&mut body).await?;
         match u16::from_be_bytes([head[2], head[3]]) {
+            SYN_STREAM if open.len() >= MAX_STREAMS => return Err(refused("too many streams")),
             SYN_STREAM => {
                 let id = word(&body, 0)? & 0x7fff_ffff;
                 let block = body.get(10..).ok_or(io::ErrorKind::InvalidData)?;
@@ -283,8 +298,8 @@ mod tests {
         write.write_all(&data_frame(1, FLAG_FIN, b"hello")).await.unwrap();
         let mut first = streams.recv().await.unwrap();
         assert_eq!((first.id, first.header("StreamType")), (1, Some("stdin")));
-        assert_eq!(first.data.recv().await.unwrap(), "hello");
-        assert_eq!(first.data.recv().await, None);
+        assert_eq!(&*first.data.recv().await.unwrap(), b"hello");
+        assert!(first.data.recv().await.is_none());
         let second = streams.recv().await.unwrap();
         assert_eq!(second.header("port"), Some("80"));
         writer.data(3, b"answer").await.unwrap();
@@ -293,5 +308,68 @@ mod tests {
         assert!(seen.ends_with(b"answer"));
         drop((read, write));
         driver.await.unwrap().unwrap();
+    }
+
+    /// A frame that opens a stream; the first one of a connection begins the compressed headers.
+    fn syn_stream(id: u32, first: bool) -> Vec<u8> {
+        let mut body = [&id.to_be_bytes()[..], &[0; 6]].concat();
+        body.extend(first.then_some([0x78, 0xbb, 0, 0, 0, 0]).into_iter().flatten());
+        body.extend(client_block(&[("streamtype", "stdin")]));
+        control_frame(SYN_STREAM, 0, &body)
+    }
+
+    #[tokio::test]
+    async fn security_what_waits_is_bounded_in_bytes() {
+        let (ours, theirs) = tokio::io::duplex(1 << 16);
+        let (mut streams, _writer, driver) = serve(ours);
+        let driver = tokio::spawn(driver);
+        let (mut read, mut write) = tokio::io::split(theirs);
+        let replies = tokio::spawn(async move { tokio::io::copy(&mut read, &mut tokio::io::sink()).await });
+        const FRAME: usize = (1 << 24) - 1;
+        let sending = tokio::spawn(async move {
+            write.write_all(&syn_stream(1, true)).await.unwrap();
+            write.write_all(&data_frame(1, 0, &vec![7; FRAME])).await.unwrap();
+            write.write_all(&syn_stream(3, false)).await.unwrap();
+            write
+        });
+        let mut first = streams.recv().await.unwrap();
+        // As long as nobody reads, the client cannot get rid of its frame.
+        while first.data.len() < QUEUE {
+            tokio::task::yield_now().await;
+        }
+        assert!(!sending.is_finished());
+        let mut received = 0;
+        while received < FRAME {
+            received += first.data.recv().await.unwrap().len();
+        }
+        assert_eq!((received, streams.recv().await.unwrap().id), (FRAME, 3));
+        let mut write = sending.await.unwrap();
+        let long = control_frame(PING, 0, &vec![0; MAX_CONTROL + 1]);
+        // The server may be gone before all of it is written.
+        let _ = write.write_all(&long).await;
+        assert!(driver.await.unwrap().is_err());
+        replies.abort();
+    }
+
+    #[tokio::test]
+    async fn security_streams_are_bounded_in_number() {
+        let (ours, theirs) = tokio::io::duplex(1 << 16);
+        let (mut streams, _writer, driver) = serve(ours);
+        let driver = tokio::spawn(driver);
+        let (mut read, mut write) = tokio::io::split(theirs);
+        let replies = tokio::spawn(async move { tokio::io::copy(&mut read, &mut tokio::io::sink()).await });
+        let accepting = tokio::spawn(async move {
+            let mut count = 0;
+            while streams.recv().await.is_some() {
+                count += 1;
+            }
+            count
+        });
+        for i in 0..=MAX_STREAMS {
+            let _ = write.write_all(&syn_stream(2 * i as u32 + 1, i == 0)).await;
+        }
+        assert!(driver.await.unwrap().is_err());
+        assert_eq!(accepting.await.unwrap(), MAX_STREAMS);
+        replies.abort();
     }
 }

@@ -6,8 +6,10 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// Larger messages than any client of ours sends end the connection.
-const MAX_MESSAGE: usize = 16 << 20;
+use super::queue::PIECE;
+
+/// The longest ping or close that the protocol allows.
+const MAX_CONTROL: u64 = 125;
 
 const CONTINUATION: u8 = 0;
 pub(crate) const TEXT: u8 = 1;
@@ -64,56 +66,145 @@ mod handshake_hash {
 }
 
 pub(crate) enum Message {
-    Data(Vec<u8>),
+    Data(Piece),
     Ping(Vec<u8>),
+}
+
+/// A part of a message, as it comes: no message is kept whole here, so they may be of any length.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Piece {
+    pub(crate) data: Vec<u8>,
+    /// Whether it is the first of its message.
+    pub(crate) begins: bool,
+    /// Whether it is the last one.
+    pub(crate) ends: bool,
 }
 
 pub(crate) struct Reader<R> {
     io: R,
-    partial: Vec<u8>,
+    /// The frame of data that is being read.
+    frame: Option<Frame>,
+    /// The next piece is the first of a message.
+    begins: bool,
+}
+
+struct Frame {
+    left: u64,
+    last: bool,
+    mask: [u8; 4],
+    /// How much of the frame was read.
+    at: usize,
+}
+
+impl Frame {
+    fn unmask(&mut self, data: &mut [u8]) {
+        for byte in data {
+            *byte ^= self.mask[self.at % 4];
+            self.at = (self.at + 1) % 4;
+        }
+    }
 }
 
 impl<R: AsyncRead + Unpin> Reader<R> {
     pub(crate) fn new(io: R) -> Self {
-        Self { io, partial: Vec::new() }
+        Self { io, frame: None, begins: true }
     }
 
-    /// The next message; none when the client closes.
+    /// The next ping or piece of a message; none when the client closes.
     pub(crate) async fn next(&mut self) -> io::Result<Option<Message>> {
         loop {
+            if let Some(mut frame) = self.frame.take() {
+                let mut data = vec![0u8; usize::try_from(frame.left).map_or(PIECE, |left| left.min(PIECE))];
+                let read = self.io.read(&mut data).await?;
+                if read == 0 && frame.left > 0 {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+                data.truncate(read);
+                frame.unmask(&mut data);
+                frame.left -= read as u64;
+                let is_whole = frame.left == 0;
+                let (begins, ends) = (self.begins, is_whole && frame.last);
+                self.begins = ends;
+                if !is_whole {
+                    self.frame = Some(frame);
+                }
+                return Ok(Some(Message::Data(Piece { data, begins, ends })));
+            }
             let mut head = [0u8; 2];
             match self.io.read_exact(&mut head).await {
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
                 result => result?,
             };
             let (last, opcode, masked) = (head[0] & 0x80 != 0, head[0] & 0x0f, head[1] & 0x80 != 0);
-            let length = match head[1] & 0x7f {
-                126 => usize::from(self.io.read_u16().await?),
-                127 => usize::try_from(self.io.read_u64().await?).unwrap_or(usize::MAX),
-                short => usize::from(short),
+            let left = match head[1] & 0x7f {
+                126 => u64::from(self.io.read_u16().await?),
+                127 => self.io.read_u64().await?,
+                short => u64::from(short),
             };
-            if length > MAX_MESSAGE || self.partial.len() + length > MAX_MESSAGE {
-                return Err(io::Error::new(io::ErrorKind::InvalidData, "message too long"));
-            }
             let mut mask = [0u8; 4];
             if masked {
                 self.io.read_exact(&mut mask).await?;
             }
-            let mut payload = vec![0u8; length];
+            let mut frame = Frame { left, last, mask, at: 0 };
+            if matches!(opcode, CONTINUATION | TEXT | BINARY) {
+                self.frame = Some(frame);
+                continue;
+            }
+            if left > MAX_CONTROL {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "control frame too long"));
+            }
+            let mut payload = vec![0u8; left as usize];
             self.io.read_exact(&mut payload).await?;
-            payload.iter_mut().enumerate().for_each(|(i, byte)| *byte ^= mask[i % 4]);
+            frame.unmask(&mut payload);
             match opcode {
-                CONTINUATION | TEXT | BINARY => {
-                    self.partial.extend(payload);
-                    if last {
-                        return Ok(Some(Message::Data(std::mem::take(&mut self.partial))));
-                    }
-                }
                 PING => return Ok(Some(Message::Ping(payload))),
                 CLOSE => return Ok(None),
                 _ => {}
             }
         }
+    }
+}
+
+/// Messages whose first byte names a channel, piece by piece.
+pub(crate) struct Channels<R> {
+    reader: Reader<R>,
+    channel: Option<u8>,
+}
+
+/// What a client says on channels.
+pub(crate) enum Said {
+    /// On this channel; `ends` with the end of a message.
+    Data {
+        channel: u8,
+        data: Vec<u8>,
+        ends: bool,
+    },
+    Ping(Vec<u8>),
+}
+
+impl<R: AsyncRead + Unpin> Channels<R> {
+    pub(crate) fn new(io: R) -> Self {
+        Self { reader: Reader::new(io), channel: None }
+    }
+
+    /// None when the client closes.
+    pub(crate) async fn next(&mut self) -> io::Result<Option<Said>> {
+        while let Some(message) = self.reader.next().await? {
+            let Piece { mut data, begins, ends } = match message {
+                Message::Ping(data) => return Ok(Some(Said::Ping(data))),
+                Message::Data(piece) => piece,
+            };
+            if begins {
+                self.channel = None;
+            }
+            if self.channel.is_none() && !data.is_empty() {
+                self.channel = Some(data.remove(0));
+            }
+            if let Some(channel) = self.channel {
+                return Ok(Some(Said::Data { channel, data, ends }));
+            }
+        }
+        Ok(None)
     }
 }
 
@@ -168,7 +259,34 @@ mod tests {
         let mut bytes = vec![0x02, 0x83, 1, 2, 3, 4, b'a' ^ 1, b'b' ^ 2, b'c' ^ 3];
         bytes.extend([0x80, 0x81, 0, 0, 0, 0, b'd', 0x88, 0x80, 0, 0, 0, 0]);
         let mut reader = Reader::new(bytes.as_slice());
-        assert!(matches!(reader.next().await.unwrap(), Some(Message::Data(data)) if data == b"abcd"));
+        let piece = |data: &[u8], begins, ends| Piece { data: data.to_vec(), begins, ends };
+        for expected in [piece(b"abc", true, false), piece(b"d", false, true)] {
+            assert!(matches!(reader.next().await.unwrap(), Some(Message::Data(piece)) if piece == expected));
+        }
         assert!(reader.next().await.unwrap().is_none());
+        let mut channels = Channels::new(bytes.as_slice());
+        for (text, end) in [(b"bc".as_slice(), false), (b"d", true)] {
+            let said = channels.next().await.unwrap().unwrap();
+            assert!(matches!(said, Said::Data { channel: b'a', data, ends } if data == text && ends == end));
+        }
+        assert!(channels.next().await.unwrap().is_none());
+    }
+
+    #[tokio::test]
+    async fn security_messages_are_never_kept_whole() {
+        // A message of 2^62 bytes, of which some come.
+        let mut bytes = vec![0x82, 0xff];
+        bytes.extend((1u64 << 62).to_be_bytes());
+        bytes.extend([0, 0, 0, 0]);
+        bytes.resize(bytes.len() + 100_000, 7);
+        let mut reader = Reader::new(bytes.as_slice());
+        let mut received = 0;
+        while let Ok(Some(Message::Data(piece))) = reader.next().await {
+            assert!(piece.data.len() <= PIECE && !piece.ends);
+            received += piece.data.len();
+        }
+        assert_eq!(received, 100_000);
+        let mut reader = Reader::new([0x89, 0xfe, 1, 0, 0, 0, 0, 0].as_slice());
+        assert!(reader.next().await.is_err());
     }
 }
