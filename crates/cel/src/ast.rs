@@ -9,6 +9,8 @@ use crate::value::Value;
 pub(crate) struct Expr {
     /// The letter that errors point to.
     pub(crate) at: u32,
+    /// Counted by the checker: where its types have this one's.
+    pub(crate) id: u32,
     pub(crate) kind: Kind,
 }
 
@@ -88,7 +90,7 @@ pub(crate) enum FoldKind {
 
 impl Expr {
     pub(crate) fn new(at: u32, kind: Kind) -> Self {
-        Self { at, kind }
+        Self { at, id: u32::MAX, kind }
     }
 
     pub(crate) fn call(at: u32, function: &str, arguments: Vec<Expr>) -> Self {

@@ -15,16 +15,28 @@ pub(crate) struct Checker<'a> {
     locals: Vec<(Arc<str>, Type)>,
     known: Known,
     issues: Vec<Issue>,
+    /// What was found, by the numbers of expressions.
+    types: Vec<Type>,
+}
+
+/// What the checker found.
+pub(crate) struct Checked {
+    pub(crate) result: Type,
+    /// Of all expressions, by their numbers; what nobody found out is still a parameter.
+    pub(crate) types: Vec<Type>,
 }
 
 /// The type of an expression; calls in it are bound to their functions.
-pub(crate) fn check(env: &Env, expression: &mut Expr) -> Result<Type, Vec<Issue>> {
-    let mut checker = Checker { env, locals: Vec::new(), known: Known::default(), issues: Vec::new() };
+pub(crate) fn check(env: &Env, expression: &mut Expr) -> Result<Checked, Vec<Issue>> {
+    let mut checker =
+        Checker { env, locals: Vec::new(), known: Known::default(), issues: Vec::new(), types: Vec::new() };
     let found = checker.check(expression);
-    match checker.issues.is_empty() {
-        true => Ok(settled(checker.known.resolve(&found))),
-        false => Err(checker.issues),
+    if !checker.issues.is_empty() {
+        return Err(checker.issues);
     }
+    let known = checker.known;
+    let types = checker.types.iter().map(|of| known.resolve(of)).collect();
+    Ok(Checked { result: settled(known.resolve(&found)), types })
 }
 
 /// What nobody found out may be anything.
@@ -45,6 +57,13 @@ impl Checker<'_> {
     }
 
     fn check(&mut self, expression: &mut Expr) -> Type {
+        let found = self.find(expression);
+        expression.id = self.types.len() as u32;
+        self.types.push(found.clone());
+        found
+    }
+
+    fn find(&mut self, expression: &mut Expr) -> Type {
         let at = expression.at;
         if let Some(name) = self.plain_name(expression) {
             if let Some(of) = self.variable(&name) {
@@ -206,7 +225,7 @@ impl Checker<'_> {
     /// Constants that must have a form, looked at once and for all.
     fn literals(&mut self, call: &mut Call) {
         let text = |expression: Option<&Expr>| match expression {
-            Some(Expr { at, kind: Kind::Constant(Value::String(text)) }) => Some((*at, text.clone())),
+            Some(Expr { at, kind: Kind::Constant(Value::String(text)), .. }) => Some((*at, text.clone())),
             _ => None,
         };
         match &*call.function {

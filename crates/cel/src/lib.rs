@@ -1,7 +1,7 @@
 //! CEL, the Common Expression Language, with the libraries that Kubernetes adds to it. Pure: no I/O, no clock.
 //!
 //! Flow: text -> `lex` -> `parse` (macros become [`ast`] nodes) -> `check` (types, and which function a call means) ->
-//! a [`Program`], compiled once and run often -> `eval` over [`Value`]s.
+//! a [`Program`], compiled once and run often -> `eval` over [`Value`]s. `cost` says what a run can take at most.
 //! Invariants: nothing that is written or computed can hang, overflow the stack or take unbounded memory: texts, nesting
 //! and the cost of a run are bounded. An error is a value of its own that `&&` and `||` may absorb; running out of
 //! budget is not.
@@ -10,6 +10,7 @@
 mod ast;
 mod budget;
 mod check;
+mod cost;
 mod error;
 mod eval;
 mod extension;
@@ -26,6 +27,7 @@ mod types;
 mod value;
 
 pub use budget::{Budget, PER_CALL_LIMIT};
+pub use cost::Sizes;
 pub use error::{CompileError, Error, ErrorKind};
 pub use eval::Activation;
 pub use extension::Extension;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::ast::Expr;
 use crate::budget::Budget;
 use crate::check;
+use crate::cost::{self, Sizes};
 use crate::error::{CompileError, Error};
 use crate::eval::{self, Activation};
 use crate::parse;
@@ -55,18 +56,28 @@ impl Env {
     }
 
     pub fn compile(&self, source: &str) -> Result<Program, CompileError> {
+        self.compile_with(source, None).map(|(program, _)| program)
+    }
+
+    /// Compiles an expression and says what a run of it may cost at most, if its variables are no larger than that.
+    pub fn compile_costed(&self, source: &str, sizes: &dyn Sizes) -> Result<(Program, u64), CompileError> {
+        self.compile_with(source, Some(sizes))
+    }
+
+    fn compile_with(&self, source: &str, sizes: Option<&dyn Sizes>) -> Result<(Program, u64), CompileError> {
         if stack::depth_of(source) <= stack::SHALLOW {
-            return self.compile_here(source);
+            return self.compile_here(source, sizes);
         }
-        stack::with_room(|| self.compile_here(source))
+        stack::with_room(|| self.compile_here(source, sizes))
             .unwrap_or_else(|| Err(CompileError::plain("there is no room for the expression")))
     }
 
-    fn compile_here(&self, source: &str) -> Result<Program, CompileError> {
+    fn compile_here(&self, source: &str, sizes: Option<&dyn Sizes>) -> Result<(Program, u64), CompileError> {
         let refused = |issues| CompileError::new(source, issues);
         let (mut expression, depth) = parse::parse(source).map_err(refused)?;
-        let result = check::check(self, &mut expression).map_err(refused)?;
-        Ok(Program { expression: Arc::new(expression), depth, result, source: source.into() })
+        let check::Checked { result, types } = check::check(self, &mut expression).map_err(refused)?;
+        let cost = sizes.map_or(0, |sizes| cost::highest(&expression, &types, sizes));
+        Ok((Program { expression: Arc::new(expression), depth, result, source: source.into() }, cost))
     }
 
     /// Compiles what must be of one of these types, and says in upstream's words why it is not.

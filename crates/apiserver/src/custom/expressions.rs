@@ -13,6 +13,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool, ValidationRule,
 };
 
+use super::cost::{self, Total};
 use super::schema::{Additional, Kind, OBJECT_FIELDS, Schema};
 
 type Json = serde_json::Value;
@@ -28,6 +29,9 @@ pub(super) struct Rule {
     pub(super) program: Result<Program, String>,
     pub(super) message_program: Option<Result<Program, String>>,
     pub(super) uses_old: bool,
+    /// What a run may cost at most, and what making its message may.
+    pub(super) highest_cost: u64,
+    pub(super) highest_message_cost: u64,
     text: String,
     message: Option<String>,
     reason: Option<String>,
@@ -37,21 +41,28 @@ pub(super) struct Rule {
 }
 
 impl Rule {
-    pub(super) fn new(rule: &ValidationRule, of: &Type) -> Self {
+    pub(super) fn new(rule: &ValidationRule, of: &Type, sizes: &dyn cel::Sizes) -> Self {
+        let (mut highest_cost, mut highest_message_cost) = (0, 0);
         let optional_old = rule.optional_old_self == Some(true);
         let old = if optional_old { Type::optional(of.clone()) } else { of.clone() };
         let env = Env::default().with("self", of.clone()).with("oldSelf", old);
-        let program =
-            env.compile(&rule.rule).map_err(|error| format!("compilation failed: {error}")).and_then(|program| {
-                match program.result() {
-                    Type::Bool => Ok(program),
-                    _ => Err("cel expression must evaluate to a bool".to_owned()),
-                }
-            });
+        let compiled = env.compile_costed(&rule.rule, sizes).map_err(|error| format!("compilation failed: {error}"));
+        let program = compiled.and_then(|(program, cost)| match program.result() {
+            Type::Bool => {
+                highest_cost = cost;
+                Ok(program)
+            }
+            _ => Err("cel expression must evaluate to a bool".to_owned()),
+        });
         let message_program = rule.message_expression.as_deref().filter(|text| !text.is_empty()).map(|text| {
-            let compiled = env.compile(text).map_err(|error| format!("messageExpression compilation failed: {error}"));
-            compiled.and_then(|program| match program.result() {
-                Type::String => Ok(program),
+            let compiled = env
+                .compile_costed(text, sizes)
+                .map_err(|error| format!("messageExpression compilation failed: {error}"));
+            compiled.and_then(|(program, cost)| match program.result() {
+                Type::String => {
+                    highest_message_cost = cost;
+                    Ok(program)
+                }
                 _ => Err("messageExpression must evaluate to a string".to_owned()),
             })
         });
@@ -60,6 +71,8 @@ impl Rule {
             program,
             message_program,
             uses_old,
+            highest_cost,
+            highest_message_cost,
             text: rule.rule.trim().to_owned(),
             message: rule.message.clone().filter(|message| !message.is_empty()),
             reason: rule.reason.clone(),
@@ -97,7 +110,7 @@ pub(super) fn type_of(schema: &Schema, is_root: bool, name: &str) -> Option<Type
     })
 }
 
-fn format(schema: &Schema) -> &'static str {
+pub(super) fn format(schema: &Schema) -> &'static str {
     schema.rules.as_ref().and_then(|rules| rules.format.as_ref()).map_or("", |format| format.name)
 }
 
@@ -137,7 +150,7 @@ impl Struct for Object {
 }
 
 /// The name of a property in expressions, where letters must not stand for anything else.
-fn escaped(name: &str) -> Option<String> {
+pub(super) fn escaped(name: &str) -> Option<String> {
     if matches!(name, "true" | "false" | "null" | "in") || cel::is_reserved(name) {
         return Some(format!("__{name}__"));
     }
@@ -183,39 +196,66 @@ fn value_of(schema: &Schema, json: &Json) -> Value {
     }
 }
 
-/// What is wrong with the rules of a schema that is written, which is otherwise as it should be.
-pub(crate) fn check(errors: &mut FieldErrors, path: &Path<'_>, schema: &JSONSchemaProps) {
-    check_below(errors, path, schema, &Schema::root(schema), None);
+/// What is wrong with the rules of a schema that is written, which is otherwise as it should be. A schema that has not
+/// changed was taken before, whatever single rules of it cost.
+pub(crate) fn check(errors: &mut FieldErrors, path: &Path<'_>, schema: &JSONSchemaProps, is_unchanged: bool) {
+    let mut total = Total::default();
+    let place = Place { uncorrelated: None, cardinality: Some(1), is_unchanged };
+    check_below(errors, path, schema, &Schema::root(schema), &place, &mut total);
+    total.check(errors, path);
 }
 
-/// `uncorrelated` is the list around here whose elements cannot be told to be the same as before.
+/// What is around a schema.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    /// The list around here whose elements cannot be told to be the same as before.
+    uncorrelated: Option<&'a str>,
+    /// How many values there can be here, if lists and maps around say so.
+    cardinality: Option<u64>,
+    is_unchanged: bool,
+}
+
 fn check_below(
     errors: &mut FieldErrors,
     path: &Path<'_>,
     schema: &JSONSchemaProps,
     compiled: &Schema,
-    uncorrelated: Option<&str>,
+    place: &Place<'_>,
+    total: &mut Total,
 ) {
     let declared = schema.x_kubernetes_validations.as_deref().unwrap_or_default();
     for (i, rule) in declared.iter().enumerate() {
-        let path = path.child("x-kubernetes-validations");
-        check_rule(errors, &path.index(i), rule, compiled.expressions.get(i), uncorrelated);
+        let list = path.child("x-kubernetes-validations");
+        let at = list.index(i);
+        if let Some(rule) = compiled.expressions.get(i) {
+            let count = place.cardinality.unwrap_or_else(|| cost::most_values(compiled));
+            let cost = rule.highest_cost.saturating_mul(count);
+            total.add(errors, &at.child("rule"), "estimated rule cost", cost, place.is_unchanged);
+            if matches!(rule.message_program, Some(Ok(_))) {
+                let (at, cost) = (at.child("messageExpression"), rule.highest_message_cost);
+                total.add(errors, &at, "estimated messageExpression cost", cost, place.is_unchanged);
+            }
+        }
+        check_rule(errors, &at, rule, compiled.expressions.get(i), place.uncorrelated);
     }
+    let factor = cost::declared_elements(schema);
+    let cardinality = place.cardinality.and_then(|count| Some(count.saturating_mul(factor?)));
+    let below = Place { cardinality, ..*place };
     for (name, child) in schema.properties.iter().flatten() {
         if let Some(member) = compiled.property(name) {
-            check_below(errors, &path.child("properties").key(name), child, member, uncorrelated);
+            check_below(errors, &path.child("properties").key(name), child, member, &below, total);
         }
     }
     if let (Some(JSONSchemaPropsOrBool::Schema(child)), Additional::Like(member)) =
         (&schema.additional_properties, &compiled.additional)
     {
-        check_below(errors, &path.child("additionalProperties"), child, member, uncorrelated);
+        check_below(errors, &path.child("additionalProperties"), child, member, &below, total);
     }
     if let (Some(JSONSchemaPropsOrArray::Schema(child)), Some(element)) = (&schema.items, &compiled.items) {
         let own = path.to_string();
         let is_keyed = matches!(compiled.list, Some(ListType::Map(_)));
-        let uncorrelated = if is_keyed { uncorrelated } else { uncorrelated.or(Some(&own)) };
-        check_below(errors, &path.child("items"), child, element, uncorrelated);
+        let uncorrelated = if is_keyed { place.uncorrelated } else { place.uncorrelated.or(Some(&own)) };
+        check_below(errors, &path.child("items"), child, element, &Place { uncorrelated, ..below }, total);
     }
 }
 
@@ -447,7 +487,7 @@ mod tests {
             (json!({"rule": "true", "reason": "Other"}), "Unsupported value: \"Other\""),
         ] {
             let mut errors = FieldErrors::default();
-            check(&mut errors, &Path::new("spec"), &with_rule(rule.clone()));
+            check(&mut errors, &Path::new("spec"), &with_rule(rule.clone()), false);
             assert_eq!(errors.is_empty(), expected.is_empty(), "{rule}: {errors}");
             assert!(errors.to_string().contains(expected), "{rule}: {errors}");
         }

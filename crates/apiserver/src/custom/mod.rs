@@ -4,11 +4,13 @@
 //! table, one per served version) -> `registry::Registry`, from where the generic verbs take them. What makes a custom
 //! kind itself is one [`strategy::CustomStrategy`] over a schema that is compiled once per version: [`validate`] says what is
 //! wrong with an object, [`shape`] takes out what the schema does not know and puts in its defaults, [`merge`] says who
-//! owns what in an apply, [`expressions`] are its rules in CEL, [`columns`] print it, [`openapi`] publishes it, [`convert`] asks a webhook for other versions.
+//! owns what in an apply, [`expressions`] are its rules in CEL and [`cost`] says what they may take,
+//! [`columns`] print it, [`openapi`] publishes it, [`convert`] asks a webhook for other versions.
 //! Invariant: rows are in the table before their definition says that it is established.
 
 mod columns;
 mod convert;
+mod cost;
 mod definitions;
 mod expressions;
 mod finalize;

@@ -6,9 +6,9 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 };
 use serde_json::Value;
 
-use super::expressions;
 use super::formats::{self, Format};
 use super::pattern::Pattern;
+use super::{cost, expressions};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -103,7 +103,8 @@ impl Schema {
         if let Some(of) =
             Some(rules).filter(|rules| !rules.is_empty()).and_then(|_| expressions::type_of(self, is_root, "object"))
         {
-            self.expressions = rules.iter().map(|rule| expressions::Rule::new(rule, &of)).collect();
+            let sizes = cost::Bounds { schema: self, is_root };
+            self.expressions = rules.iter().map(|rule| expressions::Rule::new(rule, &of, &sizes)).collect();
         }
         let below = self.properties.iter().map(|(_, child)| child).chain(self.items.as_deref());
         let below = below.chain(match &self.additional {

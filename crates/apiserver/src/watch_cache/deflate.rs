@@ -40,22 +40,44 @@ impl Piece {
     }
 }
 
+/// What a flush ends with: an empty stored block.
+const FLUSHED: [u8; 4] = [0, 0, 0xff, 0xff];
+/// As much as a stored block can hold.
+const STORED: usize = 0xffff;
+
+/// Compresses in one call: a compressor that runs out of room and is called again first hands out what it had ready, and
+/// leaves it open whether the flush has begun. Whatever is not finished then, or gained nothing, is stored as it is.
 fn compress(bytes: &[u8]) -> Box<[u8]> {
-    COMPRESSOR.with_borrow_mut(|compressor| {
+    let worst = stored_size(bytes.len());
+    let compressed = COMPRESSOR.with_borrow_mut(|compressor| {
         compressor.reset();
-        let mut out = Vec::with_capacity(bytes.len() / 3 + 64);
-        loop {
-            let read = compressor.total_in() as usize;
-            let status = compressor.compress_vec(&bytes[read..], &mut out, FlushCompress::Sync);
-            let all_read = compressor.total_in() as usize == bytes.len();
-            // Room left over means that everything, flush included, is out.
-            if all_read && out.len() < out.capacity() || !matches!(status, Ok(Status::Ok | Status::BufError)) {
-                break;
-            }
-            out.reserve(bytes.len() / 4 + 64);
-        }
-        out.into_boxed_slice()
-    })
+        // Bytes that do not compress take some more before the compressor decides to store them, and the flush comes on top.
+        let mut out = Vec::with_capacity(worst + bytes.len() / 8 + 128);
+        let status = compressor.compress_vec(bytes, &mut out, FlushCompress::Sync);
+        let finished = matches!(status, Ok(Status::Ok))
+            && compressor.total_in() == bytes.len() as u64
+            && out.len() < out.capacity()
+            && out.ends_with(&FLUSHED);
+        (finished && out.len() <= worst).then(|| out.into_boxed_slice())
+    });
+    compressed.unwrap_or_else(|| store(bytes))
+}
+
+/// Stored blocks, each with five bytes before it.
+fn store(bytes: &[u8]) -> Box<[u8]> {
+    let mut out = Vec::with_capacity(stored_size(bytes.len()));
+    for block in bytes.chunks(STORED) {
+        let length = block.len() as u16;
+        out.push(0);
+        out.extend_from_slice(&length.to_le_bytes());
+        out.extend_from_slice(&(!length).to_le_bytes());
+        out.extend_from_slice(block);
+    }
+    out.into_boxed_slice()
+}
+
+fn stored_size(length: usize) -> usize {
+    length + length.div_ceil(STORED) * 5
 }
 
 /// Puts a gzip stream together.
@@ -149,22 +171,55 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn pieces_make_a_gzip_stream() {
-        let noise: Vec<u8> = (0..200_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
-        let parts: [&[u8]; 4] = [b"[", b"{\"a\":1}", &noise, b""];
+    fn noise(length: usize, seed: u64) -> impl Iterator<Item = u8> {
+        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        (0..length).map(move |_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 32) as u8
+        })
+    }
+
+    fn check(parts: &[&[u8]], what: &str) {
         let mut out = Vec::new();
         let mut gzip = Gzip::start(&mut out);
         let mut expected = Vec::new();
         for part in parts {
-            gzip.add(&Piece::new(part), &mut out);
+            let piece = Piece::new(part);
+            assert!(piece.size() <= stored_size(part.len()), "{what}: {} bytes became {}", part.len(), piece.size());
+            gzip.add(&piece, &mut out);
             gzip.add_comma(&mut out);
             expected.extend_from_slice(part);
             expected.push(b',');
         }
         gzip.finish(&mut out);
         let mut read = Vec::new();
-        flate2::read::GzDecoder::new(&out[..]).read_to_end(&mut read).unwrap();
-        assert!(read == expected);
+        flate2::read::GzDecoder::new(&out[..]).read_to_end(&mut read).unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert!(read == expected, "{what}");
+    }
+
+    #[test]
+    fn pieces_make_a_gzip_stream() {
+        let noise: Vec<u8> = noise(200_000, 0).collect();
+        check(&[b"[", b"{\"a\":1}", &noise, b""], "pieces");
+    }
+
+    /// Every size class of blocks and of the compressor's buffers, and one byte around them, from constant bytes to noise.
+    #[test]
+    fn every_size_and_entropy_is_read_again() {
+        let around = [1usize << 10, 1 << 12, 31 * 1024, 1 << 15, STORED, 2 * STORED, 85_000, 200_000, 400_000];
+        let mut sizes: Vec<usize> = around.iter().flat_map(|size| size - 2..size + 3).collect();
+        sizes.extend(0..20);
+        sizes.extend(noise(24, 7).zip(noise(24, 8)).map(|(high, low)| usize::from(high) * 1024 + usize::from(low)));
+        for (seed, size) in sizes.into_iter().enumerate() {
+            for mask in [0x00, 0x01, 0x0f, 0x3f, 0x7f, 0xff] {
+                let bytes: Vec<u8> = noise(size, seed as u64).map(|byte| byte & mask).collect();
+                check(&[&bytes], &format!("{size} bytes of entropy {mask:#x}"));
+            }
+            // What Secrets look like: noise in base64 between words.
+            let text: Vec<u8> = noise(size, seed as u64).map(|byte| 0x30 + (byte & 0x3f)).collect();
+            check(&[b"{\"data\":{\"k\":\"", &text, b"\"}}", &text], &format!("{size} bytes of base64"));
+        }
     }
 }

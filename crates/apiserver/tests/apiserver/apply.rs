@@ -83,6 +83,33 @@ async fn apply_creates_merges_and_meets_other_owners() {
     assert!(managers(&status).contains(&("ctl", "Update", "status")), "{:?}", managers(&status));
 }
 
+/// As upstream, where a second apply of the same configuration changes nothing.
+#[tokio::test]
+async fn an_empty_rolling_update_keeps_its_partition() {
+    let cluster = Cluster::start().await;
+    let config = json!({
+        "apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": "db"},
+        "spec": {
+            "serviceName": "db", "selector": {"matchLabels": {"app": "db"}},
+            "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {}},
+            "template": {
+                "metadata": {"labels": {"app": "db"}},
+                "spec": {"containers": [{"name": "c", "image": "i"}]}
+            }
+        }
+    });
+    let path = "/apis/apps/v1/namespaces/default/statefulsets/db?fieldManager=me";
+    let mut versions = Vec::new();
+    for _ in 0..3 {
+        let (_, bytes) = cluster.send_raw("PATCH", path, APPLY, config.clone()).await;
+        let set: Value = serde_json::from_slice(&bytes).unwrap();
+        let expected = json!({"type": "RollingUpdate", "rollingUpdate": {"partition": 0}});
+        assert_eq!(set["spec"]["updateStrategy"], expected, "{set}");
+        versions.push(set["metadata"]["resourceVersion"].clone());
+    }
+    assert!(versions.iter().all(|version| *version == versions[0]), "{versions:?}");
+}
+
 #[tokio::test]
 async fn malformed_applies_are_refused() {
     let cluster = Cluster::start().await;

@@ -27,6 +27,7 @@ use crate::schema::Struct;
 use crate::status::StatusCause;
 use books::Books;
 use managed::{Entry, Managed, Operation};
+use walk::Emptied;
 
 /// Who writes, as what, and when.
 #[derive(Clone, Copy, Debug)]
@@ -246,14 +247,14 @@ pub fn update<'a>(
 fn prune(merged: Map<String, Value>, managed: &Managed, last: &FieldSet, schema: &Struct) -> Map<String, Value> {
     let last = last.with_named_fields(schema);
     let merged_set = walk::field_set(&merged, schema).with_named_fields(schema);
-    let pruned = walk::remove(&merged, &last, schema);
+    let pruned = walk::remove(&merged, &last, schema, Emptied::Null);
     let mut kept = walk::field_set(&pruned, schema).with_named_fields(schema);
     for entry in &managed.entries {
         kept.merge(entry.set.with_named_fields(schema));
     }
-    let pruned = walk::remove(&merged, &merged_set.clone().difference(&kept), schema);
+    let pruned = walk::remove(&merged, &merged_set.clone().difference(&kept), schema, Emptied::Null);
     let pruned_set = walk::field_set(&pruned, schema).with_named_fields(schema);
-    walk::remove(&merged, &merged_set.difference(&pruned_set).intersection(&last), schema)
+    walk::remove(&merged, &merged_set.difference(&pruned_set).intersection(&last), schema, Emptied::Gone)
 }
 
 /// Structures that are there before anyone set a field of them.

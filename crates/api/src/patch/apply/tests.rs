@@ -120,6 +120,23 @@ fn fields_of_nobody_stay_when_their_structure_stays() {
     );
 }
 
+/// A structure applied as `{}` keeps what defaults put into it: they are nobody's, and the structure is still applied.
+#[test]
+fn an_empty_structure_applied_again_keeps_its_defaults() {
+    let mut config = deployment(1, json!([{"name": "a", "image": "x"}]));
+    config["spec"]["strategy"] = json!({"type": "RollingUpdate", "rollingUpdate": {}});
+    let mut live = applied(None, &config, "me", false).unwrap();
+    live["spec"]["strategy"]["rollingUpdate"] = json!({"maxSurge": 1});
+    for _ in 0..2 {
+        let again = applied(Some(&live), &config, "me", false).unwrap();
+        assert_eq!(again, live);
+    }
+    // Without it in the configuration it goes, defaults and all.
+    config["spec"]["strategy"].as_object_mut().unwrap().remove("rollingUpdate");
+    let without = applied(Some(&live), &config, "me", false).unwrap();
+    assert_eq!(without["spec"]["strategy"], json!({"type": "RollingUpdate"}));
+}
+
 #[test]
 fn updates_move_ownership() {
     let live = applied(None, &deployment(3, json!([{"name": "a", "image": "x"}])), "one", false).unwrap();

@@ -383,12 +383,21 @@ fn merge_items(live: &[Value], config: &[Value], atom: Atom<'_>) -> Vec<Value> {
     out
 }
 
-/// `object` without the members of `unwanted`; structures that become empty go too.
-pub(super) fn remove(object: &Fields, unwanted: &FieldSet, schema: &Struct) -> Fields {
-    remove_fields(object, unwanted, Atom::Struct(schema))
+/// What is left of a structure or list all of whose members go.
+#[derive(Clone, Copy)]
+pub(super) enum Emptied {
+    /// Nothing.
+    Gone,
+    /// Null in its field, as upstream's walker leaves it: the field is still one that the object sets.
+    Null,
 }
 
-fn remove_fields(fields: &Fields, unwanted: &FieldSet, atom: Atom<'_>) -> Fields {
+/// `object` without the members of `unwanted`.
+pub(super) fn remove(object: &Fields, unwanted: &FieldSet, schema: &Struct, emptied: Emptied) -> Fields {
+    remove_fields(object, unwanted, Atom::Struct(schema), emptied)
+}
+
+fn remove_fields(fields: &Fields, unwanted: &FieldSet, atom: Atom<'_>, emptied: Emptied) -> Fields {
     let mut left = Fields::new();
     for (name, value) in fields {
         let element = field_element(name);
@@ -397,7 +406,10 @@ fn remove_fields(fields: &Fields, unwanted: &FieldSet, atom: Atom<'_>) -> Fields
         }
         let value = match unwanted.below(&element) {
             None => Some(value.clone()),
-            Some(below) => remove_below(value, below, atom.entry(name).0),
+            Some(below) => remove_below(value, below, atom.entry(name).0, emptied).or(match emptied {
+                Emptied::Gone => None,
+                Emptied::Null => Some(Value::Null),
+            }),
         };
         if let Some(value) = value {
             left.insert(name.clone(), value);
@@ -406,10 +418,10 @@ fn remove_fields(fields: &Fields, unwanted: &FieldSet, atom: Atom<'_>) -> Fields
     left
 }
 
-fn remove_below(value: &Value, unwanted: &FieldSet, atom: Atom<'_>) -> Option<Value> {
+fn remove_below(value: &Value, unwanted: &FieldSet, atom: Atom<'_>, emptied: Emptied) -> Option<Value> {
     match (value, atom) {
         (Value::Object(fields), Atom::Struct(_) | Atom::Map(_)) => {
-            let left = remove_fields(fields, unwanted, atom);
+            let left = remove_fields(fields, unwanted, atom, emptied);
             (!left.is_empty()).then_some(Value::Object(left))
         }
         (Value::Array(items), Atom::Keyed(..) | Atom::Set) => {
@@ -422,7 +434,7 @@ fn remove_below(value: &Value, unwanted: &FieldSet, atom: Atom<'_>) -> Option<Va
                     }
                     match unwanted.below(&element) {
                         None => Some(item.clone()),
-                        Some(below) => remove_below(item, below, item_atom(atom)),
+                        Some(below) => remove_below(item, below, item_atom(atom), emptied),
                     }
                 })
                 .collect();

@@ -7,7 +7,8 @@ use api::field::{FieldErrors, Path};
 use api::validation;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceColumnDefinition, CustomResourceConversion, CustomResourceDefinition, CustomResourceDefinitionNames,
-    CustomResourceDefinitionSpec, CustomResourceDefinitionVersion, CustomResourceSubresources, WebhookConversion,
+    CustomResourceDefinitionSpec, CustomResourceDefinitionVersion, CustomResourceSubresources, JSONSchemaProps,
+    WebhookConversion,
 };
 
 use super::schema;
@@ -58,7 +59,7 @@ impl Strategy for CustomResourceDefinitionStrategy {
         if name != format!("{}.{}", spec.names.plural, spec.group) {
             errors.invalid("metadata.name", name, r#"must be spec.names.plural+"."+spec.group"#);
         }
-        check_spec(&mut errors, spec);
+        check_spec(&mut errors, spec, None);
         check_status(&mut errors, definition);
         check_approval(&mut errors, definition, None);
         if spec.preserve_unknown_fields == Some(true) {
@@ -69,7 +70,7 @@ impl Strategy for CustomResourceDefinitionStrategy {
 
     fn validate_update(&self, new: &CustomResourceDefinition, old: &CustomResourceDefinition) -> FieldErrors {
         let mut errors = FieldErrors::default();
-        check_spec(&mut errors, &new.spec);
+        check_spec(&mut errors, &new.spec, Some(&old.spec));
         if is_established(old) {
             errors.immutable("spec.scope", &new.spec.scope, &old.spec.scope);
             errors.immutable("spec.names.kind", &new.spec.names.kind, &old.spec.names.kind);
@@ -119,7 +120,11 @@ fn is_established(definition: &CustomResourceDefinition) -> bool {
     conditions.iter().any(|condition| condition.type_ == "Established" && condition.status == "True")
 }
 
-fn check_spec(errors: &mut FieldErrors, spec: &CustomResourceDefinitionSpec) {
+fn check_spec(
+    errors: &mut FieldErrors,
+    spec: &CustomResourceDefinitionSpec,
+    old: Option<&CustomResourceDefinitionSpec>,
+) {
     let path = Path::new("spec");
     if spec.group.is_empty() {
         errors.required(path.child("group"), "");
@@ -132,7 +137,8 @@ fn check_spec(errors: &mut FieldErrors, spec: &CustomResourceDefinitionSpec) {
         }
     }
     choice(errors, &path.child("scope"), &spec.scope, &["Cluster", "Namespaced"]);
-    check_versions(errors, &path, &spec.versions);
+    let old = old.map(|old| old.versions.as_slice()).unwrap_or_default();
+    check_versions(errors, &path, &spec.versions, old);
     let names = &spec.names;
     let at = path.child("names");
     for (field, value) in [
@@ -168,14 +174,23 @@ fn shared<'a, T: PartialEq + 'a>(
     all.next().is_some_and(|first| first.is_some() && all.all(|other| other == first))
 }
 
-fn check_versions(errors: &mut FieldErrors, spec: &Path<'_>, versions: &[CustomResourceDefinitionVersion]) {
+fn schema_of(version: &CustomResourceDefinitionVersion) -> Option<&JSONSchemaProps> {
+    version.schema.as_ref().and_then(|schema| schema.open_api_v3_schema.as_ref())
+}
+
+fn check_versions(
+    errors: &mut FieldErrors,
+    spec: &Path<'_>,
+    versions: &[CustomResourceDefinitionVersion],
+    old: &[CustomResourceDefinitionVersion],
+) {
     let list = spec.child("versions");
     let same_schema = shared(versions, |version| version.schema.as_ref());
     let same_subresources = shared(versions, |version| version.subresources.as_ref());
     let same_columns = shared(versions, |version| version.additional_printer_columns.as_ref());
     for (index, version) in versions.iter().enumerate() {
         let path = list.index(index);
-        let schema = version.schema.as_ref().and_then(|schema| schema.open_api_v3_schema.as_ref());
+        let schema = schema_of(version);
         if schema.is_none() {
             errors.required(path.child("schema.openAPIV3Schema"), "");
         }
@@ -187,7 +202,8 @@ fn check_versions(errors: &mut FieldErrors, spec: &Path<'_>, versions: &[CustomR
         if let Some(schema) = schema.filter(|_| !same_schema || index == 0) {
             let at = if same_schema { spec.child("validation") } else { path.child("schema") };
             let has_status = version.subresources.as_ref().is_some_and(|parts| parts.status.is_some());
-            schema::check(errors, &at.child("openAPIV3Schema"), schema, has_status);
+            let old = old.iter().find(|old| old.name == version.name).and_then(schema_of);
+            schema::check(errors, &at.child("openAPIV3Schema"), schema, old, has_status);
         }
         if let Some(subresources) = version.subresources.as_ref().filter(|_| !same_subresources || index == 0) {
             let at = if same_subresources { spec.child("subresources") } else { path.child("subresources") };

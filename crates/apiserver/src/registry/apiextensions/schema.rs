@@ -54,8 +54,14 @@ enum Level {
     Field,
 }
 
-/// Checks the schema of a version.
-pub(super) fn check(errors: &mut FieldErrors, path: &Path<'_>, schema: &JSONSchemaProps, has_status: bool) {
+/// Checks the schema of a version. `old` is what it was, if the version was there before.
+pub(super) fn check(
+    errors: &mut FieldErrors,
+    path: &Path<'_>,
+    schema: &JSONSchemaProps,
+    old: Option<&JSONSchemaProps>,
+    has_status: bool,
+) {
     if has_status && text(&schema.type_).is_some_and(|kind| kind != "object") {
         let rule =
             "only \"object\" is allowed as the type at the root of the schema if the status subresource is enabled";
@@ -69,7 +75,7 @@ pub(super) fn check(errors: &mut FieldErrors, path: &Path<'_>, schema: &JSONSche
     openapi(errors, path, schema, &Context { is_root: true, ..Default::default() });
     // Of a schema that is wrong, expressions cannot be judged.
     if errors.len() == before {
-        crate::custom::check_expressions(errors, path, schema);
+        crate::custom::check_expressions(errors, path, schema, old == Some(schema));
     }
 }
 
@@ -497,7 +503,7 @@ mod tests {
     fn problems(schema: Value) -> Vec<String> {
         let schema: JSONSchemaProps = serde_json::from_value(schema).unwrap();
         let mut errors = FieldErrors::default();
-        check(&mut errors, &Path::new("s"), &schema, false);
+        check(&mut errors, &Path::new("s"), &schema, None, false);
         errors.iter().map(ToString::to_string).collect()
     }
 
