@@ -57,7 +57,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let threshold = context.config.terminated_pod_gc_threshold;
     let nodes = context.informer::<Node>();
     let pods = {
-        let nodes = nodes.clone();
+        let nodes = nodes.shared();
         context.on::<Pod, _>(move |event| {
             let pod = event.object();
             let mut keys = Vec::new();
@@ -75,16 +75,16 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         })
     };
     pods.add_index(BY_NODE, |pod| vec![pods::node_name(pod).to_owned()]);
-    {
+    let nodes = {
         let (pods, queue) = (pods.clone(), context.queue.clone());
-        nodes.subscribe(move |event| {
+        nodes.wakes(move |event| {
             if let Event::Deleted(node) = event {
                 for pod in pods.by_index(BY_NODE, node.metadata.name.as_deref().unwrap_or_default()) {
                     queue.add(pods::key(&*pod));
                 }
             }
-        });
-    }
+        })
+    };
     let (client, metrics) = (context.client.clone(), context.config.metrics.clone());
     Arc::new(Controller { client, nodes, pods, threshold, metrics, missing: Mutex::default() })
 }
