@@ -162,7 +162,8 @@ async fn endpoints_get_the_zone_of_a_node_that_is_seen_late() {
         let mine = slices.iter().filter(|slice| {
             slice.metadata.labels.as_ref().is_some_and(|labels| labels["kubernetes.io/service-name"] == "web")
         });
-        mine.flat_map(|slice| slice.endpoints.iter().flatten().map(|endpoint| endpoint.zone.clone())).collect::<Vec<_>>()
+        mine.flat_map(|slice| slice.endpoints.iter().flatten().map(|endpoint| endpoint.zone.clone()))
+            .collect::<Vec<_>>()
     };
     patiently(async || (zones().await == [None]).then_some(())).await.expect("an endpoint without a zone");
     gate.open();
