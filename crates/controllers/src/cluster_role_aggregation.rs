@@ -17,9 +17,9 @@ struct Controller {
 
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let roles = context.informer::<ClusterRole>();
-    let (all, queue) = (roles.clone(), context.queue.clone());
+    let (all, queue) = (roles.shared(), context.queue.clone());
     // Any role may be part of any aggregate.
-    roles.subscribe(move |_| {
+    let roles = roles.wakes(move |_| {
         for role in all.list().iter().filter(|role| role.aggregation_rule.is_some()) {
             queue.add(role.metadata.name.clone().unwrap_or_default());
         }

@@ -1,5 +1,6 @@
 //! The shape of a controller, and what runs it.
 
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -73,6 +74,71 @@ pub(crate) struct Context {
     pub(crate) config: Arc<Config>,
     /// Resolves when every informer this controller uses has synced.
     syncs: Mutex<Vec<BoxFuture<'static, ()>>>,
+    /// The informers that the controller reads, and what brings it back when they change.
+    reads: Reads,
+}
+
+type Reads = Arc<Mutex<Vec<Read>>>;
+
+/// An informer that a controller reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Read {
+    pub(crate) kind: &'static str,
+    pub(crate) wake: Wake,
+}
+
+/// What brings a controller back when an informer changes that it reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wake {
+    /// Its author has not said.
+    Unsaid,
+    /// Events of the informer become keys.
+    Events,
+    /// Nothing has to, for this reason.
+    Nothing(&'static str),
+}
+
+/// An informer that does not wake its controller yet. Two caches are two clocks: an event of one says nothing about what
+/// another has seen, so a decision that reads a late cache must be taken again when that cache has caught up. An informer
+/// therefore becomes part of a controller only with an answer to the question what brings the controller back.
+#[must_use]
+pub(crate) struct Source<K> {
+    informer: Informer<K>,
+    reads: Reads,
+    place: usize,
+}
+
+impl<K: Resource> Source<K> {
+    /// Events of the informer enqueue keys: that is what `handler` does.
+    pub(crate) fn wakes(self, handler: impl Fn(&Event<K>) + Send + Sync + 'static) -> Informer<K> {
+        self.informer.subscribe(handler);
+        self.settle(Wake::Events)
+    }
+
+    /// A late answer of this informer does no harm, for the reason given.
+    pub(crate) fn wakes_nothing(self, reason: &'static str) -> Informer<K> {
+        self.settle(Wake::Nothing(reason))
+    }
+
+    /// For the handlers of other informers.
+    pub(crate) fn shared(&self) -> Informer<K> {
+        self.informer.clone()
+    }
+
+    fn settle(self, wake: Wake) -> Informer<K> {
+        if let Some(read) = self.reads.lock().get_mut(self.place) {
+            read.wake = wake;
+        }
+        self.informer
+    }
+}
+
+impl<K> Deref for Source<K> {
+    type Target = Informer<K>;
+
+    fn deref(&self) -> &Informer<K> {
+        &self.informer
+    }
 }
 
 impl Context {
@@ -84,28 +150,36 @@ impl Context {
         config: Arc<Config>,
     ) -> Self {
         let queue = WorkQueue::named(name, &config.metrics);
-        Self { client, recorder, informers, queue, config, syncs: Mutex::default() }
+        Self { client, recorder, informers, queue, config, syncs: Mutex::default(), reads: Reads::default() }
     }
 
     /// The shared informer of `K`; workers start only after it has synced.
-    pub(crate) fn informer<K: Resource>(&self) -> Informer<K> {
+    pub(crate) fn informer<K: Resource>(&self) -> Source<K> {
         self.wait_for(self.informers.informer::<K>())
     }
 
     /// The shared informer of the objects of `K` that `params` selects.
-    pub(crate) fn filtered<K: Resource>(&self, params: ListParams) -> Informer<K> {
+    pub(crate) fn filtered<K: Resource>(&self, params: ListParams) -> Source<K> {
         self.wait_for(self.informers.filtered::<K>(params))
     }
 
     /// The shared informer of `K` in one namespace.
-    pub(crate) fn namespaced<K: Resource>(&self, namespace: &str, params: ListParams) -> Informer<K> {
+    pub(crate) fn namespaced<K: Resource>(&self, namespace: &str, params: ListParams) -> Source<K> {
         self.wait_for(self.informers.namespaced::<K>(namespace, params))
     }
 
-    fn wait_for<K: Resource>(&self, informer: Informer<K>) -> Informer<K> {
+    fn wait_for<K: Resource>(&self, informer: Informer<K>) -> Source<K> {
         let synced = informer.clone();
         self.syncs.lock().push(Box::pin(async move { synced.synced().await }));
-        informer
+        let mut reads = self.reads.lock();
+        reads.push(Read { kind: K::KIND, wake: Wake::Unsaid });
+        Source { informer, reads: self.reads.clone(), place: reads.len() - 1 }
+    }
+
+    /// The informers that were asked for so far.
+    #[cfg(test)]
+    pub(crate) fn reads(&self) -> Vec<Read> {
+        self.reads.lock().clone()
     }
 
     /// The informer of `K`, whose events enqueue whatever keys `keys` maps them to.
@@ -114,14 +188,12 @@ impl Context {
         K: Resource,
         I: IntoIterator<Item = String>,
     {
-        let informer = self.informer::<K>();
         let queue = self.queue.clone();
-        informer.subscribe(move |event| {
+        self.informer::<K>().wakes(move |event| {
             for key in keys(event) {
                 queue.add(key);
             }
-        });
-        informer
+        })
     }
 
     /// The informer of `K`, every event of which enqueues the object itself.

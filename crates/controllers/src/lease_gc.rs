@@ -27,7 +27,7 @@ struct Controller {
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let leases = context.namespaced::<Lease>(NAMESPACE, ListParams::labels(IDENTITIES));
     let queue = context.queue.clone();
-    leases.subscribe(move |event| queue.add_after(key(&**event.object()), RECHECK));
+    let leases = leases.wakes(move |event| queue.add_after(key(&**event.object()), RECHECK));
     Arc::new(Controller { client: context.client.clone(), leases })
 }
 

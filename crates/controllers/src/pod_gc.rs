@@ -1,7 +1,8 @@
 //! Pod garbage collection: pods that nobody will ever finish.
 //!
-//! Orphans of a node that is gone, pods deleted before they were scheduled, and finished pods beyond a threshold.
-//! Each is noticed by its event; only the quarantine of an orphan is a timer.
+//! Orphans of a node that is gone, pods deleted before they were scheduled, and finished pods beyond a threshold. Pods that
+//! finalizers hold after their deletion, and whose node has reported no end, are marked failed, so that their controllers count them.
+//! Each is noticed by its event; only the quarantine of an orphan and the wait for a node's report are timers.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use std::time::Duration;
 use client::metrics::Metrics;
 use client::{Client, DeleteParams, Event, Informer, Patch};
 use futures_util::future::BoxFuture;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use parking_lot::Mutex;
 use serde_json::json;
@@ -21,6 +23,8 @@ use crate::{Error, pods};
 
 /// A node may only be registering again (`quarantineTime`, v1.36).
 const QUARANTINE: Duration = Duration::from_secs(40);
+/// How long a node may take to report the end of a pod that was deleted without a grace period.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(60);
 const BY_NODE: &str = "node";
 /// The one key that is not a pod: count the finished ones.
 const FINISHED: &str = "";
@@ -57,7 +61,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let threshold = context.config.terminated_pod_gc_threshold;
     let nodes = context.informer::<Node>();
     let pods = {
-        let nodes = nodes.clone();
+        let nodes = nodes.shared();
         context.on::<Pod, _>(move |event| {
             let pod = event.object();
             let mut keys = Vec::new();
@@ -65,7 +69,8 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
                 return keys;
             }
             let node = pods::node_name(pod);
-            if (node.is_empty() && pods::is_terminating(pod)) || (!node.is_empty() && nodes.get(node).is_none()) {
+            let orphan = if node.is_empty() { pods::is_terminating(pod) } else { nodes.get(node).is_none() };
+            if orphan || report_due(pod, Timestamp::now()).is_some() {
                 keys.push(pods::key(&**pod));
             }
             if threshold > 0 && pods::is_finished(pod) {
@@ -75,16 +80,16 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         })
     };
     pods.add_index(BY_NODE, |pod| vec![pods::node_name(pod).to_owned()]);
-    {
+    let nodes = {
         let (pods, queue) = (pods.clone(), context.queue.clone());
-        nodes.subscribe(move |event| {
+        nodes.wakes(move |event| {
             if let Event::Deleted(node) = event {
                 for pod in pods.by_index(BY_NODE, node.metadata.name.as_deref().unwrap_or_default()) {
                     queue.add(pods::key(&*pod));
                 }
             }
-        });
-    }
+        })
+    };
     let (client, metrics) = (context.client.clone(), context.config.metrics.clone());
     Arc::new(Controller { client, nodes, pods, threshold, metrics, missing: Mutex::default() })
 }
@@ -113,7 +118,10 @@ impl Controller {
         }
         if self.nodes.get(node).is_some() {
             self.missing.lock().remove(node);
-            return Ok(Requeue::Never);
+            return match report_due(&pod, Timestamp::now()) {
+                Some(Duration::ZERO) => self.mark_failed(&pod).await.map(|()| Requeue::Never),
+                due => Ok(due.into()),
+            };
         }
         let since = *self.missing.lock().entry(node.to_owned()).or_insert_with(Instant::now);
         if since.elapsed() < QUARANTINE {
@@ -142,6 +150,21 @@ impl Controller {
         deleted
     }
 
+    /// The node said nothing about the end of a deleted pod, and perhaps never will.
+    async fn mark_failed(&self, pod: &Pod) -> Result<(), Error> {
+        tracing::info!(pod = pods::key(pod), "marking a deleted pod failed whose end its node did not report");
+        self.patch_status(pod, json!({ "phase": "Failed" })).await
+    }
+
+    async fn patch_status(&self, pod: &Pod, status: serde_json::Value) -> Result<(), Error> {
+        let api = self.client.namespaced::<Pod>(pod.metadata.namespace.as_deref().unwrap_or_default());
+        let patch = Patch::strategic(json!({ "metadata": { "uid": pod.metadata.uid }, "status": status }));
+        match api.patch_status(pod.metadata.name.as_deref().unwrap_or_default(), &patch).await {
+            Err(error) if !error.is_not_found() => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+
     async fn delete_now(&self, pod: &Pod, mark: bool) -> Result<(), Error> {
         let api = self.client.namespaced::<Pod>(pod.metadata.namespace.as_deref().unwrap_or_default());
         let name = pod.metadata.name.as_deref().unwrap_or_default();
@@ -150,23 +173,25 @@ impl Controller {
             if !pods::node_name(pod).is_empty() {
                 status["conditions"] = json!([{
                     "type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC",
-                    "message": "PodGC: node no longer exists", "lastTransitionTime": jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+                    "message": "PodGC: node no longer exists", "lastTransitionTime": Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
                 }]);
             }
-            match api
-                .patch_status(
-                    name,
-                    &Patch::strategic(json!({ "metadata": { "uid": pod.metadata.uid }, "status": status })),
-                )
-                .await
-            {
-                Err(error) if !error.is_not_found() => return Err(error.into()),
-                _ => {}
-            }
+            self.patch_status(pod, status).await?;
         }
         let params = DeleteParams { uid: pod.metadata.uid.clone(), ..DeleteParams::default() }.with_grace_period(0);
         if_unchanged(api.delete(name, &params).await).map(drop)
     }
+}
+
+/// How long until the node should have reported the end of this pod; none if there is nothing to wait for.
+fn report_due(pod: &Pod, now: Timestamp) -> Option<Duration> {
+    let held = pod.metadata.finalizers.as_ref().is_some_and(|finalizers| !finalizers.is_empty());
+    if !held || !pods::is_deleted_at_once(pod) || pods::is_finished(pod) {
+        return None;
+    }
+    let deleted = pod.metadata.deletion_timestamp.as_ref()?.0;
+    let waited = Duration::try_from(now.duration_since(deleted)).unwrap_or_default();
+    Some(REPORT_TIMEOUT.saturating_sub(waited))
 }
 
 /// The finished pods to delete: evicted ones first, then the oldest.
@@ -186,6 +211,30 @@ fn too_many_finished(pods: Vec<Arc<Pod>>, threshold: usize) -> Vec<Arc<Pod>> {
 mod tests {
     use super::*;
     use crate::pods::tests::{Builder, at};
+
+    #[test]
+    fn a_node_that_reports_no_end_is_not_waited_for_for_ever() {
+        let pod = |phase: &str, grace: Option<i64>, finalizers: &[&str]| {
+            let mut builder = Builder::new("p").phase(phase);
+            let meta = &mut builder.0.metadata;
+            meta.deletion_timestamp = grace.map(|_| k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(100)));
+            meta.deletion_grace_period_seconds = grace;
+            meta.finalizers = Some(finalizers.iter().map(|name| (*name).to_owned()).collect());
+            builder.build()
+        };
+        let held = ["batch.kubernetes.io/job-tracking"];
+        for (pod, now, expected) in [
+            (pod("Pending", Some(0), &held), 110, Some(50)),
+            (pod("Pending", Some(0), &held), 160, Some(0)),
+            (pod("Running", Some(0), &held), 900, Some(0)),
+            (pod("Running", Some(30), &held), 900, None),
+            (pod("Running", Some(0), &[]), 900, None),
+            (pod("Failed", Some(0), &held), 900, None),
+            (pod("Running", None, &held), 900, None),
+        ] {
+            assert_eq!(report_due(&pod, at(now)), expected.map(Duration::from_secs), "{pod:?}");
+        }
+    }
 
     #[test]
     fn the_oldest_finished_pods_go_first() {

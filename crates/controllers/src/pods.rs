@@ -24,6 +24,11 @@ pub(crate) fn is_terminating(pod: &Pod) -> bool {
     pod.metadata.deletion_timestamp.is_some()
 }
 
+/// Deleted without a grace period, or after it: if the object is still there, then only because of finalizers.
+pub(crate) fn is_deleted_at_once(pod: &Pod) -> bool {
+    is_terminating(pod) && pod.metadata.deletion_grace_period_seconds == Some(0)
+}
+
 /// Ran to its end, well or badly.
 pub(crate) fn is_finished(pod: &Pod) -> bool {
     matches!(phase(pod), "Succeeded" | "Failed")

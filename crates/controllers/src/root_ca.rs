@@ -34,7 +34,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let namespaces = context.on_self::<Namespace>();
     let maps = context.filtered::<ConfigMap>(ListParams::fields(format!("metadata.name={NAME}")));
     let queue = context.queue.clone();
-    maps.subscribe(move |event| {
+    let maps = maps.wakes(move |event| {
         if let Some(namespace) = &event.object().metadata.namespace {
             queue.add(namespace.clone());
         }

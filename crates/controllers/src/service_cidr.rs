@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use client::{Client, Event, Informer};
+use client::{Client, Informer};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use k8s_openapi::api::networking::v1::{IPAddress, ServiceCIDR};
@@ -23,18 +23,14 @@ struct Controller {
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let ranges = context.on_self::<ServiceCIDR>();
     let addresses = context.informer::<IPAddress>();
-    // The last address of a range that is to go, and a range that covers another, bring the waiting ones back.
+    // The addresses of a range that is to go, and a range that covers another, bring the waiting ones back.
     let (all, queue) = (ranges.clone(), context.queue.clone());
     let look_again = move || {
         let leaving = all.list().into_iter().filter(|range| range.metadata.deletion_timestamp.is_some());
         leaving.filter_map(|range| range.metadata.name.clone()).for_each(|name| queue.add(name));
     };
     let again = look_again.clone();
-    addresses.subscribe(move |event| {
-        if matches!(event, Event::Deleted(_)) {
-            again();
-        }
-    });
+    let addresses = addresses.wakes(move |_| again());
     ranges.subscribe(move |_| look_again());
     Arc::new(Controller { client: context.client.clone(), ranges, addresses })
 }

@@ -93,6 +93,7 @@ pub(crate) fn is_enabled(name: &str, selection: &[String]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::controller::Wake;
 
     #[test]
     fn the_selection_adds_and_removes() {
@@ -111,6 +112,39 @@ mod tests {
         ] {
             assert_eq!(is_enabled(name, &list(selection)), expected, "{selection} {name}");
         }
+    }
+
+    /// Whoever reads a second cache is woken by it, or says why not.
+    #[tokio::test]
+    async fn every_informer_that_a_controller_reads_brings_it_back() {
+        let handler: client::Handler = Arc::new(|_| Box::pin(std::future::pending()));
+        let client = client::Client::in_process(handler, api::UserInfo::default());
+        let config = Arc::new(crate::Config::new(client.clone()));
+        let mut exceptions = Vec::new();
+        for descriptor in CONTROLLERS {
+            let recorder = client::EventRecorder::new(client.clone(), descriptor.name, "");
+            let informers = client::InformerFactory::new(client.clone());
+            let context = Context::new(descriptor.name, client.clone(), recorder, informers, config.clone());
+            (descriptor.build)(&context);
+            for read in context.reads() {
+                match read.wake {
+                    Wake::Unsaid => panic!("{}: nothing wakes it when a {} changes", descriptor.name, read.kind),
+                    Wake::Events => {}
+                    Wake::Nothing(reason) => exceptions.push((descriptor.name, read.kind, reason)),
+                }
+            }
+        }
+        let daily = "everything is looked at again every day";
+        let cleaner = "legacy-serviceaccount-token-cleaner-controller";
+        assert_eq!(
+            exceptions,
+            [
+                (cleaner, "Secret", daily),
+                (cleaner, "ServiceAccount", daily),
+                (cleaner, "Pod", daily),
+                ("node-lifecycle-controller", "Lease", "renewals only note the time, which a timer per node looks at"),
+            ]
+        );
     }
 
     #[test]

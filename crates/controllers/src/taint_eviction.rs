@@ -34,7 +34,7 @@ struct Controller {
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let nodes = context.informer::<Node>();
     let pods = {
-        let nodes = nodes.clone();
+        let nodes = nodes.shared();
         context.on::<Pod, _>(move |event| {
             let pod = event.object();
             let is_new = match event {
@@ -50,7 +50,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     };
     pods.add_index(BY_NODE, |pod| vec![pods::node_name(pod).to_owned()]);
     let (all, queue) = (pods.clone(), context.queue.clone());
-    nodes.subscribe(move |event| {
+    let nodes = nodes.wakes(move |event| {
         let changed = match event {
             Event::Added(node) => !evicting(node).is_empty(),
             Event::Modified { old, new } => evicting(old) != evicting(new),

@@ -62,6 +62,18 @@ impl Context {
         }
     }
 
+    /// `kubectl get` with this client, printing to nobody.
+    #[cfg(test)]
+    pub(crate) fn for_tests(client: Client) -> Context {
+        let flags = match crate::cli::parse(&crate::commands::ROOT, vec!["get".to_owned()]) {
+            Ok(crate::cli::Parsed::Run(flags)) => flags,
+            _ => unreachable!("get is a command"),
+        };
+        let cx = Context::with_streams(flags, Box::new(std::io::sink()), Box::new(std::io::sink()));
+        cx.client.set(client).unwrap_or_else(|_| unreachable!("it has none yet"));
+        cx
+    }
+
     pub(crate) fn args(&self) -> &[String] {
         &self.flags.args
     }

@@ -24,6 +24,9 @@ pub(crate) enum Failure {
     ExitWith(String, u8),
 }
 
+/// How the message begins when an answer breaks off.
+pub(crate) const BROKEN_ANSWER: &str = "unexpected error when reading response body.";
+
 impl Failure {
     pub(crate) fn message(text: impl Into<String>) -> Failure {
         Failure::Message(text.into())
@@ -91,6 +94,24 @@ impl Failure {
 
     pub(crate) fn is_conflict(&self) -> bool {
         self.reason() == "Conflict"
+    }
+
+    /// The version to watch from is one that the server does not have: too old, or from before it was set up anew.
+    pub(crate) fn is_expired(&self) -> bool {
+        let Failure::Status(status) = self else { return false };
+        let causes = status["details"]["causes"].as_array().into_iter().flatten();
+        let too_large = causes.into_iter().any(|cause| cause["reason"] == "ResourceVersionTooLarge");
+        self.code() == 410 || matches!(self.reason(), "Expired" | "Gone") || too_large
+    }
+
+    /// Whether the same request may well succeed later.
+    pub(crate) fn is_transient(&self) -> bool {
+        match self {
+            Failure::Connect { cause, .. } => !cause.contains("certificate"),
+            Failure::Status(_) => self.code() == 429 || self.code() >= 500,
+            Failure::Message(text) => text.starts_with(BROKEN_ANSWER),
+            _ => false,
+        }
     }
 
     /// The bare message, as Go's `err.Error()` gives it.

@@ -45,12 +45,7 @@ pub(crate) async fn of_object(
     let list = Request::get(path.clone()).query("labelSelector", selector.clone()).value(cx).await?;
     let mut pods = items(&list);
     if pods.is_empty() {
-        let open = |version: String| {
-            Request::get(path.clone())
-                .query("watch", "true")
-                .query("labelSelector", selector.clone())
-                .query("resourceVersion", version)
-        };
+        let open = || Request::get(path.clone()).query("labelSelector", selector.clone());
         let mut watch = Watch::open(cx, open, text(&list, "/metadata/resourceVersion").to_owned());
         let first = tokio::time::timeout(patience, watch.next()).await;
         first.map_err(|_| Failure::message("timed out waiting for the condition"))??;

@@ -9,7 +9,7 @@ use http_body_util::BodyExt;
 use serde_json::Value;
 
 use crate::context::Context;
-use crate::failure::{Failure, Result};
+use crate::failure::{BROKEN_ANSWER, Failure, Result};
 
 /// A request under construction; `path` is below the server's address.
 pub(crate) struct Request {
@@ -200,9 +200,7 @@ impl Request {
 async fn collect(body: Body) -> Result<Bytes> {
     match body.collect().await {
         Ok(collected) => Ok(collected.to_bytes()),
-        Err(e) => Err(Failure::message(format!(
-            "unexpected error when reading response body. Please retry. Original error: {e}"
-        ))),
+        Err(e) => Err(Failure::message(format!("{BROKEN_ANSWER} Please retry. Original error: {e}"))),
     }
 }
 

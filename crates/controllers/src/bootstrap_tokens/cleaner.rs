@@ -21,7 +21,7 @@ struct Controller {
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let tokens = context.namespaced::<Secret>(NAMESPACE, selection());
     let queue = context.queue.clone();
-    tokens.subscribe(move |event| {
+    let tokens = tokens.wakes(move |event| {
         if !matches!(event, Event::Deleted(_)) {
             queue.add(key(&**event.object()));
         }

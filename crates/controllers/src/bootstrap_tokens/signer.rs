@@ -28,8 +28,8 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let maps = context.namespaced::<ConfigMap>(PUBLIC, ListParams::fields(format!("metadata.name={CLUSTER_INFO}")));
     let tokens = context.namespaced::<Secret>(NAMESPACE, selection());
     let (queue, again) = (context.queue.clone(), context.queue.clone());
-    maps.subscribe(move |_| queue.add(CLUSTER_INFO.into()));
-    tokens.subscribe(move |_| again.add(CLUSTER_INFO.into()));
+    let maps = maps.wakes(move |_| queue.add(CLUSTER_INFO.into()));
+    let tokens = tokens.wakes(move |_| again.add(CLUSTER_INFO.into()));
     Arc::new(Controller { client: context.client.clone(), maps, tokens })
 }
 

@@ -91,10 +91,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     // A revision that someone takes away is recorded again.
     let revisions = {
         let sets = sets.clone();
-        context.on::<ControllerRevision, _>(move |event| match event {
-            Event::Deleted(revision) => controller_key(&revision.metadata, &sets),
-            _ => None,
-        })
+        context.on::<ControllerRevision, _>(move |event| controller_key(&event.object().metadata, &sets))
     };
     Arc::new(Controller {
         client: context.client.clone(),

@@ -38,13 +38,13 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let deployments = context.on_self::<Deployment>();
     let sets = context.informer::<ReplicaSet>();
     index_orphans(&sets);
-    {
+    let sets = {
         let (deployments, queue) = (deployments.clone(), context.queue.clone());
-        sets.subscribe(move |event| {
+        sets.wakes(move |event| {
             let delay = if matches!(event, Event::Modified { .. }) { GATHER } else { Duration::ZERO };
             set_keys(event, &deployments).into_iter().for_each(|key| queue.add_after(key, delay));
-        });
-    }
+        })
+    };
     // Recreate waits for the last old pod to be gone; other pod events reach the Deployment through its ReplicaSets.
     let pods = {
         let (deployments, sets) = (deployments.clone(), sets.clone());

@@ -27,11 +27,8 @@ struct Controller {
 
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let (services, pods) = watch(context);
-    // Someone else's deletion is repaired.
-    let endpoints = context.on::<Endpoints, _>(|event| match event {
-        client::Event::Deleted(endpoints) => Some(pods::key(&**endpoints)),
-        _ => None,
-    });
+    // What somebody else does to them is repaired, and what was decided on a version that was not the latest is looked at again.
+    let endpoints = context.on_self::<Endpoints>();
     Arc::new(Controller {
         client: context.client.clone(),
         recorder: context.recorder.clone(),

@@ -58,6 +58,10 @@ pub(super) fn traffic_distribution(service: &Service) -> Option<&str> {
 }
 
 /// Where the traffic to an endpoint should come from.
+pub(super) fn zone_of(node: &Node) -> Option<&String> {
+    node.metadata.labels.as_ref()?.get(ZONE)
+}
+
 fn hints(preference: Option<&str>, ready: bool, zone: Option<&str>, node: Option<&str>) -> Option<EndpointHints> {
     let preference = preference.filter(|_| ready)?;
     let for_zones = zone.map(|name| vec![ForZone { name: name.into() }]);
@@ -86,7 +90,7 @@ pub(super) fn plan(
             }
             let Some(ip) = ip_of(pod, ipv6) else { continue };
             let ports = ports(pod, &spec);
-            let zone = node(pods::node_name(pod)).and_then(|node| node.metadata.labels.as_ref()?.get(ZONE).cloned());
+            let zone = node(pods::node_name(pod)).and_then(|node| zone_of(&node).cloned());
             wanted.entry((ipv6, ports)).or_default().insert(identity(ip, pod), endpoint(pod, ip, service, &spec, zone));
         }
         // A Service without endpoints still has one slice, so that followers know there are none.

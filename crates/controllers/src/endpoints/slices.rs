@@ -10,13 +10,15 @@ use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 
 use super::measure::{COUNT_BOUNDS, Changes, count_slices};
-use super::slice_plan::{CAPACITY, MANAGED_BY, MANAGER, Plan, SERVICE_NAME, plan, traffic_distribution};
-use super::{selected, selector, watch};
-use crate::Error;
+use super::slice_plan::{CAPACITY, MANAGED_BY, MANAGER, Plan, SERVICE_NAME, plan, traffic_distribution, zone_of};
+use super::{selected, selector, services_of, watch};
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
+use crate::{Error, pods};
 
 /// Slices by the Service they belong to.
 const BY_SERVICE: &str = "service";
+/// Pods by the node they are on.
+const BY_NODE: &str = "node";
 /// Endpoints, slices, and how few would do.
 const TOTALS: [&str; 3] = [
     "endpoint_slice_controller_endpoints_desired",
@@ -54,7 +56,21 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     slices.add_index(BY_SERVICE, |slice| service_key(slice).into_iter().collect());
     count_slices(&context.config.metrics, TOTALS, CAPACITY, &slices, service_key);
     count_distributions(&context.config.metrics, services.clone());
-    let nodes = context.informer::<Node>();
+    // Endpoints are in the zone of their node, which may be known later than the pod.
+    pods.add_index(BY_NODE, |pod| vec![pods::node_name(pod).to_owned()]);
+    let nodes = {
+        let (services, pods) = (services.clone(), pods.clone());
+        context.on::<Node, _>(move |event| {
+            let node = event.object();
+            match event {
+                Event::Modified { old, new } if zone_of(old) == zone_of(new) => return Vec::new(),
+                Event::Added(node) if zone_of(node).is_none() => return Vec::new(),
+                _ => {}
+            }
+            let name = node.metadata.name.as_deref().unwrap_or_default();
+            pods.by_index(BY_NODE, name).iter().flat_map(|pod| services_of(&services, pod)).collect()
+        })
+    };
     Arc::new(Controller {
         client: context.client.clone(),
         recorder: context.recorder.clone(),

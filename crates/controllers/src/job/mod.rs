@@ -46,7 +46,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     index_orphans(&pods);
     let metrics = Metrics::new(&context.config.metrics);
     let jobs = {
-        let (expectations, pods, metrics) = (expectations.clone(), pods.clone(), metrics.clone());
+        let (expectations, pods, metrics) = (expectations.clone(), pods.shared(), metrics.clone());
         context.on::<Job, _>(move |event| {
             let job = event.object();
             let key = pods::key(&**job);
@@ -68,10 +68,10 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
             keys
         })
     };
-    {
+    let pods = {
         let (jobs, expectations, queue) = (jobs.clone(), expectations.clone(), context.queue.clone());
         let metrics = metrics.clone();
-        pods.subscribe(move |event| {
+        pods.wakes(move |event| {
             let pod = event.object();
             metrics.tracked(event);
             let key = controller_key(&pod.metadata, &jobs);
@@ -104,8 +104,8 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
                 }
                 None => {}
             }
-        });
-    }
+        })
+    };
     Arc::new(Controller {
         client: context.client.clone(),
         recorder: context.recorder.clone(),

@@ -79,6 +79,11 @@ pub(super) fn has_finalizer(pod: &Pod) -> bool {
     pod.metadata.finalizers.iter().flatten().any(|finalizer| finalizer == FINALIZER)
 }
 
+/// Deleted for good before it ran: only finalizers keep the object, and nobody will report a phase any more.
+fn never_ran(pod: &Pod) -> bool {
+    pods::is_deleted_at_once(pod) && matches!(pods::phase(pod), "" | "Pending")
+}
+
 fn index_of(pod: &Pod) -> Option<i32> {
     pod.metadata.annotations.as_ref()?.get(COMPLETION_INDEX)?.parse().ok()
 }
@@ -123,7 +128,10 @@ impl<'a> Pass<'a> {
             spec: job.spec.as_ref().unwrap_or(&EMPTY),
             pods,
             active: pods.iter().filter(|pod| pods::is_active(pod)).cloned().collect(),
-            terminating: pods.iter().filter(|pod| pods::is_terminating(pod) && !pods::is_finished(pod)).count(),
+            terminating: pods
+                .iter()
+                .filter(|pod| pods::is_terminating(pod) && !pods::is_finished(pod) && !never_ran(pod))
+                .count(),
             noted_succeeded: noted.succeeded.into_iter().flatten().collect(),
             noted_failed: noted.failed.into_iter().flatten().collect(),
             succeeded: 0,
@@ -158,6 +166,7 @@ impl<'a> Pass<'a> {
 
     fn has_failed(&self, pod: &Pod) -> bool {
         pods::phase(pod) == "Failed"
+            || never_ran(pod)
             || (pods::is_terminating(pod) && pods::phase(pod) != "Succeeded" && !self.waits_for_failure())
     }
 
@@ -451,7 +460,7 @@ impl<'a> Pass<'a> {
             taken.extend(
                 self.pods
                     .iter()
-                    .filter(|pod| pods::is_terminating(pod) && !pods::is_finished(pod))
+                    .filter(|pod| pods::is_terminating(pod) && !pods::is_finished(pod) && !never_ran(pod))
                     .filter_map(|pod| index_of(pod)),
             );
         }

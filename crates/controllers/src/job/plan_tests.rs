@@ -210,3 +210,45 @@ fn a_failure_is_judged_until_it_is_noted() {
     job.status = Some(first.status);
     assert!(plan(&job, &pods, true, at(1)).judged.is_empty(), "not again while it waits to be released");
 }
+
+/// Its node deleted it for good without having reported an end: the Job must not wait for one.
+#[test]
+fn a_pod_that_was_deleted_before_it_ran_has_failed() {
+    use k8s_openapi::api::batch::v1::{PodFailurePolicy, PodFailurePolicyRule};
+
+    let rule = PodFailurePolicyRule { action: "FailJob".into(), ..PodFailurePolicyRule::default() };
+    let mut job = job(JobSpec {
+        completions: Some(2),
+        parallelism: Some(2),
+        pod_failure_policy: Some(PodFailurePolicy { rules: vec![rule] }),
+        ..JobSpec::default()
+    });
+    let target = JobCondition { type_: "FailureTarget".into(), status: "True".into(), ..JobCondition::default() };
+    job.status = Some(JobStatus {
+        conditions: Some(vec![JobCondition { reason: Some("PodFailurePolicy".into()), ..target }]),
+        terminating: Some(1),
+        failed: Some(1),
+        ..JobStatus::default()
+    });
+    let deleted = |phase: &str, grace: i64| {
+        let mut pod = Pod::clone(&pod("p", phase, None));
+        pod.metadata.deletion_timestamp = Some(Time(at(0)));
+        pod.metadata.deletion_grace_period_seconds = Some(grace);
+        Arc::new(pod)
+    };
+    for (phase, grace, expected) in [("Pending", 0, true), ("Pending", 30, false), ("Running", 0, false)] {
+        let first = plan(&job, &[deleted(phase, grace)], true, at(1));
+        let terminating = Some(i32::from(!expected));
+        assert_eq!(
+            (first.release.len(), first.status.terminating),
+            (usize::from(expected), terminating),
+            "{phase} {grace}"
+        );
+        assert_eq!(reasons(&first.status), ["FailureTarget/PodFailurePolicy"]);
+    }
+    let first = plan(&job, &[deleted("Pending", 0)], true, at(1));
+    job.status = Some(first.status);
+    let second = plan(&job, &[], true, at(2));
+    assert_eq!(second.status.failed, Some(2));
+    assert_eq!(reasons(&second.status), ["FailureTarget/PodFailurePolicy", "Failed/PodFailurePolicy"]);
+}

@@ -70,8 +70,18 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
             }
         });
     }
+    leases.wakes_nothing("renewals only note the time, which a timer per node looks at");
     let pods = context.informer::<Pod>();
     pods.add_index(BY_NODE, |pod| vec![pods::node_name(pod).to_owned()]);
+    let pods = {
+        let (nodes, queue) = (nodes.clone(), context.queue.clone());
+        pods.wakes(move |event| {
+            let node = nodes.get(pods::node_name(event.object()));
+            if let Some(node) = node.filter(|node| is_late(event, ready(node))) {
+                queue.add(node.metadata.name.clone().unwrap_or_default());
+            }
+        })
+    };
     measure_zones(&context.config.metrics, nodes.clone());
     Arc::new(Controller {
         client: context.client.clone(),
@@ -89,6 +99,19 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
             &[],
         ),
     })
+}
+
+/// Whether a pod shows up as ready on a node that was found not to be before: it has to be marked as the others were.
+/// The kubelet of a node that says so itself still writes its pods' status, and is not contradicted again and again.
+fn is_late(event: &Event<Pod>, node_ready: &str) -> bool {
+    match event {
+        Event::Added(pod) => node_ready != "True" && pods::is_ready(pod),
+        Event::Modified { old, new } => {
+            let assigned = pods::node_name(old) != pods::node_name(new) && node_ready != "True";
+            pods::is_ready(new) && (assigned || (node_ready == "Unknown" && !pods::is_ready(old)))
+        }
+        Event::Deleted(_) => false,
+    }
 }
 
 /// What only the kubelet writes: it changes when the kubelet lives.

@@ -17,7 +17,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::core::v1::{Pod, ReplicationController};
 
-use crate::controller::{Context, Outcome, Reconcile, Requeue, gather};
+use crate::controller::{Context, Outcome, Reconcile, Requeue, Source, gather};
 use crate::owners::{candidates, claim, controller_key, controller_of, controller_reference, index_orphans};
 use crate::{pods, slow_start};
 use plan::{Action, Failure, age_ratios, next_available, plan, status};
@@ -57,7 +57,7 @@ fn build<K: Replicated>(context: &Context) -> Arc<dyn Reconcile> {
     };
     let pods = context.informer::<Pod>();
     index_orphans(&pods);
-    subscribe(&pods, owners.clone(), expectations.clone(), context.queue.clone());
+    let pods = subscribe(pods, owners.clone(), expectations.clone(), context.queue.clone());
     Arc::new(Controller {
         client: context.client.clone(),
         recorder: context.recorder.clone(),
@@ -75,11 +75,11 @@ fn build<K: Replicated>(context: &Context) -> Arc<dyn Reconcile> {
 
 /// Maps pod events to owners and tells the expectations what came back.
 fn subscribe<K: Replicated>(
-    pods: &Informer<Pod>,
+    pods: Source<Pod>,
     owners: Informer<K>,
     expectations: Arc<Expectations>,
     queue: WorkQueue<String>,
-) {
+) -> Informer<Pod> {
     let might_adopt = move |pod: &Pod, owners: &Informer<K>| -> Vec<String> {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
         let matches =
@@ -102,7 +102,7 @@ fn subscribe<K: Replicated>(
             }
         }
     };
-    pods.subscribe(move |event| match event {
+    pods.wakes(move |event| match event {
         // A restart may first see a pod when it is already being deleted.
         Event::Added(pod) if pods::is_terminating(pod) => gone(pod),
         Event::Added(pod) => match controller_key(&pod.metadata, &owners) {
@@ -136,7 +136,7 @@ fn subscribe<K: Replicated>(
             }
         }
         Event::Deleted(pod) => gone(pod),
-    });
+    })
 }
 
 impl<K: Replicated> Reconcile for Controller<K> {

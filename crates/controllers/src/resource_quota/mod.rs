@@ -1,7 +1,12 @@
 //! ResourceQuota: keeps `status.used` true. Admission counts up as objects are created; this counts again when they go.
 //!
-//! Pods, services and claims come from shared informers. Other kinds that a quota counts are watched, by metadata only and only
-//! from the first quota that names them.
+//! Pods, services and claims come from shared informers, and so do quotas. Other kinds that a quota counts are watched, by metadata
+//! only and only from the first quota that names them.
+//!
+//! None of these caches knows what another has seen. So every change of an object wakes the quotas of its namespace, and what is
+//! used is compared with what the server has now. Admission has counted what is new, and others with it that are not written yet:
+//! counting what is there would forget those and let too many in. So what comes may only raise a count (key `added/<quota>`),
+//! and what goes or changes may lower it (key `<quota>`).
 
 mod usage;
 
@@ -11,26 +16,25 @@ use std::time::Duration;
 
 use client::{ApiResource, Client, Event, Gvr, Informer, ListParams, PartialObject, WorkQueue};
 use futures_util::future::BoxFuture;
-use k8s_openapi::Metadata;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, ResourceQuota, ResourceQuotaStatus, Service};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::controller::{Context, Outcome, Reconcile, Requeue};
+use crate::controller::{Context, Outcome, Reconcile, Requeue, gather};
 use crate::{Error, pods};
 use usage::{Usage, in_scope, of_claim, of_pod, of_service, sum};
 
 /// Admission counts before an object is written, and a write can still fail: what is used drifts, and is counted anew.
 const RECOUNT: Duration = Duration::from_secs(300);
+/// Before the namespace and name of a quota whose count may only be raised.
+const ADDED: &str = "added/";
 /// A server that lists a kind for the first time gets this long.
-const PATIENCE: Duration = Duration::from_secs(10);
+const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 
 struct Controller {
     client: Client,
-    queue: WorkQueue<String>,
-    quotas: Informer<ResourceQuota>,
+    waker: Waker,
     pods: Informer<Pod>,
     services: Informer<Service>,
     claims: Informer<PersistentVolumeClaim>,
@@ -51,12 +55,20 @@ fn hard_is_true(quota: &ResourceQuota) -> bool {
     quota.status.as_ref().is_some_and(|status| status.hard.is_some() && status.hard.as_ref() == wanted)
 }
 
-fn keys(quotas: &Informer<ResourceQuota>, namespace: Option<&String>) -> Vec<String> {
-    quotas
-        .by_namespace(namespace.map(String::as_str).unwrap_or_default())
-        .iter()
-        .map(|quota| pods::key(&**quota))
-        .collect()
+/// Whether a count may go down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lower {
+    Yes,
+    No,
+}
+
+/// Of each amount the larger one.
+fn raise(used: &mut Usage, last: Usage) {
+    for (name, amount) in last {
+        if let Some(used) = used.get_mut(&name).filter(|used| **used < amount) {
+            *used = amount;
+        }
+    }
 }
 
 /// How many objects of a kind there are.
@@ -68,23 +80,62 @@ enum Count {
     Elsewhere,
 }
 
-/// The quotas that an event concerns.
-fn touched<K: Metadata<Ty = ObjectMeta>>(quotas: &Informer<ResourceQuota>, event: &Event<K>) -> Vec<String> {
-    keys(quotas, event.object().metadata().namespace.as_ref())
+/// What an event says about the quotas of its namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Change {
+    /// Nothing that a quota counts.
+    None,
+    /// There is more than before.
+    More,
+    /// There may be less.
+    Less,
 }
 
-/// The quotas to count again. Admission has counted what is new, and others that are not written yet with it: counting
-/// what is there would forget those and let too many in. So only what goes or uses another amount is a reason.
-fn changed<K: Metadata<Ty = ObjectMeta>, S: PartialEq>(
-    quotas: &Informer<ResourceQuota>,
-    event: &Event<K>,
-    spec: fn(&K) -> &S,
-    usage: fn(&K) -> Usage,
-) -> Vec<String> {
-    match event {
-        Event::Added(_) => Vec::new(),
-        Event::Modified { old, new } if spec(old) == spec(new) || usage(old) == usage(new) => Vec::new(),
-        Event::Modified { .. } | Event::Deleted(_) => touched(quotas, event),
+impl Change {
+    /// For objects that count as one each, whatever they say.
+    fn of_number<K>(event: &Event<K>) -> Self {
+        match event {
+            Event::Added(_) => Change::More,
+            Event::Modified { .. } => Change::None,
+            Event::Deleted(_) => Change::Less,
+        }
+    }
+
+    /// For objects that use amounts.
+    fn of_usage<K, S: PartialEq>(event: &Event<K>, spec: fn(&K) -> &S, usage: fn(&K) -> Usage) -> Self {
+        match event {
+            Event::Modified { old, new } if spec(old) != spec(new) && usage(old) != usage(new) => Change::Less,
+            _ => Change::of_number(event),
+        }
+    }
+
+    fn of_pod(event: &Event<Pod>) -> Self {
+        match event {
+            Event::Modified { old, new } if pods::is_finished(old) != pods::is_finished(new) => Change::Less,
+            _ => Change::of_usage(event, |pod| &pod.spec, of_pod),
+        }
+    }
+}
+
+/// Wakes the quotas that count a kind, for each of its objects that comes, goes or changes.
+#[derive(Clone)]
+struct Waker {
+    quotas: Informer<ResourceQuota>,
+    queue: WorkQueue<String>,
+}
+
+impl Waker {
+    /// `count` says how many objects of the kind are looked at each time.
+    fn wake<K: client::Object>(&self, event: &Event<K>, change: Change, count: usize) {
+        if change == Change::None {
+            return;
+        }
+        let namespace = event.object().meta().namespace.as_deref().unwrap_or_default();
+        for quota in self.quotas.by_namespace(namespace) {
+            let key = pods::key(&*quota);
+            let key = if change == Change::More { format!("{ADDED}{key}") } else { key };
+            self.queue.add_after(key, gather(count));
+        }
     }
 }
 
@@ -94,19 +145,25 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         Event::Modified { old, new } if old.spec == new.spec && hard_is_true(new) => None,
         _ => Some(pods::key(&**event.object())),
     });
-    let (on_pod, on_service, on_claim) = (quotas.clone(), quotas.clone(), quotas.clone());
-    let pods = context.on::<Pod, _>(move |event| match event {
-        Event::Modified { old, new } if pods::is_finished(old) != pods::is_finished(new) => touched(&on_pod, event),
-        _ => changed(&on_pod, event, |pod| &pod.spec, of_pod),
-    });
-    let services =
-        context.on::<Service, _>(move |event| changed(&on_service, event, |service| &service.spec, of_service));
-    let claims =
-        context.on::<PersistentVolumeClaim, _>(move |event| changed(&on_claim, event, |claim| &claim.spec, of_claim));
+    let waker = Waker { quotas, queue: context.queue.clone() };
+    let pods = {
+        let (pods, waker) = (context.informer::<Pod>(), waker.clone());
+        let all = pods.shared();
+        pods.wakes(move |event| waker.wake(event, Change::of_pod(event), all.len()))
+    };
+    let services = {
+        let waker = waker.clone();
+        let change = |event: &Event<Service>| Change::of_usage(event, |service| &service.spec, of_service);
+        context.informer::<Service>().wakes(move |event| waker.wake(event, change(event), 0))
+    };
+    let claims = {
+        let waker = waker.clone();
+        let change = |event: &Event<PersistentVolumeClaim>| Change::of_usage(event, |claim| &claim.spec, of_claim);
+        context.informer::<PersistentVolumeClaim>().wakes(move |event| waker.wake(event, change(event), 0))
+    };
     Arc::new(Controller {
         client: context.client.clone(),
-        queue: context.queue.clone(),
-        quotas,
+        waker,
         pods,
         services,
         claims,
@@ -132,7 +189,12 @@ fn counted_resource(name: &str) -> Option<(String, String)> {
 
 impl Reconcile for Controller {
     fn reconcile<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Outcome> {
-        Box::pin(self.sync(key))
+        Box::pin(async move {
+            match key.strip_prefix(ADDED).filter(|quota| quota.contains('/')) {
+                Some(quota) => self.sync(quota, Lower::No).await,
+                None => self.sync(key, Lower::Yes).await,
+            }
+        })
     }
 
     fn background(&self, stop: CancellationToken) -> Option<BoxFuture<'_, ()>> {
@@ -141,9 +203,12 @@ impl Reconcile for Controller {
 }
 
 impl Controller {
-    async fn sync(&self, key: &str) -> Outcome {
-        let Some(quota) = self.quotas.get(key) else { return Ok(Requeue::Never) };
-        let namespace = quota.metadata.namespace.as_deref().unwrap_or_default();
+    async fn sync(&self, key: &str, lower: Lower) -> Outcome {
+        // Admission and this controller both write what is used: the cached quota may be older than the event that led here.
+        let (namespace, name) = client::split_key(key);
+        let this = ListParams::fields(format!("metadata.name={name}"));
+        let found = self.client.namespaced::<ResourceQuota>(namespace).list(&this).await?.items;
+        let Some(quota) = found.into_iter().next() else { return Ok(Requeue::Never) };
         let spec = quota.spec.clone().unwrap_or_default();
         let hard = spec.hard.clone().unwrap_or_default();
         let scoped = spec.scopes.as_ref().is_some_and(|scopes| !scopes.is_empty()) || spec.scope_selector.is_some();
@@ -167,16 +232,23 @@ impl Controller {
                 parts.extend(known.map(|count| Usage::from([(name.clone(), count)])));
             }
         }
-        let used = sum(hard.keys().cloned(), parts);
+        let mut used = sum(hard.keys().cloned(), parts);
+        if lower == Lower::No && hard_is_true(&quota) {
+            let parse = |(name, amount)| Some((Clone::clone(name), api::quantity::Quantity::try_from(amount).ok()?));
+            raise(&mut used, last.into_iter().flatten().filter_map(parse).collect());
+        }
         let status = ResourceQuotaStatus {
             hard: Some(hard),
             used: Some(used.into_iter().map(|(name, amount)| (name, amount.into())).collect()),
         };
         if quota.status.as_ref() != Some(&status) {
-            let changed = ResourceQuota { status: Some(status), ..ResourceQuota::clone(&quota) };
+            let changed = ResourceQuota { status: Some(status), ..quota };
             self.client.all::<ResourceQuota>().update_status(&changed).await?;
         }
-        Ok(Requeue::After(RECOUNT))
+        Ok(match lower {
+            Lower::Yes => Requeue::After(RECOUNT),
+            Lower::No => Requeue::Never,
+        })
     }
 
     /// How many objects of a counted kind the namespace has.
@@ -205,7 +277,7 @@ impl Controller {
         };
         tokio::select! {
             () = informer.synced() => {}
-            () = tokio::time::sleep(PATIENCE) => return Ok(Count::Unknown),
+            () = tokio::time::sleep(LIST_TIMEOUT) => return Ok(Count::Unknown),
             () = self.stop.cancelled() => return Ok(Count::Unknown),
         }
         let count = informer.by_namespace(namespace).len();
@@ -222,12 +294,8 @@ impl Controller {
         }
         let informer: Informer<PartialObject> =
             Informer::new(self.client.metadata(&resource.gvr, None), ListParams::default());
-        let (quotas, queue) = (self.quotas.clone(), self.queue.clone());
-        informer.subscribe(move |event| {
-            if matches!(event, Event::Deleted(_)) {
-                keys(&quotas, event.object().metadata.namespace.as_ref()).into_iter().for_each(|key| queue.add(key));
-            }
-        });
+        let waker = self.waker.clone();
+        informer.subscribe(move |event| waker.wake(event, Change::of_number(event), 0));
         let (running, stop) = (informer.clone(), self.stop.clone());
         self.tasks.spawn(async move { running.run(stop).await });
         counted.insert(resource.gvr.clone(), informer.clone());

@@ -36,8 +36,10 @@ struct Controller {
 
 /// There is one key: everything, once a day.
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
-    let secrets = context.filtered::<Secret>(ListParams::fields(format!("type={TOKEN_TYPE}")));
-    let (accounts, pods) = (context.informer::<ServiceAccount>(), context.informer::<Pod>());
+    const DAILY: &str = "everything is looked at again every day";
+    let secrets = context.filtered::<Secret>(ListParams::fields(format!("type={TOKEN_TYPE}"))).wakes_nothing(DAILY);
+    let accounts = context.informer::<ServiceAccount>().wakes_nothing(DAILY);
+    let pods = context.informer::<Pod>().wakes_nothing(DAILY);
     context.queue.add("all".into());
     let unused_for = context.config.legacy_token_clean_up_period;
     Arc::new(Controller { client: context.client.clone(), accounts, secrets, pods, unused_for })

@@ -34,7 +34,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     });
     let secrets = context.filtered::<Secret>(ListParams::fields(format!("type={TOKEN_TYPE}")));
     let queue = context.queue.clone();
-    secrets.subscribe(move |event| {
+    let secrets = secrets.wakes(move |event| {
         let secret = event.object();
         let account = annotation(secret, ACCOUNT_NAME);
         let (namespace, name) =

@@ -58,8 +58,18 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         keys
     });
     index_orphans(&pods);
-    let claims = context.informer::<PersistentVolumeClaim>();
-    let revisions = context.informer::<ControllerRevision>();
+    let owners = sets.clone();
+    let claims = context.on::<PersistentVolumeClaim, _>(move |event| match event {
+        Event::Modified { old, new }
+            if old.metadata.owner_references == new.metadata.owner_references
+                && old.metadata.deletion_timestamp == new.metadata.deletion_timestamp =>
+        {
+            Vec::new()
+        }
+        _ => sets_of(&owners, event.object()),
+    });
+    let owners = sets.clone();
+    let revisions = context.on::<ControllerRevision, _>(move |event| controller_key(&event.object().metadata, &owners));
     measure(&context.config.metrics, sets.clone(), pods.clone());
     Arc::new(Controller {
         client: context.client.clone(),
@@ -69,6 +79,20 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         claims,
         revisions,
     })
+}
+
+/// The sets whose pods use a claim of this name.
+fn sets_of(sets: &Informer<StatefulSet>, claim: &PersistentVolumeClaim) -> Vec<String> {
+    let (namespace, name) =
+        (claim.metadata.namespace.as_deref().unwrap_or_default(), claim.metadata.name.as_deref().unwrap_or_default());
+    let uses = |set: &StatefulSet| {
+        let set_name = set.metadata.name.as_deref().unwrap_or_default();
+        set.spec.iter().flat_map(|spec| spec.volume_claim_templates.iter().flatten()).any(|template| {
+            let pod = name.strip_prefix(template.metadata.name.as_deref().unwrap_or_default());
+            pod.and_then(|pod| pod.strip_prefix('-')).is_some_and(|pod| ordinal(set_name, pod).is_some())
+        })
+    };
+    sets.by_namespace(namespace).iter().filter(|set| uses(set)).map(|set| pods::key(&**set)).collect()
 }
 
 /// How available each set is, is looked at when somebody asks.

@@ -59,7 +59,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let claims = context.informer::<PersistentVolumeClaim>();
     let operations = Arc::new(Operations::new(&context.config.metrics));
     let volumes = {
-        let (claims, operations) = (claims.clone(), operations.clone());
+        let (claims, operations) = (claims.shared(), operations.clone());
         context.on::<PersistentVolume, _>(move |event| {
             let volume = event.object();
             if matches!(event, Event::Deleted(_)) {
@@ -84,9 +84,9 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
             keys
         })
     };
-    {
+    let claims = {
         let (volumes, queue, operations) = (volumes.clone(), context.queue.clone(), operations.clone());
-        claims.subscribe(move |event| {
+        claims.wakes(move |event| {
             let claim = event.object();
             if matches!(event, Event::Deleted(_)) {
                 operations.forget(&pods::key(&**claim));
@@ -95,8 +95,8 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
             if let Some(volume) = volume_name(claim).filter(|name| volumes.get(name).is_some()) {
                 queue.add(format!("volume/{volume}"));
             }
-        });
-    }
+        })
+    };
     let classes = {
         let claims = claims.clone();
         context.on::<StorageClass, _>(move |_| {

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
-use crate::owners::{controller_reference, is_controlled_by};
+use crate::owners::{controller_key, controller_reference, is_controlled_by};
 use crate::{Error, pods};
 
 struct Controller {
@@ -31,7 +31,14 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
             volumes.into_iter().flatten().any(|volume| volume.ephemeral.is_some()).then(|| pods::key(&**pod))
         }
     });
-    let claims = context.informer::<PersistentVolumeClaim>();
+    // A claim that somebody takes away from a pod is made again.
+    let claims = {
+        let pods = pods.clone();
+        context.on::<PersistentVolumeClaim, _>(move |event| match event {
+            Event::Deleted(claim) => controller_key(&claim.metadata, &pods),
+            _ => None,
+        })
+    };
     let counter = |name, help| context.config.metrics.counter(name, help, &[]);
     Arc::new(Controller {
         client: context.client.clone(),

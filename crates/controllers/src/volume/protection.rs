@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use client::{Client, Event, Informer, Resource};
+use client::{Client, Event, Informer, ListParams, Resource};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 
@@ -13,6 +13,8 @@ use crate::{Error, pods};
 const CLAIM_FINALIZER: &str = "kubernetes.io/pvc-protection";
 const VOLUME_FINALIZER: &str = "kubernetes.io/pv-protection";
 const BY_CLAIM: &str = "claim";
+/// How many pods the server is asked for at a time.
+const PAGE: u32 = 500;
 
 struct Claims {
     client: Client,
@@ -58,14 +60,24 @@ impl Reconcile for Claims {
         Box::pin(async move {
             let Some(claim) = self.claims.get(key) else { return Ok(Requeue::Never) };
             // A finished pod has let go of its volumes; one that was never scheduled has not taken them.
-            let used = self
-                .pods
-                .by_index(BY_CLAIM, key)
-                .iter()
-                .any(|pod| !pods::is_finished(pod) && !pods::node_name(pod).is_empty());
+            let used = self.pods.by_index(BY_CLAIM, key).iter().any(|pod| has_taken_volumes(pod));
+            let used = used || (claim.metadata.deletion_timestamp.is_some() && self.is_used_now(key).await?);
             protect(&self.client, &*claim, CLAIM_FINALIZER, used).await
         })
     }
+}
+
+impl Claims {
+    /// Letting a claim go cannot be taken back, so the server is asked: the cache may not show the latest pod.
+    async fn is_used_now(&self, key: &str) -> Result<bool, Error> {
+        let (namespace, _) = client::split_key(key);
+        let pods = self.client.namespaced::<Pod>(namespace).list_all(&ListParams::default(), PAGE).await?;
+        Ok(pods.items.iter().any(|pod| has_taken_volumes(pod) && claims_of(pod).iter().any(|claim| claim == key)))
+    }
+}
+
+fn has_taken_volumes(pod: &Pod) -> bool {
+    !pods::is_finished(pod) && !pods::node_name(pod).is_empty()
 }
 
 impl Reconcile for Volumes {

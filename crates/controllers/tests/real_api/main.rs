@@ -14,6 +14,7 @@ mod harness;
 mod identities;
 mod initializers;
 mod jobs;
+mod late_caches;
 mod namespaces;
 mod quotas;
 mod scale;

@@ -10,7 +10,7 @@ use crate::context::{Context, DryRun, with_dry_run};
 use crate::failure::{Failure, Result};
 use crate::request::Request;
 use crate::resources::{self, Info, Options, Selected};
-use crate::watch::Watch;
+use crate::watch::{Watch, persist};
 
 pub(crate) const COMMAND: Command = Command {
     name: "delete",
@@ -227,7 +227,7 @@ pub(crate) async fn wait_gone(cx: &Context, info: &Info, uid: &str, timeout: Dur
     let limit = if timeout.is_zero() { Duration::from_secs(7 * 24 * 3600) } else { timeout };
     let gone = async {
         loop {
-            let live = match info.get(cx).await {
+            let live = match persist(async || info.get(cx).await).await {
                 Ok(live) => live,
                 Err(e) if e.is_not_found() => return Ok(()),
                 Err(e) => return Err(e),
@@ -239,10 +239,11 @@ pub(crate) async fn wait_gone(cx: &Context, info: &Info, uid: &str, timeout: Dur
             let mut watch = Watch::object(cx, info.mapping.path(&info.namespace), &info.name, version);
             loop {
                 match watch.next().await {
-                    Ok(Some(event)) if event.kind == "DELETED" => return Ok(()),
-                    Ok(Some(_)) => {}
-                    // Too old a version, or a server that cannot watch this: look again.
-                    Ok(None) => break,
+                    Ok(event) if event.kind == "DELETED" => return Ok(()),
+                    // Made again while nobody watched.
+                    Ok(event) if !uid.is_empty() && event.object["metadata"]["uid"] != uid => return Ok(()),
+                    Ok(_) => {}
+                    // A server that cannot watch this: look again.
                     Err(Failure::Status(_)) => break,
                     Err(e) => return Err(e),
                 }

@@ -84,14 +84,14 @@ async fn run(cx: &Context) -> Result<()> {
         return Ok(());
     }
     let version = text(&list, "/metadata/resourceVersion").to_owned();
-    let mut watch = Watch::open(cx, |v| request(&path).query("watch", "true").query("resourceVersion", v), version);
-    while let Some(event) = watch.next().await? {
+    let mut watch = Watch::open(cx, || request(&path), version).knowing(&list);
+    loop {
+        let event = watch.next().await?;
         if event.kind != "DELETED" && wanted(&event.object) {
             cx.print(&tabs.format(&line(&event.object, everywhere)))?;
             cx.flush()?;
         }
     }
-    Ok(())
 }
 
 fn line(e: &Value, with_namespace: bool) -> String {

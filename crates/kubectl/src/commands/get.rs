@@ -332,18 +332,18 @@ async fn watch(cx: &Context, selections: Vec<Selection>, output: Output) -> Resu
     };
     let mut watch = Watch::open(
         cx,
-        |version| {
-            let mut request =
-                accept(list_request(cx, &mapping, &namespace)).query("watch", "true").query("resourceVersion", version);
+        || {
+            let mut request = accept(list_request(cx, &mapping, &namespace));
             if let Some(name) = &name {
                 request = request.query("fieldSelector", format!("metadata.name={name}"));
             }
             request
         },
         version,
-    );
-    while let Some(event) = watch.next().await? {
+    )
+    .knowing(&first);
+    loop {
+        let event = watch.next().await?;
         show(cx, &event.kind, &event.object)?;
     }
-    Ok(())
 }

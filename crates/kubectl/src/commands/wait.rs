@@ -11,7 +11,7 @@ use crate::failure::{Failure, Result};
 use crate::objects::text;
 use crate::printers::jsonpath::{JsonPath, relaxed, text_of};
 use crate::resources::{self, Info, Options};
-use crate::watch::Watch;
+use crate::watch::{Watch, persist};
 
 pub(crate) const COMMAND: Command = Command {
     name: "wait",
@@ -189,7 +189,11 @@ async fn run(cx: &Context) -> Result<()> {
 async fn wait_created(cx: &Context, options: &Options, timeout: Duration) -> Result<Vec<Info>> {
     let deadline = tokio::time::Instant::now() + timeout;
     loop {
-        let (infos, _) = resources::infos(cx, options).await?;
+        let infos = match resources::infos(cx, options).await {
+            Ok((infos, _)) => infos,
+            Err(failure) if failure.is_transient() => Vec::new(),
+            Err(failure) => return Err(failure),
+        };
         if !infos.is_empty() {
             return Ok(infos);
         }
@@ -212,21 +216,18 @@ pub(crate) async fn until(
         return Ok(info.object.clone());
     }
     let work = async {
-        let live = info.get(cx).await?;
+        let live = persist(async || info.get(cx).await).await?;
         if holds(&live) {
             return Ok(live);
         }
         let version = text(&live, "/metadata/resourceVersion");
         let mut watch = Watch::object(cx, info.mapping.path(&info.namespace), &info.name, version);
-        while let Some(event) = watch.next().await? {
-            if event.kind == "DELETED" {
-                continue;
-            }
-            if holds(&event.object) {
+        loop {
+            let event = watch.next().await?;
+            if event.kind != "DELETED" && holds(&event.object) {
                 return Ok(event.object);
             }
         }
-        Err(Failure::message("the watch ended"))
     };
     match tokio::time::timeout(timeout, work).await {
         Ok(result) => result,

@@ -432,7 +432,8 @@ fn warn_non_root(cx: &Context, container: &Value, pod: &Value) {
 async fn attach(cx: &Context, pod: &Value, container: &str) -> Result<()> {
     let (namespace, name) = (text(pod, "/metadata/namespace").to_owned(), text(pod, "/metadata/name").to_owned());
     let mut watch = Watch::object(cx, pods_mapping().path(&namespace), &name, "0");
-    while let Some(event) = watch.next().await? {
+    loop {
+        let event = watch.next().await?;
         if event.kind == "DELETED" {
             return Err(Failure::message("pods \"\" not found"));
         }
@@ -457,7 +458,6 @@ async fn attach(cx: &Context, pod: &Value, container: &str) -> Result<()> {
             cx.warn(&format!("container {container}: {message}"));
         }
     }
-    Ok(())
 }
 
 fn container_state<'a>(pod: &'a Value, container: &str) -> Option<&'a Value> {

@@ -1,0 +1,208 @@
+//! Caches that are late: each informer follows the server on its own, and whatever one of them misses for a while, decisions
+//! that were taken meanwhile are taken again.
+
+use std::sync::Arc;
+
+use client::{Body, BoxError, Client, Handler};
+use futures_util::StreamExt;
+use http::{Request, Response};
+use http_body_util::{BodyExt, BodyStream, StreamBody};
+use k8s_openapi::api::core::v1::{ConfigMap, Endpoints, Node, Pod, ResourceQuota, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use serde_json::json;
+use tokio::sync::watch;
+
+use crate::harness::{Cluster, patiently, until_no_conflict};
+
+/// Holds the watch events of one collection back while it is closed.
+struct Gate(watch::Sender<bool>);
+
+impl Gate {
+    /// A manager's client that sees the watches of `path` through the gate, and everything else as it is.
+    fn new(cluster: &Cluster, path: &'static str) -> (Self, Client) {
+        let (sender, open) = watch::channel(true);
+        let server = cluster.handler.clone();
+        let handler: Handler = Arc::new(move |request: Request<bytes::Bytes>| {
+            let watches = request.uri().query().is_some_and(|query| query.contains("watch=true"));
+            let held = watches && request.uri().path() == path;
+            let (answer, open) = (server(request), open.clone());
+            Box::pin(async move { if held { hold(answer.await, open) } else { answer.await } })
+        });
+        let user = api::UserInfo::new("system:kube-controller-manager", &["system:authenticated"]);
+        (Self(sender), Client::in_process(handler, user))
+    }
+
+    fn close(&self) {
+        self.0.send_replace(false);
+    }
+
+    fn open(&self) {
+        self.0.send_replace(true);
+    }
+}
+
+fn hold(response: Response<Body>, open: watch::Receiver<bool>) -> Response<Body> {
+    response.map(|body| {
+        let frames = BodyStream::new(body).then(move |frame| {
+            let mut open = open.clone();
+            async move {
+                open.wait_for(|open| *open).await.map_err(BoxError::from)?;
+                frame
+            }
+        });
+        StreamBody::new(frames).boxed_unsync()
+    })
+}
+
+async fn start(path: &'static str, nodes: usize) -> (Cluster, Gate) {
+    let mut cluster = Cluster::without_manager(nodes).await;
+    let (gate, client) = Gate::new(&cluster, path);
+    let config = controllers::Config { client, ..cluster.manager() };
+    cluster.spawn(controllers::run(config, cluster.stop.clone()));
+    (cluster, gate)
+}
+
+fn used(quota: &ResourceQuota, name: &str) -> Option<Quantity> {
+    quota.status.as_ref()?.used.as_ref()?.get(name).cloned()
+}
+
+async fn until_used(cluster: &Cluster, namespace: &str, name: &str, amount: &str) {
+    let wanted = Some(Quantity(amount.to_owned()));
+    cluster
+        .until::<ResourceQuota>(namespace, "q", &format!("uses {amount} {name}"), |quota| used(quota, name) == wanted)
+        .await;
+}
+
+async fn quota(cluster: &Cluster, namespace: &str, hard: serde_json::Value) {
+    let quota = json!({ "metadata": { "name": "q", "namespace": namespace }, "spec": { "hard": hard } });
+    cluster.apply::<ResourceQuota>(quota).await;
+}
+
+/// An object that its cache shows only after the quota was counted is counted then.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_quota_counts_what_a_late_cache_brings() {
+    let (cluster, gate) = start("/api/v1/configmaps", 0).await;
+    for namespace in ["first", "second"] {
+        cluster.namespace(namespace).await;
+        cluster.until::<ConfigMap>(namespace, "kube-root-ca.crt", "published", |_| true).await;
+    }
+    quota(&cluster, "first", json!({ "configmaps": "5" })).await;
+    until_used(&cluster, "first", "configmaps", "1").await;
+    gate.close();
+    cluster.apply::<ConfigMap>(json!({ "metadata": { "name": "late", "namespace": "second" } })).await;
+    quota(&cluster, "second", json!({ "configmaps": "5" })).await;
+    until_used(&cluster, "second", "configmaps", "1").await;
+    gate.open();
+    until_used(&cluster, "second", "configmaps", "2").await;
+    cluster.stop().await;
+}
+
+/// Admission has charged an object to the quota, and it is gone again, before the controller sees the charge.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_quota_is_right_though_its_own_cache_is_late() {
+    let (cluster, gate) = start("/api/v1/resourcequotas", 0).await;
+    cluster.namespace("busy").await;
+    cluster.until::<ConfigMap>("busy", "kube-root-ca.crt", "published", |_| true).await;
+    quota(&cluster, "busy", json!({ "configmaps": "5", "resourcequotas": "5" })).await;
+    until_used(&cluster, "busy", "configmaps", "1").await;
+    until_used(&cluster, "busy", "resourcequotas", "1").await;
+    gate.close();
+    let maps = cluster.client.namespaced::<ConfigMap>("busy");
+    cluster.apply::<ConfigMap>(json!({ "metadata": { "name": "brief", "namespace": "busy" } })).await;
+    until_used(&cluster, "busy", "configmaps", "2").await;
+    maps.delete("brief", &client::DeleteParams::default()).await.unwrap();
+    until_used(&cluster, "busy", "configmaps", "1").await;
+    gate.open();
+    cluster.stop().await;
+}
+
+/// A pod that is ready on `node`, with an address, as its kubelet would write it.
+async fn ready_pod(cluster: &Cluster, name: &str, node: &str) {
+    let pod = json!({
+        "metadata": { "name": name, "namespace": "default", "labels": { "app": "web" } },
+        "spec": { "nodeName": node, "containers": [{ "name": "c", "image": "nginx:1" }] },
+    });
+    cluster.apply::<Pod>(pod).await;
+    set_ready(cluster, name, true).await;
+}
+
+async fn set_ready(cluster: &Cluster, name: &str, ready: bool) {
+    let ready = if ready { "True" } else { "False" };
+    let status = json!({
+        "phase": "Running", "podIP": "10.42.0.9", "podIPs": [{ "ip": "10.42.0.9" }],
+        "conditions": [{ "type": "Ready", "status": ready }],
+    });
+    let patch = client::Patch::strategic(json!({ "status": status }));
+    let api = cluster.client.namespaced::<Pod>("default");
+    until_no_conflict(async || api.patch_status(name, &patch).await).await;
+}
+
+async fn service(cluster: &Cluster) {
+    cluster
+        .apply::<Service>(json!({
+            "metadata": { "name": "web", "namespace": "default" },
+            "spec": { "selector": { "app": "web" }, "ports": [{ "port": 80 }] },
+        }))
+        .await;
+}
+
+/// The zone of an endpoint is that of its node, however late the node is seen.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn endpoints_get_the_zone_of_a_node_that_is_seen_late() {
+    let (cluster, gate) = start("/api/v1/nodes", 0).await;
+    cluster.namespace("settled").await;
+    gate.close();
+    let labels = json!({ "topology.kubernetes.io/zone": "east" });
+    cluster.apply::<Node>(json!({ "metadata": { "name": "late", "labels": labels } })).await;
+    service(&cluster).await;
+    ready_pod(&cluster, "web-0", "late").await;
+    let zones = async || {
+        let slices = cluster.list::<EndpointSlice>("default").await;
+        let mine = slices.iter().filter(|slice| {
+            slice.metadata.labels.as_ref().is_some_and(|labels| labels["kubernetes.io/service-name"] == "web")
+        });
+        mine.flat_map(|slice| slice.endpoints.iter().flatten().map(|endpoint| endpoint.zone.clone()))
+            .collect::<Vec<_>>()
+    };
+    patiently(async || (zones().await == [None]).then_some(())).await.expect("an endpoint without a zone");
+    gate.open();
+    patiently(async || (zones().await == [Some("east".to_owned())]).then_some(())).await.expect("the zone");
+    cluster.stop().await;
+}
+
+/// What was decided on Endpoints of which a newer version was on its way is looked at again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn endpoints_follow_a_pod_though_their_own_cache_is_late() {
+    let (cluster, gate) = start("/api/v1/endpoints", 0).await;
+    cluster.namespace("settled").await;
+    cluster.apply::<Node>(json!({ "metadata": { "name": "node" } })).await;
+    service(&cluster).await;
+    ready_pod(&cluster, "web-0", "node").await;
+    set_ready(&cluster, "web-0", false).await;
+    let is_ready = |endpoints: &Endpoints| {
+        endpoints.subsets.iter().flatten().any(|subset| subset.addresses.as_ref().is_some_and(|all| !all.is_empty()))
+    };
+    let not_ready = |endpoints: &Endpoints| !is_ready(endpoints) && endpoints.subsets.is_some();
+    cluster.until::<Endpoints>("default", "web", "has an address that is not ready", not_ready).await;
+    gate.close();
+    set_ready(&cluster, "web-0", true).await;
+    cluster.until::<Endpoints>("default", "web", "is ready", is_ready).await;
+    set_ready(&cluster, "web-0", false).await;
+    // The other representation has no gate: once it follows, the controllers have seen the pod.
+    patiently(async || {
+        let slices = cluster.list::<EndpointSlice>("default").await;
+        let endpoints: Vec<_> = slices
+            .iter()
+            .filter(|slice| slice.metadata.name.as_deref().is_some_and(|name| name.starts_with("web-")))
+            .flat_map(|slice| slice.endpoints.iter().flatten())
+            .map(|endpoint| endpoint.conditions.as_ref().and_then(|conditions| conditions.ready))
+            .collect();
+        (endpoints == [Some(false)]).then_some(())
+    })
+    .await
+    .expect("a slice that follows");
+    gate.open();
+    cluster.until::<Endpoints>("default", "web", "is not ready", not_ready).await;
+    cluster.stop().await;
+}
