@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use futures_util::future::BoxFuture;
 use netlink::Socket;
 
@@ -79,13 +79,9 @@ pub(crate) fn remove_dir(dir: &Path) -> Result<()> {
 const TABLES: &str = "cox-";
 
 fn remove_rules() -> Result<()> {
-    let listed = cni::nft::list(&["list", "tables"]).map_err(|error| anyhow!("{error}"))?;
-    let listed: serde_json::Value = serde_json::from_str(&listed).context("what nft lists")?;
-    let tables = listed["nftables"].as_array().into_iter().flatten().map(|entry| &entry["table"]);
-    let ours = tables.filter_map(|table| Some((table["family"].as_str()?, table["name"].as_str()?)));
-    let ours = ours.filter(|(_, name)| name.starts_with(TABLES));
-    let transaction: String = ours.map(|(family, name)| format!("delete table {family} {name}\n")).collect();
-    if transaction.is_empty() { Ok(()) } else { cni::nft::apply(&transaction).map_err(|error| anyhow!("{error}")) }
+    let mut tables = netlink::nft::tables().context("listing the tables of the packet filter")?;
+    tables.retain(|table| table.name.starts_with(TABLES));
+    Ok(netlink::nft::delete_tables(&tables)?)
 }
 
 /// Removes the cluster's cgroup from every hierarchy; its processes have ended.
