@@ -11,7 +11,7 @@ use netlink::Socket;
 
 use crate::join::{Membership, leave};
 use crate::options::Options;
-use crate::{kubeconfig, manage, node_network, nodes};
+use crate::{kubeconfig, manage, node_address, node_network, nodes};
 
 /// Remove the cluster: processes, mounts, links, rules, cgroups, data and context
 #[derive(Debug, Clone, clap::Args)]
@@ -107,7 +107,7 @@ fn remove_cgroup(path: &Path) -> std::io::Result<()> {
 
 fn remove_links() -> Result<()> {
     let socket = Socket::open()?;
-    for name in [node_network::BRIDGE, &cni::routes::VxlanConfig::default().link] {
+    for name in [node_network::BRIDGE, node_address::OWN_LINK, &cni::routes::VxlanConfig::default().link] {
         if let Some(link) = socket.link(name)? {
             socket.del_link(link.index)?;
         }
