@@ -5,6 +5,7 @@
 mod browser;
 mod client;
 mod dual_stack;
+mod first_minute;
 mod forms;
 mod hard_way;
 mod harness;
