@@ -23,16 +23,27 @@ static NEXT: AtomicU32 = AtomicU32::new(0);
 /// A host of its own: loopback, one address, and a default route that leads nowhere.
 pub(crate) struct Host {
     name: String,
+    /// No program is found on it but by its full path.
+    has_programs: bool,
 }
 
 impl Host {
     pub(crate) fn new() -> Host {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let host = Host { name: format!("coxtest-{}-{number}", std::process::id()) };
+        let host = Host { name: format!("coxtest-{}-{number}", std::process::id()), has_programs: true };
         run(Command::new("ip").args(["netns", "add", &host.name]));
         for line in testkit::host::ISOLATED {
             run(host.command("ip").args(line.split(' ')));
         }
+        host
+    }
+
+    /// One with loopback and nothing else: no address, no route, and no programs for `cox` to call.
+    pub(crate) fn bare() -> Host {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let host = Host { name: format!("coxtest-{}-{number}", std::process::id()), has_programs: false };
+        run(Command::new("ip").args(["netns", "add", &host.name]));
+        run(host.command("ip").args(["link", "set", "lo", "up"]));
         host
     }
 
@@ -91,8 +102,8 @@ impl Cluster {
     }
 
     /// `cox up`, once more: it remembers what it was told.
-    pub(crate) fn up_again(&self) {
-        self.cox_up(&[]);
+    pub(crate) fn up_again(&self) -> String {
+        self.cox_up(&[])
     }
 
     /// The cluster's name.
@@ -106,9 +117,10 @@ impl Cluster {
         entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
     }
 
-    fn cox_up(&self, flags: &[&str]) {
+    fn cox_up(&self, flags: &[&str]) -> String {
         let output = self.cox("up").args(flags).output().unwrap();
         assert!(output.status.success(), "cox up failed\n{}\n{}", describe(&output), self.log());
+        String::from_utf8(output.stdout).unwrap()
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -130,7 +142,14 @@ impl Cluster {
     }
 
     fn aimed(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
-        let mut command = self.host.command(program);
+        let mut command = match self.host.has_programs {
+            true => self.host.command(program),
+            false => {
+                let mut command = self.host.command("env");
+                command.arg("PATH=/nonexistent").arg(program.as_ref());
+                command
+            }
+        };
         command.env("KUBECONFIG", self.path("kubeconfig")).env("HOME", self.dir.path());
         command
     }

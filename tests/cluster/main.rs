@@ -6,6 +6,7 @@ mod autoscaling;
 mod browser;
 mod client;
 mod dual_stack;
+mod first_minute;
 mod forms;
 mod hard_way;
 mod harness;

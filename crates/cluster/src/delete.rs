@@ -5,13 +5,13 @@
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use futures_util::future::BoxFuture;
 use netlink::Socket;
 
 use crate::join::{Membership, leave};
 use crate::options::Options;
-use crate::{kubeconfig, manage, node_network, nodes};
+use crate::{kubeconfig, manage, node_address, node_network, nodes};
 
 /// Remove the cluster: processes, mounts, links, rules, cgroups, data and context
 #[derive(Debug, Clone, clap::Args)]
@@ -79,13 +79,9 @@ pub(crate) fn remove_dir(dir: &Path) -> Result<()> {
 const TABLES: &str = "cox-";
 
 fn remove_rules() -> Result<()> {
-    let listed = cni::nft::list(&["list", "tables"]).map_err(|error| anyhow!("{error}"))?;
-    let listed: serde_json::Value = serde_json::from_str(&listed).context("what nft lists")?;
-    let tables = listed["nftables"].as_array().into_iter().flatten().map(|entry| &entry["table"]);
-    let ours = tables.filter_map(|table| Some((table["family"].as_str()?, table["name"].as_str()?)));
-    let ours = ours.filter(|(_, name)| name.starts_with(TABLES));
-    let transaction: String = ours.map(|(family, name)| format!("delete table {family} {name}\n")).collect();
-    if transaction.is_empty() { Ok(()) } else { cni::nft::apply(&transaction).map_err(|error| anyhow!("{error}")) }
+    let mut tables = netlink::nft::tables().context("listing the tables of the packet filter")?;
+    tables.retain(|table| table.name.starts_with(TABLES));
+    Ok(netlink::nft::delete_tables(&tables)?)
 }
 
 /// Removes the cluster's cgroup from every hierarchy; its processes have ended.
@@ -111,7 +107,7 @@ fn remove_cgroup(path: &Path) -> std::io::Result<()> {
 
 fn remove_links() -> Result<()> {
     let socket = Socket::open()?;
-    for name in [node_network::BRIDGE, &cni::routes::VxlanConfig::default().link] {
+    for name in [node_network::BRIDGE, node_address::OWN_LINK, &cni::routes::VxlanConfig::default().link] {
         if let Some(link) = socket.link(name)? {
             socket.del_link(link.index)?;
         }

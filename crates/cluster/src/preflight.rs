@@ -33,7 +33,11 @@ const CHECKS: &[Check] = &[
         met: || Path::new("/proc/self/ns/net").exists(),
         remedy: "the kernel needs CONFIG_NET_NS",
     },
-    Check { what: "nft", met: || on_path("nft"), remedy: "install it with: apt-get install nftables" },
+    Check {
+        what: "nftables",
+        met: || netlink::nft::tables().is_ok(),
+        remedy: "the kernel needs CONFIG_NF_TABLES; load it with: modprobe nf_tables",
+    },
 ];
 
 /// Say what this host lacks to be a node
@@ -71,9 +75,4 @@ pub fn require() -> Result<()> {
 
 fn file_has(path: &str, word: &str) -> bool {
     std::fs::read_to_string(path).is_ok_and(|text| text.split_whitespace().any(|found| found == word))
-}
-
-fn on_path(program: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]).any(|dir| dir.join(program).is_file())
 }

@@ -18,7 +18,7 @@ use crate::options::Options;
 use crate::pki::{Pki, private_dir};
 use crate::progress::Progress;
 use crate::shape::{Flags, Shape};
-use crate::{dns_service, join, metrics_reader, node_network, nodes, storage_class};
+use crate::{dns_service, join, metrics_reader, node_address, node_network, nodes, storage_class};
 
 /// Plug-ins beside those that every API server has: a node's credential is good for that node only, and nobody takes
 /// addresses of others by naming them in a service.
@@ -54,6 +54,10 @@ pub(crate) async fn run(options: Options, flags: Flags) -> Result<()> {
 async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mut Components) -> Result<()> {
     let mut progress = Progress::default();
     let (node_name, node_ip) = (shape.node_name.clone(), shape.node_ip()?);
+    if let Some(address) = shape.own_address {
+        node_address::ensure_own(address).with_context(|| format!("making the link {}", node_address::OWN_LINK))?;
+        progress.done("address", &format!("{address}, known to this machine only: it has no default route"));
+    }
     let api_address = shape.service_address(1)?;
     let dns_address = shape.service_address(10)?;
     let network = nodes::Network { range: shape.node_cidr.network(), first_node: node_name.clone() };

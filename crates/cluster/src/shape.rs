@@ -3,7 +3,7 @@
 //! Flow: flags of this command line -> [`Flags::over`] what is remembered -> [`Flags::shape`], where the rest is as usual.
 
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
@@ -11,7 +11,8 @@ use cni::Cidr;
 use cni::routes::Backend;
 use serde::{Deserialize, Serialize};
 
-use crate::node_network::list;
+use crate::node_address;
+use crate::node_network::{list, ranges};
 use crate::options::Options;
 use crate::pki::write_private;
 
@@ -56,7 +57,7 @@ pub(crate) struct Machine {
     #[arg(long)]
     pub node_name: Option<String>,
     /// Address of this machine's node, one of each family for dual stack (default: that of the interface with the default
-    /// route)
+    /// route; without one, an address that only this machine has)
     #[arg(long, value_delimiter = ',')]
     pub node_ip: Vec<IpAddr>,
     /// Port of the kubelet (default: 10250)
@@ -73,6 +74,8 @@ pub(crate) struct Shape {
     pub node_name: String,
     /// The first is how others reach this machine.
     pub node_ips: Vec<IpAddr>,
+    /// The address that no link of this machine has yet: there is no default route to go by.
+    pub own_address: Option<IpAddr>,
     pub secure_port: u16,
     pub kubelet_port: u16,
     /// Ranges, separated by commas.
@@ -142,20 +145,33 @@ impl Flags {
     pub(crate) fn shape(&self) -> Result<Shape> {
         let text = |given: &Option<String>, usual: &str| given.clone().unwrap_or_else(|| usual.to_owned());
         let cluster_cidr = text(&self.cluster_cidr, "10.42.0.0/16");
+        let service_cidr = text(&self.service_cidr, "10.43.0.0/16");
+        let node_cidr = self.node_cidr.unwrap_or_else(|| Cidr::new(Ipv4Addr::new(10, 44, 0, 0).into(), 24));
         let is_dual = list(&cluster_cidr).len() > 1;
+        let mut node_ips = self.machine.addresses(is_dual)?;
+        let mut own_address = None;
+        if node_ips.is_empty() {
+            // Ranges that are none are told of where they are used.
+            let taken: Vec<Cidr> = [&cluster_cidr, &service_cidr]
+                .into_iter()
+                .flat_map(|text| ranges(text).ok())
+                .flatten()
+                .chain([node_cidr])
+                .collect();
+            own_address = node_address::own(&taken).context("reading the routing table")?;
+            node_ips.extend(own_address);
+        }
         Ok(Shape {
             node_name: self.machine.name()?,
-            node_ips: self.machine.addresses(is_dual)?,
+            node_ips,
+            own_address,
             secure_port: self.secure_port.unwrap_or(6443),
             kubelet_port: self.machine.kubelet_port(),
             cluster_cidr,
-            service_cidr: text(&self.service_cidr, "10.43.0.0/16"),
+            service_cidr,
             cluster_domain: text(&self.cluster_domain, "cluster.local"),
             nodes: self.nodes.unwrap_or(1),
-            node_cidr: match self.node_cidr {
-                Some(range) => range,
-                None => Cidr::new(Ipv4Addr::new(10, 44, 0, 0).into(), 24),
-            },
+            node_cidr,
             routes: self.routes.unwrap_or_default(),
             registries: self.machine.registries(),
         })
@@ -183,17 +199,28 @@ impl Machine {
         }
     }
 
-    /// The given addresses, or the one this machine sends from; of both families where the cluster has both.
+    /// The given addresses, or that of the default route; of both families where the cluster has both. None without a
+    /// default route.
     pub(crate) fn addresses(&self, is_dual: bool) -> Result<Vec<IpAddr>> {
         if !self.node_ip.is_empty() {
             return Ok(self.node_ip.clone());
         }
-        let four = default_address(Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::new(192, 0, 2, 255).into());
-        let mut addresses =
-            vec![four.context("this machine has no default route: give the node's address with --node-ip")?];
-        if is_dual {
-            let target = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
-            addresses.extend(default_address(Ipv6Addr::UNSPECIFIED.into(), target.into()).ok());
+        let of = |v6| node_address::of_default_route(v6).context("reading the routing table");
+        let Some(four) = of(false)? else { return Ok(Vec::new()) };
+        let six = if is_dual { of(true)? } else { None };
+        Ok([four].into_iter().chain(six).collect())
+    }
+
+    /// As [`Machine::addresses`], for a machine that must be reached by others: without a default route, the address by which
+    /// it reaches `server`.
+    pub(crate) fn reachable_addresses(&self, server: Option<IpAddr>, is_dual: bool) -> Result<Vec<IpAddr>> {
+        let mut addresses = self.addresses(is_dual)?;
+        if addresses.is_empty() {
+            let by_server = server.map(node_address::towards).transpose().ok().flatten().flatten();
+            addresses.extend(by_server);
+        }
+        if addresses.is_empty() {
+            bail!("this machine has no default route: give the node's address with --node-ip");
         }
         Ok(addresses)
     }
@@ -230,17 +257,6 @@ impl Shape {
 
 fn file(options: &Options) -> PathBuf {
     options.data_dir.join("flags.json")
-}
-
-/// The address this machine would send from; connecting a datagram socket asks the routing table and sends nothing.
-fn default_address(any: IpAddr, target: IpAddr) -> Result<IpAddr> {
-    let socket = UdpSocket::bind((any, 0))?;
-    socket.connect((target, 9))?;
-    let address = socket.local_addr()?.ip();
-    if address.is_loopback() || address.is_unspecified() {
-        bail!("no address but loopback");
-    }
-    Ok(address)
 }
 
 #[cfg(test)]

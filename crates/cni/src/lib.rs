@@ -3,7 +3,7 @@
 //! Flow: the runtime makes a network namespace -> [`Network`] (configuration from a directory, plug-ins run in order,
 //! results cached) -> plug-ins, executables that read JSON on stdin and answer on stdout. The plug-ins of this crate are
 //! the same binary under another `argv[0]`; [`plugin`] is the table. They speak to the kernel through the small synchronous
-//! `netlink` crate and leave packet rules to [`nft`].
+//! `netlink` crate, packet rules included ([`nft`]).
 //! [`routes`] connects the pod ranges of several hosts, and keeps the ranges of the cluster from leaving the machine.
 //!
 //! Invariant: ADD either leaves a complete interface or nothing; DEL can be repeated and never fails on what is gone.

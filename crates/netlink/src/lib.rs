@@ -5,21 +5,19 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod address;
-mod batch;
 pub mod cidr;
 mod flow;
 mod link;
 mod message;
 mod neighbour;
+pub mod nft;
 mod qdisc;
 mod route;
 mod socket;
 
 pub use address::Address;
-pub use batch::Batch;
 pub use flow::Flow;
 pub use link::{Link, LinkKind, is_valid_ifname, parse_mac};
-pub use message::Request;
 pub use neighbour::Neighbour;
 pub use qdisc::TokenBucket;
 pub use route::{Route, RouteKind, Scope};

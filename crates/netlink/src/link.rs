@@ -97,6 +97,8 @@ pub enum LinkKind<'a> {
         local: IpAddr,
     },
     Ifb,
+    /// Carries nothing; it is there to hold an address.
+    Dummy,
 }
 
 impl Socket {
@@ -165,6 +167,7 @@ impl Socket {
                 })
             }
             LinkKind::Ifb => info.attr(IFLA_INFO_KIND, b"ifb"),
+            LinkKind::Dummy => info.attr(IFLA_INFO_KIND, b"dummy"),
         });
         self.change(request)
     }

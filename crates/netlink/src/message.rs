@@ -15,33 +15,33 @@ const NLA_TYPE_MASK: u16 = 0x3fff;
 
 /// A message in the making: header, then a fixed body, then attributes.
 #[derive(Debug)]
-pub struct Request {
+pub(crate) struct Request {
     pub(crate) bytes: Vec<u8>,
 }
 
 impl Request {
-    pub fn new(kind: u16, flags: u16) -> Self {
+    pub(crate) fn new(kind: u16, flags: u16) -> Self {
         let mut bytes = vec![0; HEADER];
         bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
         bytes[6..8].copy_from_slice(&(flags | NLM_F_REQUEST).to_ne_bytes());
         Self { bytes }
     }
 
-    pub fn body(mut self, body: &[u8]) -> Self {
+    pub(crate) fn body(mut self, body: &[u8]) -> Self {
         self.bytes.extend_from_slice(body);
         self
     }
 
-    pub fn attr(mut self, kind: u16, value: &[u8]) -> Self {
+    pub(crate) fn attr(mut self, kind: u16, value: &[u8]) -> Self {
         self.push(kind, value);
         self
     }
 
-    pub fn attr_u32(self, kind: u16, value: u32) -> Self {
+    pub(crate) fn attr_u32(self, kind: u16, value: u32) -> Self {
         self.attr(kind, &value.to_ne_bytes())
     }
 
-    pub fn attr_str(self, kind: u16, value: &str) -> Self {
+    pub(crate) fn attr_str(self, kind: u16, value: &str) -> Self {
         let mut bytes = value.as_bytes().to_vec();
         bytes.push(0);
         self.attr(kind, &bytes)
@@ -55,7 +55,7 @@ impl Request {
     }
 
     /// An attribute whose value is what `fill` adds.
-    pub fn nest(mut self, kind: u16, fill: impl FnOnce(Self) -> Self) -> Self {
+    pub(crate) fn nest(mut self, kind: u16, fill: impl FnOnce(Self) -> Self) -> Self {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(&[0; 4]);
         self.bytes[start + 2..start + 4].copy_from_slice(&(kind | NLA_F_NESTED).to_ne_bytes());

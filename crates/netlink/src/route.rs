@@ -5,7 +5,9 @@ use std::net::IpAddr;
 
 use crate::Socket;
 use crate::cidr::Cidr;
-use crate::message::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, Request, attributes, family, read_ip, read_u32};
+use crate::message::{
+    NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, Request, attributes, family, read_ip, read_u16, read_u32,
+};
 
 const RTM_NEWROUTE: u16 = 24;
 const RTM_DELROUTE: u16 = 25;
@@ -17,6 +19,7 @@ const RTA_GATEWAY: u16 = 5;
 const RTA_PRIORITY: u16 = 6;
 const RTA_PREFSRC: u16 = 7;
 const RTA_METRICS: u16 = 8;
+const RTA_MULTIPATH: u16 = 9;
 const RTA_TABLE: u16 = 15;
 const RTAX_MTU: u16 = 2;
 const RTAX_ADVMSS: u16 = 8;
@@ -198,6 +201,13 @@ fn parse(answer: &[u8]) -> Option<Route> {
             RTA_PREFSRC => route.source = read_ip(value),
             RTA_PRIORITY => route.priority = read_u32(value, 0),
             RTA_TABLE => route.table = read_u32(value, 0)?,
+            // Of several next hops the first: length, flags, weight, link, attributes.
+            RTA_MULTIPATH => {
+                let length = usize::from(read_u16(value, 0)?);
+                route.oif = read_u32(value, 4);
+                let hop = attributes(value.get(8..length)?);
+                route.gateway = hop.filter(|(kind, _)| *kind == RTA_GATEWAY).find_map(|(_, value)| read_ip(value));
+            }
             RTA_METRICS => {
                 for (kind, value) in attributes(value) {
                     match kind {

@@ -3,7 +3,10 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use nix::sys::socket::{AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, socket};
+use nix::sys::socket::sockopt::{SndBuf, SndBufForce};
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, setsockopt, socket,
+};
 
 use crate::message::{HEADER, NLM_F_ACK, NLM_F_DUMP, Request, read_u16, read_u32};
 
@@ -89,21 +92,27 @@ impl Socket {
         }
     }
 
-    /// Sends several messages at once and waits for the verdict on each of `changes`.
-    pub(crate) fn send_changes(&self, messages: &[u8], changes: usize) -> io::Result<()> {
+    /// Sends a transaction of the packet filter and waits for the kernel's consent to its last change. The inner error is a
+    /// refusal, with the sequence number of the message that was refused.
+    pub(crate) fn send_batch(&self, messages: &[u8]) -> io::Result<Result<(), (u32, io::Error)>> {
+        // A message must fit into the buffer as a whole.
+        if messages.len() > BUFFER {
+            let size = messages.len().saturating_mul(2);
+            if setsockopt(&self.fd, SndBufForce, &size).is_err() {
+                setsockopt(&self.fd, SndBuf, &size)?;
+            }
+        }
         sendto(self.fd.as_raw_fd(), messages, &NetlinkAddr::new(0, 0), MsgFlags::empty())?;
         let mut buffer = vec![0; BUFFER];
-        let mut answered = 0;
-        while answered < changes {
+        loop {
             let mut rest = self.receive(&mut buffer)?;
             while let Some(message) = next_message(&mut rest)? {
                 if read_u16(message, 4) == Some(NLMSG_ERROR) {
-                    verdict(message)?;
-                    answered += 1;
+                    let sequence = read_u32(message, 8).unwrap_or_default();
+                    return Ok(verdict(message).map_err(|error| (sequence, error)));
                 }
             }
         }
-        Ok(())
     }
 
     fn receive<'a>(&self, buffer: &'a mut [u8]) -> io::Result<&'a [u8]> {

@@ -1,6 +1,7 @@
 //! `cox join`: makes this machine a node of a cluster elsewhere, or resumes it.
 
 use std::io::Read;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -125,7 +126,8 @@ async fn settings(machine: &Machine, options: &Options, cluster: &Cluster, first
     let text = told.data.unwrap_or_default().remove(enrolment::SETTINGS_KEY);
     let text = text.context("the cluster's settings are empty: was it made by 'cox up'?")?;
     let common: ClusterSettings = serde_json::from_str(&text).context("reading the cluster's settings")?;
-    let addresses = machine.addresses(node_network::list(&common.cluster_cidr).len() > 1)?;
+    let is_dual = node_network::list(&common.cluster_cidr).len() > 1;
+    let addresses = machine.reachable_addresses(host_address(&cluster.server), is_dual)?;
     Ok(Settings {
         name: machine.name()?,
         address: addresses.first().copied().context("this machine has no address")?,
@@ -139,9 +141,28 @@ async fn settings(machine: &Machine, options: &Options, cluster: &Cluster, first
     })
 }
 
+/// The address in `https://192.0.2.1:6443`; none where it is a name.
+fn host_address(url: &str) -> Option<IpAddr> {
+    let host = url.strip_prefix("https://")?.split('/').next()?;
+    host.parse::<SocketAddr>().map(|address| address.ip()).ok().or_else(|| host.parse().ok())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_server_may_be_an_address_or_a_name() {
+        for (url, expected) in [
+            ("https://192.0.2.1:6443", Some("192.0.2.1")),
+            ("https://[2001:db8::1]:6443/", Some("2001:db8::1")),
+            ("https://192.0.2.1", Some("192.0.2.1")),
+            ("https://cox.example:6443", None),
+            ("192.0.2.1:6443", None),
+        ] {
+            assert_eq!(host_address(url).map(|address| address.to_string()).as_deref(), expected, "{url}");
+        }
+    }
 
     #[test]
     fn tokens_come_from_files_and_words() {

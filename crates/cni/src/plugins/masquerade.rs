@@ -3,7 +3,9 @@
 //! One table for all pods: a map from pod address to the chain of its attachment. A packet costs one look-up however many
 //! pods there are, and DEL can tell its own entries from those of a later pod with the same address.
 
-use serde_json::Value;
+use std::io;
+
+use netlink::nft::{Target, elements};
 
 use crate::cidr::Cidr;
 use crate::nft;
@@ -17,7 +19,8 @@ pub(super) fn add(addresses: &[Cidr], network: &str, container_id: &str, ifname:
         Ok(()) => Ok(()),
         // An entry left by a pod that was never deleted: its address is ours now.
         Err(_) => {
-            let stale: Vec<(Cidr, String)> = entries()?
+            let stale: Vec<(Cidr, String)> = entries()
+                .map_err(|error| error.to_string())?
                 .into_iter()
                 .filter(|(address, _)| addresses.iter().any(|ours| ours.addr == address.addr))
                 .collect();
@@ -31,9 +34,11 @@ pub(super) fn add(addresses: &[Cidr], network: &str, container_id: &str, ifname:
 /// Removes what `add` made for this attachment, whichever addresses it had.
 pub(super) fn remove(network: &str, container_id: &str, ifname: &str) -> Result<(), String> {
     let chain = chain_name(network, container_id, ifname);
-    let Ok(entries) = entries() else {
-        return Ok(());
-    }; // no table: nothing was ever masqueraded here
+    let entries = match entries() {
+        // No table: nothing was ever masqueraded here.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries.map_err(|error| error.to_string())?,
+    };
     let ours: Vec<(Cidr, String)> = entries.into_iter().filter(|(_, target)| *target == chain).collect();
     let mut transaction = removal(&ours);
     // Declared first, so that deleting it is no error when it is gone.
@@ -83,20 +88,13 @@ fn removal(entries: &[(Cidr, String)]) -> String {
     entries.iter().map(line).collect()
 }
 
-/// Address and chain of every entry.
-fn entries() -> Result<Vec<(Cidr, String)>, String> {
+/// Address and chain of every entry. `NotFound` without the table.
+fn entries() -> io::Result<Vec<(Cidr, String)>> {
     let mut found = Vec::new();
     for map in ["sources4", "sources6"] {
-        let listing = nft::list(&["list", "map", "inet", "cox-masquerade", map])?;
-        let listing: Value = serde_json::from_str(&listing).map_err(|error| error.to_string())?;
-        let maps =
-            listing["nftables"].as_array().into_iter().flatten().filter_map(|item| item["map"]["elem"].as_array());
-        for pair in maps.flatten() {
-            let (Some(address), Some(chain)) = (pair[0].as_str(), pair[1]["goto"]["target"].as_str()) else {
-                continue;
-            };
-            if let Ok(address) = address.parse() {
-                found.push((Cidr::host(address), chain.to_owned()));
+        for element in elements("cox-masquerade", map)? {
+            if let (Ok(address), Some(Target::Chain(chain))) = (element.key.parse(), element.target) {
+                found.push((Cidr::host(address), chain));
             }
         }
     }

@@ -4,10 +4,10 @@
 //! One table for all pods: maps from (address, protocol, port) to the pod, so that a packet costs two look-ups however many
 //! ports there are. Each entry carries the attachment it belongs to as a comment; DEL removes exactly those.
 
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 
 use serde::Deserialize;
-use serde_json::Value;
 
 use super::call::Call;
 use super::{Handlers, nothing};
@@ -78,7 +78,7 @@ fn add(call: &Call) -> Result<AddResult, CniError> {
     if let Err(first) = nft::apply(&(base() + &add_elements(&elements))) {
         // A port left by a pod that was never deleted is taken over; anything else fails again.
         let taken: Vec<Element> = entries()
-            .map_err(failed("set up port mappings"))?
+            .map_err(CniError::failed("set up port mappings"))?
             .into_iter()
             .filter(|old| elements.iter().any(|new| new.map == old.map && new.key == old.key))
             .collect();
@@ -100,9 +100,11 @@ fn add(call: &Call) -> Result<AddResult, CniError> {
 
 fn del(call: &Call) -> Result<(), CniError> {
     let owner = owner(call);
-    let Ok(entries) = entries() else {
-        return Ok(());
-    }; // no table: no port was ever mapped here
+    let entries = match entries() {
+        // No table: no port was ever mapped here.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries.map_err(CniError::failed("read port mappings"))?,
+    };
     let ours: Vec<Element> = entries.into_iter().filter(|element| element.owner == owner).collect();
     if ours.is_empty() {
         return Ok(());
@@ -217,40 +219,16 @@ fn delete_elements(elements: &[Element]) -> String {
     elements.iter().map(|element| format!("delete element {TABLE} {} {{ {} }}\n", element.map, element.key)).collect()
 }
 
-/// All entries of the table, with their owners.
-fn entries() -> Result<Vec<Element>, String> {
+/// All entries of the table, with their owners. `NotFound` without the table.
+fn entries() -> io::Result<Vec<Element>> {
     const MAPS: &[&str] = &["address4", "address6", "any4", "any6", "masquerade4", "masquerade6", "all4", "all6"];
-    let listing = nft::list(&["list", "table", "inet", "cox-portmap"])?;
-    let listing: Value = serde_json::from_str(&listing).map_err(|error| error.to_string())?;
     let mut found = Vec::new();
-    for item in listing["nftables"].as_array().into_iter().flatten() {
-        let (holder, is_map) = match (item.get("map"), item.get("set")) {
-            (Some(map), _) => (map, true),
-            (_, Some(set)) => (set, false),
-            _ => continue,
-        };
-        let Some(map) = MAPS.iter().find(|known| holder["name"].as_str() == Some(known)) else {
-            continue;
-        };
-        for entry in holder["elem"].as_array().into_iter().flatten() {
-            let entry = if is_map { &entry[0] } else { entry };
-            let (value, owner) = match entry.get("elem") {
-                Some(elem) => (&elem["val"], elem["comment"].as_str().unwrap_or_default()),
-                None => (entry, ""),
-            };
-            found.push(Element { map, key: key_text(value), value: None, owner: owner.to_owned() });
+    for map in MAPS {
+        for element in netlink::nft::elements("cox-portmap", map)? {
+            found.push(Element { map, key: element.key, value: None, owner: element.comment.unwrap_or_default() });
         }
     }
     Ok(found)
-}
-
-/// `{"concat": ["10.0.0.1", "tcp", 80]}` -> `10.0.0.1 . tcp . 80`.
-fn key_text(value: &Value) -> String {
-    let scalar = |value: &Value| value.as_str().map(str::to_owned).unwrap_or_else(|| value.to_string());
-    match value["concat"].as_array() {
-        Some(parts) => parts.iter().map(scalar).collect::<Vec<_>>().join(" . "),
-        None => scalar(value),
-    }
 }
 
 fn owner(call: &Call) -> String {

@@ -6,43 +6,31 @@
 //! little and a change is an element added or deleted. Only services with session affinity have chains and sets of their own.
 
 mod base;
-mod elements;
 mod fragment;
 mod program;
 
 pub(crate) use program::Program;
 
-/// A change as text for `nft`, and as a message for the kernel where it is nothing but elements.
+/// A change, in the words of `nft`.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Transaction {
     text: String,
-    direct: Option<netlink::Batch>,
 }
 
 /// Carries out one transaction: all of it, or nothing.
 pub(crate) async fn apply(transaction: &Transaction) -> Result<(), String> {
-    match &transaction.direct {
-        Some(batch) => {
-            let batch = batch.clone();
-            let sent =
-                tokio::task::spawn_blocking(move || batch.commit()).await.unwrap_or_else(|panic| Err(panic.into()));
-            sent.map_err(|error| format!("netlink: {error}"))
-        }
-        None => nft(&transaction.text).await,
-    }
-}
-
-/// Has `nft` read a transaction.
-async fn nft(transaction: &str) -> Result<(), String> {
-    crate::tool::run("nft", &["-f", "-"], transaction).await.map(drop)
+    let text = transaction.text.clone();
+    let sent =
+        tokio::task::spawn_blocking(move || netlink::nft::apply(&text)).await.map_err(|panic| panic.to_string())?;
+    sent.map_err(|error| error.to_string())
 }
 
 /// Deletes our tables; quiet when there are none.
 pub(crate) async fn remove() -> Result<(), String> {
-    nft(&base::FAMILIES
+    let text = base::FAMILIES
         .map(|family| format!("add table {0} cox-proxy\ndelete table {0} cox-proxy\n", family.name))
-        .concat())
-    .await
+        .concat();
+    apply(&Transaction { text }).await
 }
 
 #[cfg(test)]
@@ -113,24 +101,35 @@ mod tests {
         Program::default().update(vec![("default/web".into(), Some(contribution(spec, endpoints)))]).text
     }
 
-    /// The kernel's own opinion of a sequence of transactions, in a namespace that ends with the process.
+    /// The kernel accepts a sequence of transactions, and holds what it would hold if `nft` had read them.
     fn kernel_accepts(transactions: &[String]) {
-        let script = "for f in \"$@\"; do nft -f \"$f\" || exit 1; done";
-        let files: Vec<_> = transactions
-            .iter()
-            .map(|text| {
-                let mut file = tempfile::NamedTempFile::new().unwrap();
-                file.write_all(text.as_bytes()).unwrap();
-                file
-            })
-            .collect();
-        let output = Command::new("unshare")
-            .args(["--net", "sh", "-c", script, "sh"])
-            .args(files.iter().map(|file| file.path()))
-            .stdin(Stdio::null())
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let all = || transactions.iter().map(|text| Transaction { text: text.clone() }).collect::<Vec<_>>();
+        assert_eq!(listed_after(all(), apply_here), listed_after(all(), have_nft_read));
+    }
+
+    fn apply_here(transaction: &Transaction) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(apply(transaction)).unwrap();
+    }
+
+    fn have_nft_read(transaction: &Transaction) {
+        let mut child = Command::new("nft").args(["-f", "-"]).stdin(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(transaction.text.as_bytes()).unwrap();
+        assert!(child.wait().unwrap().success(), "{}", transaction.text);
+    }
+
+    /// What `nft` lists after all of them, in a namespace that ends with the thread; maps have no order.
+    fn listed_after(transactions: Vec<Transaction>, tell: fn(&Transaction)) -> Vec<String> {
+        let inside = move || {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+            transactions.iter().for_each(tell);
+            let output = Command::new("nft").args(["list", "ruleset"]).output().unwrap();
+            let text = String::from_utf8(output.stdout).unwrap();
+            let mut parts: Vec<String> = text.split([',', '\n', '{', '}']).map(|part| part.trim().to_owned()).collect();
+            parts.sort();
+            parts
+        };
+        std::thread::spawn(inside).join().unwrap()
     }
 
     const THREE: &[(&str, &str)] = &[("10.42.0.2", "a"), ("10.42.0.3", "a"), ("10.42.1.2", "b")];
@@ -224,21 +223,6 @@ mod tests {
         kernel_accepts(&texts);
     }
 
-    /// What `nft` lists after all of them, in a namespace that ends with the thread; maps have no order.
-    fn listed_after(transactions: Vec<Transaction>) -> Vec<String> {
-        let inside = move || {
-            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            transactions.iter().for_each(|transaction| runtime.block_on(apply(transaction)).unwrap());
-            let output = Command::new("nft").args(["list", "ruleset"]).output().unwrap();
-            let text = String::from_utf8(output.stdout).unwrap();
-            let mut parts: Vec<String> = text.split([',', '\n', '{', '}']).map(|part| part.trim().to_owned()).collect();
-            parts.sort();
-            parts
-        };
-        std::thread::spawn(inside).join().unwrap()
-    }
-
     #[test]
     fn the_kernel_holds_the_same_told_either_way() {
         let spec = json!({"clusterIP": "10.43.0.9", "clusterIPs": ["10.43.0.9", "fd43::9"], "type": "NodePort",
@@ -248,29 +232,18 @@ mod tests {
             .into_iter()
             .chain([("fd42::9:2", "a"), ("fd42::9:3", "b"), ("fd42::9:4", "b")])
             .collect();
-        let steps = |is_direct: bool| {
-            let (mut program, first) = Program::fresh(&settings(), HashMap::new());
-            let mut all = vec![first];
-            let mut step = |key: &str, fragment| {
-                let mut transaction = program.update(vec![(key.into(), fragment)]);
-                if !is_direct {
-                    transaction.direct = None;
-                }
-                all.push(transaction);
-            };
-            // The first brings the chains that the rest shares.
-            step("default/web", Some(contribution(spec.clone(), &both)));
-            step("default/web", Some(contribution(spec.clone(), &other)));
-            let mut unserved = spec.clone();
-            unserved["clusterIP"] = json!("10.43.0.10");
-            unserved["clusterIPs"] = json!(["10.43.0.10", "fd43::10"]);
-            unserved["ports"] = json!([{"port": 80, "nodePort": 30081}]);
-            step("default/none", Some(contribution(unserved, &[])));
-            all
-        };
-        let direct = steps(true);
-        assert!(direct[2..].iter().all(|transaction| transaction.direct.is_some()), "{direct:?}");
-        assert_eq!(listed_after(direct), listed_after(steps(false)));
+        let (mut program, first) = Program::fresh(&settings(), HashMap::new());
+        let mut all = vec![first.text];
+        let mut step = |key: &str, fragment| all.push(program.update(vec![(key.into(), fragment)]).text);
+        // The first brings the chains that the rest shares.
+        step("default/web", Some(contribution(spec.clone(), &both)));
+        step("default/web", Some(contribution(spec.clone(), &other)));
+        let mut unserved = spec.clone();
+        unserved["clusterIP"] = json!("10.43.0.10");
+        unserved["clusterIPs"] = json!(["10.43.0.10", "fd43::10"]);
+        unserved["ports"] = json!([{"port": 80, "nodePort": 30081}]);
+        step("default/none", Some(contribution(unserved, &[])));
+        kernel_accepts(&all);
     }
 
     #[test]

@@ -5,12 +5,11 @@ use std::fmt::Write;
 
 use super::Transaction;
 use super::base::{FAMILIES, Family, table};
-use super::elements;
 use super::fragment::{Fragment, Part, fragment};
 use crate::services::ServicePort;
 use crate::settings::Settings;
 
-/// Elements per `add element` line: nft's parser slows down on very long ones.
+/// Elements per `add element` line, so that an error names few.
 const BATCH: usize = 500;
 
 /// The state of the kernel as far as we know it.
@@ -90,11 +89,9 @@ impl crate::backend::Backend for Program {
             }
         }
         let mut transaction = Transaction::default();
-        let mut elements = Some(Vec::new());
         for (family, changes) in FAMILIES.iter().zip(changes) {
-            changes.write(*family, &mut transaction.text, &mut elements);
+            changes.write(*family, &mut transaction.text);
         }
-        transaction.direct = elements.and_then(|elements| elements::encode(&elements));
         transaction
     }
 
@@ -114,7 +111,7 @@ impl Program {
         let mut program = Self::default();
         let all = services.into_iter().map(|(key, fragment)| (key, Some(fragment))).collect();
         text.push_str(&crate::backend::Backend::update(&mut program, all).text);
-        (program, Transaction { text, direct: None })
+        (program, Transaction { text })
     }
 }
 
@@ -221,9 +218,8 @@ fn unshare(all: &mut HashMap<String, Shared>, name: &str, changed: impl FnOnce(V
 }
 
 impl Changes {
-    /// Declarations before their use, elements before the chains they lead to go. `elements` are the changes as the
-    /// kernel takes them, and become none where there is more to it.
-    fn write(self, family: Family, text: &mut String, elements: &mut Option<Vec<elements::Change>>) {
+    /// Declarations before their use, elements before the chains they lead to go.
+    fn write(self, family: Family, text: &mut String) {
         let table = format!("{} cox-proxy", family.name);
         let mut line = |arguments: std::fmt::Arguments<'_>| {
             // Infallible: writing to a String.
@@ -232,9 +228,6 @@ impl Changes {
         };
         let sets: Vec<_> = self.sets.into_iter().filter(|(_, (before, now))| before != now).collect();
         let chains: Vec<_> = self.chains.into_iter().filter(|(_, (before, now))| before != now).collect();
-        if !sets.is_empty() || !chains.is_empty() {
-            *elements = None;
-        }
         for (name, (before, now)) in &sets {
             if let (None, Some(declaration)) = (before, now) {
                 line(format_args!("add set {table} {name} {declaration}"));
@@ -270,11 +263,6 @@ impl Changes {
                 for batch in changes.chunks(BATCH) {
                     let all: Vec<String> = batch.iter().map(|(key, value)| element(key, value.as_deref())).collect();
                     line(format_args!("{verb} element {table} {map} {{ {} }}", all.join(", ")));
-                }
-                if let Some(elements) = elements {
-                    let is_v6 = family.is_v6;
-                    let direct = |(key, value)| elements::Change { is_v6, map, key, value };
-                    elements.extend(changes.into_iter().map(direct));
                 }
             }
         }
