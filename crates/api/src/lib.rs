@@ -7,7 +7,9 @@
 
 pub mod codec;
 pub mod duration;
+pub mod features;
 pub mod field;
+pub mod flags;
 pub mod gvk;
 mod kinds;
 pub mod patch;

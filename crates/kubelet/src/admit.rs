@@ -14,7 +14,7 @@ use crate::node::status::Pressure;
 use crate::resize::{self, Wait};
 use crate::resources::{self, ResourceList};
 use crate::status::Ended;
-use crate::{containers, eviction, qos, state, static_pods};
+use crate::{containers, eviction, pod_fields, qos, state, static_pods};
 
 /// The pods that run here or are about to, by uid: what others have to fit beside.
 pub(crate) type Admitted = Mutex<HashMap<String, Arc<Pod>>>;
@@ -64,6 +64,7 @@ impl Kubelet {
         let pressure = *self.pressure.lock();
         let others: Vec<Arc<Pod>> = admitted.values().cloned().collect();
         let refused = reject(pod, &self.settings)
+            .or_else(|| pod_fields::refuse(pod, pod_fields::Host::look(&self.runtime.name)))
             .or_else(|| under_pressure(pod, pressure))
             .or_else(|| too_large(pod, &others, &self.allocatable))
             .or_else(|| misplaced(pod, &others, node))
@@ -155,7 +156,9 @@ fn too_large(pod: &Pod, others: &[Arc<Pod>], allocatable: &ResourceList) -> Opti
     if others.len() as i64 >= capacity("pods") {
         return Some(refusal("pods", 1, others.len() as i64, capacity("pods")));
     }
-    ["cpu", "memory", "ephemeral-storage"].into_iter().find_map(|name| {
+    let huge_pages = resources::huge_pages(pod);
+    let names = ["cpu", "memory", "ephemeral-storage"].into_iter().chain(huge_pages.iter().map(String::as_str));
+    names.into_iter().find_map(|name| {
         let requested = amount(name, &resources::pod_request(pod, name));
         let used: i64 = others.iter().map(|other| amount(name, &resources::pod_request(other, name))).sum();
         (requested > 0 && used + requested > capacity(name)).then(|| refusal(name, requested, used, capacity(name)))
@@ -265,6 +268,14 @@ mod tests {
                 Some(("OutOfcpu", "Node didn't have enough resource: cpu, requested: 600, used: 500, capacity: 1000")),
             ),
             ("", vec!["cpu=1"], None),
+            (
+                "memory=1Mi,hugepages-2Mi=2Mi",
+                vec![],
+                Some((
+                    "OutOfhugepages-2Mi",
+                    "Node didn't have enough resource: hugepages-2Mi, requested: 2097152, used: 0, capacity: 0",
+                )),
+            ),
             (
                 "",
                 vec!["", ""],

@@ -3,7 +3,9 @@
 use std::path::Path;
 
 use cri::v1;
-use k8s_openapi::api::core::v1::{Capabilities, Container, Pod, SeccompProfile, SecurityContext, VolumeMount};
+use k8s_openapi::api::core::v1::{
+    Capabilities, Container, Pod, SELinuxOptions, SeccompProfile, SecurityContext, VolumeMount,
+};
 
 use crate::state;
 
@@ -131,6 +133,7 @@ pub(crate) fn sandbox_config(pod: &Pod, parts: SandboxParts) -> v1::PodSandboxCo
                 supplemental_groups: pod_groups(pod),
                 supplemental_groups_policy: groups_policy(pod),
                 privileged: is_privileged,
+                selinux_options: context.se_linux_options.as_ref().map(selinux),
                 seccomp: Some(v1::SecurityProfile {
                     profile_type: v1::security_profile::ProfileType::RuntimeDefault as i32,
                     ..Default::default()
@@ -207,7 +210,7 @@ pub(crate) fn check_non_root(
     }
 }
 
-fn seccomp(profile: Option<&SeccompProfile>, root: &Path) -> v1::SecurityProfile {
+fn seccomp(profile: Option<&SeccompProfile>, root: &Path, is_default: bool) -> v1::SecurityProfile {
     use v1::security_profile::ProfileType;
     let (kind, localhost_ref) = match profile.map(|profile| profile.type_.as_str()) {
         Some("RuntimeDefault") => (ProfileType::RuntimeDefault, String::new()),
@@ -215,9 +218,26 @@ fn seccomp(profile: Option<&SeccompProfile>, root: &Path) -> v1::SecurityProfile
             let name = profile.and_then(|profile| profile.localhost_profile.clone()).unwrap_or_default();
             (ProfileType::Localhost, root.join(name).to_string_lossy().into_owned())
         }
+        None if is_default => (ProfileType::RuntimeDefault, String::new()),
         _ => (ProfileType::Unconfined, String::new()),
     };
     v1::SecurityProfile { profile_type: kind as i32, localhost_ref }
+}
+
+fn selinux(options: &SELinuxOptions) -> v1::SeLinuxOption {
+    v1::SeLinuxOption {
+        user: options.user.clone().unwrap_or_default(),
+        role: options.role.clone().unwrap_or_default(),
+        r#type: options.type_.clone().unwrap_or_default(),
+        level: options.level.clone().unwrap_or_default(),
+    }
+}
+
+/// The API writes `SIGRTMIN+1` what the runtime's protocol writes `SIGRTMINPLUS1`.
+fn stop_signal(container: &Container) -> v1::Signal {
+    let name = container.lifecycle.as_ref().and_then(|lifecycle| lifecycle.stop_signal.as_deref()).unwrap_or_default();
+    let name = name.replace('+', "PLUS").replace('-', "MINUS");
+    v1::Signal::from_str_name(&name).unwrap_or(v1::Signal::RuntimeDefault)
 }
 
 fn capabilities(capabilities: Option<&Capabilities>) -> v1::Capability {
@@ -240,6 +260,8 @@ pub(crate) struct ContainerParts<'a> {
     /// The container whose processes an ephemeral one looks at.
     pub(crate) target_id: Option<String>,
     pub(crate) seccomp_root: &'a Path,
+    /// Containers that name no seccomp profile get the runtime's.
+    pub(crate) seccomp_default: bool,
 }
 
 pub(crate) fn container_config(pod: &Pod, container: &Container, parts: ContainerParts<'_>) -> v1::ContainerConfig {
@@ -277,6 +299,7 @@ pub(crate) fn container_config(pod: &Pod, container: &Container, parts: Containe
         stdin: container.stdin == Some(true),
         stdin_once: container.stdin_once == Some(true),
         tty: container.tty == Some(true),
+        stop_signal: stop_signal(container) as i32,
         linux: Some(v1::LinuxContainerConfig {
             resources: Some(parts.resources),
             security_context: Some(v1::LinuxContainerSecurityContext {
@@ -293,10 +316,11 @@ pub(crate) fn container_config(pod: &Pod, container: &Container, parts: Containe
                 masked_paths: if unmasked { vec![] } else { MASKED_PATHS.iter().map(|p| (*p).into()).collect() },
                 readonly_paths: if unmasked { vec![] } else { READONLY_PATHS.iter().map(|p| (*p).into()).collect() },
                 seccomp: Some(if is_privileged {
-                    seccomp(None, parts.seccomp_root)
+                    seccomp(None, parts.seccomp_root, false)
                 } else {
-                    seccomp(context.seccomp_profile.as_ref(), parts.seccomp_root)
+                    seccomp(context.seccomp_profile.as_ref(), parts.seccomp_root, parts.seccomp_default)
                 }),
+                selinux_options: context.se_linux_options.as_ref().map(selinux),
                 apparmor: context.app_armor_profile.as_ref().map(|profile| v1::SecurityProfile {
                     profile_type: match profile.type_.as_str() {
                         "RuntimeDefault" => v1::security_profile::ProfileType::RuntimeDefault,
@@ -349,6 +373,7 @@ pub(crate) fn propagation(mode: Option<&str>) -> i32 {
 mod tests {
     use super::*;
     use k8s_openapi::api::core::v1::{ContainerPort, PodSecurityContext, PodSpec, Sysctl};
+    use serde_json::json;
 
     fn pod(spec: PodSpec) -> Pod {
         Pod { spec: Some(spec), ..Default::default() }
@@ -413,6 +438,32 @@ mod tests {
     }
 
     #[test]
+    fn seccomp_profiles_may_be_the_default() {
+        use v1::security_profile::ProfileType::{RuntimeDefault, Unconfined};
+        let named = SeccompProfile { type_: "Unconfined".into(), ..Default::default() };
+        for (profile, is_default, expected) in
+            [(None, false, Unconfined), (None, true, RuntimeDefault), (Some(&named), true, Unconfined)]
+        {
+            assert_eq!(seccomp(profile, Path::new("/"), is_default).profile_type(), expected);
+        }
+    }
+
+    #[test]
+    fn signals_have_the_names_of_the_protocol() {
+        let with = |name: Option<&str>| {
+            let lifecycle = json!({"name": "c", "lifecycle": {"stopSignal": name}});
+            stop_signal(&serde_json::from_value(lifecycle).unwrap())
+        };
+        for (name, expected) in [
+            (None, v1::Signal::RuntimeDefault),
+            (Some("SIGUSR1"), v1::Signal::Sigusr1),
+            (Some("SIGRTMIN+2"), v1::Signal::Sigrtminplus2),
+        ] {
+            assert_eq!(with(name), expected);
+        }
+    }
+
+    #[test]
     fn pod_settings_fill_in_and_host_ports_are_mapped() {
         let spec = PodSpec {
             security_context: Some(PodSecurityContext {
@@ -445,6 +496,7 @@ mod tests {
                 image_user: String::new(),
                 target_id: None,
                 seccomp_root: Path::new("/"),
+                seccomp_default: false,
             },
         );
         assert_eq!(config.args, ["y"]);

@@ -29,6 +29,7 @@ mod node;
 mod objects;
 mod plan;
 mod pleg;
+mod pod_fields;
 mod probes;
 mod qos;
 mod resize;

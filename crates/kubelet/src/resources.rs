@@ -1,10 +1,10 @@
 //! Requests and limits turned into what the kernel takes: shares, quotas, bytes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use api::quantity::Quantity;
 use cri::v1::LinuxContainerResources;
-use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 
 use crate::qos;
@@ -52,12 +52,14 @@ pub(crate) fn milli_cpu_to_quota(milli: i64) -> i64 {
 /// The resources of one container as CRI carries them.
 pub(crate) fn for_container(pod: &Pod, container: &Container, node_memory: i64) -> LinuxContainerResources {
     let cpu_request = request(container, "cpu").map_or(0, |q| q.milli_value());
-    let cpu_limit = limit(container, "cpu").map_or(0, |q| q.milli_value());
+    // What a container may use at most is what its pod may, unless it says less.
+    let limit = |name: &str| limit(container, name).or_else(|| pod_level(pod, name, |r| r.limits.as_ref()));
+    let cpu_limit = limit("cpu").map_or(0, |q| q.milli_value());
     LinuxContainerResources {
         cpu_shares: milli_cpu_to_shares(cpu_request),
         cpu_quota: milli_cpu_to_quota(cpu_limit),
         cpu_period: QUOTA_PERIOD,
-        memory_limit_in_bytes: limit(container, "memory").map_or(0, |q| q.value()),
+        memory_limit_in_bytes: limit("memory").map_or(0, |q| q.value()),
         oom_score_adj: qos::oom_score_adj(pod, container, node_memory),
         ..Default::default()
     }
@@ -85,26 +87,46 @@ pub(crate) fn for_pod(pod: &Pod) -> PodResources {
     }
 }
 
-/// The larger of what init containers need in turn and what runs side by side, plus overhead.
+/// What the pod asks for as a whole, else the larger of what init containers need in turn and what runs side by side;
+/// plus overhead.
 pub(crate) fn pod_request(pod: &Pod, name: &str) -> Quantity {
-    total(pod, name, |c| request(c, name).unwrap_or_default())
+    let own = pod_level(pod, name, |r| r.requests.as_ref());
+    with_overhead(pod, name, own.unwrap_or_else(|| total(pod, |c| request(c, name).unwrap_or_default())))
 }
 
-/// The sum of limits, if every container has one.
+/// Of the resources that a pod may have as a whole.
+fn pod_level(pod: &Pod, name: &str, list: impl Fn(&ResourceRequirements) -> Option<&ResourceList>) -> Option<Quantity> {
+    let is_supported = matches!(name, "cpu" | "memory") || name.starts_with(HUGE_PAGES);
+    let own = pod.spec.as_ref()?.resources.as_ref().filter(|_| is_supported)?;
+    from_list(list(own), name)
+}
+
+const HUGE_PAGES: &str = "hugepages-";
+
+/// The sizes of huge pages that a pod asks for.
+pub(crate) fn huge_pages(pod: &Pod) -> BTreeSet<String> {
+    let containers = crate::state::all_containers(pod);
+    let own = pod.spec.iter().filter_map(|spec| spec.resources.as_ref());
+    let all = containers.iter().filter_map(|container| container.resources.as_ref()).chain(own);
+    let lists = all.flat_map(|resources| [resources.requests.as_ref(), resources.limits.as_ref()]).flatten();
+    lists.flat_map(|list| list.keys()).filter(|name| name.starts_with(HUGE_PAGES)).cloned().collect()
+}
+
+/// The pod's own limit, else the sum of limits if every container has one.
 pub(crate) fn pod_limit(pod: &Pod, name: &str) -> Option<Quantity> {
     let spec = pod.spec.as_ref()?;
-    if let Some(own) = spec.resources.as_ref().and_then(|r| from_list(r.limits.as_ref(), name)) {
-        return Some(own);
+    if let Some(own) = pod_level(pod, name, |r| r.limits.as_ref()) {
+        return Some(with_overhead(pod, name, own));
     }
     let unlimited =
         spec.init_containers.iter().flatten().chain(&spec.containers).any(|container| limit(container, name).is_none());
     if unlimited {
         return None;
     }
-    Some(total(pod, name, |c| limit(c, name).unwrap_or_default()))
+    Some(with_overhead(pod, name, total(pod, |c| limit(c, name).unwrap_or_default())))
 }
 
-fn total(pod: &Pod, name: &str, of: impl Fn(&Container) -> Quantity) -> Quantity {
+fn total(pod: &Pod, of: impl Fn(&Container) -> Quantity) -> Quantity {
     let Some(spec) = &pod.spec else { return Quantity::default() };
     let mut steady = Quantity::default();
     for container in &spec.containers {
@@ -121,11 +143,14 @@ fn total(pod: &Pod, name: &str, of: impl Fn(&Container) -> Quantity) -> Quantity
         peak = peak.max(at_once);
     }
     steady.add(&sidecars);
-    let mut result = peak.max(steady);
-    if let Some(overhead) = spec.overhead.as_ref().and_then(|list| list.get(name)).and_then(parse) {
-        result.add(&overhead);
+    peak.max(steady)
+}
+
+fn with_overhead(pod: &Pod, name: &str, mut amount: Quantity) -> Quantity {
+    if let Some(overhead) = pod.spec.as_ref().and_then(|spec| from_list(spec.overhead.as_ref(), name)) {
+        amount.add(&overhead);
     }
-    result
+    amount
 }
 
 /// A `resourceFieldRef`: the container's own number, or the node's allocatable when it sets no
@@ -158,7 +183,7 @@ pub(crate) fn field_value(
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use k8s_openapi::api::core::v1::{PodSpec, ResourceRequirements};
+    use k8s_openapi::api::core::v1::PodSpec;
 
     pub(crate) fn list(text: &str) -> Option<ResourceList> {
         (!text.is_empty()).then(|| {
@@ -202,6 +227,27 @@ pub(crate) mod tests {
             };
             assert_eq!(pod_request(&pod, "cpu").milli_value(), expected);
         }
+    }
+
+    #[test]
+    fn pods_may_ask_as_a_whole() {
+        let whole =
+            |requests, limits| ResourceRequirements { requests: list(requests), limits: list(limits), claims: None };
+        let pod = Pod {
+            spec: Some(PodSpec {
+                containers: vec![container_with("a", "cpu=100m", ""), container_with("b", "memory=1Mi", "memory=2Mi")],
+                resources: Some(whole("cpu=2", "cpu=3,memory=1Gi")),
+                overhead: list("cpu=1"),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        assert_eq!(pod_request(&pod, "cpu").milli_value(), 3000);
+        assert_eq!(pod_request(&pod, "memory").value(), 1 << 20);
+        assert_eq!(pod_limit(&pod, "cpu").unwrap().milli_value(), 4000);
+        let containers = &pod.spec.as_ref().unwrap().containers;
+        let limits = containers.iter().map(|c| for_container(&pod, c, 1 << 30).memory_limit_in_bytes);
+        assert_eq!(limits.collect::<Vec<_>>(), [1 << 30, 2 << 20]);
     }
 
     #[test]

@@ -21,7 +21,7 @@ use crate::status::Waiting;
 use crate::terminate::Victim;
 use crate::volumes::{Mounted, blocking, subpath};
 use crate::worker::Memory;
-use crate::{dns, hooks, images, probes, resize, resources};
+use crate::{dns, hooks, images, pod_fields, probes, resize, resources};
 
 /// How a pass ended.
 #[derive(Debug, Default)]
@@ -428,6 +428,7 @@ impl Kubelet {
         let inspected = self.runtime.image_status(&image).await.map_err(|error| error.to_string())?.unwrap_or_default();
         let image_uid = inspected.uid.map(|uid| uid.value);
         containers::check_non_root(pod, container, image_uid, &inspected.username)?;
+        pod_fields::refuse_container(pod, container, pod_fields::Host::look(&self.runtime.name))?;
         let restart_count = match state.container(&container.name) {
             Some(past) => past.restart_count + 1,
             None => api_restart_count(pod, &container.name),
@@ -467,6 +468,7 @@ impl Kubelet {
                 image_user: inspected.username,
                 target_id,
                 seccomp_root: &self.settings.root_dir.join("seccomp"),
+                seccomp_default: self.settings.seccomp_default,
             },
         ))
     }

@@ -38,6 +38,13 @@ pub(crate) fn build(input: &Input<'_>) -> Result<Built> {
     if args.is_empty() {
         return Err(Error::Invalid("no command specified".into()));
     }
+    if let Some(options) = &security.selinux_options
+        && *options != v1::SeLinuxOption::default()
+        && !security.privileged
+        && Path::new("/sys/fs/selinux/enforce").exists()
+    {
+        return Err(Error::Invalid("this runtime sets no SELinux labels".into()));
+    }
     let wanted = linux.resources.unwrap_or_default();
     let capability = security.capabilities.clone().unwrap_or_default();
     let (mounts, volume_images) = mounts(input, &security)?;

@@ -73,7 +73,9 @@ pub(super) struct FileConfig {
     eviction_minimum_reclaim: BTreeMap<String, String>,
     eviction_max_pod_grace_period: Option<i64>,
     eviction_pressure_transition_period: Option<String>,
+    #[serde(rename = "imageMinimumGCAge")]
     image_minimum_gc_age: Option<String>,
+    seccomp_default: Option<bool>,
     node_status_update_frequency: Option<String>,
     node_lease_duration_seconds: Option<u64>,
 }
@@ -146,6 +148,7 @@ impl FileConfig {
             .flat_map(|(name, values)| values.into_iter().map(move |value| (name.clone(), value)))
             .collect();
         set(&mut settings.pod_logs_dir, self.pod_logs_dir);
+        set(&mut settings.seccomp_default, self.seccomp_default);
         set(&mut settings.serialize_image_pulls, self.serialize_image_pulls);
         set(&mut settings.max_parallel_image_pulls, self.max_parallel_image_pulls);
         set(&mut settings.image_gc_high, self.image_gc_high);
@@ -277,7 +280,7 @@ mod tests {
             maxPods: 50\ncontainerLogMaxSize: 5Mi\nauthentication:\n  x509: {clientCAFile: /ca.crt}\n  anonymous: {enabled: false}\n\
             authorization: {mode: AlwaysAllow}\nsystemReserved: {memory: 1Gi}\nkubeReserved: {memory: 1Gi, cpu: 100m}\nunknownFuture: 1\n\
             evictionHard: {memory.available: 1Gi}\nevictionSoft: {nodefs.available: 20%}\nevictionSoftGracePeriod: {nodefs.available: 1m30s}\n\
-            cpuManagerPolicy: static\nserverTLSBootstrap: true\nevictionPressureTransitionPeriod: 0s\n";
+            imageMinimumGCAge: 5m\nseccompDefault: true\ncpuManagerPolicy: static\nserverTLSBootstrap: true\nevictionPressureTransitionPeriod: 0s\n";
         let mut settings = Settings::new("n");
         yaml_serde::from_str::<FileConfig>(text).unwrap().apply(&mut settings).unwrap();
         assert_eq!((settings.port, settings.max_pods), (10260, 50));
@@ -290,7 +293,8 @@ mod tests {
         assert_eq!(settings.eviction_soft_grace_period["nodefs.available"], Duration::from_secs(90));
         assert_eq!(settings.eviction_pressure_transition_period, Duration::from_secs(300));
         assert_eq!(settings.cpu_manager_policy, CpuManagerPolicy::Static);
-        assert!(settings.server_tls_bootstrap);
+        assert!(settings.server_tls_bootstrap && settings.seccomp_default);
+        assert_eq!(settings.image_minimum_gc_age, Duration::from_secs(300));
         assert_eq!(settings.cgroup_driver, CgroupDriver::Cgroupfs);
     }
 

@@ -39,6 +39,9 @@ pub struct Args {
     /// Thresholds below which pods are evicted, e.g. memory.available<1Gi
     #[arg(long, value_delimiter = ',')]
     pub eviction_hard: Vec<String>,
+    /// Enable the use of `RuntimeDefault` as the default seccomp profile for all workloads
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub seccomp_default: Option<bool>,
     /// The kubelet will load its initial configuration from this file
     #[arg(long)]
     pub config: Option<PathBuf>,
@@ -161,6 +164,7 @@ impl Args {
         set(&mut settings.port, &self.port);
         set(&mut settings.anonymous_auth, &self.anonymous_auth);
         set(&mut settings.register_node, &self.register_node);
+        set(&mut settings.seccomp_default, &self.seccomp_default);
         set(&mut settings.max_pods, &self.max_pods);
         set(&mut settings.cgroups_per_qos, &self.cgroups_per_qos);
         set(&mut settings.cgroup_root, &self.cgroup_root);

@@ -61,6 +61,8 @@ pub struct Settings {
     pub static_pod_url_headers: Vec<(String, String)>,
     pub http_check_frequency: Duration,
     pub allowed_unsafe_sysctls: Vec<String>,
+    /// Containers that name no seccomp profile get the runtime's.
+    pub seccomp_default: bool,
     pub serialize_image_pulls: bool,
     pub max_parallel_image_pulls: usize,
     pub node_status_update_frequency: Duration,
@@ -169,6 +171,7 @@ impl Settings {
             static_pod_url_headers: Vec::new(),
             http_check_frequency: Duration::from_secs(20),
             allowed_unsafe_sysctls: Vec::new(),
+            seccomp_default: false,
             serialize_image_pulls: true,
             max_parallel_image_pulls: 5,
             node_status_update_frequency: Duration::from_secs(10),

@@ -160,6 +160,10 @@ impl Volumes {
             .await
             .map_err(|error| format!("failed to fetch PV {volume:?} from API server: {error}"))?;
         let spec = volume.spec.unwrap_or_default();
+        if spec.volume_mode.as_deref() == Some("Block") {
+            let name = volume.metadata.name.unwrap_or_default();
+            return Err(format!("volume {name} has volumeMode Block, but is specified in volumeMounts"));
+        }
         let (path, kind) = if let Some(source) = spec.host_path {
             (PathBuf::from(source.path), source.type_.unwrap_or_default())
         } else if let Some(source) = spec.local {

@@ -40,3 +40,27 @@ pub(crate) async fn missing_things_are_told_and_waited_for(node: &mut Node) {
     node.wait("no-map", "ready", is_ready).await;
     node.wait("no-volume", "ready", is_ready).await;
 }
+
+/// A pod is never started without what it asked for.
+pub(crate) async fn security_pods_that_ask_for_more_than_there_is_fail(node: &mut Node) {
+    let containers = json!([{"name": "c", "command": ["sleep", "1000"]}]);
+    node.create("users", json!({"hostUsers": false, "containers": containers})).await;
+    node.create(
+        "bundle",
+        json!({"containers": containers, "volumes": [{"name": "v", "projected": {"sources": [
+            {"clusterTrustBundle": {"name": "b", "path": "ca.crt"}}]}}]}),
+    )
+    .await;
+    for (name, reason, cause) in [
+        ("users", "HostUsersNotSupported", "hostUsers: false: this node has no user namespaces for pods"),
+        ("bundle", "ClusterTrustBundleNotSupported", "volume \"v\": this node does not project clusterTrustBundle"),
+    ] {
+        let status = node.wait(name, "failed", |pod| phase(pod) == "Failed").await.status.unwrap();
+        assert_eq!(status.reason.as_deref(), Some(reason));
+        let message = format!("Pod was rejected: {cause}");
+        assert_eq!(status.message.as_deref(), Some(message.as_str()));
+        assert!(status.container_statuses.iter().flatten().all(|c| c.container_id.is_none()), "{name} has started");
+        let events = node.messages().await;
+        assert!(events.contains(&message), "{events:?}");
+    }
+}

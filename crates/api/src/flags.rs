@@ -1,0 +1,301 @@
+//! What upstream's components can be told and ours have no use for, each with its answer.
+//!
+//! A flag that a component's own arguments know works. All others of v1.36 are rows of a table beside them, which
+//! [`Others`] adds to the command line: accepted where nothing here could differ, or refused with the reason. Fields of
+//! configuration files are answered by the same kind of table ([`settle`]). So a name is never taken and then ignored,
+//! and a name that upstream does not have is an error. Tests hold the tables against upstream's names ([`missing`]).
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use serde_json::Value;
+
+use crate::features;
+
+/// A flag, or a field by its path (`logging.format`).
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    pub name: &'static str,
+    pub answer: Answer,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum Answer {
+    /// Accepted: whatever it says, nothing here differs.
+    Same(&'static str),
+    /// Accepted with these values, which ask for what is done anyway.
+    Only(&'static [&'static str], &'static str),
+    /// Refused.
+    Refused(&'static str),
+}
+
+pub const fn same(name: &'static str, why: &'static str) -> Row {
+    Row { name, answer: Answer::Same(why) }
+}
+
+pub const fn only(name: &'static str, values: &'static [&'static str], why: &'static str) -> Row {
+    Row { name, answer: Answer::Only(values, why) }
+}
+
+pub const fn refused(name: &'static str, why: &'static str) -> Row {
+    Row { name, answer: Answer::Refused(why) }
+}
+
+impl Row {
+    /// Whether it may be set to this value.
+    fn check(&self, value: &str) -> Result<(), String> {
+        let name = self.name;
+        match self.answer {
+            Answer::Same(_) => Ok(()),
+            Answer::Only(values, _) if values.contains(&value) => Ok(()),
+            Answer::Only(_, why) => Err(format!("{name}: {value:?} is not supported: {why}")),
+            Answer::Refused(why) => Err(format!("{name} is not supported: {why}")),
+        }
+    }
+
+    fn help(&self) -> (String, &'static str) {
+        match self.answer {
+            Answer::Same(why) => (format!("Accepted: {why}"), ACCEPTED),
+            Answer::Only(values, why) => (format!("Only {}: {why}", values.join(", ")), ACCEPTED),
+            Answer::Refused(why) => (why.into(), REFUSED),
+        }
+    }
+}
+
+const ACCEPTED: &str = "Accepted, because nothing here differs";
+const REFUSED: &str = "Refused";
+
+/// The logging flags that every component has.
+pub const LOGGING: &[Row] = &[
+    same("log-flush-frequency", "every line is written at once"),
+    same("log-json-info-buffer-size", "every line is written at once"),
+    same("log-json-split-stream", "there are no JSON logs"),
+    same("log-text-info-buffer-size", "every line is written at once"),
+    same("log-text-split-stream", "logs go to standard error"),
+    only("logging-format", &["text"], "logs are text"),
+    same("v", "COX_LOG chooses what is logged"),
+    same("vmodule", "COX_LOG chooses what is logged"),
+];
+
+/// The TLS flags of everything that serves.
+pub const SERVING: &[Row] = &[
+    refused("tls-cipher-suites", "the cipher suites are those of rustls: AEAD with forward secrecy"),
+    refused("tls-curve-preferences", "the key exchanges are those of rustls"),
+    only("tls-min-version", &["VersionTLS12"], "TLS 1.2 and 1.3 are served"),
+];
+
+/// What the flags for metrics could change.
+pub const METRICS: &[Row] = &[
+    refused("allow-metric-labels", "labels of metrics are bounded already"),
+    refused("allow-metric-labels-manifest", "labels of metrics are bounded already"),
+    refused("disabled-metrics", "metrics cannot be switched off one by one"),
+    same("show-hidden-metrics-for-version", "no metric is hidden"),
+];
+
+/// A component's table, as several parts that components share.
+pub trait Table: 'static {
+    const ROWS: &'static [&'static [Row]];
+}
+
+/// The part of a command line that a component has no use for. Flatten it into its arguments.
+pub struct Others<T>(PhantomData<fn() -> T>);
+
+impl<T> Default for Others<T> {
+    fn default() -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<T> Clone for Others<T> {
+    fn clone(&self) -> Self {
+        Self::default()
+    }
+}
+
+impl<T> fmt::Debug for Others<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Others")
+    }
+}
+
+const FEATURE_GATES: &str = "feature-gates";
+
+impl<T: Table> clap::Args for Others<T> {
+    fn augment_args(command: Command) -> Command {
+        let gates = Arg::new(FEATURE_GATES)
+            .long(FEATURE_GATES)
+            .value_delimiter(',')
+            .action(ArgAction::Append)
+            .help("Name=true or Name=false: accepted when it asks for what is done anyway");
+        let rows = T::ROWS.iter().copied().flatten();
+        rows.fold(command.arg(gates), |command, row| {
+            let (help, heading) = row.help();
+            let arg = Arg::new(row.name)
+                .long(row.name)
+                .num_args(0..=1)
+                .default_missing_value("true")
+                .action(ArgAction::Append)
+                .value_name("VALUE")
+                .help(help)
+                .help_heading(heading);
+            command.arg(if row.name == "v" { arg.short('v') } else { arg })
+        })
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl<T: Table> clap::FromArgMatches for Others<T> {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let values = |name: &str| matches.get_many::<String>(name).into_iter().flatten();
+        let wrong = |message: String| clap::Error::raw(clap::error::ErrorKind::InvalidValue, format!("{message}\n"));
+        for pair in values(FEATURE_GATES) {
+            features::check_pair(pair).map_err(|why| wrong(format!("--{FEATURE_GATES}: {why}")))?;
+        }
+        for row in T::ROWS.iter().copied().flatten() {
+            for value in values(row.name) {
+                row.check(value).map_err(|why| wrong(format!("--{why}")))?;
+            }
+        }
+        Ok(Self::default())
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        Self::from_arg_matches(matches).map(drop)
+    }
+}
+
+/// Takes the fields of a configuration file that have an answer here out of it, `featureGates` among them, so that
+/// what is left is what the component reads itself. Empty fields are as good as absent ones, as upstream's files are
+/// written.
+pub fn settle(config: &mut Value, rows: &[Row]) -> Result<(), String> {
+    if let Some(Value::Object(gates)) = config.get("featureGates") {
+        for (name, value) in gates {
+            let value = value.as_bool().ok_or_else(|| format!("featureGates.{name}: not a boolean"))?;
+            features::check(name, value).map_err(|why| format!("featureGates: {why}"))?;
+        }
+    }
+    for row in rows {
+        if let Some(value) = take(config, row.name) {
+            answer(row, &value)?;
+        }
+    }
+    take(config, "featureGates");
+    Ok(())
+}
+
+fn answer(row: &Row, value: &Value) -> Result<(), String> {
+    match value {
+        Value::Null => Ok(()),
+        Value::String(text) if text.is_empty() || text == "0s" => Ok(()),
+        Value::String(text) => row.check(text),
+        Value::Array(items) => items.iter().try_for_each(|item| answer(row, item)),
+        Value::Object(fields) => fields.values().try_for_each(|field| answer(row, field)),
+        other => row.check(&other.to_string()),
+    }
+}
+
+/// Removes a field by its path, and what it leaves empty.
+fn take(config: &mut Value, path: &str) -> Option<Value> {
+    let fields = config.as_object_mut()?;
+    let Some((first, rest)) = path.split_once('.') else { return fields.remove(path) };
+    let inner = fields.get_mut(first)?;
+    let value = take(inner, rest);
+    if inner.as_object().is_some_and(|fields| fields.is_empty()) {
+        fields.remove(first);
+    }
+    value
+}
+
+/// The names of upstream's flags that a command line does not know: a test's question.
+pub fn missing<A: clap::Args>(upstream: &str) -> Vec<String> {
+    let command = A::augment_args(Command::new("test"));
+    let knows = |name: &&str| command.get_arguments().any(|arg| arg.get_long() == Some(name));
+    upstream.split_whitespace().filter(|name| !knows(name)).map(str::to_owned).collect()
+}
+
+/// The names in a table that upstream does not have.
+pub fn unheard<T: Table>(upstream: &str) -> Vec<&'static str> {
+    let rows = T::ROWS.iter().copied().flatten().map(|row| row.name);
+    rows.filter(|name| !upstream.split_whitespace().any(|known| known == *name)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use serde_json::json;
+
+    use super::*;
+
+    struct Few;
+
+    impl Table for Few {
+        const ROWS: &'static [&'static [Row]] = &[
+            LOGGING,
+            &[only("profiling", &["false"], "there is none"), refused("egress", "no"), same("name", "unused")],
+        ];
+    }
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        _others: Others<Few>,
+        #[arg(long)]
+        own: Option<String>,
+    }
+
+    #[test]
+    fn flags_are_accepted_or_refused() {
+        for (words, refusal) in [
+            (&["--name=x", "--own", "y", "--v=4", "-v", "2"][..], None),
+            (&["--name", "x", "--own=y"], None),
+            (&["--profiling=false"], None),
+            (&["--profiling"], Some("--profiling: \"true\" is not supported: there is none")),
+            (&["--egress=file"], Some("--egress is not supported: no")),
+            (&["--unheard=1"], Some("unexpected argument '--unheard'")),
+            (&["--feature-gates=SidecarContainers=true,AllAlpha=false"], None),
+            (&["--feature-gates=Unheard=true"], Some("unrecognized feature gate: Unheard")),
+        ] {
+            let line = Line::try_parse_from([&["x"], words].concat()).map(|line| line.own);
+            match refusal {
+                None => assert!(line.is_ok(), "{words:?}: {line:?}"),
+                Some(text) => assert!(line.unwrap_err().to_string().contains(text), "{words:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn help_says_what_is_accepted_and_what_is_refused() {
+        use clap::CommandFactory;
+        let help = Line::command().render_help().to_string();
+        for text in [ACCEPTED, REFUSED, "Accepted: unused", "Only false: there is none"] {
+            assert!(help.contains(text), "{text} is not in\n{help}");
+        }
+    }
+
+    #[test]
+    fn fields_are_settled() {
+        let rows = [
+            only("logging.format", &["text"], "logs are text"),
+            same("logging.verbosity", "no"),
+            only("port", &["0"], "there is none"),
+            refused("swap", "no"),
+        ];
+        for (config, expected) in [
+            (json!({"a": 1, "logging": {"format": "text", "verbosity": 3}, "port": 0}), Ok(json!({"a": 1}))),
+            (json!({"logging": {"other": 1}, "swap": {}}), Ok(json!({"logging": {"other": 1}}))),
+            (json!({"swap": {"x": ""}, "port": null}), Ok(json!({}))),
+            (json!({"swap": {"x": "y"}}), Err("swap is not supported: no")),
+            (json!({"port": 1}), Err("port: \"1\" is not supported: there is none")),
+            (json!({"featureGates": {"AllAlpha": false}}), Ok(json!({}))),
+            (json!({"featureGates": {"None": false}}), Err("featureGates: unrecognized feature gate: None")),
+        ] {
+            let mut left = config.clone();
+            let settled = settle(&mut left, &rows).map(|()| left);
+            assert_eq!(settled, expected.map_err(String::from), "{config}");
+        }
+    }
+}
