@@ -73,6 +73,8 @@ mod remote_decisions;
 mod rest;
 #[path = "apiserver/servers.rs"]
 mod servers;
+#[path = "apiserver/unreadable.rs"]
+mod unreadable;
 #[path = "apiserver/watch.rs"]
 mod watch;
 #[path = "apiserver/webhook_server.rs"]

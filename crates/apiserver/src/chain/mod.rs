@@ -268,7 +268,7 @@ async fn dispatch(
     let resource = match state.registry.find(&info.group, &info.version, &info.resource) {
         Some(resource) => resource,
         None => {
-            let served = crate::custom::served(&state, &info.group, &info.version, &info.resource).await;
+            let served = crate::custom::served(&state, &info.group, &info.version, &info.resource).await?;
             served.ok_or_else(Status::no_such_path)?
         }
     };
