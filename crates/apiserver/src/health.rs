@@ -26,11 +26,20 @@ async fn checks(state: &Arc<State>, ready: bool) -> Vec<(&'static str, Result<()
     ];
     if ready {
         checks.push(("etcd-readiness", store));
-        checks.push(("informer-sync", Ok(())));
+        checks.push(("informer-sync", readable(state)));
         let stopping = state.stop.is_cancelled();
         checks.push(("shutdown", if stopping { Err("process is shutting down".to_owned()) } else { Ok(()) }));
     }
     checks
+}
+
+/// As upstream, where an informer never syncs while one of its objects cannot be read.
+fn readable(state: &State) -> Result<(), String> {
+    if !state.caches.checked.load(std::sync::atomic::Ordering::Acquire) {
+        return Err("not finished".to_owned());
+    }
+    let unreadable: Vec<String> = state.caches.unreadable().iter().map(ToString::to_string).collect();
+    if unreadable.is_empty() { Ok(()) } else { Err(unreadable.join("; ")) }
 }
 
 pub(crate) async fn serve(state: &Arc<State>, info: &RequestInfo) -> Result<Response<Body>, Status> {

@@ -108,13 +108,13 @@ pub(crate) fn visible(resource: &Resource, object: &dyn Object) -> Result<Vec<u8
 }
 
 /// Reads a stored object.
-pub(crate) fn decode(resource: &Resource, stored: &[u8]) -> Result<AnyObject, Status> {
+pub(crate) fn decode(resource: &Resource, stored: &[u8]) -> Result<AnyObject, serde_json::Error> {
     if !resource.initializers || json::find(stored, &["metadata", "initializers"]).is_none() {
-        return resource.strategy.decode(stored).map_err(Status::internal);
+        return resource.strategy.decode(stored);
     }
-    let mut value = serde_json::from_slice(stored).map_err(Status::internal)?;
+    let mut value = serde_json::from_slice(stored)?;
     lift(&mut value);
-    resource.strategy.decode_value(value).map_err(Status::internal)
+    resource.strategy.decode_value(value)
 }
 
 /// Encodes an object, with the state back in its place.

@@ -23,6 +23,7 @@ mod expiring;
 mod flow_control;
 mod health;
 mod initializers;
+mod integrity;
 mod json;
 mod metrics;
 mod protobuf;

@@ -39,6 +39,8 @@ const DRAIN: Duration = Duration::from_secs(5);
 /// Connections: a quarter of the descriptors, so that there are enough for the store and for what we connect to.
 const PART_OF_DESCRIPTORS: usize = 4;
 const MAX_CONNECTIONS: usize = 16 * 1024;
+/// The first objects are tried again after this long.
+const BEGIN_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Takes requests of one process without sockets. The identity travels as a `UserInfo` extension.
 pub type Handler = Arc<dyn Fn(Request<Bytes>) -> BoxFuture<'static, Response<Body>> + Send + Sync>;
@@ -117,8 +119,8 @@ impl Server {
         };
         let state = Arc::new(state);
         tokio::spawn(crate::custom::run(state.clone()));
-        allocation::repair::once(&state, &mut Default::default()).await?;
-        crate::bootstrap::run(&state).await.context("making the first objects")?;
+        tokio::spawn(crate::integrity::run(state.clone()));
+        begin(&state).await?;
         tokio::spawn(crate::aggregation::local::run(state.clone()));
         tokio::spawn(crate::aggregation::run(state.clone()));
         tokio::spawn(crate::aggregation::trust::run(state.clone()));
@@ -249,6 +251,32 @@ async fn open(config: &Config) -> anyhow::Result<Arc<dyn Store>> {
 /// The embedded store keeps history in memory: as much as there are objects ends an interval early, within these bounds.
 const MIN_HISTORY: u64 = 32 << 20;
 const MAX_HISTORY: u64 = 128 << 20;
+
+/// Makes what every cluster has. Where a stored object that cannot be read is in the way, the server starts all the
+/// same, so that it can be removed; until then it is not ready.
+async fn begin(state: &Arc<State>) -> anyhow::Result<()> {
+    async fn once(state: &Arc<State>) -> anyhow::Result<()> {
+        let repaired = allocation::repair::once(state, &mut Default::default()).await;
+        crate::bootstrap::run(state).await.context("making the first objects")?;
+        Ok(repaired?)
+    }
+    let Err(error) = once(state).await else { return Ok(()) };
+    if state.caches.unreadable().is_empty() {
+        return Err(error);
+    }
+    tracing::error!("{error:#}");
+    let state = state.clone();
+    tokio::spawn(async move {
+        while !state.stop.is_cancelled() {
+            tokio::time::sleep(BEGIN_INTERVAL).await;
+            match once(&state).await {
+                Ok(()) => return,
+                Err(error) => tracing::warn!("{error:#}"),
+            }
+        }
+    });
+    Ok(())
+}
 
 /// Forgets old history now and then, as upstream's compactor: what was current one interval ago stays readable. An
 /// interval ends after its time, or when it has made enough history.

@@ -16,7 +16,7 @@ use crate::authn;
 use crate::authz;
 use crate::config::Config;
 use crate::registry::{Registry, Resource};
-use crate::watch_cache::{Cache, Caches, ROOT};
+use crate::watch_cache::{Cache, Caches, Entry, ROOT, Unreadable};
 
 pub(crate) struct State {
     pub(crate) config: Config,
@@ -73,29 +73,40 @@ impl State {
             .ok_or_else(|| Status::internal(format!("no cache for {}", resource.store_prefix)))
     }
 
-    /// Reads an object of another resource from the cache, for decisions that may lag a little behind. `key` is
-    /// `<namespace>/<name>` or `<name>`.
-    pub(crate) fn peek<K: DeserializeOwned>(&self, prefix: &str, key: &str) -> Option<K> {
-        let entry = self.caches.get(prefix)?.get(key)?;
-        serde_json::from_slice(&entry.json()).ok()
+    /// An object of another resource from the cache, for decisions that may lag a little behind. `key` is
+    /// `<namespace>/<name>` or `<name>`. One that cannot be read is an error, here and below: a decision about others
+    /// must not be made as if it were not there.
+    pub(crate) fn peek_entry(&self, prefix: &str, key: &str) -> Result<Option<Arc<Entry>>, Unreadable> {
+        let entry = self.caches.get(prefix).and_then(|cache| cache.get(key));
+        entry.as_deref().map(Entry::readable).transpose()?;
+        Ok(entry)
+    }
+
+    /// As [`Self::peek_entry`], in its typed form.
+    pub(crate) fn peek<K: DeserializeOwned>(&self, prefix: &str, key: &str) -> Result<Option<K>, Unreadable> {
+        self.peek_entry(prefix, key)?.map(|entry| entry.decode()).transpose()
     }
 
     /// As [`Self::peek`], read once for all who look at the same version.
-    pub(crate) fn peek_shared<K>(&self, prefix: &str, key: &str) -> Option<Arc<K>>
+    pub(crate) fn peek_shared<K>(&self, prefix: &str, key: &str) -> Result<Option<Arc<K>>, Unreadable>
     where
         K: DeserializeOwned + Send + Sync + 'static,
     {
-        self.caches.get(prefix)?.get(key)?.read()
+        self.peek_entry(prefix, key)?.map(|entry| entry.read()).transpose()
     }
 
     /// All objects under a prefix, of one namespace if given.
-    pub(crate) fn peek_all<K: DeserializeOwned>(&self, prefix: &str, namespace: Option<&str>) -> Vec<K> {
-        let Some(cache) = self.caches.get(prefix) else { return Vec::new() };
+    pub(crate) fn peek_all<K: DeserializeOwned>(
+        &self,
+        prefix: &str,
+        namespace: Option<&str>,
+    ) -> Result<Vec<K>, Unreadable> {
+        let Some(cache) = self.caches.get(prefix) else { return Ok(Vec::new()) };
         let snapshot = cache.snapshot();
         if snapshot.objects.is_empty() {
-            return Vec::new();
+            return Ok(Vec::new());
         }
-        snapshot.range(namespace, None).filter_map(|entry| serde_json::from_slice(&entry.json()).ok()).collect()
+        snapshot.range(namespace, None).map(|entry| entry.decode()).collect()
     }
 }
 

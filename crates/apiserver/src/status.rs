@@ -6,7 +6,7 @@ use http::{HeaderValue, Response, StatusCode, header};
 use store::StoreError;
 
 use crate::body::{Body, full};
-use crate::watch_cache::{Behind, TooOld};
+use crate::watch_cache::{Behind, TooOld, Unreadable};
 
 pub(crate) fn from_store(error: StoreError) -> Status {
     let message = error.to_string();
@@ -27,6 +27,12 @@ pub(crate) fn from_store(error: StoreError) -> Status {
         | StoreError::Foreign { .. }
         | StoreError::NewerFormat { .. }
         | StoreError::Io { .. } => Status::internal(message),
+    }
+}
+
+impl From<Unreadable> for Status {
+    fn from(unreadable: Unreadable) -> Self {
+        Status::internal(unreadable)
     }
 }
 

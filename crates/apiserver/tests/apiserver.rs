@@ -77,6 +77,8 @@ mod rest;
 mod security;
 #[path = "apiserver/servers.rs"]
 mod servers;
+#[path = "apiserver/unreadable.rs"]
+mod unreadable;
 #[path = "apiserver/watch.rs"]
 mod watch;
 #[path = "apiserver/webhook_server.rs"]

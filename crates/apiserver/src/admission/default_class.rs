@@ -5,13 +5,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::de::DeserializeOwned;
 
 use crate::state::State;
+use crate::watch_cache::Unreadable;
 
 /// The newest of the classes that carry one of the annotations, then the first by name.
-pub(super) fn newest_default<K>(state: &State, prefix: &str, annotations: &[&str]) -> Option<String>
+pub(super) fn newest_default<K>(state: &State, prefix: &str, annotations: &[&str]) -> Result<Option<String>, Unreadable>
 where
     K: Metadata<Ty = ObjectMeta> + DeserializeOwned,
 {
-    let classes: Vec<K> = state.peek_all(prefix, None);
+    let classes: Vec<K> = state.peek_all(prefix, None)?;
     let is_default = |meta: &&ObjectMeta| {
         let set = meta.annotations.as_ref();
         set.is_some_and(|set| annotations.iter().any(|key| set.get(*key).is_some_and(|value| value == "true")))
@@ -21,5 +22,5 @@ where
         .map(Metadata::metadata)
         .filter(is_default)
         .min_by(|a, b| b.creation_timestamp.cmp(&a.creation_timestamp).then_with(|| a.name.cmp(&b.name)));
-    chosen.and_then(|meta| meta.name.clone())
+    Ok(chosen.and_then(|meta| meta.name.clone()))
 }

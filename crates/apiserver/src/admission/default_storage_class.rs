@@ -23,7 +23,10 @@ impl Plugin for DefaultStorageClass {
             let annotated = annotations.is_some_and(|annotations| annotations.contains_key(CLASS_ANNOTATION));
             let spec = claim.spec.get_or_insert_default();
             if spec.storage_class_name.is_none() && !annotated {
-                spec.storage_class_name = newest_default::<StorageClass>(state, "storageclasses", DEFAULT);
+                match newest_default::<StorageClass>(state, "storageclasses", DEFAULT) {
+                    Ok(default) => spec.storage_class_name = default,
+                    Err(unreadable) => return Err(unreadable.into()).into(),
+                }
             }
         }
         admitted()

@@ -11,6 +11,7 @@ use crate::authz;
 use crate::initializers::Initializers as Pending;
 use crate::registry::admissionregistration::initializer::{InitializerConfiguration, Rule};
 use crate::state::{State, group_kind, own_user};
+use crate::watch_cache::Unreadable;
 
 /// All configured initializers in order of their configurations' names, parsed once per change.
 #[derive(Default)]
@@ -47,7 +48,10 @@ impl Initializers {
         if mirrored || attributes.user().name == own_user().name {
             return admitted();
         }
-        let configurations = self.configurations(state);
+        let configurations = match self.configurations(state) {
+            Ok(configurations) => configurations,
+            Err(unreadable) => return Err(unreadable.into()).into(),
+        };
         let matching = configurations.iter().flat_map(|configuration| &configuration.initializers);
         let matching = matching.filter(|initializer| initializer.rules.iter().any(|rule| matches(rule, attributes)));
         let mut names: Vec<String> = Vec::new();
@@ -62,18 +66,18 @@ impl Initializers {
         admitted()
     }
 
-    fn configurations(&self, state: &State) -> Arc<Vec<InitializerConfiguration>> {
-        let Some(cache) = state.caches.get(PREFIX) else { return Arc::default() };
+    fn configurations(&self, state: &State) -> Result<Arc<Vec<InitializerConfiguration>>, Unreadable> {
+        let Some(cache) = state.caches.get(PREFIX) else { return Ok(Arc::default()) };
         let revision = Some(cache.revision());
         {
             let built = self.0.read();
             if built.0 == revision {
-                return built.1.clone();
+                return Ok(built.1.clone());
             }
         }
-        let all: Arc<Vec<InitializerConfiguration>> = Arc::new(state.peek_all(PREFIX, None));
+        let all: Arc<Vec<InitializerConfiguration>> = Arc::new(state.peek_all(PREFIX, None)?);
         *self.0.write() = (revision, all.clone());
-        all
+        Ok(all)
     }
 }
 

@@ -10,6 +10,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use super::pod_resources::{Amounts, Side, of_container, of_pod, parse};
 use super::{Admitted, Attributes, Plugin, Verb, admitted};
 use crate::state::State;
+use crate::watch_cache::Unreadable;
 
 pub(super) struct LimitRanger;
 
@@ -19,7 +20,10 @@ const ANNOTATION: &str = "kubernetes.io/limit-ranger";
 impl Plugin for LimitRanger {
     fn admit<'a>(&'a self, state: &'a Arc<State>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
         if concerns(attributes) {
-            let ranges = ranges(state, attributes.namespace);
+            let ranges = match ranges(state, attributes.namespace) {
+                Ok(ranges) => ranges,
+                Err(unreadable) => return Err(unreadable.into()).into(),
+            };
             if let Some(pod) = attributes.object_mut::<Pod>() {
                 ranges.iter().for_each(|range| apply_defaults(range, pod));
             }
@@ -31,7 +35,11 @@ impl Plugin for LimitRanger {
         if !concerns(attributes) {
             return admitted();
         }
-        for range in ranges(state, attributes.namespace) {
+        let ranges = match ranges(state, attributes.namespace) {
+            Ok(ranges) => ranges,
+            Err(unreadable) => return Err(unreadable.into()).into(),
+        };
+        for range in ranges {
             let mut problems = Vec::new();
             if let Some(pod) = attributes.object_ref::<Pod>() {
                 check_pod(&range, pod, &mut problems);
@@ -59,7 +67,7 @@ fn concerns(attributes: &Attributes<'_>) -> bool {
     applies && attributes.old.is_none_or(|old| old.meta().deletion_timestamp.is_none())
 }
 
-fn ranges(state: &State, namespace: &str) -> Vec<LimitRange> {
+fn ranges(state: &State, namespace: &str) -> Result<Vec<LimitRange>, Unreadable> {
     state.peek_all("limitranges", Some(namespace))
 }
 

@@ -192,13 +192,13 @@ async fn in_namespace(state: &State, criteria: &Criteria, attributes: &Attribute
 }
 
 async fn namespace_labels(state: &State, name: &str) -> Result<BTreeMap<String, String>, Status> {
-    let read = || Some(state.caches.get("namespaces")?.get(name)?.labels().clone());
-    if let Some(labels) = read() {
+    let read = || state.peek_entry("namespaces", name).map(|entry| entry.map(|entry| entry.labels().clone()));
+    if let Some(labels) = read()? {
         return Ok(labels);
     }
     // It may have been created a moment ago.
     state.caches.fresh().await?;
-    read().ok_or_else(|| Status::not_found(&GroupResource::new("", "namespaces"), name))
+    read()?.ok_or_else(|| Status::not_found(&GroupResource::new("", "namespaces"), name))
 }
 
 /// Either state of the object may carry the labels: a write that adds or removes them is seen too.

@@ -6,6 +6,7 @@ use api::{GroupResource, Status};
 
 use super::{Admitted, Attributes, Plugin, Verb, admitted, later};
 use crate::state::State;
+use crate::watch_cache::Unreadable;
 
 pub(super) struct NamespaceLifecycle;
 
@@ -20,12 +21,13 @@ impl Plugin for NamespaceLifecycle {
             return admitted();
         }
         match phase(state, attributes.namespace) {
-            Some(Phase::Active) => admitted(),
-            Some(Phase::Terminating) => Err(terminating(attributes)).into(),
-            None => later(async move {
+            Err(unreadable) => Err(unreadable.into()).into(),
+            Ok(Some(Phase::Active)) => admitted(),
+            Ok(Some(Phase::Terminating)) => Err(terminating(attributes)).into(),
+            Ok(None) => later(async move {
                 // It may have been created a moment ago.
                 state.caches.fresh().await?;
-                match phase(state, attributes.namespace) {
+                match phase(state, attributes.namespace)? {
                     None => Err(Status::not_found(&GroupResource::new("", "namespaces"), attributes.namespace)),
                     Some(Phase::Active) => Ok(()),
                     Some(Phase::Terminating) => Err(terminating(attributes)),
@@ -47,9 +49,9 @@ enum Phase {
     Terminating,
 }
 
-fn phase(state: &State, namespace: &str) -> Option<Phase> {
-    let entry = state.caches.get("namespaces")?.get(namespace)?;
+fn phase(state: &State, namespace: &str) -> Result<Option<Phase>, Unreadable> {
+    let Some(entry) = state.peek_entry("namespaces", namespace)? else { return Ok(None) };
     // Almost every create asks this: scan instead of decoding.
     let marked = crate::json::find(&entry.stored, &["metadata", "deletionTimestamp"]).is_some();
-    Some(if marked { Phase::Terminating } else { Phase::Active })
+    Ok(Some(if marked { Phase::Terminating } else { Phase::Active }))
 }

@@ -40,7 +40,7 @@ impl PodNodeSelector {
 
     /// What the namespace adds to its pods.
     fn of_namespace(&self, state: &State, attributes: &Attributes<'_>) -> Result<Labels, Status> {
-        let namespace: Option<Namespace> = state.peek("namespaces", attributes.namespace);
+        let namespace: Option<Namespace> = state.peek("namespaces", attributes.namespace)?;
         let text = namespace.and_then(|namespace| namespace.metadata.annotations?.remove(ANNOTATION));
         match text {
             Some(text) => labels(&text).map_err(Status::internal),

@@ -87,7 +87,7 @@ impl Plugin for PodTolerationRestriction {
 
 /// Tolerations written into an annotation of the pod's namespace; an empty text is an empty list.
 fn annotation(state: &State, attributes: &Attributes<'_>, key: &str) -> Result<Option<Vec<Toleration>>, Status> {
-    let namespace: Option<Namespace> = state.peek("namespaces", attributes.namespace);
+    let namespace: Option<Namespace> = state.peek("namespaces", attributes.namespace)?;
     let text = namespace.and_then(|namespace| namespace.metadata.annotations?.remove(key));
     match text.as_deref() {
         None => Ok(None),

@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::{Binding, Pod};
 
 use super::{Admitted, Attributes, Plugin, Verb, admitted};
 use crate::state::State;
+use crate::watch_cache::Unreadable;
 
 pub(super) struct PodTopologyLabels;
 
@@ -19,22 +20,29 @@ impl Plugin for PodTopologyLabels {
         }
         if let Some(binding) = attributes.object_mut::<Binding>() {
             if binding.target.kind.as_deref() == Some("Node") {
-                let labels = of_node(state, binding.target.name.as_deref().unwrap_or_default());
-                copy(&mut binding.metadata.labels, labels);
+                match of_node(state, binding.target.name.as_deref().unwrap_or_default()) {
+                    Ok(labels) => copy(&mut binding.metadata.labels, labels),
+                    Err(unreadable) => return Err(unreadable.into()).into(),
+                }
             }
         } else if let Some(pod) = attributes.object_mut::<Pod>() {
             let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default();
-            copy(&mut pod.metadata.labels, of_node(state, &node));
+            match of_node(state, &node) {
+                Ok(labels) => copy(&mut pod.metadata.labels, labels),
+                Err(unreadable) => return Err(unreadable.into()).into(),
+            }
         }
         admitted()
     }
 }
 
-fn of_node(state: &State, name: &str) -> Vec<(String, String)> {
-    let entry = state.caches.get("minions").filter(|_| !name.is_empty()).and_then(|cache| cache.get(name));
-    let Some(entry) = entry else { return Vec::new() };
+fn of_node(state: &State, name: &str) -> Result<Vec<(String, String)>, Unreadable> {
+    if name.is_empty() {
+        return Ok(Vec::new());
+    }
+    let Some(entry) = state.peek_entry("minions", name)? else { return Ok(Vec::new()) };
     let labels = entry.labels();
-    LABELS.into_iter().filter_map(|key| Some((key.to_owned(), labels.get(key)?.clone()))).collect()
+    Ok(LABELS.into_iter().filter_map(|key| Some((key.to_owned(), labels.get(key)?.clone()))).collect())
 }
 
 fn copy(target: &mut Option<BTreeMap<String, String>>, labels: Vec<(String, String)>) {

@@ -8,6 +8,7 @@ use k8s_openapi::api::scheduling::v1::PriorityClass;
 
 use super::{Admitted, Attributes, Plugin, Verb, admitted, later};
 use crate::state::State;
+use crate::watch_cache::Unreadable;
 
 pub(super) struct Priority;
 
@@ -24,14 +25,20 @@ impl Plugin for Priority {
         }
         let pod = attributes.object_ref::<Pod>();
         let name = pod.and_then(|pod| pod.spec.as_ref()?.priority_class_name.clone()).filter(|name| !name.is_empty());
-        let Some(name) = name else { return apply(attributes, default_class(state).as_deref()).into() };
-        if let Some(class) = state.peek_shared(PREFIX, &name) {
-            return apply(attributes, Some(&class)).into();
-        }
+        let known = match &name {
+            Some(name) => state.peek_shared(PREFIX, name),
+            None => default_class(state),
+        };
+        let name = match (known, name) {
+            (Err(unreadable), _) => return Err(unreadable.into()).into(),
+            (Ok(class), None) => return apply(attributes, class.as_deref()).into(),
+            (Ok(Some(class)), Some(_)) => return apply(attributes, Some(&class)).into(),
+            (Ok(None), Some(name)) => name,
+        };
         later(async move {
             // It may have been created a moment ago.
             state.caches.fresh().await?;
-            match state.peek_shared(PREFIX, &name) {
+            match state.peek_shared(PREFIX, &name)? {
                 Some(class) => apply(attributes, Some(&class)),
                 None => Err(attributes.forbidden(format!("no PriorityClass with name {name} was found"))),
             }
@@ -44,7 +51,11 @@ impl Plugin for Priority {
         }
         let class = attributes.object_ref::<PriorityClass>().filter(|class| class.global_default == Some(true));
         let Some(class) = class else { return admitted() };
-        match default_class(state).and_then(|other| other.metadata.name.clone()) {
+        let default = match default_class(state) {
+            Ok(default) => default,
+            Err(unreadable) => return Err(unreadable.into()).into(),
+        };
+        match default.and_then(|other| other.metadata.name.clone()) {
             Some(other) if Some(&other) != class.metadata.name.as_ref() => Err(attributes
                 .forbidden(format!("PriorityClass {other} is already marked as default. Only one default can exist")))
             .into(),
@@ -91,8 +102,14 @@ fn apply(attributes: &mut Attributes<'_>, class: Option<&PriorityClass>) -> Resu
 }
 
 /// The default class; the lowest if, against the rules, there are several.
-fn default_class(state: &State) -> Option<Arc<PriorityClass>> {
-    let snapshot = state.caches.get(PREFIX)?.snapshot();
-    let classes = snapshot.range(None, None).filter_map(|entry| entry.read::<PriorityClass>());
-    classes.filter(|class| class.global_default == Some(true)).min_by_key(|class| class.value)
+fn default_class(state: &State) -> Result<Option<Arc<PriorityClass>>, Unreadable> {
+    let Some(cache) = state.caches.get(PREFIX) else { return Ok(None) };
+    let mut default: Option<Arc<PriorityClass>> = None;
+    for entry in cache.snapshot().range(None, None) {
+        let class = entry.read::<PriorityClass>()?;
+        if class.global_default == Some(true) && default.as_ref().is_none_or(|other| class.value < other.value) {
+            default = Some(class);
+        }
+    }
+    Ok(default)
 }

@@ -57,12 +57,12 @@ fn class_name(attributes: &Attributes<'_>) -> Option<String> {
 }
 
 async fn find(state: &State, attributes: &Attributes<'_>, name: &str) -> Result<Class, Status> {
-    if let Some(class) = state.peek("runtimeclasses", name) {
+    if let Some(class) = state.peek("runtimeclasses", name)? {
         return Ok(class);
     }
     // It may have been created a moment ago.
     state.caches.fresh().await?;
-    let class: Option<Class> = state.peek("runtimeclasses", name);
+    let class: Option<Class> = state.peek("runtimeclasses", name)?;
     class.ok_or_else(|| attributes.forbidden(format!("pod rejected: RuntimeClass {name:?} not found")))
 }
 

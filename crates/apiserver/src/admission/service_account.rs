@@ -90,10 +90,10 @@ fn mirror_refusal(spec: &PodSpec) -> Option<&'static str> {
 
 async fn find(state: &State, attributes: &Attributes<'_>, name: &str) -> Result<Arc<Account>, Status> {
     let key = [attributes.namespace, "/", name].concat();
-    let mut account = state.peek_shared("serviceaccounts", &key);
+    let mut account = state.peek_shared("serviceaccounts", &key)?;
     if account.is_none() {
         state.caches.fresh().await?;
-        account = state.peek_shared("serviceaccounts", &key);
+        account = state.peek_shared("serviceaccounts", &key)?;
     }
     account.ok_or_else(|| {
         let message = format!("error looking up service account {key}: serviceaccount {name:?} not found");

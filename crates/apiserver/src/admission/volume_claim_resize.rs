@@ -32,11 +32,9 @@ fn check(state: &State, attributes: &Attributes<'_>) -> Result<(), Status> {
     if old.status.as_ref().and_then(|status| status.phase.as_deref()) != Some("Bound") {
         return Err(attributes.forbidden("Only bound persistent volume claims can be expanded"));
     }
-    let expands = class(new).filter(|class| Some(*class) == self::class(old)).is_some_and(|class| {
-        let class: Option<StorageClass> = state.peek("storageclasses", class);
-        class.is_some_and(|class| class.allow_volume_expansion == Some(true))
-    });
-    if expands {
+    let same = class(new).filter(|class| Some(*class) == self::class(old));
+    let class: Option<StorageClass> = same.map(|class| state.peek("storageclasses", class)).transpose()?.flatten();
+    if class.is_some_and(|class| class.allow_volume_expansion == Some(true)) {
         return Ok(());
     }
     Err(attributes.forbidden(

@@ -15,6 +15,7 @@ use super::{PREFIX, condition, remote_discovery, write_status};
 use crate::registry::apiregistration::api_service::Availability;
 use crate::remote::service;
 use crate::state::State;
+use crate::watch_cache::Unreadable;
 
 /// A server that answers is asked again after this long; one that does not, sooner at first.
 const AGAIN: Duration = Duration::from_secs(30);
@@ -91,7 +92,8 @@ fn availability(verdict: &Result<(), Reason>) -> Availability<'_> {
 /// Whether the registration says so already.
 fn is_told(state: &State, backend: &Backend, verdict: &Result<(), Reason>) -> bool {
     let registered = state.peek_shared::<APIService>(PREFIX, &backend.name());
-    registered.is_none_or(|service| condition(&service).is_some_and(|found| availability(verdict).is(found)))
+    let says_so = |service: Arc<APIService>| condition(&service).is_some_and(|found| availability(verdict).is(found));
+    registered.is_ok_and(|service| service.is_none_or(says_so))
 }
 
 async fn tell(state: &Arc<State>, backend: &Backend, verdict: &Result<(), Reason>) -> bool {
@@ -111,8 +113,11 @@ async fn tell(state: &Arc<State>, backend: &Backend, verdict: &Result<(), Reason
 
 async fn check(state: &State, backend: &Backend) -> Result<(), Reason> {
     let (namespace, name, port) = &backend.service;
-    let found: Option<Arc<Service>> = state.peek_shared("services/specs", &format!("{namespace}/{name}"));
-    routable((namespace, name, *port), found.as_deref(), &service::slices(state, namespace, name))?;
+    let unknown = |unreadable: Unreadable| ("ServiceAccessError", unreadable.to_string());
+    let found: Option<Arc<Service>> =
+        state.peek_shared("services/specs", &format!("{namespace}/{name}")).map_err(unknown)?;
+    let slices = service::slices(state, namespace, name).map_err(unknown)?;
+    routable((namespace, name, *port), found.as_deref(), &slices)?;
     let Err(_) = probe(state, backend).await else { return Ok(()) };
     let probes = (0..ATTEMPTS).map(|_| Box::pin(probe(state, backend)));
     select_ok(probes).await.map(drop).map_err(|error| ("FailedDiscoveryCheck", error))

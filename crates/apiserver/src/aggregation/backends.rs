@@ -16,6 +16,7 @@ use super::backend::Backend;
 use super::remote_discovery::Discovered;
 use crate::chain::RequestInfo;
 use crate::state::State;
+use crate::watch_cache::Snapshot;
 
 /// Who serves what this server does not. A request costs one look at a flag as long as nobody does.
 pub(crate) struct Aggregation {
@@ -91,8 +92,7 @@ pub(crate) async fn run(state: Arc<State>) {
     let mut tasks = JoinSet::new();
     loop {
         changes.mark_unchanged();
-        let registered: Vec<Arc<APIService>> =
-            cache.snapshot().objects.values().filter_map(|entry| entry.read()).collect();
+        let registered = registered(&cache.snapshot());
         let (backends, fresh) = next(&state, &registered);
         let before = std::mem::replace(&mut *state.aggregation.backends.write(), backends.clone());
         state.aggregation.has_backends.store(!backends.is_empty(), Ordering::Release);
@@ -120,11 +120,26 @@ pub(crate) async fn run(state: Arc<State>) {
     }
 }
 
-/// The backends that registrations ask for, and those among them that are new. One that has not changed stays.
-fn next(state: &State, registered: &[Arc<APIService>]) -> (Arc<[Arc<Backend>]>, Vec<Arc<Backend>>) {
+/// A registration, or the name of one that cannot be read.
+type Registered = Result<Arc<APIService>, String>;
+
+fn registered(snapshot: &Snapshot) -> Vec<Registered> {
+    snapshot.objects.values().map(|entry| entry.read().map_err(|_| entry.name().to_owned())).collect()
+}
+
+/// The backends that registrations ask for, and those among them that are new. One that has not changed stays, and so
+/// does one whose registration can no longer be read.
+fn next(state: &State, registered: &[Registered]) -> (Arc<[Arc<Backend>]>, Vec<Arc<Backend>>) {
     let before = state.aggregation.backends();
     let (mut all, mut fresh) = (Vec::new(), Vec::new());
     for service in registered {
+        let service = match service {
+            Ok(service) => service,
+            Err(name) => {
+                all.extend(before.iter().find(|backend| backend.name() == *name).cloned());
+                continue;
+            }
+        };
         if let Some(known) = before.iter().find(|backend| backend.is_of(service)) {
             known.observe(service);
             all.push(known.clone());

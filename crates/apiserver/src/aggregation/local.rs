@@ -17,6 +17,7 @@ use crate::registry::apiregistration::api_service::LOCAL;
 use crate::registry::priority::{self, Priority};
 use crate::registry::unset::or_empty;
 use crate::state::State;
+use crate::watch_cache::Unreadable;
 
 const DEFINITIONS: &str = "apiextensions.k8s.io/customresourcedefinitions";
 /// Says that an APIService is the server's own, and for how long.
@@ -77,7 +78,7 @@ pub(crate) async fn register(state: &Arc<State>) -> anyhow::Result<()> {
     if state.registry.find("apiregistration.k8s.io", "v1", "apiservices").is_none() {
         return Ok(());
     }
-    carry_out(state, plan(&wanted(state), &found(state), true)).await
+    carry_out(state, plan(&wanted(state)?, &found(state)?, true)).await
 }
 
 /// Follows definitions and registrations until the server stops.
@@ -102,8 +103,8 @@ pub(crate) async fn run(state: Arc<State>) {
 }
 
 async fn sync(state: &Arc<State>) -> anyhow::Result<()> {
-    let found = found(state);
-    carry_out(state, plan(&wanted(state), &found, false)).await?;
+    let found = found(state)?;
+    carry_out(state, plan(&wanted(state)?, &found, false)).await?;
     for service in &found {
         let is_local = service.spec.as_ref().is_none_or(|spec| spec.service.is_none());
         if is_local && condition(service).is_none_or(|found| !LOCAL.is(found)) {
@@ -113,13 +114,13 @@ async fn sync(state: &Arc<State>) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn found(state: &State) -> Vec<Arc<APIService>> {
-    let Some(cache) = state.caches.get(PREFIX) else { return Vec::new() };
-    cache.snapshot().objects.values().filter_map(|entry| entry.read()).collect()
+fn found(state: &State) -> Result<Vec<Arc<APIService>>, Unreadable> {
+    let Some(cache) = state.caches.get(PREFIX) else { return Ok(Vec::new()) };
+    cache.snapshot().objects.values().map(|entry| entry.read()).collect()
 }
 
 /// What is to be registered: the built-in table, and the definitions as they are now.
-fn wanted(state: &State) -> BTreeMap<String, Wanted> {
+fn wanted(state: &State) -> Result<BTreeMap<String, Wanted>, Unreadable> {
     let table = state.registry.table();
     let rows = table.rows().iter().filter(|row| !row.is_custom);
     let versions: HashSet<(&str, &str)> = rows.map(|row| (&*row.group, &*row.version)).collect();
@@ -130,13 +131,13 @@ fn wanted(state: &State) -> BTreeMap<String, Wanted> {
     let mut wanted = BTreeMap::new();
     let definitions = state.caches.get(DEFINITIONS).map(|cache| cache.snapshot());
     for entry in definitions.iter().flat_map(|snapshot| snapshot.objects.values()) {
-        let Some(definition) = entry.read::<CustomResourceDefinition>() else { continue };
+        let definition = entry.read::<CustomResourceDefinition>()?;
         for version in definition.spec.versions.iter().filter(|version| version.served) {
             wanted.extend([Wanted::new(&definition.spec.group, &version.name, priority::CUSTOM, Managed::Always)]);
         }
     }
     wanted.extend(built_in);
-    wanted
+    Ok(wanted)
 }
 
 /// Decides what to write. Registrations that are not the server's own are never touched.

@@ -31,7 +31,7 @@ use crate::state::{State, now, own_operation};
 use crate::verbs::{Current, Target, modify};
 
 /// Where registrations are stored, and where they are served.
-const PREFIX: &str = "apiregistration.k8s.io/apiservices";
+pub(crate) const PREFIX: &str = "apiregistration.k8s.io/apiservices";
 const PATH: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
 
 /// What an APIService says about its availability.
@@ -47,7 +47,8 @@ pub(crate) fn render_metrics(state: &State, out: &mut String) {
     out.push_str("# TYPE aggregator_unavailable_apiservice gauge\n");
     for entry in cache.snapshot().objects.values() {
         let service = entry.read::<APIService>();
-        let is_available = service.as_deref().and_then(condition).is_some_and(|condition| condition.status == "True");
+        let is_available =
+            service.as_deref().ok().and_then(condition).is_some_and(|condition| condition.status == "True");
         let value = u8::from(!is_available);
         let _ = writeln!(out, "aggregator_unavailable_apiservice{{name=\"{}\"}} {value}", entry.name());
     }

@@ -34,7 +34,7 @@ pub(crate) async fn ensure(state: &Arc<State>) -> anyhow::Result<()> {
             "metadata": {"name": NAME, "namespace": "kube-system"}, "data": combined(&Data::new(), &ours)});
         return write(state, Method::POST, MAPS, &object).await;
     };
-    let mut object: Value = serde_json::from_slice(&found.json())?;
+    let mut object: Value = found.decode()?;
     let before = object["data"].as_object().cloned().unwrap_or_default();
     let after = combined(&before, &ours);
     if after == before {

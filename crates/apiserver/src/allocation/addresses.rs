@@ -15,6 +15,7 @@ use crate::registry::Resource;
 use crate::registry::unset::items;
 use crate::state::{State, own_operation};
 use crate::verbs::{create_object, delete_object};
+use crate::watch_cache::Unreadable;
 
 const PREFIX: &str = "ipaddresses";
 const FAMILY: &str = "ipaddress.kubernetes.io/ip-family";
@@ -33,7 +34,7 @@ pub(super) async fn fill(
 ) -> Result<(), Status> {
     let parent = reference(service);
     let Some(spec) = service.spec.as_mut() else { return Ok(()) };
-    let ranges = ranges(state);
+    let ranges = ranges(state)?;
     let Addresses::Wanted { families, given } = plan::addresses(spec, &state.config.service_cluster_ip_ranges) else {
         return Ok(());
     };
@@ -97,8 +98,8 @@ pub(super) async fn fill(
 }
 
 /// All ranges that are ready: those of the flags first, then those of `ServiceCIDR` objects by age.
-pub(super) fn ranges(state: &State) -> Vec<Cidr> {
-    let mut objects: Vec<ServiceCIDR> = state.peek_all("servicecidrs", None);
+pub(super) fn ranges(state: &State) -> Result<Vec<Cidr>, Unreadable> {
+    let mut objects: Vec<ServiceCIDR> = state.peek_all("servicecidrs", None)?;
     objects.retain(|object| {
         let conditions = object.status.as_ref().map(|status| items(&status.conditions)).unwrap_or_default();
         let ready = conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True");
@@ -113,7 +114,7 @@ pub(super) fn ranges(state: &State) -> Vec<Cidr> {
             ranges.push(range);
         }
     }
-    ranges
+    Ok(ranges)
 }
 
 async fn claim_any(
@@ -168,7 +169,7 @@ pub(super) async fn release(state: &Arc<State>, service: &Service, address: IpAd
     let name = address.to_string();
     // Created a moment ago, perhaps: the cache has to show it.
     state.caches.fresh().await?;
-    let object: Option<IPAddress> = state.peek(PREFIX, &name);
+    let object: Option<IPAddress> = state.peek(PREFIX, &name)?;
     if object.is_none_or(|object| object.spec.parent_ref != reference(service)) {
         return Ok(());
     }
@@ -191,7 +192,7 @@ pub(super) fn is_ours(address: &IPAddress) -> bool {
 }
 
 /// All addresses that are taken.
-pub(super) fn all(state: &State) -> Vec<IPAddress> {
+pub(super) fn all(state: &State) -> Result<Vec<IPAddress>, Unreadable> {
     state.peek_all(PREFIX, None)
 }
 

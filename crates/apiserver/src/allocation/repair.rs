@@ -41,8 +41,8 @@ pub(crate) async fn run(state: Arc<State>, stop: CancellationToken) {
 /// One round. `leaks` remembers how often a port was seen without a service.
 pub(crate) async fn once(state: &Arc<State>, leaks: &mut BTreeMap<u16, u32>) -> Result<(), Status> {
     state.caches.fresh().await?;
-    let services: Vec<Service> = state.peek_all("services/specs", None);
-    for fix in plan(&services, &addresses::all(state), &addresses::ranges(state), now()) {
+    let services: Vec<Service> = state.peek_all("services/specs", None)?;
+    for fix in plan(&services, &addresses::all(state)?, &addresses::ranges(state)?, now()) {
         match fix {
             Fix::Claim { service, address } => {
                 tracing::warn!(%address, service = %describe(service), "cluster IP is not allocated; repairing");

@@ -175,6 +175,7 @@ fn is_gone(object: &Value) -> bool {
 fn account(state: &State, namespace: &str, name: &str, uid: &str) -> Result<Value, String> {
     let account: Value = state
         .peek("serviceaccounts", &format!("{namespace}/{name}"))
+        .map_err(|unreadable| unreadable.to_string())?
         .ok_or_else(|| format!("serviceaccounts {name:?} not found"))?;
     let found = account["metadata"]["uid"].as_str().unwrap_or_default();
     if found != uid {
@@ -208,7 +209,8 @@ fn bound_user(state: &State, token: &Token<'_>) -> Result<UserInfo, String> {
         // A token bound to a pod also names its node for information; only a direct binding must hold.
         if kind != "node" || !private["pod"].is_object() {
             let invalidated = || "service account token has been invalidated".to_owned();
-            let object: Value = state.peek(prefix, &key).ok_or_else(invalidated)?;
+            let object: Option<Value> = state.peek(prefix, &key).map_err(|unreadable| unreadable.to_string())?;
+            let object = object.ok_or_else(invalidated)?;
             let found = object["metadata"]["uid"].as_str().unwrap_or_default();
             if found != uid {
                 return Err(format!("{kind} UID ({found}) does not match service account {kind} ref claim ({uid})"));
@@ -244,6 +246,7 @@ fn legacy_user(state: &State, token: &Token<'_>, text: &str) -> Result<UserInfo,
     }
     let secret: k8s_openapi::api::core::v1::Secret = state
         .peek("secrets", &format!("{namespace}/{secret_name}"))
+        .map_err(|unreadable| unreadable.to_string())?
         .ok_or_else(|| "Token has been invalidated".to_owned())?;
     if secret.metadata.deletion_timestamp.is_some() {
         return Err("Token has been invalidated".to_owned());

@@ -32,6 +32,11 @@ impl Feed {
         Self { cache: None, at: None }
     }
 
+    /// Whether some of the objects cannot be read.
+    pub(super) fn has_unreadable(&self) -> bool {
+        self.cache.as_ref().is_some_and(|cache| !cache.unreadable().is_empty())
+    }
+
     /// Whether everything the cache shows has been read.
     pub(super) fn is_current(&self) -> bool {
         let Some(cache) = &self.cache else { return true };

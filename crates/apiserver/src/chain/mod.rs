@@ -173,7 +173,9 @@ async fn admit(
     trace::lap(Stage::Limits);
     // The namespace that authorization is about to see must be that of the resource.
     let row = row(state, info).await;
-    if row.as_ref().is_some_and(|row| !info.fits_scope(row.is_namespaced())) {
+    if let Ok(Some(row)) = &row
+        && !info.fits_scope(row.is_namespaced())
+    {
         return Err(Status::no_such_path());
     }
     if let Err(status) = authorize(state, &user, &attributes, trail).await {
@@ -181,17 +183,17 @@ async fn admit(
         return Err(status);
     }
     trace::lap(Stage::Authorization);
-    Ok((user, place, row))
+    Ok((user, place, row?))
 }
 
 /// The row of the table that a request is about; none if another server serves it, or nobody.
-async fn row(state: &State, info: &RequestInfo) -> Option<Arc<Resource>> {
+async fn row(state: &State, info: &RequestInfo) -> Result<Option<Arc<Resource>>, Status> {
     if !info.is_resource || state.aggregation.of(info).is_some() {
-        return None;
+        return Ok(None);
     }
     let (group, version, plural) = (&info.group, &info.version, &info.resource);
     match state.registry.find(group, version, plural) {
-        Some(row) => Some(row),
+        Some(row) => Ok(Some(row)),
         None => crate::custom::served(state, group, version, plural).await,
     }
 }

@@ -131,19 +131,21 @@ pub(crate) async fn entries(operation: &Operation, mut entries: Vec<Arc<Entry>>)
     if foreign.is_empty() {
         return Ok(entries);
     }
-    let objects = foreign.iter().map(|entry| serde_json::from_slice(&entry.stored).map_err(Status::internal));
-    let objects: Vec<Value> = objects.collect::<Result<_, _>>()?;
+    let read = |entry: &&mut Arc<Entry>| {
+        serde_json::from_slice(&entry.readable()?.stored).map_err(|error| entry.refuse(&error))
+    };
+    let objects: Vec<Value> = foreign.iter().map(read).collect::<Result<_, _>>()?;
     let converted = converter.convert(&operation.state, &resource.kind, objects, &wanted).await?;
     for (entry, object) in foreign.into_iter().zip(converted) {
         let stored = encoded(resource, &object, &wanted)?;
-        let made = Entry::new(entry.key.clone(), &stored, entry.revision);
-        *entry = Arc::new(made.ok_or_else(|| Status::internal("a converted object has no metadata"))?);
+        *entry = Arc::new(Entry::new(&entry.prefix, entry.key.clone(), &stored, entry.revision));
     }
     Ok(entries)
 }
 
 /// One stored object, in the version of the request.
 pub(crate) async fn entry(operation: &Operation, entry: Arc<Entry>) -> Result<Arc<Entry>, Status> {
+    entry.readable()?;
     if operation.resource.converter.is_none() {
         return Ok(entry);
     }

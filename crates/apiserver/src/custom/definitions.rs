@@ -9,6 +9,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, CustomResourceDefinitionCondition, CustomResourceDefinitionNames,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use tokio::task::JoinSet;
 
 use super::names::{Decision, Taken, decide};
@@ -17,7 +18,7 @@ use crate::registry::unset::{items, or_empty};
 use crate::registry::{AnyObject, Object, Resource};
 use crate::state::{Operation, State, own_operation};
 use crate::verbs::{Current, Target, modify};
-use crate::watch_cache::Snapshot;
+use crate::watch_cache::{Snapshot, Unreadable};
 
 pub(super) const PREFIX: &str = "apiextensions.k8s.io/customresourcedefinitions";
 
@@ -35,13 +36,27 @@ pub(crate) struct Definitions {
 
 /// The row of a request that the table does not have: a definition that is in the cache but not yet in the table is
 /// waited for.
-pub(crate) async fn served(state: &State, group: &str, version: &str, plural: &str) -> Option<Arc<Resource>> {
-    let newest = state.caches.get(PREFIX)?.revision();
+pub(crate) async fn served(
+    state: &State,
+    group: &str,
+    version: &str,
+    plural: &str,
+) -> Result<Option<Arc<Resource>>, Unreadable> {
+    let Some(cache) = state.caches.get(PREFIX) else { return Ok(None) };
+    let newest = cache.revision();
     let mut seen = state.definitions.seen.subscribe();
     let caught_up = seen.wait_for(|seen| *seen >= newest);
-    tokio::time::timeout(PATIENCE, caught_up).await.ok()?.ok()?;
+    if !matches!(tokio::time::timeout(PATIENCE, caught_up).await, Ok(Ok(_))) {
+        return Ok(None);
+    }
     // Also when there was nothing to wait for: the row may have come since the table was asked.
-    state.registry.find(group, version, plural)
+    let found = state.registry.find(group, version, plural);
+    if found.is_none() {
+        // What is defined or registered in words that cannot be read is not what nobody has heard of.
+        state.peek_shared::<CustomResourceDefinition>(PREFIX, &format!("{plural}.{group}"))?;
+        state.peek_shared::<APIService>(crate::aggregation::PREFIX, &format!("{version}.{group}"))?;
+    }
+    Ok(found)
 }
 
 /// Keeps rows and definitions in step until the server stops.
@@ -82,11 +97,17 @@ struct Keeper {
 impl Keeper {
     /// Brings the table to what the definitions say, then tells each what became of it. Returns whether all is done.
     async fn sync(&mut self, snapshot: &Snapshot) -> bool {
-        let read = snapshot.objects.values().filter_map(|entry| entry.read::<CustomResourceDefinition>());
-        let definitions: Vec<Arc<CustomResourceDefinition>> = read.collect();
+        let mut definitions: Vec<Arc<CustomResourceDefinition>> = Vec::new();
+        let mut wanted: BTreeMap<&str, Known> = BTreeMap::new();
+        for entry in snapshot.objects.values() {
+            match entry.read() {
+                Ok(definition) => definitions.push(definition),
+                // What it said last stays: its objects are there, and others must not think that they are not.
+                Err(_) => wanted.extend(self.known.remove(entry.name()).map(|known| (entry.name(), known))),
+            }
+        }
         let decisions = decisions(&definitions);
         let mut is_done = true;
-        let mut wanted: BTreeMap<&str, Known> = BTreeMap::new();
         for (definition, decision) in definitions.iter().zip(&decisions) {
             if decision.conflict.is_some() && !has_condition(definition, "Established") {
                 continue;
@@ -104,13 +125,20 @@ impl Keeper {
                 is_done = false;
                 continue;
             }
-            let known = known.unwrap_or_else(|| Known {
-                uid: uid.to_owned(),
-                generation: definition.metadata.generation,
-                names: decision.names.clone(),
-                rows: rows::rows(definition, &decision.names).into_iter().map(Arc::new).collect(),
-                prefix,
-            });
+            let known = match known {
+                Some(known) => known,
+                None => {
+                    let rows = rows::rows(definition, &decision.names).into_iter().map(Arc::new).collect();
+                    is_done &= crate::integrity::check(&self.state, &rows).await;
+                    Known {
+                        uid: uid.to_owned(),
+                        generation: definition.metadata.generation,
+                        names: decision.names.clone(),
+                        rows,
+                        prefix,
+                    }
+                }
+            };
             wanted.insert(name, known);
         }
         self.install(wanted, snapshot.revision);

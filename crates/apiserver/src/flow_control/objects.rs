@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use crate::registry::column::rfc3339;
 use crate::registry::unset::{items, or_empty};
 use crate::state::{State, now};
+use crate::watch_cache::Unreadable;
 
 const GROUP: &str = "flowcontrol.apiserver.k8s.io";
 const SCHEMAS: &str = "flowschemas";
@@ -168,8 +169,10 @@ pub(crate) async fn run(state: Arc<State>) {
     loop {
         schemas.mark_unchanged();
         levels.mark_unchanged();
-        learn(&state);
-        let outcome = ensure(&state).await;
+        let outcome = match learn(&state) {
+            Ok(()) => ensure(&state).await,
+            Err(unreadable) => Err(unreadable.into()),
+        };
         if let Err(error) = &outcome {
             tracing::warn!("flow control objects: {error:#}");
         }
@@ -183,13 +186,15 @@ pub(crate) async fn run(state: Arc<State>) {
     }
 }
 
-/// Has requests go by the objects there are.
-fn learn(state: &State) {
-    let (Some(schemas), Some(levels)) = (state.caches.get(SCHEMAS), state.caches.get(LEVELS)) else { return };
-    let schemas: Vec<Arc<FlowSchema>> = schemas.snapshot().objects.values().filter_map(|entry| entry.read()).collect();
+/// Has requests go by the objects there are. If one of them cannot be read, by those that could be read last.
+fn learn(state: &State) -> Result<(), Unreadable> {
+    let (Some(schemas), Some(levels)) = (state.caches.get(SCHEMAS), state.caches.get(LEVELS)) else { return Ok(()) };
+    let schemas: Vec<Arc<FlowSchema>> =
+        schemas.snapshot().objects.values().map(|entry| entry.read()).collect::<Result<_, _>>()?;
     let levels: Vec<Arc<PriorityLevelConfiguration>> =
-        levels.snapshot().objects.values().filter_map(|entry| entry.read()).collect();
+        levels.snapshot().objects.values().map(|entry| entry.read()).collect::<Result<_, _>>()?;
     state.flow_control.learn(&schemas, &levels);
+    Ok(())
 }
 
 async fn keep(state: &Arc<State>, suggestion: &Suggestion) -> anyhow::Result<()> {
@@ -200,7 +205,7 @@ async fn keep(state: &Arc<State>, suggestion: &Suggestion) -> anyhow::Result<()>
         let url = format!("{path}?fieldManager={PRODUCER}");
         return write(state, Method::POST, &url, &suggestion.object).await;
     };
-    let found: Value = serde_json::from_slice(&found.json())?;
+    let found: Value = found.decode()?;
     match revised(&found, suggestion) {
         Some(object) => write(state, Method::PUT, &format!("{path}/{name}?fieldManager={PRODUCER}"), &object).await,
         None => Ok(()),
@@ -235,7 +240,7 @@ async fn tell(state: &Arc<State>) -> anyhow::Result<()> {
     let levels: HashSet<&str> = levels.objects.values().map(|entry| entry.name()).collect();
     let snapshot = schemas.snapshot();
     let writes = snapshot.objects.values().filter_map(|entry| {
-        let schema = entry.read::<FlowSchema>()?;
+        let schema = entry.read::<FlowSchema>().ok()?;
         let status = dangling(&schema, &levels)?;
         let name = or_empty(&schema.metadata.name);
         let url = format!("/apis/{GROUP}/v1/{SCHEMAS}/{name}/status?fieldManager={CONSUMER}");

@@ -6,13 +6,14 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 
 use crate::state::State;
-use crate::watch_cache::Entry;
+use crate::watch_cache::{Entry, Unreadable};
 
 /// The address behind a service port: its cluster IP, or the name an ExternalName service stands for. With
 /// `--enable-aggregator-routing`, one of its endpoints.
 pub(crate) fn resolve(state: &State, namespace: &str, name: &str, port: u16) -> Result<(String, u16), String> {
     let service: Arc<Service> = state
         .peek_shared("services/specs", &format!("{namespace}/{name}"))
+        .map_err(|unreadable| unreadable.to_string())?
         .ok_or_else(|| format!("service {name:?} not found"))?;
     let spec = service.spec.clone().unwrap_or_default();
     let kind = spec.type_.as_deref().unwrap_or("ClusterIP");
@@ -32,6 +33,7 @@ pub(crate) fn resolve(state: &State, namespace: &str, name: &str, port: u16) -> 
         return Ok((address, port));
     }
     ready_endpoint(state, namespace, name, declared.name.as_deref().unwrap_or_default())
+        .map_err(|unreadable| unreadable.to_string())?
         .ok_or_else(|| format!("no endpoints available for service {name:?}"))
 }
 
@@ -39,27 +41,33 @@ pub(crate) fn resolve(state: &State, namespace: &str, name: &str, port: u16) -> 
 pub(crate) fn entries(state: &State, namespace: &str, service: &str) -> Vec<Arc<Entry>> {
     let Some(cache) = state.caches.get("endpointslices") else { return Vec::new() };
     let is_of = |entry: &Entry| entry.labels().get("kubernetes.io/service-name").is_some_and(|owner| owner == service);
+    // A slice whose service cannot be told leads nowhere: to refuse all services of the namespace would help nobody.
     cache.snapshot().range(Some(namespace), None).filter(|entry| is_of(entry)).cloned().collect()
 }
 
 /// The slices of a service.
-pub(crate) fn slices(state: &State, namespace: &str, service: &str) -> Vec<Arc<EndpointSlice>> {
-    entries(state, namespace, service).iter().filter_map(|entry| entry.read()).collect()
+pub(crate) fn slices(state: &State, namespace: &str, service: &str) -> Result<Vec<Arc<EndpointSlice>>, Unreadable> {
+    entries(state, namespace, service).iter().map(|entry| entry.read()).collect()
 }
 
 /// One of the endpoints of a service that are ready, with the number of the named port.
-pub(crate) fn ready_endpoint(state: &State, namespace: &str, service: &str, port: &str) -> Option<(String, u16)> {
+pub(crate) fn ready_endpoint(
+    state: &State,
+    namespace: &str,
+    service: &str,
+    port: &str,
+) -> Result<Option<(String, u16)>, Unreadable> {
     let mut candidates = Vec::new();
-    for slice in slices(state, namespace, service) {
+    for slice in slices(state, namespace, service)? {
         let named = slice.ports.iter().flatten().find(|found| found.name.as_deref().unwrap_or_default() == port);
         let Some(number) = named.and_then(|port| u16::try_from(port.port?).ok()) else { continue };
         let ready = slice.endpoints.iter().flatten().filter(|endpoint| is_ready(endpoint));
         candidates.extend(ready.filter_map(|endpoint| Some((endpoint.addresses.first()?.clone(), number))));
     }
     if candidates.is_empty() {
-        return None;
+        return Ok(None);
     }
-    Some(candidates.swap_remove(rand::random_range(0..candidates.len())))
+    Ok(Some(candidates.swap_remove(rand::random_range(0..candidates.len()))))
 }
 
 /// Whether an endpoint takes requests; one that does not say does.

@@ -167,7 +167,7 @@ async fn admit(operation: &Operation) -> Result<(), Status> {
 fn kubelet_stream(operation: &Operation, action: Action) -> Result<Option<Destination>, Status> {
     let (namespace, name) = (&operation.info.namespace, &operation.info.name);
     let pod: Pod =
-        operation.state.peek("pods", &format!("{namespace}/{name}")).ok_or_else(|| operation.not_found(name))?;
+        operation.state.peek("pods", &format!("{namespace}/{name}"))?.ok_or_else(|| operation.not_found(name))?;
     let spec = pod.spec.unwrap_or_default();
     let query = &operation.info.query;
     let node_name = spec.node_name.unwrap_or_default();
@@ -259,7 +259,7 @@ fn escape(text: &str) -> String {
 fn kubelet_address(operation: &Operation, node_name: &str) -> Result<(String, u16), Status> {
     let node: Node = operation
         .state
-        .peek("minions", node_name)
+        .peek("minions", node_name)?
         .ok_or_else(|| Status::not_found(&api::GroupResource::new("", "nodes"), node_name))?;
     operation.state.kubelet.address(&node).ok_or_else(|| {
         Status::internal(format!(
@@ -297,7 +297,8 @@ fn proxied(operation: &Operation) -> Result<Destination, Status> {
             (host, port, if port == kubelet_port { Scheme::Kubelet } else { scheme })
         }
         "pods" => {
-            let pod: Pod = operation.state.peek("pods", &format!("{}/{name}", info.namespace)).ok_or_else(not_found)?;
+            let pod: Pod =
+                operation.state.peek("pods", &format!("{}/{name}", info.namespace))?.ok_or_else(not_found)?;
             let address = pod.status.as_ref().and_then(|status| status.pod_ip.clone()).unwrap_or_default();
             if address.is_empty() {
                 return Err(Status::bad_request("address not allowed"));
@@ -333,7 +334,7 @@ fn service_endpoint(operation: &Operation, name: &str, wanted: &str) -> Result<(
     let namespace = &operation.info.namespace;
     let service: Service = operation
         .state
-        .peek("services/specs", &format!("{namespace}/{name}"))
+        .peek("services/specs", &format!("{namespace}/{name}"))?
         .ok_or_else(|| operation.not_found(name))?;
     let ports = service.spec.and_then(|spec| spec.ports).unwrap_or_default();
     let port = match wanted {
@@ -342,7 +343,7 @@ fn service_endpoint(operation: &Operation, name: &str, wanted: &str) -> Result<(
         wanted => ports.iter().find(|port| port.name.as_deref() == Some(wanted) || wanted.parse() == Ok(port.port)),
     };
     let port_name = port.and_then(|port| port.name.clone()).unwrap_or_default();
-    service::ready_endpoint(&operation.state, namespace, name, &port_name).ok_or_else(|| {
+    service::ready_endpoint(&operation.state, namespace, name, &port_name)?.ok_or_else(|| {
         Status::service_unavailable(format!("no endpoints available for service {}", api::field::quote(name)))
     })
 }

@@ -25,6 +25,9 @@ use crate::watch_cache::Entry;
 const ORPHAN: &str = "orphan";
 const FOREGROUND: &str = "foregroundDeletion";
 const ATTEMPTS: usize = 50;
+const IGNORE_READ_ERROR: &str = "ignoreStoreReadErrorWithClusterBreakingPotential";
+/// What a user must be allowed to do besides `delete` to remove an object that cannot be read.
+const UNSAFE_DELETE: &str = "unsafe-delete-ignore-read-errors";
 
 /// `DeleteOptions`, from the body or the query.
 #[derive(Clone, Debug, Default)]
@@ -35,6 +38,8 @@ pub(crate) struct Options {
     pub(crate) uid: Option<String>,
     pub(crate) resource_version: Option<String>,
     pub(crate) dry_run: bool,
+    /// Remove an object that cannot be read, without a look at anything in it.
+    pub(crate) ignores_read_error: bool,
 }
 
 impl Options {
@@ -53,6 +58,7 @@ impl Options {
             };
             options.policy = query.get("propagationPolicy").map(str::to_owned);
             options.orphan_dependents = query.get("orphanDependents").map(|_| query.flag("orphanDependents"));
+            options.ignores_read_error = query.flag(IGNORE_READ_ERROR);
         } else {
             let body = write::body_value(operation)?.value;
             options.read(&body);
@@ -68,6 +74,7 @@ impl Options {
         self.orphan_dependents = body["orphanDependents"].as_bool();
         self.uid = body["preconditions"]["uid"].as_str().map(str::to_owned);
         self.resource_version = body["preconditions"]["resourceVersion"].as_str().map(str::to_owned);
+        self.ignores_read_error = body[IGNORE_READ_ERROR].as_bool() == Some(true);
         self.dry_run |= body["dryRun"].as_array().is_some_and(|list| list.iter().any(|value| value == "All"));
     }
 
@@ -108,6 +115,23 @@ impl Options {
                 errors.not_supported("propagationPolicy", policy, &["Background", "Foreground", "Orphan", "nil"]);
             }
         }
+        if self.ignores_read_error {
+            for (is_set, field) in [
+                (self.dry_run, ".dryRun"),
+                (self.policy.is_some(), ".propagationPolicy"),
+                (self.orphan_dependents.is_some(), ".orphanDependents"),
+                (self.grace.is_some(), ".gracePeriodSeconds"),
+                (self.uid.is_some() || self.resource_version.is_some(), ".preconditions"),
+            ] {
+                if is_set {
+                    errors.invalid(IGNORE_READ_ERROR, true, format!("cannot be set together with {field}"));
+                }
+            }
+        }
+        Self::refuse(errors)
+    }
+
+    fn refuse(errors: api::field::FieldErrors) -> Result<(), Status> {
         if errors.is_empty() {
             return Ok(());
         }
@@ -140,6 +164,9 @@ pub(crate) enum Deleted {
 
 pub(crate) async fn delete(operation: &Operation) -> Result<Response<Body>, Status> {
     let options = Options::of(operation)?;
+    if options.ignores_read_error {
+        return delete_unreadable(operation).await;
+    }
     match delete_object(operation, &operation.info.namespace, &operation.info.name, &options).await? {
         Deleted::Gone(last, revision) if operation.resource.returns_deleted => respond(
             operation,
@@ -160,6 +187,34 @@ pub(crate) async fn delete(operation: &Operation) -> Result<Response<Body>, Stat
     }
 }
 
+/// Takes an object that cannot be read out of the store: no finalizer, precondition or plug-in can be asked about it.
+async fn delete_unreadable(operation: &Operation) -> Result<Response<Body>, Status> {
+    let (info, resource) = (&operation.info, &operation.resource);
+    let asked = crate::authz::Attributes { verb: UNSAFE_DELETE.to_owned(), ..info.into() };
+    let decision = operation.state.authz.decide(&operation.user, &asked).await;
+    if !decision.allowed {
+        let message = format!("not permitted to do {UNSAFE_DELETE:?}, reason: {}", decision.reason);
+        return Err(Status::forbidden(&operation.group_resource(), &info.name, message));
+    }
+    operation.state.caches.fresh().await?;
+    let inner = inner_key(resource, &info.namespace, &info.name);
+    let found = operation.state.cache(resource)?.get(&inner).ok_or_else(|| operation.not_found(&info.name))?;
+    if write::decode_entry(resource, &found).is_ok() {
+        let mut errors = api::field::FieldErrors::default();
+        let detail = "is exclusively used to delete corrupt object(s), try again by removing this option";
+        errors.invalid(IGNORE_READ_ERROR, true, detail);
+        let kind = api::GroupKind { group: info.group.clone().into(), kind: info.resource.clone().into() };
+        return Err(Status::invalid(&kind, &info.name, errors));
+    }
+    match super::hooks::remove(operation, &store_key(resource, &inner), found.revision).await {
+        Ok(_) => {}
+        Err(StoreError::Conflict { .. }) => return Err(Status::modified(&operation.group_resource(), &info.name)),
+        Err(error) => return Err(crate::status::from_store(error)),
+    }
+    let status = Status::deleted(&operation.group_resource(), &info.name, "");
+    respond_value(operation, StatusCode::OK, &serde_json::to_value(&status).map_err(Status::internal)?)
+}
+
 /// The last state of an object that is gone. Where others have time to end, it shows that this one had none.
 fn as_deleted(operation: &Operation, last: &Entry, options: &Options) -> Result<Bytes, Status> {
     let mut object = write::decode_entry(&operation.resource, last)?;
@@ -174,6 +229,12 @@ fn as_deleted(operation: &Operation, last: &Entry, options: &Options) -> Result<
 /// Deletes every object the request selects and answers with what was there.
 pub(crate) async fn delete_collection(operation: &Operation) -> Result<Response<Body>, Status> {
     let options = Options::of(operation)?;
+    if options.ignores_read_error {
+        let mut errors = api::field::FieldErrors::default();
+        let detail = "is not allowed with DELETECOLLECTION, try again after removing the option";
+        errors.invalid(IGNORE_READ_ERROR, true, detail);
+        Options::refuse(errors)?;
+    }
     let found = page(operation).await?;
     for entry in &found.entries {
         match delete_object(operation, entry.namespace(), entry.name(), &options).await {
@@ -196,7 +257,8 @@ pub(crate) async fn delete_object(
     let key = store_key(resource, &inner);
     operation.state.caches.fresh().await?;
     let not_found = || operation.not_found(name);
-    let mut found = operation.state.cache(resource)?.get(&inner).ok_or_else(not_found)?;
+    let cache = operation.state.cache(resource)?;
+    let mut found = cache.get(&inner).ok_or_else(not_found)?;
     for _ in 0..ATTEMPTS {
         let current = crate::custom::entry(operation, found.clone()).await?;
         let old = write::decode_entry(resource, &current)?;
@@ -246,8 +308,7 @@ pub(crate) async fn delete_object(
             StoreError::Conflict { .. } => {
                 let kv = operation.state.store().get(&key).await.map_err(crate::status::from_store)?;
                 let kv = kv.ok_or_else(not_found)?;
-                let entry = Entry::new(inner.as_str().into(), &kv.value, kv.mod_revision.0);
-                found = Arc::new(entry.ok_or_else(|| Status::internal("stored value is not an object"))?);
+                found = Arc::new(cache.entry(inner.as_str().into(), &kv.value, kv.mod_revision.0));
             }
             error => return Err(crate::status::from_store(error)),
         }

@@ -26,7 +26,7 @@ pub(crate) async fn evict(operation: &Operation) -> Result<Response<Body>, Statu
     let (namespace, name) = (&operation.info.namespace, &operation.info.name);
     operation.state.caches.fresh().await?;
     let pod: Pod =
-        operation.state.peek("pods", &format!("{namespace}/{name}")).ok_or_else(|| operation.not_found(name))?;
+        operation.state.peek("pods", &format!("{namespace}/{name}"))?.ok_or_else(|| operation.not_found(name))?;
     if !needs_no_budget(&pod) {
         spend_budget(operation, &pod, options.dry_run).await?;
     }
@@ -79,7 +79,7 @@ fn is_ready(pod: &Pod) -> bool {
 /// Takes one disruption from the budget that covers the pod, or refuses.
 async fn spend_budget(operation: &Operation, pod: &Pod, dry_run: bool) -> Result<(), Status> {
     let namespace = &operation.info.namespace;
-    let budgets: Vec<PodDisruptionBudget> = operation.state.peek_all("poddisruptionbudgets", Some(namespace));
+    let budgets: Vec<PodDisruptionBudget> = operation.state.peek_all("poddisruptionbudgets", Some(namespace))?;
     let mut covering = budgets.iter().filter(|budget| {
         let selector = budget.spec.as_ref().and_then(|spec| spec.selector.as_ref());
         selector.is_some_and(|selector| {

@@ -31,6 +31,7 @@ pub(crate) fn current(operation: &Operation) -> Result<Arc<Entry>, Status> {
     let info = &operation.info;
     let key = inner_key(&operation.resource, &info.namespace, &info.name);
     let entry = operation.state.cache(&operation.resource)?.get(&key);
+    entry.as_deref().map(Entry::readable).transpose()?;
     let visible = |entry: &Arc<Entry>| crate::initializers::sees_all(operation) || entry.is_finished();
     entry.filter(visible).ok_or_else(|| operation.not_found(&info.name))
 }

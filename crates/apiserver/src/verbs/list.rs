@@ -199,9 +199,12 @@ fn from_cache(operation: &Operation, filter: &Filter, limit: usize, floor: u64) 
     // `floor` was read before the snapshot: everything up to it is in there, and nothing is claimed beyond.
     let revision = snapshot.revision.max(floor);
     let mut entries = Vec::new();
-    let mut matching = snapshot.range(filter.namespace.as_deref(), None).filter(|entry| filter.selects(entry));
+    let range = snapshot.range(filter.namespace.as_deref(), None);
+    let mut matching =
+        range.filter(|entry| if entry.is_unreadable() { filter.covers(entry) } else { filter.selects(entry) });
     let mut more = false;
     for entry in matching.by_ref() {
+        entry.readable()?;
         if limit > 0 && entries.len() == limit {
             more = true;
             break;
@@ -266,6 +269,7 @@ async fn from_store(
     start: Option<String>,
 ) -> Result<Page, Status> {
     let resource = &operation.resource;
+    let cache = operation.state.cache(resource)?;
     let root = store_key(resource, "");
     let prefix = match &filter.namespace {
         Some(namespace) => format!("{root}{namespace}/"),
@@ -301,8 +305,8 @@ async fn from_store(
             read += 1;
             let Some(inner) = kv.key.strip_prefix(root.as_str()) else { continue };
             after = Some(kv.key.to_string());
-            let Some(entry) = Entry::new(inner.into(), &kv.value, kv.mod_revision.0) else { continue };
-            if filter.selects(&entry) {
+            let entry = cache.entry(inner.into(), &kv.value, kv.mod_revision.0);
+            if filter.takes(&entry)? {
                 entries.push(Arc::new(entry));
             }
             if limit > 0 && entries.len() == limit {

@@ -131,7 +131,7 @@ pub(crate) fn live_value(resource: &Resource, entry: &Entry) -> Result<Value, St
     if in_own_version(resource) {
         return super::accept::served_value(resource, &entry.json());
     }
-    serde_json::from_slice(&entry.json()).map_err(Status::internal)
+    Ok(entry.decode()?)
 }
 
 /// The old object as others see it: nearly always just as it is stored.

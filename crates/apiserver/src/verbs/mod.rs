@@ -35,7 +35,7 @@ pub(crate) use hooks::EventLeases;
 pub(crate) use managed_fields::{Books, recorded as recorded_books};
 pub(crate) use proxied_answer::{Links, pass};
 pub(crate) use update::{Target, modify};
-pub(crate) use write::{Current, decode_checked};
+pub(crate) use write::{Current, decode_checked, decode_entry};
 
 use crate::body::Body;
 use crate::registry::{Action, Serving};

@@ -170,9 +170,7 @@ pub(crate) async fn modify(
                 }
                 let kv = operation.state.store().get(&key).await.map_err(crate::status::from_store)?;
                 let kv = kv.ok_or_else(|| operation.not_found(&name))?;
-                found = Entry::new(inner.as_str().into(), &kv.value, kv.mod_revision.0)
-                    .map(std::sync::Arc::new)
-                    .ok_or_else(|| Status::internal("stored value is not an object"))?;
+                found = std::sync::Arc::new(cache.entry(inner.as_str().into(), &kv.value, kv.mod_revision.0));
             }
             Err(error) => {
                 undo.run(&operation.state).await;

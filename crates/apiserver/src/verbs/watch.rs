@@ -62,9 +62,17 @@ pub(crate) async fn watch(
         let (snapshot, cursor) = cache.snapshot_and_cursor();
         let entries = snapshot.range(filter.namespace.as_deref(), None);
         let entries = if operation.resource.converter.is_none() {
-            entries.filter(|entry| filter.selects(entry)).cloned().collect()
+            let mut selected = Vec::new();
+            for entry in entries {
+                if filter.takes(entry)? {
+                    selected.push(entry.clone());
+                }
+            }
+            selected
         } else {
-            let mut converted = crate::custom::entries(&operation, entries.cloned().collect()).await?;
+            let entries: Vec<Arc<Entry>> = entries.cloned().collect();
+            entries.iter().filter(|entry| filter.covers(entry)).try_for_each(|entry| entry.readable().map(drop))?;
+            let mut converted = crate::custom::entries(&operation, entries).await?;
             converted.retain(|entry| filter.selects(entry));
             converted
         };
@@ -225,8 +233,11 @@ impl Watcher {
             let mut frames: Vec<Bytes> = Vec::new();
             for event in &events {
                 let frame = if self.plain {
-                    let Some(change) = event.change(&self.filter) else { continue };
-                    Ok(event.frame(change))
+                    match event.change(&self.filter) {
+                        Ok(None) => continue,
+                        Ok(Some(change)) => Ok(event.frame(change)),
+                        Err(unreadable) => Err(unreadable.into()),
+                    }
                 } else {
                     match self.shown(event).await {
                         Ok(None) => continue,
@@ -256,14 +267,17 @@ impl Watcher {
 
     /// What an event shows to this watcher, in its version.
     async fn shown(&self, event: &Event) -> Result<Option<(Change, Bytes)>, Status> {
-        let seen = |event: &Event| event.change(&self.filter).map(|change| (change, event.object(change)));
-        if self.operation.resource.converter.is_none() {
-            return Ok(seen(event));
+        let seen = |event: &Event| -> Result<Option<(Change, Bytes)>, Status> {
+            Ok(event.change(&self.filter)?.map(|change| (change, event.object(change))))
+        };
+        let is_affected = |entry: &Option<Arc<Entry>>| entry.as_ref().is_some_and(|entry| entry.is_unreadable());
+        if self.operation.resource.converter.is_none() || is_affected(&event.new) || is_affected(&event.old) {
+            return seen(event);
         }
         let present = event.new.iter().chain(&event.old).cloned().collect();
         let mut converted = crate::custom::entries(&self.operation, present).await?.into_iter();
         let new = event.new.as_ref().and_then(|_| converted.next());
-        Ok(seen(&event.shown_as(new, converted.next())))
+        seen(&event.shown_as(new, converted.next()))
     }
 
     /// A frame in the form this watcher asked for.

@@ -201,7 +201,9 @@ impl<'a> Current<'a> {
 
     /// The typed form, resource version included.
     pub(crate) fn decode(&self, resource: &Resource) -> Result<AnyObject, Status> {
-        let mut object = crate::initializers::decode(resource, &self.text)?;
+        self.entry.readable()?;
+        let decoded = crate::initializers::decode(resource, &self.text);
+        let mut object = decoded.map_err(|error| self.entry.refuse(&error))?;
         let meta = object.meta_mut();
         meta.managed_fields = None;
         meta.resource_version = Some(self.entry.revision.to_string());

@@ -13,6 +13,7 @@ use imbl::OrdMap;
 use parking_lot::{Mutex, RwLock};
 
 use super::entry::{Entry, Filter};
+use super::unreadable::{Prefix, Unreadable};
 
 /// Events younger than this stay in the ring, so that a client can resume after a short break.
 const KEEP: Duration = Duration::from_secs(75);
@@ -27,6 +28,7 @@ const MAX_BYTES: usize = 64 << 20;
 const FRAMED: usize = 1024;
 
 pub(crate) struct Cache {
+    prefix: Arc<Prefix>,
     state: RwLock<State>,
     /// The sequence number after the newest event; watchers sleep on it.
     newest: tokio::sync::watch::Sender<u64>,
@@ -116,10 +118,21 @@ pub(crate) struct TooOld {
 }
 
 impl Cache {
-    pub(crate) fn new(objects: OrdMap<Arc<str>, Arc<Entry>>, revision: u64) -> Self {
+    pub(crate) fn new(prefix: Arc<Prefix>, objects: OrdMap<Arc<str>, Arc<Entry>>, revision: u64) -> Self {
         let live = objects.values().map(|entry| entry.size()).sum();
         let state = State { objects, ring: VecDeque::new(), first: 0, horizon: revision, revision, replaced: 0, live };
-        Self { state: RwLock::new(state), newest: tokio::sync::watch::Sender::new(0), closed: AtomicBool::new(false) }
+        let newest = tokio::sync::watch::Sender::new(0);
+        Self { prefix, state: RwLock::new(state), newest, closed: AtomicBool::new(false) }
+    }
+
+    /// A version of one of this cache's objects, as the store has it.
+    pub(crate) fn entry(&self, key: Arc<str>, stored: &Bytes, revision: u64) -> Entry {
+        Entry::new(&self.prefix, key, stored, revision)
+    }
+
+    /// The objects of which is known that they cannot be read.
+    pub(crate) fn unreadable(&self) -> Vec<Unreadable> {
+        self.prefix.all(|key| self.get(key).map(|entry| entry.revision))
     }
 
     pub(crate) fn get(&self, key: &str) -> Option<Arc<Entry>> {
@@ -241,9 +254,19 @@ impl Event {
     }
 
     /// What this event is to a watcher that sees only what matches `filter`: an object may come into view or leave it.
-    pub(crate) fn change(&self, filter: &Filter) -> Option<Change> {
-        let seen = |entry: &Option<Arc<Entry>>| entry.as_deref().is_some_and(|entry| filter.matches(entry));
-        match (seen(&self.old), seen(&self.new)) {
+    /// Nobody has seen a state that could not be read; whoever is to see one is told.
+    pub(crate) fn change(&self, filter: &Filter) -> Result<Option<Change>, Unreadable> {
+        let seen = |entry: &Option<Arc<Entry>>| {
+            entry.as_deref().is_some_and(|entry| !entry.is_unreadable() && filter.matches(entry))
+        };
+        if let Some(new) = self.new.as_deref().filter(|new| new.is_unreadable() && filter.covers(new)) {
+            new.readable()?;
+        }
+        Ok(self.seen_change((seen(&self.old), seen(&self.new))))
+    }
+
+    fn seen_change(&self, seen: (bool, bool)) -> Option<Change> {
+        match seen {
             (false, true) => Some(Change::Added),
             (true, true) => Some(Change::Modified),
             (true, false) => Some(Change::Deleted),
@@ -321,12 +344,12 @@ mod tests {
 
     fn entry(key: &str, label: &str, revision: u64) -> Entry {
         let stored = format!(r#"{{"kind":"Pod","apiVersion":"v1","metadata":{{"labels":{{"app":"{label}"}}}}}}"#);
-        Entry::new(key.into(), &Bytes::from(stored), revision).unwrap()
+        Entry::new(&Prefix::new("pods"), key.into(), &Bytes::from(stored), revision)
     }
 
     #[test]
     fn objects_enter_and_leave_a_selector() {
-        let cache = Cache::new(OrdMap::new(), 0);
+        let cache = Cache::new(Prefix::new("pods"), OrdMap::new(), 0);
         let key: Arc<str> = "default/a".into();
         let mut cursor = cache.cursor_after(0).unwrap();
         cache.apply(&key, Some(entry("default/a", "x", 1)), 1);
@@ -334,14 +357,15 @@ mod tests {
         cache.apply(&key, Some(entry("default/a", "x", 3)), 3);
         cache.apply(&key, None, 4);
         let filter = Filter { labels: Some("app=x".parse().unwrap()), ..Filter::default() };
-        let changes: Vec<_> = cache.read(&mut cursor, 10).unwrap().iter().map(|event| event.change(&filter)).collect();
+        let changes: Vec<_> =
+            cache.read(&mut cursor, 10).unwrap().iter().map(|event| event.change(&filter).unwrap()).collect();
         assert_eq!(changes, [Some(Change::Added), Some(Change::Deleted), Some(Change::Added), Some(Change::Deleted)]);
         assert!(cache.read(&mut cursor, 10).unwrap().is_empty());
     }
 
     #[test]
     fn a_deletion_shows_the_last_state_at_its_own_revision() {
-        let cache = Cache::new(OrdMap::new(), 0);
+        let cache = Cache::new(Prefix::new("pods"), OrdMap::new(), 0);
         let key: Arc<str> = "default/a".into();
         cache.apply(&key, Some(entry("default/a", "x", 7)), 7);
         let mut cursor = cache.cursor_after(7).unwrap();
@@ -354,7 +378,7 @@ mod tests {
 
     #[test]
     fn old_cursors_are_told_to_list_again() {
-        let cache = Cache::new(OrdMap::new(), 100);
+        let cache = Cache::new(Prefix::new("pods"), OrdMap::new(), 100);
         assert!(cache.cursor_after(99).is_err());
         assert!(cache.cursor_after(100).is_ok());
         let mut slow = cache.cursor_after(100).unwrap();
@@ -370,7 +394,7 @@ mod tests {
         let least = MIN_BYTES / SIZE;
         // How many objects there are -> how many events are kept.
         for (objects, kept) in [(1, least), (2 * least, 2 * least)] {
-            let cache = Cache::new(OrdMap::new(), 0);
+            let cache = Cache::new(Prefix::new("pods"), OrdMap::new(), 0);
             for change in 0..6 * least {
                 let key: Arc<str> = format!("{}", change % objects).into();
                 cache.apply(&key, Some(entry(&key, &"x".repeat(SIZE), change as u64 + 1)), change as u64 + 1);
@@ -383,7 +407,7 @@ mod tests {
 
     #[test]
     fn a_burst_is_forgotten_in_time() {
-        let cache = Cache::new(OrdMap::new(), 0);
+        let cache = Cache::new(Prefix::new("pods"), OrdMap::new(), 0);
         let count = 4 * MIN_EVENTS as u64;
         for revision in 1..=count {
             cache.apply(&"a".into(), Some(entry("a", "x", revision)), revision);

@@ -10,7 +10,7 @@ use parking_lot::RwLock;
 use store::{Range, Revision, Store, StoreError, Watch, WatchEvent};
 use tokio_util::sync::CancellationToken;
 
-use super::{Cache, Caches, DispatchError, Entry, ROOT};
+use super::{Cache, Caches, DispatchError, Entry, Prefix, ROOT};
 
 /// How many objects are read at once while the caches fill.
 const PAGE: usize = 1000;
@@ -25,8 +25,7 @@ pub(crate) async fn start(store: Arc<dyn Store>, prefixes: &[&str]) -> Result<Ar
         if caches.contains_key(prefix) {
             continue;
         }
-        let objects = load(&*store, prefix, revision).await?;
-        caches.insert(Arc::<str>::from(prefix), Arc::new(Cache::new(objects, revision.0)));
+        caches.insert(Arc::<str>::from(prefix), Arc::new(load(&*store, prefix, revision).await?));
     }
     Ok(Arc::new(Caches {
         store,
@@ -35,15 +34,14 @@ pub(crate) async fn start(store: Arc<dyn Store>, prefixes: &[&str]) -> Result<Ar
         applied: tokio::sync::watch::Sender::new(revision.0),
         written: Default::default(),
         groups: Default::default(),
+        checked: Default::default(),
         retired: Default::default(),
     }))
 }
 
-pub(super) async fn load(
-    store: &dyn Store,
-    prefix: &str,
-    at: Revision,
-) -> Result<OrdMap<Arc<str>, Arc<Entry>>, StoreError> {
+/// A cache with what the store has under a prefix.
+pub(super) async fn load(store: &dyn Store, prefix: &str, at: Revision) -> Result<Cache, StoreError> {
+    let shared = Prefix::new(prefix);
     let root = format!("{ROOT}{prefix}/");
     let mut objects = OrdMap::new();
     let mut after: Option<Arc<str>> = None;
@@ -59,14 +57,12 @@ pub(super) async fn load(
         let page = store.range(range).await?;
         for kv in &page.kvs {
             let Some(key) = kv.key.strip_prefix(root.as_str()).map(Arc::<str>::from) else { continue };
-            match Entry::new(key.clone(), &kv.value, kv.mod_revision.0) {
-                Some(entry) => drop(objects.insert(key, Arc::new(entry))),
-                None => tracing::warn!(key = &*kv.key, "stored value is not an object; left out"),
-            }
+            let entry = Entry::new(&shared, key.clone(), &kv.value, kv.mod_revision.0);
+            objects.insert(key, Arc::new(entry));
         }
         after = page.kvs.last().map(|kv| kv.key.clone());
         if !page.more {
-            return Ok(objects);
+            return Ok(Cache::new(shared, objects, at.0));
         }
     }
 }
@@ -105,11 +101,7 @@ fn apply(caches: &Caches, event: WatchEvent) -> u64 {
     };
     if let Some((cache, inner)) = caches.route(key) {
         let inner: Arc<str> = inner.into();
-        let entry = value.and_then(|value| Entry::new(inner.clone(), value, revision));
-        if value.is_some() && entry.is_none() {
-            tracing::warn!(%key, "stored value is not an object; left out");
-            return revision;
-        }
+        let entry = value.map(|value| cache.entry(inner.clone(), value, revision));
         caches.retire(cache.apply(&inner, entry, revision));
     }
     revision

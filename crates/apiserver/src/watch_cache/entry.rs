@@ -3,17 +3,20 @@
 use std::any::Any;
 use std::borrow::Cow;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use api::selector::{FieldSelector, Selector};
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
+use super::unreadable::{Prefix, Unreadable};
 use crate::json;
 use crate::registry::strategy::Selectable;
 
 /// An object as the store has it, plus what is needed to serve and select it, scanned when first asked for.
 pub(crate) struct Entry {
+    pub(crate) prefix: Arc<Prefix>,
     /// `<namespace>/<name>` or `<name>`.
     pub(crate) key: Arc<str>,
     pub(crate) revision: u64,
@@ -23,6 +26,8 @@ pub(crate) struct Entry {
     head: usize,
     /// Right after the brace that opens the metadata: the place of the resource version.
     open: usize,
+    /// Nobody may take this for an object, nor for the absence of one.
+    is_unreadable: AtomicBool,
     labels: OnceLock<Labels>,
     fields: OnceLock<Vec<Box<str>>>,
     read: OnceLock<Arc<dyn Any + Send + Sync>>,
@@ -31,20 +36,47 @@ pub(crate) struct Entry {
 pub(crate) type Labels = std::collections::BTreeMap<String, String>;
 
 impl Entry {
-    /// `stored` is the value from the store. `None` if it is not an object with metadata.
-    pub(crate) fn new(key: Arc<str>, stored: &Bytes, revision: u64) -> Option<Self> {
-        let metadata = json::find_start(stored, &["metadata"]).filter(|start| stored.get(*start) == Some(&b'{'))?;
-        let colon = stored[..metadata].iter().rposition(|byte| *byte == b':')?;
-        Some(Self {
+    /// `stored` is the value from the store. What is not an object with metadata becomes an unreadable entry.
+    pub(crate) fn new(prefix: &Arc<Prefix>, key: Arc<str>, stored: &Bytes, revision: u64) -> Self {
+        let place = place_of_metadata(stored);
+        let (head, open) = place.unwrap_or((stored.len(), stored.len()));
+        let entry = Self {
+            prefix: prefix.clone(),
             key,
             revision,
             stored: stored.clone(),
-            head: colon.checked_sub("\"metadata\"".len())?,
-            open: metadata + 1,
+            head,
+            open,
+            is_unreadable: AtomicBool::new(false),
             labels: OnceLock::new(),
             fields: OnceLock::new(),
             read: OnceLock::new(),
-        })
+        };
+        if place.is_none() {
+            entry.refuse(&"not an object with metadata");
+        }
+        entry
+    }
+
+    /// Notes that this cannot be read, for everybody who looks at it from now on.
+    pub(crate) fn refuse(&self, reason: &dyn std::fmt::Display) -> Unreadable {
+        self.is_unreadable.store(true, Ordering::Release);
+        self.prefix.note(&self.key, self.revision, reason)
+    }
+
+    pub(crate) fn is_unreadable(&self) -> bool {
+        self.is_unreadable.load(Ordering::Acquire)
+    }
+
+    /// Fails if this is known to be unreadable: whoever looks at the stored bytes themselves asks first.
+    pub(crate) fn readable(&self) -> Result<&Self, Unreadable> {
+        if self.is_unreadable() { Err(self.prefix.unreadable(&self.key)) } else { Ok(self) }
+    }
+
+    /// The typed form.
+    pub(crate) fn decode<K: DeserializeOwned>(&self) -> Result<K, Unreadable> {
+        let json = self.readable()?.json();
+        serde_json::from_slice(&json).map_err(|error| self.refuse(&error))
     }
 
     /// The resource version as it stands in the metadata.
@@ -71,14 +103,14 @@ impl Entry {
     }
 
     /// The typed form, kept with the object: for the few that decisions about others look at again and again.
-    pub(crate) fn read<K: DeserializeOwned + Send + Sync + 'static>(&self) -> Option<Arc<K>> {
-        let kept = self.read.get().and_then(|read| read.clone().downcast().ok());
-        kept.or_else(|| {
-            let read: Arc<K> = Arc::new(serde_json::from_slice(&self.json()).ok()?);
-            // The first type that is asked for stays.
-            let _ = self.read.set(read.clone());
-            Some(read)
-        })
+    pub(crate) fn read<K: DeserializeOwned + Send + Sync + 'static>(&self) -> Result<Arc<K>, Unreadable> {
+        if let Some(kept) = self.read.get().and_then(|read| read.clone().downcast().ok()) {
+            return Ok(kept);
+        }
+        let read: Arc<K> = Arc::new(self.decode()?);
+        // The first type that is asked for stays.
+        let _ = self.read.set(read.clone());
+        Ok(read)
     }
 
     /// About as many bytes as a client sees.
@@ -164,6 +196,13 @@ impl Entry {
     }
 }
 
+/// Where `"metadata"` begins, and the place right after the brace that opens it.
+fn place_of_metadata(stored: &[u8]) -> Option<(usize, usize)> {
+    let metadata = json::find_start(stored, &["metadata"]).filter(|start| stored.get(*start) == Some(&b'{'))?;
+    let colon = stored[..metadata].iter().rposition(|byte| *byte == b':')?;
+    Some((colon.checked_sub("\"metadata\"".len())?, metadata + 1))
+}
+
 /// A resource version in JSON, written once per object of every list and so not worth an allocation.
 struct Version {
     text: [u8; 48],
@@ -198,6 +237,21 @@ impl Filter {
         self.namespace.as_deref().is_none_or(|namespace| entry.namespace() == namespace) && self.selects(entry)
     }
 
+    /// As much as the key tells, even when nothing else can be read: the namespace, and the name if one is required.
+    pub(crate) fn covers(&self, entry: &Entry) -> bool {
+        let name = self.fields.as_ref().and_then(|fields| fields.requires("metadata.name"));
+        self.namespace.as_deref().is_none_or(|namespace| entry.namespace() == namespace)
+            && name.is_none_or(|name| entry.name() == name)
+    }
+
+    /// As [`Self::selects`]; fails at what cannot be read, since nobody knows whether it is selected.
+    pub(crate) fn takes(&self, entry: &Entry) -> Result<bool, Unreadable> {
+        if entry.is_unreadable() && !self.covers(entry) {
+            return Ok(false);
+        }
+        entry.readable().map(|entry| self.selects(entry))
+    }
+
     /// Everything but the namespace.
     pub(crate) fn selects(&self, entry: &Entry) -> bool {
         (!self.finished_only || entry.is_finished())
@@ -219,7 +273,8 @@ mod tests {
     #[test]
     fn an_entry_shows_its_version_in_every_form() {
         let stored = Bytes::from_static(br#"{"kind":"Pod","apiVersion":"v1","metadata":{"name":"a"},"spec":{}}"#);
-        let entry = Entry::new("a".into(), &stored, 7).unwrap();
+        let prefix = Prefix::new("pods");
+        let entry = Entry::new(&prefix, "a".into(), &stored, 7);
         let expected = br#"{"kind":"Pod","apiVersion":"v1","metadata":{"resourceVersion":"7","name":"a"},"spec":{}}"#;
         assert_eq!(entry.json(), &expected[..]);
         let mut item = Vec::new();
@@ -232,11 +287,26 @@ mod tests {
         let read = entry.read::<serde_json::Value>().unwrap();
         assert_eq!(read["metadata"]["resourceVersion"], "7");
         assert!(Arc::ptr_eq(&read, &entry.read().unwrap()));
-        assert!(entry.read::<k8s_openapi::api::core::v1::Pod>().is_some());
-        let bare = Entry::new("a".into(), &Bytes::from_static(br#"{"metadata":{}}"#), 7).unwrap();
+        assert!(entry.read::<k8s_openapi::api::core::v1::Pod>().is_ok());
+        let bare = Entry::new(&prefix, "a".into(), &Bytes::from_static(br#"{"metadata":{}}"#), 7);
         assert_eq!(bare.json(), &br#"{"metadata":{"resourceVersion":"7"}}"#[..]);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_refused_in_every_form() {
         for damaged in [&b"{}"[..], b"[]", br#"{"metadata":5}"#, b""] {
-            assert!(Entry::new("a".into(), &Bytes::from_static(damaged), 7).is_none());
+            let entry = Entry::new(&Prefix::new("pods"), "a/b".into(), &Bytes::from_static(damaged), 7);
+            assert!(entry.is_unreadable() && entry.readable().is_err());
+            let error = entry.read::<serde_json::Value>().unwrap_err().to_string();
+            assert_eq!(error, "stored object /registry/pods/a/b cannot be read");
+        }
+        // Objects to the eye, which only their type shows to be none: known to all once one has tried.
+        for damaged in [&br#"{"metadata":{"name":"b"},"spec":5}"#[..], br#"{"metadata":{"name":"b"},"spec":{"#] {
+            let entry = Entry::new(&Prefix::new("pods"), "a/b".into(), &Bytes::from_static(damaged), 7);
+            assert!(!entry.is_unreadable());
+            let error = entry.decode::<k8s_openapi::api::core::v1::Pod>().unwrap_err().to_string();
+            assert_eq!(error, "stored object /registry/pods/a/b cannot be read");
+            assert!(entry.is_unreadable() && entry.read::<serde_json::Value>().is_err());
         }
     }
 }

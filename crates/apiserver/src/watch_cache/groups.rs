@@ -116,7 +116,7 @@ mod tests {
 
     fn entry(name: &str, size: usize) -> Arc<Entry> {
         let stored = format!(r#"{{"metadata":{{"name":"{name}"}},"data":"{}"}}"#, "x".repeat(size));
-        Arc::new(Entry::new(name.into(), &Bytes::from(stored), 1).unwrap())
+        Arc::new(Entry::new(&crate::watch_cache::Prefix::new("pods"), name.into(), &Bytes::from(stored), 1))
     }
 
     #[test]

@@ -9,9 +9,10 @@ mod deflate;
 mod dispatch;
 mod entry;
 mod groups;
+mod unreadable;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::RwLock;
@@ -23,6 +24,7 @@ pub(crate) use deflate::{Gzip, Piece};
 pub(crate) use dispatch::{run, start};
 pub(crate) use entry::{Entry, Filter};
 pub(crate) use groups::{Groups, first_group};
+pub(crate) use unreadable::{Prefix, Unreadable};
 
 /// The root of all keys, as upstream's default `--etcd-prefix`.
 pub(crate) const ROOT: &str = "/registry/";
@@ -48,6 +50,8 @@ pub(crate) struct Caches {
     written: AtomicU64,
     /// For lists that are asked for compressed.
     pub(crate) groups: Groups,
+    /// What was stored when the server started has been read.
+    pub(crate) checked: AtomicBool,
     /// Bytes that changes have turned into history so far; announced in steps.
     retired: tokio::sync::watch::Sender<u64>,
 }
@@ -71,8 +75,8 @@ impl Caches {
         }
         let _applying = self.applying.lock().await;
         let revision = Revision(self.applied());
-        let objects = dispatch::load(&*self.store, prefix, revision).await?;
-        self.by_prefix.write().insert(prefix.into(), Arc::new(Cache::new(objects, revision.0)));
+        let cache = dispatch::load(&*self.store, prefix, revision).await?;
+        self.by_prefix.write().insert(prefix.into(), Arc::new(cache));
         Ok(())
     }
 
@@ -94,6 +98,11 @@ impl Caches {
     /// How much all current objects take, in bytes.
     pub(crate) fn live(&self) -> usize {
         self.all().iter().map(|cache| cache.live()).sum()
+    }
+
+    /// Every stored object of which is known that it cannot be read.
+    pub(crate) fn unreadable(&self) -> Vec<Unreadable> {
+        self.all().iter().flat_map(|cache| cache.unreadable()).collect()
     }
 
     fn all(&self) -> Vec<Arc<Cache>> {
@@ -199,5 +208,33 @@ mod tests {
         assert!(grown.as_mut().now_or_never().is_none());
         caches.retire(RETIRED_STEP as usize);
         grown.await;
+    }
+    #[tokio::test]
+    async fn an_unreadable_change_is_neither_left_out_nor_taken_for_a_deletion() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = store::EmbeddedStore::open(dir.path(), Default::default()).unwrap();
+        let caches = start(Arc::new(store), &["pods"]).await.unwrap();
+        let stop = tokio_util::sync::CancellationToken::new();
+        let running = tokio::spawn(run(caches.clone(), stop.clone()));
+        let cache = caches.get("pods").unwrap();
+        let mut cursor = cache.cursor_after(caches.applied()).unwrap();
+        let key = "/registry/pods/a/b";
+        let good = bytes::Bytes::from_static(br#"{"metadata":{"name":"b"}}"#);
+        let first = caches.store.create(key, good.clone()).await.unwrap();
+        let second = caches.store.update(key, bytes::Bytes::from_static(b"no json"), first).await.unwrap();
+        caches.reach(second.0).await.unwrap();
+        assert_eq!(caches.unreadable()[0].to_string(), "stored object /registry/pods/a/b cannot be read");
+        assert!(cache.get("a/b").is_some_and(|entry| entry.readable().is_err()));
+        let third = caches.store.update(key, good, second).await.unwrap();
+        caches.reach(third.0).await.unwrap();
+        assert!(caches.unreadable().is_empty() && cache.get("a/b").unwrap().readable().is_ok());
+        // The watcher is told of the one, and sees the object come again after it.
+        let of = |namespace: &str| Filter { namespace: Some(namespace.into()), ..Filter::default() };
+        let events = cache.read(&mut cursor, 10).unwrap();
+        let changes: Vec<_> = events.iter().map(|event| event.change(&of("a")).ok()).collect();
+        assert_eq!(changes, [Some(Some(Change::Added)), None, Some(Some(Change::Added))]);
+        assert!(events.iter().all(|event| event.change(&of("other")).is_ok_and(|change| change.is_none())));
+        stop.cancel();
+        running.await.unwrap().unwrap();
     }
 }

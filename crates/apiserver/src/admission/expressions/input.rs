@@ -178,17 +178,17 @@ pub(in crate::admission) async fn namespace_object(
     if attributes.namespace.is_empty() || is_namespace {
         return Ok(Value::Null);
     }
-    let read = || state.caches.get("namespaces")?.get(attributes.namespace);
-    let entry = match read() {
+    let read = || state.peek_entry("namespaces", attributes.namespace);
+    let entry = match read()? {
         Some(entry) => entry,
         None => {
             // It may have been created a moment ago.
             state.caches.fresh().await?;
             let group = api::GroupResource::new("", "namespaces");
-            read().ok_or_else(|| Status::not_found(&group, attributes.namespace))?
+            read()?.ok_or_else(|| Status::not_found(&group, attributes.namespace))?
         }
     };
-    let mut namespace: serde_json::Value = serde_json::from_slice(&entry.json()).map_err(Status::internal)?;
+    let mut namespace: serde_json::Value = entry.decode()?;
     let mut metadata = Map::new();
     if let Some(all) = namespace["metadata"].as_object_mut() {
         if let Some(uid) = all.remove("uid") {

@@ -140,7 +140,7 @@ async fn token(state: &State, attributes: &Attributes<'_>, node: &str) -> Result
         return Err(attributes.forbidden("node requested token with a pod binding without a uid"));
     };
     let name = bound.name.as_deref().unwrap_or_default();
-    let pod: Option<Pod> = state.peek("pods", &format!("{}/{name}", attributes.namespace));
+    let pod: Option<Pod> = state.peek("pods", &format!("{}/{name}", attributes.namespace))?;
     let pod = pod.ok_or_else(|| Status::not_found(&api::GroupResource::new("", "pods"), name))?;
     if pod.metadata.uid.as_deref() != Some(uid) {
         return Err(attributes.forbidden(format!(
@@ -156,7 +156,7 @@ async fn token(state: &State, attributes: &Attributes<'_>, node: &str) -> Result
         [one] => one.as_str(),
         _ => return Err(attributes.forbidden("node may only request 0 or 1 audiences")),
     };
-    if pods::names_audience(state, &pod, audience) || may_request(state, attributes, audience).await {
+    if pods::names_audience(state, &pod, audience)? || may_request(state, attributes, audience).await {
         return Ok(());
     }
     let user = &attributes.user().name;

@@ -8,6 +8,7 @@ use k8s_openapi::api::storage::v1::CSIDriver;
 
 use super::super::{Attributes, Verb, secret_references};
 use crate::state::State;
+use crate::watch_cache::Unreadable;
 
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
@@ -25,7 +26,7 @@ pub(super) fn check(state: &State, attributes: &Attributes<'_>, node: &str) -> R
             .forbidden(format!("unexpected operation {verb:?}, node {node:?} can only create and delete mirror pods"))),
         ("status", Verb::Update) => status(attributes, node, own),
         ("eviction", Verb::Create) => {
-            let pod: Option<Pod> = state.peek("pods", &format!("{}/{}", attributes.namespace, attributes.name));
+            let pod: Option<Pod> = state.peek("pods", &format!("{}/{}", attributes.namespace, attributes.name))?;
             let missing = || Status::not_found(&GroupResource::new("", "pods"), attributes.name);
             if own(&pod.ok_or_else(missing)?) {
                 return Ok(());
@@ -86,7 +87,7 @@ fn create(state: &State, attributes: &Attributes<'_>, node: &str) -> Result<(), 
     if owner.block_owner_deletion == Some(true) {
         return refuse(format!("node {node:?} must not set blockOwnerDeletion on an owner reference"));
     }
-    let record: Option<Node> = state.peek("minions", node);
+    let record: Option<Node> = state.peek("minions", node)?;
     let record = record.ok_or_else(|| Status::not_found(&GroupResource::new("", "nodes"), node))?;
     let uid = record.metadata.uid.unwrap_or_default();
     if owner.uid != uid {
@@ -154,31 +155,35 @@ fn projected_reference(source: &VolumeProjection) -> Option<&'static str> {
 }
 
 /// Whether a volume of the pod, or the driver behind one, wants tokens for this audience.
-pub(super) fn names_audience(state: &State, pod: &Pod, audience: &str) -> bool {
+pub(super) fn names_audience(state: &State, pod: &Pod, audience: &str) -> Result<bool, Unreadable> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     let name = pod.metadata.name.as_deref().unwrap_or_default();
     let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
-    volumes.iter().any(|volume| {
+    for volume in volumes {
         let sources = volume.projected.iter().flat_map(|projected| projected.sources.iter().flatten());
         let mut tokens = sources.filter_map(|source| source.service_account_token.as_ref());
         if tokens.any(|token| token.audience.as_deref().unwrap_or_default() == audience) {
-            return true;
+            return Ok(true);
         }
         let driver = if let Some(claim) = &volume.persistent_volume_claim {
-            driver_of_claim(state, namespace, &claim.claim_name)
+            driver_of_claim(state, namespace, &claim.claim_name)?
         } else if volume.ephemeral.is_some() {
-            driver_of_claim(state, namespace, &format!("{name}-{}", volume.name))
+            driver_of_claim(state, namespace, &format!("{name}-{}", volume.name))?
         } else {
             volume.csi.as_ref().map(|csi| csi.driver.clone())
         };
-        let driver: Option<CSIDriver> = driver.and_then(|driver| state.peek("csidrivers", &driver));
+        let driver: Option<CSIDriver> = driver.map(|driver| state.peek("csidrivers", &driver)).transpose()?.flatten();
         let requests = driver.and_then(|driver| driver.spec.token_requests).unwrap_or_default();
-        requests.iter().any(|request| request.audience == audience)
-    })
+        if requests.iter().any(|request| request.audience == audience) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
-fn driver_of_claim(state: &State, namespace: &str, claim: &str) -> Option<String> {
-    let claim: PersistentVolumeClaim = state.peek("persistentvolumeclaims", &format!("{namespace}/{claim}"))?;
-    let volume: PersistentVolume = state.peek("persistentvolumes", &claim.spec?.volume_name?)?;
-    Some(volume.spec?.csi?.driver)
+fn driver_of_claim(state: &State, namespace: &str, claim: &str) -> Result<Option<String>, Unreadable> {
+    let claim: Option<PersistentVolumeClaim> = state.peek("persistentvolumeclaims", &format!("{namespace}/{claim}"))?;
+    let Some(name) = claim.and_then(|claim| claim.spec?.volume_name) else { return Ok(None) };
+    let volume: Option<PersistentVolume> = state.peek("persistentvolumes", &name)?;
+    Ok(volume.and_then(|volume| Some(volume.spec?.csi?.driver)))
 }

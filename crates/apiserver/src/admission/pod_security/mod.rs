@@ -23,7 +23,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use super::config::Setting;
 use super::{Admitted, Attributes, Plugin, Verb, admitted, later};
 use crate::state::State;
-use crate::watch_cache::Entry;
+use crate::watch_cache::{Entry, Unreadable};
 use checks::{Violation, detail, violations};
 use exemptions::Settings;
 use policy::{LevelVersion, Policy};
@@ -52,8 +52,7 @@ impl Plugin for PodSecurity {
             ("", "podtemplates" | "replicationcontrollers") | ("apps" | "batch", _)
                 if attributes.subresource.is_empty() =>
             {
-                self.validate_workload(state, attributes);
-                admitted()
+                self.validate_workload(state, attributes).into()
             }
             _ => admitted(),
         }
@@ -65,10 +64,10 @@ impl PodSecurity {
         if self.0.exempts(attributes) {
             return Ok(());
         }
-        let mut namespace = namespace_entry(state, attributes);
+        let mut namespace = namespace_entry(state, attributes)?;
         if namespace.is_none() {
             state.caches.fresh().await?;
-            namespace = namespace_entry(state, attributes);
+            namespace = namespace_entry(state, attributes)?;
         }
         let Some(namespace) = namespace else {
             return Err(Status::internal(format!("failed to lookup namespace {:?}", attributes.namespace)));
@@ -102,17 +101,17 @@ impl PodSecurity {
         Err(attributes.forbidden(format!("violates PodSecurity \"{}\": {}", policy.enforce, detail(&found))))
     }
 
-    fn validate_workload(&self, state: &State, attributes: &Attributes<'_>) {
-        let Some(namespace) = namespace_entry(state, attributes) else { return };
+    fn validate_workload(&self, state: &State, attributes: &Attributes<'_>) -> Result<(), Status> {
+        let Some(namespace) = namespace_entry(state, attributes)? else { return Ok(()) };
         let (policy, errors) = Policy::of(Some(namespace.labels()), self.0.defaults);
         if (errors.is_empty() && policy.warn.is_privileged() && policy.audit.is_privileged())
             || self.0.exempts(attributes)
         {
-            return;
+            return Ok(());
         }
-        let Some((metadata, spec)) = template(attributes) else { return };
+        let Some((metadata, spec)) = template(attributes) else { return Ok(()) };
         if self.0.exempts_runtime_class(attributes, spec) {
-            return;
+            return Ok(());
         }
         if !errors.is_empty() {
             note(attributes, "error", format!("Failed to parse policy: {errors}"));
@@ -120,12 +119,13 @@ impl PodSecurity {
         let subject = Subject::new(&metadata, spec);
         audit(attributes, &policy, &subject);
         warn(attributes, &policy, &subject);
+        Ok(())
     }
 }
 
 /// Most namespaces ask for nothing: this look must cost little.
-fn namespace_entry(state: &State, attributes: &Attributes<'_>) -> Option<Arc<Entry>> {
-    state.caches.get("namespaces")?.get(attributes.namespace)
+fn namespace_entry(state: &State, attributes: &Attributes<'_>) -> Result<Option<Arc<Entry>>, Unreadable> {
+    state.peek_entry("namespaces", attributes.namespace)
 }
 
 fn note(attributes: &Attributes<'_>, key: &str, value: String) {

@@ -54,7 +54,7 @@ pub(super) fn validate(settings: &Settings, state: &State, attributes: &Attribut
     if policy.enforce == before.enforce || policy.enforce.is_privileged() || relaxed || warn_if_exempt() {
         return Ok(());
     }
-    let pods: Vec<Pod> = state.peek_all("pods", Some(attributes.name));
+    let pods: Vec<Pod> = state.peek_all("pods", Some(attributes.name))?;
     for warning in existing(settings, attributes.name, policy.enforce, pods) {
         attributes.warn(warning);
     }

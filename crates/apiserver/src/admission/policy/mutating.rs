@@ -21,7 +21,11 @@ pub(crate) struct MutatingPolicy(Source);
 
 impl Plugin for MutatingPolicy {
     fn admit<'a>(&'a self, state: &'a Arc<State>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
-        let policies = self.0.policies::<Mutating>(state);
+        let policies = match self.0.policies::<Mutating>(state) {
+            Ok(policies) => policies,
+            Err(_) if is_exempt(attributes) => return admitted(),
+            Err(unreadable) => return Err(unreadable.into()).into(),
+        };
         if policies.is_empty() || is_exempt(attributes) {
             return admitted();
         }

@@ -1,5 +1,7 @@
 //! The parameters of a binding: objects that its policy's expressions see as `params`.
 
+use std::sync::Arc;
+
 use api::selector::Selector;
 use cel::Value;
 use k8s_openapi::api::admissionregistration::v1::{ParamKind, ParamRef};
@@ -42,7 +44,7 @@ pub(super) async fn collect(
         ("", None) => return Err("one of name or selector must be provided".to_owned()),
         ("", Some(selector)) => {
             let selector = Selector::from_label_selector(Some(selector)).map_err(|error| error.to_string())?;
-            selected(state, row, namespace, &selector)
+            selected(state, row, namespace, &selector)?
         }
         (_, Some(_)) => return Err("paramRef.name and paramRef.selector are mutually exclusive".to_owned()),
         (name, None) => named(state, row, namespace, name).await?.into_iter().collect(),
@@ -53,26 +55,27 @@ pub(super) async fn collect(
     Ok(found)
 }
 
-fn value(row: &Resource, entry: &Entry) -> Option<Value> {
-    let json = crate::verbs::served_value(row, &entry.json()).ok()?;
-    Some(Value::from_json(&json))
+fn value(row: &Resource, entry: &Entry) -> Result<Value, String> {
+    let json = entry.readable().map_err(|unreadable| unreadable.to_string())?.json();
+    let served = crate::verbs::served_value(row, &json).map_err(|status| entry.refuse(&status.message).to_string())?;
+    Ok(Value::from_json(&served))
 }
 
 async fn named(state: &State, row: &Resource, namespace: &str, name: &str) -> Result<Option<Value>, String> {
     let key = inner_key(row, namespace, name);
-    let read = || value(row, &*state.cache(row).ok()?.get(&key)?);
-    if let Some(found) = read() {
+    let cache = state.cache(row).map_err(|status| status.message)?;
+    let read = || cache.get(&key).map(|entry| value(row, &entry)).transpose();
+    if let Some(found) = read()? {
         return Ok(Some(found));
     }
     // It may have been created a moment ago.
     state.caches.fresh().await.map_err(|status| status.message)?;
-    Ok(read())
+    read()
 }
 
-fn selected(state: &State, row: &Resource, namespace: &str, selector: &Selector) -> Vec<Value> {
-    let Ok(cache) = state.cache(row) else { return Vec::new() };
-    let snapshot = cache.snapshot();
+fn selected(state: &State, row: &Resource, namespace: &str, selector: &Selector) -> Result<Vec<Value>, String> {
+    let snapshot = state.cache(row).map_err(|status| status.message)?.snapshot();
     let namespace = row.is_namespaced().then_some(namespace);
-    let entries = snapshot.range(namespace, None).filter(|entry| selector.matches(Some(entry.labels())));
-    entries.filter_map(|entry| value(row, entry)).collect()
+    let is_selected = |entry: &&Arc<Entry>| entry.is_unreadable() || selector.matches(Some(entry.labels()));
+    snapshot.range(namespace, None).filter(is_selected).map(|entry| value(row, entry)).collect()
 }

@@ -15,7 +15,7 @@ use super::super::expressions::environment::{Compiler, Names};
 use super::super::expressions::{self, Conditions};
 use super::super::matching::Criteria;
 use crate::state::State;
-use crate::watch_cache::Cache;
+use crate::watch_cache::{Cache, Unreadable};
 
 /// An expression, or why it is none.
 pub(super) type Compiled = Result<Program, String>;
@@ -175,13 +175,14 @@ struct Built {
 }
 
 impl Source {
-    pub(super) fn policies<K: Kind>(&self, state: &State) -> Arc<Vec<Policy>> {
+    /// While a policy or binding cannot be read, nobody knows what it would say.
+    pub(super) fn policies<K: Kind>(&self, state: &State) -> Result<Arc<Vec<Policy>>, Unreadable> {
         let caches = match self.caches.get() {
             Some(caches) => caches,
             None => {
                 let (Some(policies), Some(bindings)) = (state.caches.get(K::POLICIES), state.caches.get(K::BINDINGS))
                 else {
-                    return Arc::default();
+                    return Ok(Arc::default());
                 };
                 self.caches.get_or_init(|| [policies, bindings])
             }
@@ -190,30 +191,28 @@ impl Source {
         {
             let built = self.built.read();
             if built.revisions == revisions {
-                return built.policies.clone();
+                return Ok(built.policies.clone());
             }
         }
         let mut built = self.built.write();
         let snapshots = [caches[0].snapshot(), caches[1].snapshot()];
         let revisions = Some([snapshots[0].revision, snapshots[1].revision]);
         if built.revisions == revisions {
-            return built.policies.clone();
+            return Ok(built.policies.clone());
         }
         let mut bindings: BTreeMap<String, Vec<Binding>> = BTreeMap::new();
         for entry in snapshots[1].range(None, None) {
-            let Ok(binding) = serde_json::from_slice(&entry.stored) else { continue };
-            let bound = K::bound(binding);
+            let bound = K::bound(entry.decode()?);
             bindings.entry(bound.policy.clone()).or_default().push(Binding::new(bound));
         }
         let mut policies = Vec::new();
         for entry in snapshots[0].range(None, None) {
             // A policy that nothing binds says nothing.
             let Some(bindings) = bindings.remove(entry.name()) else { continue };
-            let Ok(policy) = serde_json::from_slice(&entry.stored) else { continue };
-            policies.push(Policy::new(K::declared(policy), bindings));
+            policies.push(Policy::new(K::declared(entry.decode()?), bindings));
         }
         *built = Built { revisions, policies: Arc::new(policies) };
-        built.policies.clone()
+        Ok(built.policies.clone())
     }
 }
 

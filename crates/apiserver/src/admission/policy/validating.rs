@@ -23,7 +23,11 @@ pub(crate) struct ValidatingPolicy(Source);
 
 impl Plugin for ValidatingPolicy {
     fn validate<'a>(&'a self, state: &'a Arc<State>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
-        let policies = self.0.policies::<Validating>(state);
+        let policies = match self.0.policies::<Validating>(state) {
+            Ok(policies) => policies,
+            Err(_) if is_exempt(attributes) => return admitted(),
+            Err(unreadable) => return Err(unreadable.into()).into(),
+        };
         if policies.is_empty() || is_exempt(attributes) {
             return admitted();
         }

@@ -41,7 +41,10 @@ impl Plugin for ResourceQuota {
             return admitted();
         }
         // Most namespaces have no quota; this look must cost nothing.
-        let quotas: Vec<Quota> = state.peek_all("resourcequotas", Some(attributes.namespace));
+        let quotas: Vec<Quota> = match state.peek_all("resourcequotas", Some(attributes.namespace)) {
+            Ok(quotas) => quotas,
+            Err(unreadable) => return Err(unreadable.into()).into(),
+        };
         if quotas.is_empty() && self.limited.is_empty() {
             return admitted();
         }
@@ -119,7 +122,7 @@ impl ResourceQuota {
     ) -> Result<(), Status> {
         let Some(resource) = state.registry.find("", "v1", "resourcequotas") else { return Ok(()) };
         if attributes.dry_run {
-            let quota: Option<Quota> = state.peek("resourcequotas", &format!("{}/{name}", attributes.namespace));
+            let quota: Option<Quota> = state.peek("resourcequotas", &format!("{}/{name}", attributes.namespace))?;
             let outcome = quota.map_or(Ok(()), |quota| spend(&quota, name, charge).map(drop));
             return outcome.map_err(|problem| attributes.forbidden(problem));
         }

@@ -28,7 +28,11 @@ impl MutatingWebhook {
 
 impl Plugin for MutatingWebhook {
     fn admit<'a>(&'a self, state: &'a Arc<State>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
-        let hooks = self.0.hooks::<MutatingWebhookConfiguration>(state);
+        let hooks = match self.0.hooks::<MutatingWebhookConfiguration>(state) {
+            Ok(hooks) => hooks,
+            Err(_) if super::is_exempt(attributes) => return admitted(),
+            Err(unreadable) => return Err(unreadable.into()).into(),
+        };
         if hooks.is_empty() || super::is_exempt(attributes) {
             return admitted();
         }

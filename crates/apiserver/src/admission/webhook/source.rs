@@ -19,6 +19,7 @@ use super::super::matching::Criteria;
 use crate::remote::Identities;
 use crate::remote::webhook::WebhookClient;
 use crate::state::State;
+use crate::watch_cache::Unreadable;
 
 /// Upstream's default when a webhook sets no timeout of its own.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -137,26 +138,26 @@ impl Source {
         Ok(Self { built: RwLock::default(), identities })
     }
 
-    pub(super) fn hooks<C: Configuration>(&self, state: &State) -> Arc<Vec<Hook>> {
-        let Some(cache) = state.caches.get(C::PREFIX) else { return Arc::default() };
+    /// All webhooks of one kind. While one of their configurations cannot be read, nobody knows whom to ask.
+    pub(super) fn hooks<C: Configuration>(&self, state: &State) -> Result<Arc<Vec<Hook>>, Unreadable> {
+        let Some(cache) = state.caches.get(C::PREFIX) else { return Ok(Arc::default()) };
         let revision = Some(cache.revision());
         {
             let built = self.built.read();
             if built.revision == revision {
-                return built.hooks.clone();
+                return Ok(built.hooks.clone());
             }
         }
         let mut built = self.built.write();
         let snapshot = cache.snapshot();
         if built.revision >= Some(snapshot.revision) {
-            return built.hooks.clone();
+            return Ok(built.hooks.clone());
         }
         let mut clients = HashMap::new();
         let mut hooks = Vec::new();
         // In the order of names: that is the order in which mutating webhooks run.
         for entry in snapshot.range(None, None) {
-            let Ok(configuration) = serde_json::from_slice::<C>(&entry.stored) else { continue };
-            let (name, declared) = configuration.hooks();
+            let (name, declared) = entry.decode::<C>()?.hooks();
             let mut seen: HashMap<String, usize> = HashMap::new();
             for declared in declared {
                 let number = seen.entry(declared.name.clone()).or_default();
@@ -167,7 +168,7 @@ impl Source {
             }
         }
         *built = Built { revision: Some(snapshot.revision), hooks: Arc::new(hooks), clients };
-        built.hooks.clone()
+        Ok(built.hooks.clone())
     }
 
     /// A client that is there already, or a new one.

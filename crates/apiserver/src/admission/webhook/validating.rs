@@ -26,7 +26,11 @@ impl ValidatingWebhook {
 
 impl Plugin for ValidatingWebhook {
     fn validate<'a>(&'a self, state: &'a Arc<State>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
-        let hooks = self.0.hooks::<ValidatingWebhookConfiguration>(state);
+        let hooks = match self.0.hooks::<ValidatingWebhookConfiguration>(state) {
+            Ok(hooks) => hooks,
+            Err(_) if super::is_exempt(attributes) => return admitted(),
+            Err(unreadable) => return Err(unreadable.into()).into(),
+        };
         if hooks.is_empty() || super::is_exempt(attributes) {
             return admitted();
         }

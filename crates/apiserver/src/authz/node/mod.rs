@@ -247,7 +247,7 @@ impl Followed {
 
 /// The object as it is now; one that cannot be read leads nowhere.
 fn object<K: serde::de::DeserializeOwned>(change: &Change<'_>) -> Option<K> {
-    change.new.and_then(|entry| serde_json::from_slice(&entry.json()).ok())
+    change.new.and_then(|entry| entry.decode().ok())
 }
 
 #[cfg(test)]

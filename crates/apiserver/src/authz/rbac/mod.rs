@@ -61,8 +61,17 @@ impl Rbac {
     pub(super) fn decide(&self, user: &UserInfo, attributes: &Attributes) -> Opinion {
         match self.current().index.decide(user, attributes) {
             Ok(reason) => Opinion::Allow(reason),
-            Err(problem) => Opinion::None(problem),
+            Err(problem) => Opinion::None(self.with_unreadable(problem)),
         }
+    }
+
+    /// What could not be read might have allowed it: whoever is refused is told, but not the names of others' objects.
+    fn with_unreadable(&self, problem: String) -> String {
+        const UNREADABLE: &str = "RBAC: some stored roles or bindings cannot be read";
+        if !self.followed.read().feeds().iter().any(|feed| feed.has_unreadable()) {
+            return problem;
+        }
+        if problem.is_empty() { UNREADABLE.to_owned() } else { format!("{problem}, {UNREADABLE}") }
     }
 
     /// Every rule that applies to a user in a namespace, and what could not be found.
@@ -84,7 +93,11 @@ impl Rbac {
 
 impl Followed {
     fn is_current(&self) -> bool {
-        [&self.cluster_roles, &self.roles, &self.cluster_bindings, &self.bindings].iter().all(|feed| feed.is_current())
+        self.feeds().iter().all(|feed| feed.is_current())
+    }
+
+    fn feeds(&self) -> [&Feed; 4] {
+        [&self.cluster_roles, &self.roles, &self.cluster_bindings, &self.bindings]
     }
 
     fn catch_up(&mut self) {
@@ -104,5 +117,5 @@ impl Followed {
 
 /// The object as it is now; one that cannot be read grants nothing.
 fn object<K: DeserializeOwned>(change: &Change<'_>) -> Option<K> {
-    change.new.and_then(|entry| serde_json::from_slice(&entry.json()).ok())
+    change.new.and_then(|entry| entry.decode().ok())
 }

@@ -14,7 +14,7 @@ const LABEL: &str = "resource.kubernetes.io/admin-access";
 /// Refuses a claim, a template or an allocation with such access where the namespace does not allow it.
 pub(crate) fn check(operation: &Operation, new: &dyn Object, old: Option<&dyn Object>) -> Result<(), Status> {
     let Some(path) = wanted(new, old) else { return Ok(()) };
-    let namespace: Option<Namespace> = operation.state.peek("namespaces", &operation.info.namespace);
+    let namespace: Option<Namespace> = operation.state.peek("namespaces", &operation.info.namespace)?;
     let labels = namespace.and_then(|namespace| namespace.metadata.labels).unwrap_or_default();
     if labels.get(LABEL).is_some_and(|value| value == "true") {
         return Ok(());
