@@ -194,7 +194,7 @@ async fn row(state: &State, info: &RequestInfo) -> Result<Option<Arc<Resource>>,
     let (group, version, plural) = (&info.group, &info.version, &info.resource);
     match state.registry.find(group, version, plural) {
         Some(row) => Ok(Some(row)),
-        None => crate::custom::served(state, group, version, plural).await,
+        None => Ok(crate::custom::served(state, group, version, plural).await?),
     }
 }
 

@@ -116,7 +116,7 @@ pub(crate) async fn serve(operation: &Operation, of: MetricsOf) -> Result<Respon
     {
         return Err(Status::bad_request(format!("field label not supported: {}", term.field)));
     }
-    let mut items = measured(operation, of).await;
+    let mut items = measured(operation, of).await?;
     let now = operation.now;
     let value = if info.verb == "list" {
         items.retain(|item| {
@@ -151,17 +151,17 @@ pub(crate) async fn serve(operation: &Operation, of: MetricsOf) -> Result<Respon
 }
 
 /// Everything measured in the namespace of the request, in the order of names. What has been deleted meanwhile is left out.
-async fn measured(operation: &Operation, of: MetricsOf) -> Vec<Item> {
+async fn measured(operation: &Operation, of: MetricsOf) -> Result<Vec<Item>, Status> {
     let state = &operation.state;
     let windows = state.resource_metrics.windows(state).await;
     let mut items = Vec::new();
     for (node, window) in windows.iter() {
         let mut push = |namespace: &str, name: &str, containers: Vec<(String, Usage)>| {
             let known: Option<Known> = match of {
-                MetricsOf::Nodes => state.peek("minions", name),
-                MetricsOf::Pods => state.peek("pods", &format!("{namespace}/{name}")),
+                MetricsOf::Nodes => state.peek("minions", name)?,
+                MetricsOf::Pods => state.peek("pods", &format!("{namespace}/{name}"))?,
             };
-            let Some(known) = known else { return };
+            let Some(known) = known else { return Ok::<_, Status>(()) };
             items.push(Item {
                 namespace: namespace.to_owned(),
                 name: name.to_owned(),
@@ -170,25 +170,26 @@ async fn measured(operation: &Operation, of: MetricsOf) -> Vec<Item> {
                 length: window.length,
                 containers,
             });
+            Ok(())
         };
         match of {
             MetricsOf::Nodes => {
                 if let Some(usage) = window.node {
-                    push("", node, vec![(String::new(), usage)]);
+                    push("", node, vec![(String::new(), usage)])?;
                 }
             }
             MetricsOf::Pods => {
                 let wanted = &operation.info.namespace;
                 for ((namespace, name), containers) in &window.pods {
                     if wanted.is_empty() || namespace == wanted {
-                        push(namespace, name, containers.iter().map(|(name, usage)| (name.clone(), *usage)).collect());
+                        push(namespace, name, containers.iter().map(|(name, usage)| (name.clone(), *usage)).collect())?;
                     }
                 }
             }
         }
     }
     items.sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
-    items
+    Ok(items)
 }
 
 fn table(items: &[Item], now: Timestamp) -> Value {

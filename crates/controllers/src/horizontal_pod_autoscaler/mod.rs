@@ -80,8 +80,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         client: context.client.clone(),
         recorder: context.recorder.clone(),
         scalers,
-        // Looked at when the time has come, every period anew.
-        pods: context.informer::<Pod>(),
+        pods: context.informer::<Pod>().wakes_nothing("every period is a new look at all pods"),
         memory: Memory::default(),
         resources: Resources::default(),
         selectors: Mutex::default(),

@@ -208,8 +208,8 @@ fn pod_certificates(state: &State, attributes: &Attributes<'_>, node: &str) -> R
     }
     let missing = |resource: &'static str, name: &str| Status::not_found(&api::GroupResource::new("", resource), name);
     let key = |name: &str| format!("{}/{name}", attributes.namespace);
-    let record: Node = state.peek("minions", node).ok_or_else(|| missing("nodes", node))?;
-    let pod: Pod = state.peek("pods", &key(&spec.pod_name)).ok_or_else(|| missing("pods", &spec.pod_name))?;
+    let record: Node = state.peek("minions", node)?.ok_or_else(|| missing("nodes", node))?;
+    let pod: Pod = state.peek("pods", &key(&spec.pod_name))?.ok_or_else(|| missing("pods", &spec.pod_name))?;
     let pod_key = key(&spec.pod_name);
     // Identities that differ may be those of objects that were made again a moment ago.
     let differs = |what: String| Err(Status::internal(format!("PodCertificateRequest for pod {pod_key:?} {what}")));
@@ -234,7 +234,7 @@ fn pod_certificates(state: &State, attributes: &Attributes<'_>, node: &str) -> R
         ));
     }
     let record: ServiceAccount =
-        state.peek("serviceaccounts", &key(account)).ok_or_else(|| missing("serviceaccounts", account))?;
+        state.peek("serviceaccounts", &key(account))?.ok_or_else(|| missing("serviceaccounts", account))?;
     if record.metadata.uid.as_ref() != Some(&spec.service_account_uid) {
         let uid = &spec.service_account_uid;
         return differs(format!("names service account UID {uid:?}, which differs from the running service account"));
