@@ -143,6 +143,7 @@ mod tests {
                 (cleaner, "ServiceAccount", daily),
                 (cleaner, "Pod", daily),
                 ("node-lifecycle-controller", "Lease", "renewals only note the time, which a timer per node looks at"),
+                ("horizontal-pod-autoscaler-controller", "Pod", "every period is a new look at all pods"),
             ]
         );
     }
