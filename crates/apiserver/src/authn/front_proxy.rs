@@ -19,8 +19,8 @@ pub(crate) struct FrontProxy {
 impl FrontProxy {
     /// Refuses headers that nobody can read: passed over, they would make another user of the one that was meant.
     pub(super) fn check(&self, headers: &HeaderMap) -> Result<(), Status> {
-        let ours = headers.iter().filter(|(name, _)| self.is_ours(name));
-        ours.map(|(name, value)| crate::chain::readable(name, value).map(drop)).collect()
+        let mut ours = headers.iter().filter(|(name, _)| self.is_ours(name));
+        ours.try_for_each(|(name, value)| crate::chain::readable(name, value).map(drop))
     }
 
     fn is_ours(&self, header: &HeaderName) -> bool {
