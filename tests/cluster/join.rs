@@ -116,6 +116,8 @@ fn a_machine_joins_with_a_token() {
     });
     assert!(!logs.is_empty());
 
+    security_its_credential_is_good_for_itself(&cluster);
+
     // A token that is deleted is of no use; those who have joined stay.
     let deleted = said(cluster.cox("token").args(["delete", token]));
     assert_eq!(deleted.trim(), format!("bootstrap token \"{id}\" deleted"));
@@ -138,6 +140,31 @@ fn a_machine_joins_with_a_token() {
     // It may not take itself out of the cluster.
     assert_eq!(cluster.kubectl("delete node machine-2"), "node \"machine-2\" deleted\n");
     assert_eq!(mounts_below(&data), Vec::<String>::new());
+}
+
+/// What the machine's kubelet may do in its own name reaches neither other nodes nor new pods.
+fn security_its_credential_is_good_for_itself(cluster: &Cluster) {
+    let others = "get nodes --field-selector metadata.name!=machine-2 -o jsonpath={.items[0].metadata.name}";
+    let first = cluster.kubectl(others);
+    let evil = cluster.path("evil.yaml");
+    let pod = format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: evil}}\nspec:\n  nodeName: {first}\n  containers:\n\
+         \x20 - {{name: c, image: x, securityContext: {{privileged: true}}}}\n"
+    );
+    std::fs::write(&evil, pod).unwrap();
+    let create = format!("create -f {}", evil.display());
+    for (line, words) in [
+        (create, "can only create mirror pods"),
+        (format!("label node {first} a=b"), "not allowed to modify node"),
+        ("label node machine-2 node-role.kubernetes.io/control-plane=".to_owned(), "not allowed to modify labels"),
+        ("taint node machine-2 a=b:NoSchedule".to_owned(), "not allowed to modify taints"),
+    ] {
+        let mut kubectl = cluster.cox("kubectl");
+        kubectl.args(["--as=system:node:machine-2", "--as-group=system:nodes"]).args(line.split_whitespace());
+        let output = kubectl.output().unwrap();
+        assert!(!output.status.success() && describe(&output).contains(words), "{line}: {}", describe(&output));
+    }
+    assert!(!cluster.kubectl("get pods -o name").contains("evil"));
 }
 
 const SERVICE: &str = "

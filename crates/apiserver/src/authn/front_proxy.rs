@@ -1,6 +1,6 @@
 //! Front-proxy headers: a proxy with the right certificate says who its client is (`--requestheader-*`).
 
-use api::UserInfo;
+use api::{Status, UserInfo};
 use http::{HeaderMap, HeaderName};
 
 use super::{CertificateAuthority, Peer};
@@ -17,13 +17,24 @@ pub(crate) struct FrontProxy {
 }
 
 impl FrontProxy {
+    /// Refuses headers that nobody can read: passed over, they would make another user of the one that was meant.
+    pub(super) fn check(&self, headers: &HeaderMap) -> Result<(), Status> {
+        let mut ours = headers.iter().filter(|(name, _)| self.is_ours(name));
+        ours.try_for_each(|(name, value)| crate::chain::readable(name, value).map(drop))
+    }
+
+    fn is_ours(&self, header: &HeaderName) -> bool {
+        let mut names = self.username_headers.iter().chain(&self.uid_headers).chain(&self.group_headers);
+        names.any(|name| name.eq_ignore_ascii_case(header.as_str())) || self.extra_key(header).is_some()
+    }
+
     /// The user that a trusted proxy names. `Err` is a certificate of somebody who may not do that.
     pub(super) fn user(&self, headers: &HeaderMap, peer: &Peer) -> Result<Option<UserInfo>, String> {
         let values = |names: &[String]| -> Vec<String> {
             names
                 .iter()
                 .flat_map(|name| headers.get_all(name.as_str()).iter())
-                .filter_map(|value| value.to_str().ok().map(str::to_owned))
+                .filter_map(|value| std::str::from_utf8(value.as_bytes()).ok().map(str::to_owned))
                 .collect()
         };
         let first = |names: &[String]| values(names).into_iter().find(|value| !value.is_empty());
@@ -38,7 +49,7 @@ impl FrontProxy {
         for (key, value) in headers {
             let Some(key) = self.extra_key(key) else { continue };
             let key = crate::chain::decode(key, false).into_owned();
-            user.extra.entry(key).or_default().extend(value.to_str().ok().map(str::to_owned));
+            user.extra.entry(key).or_default().extend(std::str::from_utf8(value.as_bytes()).ok().map(str::to_owned));
         }
         Ok(Some(user))
     }

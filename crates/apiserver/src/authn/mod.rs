@@ -92,7 +92,10 @@ impl Authenticators {
             bootstrap_tokens: config.enable_bootstrap_token_auth,
             oidc: config.oidc.clone().map(Oidc::new).transpose()?,
             webhook: webhook
-                .map(|webhook| TokenWebhook::new(&webhook.config_file, &webhook.version, webhook.cache_ttl))
+                .map(|webhook| {
+                    let (file, version) = (&webhook.config_file, &webhook.version);
+                    TokenWebhook::new(file, version, webhook.cache_ttl, config.audiences())
+                })
                 .transpose()?,
             audiences: config.audiences(),
         })
@@ -109,6 +112,7 @@ impl Authenticators {
         let mut errors: Vec<String> = Vec::new();
         let mut found = None;
         if let Some(proxy) = &self.front_proxy {
+            proxy.check(headers)?;
             match proxy.user(headers, peer) {
                 Ok(user) => found = user,
                 Err(error) => errors.push(error),

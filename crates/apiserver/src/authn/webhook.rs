@@ -17,18 +17,20 @@ pub(crate) struct TokenWebhook {
     remote: Remote,
     version: String,
     life: Duration,
+    /// The audiences of an answer that names none: this server's own.
+    implied: Vec<String>,
     /// By digest of token and audiences: the tokens themselves are not kept. Refusals are remembered like acceptances.
     cache: Expiring<Vec<u8>, Option<Accepted>>,
 }
 
 impl TokenWebhook {
-    pub(crate) fn new(config: &Path, version: &str, life: Duration) -> anyhow::Result<Self> {
+    pub(crate) fn new(config: &Path, version: &str, life: Duration, implied: Vec<String>) -> anyhow::Result<Self> {
         anyhow::ensure!(
             ["v1", "v1beta1"].contains(&version),
             "unsupported --authentication-token-webhook-version {version:?}"
         );
         let remote = Remote::from_kubeconfig(config)?;
-        Ok(Self { remote, version: version.to_owned(), life, cache: Expiring::new() })
+        Ok(Self { remote, version: version.to_owned(), life, implied, cache: Expiring::new() })
     }
 
     pub(super) async fn verify(&self, token: &str, audiences: &[String]) -> Result<Option<Accepted>, String> {
@@ -47,14 +49,16 @@ impl TokenWebhook {
             "spec": {"token": token, "audiences": audiences},
         });
         let answer = self.remote.ask(&question, LIMIT).await.map_err(|error| format!("token webhook: {error}"))?;
-        let found = accepted(&answer, audiences)?;
+        let found = accepted(&answer, audiences, &self.implied)?;
         self.cache.put(key, found.clone(), self.life);
         Ok(found)
     }
 }
 
 /// What a TokenReview says. Only a clear yes counts.
-fn accepted(answer: &Value, audiences: &[String]) -> Result<Option<Accepted>, String> {
+///
+/// A webhook that knows nothing of audiences vouches for this server's own (`implied`), not for those asked about.
+fn accepted(answer: &Value, audiences: &[String], implied: &[String]) -> Result<Option<Accepted>, String> {
     if answer["kind"].as_str().is_some_and(|kind| kind != "TokenReview") {
         return Err(format!("token webhook: answered with a {}", answer["kind"]));
     }
@@ -71,9 +75,9 @@ fn accepted(answer: &Value, audiences: &[String]) -> Result<Option<Accepted>, St
         return Err("token webhook: authenticated nobody".to_owned());
     }
     let given: Vec<String> = serde_json::from_value(status["audiences"].clone()).unwrap_or_default();
-    if given.is_empty() {
-        // A webhook that knows nothing of audiences vouches for this server's own.
-        return Ok(Some((user, audiences.to_vec())));
+    let given = if given.is_empty() { implied } else { &given };
+    if audiences.is_empty() {
+        return Ok(Some((user, Vec::new())));
     }
     let common: Vec<String> = audiences.iter().filter(|audience| given.contains(audience)).cloned().collect();
     Ok((!common.is_empty()).then_some((user, common)))
@@ -98,9 +102,25 @@ mod tests {
             (json!({"authenticated": false, "error": "down"}), Err(())),
             (Value::Null, Ok(false)),
         ] {
-            let found = accepted(&json!({"status": status}), &audiences);
+            let found = accepted(&json!({"status": status}), &audiences, &audiences);
             assert_eq!(found.map(|found| found.is_some()).map_err(drop), expected, "{status}");
         }
-        assert!(accepted(&json!({"kind": "Status", "status": {"authenticated": true}}), &audiences).is_err());
+        let answer = json!({"kind": "Status", "status": {"authenticated": true}});
+        assert!(accepted(&answer, &audiences, &audiences).is_err());
+    }
+
+    #[test]
+    fn security_an_answer_without_audiences_is_for_this_server_only() {
+        let list = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let answer = json!({"status": {"authenticated": true, "user": {"username": "ann"}}});
+        for (asked, expected) in [
+            (list(&["api"]), Some(list(&["api"]))),
+            (list(&["vault", "api"]), Some(list(&["api"]))),
+            (list(&["vault"]), None),
+            (list(&[]), Some(list(&[]))),
+        ] {
+            let found = accepted(&answer, &asked, &list(&["api"])).unwrap();
+            assert_eq!(found.map(|(_, audiences)| audiences), expected, "{asked:?}");
+        }
     }
 }

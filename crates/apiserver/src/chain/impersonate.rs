@@ -19,7 +19,7 @@ pub(super) async fn impersonate(
     user: &UserInfo,
     headers: &mut HeaderMap,
 ) -> Result<Option<UserInfo>, Status> {
-    let wanted = Wanted::take(headers);
+    let wanted = Wanted::take(headers)?;
     if wanted.name.is_empty() {
         return match wanted.without_a_user() {
             None => Ok(None),
@@ -42,10 +42,12 @@ struct Wanted {
 }
 
 impl Wanted {
-    fn take(headers: &mut HeaderMap) -> Self {
+    /// Takes the headers out. One that cannot be read is an error: passed over, the request would run with the rights
+    /// of whoever wanted to be somebody else.
+    fn take(headers: &mut HeaderMap) -> Result<Self, Status> {
         let mut wanted = Self::default();
-        for (header, value) in headers.iter() {
-            let Ok(value) = value.to_str() else { continue };
+        for (header, value) in headers.iter().filter(|(header, _)| is_ours(header)) {
+            let value = super::readable(header, value)?;
             match header.as_str() {
                 USER if wanted.name.is_empty() => wanted.name = value.to_owned(),
                 UID if wanted.uid.is_empty() => wanted.uid = value.to_owned(),
@@ -60,7 +62,7 @@ impl Wanted {
         }
         let ours: Vec<HeaderName> = headers.keys().filter(|key| is_ours(key)).cloned().collect();
         ours.iter().for_each(|key| drop(headers.remove(key)));
-        wanted
+        Ok(wanted)
     }
 
     /// Why groups and the like mean nothing without a user.
@@ -140,7 +142,7 @@ mod tests {
         for (name, value) in lines {
             headers.append(HeaderName::from_static(name), value.parse().unwrap());
         }
-        (Wanted::take(&mut headers), headers)
+        (Wanted::take(&mut headers).unwrap(), headers)
     }
 
     #[test]
@@ -171,6 +173,19 @@ mod tests {
         let user = one.into_user();
         assert_eq!(user.groups, ["dev", "ops", api::user::AUTHENTICATED]);
         assert_eq!((user.uid.as_str(), user.extra["scopes/x"].len()), ("7", 2));
+    }
+
+    #[test]
+    fn security_a_header_that_cannot_be_read_is_not_passed_over() {
+        for name in ["impersonate-user", "impersonate-group", "impersonate-uid", "impersonate-extra-scopes"] {
+            let mut headers = HeaderMap::new();
+            headers.insert("impersonate-user", "ann".parse().unwrap());
+            headers.insert(name, http::HeaderValue::from_bytes(b"\xff\xfe").unwrap());
+            assert_eq!(Wanted::take(&mut headers).map(|_| ()).unwrap_err().code(), 400, "{name}");
+        }
+        let mut headers = HeaderMap::new();
+        headers.insert("impersonate-user", http::HeaderValue::from_bytes("ünal".as_bytes()).unwrap());
+        assert_eq!(Wanted::take(&mut headers).unwrap().name, "ünal");
     }
 
     #[test]

@@ -340,6 +340,12 @@ async fn dispatch(
     Ok(response)
 }
 
+/// The value of a header that says who somebody is, as text: UTF-8 like all names here.
+pub(crate) fn readable<'v>(name: &HeaderName, value: &'v HeaderValue) -> Result<&'v str, Status> {
+    std::str::from_utf8(value.as_bytes())
+        .map_err(|_| Status::bad_request(format!("the value of header {name} is not valid UTF-8")))
+}
+
 /// The client's audit id, or a new one.
 fn audit_id(request: &Request<RequestBody>) -> HeaderValue {
     request.headers().get(AUDIT_ID).cloned().unwrap_or_else(|| {

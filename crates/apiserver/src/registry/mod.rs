@@ -18,6 +18,7 @@ pub mod table;
 pub mod unset;
 
 // Strategies by group.
+pub(crate) mod address;
 pub mod admissionregistration;
 pub mod apiextensions;
 pub mod apiregistration;

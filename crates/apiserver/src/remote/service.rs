@@ -32,7 +32,7 @@ pub(crate) fn resolve(state: &State, namespace: &str, name: &str, port: u16) -> 
     if !is_routed {
         return Ok((address, port));
     }
-    ready_endpoint(state, namespace, name, declared.name.as_deref().unwrap_or_default())
+    ready_endpoint(state, namespace, name, declared.name.as_deref().unwrap_or_default(), |_, _| Ok(true))
         .map_err(|unreadable| unreadable.to_string())?
         .ok_or_else(|| format!("no endpoints available for service {name:?}"))
 }
@@ -50,19 +50,24 @@ pub(crate) fn slices(state: &State, namespace: &str, service: &str) -> Result<Ve
     entries(state, namespace, service).iter().map(|entry| entry.read()).collect()
 }
 
-/// One of the endpoints of a service that are ready, with the number of the named port.
+/// One of the endpoints of a service that are ready, with the number of the named port; `fits` sees each with its address.
 pub(crate) fn ready_endpoint(
     state: &State,
     namespace: &str,
     service: &str,
     port: &str,
+    fits: impl Fn(&Endpoint, &str) -> Result<bool, Unreadable>,
 ) -> Result<Option<(String, u16)>, Unreadable> {
     let mut candidates = Vec::new();
     for slice in slices(state, namespace, service)? {
         let named = slice.ports.iter().flatten().find(|found| found.name.as_deref().unwrap_or_default() == port);
         let Some(number) = named.and_then(|port| u16::try_from(port.port?).ok()) else { continue };
         let ready = slice.endpoints.iter().flatten().filter(|endpoint| is_ready(endpoint));
-        candidates.extend(ready.filter_map(|endpoint| Some((endpoint.addresses.first()?.clone(), number))));
+        for (endpoint, address) in ready.filter_map(|endpoint| Some((endpoint, endpoint.addresses.first()?))) {
+            if fits(endpoint, address)? {
+                candidates.push((address.clone(), number));
+            }
+        }
     }
     if candidates.is_empty() {
         return Ok(None);

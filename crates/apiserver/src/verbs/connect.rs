@@ -1,5 +1,6 @@
 //! Requests that are passed on: logs, exec, attach and port-forward to the kubelet, proxies to nodes, pods and services.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use http::{HeaderValue, Request, Response, StatusCode, Uri, header};
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use k8s_openapi::api::discovery::v1::Endpoint;
 use rustls::pki_types::ServerName;
 use tls::Reloading;
 use tokio::net::TcpStream;
@@ -21,7 +23,7 @@ use super::proxied_answer::{self, Links};
 use super::websocket;
 use crate::admission::{Attributes, Verb};
 use crate::body::{Body, BodyError};
-use crate::registry::{Action, AnyObject};
+use crate::registry::{Action, AnyObject, address};
 use crate::remote::{passage, service};
 use crate::state::{Operation, State, own_operation};
 
@@ -62,6 +64,8 @@ struct Destination {
     port: u16,
     scheme: Scheme,
     path_and_query: String,
+    /// Chosen by whoever wrote an object, so it must not lead back to this host or its link.
+    is_restricted: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -78,6 +82,12 @@ pub(crate) async fn connect(
 ) -> Result<Response<Body>, Status> {
     // The pod or its node may have been written a moment ago.
     operation.state.caches.fresh().await?;
+    if matches!(action, Action::Exec | Action::Attach | Action::PortForward) && operation.info.verb != "create" {
+        // WebSockets begin with GET, but what they carry is not reading.
+        let mut attributes = crate::authz::Attributes::from(&operation.info);
+        attributes.verb = "create".to_owned();
+        operation.state.authz.require_fresh(&operation.state, &operation.user, &attributes).await?;
+    }
     if action != Action::Log {
         admit(operation).await?;
     }
@@ -242,7 +252,7 @@ fn kubelet_stream(operation: &Operation, action: Action) -> Result<Option<Destin
     };
     let query: Vec<String> = params.iter().map(|(key, value)| format!("{key}={}", escape(value))).collect();
     let path_and_query = if query.is_empty() { path } else { format!("{path}?{}", query.join("&")) };
-    Ok(Some(Destination { host, port, scheme: Scheme::Kubelet, path_and_query }))
+    Ok(Some(Destination { host, port, scheme: Scheme::Kubelet, path_and_query, is_restricted: false }))
 }
 
 fn escape(text: &str) -> String {
@@ -326,7 +336,9 @@ fn proxied(operation: &Operation) -> Result<Destination, Status> {
             (host, port, scheme)
         }
     };
-    Ok(Destination { host, port, scheme, path_and_query })
+    // A kubelet of this host may well be reached at its loopback address.
+    let is_restricted = scheme != Scheme::Kubelet;
+    Ok(Destination { host, port, scheme, path_and_query, is_restricted })
 }
 
 /// A ready endpoint of a service.
@@ -343,7 +355,15 @@ fn service_endpoint(operation: &Operation, name: &str, wanted: &str) -> Result<(
         wanted => ports.iter().find(|port| port.name.as_deref() == Some(wanted) || wanted.parse() == Ok(port.port)),
     };
     let port_name = port.and_then(|port| port.name.clone()).unwrap_or_default();
-    service::ready_endpoint(&operation.state, namespace, name, &port_name)?.ok_or_else(|| {
+    // Upstream's `isValidAddress`: an endpoint is proxied to if it is that of a pod here, whatever its author wrote.
+    let is_of_pod = |endpoint: &Endpoint, address: &str| {
+        let target = endpoint.target_ref.as_ref().filter(|target| target.namespace.as_ref() == Some(namespace));
+        let name = target.and_then(|target| target.name.as_deref()).unwrap_or_default();
+        let pod: Option<Pod> = operation.state.peek("pods", &format!("{namespace}/{name}"))?;
+        let ips = pod.and_then(|pod| pod.status?.pod_ips).unwrap_or_default();
+        Ok(ips.iter().any(|ip| ip.ip == address))
+    };
+    service::ready_endpoint(&operation.state, namespace, name, &port_name, is_of_pod)?.ok_or_else(|| {
         Status::service_unavailable(format!("no endpoints available for service {}", api::field::quote(name)))
     })
 }
@@ -355,7 +375,13 @@ async fn dial(operation: &Operation, destination: &Destination) -> Result<Box<dy
     let failed = |error: &dyn std::fmt::Display| {
         Status::internal(format!("error dialing backend: dial tcp {}:{}: {error}", destination.host, destination.port))
     };
-    let tcp = tokio::time::timeout(DIAL, TcpStream::connect((destination.host.as_str(), destination.port)))
+    // Found once and then dialled: asked again, a name server could answer otherwise (CVE-2020-8562).
+    let found = tokio::net::lookup_host((destination.host.as_str(), destination.port)).await;
+    let addresses: Vec<SocketAddr> = found.map_err(|error| failed(&error))?.collect();
+    if destination.is_restricted && !addresses.iter().all(|address| address::is_global_unicast(address.ip())) {
+        return Err(Status::bad_request("address not allowed"));
+    }
+    let tcp = tokio::time::timeout(DIAL, TcpStream::connect(&*addresses))
         .await
         .map_err(|_| failed(&"i/o timeout"))?
         .map_err(|error| failed(&error))?;
@@ -428,6 +454,11 @@ async fn passed_back(
 ) -> Result<Response<Body>, Status> {
     passage::came_back(&mut response);
     if destination.scheme == Scheme::Kubelet {
+        // The client would go there with what it has for us (CVE-2018-1002102).
+        if response.status().is_redirection() && response.headers().contains_key(header::LOCATION) {
+            let text = "the backend attempted to redirect this request, which is not permitted";
+            return Ok(super::response(StatusCode::BAD_GATEWAY, "text/plain", Bytes::from(text)));
+        }
         return Ok(response.map(|body| body.map_err(|error| Box::new(error) as BodyError).boxed_unsync()));
     }
     let requested = operation.headers.get(header::HOST).and_then(|value| value.to_str().ok()).unwrap_or_default();

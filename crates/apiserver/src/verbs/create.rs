@@ -36,13 +36,6 @@ pub(crate) async fn create_object(operation: &Operation, mut object: AnyObject) 
     if !operation.info.name.is_empty() && meta.name.as_deref().unwrap_or_default() != operation.info.name {
         meta.name = Some(operation.info.name.clone());
     }
-    if meta.resource_version.as_deref().is_some_and(|version| !version.is_empty() && version != "0") {
-        let mut status = Status::internal("");
-        status.message = "resourceVersion should not be set on objects to be created".to_owned();
-        status.reason = "".into();
-        status.details = None;
-        return Err(status);
-    }
     wipe_system_fields(meta);
     let dry_run = operation.dry_run()?;
     // Admission and allocation look at other objects.
@@ -76,6 +69,18 @@ pub(crate) async fn create_object(operation: &Operation, mut object: AnyObject) 
     }
 }
 
+/// The version of an object is the store's to give. Said where upstream's store says it: plug-ins speak first.
+fn refuse_version(meta: &ObjectMeta) -> Result<(), Status> {
+    if matches!(meta.resource_version.as_deref(), None | Some("" | "0")) {
+        return Ok(());
+    }
+    let mut status = Status::internal("");
+    status.message = "resourceVersion should not be set on objects to be created".to_owned();
+    status.reason = "".into();
+    status.details = None;
+    Err(status)
+}
+
 /// Identity, birth and death are the server's to give.
 fn wipe_system_fields(meta: &mut ObjectMeta) {
     meta.creation_timestamp = None;
@@ -83,7 +88,6 @@ fn wipe_system_fields(meta: &mut ObjectMeta) {
     meta.deletion_timestamp = None;
     meta.deletion_grace_period_seconds = None;
     meta.generation = None;
-    meta.resource_version = None;
     meta.self_link = None;
 }
 
@@ -117,6 +121,7 @@ async fn create_once(
     }
     let attributes = attributes(operation, &name, dry_run, (&mut object, books));
     operation.state.admission.validate(&operation.state, &attributes).await?;
+    refuse_version(object.meta())?;
 
     let key = inner_key(resource, &operation.info.namespace, &name);
     if operation.state.cache(resource)?.get(&key).is_some() {

@@ -358,9 +358,11 @@ fn mark(operation: &Operation, old: &dyn Object, options: &Options) -> Marking {
 
     if let Some(deletion) = meta.deletion_timestamp.clone() {
         let left = meta.deletion_grace_period_seconds.unwrap_or(0);
-        let shorter = options.grace.map(|asked| asked.max(0)).filter(|asked| *asked < left);
-        if let Some(asked) = shorter {
-            let moved = deletion.0 - jiff::SignedDuration::from_secs(left - asked);
+        // Less than nothing is as little as one can be told of.
+        let asked = options.grace.map(|asked| if asked < 0 { 1 } else { asked });
+        if let Some(asked) = asked.filter(|asked| *asked < left) {
+            let earlier = jiff::SignedDuration::from_secs(left.saturating_sub(asked));
+            let moved = deletion.0.checked_sub(earlier).unwrap_or(now);
             meta.deletion_timestamp = Some(Time(moved));
             meta.deletion_grace_period_seconds = Some(asked);
             return if asked == 0 && !held { Marking::Remove } else { Marking::Mark(new) };
@@ -383,7 +385,10 @@ fn mark(operation: &Operation, old: &dyn Object, options: &Options) -> Marking {
 }
 
 fn set_deletion(meta: &mut ObjectMeta, now: Timestamp, grace: i64) {
-    meta.deletion_timestamp = Some(Time(now + jiff::SignedDuration::from_secs(grace)));
+    // No longer than there are dates for.
+    let grace = grace.min(Timestamp::MAX.as_second() - now.as_second());
+    let deletion = now.checked_add(jiff::SignedDuration::from_secs(grace)).unwrap_or(Timestamp::MAX);
+    meta.deletion_timestamp = Some(Time(deletion));
     meta.deletion_grace_period_seconds = Some(grace);
     if let Some(generation) = meta.generation.filter(|generation| *generation > 0) {
         meta.generation = Some(generation + 1);

@@ -6,6 +6,7 @@ use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::{Namespace, Pod, PodSpec};
 
 use crate::registry::certificates::rules;
+use crate::registry::core::pod_validation;
 use crate::registry::{Action, AnyObject, Object};
 
 /// Builds the object to store: `old` with only the part that `action` may change taken from `new`.
@@ -79,32 +80,16 @@ fn keep_but<K: crate::registry::Typed>(
     Ok(())
 }
 
+/// Checks the whole object that a part makes, as any other write does.
 pub(crate) fn validate(action: Action, new: &dyn Object, old: &dyn Object) -> FieldErrors {
-    let mut errors = FieldErrors::default();
     if let (Action::Approval, Some(new), Some(old)) =
         (action, new.downcast_ref::<CertificateSigningRequest>(), old.downcast_ref::<CertificateSigningRequest>())
     {
         return rules::approval_update(new, old);
     }
-    if action == Action::EphemeralContainers {
-        let containers = |object: &dyn Object| {
-            let pod = object.downcast_ref::<Pod>();
-            pod.and_then(|pod| pod.spec.as_ref()?.ephemeral_containers.clone()).unwrap_or_default()
-        };
-        let (new, old) = (containers(new), containers(old));
-        for container in &old {
-            match new.iter().find(|candidate| candidate.name == container.name) {
-                None => errors.forbidden(
-                    "spec.ephemeralContainers",
-                    format!("existing ephemeral containers {:?} may not be removed", container.name),
-                ),
-                Some(found) if found != container => errors.forbidden(
-                    "spec.ephemeralContainers",
-                    format!("existing ephemeral containers {:?} may not be changed", container.name),
-                ),
-                Some(_) => {}
-            }
-        }
+    match (action, new.downcast_ref::<Pod>(), old.downcast_ref::<Pod>()) {
+        (Action::EphemeralContainers, Some(new), Some(old)) => pod_validation::ephemeral_containers_update(new, old),
+        (Action::Resize, Some(new), Some(old)) => pod_validation::resize_update(new, old),
+        _ => FieldErrors::default(),
     }
-    errors
 }

@@ -30,6 +30,20 @@ const BOOKMARK: Duration = Duration::from_secs(60);
 /// Without `timeoutSeconds` a watch ends after this long, and up to as long again (`--min-request-timeout`).
 const MIN_TIMEOUT: u64 = 1800;
 
+/// Nobody waits longer than a century, and clocks count no further.
+const MAX_TIMEOUT: u64 = 100 * 365 * 24 * 3600;
+
+/// A number as upstream reads it, with its words for what is none.
+fn parse_seconds(text: &str) -> Result<i64, Status> {
+    text.parse().map_err(|error: std::num::ParseIntError| {
+        let problem = match error.kind() {
+            std::num::IntErrorKind::PosOverflow | std::num::IntErrorKind::NegOverflow => "value out of range",
+            _ => "invalid syntax",
+        };
+        Status::bad_request(format!("strconv.ParseInt: parsing {}: {problem}", api::field::quote(text)))
+    })
+}
+
 pub(crate) async fn watch(
     operation: Operation,
     upgrade: Option<hyper::upgrade::OnUpgrade>,
@@ -39,12 +53,13 @@ pub(crate) async fn watch(
     let revision = parse_revision(query.get("resourceVersion").unwrap_or_default())?;
     validate_watch_options(&operation, revision)?;
     let timeout = match query.get("timeoutSeconds") {
-        Some(text) => text.parse::<u64>().map_err(|_| {
-            Status::bad_request(format!("strconv.ParseInt: parsing {}: invalid syntax", api::field::quote(text)))
-        })?,
+        Some(text) => parse_seconds(text)?,
         None => 0,
     };
-    let timeout = if timeout == 0 { rand::random_range(MIN_TIMEOUT..MIN_TIMEOUT * 2) } else { timeout };
+    let timeout = match timeout {
+        0 => rand::random_range(MIN_TIMEOUT..MIN_TIMEOUT * 2),
+        seconds => u64::try_from(seconds).unwrap_or(0).min(MAX_TIMEOUT),
+    };
     let initial_events = query.get("sendInitialEvents").map(|_| query.flag("sendInitialEvents"));
     let bookmarks = query.flag("allowWatchBookmarks");
     let cache = operation.state.cache(&operation.resource)?;

@@ -169,6 +169,31 @@ async fn only_the_front_proxy_speaks_for_others() {
     assert_eq!(cluster.whoami(&["--cert", &certificate, "--key", &key]).await, Err(401));
 }
 
+/// A name or group that cannot be read is not passed over: the request would be another user's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn security_headers_of_the_front_proxy_are_read_or_refused() {
+    let cluster = Cluster::with_files(|dir, config| {
+        rbac(config);
+        let proxies = Authority::new(dir, "proxy-ca");
+        proxies.sign(dir, "proxy", "front-proxy", None, ExtendedKeyUsagePurpose::ClientAuth);
+        config.requestheader_client_ca_file = Some(dir.join("proxy-ca.crt"));
+    })
+    .await;
+    for (header, code) in [
+        (&b"x-remote-group: \xff\xfe"[..], "400"),
+        (b"x-remote-extra-scopes: \xff", "400"),
+        (b"x-remote-user: \xff", "400"),
+        ("x-remote-group: \u{fc}nal".as_bytes(), "200"),
+    ] {
+        let mut tls = cluster.connect(Some("proxy")).await;
+        let head = b"GET /version HTTP/1.1\r\nhost: a\r\nconnection: close\r\nx-remote-user: zoe\r\n";
+        tls.write_all(&[&head[..], header, b"\r\n\r\n"].concat()).await.unwrap();
+        let mut answer = String::new();
+        tls.read_to_string(&mut answer).await.unwrap_or_default();
+        assert!(answer.starts_with(&format!("HTTP/1.1 {code}")), "{header:?}: {answer}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_sees_its_own_and_no_more() {
     let cluster = Cluster::with(rbac).await;

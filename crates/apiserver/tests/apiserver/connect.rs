@@ -39,6 +39,10 @@ async fn kubelet(cluster: &Cluster) -> u16 {
                     tls.write_all(b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 6\r\n\r\nhello\n")
                         .await
                         .unwrap();
+                } else if head.starts_with("GET /containerLogs/default/p/c?tailLines=7 ") {
+                    let elsewhere =
+                        "HTTP/1.1 302 Found\r\nlocation: https://elsewhere.example/\r\ncontent-length: 0\r\n\r\n";
+                    tls.write_all(elsewhere.as_bytes()).await.unwrap();
                 } else if head.starts_with("POST /exec/default/p/c?output=1&command=ls") {
                     tls.write_all(
                         b"HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: SPDY/3.1\r\n\r\n",
@@ -95,6 +99,20 @@ async fn logs_come_from_the_kubelet() {
     assert_eq!((code, &log[..]), (200, &b"hello\n"[..]));
     let (code, _) = cluster.send("GET", "/api/v1/namespaces/default/pods/p/log?container=x", Value::Null).await;
     assert_eq!(code, 400);
+}
+
+/// A kubelet that was taken over must not send clients of ours elsewhere.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn security_a_kubelets_redirection_ends_here() {
+    let cluster = cluster_with_pod().await;
+    for path in [
+        "/api/v1/namespaces/default/pods/p/log?tailLines=7",
+        "/api/v1/nodes/n/proxy/containerLogs/default/p/c?tailLines=7",
+    ] {
+        let response = cluster.request("GET", path, "", Default::default(), "admin", &["system:masters"]).await;
+        assert_eq!(response.status().as_u16(), 502, "{path}");
+        assert!(!response.headers().contains_key("location"), "{path}");
+    }
 }
 
 /// Sends an upgrade request over TLS and HTTP/1.1, then `extra` bytes; returns what came back.

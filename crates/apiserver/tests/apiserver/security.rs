@@ -44,8 +44,12 @@ async fn define(cluster: &Cluster, plural: &str, kind: &str, scope: &str) {
     let path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
     let (code, answer) = cluster.send("POST", path, definition).await;
     assert_eq!(code, 201, "{answer}");
-    // Waits for definitions that were just written.
-    assert_eq!(cluster.send("GET", &format!("/apis/example.com/v1/{plural}"), Value::Null).await.0, 200);
+    let served = async {
+        while cluster.send("GET", &format!("/apis/example.com/v1/{plural}"), Value::Null).await.0 != 200 {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(60), served).await.expect("the definition is established");
 }
 
 /// CVE-2019-11247 and its kin: who may do everything in one namespace has nothing of the cluster there.
@@ -329,4 +333,275 @@ async fn security_a_new_node_describes_itself_and_attracts_nothing() {
         let (found, answer) = ask(&cluster, NODE, "POST", "/api/v1/nodes", &node(labels)).await;
         assert_eq!(found, code, "{answer}");
     }
+}
+
+/// CVE-class of names that become paths: what a part of a pod brings along is checked like the pod itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn security_parts_of_a_pod_are_checked_like_the_whole() {
+    let cluster = Cluster::start().await;
+    cluster.send("POST", "/api/v1/namespaces/default/serviceaccounts", json!({"metadata": {"name": "default"}})).await;
+    let pods = "/api/v1/namespaces/default/pods";
+    let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "i",
+        "resources": {"requests": {"cpu": "1"}, "limits": {"cpu": "2"}}}]}});
+    let (code, before) = cluster.send("POST", pods, pod).await;
+    assert_eq!(code, 201, "{before}");
+    let debugger = |change: Value| {
+        let mut container = json!({"name": "d", "image": "i"});
+        container.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        json!({"spec": {"ephemeralContainers": [container]}})
+    };
+    let resized = |resources: Value| {
+        json!({"spec": {"containers": [{"name": "c", "image": "i", "resources": resources,
+        "terminationMessagePath": "/dev/termination-log", "terminationMessagePolicy": "File", "imagePullPolicy": "Always"}]}})
+    };
+    let amounts = |cpu: &str, limit: &str| json!({"requests": {"cpu": cpu}, "limits": {"cpu": limit}});
+    for (part, patch, words) in [
+        ("ephemeralcontainers", debugger(json!({"name": "/etc/cron.d"})), "a lowercase RFC 1123 label must consist of"),
+        ("ephemeralcontainers", debugger(json!({"name": "../../x"})), "a lowercase RFC 1123 label must consist of"),
+        ("ephemeralcontainers", debugger(json!({"name": ""})), "spec.ephemeralContainers[0].name: Required value"),
+        ("ephemeralcontainers", debugger(json!({"name": "c"})), "spec.ephemeralContainers[0].name: Duplicate value"),
+        ("ephemeralcontainers", debugger(json!({"image": ""})), "spec.ephemeralContainers[0].image: Required value"),
+        (
+            "ephemeralcontainers",
+            debugger(json!({"volumeMounts": [{"name": "x", "mountPath": "/x"}]})),
+            "spec.ephemeralContainers[0].volumeMounts[0].name: Not found",
+        ),
+        ("ephemeralcontainers", debugger(json!({"targetContainerName": "x"})), "targetContainerName: Not found"),
+        (
+            "ephemeralcontainers",
+            debugger(json!({"ports": [{"containerPort": 80}]})),
+            "cannot be set for an Ephemeral Container",
+        ),
+        (
+            "ephemeralcontainers",
+            debugger(json!({"securityContext": {"procMount": "Unmasked"}})),
+            "`hostUsers` must be false to use `Unmasked`",
+        ),
+        ("resize", resized(amounts("3", "2")), "must be less than or equal to cpu limit of 2"),
+        ("resize", resized(amounts("-1", "2")), "must be greater than or equal to 0"),
+        (
+            "resize",
+            resized(json!({"requests": null, "limits": null})),
+            "Pod QOS Class may not change as a result of resizing",
+        ),
+        (
+            "resize",
+            resized(json!({"requests": {"cpu": "1", "ephemeral-storage": "1Gi"}, "limits": {"cpu": "2"}})),
+            "only cpu and memory resources are mutable",
+        ),
+        ("resize", resized(json!({"requests": {"cpu": "1"}, "limits": {}})), "resource limits cannot be removed"),
+    ] {
+        let path = format!("{pods}/p/{part}");
+        let (code, answer) = ask(&cluster, ("admin", &["system:masters"]), "PATCH", &path, &patch).await;
+        assert_eq!(code, 422, "{part} {patch}: {answer}");
+        assert!(answer.replace("\\", "").contains(words), "{part} {patch}: {answer}");
+    }
+    let (_, after) = cluster.send("GET", &format!("{pods}/p"), Value::Null).await;
+    assert_eq!(after["spec"], before["spec"]);
+    for (part, patch) in [("ephemeralcontainers", debugger(json!({}))), ("resize", resized(amounts("1500m", "2")))] {
+        let path = format!("{pods}/p/{part}");
+        let (code, answer) = ask(&cluster, ("admin", &["system:masters"]), "PATCH", &path, &patch).await;
+        assert_eq!(code, 200, "{part} {patch}: {answer}");
+    }
+    // What shows a static pod is changed by nobody.
+    let mirror = json!({"metadata": {"name": "m", "annotations": {"kubernetes.io/config.mirror": "x"}},
+        "spec": {"nodeName": "n", "containers": [{"name": "c", "image": "i"}]}});
+    assert_eq!(cluster.send("POST", pods, mirror).await.0, 201);
+    for (part, patch, words) in [
+        ("ephemeralcontainers", debugger(json!({})), "static pods do not support ephemeral containers"),
+        ("resize", resized(amounts("1", "2")), "static pods cannot be resized"),
+    ] {
+        let path = format!("{pods}/m/{part}");
+        let (code, answer) = ask(&cluster, ("admin", &["system:masters"]), "PATCH", &path, &patch).await;
+        assert_eq!(code, 422, "{part}: {answer}");
+        assert!(answer.contains(words), "{part}: {answer}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn security_user_namespaces_that_no_node_has_relax_nothing() {
+    let cluster = Cluster::start().await;
+    for level in ["baseline", "restricted", "default"] {
+        let namespace = json!({"metadata": {"name": level, "labels": {"pod-security.kubernetes.io/enforce": level}}});
+        if level != "default" {
+            assert_eq!(cluster.send("POST", "/api/v1/namespaces", namespace).await.0, 201);
+        }
+        let accounts = format!("/api/v1/namespaces/{level}/serviceaccounts");
+        cluster.send("POST", &accounts, json!({"metadata": {"name": "default"}})).await;
+    }
+    let pod = |spec: Value, security: Value| {
+        let mut pod = json!({"metadata": {"generateName": "p-"}, "spec": {"containers": [{"name": "c", "image": "i",
+            "securityContext": security}]}});
+        pod["spec"].as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
+        pod
+    };
+    let hardened = json!({"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"}});
+    let own = json!({"hostUsers": false});
+    let unmasked = json!({"procMount": "Unmasked"});
+    for (namespace, pod, code, words) in [
+        ("baseline", pod(own.clone(), unmasked.clone()), 403, "procMount"),
+        ("restricted", pod(own.clone(), hardened), 403, "runAsNonRoot != true"),
+        ("default", pod(json!({}), unmasked), 422, "`hostUsers` must be false to use `Unmasked`"),
+        ("default", pod(json!({"hostUsers": false, "hostNetwork": true}), json!({})), 422, "when `hostUsers` is false"),
+    ] {
+        let path = format!("/api/v1/namespaces/{namespace}/pods");
+        let (found, answer) = ask(&cluster, ("admin", &["system:masters"]), "POST", &path, &pod).await;
+        assert_eq!(found, code, "{pod}: {answer}");
+        assert!(answer.contains(words), "{pod}: {answer}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn security_streams_take_more_than_the_right_to_read() {
+    let cluster = Cluster::with(guarded).await;
+    two_nodes(&cluster).await;
+    let rbac = "/apis/rbac.authorization.k8s.io/v1/namespaces/default";
+    let streams = json!(["pods/exec", "pods/attach", "pods/portforward"]);
+    let give = async |name: &str, verbs: Value| {
+        let role =
+            json!({"metadata": {"name": name}, "rules": [{"apiGroups": [""], "resources": streams, "verbs": verbs}]});
+        assert_eq!(cluster.send("POST", &format!("{rbac}/roles"), role).await.0, 201);
+        let binding = json!({"metadata": {"name": name},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+            "subjects": [{"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": name}]});
+        assert_eq!(cluster.send("POST", &format!("{rbac}/rolebindings"), binding).await.0, 201);
+    };
+    give("reader", json!(["get"])).await;
+    give("writer", json!(["get", "create"])).await;
+    for part in ["exec?command=ls&stdout=1", "attach?stdout=1", "portforward?ports=80"] {
+        let path = format!("/api/v1/namespaces/default/pods/p/{part}");
+        let (code, answer) = ask(&cluster, ("reader", &[]), "GET", &path, &Value::Null).await;
+        assert_eq!(code, 403, "{part}: {answer}");
+        assert!(answer.contains("cannot create resource"), "{part}: {answer}");
+        // The node has no address, which is found out by whoever may ask.
+        let (code, answer) = ask(&cluster, ("writer", &[]), "GET", &path, &Value::Null).await;
+        assert!(code != 403 && answer.contains("no preferred addresses found"), "{part}: {code} {answer}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn security_headers_of_identity_are_read_or_refused() {
+    let cluster = Cluster::with(guarded).await;
+    let mut request = http::Request::builder().uri("/api/v1/namespaces/default/secrets").body(Bytes::new()).unwrap();
+    request.extensions_mut().insert(api::UserInfo::new("proxy", &["system:masters"]));
+    let value = http::HeaderValue::from_bytes(b"\xff").unwrap();
+    request.headers_mut().insert("impersonate-user", value);
+    assert_eq!((cluster.handler)(request).await.status().as_u16(), 400);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn security_proxies_lead_to_no_special_address() {
+    let cluster = Cluster::start().await;
+    two_nodes(&cluster).await;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let base = "/api/v1/namespaces/default";
+    let admin = ("admin", &["system:masters"][..]);
+    let address = |ip: &str| json!({"status": {"podIP": ip, "podIPs": [{"ip": ip}]}});
+    for ip in ["127.0.0.1", "169.254.169.254", "::1", "fe80::1", "224.0.0.1", "0.0.0.0", "::ffff:127.0.0.1"] {
+        assert_eq!(ask(&cluster, admin, "PATCH", &format!("{base}/pods/p/status"), &address(ip)).await.0, 200);
+        let (code, answer) = ask(&cluster, admin, "GET", &format!("{base}/pods/p:{port}/proxy/"), &Value::Null).await;
+        assert_eq!(code, 400, "{ip}: {answer}");
+        assert!(answer.contains("address not allowed"), "{ip}: {answer}");
+    }
+    // Also by the name of a node, at a port that is not its kubelet's.
+    let node = json!({"status": {"addresses": [{"type": "InternalIP", "address": "127.0.0.1"}]}});
+    assert_eq!(ask(&cluster, admin, "PATCH", "/api/v1/nodes/n/status", &node).await.0, 200);
+    let (code, answer) = ask(&cluster, admin, "GET", &format!("/api/v1/nodes/n:{port}/proxy/"), &Value::Null).await;
+    assert_eq!(code, 400, "{answer}");
+    // Endpoints that are no pods of this namespace are nobody's.
+    let service = json!({"metadata": {"name": "s"}, "spec": {"ports": [{"port": 80}]}});
+    assert_eq!(cluster.send("POST", &format!("{base}/services"), service).await.0, 201);
+    let slices = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices";
+    let slice = |name: &str, ip: &str| {
+        json!({"metadata": {"name": name, "labels": {"kubernetes.io/service-name": "s"}},
+        "addressType": if ip.contains(':') { "IPv6" } else { "IPv4" }, "endpoints": [{"addresses": [ip]}], "ports": [{"port": port}]})
+    };
+    assert_eq!(cluster.send("POST", slices, slice("far", "192.0.2.7")).await.0, 201);
+    let (code, answer) = ask(&cluster, admin, "GET", &format!("{base}/services/s/proxy/"), &Value::Null).await;
+    assert_eq!(code, 503, "{answer}");
+    assert!(answer.contains("no endpoints available for service"), "{answer}");
+
+    let endpoints = |ip: &str| json!({"metadata": {"name": "e"}, "subsets": [{"addresses": [{"ip": ip}], "ports": [{"port": 80}]}]});
+    let external =
+        |ip: &str| json!({"metadata": {"name": "x"}, "spec": {"ports": [{"port": 80}], "externalIPs": [ip]}});
+    for (ip, words) in [
+        ("169.254.169.254", "may not be in the link-local range (169.254.0.0/16, fe80::/10)"),
+        ("fe80::1", "may not be in the link-local range (169.254.0.0/16, fe80::/10)"),
+        ("127.0.0.1", "may not be in the loopback range (127.0.0.0/8, ::1/128)"),
+        ("224.0.0.1", "may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)"),
+        ("0.0.0.0", "may not be unspecified (0.0.0.0)"),
+    ] {
+        for (path, body) in [
+            (slices.to_owned(), slice("special", ip)),
+            (format!("{base}/endpoints"), endpoints(ip)),
+            (format!("{base}/services"), external(ip)),
+        ] {
+            let (code, answer) = ask(&cluster, admin, "POST", &path, &body).await;
+            assert_eq!(code, 422, "{path} {ip}: {answer}");
+            assert!(answer.contains(words), "{path} {ip}: {answer}");
+        }
+    }
+}
+
+/// Numbers at their ends make no server panic and no object stay for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn security_extreme_numbers_are_numbers() {
+    let cluster = Cluster::start().await;
+    two_nodes(&cluster).await;
+    let pods = "/api/v1/namespaces/default/pods";
+    let admin = ("admin", &["system:masters"][..]);
+    let pod = |name: &str, grace: i64| {
+        json!({"metadata": {"name": name}, "spec": {"nodeName": "n",
+        "terminationGracePeriodSeconds": grace, "containers": [{"name": "c", "image": "i"}]}})
+    };
+    for (name, grace, stored) in [("long", i64::MAX, i64::MAX), ("short", i64::MIN, 1), ("less", -5, 1)] {
+        let (code, answer) = cluster.send("POST", pods, pod(name, grace)).await;
+        assert_eq!(code, 201, "{answer}");
+        assert_eq!(answer["spec"]["terminationGracePeriodSeconds"], json!(stored), "{answer}");
+        let (code, answer) = ask(&cluster, admin, "DELETE", &format!("{pods}/{name}"), &Value::Null).await;
+        assert_eq!(code, 200, "{answer}");
+        let marked: Value = serde_json::from_str(&answer).unwrap();
+        assert!(marked["metadata"]["deletionTimestamp"].is_string(), "{answer}");
+        // It can still be hurried, and then is gone.
+        let (code, answer) =
+            ask(&cluster, admin, "DELETE", &format!("{pods}/{name}?gracePeriodSeconds=-1"), &Value::Null).await;
+        assert_eq!(code, 200, "{answer}");
+        let marked: Value = serde_json::from_str(&answer).unwrap();
+        assert_eq!(marked["metadata"]["deletionGracePeriodSeconds"], 1, "{answer}");
+        assert_eq!(
+            ask(&cluster, admin, "DELETE", &format!("{pods}/{name}?gracePeriodSeconds=0"), &Value::Null).await.0,
+            200
+        );
+        assert_eq!(ask(&cluster, admin, "GET", &format!("{pods}/{name}"), &Value::Null).await.0, 404);
+    }
+    for (grace, code) in [(i64::MAX, 200), (i64::MIN, 200)] {
+        assert_eq!(cluster.send("POST", pods, pod("asked", 30)).await.0, 201);
+        let options = json!({"gracePeriodSeconds": grace});
+        assert_eq!(ask(&cluster, admin, "DELETE", &format!("{pods}/asked"), &options).await.0, code);
+        assert_eq!(
+            ask(&cluster, admin, "DELETE", &format!("{pods}/asked?gracePeriodSeconds=0"), &Value::Null).await.0,
+            200
+        );
+    }
+    for (timeout, code) in [("18446744073709551615", 400), ("9223372036854775807", 200), ("-1", 200), ("x", 400)] {
+        let path = format!("{pods}?watch=1&timeoutSeconds={timeout}");
+        let response = cluster.request("GET", &path, "", Bytes::new(), "admin", &["system:masters"]).await;
+        assert_eq!(response.status().as_u16(), code, "{timeout}");
+    }
+}
+
+/// Issue of order: what plug-ins have to say comes before what the store would say.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_version_on_a_new_object_is_refused_after_admission() {
+    let cluster = Cluster::with(|config| config.enable_admission_plugins.push("AlwaysDeny".to_owned())).await;
+    let map = json!({"metadata": {"name": "m", "resourceVersion": "7"}});
+    let (code, answer) = cluster.send("POST", "/api/v1/namespaces/default/configmaps", map.clone()).await;
+    assert_eq!(code, 403, "{answer}");
+    let cluster = Cluster::start().await;
+    let (code, answer) = cluster.send("POST", "/api/v1/namespaces/default/configmaps", map).await;
+    assert_eq!((code, &answer["message"]), (500, &json!("resourceVersion should not be set on objects to be created")));
+    let map = json!({"metadata": {"name": "m", "resourceVersion": "0"}});
+    assert_eq!(cluster.send("POST", "/api/v1/namespaces/default/configmaps", map).await.0, 201);
 }

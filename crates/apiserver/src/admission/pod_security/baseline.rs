@@ -187,10 +187,6 @@ pub(super) fn proc_mount(subject: &Subject<'_>) -> Option<Violation> {
     })
 }
 
-pub(super) fn proc_mount_1_35(subject: &Subject<'_>) -> Option<Violation> {
-    if subject.has_user_namespace() { None } else { proc_mount(subject) }
-}
-
 pub(super) fn se_linux_1_0(subject: &Subject<'_>) -> Option<Violation> {
     se_linux(subject, &["", "container_t", "container_init_t", "container_kvm_t"])
 }

@@ -40,7 +40,7 @@ const CHECKS: &[Row] = &[
     baseline("hostPorts", &[(0, baseline::host_ports)]),
     baseline("hostProbesAndHostLifecycle", &[(34, baseline::host_probes)]),
     baseline("privileged", &[(0, baseline::privileged)]),
-    baseline("procMount", &[(0, baseline::proc_mount), (35, baseline::proc_mount_1_35)]),
+    baseline("procMount", &[(0, baseline::proc_mount)]),
     baseline("seLinuxOptions", &[(0, baseline::se_linux_1_0), (31, baseline::se_linux_1_31)]),
     baseline("seccompProfile_baseline", &[(0, baseline::seccomp_1_0), (19, baseline::seccomp_1_19)]),
     baseline(
@@ -65,8 +65,8 @@ const CHECKS: &[Row] = &[
     ),
     restricted("procMount_restricted", &[(35, baseline::proc_mount)], Some("procMount")),
     restricted("restrictedVolumes", &[(0, restricted::volumes)], Some("hostPathVolumes")),
-    restricted("runAsNonRoot", &[(0, restricted::run_as_non_root), (35, restricted::run_as_non_root_1_35)], None),
-    restricted("runAsUser", &[(23, restricted::run_as_user), (35, restricted::run_as_user_1_35)], None),
+    restricted("runAsNonRoot", &[(0, restricted::run_as_non_root)], None),
+    restricted("runAsUser", &[(23, restricted::run_as_user)], None),
     restricted(
         "seccompProfile_restricted",
         &[(19, restricted::seccomp), (25, restricted::seccomp_1_25)],

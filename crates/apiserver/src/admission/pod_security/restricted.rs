@@ -135,20 +135,12 @@ pub(super) fn run_as_non_root(subject: &Subject<'_>) -> Option<Violation> {
     })
 }
 
-pub(super) fn run_as_non_root_1_35(subject: &Subject<'_>) -> Option<Violation> {
-    if subject.has_user_namespace() { None } else { run_as_non_root(subject) }
-}
-
 pub(super) fn run_as_user(subject: &Subject<'_>) -> Option<Violation> {
     let names =
         subject.containers_that(|container| container.security.and_then(|security| security.run_as_user) == Some(0));
     let pod = subject.security().and_then(|security| security.run_as_user) == Some(0);
     let who = setters(pod, &names)?;
     Some(Violation { reason: "runAsUser=0", detail: format!("{who} must not set runAsUser=0") })
-}
-
-pub(super) fn run_as_user_1_35(subject: &Subject<'_>) -> Option<Violation> {
-    if subject.has_user_namespace() { None } else { run_as_user(subject) }
 }
 
 pub(super) fn seccomp(subject: &Subject<'_>) -> Option<Violation> {

@@ -50,11 +50,6 @@ impl<'a> Subject<'a> {
         self.spec.os.as_ref().is_some_and(|os| os.name == "windows")
     }
 
-    /// In a user namespace, being root means little.
-    pub(super) fn has_user_namespace(&self) -> bool {
-        self.spec.host_users == Some(false)
-    }
-
     /// The names of the containers for which `is_bad` holds.
     pub(super) fn containers_that(&self, mut is_bad: impl FnMut(&Container<'a>) -> bool) -> Vec<&'a str> {
         self.containers.iter().filter(|container| is_bad(container)).map(|container| container.name).collect()

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{EndpointSubset, Endpoints};
 use serde_json::{Value, json};
 
-use super::pod_spec::validation::{ip, one_of};
+use super::pod_spec::validation::one_of;
 use crate::registry::column::Column;
 use crate::registry::unset::{items, items_mut, set_text, text};
 use crate::registry::{Strategy, cells};
@@ -82,11 +82,7 @@ fn validate_subset(errors: &mut FieldErrors, path: &Path<'_>, subset: &EndpointS
         for (i, address) in addresses.iter().enumerate() {
             let path = path.child(name);
             let path = path.index(i);
-            ip(errors, &path.child("ip"), &address.ip);
-            if address.ip.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback()) {
-                let detail = "may not be in the loopback range (127.0.0.0/8, ::1/128)";
-                errors.invalid(path.child("ip"), &address.ip, detail);
-            }
+            crate::registry::address::ordinary(errors, &path.child("ip"), &address.ip);
             if let Some(hostname) = text(&address.hostname) {
                 errors.invalid_each(path.child("hostname"), hostname, validation::dns1123_label(hostname));
             }

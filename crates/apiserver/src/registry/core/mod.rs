@@ -11,7 +11,7 @@ pub mod persistent_volume_claim;
 pub mod pod;
 pub mod pod_spec;
 pub mod pod_template;
-mod pod_validation;
+pub(crate) mod pod_validation;
 pub mod replication_controller;
 pub mod resource_quota;
 pub mod secret;

@@ -2,7 +2,7 @@
 
 use api::field::{FieldErrors, Path};
 use api::validation as rules;
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus, Toleration};
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus, ResourceRequirements, Toleration};
 use serde_json::Value;
 
 use super::pod_spec;
@@ -93,6 +93,128 @@ pub(super) fn update(new: &Pod, old: &Pod) -> FieldErrors {
         errors.forbidden(path, detail);
     }
     errors
+}
+
+/// `pods/ephemeralcontainers`: containers are added to what is there (`ValidatePodEphemeralContainersUpdate`, v1.36).
+pub(crate) fn ephemeral_containers_update(new: &Pod, old: &Pod) -> FieldErrors {
+    if is_mirror(old) {
+        return refused("static pods do not support ephemeral containers");
+    }
+    let mut errors = metadata_and_spec(new);
+    let containers = |pod: &'_ Pod| pod.spec.as_ref().and_then(|spec| spec.ephemeral_containers.clone());
+    let new = containers(new).unwrap_or_default();
+    for container in containers(old).unwrap_or_default() {
+        let problem = match new.iter().find(|candidate| candidate.name == container.name) {
+            None => "removed",
+            Some(found) if !same(found, &container) => "changed",
+            Some(_) => continue,
+        };
+        let detail = format!("existing ephemeral containers {:?} may not be {problem}", container.name);
+        errors.forbidden("spec.ephemeralContainers", detail);
+    }
+    errors
+}
+
+/// `pods/resize`: CPU and memory of containers, and nothing else (`ValidatePodResize`, v1.36).
+pub(crate) fn resize_update(new: &Pod, old: &Pod) -> FieldErrors {
+    if is_mirror(old) {
+        return refused("static pods cannot be resized");
+    }
+    let mut errors = metadata_and_spec(new);
+    let (Some(new_spec), Some(old_spec)) = (&new.spec, &old.spec) else { return errors };
+    if old_spec.os.as_ref().is_some_and(|os| os.name == "windows") {
+        return refused("windows pods cannot be resized");
+    }
+    let class = old.status.as_ref().and_then(|status| text(&status.qos_class));
+    let class = class.unwrap_or_else(|| pod_spec::qos::class(old.spec.as_ref()));
+    if class != pod_spec::qos::class(new.spec.as_ref()) {
+        errors.invalid("spec", class, "Pod QOS Class may not change as a result of resizing");
+    }
+    let running = old.status.iter().flat_map(|status| items(&status.container_statuses));
+    let mut running = running.filter(|status| status.state.as_ref().is_some_and(|state| state.running.is_some()));
+    if running.next().is_some_and(|status| status.resources.is_none()) {
+        errors.forbidden("spec", "Pod running on node without support for resize");
+    }
+    if let Some(before) = &old_spec.resources {
+        match &new_spec.resources {
+            None => errors.forbidden("spec.resources", "pod-level resources cannot be removed"),
+            Some(after) => kept(&mut errors, "spec.resources", "pod-level resource", after, before),
+        }
+    }
+    let mut munged = new_spec.clone();
+    munged.resources = with_old_amounts(munged.resources.as_ref(), old_spec.resources.as_ref());
+    if !same(&munged.resources, &old_spec.resources) {
+        errors.forbidden("spec", "only cpu and memory resources are mutable at pod-level");
+    }
+    let none = ResourceRequirements::default();
+    let lists = [
+        ("containers", &mut munged.containers, &*old_spec.containers),
+        ("initContainers", munged.init_containers.get_or_insert_default(), items(&old_spec.init_containers)),
+    ];
+    for (name, new, old) in lists {
+        for (i, (new, old)) in new.iter_mut().zip(old).enumerate() {
+            let resources = |container: &'_ Container| container.resources.clone().unwrap_or_else(|| none.clone());
+            let place = format!("spec.{name}[{i}]");
+            kept(&mut errors, &format!("{place}.resources"), "resource", &resources(new), &resources(old));
+            let is_changed = !same(new, old);
+            new.resources = with_old_amounts(new.resources.as_ref(), old.resources.as_ref());
+            let is_init = name == "initContainers";
+            match same(new, old) {
+                true => {}
+                false if is_init => {
+                    let detail = "only cpu and memory resources for init or sidecar containers are mutable";
+                    errors.forbidden(&*place, detail);
+                }
+                false => errors.forbidden("spec", "only cpu and memory resources are mutable"),
+            }
+            let restarts =
+                || items(&new.resize_policy).iter().any(|policy| policy.restart_policy == "RestartContainer");
+            if is_changed && is_init && new.restart_policy.as_deref() != Some("Always") && restarts() {
+                let detail = "non-sidecar init containers with a resize policy of RestartContainer cannot be resized";
+                errors.forbidden(&*place, detail);
+            }
+        }
+    }
+    errors
+}
+
+fn is_mirror(pod: &Pod) -> bool {
+    pod.metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(MIRROR))
+}
+
+/// A refusal of the whole; its place reads as upstream's empty path does.
+fn refused(detail: &str) -> FieldErrors {
+    let mut errors = FieldErrors::default();
+    errors.forbidden("[]", detail);
+    errors
+}
+
+/// What is asked for may become more or less, but cannot be taken back.
+fn kept(errors: &mut FieldErrors, place: &str, what: &str, new: &ResourceRequirements, old: &ResourceRequirements) {
+    for (name, new, old) in [("requests", &new.requests, &old.requests), ("limits", &new.limits, &old.limits)] {
+        let has = |key: &String| new.as_ref().is_some_and(|new| new.contains_key(key));
+        if !old.iter().flatten().all(|(key, _)| has(key)) {
+            errors.forbidden(format!("{place}.{name}"), format!("{what} {name} cannot be removed"));
+        }
+    }
+}
+
+/// New requirements with the old amounts of what a resize may change.
+fn with_old_amounts(
+    new: Option<&ResourceRequirements>,
+    old: Option<&ResourceRequirements>,
+) -> Option<ResourceRequirements> {
+    let mut new = new?.clone();
+    let none = ResourceRequirements::default();
+    let old = old.unwrap_or(&none);
+    for (new, old) in [(&mut new.requests, &old.requests), (&mut new.limits, &old.limits)] {
+        let amounts = new.get_or_insert_default();
+        for name in ["cpu", "memory"] {
+            amounts.remove(name);
+            amounts.extend(old.iter().flatten().filter(|(key, _)| *key == name).map(|(k, v)| (k.clone(), v.clone())));
+        }
+    }
+    Some(new)
 }
 
 fn deadline(errors: &mut FieldErrors, new: Option<i64>, old: Option<i64>) -> bool {

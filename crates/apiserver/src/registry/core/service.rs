@@ -377,17 +377,7 @@ fn addresses(errors: &mut FieldErrors, path: &Path<'_>, spec: &ServiceSpec) {
     }
     for (i, address) in items(&spec.external_ips).iter().enumerate() {
         let path = path.child("externalIPs");
-        let path = path.index(i);
-        match address.parse::<std::net::IpAddr>() {
-            Err(_) => ip(errors, &path, address),
-            Ok(parsed) if parsed.is_unspecified() => {
-                errors.invalid(path, address, "may not be unspecified (0.0.0.0 or ::)");
-            }
-            Ok(parsed) if parsed.is_loopback() => {
-                errors.invalid(path, address, "may not be in the loopback range (127.0.0.0/8, ::1/128)");
-            }
-            Ok(_) => {}
-        }
+        crate::registry::address::ordinary(errors, &path.index(i), address);
     }
 }
 

@@ -112,17 +112,9 @@ fn endpoints(errors: &mut FieldErrors, path: &Path<'_>, endpoints: &[Endpoint], 
             let path = addresses.index(i);
             let parsed = address.parse::<IpAddr>();
             match (kind, &parsed) {
-                ("IPv4" | "IPv6", Err(_)) => {
-                    crate::registry::core::pod_spec::validation::ip(errors, &path, address);
-                }
                 ("IPv4", Ok(ip)) if !ip.is_ipv4() => errors.invalid(path, address, "must be an IPv4 address"),
                 ("IPv6", Ok(ip)) if !ip.is_ipv6() => errors.invalid(path, address, "must be an IPv6 address"),
-                ("IPv4" | "IPv6", Ok(ip)) if ip.is_unspecified() => {
-                    errors.invalid(path, address, "may not be unspecified (0.0.0.0 or ::)");
-                }
-                ("IPv4" | "IPv6", Ok(ip)) if ip.is_loopback() => {
-                    errors.invalid(path, address, "may not be in the loopback range (127.0.0.0/8, ::1/128)");
-                }
+                ("IPv4" | "IPv6", _) => crate::registry::address::ordinary(errors, &path, address),
                 ("FQDN", _) => errors.invalid_each(path, address, validation::dns1123_subdomain(address)),
                 _ => {}
             }

@@ -20,6 +20,8 @@ pub struct Surroundings<'a> {
     pub grace: Option<i64>,
     pub restart_policy: &'a str,
     pub host_network: bool,
+    /// Whether root in the pod is root outside.
+    pub host_users: bool,
 }
 
 pub fn validate(errors: &mut FieldErrors, spec_path: &Path<'_>, spec: &PodSpec, around: &Surroundings<'_>) {
@@ -139,7 +141,7 @@ fn common(errors: &mut FieldErrors, path: &Path<'_>, container: &Container, arou
     }
     resize_policy(errors, &path.child("resizePolicy"), container, around.restart_policy);
     if let Some(context) = &container.security_context {
-        security::container(errors, &path.child("securityContext"), context);
+        security::container(errors, &path.child("securityContext"), context, around.host_users);
     }
 }
 

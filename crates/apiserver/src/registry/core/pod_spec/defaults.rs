@@ -64,6 +64,9 @@ pub fn template(spec: &mut PodSpec) {
 pub fn pod(pod: &mut Pod) {
     let spec = pod.spec.get_or_insert_default();
     template(spec);
+    // Templates keep what they say; a pod ends as soon as it can.
+    spec.termination_grace_period_seconds =
+        spec.termination_grace_period_seconds.map(|grace| if grace < 0 { 1 } else { grace });
     for container in spec.containers.iter_mut().chain(items_mut(&mut spec.init_containers)) {
         let Some(resources) = &mut container.resources else { continue };
         let Some(limits) = &resources.limits else { continue };

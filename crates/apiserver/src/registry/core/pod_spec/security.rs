@@ -14,6 +14,15 @@ pub fn pod(errors: &mut FieldErrors, path: &Path<'_>, spec: &PodSpec) {
             "ShareProcessNamespace and HostPID cannot both be enabled",
         );
     }
+    if spec.host_users == Some(false) {
+        for (name, shared) in
+            [("hostNetwork", spec.host_network), ("hostPID", spec.host_pid), ("hostIPC", spec.host_ipc)]
+        {
+            if shared == Some(true) {
+                errors.forbidden(path.child(name), "when `hostUsers` is false");
+            }
+        }
+    }
     let Some(context) = &spec.security_context else { return };
     let path = path.child("securityContext");
     ids(
@@ -43,9 +52,12 @@ pub fn pod(errors: &mut FieldErrors, path: &Path<'_>, spec: &PodSpec) {
     app_armor(errors, &path.child("appArmorProfile"), context.app_armor_profile.as_ref());
 }
 
-pub fn container(errors: &mut FieldErrors, path: &Path<'_>, context: &SecurityContext) {
+pub fn container(errors: &mut FieldErrors, path: &Path<'_>, context: &SecurityContext, host_users: bool) {
     ids(errors, path, &[("runAsUser", context.run_as_user), ("runAsGroup", context.run_as_group)]);
     choice(errors, &path.child("procMount"), &context.proc_mount, &["Default", "Unmasked"]);
+    if let Some(unmasked) = text(&context.proc_mount).filter(|kind| host_users && *kind == "Unmasked") {
+        errors.invalid(path.child("procMount"), unmasked, "`hostUsers` must be false to use `Unmasked`");
+    }
     seccomp(errors, &path.child("seccompProfile"), context.seccomp_profile.as_ref());
     app_armor(errors, &path.child("appArmorProfile"), context.app_armor_profile.as_ref());
     if context.allow_privilege_escalation == Some(false) {

@@ -28,6 +28,7 @@ pub fn spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &PodSpec) {
         grace,
         restart_policy: or_empty(&spec.restart_policy),
         host_network: spec.host_network == Some(true),
+        host_users: spec.host_users != Some(false),
     };
     containers::validate(errors, path, spec, &around);
     one_of(errors, &path.child("restartPolicy"), &spec.restart_policy, &["Always", "OnFailure", "Never"]);
