@@ -4,7 +4,7 @@ use client::{DeleteParams, Patch};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use serde_json::json;
 
-use crate::node::{Node, is_ready, phase, shell};
+use crate::node::{Node, is_ready, phase, shell, waiting_message, waiting_reason};
 
 /// A pod that is deleted before its containers start, and that somebody still holds: its last phase is one.
 pub(crate) async fn a_pod_that_never_started_ends_all_the_same(node: &mut Node) {
@@ -147,4 +147,36 @@ pub(crate) async fn security_volumes_change_hands_once(node: &mut Node) {
     assert_eq!(seen(&victim), (0, 0o600));
     assert_eq!(seen(&host).0, 0, "a path of the node's stays the node's");
     assert_eq!(seen(&host.join("file")), (0, 0o4700));
+}
+
+/// What answers a hook is the node's to know: whoever may read the pod does not read it.
+pub(crate) async fn security_answers_to_hooks_stay_out_of_statuses(node: &mut Node) {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let server = tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut request = [0u8; 4096];
+            let _ = stream.read(&mut request).await;
+            let answer =
+                "HTTP/1.1 500 Internal Server Error\r\nContent-Length: 10\r\nConnection: close\r\n\r\nthe-secret";
+            let _ = stream.write_all(answer.as_bytes()).await;
+        }
+    });
+    node.create(
+        "hooked",
+        json!({
+            "containers": [{"name": "c", "command": ["sleep", "1000"],
+                "lifecycle": {"postStart": {"httpGet": {"host": "127.0.0.1", "port": port, "path": "/"}}}}],
+            "terminationGracePeriodSeconds": 0,
+        }),
+    )
+    .await;
+    let is_told = |pod: &Pod| waiting_reason(pod).as_deref() == Some("PostStartHookError");
+    let pod = node.wait("hooked", "failed", is_told).await;
+    assert_eq!(waiting_message(&pod).as_deref(), Some("HTTP lifecycle hook failed with status 500"));
+    let pod = serde_json::to_string(&pod).unwrap();
+    assert!(!pod.contains("the-secret"), "{pod}");
+    assert!(!node.messages().await.concat().contains("the-secret"));
+    server.abort();
 }

@@ -86,6 +86,7 @@ const TESTS: &[Test] = tests![
     endings::a_draining_pod_turns_unready,
     endings::security_an_endless_grace_period_ends,
     endings::security_volumes_change_hands_once,
+    endings::security_answers_to_hooks_stay_out_of_statuses,
 ];
 
 /// Tests at once: they mostly wait.
