@@ -14,7 +14,7 @@ use crate::node::status::Pressure;
 use crate::resize::{self, Wait};
 use crate::resources::{self, ResourceList};
 use crate::status::Ended;
-use crate::{containers, eviction, pod_fields, qos, state, static_pods};
+use crate::{containers, eviction, names, pod_fields, qos, state, static_pods};
 
 /// The pods that run here or are about to, by uid: what others have to fit beside.
 pub(crate) type Admitted = Mutex<HashMap<String, Arc<Pod>>>;
@@ -105,8 +105,11 @@ pub(crate) struct Admission {
 type Refusal = (String, String);
 
 fn reject(pod: &Pod, settings: &Settings) -> Option<Refusal> {
-    if let Some(name) = containers::forbidden_sysctl(pod, &settings.allowed_unsafe_sysctls) {
-        return Some(("SysctlForbidden".into(), format!("forbidden sysctl: {name:?} not allowlisted")));
+    if let Err(why) = names::check_spec(pod) {
+        return Some(("UnexpectedAdmissionError".into(), why));
+    }
+    if let Some(why) = containers::forbidden_sysctl(pod, &settings.allowed_unsafe_sysctls) {
+        return Some(("SysctlForbidden".into(), format!("forbidden sysctl: {why}")));
     }
     let os = pod.spec.as_ref().and_then(|spec| spec.os.as_ref()).map(|os| os.name.as_str());
     if os.is_some_and(|os| os != "linux") {

@@ -44,16 +44,25 @@ const SAFE_SYSCTLS: &[&str] = &[
     "net.ipv4.tcp_wmem",
 ];
 
-/// The first sysctl of the pod that this node does not allow.
+/// Why this node does not allow a sysctl of the pod, for the first that it does not.
 pub(crate) fn forbidden_sysctl(pod: &Pod, allowed_unsafe: &[String]) -> Option<String> {
-    let context = pod.spec.as_ref()?.security_context.as_ref()?;
-    context.sysctls.iter().flatten().map(|sysctl| sysctl.name.replace('/', ".")).find(|name| {
-        let allowed = SAFE_SYSCTLS.contains(&name.as_str())
+    let spec = pod.spec.as_ref()?;
+    let context = spec.security_context.as_ref()?;
+    context.sysctls.iter().flatten().map(|sysctl| sysctl.name.replace('/', ".")).find_map(|name| {
+        let is_allowed = SAFE_SYSCTLS.contains(&name.as_str())
             || allowed_unsafe.iter().any(|pattern| match pattern.strip_suffix('*') {
                 Some(prefix) => name.starts_with(prefix),
-                None => pattern == name,
+                None => *pattern == name,
             });
-        !allowed
+        if !is_allowed {
+            return Some(format!("{name:?} not allowlisted"));
+        }
+        // In the node's own namespace it would be the node's setting.
+        let is_ipc = ["kernel.sem", "kernel.shm", "kernel.msg", "fs.mqueue."].iter().any(|p| name.starts_with(p));
+        [(is_ipc, spec.host_ipc, "IPC"), (name.starts_with("net."), spec.host_network, "Net")]
+            .into_iter()
+            .find(|(is_of, is_host, _)| *is_of && *is_host == Some(true))
+            .map(|(_, _, namespace)| format!("{name:?} not allowed with host {namespace} enabled"))
     })
 }
 
@@ -240,6 +249,12 @@ fn stop_signal(container: &Container) -> v1::Signal {
     v1::Signal::from_str_name(&name).unwrap_or(v1::Signal::RuntimeDefault)
 }
 
+/// The file of a container's own seccomp profile.
+pub(crate) fn localhost_profile(pod: &Pod, container: &Container) -> Option<String> {
+    let profile = effective_security(pod, container).seccomp_profile.filter(|profile| profile.type_ == "Localhost")?;
+    Some(profile.localhost_profile.unwrap_or_default())
+}
+
 fn capabilities(capabilities: Option<&Capabilities>) -> v1::Capability {
     v1::Capability {
         add_capabilities: capabilities.and_then(|c| c.add.clone()).unwrap_or_default(),
@@ -394,9 +409,11 @@ mod tests {
     }
 
     #[test]
-    fn sysctls_need_permission() {
-        let with = |name: &str| {
+    fn security_sysctls_need_permission() {
+        let with = |name: &str, is_host: bool| {
             pod(PodSpec {
+                host_network: Some(is_host),
+                host_ipc: Some(is_host),
                 security_context: Some(PodSecurityContext {
                     sysctls: Some(vec![Sysctl { name: name.into(), value: "1".into() }]),
                     ..Default::default()
@@ -407,10 +424,20 @@ mod tests {
         for (name, allowed, expected) in [
             ("kernel.shm_rmid_forced", vec![], None),
             ("kernel/shm_rmid_forced", vec![], None),
-            ("kernel.msgmax", vec![], Some("kernel.msgmax")),
+            ("kernel.msgmax", vec![], Some("\"kernel.msgmax\" not allowlisted")),
             ("kernel.msgmax", vec!["kernel.msg*".to_string()], None),
         ] {
-            assert_eq!(forbidden_sysctl(&with(name), &allowed).as_deref(), expected, "{name}");
+            assert_eq!(forbidden_sysctl(&with(name, false), &allowed).as_deref(), expected, "{name}");
+        }
+        // Of the node's own namespaces: they would be the node's settings.
+        for (name, expected) in [
+            ("net.ipv4.tcp_syncookies", "\"net.ipv4.tcp_syncookies\" not allowed with host Net enabled"),
+            ("net/ipv4/ip_forward", "\"net.ipv4.ip_forward\" not allowed with host Net enabled"),
+            ("kernel.shm_rmid_forced", "\"kernel.shm_rmid_forced\" not allowed with host IPC enabled"),
+        ] {
+            let allowed = ["net.*".to_string()];
+            assert_eq!(forbidden_sysctl(&with(name, true), &allowed).as_deref(), Some(expected), "{name}");
+            assert_eq!(forbidden_sysctl(&with(name, false), &allowed), None, "{name}");
         }
     }
 

@@ -152,6 +152,61 @@ pub(crate) fn pod_status(pod: &Pod, observed: &Observed<'_>) -> PodStatus {
     status
 }
 
+/// The last status of a pod of which nothing runs and nothing will: every container that could have run has ended, and so
+/// has the pod. What is not known to have succeeded has failed (`TerminatePod`, v1.36).
+pub(crate) fn over(pod: &Pod, mut status: PodStatus) -> PodStatus {
+    let end = |container: &mut ContainerStatus| {
+        if terminated(container).is_some() {
+            return;
+        }
+        container.state = Some(ApiState {
+            terminated: Some(ContainerStateTerminated {
+                exit_code: 137,
+                reason: Some("ContainerStatusUnknown".into()),
+                message: Some("The container could not be located when the pod was terminated".into()),
+                ..Default::default()
+            }),
+            ..Default::default()
+        });
+        container.ready = false;
+        container.started = Some(false);
+    };
+    if has_initialized(pod, &status) {
+        status.container_statuses.iter_mut().flatten().for_each(end);
+    }
+    // Init containers that had their turn: all up to the last one that ever left its wait, and the first in any case.
+    let inits = status.init_container_statuses.as_deref_mut().unwrap_or_default();
+    let turns = inits.iter().rposition(has_left_wait).unwrap_or(0) + 1;
+    inits.iter_mut().take(turns).for_each(end);
+    let is_last = matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
+    if !is_last && !crate::static_pods::is_static(pod) {
+        status.phase = Some("Failed".into());
+    }
+    status
+}
+
+fn has_left_wait(status: &ContainerStatus) -> bool {
+    status.state.as_ref().is_none_or(|state| state.waiting.is_none())
+        || status.last_state.as_ref().is_some_and(|last| last.terminated.is_some())
+}
+
+fn has_initialized(pod: &Pod, status: &PodStatus) -> bool {
+    let init = pod.spec.as_ref().and_then(|spec| spec.init_containers.as_deref()).unwrap_or_default();
+    if init.is_empty() || status.container_statuses.iter().flatten().any(has_left_wait) {
+        return true;
+    }
+    let (Some(container), Some(last)) = (init.last(), status.init_container_statuses.iter().flatten().last()) else {
+        return false;
+    };
+    let succeeded = |state: &Option<ApiState>| {
+        state.as_ref().and_then(|state| state.terminated.as_ref()).is_some_and(|ended| ended.exit_code == 0)
+    };
+    match state::is_sidecar(container) {
+        true => running(last).is_some() && last.started == Some(true),
+        false => succeeded(&last.state) || succeeded(&last.last_state),
+    }
+}
+
 fn statuses(
     pod: &Pod,
     observed: &Observed<'_>,
@@ -619,6 +674,40 @@ mod tests {
                 now: Timestamp::from_second(1000).unwrap(),
             },
         )
+    }
+
+    #[test]
+    fn whatever_did_not_start_has_failed_in_the_end() {
+        use serde_json::json;
+        let waiting = |name: &str| {
+            json!({"name": name, "image": "", "imageID": "", "ready": false, "restartCount": 0,
+            "state": {"waiting": {"reason": "ContainerCreating"}}})
+        };
+        let done = |name: &str, code: i32| {
+            json!({"name": name, "image": "", "imageID": "", "ready": false,
+            "restartCount": 0, "state": {"terminated": {"exitCode": code}}})
+        };
+        for (inits, containers, phase, ends, expected) in [
+            // Ended, of the init containers and of the others; and the phase.
+            (vec![], vec![waiting("a")], "Pending", vec!["a"], "Failed"),
+            (vec![waiting("i"), waiting("j")], vec![waiting("a")], "Pending", vec!["i"], "Failed"),
+            (vec![done("i", 0), waiting("j")], vec![waiting("a")], "Pending", vec!["i"], "Failed"),
+            (vec![done("i", 0)], vec![waiting("a")], "Pending", vec!["i", "a"], "Failed"),
+            (vec![], vec![done("a", 0)], "Succeeded", vec!["a"], "Succeeded"),
+            (vec![], vec![done("a", 0), waiting("b")], "Running", vec!["a", "b"], "Failed"),
+        ] {
+            let names =
+                |list: &[serde_json::Value]| list.iter().map(|s| json!({"name": s["name"]})).collect::<Vec<_>>();
+            let pod: Pod = serde_json::from_value(json!({
+                "metadata": {"name": "p"}, "spec": {"initContainers": names(&inits), "containers": names(&containers)},
+                "status": {"phase": phase, "initContainerStatuses": inits, "containerStatuses": containers},
+            }))
+            .unwrap();
+            let status = over(&pod, pod.status.clone().unwrap());
+            let all = status.init_container_statuses.iter().flatten().chain(status.container_statuses.iter().flatten());
+            let ended: Vec<&str> = all.filter(|s| terminated(s).is_some()).map(|s| s.name.as_str()).collect();
+            assert_eq!((ended, status.phase.as_deref()), (ends, Some(expected)));
+        }
     }
 
     #[test]

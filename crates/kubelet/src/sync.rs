@@ -21,7 +21,7 @@ use crate::status::Waiting;
 use crate::terminate::Victim;
 use crate::volumes::{Mounted, blocking, subpath};
 use crate::worker::Memory;
-use crate::{dns, hooks, images, pod_fields, probes, resize, resources};
+use crate::{dns, hooks, images, names, pod_fields, probes, resize, resources, terminate};
 
 /// How a pass ended.
 #[derive(Debug, Default)]
@@ -57,6 +57,11 @@ const RETRY: Duration = Duration::from_secs(5);
 impl Kubelet {
     pub(crate) async fn sync(&self, pod: &Arc<Pod>, memory: &mut Memory) -> Result<Next, SyncError> {
         let mut next = Next { again_in: Some(REFRESH), ..Default::default() };
+        names::check_pod(pod).and_then(|()| names::check_spec(pod)).map_err(SyncError::Other)?;
+        let (pod, refused) = &names::without_refused(pod);
+        for why in refused {
+            self.recorder.warning(&client::reference(pod.as_ref()), "Failed", format!("Error: {why}"));
+        }
         let uid = state::uid(pod);
         let mut state = self.runtime.pod_state(uid).await?;
         self.prober.reconcile(pod, &state, false);
@@ -426,7 +431,12 @@ impl Kubelet {
         image: String,
     ) -> Result<v1::ContainerConfig, String> {
         let inspected = self.runtime.image_status(&image).await.map_err(|error| error.to_string())?.unwrap_or_default();
-        let image_uid = inspected.uid.map(|uid| uid.value);
+        // An image that names nobody runs as root.
+        let names_nobody = inspected.uid.is_none() && inspected.username.is_empty();
+        let image_uid = inspected.uid.map(|uid| uid.value).or(names_nobody.then_some(0));
+        if let Some(path) = containers::localhost_profile(pod, container) {
+            names::check_relative_path(path.as_str()).map_err(|why| format!("seccomp profile {why}"))?;
+        }
         containers::check_non_root(pod, container, image_uid, &inspected.username)?;
         pod_fields::refuse_container(pod, container, pod_fields::Host::look(&self.runtime.name))?;
         let restart_count = match state.container(&container.name) {
@@ -652,7 +662,7 @@ fn absolute(path: &str) -> String {
 }
 
 fn probe_grace(probe: Option<&k8s_openapi::api::core::v1::Probe>) -> Option<Duration> {
-    probe?.termination_grace_period_seconds.map(|seconds| Duration::from_secs(seconds.max(1) as u64))
+    probe?.termination_grace_period_seconds.map(|seconds| terminate::grace(seconds.max(1)))
 }
 
 /// The runtime lost the container but the API remembers one: count on.

@@ -12,11 +12,18 @@ use crate::state::{self, ContainerState, Phase, PodState};
 use crate::status::Ended;
 use crate::volumes::blocking;
 use crate::worker::Memory;
-use crate::{hooks, probes};
+use crate::{hooks, probes, status};
 
 /// Even a container whose time is up gets to see its signal.
 const MIN_GRACE: Duration = Duration::from_secs(2);
 const DEFAULT_GRACE_SECONDS: i64 = 30;
+/// Longer than any container lives; no sum of times overflows with it.
+const MAX_GRACE_SECONDS: i64 = 10 * 365 * 24 * 3600;
+
+/// A grace period as long as an API object says, within what can be counted with.
+pub(crate) fn grace(seconds: i64) -> Duration {
+    Duration::from_secs(seconds.clamp(0, MAX_GRACE_SECONDS).unsigned_abs())
+}
 
 /// One container to be ended.
 pub(crate) struct Victim<'a> {
@@ -40,7 +47,7 @@ impl Kubelet {
             .or_else(|| pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds))
             .unwrap_or(DEFAULT_GRACE_SECONDS);
         let seconds = shorter.map_or(of_pod, |seconds| seconds.min(of_pod));
-        Duration::from_secs(seconds.max(0) as u64)
+        grace(seconds)
     }
 
     /// Runs preStop, waits for its turn, sends the signal, waits, and kills at the end of the grace period.
@@ -73,7 +80,7 @@ impl Kubelet {
         if tokio::time::timeout_at(deadline, turn).await.is_err() {
             tracing::debug!(pod = state::full_name(pod), container = name, "others took all of the grace period");
         }
-        self.runtime.stop_container(id, (deadline - Instant::now()).max(MIN_GRACE)).await
+        self.runtime.stop_container(id, deadline.saturating_duration_since(Instant::now()).max(MIN_GRACE)).await
     }
 
     /// Ends all containers side by side, then the sandbox. Sidecars run their hooks with the others, but get their
@@ -132,6 +139,28 @@ impl Kubelet {
         Ok(())
     }
 
+    /// Tells how a pod fares while it ends. What cannot be found out now is told at the end.
+    pub(crate) async fn tell_ending(&self, pod: &Pod, memory: &Memory, ended: Option<&Ended>) {
+        match self.runtime.pod_state(state::uid(pod)).await {
+            // An end is told by whoever waits for it.
+            Ok(state) if state.is_any_running() => drop(self.tell(pod, &state, memory, false, ended)),
+            Ok(_) => {}
+            Err(error) => {
+                tracing::debug!(pod = state::full_name(pod), %error, "state of an ending pod not read");
+            }
+        }
+    }
+
+    /// Tells that nothing more will come of a pod: whatever became of its containers, its phase is a last one.
+    pub(crate) fn tell_over(&self, pod: &Pod, memory: &Memory) {
+        let uid = state::uid(pod);
+        let Some(status) = self.status.latest(uid).or_else(|| pod.status.clone()) else { return };
+        let over = status::over(pod, status.clone());
+        if over != status {
+            self.status.set(uid, memory.api_pod(pod), over);
+        }
+    }
+
     /// Takes down volumes and the cgroup of a pod that has ended; its containers stay for their logs.
     pub(crate) async fn release(&self, uid: &str) -> Result<(), String> {
         self.volumes.tear_down(uid).await?;
@@ -177,6 +206,17 @@ fn end_rank(pod: &Pod, name: &str) -> usize {
 mod tests {
     use super::*;
     use k8s_openapi::api::core::v1::PodSpec;
+
+    #[tokio::test]
+    async fn security_grace_periods_of_any_length_can_be_counted_with() {
+        for (seconds, expected) in
+            [(i64::MIN, 0), (-1, 0), (0, 0), (30, 30), (i64::MAX, MAX_GRACE_SECONDS), (i64::MAX - 1, MAX_GRACE_SECONDS)]
+        {
+            let period = grace(seconds);
+            assert_eq!(period.as_secs() as i64, expected);
+            assert!(Instant::now().checked_add(period + MIN_GRACE * 100).is_some());
+        }
+    }
 
     #[test]
     fn sidecars_end_in_reverse() {

@@ -5,9 +5,12 @@
 //! Invariant: two tasks never work on the same uid, so nothing here needs a lock around a pod.
 
 use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use k8s_openapi::api::core::v1::Pod;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
@@ -16,6 +19,7 @@ use tokio_util::task::TaskTracker;
 use trace::{Context, Stage, Work};
 
 use crate::kubelet::Kubelet;
+use crate::names;
 use crate::resize;
 use crate::state;
 use crate::status::{Ended, Waiting};
@@ -70,15 +74,22 @@ pub(crate) struct Workers {
     left: Notify,
     tasks: TaskTracker,
     stop: CancellationToken,
+    /// How often work on a pod has panicked.
+    panics: AtomicU64,
 }
 
 impl Workers {
     pub(crate) fn new(kubelet: Arc<Kubelet>, tasks: TaskTracker, stop: CancellationToken) -> Arc<Self> {
-        Arc::new(Workers { kubelet, handles: Mutex::new(HashMap::new()), left: Notify::new(), tasks, stop })
+        let (handles, left, panics) = (Mutex::new(HashMap::new()), Notify::new(), AtomicU64::new(0));
+        Arc::new(Workers { kubelet, handles, left, tasks, stop, panics })
     }
 
     /// A pod is new or has changed.
     pub(crate) fn update(self: &Arc<Self>, pod: Arc<Pod>, mirror: Option<Arc<Pod>>) {
+        if let Err(why) = names::check_pod(&pod) {
+            tracing::warn!(pod = state::full_name(&pod), why, "pod refused");
+            return;
+        }
         let uid = state::uid(&pod).to_string();
         let mut handles = self.handles.lock();
         if let Some(handle) = handles.get(&uid) {
@@ -107,6 +118,10 @@ impl Workers {
 
     /// A pod nobody asked for runs here: end it.
     pub(crate) fn end_orphan(self: &Arc<Self>, pod: Pod) {
+        if let Err(why) = names::check_pod(&pod) {
+            tracing::warn!(pod = state::full_name(&pod), why, "a pod in no source is none of ours");
+            return;
+        }
         let uid = state::uid(&pod).to_string();
         let mut handles = self.handles.lock();
         if !handles.contains_key(&uid) {
@@ -159,6 +174,11 @@ impl Workers {
         self.handles.lock().values().any(|handle| state::full_name(&handle.updates.borrow().pod) == full_name)
     }
 
+    /// How often work on a pod has panicked.
+    pub(crate) fn panics(&self) -> u64 {
+        self.panics.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn has(&self, uid: &str) -> bool {
         self.handles.lock().contains_key(uid)
     }
@@ -169,25 +189,48 @@ impl Workers {
         let causes: Causes = Arc::new(Mutex::new(trace::current()));
         let handle = Handle { updates: sender, wake: wake.clone(), causes: causes.clone(), ended: has_ended.clone() };
         handles.insert(uid.clone(), handle);
-        let worker = Worker {
-            kubelet: self.kubelet.clone(),
-            updates: receiver,
-            wake,
-            causes,
-            stop: self.stop.clone(),
+        let (kubelet, stop) = (self.kubelet.clone(), self.stop.clone());
+        // Nothing that a worker remembers would be missed by the next one.
+        let worker = move || Worker {
+            kubelet: kubelet.clone(),
+            updates: receiver.clone(),
+            wake: wake.clone(),
+            causes: causes.clone(),
+            stop: stop.clone(),
             memory: Memory::default(),
             ended: None,
-            has_ended,
+            has_ended: has_ended.clone(),
         };
         let workers = self.clone();
         self.tasks.spawn(async move {
-            let is_done = worker.run().await;
+            let work = || worker().run();
+            let is_done = tokio::select! {
+                is_done = outliving_panics(&uid, &workers.panics, work) => is_done,
+                () = workers.stop.cancelled() => false,
+            };
             if is_done {
                 workers.handles.lock().remove(&uid);
                 workers.kubelet.status.forget(&uid);
                 workers.left.notify_one();
             }
         });
+    }
+}
+
+/// Does `work` to its end. A panic ends this try only: it is counted and logged, and the work begins anew after a while.
+async fn outliving_panics<T, F: Future<Output = T>>(uid: &str, panics: &AtomicU64, work: impl Fn() -> F) -> T {
+    let mut retry = client::backoff::Backoff::new(RETRY_FIRST, RETRY_MAX);
+    loop {
+        match AssertUnwindSafe(work()).catch_unwind().await {
+            Ok(done) => return done,
+            Err(panic) => {
+                let why = panic.downcast_ref::<&str>().map(ToString::to_string);
+                let why = why.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+                let times = panics.fetch_add(1, Ordering::Relaxed) + 1;
+                tracing::error!(uid, why, times, "work on a pod panicked, beginning anew");
+            }
+        }
+        tokio::time::sleep(retry.next_delay()).await;
     }
 }
 
@@ -352,19 +395,30 @@ impl Worker {
             let result = {
                 let mut updates = self.updates.clone();
                 let work = self.begin(&update.pod);
-                let terminate = work.result(Box::pin(kubelet.terminate(&pod, &self.memory, ended, grace)));
-                tokio::select! {
-                    result = terminate => result.map_err(|error| error.to_string()),
-                    // Deleted again with less grace: start over with what is left.
-                    _ = updates.wait_for(|new| kubelet.grace_period(&new.pod, None) < grace) => continue,
+                let mut terminate =
+                    Box::pin(work.result(Box::pin(kubelet.terminate(&pod, &self.memory, ended, grace))));
+                let is_shorter = |new: &Update| kubelet.grace_period(&new.pod, None) < grace;
+                let mut shorter = Box::pin(async { drop(updates.wait_for(is_shorter).await) });
+                loop {
+                    tokio::select! {
+                        result = &mut terminate => break Some(result.map_err(|error| error.to_string())),
+                        // Deleted again with less grace: start over with what is left.
+                        () = &mut shorter => break None,
+                        // A container became ready or unready while it ends: whoever sends it requests must hear.
+                        () = self.wake.notified() => kubelet.tell_ending(&pod, &self.memory, ended).await,
+                    }
                 }
             };
+            let Some(result) = result else { continue };
             let result = match result {
                 Ok(()) => self.kubelet.release(state::uid(&update.pod)).await,
                 Err(error) => Err(error),
             };
             match result {
-                Ok(()) => return,
+                Ok(()) => {
+                    self.kubelet.tell_over(&pod, &self.memory);
+                    return;
+                }
                 // A sandbox whose start was given up may still have come into being: the next look finds and ends it.
                 Err(error) if !std::mem::replace(&mut has_failed, true) => {
                     tracing::debug!(pod = state::full_name(&update.pod), %error, "pod not ended at once");
@@ -420,7 +474,7 @@ async fn sleep_for(delay: Option<Duration>) {
 /// Seconds left of `activeDeadlineSeconds`.
 fn deadline_left(pod: &Pod, started: Option<i64>) -> Option<i64> {
     let limit = pod.spec.as_ref()?.active_deadline_seconds?;
-    Some(started? + limit - jiff::Timestamp::now().as_second())
+    Some(started?.saturating_add(limit).saturating_sub(jiff::Timestamp::now().as_second()))
 }
 
 fn deadline(pod: &Pod, started: Option<i64>) -> Option<Ended> {
@@ -429,4 +483,33 @@ fn deadline(pod: &Pod, started: Option<i64>) -> Option<Ended> {
         message: "Pod was active on the node longer than the specified deadline".into(),
         disruption: None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn security_a_panic_ends_one_try_only() {
+        let (tries, panics) = (AtomicU64::new(0), AtomicU64::new(0));
+        let work = || async {
+            match tries.fetch_add(1, Ordering::Relaxed) {
+                0 => panic!("a plain message"),
+                1 => panic!("attempt {}", 1),
+                _ => "done",
+            }
+        };
+        assert_eq!(outliving_panics("uid", &panics, work).await, "done");
+        assert_eq!((tries.into_inner(), panics.into_inner()), (3, 2));
+    }
+
+    #[test]
+    fn security_deadlines_of_any_length_can_be_counted_with() {
+        for (seconds, is_over) in [(i64::MAX, false), (1, true), (i64::MIN, true)] {
+            let spec =
+                k8s_openapi::api::core::v1::PodSpec { active_deadline_seconds: Some(seconds), ..Default::default() };
+            let pod = Pod { spec: Some(spec), ..Default::default() };
+            assert_eq!(deadline(&pod, Some(1_000_000_000)).is_some(), is_over, "{seconds}");
+        }
+    }
 }

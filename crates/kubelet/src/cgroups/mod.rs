@@ -28,6 +28,8 @@ pub(crate) struct Cgroups {
     names: Names,
     /// With systemd's driver.
     slices: Option<Slices>,
+    /// Processes of one pod; none where it may have as many as it likes.
+    pids_limit: Option<i64>,
 }
 
 #[derive(Clone, Debug)]
@@ -55,7 +57,8 @@ impl Cgroups {
                 Some(slices)
             }
         };
-        Ok(Cgroups { layout, names: Names::new(driver, &settings.cgroup_root), slices })
+        let pids_limit = Some(settings.pod_pids_limit).filter(|limit| *limit > 0);
+        Ok(Cgroups { layout, names: Names::new(driver, &settings.cgroup_root), slices, pids_limit })
     }
 
     pub(crate) fn driver(&self) -> CgroupDriver {
@@ -97,7 +100,22 @@ impl Cgroups {
         if let (true, Some(slices)) = (is_new, &self.slices) {
             slices.limit(&Names::unit(&path), &resources)?;
         }
+        self.limit_pids(&path)?;
         self.apply(&path, &resources)
+    }
+
+    fn limit_pids(&self, path: &Path) -> io::Result<()> {
+        let root = match &self.layout {
+            Layout::V1(trees) => trees.iter().find(|(name, _)| name == "pids").map(|(_, root)| root),
+            Layout::V2(root) => Some(root),
+        };
+        let (Some(limit), Some(root)) = (self.pids_limit, root) else { return Ok(()) };
+        let file = root.join(path).join("pids.max");
+        if !file.exists() {
+            tracing::debug!(path = %file.display(), "the kernel limits no processes here");
+            return Ok(());
+        }
+        std::fs::write(file, limit.to_string())
     }
 
     /// Gives a pod that runs new limits; none that is lower than now while `keeps_room`, since containers still have theirs.
@@ -340,7 +358,8 @@ mod tests {
                 ..Default::default()
             };
             let names = Names::new(CgroupDriver::Cgroupfs, root);
-            let cgroups = Cgroups { layout: Layout::V2("/sys/fs/cgroup".into()), names, slices: None };
+            let cgroups =
+                Cgroups { layout: Layout::V2("/sys/fs/cgroup".into()), names, slices: None, pids_limit: None };
             assert_eq!(cgroups.pod_path(&pod), expected);
         }
     }
@@ -352,7 +371,7 @@ mod tests {
             std::fs::create_dir(dir.path().join(tree)).unwrap();
         }
         let names = Names::new(CgroupDriver::Cgroupfs, "/");
-        let cgroups = Cgroups { layout: Layout::under(dir.path()).unwrap(), names, slices: None };
+        let cgroups = Cgroups { layout: Layout::under(dir.path()).unwrap(), names, slices: None, pids_limit: None };
         let left = |tree: &str| dir.path().join(tree).join("kubepods/besteffort/podu1");
         // As a runtime does, in every hierarchy there is.
         for tree in ["memory", "systemd"] {
@@ -361,6 +380,30 @@ mod tests {
         assert_eq!(cgroups.pods(), ["u1"]);
         cgroups.remove_pod("u1").unwrap();
         assert!(!left("memory").exists() && !left("systemd").exists());
+    }
+
+    #[test]
+    fn security_pods_have_a_limit_of_processes() {
+        let dir = tempfile::tempdir().unwrap();
+        for tree in ["memory", "pids"] {
+            std::fs::create_dir(dir.path().join(tree)).unwrap();
+        }
+        let settings = Settings::new("n");
+        assert!(settings.pod_pids_limit > 0, "without a word of the administrator");
+        let names = Names::new(CgroupDriver::Cgroupfs, "/");
+        let layout = Layout::under(dir.path()).unwrap();
+        let cgroups = Cgroups { layout, names, slices: None, pids_limit: Some(settings.pod_pids_limit) };
+        let pod = Pod {
+            metadata: ObjectMeta { uid: Some("u1".into()), ..Default::default() },
+            spec: Some(PodSpec { containers: vec![container_with("a", "", "")], ..Default::default() }),
+            ..Default::default()
+        };
+        let file = dir.path().join("pids/kubepods/besteffort/podu1/pids.max");
+        // As where no such controller is passed on.
+        cgroups.ensure_pod(&pod).unwrap();
+        std::fs::write(&file, "max").unwrap();
+        cgroups.ensure_pod(&pod).unwrap();
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), settings.pod_pids_limit.to_string());
     }
 
     #[test]

@@ -25,6 +25,7 @@ pub(super) struct FileConfig {
     resolv_conf: Option<PathBuf>,
     static_pod_path: Option<PathBuf>,
     max_pods: Option<u32>,
+    pod_pids_limit: Option<i64>,
     #[serde(rename = "cgroupsPerQOS")]
     cgroups_per_qos: Option<bool>,
     cgroup_root: Option<String>,
@@ -131,6 +132,7 @@ impl FileConfig {
         set(&mut settings.cluster_domain, self.cluster_domain);
         set(&mut settings.resolv_conf, self.resolv_conf);
         set(&mut settings.max_pods, self.max_pods);
+        set(&mut settings.pod_pids_limit, self.pod_pids_limit);
         set(&mut settings.cgroups_per_qos, self.cgroups_per_qos);
         set(&mut settings.cgroup_root, self.cgroup_root);
         if let Some(name) = &self.cgroup_driver {
@@ -280,10 +282,10 @@ mod tests {
             maxPods: 50\ncontainerLogMaxSize: 5Mi\nauthentication:\n  x509: {clientCAFile: /ca.crt}\n  anonymous: {enabled: false}\n\
             authorization: {mode: AlwaysAllow}\nsystemReserved: {memory: 1Gi}\nkubeReserved: {memory: 1Gi, cpu: 100m}\nunknownFuture: 1\n\
             evictionHard: {memory.available: 1Gi}\nevictionSoft: {nodefs.available: 20%}\nevictionSoftGracePeriod: {nodefs.available: 1m30s}\n\
-            imageMinimumGCAge: 5m\nseccompDefault: true\ncpuManagerPolicy: static\nserverTLSBootstrap: true\nevictionPressureTransitionPeriod: 0s\n";
+            imageMinimumGCAge: 5m\npodPidsLimit: 100\nseccompDefault: true\ncpuManagerPolicy: static\nserverTLSBootstrap: true\nevictionPressureTransitionPeriod: 0s\n";
         let mut settings = Settings::new("n");
         yaml_serde::from_str::<FileConfig>(text).unwrap().apply(&mut settings).unwrap();
-        assert_eq!((settings.port, settings.max_pods), (10260, 50));
+        assert_eq!((settings.port, settings.max_pods, settings.pod_pids_limit), (10260, 50, 100));
         assert_eq!(settings.cluster_dns, ["10.43.0.10"]);
         assert_eq!(settings.container_log_max_size, 5 << 20);
         assert_eq!(settings.client_ca_file.as_deref(), Some(Path::new("/ca.crt")));

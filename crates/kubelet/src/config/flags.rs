@@ -105,6 +105,9 @@ pub struct Args {
     /// Number of Pods that can run on this Kubelet
     #[arg(long)]
     pub max_pods: Option<u32>,
+    /// Set the maximum number of processes per pod; -1 for no limit
+    #[arg(long, allow_negative_numbers = true)]
+    pub pod_max_pids: Option<i64>,
     /// Enable creation of QoS cgroup hierarchy
     #[arg(long)]
     pub cgroups_per_qos: Option<bool>,
@@ -166,6 +169,7 @@ impl Args {
         set(&mut settings.register_node, &self.register_node);
         set(&mut settings.seccomp_default, &self.seccomp_default);
         set(&mut settings.max_pods, &self.max_pods);
+        set(&mut settings.pod_pids_limit, &self.pod_max_pids);
         set(&mut settings.cgroups_per_qos, &self.cgroups_per_qos);
         set(&mut settings.cgroup_root, &self.cgroup_root);
         if let Some(name) = &self.cgroup_driver {

@@ -20,7 +20,7 @@ pub struct Config {
     pub settings: Settings,
 }
 
-/// Everything that is configurable, with upstream's defaults.
+/// Everything that is configurable, with upstream's defaults (but for `pod_pids_limit`).
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub node_name: String,
@@ -49,6 +49,8 @@ pub struct Settings {
     pub node_labels: BTreeMap<String, String>,
     pub register_with_taints: Vec<Taint>,
     pub max_pods: u32,
+    /// How many processes a pod may have; -1: as many as the node can.
+    pub pod_pids_limit: i64,
     pub cgroups_per_qos: bool,
     pub cgroup_root: String,
     /// Who makes cgroups, unless the runtime says who does.
@@ -128,6 +130,9 @@ pub enum CpuManagerPolicy {
     Static,
 }
 
+/// Upstream sets no limit: one pod could take every process id of its node from the others.
+const DEFAULT_POD_PIDS_LIMIT: i64 = 4096;
+
 /// Upstream's defaults.
 const EVICTION_HARD: &[(&str, &str)] = &[
     ("memory.available", "100Mi"),
@@ -162,6 +167,7 @@ impl Settings {
             node_labels: BTreeMap::new(),
             register_with_taints: Vec::new(),
             max_pods: 110,
+            pod_pids_limit: DEFAULT_POD_PIDS_LIMIT,
             cgroups_per_qos: true,
             cgroup_root: "/".into(),
             cgroup_driver: CgroupDriver::Cgroupfs,

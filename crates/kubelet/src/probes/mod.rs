@@ -110,6 +110,12 @@ impl Prober {
         }
         let mut workers = self.workers.lock();
         workers.retain(|(id, kind), (owner, stop)| {
+            let is_running = state.containers.iter().any(|c| c.id == *id && c.is_running());
+            if owner == uid && is_terminating && *kind == Kind::Startup && is_running {
+                // No longer asked, but what has started stays started, and readiness goes on.
+                stop.cancel();
+                return true;
+            }
             let keep = owner != uid || wanted.iter().any(|(current, _, k, _)| current.id == *id && k == kind);
             if !keep {
                 stop.cancel();

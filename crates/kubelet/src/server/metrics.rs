@@ -102,6 +102,12 @@ pub(super) async fn own(server: &Server) -> Response<Body> {
             .with("", server.workers.pods().len() as f64),
         Metric::new("kubelet_running_pods", "gauge", "Number of pods that have a running pod sandbox")
             .with("", ready as f64),
+        Metric::new(
+            "kubelet_pod_worker_panics_total",
+            "counter",
+            "How often work on a pod has panicked and begun anew",
+        )
+        .with("", server.workers.panics() as f64),
         running,
     ])
 }

@@ -8,6 +8,7 @@
 mod atomic_writer;
 mod host_path;
 pub(crate) mod mounts;
+mod ownership;
 mod payload;
 pub(crate) mod subpath;
 mod tokens;
@@ -26,6 +27,7 @@ use crate::env::Context;
 use crate::objects::Objects;
 use crate::{resources, state};
 
+use ownership::ChangePolicy;
 pub(crate) use tokens::Tokens;
 
 pub(crate) struct Volumes {
@@ -91,10 +93,10 @@ impl Volumes {
             });
         }
         if let Some(source) = &volume.persistent_volume_claim {
-            return self.claim(pod, &source.claim_name, source.read_only == Some(true)).await;
+            return self.claim(pod, &volume.name, &source.claim_name, source.read_only == Some(true)).await;
         }
         if volume.ephemeral.is_some() {
-            return self.claim(pod, &format!("{}-{}", state::name(pod), volume.name), false).await;
+            return self.claim(pod, &volume.name, &format!("{}-{}", state::name(pod), volume.name), false).await;
         }
         let group = fs_group(pod);
         if let Some(source) = &volume.empty_dir {
@@ -136,8 +138,10 @@ impl Volumes {
         Ok(Mounted::Path { path, read_only: true })
     }
 
-    /// A bound claim on a local or hostPath volume.
-    async fn claim(&self, pod: &Pod, name: &str, read_only: bool) -> Result<Mounted, String> {
+    /// A bound claim on a local or hostPath volume. A local one is given to the pod's fsGroup, once: before anything of the
+    /// pod has started, and never while its containers may be at work in it.
+    async fn claim(&self, pod: &Pod, volume: &str, name: &str, read_only: bool) -> Result<Mounted, String> {
+        let owned = self.dir(pod, "kubernetes.io~local-volume", volume);
         let namespace = state::namespace(pod);
         let claim = self
             .client
@@ -164,21 +168,24 @@ impl Volumes {
             let name = volume.metadata.name.unwrap_or_default();
             return Err(format!("volume {name} has volumeMode Block, but is specified in volumeMounts"));
         }
-        let (path, kind) = if let Some(source) = spec.host_path {
-            (PathBuf::from(source.path), source.type_.unwrap_or_default())
+        // A path of the node's stays as the node has it.
+        let (path, kind, group) = if let Some(source) = spec.host_path {
+            (PathBuf::from(source.path), source.type_.unwrap_or_default(), None)
         } else if let Some(source) = spec.local {
-            (PathBuf::from(source.path), "Directory".to_string())
+            (PathBuf::from(source.path), "Directory".to_string(), fs_group(pod).filter(|_| !read_only))
         } else {
             return Err("no volume plugin matched".into());
         };
-        let group = fs_group(pod);
+        let policy = change_policy(pod);
         let checked = path.clone();
         blocking(move || {
             host_path::check(&checked, &kind)?;
-            match group {
-                Some(group) => own_by_group(&checked, group),
-                None => Ok(()),
+            if let Some(group) = group.filter(|_| !owned.exists()) {
+                ownership::apply(&checked, group, policy)?;
+                // Remembered beside the pod's other volumes: a new kubelet does not do it again.
+                std::fs::create_dir_all(&owned)?;
             }
+            Ok(())
         })
         .await?;
         Ok(Mounted::Path { path, read_only })
@@ -226,6 +233,14 @@ pub(crate) fn fs_group(pod: &Pod) -> Option<u32> {
     u32::try_from(group).ok()
 }
 
+fn change_policy(pod: &Pod) -> ChangePolicy {
+    let context = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
+    match context.and_then(|context| context.fs_group_change_policy.as_deref()) {
+        Some("OnRootMismatch") => ChangePolicy::OnRootMismatch,
+        _ => ChangePolicy::Always,
+    }
+}
+
 /// How large an emptyDir in memory may grow: as large as it says, the pod's memory limit, or the node's memory.
 fn memory_size(source: &EmptyDirVolumeSource, context: &Context<'_>) -> Option<i64> {
     let own = source.size_limit.as_ref().and_then(resources::parse);
@@ -235,13 +250,16 @@ fn memory_size(source: &EmptyDirVolumeSource, context: &Context<'_>) -> Option<i
 }
 
 fn empty_dir(path: &Path, in_memory: bool, size: Option<i64>, group: Option<u32>) -> std::io::Result<()> {
-    let is_new = !path.exists();
-    if in_memory {
-        mounts::tmpfs(path, size)?;
-    } else {
-        std::fs::create_dir_all(path)?;
-    }
-    if is_new || in_memory {
+    let is_new = match in_memory {
+        true => mounts::tmpfs(path, size)?,
+        false => {
+            let is_new = !path.exists();
+            std::fs::create_dir_all(path)?;
+            is_new
+        }
+    };
+    // Once: then it is the containers'.
+    if is_new {
         set_mode(path, 0o777, group)?;
     }
     Ok(())
@@ -255,27 +273,6 @@ fn set_mode(path: &Path, mode: u32, group: Option<u32>) -> std::io::Result<()> {
     }
     if current.permissions().mode() & 0o7777 != mode {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
-    }
-    Ok(())
-}
-
-/// Gives a whole tree to the fsGroup, as upstream does when the root is not the group's yet.
-fn own_by_group(root: &Path, group: u32) -> std::io::Result<()> {
-    let mut open = vec![root.to_path_buf()];
-    while let Some(path) = open.pop() {
-        let meta = std::fs::symlink_metadata(&path)?;
-        std::os::unix::fs::lchown(&path, None, Some(group))?;
-        if meta.is_symlink() {
-            continue;
-        }
-        let mut mode = meta.permissions().mode() | 0o660;
-        if meta.is_dir() {
-            mode |= 0o2110;
-            for entry in std::fs::read_dir(&path)? {
-                open.push(entry?.path());
-            }
-        }
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode))?;
     }
     Ok(())
 }

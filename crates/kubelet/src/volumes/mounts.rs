@@ -52,15 +52,15 @@ fn unescape(path: &str) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-/// A file system in memory, unless it is mounted already.
-pub(crate) fn tmpfs(path: &Path, size: Option<i64>) -> io::Result<()> {
+/// A file system in memory, unless it is mounted already; whether it was not.
+pub(crate) fn tmpfs(path: &Path, size: Option<i64>) -> io::Result<bool> {
     std::fs::create_dir_all(path)?;
     if is_mount_point(path)? {
-        return Ok(());
+        return Ok(false);
     }
     let options = size.filter(|bytes| *bytes > 0).map(|bytes| format!("size={bytes}"));
     mount(Some("tmpfs"), path, Some("tmpfs"), MsFlags::empty(), options.as_deref())?;
-    Ok(())
+    Ok(true)
 }
 
 /// Unmounts everything below a directory, then removes it. Goes on after a failure and returns the
@@ -103,8 +103,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("pod");
         let volume = root.join("volumes/memory");
-        tmpfs(&volume, Some(1 << 20)).unwrap();
-        tmpfs(&volume, None).unwrap();
+        assert!(tmpfs(&volume, Some(1 << 20)).unwrap());
+        assert!(!tmpfs(&volume, None).unwrap());
         std::fs::write(volume.join("file"), "x").unwrap();
         assert_eq!(mounts_below(&root).unwrap().len(), 1, "mounted once");
         remove_with_mounts(&root).unwrap();

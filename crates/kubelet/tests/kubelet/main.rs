@@ -9,6 +9,7 @@ mod api;
 mod bus;
 mod certificates;
 mod containers;
+mod endings;
 mod failures;
 mod image;
 mod lifecycle;
@@ -82,6 +83,11 @@ const TESTS: &[Test] = tests![
     systemd::pods_end_before_the_node,
     systemd::pods_are_slices,
     containers::commands_and_variables_are_put_together,
+    endings::a_pod_that_never_started_ends_all_the_same,
+    endings::a_draining_pod_turns_unready,
+    endings::security_an_endless_grace_period_ends,
+    endings::security_volumes_change_hands_once,
+    endings::security_answers_to_hooks_stay_out_of_statuses,
 ];
 
 /// Tests at once: they mostly wait.
