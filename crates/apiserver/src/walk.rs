@@ -28,11 +28,15 @@ const ACTOR: &str = "kube-apiserver";
 const GATHER: Duration = Duration::from_millis(100);
 /// How far back a client's clock is believed.
 const LONGEST_COMMAND: u64 = 600_000_000_000;
+/// What a command may say of itself, and how many spans a component may send at a time.
+const MAX_COMMAND: usize = 16 << 10;
+const MAX_BATCH: usize = 5000;
 
-/// A request under way, and the command that sent it, if it told us.
+/// A request under way, and what its client says of the command that sent it. Nothing of either is remembered before
+/// the request is authorized: the trace is a ring, and a stranger could have it forget.
 pub(crate) struct Served {
     pub(crate) work: Work,
-    command: Option<(Arc<Recorder>, Span)>,
+    command: Option<(Arc<Recorder>, HeaderValue)>,
 }
 
 /// The span of a request that changes something, or that belongs to something that does.
@@ -52,10 +56,8 @@ pub(crate) fn open(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Se
     if !info.subresource.is_empty() {
         work.append_detail(&info.subresource);
     }
-    let command = client.and_then(|text| command(text, work.started_at())).map(|command| {
-        state.trace.record(&command);
-        (state.trace.clone(), command)
-    });
+    let told = headers.get(trace::CLIENT_HEADER).filter(|told| told.len() <= MAX_COMMAND);
+    let command = told.map(|told| (state.trace.clone(), told.clone()));
     Served { work, command }
 }
 
@@ -70,7 +72,8 @@ fn is_noise(info: &RequestInfo) -> bool {
 /// A command tells about itself in each request, so no further one is needed. Its word on the time is taken where it makes
 /// sense.
 fn command(text: &str, now: u64) -> Option<Span> {
-    let mut command: Span = serde_json::from_str(text).ok().filter(|command: &Span| !command.id.is_commit())?;
+    let command: Span = serde_json::from_str(text).ok().filter(|command: &Span| !command.id.is_commit())?;
+    let mut command = command.told(now);
     command.stage = Stage::Command;
     command.causes.clear();
     command.start = command.start.clamp(now.saturating_sub(LONGEST_COMMAND), now);
@@ -81,8 +84,13 @@ fn command(text: &str, now: u64) -> Option<Span> {
 }
 
 /// Ends the span of a request with its answer.
-pub(crate) fn close(served: Served, code: StatusCode) {
+pub(crate) fn close(served: Served, code: StatusCode, authorized: bool) {
     let Served { mut work, command } = served;
+    if !authorized {
+        return work.discard();
+    }
+    let command =
+        command.and_then(|(recorder, told)| Some((recorder, self::command(told.to_str().ok()?, work.started_at())?)));
     let outcome = match code.is_client_error() || code.is_server_error() {
         true => Outcome::Failed,
         false => Outcome::Ok,
@@ -160,10 +168,14 @@ struct Batch {
 
 fn receive(state: &State, body: &Bytes) -> Result<Response<Body>, Status> {
     let batch: Batch = serde_json::from_slice(body).map_err(|error| Status::bad_request(error.to_string()))?;
+    if batch.spans.len() > MAX_BATCH {
+        return Err(Status::request_too_large(format!("limit is {MAX_BATCH} spans")));
+    }
+    let now = trace::now();
     for span in batch.spans {
         // Commits are ours to tell about.
         if !span.id.is_commit() {
-            state.trace.record(&span);
+            state.trace.record(&span.told(now));
         }
     }
     Ok(response(StatusCode::OK, "application/json", "{}".into()))

@@ -1,11 +1,16 @@
-//! The running parts of a process: each is awaited, and the first to end ends all.
+//! The running parts of a process: each is awaited, and until all have started the first to end ends all.
 //!
-//! A component that ends by itself ends the process, with its error: a service manager starts it again, and the
-//! containers do not notice.
+//! After that, a component that fails or panics is started again by itself, and the others do not notice. Only what
+//! all of them stand on (the API server) ends the process with it: a service manager starts it again, and the containers
+//! do not notice.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
+use client::backoff::exponential;
+use client::metrics::panics;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -13,20 +18,62 @@ use tokio_util::sync::CancellationToken;
 /// How long components may take to end once they are told to.
 const STOP_DEADLINE: Duration = Duration::from_secs(10);
 
+/// How long a component that failed waits to be started again: at first, and after many failures.
+const RESTART: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// One that ran for so long has not failed before.
+const STABLE: Duration = Duration::from_secs(300);
+
 pub(crate) struct Components {
     tasks: JoinSet<(&'static str, Result<()>)>,
     running: Vec<&'static str>,
+    /// All that was to start has.
+    started: Arc<AtomicBool>,
     pub(crate) stop: CancellationToken,
 }
 
 impl Components {
     pub(crate) fn new() -> Components {
-        Components { tasks: JoinSet::new(), running: Vec::new(), stop: CancellationToken::new() }
+        Components {
+            tasks: JoinSet::new(),
+            running: Vec::new(),
+            started: Arc::default(),
+            stop: CancellationToken::new(),
+        }
     }
 
+    /// Starts a component without which the others are nothing: when it ends, all end.
     pub(crate) fn spawn(&mut self, name: &'static str, component: impl Future<Output = Result<()>> + Send + 'static) {
         self.running.push(name);
         self.tasks.spawn(async move { (name, component.await) });
+    }
+
+    /// Starts a component that is started again when it ends. What it left behind is told to stop by its own token.
+    pub(crate) fn supervise<F, C>(&mut self, name: &'static str, component: F)
+    where
+        F: Fn(CancellationToken) -> C + Send + 'static,
+        C: Future<Output = Result<()>> + Send + 'static,
+    {
+        let (stop, started) = (self.stop.clone(), self.started.clone());
+        self.spawn(name, async move {
+            let mut failures = 0;
+            loop {
+                let (own, began) = (stop.child_token(), tokio::time::Instant::now());
+                let running = component(own.clone());
+                let ended = panics::catch_future(name, running).await.unwrap_or_else(|| Err(anyhow!("panicked")));
+                own.cancel();
+                if stop.is_cancelled() || !started.load(Ordering::Relaxed) {
+                    return ended;
+                }
+                failures = if began.elapsed() >= STABLE { 1 } else { failures + 1 };
+                let delay = exponential(RESTART.0, RESTART.1, failures);
+                let why = ended.err().map_or("it ended".to_owned(), |error| format!("{error:#}"));
+                tracing::error!(component = name, error = why, ?delay, "component failed and is started again");
+                tokio::select! {
+                    () = tokio::time::sleep(delay) => {}
+                    () = stop.cancelled() => return Ok(()),
+                }
+            }
+        });
     }
 
     /// Waits for `event`, but not past the end of a component: it might never come then.
@@ -37,7 +84,9 @@ impl Components {
         }
     }
 
+    /// Waits for the end of a component that the others need. From here on, one that they do not need is started again.
     pub(crate) async fn until_stopped(&mut self) -> Result<()> {
+        self.started.store(true, Ordering::Relaxed);
         Err(Self::first_end(&mut self.tasks).await)
     }
 
@@ -82,4 +131,60 @@ pub(crate) async fn interrupted() -> Result<()> {
         result = tokio::signal::ctrl_c() => result?,
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+
+    /// A component that ends badly whenever it is told to, and counts its starts.
+    fn fragile(
+        starts: &Arc<AtomicUsize>,
+        bad: usize,
+    ) -> impl Fn(CancellationToken) -> futures_util::future::BoxFuture<'static, Result<()>> + use<> {
+        let starts = starts.clone();
+        move |stop| {
+            let start = starts.fetch_add(1, Ordering::SeqCst);
+            Box::pin(async move {
+                match start {
+                    start if start >= bad => stop.cancelled().await,
+                    start if start % 2 == 0 => panic!("on purpose"),
+                    _ => bail!("on purpose"),
+                }
+                Ok(())
+            })
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn security_a_component_that_panics_takes_no_other_down() {
+        let mut components = Components::new();
+        let (fragile_starts, other_starts): (Arc<AtomicUsize>, Arc<AtomicUsize>) = Default::default();
+        components.started.store(true, Ordering::Relaxed);
+        components.supervise("fragile", fragile(&fragile_starts, 4));
+        components.supervise("other", fragile(&other_starts, 0));
+        let restarted = async {
+            while fragile_starts.load(Ordering::SeqCst) < 5 {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        };
+        tokio::select! {
+            () = restarted => {}
+            ended = components.until_stopped() => panic!("{ended:?}"),
+        }
+        assert_eq!(other_starts.load(Ordering::SeqCst), 1);
+        assert!(panics::counts().contains(&("fragile", 2)));
+        components.finish().await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_fails_while_all_start_is_told() {
+        let mut components = Components::new();
+        components.supervise("broken", fragile(&Default::default(), 1));
+        let waiting = components.until(std::future::pending::<Result<()>>()).await;
+        assert_eq!(format!("{:#}", waiting.unwrap_err()), "broken failed: panicked");
+        components.finish().await.unwrap();
+    }
 }

@@ -92,9 +92,9 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
         ["*", "bootstrap-signer-controller", "token-cleaner-controller"].map(str::to_owned).into();
     // Every node of this cluster is on this machine.
     controllers.local_path = controllers::LocalPath { root: options.data_dir.join("local-path"), removes: true };
-    components.spawn("controllers", controllers::run(controllers, components.stop.clone()));
+    components.supervise("controllers", move |stop| controllers::run(controllers.clone(), stop));
     let scheduler = scheduler::Config::new(as_user("system:kube-scheduler", &["system:authenticated"]));
-    components.spawn("scheduler", scheduler::run(scheduler, components.stop.clone()));
+    components.supervise("scheduler", move |stop| scheduler::run(scheduler.clone(), stop));
     progress.done("control loops", "controllers, scheduler");
 
     let settings = nodes::Settings {
@@ -125,12 +125,13 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
     let published = join::publish(&admin, &server, &ca, &settings.cluster);
     components.until(published).await?;
     let reserved = node_network::ranges(&format!("{},{},{}", shape.cluster_cidr, shape.service_cidr, network.range))?;
-    components.spawn("approval", join::approve(admin.clone(), reserved, components.stop.clone()));
+    let approver = admin.clone();
+    components.supervise("approval", move |stop| join::approve(approver.clone(), reserved.clone(), stop));
     components.until(dns_service::ensure_role(&admin)).await?;
     let service_account = ["system:serviceaccounts", "system:serviceaccounts:kube-system", "system:authenticated"];
     let dns = dns_config(shape, as_user(dns_service::USER, &service_account), gateway)?;
     let dns_serving = dns.serving.clone();
-    components.spawn("dns", dns::run(dns, components.stop.clone()));
+    components.supervise("dns", move |stop| dns::run(dns.clone(), stop));
     components.until(dns_service::ensure(&admin, dns_address, gateway)).await?;
     progress.done("network", &format!("proxy, DNS at {dns_address}"));
 

@@ -4,8 +4,8 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
+use client::metrics::panics;
 use client::{Client, Event, EventRecorder, Informer, InformerFactory, ListParams, Resource, Taken, WorkQueue};
-use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, join_all};
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
@@ -23,6 +23,9 @@ const GATHER_EACH: Duration = Duration::from_micros(20);
 /// A conflict means that the cache is behind: it is looked at again as soon as it may have caught up. That is no failure and
 /// must not make a busy object wait ever longer.
 pub(crate) const CATCH_UP: Duration = Duration::from_millis(200);
+
+/// Work besides the queue that panicked begins again after this.
+const RESTART: Duration = Duration::from_secs(5);
 
 /// How long to gather reports about a key that concerns `count` objects.
 pub(crate) fn gather(count: usize) -> Duration {
@@ -219,8 +222,15 @@ pub(crate) async fn run(descriptor: &'static Descriptor, context: Context, stop:
     let background = {
         let (controller, stop) = (controller.clone(), stop.clone());
         async move {
-            if let Some(task) = controller.background(stop.clone()) {
-                task.await;
+            while let Some(task) = controller.background(stop.clone()) {
+                if panics::catch_future(descriptor.name, task).await.is_some() {
+                    return;
+                }
+                tracing::error!(controller = descriptor.name, "background work panicked");
+                tokio::select! {
+                    () = stop.cancelled() => return,
+                    () = tokio::time::sleep(RESTART) => {}
+                }
             }
         }
     };
@@ -239,26 +249,26 @@ async fn work(name: &'static str, controller: Arc<dyn Reconcile>, queue: WorkQue
     while let Some(Taken { key, context }) = queue.take().await {
         let mut work = Work::caused(&context, stage, name, &key);
         // One bad object must not stop the others.
-        let outcome = work.run(std::panic::AssertUnwindSafe(controller.reconcile(&key)).catch_unwind()).await;
+        let outcome = work.run(panics::catch_future(name, controller.reconcile(&key))).await;
         match outcome {
-            Ok(Ok(requeue)) => {
+            Some(Ok(requeue)) => {
                 work.end();
                 queue.forget(&key);
                 if let Requeue::After(delay) = requeue {
                     queue.add_after(key.clone(), delay);
                 }
             }
-            Ok(Err(error)) if error.is_conflict() => {
+            Some(Err(error)) if error.is_conflict() => {
                 tracing::debug!(controller = name, key, %error, "reconciling again");
                 work.run_now(|| queue.add_rate_limited_up_to(key.clone(), CATCH_UP));
                 work.fail(error);
             }
-            Ok(Err(error)) => {
+            Some(Err(error)) => {
                 tracing::warn!(controller = name, key, %error, "reconcile failed");
                 work.run_now(|| queue.add_rate_limited(key.clone()));
                 work.fail(error);
             }
-            Err(_) => {
+            None => {
                 tracing::error!(controller = name, key, "reconcile panicked");
                 work.run_now(|| queue.add_rate_limited(key.clone()));
                 work.fail("panicked");

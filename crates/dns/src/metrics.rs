@@ -58,21 +58,22 @@ pub(crate) struct ServerMetrics {
     pub(crate) cache_misses: Counter,
     pub(crate) cache_entries: Gauge,
     pub(crate) rejects: Counter,
+    pub(crate) panics: Counter,
 }
 
 impl ServerMetrics {
     pub(crate) fn new(domain: &str) -> Self {
-        let registry = Metrics::new();
+        let registry = Metrics::new().with_panics();
         let version = [("version", env!("CARGO_PKG_VERSION")), ("revision", ""), ("goversion", "")];
         let help = "A metric with a constant '1' value labeled by version, revision, and goversion.";
         registry.gauge("coredns_build_info", help, &version).set(1.0);
-        registry.counter("coredns_panics_total", "A metrics that counts the number of panics.", &[]);
         let zones = [("server", "dns"), ("zones", "."), ("view", "")];
         let entries = [("server", "dns"), ("type", "success"), ("zones", "."), ("view", "")];
         Self {
             cache_hits: registry.counter("coredns_cache_hits_total", "The count of cache hits.", &entries),
             cache_misses: registry.counter("coredns_cache_misses_total", "The count of cache misses.", &zones),
             cache_entries: registry.gauge("coredns_cache_entries", "The number of elements in the cache.", &entries),
+            panics: registry.counter("coredns_panics_total", "A metrics that counts the number of panics.", &[]),
             rejects: registry.counter(
                 "coredns_forward_max_concurrent_rejects_total",
                 "Counter of the number of queries rejected because the concurrent queries were at maximum.",

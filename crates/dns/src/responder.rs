@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use client::metrics::panics;
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::rr::{DNSClass, Name, Record, RecordType};
 use tokio::sync::Semaphore;
@@ -59,7 +60,17 @@ impl Responder {
         Self { zone, index, forwarder, forwarding, turn: AtomicUsize::new(0), metrics }
     }
 
+    /// What a packet is answered with. One that nobody foresaw costs its sender the answer, and nobody else anything.
     pub(crate) fn react(&self, packet: &[u8], over_udp: bool) -> Reaction {
+        panics::catch("dns", || self.decide(packet, over_udp)).unwrap_or_else(|| {
+            self.metrics.panics.inc();
+            let id = packet.get(0..2).map(|bytes| u16::from_be_bytes([bytes[0], bytes[1]]));
+            let failure = |id| Message::error_msg(id, OpCode::Query, ResponseCode::ServFail);
+            id.map_or(Reaction::Ignore, |id| encode(failure(id), None, Kept::No))
+        })
+    }
+
+    fn decide(&self, packet: &[u8], over_udp: bool) -> Reaction {
         let request = match Message::from_vec(packet) {
             Ok(request) => request,
             // Without a readable question only the id can be answered; without an id, nothing.
@@ -229,5 +240,63 @@ fn encode(mut response: Message, limit: Option<u16>, kept: Kept) -> Reaction {
             Ok(_) if count > 0 => count /= 2,
             _ => return Reaction::Ignore,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use k8s_openapi::api::core::v1::Service;
+    use k8s_openapi::api::discovery::v1::EndpointSlice;
+
+    use super::*;
+
+    /// An index that cannot take one name.
+    struct Fragile;
+
+    impl Index for Fragile {
+        fn has_namespace(&self, _: &str) -> bool {
+            true
+        }
+
+        fn service(&self, _: &str, name: &str) -> Option<Arc<Service>> {
+            assert!(name != "poison", "on purpose");
+            None
+        }
+
+        fn slices(&self, _: &str, _: &str) -> Vec<Arc<EndpointSlice>> {
+            Vec::new()
+        }
+
+        fn services_at(&self, _: IpAddr) -> Vec<Arc<Service>> {
+            Vec::new()
+        }
+
+        fn slices_at(&self, _: IpAddr) -> Vec<Arc<EndpointSlice>> {
+            Vec::new()
+        }
+    }
+
+    #[test]
+    fn security_a_packet_that_panics_is_the_only_one_to_fail() {
+        let zone = Zone::new("cluster.local", 30, &[]).unwrap();
+        let forwarder = Forwarder::new(&[], &[], &[]);
+        let responder = Responder::new(zone, Arc::new(Fragile), forwarder, ServerMetrics::new("cluster.local"));
+        for (name, expected) in [
+            ("poison.default.svc.cluster.local.", ResponseCode::ServFail),
+            ("other.default.svc.cluster.local.", ResponseCode::NXDomain),
+        ] {
+            let mut question = Message::query();
+            question.metadata.id = 7;
+            question.add_query(Query::query(Name::from_ascii(name).unwrap(), RecordType::A));
+            let Reaction::Answer(answer) = responder.react(&question.to_vec().unwrap(), true) else {
+                panic!("{name} was not answered");
+            };
+            let answer = Message::from_vec(&answer.bytes).unwrap();
+            assert_eq!((answer.metadata.id, answer.metadata.response_code), (7, expected), "{name}");
+        }
+        let text = responder.metrics.render();
+        assert!(text.contains("coredns_panics_total 1\n"), "{text}");
     }
 }

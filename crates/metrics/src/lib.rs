@@ -3,6 +3,8 @@
 //! A component makes one `Metrics`, hands clones to its queues and clients, and renders it at `/metrics`. Several
 //! components in one process keep theirs apart.
 
+pub mod panics;
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -213,8 +215,27 @@ impl Metrics {
         self.shared.collectors.lock().push(Box::new(collect));
     }
 
-    /// Adds what the kernel knows about this process.
+    /// Adds how often work of this process ended in a panic.
+    pub fn with_panics(self) -> Self {
+        let this = self.downgrade();
+        self.on_render(move || {
+            let Some(metrics) = this.upgrade() else { return };
+            for (worker, count) in panics::counts() {
+                let help = "Pieces of work that ended in a panic, by who worked on them";
+                metrics.counter("cox_panics_total", help, &[("worker", worker)]).0.set(count as f64);
+            }
+        });
+        self
+    }
+
+    /// Adds what the kernel knows about this process, and its panics.
     pub fn with_process(self) -> Self {
+        let this = self.with_panics();
+        this.add_process();
+        this
+    }
+
+    fn add_process(&self) {
         let cpu = self.counter("process_cpu_seconds_total", "CPU time used", &[]);
         let memory = self.gauge("process_resident_memory_bytes", "Memory in use", &[]);
         let files = self.gauge("process_open_fds", "Open file descriptors", &[]);
@@ -228,7 +249,6 @@ impl Metrics {
             memory.set(number(21) * 4096.0);
             files.set(std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count) as f64);
         });
-        self
     }
 
     /// The text that Prometheus reads.
@@ -301,6 +321,19 @@ fn label_text(labels: &Labels<'_>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn security_panics_end_one_piece_of_work_and_are_counted() {
+        let metrics = Metrics::new().with_panics();
+        assert!(!metrics.render().contains("worker=\"tested\""));
+        assert_eq!(panics::catch("tested", || 1), Some(1));
+        assert_eq!(panics::catch("tested", || panic!("on purpose")), None::<()>);
+        let mut work = std::pin::pin!(panics::catch_future("tested", async { panic!("on purpose") }));
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        assert!(matches!(work.as_mut().poll(&mut context), std::task::Poll::Ready(None::<()>)));
+        let text = metrics.render();
+        assert!(text.contains("cox_panics_total{worker=\"tested\"} 2\n"), "{text}");
+    }
 
     #[test]
     fn the_text_format() {

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use client::metrics::panics;
 use client::{Informer, InformerFactory, ListParams, object_key};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
@@ -93,7 +94,14 @@ async fn run_mode<B: Backend>(config: Config, stop: CancellationToken) -> anyhow
             proxy.programmed = None;
             fresh_at = Instant::now() + proxy.config.resync_period;
         }
-        match proxy.sync(dirty.take()).await {
+        let changes = dirty.take();
+        let keys = changes.keys.clone();
+        let synced = panics::catch_future("proxy", proxy.sync(changes)).await;
+        match synced.unwrap_or_else(|| {
+            // Everything is looked at again, on account of these as well.
+            dirty.put_back(keys);
+            Err("panicked".to_owned())
+        }) {
             Ok(()) => failures = 0,
             Err(error) => {
                 // The transaction did nothing, and what is in the kernel may not be what we think: begin afresh.
@@ -117,6 +125,12 @@ async fn run_mode<B: Backend>(config: Config, stop: CancellationToken) -> anyhow
             tokio::time::sleep(proxy.config.min_sync_period).await;
         }
     }
+}
+
+/// Nothing is known of a service that nobody foresaw; the others go on.
+fn panicked<T>(service: &str) -> Option<T> {
+    tracing::error!(service, "working out the rules panicked");
+    None
 }
 
 /// The families that the cluster has addresses of.
@@ -335,7 +349,9 @@ impl<B: Backend> Proxy<B> {
         let mut changes = Vec::new();
         let mut stale = UdpTargets::new();
         for key in keys {
-            let fragment = self.contribution(&key, &mut stale).await;
+            let contribution = panics::catch_future("proxy", self.contribution(&key, &mut stale)).await;
+            // What cannot be worked out stays as it is.
+            let Some(fragment) = contribution.or_else(|| panicked(&key)) else { continue };
             if program.present(&key) != fragment.as_ref() {
                 changes.push((key, fragment));
             }
@@ -359,7 +375,8 @@ impl<B: Backend> Proxy<B> {
         self.without_local.clear();
         for service in self.services.list() {
             let key = object_key(&*service);
-            if let Some(fragment) = self.contribution(&key, &mut stale).await {
+            let contribution = panics::catch_future("proxy", self.contribution(&key, &mut stale)).await;
+            if let Some(Some(fragment)) = contribution.or_else(|| panicked(&key)) {
                 fragments.insert(key, fragment);
             }
         }

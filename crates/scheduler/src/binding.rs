@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use client::metrics::panics;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use trace::{Stage, Work};
@@ -48,7 +49,11 @@ impl Scheduler {
     pub(crate) async fn bind(&self, mut attempt: Try, placement: Placement, permit: Permit, call: Pending) {
         self.metrics.add("scheduler_goroutines", &[("operation", "binding")], 1.0);
         let work = Work::caused(&attempt.context, Stage::Bind, ACTOR, traced_name(&placement.pod));
-        let bound = work.with_detail(&placement.node).result(self.try_bind(&attempt, &placement, permit, call)).await;
+        let binding = async {
+            let bound = panics::catch_future("binding", self.try_bind(&attempt, &placement, permit, call)).await;
+            bound.unwrap_or_else(|| Err(Failure::Error("the binding cycle panicked".into())))
+        };
+        let bound = work.with_detail(&placement.node).result(binding).await;
         self.metrics.add("scheduler_goroutines", &[("operation", "binding")], -1.0);
         let (pod, profile) = (&placement.pod, &attempt.profile);
         let Err(failure) = bound else {

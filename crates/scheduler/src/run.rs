@@ -30,6 +30,7 @@ use crate::queue::Queue;
 use crate::resource_metrics;
 use crate::scheduler::{Core, Scheduler};
 
+#[derive(Clone)]
 pub struct Config {
     pub client: Client,
     pub configuration: Configuration,

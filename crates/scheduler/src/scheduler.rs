@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use client::metrics::panics;
 use client::{Client, EventRecorder, Informer};
 use k8s_openapi::api::core::v1::Pod;
 use parking_lot::Mutex;
@@ -97,14 +98,30 @@ impl Scheduler {
                     if let Err(error) = ended
                         && error.is_panic()
                     {
+                        panics::count("scheduler");
                         tracing::error!(%error, "a binding ended in a panic");
                     }
                 }
-                queued = self.queue.pop() => self.schedule(queued, &mut tasks).await,
+                queued = self.queue.pop() => {
+                    let retry = queued.clone();
+                    if panics::catch_future("scheduler", self.schedule(queued, &mut tasks)).await.is_none() {
+                        self.recover(retry, &mut tasks);
+                    }
+                }
             }
             // Decisions do not wait for anything: others must get their turn too.
             tokio::task::consume_budget().await;
         }
+    }
+
+    /// After a panic: the pod holds nothing, and is tried again later as after any other error.
+    fn recover(self: &Arc<Self>, queued: Queued, tasks: &mut JoinSet<()>) {
+        let pod = queued.pod.clone();
+        self.core.lock().cluster.forget(&pod.uid);
+        let Some(profile) = self.profiles.of(&pod.pod).cloned() else { return self.queue.done(&pod.uid) };
+        let attempt = Try { queued, profile, began: Instant::now(), context: Default::default() };
+        let (scheduler, failure) = (self.clone(), Failure::Error("the scheduling cycle panicked".into()));
+        tasks.spawn(async move { scheduler.give_up(attempt, failure.into()).await });
     }
 
     async fn schedule(self: &Arc<Self>, queued: Queued, tasks: &mut JoinSet<()>) {

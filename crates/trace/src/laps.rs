@@ -10,7 +10,7 @@ use crate::record::Reader;
 use crate::{Lap, Name, Stage};
 
 /// Those of a span beyond this many go unmentioned.
-const MAX_LAPS: u32 = 250;
+pub(crate) const MAX_LAPS: u32 = 250;
 /// Room for the laps of most requests.
 const USUAL: usize = 512;
 /// A byte, and three numbers of at most ten.

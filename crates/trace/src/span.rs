@@ -4,6 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
+use crate::laps::MAX_LAPS;
 use crate::{Id, Name, Stage};
 
 /// A span keeps this many causes; of a change that followed from more, the rest go unmentioned.
@@ -13,6 +14,10 @@ pub(crate) const MAX_CAUSES: usize = 16;
 pub fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
 }
+
+/// How far before and after our own time the clock of another process is believed.
+const OLDEST: u64 = 86_400_000_000_000;
+const EARLY: u64 = 600_000_000_000;
 
 /// One piece of work: who did what to which object, when, for how long, why, and how it ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -115,9 +120,46 @@ impl Span {
         self.start.saturating_add(self.duration)
     }
 
+    /// A span that another process told us of, at `now`: its times are near to ours, so that they can be added and
+    /// compared, and its parts are no more than a span of ours has.
+    pub fn told(mut self, now: u64) -> Self {
+        let (earliest, latest) = (now.saturating_sub(OLDEST), now.saturating_add(EARLY));
+        let bound = |start: &mut u64, duration: &mut u64| {
+            *start = (*start).clamp(earliest, latest);
+            *duration = (*duration).min(latest - *start);
+        };
+        bound(&mut self.start, &mut self.duration);
+        self.causes.truncate(MAX_CAUSES);
+        self.laps.truncate(MAX_LAPS as usize);
+        self.laps.iter_mut().for_each(|lap| bound(&mut lap.start, &mut lap.duration));
+        self
+    }
+
     /// Ends the span now.
     pub fn finish(&mut self, outcome: Outcome) {
         self.duration = now().saturating_sub(self.start);
         self.outcome = outcome;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn security_spans_of_others_have_times_and_sizes_like_ours() {
+        let now = now();
+        let lap = Lap { stage: Stage::Request, name: Name::NONE, start: u64::MAX, duration: u64::MAX, failed: false };
+        for start in [0, now, u64::MAX] {
+            let mut span = Span::new(Stage::Request, "a", "b");
+            span.start = start;
+            span.duration = u64::MAX;
+            span.causes = vec![span.id; 1000];
+            span.laps = vec![lap; 1000];
+            let told = span.told(now);
+            assert!(told.start + told.duration <= now + EARLY && told.start >= now - OLDEST);
+            assert!(told.laps.iter().all(|lap| lap.start + lap.duration <= now + EARLY));
+            assert_eq!((told.causes.len(), told.laps.len()), (MAX_CAUSES, MAX_LAPS as usize));
+        }
     }
 }

@@ -179,6 +179,11 @@ impl Work {
         }
     }
 
+    /// Ends it without a record.
+    pub fn discard(mut self) {
+        self.0 = None;
+    }
+
     pub fn finish(mut self, outcome: Outcome) {
         if let Some(begun) = self.0.take() {
             begun.finish(outcome);

@@ -42,6 +42,8 @@ struct Seen {
     /// Nothing once the answer that stays open has it.
     serving: Option<Serving>,
     flow: Option<Arc<Flow>>,
+    /// Whether the client may do what it asks for.
+    authorized: bool,
 }
 
 /// Serves one request. Whatever happens inside, the answer is a response.
@@ -49,7 +51,12 @@ pub(crate) async fn serve(state: Arc<State>, mut request: Request<RequestBody>, 
     let started = Instant::now();
     let info = RequestInfo::new(request.method(), request.uri());
     let long_running = info.is_long_running();
-    let mut seen = Seen { labels: Labels::unknown(&info), serving: state.metrics.serving(&info).into(), flow: None };
+    let mut seen = Seen {
+        labels: Labels::unknown(&info),
+        serving: state.metrics.serving(&info).into(),
+        flow: None,
+        authorized: false,
+    };
     let is_head = request.method() == Method::HEAD;
     let audit_id = audit_id(&request);
     let id = audit_id.to_str().unwrap_or_default();
@@ -93,7 +100,7 @@ pub(crate) async fn serve(state: Arc<State>, mut request: Request<RequestBody>, 
     if is_head {
         *response.body_mut() = empty();
     }
-    crate::walk::close(served, response.status());
+    crate::walk::close(served, response.status(), seen.authorized);
     counted.metrics.observe(&seen.labels, response.status(), started.elapsed());
     response
 }
@@ -115,6 +122,7 @@ async fn pass(
             return Err(status);
         }
     };
+    seen.authorized = true;
     let body = body.read().await?;
     let content_type = parts.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     trail.request_body(content_type.unwrap_or_default(), &body);

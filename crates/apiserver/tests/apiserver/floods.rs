@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -79,5 +79,35 @@ async fn security_aliases_that_expand_to_gigabytes_are_a_bad_request() {
         let text = String::from_utf8_lossy(&body);
         assert_eq!(code, 400, "{text}");
         assert!(text.contains("yaml: document contains excessive aliasing"), "{text}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn security_strangers_leave_nothing_in_the_trace() {
+    let rbac = |config: &mut apiserver::Config| config.authorizers = vec![apiserver::Authorizer::Rbac];
+    let cluster = Cluster::with(rbac).await;
+    let told = |name: &str| {
+        let mut span = trace::Span::new(trace::Stage::Command, "kubectl", name);
+        // Whatever a client says of time is bounded before anything is added to it.
+        span.start = u64::MAX;
+        span.duration = u64::MAX;
+        format!("{}: {}", trace::CLIENT_HEADER, serde_json::to_string(&span).unwrap())
+    };
+    let create = async |name: &str, token: &str| {
+        let body = json!({"metadata": {"name": name}}).to_string();
+        let token = format!("Authorization: Bearer {token}");
+        let told = told(&format!("told-{name}"));
+        let args = ["-H", &token, "-H", &told, "-H", "Content-Type: application/json", "-d", &body];
+        cluster.curl("/api/v1/namespaces/default/configmaps", &args).await.0
+    };
+    assert_eq!(create("a", "nobody").await, 401);
+    assert_eq!(create("b", "ann-token").await, 403);
+    assert_eq!(create("c", ADMIN_TOKEN).await, 201);
+    let (code, walk) = cluster.send("GET", "/cox/trace?object=cm/c", Value::Null).await;
+    assert_eq!(code, 200, "{walk}");
+    assert!(walk.to_string().contains("told-c"), "{walk}");
+    for name in ["a", "b"] {
+        let (code, walk) = cluster.send("GET", &format!("/cox/trace?object=cm/{name}"), Value::Null).await;
+        assert_eq!(code, 404, "{walk}");
     }
 }

@@ -243,7 +243,8 @@ impl<K: Object> Informer<K> {
 fn tell<K>(handlers: &[Handler<K>], events: &[Event<K>]) {
     for event in events {
         for handler in handlers {
-            handler(event);
+            // An object that one handler cannot take must not end the watch for all.
+            metrics::panics::catch("informer", || handler(event));
         }
     }
 }

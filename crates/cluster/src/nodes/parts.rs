@@ -85,7 +85,7 @@ impl Node<'_> {
         runtime.images_dir = Some(settings.images_dir.clone());
         runtime.pulls = self.pulls;
         let listening = runtime.listening.clone();
-        components.spawn("runtime", runtime::run(runtime, components.stop.clone()));
+        components.supervise("runtime", move |stop| runtime::run(runtime.clone(), stop));
         // A kubelet that finds no runtime waits for a while before it looks again.
         let is_listening = async {
             listening.notified().await;
@@ -93,7 +93,7 @@ impl Node<'_> {
         };
         components.until(is_listening).await?;
         let kubelet = kubelet_config(options, settings, self.pki, self.clients.kubelet.clone());
-        components.spawn("kubelet", kubelet::run(kubelet, components.stop.clone()));
+        components.supervise("kubelet", move |stop| kubelet::run(kubelet.clone(), stop));
 
         let ranges = components.until(node_network::pod_ranges(&self.clients.kubelet, &settings.name)).await?;
         let gateway = node_network::ensure_bridge(&ranges)?;
@@ -105,9 +105,9 @@ impl Node<'_> {
         // Where upstream's answers: load balancers and collectors look there.
         proxy.healthz_bind_address = Some((Ipv4Addr::UNSPECIFIED, 10256).into());
         proxy.metrics_bind_address = Some((Ipv4Addr::LOCALHOST, 10249).into());
-        components.spawn("proxy", proxy::run(proxy, components.stop.clone()));
-        let (name, stop) = (settings.name.clone(), components.stop.clone());
-        components.spawn("routes", routes::run(self.clients.proxy, name, settings.cluster.routes, stop));
+        components.supervise("proxy", move |stop| proxy::run(proxy.clone(), stop));
+        let (client, name, backend) = (self.clients.proxy, settings.name.clone(), settings.cluster.routes);
+        components.supervise("routes", move |stop| routes::run(client.clone(), name.clone(), backend, stop));
         Ok(gateway)
     }
 }

@@ -15,6 +15,7 @@ use crate::shutdown::Period;
 pub use flags::Args;
 
 /// A kubelet ready to run.
+#[derive(Clone)]
 pub struct Config {
     pub client: Client,
     pub settings: Settings,
