@@ -108,7 +108,14 @@ impl Port {
                     let stream = tls.accept(tcp).await?;
                     let service = service_fn(move |request| {
                         let routes = routes.clone();
-                        async move { Ok::<_, std::convert::Infallible>(routes.answer(&request).await) }
+                        async move {
+                            let mut response = routes.answer(&request).await;
+                            // HTTP/2 would send a body to HEAD as well, which clients take for a broken stream.
+                            if request.method() == http::Method::HEAD {
+                                *response.body_mut() = Full::default();
+                            }
+                            Ok::<_, std::convert::Infallible>(response)
+                        }
                     });
                     auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await
                 };

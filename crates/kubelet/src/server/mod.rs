@@ -18,7 +18,7 @@ use bytes::Bytes;
 use client::{Body, plain_http};
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use jiff::Timestamp;
 use k8s_openapi::List;
@@ -127,6 +127,12 @@ impl Server {
     }
 
     async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
+        let is_head = request.method() == Method::HEAD;
+        let response = self.route(request).await;
+        if is_head { without_body(response) } else { response }
+    }
+
+    async fn route(&self, request: Request<Incoming>) -> Response<Body> {
         let path = request.uri().path().to_string();
         let method = request.method().clone();
         if let Err(refused) = self.auth.check(&request, &self.kubelet.settings.node_name).await {
@@ -213,6 +219,15 @@ fn boxed(bytes: impl Into<Bytes>) -> Body {
     Full::new(bytes.into()).map_err(|never: Infallible| match never {}).boxed_unsync()
 }
 
+/// The answer to HEAD: the headers that GET would bring. HTTP/2 would send a body as well, which clients take for a broken stream.
+fn without_body(mut response: Response<Body>) -> Response<Body> {
+    if let Some(length) = response.body().size_hint().exact() {
+        response.headers_mut().entry(http::header::CONTENT_LENGTH).or_insert_with(|| length.into());
+    }
+    *response.body_mut() = boxed(Bytes::new());
+    response
+}
+
 pub(crate) fn text(code: StatusCode, message: impl Into<String>) -> Response<Body> {
     let mut response = Response::new(boxed(message.into()));
     *response.status_mut() = code;
@@ -274,6 +289,14 @@ fn decode(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn head_gets_the_headers_alone() {
+        let response = without_body(text(StatusCode::OK, "ok"));
+        assert_eq!(response.headers()["content-length"], "2");
+        assert_eq!(response.headers()["content-type"], "text/plain; charset=utf-8");
+        assert!(response.body().is_end_stream());
+    }
 
     #[test]
     fn queries() {
