@@ -4,6 +4,7 @@
 
 mod browser;
 mod client;
+mod closed_pipe;
 mod dual_stack;
 mod forms;
 mod hard_way;
