@@ -62,6 +62,8 @@ pub struct Settings {
     pub http_check_frequency: Duration,
     pub allowed_unsafe_sysctls: Vec<String>,
     pub serialize_image_pulls: bool,
+    /// Whether `/logs/` serves the node's `/var/log`.
+    pub system_log_handler: bool,
     pub max_parallel_image_pulls: usize,
     pub node_status_update_frequency: Duration,
     pub node_lease_duration: Duration,
@@ -170,6 +172,7 @@ impl Settings {
             http_check_frequency: Duration::from_secs(20),
             allowed_unsafe_sysctls: Vec::new(),
             serialize_image_pulls: true,
+            system_log_handler: true,
             max_parallel_image_pulls: 5,
             node_status_update_frequency: Duration::from_secs(10),
             node_lease_duration: Duration::from_secs(40),

@@ -1,4 +1,5 @@
-//! The kubelet's own API on :10250: logs, exec, attach, port-forward, pods, stats, metrics.
+//! The kubelet's own API on :10250: logs of containers and of the node, exec, attach,
+//! port-forward, pods, stats, metrics.
 //!
 //! Flow: API server (on behalf of users) or a scraper -> TLS -> `auth` (who, and may they) -> the routes below.
 //! Streams (exec, attach, port-forward) are handed through to the runtime's streaming server byte by byte.
@@ -8,6 +9,7 @@ mod logs;
 mod metrics;
 mod stream;
 mod summary;
+mod system_logs;
 mod tls;
 
 use std::convert::Infallible;
@@ -156,6 +158,12 @@ impl Server {
             (_, ["metrics"]) => metrics::own(self).await,
             (_, ["metrics", "resource"]) => metrics::resource(self).await,
             (_, ["metrics", "cadvisor"]) => metrics::cadvisor(self).await,
+            (_, ["logs", ..]) if !self.kubelet.settings.system_log_handler => {
+                text(StatusCode::METHOD_NOT_ALLOWED, "logs endpoint is disabled.\n")
+            }
+            (&Method::GET | &Method::HEAD, ["logs", ..]) => {
+                system_logs::serve(system_logs::ROOT, path.trim_start_matches('/').trim_start_matches("logs")).await
+            }
             (_, ["configz"]) => json(StatusCode::OK, &serde_json::json!({"kubeletconfig": self.configz()})),
             _ => text(StatusCode::NOT_FOUND, "404 page not found\n"),
         }
@@ -211,6 +219,7 @@ impl Server {
             "nodeStatusUpdateFrequency": format!("{}s", settings.node_status_update_frequency.as_secs()),
             "nodeLeaseDurationSeconds": settings.node_lease_duration.as_secs(),
             "registerNode": settings.register_node,
+            "enableSystemLogHandler": settings.system_log_handler,
         })
     }
 }
