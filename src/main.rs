@@ -3,6 +3,7 @@
 //! A table from name to component and nothing else. A name is the first argument (`cox apiserver …`), or the name
 //! the binary was started by (`kubectl`, a CNI plug-in), so that links to it stand in for the usual programs.
 
+mod closed_pipe;
 mod memory;
 
 use std::ffi::OsString;
@@ -93,6 +94,7 @@ const COMPONENTS: &[Component] = &[
 ];
 
 fn main() -> ExitCode {
+    closed_pipe::end_quietly();
     let mut argv: Vec<OsString> = std::env::args_os().collect();
     let called_as =
         argv.first().map(Path::new).and_then(Path::file_name).and_then(|name| name.to_str()).unwrap_or("cox");

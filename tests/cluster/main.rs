@@ -5,6 +5,7 @@
 mod autoscaling;
 mod browser;
 mod client;
+mod closed_pipe;
 mod dual_stack;
 mod first_minute;
 mod forms;

@@ -112,7 +112,14 @@ impl Port {
                     let stream = place.handshake(tls.accept(tcp)).await?;
                     let answer = |request| {
                         let routes = routes.clone();
-                        async move { routes.answer(&request).await }
+                        async move {
+                            let mut response = routes.answer(&request).await;
+                            // HTTP/2 would send a body to HEAD as well, which clients take for a broken stream.
+                            if request.method() == http::Method::HEAD {
+                                *response.body_mut() = Full::default();
+                            }
+                            response
+                        }
                     };
                     place.serve(stream, &stop, answer).await
                 };

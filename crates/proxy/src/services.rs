@@ -72,6 +72,8 @@ pub(crate) struct ServicePort {
     pub(crate) cluster: Vec<Target>,
     /// Usable under a Local policy: on this node.
     pub(crate) local: Vec<Target>,
+    /// Addresses of ready endpoints on this node: what a load balancer is told about.
+    pub(crate) local_ready: BTreeSet<IpAddr>,
     /// Addresses of endpoints on this node, ready or not: they may reach themselves.
     pub(crate) here: Vec<IpAddr>,
 }
@@ -156,6 +158,7 @@ pub(crate) fn ports(service: &Service, slices: &[impl AsRef<EndpointSlice>], nod
                 external_local: spec.external_traffic_policy.as_deref() == Some("Local"),
                 cluster: choice.cluster,
                 local: choice.local,
+                local_ready: choice.local_ready,
                 here: endpoints.iter().filter(|e| e.is_on(node)).map(|e| e.target.addr).collect(),
             });
         }
@@ -215,7 +218,7 @@ pub(crate) fn health_check(service: &Service, ports: &[ServicePort]) -> Option<H
         return None;
     }
     let port = u16::try_from(spec.health_check_node_port?).ok().filter(|port| *port > 0)?;
-    let local: BTreeSet<IpAddr> = ports.iter().flat_map(|port| &port.local).map(|target| target.addr).collect();
+    let local: BTreeSet<IpAddr> = ports.iter().flat_map(|port| &port.local_ready).copied().collect();
     Some(HealthCheck { port, local_endpoints: local.len() })
 }
 
@@ -279,6 +282,7 @@ fn endpoints(slices: &[impl AsRef<EndpointSlice>], port: &str, protocol: Protoco
 struct Choice {
     cluster: Vec<Target>,
     local: Vec<Target>,
+    local_ready: BTreeSet<IpAddr>,
 }
 
 /// Ready endpoints, near ones if the hints are complete; without any, those that still serve while they terminate.
@@ -292,11 +296,12 @@ fn choose(endpoints: &[Endpoint], node: &Node) -> Choice {
         true => targets(&mut terminating()),
     };
     let local: Vec<Target> = targets(&mut ready.iter().copied().filter(|endpoint| endpoint.is_on(node)));
+    let local_ready = local.iter().map(|target| target.addr).collect();
     let local = match local.is_empty() {
         false => local,
         true => targets(&mut terminating().filter(|endpoint| endpoint.is_on(node))),
     };
-    Choice { cluster, local }
+    Choice { cluster, local, local_ready }
 }
 
 /// Topology hints, node before zone. Hints count only when every endpoint has them and some name us: half-updated slices
@@ -398,6 +403,29 @@ pub(crate) mod tests {
         ] {
             let ranges = ranges.into_iter().map(str::to_owned).collect();
             assert_eq!(without_nested(ranges), kept);
+        }
+    }
+
+    /// New connections should go elsewhere while those that are left may end.
+    #[test]
+    fn load_balancers_are_told_about_ready_endpoints_only() {
+        let spec = json!({"clusterIP": "10.43.0.9", "type": "LoadBalancer", "externalTrafficPolicy": "Local",
+            "healthCheckNodePort": 31000, "ports": [{"name": "http", "port": 80, "nodePort": 30080}]});
+        let service = service("web", spec);
+        let at = |addr: &str, node: &str, conditions: Value| json!({"addresses": [addr], "nodeName": node, "conditions": conditions});
+        let terminating = json!({"ready": false, "serving": true, "terminating": true});
+        let ready = json!({"ready": true});
+        for (endpoints, targets, expected) in [
+            (json!([at("10.0.0.1", "a", ready.clone()), at("10.0.0.2", "a", ready.clone())]), 2, 2),
+            (json!([at("10.0.0.1", "a", ready.clone()), at("10.0.0.2", "a", terminating.clone())]), 1, 1),
+            (json!([at("10.0.0.1", "a", terminating.clone())]), 1, 0),
+            (json!([at("10.0.0.1", "a", terminating), at("10.0.0.2", "b", ready)]), 1, 0),
+        ] {
+            let slices = [slice("IPv4", json!([{"name": "http", "port": 8080}]), endpoints.clone())];
+            let ports = ports(&service, &slices, &node());
+            assert_eq!(ports[0].local.len(), targets, "{endpoints}");
+            let check = HealthCheck { port: 31000, local_endpoints: expected };
+            assert_eq!(health_check(&service, &ports), Some(check), "{endpoints}");
         }
     }
 

@@ -215,7 +215,9 @@ pub(crate) async fn run_attached(cx: &Context, pod: &Value) -> Result<()> {
             attached => attached,
         }
     };
-    if outcome.is_ok() && pod["spec"]["restartPolicy"] != "Always" {
+    // With its stdin open the container may go on for as long as it likes.
+    let waits = pod["spec"]["restartPolicy"] != "Always" && !cx.flags.bool("leave-stdin-open");
+    if outcome.is_ok() && waits {
         let last = super::wait::until(cx, &info, timeout, ended).await?;
         if phase(&last) == "Failed" {
             let code =

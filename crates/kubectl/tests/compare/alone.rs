@@ -26,7 +26,7 @@ impl Alone {
         Alone { _server: server, side, scenario }
     }
 
-    fn command(&self, program: &str) -> tokio::process::Command {
+    pub(crate) fn command(&self, program: &str) -> tokio::process::Command {
         let mut command = tokio::process::Command::new(program);
         self.side.environment(&self.scenario, &mut command);
         command.stdin(Stdio::null()).kill_on_drop(true);
@@ -49,7 +49,7 @@ impl Alone {
     }
 }
 
-const KUBECTL: &str = env!("CARGO_BIN_EXE_kubectl");
+pub(crate) const KUBECTL: &str = env!("CARGO_BIN_EXE_kubectl");
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_proxy_adds_credentials_and_keeps_strangers_out() {

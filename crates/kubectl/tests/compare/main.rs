@@ -14,6 +14,7 @@ mod alone;
 mod apply_set;
 mod normal;
 mod peer;
+mod proxy;
 mod scenario;
 mod server;
 mod sides;

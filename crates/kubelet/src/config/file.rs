@@ -44,6 +44,7 @@ pub(super) struct FileConfig {
     pod_logs_dir: Option<PathBuf>,
     allowed_unsafe_sysctls: Vec<String>,
     serialize_image_pulls: Option<bool>,
+    enable_system_log_handler: Option<bool>,
     max_parallel_image_pulls: Option<usize>,
     #[serde(rename = "imageGCHighThresholdPercent")]
     image_gc_high: Option<u64>,
@@ -152,6 +153,7 @@ impl FileConfig {
         set(&mut settings.pod_logs_dir, self.pod_logs_dir);
         set(&mut settings.seccomp_default, self.seccomp_default);
         set(&mut settings.serialize_image_pulls, self.serialize_image_pulls);
+        set(&mut settings.system_log_handler, self.enable_system_log_handler);
         set(&mut settings.max_parallel_image_pulls, self.max_parallel_image_pulls);
         set(&mut settings.image_gc_high, self.image_gc_high);
         set(&mut settings.image_gc_low, self.image_gc_low);

@@ -67,6 +67,8 @@ pub struct Settings {
     /// Containers that name no seccomp profile get the runtime's.
     pub seccomp_default: bool,
     pub serialize_image_pulls: bool,
+    /// Whether `/logs/` serves the node's `/var/log`.
+    pub system_log_handler: bool,
     pub max_parallel_image_pulls: usize,
     pub node_status_update_frequency: Duration,
     pub node_lease_duration: Duration,
@@ -180,6 +182,7 @@ impl Settings {
             allowed_unsafe_sysctls: Vec::new(),
             seccomp_default: false,
             serialize_image_pulls: true,
+            system_log_handler: true,
             max_parallel_image_pulls: 5,
             node_status_update_frequency: Duration::from_secs(10),
             node_lease_duration: Duration::from_secs(40),

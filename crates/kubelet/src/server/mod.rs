@@ -1,4 +1,5 @@
-//! The kubelet's own API on :10250: logs, exec, attach, port-forward, pods, stats, metrics.
+//! The kubelet's own API on :10250: logs of containers and of the node, exec, attach,
+//! port-forward, pods, stats, metrics.
 //!
 //! Flow: API server (on behalf of users) or a scraper -> TLS -> `auth` (who, and may they) -> the routes below.
 //! Streams (exec, attach, port-forward) are handed through to the runtime's streaming server byte by byte.
@@ -8,6 +9,7 @@ mod logs;
 mod metrics;
 mod stream;
 mod summary;
+mod system_logs;
 mod tls;
 
 use std::convert::Infallible;
@@ -19,7 +21,7 @@ use bytes::Bytes;
 use client::Body;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use jiff::Timestamp;
 use k8s_openapi::List;
 use k8s_openapi::api::core::v1::Pod;
@@ -131,6 +133,12 @@ impl Server {
     }
 
     async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
+        let is_head = request.method() == Method::HEAD;
+        let response = self.route(request).await;
+        if is_head { without_body(response) } else { response }
+    }
+
+    async fn route(&self, request: Request<Incoming>) -> Response<Body> {
         let path = request.uri().path().to_string();
         let method = request.method().clone();
         if let Err(refused) = self.auth.check(&request, &self.kubelet.settings.node_name).await {
@@ -154,6 +162,12 @@ impl Server {
             (_, ["metrics"]) => metrics::own(self).await,
             (_, ["metrics", "resource"]) => metrics::resource(self).await,
             (_, ["metrics", "cadvisor"]) => metrics::cadvisor(self).await,
+            (_, ["logs", ..]) if !self.kubelet.settings.system_log_handler => {
+                text(StatusCode::METHOD_NOT_ALLOWED, "logs endpoint is disabled.\n")
+            }
+            (&Method::GET | &Method::HEAD, ["logs", ..]) => {
+                system_logs::serve(system_logs::ROOT, path.trim_start_matches('/').trim_start_matches("logs")).await
+            }
             (_, ["configz"]) => json(StatusCode::OK, &serde_json::json!({"kubeletconfig": self.configz()})),
             _ => text(StatusCode::NOT_FOUND, "404 page not found\n"),
         }
@@ -209,12 +223,22 @@ impl Server {
             "nodeStatusUpdateFrequency": format!("{}s", settings.node_status_update_frequency.as_secs()),
             "nodeLeaseDurationSeconds": settings.node_lease_duration.as_secs(),
             "registerNode": settings.register_node,
+            "enableSystemLogHandler": settings.system_log_handler,
         })
     }
 }
 
 fn boxed(bytes: impl Into<Bytes>) -> Body {
     Full::new(bytes.into()).map_err(|never: Infallible| match never {}).boxed_unsync()
+}
+
+/// The answer to HEAD: the headers that GET would bring. HTTP/2 would send a body as well, which clients take for a broken stream.
+fn without_body(mut response: Response<Body>) -> Response<Body> {
+    if let Some(length) = response.body().size_hint().exact() {
+        response.headers_mut().entry(http::header::CONTENT_LENGTH).or_insert_with(|| length.into());
+    }
+    *response.body_mut() = boxed(Bytes::new());
+    response
 }
 
 pub(crate) fn text(code: StatusCode, message: impl Into<String>) -> Response<Body> {
@@ -278,6 +302,14 @@ fn decode(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn head_gets_the_headers_alone() {
+        let response = without_body(text(StatusCode::OK, "ok"));
+        assert_eq!(response.headers()["content-length"], "2");
+        assert_eq!(response.headers()["content-type"], "text/plain; charset=utf-8");
+        assert!(response.body().is_end_stream());
+    }
 
     #[test]
     fn queries() {

@@ -323,7 +323,11 @@ impl Container {
             Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
             _ => {
                 self.attached[client].stdin = None;
-                self.stdin_closing |= self.stdin_once;
+                match self.stdin_once {
+                    true => self.stdin_closing = true,
+                    // Others may attach and go on where this client ends; it gets no more output, as containerd does.
+                    false => self.attached[client].outputs.clear(),
+                }
             }
         }
         self.write_stdin();

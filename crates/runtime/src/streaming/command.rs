@@ -45,7 +45,7 @@ async fn run_exec(engine: &Arc<Engine>, request: &v1::ExecRequest, remote: &mut 
     let mut events = session.events().map_err(doing("waiting for the command"))?;
     let done = CancellationToken::new();
     let gone = remote.gone.clone();
-    let pumps = pump(ends, remote, &done, None);
+    let pumps = pump(ends, remote, &done, Until::Done, None);
     let exit = async {
         let code = exec::exit_code(&mut events).await;
         done.cancel();
@@ -73,7 +73,7 @@ where
     Ok(())
 }
 
-/// True when the container ended, false when the client left.
+/// True when the container ended or has let go of the client, false when the client left.
 async fn run_attach(engine: &Arc<Engine>, request: &v1::AttachRequest, remote: &mut Remote) -> Result<bool> {
     let container = engine.container(&request.container_id)?;
     if !container.is_running() {
@@ -97,6 +97,7 @@ async fn run_attach(engine: &Arc<Engine>, request: &v1::AttachRequest, remote: &
         // The shim closes our streams when the container ends; without any, its status tells.
         let _ = status.wait_for(|s| s.finished_at != 0).await;
         done.cancel();
+        std::future::pending::<()>().await;
     };
     let shim = sandbox.shim.clone();
     let resize = move |width: u16, height: u16| {
@@ -108,7 +109,8 @@ async fn run_attach(engine: &Arc<Engine>, request: &v1::AttachRequest, remote: &
         }
     };
     tokio::select! {
-        _ = async { tokio::join!(ended, pump(ends, remote, &done, Some(Box::new(move |w, h| Box::pin(resize(w, h)))))) } => Ok(true),
+        () = pump(ends, remote, &done, Until::OutputsEnd, Some(Box::new(move |w, h| Box::pin(resize(w, h))))) => Ok(true),
+        () = ended => Ok(true),
         () = gone.cancelled() => Ok(false),
     }
 }
@@ -181,8 +183,17 @@ impl Ends {
 
 type Resizer = Box<dyn Fn(u16, u16) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
 
-/// Moves bytes until the outputs end, or until `done` and nothing is left in them.
-async fn pump(ends: Ends, remote: &mut Remote, done: &CancellationToken, resizer: Option<Resizer>) {
+/// When a client has got all there is for it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Until {
+    /// The process has ended, whatever it did with its outputs.
+    Done,
+    /// The outputs have ended: the shim closes them when the container ends, and when it detaches a client.
+    OutputsEnd,
+}
+
+/// Moves bytes until `done` and nothing is left in the outputs, or until they end.
+async fn pump(ends: Ends, remote: &mut Remote, done: &CancellationToken, until: Until, resizer: Option<Resizer>) {
     let Ends { mut stdin, stdout, stderr, terminal, .. } = ends;
     let output = remote.output.clone();
     let (input, sizes) = (&mut remote.stdin, &mut remote.resize);
@@ -215,7 +226,10 @@ async fn pump(ends: Ends, remote: &mut Remote, done: &CancellationToken, resizer
             copy(stdout.as_ref().or(terminal.as_ref()), &output, Channel::Stdout, done),
             copy(stderr.as_ref(), &output, Channel::Stderr, done),
         );
-        done.cancelled().await;
+        let has_outputs = stdout.is_some() || stderr.is_some() || terminal.is_some();
+        if until == Until::Done || !has_outputs {
+            done.cancelled().await;
+        }
     };
     tokio::select! {
         never = feeding => never,

@@ -49,6 +49,7 @@ const TESTS: &[Test] = tests![
     streaming::exec_over_websocket,
     streaming::exec_over_spdy,
     streaming::attach_follows_a_container,
+    streaming::attach_ends_with_its_input_where_stdin_stays_open,
     streaming::ports_are_forwarded,
     restarts::containers_outlive_the_runtime,
     restarts::an_exit_while_down_is_reported,

@@ -237,6 +237,30 @@ pub(crate) async fn attach_follows_a_container(world: Arc<World>) {
     node.remove_sandbox(&sandbox).await;
 }
 
+/// Without `stdinOnce` the container goes on, and a client whose input has ended is let go, as containerd does.
+pub(crate) async fn attach_ends_with_its_input_where_stdin_stays_open(world: Arc<World>) {
+    let node = world.node().await;
+    node.pull("busybox").await;
+    let pod = node.pod_config("open");
+    let sandbox = node.sandbox(&pod).await;
+    let mut config = node.container_config("open", "busybox", &["sh", "-c", "while read x; do echo got $x; done"]);
+    (config.stdin, config.stdin_once) = (true, false);
+    let id = node.create(&sandbox, &pod, config).await.unwrap();
+    node.start_container(&id).await.unwrap();
+    for word in ["one", "two"] {
+        let request =
+            v1::AttachRequest { container_id: id.clone(), stdin: true, stdout: true, stderr: true, tty: false };
+        let url = node.cri.runtime.clone().attach(request).await.unwrap().into_inner().url;
+        let mut socket = WebSocket::open(&url, "v5.channel.k8s.io");
+        socket.send(format!("\0{word}\n").as_bytes());
+        assert_eq!(socket.receive(), Some((1, format!("got {word}\n").into_bytes())));
+        socket.send(&[255, 0]);
+        let (_, _, status) = socket.finish();
+        assert_eq!(status["status"], "Success", "{word}");
+    }
+    node.remove_sandbox(&sandbox).await;
+}
+
 pub(crate) async fn ports_are_forwarded(world: Arc<World>) {
     let node = world.node().await;
     node.pull("nginx").await;

@@ -26,13 +26,46 @@ impl Filter {
         })
     }
 
+    /// `path` is as it was sent; what the expressions are compared with is what the server will make of it.
     pub(super) fn accepts(&self, method: &str, path: &str, host: &str) -> bool {
         let any = |list: &[Pattern], text: &str| list.iter().any(|r| r.is_match(text));
-        !any(&self.reject_paths, path)
+        let Some(path) = decoded(path) else { return false };
+        !any(&self.reject_paths, &path)
+            && !any(&self.reject_paths, &clean(&path))
             && !any(&self.reject_methods, method)
-            && any(&self.accept_paths, path)
+            && any(&self.accept_paths, &path)
             && any(&self.accept_hosts, host)
     }
+}
+
+/// None if something in it is no encoding, or does not encode text.
+fn decoded(path: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(path.len());
+    let mut rest = path.bytes();
+    while let Some(byte) = rest.next() {
+        bytes.push(match byte {
+            b'%' => {
+                let digits = [rest.next()?, rest.next()?];
+                let value = |digit: u8| char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok());
+                value(digits[0])? * 16 + value(digits[1])?
+            }
+            byte => byte,
+        });
+    }
+    String::from_utf8(bytes).ok()
+}
+
+/// Without segments that say nothing.
+fn clean(path: &str) -> String {
+    let mut kept: Vec<&str> = Vec::new();
+    for segment in path.split('/') {
+        match segment {
+            "" | "." => {}
+            ".." => drop(kept.pop()),
+            segment => kept.push(segment),
+        }
+    }
+    format!("/{}", kept.join("/"))
 }
 
 fn expressions(list: &str) -> Result<Vec<Pattern>> {
@@ -47,6 +80,25 @@ fn expressions(list: &str) -> Result<Vec<Pattern>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn security_rejected_paths_stay_rejected_however_they_are_spelled() {
+        let filter = Filter::new("^.*", "^/api/.*/pods/.*/exec", "^localhost$", "^$").unwrap();
+        for (path, expected) in [
+            ("/api/v1/namespaces/a/pods/b/%65xec", false),
+            ("/api/v1/namespaces/a/p%6Fds/b/exec", false),
+            ("/%61pi/v1/namespaces/a/pods/b/exec", false),
+            ("/api/v1/namespaces/a/pods%2Fb%2Fexec", false),
+            ("//api/v1/namespaces/a/pods/b/exec", false),
+            ("/./api/v1/namespaces/a/pods/b/exec", false),
+            ("/x/../api/v1/namespaces/a/pods/b/exec", false),
+            ("/api/v1/namespaces/a/pods/b/%zz", false),
+            ("/api/v1/namespaces/a/pods/b/%ff", false),
+            ("/api/v1/namespaces/a/pods/b/%6cog", true),
+        ] {
+            assert_eq!(filter.accepts("GET", path, "localhost"), expected, "{path}");
+        }
+    }
 
     #[test]
     fn rejections_win() {

@@ -1,10 +1,11 @@
 //! `kubectl proxy`: the API on a local port or socket, with the kubeconfig's credentials added on the way.
 //!
-//! Flow: connection -> [`filter::Filter`] (who may ask for what) -> static files under their prefix, or the server. A request
+//! Flow: connection -> [`filter::Filter`] (who may ask for what) and [`pages`] (what browsers may) -> static files under their prefix, or the server. A request
 //! that wants another protocol gets a connection of its own, and bytes are copied both ways.
 
 mod files;
 mod filter;
+mod pages;
 
 use std::os::unix::fs::FileTypeExt;
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use crate::cli::{Command, Flag};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use filter::Filter;
+use pages::Entrance;
 
 const DEFAULT_PORT: &str = "8001";
 
@@ -58,6 +60,8 @@ struct Proxy {
     filter: Option<Filter>,
     api_prefix: String,
     www: Option<(String, std::path::PathBuf)>,
+    /// With `--ui`: only for the cluster's page.
+    entrance: Option<Entrance>,
 }
 
 async fn run(cx: &Context) -> Result<()> {
@@ -88,13 +92,14 @@ async fn run(cx: &Context) -> Result<()> {
         filter,
         api_prefix: with_slash("api-prefix"),
         www: Some(www).filter(|w| !w.is_empty()).map(|w| (with_slash("www-prefix"), w.into())),
+        entrance: cx.flags.bool("ui").then(Entrance::new),
     });
     if socket.is_empty() {
         let address = format!("{}:{}", cx.flags.string("address"), cx.flags.int("port"));
         let listener = tokio::net::TcpListener::bind(&address).await.map_err(|e| {
             Failure::message(format!("listen tcp {address}: bind: {}", crate::files::go_error_text(&e)))
         })?;
-        announce(cx, &listener.local_addr()?.to_string())?;
+        announce(cx, &proxy, &listener.local_addr()?.to_string())?;
         loop {
             let (stream, _) = listener.accept().await?;
             serve(proxy.clone(), stream);
@@ -110,17 +115,17 @@ async fn run(cx: &Context) -> Result<()> {
     nix::sys::stat::umask(mask);
     let listener = bound
         .map_err(|e| Failure::message(format!("listen unix {socket}: bind: {}", crate::files::go_error_text(&e))))?;
-    announce(cx, &socket)?;
+    announce(cx, &proxy, &socket)?;
     loop {
         let (stream, _) = listener.accept().await?;
         serve(proxy.clone(), stream);
     }
 }
 
-fn announce(cx: &Context, address: &str) -> Result<()> {
-    match cx.flags.bool("ui") {
-        true => cx.println(format!("The cluster is at http://{address}/cox/ui/ until Ctrl-C"))?,
-        false => cx.println(format!("Starting to serve on {address}"))?,
+fn announce(cx: &Context, proxy: &Proxy, address: &str) -> Result<()> {
+    match &proxy.entrance {
+        Some(entrance) => cx.println(format!("The cluster is at http://{address}{} until Ctrl-C", entrance.path()))?,
+        None => cx.println(format!("Starting to serve on {address}"))?,
     }
     cx.flush()
 }
@@ -155,7 +160,13 @@ fn serve(proxy: Arc<Proxy>, stream: impl AsyncRead + AsyncWrite + Unpin + Send +
     });
 }
 
-async fn answer(proxy: &Proxy, request: Request<Incoming>) -> Response<Body> {
+async fn answer(proxy: &Proxy, mut request: Request<Incoming>) -> Response<Body> {
+    if let Some(entrance) = &proxy.entrance {
+        if let Some(refusal) = entrance.refuse(request.method(), request.uri(), request.headers()) {
+            return refusal;
+        }
+        request.headers_mut().remove(header::COOKIE);
+    }
     let path = request.uri().path().to_owned();
     if let Some((prefix, dir)) = &proxy.www
         && let Some(rest) = path.strip_prefix(prefix.as_str())
@@ -167,7 +178,8 @@ async fn answer(proxy: &Proxy, request: Request<Incoming>) -> Response<Body> {
         return text(StatusCode::NOT_FOUND, "404 page not found\n");
     };
     if let Some(filter) = &proxy.filter
-        && !filter.accepts(request.method().as_str(), &inner, host(&request))
+        && (!filter.accepts(request.method().as_str(), &inner, host(&request))
+            || pages::is_foreign(request.method(), request.headers()))
     {
         return text(StatusCode::FORBIDDEN, "Forbidden\n");
     }
