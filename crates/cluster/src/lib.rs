@@ -16,6 +16,7 @@ pub mod join;
 mod kubeconfig;
 mod lock;
 pub mod manage;
+mod network_policy;
 mod node_address;
 mod node_network;
 pub mod nodes;

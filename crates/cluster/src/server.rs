@@ -18,7 +18,7 @@ use crate::options::Options;
 use crate::pki::{Pki, private_dir};
 use crate::progress::Progress;
 use crate::shape::{Flags, Shape};
-use crate::{dns_service, join, node_address, node_network, nodes, storage_class};
+use crate::{dns_service, join, network_policy, node_address, node_network, nodes, storage_class};
 
 /// Runs the cluster until SIGTERM or SIGINT. Progress goes to standard output.
 pub(crate) async fn run(options: Options, flags: Flags) -> Result<()> {
@@ -111,6 +111,7 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
     if !nodes::all(options)?.is_empty() {
         nodes::ensure_bridge(&network)?;
     }
+    components.until(network_policy::ensure_role(&admin)).await?;
     let node = nodes::Node { options, settings: &settings, pki: &pki, clients, pulls: None };
     let gateway = node.start(components).await?;
     progress.done("node", &format!("{node_name}, pods in {}", shape.cluster_cidr));
