@@ -16,6 +16,8 @@ mod program;
 mod ranges;
 mod registration;
 mod runner;
+#[cfg(test)]
+mod tests;
 pub mod world;
 
 pub use runner::run;

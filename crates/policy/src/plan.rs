@@ -10,6 +10,8 @@ use std::hash::{Hash, Hasher};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use api::selector::Selector;
+
 use crate::ranges::{Block, Range, disjoint, merged, number, text, without};
 use crate::world::{Direction, Peer, Pod, Policy, Protocol, Which, World};
 
@@ -177,18 +179,20 @@ impl<'a> Planner<'a> {
                     Some(numbers) => allowed.open.extend(numbers),
                 }
                 if !names.is_empty() {
-                    let everyone = Peer::Pods {
-                        namespaces: Some(api::selector::Selector::everything()),
-                        pods: api::selector::Selector::everything(),
-                    };
-                    let pods = self.pods_of(&everyone, &policy.namespace);
-                    allow_names(&pods, &names, allowed);
+                    allow_names(&self.everyone(), &names, |_| true, allowed);
                 }
                 continue;
             };
             for peer in peers {
                 if let Peer::Block { range, except } = peer {
                     let left = without(*range, except);
+                    if !names.is_empty() {
+                        // Only pods have names for ports, also where they are meant by address.
+                        let is_left = |address: IpAddr| {
+                            range.contains(address) && !except.iter().any(|except| except.contains(address))
+                        };
+                        allow_names(&self.everyone(), &names, is_left, allowed);
+                    }
                     let family = usize::from(range.is_v6());
                     match &numbers {
                         None => allowed.blocks[family].extend(left),
@@ -201,7 +205,7 @@ impl<'a> Planner<'a> {
                     continue;
                 }
                 let pods = self.pods_of(peer, &policy.namespace);
-                allow_names(&pods, &names, allowed);
+                allow_names(&pods, &names, |_| true, allowed);
                 for address in pods.iter().flat_map(|pod| pod.addresses.iter().copied()) {
                     match &numbers {
                         None => drop(allowed.pods.insert(address)),
@@ -220,6 +224,11 @@ impl<'a> Planner<'a> {
                 }
             }
         }
+    }
+
+    fn everyone(&mut self) -> Arc<Vec<&'a Pod>> {
+        let (namespaces, pods) = (Some(Selector::everything()), Selector::everything());
+        self.pods_of(&Peer::Pods { namespaces, pods }, "")
     }
 
     fn pods_of(&mut self, peer: &Peer, namespace: &str) -> Arc<Vec<&'a Pod>> {
@@ -395,11 +404,12 @@ fn named_ports(policies: &[&Arc<Policy>], direction: Direction) -> BTreeSet<(Str
 }
 
 /// Ports that each pod has another number for.
-fn allow_names(pods: &[&Pod], names: &[(&str, Protocol)], allowed: &mut Allowed) {
+fn allow_names(pods: &[&Pod], names: &[(&str, Protocol)], is_meant: impl Fn(IpAddr) -> bool, allowed: &mut Allowed) {
     for pod in pods {
         for (name, protocol) in names {
             if let Some(number) = pod.port(name, *protocol) {
-                allowed.pod_ports.extend(pod.addresses.iter().map(|address| (*address, *protocol, number)));
+                let addresses = pod.addresses.iter().filter(|address| is_meant(**address));
+                allowed.pod_ports.extend(addresses.map(|address| (*address, *protocol, number)));
             }
         }
     }
