@@ -235,6 +235,10 @@ impl Policies {
             ("friend-1", "server-1", 9000, false),
             ("stranger-1", "server-1", 8080, false),
         ]);
+        let why = self.cluster.cox_says("why net pod/stranger-1 pod/server-1:8080");
+        assert!(why.contains("forbid it") && why.contains("default/deny, default/friends"), "{why}");
+        let why = self.cluster.cox_says("why net pod/friend-1 pod/server-1:8080");
+        assert!(why.contains("allowed by default/friends"), "{why}");
         // A service leads where policies allow, and shows who asks.
         let service = self.service();
         self.cluster.wait("a friend at the service", || reaches(&self.pod("friend-1").netns, service).then_some(()));

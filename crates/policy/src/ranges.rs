@@ -67,11 +67,14 @@ pub(crate) fn merged(mut ranges: Vec<Range>) -> Vec<Range> {
 }
 
 /// Addresses, a protocol and ports of it that belong together.
-pub(crate) type Block = (Range, Protocol, (u16, u16));
+pub(crate) type Block = (Range, Protocol, Ports);
+
+/// First and last port.
+type Ports = (u16, u16);
 
 /// The same blocks, cut so that none overlaps another.
 pub(crate) fn disjoint(blocks: &[Block]) -> Vec<Block> {
-    let mut by_protocol: BTreeMap<Protocol, Vec<(Range, (u16, u16))>> = BTreeMap::new();
+    let mut by_protocol: BTreeMap<Protocol, Vec<(Range, Ports)>> = BTreeMap::new();
     for (addresses, protocol, ports) in blocks {
         by_protocol.entry(*protocol).or_default().push((*addresses, *ports));
     }

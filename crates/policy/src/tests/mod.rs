@@ -14,6 +14,8 @@ use crate::plan::{Announced, Plan, plan};
 use crate::program::{afresh, change};
 use crate::world::{Direction, Pod, Policy, Protocol, World};
 
+mod kernel;
+
 const NODE: &str = "a";
 
 fn pod(namespace: &str, name: &str, node: &str, labels: Value, addresses: &[&str], ports: Value) -> Pod {
