@@ -16,6 +16,7 @@ mod join;
 mod kubectl;
 mod leftovers;
 mod manifests;
+mod network_policy;
 mod nodes;
 mod offline;
 mod reboot;

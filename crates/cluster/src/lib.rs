@@ -17,6 +17,7 @@ mod kubeconfig;
 mod lock;
 pub mod manage;
 mod metrics_reader;
+mod network_policy;
 mod node_address;
 mod node_network;
 pub mod nodes;

@@ -17,6 +17,7 @@ use netlink::{LinkKind, Socket};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::network_policy;
 use crate::nodes::Settings;
 use crate::options::Options;
 use crate::pki::write_private;
@@ -140,7 +141,10 @@ pub(crate) fn write_config(options: &Options, settings: &Settings, ranges: &[Cid
     let dir = options.cni_conf_dir();
     fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
     let leases = options.data_dir.join("cni/leases");
-    let config = cni::config::default_conflist(BRIDGE, ranges, &leases, pod_mtu(settings)?, false);
+    let mut config = cni::config::default_conflist(BRIDGE, ranges, &leases, pod_mtu(settings)?, false);
+    if let Some(plugins) = config["plugins"].as_array_mut() {
+        plugins.push(serde_json::json!({"type": "policy", "socket": network_policy::socket(options)}));
+    }
     write_private(&dir.join("10-cox.conflist"), serde_json::to_string_pretty(&config)?.as_bytes())
 }
 

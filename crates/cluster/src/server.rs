@@ -18,7 +18,7 @@ use crate::options::Options;
 use crate::pki::{Pki, private_dir};
 use crate::progress::Progress;
 use crate::shape::{Flags, Shape};
-use crate::{dns_service, join, metrics_reader, node_address, node_network, nodes, storage_class};
+use crate::{dns_service, join, metrics_reader, network_policy, node_address, node_network, nodes, storage_class};
 
 /// Plug-ins beside those that every API server has: a node's credential is good for that node only, and nobody takes
 /// addresses of others by naming them in a service.
@@ -115,6 +115,7 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
     if !nodes::all(options)?.is_empty() {
         nodes::ensure_bridge(&network)?;
     }
+    components.until(network_policy::ensure_role(&admin)).await?;
     let node = nodes::Node { options, settings: &settings, pki: &pki, clients, pulls: None };
     let gateway = node.start(components).await?;
     progress.done("node", &format!("{node_name}, pods in {}", shape.cluster_cidr));

@@ -1,4 +1,4 @@
-//! What every node runs: runtime, kubelet, pod network, proxy and routes, whichever process it is in.
+//! What every node runs: runtime, kubelet, pod network, proxy, network policies and routes, whichever process it is in.
 //!
 //! Order: the kubelet registers the node -> the controller manager gives it a pod range -> bridge and CNI configuration,
 //! which is what makes the runtime report its network ready -> the kubelet makes the node Ready.
@@ -13,10 +13,10 @@ use serde::{Deserialize, Serialize};
 
 use super::routes;
 use crate::components::Components;
-use crate::node_network;
 use crate::options::Options;
 use crate::pki::Pki;
 use crate::shape::Shape;
+use crate::{network_policy, node_network};
 
 /// What a node must know about itself and its cluster.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -106,6 +106,13 @@ impl Node<'_> {
         proxy.healthz_bind_address = Some((Ipv4Addr::UNSPECIFIED, 10256).into());
         proxy.metrics_bind_address = Some((Ipv4Addr::LOCALHOST, 10249).into());
         components.supervise("proxy", move |stop| proxy::run(proxy.clone(), stop));
+        let policy = policy::Config {
+            client: self.clients.proxy.clone(),
+            node_name: settings.name.clone(),
+            bridge: node_network::BRIDGE.to_owned(),
+            socket: network_policy::socket(options),
+        };
+        components.supervise("policy", move |stop| policy::run(policy.clone(), stop));
         let (client, name, backend) = (self.clients.proxy, settings.name.clone(), settings.cluster.routes);
         components.supervise("routes", move |stop| routes::run(client.clone(), name.clone(), backend, stop));
         Ok(gateway)

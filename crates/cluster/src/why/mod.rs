@@ -1,8 +1,10 @@
-//! `cox why`: the one thing that a pod, a workload or a node waits for, with evidence and the next step.
+//! `cox why`: the one thing that a pod, a workload or a node waits for, or what decides a connection between two pods, with
+//! evidence and the next step.
 //!
 //! Flow: fetch what bears on the object -> decide ([`pod::cause`], [`node::cause`]: pure) -> print. A workload is
 //! followed to the pod of its that is worst off.
 
+mod net;
 mod node;
 mod pod;
 
@@ -19,10 +21,14 @@ use crate::connection::Target;
 
 /// Say what an object waits for, with evidence and the next step
 #[derive(Debug, Clone, clap::Args)]
-#[command(after_help = "Examples:\n  cox why pod/nginx-5d9c\n  cox why deploy/nginx\n  cox why node/node-1")]
+#[command(
+    after_help = "Examples:\n  cox why pod/nginx-5d9c\n  cox why deploy/nginx\n  cox why node/node-1\n  cox why net pod/a pod/b:80"
+)]
 pub struct Args {
-    /// KIND/NAME: a pod, deployment, replicaset, statefulset, daemonset, job or node
+    /// KIND/NAME: a pod, deployment, replicaset, statefulset, daemonset, job or node; or net, for a connection
     object: String,
+    /// With net: the pod that connects, and pod/NAME:PORT (pod/NAMESPACE/NAME:PORT/UDP) that it connects to
+    ends: Vec<String>,
     #[command(flatten)]
     target: Target,
 }
@@ -66,6 +72,14 @@ pub fn main(args: Args) -> BoxFuture<'static, Result<()>> {
 }
 
 async fn explain(args: Args) -> Result<()> {
+    if args.object == "net" {
+        let (object, cause) = net::explain(&args.target.connect()?, &args.ends).await?;
+        print!("{}", cause.render(&object));
+        return Ok(());
+    }
+    if let Some(word) = args.ends.first() {
+        bail!("{word:?} is one word too many");
+    }
     let Some((kind, name)) = args.object.split_once('/').filter(|(_, name)| !name.is_empty()) else {
         bail!("{:?} is not KIND/NAME, such as pod/nginx", args.object);
     };

@@ -11,6 +11,7 @@ mod interface;
 mod ipam;
 mod loopback;
 mod masquerade;
+mod policy;
 mod portmap;
 mod ptp;
 mod tuning;
@@ -48,6 +49,7 @@ pub const PLUGINS: &[Plugin] = &[
     Plugin { name: "firewall", handlers: firewall::HANDLERS },
     Plugin { name: "host-local", handlers: host_local::HANDLERS },
     Plugin { name: "loopback", handlers: loopback::HANDLERS },
+    Plugin { name: "policy", handlers: policy::HANDLERS },
     Plugin { name: "portmap", handlers: portmap::HANDLERS },
     Plugin { name: "ptp", handlers: ptp::HANDLERS },
     Plugin { name: "tuning", handlers: tuning::HANDLERS },

@@ -1,0 +1,153 @@
+//! Whether one pod may connect to a port of another, and which policy says so.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use client::{Client, ListParams};
+use k8s_openapi::api::core::v1::{Namespace, Pod as PodObject};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use policy::decision::{Decision, End, decide};
+use policy::world::{Direction, Pod, Policy, Protocol, World};
+
+use super::Cause;
+
+/// `pod/NAME` or `pod/NAMESPACE/NAME`; whoever receives has a port, and perhaps a protocol: `pod/web:53/UDP`.
+#[derive(Debug, PartialEq, Eq)]
+struct Words<'a> {
+    pod: String,
+    port: Option<(u16, Protocol)>,
+    text: &'a str,
+}
+
+impl<'a> Words<'a> {
+    fn parse(text: &'a str, namespace: &str) -> Result<Self> {
+        let wrong = || format!("{text:?} is not pod/NAME or pod/NAME:PORT");
+        let (pod, port) = match text.split_once(':') {
+            Some((pod, port)) => (pod, Some(port)),
+            None => (text, None),
+        };
+        let pod = pod.strip_prefix("pod/").with_context(wrong)?;
+        let pod = if pod.contains('/') { pod.to_owned() } else { format!("{namespace}/{pod}") };
+        let port = match port.map(|port| port.split_once('/').unwrap_or((port, "TCP"))) {
+            Some((port, protocol)) => {
+                let protocol = Protocol::parse(Some(&protocol.to_uppercase())).with_context(wrong)?;
+                Some((port.parse().with_context(wrong)?, protocol))
+            }
+            None => None,
+        };
+        Ok(Self { pod, port, text })
+    }
+}
+
+/// `cox why net pod/a pod/b:80`.
+pub(super) async fn explain(client: &Client, ends: &[String]) -> Result<(String, Cause)> {
+    let [from, to] = ends else { bail!("who, and whom? Such as: cox why net pod/a pod/b:80") };
+    let namespace = client.default_namespace();
+    let (from, to) = (Words::parse(from, namespace)?, Words::parse(to, namespace)?);
+    let Some((port, protocol)) = to.port else { bail!("which port of {}? Such as: {}:80", to.text, to.text) };
+    let world = world(client).await?;
+    let cause = cause(&world, &from.pod, &to.pod, protocol, port)?;
+    Ok((format!("{} to {}", from.text, to.text), cause))
+}
+
+async fn world(client: &Client) -> Result<World> {
+    let all = ListParams::default();
+    let pods = client.all::<PodObject>().list(&all).await?.items;
+    let namespaces = client.all::<Namespace>().list(&all).await?.items;
+    let policies = client.all::<NetworkPolicy>().list(&all).await?.items;
+    let pods = pods.iter().map(Pod::new).map(|pod| (pod.key(), Arc::new(pod)));
+    let policies = policies.iter().map(Policy::new).map(|policy| (policy.key(), Arc::new(policy)));
+    let namespaces = namespaces
+        .into_iter()
+        .map(|namespace| (namespace.metadata.name.unwrap_or_default(), namespace.metadata.labels.unwrap_or_default()));
+    Ok(World { pods: pods.collect(), namespaces: namespaces.collect(), policies: policies.collect() })
+}
+
+/// Decides, never awaits.
+fn cause(world: &World, from: &str, to: &str, protocol: Protocol, port: u16) -> Result<Cause> {
+    let find = |key: &str| world.pods.get(key).with_context(|| format!("there is no pod {key}"));
+    let (source, target) = (find(from)?, find(to)?);
+    let end = |pod: &'_ Arc<Pod>| -> Result<std::net::IpAddr> {
+        pod.addresses.first().copied().with_context(|| format!("pod {} has no address yet", pod.key()))
+    };
+    let mut cause = Cause::new("no network policy is in the way");
+    let mut is_denied = false;
+    for (direction, word, subject, peer) in
+        [(Direction::Egress, "egress", source, target), (Direction::Ingress, "ingress", target, source)]
+    {
+        let key = subject.key();
+        if !subject.has_network {
+            cause = cause.because(format!("{word} of {key}: not judged, it has the network of its node or has ended"));
+            continue;
+        }
+        let peer = End { address: end(peer)?, pod: Some(peer) };
+        match decide(world, direction, subject, peer, protocol, port) {
+            Decision::Open => cause = cause.because(format!("{word} of {key}: no policy selects it")),
+            Decision::Allowed(policy) => cause = cause.because(format!("{word} of {key}: allowed by {policy}")),
+            Decision::Denied(policies) => {
+                is_denied = true;
+                let all = policies.join(", ");
+                cause =
+                    cause.because(format!("{word} of {key}: none of the policies that select it allows this: {all}"));
+                let (namespace, name) = client::split_key(&policies[0]);
+                cause = cause.then(format!("cox kubectl describe networkpolicy {name} -n {namespace}"));
+            }
+        }
+    }
+    if is_denied {
+        cause.summary = "network policies forbid it".to_owned();
+    }
+    Ok(cause)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn ends_are_pods_and_a_port() {
+        let parse = |text| Words::parse(text, "default").ok().map(|words| (words.pod, words.port));
+        assert_eq!(parse("pod/a"), Some(("default/a".into(), None)));
+        assert_eq!(parse("pod/other/a:80"), Some(("other/a".into(), Some((80, Protocol::Tcp)))));
+        assert_eq!(parse("pod/a:53/udp"), Some(("default/a".into(), Some((53, Protocol::Udp)))));
+        for wrong in ["a:80", "pod/a:x", "pod/a:80/icmp", "pod/a:99999"] {
+            assert_eq!(parse(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_policy_that_decides_is_named() {
+        let pod = |name: &str, address: &str| -> (String, Arc<Pod>) {
+            let object = json!({"metadata": {"namespace": "default", "name": name, "labels": {"app": name}},
+                "spec": {"containers": []}, "status": {"podIP": address}});
+            let pod = Pod::new(&serde_json::from_value(object).unwrap());
+            (pod.key(), Arc::new(pod))
+        };
+        let policy = |name: &str, spec| -> (String, Arc<Policy>) {
+            let object = json!({"metadata": {"namespace": "default", "name": name}, "spec": spec});
+            let policy = Policy::new(&serde_json::from_value(object).unwrap());
+            (policy.key(), Arc::new(policy))
+        };
+        let allow = json!({"podSelector": {"matchLabels": {"app": "b"}}, "ingress": [
+            {"from": [{"podSelector": {"matchLabels": {"app": "a"}}}], "ports": [{"port": 80}]}]});
+        let world = World {
+            pods: [pod("a", "10.42.0.2"), pod("b", "10.42.0.3"), pod("c", "10.42.0.4")].into(),
+            namespaces: Default::default(),
+            policies: [policy("allow", allow)].into(),
+        };
+        let said = |from: &str, to: &str, port| {
+            let cause = cause(&world, &format!("default/{from}"), &format!("default/{to}"), Protocol::Tcp, port);
+            cause.unwrap().render("it")
+        };
+        assert!(said("a", "b", 80).contains("ingress of default/b: allowed by default/allow"));
+        assert!(said("b", "c", 80).contains("no network policy is in the way"));
+        for denied in [said("c", "b", 80), said("a", "b", 81)] {
+            assert!(
+                denied.contains("forbid it") && denied.contains("describe networkpolicy allow -n default"),
+                "{denied}"
+            );
+        }
+        assert!(cause(&world, "default/x", "default/a", Protocol::Tcp, 1).is_err());
+    }
+}

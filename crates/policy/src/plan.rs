@@ -1,0 +1,427 @@
+//! What the table must hold for the pods of one node. Pure.
+//!
+//! A packet's source is looked up among the pods that are isolated in sending, its destination among those isolated in
+//! receiving; the verdict leads to a chain that all pods with the same policies share. The chain looks the peer up in at most
+//! five sets, and drops what is in none: a packet costs the same however many policies and pods there are.
+
+use std::collections::hash_map::DefaultHasher;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{Hash, Hasher};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use api::selector::Selector;
+
+use crate::ranges::{Block, Range, disjoint, merged, number, text, without};
+use crate::world::{Direction, Peer, Pod, Policy, Protocol, Which, World};
+
+/// The chain of those of whom nothing is known yet but that a policy may select them.
+const CLOSED: &str = "closed";
+
+/// Sets, chains and maps by name.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Plan {
+    pub(crate) sets: BTreeMap<String, Set>,
+    pub(crate) chains: BTreeMap<String, Vec<String>>,
+    /// Maps are sets whose elements have values, and are always there.
+    pub(crate) subjects: BTreeMap<&'static str, BTreeMap<String, String>>,
+    /// The rules that every forwarded packet meets.
+    pub(crate) forward: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Set {
+    pub(crate) declaration: String,
+    pub(crate) elements: BTreeSet<String>,
+}
+
+impl Plan {
+    /// Nobody is isolated: there need not be a table.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.subjects.values().all(BTreeMap::is_empty)
+    }
+}
+
+/// An address that the plug-in announced, of a pod that the API server may not show with it yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Announced {
+    pub(crate) pod: String,
+    pub(crate) uid: String,
+    pub(crate) addresses: Vec<IpAddr>,
+}
+
+/// The maps from an isolated pod's address to its chain, and the set of pairs that are one pod and itself.
+pub(crate) const SUBJECTS: [(&str, &str); 4] =
+    [("egress4", "ipv4_addr"), ("egress6", "ipv6_addr"), ("ingress4", "ipv4_addr"), ("ingress6", "ipv6_addr")];
+
+pub(crate) fn plan(world: &World, node: &str, bridge: &str, announced: &[Announced]) -> Plan {
+    let mut plan = Plan::default();
+    for (map, _) in SUBJECTS {
+        plan.subjects.insert(map, BTreeMap::new());
+    }
+    if world.policies.is_empty() {
+        return plan;
+    }
+    let mut planner = Planner { world, plan, peers: HashMap::new(), classes: HashMap::new() };
+    // Those that leave first: an address that was given to another pod is the other's.
+    let mut subjects: Vec<(&Pod, Vec<IpAddr>)> = Vec::new();
+    for pod in world.pods.values().filter(|pod| pod.node == node && pod.has_network) {
+        let told = announced.iter().filter(|told| told.pod == pod.key() && told.uid == pod.uid);
+        let all: BTreeSet<IpAddr> =
+            pod.addresses.iter().copied().chain(told.flat_map(|told| told.addresses.iter().copied())).collect();
+        subjects.push((pod, all.into_iter().collect()));
+    }
+    subjects.sort_by_key(|(pod, _)| !pod.is_leaving);
+    for told in announced {
+        // Not shown at all: closed, if there is anything that could select it.
+        let is_known = world.pods.get(&told.pod).is_some_and(|pod| pod.uid == told.uid);
+        let namespace = told.pod.split('/').next().unwrap_or_default();
+        if !is_known && world.has_policies(namespace) {
+            planner.close(&told.addresses);
+        }
+    }
+    for (pod, addresses) in subjects {
+        for direction in [Direction::Egress, Direction::Ingress] {
+            let chain = planner.class(pod, direction);
+            planner.lead(direction, &addresses, chain);
+        }
+    }
+    planner.finish(bridge)
+}
+
+struct Planner<'a> {
+    world: &'a World,
+    plan: Plan,
+    /// Pods that a peer of a policy stands for; several rules often mean the same.
+    peers: HashMap<String, Arc<Vec<&'a Pod>>>,
+    classes: HashMap<Class, String>,
+}
+
+/// Pods that the same policies select, and that mean the same by the names of ports, share a chain.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Class {
+    direction: Direction,
+    policies: Vec<String>,
+    named: Vec<(String, Protocol, Option<u16>)>,
+}
+
+/// What a class of pods may exchange packets with.
+#[derive(Default)]
+struct Allowed {
+    everything: bool,
+    /// Pods, on all ports and protocols.
+    pods: BTreeSet<IpAddr>,
+    /// Pods, on single ports.
+    pod_ports: BTreeSet<(IpAddr, Protocol, u16)>,
+    /// Ranges on all ports and protocols.
+    blocks: [Vec<Range>; 2],
+    /// Ranges, and pods, on ranges of ports.
+    ranges: [Vec<Block>; 2],
+    /// Ports for everyone.
+    open: Vec<(Protocol, (u16, u16))>,
+}
+
+impl<'a> Planner<'a> {
+    /// The chain for a pod's packets of a direction; none where nothing isolates it.
+    fn class(&mut self, pod: &'a Pod, direction: Direction) -> Option<String> {
+        let policies: Vec<&Arc<Policy>> = self.world.policies_of(pod, direction).collect();
+        if policies.is_empty() {
+            return None;
+        }
+        let class = Class {
+            direction,
+            policies: policies.iter().map(|policy| policy.key()).collect(),
+            named: match direction {
+                Direction::Ingress => named_ports(&policies, direction)
+                    .into_iter()
+                    .map(|(name, protocol)| {
+                        let number = pod.port(&name, protocol);
+                        (name, protocol, number)
+                    })
+                    .collect(),
+                Direction::Egress => Vec::new(),
+            },
+        };
+        if let Some(chain) = self.classes.get(&class) {
+            return Some(chain.clone());
+        }
+        let mut allowed = Allowed::default();
+        for policy in policies {
+            self.allow(policy, direction, pod, &mut allowed);
+        }
+        let chain = self.write(&class, allowed);
+        self.classes.insert(class, chain.clone());
+        Some(chain)
+    }
+
+    /// Adds what a policy's rules allow. `subject` says what names of its own ports mean.
+    fn allow(&mut self, policy: &Policy, direction: Direction, subject: &'a Pod, allowed: &mut Allowed) {
+        for rule in policy.rules(direction).unwrap_or_default() {
+            // None: all ports. Names of the subject's ports are numbers from here on.
+            let mut numbers: Option<Vec<(Protocol, (u16, u16))>> = None;
+            let mut names: Vec<(&str, Protocol)> = Vec::new();
+            if let Some(ports) = &rule.ports {
+                let mut known = Vec::new();
+                for port in ports {
+                    match (&port.which, direction) {
+                        (Which::Numbers(first, last), _) => known.push((port.protocol, (*first, *last))),
+                        (Which::Named(name), Direction::Ingress) => {
+                            known.extend(subject.port(name, port.protocol).map(|n| (port.protocol, (n, n))));
+                        }
+                        (Which::Named(name), Direction::Egress) => names.push((name, port.protocol)),
+                    }
+                }
+                numbers = Some(known);
+            }
+            let Some(peers) = &rule.peers else {
+                match numbers {
+                    None => allowed.everything = true,
+                    Some(numbers) => allowed.open.extend(numbers),
+                }
+                if !names.is_empty() {
+                    allow_names(&self.everyone(), &names, |_| true, allowed);
+                }
+                continue;
+            };
+            for peer in peers {
+                if let Peer::Block { range, except } = peer {
+                    let left = without(*range, except);
+                    if !names.is_empty() {
+                        // Only pods have names for ports, also where they are meant by address.
+                        let is_left = |address: IpAddr| {
+                            range.contains(address) && !except.iter().any(|except| except.contains(address))
+                        };
+                        allow_names(&self.everyone(), &names, is_left, allowed);
+                    }
+                    let family = usize::from(range.is_v6());
+                    match &numbers {
+                        None => allowed.blocks[family].extend(left),
+                        Some(numbers) => {
+                            for (protocol, ports) in numbers {
+                                allowed.ranges[family].extend(left.iter().map(|range| (*range, *protocol, *ports)));
+                            }
+                        }
+                    }
+                    continue;
+                }
+                let pods = self.pods_of(peer, &policy.namespace);
+                allow_names(&pods, &names, |_| true, allowed);
+                for address in pods.iter().flat_map(|pod| pod.addresses.iter().copied()) {
+                    match &numbers {
+                        None => drop(allowed.pods.insert(address)),
+                        Some(numbers) => {
+                            for (protocol, (first, last)) in numbers {
+                                if first == last {
+                                    allowed.pod_ports.insert((address, *protocol, *first));
+                                } else {
+                                    let bits = number(address);
+                                    let block = ((bits, bits), *protocol, (*first, *last));
+                                    allowed.ranges[usize::from(address.is_ipv6())].push(block);
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn everyone(&mut self) -> Arc<Vec<&'a Pod>> {
+        let (namespaces, pods) = (Some(Selector::everything()), Selector::everything());
+        self.pods_of(&Peer::Pods { namespaces, pods }, "")
+    }
+
+    fn pods_of(&mut self, peer: &Peer, namespace: &str) -> Arc<Vec<&'a Pod>> {
+        let key = match peer {
+            Peer::Pods { namespaces: Some(namespaces), pods } => format!("{namespaces:?} {pods:?}"),
+            Peer::Pods { namespaces: None, pods } => format!("{namespace} {pods:?}"),
+            Peer::Block { .. } => return Arc::default(),
+        };
+        if let Some(found) = self.peers.get(&key) {
+            return found.clone();
+        }
+        let world = self.world;
+        let found: Vec<&Pod> = match peer {
+            Peer::Pods { namespaces: None, .. } => {
+                let prefix = format!("{namespace}/");
+                let of_namespace = world.pods.range(prefix.clone()..).take_while(|(key, _)| key.starts_with(&prefix));
+                of_namespace.map(|(_, pod)| &**pod).filter(|pod| world.is_peer(pod, peer, namespace)).collect()
+            }
+            _ => world.pods.values().map(|pod| &**pod).filter(|pod| world.is_peer(pod, peer, namespace)).collect(),
+        };
+        let found = Arc::new(found.into_iter().filter(|pod| pod.has_network).collect::<Vec<_>>());
+        self.peers.insert(key, found.clone());
+        found
+    }
+
+    /// Writes the chain of a class and its sets; returns the chain's name.
+    fn write(&mut self, class: &Class, allowed: Allowed) -> String {
+        let (word, side) = match class.direction {
+            Direction::Ingress => ("in", "saddr"),
+            Direction::Egress => ("out", "daddr"),
+        };
+        let chain = format!("{word}-{}", hash(class));
+        let mut rules = Vec::new();
+        if allowed.everything {
+            rules.push("return".to_owned());
+            self.plan.chains.insert(chain.clone(), rules);
+            return chain;
+        }
+        for (family, ip, addr) in [(0, "ip", "ipv4_addr"), (1, "ip6", "ipv6_addr")] {
+            let is_v6 = family == 1;
+            let digit = if is_v6 { 6 } else { 4 };
+            let of_family = |address: &&IpAddr| address.is_ipv6() == is_v6;
+            // These follow pods that come and go: they keep their names, and change by elements.
+            let pods: BTreeSet<String> = allowed.pods.iter().filter(of_family).map(IpAddr::to_string).collect();
+            if !pods.is_empty() {
+                let name = format!("{chain}-pods{digit}");
+                rules.push(format!("{ip} {side} @{name} return"));
+                self.set(name, format!("{{ type {addr} ; }}"), pods);
+            }
+            let key = format!("{ip} {side} . meta l4proto . th dport");
+            let ports: BTreeSet<String> = allowed
+                .pod_ports
+                .iter()
+                .filter(|(address, ..)| address.is_ipv6() == is_v6)
+                .map(|(address, protocol, port)| format!("{address} . {} . {port}", protocol.name()))
+                .collect();
+            if !ports.is_empty() {
+                let name = format!("{chain}-ports{digit}");
+                rules.push(format!("{key} @{name} return"));
+                self.set(name, format!("{{ type {addr} . inet_proto . inet_service ; }}"), ports);
+            }
+            // Ranges stand for what they hold: another content is another set.
+            let blocks: BTreeSet<String> =
+                merged(allowed.blocks[family].clone()).into_iter().map(|range| text(range, is_v6)).collect();
+            if !blocks.is_empty() {
+                let name = format!("blocks{digit}-{}", hash(&blocks));
+                rules.push(format!("{ip} {side} @{name} return"));
+                self.set(name, format!("{{ type {addr} ; flags interval ; }}"), blocks);
+            }
+            let ranges: BTreeSet<String> = disjoint(&allowed.ranges[family])
+                .into_iter()
+                .map(|(range, protocol, ports)| {
+                    format!("{} . {} . {}", text(range, is_v6), protocol.name(), span(ports))
+                })
+                .collect();
+            if !ranges.is_empty() {
+                let name = format!("ranges{digit}-{}", hash(&ranges));
+                rules.push(format!("{key} @{name} return"));
+                self.set(name, format!("{{ type {addr} . inet_proto . inet_service ; flags interval ; }}"), ranges);
+            }
+        }
+        let open: Vec<Block> = allowed.open.iter().map(|(protocol, ports)| ((0, 0), *protocol, *ports)).collect();
+        let open: BTreeSet<String> = disjoint(&open)
+            .into_iter()
+            .map(|(_, protocol, ports)| format!("{} . {}", protocol.name(), span(ports)))
+            .collect();
+        if !open.is_empty() {
+            let name = format!("open-{}", hash(&open));
+            rules.push(format!("meta l4proto . th dport @{name} return"));
+            self.set(name, "{ type inet_proto . inet_service ; flags interval ; }".to_owned(), open);
+        }
+        rules.push("drop".to_owned());
+        self.plan.chains.insert(chain.clone(), rules);
+        chain
+    }
+
+    fn set(&mut self, name: String, declaration: String, elements: BTreeSet<String>) {
+        self.plan.sets.insert(name, Set { declaration, elements });
+    }
+
+    fn close(&mut self, addresses: &[IpAddr]) {
+        self.plan.chains.insert(CLOSED.to_owned(), vec!["drop".to_owned()]);
+        for direction in [Direction::Egress, Direction::Ingress] {
+            self.lead(direction, addresses, Some(CLOSED.to_owned()));
+        }
+    }
+
+    /// Leads packets of these addresses to a chain, or past all of them.
+    fn lead(&mut self, direction: Direction, addresses: &[IpAddr], chain: Option<String>) {
+        for address in addresses {
+            let map = match (direction, address) {
+                (Direction::Egress, IpAddr::V4(_)) => "egress4",
+                (Direction::Egress, IpAddr::V6(_)) => "egress6",
+                (Direction::Ingress, IpAddr::V4(_)) => "ingress4",
+                (Direction::Ingress, IpAddr::V6(_)) => "ingress6",
+            };
+            let map = self.plan.subjects.entry(map).or_default();
+            match &chain {
+                Some(chain) => drop(map.insert(address.to_string(), format!("jump {chain}"))),
+                None => drop(map.remove(&address.to_string())),
+            }
+        }
+    }
+
+    fn finish(mut self, bridge: &str) -> Plan {
+        if self.plan.is_empty() {
+            return Plan { subjects: self.plan.subjects, ..Plan::default() };
+        }
+        // Chains of pods whose address another pod has got since, which nothing leads to.
+        let led: BTreeSet<String> = self
+            .plan
+            .subjects
+            .values()
+            .flat_map(BTreeMap::values)
+            .filter_map(|verdict| verdict.strip_prefix("jump ").map(str::to_owned))
+            .collect();
+        self.plan.chains.retain(|name, _| led.contains(name));
+        for (name, digit, addr) in [("self4", '4', "ipv4_addr"), ("self6", '6', "ipv6_addr")] {
+            let of_family = self.plan.subjects.iter().filter(|(map, _)| map.ends_with(digit));
+            let pairs =
+                of_family.flat_map(|(_, map)| map.keys()).map(|address| format!("{address} . {address}")).collect();
+            self.plan
+                .sets
+                .insert(name.to_owned(), Set { declaration: format!("{{ type {addr} . {addr} ; }}"), elements: pairs });
+        }
+        self.plan.forward = vec![
+            // Every packet of whoever began is judged, so that a change of policy ends what it forbids; answers follow.
+            "ct direction reply ct state established,related accept".to_owned(),
+            // Neighbour discovery and multicast groups: without them nobody has an address to be judged by.
+            "icmpv6 type { 130, 131, 132, 133, 134, 135, 136, 137, 143 } accept".to_owned(),
+            // Link-local addresses are nobody's that a policy could name.
+            format!("iifname \"{bridge}\" ip6 saddr fe80::/10 drop"),
+            "ip saddr . ip daddr @self4 accept".to_owned(),
+            "ip6 saddr . ip6 daddr @self6 accept".to_owned(),
+            "ip saddr vmap @egress4".to_owned(),
+            "ip6 saddr vmap @egress6".to_owned(),
+            "ip daddr vmap @ingress4".to_owned(),
+            "ip6 daddr vmap @ingress6".to_owned(),
+        ];
+        self.plan
+    }
+}
+
+/// Names of ports that are asked for, each once.
+fn named_ports(policies: &[&Arc<Policy>], direction: Direction) -> BTreeSet<(String, Protocol)> {
+    let rules = policies.iter().flat_map(|policy| policy.rules(direction).unwrap_or_default());
+    let ports = rules.flat_map(|rule| rule.ports.iter().flatten());
+    let name = |port: &crate::world::Port| match &port.which {
+        Which::Named(name) => Some((name.clone(), port.protocol)),
+        Which::Numbers(..) => None,
+    };
+    ports.filter_map(name).collect()
+}
+
+/// Ports that each pod has another number for.
+fn allow_names(pods: &[&Pod], names: &[(&str, Protocol)], is_meant: impl Fn(IpAddr) -> bool, allowed: &mut Allowed) {
+    for pod in pods {
+        for (name, protocol) in names {
+            if let Some(number) = pod.port(name, *protocol) {
+                let addresses = pod.addresses.iter().filter(|address| is_meant(**address));
+                allowed.pod_ports.extend(addresses.map(|address| (*address, *protocol, number)));
+            }
+        }
+    }
+}
+
+fn span((first, last): (u16, u16)) -> String {
+    if first == last { first.to_string() } else { format!("{first}-{last}") }
+}
+
+/// Fixed keys: the same has the same name after a restart.
+fn hash(what: &impl Hash) -> String {
+    let mut hasher = DefaultHasher::new();
+    what.hash(&mut hasher);
+    format!("{:016x}", hasher.finish())
+}

@@ -1,0 +1,223 @@
+//! Keeps the node's table in step with the API.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use client::{Event, Informer, InformerFactory, ListParams, Resource, object_key};
+use futures_util::future::BoxFuture;
+use k8s_openapi::api::core::v1::{Namespace, Pod as PodObject};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use parking_lot::Mutex;
+use tokio::sync::{Notify, oneshot};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::Config;
+use crate::plan::{Announced, Plan, plan};
+use crate::program::{afresh, change};
+use crate::registration::{self, Call};
+use crate::world::{Pod, Policy, World};
+
+const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(10));
+/// Everything is programmed afresh this often, in case somebody else changed it.
+const RESYNC: Duration = Duration::from_secs(3600);
+/// The cluster's DNS, which has no pods in `cox up`: policies name it by the labels that its pods have elsewhere.
+const DNS: (&str, &str) = ("kube-system", "kube-dns");
+/// How long a pod that announced itself is waited for before it starts behind closed doors.
+const POD_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Enforces policies until `stop`. Rules stay behind, so that a restart opens nothing and interrupts nobody.
+pub fn run(config: Config, stop: CancellationToken) -> BoxFuture<'static, anyhow::Result<()>> {
+    Box::pin(enforce(config, stop))
+}
+
+async fn enforce(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
+    see_bridged_packets();
+    let shared = Arc::new(Shared::default());
+    let informers = InformerFactory::new(config.client.clone());
+    let pods: Informer<PodObject> = informers.informer();
+    let namespaces: Informer<Namespace> = informers.informer();
+    let policies: Informer<NetworkPolicy> = informers.informer();
+    let service = format!("kubernetes.io/service-name={}", DNS.1);
+    let slices: Informer<EndpointSlice> = informers.namespaced(DNS.0, ListParams::labels(service));
+    follow(&pods, &shared, |world, key, pod| keep(&mut world.pods, key, pod.map(|pod| Arc::new(Pod::new(pod)))));
+    follow(&namespaces, &shared, |world, key, namespace| {
+        keep(
+            &mut world.namespaces,
+            key,
+            namespace.map(|namespace| namespace.metadata.labels.clone().unwrap_or_default()),
+        )
+    });
+    follow(&policies, &shared, |world, key, policy| {
+        keep(&mut world.policies, key, policy.map(|policy| Arc::new(Policy::new(policy))))
+    });
+    follow(&slices, &shared, |world, key, slice| {
+        let labels = [("k8s-app".to_owned(), DNS.1.to_owned())].into();
+        // No pod can have such a name.
+        keep(
+            &mut world.pods,
+            format!("{key}/endpoint"),
+            slice.and_then(|slice| Pod::stand_in(slice, labels)).map(Arc::new),
+        )
+    });
+    informers.start(stop.child_token());
+    let (sender, mut calls) = registration::channel();
+    let mut tasks = JoinSet::new();
+    let synced = async {
+        tokio::join!(pods.synced(), namespaces.synced(), policies.synced(), slices.synced());
+    };
+    tokio::select! {
+        () = synced => {}
+        () = stop.cancelled() => return Ok(()),
+    }
+    tasks.spawn(registration::serve(registration::listen(&config.socket)?, sender));
+
+    let mut enforcer = Enforcer { config, programmed: None, announced: Vec::new(), waiting: Vec::new() };
+    let (mut failures, mut fresh_at) = (0, Instant::now() + RESYNC);
+    loop {
+        let world = shared.world.lock().clone();
+        match enforcer.program(&world).await {
+            Ok(()) => failures = 0,
+            Err(error) => {
+                // The transaction did nothing, and what is in the kernel may not be what we think: begin afresh.
+                tracing::error!(error, "programming network policies failed");
+                enforcer.programmed = None;
+                failures += 1;
+                let delay = client::backoff::exponential(RETRY.0, RETRY.1, failures);
+                tokio::select! {
+                    () = tokio::time::sleep(delay) => continue,
+                    () = stop.cancelled() => return Ok(()),
+                }
+            }
+        }
+        let next = enforcer.waiting.iter().map(|waiting| waiting.until).min().unwrap_or(fresh_at).min(fresh_at);
+        tokio::select! {
+            () = shared.changed.notified() => {}
+            call = calls.recv() => match call {
+                Some(call) => enforcer.hear(call),
+                None => anyhow::bail!("nobody listens to pods any more"),
+            },
+            () = tokio::time::sleep_until(next) => {}
+            () = stop.cancelled() => return Ok(()),
+        }
+        while let Ok(call) = calls.try_recv() {
+            enforcer.hear(call);
+        }
+        if Instant::now() >= fresh_at {
+            enforcer.programmed = None;
+            fresh_at = Instant::now() + RESYNC;
+        }
+    }
+}
+
+/// Packets from one port of a bridge to another pass the hooks of IP only if that is wanted.
+fn see_bridged_packets() {
+    for name in ["bridge-nf-call-iptables", "bridge-nf-call-ip6tables"] {
+        let path = format!("/proc/sys/net/bridge/{name}");
+        let is_on = || std::fs::read_to_string(&path).is_ok_and(|value| value.trim() == "1");
+        if !is_on() && std::fs::write(&path, "1").is_err() && !is_on() {
+            tracing::error!(name, "cannot be set: network policies do not reach packets between pods of this node");
+        }
+    }
+}
+
+#[derive(Default)]
+struct Shared {
+    world: Mutex<World>,
+    changed: Notify,
+}
+
+/// Applies an informer's events; only those that change what policies can know wake anybody.
+fn follow<K: Resource>(
+    informer: &Informer<K>,
+    shared: &Arc<Shared>,
+    apply: impl Fn(&mut World, String, Option<&K>) -> bool + Send + Sync + 'static,
+) {
+    let shared = shared.clone();
+    informer.subscribe(move |event| {
+        let object = event.object();
+        let present = (!matches!(event, Event::Deleted(_))).then_some(&**object);
+        if apply(&mut shared.world.lock(), object_key(&**object), present) {
+            shared.changed.notify_one();
+        }
+    });
+}
+
+/// Puts a value in its place, or takes it out; whether that changed anything.
+fn keep<V: PartialEq>(map: &mut std::collections::BTreeMap<String, V>, key: String, value: Option<V>) -> bool {
+    match value {
+        Some(value) if map.get(&key) == Some(&value) => false,
+        Some(value) => {
+            map.insert(key, value);
+            true
+        }
+        None => map.remove(&key).is_some(),
+    }
+}
+
+struct Enforcer {
+    config: Config,
+    /// `None`: the kernel's state is unknown and everything is programmed afresh.
+    programmed: Option<Plan>,
+    announced: Vec<Announced>,
+    waiting: Vec<Waiting>,
+}
+
+/// A plug-in that is to be answered once its pod has its rules.
+struct Waiting {
+    pod: String,
+    uid: String,
+    until: Instant,
+    done: oneshot::Sender<()>,
+}
+
+impl Enforcer {
+    fn hear(&mut self, Call { announcement, done }: Call) {
+        let pod = format!("{}/{}", announcement.namespace, announcement.name);
+        self.announced.retain(|known| known.pod != pod);
+        if !announcement.addresses.is_empty() {
+            // Whoever had these addresses is gone.
+            self.announced.retain(|known| !known.addresses.iter().any(|had| announcement.addresses.contains(had)));
+            let (uid, addresses) = (announcement.uid.clone(), announcement.addresses);
+            self.announced.push(Announced { pod: pod.clone(), uid, addresses });
+        }
+        self.waiting.push(Waiting { pod, uid: announcement.uid, until: Instant::now() + POD_DEADLINE, done });
+    }
+
+    async fn program(&mut self, world: &World) -> Result<(), String> {
+        // A pod that the API server shows with its addresses needs no announcement any more.
+        self.announced.retain(|told| {
+            let shown = world.pods.get(&told.pod).filter(|pod| pod.uid == told.uid);
+            !shown.is_some_and(|pod| told.addresses.iter().all(|address| pod.addresses.contains(address)))
+        });
+        let wanted = plan(world, &self.config.node_name, &self.config.bridge, &self.announced);
+        let text = match &self.programmed {
+            Some(programmed) => change(programmed, &wanted),
+            None => afresh(&wanted),
+        };
+        if !text.is_empty() {
+            let told = tokio::task::spawn_blocking(move || netlink::nft::apply(&text)).await;
+            told.map_err(|panic| panic.to_string())?.map_err(|error| error.to_string())?;
+        }
+        self.programmed = Some(wanted);
+        self.answer(world);
+        Ok(())
+    }
+
+    /// Lets pods start whose rules are in place. One that is not shown yet is closed, or in a namespace without policies.
+    fn answer(&mut self, world: &World) {
+        let now = Instant::now();
+        for waiting in std::mem::take(&mut self.waiting) {
+            let is_shown = world.pods.get(&waiting.pod).is_some_and(|pod| pod.uid == waiting.uid);
+            let is_free = !self.announced.iter().any(|told| told.pod == waiting.pod);
+            if is_shown || is_free || now >= waiting.until {
+                // The plug-in may have given up.
+                let _gone = waiting.done.send(());
+            } else {
+                self.waiting.push(waiting);
+            }
+        }
+    }
+}

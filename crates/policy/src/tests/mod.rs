@@ -1,0 +1,372 @@
+//! Plans against the slow decision, and against the kernel.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::process::Command;
+use std::sync::Arc;
+
+use expect_test::expect;
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use serde_json::{Value, json};
+
+use crate::decision::{Decision, End, decide};
+use crate::plan::{Announced, Plan, plan};
+use crate::program::{afresh, change};
+use crate::world::{Direction, Pod, Policy, Protocol, World};
+
+mod kernel;
+
+const NODE: &str = "a";
+
+fn pod(namespace: &str, name: &str, node: &str, labels: Value, addresses: &[&str], ports: Value) -> Pod {
+    let ips: Vec<Value> = addresses.iter().map(|ip| json!({"ip": ip})).collect();
+    let object = json!({
+        "metadata": {"namespace": namespace, "name": name, "uid": name, "labels": labels},
+        "spec": {"nodeName": node, "containers": [{"name": "c", "ports": ports}]},
+        "status": {"phase": "Running", "podIPs": ips},
+    });
+    Pod::new(&serde_json::from_value(object).unwrap())
+}
+
+fn policy(namespace: &str, name: &str, spec: Value) -> Policy {
+    let object = json!({"metadata": {"namespace": namespace, "name": name}, "spec": spec});
+    Policy::new(&serde_json::from_value::<NetworkPolicy>(object).unwrap())
+}
+
+fn world(pods: Vec<Pod>, policies: Vec<Policy>) -> World {
+    World {
+        pods: pods.into_iter().map(|pod| (pod.key(), Arc::new(pod))).collect(),
+        namespaces: [("default", "blue"), ("other", "red")]
+            .map(|(name, team)| (name.to_owned(), [("team".to_owned(), team.to_owned())].into()))
+            .into(),
+        policies: policies.into_iter().map(|policy| (policy.key(), Arc::new(policy))).collect(),
+    }
+}
+
+fn planned(world: &World) -> Plan {
+    plan(world, NODE, "cox0", &[])
+}
+
+#[test]
+fn a_plan_is_a_few_sets_for_all_policies_of_a_pod() {
+    let http = json!([{"name": "http", "containerPort": 8080}]);
+    let pods = vec![
+        pod("default", "web", NODE, json!({"app": "web"}), &["10.42.0.2", "fd42::2"], http),
+        pod("default", "friend", "b", json!({"role": "friend"}), &["10.42.1.2"], json!([])),
+        pod("other", "visitor", "b", json!({}), &["10.42.1.3"], json!([])),
+    ];
+    let policies = vec![
+        policy("default", "deny", json!({"podSelector": {}, "policyTypes": ["Ingress"]})),
+        policy(
+            "default",
+            "web",
+            json!({"podSelector": {"matchLabels": {"app": "web"}}, "ingress": [
+                {"from": [{"podSelector": {"matchLabels": {"role": "friend"}}}], "ports": [{"port": "http"}]},
+                {"from": [{"namespaceSelector": {"matchLabels": {"team": "red"}}}]},
+                {"from": [{"ipBlock": {"cidr": "192.0.2.0/30", "except": ["192.0.2.1/32"]}}]},
+                {"from": [{"ipBlock": {"cidr": "fd00::/64"}}], "ports": [{"port": 1, "endPort": 9, "protocol": "SCTP"}]},
+                {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 50, "endPort": 60, "protocol": "UDP"}]},
+            ]}),
+        ),
+    ];
+    expect![[r#"
+        add table inet cox-policy
+        delete table inet cox-policy
+        add table inet cox-policy { comment "network policies" ; }
+        add map inet cox-policy egress4 { type ipv4_addr : verdict ; }
+        add map inet cox-policy egress6 { type ipv6_addr : verdict ; }
+        add map inet cox-policy ingress4 { type ipv4_addr : verdict ; }
+        add map inet cox-policy ingress6 { type ipv6_addr : verdict ; }
+        add chain inet cox-policy forward { type filter hook forward priority 0 ; }
+    "#]]
+    .assert_eq(
+        &afresh(&planned(&world(pods.clone(), policies.clone())))
+            .lines()
+            .take(8)
+            .map(|l| format!("{l}\n"))
+            .collect::<String>(),
+    );
+    let plan = planned(&world(pods, policies));
+    let rules: Vec<String> = plan.chains.values().flatten().map(|rule| without_hashes(rule)).collect();
+    assert_eq!(
+        rules,
+        [
+            "ip saddr @in-*-pods4 return",
+            "ip saddr . meta l4proto . th dport @in-*-ports4 return",
+            "ip saddr @blocks4-* return",
+            "ip6 saddr . meta l4proto . th dport @ranges6-* return",
+            "meta l4proto . th dport @open-* return",
+            "drop",
+        ]
+    );
+    let elements: BTreeMap<String, String> = plan
+        .sets
+        .iter()
+        .map(|(name, set)| (without_hashes(name), set.elements.iter().cloned().collect::<Vec<_>>().join(", ")))
+        .collect();
+    let expected = [
+        ("blocks4-*", "192.0.2.0, 192.0.2.2-192.0.2.3"),
+        ("in-*-pods4", "10.42.1.3"),
+        ("in-*-ports4", "10.42.1.2 . tcp . 8080"),
+        ("open-*", "udp . 50-60"),
+        ("ranges6-*", "fd00::-fd00::ffff:ffff:ffff:ffff . sctp . 1-9"),
+        ("self4", "10.42.0.2 . 10.42.0.2"),
+        ("self6", "fd42::2 . fd42::2"),
+    ];
+    assert_eq!(elements, expected.map(|(name, text)| (name.to_owned(), text.to_owned())).into());
+}
+
+/// Names with their hashes left out.
+fn without_hashes(text: &str) -> String {
+    let is_hash = |word: &str| word.len() == 16 && word.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let parts: Vec<String> = text
+        .split(' ')
+        .map(|word| word.split('-').map(|part| if is_hash(part) { "*" } else { part }).collect::<Vec<_>>().join("-"))
+        .collect();
+    parts.join(" ")
+}
+
+#[test]
+fn who_is_not_selected_has_no_rules() {
+    let pods = || {
+        vec![
+            pod("default", "here", NODE, json!({}), &["10.42.0.2"], json!([])),
+            pod("default", "there", "b", json!({"app": "web"}), &["10.42.1.2"], json!([])),
+        ]
+    };
+    let selecting = |spec| planned(&world(pods(), vec![policy("default", "p", spec)]));
+    assert!(planned(&world(pods(), vec![])).is_empty());
+    assert!(selecting(json!({"podSelector": {"matchLabels": {"app": "web"}}})).is_empty());
+    let egress = selecting(json!({"podSelector": {}, "policyTypes": ["Egress"]}));
+    assert_eq!((egress.subjects["egress4"].len(), egress.subjects["ingress4"].len()), (1, 0));
+    let ingress = selecting(json!({"podSelector": {}}));
+    assert_eq!((ingress.subjects["egress4"].len(), ingress.subjects["ingress4"].len()), (0, 1));
+    let both = selecting(json!({"podSelector": {}, "egress": []}));
+    assert_eq!((both.subjects["egress4"].len(), both.subjects["ingress4"].len()), (1, 1));
+}
+
+#[test]
+fn security_a_pod_that_is_not_shown_yet_is_closed() {
+    let told = Announced { pod: "default/new".into(), uid: "u".into(), addresses: vec!["10.42.0.9".parse().unwrap()] };
+    let announced = |world: &World| plan(world, NODE, "cox0", std::slice::from_ref(&told)).subjects["ingress4"].clone();
+    let deny = || policy("default", "deny", json!({"podSelector": {"matchLabels": {"app": "web"}}}));
+    let closed = announced(&world(vec![], vec![deny()]));
+    assert_eq!(closed["10.42.0.9"], "jump closed");
+    // Without policies nothing can select it.
+    assert!(announced(&world(vec![], vec![policy("other", "deny", json!({"podSelector": {}}))])).is_empty());
+    // Shown, without its address as yet: what its policies say.
+    let mut shown = pod("default", "new", NODE, json!({"app": "web"}), &[], json!([]));
+    shown.uid = "u".into();
+    assert!(announced(&world(vec![shown.clone()], vec![deny()]))["10.42.0.9"].starts_with("jump in-"));
+    shown.labels.clear();
+    assert!(announced(&world(vec![shown.clone()], vec![deny()])).is_empty());
+    // Another pod of that name is another pod.
+    shown.uid = "earlier".into();
+    assert_eq!(announced(&world(vec![shown], vec![deny()]))["10.42.0.9"], "jump closed");
+}
+
+/// Numbers that look random and are the same in every run.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % limit as u64) as usize
+    }
+
+    fn one<T: Clone>(&mut self, of: &[T]) -> T {
+        of[self.below(of.len())].clone()
+    }
+
+    fn some<T>(&mut self, limit: usize, mut make: impl FnMut(&mut Self) -> T) -> Vec<T> {
+        (0..self.below(limit + 1)).map(|_| make(self)).collect()
+    }
+}
+
+fn random_world(random: &mut Random) -> World {
+    let mut pods = Vec::new();
+    for i in 0..12 {
+        let labels = json!({"app": random.one(&["web", "db"]), "tier": random.one(&["front", "back"])});
+        let number = random.one(&[80, 81]);
+        let ports = json!([{"name": "http", "containerPort": number}]);
+        let addresses = [format!("10.42.0.{}", i + 2), format!("fd42::{:x}", i + 2)];
+        let addresses = [addresses[0].as_str(), addresses[1].as_str()];
+        let (namespace, node) = (random.one(&["default", "other"]), random.one(&[NODE, NODE, "b"]));
+        pods.push(pod(namespace, &format!("p{i}"), node, labels, &addresses, ports));
+    }
+    let policies = (0..random.below(5)).map(|i| {
+        let direction = |random: &mut Random, peers: &str| {
+            random.some(3, |random| {
+                let ports = random.some(2, random_port);
+                json!({peers: random.some(3, random_peer), "ports": ports})
+            })
+        };
+        let types = random.one(&[json!(["Ingress"]), json!(["Egress"]), json!(["Ingress", "Egress"])]);
+        let spec = json!({"podSelector": random_selector(random), "policyTypes": types,
+            "ingress": direction(random, "from"), "egress": direction(random, "to")});
+        policy(random.one(&["default", "other"]), &format!("n{i}"), spec)
+    });
+    let policies = policies.collect();
+    world(pods, policies)
+}
+
+fn random_selector(random: &mut Random) -> Value {
+    random.one(&[
+        json!({}),
+        json!({"matchLabels": {"app": "web"}}),
+        json!({"matchExpressions": [{"key": "tier", "operator": "NotIn", "values": ["back"]}]}),
+    ])
+}
+
+fn random_peer(random: &mut Random) -> Value {
+    match random.below(5) {
+        0 => json!({"podSelector": random_selector(random)}),
+        1 => json!({"namespaceSelector": {"matchLabels": {"team": "red"}}, "podSelector": random_selector(random)}),
+        2 => json!({"namespaceSelector": {}}),
+        3 => random.one(&[
+            json!({"ipBlock": {"cidr": "10.42.0.0/29", "except": ["10.42.0.3/32"]}}),
+            json!({"ipBlock": {"cidr": "10.42.0.4/30"}}),
+            json!({"ipBlock": {"cidr": "0.0.0.0/0", "except": ["10.42.0.8/29"]}}),
+        ]),
+        _ => random.one(&[
+            json!({"ipBlock": {"cidr": "fd42::/125", "except": ["fd42::4/127"]}}),
+            json!({"ipBlock": {"cidr": "::/0"}}),
+        ]),
+    }
+}
+
+fn random_port(random: &mut Random) -> Value {
+    let protocol = random.one(&["TCP", "UDP", "SCTP"]);
+    random.one(&[
+        json!({"protocol": protocol}),
+        json!({"protocol": protocol, "port": 80}),
+        json!({"protocol": protocol, "port": 81, "endPort": 90}),
+        json!({"protocol": protocol, "port": 79, "endPort": 81}),
+        json!({"port": "http"}),
+    ])
+}
+
+/// What a plan does with the first packet of a connection.
+fn passes(plan: &Plan, from: IpAddr, to: IpAddr, protocol: Protocol, port: u16) -> bool {
+    if from == to {
+        return true;
+    }
+    let digit = if from.is_ipv6() { 6 } else { 4 };
+    [("egress", from, to), ("ingress", to, from)].into_iter().all(|(direction, subject, peer)| {
+        let map = &plan.subjects[format!("{direction}{digit}").as_str()];
+        let Some(chain) = map.get(&subject.to_string()) else { return true };
+        let rules = &plan.chains[chain.strip_prefix("jump ").unwrap()];
+        for rule in rules {
+            let Some((fields, set)) = rule.strip_suffix(" return").and_then(|rule| rule.split_once(" @")) else {
+                return rule == "return";
+            };
+            if fields.starts_with("ip ") && digit == 6 || fields.starts_with("ip6 ") && digit == 4 {
+                continue;
+            }
+            let key: Vec<Part> = match fields.matches(" . ").count() {
+                0 => vec![Part::Address(peer)],
+                1 => vec![Part::Word(protocol.name()), Part::Port(port)],
+                _ => vec![Part::Address(peer), Part::Word(protocol.name()), Part::Port(port)],
+            };
+            let holds = |element: &String| element.split(" . ").zip(&key).all(|(text, part)| part.is_in(text));
+            if plan.sets[set].elements.iter().any(holds) {
+                return true;
+            }
+        }
+        false
+    })
+}
+
+enum Part {
+    Address(IpAddr),
+    Word(&'static str),
+    Port(u16),
+}
+
+impl Part {
+    fn is_in(&self, text: &str) -> bool {
+        let (first, last) = text.split_once('-').unwrap_or((text, text));
+        match self {
+            Self::Address(address) => (first.parse::<IpAddr>().unwrap()..=last.parse().unwrap()).contains(address),
+            Self::Word(word) => *word == text,
+            Self::Port(port) => (first.parse::<u16>().unwrap()..=last.parse().unwrap()).contains(port),
+        }
+    }
+}
+
+#[test]
+fn plans_decide_as_policies_say() {
+    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let mut counts = [0, 0];
+    for round in 0..300 {
+        let world = random_world(&mut random);
+        let plan = planned(&world);
+        let pods: Vec<&Arc<Pod>> = world.pods.values().collect();
+        for _ in 0..200 {
+            let (from, to) = (random.one(&pods), random.one(&pods));
+            let family = random.below(2);
+            let ends = [(from, to), (to, from)]
+                .map(|(subject, peer)| (subject, End { address: peer.addresses[family], pod: Some(peer) }));
+            let protocol = random.one(&[Protocol::Tcp, Protocol::Udp, Protocol::Sctp]);
+            let port = random.one(&[79, 80, 81, 85, 91]);
+            let said = |direction, (subject, peer): (&Arc<Pod>, End<'_>)| -> Decision {
+                match subject.node == NODE {
+                    true => decide(&world, direction, subject, peer, protocol, port),
+                    false => Decision::Open, // another node's to decide
+                }
+            };
+            let expected =
+                said(Direction::Egress, ends[0]).is_allowed() && said(Direction::Ingress, ends[1]).is_allowed();
+            let (source, target) = (from.addresses[family], to.addresses[family]);
+            let found = passes(&plan, source, target, protocol, port);
+            assert_eq!(
+                found, expected,
+                "round {round}: {source} to {target} {protocol:?} {port}\n{world:#?}\n{plan:#?}"
+            );
+            counts[usize::from(expected)] += 1;
+        }
+    }
+    assert!(counts.iter().all(|count| *count > 5000), "{counts:?}");
+}
+
+/// What `nft` lists after these transactions, in a namespace that ends with the thread; sets have no order.
+fn listed_after(transactions: Vec<String>) -> Vec<String> {
+    let inside = move || {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+        for text in &transactions {
+            netlink::nft::apply(text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+        }
+        let output = Command::new("nft").args(["list", "ruleset"]).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let mut parts: Vec<String> = text.split([',', '\n', '{', '}']).map(|part| part.trim().to_owned()).collect();
+        parts.sort();
+        parts
+    };
+    std::thread::spawn(inside).join().unwrap()
+}
+
+#[test]
+fn the_kernel_takes_every_change() {
+    let mut random = Random(42);
+    for _ in 0..10 {
+        let worlds: Vec<World> = (0..12).map(|_| random_world(&mut random)).collect();
+        let plans: Vec<Plan> = worlds.iter().map(planned).collect();
+        let steps = plans.windows(2).map(|pair| change(&pair[0], &pair[1]));
+        let all: Vec<String> = [afresh(&plans[0])].into_iter().chain(steps).collect();
+        assert_eq!(listed_after(all), listed_after(vec![afresh(&plans[11])]));
+        assert_eq!(change(&plans[3], &plans[3]), "");
+    }
+}
+
+#[test]
+fn a_pod_that_comes_is_an_element() {
+    let spec = json!({"podSelector": {"matchLabels": {"app": "web"}}, "ingress": [{"from": [{"podSelector": {}}]}]});
+    let web = || pod("default", "web", NODE, json!({"app": "web"}), &["10.42.0.2"], json!([]));
+    let before = planned(&world(vec![web()], vec![policy("default", "p", spec.clone())]));
+    let come = pod("default", "new", "b", json!({}), &["10.42.1.9"], json!([]));
+    let now = planned(&world(vec![web(), come], vec![policy("default", "p", spec)]));
+    let text = without_hashes(&change(&before, &now));
+    assert_eq!(text, "add element inet cox-policy in-*-pods4 { 10.42.1.9 }\n");
+}

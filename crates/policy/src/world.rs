@@ -1,0 +1,312 @@
+//! Pods, namespaces and policies, as far as a decision depends on them.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use api::selector::Selector;
+use k8s_openapi::api::core::v1;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::networking::v1::{NetworkPolicy, NetworkPolicyPeer, NetworkPolicyPort};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use netlink::cidr::Cidr;
+
+/// Labels of an object.
+pub type Labels = BTreeMap<String, String>;
+
+/// Everything by `namespace/name`, namespaces by name.
+#[derive(Clone, Debug, Default)]
+pub struct World {
+    pub pods: BTreeMap<String, Arc<Pod>>,
+    pub namespaces: BTreeMap<String, Labels>,
+    pub policies: BTreeMap<String, Arc<Policy>>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Pod {
+    pub namespace: String,
+    pub name: String,
+    pub uid: String,
+    pub labels: Labels,
+    pub node: String,
+    pub addresses: Vec<IpAddr>,
+    /// Neither is in the host's network nor has ended: it has addresses of its own, or will.
+    pub has_network: bool,
+    pub is_leaving: bool,
+    pub ports: Vec<NamedPort>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedPort {
+    pub name: String,
+    pub protocol: Protocol,
+    pub number: u16,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Protocol {
+    Tcp,
+    Udp,
+    Sctp,
+}
+
+impl Protocol {
+    pub fn parse(name: Option<&str>) -> Option<Self> {
+        match name {
+            None | Some("" | "TCP") => Some(Self::Tcp),
+            Some("UDP") => Some(Self::Udp),
+            Some("SCTP") => Some(Self::Sctp),
+            Some(_) => None,
+        }
+    }
+
+    /// As `nft` writes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+            Self::Sctp => "sctp",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Policy {
+    pub namespace: String,
+    pub name: String,
+    pub pods: Selector,
+    /// None: the policy does not speak of this direction.
+    pub ingress: Option<Vec<Rule>>,
+    pub egress: Option<Vec<Rule>>,
+}
+
+/// What is allowed: any of the peers, on any of the ports. None stands for all.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rule {
+    pub peers: Option<Vec<Peer>>,
+    pub ports: Option<Vec<Port>>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Peer {
+    Pods {
+        /// None: those of the policy's own namespace.
+        namespaces: Option<Selector>,
+        pods: Selector,
+    },
+    Block {
+        range: Cidr,
+        except: Vec<Cidr>,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Port {
+    pub protocol: Protocol,
+    pub which: Which,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Which {
+    Numbers(u16, u16),
+    /// A port by the name that its pod gives it.
+    Named(String),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Direction {
+    Ingress,
+    Egress,
+}
+
+impl Pod {
+    pub fn new(pod: &v1::Pod) -> Self {
+        let spec = pod.spec.clone().unwrap_or_default();
+        let status = pod.status.as_ref();
+        let listed = status.and_then(|status| status.pod_ips.as_ref()).into_iter().flatten().map(|ip| ip.ip.as_str());
+        let single = status.and_then(|status| status.pod_ip.as_deref());
+        let mut addresses: Vec<IpAddr> = listed.chain(single).filter_map(|ip| ip.parse().ok()).collect();
+        addresses.sort();
+        addresses.dedup();
+        let phase = status.and_then(|status| status.phase.as_deref());
+        let is_over = matches!(phase, Some("Succeeded" | "Failed"));
+        let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+        let ports = containers.flat_map(|container| container.ports.iter().flatten()).filter_map(|port| {
+            Some(NamedPort {
+                name: port.name.clone()?,
+                protocol: Protocol::parse(port.protocol.as_deref())?,
+                number: u16::try_from(port.container_port).ok()?,
+            })
+        });
+        // The mirror of a static pod has a uid of its own; the node knows the pod by this one.
+        let annotation = |name: &str| pod.metadata.annotations.as_ref().and_then(|all| all.get(name));
+        let mirrored = annotation("kubernetes.io/config.mirror").and_then(|_| annotation("kubernetes.io/config.hash"));
+        Self {
+            namespace: pod.metadata.namespace.clone().unwrap_or_default(),
+            name: pod.metadata.name.clone().unwrap_or_default(),
+            uid: mirrored.or(pod.metadata.uid.as_ref()).cloned().unwrap_or_default(),
+            labels: pod.metadata.labels.clone().unwrap_or_default(),
+            node: spec.node_name.clone().unwrap_or_default(),
+            addresses,
+            has_network: !is_over && spec.host_network != Some(true),
+            is_leaving: pod.metadata.deletion_timestamp.is_some(),
+            ports: ports.collect(),
+        }
+    }
+
+    /// A server of the cluster that is no pod but has the place of one: users name it by the labels it would have.
+    pub fn stand_in(slice: &EndpointSlice, labels: Labels) -> Option<Self> {
+        let endpoints = &slice.endpoints;
+        let alone = endpoints.iter().flatten().filter(|endpoint| endpoint.target_ref.is_none());
+        let addresses: Vec<IpAddr> =
+            alone.flat_map(|endpoint| &endpoint.addresses).filter_map(|ip| ip.parse().ok()).collect();
+        let named = slice.ports.iter().flatten().filter_map(|port| {
+            Some(NamedPort {
+                name: port.name.clone()?,
+                protocol: Protocol::parse(port.protocol.as_deref())?,
+                number: u16::try_from(port.port?).ok()?,
+            })
+        });
+        (!addresses.is_empty()).then(|| Self {
+            namespace: slice.metadata.namespace.clone().unwrap_or_default(),
+            name: slice.metadata.name.clone().unwrap_or_default(),
+            labels,
+            addresses,
+            has_network: true,
+            ports: named.collect(),
+            ..Self::default()
+        })
+    }
+
+    pub fn key(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+
+    /// The number that a port's name stands for.
+    pub fn port(&self, name: &str, protocol: Protocol) -> Option<u16> {
+        self.ports.iter().find(|port| port.name == name && port.protocol == protocol).map(|port| port.number)
+    }
+}
+
+impl Policy {
+    pub fn new(policy: &NetworkPolicy) -> Self {
+        let spec = policy.spec.clone().unwrap_or_default();
+        let named = spec.policy_types.clone().unwrap_or_default();
+        // As the API server fills it in: ingress always, egress where there are rules for it.
+        let speaks_of = |direction: &str, by_default: bool| match named.is_empty() {
+            true => by_default,
+            false => named.iter().any(|name| name == direction),
+        };
+        let ingress = spec.ingress.iter().flatten().map(|rule| Rule::new(rule.from.as_deref(), rule.ports.as_deref()));
+        let egress = spec.egress.iter().flatten().map(|rule| Rule::new(rule.to.as_deref(), rule.ports.as_deref()));
+        Self {
+            namespace: policy.metadata.namespace.clone().unwrap_or_default(),
+            name: policy.metadata.name.clone().unwrap_or_default(),
+            // One that cannot be read isolates more rather than less.
+            pods: selector(spec.pod_selector.as_ref()).unwrap_or_default(),
+            ingress: speaks_of("Ingress", true).then(|| ingress.collect()),
+            egress: speaks_of("Egress", spec.egress.is_some()).then(|| egress.collect()),
+        }
+    }
+
+    pub fn key(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+
+    pub fn selects(&self, pod: &Pod) -> bool {
+        self.namespace == pod.namespace && self.pods.matches(Some(&pod.labels))
+    }
+
+    pub fn rules(&self, direction: Direction) -> Option<&[Rule]> {
+        match direction {
+            Direction::Ingress => self.ingress.as_deref(),
+            Direction::Egress => self.egress.as_deref(),
+        }
+    }
+}
+
+/// Of a selector that is there; an absent one selects everything, as an empty one does.
+fn selector(selector: Option<&LabelSelector>) -> Option<Selector> {
+    match selector {
+        Some(selector) => Selector::from_label_selector(Some(selector)).ok(),
+        None => Some(Selector::everything()),
+    }
+}
+
+impl Rule {
+    fn new(peers: Option<&[NetworkPolicyPeer]>, ports: Option<&[NetworkPolicyPort]>) -> Self {
+        // An empty list is none at all; what cannot be read allows nothing.
+        let peers = peers.filter(|peers| !peers.is_empty());
+        let ports = ports.filter(|ports| !ports.is_empty());
+        Self {
+            peers: peers.map(|peers| peers.iter().filter_map(Peer::new).collect()),
+            ports: ports.map(|ports| ports.iter().filter_map(Port::new).collect()),
+        }
+    }
+}
+
+impl Peer {
+    fn new(peer: &NetworkPolicyPeer) -> Option<Self> {
+        if let Some(block) = &peer.ip_block {
+            let except: Result<Vec<Cidr>, _> = block.except.iter().flatten().map(|range| range.parse()).collect();
+            return Some(Self::Block { range: block.cidr.parse().ok()?, except: except.ok()? });
+        }
+        let namespaces = match &peer.namespace_selector {
+            Some(namespaces) => Some(selector(Some(namespaces))?),
+            None => None,
+        };
+        (namespaces.is_some() || peer.pod_selector.is_some()).then_some(())?;
+        Some(Self::Pods { namespaces, pods: selector(peer.pod_selector.as_ref())? })
+    }
+}
+
+impl Port {
+    fn new(port: &NetworkPolicyPort) -> Option<Self> {
+        let which = match &port.port {
+            None => Which::Numbers(0, u16::MAX),
+            Some(IntOrString::Int(first)) => {
+                let first = u16::try_from(*first).ok()?;
+                let last = port.end_port.map_or(Some(first), |last| u16::try_from(last).ok())?;
+                (first <= last).then_some(Which::Numbers(first, last))?
+            }
+            Some(IntOrString::String(name)) => Which::Named(name.clone()),
+        };
+        Some(Self { protocol: Protocol::parse(port.protocol.as_deref())?, which })
+    }
+}
+
+impl World {
+    /// The labels of a namespace; every one has its name among them, also before we have heard of it.
+    pub fn namespace_labels(&self, name: &str) -> Labels {
+        let mut labels = self.namespaces.get(name).cloned().unwrap_or_default();
+        labels.entry("kubernetes.io/metadata.name".to_owned()).or_insert_with(|| name.to_owned());
+        labels
+    }
+
+    /// Policies that select a pod and speak of a direction.
+    pub fn policies_of<'a>(&'a self, pod: &'a Pod, direction: Direction) -> impl Iterator<Item = &'a Arc<Policy>> {
+        let in_namespace = format!("{}/", pod.namespace);
+        let of_namespace =
+            self.policies.range(in_namespace.clone()..).take_while(move |(key, _)| key.starts_with(&in_namespace));
+        of_namespace
+            .map(|(_, policy)| policy)
+            .filter(move |policy| policy.rules(direction).is_some() && policy.selects(pod))
+    }
+
+    pub fn has_policies(&self, namespace: &str) -> bool {
+        let prefix = format!("{namespace}/");
+        self.policies.range(prefix.clone()..).next().is_some_and(|(key, _)| key.starts_with(&prefix))
+    }
+
+    /// Whether a pod is one that `peer` of a policy in `namespace` means.
+    pub fn is_peer(&self, pod: &Pod, peer: &Peer, namespace: &str) -> bool {
+        match peer {
+            Peer::Pods { namespaces: None, pods } => pod.namespace == namespace && pods.matches(Some(&pod.labels)),
+            Peer::Pods { namespaces: Some(namespaces), pods } => {
+                namespaces.matches(Some(&self.namespace_labels(&pod.namespace))) && pods.matches(Some(&pod.labels))
+            }
+            Peer::Block { .. } => false,
+        }
+    }
+}
