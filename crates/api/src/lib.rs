@@ -11,6 +11,7 @@ pub mod field;
 pub mod gvk;
 mod kinds;
 pub mod patch;
+pub mod percent;
 pub mod placement;
 pub mod quantity;
 pub mod scan;
