@@ -13,6 +13,7 @@ mod kinds;
 pub mod patch;
 pub mod percent;
 pub mod placement;
+pub mod pod;
 pub mod quantity;
 pub mod scan;
 pub mod schema;

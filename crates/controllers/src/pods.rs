@@ -24,10 +24,7 @@ pub(crate) fn is_terminating(pod: &Pod) -> bool {
     pod.metadata.deletion_timestamp.is_some()
 }
 
-/// Ran to its end, well or badly.
-pub(crate) fn is_finished(pod: &Pod) -> bool {
-    matches!(phase(pod), "Succeeded" | "Failed")
-}
+pub(crate) use api::pod::is_terminal as is_finished;
 
 /// Counts towards a controller's replicas.
 pub(crate) fn is_active(pod: &Pod) -> bool {

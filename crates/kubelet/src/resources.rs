@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use api::pod::resources as pod_resources;
 use api::quantity::Quantity;
 use cri::v1::LinuxContainerResources;
 use k8s_openapi::api::core::v1::{Container, Pod};
@@ -85,47 +86,21 @@ pub(crate) fn for_pod(pod: &Pod) -> PodResources {
     }
 }
 
-/// The larger of what init containers need in turn and what runs side by side, plus overhead.
+/// What the pod asks for in all, overhead included.
 pub(crate) fn pod_request(pod: &Pod, name: &str) -> Quantity {
-    total(pod, name, |c| request(c, name).unwrap_or_default())
+    let mut requests = pod.spec.as_ref().map(pod_resources::effective_requests).unwrap_or_default();
+    requests.remove(name).unwrap_or_default()
 }
 
-/// The sum of limits, if every container has one.
+/// What the pod is held to in all, if every container is, or the pod as a whole.
 pub(crate) fn pod_limit(pod: &Pod, name: &str) -> Option<Quantity> {
     let spec = pod.spec.as_ref()?;
-    if let Some(own) = spec.resources.as_ref().and_then(|r| from_list(r.limits.as_ref(), name)) {
-        return Some(own);
-    }
-    let unlimited =
-        spec.init_containers.iter().flatten().chain(&spec.containers).any(|container| limit(container, name).is_none());
-    if unlimited {
+    let of_whole = spec.resources.as_ref().and_then(|resources| from_list(resources.limits.as_ref(), name));
+    let mut containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+    if of_whole.is_none() && containers.any(|container| limit(container, name).is_none()) {
         return None;
     }
-    Some(total(pod, name, |c| limit(c, name).unwrap_or_default()))
-}
-
-fn total(pod: &Pod, name: &str, of: impl Fn(&Container) -> Quantity) -> Quantity {
-    let Some(spec) = &pod.spec else { return Quantity::default() };
-    let mut steady = Quantity::default();
-    for container in &spec.containers {
-        steady.add(&of(container));
-    }
-    let mut sidecars = Quantity::default();
-    let mut peak = Quantity::default();
-    for container in spec.init_containers.iter().flatten() {
-        let mut at_once = sidecars.clone();
-        at_once.add(&of(container));
-        if crate::state::is_sidecar(container) {
-            sidecars = at_once.clone();
-        }
-        peak = peak.max(at_once);
-    }
-    steady.add(&sidecars);
-    let mut result = peak.max(steady);
-    if let Some(overhead) = spec.overhead.as_ref().and_then(|list| list.get(name)).and_then(parse) {
-        result.add(&overhead);
-    }
-    result
+    pod_resources::with_overhead(spec, pod_resources::Side::Limits).remove(name)
 }
 
 /// A `resourceFieldRef`: the container's own number, or the node's allocatable when it sets no
