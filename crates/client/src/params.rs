@@ -1,7 +1,5 @@
 //! Query parameters and bodies of the verbs.
 
-use std::fmt::Write as _;
-
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, Preconditions};
 use serde::Serialize;
 
@@ -219,16 +217,7 @@ impl Query {
     }
 }
 
-/// Appends `value` so that it is one path segment or one query value.
-pub(crate) fn percent_encode(text: &mut String, value: &str) {
-    for byte in value.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~:".contains(&byte) {
-            text.push(char::from(byte));
-        } else {
-            let _ = write!(text, "%{byte:02X}"); // writing to a String cannot fail
-        }
-    }
-}
+pub(crate) use api::percent::encode as percent_encode;
 
 #[cfg(test)]
 mod tests {

@@ -29,10 +29,7 @@ pub(crate) fn is_deleted_at_once(pod: &Pod) -> bool {
     is_terminating(pod) && pod.metadata.deletion_grace_period_seconds == Some(0)
 }
 
-/// Ran to its end, well or badly.
-pub(crate) fn is_finished(pod: &Pod) -> bool {
-    matches!(phase(pod), "Succeeded" | "Failed")
-}
+pub(crate) use api::pod::is_terminal as is_finished;
 
 /// Counts towards a controller's replicas.
 pub(crate) fn is_active(pod: &Pod) -> bool {

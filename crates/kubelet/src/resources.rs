@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use api::pod::resources as pod_resources;
 use api::quantity::Quantity;
 use cri::v1::LinuxContainerResources;
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
@@ -53,7 +54,7 @@ pub(crate) fn milli_cpu_to_quota(milli: i64) -> i64 {
 pub(crate) fn for_container(pod: &Pod, container: &Container, node_memory: i64) -> LinuxContainerResources {
     let cpu_request = request(container, "cpu").map_or(0, |q| q.milli_value());
     // What a container may use at most is what its pod may, unless it says less.
-    let limit = |name: &str| limit(container, name).or_else(|| pod_level(pod, name, |r| r.limits.as_ref()));
+    let limit = |name: &str| limit(container, name).or_else(|| whole_limit(pod, name));
     let cpu_limit = limit("cpu").map_or(0, |q| q.milli_value());
     LinuxContainerResources {
         cpu_shares: milli_cpu_to_shares(cpu_request),
@@ -87,18 +88,10 @@ pub(crate) fn for_pod(pod: &Pod) -> PodResources {
     }
 }
 
-/// What the pod asks for as a whole, else the larger of what init containers need in turn and what runs side by side;
-/// plus overhead.
+/// What the pod asks for in all, overhead included.
 pub(crate) fn pod_request(pod: &Pod, name: &str) -> Quantity {
-    let own = pod_level(pod, name, |r| r.requests.as_ref());
-    with_overhead(pod, name, own.unwrap_or_else(|| total(pod, |c| request(c, name).unwrap_or_default())))
-}
-
-/// Of the resources that a pod may have as a whole.
-fn pod_level(pod: &Pod, name: &str, list: impl Fn(&ResourceRequirements) -> Option<&ResourceList>) -> Option<Quantity> {
-    let is_supported = matches!(name, "cpu" | "memory") || name.starts_with(HUGE_PAGES);
-    let own = pod.spec.as_ref()?.resources.as_ref().filter(|_| is_supported)?;
-    from_list(list(own), name)
+    let mut requests = pod.spec.as_ref().map(pod_resources::effective_requests).unwrap_or_default();
+    requests.remove(name).unwrap_or_default()
 }
 
 const HUGE_PAGES: &str = "hugepages-";
@@ -112,45 +105,20 @@ pub(crate) fn huge_pages(pod: &Pod) -> BTreeSet<String> {
     lists.flat_map(|list| list.keys()).filter(|name| name.starts_with(HUGE_PAGES)).cloned().collect()
 }
 
-/// The pod's own limit, else the sum of limits if every container has one.
+/// What is set for the pod as a whole.
+fn whole_limit(pod: &Pod, name: &str) -> Option<Quantity> {
+    let own = pod.spec.as_ref()?.resources.as_ref().filter(|_| pod_resources::is_pod_level(name))?;
+    from_list(own.limits.as_ref(), name)
+}
+
+/// What the pod is held to in all, if every container is, or the pod as a whole.
 pub(crate) fn pod_limit(pod: &Pod, name: &str) -> Option<Quantity> {
     let spec = pod.spec.as_ref()?;
-    if let Some(own) = pod_level(pod, name, |r| r.limits.as_ref()) {
-        return Some(with_overhead(pod, name, own));
-    }
-    let unlimited =
-        spec.init_containers.iter().flatten().chain(&spec.containers).any(|container| limit(container, name).is_none());
-    if unlimited {
+    let mut containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+    if whole_limit(pod, name).is_none() && containers.any(|container| limit(container, name).is_none()) {
         return None;
     }
-    Some(with_overhead(pod, name, total(pod, |c| limit(c, name).unwrap_or_default())))
-}
-
-fn total(pod: &Pod, of: impl Fn(&Container) -> Quantity) -> Quantity {
-    let Some(spec) = &pod.spec else { return Quantity::default() };
-    let mut steady = Quantity::default();
-    for container in &spec.containers {
-        steady.add(&of(container));
-    }
-    let mut sidecars = Quantity::default();
-    let mut peak = Quantity::default();
-    for container in spec.init_containers.iter().flatten() {
-        let mut at_once = sidecars.clone();
-        at_once.add(&of(container));
-        if crate::state::is_sidecar(container) {
-            sidecars = at_once.clone();
-        }
-        peak = peak.max(at_once);
-    }
-    steady.add(&sidecars);
-    peak.max(steady)
-}
-
-fn with_overhead(pod: &Pod, name: &str, mut amount: Quantity) -> Quantity {
-    if let Some(overhead) = pod.spec.as_ref().and_then(|spec| from_list(spec.overhead.as_ref(), name)) {
-        amount.add(&overhead);
-    }
-    amount
+    pod_resources::with_overhead(spec, pod_resources::Side::Limits).remove(name)
 }
 
 /// A `resourceFieldRef`: the container's own number, or the node's allocatable when it sets no

@@ -292,9 +292,7 @@ pub(crate) fn from_ephemeral(ephemeral: &k8s_openapi::api::core::v1::EphemeralCo
 }
 
 /// A sidecar: an init container that keeps running beside the main ones.
-pub(crate) fn is_sidecar(container: &Container) -> bool {
-    container.restart_policy.as_deref() == Some("Always")
-}
+pub(crate) use api::pod::is_sidecar;
 
 /// Whether a container that ended with `exit_code` is started again: its own rules first, then its
 /// own policy, then the pod's.

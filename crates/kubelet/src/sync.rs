@@ -67,7 +67,7 @@ impl Kubelet {
         self.prober.reconcile(pod, &state, false);
         let changes = self.pending_changes(pod, &state, memory);
         let status = self.tell(pod, &state, memory, false, None);
-        if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
+        if status.phase.as_deref().is_some_and(api::pod::is_terminal_phase) {
             next.is_finished = true;
             return Ok(next);
         }

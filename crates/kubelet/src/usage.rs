@@ -57,6 +57,8 @@ pub(crate) struct VolumeUsage {
 pub(crate) struct PodUsage {
     pub(crate) containers: Vec<ContainerUsage>,
     pub(crate) volumes: Vec<VolumeUsage>,
+    /// The file that its containers see as `/etc/hosts` and may write to.
+    pub(crate) hosts: Space,
 }
 
 impl PodUsage {
@@ -72,7 +74,7 @@ impl PodUsage {
     pub(crate) fn ephemeral(&self) -> Space {
         let containers = self.containers.iter().map(|container| container.root + container.logs);
         let volumes = self.volumes.iter().filter(|volume| volume.is_ephemeral).map(|volume| volume.used);
-        containers.chain(volumes).sum()
+        containers.chain(volumes).chain([self.hosts]).sum()
     }
 }
 
@@ -104,12 +106,13 @@ pub(crate) async fn of_pod(kubelet: &Kubelet, pod: &Pod, stats: &[v1::ContainerS
         .flat_map(|spec| spec.volumes.iter().flatten())
         .filter_map(|volume| Some((volume.clone(), pod_dir.join("volumes").join(plugin(volume)?).join(&volume.name))))
         .collect();
+    let hosts = pod_dir.join("etc-hosts");
     let measured = blocking(move || {
         for container in &mut containers {
             container.logs = of_directory(&log_dir.join(&container.name));
         }
         let volumes = volumes.iter().map(|(volume, path)| measure_volume(volume, path)).collect();
-        Ok(PodUsage { containers, volumes })
+        Ok(PodUsage { containers, volumes, hosts: of_directory(&hosts) })
     });
     measured.await
 }
@@ -179,7 +182,18 @@ mod tests {
                 VolumeUsage { used: space(4), is_ephemeral: true, ..Default::default() },
                 VolumeUsage { used: space(8), is_ephemeral: false, ..Default::default() },
             ],
+            ..Default::default()
         };
         assert_eq!((usage.ephemeral().bytes, usage.memory()), (7, 7));
+    }
+
+    /// A container may write to its `/etc/hosts`, which lies on the node's disk (CVE-2020-8557).
+    #[test]
+    fn security_the_hosts_file_counts_to_its_pod() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("etc-hosts");
+        std::fs::write(&path, vec![1; 100_000]).unwrap();
+        let usage = PodUsage { hosts: of_directory(&path), ..Default::default() };
+        assert!(usage.ephemeral().bytes >= 100_000 && usage.ephemeral().inodes == 1, "{usage:?}");
     }
 }

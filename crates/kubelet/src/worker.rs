@@ -147,7 +147,7 @@ impl Workers {
     pub(crate) fn active_pods(&self) -> Vec<Arc<Pod>> {
         let is_over = |pod: &Pod| {
             let status = self.kubelet.status.latest(state::uid(pod)).or_else(|| pod.status.clone());
-            status.is_some_and(|status| matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")))
+            status.is_some_and(|status| status.phase.as_deref().is_some_and(api::pod::is_terminal_phase))
         };
         self.pods().into_iter().filter(|pod| !is_over(pod)).collect()
     }

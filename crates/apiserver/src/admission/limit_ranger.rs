@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use api::pod::resources::{Amounts, Side, of_container, of_pod, parse};
 use api::quantity::Quantity as Amount;
 use k8s_openapi::api::core::v1::{Container, LimitRange, LimitRangeItem, PersistentVolumeClaim, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use super::pod_resources::{Amounts, Side, of_container, of_pod, parse};
 use super::{Admitted, Attributes, Plugin, Verb, admitted};
 use crate::state::State;
 use crate::watch_cache::Unreadable;

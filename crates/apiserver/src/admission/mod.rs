@@ -35,7 +35,6 @@ mod owner_references;
 mod pod_anti_affinity;
 mod pod_node_selector;
 mod pod_resize;
-mod pod_resources;
 mod pod_security;
 mod pod_toleration_restriction;
 mod pod_topology_labels;

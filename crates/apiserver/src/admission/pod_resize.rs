@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use api::Status;
+use api::pod::resources::{Amounts, Side, parse, with_overhead};
 use k8s_openapi::api::core::v1::{Node, Pod};
 
-use super::pod_resources::{Side, parse, with_overhead};
 use super::{Admitted, Attributes, Plugin, Verb, admitted};
 use crate::state::State;
 
@@ -40,7 +40,7 @@ fn check(state: &State, attributes: &Attributes<'_>, pod: &Pod) -> Result<(), St
     }
     let requests = with_overhead(spec, Side::Requests);
     let allocatable = parse(node.status.as_ref().and_then(|status| status.allocatable.as_ref()));
-    let amount = |amounts: &super::pod_resources::Amounts, name: &str| amounts.get(name).cloned().unwrap_or_default();
+    let amount = |amounts: &Amounts, name: &str| amounts.get(name).cloned().unwrap_or_default();
     let mut lacking = Vec::new();
     let (cpu, has) = (amount(&requests, "cpu"), amount(&allocatable, "cpu"));
     if cpu > has {

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use api::Status;
+use api::pod::qos;
 use k8s_openapi::api::core::v1::{Namespace, Pod, Toleration};
 use serde::Deserialize;
 
 use super::config::{Setting, parse};
 use super::tolerations::{are_allowed, merge};
 use super::{Admitted, Attributes, Plugin, Verb, admitted};
-use crate::registry::core::pod_spec::qos;
 use crate::state::State;
 
 const DEFAULT: &str = "scheduler.alpha.kubernetes.io/defaultTolerations";
@@ -61,7 +61,7 @@ impl Plugin for PodTolerationRestriction {
             }
         }
         if let Some(pod) = attributes.object_mut::<Pod>() {
-            if qos::class(pod.spec.as_ref()) != "BestEffort" {
+            if qos::class(pod) != qos::Class::BestEffort {
                 extra.push(Toleration {
                     key: Some(MEMORY_PRESSURE.to_owned()),
                     operator: Some("Exists".to_owned()),

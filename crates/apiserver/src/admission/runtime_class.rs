@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use api::Status;
+use api::pod::resources::parse;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::node::v1::RuntimeClass as Class;
 
-use super::pod_resources::parse;
 use super::tolerations::merge;
 use super::{Admitted, Attributes, Plugin, admitted, later};
 use crate::state::State;

@@ -59,33 +59,7 @@ impl Query {
     }
 }
 
-/// Percent-decodes; invalid sequences stay as they are. In queries `+` is a space.
-pub(crate) fn decode(text: &str, plus_is_space: bool) -> Cow<'_, str> {
-    if !(text.contains('%') || plus_is_space && text.contains('+')) {
-        return Cow::Borrowed(text);
-    }
-    let bytes = text.as_bytes();
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut at = 0;
-    let hex = |byte: Option<&u8>| byte.and_then(|byte| (*byte as char).to_digit(16));
-    while let Some(&byte) = bytes.get(at) {
-        match (byte, hex(bytes.get(at + 1)), hex(bytes.get(at + 2))) {
-            (b'%', Some(high), Some(low)) => {
-                out.push((high * 16 + low) as u8);
-                at += 3;
-            }
-            (b'+', ..) if plus_is_space => {
-                out.push(b' ');
-                at += 1;
-            }
-            _ => {
-                out.push(byte);
-                at += 1;
-            }
-        }
-    }
-    Cow::Owned(String::from_utf8_lossy(&out).into_owned())
-}
+pub(crate) use api::percent::decode;
 
 /// Subresources of a namespace that would otherwise read as resources inside it.
 const NAMESPACE_SUBRESOURCES: [&str; 2] = ["status", "finalize"];

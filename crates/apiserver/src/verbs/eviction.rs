@@ -67,8 +67,7 @@ async fn mark(operation: &Operation) -> Result<(), Status> {
 
 /// Pods that are not running anything yet or any more, or are already going.
 fn needs_no_budget(pod: &Pod) -> bool {
-    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default();
-    matches!(phase, "Succeeded" | "Failed" | "Pending") || pod.metadata.deletion_timestamp.is_some()
+    api::pod::is_terminal(pod) || api::pod::phase(pod) == "Pending" || pod.metadata.deletion_timestamp.is_some()
 }
 
 fn is_ready(pod: &Pod) -> bool {

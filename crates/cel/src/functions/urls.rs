@@ -169,17 +169,5 @@ fn escaped(path: &str) -> String {
 
 fn unescaped(text: &str) -> Option<String> {
     check_escapes(text).ok()?;
-    let mut bytes = Vec::new();
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        match byte {
-            b'+' => bytes.push(b' '),
-            b'%' => {
-                let digits = [rest.next()?, rest.next()?];
-                bytes.push(u8::from_str_radix(std::str::from_utf8(&digits).ok()?, 16).ok()?);
-            }
-            other => bytes.push(other),
-        }
-    }
-    Some(String::from_utf8_lossy(&bytes).into_owned())
+    Some(api::percent::decode(text, true).into_owned())
 }

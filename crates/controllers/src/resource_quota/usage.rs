@@ -2,12 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use api::pod::qos;
 use api::quantity::{Format, Quantity};
 use k8s_openapi::api::core::v1::{
     PersistentVolumeClaim, Pod, ResourceQuotaSpec, ScopedResourceSelectorRequirement, Service,
 };
-
-use crate::pods;
 
 pub(super) type Usage = BTreeMap<String, Quantity>;
 
@@ -19,81 +18,10 @@ fn one() -> Quantity {
     Quantity::new(1, Format::DecimalSI)
 }
 
-type Resources = BTreeMap<String, Quantity>;
-
-/// Sum over containers, or the largest init container if that is more; sidecars count with both. Plus overhead.
-fn pod_resources(pod: &Pod, limits: bool) -> Resources {
-    let Some(spec) = &pod.spec else { return Resources::new() };
-    let of = |container: &k8s_openapi::api::core::v1::Container| -> Resources {
-        let resources = container.resources.as_ref();
-        let map = resources
-            .and_then(|resources| if limits { resources.limits.as_ref() } else { resources.requests.as_ref() });
-        map.into_iter()
-            .flatten()
-            .filter_map(|(name, quantity)| Some((name.clone(), Quantity::try_from(quantity).ok()?)))
-            .collect()
-    };
-    let plus = |total: &mut Resources, more: &Resources| {
-        for (name, amount) in more {
-            add(total, name.clone(), amount);
-        }
-    };
-    let mut total = Resources::new();
-    for container in &spec.containers {
-        plus(&mut total, &of(container));
-    }
-    let (mut sidecars, mut largest) = (Resources::new(), Resources::new());
-    for container in spec.init_containers.iter().flatten() {
-        let mut needed = of(container);
-        if container.restart_policy.as_deref() == Some("Always") {
-            plus(&mut sidecars, &needed);
-            plus(&mut total, &needed);
-            needed.clone_from(&sidecars);
-        } else {
-            plus(&mut needed, &sidecars);
-        }
-        for (name, amount) in needed {
-            let present = largest.entry(name).or_insert_with(|| amount.clone());
-            if *present < amount {
-                *present = amount;
-            }
-        }
-    }
-    for (name, amount) in largest {
-        let present = total.entry(name).or_insert_with(|| amount.clone());
-        if *present < amount {
-            *present = amount;
-        }
-    }
-    for (name, amount) in spec.overhead.iter().flatten() {
-        if let Ok(amount) = Quantity::try_from(amount) {
-            add(&mut total, name.clone(), &amount);
-        }
-    }
-    total
-}
-
-/// A pod counts until it has finished or, being deleted, its grace period is over.
-fn is_counted(pod: &Pod) -> bool {
-    !pods::is_finished(pod)
-}
-
 pub(super) fn of_pod(pod: &Pod) -> Usage {
     let mut usage = Usage::new();
     add(&mut usage, "count/pods", &one());
-    if !is_counted(pod) {
-        return usage;
-    }
-    add(&mut usage, "pods", &one());
-    for (name, amount) in pod_resources(pod, false) {
-        if matches!(name.as_str(), "cpu" | "memory" | "ephemeral-storage") {
-            add(&mut usage, name.clone(), &amount);
-        }
-        add(&mut usage, format!("requests.{name}"), &amount);
-    }
-    for (name, amount) in pod_resources(pod, true) {
-        add(&mut usage, format!("limits.{name}"), &amount);
-    }
+    usage.extend(api::pod::resources::quota_usage(pod));
     usage
 }
 
@@ -172,14 +100,7 @@ fn matches_scope(requirement: &ScopedResourceSelectorRequirement, pod: &Pod) -> 
 }
 
 fn is_best_effort(pod: &Pod) -> bool {
-    let spec = pod.spec.as_ref();
-    let containers =
-        spec.into_iter().flat_map(|spec| spec.containers.iter().chain(spec.init_containers.iter().flatten()));
-    containers.filter_map(|container| container.resources.as_ref()).all(|resources| {
-        let named =
-            |map: &Option<BTreeMap<String, _>>| map.iter().flatten().any(|(name, _)| name == "cpu" || name == "memory");
-        !named(&resources.requests) && !named(&resources.limits)
-    })
+    qos::class(pod) == qos::Class::BestEffort
 }
 
 fn crosses_namespaces(spec: &k8s_openapi::api::core::v1::PodSpec) -> bool {

@@ -193,7 +193,7 @@ pub(crate) async fn run_attached(cx: &Context, pod: &Value) -> Result<()> {
     };
     let phase = |o: &Value| text(o, "/status/phase").to_owned();
     let timeout = cx.flags.duration("pod-running-timeout");
-    let ended = |o: &Value| ["Succeeded", "Failed"].contains(&phase(o).as_str());
+    let ended = |o: &Value| api::pod::is_terminal_phase(&phase(o));
     let started = super::wait::until(cx, &info, timeout, |o| ended(o) || is_ready(o)).await?;
     let container = text(pod, "/spec/containers/0/name").to_owned();
     let logs = || super::logs::whole(cx, &namespace, &started, &container);

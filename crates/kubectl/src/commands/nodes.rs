@@ -115,7 +115,7 @@ enum Verdict {
 }
 
 fn verdict(cx: &Context, pod: &Value) -> Verdict {
-    let finished = ["Succeeded", "Failed"].contains(&text(pod, "/status/phase"));
+    let finished = api::pod::is_terminal_phase(text(pod, "/status/phase"));
     if !pod["metadata"]["annotations"]["kubernetes.io/config.mirror"].is_null() {
         return Verdict::Skip;
     }

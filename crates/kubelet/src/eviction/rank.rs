@@ -147,7 +147,7 @@ mod tests {
     fn used(memory: u64, disk: u64) -> PodUsage {
         let root = Space { bytes: disk, inodes: 1 };
         let container = ContainerUsage { name: "a".into(), memory, root, ..Default::default() };
-        PodUsage { containers: vec![container], volumes: Vec::new() }
+        PodUsage { containers: vec![container], ..Default::default() }
     }
 
     #[test]

@@ -266,37 +266,11 @@ pub(crate) fn query<'a>(query: &'a str, name: &'a str) -> impl Iterator<Item = S
         .split('&')
         .filter_map(|pair| pair.split_once('=').or(Some((pair, ""))))
         .filter(move |(key, _)| *key == name)
-        .map(|(_, value)| decode(value))
+        .map(|(_, value)| api::percent::decode(value, true).into_owned())
 }
 
 pub(crate) fn flag(text: &str, name: &str) -> bool {
     query(text, name).next().is_some_and(|value| value == "1" || value == "true")
-}
-
-/// Undoes `%41` and `+`.
-fn decode(text: &str) -> String {
-    let bytes = text.as_bytes();
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut at = 0;
-    while at < bytes.len() {
-        match bytes[at] {
-            b'%' => {
-                let code = text.get(at + 1..at + 3).and_then(|digits| u8::from_str_radix(digits, 16).ok());
-                match code {
-                    Some(byte) => {
-                        out.push(byte);
-                        at += 3;
-                        continue;
-                    }
-                    None => out.push(b'%'),
-                }
-            }
-            b'+' => out.push(b' '),
-            byte => out.push(byte),
-        }
-        at += 1;
-    }
-    String::from_utf8_lossy(&out).into_owned()
 }
 
 #[cfg(test)]

@@ -111,11 +111,7 @@ pub(crate) fn scheduler_name(pod: &Pod) -> &str {
     name.filter(|name| !name.is_empty()).unwrap_or("default-scheduler")
 }
 
-/// A pod that has run to its end holds nothing on its node.
-pub(crate) fn is_terminal(pod: &Pod) -> bool {
-    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-    matches!(phase, Some("Succeeded" | "Failed"))
-}
+pub(crate) use api::pod::is_terminal;
 
 pub(crate) fn has_gates(pod: &Pod) -> bool {
     pod.spec.as_ref().and_then(|spec| spec.scheduling_gates.as_ref()).is_some_and(|gates| !gates.is_empty())

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use api::pod::resources::is_pod_level;
 use api::quantity::Quantity;
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Text;
@@ -201,13 +202,7 @@ fn pod_level(pod: &Pod) -> Option<&List> {
     list.keys().any(|name| is_pod_level(name)).then_some(list)
 }
 
-fn is_pod_level(name: &str) -> bool {
-    matches!(name, "cpu" | "memory") || name.starts_with("hugepages-")
-}
-
-pub(crate) fn is_sidecar(container: &Container) -> bool {
-    container.restart_policy.as_deref() == Some("Always")
-}
+pub(crate) use api::pod::is_sidecar;
 
 /// The sum of the containers, or the largest moment of initialisation if that is more, plus the pod's overhead. Sidecars
 /// count from their start on: in the sum, and under every init container after them. `defaults` says which of cpu and
@@ -283,6 +278,28 @@ mod tests {
 
     fn container(cpu: &str, memory: &str) -> Value {
         json!({"name": "c", "resources": {"requests": {"cpu": cpu, "memory": memory}}})
+    }
+
+    /// The scheduler counts in numbers of its own; they mean what everybody else reads in the specification.
+    #[test]
+    fn requests_are_those_of_the_api() {
+        let with = |cpu: &str| json!({"name": "c", "resources": {"requests": {"cpu": cpu, "memory": "1Gi"}}});
+        let mut sidecar = with("200m");
+        sidecar["restartPolicy"] = "Always".into();
+        for spec in [
+            json!({"containers": [with("1"), with("2")]}),
+            json!({"containers": [with("1")], "initContainers": [sidecar, with("3")]}),
+            json!({"containers": [with("1")], "initContainers": [with("3"), sidecar], "overhead": {"cpu": "1"}}),
+            json!({"containers": [with("1")], "resources": {"requests": {"cpu": "5"}}, "overhead": {"cpu": "100m"}}),
+        ] {
+            let pod: Pod = serde_json::from_value(json!({"spec": spec})).unwrap();
+            use api::pod::resources::{Side, with_overhead};
+            let meant = with_overhead(pod.spec.as_ref().unwrap(), Side::Requests);
+            let catalogue = Catalogue::default();
+            let counted = Requests::of(&pod, &catalogue).asked;
+            let numbers = (meant["cpu"].milli_value(), meant["memory"].value());
+            assert_eq!((counted.milli_cpu, counted.memory), numbers, "{spec}");
+        }
     }
 
     #[test]

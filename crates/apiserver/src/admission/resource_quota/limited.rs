@@ -1,12 +1,12 @@
 //! Resources that nobody may use without a quota for them (`limitedResources` of the plug-in's settings).
 
 use api::Status;
+use api::pod::resources::Amounts;
 use k8s_openapi::api::core::v1::{ResourceQuota as Quota, ScopedResourceSelectorRequirement};
 use serde::Deserialize;
 
 use super::super::Attributes;
 use super::super::config::{Setting, parse};
-use super::super::pod_resources::Amounts;
 use super::scopes;
 use crate::registry::Object;
 

@@ -13,12 +13,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Weak};
 
 use api::Status;
+use api::pod::resources::{Amounts, add, parse};
 use k8s_openapi::api::core::v1::{Pod, ResourceQuota as Quota};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use parking_lot::Mutex;
 
 use super::config::Setting;
-use super::pod_resources::{Amounts, add, parse};
 use super::{Admitted, Attributes, Plugin, Verb, admitted, later};
 use crate::state::{State, own_operation};
 use crate::verbs::{Target, modify};

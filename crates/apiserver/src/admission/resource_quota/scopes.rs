@@ -1,11 +1,11 @@
 //! Which objects a quota is about: its scopes and scope selector.
 
+use api::pod::qos;
 use k8s_openapi::api::core::v1::{
     Affinity, PersistentVolumeClaim, Pod, PodAffinityTerm, ResourceQuota as Quota, ScopedResourceSelectorRequirement,
 };
 
 use crate::registry::Object;
-use crate::registry::core::pod_spec::qos;
 
 /// Whether all scopes of the quota select the object.
 pub(super) fn selects(quota: &Quota, object: &dyn Object) -> bool {
@@ -37,7 +37,7 @@ pub(super) fn is_terminating(pod: &Pod) -> bool {
 }
 
 fn of_pod(requirement: &ScopedResourceSelectorRequirement, pod: &Pod) -> bool {
-    let is_best_effort = || qos::class(pod.spec.as_ref()) == "BestEffort";
+    let is_best_effort = || qos::class(pod) == qos::Class::BestEffort;
     let spec = pod.spec.as_ref();
     match requirement.scope_name.as_str() {
         "Terminating" => is_terminating(pod),

@@ -1,9 +1,9 @@
 //! What an object counts for, under every name a quota may use.
 
+use api::pod::resources::{Amounts, Side, in_quota_terms, of_container};
 use api::quantity::{Format, Quantity as Amount};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 
-use super::super::pod_resources::{Amounts, Side, of_container, with_overhead};
 use crate::registry::{Object, Resource};
 
 const CLASS_SUFFIX: &str = ".storageclass.storage.k8s.io/";
@@ -23,41 +23,11 @@ pub(super) fn usage_of(resource: &Resource, object: &dyn Object) -> Amounts {
         usage.insert(resource.plural.to_string(), count(1));
     }
     if let Some(pod) = object.downcast_ref::<Pod>() {
-        usage.extend(of_pod(pod));
+        usage.extend(api::pod::resources::quota_usage(pod));
     } else if let Some(service) = object.downcast_ref::<Service>() {
         usage.extend(of_service(service));
     } else if let Some(claim) = object.downcast_ref::<PersistentVolumeClaim>() {
         usage.extend(of_claim(claim));
-    }
-    usage
-}
-
-fn of_pod(pod: &Pod) -> Amounts {
-    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-    let Some(spec) = pod.spec.as_ref().filter(|_| !matches!(phase, Some("Succeeded" | "Failed"))) else {
-        return Amounts::new();
-    };
-    let mut usage = compute(&with_overhead(spec, Side::Requests), &with_overhead(spec, Side::Limits));
-    usage.insert("pods".to_owned(), count(1));
-    usage
-}
-
-/// The names under which requests and limits of compute resources are counted (`podComputeUsageHelper`).
-fn compute(requests: &Amounts, limits: &Amounts) -> Amounts {
-    let mut usage = Amounts::new();
-    for (name, amount) in requests {
-        let native = matches!(name.as_str(), "cpu" | "memory" | "ephemeral-storage") || name.starts_with("hugepages-");
-        if native {
-            usage.insert(name.clone(), amount.clone());
-        }
-        if native || name.contains('/') {
-            usage.insert(format!("requests.{name}"), amount.clone());
-        }
-    }
-    for (name, amount) in limits {
-        if matches!(name.as_str(), "cpu" | "memory" | "ephemeral-storage") {
-            usage.insert(format!("limits.{name}"), amount.clone());
-        }
     }
     usage
 }
@@ -110,7 +80,7 @@ pub(super) fn missing<'a>(pod: &Pod, limited: impl Iterator<Item = &'a String>) 
             .chain(spec.init_containers.iter().flatten())
             .filter(|container| {
                 let of = |side| of_container(container.resources.as_ref(), side);
-                !compute(&of(Side::Requests), &of(Side::Limits)).contains_key(key)
+                !in_quota_terms(of(Side::Requests), of(Side::Limits)).contains_key(key)
             })
             .map(|container| container.name.as_str())
             .collect();

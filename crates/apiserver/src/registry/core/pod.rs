@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, PodCondition, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
-use super::pod_spec::{defaults, qos};
+use super::pod_spec::defaults;
 use crate::registry::column::Column;
 use crate::registry::unset::{items, or_empty, text};
 use crate::registry::{Call, Grace, SelectableField, Strategy, cells};
@@ -38,7 +38,7 @@ impl Strategy for PodStrategy {
         pod.metadata.generation = Some(1);
         let mut status = PodStatus {
             phase: Some("Pending".to_owned()),
-            qos_class: Some(qos::class(pod.spec.as_ref()).to_owned()),
+            qos_class: Some(api::pod::qos::of_spec(pod.spec.as_ref()).to_string()),
             ..PodStatus::default()
         };
         let gated = pod.spec.as_ref().is_some_and(|spec| !items(&spec.scheduling_gates).is_empty());
@@ -100,8 +100,7 @@ impl Strategy for PodStrategy {
         let spec = pod.spec.as_ref();
         let default = spec.and_then(|spec| spec.termination_grace_period_seconds).unwrap_or(0);
         let placed = spec.is_some_and(|spec| text(&spec.node_name).is_some());
-        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-        if !placed || matches!(phase, Some("Failed" | "Succeeded")) {
+        if !placed || api::pod::is_terminal(pod) {
             return Grace::Seconds(0);
         }
         match requested.unwrap_or(default) {
@@ -232,7 +231,7 @@ impl Summary {
         if pod.metadata.deletion_timestamp.is_some() {
             if status.reason.as_deref() == Some("NodeLost") {
                 summary.reason = "Unknown".to_owned();
-            } else if !matches!(phase, "Failed" | "Succeeded") {
+            } else if !api::pod::is_terminal(pod) {
                 summary.reason = "Terminating".to_owned();
             }
         }

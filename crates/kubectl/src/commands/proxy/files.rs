@@ -10,11 +10,12 @@ use super::{plain, text};
 
 /// `rest` is the request's path below the prefix.
 pub(super) fn serve(dir: &Path, path: &str, rest: &str) -> Response<Body> {
-    // Nothing above the directory: names that climb are simply not there.
+    let rest = api::percent::decode(rest, false);
+    // Nothing above the directory: names that climb are simply not there, however they are spelled.
     if rest.split('/').any(|part| part == "..") {
         return text(StatusCode::BAD_REQUEST, "invalid URL path\n");
     }
-    let file = dir.join(percent_decoded(rest).trim_start_matches('/'));
+    let file = dir.join(rest.trim_start_matches('/'));
     match std::fs::metadata(&file) {
         Ok(meta) if meta.is_dir() && !path.ends_with('/') => redirect(&format!("{path}/")),
         Ok(meta) if meta.is_dir() => match std::fs::read(file.join("index.html")) {
@@ -27,22 +28,6 @@ pub(super) fn serve(dir: &Path, path: &str, rest: &str) -> Response<Body> {
         },
         Err(_) => text(StatusCode::NOT_FOUND, "404 page not found\n"),
     }
-}
-
-fn percent_decoded(path: &str) -> String {
-    let mut out = Vec::new();
-    let mut bytes = path.bytes();
-    while let Some(b) = bytes.next() {
-        let digit = |b: Option<u8>| b.and_then(|b| char::from(b).to_digit(16));
-        match b {
-            b'%' => match (digit(bytes.next()), digit(bytes.next())) {
-                (Some(high), Some(low)) => out.push((high * 16 + low) as u8),
-                _ => out.push(b'%'),
-            },
-            b => out.push(b),
-        }
-    }
-    String::from_utf8_lossy(&out).into_owned()
 }
 
 fn redirect(to: &str) -> Response<Body> {
@@ -81,5 +66,29 @@ fn content_type(file: &Path) -> &'static str {
         "gif" => "image/gif",
         "txt" | "yaml" | "yml" | "md" | "" => "text/plain; charset=utf-8",
         _ => "application/octet-stream",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn security_files_above_the_directory_are_not_served() {
+        let dir = tempfile::tempdir().unwrap();
+        let www = dir.path().join("www");
+        std::fs::create_dir(&www).unwrap();
+        std::fs::write(www.join("a b.txt"), "ours").unwrap();
+        std::fs::write(dir.path().join("secret"), "theirs").unwrap();
+        for (rest, expected) in [
+            ("a%20b.txt", StatusCode::OK),
+            ("missing", StatusCode::NOT_FOUND),
+            ("../secret", StatusCode::BAD_REQUEST),
+            ("%2e%2e/secret", StatusCode::BAD_REQUEST),
+            ("..%2fsecret", StatusCode::BAD_REQUEST),
+            ("%2E./secret", StatusCode::BAD_REQUEST),
+        ] {
+            assert_eq!(serve(&www, &format!("/static/{rest}"), rest).status(), expected, "{rest}");
+        }
     }
 }

@@ -4,7 +4,6 @@ pub mod containers;
 pub mod defaults;
 pub mod placement;
 pub mod probes;
-pub mod qos;
 pub mod resources;
 pub mod security;
 pub mod template;
