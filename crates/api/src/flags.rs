@@ -172,6 +172,7 @@ impl<T: Table> clap::FromArgMatches for Others<T> {
 /// what is left is what the component reads itself. Empty fields are as good as absent ones, as upstream's files are
 /// written.
 pub fn settle(config: &mut Value, rows: &[Row]) -> Result<(), String> {
+    drop_nulls(config);
     if let Some(Value::Object(gates)) = config.get("featureGates") {
         for (name, value) in gates {
             let value = value.as_bool().ok_or_else(|| format!("featureGates.{name}: not a boolean"))?;
@@ -185,6 +186,14 @@ pub fn settle(config: &mut Value, rows: &[Row]) -> Result<(), String> {
     }
     take(config, "featureGates");
     Ok(())
+}
+
+/// A field that is null is absent.
+fn drop_nulls(value: &mut Value) {
+    if let Value::Object(fields) = value {
+        fields.retain(|_, field| !field.is_null());
+        fields.values_mut().for_each(drop_nulls);
+    }
 }
 
 fn answer(row: &Row, value: &Value) -> Result<(), String> {

@@ -184,6 +184,8 @@ pub struct Args {
     /// How much of the trace is kept, in bytes; zero records nothing.
     #[arg(long, default_value_t = trace::Recorder::DEFAULT_BYTES)]
     pub trace_buffer_bytes: usize,
+    #[command(flatten)]
+    pub others: api::flags::Others<crate::answers::Unused>,
 }
 
 /// `--oidc-*`.
@@ -312,7 +314,7 @@ pub struct AuditArgs {
     #[arg(long, default_value = "blocking")]
     pub audit_log_mode: String,
     /// Whether events and batches that are too large are shortened.
-    #[arg(long)]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub audit_log_truncate_enabled: bool,
     /// The maximum size in bytes of a batch; a larger one is split.
     #[arg(long, default_value_t = 10 << 20)]
@@ -336,7 +338,7 @@ pub struct AuditArgs {
     #[arg(long, default_value = "30s", value_parser = api::duration::parse)]
     pub audit_webhook_batch_max_wait: Duration,
     /// Whether events and batches that are too large are shortened.
-    #[arg(long)]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub audit_webhook_truncate_enabled: bool,
     /// The maximum size in bytes of a batch; a larger one is split.
     #[arg(long, default_value_t = 10 << 20)]

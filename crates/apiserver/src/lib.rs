@@ -9,6 +9,7 @@
 mod admission;
 mod aggregation;
 mod allocation;
+mod answers;
 mod args;
 mod audit;
 mod authn;

@@ -113,6 +113,17 @@ pub struct Args {
     /// Accepted: callers are reviewed with the rights of --kubeconfig
     #[arg(long)]
     pub authorization_kubeconfig: Option<PathBuf>,
+    /// Address of the API server, instead of the kubeconfig's
+    #[arg(long)]
+    pub master: Option<String>,
+    /// As --node-cidr-mask-size, for the IPv4 range
+    #[arg(long)]
+    pub node_cidr_mask_size_ipv4: Option<u8>,
+    /// As --node-cidr-mask-size, for the IPv6 range
+    #[arg(long)]
+    pub node_cidr_mask_size_ipv6: Option<u8>,
+    #[command(flatten)]
+    pub others: api::flags::Others<crate::answers::Unused>,
 }
 
 /// What the controllers need; `cox up` fills it in-process.
@@ -213,14 +224,21 @@ async fn run_main(args: Args) -> anyhow::Result<()> {
 }
 
 impl Args {
+    /// Of the pieces that nodes get of a range.
+    fn mask_size(&self, range: &str) -> Option<u8> {
+        let of_family = if range.contains(':') { self.node_cidr_mask_size_ipv6 } else { self.node_cidr_mask_size_ipv4 };
+        of_family.or(self.node_cidr_mask_size)
+    }
+
     async fn config(self) -> anyhow::Result<Config> {
         let kubeconfig = match &self.kubeconfig {
             Some(path) => Kubeconfig::load(Some(path))?,
             None => Kubeconfig::in_cluster()?,
         };
-        let client = Client::from_kubeconfig(&kubeconfig, &Overrides::default())?
-            .with_rate_limit(self.kube_api_qps, self.kube_api_burst)
-            .traced_remotely(crate::manager::NAME);
+        let client =
+            Client::from_kubeconfig(&kubeconfig, &Overrides { server: self.master.clone(), ..Overrides::default() })?
+                .with_rate_limit(self.kube_api_qps, self.kube_api_burst)
+                .traced_remotely(crate::manager::NAME);
         let read = async |path: &Option<PathBuf>| match path {
             Some(path) => {
                 tokio::fs::read_to_string(path).await.map(Some).with_context(|| format!("reading {}", path.display()))
@@ -239,7 +257,7 @@ impl Args {
         });
         let cidrs = self.cluster_cidr.iter().filter(|_| self.allocate_node_cidrs);
         Ok(Config {
-            cluster_cidrs: cidrs.map(|text| Range::parse(text, self.node_cidr_mask_size)).collect::<Result<_, _>>()?,
+            cluster_cidrs: cidrs.map(|text| Range::parse(text, self.mask_size(text))).collect::<Result<_, _>>()?,
             root_ca: read(&self.root_ca_file).await?,
             signer: read(&self.cluster_signing_cert_file).await?.zip(read(&self.cluster_signing_key_file).await?),
             election,

@@ -7,6 +7,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod answers;
 mod args;
 mod controller;
 mod error;

@@ -15,11 +15,10 @@ use crate::node::machine::disk;
 use crate::state::label;
 
 const IMAGES_EVERY: Duration = Duration::from_secs(300);
-const LOGS_EVERY: Duration = Duration::from_secs(10);
 
 pub(crate) async fn run(kubelet: Arc<Kubelet>, stop: CancellationToken) {
     let mut images = tokio::time::interval(IMAGES_EVERY);
-    let mut logs = tokio::time::interval(LOGS_EVERY);
+    let mut logs = tokio::time::interval(kubelet.settings.container_log_monitor_interval);
     let mut seen = HashMap::new();
     loop {
         tokio::select! {
@@ -84,19 +83,24 @@ async fn collect_images(kubelet: &Kubelet, seen: &mut HashMap<String, Age>, all_
     seen.retain(|id, _| images.iter().any(|image| &image.id == id));
     let Some((total, free)) = image_disk(kubelet).await else { return };
     let used = 100 - free * 100 / total.max(1);
-    if !all_unused && used < settings.image_gc_high {
-        return;
-    }
-    let mut to_free = if all_unused { u64::MAX } else { (used - settings.image_gc_low.min(used)) * total / 100 };
+    let is_full = all_unused || used >= settings.image_gc_high;
+    let max_age = Some(settings.image_maximum_gc_age).filter(|age| !age.is_zero());
+    let mut to_free = match (all_unused, is_full) {
+        (true, _) => u64::MAX,
+        (_, true) => (used - settings.image_gc_low.min(used)) * total / 100,
+        _ => 0,
+    };
     let mut unused: Vec<&v1::Image> =
         images.iter().filter(|image| !image.pinned && !is_used(image, &containers)).collect();
     unused.sort_by_key(|image| seen.get(&image.id).map(|age| age.last_used));
     for image in unused {
-        if to_free == 0 {
-            return;
+        let unused_for = seen.get(&image.id).map(|age| age.last_used.elapsed());
+        let is_too_old = max_age.zip(unused_for).is_some_and(|(max, age)| age > max);
+        if to_free == 0 && !is_too_old {
+            continue;
         }
         let is_new = seen.get(&image.id).is_some_and(|age| age.first_seen.elapsed() < settings.image_minimum_gc_age);
-        if is_new && !all_unused {
+        if is_new && !all_unused && !is_too_old {
             continue;
         }
         match kubelet.runtime.remove_image(&image.id).await {

@@ -32,6 +32,7 @@ mod plan;
 mod pleg;
 mod pod_fields;
 mod probes;
+mod process;
 mod qos;
 mod resize;
 mod resources;

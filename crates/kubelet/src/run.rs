@@ -46,6 +46,7 @@ pub fn main(args: Args) -> BoxFuture<'static, anyhow::Result<()>> {
 
 async fn run_main(args: Args) -> anyhow::Result<()> {
     let settings = args.settings()?;
+    crate::process::prepare(&settings)?;
     let stop = CancellationToken::new();
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     let on_signal = stop.clone();
@@ -74,6 +75,7 @@ async fn serve(args: &Args, settings: Settings, stop: CancellationToken) -> anyh
         }
         let kubeconfig = Kubeconfig::load(args.kubeconfig.as_deref()).context("reading the kubeconfig")?;
         let client = certificates::client_of(&kubeconfig)?;
+        let client = settings.api_rate.map_or(client.clone(), |(qps, burst)| client.with_rate_limit(qps, burst));
         let until = stop.child_token();
         let config = Config { client: client.traced_remotely(state::ACTOR), settings: settings.clone() };
         let running = run(config, until.clone());
@@ -109,7 +111,8 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
     }
     let Some(runtime) = connect(&settings.cri_endpoint, &stop).await else { return Ok(()) };
     let machine = Machine::read(&settings.root_dir, &settings.node_ips).context("looking at the machine")?;
-    let recorder = EventRecorder::new(client.clone(), "kubelet", &settings.node_name);
+    let to_events = settings.event_rate.map_or(client.clone(), |(qps, burst)| client.with_rate_limit(qps, burst));
+    let recorder = EventRecorder::new(to_events, "kubelet", &settings.node_name);
 
     let cgroups = if settings.cgroups_per_qos {
         // The runtime puts containers below our cgroups: both must be made by the same driver.
@@ -156,7 +159,10 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
         prober,
         status: status.clone(),
         recorder: recorder.clone(),
-        restarts: Backoff::new(Duration::from_secs(10), Duration::from_secs(300)),
+        restarts: Backoff::new(
+            settings.max_container_restart_period.min(Duration::from_secs(10)),
+            settings.max_container_restart_period,
+        ),
         services: services.clone(),
         node: own_node.clone(),
         allocatable: node_status::allocatable(&settings, &machine),
@@ -190,6 +196,9 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
     }
     tasks.spawn(server.run(listener, stop.clone()));
 
+    if let Some(address) = settings.healthz {
+        tasks.spawn(crate::process::serve_health(address, stop.clone()));
+    }
     let changed = Arc::new(Notify::new());
     let agent = NodeAgent {
         client: client.clone(),

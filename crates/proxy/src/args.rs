@@ -54,11 +54,11 @@ pub struct Args {
     #[arg(long, value_delimiter = ',')]
     nodeport_addresses: Option<Vec<String>>,
     /// Masquerade all traffic to cluster IPs
-    #[arg(long)]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, action = clap::ArgAction::Set)]
     masquerade_all: bool,
     #[arg(long)]
     iptables_masquerade_bit: Option<u8>,
-    #[arg(long)]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     iptables_localhost_nodeports: Option<bool>,
     /// Where /healthz answers; empty for nowhere
     #[arg(long)]
@@ -85,7 +85,7 @@ pub struct Args {
     #[arg(long, value_parser = api::duration::parse)]
     conntrack_tcp_timeout_close_wait: Option<Duration>,
     /// Track TCP packets outside of their window too
-    #[arg(long)]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, action = clap::ArgAction::Set)]
     conntrack_tcp_be_liberal: bool,
     /// How long a UDP flow without answers is tracked
     #[arg(long, value_parser = api::duration::parse)]
@@ -103,14 +103,17 @@ pub struct Args {
     #[arg(long)]
     kube_api_burst: Option<u32>,
     /// Remove the rules of an earlier proxy and exit
-    #[arg(long)]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false, action = clap::ArgAction::Set)]
     cleanup: bool,
+    #[command(flatten)]
+    others: api::flags::Others<crate::answers::Unused>,
 }
 
-/// The part of KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1) that this proxy reads.
+/// The part of KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1) that this proxy reads; `answers` has the rest.
 #[derive(Deserialize, Default, Debug)]
-#[serde(rename_all = "camelCase", default)]
-struct File {
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub(crate) struct File {
+    api_version: String,
     kind: String,
     client_connection: ClientConnection,
     hostname_override: String,
@@ -129,7 +132,7 @@ struct File {
 }
 
 #[derive(Deserialize, Default, Debug)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 struct ClientConnection {
     kubeconfig: String,
     qps: Option<f64>,
@@ -137,14 +140,14 @@ struct ClientConnection {
 }
 
 #[derive(Deserialize, Default, Debug)]
-#[serde(rename_all = "camelCase", default)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 struct DetectLocalFile {
     bridge_interface: String,
     interface_name_prefix: String,
 }
 
 #[derive(Deserialize, Default, Debug)]
-#[serde(rename_all = "camelCase", default)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 struct ConntrackFile {
     max_per_core: Option<u32>,
     min: Option<u32>,
@@ -156,7 +159,7 @@ struct ConntrackFile {
 }
 
 #[derive(Deserialize, Default, Debug)]
-#[serde(rename_all = "camelCase", default)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 struct Backend {
     masquerade_all: bool,
     masquerade_bit: Option<u8>,
@@ -292,10 +295,17 @@ impl Args {
     }
 }
 
-fn parse_file(text: &str) -> anyhow::Result<File> {
-    let file: File = yaml_serde::from_str(text)?;
-    if !matches!(file.kind.as_str(), "" | "KubeProxyConfiguration") {
-        bail!("no kind {:?} is registered", file.kind);
+pub(crate) fn parse_file(text: &str) -> anyhow::Result<File> {
+    let mut value: serde_json::Value = yaml_serde::from_str(text)?;
+    if value.is_null() {
+        return Ok(File::default());
+    }
+    api::flags::settle(&mut value, crate::answers::FIELDS).map_err(anyhow::Error::msg)?;
+    let file: File = serde_json::from_value(value)?;
+    if !matches!(file.kind.as_str(), "" | "KubeProxyConfiguration")
+        || !matches!(file.api_version.as_str(), "" | "kubeproxy.config.k8s.io/v1alpha1")
+    {
+        bail!("no kind {:?} is registered for version {:?}", file.kind, file.api_version);
     }
     Ok(file)
 }

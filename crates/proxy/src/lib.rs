@@ -7,6 +7,7 @@
 //! Not here: endpoints themselves (the EndpointSlice controller), and cluster IPs (the API server).
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod answers;
 mod args;
 mod backend;
 mod conntrack;

@@ -74,6 +74,8 @@ pub struct Args {
     /// Requests at once after a quiet time
     #[arg(long, default_value_t = 100)]
     kube_api_burst: u32,
+    #[command(flatten)]
+    others: api::flags::Others<crate::answers::Unused>,
 }
 
 pub fn main(args: Args) -> BoxFuture<'static, Result<()>> {
@@ -115,9 +117,11 @@ impl Args {
         let kubeconfig = Kubeconfig::load(path.as_deref()).context("the scheduler's kubeconfig")?;
         let overrides = Overrides { server: self.master.clone(), ..Overrides::default() };
         let client = Client::from_kubeconfig(&kubeconfig, &overrides).context("the scheduler's kubeconfig")?;
-        let client = match self.kube_api_qps {
-            Some(qps) => client.with_rate_limit(qps, self.kube_api_burst),
-            None => client,
+        let connection = &configuration.client_connection;
+        let client = match (self.kube_api_qps, connection.qps > 0.0) {
+            (Some(qps), _) => client.with_rate_limit(qps, self.kube_api_burst),
+            (None, true) => client.with_rate_limit(connection.qps, u32::try_from(connection.burst).unwrap_or(0).max(1)),
+            (None, false) => client,
         };
         let client = client.traced_remotely(crate::scheduler::ACTOR);
         let election = self.election(&configuration)?;

@@ -1,7 +1,7 @@
 //! The `KubeletConfiguration` file.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -10,13 +10,41 @@ use api::quantity::Quantity;
 use k8s_openapi::api::core::v1::Taint;
 use serde::Deserialize;
 
+use serde_json::Value;
+
+use super::answers::{self, FieldFlags};
 use super::{CgroupDriver, CpuManagerPolicy, Settings};
 use crate::shutdown::{self, Period};
 
-/// `KubeletConfiguration`, kubelet.config.k8s.io/v1beta1: the fields this kubelet acts on. Others are accepted.
+/// `KubeletConfiguration`, kubelet.config.k8s.io/v1beta1: the fields this kubelet acts on. All others of upstream are
+/// answered before (`answers`), and what upstream does not have either is refused.
 #[derive(Deserialize, Debug, Default)]
-#[serde(rename_all = "camelCase", default)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub(super) struct FileConfig {
+    api_version: String,
+    kind: String,
+    healthz_port: Option<u16>,
+    healthz_bind_address: Option<String>,
+    oom_score_adj: Option<i32>,
+    max_open_files: Option<u64>,
+    protect_kernel_defaults: Option<bool>,
+    fail_swap_on: Option<bool>,
+    #[serde(rename = "kubeAPIQPS")]
+    kube_api_qps: Option<i32>,
+    #[serde(rename = "kubeAPIBurst")]
+    kube_api_burst: Option<u32>,
+    #[serde(rename = "eventRecordQPS")]
+    event_record_qps: Option<i32>,
+    event_burst: Option<u32>,
+    enable_debugging_handlers: Option<bool>,
+    #[serde(rename = "imageMaximumGCAge")]
+    image_maximum_gc_age: Option<String>,
+    node_status_max_images: Option<i32>,
+    node_status_report_frequency: Option<String>,
+    pods_per_core: Option<u32>,
+    container_log_monitor_interval: Option<String>,
+    crash_loop_back_off: CrashLoopBackOff,
+    merge_default_eviction_settings: Option<bool>,
     address: Option<IpAddr>,
     port: Option<u16>,
     #[serde(rename = "clusterDNS")]
@@ -83,14 +111,20 @@ pub(super) struct FileConfig {
 }
 
 #[derive(Deserialize, Debug, Default)]
-#[serde(rename_all = "camelCase", default)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+struct CrashLoopBackOff {
+    max_container_restart_period: Option<String>,
+}
+
+#[derive(Deserialize, Debug, Default)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 struct ShutdownPeriod {
     priority: i32,
     shutdown_grace_period_seconds: i64,
 }
 
 #[derive(Deserialize, Debug, Default)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 struct Authentication {
     x509: X509,
     webhook: Enabled,
@@ -98,28 +132,54 @@ struct Authentication {
 }
 
 #[derive(Deserialize, Debug, Default)]
-#[serde(rename_all = "camelCase", default)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 struct X509 {
     #[serde(rename = "clientCAFile")]
     client_ca_file: Option<PathBuf>,
 }
 
 #[derive(Deserialize, Debug, Default)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 struct Enabled {
     enabled: Option<bool>,
 }
 
 #[derive(Deserialize, Debug, Default)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 struct Authorization {
     mode: Option<String>,
 }
 
 impl FileConfig {
-    pub(super) fn read(path: &Path) -> anyhow::Result<Self> {
-        let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
-        yaml_serde::from_str(&text).with_context(|| format!("parsing {}", path.display()))
+    /// The file, what is in the directory beside it in the order of names, and flags; later ones win.
+    pub(super) fn read(file: Option<&Path>, dir: Option<&Path>, flags: &FieldFlags) -> anyhow::Result<Self> {
+        let mut paths: Vec<PathBuf> = file.into_iter().map(Path::to_path_buf).collect();
+        if let Some(dir) = dir {
+            let entries = std::fs::read_dir(dir).with_context(|| format!("reading {}", dir.display()))?;
+            let mut found = entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>()?;
+            found.retain(|path| path.extension().is_some_and(|extension| extension == "conf"));
+            found.sort();
+            paths.extend(found);
+        }
+        let mut config = Value::Object(Default::default());
+        for path in paths {
+            let text = std::fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+            let part = yaml_serde::from_str(&text).with_context(|| format!("parsing {}", path.display()))?;
+            merge(&mut config, part);
+        }
+        flags.apply(&mut config);
+        Self::parse(config).context("the kubelet's configuration")
+    }
+
+    pub(super) fn parse(mut config: Value) -> anyhow::Result<Self> {
+        api::flags::settle(&mut config, answers::FIELDS).map_err(anyhow::Error::msg)?;
+        let file: FileConfig = serde_json::from_value(config)?;
+        if !matches!(file.kind.as_str(), "" | "KubeletConfiguration")
+            || !matches!(file.api_version.as_str(), "" | "kubelet.config.k8s.io/v1beta1")
+        {
+            bail!("no kind {:?} is registered for version {:?}", file.kind, file.api_version);
+        }
+        Ok(file)
     }
 
     pub(super) fn apply(self, settings: &mut Settings) -> anyhow::Result<()> {
@@ -151,6 +211,22 @@ impl FileConfig {
             .flat_map(|(name, values)| values.into_iter().map(move |value| (name.clone(), value)))
             .collect();
         set(&mut settings.pod_logs_dir, self.pod_logs_dir);
+        if let Some(port) = self.healthz_port {
+            settings.healthz = settings.healthz.filter(|_| port != 0).map(|at| SocketAddr::new(at.ip(), port));
+        }
+        if let (Some(at), Some(address)) = (&mut settings.healthz, self.healthz_bind_address.filter(|a| !a.is_empty()))
+        {
+            at.set_ip(address.parse().with_context(|| format!("healthzBindAddress {address:?}"))?);
+        }
+        settings.oom_score_adj = self.oom_score_adj.or(settings.oom_score_adj);
+        settings.max_open_files = self.max_open_files.filter(|count| *count > 0).or(settings.max_open_files);
+        set(&mut settings.protect_kernel_defaults, self.protect_kernel_defaults);
+        set(&mut settings.fail_swap_on, self.fail_swap_on);
+        settings.api_rate = rate(self.kube_api_qps, self.kube_api_burst, 100);
+        settings.event_rate = rate(self.event_record_qps, self.event_burst, 100);
+        set(&mut settings.debugging_handlers, self.enable_debugging_handlers);
+        set(&mut settings.node_status_max_images, self.node_status_max_images);
+        set(&mut settings.pods_per_core, self.pods_per_core);
         set(&mut settings.seccomp_default, self.seccomp_default);
         set(&mut settings.serialize_image_pulls, self.serialize_image_pulls);
         set(&mut settings.system_log_handler, self.enable_system_log_handler);
@@ -161,7 +237,10 @@ impl FileConfig {
         set(&mut settings.register_node, self.register_node);
         set(&mut settings.token_webhook, self.authentication.webhook.enabled);
         set(&mut settings.anonymous_auth, self.authentication.anonymous.enabled);
-        set(&mut settings.cri_endpoint, self.container_runtime_endpoint.map(PathBuf::from));
+        set(
+            &mut settings.cri_endpoint,
+            self.container_runtime_endpoint.filter(|text| !text.is_empty()).map(|text| endpoint(&text)),
+        );
         set(&mut settings.authorization_webhook, self.authorization.mode.map(|mode| mode != "AlwaysAllow"));
         if let Some(size) = self.container_log_max_size {
             let size: Quantity = size.parse().map_err(|error| anyhow::anyhow!("containerLogMaxSize: {error}"))?;
@@ -185,7 +264,12 @@ impl FileConfig {
         if let Some(policy) = self.cpu_manager_policy {
             settings.cpu_manager_policy = cpu_manager_policy(&policy)?;
         }
-        set(&mut settings.eviction_hard, self.eviction_hard);
+        if let Some(own) = self.eviction_hard {
+            if self.merge_default_eviction_settings != Some(true) {
+                settings.eviction_hard.clear();
+            }
+            settings.eviction_hard.extend(own);
+        }
         settings.eviction_soft = self.eviction_soft;
         for (signal, grace) in self.eviction_soft_grace_period {
             settings.eviction_soft_grace_period.insert(signal, duration(&grace)?);
@@ -197,6 +281,10 @@ impl FileConfig {
             (&mut settings.cpu_manager_reconcile_period, self.cpu_manager_reconcile_period),
             (&mut settings.eviction_pressure_transition_period, self.eviction_pressure_transition_period),
             (&mut settings.image_minimum_gc_age, self.image_minimum_gc_age),
+            (&mut settings.image_maximum_gc_age, self.image_maximum_gc_age),
+            (&mut settings.node_status_report_frequency, self.node_status_report_frequency),
+            (&mut settings.container_log_monitor_interval, self.container_log_monitor_interval),
+            (&mut settings.max_container_restart_period, self.crash_loop_back_off.max_container_restart_period),
             (&mut settings.http_check_frequency, self.http_check_frequency),
             (&mut settings.node_status_update_frequency, self.node_status_update_frequency),
         ] {
@@ -207,6 +295,29 @@ impl FileConfig {
         }
         Ok(())
     }
+}
+
+/// Objects are merged, all else is replaced.
+fn merge(to: &mut Value, from: Value) {
+    match (to, from) {
+        (Value::Object(to), Value::Object(from)) => {
+            for (name, value) in from {
+                merge(to.entry(name).or_insert(Value::Null), value);
+            }
+        }
+        (to, from) => *to = from,
+    }
+}
+
+/// A limit if there is a rate.
+fn rate(qps: Option<i32>, burst: Option<u32>, default_burst: u32) -> Option<(f64, u32)> {
+    let qps = qps.filter(|qps| *qps > 0)?;
+    Some((f64::from(qps), burst.filter(|burst| *burst > 0).unwrap_or(default_burst)))
+}
+
+/// A socket's path, with or without its scheme.
+pub(super) fn endpoint(text: &str) -> PathBuf {
+    PathBuf::from(text.strip_prefix("unix://").unwrap_or(text))
 }
 
 fn duration(text: &str) -> anyhow::Result<Duration> {
@@ -278,15 +389,43 @@ pub(super) fn add_reserved(reserved: &mut BTreeMap<String, String>, name: &str, 
 mod tests {
     use super::*;
 
+    fn parse(text: &str) -> anyhow::Result<FileConfig> {
+        FileConfig::parse(yaml_serde::from_str(text)?)
+    }
+
+    #[test]
+    fn fields_nobody_has_are_refused() {
+        for text in ["unknownFuture: 1", "authentication: {x509: {unknown: 1}}", "kind: Pod", "swap: true"] {
+            assert!(parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn files_of_a_directory_are_merged() {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, text) in [
+            ("20.conf", "maxPods: 7\nevictionHard: {memory.available: 1Gi}\nmergeDefaultEvictionSettings: true"),
+            ("10.conf", "maxPods: 5\npodsPerCore: 3"),
+            ("30.yaml", "maxPods: 9"),
+        ] {
+            std::fs::write(dir.path().join(name), text).unwrap();
+        }
+        let mut settings = Settings::new("n");
+        let read = FileConfig::read(None, Some(dir.path()), &FieldFlags::default()).unwrap();
+        read.apply(&mut settings).unwrap();
+        assert_eq!((settings.max_pods, settings.pods_per_core), (7, 3));
+        assert_eq!(settings.eviction_hard.len(), 5);
+    }
+
     #[test]
     fn the_file_is_read() {
         let text = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nport: 10260\nclusterDNS: [10.43.0.10]\n\
             maxPods: 50\ncontainerLogMaxSize: 5Mi\nauthentication:\n  x509: {clientCAFile: /ca.crt}\n  anonymous: {enabled: false}\n\
-            authorization: {mode: AlwaysAllow}\nsystemReserved: {memory: 1Gi}\nkubeReserved: {memory: 1Gi, cpu: 100m}\nunknownFuture: 1\n\
+            authorization: {mode: AlwaysAllow}\nsystemReserved: {memory: 1Gi}\nkubeReserved: {memory: 1Gi, cpu: 100m}\n\
             evictionHard: {memory.available: 1Gi}\nevictionSoft: {nodefs.available: 20%}\nevictionSoftGracePeriod: {nodefs.available: 1m30s}\n\
             imageMinimumGCAge: 5m\npodPidsLimit: 100\nseccompDefault: true\ncpuManagerPolicy: static\nserverTLSBootstrap: true\nevictionPressureTransitionPeriod: 0s\n";
         let mut settings = Settings::new("n");
-        yaml_serde::from_str::<FileConfig>(text).unwrap().apply(&mut settings).unwrap();
+        parse(text).unwrap().apply(&mut settings).unwrap();
         assert_eq!((settings.port, settings.max_pods, settings.pod_pids_limit), (10260, 50, 100));
         assert_eq!(settings.cluster_dns, ["10.43.0.10"]);
         assert_eq!(settings.container_log_max_size, 5 << 20);
@@ -306,7 +445,7 @@ mod tests {
     fn shutdown_is_said_in_one_of_two_ways() {
         let read = |text: &str| {
             let mut settings = Settings::new("n");
-            yaml_serde::from_str::<FileConfig>(text).unwrap().apply(&mut settings)?;
+            parse(text).unwrap().apply(&mut settings)?;
             let periods = settings.shutdown_periods.iter().map(|period| (period.priority, period.seconds));
             anyhow::Ok(periods.collect::<Vec<_>>())
         };
@@ -331,7 +470,7 @@ mod tests {
     fn pods_may_come_from_a_url() {
         let text = "staticPodURL: http://x/pods\nstaticPodURLHeader: {A: [b, c]}\nhttpCheckFrequency: 5s\ncgroupDriver: systemd";
         let mut settings = Settings::new("n");
-        yaml_serde::from_str::<FileConfig>(text).unwrap().apply(&mut settings).unwrap();
+        parse(text).unwrap().apply(&mut settings).unwrap();
         assert_eq!(settings.static_pod_url.as_deref(), Some("http://x/pods"));
         assert_eq!(settings.static_pod_url_headers, [("A".into(), "b".into()), ("A".into(), "c".into())]);
         assert_eq!(settings.http_check_frequency, Duration::from_secs(5));

@@ -1,13 +1,18 @@
 //! The command line of `cox kubelet`.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use anyhow::Context;
 use k8s_openapi::api::core::v1::Taint;
 
 use super::Settings;
+use super::answers::{FieldFlags, Unused};
 use super::file::{self, FileConfig};
+
+/// Upstream's defaults for a kubelet that is a process of its own.
+const HEALTHZ_PORT: u16 = 10248;
+const OOM_SCORE: i32 = -999;
 
 /// `cox kubelet`, with upstream's flag names.
 #[derive(clap::Args, Debug, Clone)]
@@ -19,10 +24,10 @@ pub struct Args {
     #[arg(long)]
     pub bootstrap_kubeconfig: Option<PathBuf>,
     /// Auto rotate the kubelet client certificates by requesting new ones when they are about to expire
-    #[arg(long)]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub rotate_certificates: Option<bool>,
     /// Auto-request and rotate the kubelet serving certificates
-    #[arg(long)]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub rotate_server_certificates: Option<bool>,
     /// CPU Manager policy to use: none or static
     #[arg(long)]
@@ -45,6 +50,9 @@ pub struct Args {
     /// The kubelet will load its initial configuration from this file
     #[arg(long)]
     pub config: Option<PathBuf>,
+    /// Path to a directory of further configuration files (*.conf), merged in the order of their names
+    #[arg(long)]
+    pub config_dir: Option<PathBuf>,
     /// If non-empty, will use this string as identification instead of the actual hostname
     #[arg(long)]
     pub hostname_override: Option<String>,
@@ -91,10 +99,10 @@ pub struct Args {
     #[arg(long)]
     pub authorization_mode: Option<String>,
     /// Enables anonymous requests to the Kubelet server
-    #[arg(long)]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub anonymous_auth: Option<bool>,
     /// Register the node with the apiserver
-    #[arg(long)]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub register_node: Option<bool>,
     /// Labels to add when registering the node in the cluster, key=value pairs separated by ','
     #[arg(long, value_delimiter = ',')]
@@ -109,7 +117,7 @@ pub struct Args {
     #[arg(long, allow_negative_numbers = true)]
     pub pod_max_pids: Option<i64>,
     /// Enable creation of QoS cgroup hierarchy
-    #[arg(long)]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub cgroups_per_qos: Option<bool>,
     /// Optional root cgroup to use for pods
     #[arg(long)]
@@ -132,6 +140,10 @@ pub struct Args {
     /// Comma-separated whitelist of unsafe sysctls or unsafe sysctl patterns (ending in *)
     #[arg(long, value_delimiter = ',')]
     pub allowed_unsafe_sysctls: Vec<String>,
+    #[command(flatten)]
+    pub fields: FieldFlags,
+    #[command(flatten)]
+    pub others: api::flags::Others<Unused>,
 }
 
 impl Args {
@@ -146,9 +158,9 @@ impl Args {
             settings.root_dir = root.clone();
             settings.cert_dir = root.join("pki");
         }
-        if let Some(path) = &self.config {
-            FileConfig::read(path)?.apply(&mut settings)?;
-        }
+        settings.healthz = Some((Ipv4Addr::LOCALHOST, HEALTHZ_PORT).into());
+        settings.oom_score_adj = Some(OOM_SCORE);
+        FileConfig::read(self.config.as_deref(), self.config_dir.as_deref(), &self.fields)?.apply(&mut settings)?;
         self.apply(&mut settings)?;
         Ok(settings)
     }
@@ -183,7 +195,7 @@ impl Args {
             settings.static_pod_url_headers.push((name.trim().into(), value.trim().into()));
         }
         if let Some(endpoint) = &self.container_runtime_endpoint {
-            settings.cri_endpoint = PathBuf::from(endpoint);
+            settings.cri_endpoint = file::endpoint(endpoint);
         }
         if !self.node_ip.is_empty() {
             settings.node_ips = self.node_ip.clone();
@@ -228,12 +240,12 @@ impl Args {
         if self.pod_cidr.is_some() {
             settings.pod_cidr = self.pod_cidr.clone();
         }
-        for label in &self.node_labels {
+        for label in self.node_labels.iter().filter(|label| !label.is_empty()) {
             let (key, value) =
                 label.split_once('=').with_context(|| format!("node label {label:?} is not key=value"))?;
             settings.node_labels.insert(key.into(), value.into());
         }
-        for taint in &self.register_with_taints {
+        for taint in self.register_with_taints.iter().filter(|taint| !taint.is_empty()) {
             settings.register_with_taints.push(parse_taint(taint)?);
         }
         Ok(())

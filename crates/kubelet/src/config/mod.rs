@@ -1,10 +1,11 @@
 //! What a kubelet is told: flags, the `KubeletConfiguration` file, and the settings both end in.
 
+mod answers;
 mod file;
 mod flags;
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -66,6 +67,30 @@ pub struct Settings {
     pub allowed_unsafe_sysctls: Vec<String>,
     /// Containers that name no seccomp profile get the runtime's.
     pub seccomp_default: bool,
+    /// Where anyone on the machine may ask whether the kubelet is well.
+    pub healthz: Option<SocketAddr>,
+    pub oom_score_adj: Option<i32>,
+    pub max_open_files: Option<u64>,
+    /// Refuse to start where the kernel is not set up as a node's should be.
+    pub protect_kernel_defaults: bool,
+    /// Refuse to start where the machine swaps.
+    pub fail_swap_on: bool,
+    /// Requests per second to the API server and at once; None: no limit but the server's.
+    pub api_rate: Option<(f64, u32)>,
+    /// The same for events.
+    pub event_rate: Option<(f64, u32)>,
+    /// Serve exec, attach, port-forward, run and logs.
+    pub debugging_handlers: bool,
+    /// Zero: unused images may stay.
+    pub image_maximum_gc_age: Duration,
+    /// Images that the node's status shows; negative: all.
+    pub node_status_max_images: i32,
+    pub node_status_report_frequency: Duration,
+    /// Zero: only `max_pods` counts.
+    pub pods_per_core: u32,
+    pub container_log_monitor_interval: Duration,
+    /// The longest wait before a container that crashes is started again.
+    pub max_container_restart_period: Duration,
     pub serialize_image_pulls: bool,
     /// Whether `/logs/` serves the node's `/var/log`.
     pub system_log_handler: bool,
@@ -181,6 +206,20 @@ impl Settings {
             http_check_frequency: Duration::from_secs(20),
             allowed_unsafe_sysctls: Vec::new(),
             seccomp_default: false,
+            healthz: None,
+            oom_score_adj: None,
+            max_open_files: None,
+            protect_kernel_defaults: false,
+            fail_swap_on: false,
+            api_rate: None,
+            event_rate: None,
+            debugging_handlers: true,
+            image_maximum_gc_age: Duration::ZERO,
+            node_status_max_images: 50,
+            node_status_report_frequency: Duration::from_secs(300),
+            pods_per_core: 0,
+            container_log_monitor_interval: Duration::from_secs(10),
+            max_container_restart_period: Duration::from_secs(300),
             serialize_image_pulls: true,
             system_log_handler: true,
             max_parallel_image_pulls: 5,

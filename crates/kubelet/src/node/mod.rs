@@ -25,8 +25,6 @@ use crate::shutdown::Shutdown;
 use machine::Machine;
 
 const LEASE_NAMESPACE: &str = "kube-node-lease";
-/// An unchanged status is written this often.
-const REPORT: Duration = Duration::from_secs(300);
 /// Until the node is Ready for the first time, it looks this often.
 const STARTING: Duration = Duration::from_millis(200);
 
@@ -136,7 +134,7 @@ impl NodeAgent {
             let old = told.clone().unwrap_or_default();
             let new = self.status(&old).await;
             let is_ready = status::is_ready(&new);
-            let due = last_write.is_none_or(|at| at.elapsed() >= REPORT);
+            let due = last_write.is_none_or(|at| at.elapsed() >= self.settings.node_status_report_frequency);
             if due || told.as_ref().is_none_or(|told| status::differs(told, &new)) {
                 let patch = Patch::strategic(json!({"status": status::patch(&new)}));
                 match api.patch_status(name, &patch).await {

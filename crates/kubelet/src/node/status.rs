@@ -19,7 +19,6 @@ use crate::eviction;
 use crate::resources::ResourceList;
 
 pub(crate) const VERSION: &str = "v1.36.0";
-const MAX_IMAGES: usize = 50;
 
 /// What runs short, as the eviction manager sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,13 +66,15 @@ pub(crate) fn labels(settings: &Settings) -> BTreeMap<String, String> {
 
 pub(crate) fn capacity(settings: &Settings, machine: &Machine) -> ResourceList {
     let quantity = |text: String| ApiQuantity(text);
+    let by_core = (settings.pods_per_core > 0).then(|| settings.pods_per_core.saturating_mul(machine.cpus as u32));
+    let pods = by_core.map_or(settings.max_pods, |count| count.min(settings.max_pods));
     BTreeMap::from([
         ("cpu".to_string(), quantity(machine.cpus.to_string())),
         ("memory".to_string(), quantity(format!("{}Ki", machine.memory >> 10))),
         ("ephemeral-storage".to_string(), quantity(format!("{}Ki", machine.disk >> 10))),
         ("hugepages-1Gi".to_string(), quantity("0".into())),
         ("hugepages-2Mi".to_string(), quantity("0".into())),
-        ("pods".to_string(), quantity(settings.max_pods.to_string())),
+        ("pods".to_string(), quantity(pods.to_string())),
     ])
 }
 
@@ -109,7 +110,7 @@ pub(crate) fn node_status(facts: &Facts<'_>) -> NodeStatus {
         machine.ips.iter().map(|ip| NodeAddress { type_: "InternalIP".into(), address: ip.to_string() }).collect();
     addresses.push(NodeAddress { type_: "Hostname".into(), address: facts.settings.node_name.clone() });
     let images = match facts.images {
-        Ok(images) => Some(largest(images)),
+        Ok(images) => Some(largest(images, facts.settings.node_status_max_images)),
         Err(_) => facts.old.images.clone(),
     };
     let handlers = facts.runtime.as_ref().map(|status| status.runtime_handlers.as_slice()).unwrap_or_default();
@@ -152,7 +153,7 @@ pub(crate) fn node_status(facts: &Facts<'_>) -> NodeStatus {
 }
 
 /// The images that a node shows, the largest first.
-fn largest(images: &[v1::Image]) -> Vec<ContainerImage> {
+fn largest(images: &[v1::Image], max: i32) -> Vec<ContainerImage> {
     let mut shown: Vec<ContainerImage> = images
         .iter()
         .map(|image| ContainerImage {
@@ -162,7 +163,7 @@ fn largest(images: &[v1::Image]) -> Vec<ContainerImage> {
         .filter(|image| image.names.as_ref().is_some_and(|names| !names.is_empty()))
         .collect();
     shown.sort_by_key(|image| std::cmp::Reverse(image.size_bytes));
-    shown.truncate(MAX_IMAGES);
+    shown.truncate(usize::try_from(max).unwrap_or(usize::MAX));
     shown
 }
 

@@ -145,6 +145,11 @@ impl Server {
             return refused;
         }
         let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
+        if !self.kubelet.settings.debugging_handlers
+            && matches!(parts[0], "containerLogs" | "exec" | "attach" | "portForward" | "run" | "runningpods")
+        {
+            return text(StatusCode::METHOD_NOT_ALLOWED, "Debug endpoints are disabled.");
+        }
         match (&method, parts.as_slice()) {
             (_, ["healthz"] | ["healthz", "ping" | "log" | "syncloop"]) => text(StatusCode::OK, "ok"),
             (_, ["pods"]) => self.pods(false),

@@ -4,11 +4,23 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::time::Duration;
 
+use api::flags::{Row, only, same};
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::legacy;
 use crate::pod::is_extended;
+
+/// Fields that are not read.
+const FIELDS: &[Row] = &[
+    same("clientConnection.acceptContentTypes", "answers say the same in any encoding"),
+    same("clientConnection.contentType", "requests say the same in any encoding"),
+    same("delayCacheUntilActive", "a cache that stands by costs a watch"),
+    only("enableContentionProfiling", &["false"], "there are no profiling endpoints"),
+    only("enableProfiling", &["false"], "there are no profiling endpoints"),
+    only("leaderElection.resourceLock", &["leases"], "leaders hold leases"),
+    same("parallelism", "a decision is made by one thread"),
+];
 
 const API_VERSION: &str = "kubescheduler.config.k8s.io/v1";
 
@@ -28,17 +40,13 @@ pub enum ConfigurationError {
 pub struct Configuration {
     api_version: String,
     kind: String,
-    parallelism: Option<i32>,
     pub(crate) leader_election: LeaderElection,
     pub(crate) client_connection: ClientConnection,
-    enable_profiling: Option<bool>,
-    enable_contention_profiling: Option<bool>,
     pub(crate) percentage_of_nodes_to_score: Option<i32>,
     pub(crate) pod_initial_backoff_seconds: i64,
     pub(crate) pod_max_backoff_seconds: i64,
     pub(crate) profiles: Vec<SchedulerProfile>,
     pub(crate) extenders: Vec<Extender>,
-    delay_cache_until_active: bool,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -48,7 +56,6 @@ pub(crate) struct LeaderElection {
     pub(crate) lease_duration: GoDuration,
     pub(crate) renew_deadline: GoDuration,
     pub(crate) retry_period: GoDuration,
-    resource_lock: String,
     pub(crate) resource_name: String,
     pub(crate) resource_namespace: String,
 }
@@ -57,10 +64,8 @@ pub(crate) struct LeaderElection {
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct ClientConnection {
     pub(crate) kubeconfig: String,
-    accept_content_types: String,
-    content_type: String,
-    qps: f64,
-    burst: i32,
+    pub(crate) qps: f64,
+    pub(crate) burst: i32,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -188,7 +193,6 @@ impl Default for LeaderElection {
             lease_duration: GoDuration(Duration::from_secs(15)),
             renew_deadline: GoDuration(Duration::from_secs(10)),
             retry_period: GoDuration(Duration::from_secs(2)),
-            resource_lock: "leases".into(),
             resource_name: "kube-scheduler".into(),
             resource_namespace: "kube-system".into(),
         }
@@ -200,11 +204,8 @@ impl Default for Configuration {
         Configuration {
             api_version: API_VERSION.into(),
             kind: "KubeSchedulerConfiguration".into(),
-            parallelism: None,
             leader_election: LeaderElection::default(),
             client_connection: ClientConnection::default(),
-            enable_profiling: None,
-            enable_contention_profiling: None,
             percentage_of_nodes_to_score: None,
             pod_initial_backoff_seconds: 1,
             pod_max_backoff_seconds: 10,
@@ -213,7 +214,6 @@ impl Default for Configuration {
                 ..SchedulerProfile::default()
             }],
             extenders: Vec::new(),
-            delay_cache_until_active: false,
         }
     }
 }
@@ -240,7 +240,13 @@ impl Configuration {
 
     pub(crate) fn parse(text: &str) -> Result<Configuration, ConfigurationError> {
         let invalid = |error: &dyn std::fmt::Display| ConfigurationError::Invalid(error.to_string());
-        let value: serde_json::Value = yaml_serde::from_str(text).map_err(|error| invalid(&error))?;
+        let mut value: serde_json::Value = yaml_serde::from_str(text).map_err(|error| invalid(&error))?;
+        if let Some(parallelism) = value.get("parallelism").and_then(Value::as_i64).filter(|count| *count <= 0) {
+            return Err(ConfigurationError::Invalid(format!(
+                "parallelism: Invalid value: {parallelism}: should be an integer value greater than zero"
+            )));
+        }
+        api::flags::settle(&mut value, FIELDS).map_err(|error| invalid(&error))?;
         let mut configuration: Configuration = serde_json::from_value(value).map_err(|error| invalid(&error))?;
         if configuration.api_version != API_VERSION || configuration.kind != "KubeSchedulerConfiguration" {
             return Err(ConfigurationError::Invalid(format!(
@@ -260,12 +266,6 @@ impl Configuration {
 
     pub(crate) fn validate(&self) -> Result<(), ConfigurationError> {
         let mut errors = Vec::new();
-        if self.parallelism.is_some_and(|parallelism| parallelism <= 0) {
-            errors.push(format!(
-                "parallelism: Invalid value: {}: should be an integer value greater than zero",
-                self.parallelism.unwrap_or_default()
-            ));
-        }
         let mut names = HashSet::new();
         for (at, profile) in self.profiles.iter().enumerate() {
             let path = format!("profiles[{at}]");

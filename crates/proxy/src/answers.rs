@@ -1,0 +1,121 @@
+//! What upstream's proxy can be told and this one has no use for.
+
+use api::flags::{LOGGING, Row, Table, only, refused, same};
+
+/// Flags that are not read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Unused;
+
+impl Table for Unused {
+    const ROWS: &'static [&'static [Row]] = &[
+        LOGGING,
+        &[
+            only("bind-address", &["0.0.0.0", "::"], "the health and metrics addresses have flags of their own"),
+            only("bind-address-hard-fail", &["false"], "the proxy goes on where a port is taken"),
+            same("config-sync-period", "changes are watched"),
+            refused("init-only", "the proxy needs no privileged start"),
+            same("ipvs-exclude-cidrs", "there is no ipvs mode"),
+            same("ipvs-min-sync-period", "there is no ipvs mode"),
+            same("ipvs-scheduler", "there is no ipvs mode"),
+            same("ipvs-strict-arp", "there is no ipvs mode"),
+            same("ipvs-sync-period", "there is no ipvs mode"),
+            same("ipvs-tcp-timeout", "there is no ipvs mode"),
+            same("ipvs-tcpfin-timeout", "there is no ipvs mode"),
+            same("ipvs-udp-timeout", "there is no ipvs mode"),
+            same("kube-api-content-type", "requests say the same in any encoding"),
+            only("profiling", &["false"], "there are no profiling endpoints"),
+            same("proxy-port-range", "the proxy takes no ports"),
+            same("show-hidden-metrics-for-version", "no metric is hidden"),
+            refused("write-config-to", "the configuration is not written"),
+        ],
+    ];
+}
+
+/// Fields of `KubeProxyConfiguration` that are not read.
+pub(crate) const FIELDS: &[Row] = &[
+    only("bindAddress", &["0.0.0.0", "::"], "the health and metrics addresses have fields of their own"),
+    only("bindAddressHardFail", &["false"], "the proxy goes on where a port is taken"),
+    same("clientConnection.acceptContentTypes", "requests say the same in any encoding"),
+    same("clientConnection.contentType", "requests say the same in any encoding"),
+    same("configSyncPeriod", "changes are watched"),
+    only("enableProfiling", &["false"], "there are no profiling endpoints"),
+    same("ipvs", "there is no ipvs mode"),
+    only("logging.format", &["text"], "logs are text"),
+    same("logging", "COX_LOG chooses what is logged, and every line is written at once"),
+    same("portRange", "the proxy takes no ports"),
+    same("showHiddenMetricsForVersion", "no metric is hidden"),
+    same("windowsRunAsService", "this is not Windows"),
+    same("winkernel", "this is not Windows"),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::Args;
+
+    /// The flags of v1.36.
+    const UPSTREAM: &str = "
+        bind-address bind-address-hard-fail cleanup cluster-cidr config config-sync-period
+        conntrack-max-per-core conntrack-min conntrack-tcp-be-liberal conntrack-tcp-timeout-close-wait
+        conntrack-tcp-timeout-established conntrack-udp-timeout conntrack-udp-timeout-stream detect-local-mode
+        feature-gates healthz-bind-address hostname-override init-only iptables-localhost-nodeports
+        iptables-masquerade-bit iptables-min-sync-period iptables-sync-period ipvs-exclude-cidrs
+        ipvs-min-sync-period ipvs-scheduler ipvs-strict-arp ipvs-sync-period ipvs-tcp-timeout
+        ipvs-tcpfin-timeout ipvs-udp-timeout kube-api-burst kube-api-content-type kube-api-qps kubeconfig
+        log-flush-frequency log-json-info-buffer-size log-json-split-stream log-text-info-buffer-size
+        log-text-split-stream logging-format masquerade-all master metrics-bind-address nodeport-addresses
+        oom-score-adj pod-bridge-interface pod-interface-name-prefix profiling proxy-mode proxy-port-range
+        show-hidden-metrics-for-version v vmodule write-config-to
+    ";
+
+    /// The fields of v1.36.
+    const UPSTREAM_FIELDS: &str = "
+        bindAddress bindAddressHardFail clientConnection clusterCIDR configSyncPeriod conntrack detectLocal
+        detectLocalMode enableProfiling featureGates healthzBindAddress hostnameOverride iptables ipvs logging
+        metricsBindAddress mode nftables nodePortAddresses oomScoreAdj portRange showHiddenMetricsForVersion
+        windowsRunAsService winkernel
+    ";
+
+    #[test]
+    fn every_field_has_an_answer() {
+        for field in UPSTREAM_FIELDS.split_whitespace() {
+            let read = crate::args::parse_file(&format!("{field}: {{noSuchField: 1}}"));
+            let error = read.map_err(|error| format!("{error:#}")).err().unwrap_or_default();
+            assert!(!error.contains(&format!("unknown field `{field}`")), "{field} has no answer: {error}");
+        }
+        assert!(crate::args::parse_file("noSuchField: 1").is_err());
+    }
+
+    #[test]
+    fn every_flag_has_an_answer() {
+        assert_eq!(api::flags::missing::<Args>(UPSTREAM), Vec::<String>::new());
+        assert_eq!(api::flags::unheard::<Unused>(UPSTREAM), Vec::<&str>::new());
+    }
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        _args: Args,
+    }
+
+    #[test]
+    fn command_lines_of_others_are_understood() {
+        for line in [
+            "--config=/var/lib/kube-proxy/config.conf --hostname-override=node-1",
+            "--config=/var/lib/kube-proxy/kube-proxy-config.yaml",
+            "--cluster-cidr=10.42.0.0/16 --conntrack-max-per-core=0 --conntrack-tcp-timeout-close-wait=0s --conntrack-tcp-timeout-established=0s --healthz-bind-address=127.0.0.1 --hostname-override=n --kubeconfig=/k --proxy-mode=iptables --masquerade-all=true",
+        ] {
+            let parsed = <Line as clap::Parser>::try_parse_from(std::iter::once("cox").chain(line.split_whitespace()));
+            assert!(parsed.is_ok(), "{line}: {}", parsed.err().map(|error| error.to_string()).unwrap_or_default());
+        }
+    }
+
+    #[test]
+    fn what_is_not_done_is_refused() {
+        for line in ["--init-only", "--profiling", "--bind-address=10.0.0.1", "--feature-gates=NFTablesProxyMode=false"]
+        {
+            let parsed = <Line as clap::Parser>::try_parse_from(["cox", line]);
+            assert!(parsed.is_err(), "{line}");
+        }
+    }
+}
