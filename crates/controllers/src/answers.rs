@@ -113,11 +113,6 @@ impl Table for Unused {
             only("endpointslice-updates-batch-period", &["0s", "0"], "changes are gathered by the queue"),
             only("external-cloud-volume-plugin", &[""], "there is no cloud provider"),
             same("flex-volume-plugin-dir", "no volume plug-ins are started"),
-            refused("horizontal-pod-autoscaler-cpu-initialization-period", "there is no autoscaling controller"),
-            refused("horizontal-pod-autoscaler-downscale-stabilization", "there is no autoscaling controller"),
-            refused("horizontal-pod-autoscaler-initial-readiness-delay", "there is no autoscaling controller"),
-            refused("horizontal-pod-autoscaler-sync-period", "there is no autoscaling controller"),
-            refused("horizontal-pod-autoscaler-tolerance", "there is no autoscaling controller"),
             refused("http2-max-streams-per-connection", "the limit of streams is fixed"),
             same("kube-api-content-type", "requests say the same in any encoding"),
             only("large-cluster-size-threshold", &["50"], "the rates of eviction are fixed"),
@@ -242,13 +237,7 @@ mod tests {
 
     #[test]
     fn what_is_not_done_is_refused() {
-        for line in [
-            "--cloud-provider=aws",
-            "--profiling",
-            "--node-eviction-rate=1",
-            "--horizontal-pod-autoscaler-sync-period=5s",
-            "--feature-gates=Unheard=true",
-        ] {
+        for line in ["--cloud-provider=aws", "--profiling", "--node-eviction-rate=1", "--feature-gates=Unheard=true"] {
             let parsed = <Line as clap::Parser>::try_parse_from(["cox", line]);
             assert!(parsed.is_err(), "{line}");
         }

@@ -126,8 +126,8 @@ pub(crate) fn resize_update(new: &Pod, old: &Pod) -> FieldErrors {
         return refused("windows pods cannot be resized");
     }
     let class = old.status.as_ref().and_then(|status| text(&status.qos_class));
-    let class = class.unwrap_or_else(|| api::pod::qos::of_spec(old.spec.as_ref()));
-    if class != api::pod::qos::of_spec(new.spec.as_ref()) {
+    let class = class.unwrap_or_else(|| api::pod::qos::of_spec(old.spec.as_ref()).as_str());
+    if class != api::pod::qos::of_spec(new.spec.as_ref()).as_str() {
         errors.invalid("spec", class, "Pod QOS Class may not change as a result of resizing");
     }
     let running = old.status.iter().flat_map(|status| items(&status.container_statuses));
