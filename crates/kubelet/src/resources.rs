@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use api::pod::resources as pod_resources;
 use api::quantity::Quantity;
 use cri::v1::LinuxContainerResources;
-use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
+use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 
 use crate::qos;
