@@ -91,13 +91,14 @@ async fn security_strangers_leave_nothing_in_the_trace() {
         // Whatever a client says of time is bounded before anything is added to it.
         span.start = u64::MAX;
         span.duration = u64::MAX;
-        format!("{}: {}", trace::CLIENT_HEADER, serde_json::to_string(&span).unwrap())
+        let command = format!("{}: {}", trace::CLIENT_HEADER, serde_json::to_string(&span).unwrap());
+        (command, format!("{}: {}", trace::CAUSE_HEADER, span.id))
     };
     let create = async |name: &str, token: &str| {
         let body = json!({"metadata": {"name": name}}).to_string();
         let token = format!("Authorization: Bearer {token}");
-        let told = told(&format!("told-{name}"));
-        let args = ["-H", &token, "-H", &told, "-H", "Content-Type: application/json", "-d", &body];
+        let (command, cause) = told(&format!("told-{name}"));
+        let args = ["-H", &token, "-H", &command, "-H", &cause, "-H", "Content-Type: application/json", "-d", &body];
         cluster.curl("/api/v1/namespaces/default/configmaps", &args).await.0
     };
     assert_eq!(create("a", "nobody").await, 401);
