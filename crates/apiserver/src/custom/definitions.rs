@@ -29,8 +29,8 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// How far the table is.
 #[derive(Default)]
 pub(crate) struct Definitions {
-    /// Definitions up to this revision have their rows.
-    seen: tokio::sync::watch::Sender<u64>,
+    /// Definitions up to this revision have their rows; none until those of the start do.
+    seen: tokio::sync::watch::Sender<Option<u64>>,
 }
 
 /// The row of a request that the table does not have: a definition that is in the cache but not yet in the table is
@@ -38,10 +38,18 @@ pub(crate) struct Definitions {
 pub(crate) async fn served(state: &State, group: &str, version: &str, plural: &str) -> Option<Arc<Resource>> {
     let newest = state.caches.get(PREFIX)?.revision();
     let mut seen = state.definitions.seen.subscribe();
-    let caught_up = seen.wait_for(|seen| *seen >= newest);
+    let caught_up = seen.wait_for(|seen| seen.is_some_and(|seen| seen >= newest));
     tokio::time::timeout(PATIENCE, caught_up).await.ok()?.ok()?;
     // Also when there was nothing to wait for: the row may have come since the table was asked.
     state.registry.find(group, version, plural)
+}
+
+/// Whether the definitions that were there when the server started have their rows.
+pub(crate) fn is_synced(state: &State) -> Result<(), String> {
+    match *state.definitions.seen.borrow() {
+        Some(_) => Ok(()),
+        None => Err("custom resource definitions are being read".to_owned()),
+    }
 }
 
 /// Keeps rows and definitions in step until the server stops.
@@ -131,7 +139,7 @@ impl Keeper {
             state.caches.remove(&known.prefix);
         }
         self.known = wanted.into_iter().map(|(name, known)| (name.to_owned(), known)).collect();
-        state.definitions.seen.send_replace(revision);
+        state.definitions.seen.send_replace(Some(revision));
     }
 
     /// Writes what was decided; begins to end what is to be deleted. Returns whether that worked.
