@@ -11,22 +11,64 @@ use crate::chain::RequestInfo;
 use crate::state::{Operation, State};
 use crate::verbs::{encode, response};
 
+/// What a hook may still be waiting for while requests are answered.
+enum Awaited {
+    /// It was there before the server listened.
+    Nothing,
+    FirstObjects,
+    Definitions,
+}
+
+/// Upstream's hooks, in its order: clients and tests ask for them by name.
+const HOOKS: &[(&str, Awaited)] = &[
+    ("poststarthook/start-apiserver-admission-initializer", Awaited::Nothing),
+    ("poststarthook/generic-apiserver-start-informers", Awaited::Nothing),
+    ("poststarthook/priority-and-fairness-config-consumer", Awaited::FirstObjects),
+    ("poststarthook/priority-and-fairness-filter", Awaited::Nothing),
+    ("poststarthook/storage-object-count-tracker-hook", Awaited::Nothing),
+    ("poststarthook/start-apiextensions-informers", Awaited::Nothing),
+    ("poststarthook/start-apiextensions-controllers", Awaited::Nothing),
+    ("poststarthook/crd-informer-synced", Awaited::Definitions),
+    ("poststarthook/start-system-namespaces-controller", Awaited::FirstObjects),
+    ("poststarthook/start-cluster-authentication-info-controller", Awaited::Nothing),
+    ("poststarthook/start-kube-apiserver-identity-lease-controller", Awaited::Nothing),
+    ("poststarthook/start-kube-apiserver-identity-lease-garbage-collector", Awaited::Nothing),
+    ("poststarthook/start-legacy-token-tracking-controller", Awaited::Nothing),
+    ("poststarthook/start-service-ip-repair-controllers", Awaited::FirstObjects),
+    ("poststarthook/rbac/bootstrap-roles", Awaited::FirstObjects),
+    ("poststarthook/scheduling/bootstrap-system-priority-classes", Awaited::FirstObjects),
+    ("poststarthook/priority-and-fairness-config-producer", Awaited::FirstObjects),
+    ("poststarthook/bootstrap-controller", Awaited::FirstObjects),
+    ("poststarthook/start-kubernetes-service-cidr-controller", Awaited::FirstObjects),
+    ("poststarthook/aggregator-reload-proxy-client-cert", Awaited::Nothing),
+    ("poststarthook/start-kube-aggregator-informers", Awaited::Nothing),
+    ("poststarthook/apiservice-status-local-available-controller", Awaited::Nothing),
+    ("poststarthook/apiservice-status-remote-available-controller", Awaited::Nothing),
+    ("poststarthook/apiservice-registration-controller", Awaited::FirstObjects),
+    ("poststarthook/apiservice-discovery-controller", Awaited::Nothing),
+    ("poststarthook/kube-apiserver-autoregistration", Awaited::FirstObjects),
+    ("autoregister-completion", Awaited::FirstObjects),
+    ("poststarthook/apiservice-openapi-controller", Awaited::Nothing),
+    ("poststarthook/apiservice-openapiv3-controller", Awaited::Nothing),
+];
+
 /// Name and outcome of every check.
 async fn checks(state: &Arc<State>, ready: bool) -> Vec<(&'static str, Result<(), String>)> {
     let store = state.caches.store.current_revision().await.map(drop).map_err(|error| error.to_string());
-    let mut checks = vec![
-        ("ping", Ok(())),
-        ("log", Ok(())),
-        ("etcd", store.clone()),
-        ("poststarthook/bootstrap-controller", state.bootstrapped()),
-        ("poststarthook/rbac/bootstrap-roles", state.bootstrapped()),
-        ("poststarthook/priority-and-fairness-config-producer", state.bootstrapped()),
-        ("poststarthook/kube-apiserver-autoregistration", state.bootstrapped()),
-        ("autoregister-completion", state.bootstrapped()),
-    ];
+    let mut checks = vec![("ping", Ok(())), ("log", Ok(())), ("etcd", store.clone())];
     if ready {
         checks.push(("etcd-readiness", store));
-        checks.push(("informer-sync", readable(state)));
+        checks.push(("informer-sync", readable(state).and_then(|()| crate::custom::is_synced(state))));
+    }
+    checks.extend(HOOKS.iter().map(|(name, waits_for)| {
+        let outcome = match waits_for {
+            Awaited::Nothing => Ok(()),
+            Awaited::FirstObjects => state.bootstrapped(),
+            Awaited::Definitions => crate::custom::is_synced(state),
+        };
+        (*name, outcome)
+    }));
+    if ready {
         let stopping = state.stop.is_cancelled();
         checks.push(("shutdown", if stopping { Err("process is shutting down".to_owned()) } else { Ok(()) }));
     }

@@ -125,6 +125,7 @@ impl Server {
         tokio::spawn(crate::aggregation::run(state.clone()));
         tokio::spawn(crate::aggregation::trust::run(state.clone()));
         tokio::spawn(crate::flow_control::run(state.clone()));
+        tokio::spawn(crate::admission::check_types(state.clone()));
         Ok(Self { state, listener, acceptor, audit_tasks, audit_stop, dispatcher, stop })
     }
 

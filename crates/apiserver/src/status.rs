@@ -46,6 +46,18 @@ pub(crate) fn too_old(asked: u64, error: &TooOld) -> Status {
     Status::expired(format!("too old resource version: {asked} ({})", error.horizon))
 }
 
+/// The response that carries a status to a client that reads nothing but protobuf.
+pub(crate) fn protobuf_response(status: &Status) -> Response<Body> {
+    let mut response = response(status);
+    let encoded = serde_json::to_value(status).ok().and_then(|value| crate::protobuf::encode(&value));
+    if let Some(encoded) = encoded {
+        *response.body_mut() = full(Bytes::from(encoded));
+        let content_type = HeaderValue::from_static(crate::protobuf::CONTENT_TYPE);
+        response.headers_mut().insert(header::CONTENT_TYPE, content_type);
+    }
+    response
+}
+
 /// The response that carries a status.
 pub(crate) fn response(status: &Status) -> Response<Body> {
     let body = serde_json::to_vec(status).unwrap_or_default();

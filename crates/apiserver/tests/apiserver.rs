@@ -65,6 +65,8 @@ mod plugins;
 mod pod_security;
 #[path = "apiserver/policies.rs"]
 mod policies;
+#[path = "apiserver/protobuf.rs"]
+mod protobuf;
 #[path = "apiserver/python.rs"]
 mod python;
 #[path = "apiserver/reload.rs"]

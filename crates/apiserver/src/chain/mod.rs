@@ -68,6 +68,7 @@ pub(crate) async fn serve(state: Arc<State>, mut request: Request<RequestBody>, 
         // Servers behind this one record the same request under the same name.
         request.headers_mut().insert(AUDIT_ID, audit_id.clone());
     }
+    let wants_protobuf = Accept::is_protobuf(request.headers());
     let mut served = crate::walk::open(&state, &info, request.headers());
     let counted = state.clone();
 
@@ -82,6 +83,7 @@ pub(crate) async fn serve(state: Arc<State>, mut request: Request<RequestBody>, 
 
     let mut response = match outcome {
         Ok(Ok(response)) => trail.answered(response, long_running).await,
+        Ok(Err(status)) if wants_protobuf => trail.answered(crate::status::protobuf_response(&status), false).await,
         Ok(Err(status)) => trail.answered(crate::status::response(&status), false).await,
         Err(Panicked) => {
             tracing::error!(id, "request handler panicked");
@@ -321,6 +323,7 @@ async fn dispatch(
     } else {
         Accept::parse(&parts.headers, &info)?
     };
+    let wants_protobuf = Accept::is_protobuf(&parts.headers);
     let upgrade = parts.extensions.remove::<hyper::upgrade::OnUpgrade>();
     let warnings = Arc::new(parking_lot::Mutex::new(Vec::new()));
     let operation = Operation {
@@ -337,6 +340,7 @@ async fn dispatch(
     };
     let mut response = match Box::pin(crate::verbs::run(operation, upgrade)).await {
         Ok(response) => response,
+        Err(status) if wants_protobuf => crate::status::protobuf_response(&status),
         Err(status) => crate::status::response(&status),
     };
     for warning in warnings.lock().iter() {

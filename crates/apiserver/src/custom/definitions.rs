@@ -30,8 +30,8 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// How far the table is.
 #[derive(Default)]
 pub(crate) struct Definitions {
-    /// Definitions up to this revision have their rows.
-    seen: tokio::sync::watch::Sender<u64>,
+    /// Definitions up to this revision have their rows; none until those of the start do.
+    seen: tokio::sync::watch::Sender<Option<u64>>,
 }
 
 /// The row of a request that the table does not have: a definition that is in the cache but not yet in the table is
@@ -45,7 +45,7 @@ pub(crate) async fn served(
     let Some(cache) = state.caches.get(PREFIX) else { return Ok(None) };
     let newest = cache.revision();
     let mut seen = state.definitions.seen.subscribe();
-    let caught_up = seen.wait_for(|seen| *seen >= newest);
+    let caught_up = seen.wait_for(|seen| seen.is_some_and(|seen| seen >= newest));
     if !matches!(tokio::time::timeout(PATIENCE, caught_up).await, Ok(Ok(_))) {
         return Ok(None);
     }
@@ -57,6 +57,14 @@ pub(crate) async fn served(
         state.peek_shared::<APIService>(crate::aggregation::PREFIX, &format!("{version}.{group}"))?;
     }
     Ok(found)
+}
+
+/// Whether the definitions that were there when the server started have their rows.
+pub(crate) fn is_synced(state: &State) -> Result<(), String> {
+    match *state.definitions.seen.borrow() {
+        Some(_) => Ok(()),
+        None => Err("custom resource definitions are being read".to_owned()),
+    }
 }
 
 /// Keeps rows and definitions in step until the server stops.
@@ -159,7 +167,7 @@ impl Keeper {
             state.caches.remove(&known.prefix);
         }
         self.known = wanted.into_iter().map(|(name, known)| (name.to_owned(), known)).collect();
-        state.definitions.seen.send_replace(revision);
+        state.definitions.seen.send_replace(Some(revision));
     }
 
     /// Writes what was decided; begins to end what is to be deleted. Returns whether that worked.

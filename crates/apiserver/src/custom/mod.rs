@@ -27,7 +27,7 @@ mod strategy;
 mod validate;
 
 pub(crate) use convert::{Converter, entries, entry, to_storage};
-pub(crate) use definitions::{Definitions, run, served};
+pub(crate) use definitions::{Definitions, is_synced, run, served};
 pub(crate) use expressions::check as check_expressions;
 pub(crate) use finalize::mark;
 pub(crate) use rows::{ScalePaths, at};

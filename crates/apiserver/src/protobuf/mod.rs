@@ -1,9 +1,14 @@
-//! Kubernetes protobuf bodies, as typed Go clients and newer kubectl send them, turned into JSON values.
+//! Kubernetes protobuf bodies, as typed Go clients and newer kubectl send them, turned into JSON values, and back.
 //!
-//! Only requests are read: every client that sends protobuf also accepts JSON. A body is the magic `k8s\0` and a
-//! `runtime.Unknown` that names the type and holds the object; `messages.txt` says what the numbers mean.
+//! Answers are JSON for all who accept that, which nearly every client does: objects lie ready in it. Who accepts nothing
+//! but protobuf gets it (`encode`). A body is the magic `k8s\0` and a `runtime.Unknown` that names the type and holds the
+//! object; `messages.txt` says what the numbers mean.
 
-use std::collections::HashMap;
+mod encode;
+
+pub(crate) use encode::{encode, frame};
+
+use std::collections::{BTreeMap, HashMap};
 use std::sync::LazyLock;
 
 use base64::Engine;
@@ -11,6 +16,7 @@ use serde_json::{Map, Number, Value};
 
 const MAGIC: &[u8] = b"k8s\0";
 pub(crate) const CONTENT_TYPE: &str = "application/vnd.kubernetes.protobuf";
+pub(crate) const WATCH_CONTENT_TYPE: &str = "application/vnd.kubernetes.protobuf;stream=watch";
 /// As deep as JSON bodies may be nested.
 const MAX_DEPTH: usize = 64;
 
@@ -35,17 +41,8 @@ pub(crate) fn decode(body: &[u8]) -> Result<Value, String> {
             _ => {}
         }
     }
-    let (group, version) = api_version.split_once('/').unwrap_or(("", &api_version));
-    let package = match group.split('.').next().unwrap_or_default() {
-        "" => "core",
-        package => package,
-    };
-    let name = match kind.as_str() {
-        "DeleteOptions" => "meta.v1.DeleteOptions".to_owned(),
-        kind => format!("{package}.{version}.{kind}"),
-    };
     let message = MESSAGES
-        .get(name.as_str())
+        .get(&message_name(&api_version, &kind))
         .ok_or_else(|| format!("no kind {kind:?} is registered for version {api_version:?}"))?;
     let mut object = Map::new();
     object.insert("kind".to_owned(), kind.into());
@@ -54,9 +51,20 @@ pub(crate) fn decode(body: &[u8]) -> Result<Value, String> {
     Ok(Value::Object(object))
 }
 
+/// What the table calls a kind.
+fn message_name(api_version: &str, kind: &str) -> String {
+    let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+    match (kind, group.split('.').next().unwrap_or_default()) {
+        // Of no group, and of all.
+        ("DeleteOptions" | "Status", _) | (_, "meta") => format!("meta.v1.{kind}"),
+        (_, "") => format!("core.{version}.{kind}"),
+        (_, package) => format!("{package}.{version}.{kind}"),
+    }
+}
+
 struct Message {
     package: &'static str,
-    fields: HashMap<u32, Field>,
+    fields: BTreeMap<u32, Field>,
 }
 
 struct Field {
@@ -271,7 +279,7 @@ fn special(name: &str, bytes: &[u8]) -> Result<Option<Value>, String> {
 fn unwrap(name: &str, mut object: Map<String, Value>) -> Value {
     let mut take = |key: &str| object.remove(key);
     match name {
-        "ExtraValue" => take("items").unwrap_or_else(|| Value::Array(Vec::new())),
+        "ExtraValue" | "AttestationValue" => take("items").unwrap_or_else(|| Value::Array(Vec::new())),
         "JSONSchemaPropsOrArray" => take("schema").or_else(|| take("jSONSchemas")).unwrap_or_default(),
         "JSONSchemaPropsOrBool" => take("schema").or_else(|| take("allows")).unwrap_or_default(),
         "JSONSchemaPropsOrStringArray" => take("schema").or_else(|| take("property")).unwrap_or_default(),

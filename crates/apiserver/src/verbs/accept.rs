@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use crate::body::{Body, full};
 use crate::chain::RequestInfo;
 use crate::json;
+use crate::protobuf;
 use crate::registry::Resource;
 use crate::state::Operation;
 use crate::watch_cache::{Gzip, Piece};
@@ -27,6 +28,8 @@ pub(crate) struct Accept {
 pub(crate) enum Encoding {
     Json,
     Yaml,
+    /// For those who accept nothing else.
+    Protobuf,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +49,9 @@ impl Default for Accept {
 /// Smaller responses are not worth compressing (upstream's threshold).
 pub(crate) const GZIP_FROM: usize = 128 * 1024;
 
-pub(crate) const OFFERED: &[&str] = &["application/json", "application/yaml"];
+pub(crate) const OFFERED: &[&str] = &["application/json", "application/yaml", protobuf::CONTENT_TYPE];
+/// Custom kinds and tables have no protobuf form.
+const OFFERED_AS_TEXT: &[&str] = &["application/json", "application/yaml"];
 
 impl Accept {
     /// Picks the first acceptable form, best quality first, as upstream does.
@@ -66,21 +71,43 @@ impl Accept {
         }
         let mut clauses: Vec<(f32, &str)> = text.split(',').map(|clause| (quality(clause), clause)).collect();
         clauses.sort_by(|a, b| b.0.total_cmp(&a.0));
-        for (_, clause) in clauses {
-            if let Some(found) = base.clone().clause(clause) {
-                return Ok(found);
+        // Stored objects are text: who accepts that as well gets it, whatever it likes better.
+        for clauses_of in [Self::text_encoding, Self::protobuf_encoding] {
+            for (_, clause) in &clauses {
+                if let Some(found) = base.clone().clause(clause, clauses_of) {
+                    return Ok(found);
+                }
             }
         }
         Err(Status::not_acceptable(OFFERED))
     }
 
-    fn clause(mut self, clause: &str) -> Option<Self> {
-        let mut parts = clause.split(';').map(str::trim);
-        self.encoding = match parts.next()? {
-            "application/json" | "*/*" | "application/*" => Encoding::Json,
-            "application/yaml" => Encoding::Yaml,
-            _ => return None,
+    fn text_encoding(media: &str) -> Option<Encoding> {
+        match media {
+            "application/json" | "*/*" | "application/*" => Some(Encoding::Json),
+            "application/yaml" => Some(Encoding::Yaml),
+            _ => None,
+        }
+    }
+
+    fn protobuf_encoding(media: &str) -> Option<Encoding> {
+        (media == protobuf::CONTENT_TYPE).then_some(Encoding::Protobuf)
+    }
+
+    /// Whether errors are to be told in protobuf.
+    pub(crate) fn is_protobuf(headers: &HeaderMap) -> bool {
+        let names = |media: &str| {
+            headers.get_all(header::ACCEPT).iter().any(|value| value.to_str().is_ok_and(|value| value.contains(media)))
         };
+        // Nearly every client names JSON as well: that is seen without reading further.
+        names(protobuf::CONTENT_TYPE)
+            && !names("application/json")
+            && Self::parse(headers, &RequestInfo::default()).is_ok_and(|accept| accept.encoding == Encoding::Protobuf)
+    }
+
+    fn clause(mut self, clause: &str, encoding: fn(&str) -> Option<Encoding>) -> Option<Self> {
+        let mut parts = clause.split(';').map(str::trim);
+        self.encoding = encoding(parts.next()?)?;
         let (mut shape, mut group) = (None, "meta.k8s.io");
         for part in parts {
             match part.split_once('=')? {
@@ -95,6 +122,7 @@ impl Accept {
         self.shape = match shape {
             None => Shape::Object,
             Some(_) if group != "meta.k8s.io" => return None,
+            Some("Table") if self.encoding == Encoding::Protobuf => return None,
             Some("Table") => Shape::Table,
             Some("PartialObjectMetadata" | "PartialObjectMetadataList") => Shape::Partial,
             Some(_) => return None,
@@ -106,6 +134,7 @@ impl Accept {
         match self.encoding {
             Encoding::Json => "application/json",
             Encoding::Yaml => "application/yaml",
+            Encoding::Protobuf => protobuf::CONTENT_TYPE,
         }
     }
 
@@ -171,6 +200,9 @@ pub(crate) fn encode(accept: &Accept, value: &Value) -> Result<Bytes, Status> {
             Ok(text.into())
         }
         Encoding::Json => serde_json::to_vec(value).map(Bytes::from).map_err(Status::internal),
+        Encoding::Protobuf => {
+            protobuf::encode(value).map(Bytes::from).ok_or_else(|| Status::not_acceptable(OFFERED_AS_TEXT))
+        }
     }
 }
 
@@ -245,6 +277,13 @@ mod tests {
                 Ok((Encoding::Json, Shape::Partial, "v1")),
             ),
             ("application/vnd.kubernetes.protobuf,application/json", Ok((Encoding::Json, Shape::Object, "v1"))),
+            ("application/vnd.kubernetes.protobuf", Ok((Encoding::Protobuf, Shape::Object, "v1"))),
+            ("application/yaml;q=0.1,application/vnd.kubernetes.protobuf", Ok((Encoding::Yaml, Shape::Object, "v1"))),
+            (
+                "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1",
+                Ok((Encoding::Protobuf, Shape::Partial, "v1")),
+            ),
+            ("application/vnd.kubernetes.protobuf;as=Table;g=meta.k8s.io;v=v1", Err(406)),
             ("application/xml", Err(406)),
             ("application/json;as=Nothing;g=meta.k8s.io", Err(406)),
         ] {

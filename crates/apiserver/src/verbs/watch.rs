@@ -15,7 +15,7 @@ use serde_json::json;
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
-use super::accept::{Shape, render};
+use super::accept::{Encoding, Shape, encode, render};
 use super::list::{filter, parse_revision, validate_watch_options};
 use super::websocket;
 use crate::body::{Body, BodyError, stream as stream_body};
@@ -100,7 +100,10 @@ pub(crate) async fn watch(
         Ok(cursor) => (cursor, None),
         Err(status) => (cache.snapshot_and_cursor().1, Some(status)),
     };
-    let content_type = operation.accept.content_type();
+    let content_type = match operation.accept.encoding {
+        Encoding::Protobuf => crate::protobuf::WATCH_CONTENT_TYPE,
+        _ => operation.accept.content_type(),
+    };
     let deadline = Instant::now() + Duration::from_secs(timeout);
     let watcher = Watcher {
         plain: operation.accept.is_plain(&operation.resource),
@@ -307,7 +310,15 @@ impl Watcher {
         } else {
             render(&self.operation, object)?
         };
-        Ok(frame(change.as_str(), &body))
+        Ok(self.frame(change.as_str(), &body))
+    }
+
+    /// A frame around an object in the form this watcher asked for.
+    fn frame(&self, change: &str, object: &[u8]) -> Bytes {
+        match self.operation.accept.encoding {
+            Encoding::Protobuf => crate::protobuf::frame(change, object).into(),
+            Encoding::Json | Encoding::Yaml => frame(change, object),
+        }
     }
 
     fn bookmark(&self, initial_end: bool) -> Bytes {
@@ -328,12 +339,22 @@ impl Watcher {
             metadata["annotations"] = json!({"k8s.io/initial-events-end": "true"});
         }
         let object = json!({"kind": kind, "apiVersion": api_version, "metadata": metadata});
-        frame("BOOKMARK", object.to_string().as_bytes())
+        self.own_frame("BOOKMARK", &object)
     }
 
     /// The last frame: an error the client acts on.
     fn fail(&mut self, status: &Status) -> Bytes {
         self.ended = true;
-        frame("ERROR", &serde_json::to_vec(status).unwrap_or_default())
+        self.own_frame("ERROR", &serde_json::to_value(status).unwrap_or_default())
+    }
+
+    /// A frame around what is no stored object. In YAML, too, it is JSON.
+    fn own_frame(&self, change: &str, value: &serde_json::Value) -> Bytes {
+        let accept = &self.operation.accept;
+        let body = match accept.encoding {
+            Encoding::Protobuf => encode(accept, value).unwrap_or_default(),
+            Encoding::Json | Encoding::Yaml => value.to_string().into(),
+        };
+        self.frame(change, &body)
     }
 }

@@ -43,6 +43,49 @@ fn map(name: &str, data: Value) -> Value {
     json!({"metadata": {"name": name, "labels": {"kind": "tested"}}, "data": data})
 }
 
+/// A policy says what its expressions get wrong about the kinds that they are meant for, and when it was looked at.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn validating_policies_say_what_their_expressions_get_wrong() {
+    let cluster = Cluster::start().await;
+    let path = format!("{GROUP}/validatingadmissionpolicies");
+    let status = async |name: &str, generation: i64| {
+        let started = std::time::Instant::now();
+        loop {
+            let (_, policy) = cluster.send("GET", &format!("{path}/{name}"), Value::Null).await;
+            if policy["status"]["observedGeneration"] == generation {
+                return policy["status"].clone();
+            }
+            assert!(started.elapsed().as_secs() < 120, "{policy}");
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    };
+    let mut policy = json!({"metadata": {"name": "typed"}, "spec": {
+        "matchConstraints": rules("apps", "deployments"),
+        "variables": [{"name": "wanted", "expression": "object.spec.replicas"}],
+        "validations": [{"expression": "object.replicas > 1"}, {"expression": "variables.wanted > 1",
+            "messageExpression": "'not ' + object.spec.replicas"},
+            {"expression": "object.metadata.labels['a'] == 'b' && object.spec.template.spec.containers.all(c, c.name != '')"}]}});
+    let (code, answer) = cluster.send("POST", &path, policy.clone()).await;
+    assert_eq!(code, 201, "{answer}");
+    let checked = status("typed", 1).await;
+    let warnings = checked["typeChecking"]["expressionWarnings"].as_array().unwrap();
+    assert_eq!(warnings.len(), 2, "{checked}");
+    assert_eq!(warnings[0]["fieldRef"], "spec.validations[0].expression");
+    let warning = warnings[0]["warning"].as_str().unwrap();
+    assert!(
+        warning.starts_with("apps/v1, Kind=Deployment: ERROR: <input>:1:7: undefined field 'replicas'"),
+        "{warning}"
+    );
+    assert_eq!(warnings[1]["fieldRef"], "spec.validations[1].messageExpression");
+
+    policy["spec"]["validations"] = json!([{"expression": "object.spec.replicas > 1"}]);
+    let (code, answer) = cluster
+        .send_raw("PATCH", &format!("{path}/typed"), "application/merge-patch+json", json!({"spec": policy["spec"]}))
+        .await;
+    assert_eq!(code, 200, "{answer:?}");
+    assert_eq!(status("typed", 2).await["typeChecking"], json!({}));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn validating_policies_refuse_what_breaks_their_rules() {
     let cluster = Cluster::start().await;

@@ -12,6 +12,30 @@ fn config_map(name: &str) -> Value {
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
 /// Walk 2.6.
+/// Who asks for a hook by upstream's name finds it.
+#[tokio::test]
+async fn health_lists_the_hooks_by_name() {
+    let cluster = Cluster::start().await;
+    for endpoint in ["healthz", "livez", "readyz"] {
+        let (code, text) = cluster.send_raw("GET", &format!("/{endpoint}?verbose"), "text/plain", Value::Null).await;
+        let text = String::from_utf8(text.to_vec()).unwrap();
+        assert_eq!(code, 200, "{text}");
+        for hook in [
+            "rbac/bootstrap-roles",
+            "scheduling/bootstrap-system-priority-classes",
+            "start-apiextensions-controllers",
+            "crd-informer-synced",
+            "bootstrap-controller",
+            "start-service-ip-repair-controllers",
+            "apiservice-registration-controller",
+        ] {
+            assert!(text.contains(&format!("[+]poststarthook/{hook} ok\n")), "{endpoint} lacks {hook}: {text}");
+        }
+        let path = format!("/{endpoint}/poststarthook/crd-informer-synced");
+        assert_eq!(cluster.send_raw("GET", &path, "text/plain", Value::Null).await.0, 200);
+    }
+}
+
 #[tokio::test]
 async fn objects_are_created_read_and_refused() {
     let cluster = Cluster::start().await;

@@ -335,7 +335,6 @@ fn new_pod(set: &StatefulSet, template: &PodTemplateSpec, number: i32, revision:
         set_name,
         controller_reference(set),
     );
-    pod.metadata.generate_name = None;
     pod.metadata.name = Some(name.clone());
     let labels = pod.metadata.labels.get_or_insert_default();
     labels.insert(POD_NAME_LABEL.into(), name.clone());
@@ -381,6 +380,7 @@ mod tests {
         spec.volume_claim_templates = Some(vec![template]);
         let pod = new_pod(&set, &PodTemplateSpec::default(), 2, "db-abc");
         assert_eq!(pod.metadata.name.as_deref(), Some("db-2"));
+        assert_eq!(pod.metadata.generate_name.as_deref(), Some("db-"));
         assert_eq!(pod.metadata.labels.unwrap()[POD_NAME_LABEL], "db-2");
         let spec = pod.spec.unwrap();
         assert_eq!((spec.hostname.as_deref(), spec.subdomain.as_deref()), (Some("db-2"), Some("peers")));

@@ -17,7 +17,7 @@ use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
 use nix::sys::stat::Mode;
 use tokio::sync::mpsc;
 
-use super::{boxed, decode, text};
+use super::{boxed, text};
 
 pub(super) const ROOT: &str = "/var/log";
 /// Chunks in flight; a slow reader slows the reading of the file.
@@ -33,7 +33,7 @@ enum Found {
 
 /// `path` is what comes after `/logs/`, as it was sent.
 pub(super) async fn serve(root: &'static str, path: &str) -> Response<Body> {
-    let path = decode(&path.replace('+', "%2B"));
+    let path = api::percent::decode(path, false).into_owned();
     let found = tokio::task::spawn_blocking(move || find(Path::new(root), &path)).await;
     match found.map_err(io::Error::other).and_then(|found| found) {
         Ok(Found::Directory(names)) => listing(&names),

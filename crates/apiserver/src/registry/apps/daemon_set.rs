@@ -3,12 +3,14 @@
 use api::field::{FieldErrors, IMMUTABLE, Path};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetSpec};
+use k8s_openapi::api::core::v1::PodTemplateSpec;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde_json::{Value, json};
 
 use super::rules;
 use crate::registry::column::Column;
 use crate::registry::core::pod_spec::defaults;
+use crate::registry::core::pod_spec::template_warnings;
 use crate::registry::unset::{or_empty, set_text};
 use crate::registry::{Call, Strategy, cells};
 
@@ -72,6 +74,14 @@ impl Strategy for DaemonSetStrategy {
         }
         errors.extend(self.validate_create(new));
         errors
+    }
+
+    fn warnings(&self, new: &DaemonSet, old: Option<&DaemonSet>) -> Vec<String> {
+        fn template(object: &DaemonSet) -> Option<&PodTemplateSpec> {
+            object.spec.as_ref().map(|spec| &spec.template)
+        }
+        let Some(new) = template(new) else { return Vec::new() };
+        template_warnings("spec.template", new, old.and_then(template))
     }
 
     fn columns(&self) -> &'static [Column] {

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::rules;
 use crate::registry::column::Column;
 use crate::registry::core::pod_spec::defaults;
+use crate::registry::core::pod_spec::template_warnings;
 use crate::registry::{SelectableField, Strategy, cells};
 
 pub struct ReplicaSetStrategy;
@@ -86,6 +87,14 @@ impl Strategy for ReplicaSetStrategy {
 
     fn selectable_fields(&self) -> &'static [SelectableField] {
         const { &[SelectableField::new("status.replicas", &["status", "replicas"]).or("0")] }
+    }
+
+    fn warnings(&self, new: &ReplicaSet, old: Option<&ReplicaSet>) -> Vec<String> {
+        fn template(object: &ReplicaSet) -> Option<&PodTemplateSpec> {
+            object.spec.as_ref().and_then(|spec| spec.template.as_ref())
+        }
+        let Some(new) = template(new) else { return Vec::new() };
+        template_warnings("spec.template", new, old.and_then(template))
     }
 
     fn columns(&self) -> &'static [Column] {

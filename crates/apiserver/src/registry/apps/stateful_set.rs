@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::rules;
 use crate::registry::column::Column;
 use crate::registry::core::pod_spec::defaults;
+use crate::registry::core::pod_spec::template_warnings;
 use crate::registry::metadata::same;
 use crate::registry::unset::{items, items_mut, or_empty, set_text, text};
 use crate::registry::{Strategy, cells};
@@ -87,6 +88,14 @@ impl Strategy for StatefulSetStrategy {
             );
         }
         errors
+    }
+
+    fn warnings(&self, new: &StatefulSet, old: Option<&StatefulSet>) -> Vec<String> {
+        fn template(object: &StatefulSet) -> Option<&PodTemplateSpec> {
+            object.spec.as_ref().map(|spec| &spec.template)
+        }
+        let Some(new) = template(new) else { return Vec::new() };
+        template_warnings("spec.template", new, old.and_then(template))
     }
 
     fn columns(&self) -> &'static [Column] {

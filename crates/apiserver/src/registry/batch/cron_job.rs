@@ -3,10 +3,12 @@
 use api::field::{FieldErrors, Path};
 use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::{CronJob, CronJobSpec};
+use k8s_openapi::api::core::v1::PodTemplateSpec;
 use serde_json::{Value, json};
 
 use super::{job, schedule};
 use crate::registry::column::{self, Column};
+use crate::registry::core::pod_spec::template_warnings;
 use crate::registry::core::pod_spec::validation::one_of;
 use crate::registry::unset::{items, set_text, text};
 use crate::registry::{Strategy, cells};
@@ -59,6 +61,14 @@ impl Strategy for CronJobStrategy {
         let mut errors = FieldErrors::default();
         validate_spec(&mut errors, &Path::new("spec"), &new.spec, Some(&old.spec));
         errors
+    }
+
+    fn warnings(&self, new: &CronJob, old: Option<&CronJob>) -> Vec<String> {
+        fn template(object: &CronJob) -> Option<&PodTemplateSpec> {
+            object.spec.job_template.spec.as_ref().map(|spec| &spec.template)
+        }
+        let Some(new) = template(new) else { return Vec::new() };
+        template_warnings("spec.jobTemplate.spec.template", new, old.and_then(template))
     }
 
     fn columns(&self) -> &'static [Column] {

@@ -4,11 +4,13 @@ use api::field::{FieldErrors, IMMUTABLE, Path};
 use api::selector::Selector;
 use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::{Job, JobSpec};
+use k8s_openapi::api::core::v1::PodTemplateSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde_json::{Value, json};
 
 use crate::registry::column::Column;
 use crate::registry::core::pod_spec;
+use crate::registry::core::pod_spec::template_warnings;
 use crate::registry::metadata::{label_selector, same};
 use crate::registry::unset::{items, items_mut, or_empty, set_text};
 use crate::registry::{Call, SelectableField, Strategy, cells};
@@ -141,6 +143,14 @@ impl Strategy for JobStrategy {
 
     fn selectable_fields(&self) -> &'static [SelectableField] {
         const { &[SelectableField::new("status.successful", &["status", "succeeded"]).or("0")] }
+    }
+
+    fn warnings(&self, new: &Job, old: Option<&Job>) -> Vec<String> {
+        fn template(object: &Job) -> Option<&PodTemplateSpec> {
+            object.spec.as_ref().map(|spec| &spec.template)
+        }
+        let Some(new) = template(new) else { return Vec::new() };
+        template_warnings("spec.template", new, old.and_then(template))
     }
 
     fn columns(&self) -> &'static [Column] {

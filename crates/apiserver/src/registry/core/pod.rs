@@ -85,15 +85,19 @@ impl Strategy for PodStrategy {
     }
 
     fn warnings(&self, pod: &Pod, old: Option<&Pod>) -> Vec<String> {
-        let name = or_empty(&pod.metadata.name);
-        let messages = api::validation::dns1123_label(name);
-        if old.is_some() || name.is_empty() || messages.is_empty() {
+        if old.is_some() {
             return Vec::new();
         }
-        vec![format!(
-            "metadata.name: this is used in the Pod's hostname, which can result in surprising behavior; a DNS label is recommended: [{}]",
-            messages.join(" ")
-        )]
+        let mut warnings = super::pod_spec::annotation_warnings("", &pod.metadata, pod.spec.as_ref());
+        let name = or_empty(&pod.metadata.name);
+        let messages = api::validation::dns1123_label(name);
+        if !name.is_empty() && !messages.is_empty() {
+            warnings.push(format!(
+                "metadata.name: this is used in the Pod's hostname, which can result in surprising behavior; a DNS label is recommended: [{}]",
+                messages.join(" ")
+            ));
+        }
+        warnings
     }
 
     fn grace(&self, pod: &Pod, requested: Option<i64>) -> Grace {

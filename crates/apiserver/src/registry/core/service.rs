@@ -172,6 +172,13 @@ impl Strategy for ServiceStrategy {
         }
     }
 
+    fn warnings(&self, service: &Service, _: Option<&Service>) -> Vec<String> {
+        let distribution = service.spec.as_ref().and_then(|spec| text(&spec.traffic_distribution));
+        let is_old = distribution == Some("PreferClose");
+        let warning = r#"spec.trafficDistribution: "PreferClose" is deprecated; use "PreferSameZone""#;
+        is_old.then(|| warning.to_owned()).into_iter().collect()
+    }
+
     fn columns(&self) -> &'static [Column] {
         COLUMNS
     }
@@ -472,6 +479,17 @@ mod tests {
             let shown = if errors.len() == 1 { errors[0].clone() } else { format!("[{}]", errors.join(", ")) };
             assert_eq!(shown, expected);
         }
+    }
+
+    #[test]
+    fn deprecated_distributions_are_named() {
+        let warned = |distribution: &str| {
+            let service = service(json!({"ports": [{"port": 80}], "trafficDistribution": distribution}));
+            ServiceStrategy.warnings(&service, None)
+        };
+        let expected = r#"spec.trafficDistribution: "PreferClose" is deprecated; use "PreferSameZone""#;
+        assert_eq!(warned("PreferClose"), [expected]);
+        assert!(warned("PreferSameZone").is_empty());
     }
 
     #[test]

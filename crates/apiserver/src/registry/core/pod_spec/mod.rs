@@ -9,6 +9,9 @@ pub mod security;
 pub mod template;
 pub mod validation;
 pub mod volumes;
+mod warnings;
+
+pub(crate) use warnings::{annotation_warnings, template_warnings};
 
 use k8s_openapi::api::core::v1::{Container, EphemeralContainer};
 
