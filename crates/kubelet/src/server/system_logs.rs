@@ -111,10 +111,15 @@ fn content(file: File, length: u64) -> Response<Body> {
         let mut file = file.take(length);
         loop {
             let mut chunk = vec![0; CHUNK];
-            let read = file.read(&mut chunk);
-            let ended = !matches!(read, Ok(count) if count > 0);
-            let chunk = read.map(|count| Bytes::from(chunk[..count].to_vec()));
-            if (ended && chunk.is_ok()) || sender.blocking_send(chunk).is_err() || ended {
+            let sent = match file.read(&mut chunk) {
+                Ok(0) => return,
+                Ok(count) => sender.blocking_send(Ok(Bytes::copy_from_slice(&chunk[..count]))),
+                Err(error) => {
+                    let _ = sender.blocking_send(Err(error));
+                    return;
+                }
+            };
+            if sent.is_err() {
                 return;
             }
         }
