@@ -13,15 +13,15 @@ use crate::verbs::decode_entry;
 pub(crate) async fn run(state: Arc<State>) {
     let table = state.registry.table();
     let is_stored = |row: &&Arc<Resource>| !row.is_custom && row.serving == Serving::Stored && row.conversion.is_none();
-    let rows = table.rows().iter().filter(is_stored).cloned().collect();
+    let rows: Vec<Arc<Resource>> = table.rows().iter().filter(is_stored).cloned().collect();
     if check(&state, &rows).await {
         state.caches.checked.store(true, Ordering::Release);
     }
 }
 
 /// Checks the objects of some rows. Returns whether that came to its end.
-pub(crate) async fn check(state: &Arc<State>, rows: &Vec<Arc<Resource>>) -> bool {
-    let (state, rows) = (state.clone(), rows.clone());
+pub(crate) async fn check(state: &Arc<State>, rows: &[Arc<Resource>]) -> bool {
+    let (state, rows) = (state.clone(), rows.to_vec());
     let checking = tokio::task::spawn_blocking(move || {
         let mut seen = std::collections::HashSet::new();
         for row in rows.iter().filter(|row| seen.insert(row.store_prefix.clone())) {

@@ -136,7 +136,7 @@ impl Keeper {
             let known = match known {
                 Some(known) => known,
                 None => {
-                    let rows = rows::rows(definition, &decision.names).into_iter().map(Arc::new).collect();
+                    let rows: Vec<_> = rows::rows(definition, &decision.names).into_iter().map(Arc::new).collect();
                     is_done &= crate::integrity::check(&self.state, &rows).await;
                     Known {
                         uid: uid.to_owned(),
