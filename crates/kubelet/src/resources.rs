@@ -151,7 +151,7 @@ pub(crate) fn field_value(
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use k8s_openapi::api::core::v1::PodSpec;
+    use k8s_openapi::api::core::v1::{PodSpec, ResourceRequirements};
 
     pub(crate) fn list(text: &str) -> Option<ResourceList> {
         (!text.is_empty()).then(|| {

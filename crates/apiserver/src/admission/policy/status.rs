@@ -37,7 +37,8 @@ pub(crate) async fn run(state: Arc<State>) {
         changes.mark_unchanged();
         let mut is_done = true;
         for entry in cache.snapshot().objects.values() {
-            let Some(policy) = entry.read::<ValidatingAdmissionPolicy>() else { continue };
+            // One that cannot be read is refused wherever it is needed; there is nothing to say of its types.
+            let Ok(policy) = entry.read::<ValidatingAdmissionPolicy>() else { continue };
             let observed = policy.status.as_ref().and_then(|status| status.observed_generation);
             if observed == policy.metadata.generation {
                 continue;
