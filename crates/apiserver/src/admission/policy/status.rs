@@ -123,8 +123,7 @@ fn warnings(registry: &Registry, spec: &ValidatingAdmissionPolicySpec) -> Vec<Ex
 fn kinds(registry: &Registry, constraints: Option<&MatchResources>) -> BTreeMap<String, StructRef> {
     let mut kinds = BTreeMap::new();
     for rule in constraints.map_or(&[][..], |constraints| items(&constraints.resource_rules)) {
-        let [groups, versions, resources] =
-            [&rule.api_groups, &rule.api_versions, &rule.resources].map(|list| items(list));
+        let [groups, versions, resources] = [&rule.api_groups, &rule.api_versions, &rule.resources].map(items);
         let names = groups.iter().chain(versions).chain(resources);
         if names.into_iter().any(|name| name.contains('*')) {
             continue;
