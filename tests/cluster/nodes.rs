@@ -35,6 +35,26 @@ fn web() -> String {
     manifests::deployment("web", 3, &pod) + &manifests::node_port("web")
 }
 
+/// A further node is a host of its own, by name too.
+fn host_pods_see_the_name_of_their_node(cluster: &Cluster) {
+    cluster.apply(
+        "
+apiVersion: v1
+kind: Pod
+metadata: {name: host}
+spec:
+  nodeName: node-2
+  hostNetwork: true
+  restartPolicy: Never
+  containers:
+  - {name: host, image: busybox, command: [sh, -c, 'hostname; cat /etc/hostname; cat /proc/sys/kernel/hostname']}
+",
+    );
+    cluster.until_phase("host", "Succeeded");
+    assert_eq!(cluster.kubectl("logs host"), "node-2\nnode-2\nnode-2\n");
+    cluster.kubectl("delete pod host");
+}
+
 struct Pod {
     name: String,
     node: String,
@@ -81,6 +101,7 @@ fn three_nodes_share_the_work_and_survive() {
     let nodes: BTreeSet<&str> = before.iter().map(|pod| pod.node.as_str()).collect();
     assert_eq!(nodes, BTreeSet::from(["node-1", "node-2", "node-3"]));
 
+    host_pods_see_the_name_of_their_node(&cluster);
     reaches_from_everywhere(&cluster, &names(&before));
     serves_streams_of_every_node(&cluster, &before);
     outlives_its_processes(&cluster, &before);

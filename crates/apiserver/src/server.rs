@@ -53,6 +53,8 @@ pub struct Server {
     audit_tasks: JoinSet<()>,
     audit_stop: CancellationToken,
     dispatcher: tokio::task::JoinHandle<Result<(), watch_cache::DispatchError>>,
+    /// Work besides requests. All of it has the store open, so the server has not ended before it has.
+    housekeeping: JoinSet<()>,
     stop: CancellationToken,
 }
 
@@ -118,15 +120,16 @@ impl Server {
             config,
         };
         let state = Arc::new(state);
-        tokio::spawn(crate::custom::run(state.clone()));
-        tokio::spawn(crate::integrity::run(state.clone()));
-        begin(&state).await?;
-        tokio::spawn(crate::aggregation::local::run(state.clone()));
-        tokio::spawn(crate::aggregation::run(state.clone()));
-        tokio::spawn(crate::aggregation::trust::run(state.clone()));
-        tokio::spawn(crate::flow_control::run(state.clone()));
-        tokio::spawn(crate::admission::check_types(state.clone()));
-        Ok(Self { state, listener, acceptor, audit_tasks, audit_stop, dispatcher, stop })
+        let mut housekeeping = JoinSet::new();
+        housekeeping.spawn(crate::custom::run(state.clone()));
+        housekeeping.spawn(crate::integrity::run(state.clone()));
+        begin(&state, &mut housekeeping).await?;
+        housekeeping.spawn(crate::aggregation::local::run(state.clone()));
+        housekeeping.spawn(crate::aggregation::run(state.clone()));
+        housekeeping.spawn(crate::aggregation::trust::run(state.clone()));
+        housekeeping.spawn(crate::flow_control::run(state.clone()));
+        housekeeping.spawn(crate::admission::check_types(state.clone()));
+        Ok(Self { state, listener, acceptor, audit_tasks, audit_stop, dispatcher, housekeeping, stop })
     }
 
     /// Where the server listens; useful when the configured port was 0.
@@ -155,12 +158,20 @@ impl Server {
     }
 
     async fn serve_until(self, stop: CancellationToken) -> anyhow::Result<()> {
-        let Server { state, listener, acceptor, audit_tasks, audit_stop, mut dispatcher, stop: inner } = self;
+        let Server {
+            state,
+            listener,
+            acceptor,
+            audit_tasks,
+            audit_stop,
+            mut dispatcher,
+            mut housekeeping,
+            stop: inner,
+        } = self;
         let limits = state.config.connections;
         let places = Connections::new(|| limits.unwrap_or_else(|| Limits::share(PART_OF_DESCRIPTORS, MAX_CONNECTIONS)));
         let closing = CancellationToken::new();
         let mut connections = JoinSet::new();
-        let mut housekeeping = JoinSet::new();
         housekeeping.spawn(compact(state.clone()));
         housekeeping.spawn(allocation::repair::run(state.clone(), inner.clone()));
         let serving = stop.child_token();
@@ -217,6 +228,10 @@ impl Server {
             tracing::warn!("writes still running after {DRAIN:?} are left to the repair");
         }
         housekeeping.shutdown().await;
+        // Unless it is what ended the server.
+        if !dispatcher.is_finished() && tokio::time::timeout(DRAIN, dispatcher).await.is_err() {
+            tracing::warn!("the caches still read from the store after {DRAIN:?}");
+        }
         audit_stop.cancel();
         if tokio::time::timeout(DRAIN, audit_tasks.join_all()).await.is_err() {
             tracing::warn!("audit events not sent after {DRAIN:?} are lost");
@@ -255,7 +270,7 @@ const MAX_HISTORY: u64 = 128 << 20;
 
 /// Makes what every cluster has. Where a stored object that cannot be read is in the way, the server starts all the
 /// same, so that it can be removed; until then it is not ready.
-async fn begin(state: &Arc<State>) -> anyhow::Result<()> {
+async fn begin(state: &Arc<State>, housekeeping: &mut JoinSet<()>) -> anyhow::Result<()> {
     async fn once(state: &Arc<State>) -> anyhow::Result<()> {
         let repaired = allocation::repair::once(state, &mut Default::default()).await;
         crate::bootstrap::run(state).await.context("making the first objects")?;
@@ -267,7 +282,7 @@ async fn begin(state: &Arc<State>) -> anyhow::Result<()> {
     }
     tracing::error!("{error:#}");
     let state = state.clone();
-    tokio::spawn(async move {
+    housekeeping.spawn(async move {
         while !state.stop.is_cancelled() {
             tokio::time::sleep(BEGIN_INTERVAL).await;
             match once(&state).await {

@@ -33,11 +33,18 @@ pub fn of_container(resources: Option<&ResourceRequirements>, side: Side) -> Amo
 /// All containers and sidecars at once, or one init container beside the sidecars started before it, whichever is
 /// more; what is set for the whole pod wins (`PodRequests`, `PodLimits`, v1.36).
 pub fn of_pod(spec: &PodSpec, side: Side) -> Amounts {
-    of_pod_by(spec, |resources| of_container(resources, side))
+    let mut total = of_containers_by(spec, |resources| of_container(resources, side));
+    total.extend(of_whole(spec, side));
+    total
 }
 
-/// As [`of_pod`], where `of` says what counts of a container, or of the pod as a whole.
-fn of_pod_by(spec: &PodSpec, of: impl Fn(Option<&ResourceRequirements>) -> Amounts) -> Amounts {
+/// What is set for the pod as a whole.
+fn of_whole(spec: &PodSpec, side: Side) -> impl Iterator<Item = (String, Amount)> {
+    of_container(spec.resources.as_ref(), side).into_iter().filter(|(name, _)| is_pod_level(name))
+}
+
+/// What containers need together, where `of` says what counts of one.
+fn of_containers_by(spec: &PodSpec, of: impl Fn(Option<&ResourceRequirements>) -> Amounts) -> Amounts {
     let mut total = Amounts::new();
     for container in &spec.containers {
         add(&mut total, &of(container.resources.as_ref()));
@@ -55,7 +62,6 @@ fn of_pod_by(spec: &PodSpec, of: impl Fn(Option<&ResourceRequirements>) -> Amoun
         max(&mut peak, own);
     }
     max(&mut total, peak);
-    total.extend(of(spec.resources.as_ref()).into_iter().filter(|(name, _)| is_pod_level(name)));
     total
 }
 
@@ -67,11 +73,16 @@ pub fn is_pod_level(name: &str) -> bool {
 /// What the pod asks for, overhead included, where a limit without a request counts as a request: a pod that has not
 /// been through the API server has no defaults.
 pub fn effective_requests(spec: &PodSpec) -> Amounts {
-    let mut total = of_pod_by(spec, |resources| {
+    let mut total = of_containers_by(spec, |resources| {
         let mut own = of_container(resources, Side::Limits);
         own.extend(of_container(resources, Side::Requests));
         own
     });
+    // A limit of the whole pod stands for a request only where no container asks for anything (`setDefaultPodRequests`).
+    for (name, limit) in of_whole(spec, Side::Limits) {
+        total.entry(name).or_insert(limit);
+    }
+    total.extend(of_whole(spec, Side::Requests));
     add(&mut total, &parse(spec.overhead.as_ref()));
     total
 }

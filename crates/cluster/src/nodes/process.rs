@@ -109,6 +109,23 @@ fn spawn(cluster: &Options, record: &Record, more: &[&str]) -> Result<tokio::pro
     command.current_dir("/").process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
     let path = record.netns(cluster);
     let namespace = Netns::open(&path).with_context(|| path.display().to_string())?;
-    let spawned = namespace.enter(|| command.spawn()).context("entering the node's namespace")?;
+    let spawned =
+        on_a_host_named(&record.name, &namespace, || command.spawn()).context("entering the node's namespaces")?;
     spawned.map_err(|error| anyhow!("starting the process of node {}: {error}", record.name))
+}
+
+/// Does `work` on a thread of its own that is in the node's network and on a host with the node's name, which what it
+/// starts inherits: pods in the node's network see that name.
+fn on_a_host_named<T: Send>(name: &str, network: &Netns, work: impl FnOnce() -> T + Send) -> std::io::Result<T> {
+    let runtime = tokio::runtime::Handle::current();
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let _runtime = runtime.enter();
+            network.enter_for_good()?;
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWUTS)?;
+            nix::unistd::sethostname(name)?;
+            Ok(work())
+        });
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
 }
