@@ -4,29 +4,29 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
+use tls::{Accepted, Connections, Limits};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-/// A client that takes longer is not waited for.
-const DEADLINE: Duration = Duration::from_secs(10);
-/// Further clients wait in the kernel's queue.
+/// Those that have been silent for longest make room for further clients.
 const MAX_CONNECTIONS: usize = 64;
 const REQUEST_LIMIT: usize = 8 * 1024;
 
 /// Answers every request by its path until dropped.
 pub async fn serve(listener: TcpListener, answer: impl Fn(&str) -> (u16, String) + Send + Sync + 'static) {
     let answer = Arc::new(answer);
+    let places = Connections::new(|| Limits { total: MAX_CONNECTIONS, per_address: MAX_CONNECTIONS });
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
-            (stream, _) = accept(&listener), if connections.len() < MAX_CONNECTIONS => {
+            (stream, _) = places.accept(&listener) => {
                 let answer = answer.clone();
                 connections.spawn(async move {
+                    let place = stream.place();
                     // A client that goes away or dawdles has no one to tell.
-                    let _ = tokio::time::timeout(DEADLINE, respond(stream, &*answer)).await;
+                    let _ = place.handshake(respond(stream, &*answer)).await;
                 });
             }
             Some(_) = connections.join_next() => {}
@@ -39,7 +39,7 @@ pub async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
     tls::accept(listener, || {}).await
 }
 
-async fn respond(mut stream: TcpStream, answer: &(impl Fn(&str) -> (u16, String) + ?Sized)) -> std::io::Result<()> {
+async fn respond(mut stream: Accepted, answer: &(impl Fn(&str) -> (u16, String) + ?Sized)) -> std::io::Result<()> {
     let mut request = Vec::new();
     let mut chunk = [0; 1024];
     while !request.windows(4).any(|window| window == b"\r\n\r\n") && request.len() < REQUEST_LIMIT {

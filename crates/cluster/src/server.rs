@@ -115,7 +115,10 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
     if !nodes::all(options)?.is_empty() {
         nodes::ensure_bridge(&network)?;
     }
-    components.until(network_policy::ensure_role(&admin)).await?;
+    // Admission may need a pod that only the node can start, and a role from earlier is as good.
+    if let Err(error) = components.until(network_policy::ensure_role(&admin)).await {
+        tracing::warn!("{error:#}");
+    }
     let node = nodes::Node { options, settings: &settings, pki: &pki, clients, pulls: None };
     let gateway = node.start(components).await?;
     progress.done("node", &format!("{node_name}, pods in {}", shape.cluster_cidr));

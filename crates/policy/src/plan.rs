@@ -74,7 +74,7 @@ pub(crate) fn plan(world: &World, node: &str, bridge: &str, announced: &[Announc
     subjects.sort_by_key(|(pod, _)| !pod.is_leaving);
     for told in announced {
         // Not shown at all: closed, if there is anything that could select it.
-        let is_known = world.pods.get(&told.pod).is_some_and(|pod| pod.uid == told.uid);
+        let is_known = world.pods.get(&told.pod).is_some_and(|pod| pod.uid == told.uid && pod.node == node);
         let namespace = told.pod.split('/').next().unwrap_or_default();
         if !is_known && world.has_policies(namespace) {
             planner.close(&told.addresses);
@@ -119,6 +119,39 @@ struct Allowed {
     ranges: [Vec<Block>; 2],
     /// Ports for everyone.
     open: Vec<(Protocol, (u16, u16))>,
+    /// Pairs of peers and ports so far.
+    pairs: usize,
+}
+
+/// More pairs of peers and ports than this would cost the node more than a policy may: a set of this size takes some
+/// seconds and some tens of megabytes. What is beyond is not allowed.
+const MAX_PAIRS: usize = 1 << 18;
+
+impl Allowed {
+    fn affords(&mut self, peers: usize, ports: usize, policy: &Policy) -> bool {
+        self.pairs = self.pairs.saturating_add(peers.saturating_mul(ports));
+        let affords = self.pairs <= MAX_PAIRS;
+        if !affords {
+            tracing::error!(
+                namespace = policy.namespace,
+                policy = policy.name,
+                "a network policy names more than {MAX_PAIRS} pairs of peers and ports: those beyond stay closed"
+            );
+        }
+        affords
+    }
+}
+
+/// The same ports in as few ranges as there can be.
+fn merged_ports(ports: Vec<(Protocol, (u16, u16))>) -> Vec<(Protocol, (u16, u16))> {
+    let mut by_protocol: BTreeMap<Protocol, Vec<Range>> = BTreeMap::new();
+    for (protocol, (first, last)) in ports {
+        by_protocol.entry(protocol).or_default().push((first.into(), last.into()));
+    }
+    let all = by_protocol.into_iter().flat_map(|(protocol, ranges)| {
+        merged(ranges).into_iter().map(move |(first, last)| (protocol, (first as u16, last as u16)))
+    });
+    all.collect()
 }
 
 impl<'a> Planner<'a> {
@@ -171,7 +204,7 @@ impl<'a> Planner<'a> {
                         (Which::Named(name), Direction::Egress) => names.push((name, port.protocol)),
                     }
                 }
-                numbers = Some(known);
+                numbers = Some(merged_ports(known));
             }
             let Some(peers) = &rule.peers else {
                 match numbers {
@@ -197,6 +230,9 @@ impl<'a> Planner<'a> {
                     match &numbers {
                         None => allowed.blocks[family].extend(left),
                         Some(numbers) => {
+                            if !allowed.affords(left.len(), numbers.len(), policy) {
+                                return;
+                            }
                             for (protocol, ports) in numbers {
                                 allowed.ranges[family].extend(left.iter().map(|range| (*range, *protocol, *ports)));
                             }
@@ -205,6 +241,9 @@ impl<'a> Planner<'a> {
                     continue;
                 }
                 let pods = self.pods_of(peer, &policy.namespace);
+                if !allowed.affords(pods.len(), names.len() + numbers.as_ref().map_or(1, Vec::len), policy) {
+                    return;
+                }
                 allow_names(&pods, &names, |_| true, allowed);
                 for address in pods.iter().flat_map(|pod| pod.addresses.iter().copied()) {
                     match &numbers {
@@ -377,10 +416,18 @@ impl<'a> Planner<'a> {
         self.plan.forward = vec![
             // Every packet of whoever began is judged, so that a change of policy ends what it forbids; answers follow.
             "ct direction reply ct state established,related accept".to_owned(),
-            // Neighbour discovery and multicast groups: without them nobody has an address to be judged by.
-            "icmpv6 type { 130, 131, 132, 133, 134, 135, 136, 137, 143 } accept".to_owned(),
+            // Neighbour discovery and multicast groups: without them nobody has an address to be judged by. Not advertisements
+            // of routers and redirects: pods are none.
+            "icmpv6 type { 130, 131, 132, 135, 136, 143 } accept".to_owned(),
+            // Errors about what a pod sends, such as a packet too big for a link on its way.
+            "ct state related meta l4proto icmp accept".to_owned(),
+            "ct state related meta l4proto icmpv6 accept".to_owned(),
             // Link-local addresses are nobody's that a policy could name.
             format!("iifname \"{bridge}\" ip6 saddr fe80::/10 drop"),
+            format!("iifname \"{bridge}\" ip6 daddr fe80::/10 drop"),
+            // What is for everyone is for no pod that a policy could name.
+            format!("iifname \"{bridge}\" oifname \"{bridge}\" meta pkttype broadcast drop"),
+            format!("iifname \"{bridge}\" oifname \"{bridge}\" meta pkttype multicast drop"),
             "ip saddr . ip daddr @self4 accept".to_owned(),
             "ip6 saddr . ip6 daddr @self6 accept".to_owned(),
             "ip saddr vmap @egress4".to_owned(),

@@ -106,6 +106,7 @@ async fn enforce(config: Config, stop: CancellationToken) -> anyhow::Result<()> 
             enforcer.hear(call);
         }
         if Instant::now() >= fresh_at {
+            see_bridged_packets();
             enforcer.programmed = None;
             fresh_at = Instant::now() + RESYNC;
         }
@@ -114,7 +115,9 @@ async fn enforce(config: Config, stop: CancellationToken) -> anyhow::Result<()> 
 
 /// Packets from one port of a bridge to another pass the hooks of IP only if that is wanted.
 fn see_bridged_packets() {
-    for name in ["bridge-nf-call-iptables", "bridge-nf-call-ip6tables"] {
+    // Tagged frames too: the pod's kernel takes off a tag that means nothing.
+    let tagged = ["bridge-nf-filter-vlan-tagged", "bridge-nf-filter-pppoe-tagged"];
+    for name in ["bridge-nf-call-iptables", "bridge-nf-call-ip6tables"].into_iter().chain(tagged) {
         let path = format!("/proc/sys/net/bridge/{name}");
         let is_on = || std::fs::read_to_string(&path).is_ok_and(|value| value.trim() == "1");
         if !is_on() && std::fs::write(&path, "1").is_err() && !is_on() {
@@ -176,8 +179,10 @@ struct Waiting {
 impl Enforcer {
     fn hear(&mut self, Call { announcement, done }: Call) {
         let pod = format!("{}/{}", announcement.namespace, announcement.name);
-        self.announced.retain(|known| known.pod != pod);
-        if !announcement.addresses.is_empty() {
+        // The end of a pod that was replaced by one of the same name says nothing about the other.
+        let gives_back = announcement.addresses.is_empty();
+        self.announced.retain(|known| known.pod != pod || (gives_back && known.uid != announcement.uid));
+        if !gives_back {
             // Whoever had these addresses is gone.
             self.announced.retain(|known| !known.addresses.iter().any(|had| announcement.addresses.contains(had)));
             let (uid, addresses) = (announcement.uid.clone(), announcement.addresses);
@@ -187,12 +192,11 @@ impl Enforcer {
     }
 
     async fn program(&mut self, world: &World) -> Result<(), String> {
-        // A pod that the API server shows with its addresses needs no announcement any more.
-        self.announced.retain(|told| {
-            let shown = world.pods.get(&told.pod).filter(|pod| pod.uid == told.uid);
-            !shown.is_some_and(|pod| told.addresses.iter().all(|address| pod.addresses.contains(address)))
-        });
-        let wanted = plan(world, &self.config.node_name, &self.config.bridge, &self.announced);
+        // Announcements stay until the pod has given its addresses back: a pod may run on after its object is gone.
+        let (of, node, bridge) = (world.clone(), self.config.node_name.clone(), self.config.bridge.clone());
+        let announced = self.announced.clone();
+        let wanted = tokio::task::spawn_blocking(move || plan(&of, &node, &bridge, &announced)).await;
+        let wanted = wanted.map_err(|panic| panic.to_string())?;
         let text = match &self.programmed {
             Some(programmed) => change(programmed, &wanted),
             None => afresh(&wanted),
@@ -210,8 +214,10 @@ impl Enforcer {
     fn answer(&mut self, world: &World) {
         let now = Instant::now();
         for waiting in std::mem::take(&mut self.waiting) {
-            let is_shown = world.pods.get(&waiting.pod).is_some_and(|pod| pod.uid == waiting.uid);
-            let is_free = !self.announced.iter().any(|told| told.pod == waiting.pod);
+            let node = &self.config.node_name;
+            let shown = world.pods.get(&waiting.pod);
+            let is_shown = shown.is_some_and(|pod| pod.uid == waiting.uid && pod.node == *node);
+            let is_free = !self.announced.iter().any(|told| told.pod == waiting.pod && told.uid == waiting.uid);
             if is_shown || is_free || now >= waiting.until {
                 // The plug-in may have given up.
                 let _gone = waiting.done.send(());

@@ -39,8 +39,13 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 const FIRST_REQUEST: Duration = Duration::from_secs(32);
 /// Between two requests; upstream's `IdleTimeout`.
 const IDLE: Duration = Duration::from_secs(90);
-/// What a client that was told to leave may take for it.
+/// For the next piece of an answer that its client does not take.
+const STALLED: Duration = Duration::from_secs(60);
+/// What a client that was told to leave may take for it, and how long what has begun may go on when the port closes.
 const LEAVE: Duration = Duration::from_secs(5);
+const CLOSE: Duration = Duration::from_secs(10);
+/// Fewer bytes than this at a time may be answers to pings, which anyone can ask for, and keep no connection.
+const CONTENT: usize = 4 << 10;
 /// After a failure to accept, which the kernel ends (a descriptor is free again) without telling.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// A peer that is gone without a word is noticed after some minutes.
@@ -90,12 +95,28 @@ struct Use {
     address: IpAddr,
     /// Requests that are being answered, and one for good when the connection was upgraded.
     busy: AtomicUsize,
+    /// Of these, how many have a piece ready that the client does not take, and when that last changed.
+    offered: AtomicUsize,
+    moved: AtomicU64,
     /// Whether a request was ever answered.
     served: AtomicBool,
     /// When it was last at work, in milliseconds since the port began.
     since: AtomicU64,
     /// It has to make room.
     evicted: Notify,
+}
+
+impl Use {
+    /// Whether the server has something to do for it: a request to answer, or a client that takes what it is given.
+    fn is_at_work(&self, now: u64) -> bool {
+        let (busy, offered) = (self.busy.load(Ordering::Relaxed), self.offered.load(Ordering::Relaxed));
+        busy > offered || (busy > 0 && now < self.stalled_at())
+    }
+
+    /// When a client has had long enough to take the next piece of its answer, in milliseconds since the port began.
+    fn stalled_at(&self) -> u64 {
+        self.moved.load(Ordering::Relaxed).saturating_add(STALLED.as_millis() as u64)
+    }
 }
 
 impl Connections {
@@ -139,7 +160,7 @@ impl Connections {
             None
         };
         if let Some(whose) = full
-            && places.make_room(whose) == 0
+            && places.make_room(whose, self.now()) == 0
         {
             return None;
         }
@@ -148,6 +169,8 @@ impl Connections {
         let this = Arc::new(Use {
             address,
             busy: AtomicUsize::new(0),
+            offered: AtomicUsize::new(0),
+            moved: AtomicU64::new(0),
             served: AtomicBool::new(false),
             since: AtomicU64::new(self.now()),
             evicted: Notify::new(),
@@ -158,7 +181,7 @@ impl Connections {
     }
 
     fn make_room(&self, address: Option<IpAddr>) {
-        self.places.lock().make_room(address);
+        self.places.lock().make_room(address, self.now());
     }
 
     fn now(&self) -> u64 {
@@ -183,11 +206,11 @@ pub async fn accept(listener: &TcpListener, failed: impl Fn()) -> (TcpStream, So
 impl Places {
     /// Has idle connections end, of one address or of all, and says how many. Of those that never sent a request an eighth
     /// goes at a time, so that a flood does not have us look through all of them for each.
-    fn make_room(&mut self, address: Option<IpAddr>) -> usize {
+    fn make_room(&mut self, address: Option<IpAddr>, now: u64) -> usize {
         let mut strangers: Vec<(u64, u64)> = Vec::new();
         let mut longest: Option<(u64, u64)> = None;
         for (id, one) in &self.taken {
-            if address.is_some_and(|address| address != one.address) || one.busy.load(Ordering::Relaxed) > 0 {
+            if address.is_some_and(|address| address != one.address) || one.is_at_work(now) {
                 continue;
             }
             let since = one.since.load(Ordering::Relaxed);
@@ -256,7 +279,7 @@ impl Drop for Place {
 }
 
 impl Place {
-    /// Waits for a handshake, not for ever.
+    /// Waits for a handshake, or for a whole exchange that is as short, not for ever.
     pub async fn handshake<T>(&self, handshake: impl Future<Output = io::Result<T>>) -> io::Result<T> {
         tokio::select! {
             done = tokio::time::timeout(HANDSHAKE, handshake) => done?,
@@ -287,13 +310,13 @@ impl Place {
                 if response.status() == StatusCode::SWITCHING_PROTOCOLS {
                     work.for_good();
                 }
-                Ok::<_, std::convert::Infallible>(response.map(|body| Answer { body, _work: work }))
+                Ok::<_, std::convert::Infallible>(response.map(|body| Answer { body, work, is_offered: false }))
             }
         });
         let builder = builder();
         let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
         let mut idle = pin!(self.idle());
-        let mut told = false;
+        let (mut told, mut ending) = (false, false);
         let mut leave = pin!(tokio::time::sleep(Duration::MAX));
         loop {
             tokio::select! {
@@ -305,11 +328,18 @@ impl Place {
                     connection.as_mut().graceful_shutdown();
                     leave.as_mut().reset(Instant::now() + LEAVE);
                 }
-                () = closing.cancelled(), if !told => {
-                    told = true;
+                () = closing.cancelled(), if !ending => {
+                    (told, ending) = (true, true);
                     connection.as_mut().graceful_shutdown();
+                    leave.as_mut().reset(Instant::now() + CLOSE);
                 }
-                () = leave.as_mut(), if told => return Ok(()),
+                () = leave.as_mut(), if told => {
+                    // A request that crossed our farewell is still answered.
+                    if ending || !self.this.is_at_work(self.connections.now()) {
+                        return Ok(());
+                    }
+                    leave.as_mut().reset(Instant::now() + LEAVE);
+                }
             }
         }
     }
@@ -320,9 +350,11 @@ impl Place {
         loop {
             let now = Instant::now();
             let limit = if this.served.load(Ordering::Relaxed) { IDLE } else { FIRST_REQUEST };
-            let until = match this.busy.load(Ordering::Relaxed) {
+            let (busy, offered) = (this.busy.load(Ordering::Relaxed), this.offered.load(Ordering::Relaxed));
+            let until = match busy {
                 0 => began + Duration::from_millis(this.since.load(Ordering::Relaxed)) + limit,
-                _ => now + IDLE,
+                _ if busy > offered => now + IDLE,
+                _ => began + Duration::from_millis(this.stalled_at()),
             };
             if until <= now {
                 return;
@@ -370,10 +402,32 @@ impl Drop for Work {
     }
 }
 
-/// The body of a response: work until it was sent.
+/// The body of a response: work until it was sent, unless its client does not take it.
 struct Answer<B> {
     body: B,
-    _work: Work,
+    work: Work,
+    /// A piece was given away and nobody has come for the next.
+    is_offered: bool,
+}
+
+impl<B> Answer<B> {
+    fn offer(&mut self, is_offered: bool) {
+        if std::mem::replace(&mut self.is_offered, is_offered) == is_offered {
+            return;
+        }
+        let place = &self.work.0;
+        place.this.moved.store(place.connections.now(), Ordering::Relaxed);
+        match is_offered {
+            true => place.this.offered.fetch_add(1, Ordering::Relaxed),
+            false => place.this.offered.fetch_sub(1, Ordering::Relaxed),
+        };
+    }
+}
+
+impl<B> Drop for Answer<B> {
+    fn drop(&mut self) {
+        self.offer(false);
+    }
 }
 
 impl<B: Body + Unpin> Body for Answer<B> {
@@ -384,7 +438,10 @@ impl<B: Body + Unpin> Body for Answer<B> {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
+        self.offer(false);
+        let frame = Pin::new(&mut self.body).poll_frame(context);
+        self.offer(matches!(frame, Poll::Ready(Some(Ok(_)))));
+        frame
     }
 
     fn is_end_stream(&self) -> bool {
@@ -406,6 +463,13 @@ impl Accepted {
     pub fn place(&self) -> Arc<Place> {
         self.place.clone()
     }
+
+    /// An answer that is on its way keeps its connection, however slow the client is.
+    fn note(&self, written: &Poll<io::Result<usize>>) {
+        if matches!(written, Poll::Ready(Ok(length)) if *length >= CONTENT) {
+            self.place.this.since.store(self.place.connections.now(), Ordering::Relaxed);
+        }
+    }
 }
 
 impl AsyncRead for Accepted {
@@ -420,7 +484,9 @@ impl AsyncRead for Accepted {
 
 impl AsyncWrite for Accepted {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, data)
+        let written = Pin::new(&mut self.stream).poll_write(context, data);
+        self.note(&written);
+        written
     }
 
     fn poll_write_vectored(
@@ -428,7 +494,9 @@ impl AsyncWrite for Accepted {
         context: &mut Context<'_>,
         parts: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(context, parts)
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, parts);
+        self.note(&written);
+        written
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -454,6 +522,23 @@ mod tests {
 
     fn places(total: usize, per_address: usize) -> Arc<Connections> {
         Connections::new(|| Limits { total, per_address })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn security_clients_that_take_nothing_make_room() {
+        let connections = places(1, 1);
+        let place = Arc::new(connections.enter(LOCAL).unwrap());
+        let body = http_body_util::Full::new(bytes::Bytes::from_static(b"ok"));
+        let mut answer = Answer { body, work: Work::begin(&place), is_offered: false };
+        assert!(connections.enter(LOCAL).is_none(), "it is being answered");
+        let taken = std::future::poll_fn(|context| Pin::new(&mut answer).poll_frame(context)).await;
+        assert!(taken.is_some_and(|frame| frame.is_ok()));
+        tokio::time::advance(STALLED / 2).await;
+        assert!(connections.enter(LOCAL).is_none(), "it may still come for the rest");
+        tokio::time::advance(STALLED).await;
+        assert!(connections.enter(LOCAL).is_some());
+        drop(answer);
+        assert_eq!(place.this.offered.load(Ordering::Relaxed), 0);
     }
 
     #[tokio::test]

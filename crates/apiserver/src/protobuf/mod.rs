@@ -54,7 +54,12 @@ pub(crate) fn decode(body: &[u8]) -> Result<Value, String> {
 /// What the table calls a kind.
 fn message_name(api_version: &str, kind: &str) -> String {
     let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
-    match (kind, group.split('.').next().unwrap_or_default()) {
+    // Groups of others may begin with the same word and are no messages of ours.
+    let package = match group.split_once('.') {
+        Some((first, _)) if group.ends_with(".k8s.io") => first,
+        _ => group,
+    };
+    match (kind, package) {
         // Of no group, and of all.
         ("DeleteOptions" | "Status", _) | (_, "meta") => format!("meta.v1.{kind}"),
         (_, "") => format!("core.{version}.{kind}"),

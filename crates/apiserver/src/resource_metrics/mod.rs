@@ -29,6 +29,13 @@ const API_VERSION: &str = "metrics.k8s.io/v1beta1";
 #[derive(Default, Deserialize)]
 struct Known {
     metadata: ObjectMeta,
+    spec: Option<KnownSpec>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct KnownSpec {
+    node_name: Option<String>,
 }
 
 /// One measured node or pod.
@@ -162,6 +169,11 @@ async fn measured(operation: &Operation, of: MetricsOf) -> Result<Vec<Item>, Sta
                 MetricsOf::Pods => state.peek("pods", &format!("{namespace}/{name}"))?,
             };
             let Some(known) = known else { return Ok::<_, Status>(()) };
+            // A node speaks for its own pods only.
+            let runs_here = known.spec.and_then(|spec| spec.node_name).as_ref() == Some(node);
+            if of == MetricsOf::Pods && !runs_here {
+                return Ok(());
+            }
             items.push(Item {
                 namespace: namespace.to_owned(),
                 name: name.to_owned(),

@@ -11,6 +11,7 @@ use futures_util::future::BoxFuture;
 use futures_util::{StreamExt, stream};
 use http_body_util::BodyExt;
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
 use serde::Deserialize;
 use tokio::sync::Mutex;
 
@@ -22,8 +23,10 @@ const RESOLUTION: Duration = Duration::from_secs(10);
 const LONGEST: Duration = Duration::from_secs(90);
 /// How long to measure when there is no earlier sample.
 const FIRST: Duration = Duration::from_secs(1);
-/// A node that takes longer is left out.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// A node that takes longer is left out, and so are those that were not asked before a round is over: two rounds have to
+/// fit into one request.
+const PATIENCE: Duration = Duration::from_secs(5);
+const ROUND: Duration = Duration::from_secs(15);
 /// Nodes asked at a time.
 const PARALLEL: usize = 16;
 /// More than the summary of a node with a thousand pods.
@@ -66,8 +69,7 @@ pub(super) struct Window {
 
 #[derive(Default)]
 struct Past {
-    before: Option<(Instant, Samples)>,
-    latest: Option<(Instant, Samples)>,
+    latest: Option<(Instant, Arc<Samples>)>,
     windows: Arc<BTreeMap<String, Window>>,
 }
 
@@ -78,20 +80,21 @@ impl Sampler {
     /// What every node used of late, by name of node.
     pub(super) async fn windows(&self, state: &Arc<State>) -> Arc<BTreeMap<String, Window>> {
         let mut past = self.0.lock().await;
-        let age = |sample: &Option<(Instant, Samples)>| sample.as_ref().map(|(at, _)| at.elapsed());
-        if past.before.is_some() && age(&past.latest).is_some_and(|age| age < RESOLUTION) {
-            return past.windows.clone();
-        }
-        past.before = past.latest.take().filter(|(at, _)| at.elapsed() < LONGEST);
-        if past.before.is_none() {
-            past.before = Some((Instant::now(), sample(state).await));
-            tokio::time::sleep(FIRST).await;
-        }
+        let known = past.latest.as_ref().map(|(at, samples)| (at.elapsed(), samples.clone()));
+        let before = match known {
+            Some((age, _)) if age < RESOLUTION => return past.windows.clone(),
+            Some((age, samples)) if age < LONGEST => samples,
+            // Nothing is kept before the second round is done: a caller that leaves in between changes nothing.
+            _ => {
+                let first = sample(state).await;
+                tokio::time::sleep(FIRST).await;
+                Arc::new(first)
+            }
+        };
         let latest = sample(state).await;
-        let before = past.before.as_ref().map(|(_, samples)| samples);
-        let windows = latest.iter().filter_map(|(name, new)| Some((name.clone(), window(before?.get(name)?, new)?)));
+        let windows = latest.iter().filter_map(|(name, new)| Some((name.clone(), window(before.get(name)?, new)?)));
         let windows = Arc::new(windows.collect());
-        past.latest = Some((Instant::now(), latest));
+        past.latest = Some((Instant::now(), Arc::new(latest)));
         past.windows = windows;
         past.windows.clone()
     }
@@ -119,11 +122,23 @@ fn rate(old: &Used, new: &Used, length: Duration) -> Option<Usage> {
 
 async fn sample(state: &Arc<State>) -> Samples {
     let nodes: Vec<String> = match state.caches.get("minions") {
-        Some(cache) => cache.snapshot().range(None, None).map(|node| node.name().to_owned()).collect(),
+        Some(cache) => {
+            let snapshot = cache.snapshot();
+            let ready =
+                snapshot.range(None, None).filter(|entry| entry.read::<Node>().is_ok_and(|node| is_ready(&node)));
+            ready.map(|node| node.name().to_owned()).collect()
+        }
         None => Vec::new(),
     };
     let asked: Vec<_> = nodes.into_iter().map(|node| sample_one(state.clone(), node)).collect();
-    stream::iter(asked).buffer_unordered(PARALLEL).filter_map(std::future::ready).collect().await
+    let answers = stream::iter(asked).buffer_unordered(PARALLEL).filter_map(std::future::ready);
+    answers.take_until(tokio::time::sleep(ROUND)).collect().await
+}
+
+/// A node that its kubelet does not report is not asked: it would only be waited for.
+fn is_ready(node: &Node) -> bool {
+    let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 fn sample_one(state: Arc<State>, node: String) -> BoxFuture<'static, Option<(String, NodeSample)>> {

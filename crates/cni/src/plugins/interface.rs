@@ -119,6 +119,8 @@ pub(super) fn configure(
     let sysctls = || -> io::Result<()> {
         let _ = set_sysctl(&format!("net/ipv6/conf/{name}/accept_dad"), if enable_dad { "1" } else { "0" });
         let _ = set_sysctl(&format!("net/ipv4/conf/{name}/arp_notify"), "1");
+        // Nobody on the pod's network is a router but the node, which the routes below name.
+        let _ = set_sysctl(&format!("net/ipv6/conf/{name}/accept_ra"), "0");
         if has_v6 {
             for link in ["lo", name] {
                 set_sysctl(&format!("net/ipv6/conf/{link}/disable_ipv6"), "0")?;

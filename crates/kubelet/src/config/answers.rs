@@ -22,11 +22,15 @@ pub(super) const FIELDS: &[Row] = &[
     same("draManagerReconcilePeriod", "pods with resource claims are refused"),
     only("enableContentionProfiling", &["false"], NO_PROFILES),
     same("enableControllerAttachDetach", "no volume here is attached"),
-    only("enableDebugFlagsHandler", &["false"], "there is no /debug/flags"),
-    only("enableProfilingHandler", &["false"], NO_PROFILES),
+    only("enableDebugFlagsHandler", &["false", "true"], "there is no /debug/flags"),
+    only("enableProfilingHandler", &["false", "true"], NO_PROFILES),
     only("enableServer", &["true"], "the server always runs"),
     only("enableSystemLogQuery", &["false"], "logs are served as files, not searched"),
-    only("enforceNodeAllocatable", &["none"], "what is reserved is kept from scheduling, not enforced by cgroups"),
+    only(
+        "enforceNodeAllocatable",
+        &["none", "pods"],
+        "what is reserved is kept from scheduling, not enforced by cgroups",
+    ),
     only("failCgroupV1", &["false"], "both versions of cgroups are supported"),
     same("fileCheckFrequency", "changes of files are noticed at once"),
     same("hairpinMode", "the network plug-in decides, as with every CRI runtime"),
@@ -40,7 +44,7 @@ pub(super) const FIELDS: &[Row] = &[
     only("localStorageCapacityIsolation", &["true"], "limits of local storage are always enforced"),
     only("logging.format", &["text"], "logs are text"),
     same("logging", "COX_LOG chooses what is logged, and every line is written at once"),
-    only("makeIPTablesUtilChains", &["false"], "the kubelet makes no chains"),
+    only("makeIPTablesUtilChains", &["false", "true"], "the kubelet makes no chains"),
     only("memoryManagerPolicy", &["None", "none"], NO_NUMA),
     only("memoryReservationPolicy", &["None"], "memory is not reserved by cgroups"),
     refused("memorySwap", "swap is not given to containers or kept from them"),
@@ -48,11 +52,11 @@ pub(super) const FIELDS: &[Row] = &[
     refused("preloadedImagesVerificationAllowlist", "the policy is NeverVerifyPreloadedImages"),
     refused("qosReserved", "nothing is reserved for the Guaranteed class"),
     only("readOnlyPort", &["0"], "there is no port without authentication"),
-    only("registryBurst", &["0"], "pulls are limited by maxParallelImagePulls"),
-    only("registryPullQPS", &["0"], "pulls are limited by maxParallelImagePulls"),
+    only("registryBurst", &["0", "10"], "pulls are limited by maxParallelImagePulls"),
+    only("registryPullQPS", &["0", "5"], "pulls are limited by maxParallelImagePulls"),
     refused("reservedMemory", NO_NUMA),
     only("runOnce", &["false"], "the kubelet goes on"),
-    only("runtimeRequestTimeout", &["2m", "2m0s"], "requests to the runtime have two minutes"),
+    only("runtimeRequestTimeout", &["2m", "2m0s", "120s"], "requests to the runtime have two minutes"),
     same("showHiddenMetricsForVersion", "no metric is hidden"),
     only("singleProcessOOMKill", &["true"], "the kernel ends single processes"),
     same("streamingConnectionIdleTimeout", "it has no effect upstream either"),
@@ -108,6 +112,7 @@ impl Table for Unused {
             same("maximum-dead-containers", "one ended container is kept for each name"),
             same("maximum-dead-containers-per-container", "one ended container is kept for each name"),
             same("minimum-container-ttl-duration", "one ended container is kept for each name"),
+            same("runtime-cgroups", "the runtime looks after its own cgroup"),
             same("pod-infra-container-image", "the runtime has its own, as with every CRI runtime"),
             same("storage-driver-buffer-duration", NO_CADVISOR),
             same("storage-driver-db", NO_CADVISOR),
@@ -348,7 +353,7 @@ mod tests {
         manifest-url manifest-url-header max-open-files max-pods maximum-dead-containers
         maximum-dead-containers-per-container memory-manager-policy minimum-container-ttl-duration
         minimum-image-ttl-duration node-ip node-labels node-status-max-images node-status-update-frequency
-        oom-score-adj pod-cidr pod-infra-container-image pod-manifest-path pod-max-pids pods-per-core port
+        oom-score-adj pod-cidr pod-infra-container-image pod-manifest-path pod-max-pids pods-per-core runtime-cgroups port
         protect-kernel-defaults provider-id qos-reserved read-only-port register-node register-with-taints
         registry-burst registry-qps reserved-cpus reserved-memory resolv-conf root-dir rotate-certificates
         rotate-server-certificates runonce runtime-request-timeout seccomp-default serialize-image-pulls

@@ -96,7 +96,11 @@ impl Server {
 
     /// Serves until stopped.
     pub(crate) async fn run(self: Arc<Self>, listener: TcpListener, stop: CancellationToken) {
-        let places = Connections::new(|| Limits::share(PART_OF_DESCRIPTORS, MAX_CONNECTIONS));
+        // The API server's streams all come from one address.
+        let places = Connections::new(|| {
+            let shared = Limits::share(PART_OF_DESCRIPTORS, MAX_CONNECTIONS);
+            Limits { per_address: shared.total, ..shared }
+        });
         let connections = TaskTracker::new();
         let acceptor = tokio_rustls::TlsAcceptor::from(self.tls.clone());
         loop {

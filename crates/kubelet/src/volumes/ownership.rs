@@ -114,7 +114,21 @@ fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ELOOP | libc::ENOTDIR))
 }
 
+/// What cannot be changed (immutable, on a read-only or foreign file system) stays as it is, as upstream has it: one such
+/// file must not keep a pod from starting.
 fn give(found: &OwnedFd, stat: &FileStat, group: u32) -> io::Result<()> {
+    match try_give(found, stat, group) {
+        Err(error)
+            if matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES | libc::EROFS | libc::EOPNOTSUPP)) =>
+        {
+            tracing::warn!(inode = stat.st_ino, group, %error, "a file of a volume keeps its group");
+            Ok(())
+        }
+        outcome => outcome,
+    }
+}
+
+fn try_give(found: &OwnedFd, stat: &FileStat, group: u32) -> io::Result<()> {
     fchownat(found.as_fd(), c"", None, Some(Gid::from_raw(group)), AtFlags::AT_EMPTY_PATH)?;
     let wanted = match kind(stat) {
         // A link has no mode of its own.

@@ -21,6 +21,7 @@ const META_IIFNAME: u32 = 6;
 const META_OIFNAME: u32 = 7;
 const META_NFPROTO: u32 = 15;
 const META_L4PROTO: u32 = 16;
+const META_PKTTYPE: u32 = 19;
 const NETWORK: u32 = 1;
 const TRANSPORT: u32 = 2;
 const EQUAL: u32 = 0;
@@ -68,6 +69,8 @@ enum Field {
     Protocol,
     Nfproto,
     Mark,
+    /// Whom the frame beneath the packet is for.
+    PacketType,
     Iifname,
     Oifname,
     CtState,
@@ -112,6 +115,7 @@ impl Field {
                 "l4proto" => Self::Protocol,
                 "nfproto" => Self::Nfproto,
                 "mark" => Self::Mark,
+                "pkttype" => Self::PacketType,
                 _ => return None,
             },
             "iifname" => Self::Iifname,
@@ -305,6 +309,15 @@ impl Rule<'_> {
                 self.load(field, 1);
                 self.check(operation, &bytes);
             }
+            Field::PacketType => {
+                let kind = match words.next()? {
+                    "broadcast" => 1,
+                    "multicast" => 2,
+                    _ => return None,
+                };
+                self.load(field, 1);
+                self.check(operation, &[kind]);
+            }
             Field::Nfproto => {
                 let family = match words.next()? {
                     "ipv4" => Family::Ip,
@@ -488,6 +501,7 @@ impl Rule<'_> {
             Field::Protocol => ("meta", keyed(META_L4PROTO)),
             Field::Nfproto => ("meta", keyed(META_NFPROTO)),
             Field::Mark => ("meta", keyed(META_MARK)),
+            Field::PacketType => ("meta", keyed(META_PKTTYPE)),
             Field::Iifname => ("meta", keyed(META_IIFNAME)),
             Field::Oifname => ("meta", keyed(META_OIFNAME)),
             Field::CtState => ("ct", keyed(0)),
