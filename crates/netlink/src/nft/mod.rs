@@ -1,6 +1,6 @@
 //! Rules for packets in the words of `nft`, told to the kernel without it.
 //!
-//! Flow: text of one transaction -> [`syntax`] (statements) -> [`declaration`], [`elements`] and [`rule`] (messages) -> a
+//! Flow: text of one transaction -> [`syntax`] (statements) -> [`declaration`], [`mod@elements`] and [`rule`] (messages) -> a
 //! batch that the kernel takes as a whole or not at all. Only what our own tables are written in is understood; anything else is an error
 //! that names the statement, and changes nothing. Text stays the form in which rules are written, compared and tested,
 //! and is what `nft list ruleset` shows an operator.
