@@ -179,7 +179,7 @@ impl Look<'_> {
         let spec = &self.scaler.spec;
         let reference = &spec.scale_target_ref;
         let old = self.scaler.status.clone().unwrap_or_default();
-        let api_version = reference.api_version.as_deref().unwrap_or("v1");
+        let api_version = reference.api_version.as_deref().unwrap_or_default();
         let found = controller.resources.find(&controller.client, api_version, &reference.kind).await;
         let api = found.map(|found| controller.client.dynamic(&found.gvr, Some(self.namespace())));
         let scale: Result<Scale, String> = match &api {

@@ -22,12 +22,7 @@ impl Resources {
         {
             return Ok(found.clone());
         }
-        let (group, version) = match api_version.split('/').collect::<Vec<_>>()[..] {
-            [""] => return Err(format!("unexpected GroupVersion string: {api_version}")),
-            [version] => ("", version),
-            [group, version] => (group, version),
-            _ => return Err(format!("unexpected GroupVersion string: {api_version}")),
-        };
+        let (group, version) = group_version(api_version)?;
         let path = if group.is_empty() { vec!["api", version] } else { vec!["apis", group, version] };
         let unknown = || match group {
             "" => format!("no matches for kind \"{kind}\" in group \"\""),
@@ -51,5 +46,33 @@ impl Resources {
         };
         self.0.lock().insert(key, (Instant::now(), found.clone()));
         Ok(found)
+    }
+}
+
+/// Nothing means the core group, as it does in references to a ReplicationController.
+fn group_version(api_version: &str) -> Result<(&str, &str), String> {
+    match api_version.split('/').collect::<Vec<_>>()[..] {
+        [""] | ["", ""] => Ok(("", "v1")),
+        [version] => Ok(("", version)),
+        [group, version] => Ok((group, version)),
+        _ => Err(format!("unexpected GroupVersion string: {api_version}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn api_versions_of_references() {
+        for (text, expected) in [
+            ("", Ok(("", "v1"))),
+            ("/", Ok(("", "v1"))),
+            ("v1", Ok(("", "v1"))),
+            ("apps/v1", Ok(("apps", "v1"))),
+            ("a/b/c", Err("unexpected GroupVersion string: a/b/c".to_owned())),
+        ] {
+            assert_eq!(group_version(text), expected, "{text}");
+        }
     }
 }
