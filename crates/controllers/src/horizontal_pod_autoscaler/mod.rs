@@ -205,7 +205,8 @@ impl Look<'_> {
         let current = scale.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(0);
         controller.memory.begin(self.key, current, self.now);
         let bounds = Bounds { min: spec.min_replicas.unwrap_or(1), max: spec.max_replicas };
-        let mut statuses = old.current_metrics.clone();
+        // Metrics that are not asked have no values: old ones would be taken for the present.
+        let mut statuses = None;
         let mut partly = None;
         let (desired, why) = if current == 0 && bounds.min != 0 {
             let message = "scaling is disabled since the replica count of the target is zero";
