@@ -51,8 +51,7 @@ const BEHAVIOR: &str = "autoscaling.alpha.kubernetes.io/behavior";
 fn cpu_utilization(metric: &Value) -> bool {
     metric["type"] == "Resource"
         && metric["resource"]["name"] == "cpu"
-        && metric["resource"]["target"]["type"] != "AverageValue"
-        && metric["resource"]["target"]["type"] != "Value"
+        && !metric["resource"]["target"]["averageUtilization"].is_null()
 }
 
 fn object<'a>(parent: &'a mut Map<String, Value>, key: &str) -> Option<&'a mut Map<String, Value>> {
@@ -189,5 +188,18 @@ mod tests {
         assert_eq!(hpa["spec"]["targetCPUUtilizationPercentage"], 80);
         AUTOSCALING_V1.to_storage(&mut hpa);
         assert_eq!(hpa, stored);
+    }
+
+    #[test]
+    fn a_cpu_value_survives_whatever_its_type_is_called() {
+        for kind in ["AverageValue", "Value", "Utilization"] {
+            let stored = json!({"apiVersion": "autoscaling/v2", "metadata": {"name": "a", "annotations": {}},
+                "spec": {"maxReplicas": 3, "metrics": [{"type": "Resource",
+                    "resource": {"name": "cpu", "target": {"type": kind, "averageValue": "500m"}}}]}});
+            let mut hpa = stored.clone();
+            AUTOSCALING_V1.from_storage(&mut hpa);
+            AUTOSCALING_V1.to_storage(&mut hpa);
+            assert_eq!(hpa, stored, "{kind}");
+        }
     }
 }

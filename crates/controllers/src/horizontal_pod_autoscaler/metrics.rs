@@ -166,10 +166,10 @@ pub(super) async fn of_object(
     metric: &str,
     metric_selector: &str,
 ) -> Result<i64, String> {
-    let found = if object.kind == "Namespace" && object.api_version.as_deref().is_none_or(|version| version == "v1") {
+    let found = if object.kind == "Namespace" && matches!(object.api_version.as_deref(), None | Some("" | "v1")) {
         custom(client, &["namespaces", &object.name, "metrics", metric], None, metric_selector).await?
     } else {
-        let resource = resources.find(client, object.api_version.as_deref().unwrap_or("v1"), &object.kind).await?;
+        let resource = resources.find(client, object.api_version.as_deref().unwrap_or_default(), &object.kind).await?;
         let group = &resource.gvr.group;
         let full = if group.is_empty() {
             resource.gvr.resource.to_string()

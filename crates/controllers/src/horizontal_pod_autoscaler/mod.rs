@@ -179,7 +179,7 @@ impl Look<'_> {
         let spec = &self.scaler.spec;
         let reference = &spec.scale_target_ref;
         let old = self.scaler.status.clone().unwrap_or_default();
-        let api_version = reference.api_version.as_deref().unwrap_or("v1");
+        let api_version = reference.api_version.as_deref().unwrap_or_default();
         let found = controller.resources.find(&controller.client, api_version, &reference.kind).await;
         let api = found.map(|found| controller.client.dynamic(&found.gvr, Some(self.namespace())));
         let scale: Result<Scale, String> = match &api {
@@ -205,7 +205,8 @@ impl Look<'_> {
         let current = scale.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(0);
         controller.memory.begin(self.key, current, self.now);
         let bounds = Bounds { min: spec.min_replicas.unwrap_or(1), max: spec.max_replicas };
-        let mut statuses = old.current_metrics.clone();
+        // Metrics that are not asked have no values: old ones would be taken for the present.
+        let mut statuses = None;
         let mut partly = None;
         let (desired, why) = if current == 0 && bounds.min != 0 {
             let message = "scaling is disabled since the replica count of the target is zero";

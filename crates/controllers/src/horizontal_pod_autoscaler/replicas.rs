@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::pod::resources::{self, Side};
 use api::quantity::Quantity;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
@@ -111,15 +112,23 @@ fn requests(pods: &[Arc<Pod>], resource: &str, container: Option<&str>) -> Resul
     for pod in pods {
         let name = pod.metadata.name.clone().unwrap_or_default();
         let Some(spec) = &pod.spec else { continue };
-        let whole = spec.resources.as_ref().and_then(|resources| resources.requests.as_ref()?.get(resource));
-        if let (Some(whole), None) = (whole, container) {
-            requests.insert(name, amount(whole)?);
+        let whole = spec.resources.as_ref().and_then(|resources| resources.requests.as_ref());
+        let is_set_for_whole = whole.is_some_and(|whole| whole.keys().any(|name| resources::is_pod_level(name)));
+        if is_set_for_whole && container.is_none() {
+            let all = resources::with_overhead(spec, Side::Requests);
+            let request = all.get(resource).map(Quantity::milli_value);
+            let missing = || format!("missing pod-level request for {resource} in Pod {name}");
+            requests.insert(name.clone(), request.ok_or_else(missing)?);
             continue;
         }
-        let sidecars = spec.init_containers.iter().flatten();
-        let sidecars = sidecars.filter(|container| container.restart_policy.as_deref() == Some("Always"));
+        let sidecars = spec.init_containers.iter().flatten().filter(|container| api::pod::is_sidecar(container));
+        let running = spec.containers.iter().chain(sidecars);
+        let counted: Vec<_> = running.filter(|one| container.is_none_or(|name| name == one.name)).collect();
+        if let (Some(container), true) = (container, counted.is_empty()) {
+            return Err(format!("container {container} not found in Pod {name}"));
+        }
         let mut sum = 0_i64;
-        for one in spec.containers.iter().chain(sidecars).filter(|one| container.is_none_or(|name| name == one.name)) {
+        for one in counted {
             let request = one.resources.as_ref().and_then(|resources| resources.requests.as_ref()?.get(resource));
             let Some(request) = request else {
                 return Err(format!("missing request for {resource} in container {} of Pod {name}", one.name));
@@ -197,16 +206,17 @@ pub(super) struct Measurement<'a> {
 impl Measurement<'_> {
     /// For a target in percent of requests.
     pub(super) fn utilization(self, resource: &str, container: Option<&str>, percent: i32) -> Result<Proposal, String> {
-        let of = if self.pods.is_empty() { BTreeMap::new() } else { requests(self.pods, resource, container)? };
-        self.propose(resource == "cpu", &Scale::Requests { of, percent })
+        let pods = self.pods;
+        let scale = || Ok(Scale::Requests { of: requests(pods, resource, container)?, percent });
+        self.propose(resource == "cpu", scale)
     }
 
     /// For a target in thousandths per pod; `resource` is empty for metrics that are none.
     pub(super) fn per_pod(self, resource: &str, target: i64) -> Result<Proposal, String> {
-        self.propose(resource == "cpu", &Scale::Value(target))
+        self.propose(resource == "cpu", || Ok(Scale::Value(target)))
     }
 
-    fn propose(mut self, is_cpu: bool, scale: &Scale) -> Result<Proposal, String> {
+    fn propose(mut self, is_cpu: bool, scale: impl FnOnce() -> Result<Scale, String>) -> Result<Proposal, String> {
         if self.pods.is_empty() {
             return Err(NO_PODS.to_owned());
         }
@@ -216,6 +226,7 @@ impl Measurement<'_> {
         if self.samples.is_empty() {
             return Err(NO_SAMPLES.to_owned());
         }
+        let scale = scale()?;
         let seen = scale.measure(&self.samples)?;
         let propose = |replicas| Proposal { replicas, utilization: seen.utilization, value: seen.value };
         let grows_with_unready = !groups.unready.is_empty() && seen.ratio > 1.0;
@@ -224,9 +235,12 @@ impl Measurement<'_> {
             return Ok(propose(if is_near { self.current } else { ceil(seen.ratio * groups.ready as f64) }));
         }
         let assumed = |value| Sample { value, timestamp: self.now, window: Duration::ZERO };
-        for pod in &groups.missing {
-            let value = if seen.ratio < 1.0 { scale.fully_used(pod) } else { 0 };
-            self.samples.insert((*pod).to_owned(), assumed(value));
+        // Where the others are just at the target, nothing is assumed: as idle, the missing would make it shrink.
+        if seen.ratio != 1.0 {
+            for pod in &groups.missing {
+                let value = if seen.ratio < 1.0 { scale.fully_used(pod) } else { 0 };
+                self.samples.insert((*pod).to_owned(), assumed(value));
+            }
         }
         if grows_with_unready {
             self.samples.extend(groups.unready.iter().map(|pod| ((*pod).to_owned(), assumed(0))));
@@ -338,6 +352,7 @@ mod tests {
             ("idle pods stop the growth", "rrpp", vec![Some(500), Some(700), None, None], 50, Ok((4, 60))),
             ("missing ones hold back a shrink", "rrr", vec![Some(100), Some(450), None], 100, Ok((2, 27))),
             ("missing ones count as idle in growth", "rrr", vec![Some(1000), Some(1000), None], 50, Ok((4, 100))),
+            ("missing ones change nothing at the target", "rrr", vec![Some(500), Some(500), None], 50, Ok((3, 50))),
             ("all missing", "rr", vec![None, None], 50, Err(NO_SAMPLES)),
             ("no pods", "", vec![], 50, Err(NO_PODS)),
         ] {
@@ -356,6 +371,54 @@ mod tests {
     }
 
     #[test]
+    fn what_pods_request() {
+        let requests_of = |spec: serde_json::Value, container: Option<&str>| {
+            let mut pod = pods("r")[0].as_ref().clone();
+            pod.spec = Some(serde_json::from_value(spec).unwrap());
+            requests(&[Arc::new(pod)], "cpu", container).map(|found| found["p0"])
+        };
+        let asks = |name: &str, cpu: &str| serde_json::json!({"name": name, "resources": {"requests": {"cpu": cpu}}});
+        let beside = |whole: serde_json::Value| {
+            serde_json::json!({"containers": [asks("a", "100m"), {"name": "b"}], "overhead": {"cpu": "5m"},
+                "resources": {"requests": whole}})
+        };
+        for (what, spec, container, expected) in [
+            (
+                "containers and sidecars",
+                serde_json::json!({"containers": [asks("a", "100m")], "initContainers": [asks("once", "1"),
+                    {"name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": "20m"}}}]}),
+                None,
+                Ok(120),
+            ),
+            ("one of them", beside(serde_json::json!({"cpu": "1"})), Some("a"), Ok(100)),
+            ("one that is not there", beside(serde_json::json!({})), Some("c"), Err("container c not found in Pod p0")),
+            (
+                "one without a request",
+                beside(serde_json::json!({})),
+                None,
+                Err("missing request for cpu in container b of Pod p0"),
+            ),
+            ("the whole pod", beside(serde_json::json!({"cpu": "1"})), None, Ok(1005)),
+            ("the whole pod, of memory", beside(serde_json::json!({"memory": "1Mi"})), None, Ok(105)),
+            (
+                "none at all",
+                serde_json::json!({"containers": [{"name": "a"}], "resources": {"requests": {"memory": "1Mi"}}}),
+                None,
+                Err("missing pod-level request for cpu in Pod p0"),
+            ),
+        ] {
+            assert_eq!(requests_of(spec, container), expected.map_err(str::to_owned), "{what}");
+        }
+    }
+
+    #[test]
+    fn missing_samples_are_told_before_missing_requests() {
+        let pods = pods("r");
+        let found = measurement(&pods, &[None], 1).utilization("memory", None, 50);
+        assert_eq!(found.unwrap_err(), NO_SAMPLES);
+    }
+
+    #[test]
     fn values_per_pod() {
         for (what, states, values, target, expected) in [
             ("up", "rrr", vec![Some(20_000), Some(10_000), Some(30_000)], 15_000, (4, 20_000)),
@@ -367,6 +430,7 @@ mod tests {
                 (3, 12_000),
             ),
             ("missing ones hold back a shrink", "rrr", vec![Some(10), Some(10), None], 100, (2, 10)),
+            ("missing ones change nothing at the target", "rrr", vec![Some(10), Some(10), None], 10, (3, 10)),
             ("readiness does not matter", "rru", vec![Some(20), Some(20), Some(20)], 10, (6, 20)),
         ] {
             let pods = pods(states);

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use client::{ApiResource, Client, Gvr};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::APIResourceList;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{APIGroup, APIResource, APIResourceList};
 use parking_lot::Mutex;
 
 /// How long an answer of discovery is believed.
@@ -15,6 +15,7 @@ const FRESH: Duration = Duration::from_secs(30);
 pub(super) struct Resources(Mutex<HashMap<(String, String), (Instant, ApiResource)>>);
 
 impl Resources {
+    /// The version of a reference is where the search begins: any version of the group that is served will do.
     pub(super) async fn find(&self, client: &Client, api_version: &str, kind: &str) -> Result<ApiResource, String> {
         let key = (api_version.to_owned(), kind.to_owned());
         if let Some((since, found)) = self.0.lock().get(&key)
@@ -22,34 +23,71 @@ impl Resources {
         {
             return Ok(found.clone());
         }
-        let (group, version) = match api_version.split('/').collect::<Vec<_>>()[..] {
-            [""] => return Err(format!("unexpected GroupVersion string: {api_version}")),
-            [version] => ("", version),
-            [group, version] => (group, version),
-            _ => return Err(format!("unexpected GroupVersion string: {api_version}")),
-        };
-        let path = if group.is_empty() { vec!["api", version] } else { vec!["apis", group, version] };
-        let unknown = || match group {
-            "" => format!("no matches for kind \"{kind}\" in group \"\""),
-            group => format!("no matches for kind \"{kind}\" in group \"{group}\""),
-        };
-        let list: APIResourceList = client.get_at(&path, &[]).await.map_err(|error| match error.is_not_found() {
-            true => unknown(),
-            false => error.to_string(),
-        })?;
-        let found = list.resources.into_iter().find(|found| found.kind == kind && !found.name.contains('/'));
-        let found = found.ok_or_else(unknown)?;
+        let (group, version) = group_version(api_version)?;
+        let mut found = kind_in(client, group, version, kind).await?.map(|found| (version.to_owned(), found));
+        if found.is_none() && !group.is_empty() {
+            for other in versions(client, group).await?.into_iter().filter(|other| other != version) {
+                found = kind_in(client, group, &other, kind).await?.map(|found| (other, found));
+                if found.is_some() {
+                    break;
+                }
+            }
+        }
+        let (version, found) = found.ok_or_else(|| format!("no matches for kind \"{kind}\" in group \"{group}\""))?;
         let found = ApiResource {
-            gvr: Gvr {
-                group: group.to_owned().into(),
-                version: version.to_owned().into(),
-                resource: found.name.into(),
-            },
+            gvr: Gvr { group: group.to_owned().into(), version: version.into(), resource: found.name.into() },
             kind: found.kind,
             namespaced: found.namespaced,
             verbs: found.verbs,
         };
         self.0.lock().insert(key, (Instant::now(), found.clone()));
         Ok(found)
+    }
+}
+
+async fn kind_in(client: &Client, group: &str, version: &str, kind: &str) -> Result<Option<APIResource>, String> {
+    let path = if group.is_empty() { vec!["api", version] } else { vec!["apis", group, version] };
+    let list: APIResourceList = match client.get_at(&path, &[]).await {
+        Ok(list) => list,
+        Err(error) if error.is_not_found() => return Ok(None),
+        Err(error) => return Err(error.to_string()),
+    };
+    Ok(list.resources.into_iter().find(|found| found.kind == kind && !found.name.contains('/')))
+}
+
+/// What is served of a group, best first.
+async fn versions(client: &Client, group: &str) -> Result<Vec<String>, String> {
+    match client.get_at::<APIGroup>(&["apis", group], &[]).await {
+        Ok(found) => Ok(found.versions.into_iter().map(|version| version.version).collect()),
+        Err(error) if error.is_not_found() => Ok(Vec::new()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Nothing means the core group, as it does in references to a ReplicationController.
+fn group_version(api_version: &str) -> Result<(&str, &str), String> {
+    match api_version.split('/').collect::<Vec<_>>()[..] {
+        [""] | ["", ""] => Ok(("", "v1")),
+        [version] => Ok(("", version)),
+        [group, version] => Ok((group, version)),
+        _ => Err(format!("unexpected GroupVersion string: {api_version}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn api_versions_of_references() {
+        for (text, expected) in [
+            ("", Ok(("", "v1"))),
+            ("/", Ok(("", "v1"))),
+            ("v1", Ok(("", "v1"))),
+            ("apps/v1", Ok(("apps", "v1"))),
+            ("a/b/c", Err("unexpected GroupVersion string: a/b/c".to_owned())),
+        ] {
+            assert_eq!(group_version(text), expected, "{text}");
+        }
     }
 }

@@ -1,13 +1,14 @@
 //! HorizontalPodAutoscaler: as many pods as the load asks for.
 
-use api::field::{FieldErrors, Path};
+use api::field::FieldErrors;
 use jiff::Timestamp;
 use k8s_openapi::api::autoscaling::v2::{
-    HPAScalingPolicy, HPAScalingRules, HorizontalPodAutoscaler, HorizontalPodAutoscalerSpec, MetricSpec, MetricStatus,
-    MetricTarget, MetricValueStatus, ResourceMetricSource,
+    HPAScalingPolicy, HPAScalingRules, HorizontalPodAutoscaler, MetricSpec, MetricStatus, MetricTarget,
+    MetricValueStatus, ResourceMetricSource,
 };
 use serde_json::{Value, json};
 
+use super::rules;
 use crate::registry::column::Column;
 use crate::registry::unset::{items, set_text};
 use crate::registry::{Strategy, cells};
@@ -49,19 +50,21 @@ impl Strategy for HorizontalPodAutoscalerStrategy {
         if let Some(behavior) = &mut spec.behavior {
             let up = behavior.scale_up.get_or_insert_default();
             up.stabilization_window_seconds.get_or_insert(0);
-            rules(up, &[("Pods", 4), ("Percent", 100)]);
-            rules(behavior.scale_down.get_or_insert_default(), &[("Percent", 100)]);
+            scaling_rules(up, &[("Pods", 4), ("Percent", 100)]);
+            scaling_rules(behavior.scale_down.get_or_insert_default(), &[("Percent", 100)]);
         }
     }
 
     fn validate_create(&self, scaler: &HorizontalPodAutoscaler) -> FieldErrors {
-        let mut errors = FieldErrors::default();
-        validate_spec(&mut errors, &Path::new("spec"), &scaler.spec);
-        errors
+        rules::autoscaler(scaler, None)
     }
 
-    fn validate_update(&self, new: &HorizontalPodAutoscaler, _: &HorizontalPodAutoscaler) -> FieldErrors {
-        self.validate_create(new)
+    fn validate_update(&self, new: &HorizontalPodAutoscaler, old: &HorizontalPodAutoscaler) -> FieldErrors {
+        rules::autoscaler(new, Some(old))
+    }
+
+    fn validate_status_update(&self, new: &HorizontalPodAutoscaler, _: &HorizontalPodAutoscaler) -> FieldErrors {
+        rules::status(new)
     }
 
     fn columns(&self) -> &'static [Column] {
@@ -84,7 +87,7 @@ impl Strategy for HorizontalPodAutoscalerStrategy {
     }
 }
 
-fn rules(rules: &mut HPAScalingRules, policies: &[(&str, i32)]) {
+fn scaling_rules(rules: &mut HPAScalingRules, policies: &[(&str, i32)]) {
     set_text(&mut rules.select_policy, "Max");
     if items(&rules.policies).is_empty() {
         let policies = policies
@@ -92,55 +95,6 @@ fn rules(rules: &mut HPAScalingRules, policies: &[(&str, i32)]) {
             .map(|&(kind, value)| HPAScalingPolicy { type_: kind.to_owned(), value, period_seconds: 15 })
             .collect();
         rules.policies = Some(policies);
-    }
-}
-
-fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &HorizontalPodAutoscalerSpec) {
-    if let Some(min) = spec.min_replicas.filter(|min| *min < 1) {
-        errors.invalid(path.child("minReplicas"), min, "must be greater than or equal to 1");
-    }
-    if spec.max_replicas == 0 {
-        errors.required(path.child("maxReplicas"), "must be set and greater than 0");
-    } else if spec.max_replicas < 0 {
-        errors.invalid(path.child("maxReplicas"), spec.max_replicas, "must be greater than or equal to 1");
-    }
-    if spec.min_replicas.is_some_and(|min| spec.max_replicas < min) {
-        let detail = "must be greater than or equal to `minReplicas`";
-        errors.invalid(path.child("maxReplicas"), spec.max_replicas, detail);
-    }
-    let target = path.child("scaleTargetRef");
-    for (name, value) in [("kind", &spec.scale_target_ref.kind), ("name", &spec.scale_target_ref.name)] {
-        if value.is_empty() {
-            errors.required(target.child(name), "");
-        } else {
-            errors.invalid_each(target.child(name), value, api::validation::path_segment_name(value));
-        }
-    }
-    for (i, metric) in items(&spec.metrics).iter().enumerate() {
-        let path = path.child("metrics");
-        let path = path.index(i);
-        let (name, present) = match metric.type_.as_str() {
-            "Object" => ("object", metric.object.is_some()),
-            "Pods" => ("pods", metric.pods.is_some()),
-            "Resource" => ("resource", metric.resource.is_some()),
-            "ContainerResource" => ("containerResource", metric.container_resource.is_some()),
-            "External" => ("external", metric.external.is_some()),
-            "" => {
-                errors.required(path.child("type"), "must specify a metric source type");
-                continue;
-            }
-            other => {
-                errors.not_supported(
-                    path.child("type"),
-                    other,
-                    &["ContainerResource", "External", "Object", "Pods", "Resource"],
-                );
-                continue;
-            }
-        };
-        if !present {
-            errors.required(path.child(name), "must populate information for the given metric source");
-        }
     }
 }
 

@@ -1,3 +1,4 @@
 //! Strategies of the autoscaling group.
 
 pub mod horizontal_pod_autoscaler;
+mod rules;

@@ -80,7 +80,7 @@ pub fn quantity_value(errors: &mut FieldErrors, path: &Path<'_>, name: &str, amo
     }
 }
 
-fn container_resource_name(errors: &mut FieldErrors, path: &Path<'_>, name: &str) {
+pub fn container_resource_name(errors: &mut FieldErrors, path: &Path<'_>, name: &str) {
     let messages = rules::qualified_name(name);
     if !messages.is_empty() {
         errors.invalid_each(path, name, messages);
