@@ -11,7 +11,7 @@ const ON: &str = "
     ClearingNominatedNodeNameAfterBinding ConsistentListFromCache ContainerRestartRules ContainerStopSignals
     CustomResourceFieldSelectors DeploymentReplicaSetTerminatingReplicas DisableAllocatorDualWrite
     DisableNodeKubeProxyVersion EventedPLEG ExecProbeTimeout GracefulNodeShutdown
-    GracefulNodeShutdownBasedOnPodPriority HonorPVReclaimPolicy HostnameOverride ImageMaximumGCAge ImageVolume
+    GracefulNodeShutdownBasedOnPodPriority HPAConfigurableTolerance HonorPVReclaimPolicy HostnameOverride ImageMaximumGCAge ImageVolume
     InPlacePodVerticalScaling JobBackoffLimitPerIndex JobManagedBy JobPodReplacementPolicy JobSuccessPolicy
     KubeletCgroupDriverFromCRI KubeletCrashLoopBackOffMax KubeletEnsureSecretPulledImages KubeletFineGrainedAuthz
     LogarithmicScaleDown MatchLabelKeysInPodTopologySpread MatchLabelKeysInPodTopologySpreadSelectorMerge
@@ -41,7 +41,7 @@ const OFF: &str = "
     DRADeviceBindingConditions DRADeviceTaintRules DRADeviceTaints DRAExtendedResource DRAPartitionableDevices
     DRAPrioritizedList DRAResourceClaimDeviceStatus DRAResourcePoolStatus DRASchedulerFilterTimeout
     DisableCPUQuotaWithExclusiveCPUs DynamicResourceAllocation EnvFiles ExternalServiceAccountTokenSigner
-    GangScheduling GenericWorkload GitRepoVolumeDriver HPAConfigurableTolerance HPAScaleToZero ImageVolumeWithDigest
+    GangScheduling GenericWorkload GitRepoVolumeDriver HPAScaleToZero ImageVolumeWithDigest
     InPlacePodLevelResourcesVerticalScaling InPlacePodVerticalScalingAllocatedStatus
     InPlacePodVerticalScalingExclusiveCPUs InPlacePodVerticalScalingExclusiveMemory KMSv1 KubeletInUserNamespace
     KubeletPSI KubeletPodResourcesDynamicResources KubeletPodResourcesGet KubeletPodResourcesListUseActivePods
