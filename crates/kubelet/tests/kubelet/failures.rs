@@ -50,11 +50,7 @@ pub(crate) async fn a_missing_resolver_file_is_told_and_waited_for(node: &mut No
     let script = "cat /etc/resolv.conf; exec sleep 1000";
     node.create("asks", json!({"dnsPolicy": "Default", "containers": [{"name": "c", "command": shell(script)}]})).await;
     let told = format!("Failed to create pod sandbox: open {}: no such file or directory", file.display());
-    let deadline = tokio::time::Instant::now() + std::time::Duration::from_secs(120);
-    while !node.messages().await.contains(&told) {
-        assert!(tokio::time::Instant::now() < deadline, "{told} not in {:?}", node.messages().await);
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-    }
+    node.wait_message(&told).await;
     std::fs::write(&file, "nameserver 192.0.2.53\n").unwrap();
     let pod = node.wait("asks", "ready", is_ready).await;
     node.wait_log(&pod, "c", |log| log.contains("nameserver 192.0.2.53")).await;
@@ -79,7 +75,6 @@ pub(crate) async fn security_pods_that_ask_for_more_than_there_is_fail(node: &mu
         let message = format!("Pod was rejected: {cause}");
         assert_eq!(status.message.as_deref(), Some(message.as_str()));
         assert!(status.container_statuses.iter().flatten().all(|c| c.container_id.is_none()), "{name} has started");
-        let events = node.messages().await;
-        assert!(events.contains(&message), "{events:?}");
+        node.wait_message(&message).await;
     }
 }

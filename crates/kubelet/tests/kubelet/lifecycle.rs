@@ -17,9 +17,8 @@ pub(crate) async fn pod_runs_serves_and_is_deleted(node: &mut Node) {
     let answer =
         std::process::Command::new("busybox").args(["wget", "-qO-", &format!("http://{ip}/")]).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&answer.stdout), "hello from busybox\n");
-    let reasons: Vec<String> = node.api.events().await.into_iter().filter_map(|event| event.reason).collect();
     for reason in ["Pulled", "Created", "Started"] {
-        assert!(reasons.iter().any(|r| r == reason), "{reason} in {reasons:?}");
+        node.wait_event(reason, |event| event.reason.as_deref() == Some(reason)).await;
     }
     node.delete("web").await;
 }
@@ -142,8 +141,7 @@ pub(crate) async fn specs_may_change_while_running(node: &mut Node) {
     let after = node.wait("changed", "restarted", |pod| restarts(pod) == 1 && is_ready(pod)).await;
     assert_eq!(after.status.as_ref().unwrap().pod_ip, before.status.as_ref().unwrap().pod_ip, "the sandbox stays");
     assert_eq!(after.status.as_ref().unwrap().observed_generation, after.metadata.generation);
-    let messages = node.messages().await;
-    assert!(messages.iter().any(|m| m == "Container c definition changed, will be restarted"), "{messages:?}");
+    node.wait_message("Container c definition changed, will be restarted").await;
 
     let broken = node.wait("broken", "failed", |pod| phase(pod) == "Failed").await;
     let status = broken.status.as_ref().unwrap();

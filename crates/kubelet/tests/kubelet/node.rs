@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use client::DeleteParams;
-use k8s_openapi::api::core::v1::{Node as ApiNode, Pod};
+use k8s_openapi::api::core::v1::{Event, Node as ApiNode, Pod};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
@@ -164,6 +164,20 @@ impl Node {
     /// What the events say.
     pub(crate) async fn messages(&self) -> Vec<String> {
         self.api.events().await.into_iter().filter_map(|event| event.message).collect()
+    }
+
+    /// Waits for an event. Events are sent beside everything else, so that a status may be there before them.
+    pub(crate) async fn wait_event(&self, what: &str, wanted: impl Fn(&Event) -> bool) {
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        while !self.api.events().await.iter().any(&wanted) {
+            assert!(tokio::time::Instant::now() < deadline, "{what} not in {:?}", self.messages().await);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Waits for an event with this message.
+    pub(crate) async fn wait_message(&self, message: &str) {
+        self.wait_event(message, |event| event.message.as_deref() == Some(message)).await;
     }
 
     pub(crate) async fn wait_gone(&self, name: &str) {

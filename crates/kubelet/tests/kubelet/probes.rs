@@ -38,8 +38,7 @@ pub(crate) async fn probes_and_hooks_act(node: &mut Node) {
     .await;
     node.create("closed", json!({"containers": [{"name": "c", "command": ["sleep", "1000"], "readinessProbe": {"tcpSocket": {"port": 81}, "periodSeconds": 1}}]})).await;
     node.wait("alive", "restarted", |pod| restarts(pod) >= 1).await;
-    let messages: Vec<String> = node.api.events().await.into_iter().filter_map(|event| event.message).collect();
-    assert!(messages.iter().any(|m| m == "Container c failed liveness probe, will be restarted"), "{messages:?}");
+    node.wait_message("Container c failed liveness probe, will be restarted").await;
     node.wait("hooked", "ready", is_ready).await;
     node.api.client().namespaced::<Pod>("default").delete("hooked", &Default::default()).await.unwrap();
     node.wait_gone("hooked").await;
@@ -69,9 +68,7 @@ pub(crate) async fn grpc_probes_ask_for_their_service(node: &mut Node) {
     is_serving.store(false, Ordering::Relaxed);
     node.wait("alive", "restarted", |pod| restarts(pod) >= 1).await;
     node.wait("ready", "not ready", |pod| !is_ready(pod)).await;
-    let messages = node.messages().await;
-    let expected = "Liveness probe failed: service unhealthy (responded with \"NOT_SERVING\")";
-    assert!(messages.iter().any(|message| message == expected), "{messages:?}");
+    node.wait_message("Liveness probe failed: service unhealthy (responded with \"NOT_SERVING\")").await;
     let asked = asked.lock().unwrap();
     assert!(asked.contains("web") && asked.contains(""), "{asked:?}");
 }

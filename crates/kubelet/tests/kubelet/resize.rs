@@ -1,7 +1,7 @@
 //! Pods that get more or less while they run.
 
 use api::quantity::Quantity;
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition};
+use k8s_openapi::api::core::v1::{ContainerStatus, Event, Pod, PodCondition};
 use serde_json::{Value, json};
 
 use crate::node::{Node, container_id, is_ready, restarts, shell};
@@ -61,8 +61,8 @@ pub(crate) async fn running_pods_get_more_and_less(node: &mut Node) {
     let more = node.wait("web", "larger", is_done).await;
     assert_eq!(enforced(node, "web").await, format!("40000 {}", 96 << 20));
     assert_eq!((restarts(&more), container_id(&more)), (0, container_id(&started)));
-    let messages = node.messages().await;
-    assert!(messages.iter().any(|message| message.starts_with("Pod resize started: {")), "{messages:?}");
+    let is_told = |event: &Event| event.message.as_ref().is_some_and(|text| text.starts_with("Pod resize started: {"));
+    node.wait_event("the start of the resize", is_told).await;
 
     node.stop_kubelet().await;
     resize(node, "web", amounts("50m", "16Mi", "100m", "48Mi")).await;
