@@ -83,7 +83,7 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
     progress.done("api server", &format!("https://{node_ip}:{}", shape.secure_port));
 
     let controllers = controllers::Config::new(as_user("system:kube-controller-manager", &["system:authenticated"]));
-    let mut controllers = controllers.with_cluster_cidr(&shape.cluster_cidr)?;
+    let mut controllers = controllers.with_cluster_cidr(&shape.cluster_cidr)?.with_service_cidr(&shape.service_cidr)?;
     let ca = read(&pki.certificate("ca"))?;
     controllers.root_ca = Some(ca.clone());
     controllers.signer = Some((ca.clone(), read(&pki.key("ca"))?));

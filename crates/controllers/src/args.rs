@@ -13,7 +13,7 @@ use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 
 use crate::manager::{NAME, run};
-use crate::node_ipam::Range;
+use crate::node_ipam::{self, Range};
 use crate::{Autoscaling, LocalPath};
 
 /// The flags of kube-controller-manager that change something here.
@@ -135,6 +135,8 @@ pub struct Config {
     pub controllers: Vec<String>,
     /// Pod ranges of the cluster, one per address family; empty leaves nodes without.
     pub cluster_cidrs: Vec<Range>,
+    /// Ranges of services: no node gets a piece of the cluster's ranges that overlaps them.
+    pub service_cidrs: Vec<String>,
     /// PEM of the authority that signed the API server's certificate.
     pub root_ca: Option<String>,
     /// `None` runs at once: there is no other instance.
@@ -164,6 +166,7 @@ impl Config {
             client,
             controllers: vec!["*".into()],
             cluster_cidrs: Vec::new(),
+            service_cidrs: Vec::new(),
             root_ca: None,
             election: None,
             signer: None,
@@ -183,6 +186,12 @@ impl Config {
     pub fn with_cluster_cidr(mut self, text: &str) -> anyhow::Result<Self> {
         let texts = text.split(',').filter(|text| !text.is_empty());
         self.cluster_cidrs = texts.map(|text| Range::parse(text, None)).collect::<Result<_, _>>()?;
+        Ok(self)
+    }
+
+    /// Parses `10.43.0.0/16,fd00:43::/112`, which is kept out of the ranges of nodes.
+    pub fn with_service_cidr(mut self, text: &str) -> anyhow::Result<Self> {
+        self.service_cidrs = node_ipam::parse_list(text)?;
         Ok(self)
     }
 }
@@ -258,6 +267,7 @@ impl Args {
         let cidrs = self.cluster_cidr.iter().filter(|_| self.allocate_node_cidrs);
         Ok(Config {
             cluster_cidrs: cidrs.map(|text| Range::parse(text, self.mask_size(text))).collect::<Result<_, _>>()?,
+            service_cidrs: node_ipam::parse_list(self.service_cluster_ip_range.as_deref().unwrap_or_default())?,
             root_ca: read(&self.root_ca_file).await?,
             signer: read(&self.cluster_signing_cert_file).await?.zip(read(&self.cluster_signing_key_file).await?),
             election,

@@ -60,7 +60,7 @@ fn width(ipv6: bool) -> u8 {
 }
 
 /// The first address, the prefix, and whether it is IPv6.
-fn parse(text: &str) -> Option<(u128, u8, bool)> {
+pub(super) fn parse(text: &str) -> Option<(u128, u8, bool)> {
     let (address, prefix) = text.split_once('/')?;
     let prefix: u8 = prefix.parse().ok()?;
     let (value, ipv6) = match address.parse().ok()? {
@@ -83,6 +83,8 @@ fn text(value: u128, prefix: u8, ipv6: bool) -> String {
 pub(super) struct CidrSet {
     range: Range,
     used: Vec<bool>,
+    /// Pieces, first to last, that are nobody's to take or give back.
+    reserved: Vec<(usize, usize)>,
     count: usize,
     /// Where to look first for the next one.
     next: usize,
@@ -122,7 +124,7 @@ impl CidrSet {
                 &labels,
             ),
         };
-        CidrSet { used: vec![false; range.pieces()], count: 0, next: 0, metrics: counters, range }
+        CidrSet { used: vec![false; range.pieces()], reserved: Vec::new(), count: 0, next: 0, metrics: counters, range }
     }
 
     /// Takes the next free piece into use.
@@ -143,9 +145,20 @@ impl CidrSet {
         }
     }
 
-    pub(super) fn release(&mut self, cidr: &str) {
+    /// No node gets a piece that has addresses in common with this, ever.
+    pub(super) fn reserve(&mut self, cidr: &str) {
         if let Some((first, last)) = self.range.touched(cidr) {
-            self.mark(first, last, false);
+            self.mark(first, last, true);
+            self.reserved.push((first, last));
+        }
+    }
+
+    pub(super) fn release(&mut self, cidr: &str) {
+        let Some((first, last)) = self.range.touched(cidr) else { return };
+        for number in first..=last {
+            if !self.reserved.iter().any(|(first, last)| (*first..=*last).contains(&number)) {
+                self.mark(number, number, false);
+            }
         }
     }
 
@@ -175,6 +188,22 @@ mod tests {
         set.release("10.42.0.0/24");
         assert_eq!(set.allocate().as_deref(), Some("10.42.3.0/24"), "what was given back rests");
         assert_eq!(set.allocate().as_deref(), Some("10.42.0.0/24"));
+        assert_eq!(set.allocate(), None);
+    }
+
+    #[test]
+    fn reserved_pieces_are_never_handed_out() {
+        let mut set = CidrSet::new(Range::parse("10.42.0.0/22", None).unwrap(), &Metrics::new());
+        set.reserve("10.42.0.128/25");
+        set.reserve("10.42.2.0/23");
+        set.reserve("10.96.0.0/12");
+        // A node that had such a range before may keep it, and leaves nothing behind.
+        set.occupy("10.42.2.0/24");
+        set.release("10.42.2.0/24");
+        assert_eq!(set.allocate().as_deref(), Some("10.42.1.0/24"));
+        assert_eq!(set.allocate(), None);
+        set.release("10.42.0.0/22");
+        assert_eq!(set.allocate().as_deref(), Some("10.42.1.0/24"));
         assert_eq!(set.allocate(), None);
     }
 

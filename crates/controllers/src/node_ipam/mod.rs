@@ -28,7 +28,9 @@ struct Controller {
 }
 
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
-    let ledger = Arc::new(Mutex::new(Ledger::new(&context.config.cluster_cidrs, &context.config.metrics)));
+    let config = &context.config;
+    let ledger = Ledger::new(&config.cluster_cidrs, &config.service_cidrs, &config.metrics);
+    let ledger = Arc::new(Mutex::new(ledger));
     let nodes = {
         let ledger = ledger.clone();
         // Every node there is has been noted before the first range is chosen: workers start when the informer has synced.
@@ -84,8 +86,9 @@ struct Ledger {
 }
 
 impl Ledger {
-    fn new(cluster: &[Range], metrics: &Metrics) -> Ledger {
-        let sets = cluster.iter().map(|range| CidrSet::new(range.clone(), metrics)).collect();
+    fn new(cluster: &[Range], services: &[String], metrics: &Metrics) -> Ledger {
+        let mut sets: Vec<CidrSet> = cluster.iter().map(|range| CidrSet::new(range.clone(), metrics)).collect();
+        sets.iter_mut().for_each(|set| services.iter().for_each(|range| set.reserve(range)));
         Ledger { sets, promised: HashMap::new() }
     }
 
@@ -132,6 +135,16 @@ impl Ledger {
     }
 }
 
+/// Refuses what is not a list of ranges.
+pub(crate) fn parse_list(text: &str) -> Result<Vec<String>, Error> {
+    let texts = text.split(',').map(str::trim).filter(|text| !text.is_empty());
+    let range = |text: &str| match cidr_set::parse(text) {
+        Some(_) => Ok(text.to_owned()),
+        None => Err(Error::object(format!("invalid CIDR {text:?}"))),
+    };
+    texts.map(range).collect()
+}
+
 fn ranges(node: &Node) -> Vec<String> {
     let Some(spec) = &node.spec else { return Vec::new() };
     let one = spec.pod_cidr.iter().filter(|cidr| !cidr.is_empty());
@@ -146,11 +159,25 @@ mod tests {
 
     fn ledger(cluster: &[&str]) -> Ledger {
         let cluster: Vec<Range> = cluster.iter().map(|text| Range::parse(text, None).unwrap()).collect();
-        Ledger::new(&cluster, &Metrics::new())
+        Ledger::new(&cluster, &[], &Metrics::new())
     }
 
     fn list(ranges: &[&str]) -> Vec<String> {
         ranges.iter().map(|range| (*range).to_owned()).collect()
+    }
+
+    #[test]
+    fn services_addresses_are_no_nodes() {
+        let cluster: Vec<Range> =
+            ["10.0.0.0/22", "fd00::/62"].iter().map(|text| Range::parse(text, None).unwrap()).collect();
+        let services = parse_list("10.0.0.0/23, fd00:0:0:1::/108").unwrap();
+        let mut ledger = Ledger::new(&cluster, &services, &Metrics::new());
+        assert_eq!(ledger.choose("a").unwrap(), ["10.0.2.0/24", "fd00::/64"]);
+        assert_eq!(ledger.choose("b").unwrap(), ["10.0.3.0/24", "fd00:0:0:2::/64"]);
+        assert_eq!(ledger.choose("c"), None);
+        for bad in ["10.0.0.0", "10.0.0.0/23,x", "10.0.0.0/33"] {
+            assert!(parse_list(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]
