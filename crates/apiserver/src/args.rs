@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
+use registry::RuntimeConfig;
 
 use crate::allocation::Cidr;
 use crate::audit::{Batching, LogConfig, Mode, Truncation};
 use crate::authz::{FailurePolicy, WebhookConfig};
 use crate::config::{AuditConfig, Authorizer, Config, DEFAULT_ISSUER, OidcConfig, Storage, TokenWebhookConfig};
-use crate::registry::RuntimeConfig;
 
 /// `cox apiserver`: upstream's flags, and `--data-dir` for the embedded store.
 #[derive(Clone, Debug, clap::Args)]

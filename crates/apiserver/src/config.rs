@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use registry::RuntimeConfig;
+
 use crate::allocation::Cidr;
 use crate::audit::{LogConfig, Mode, Truncation};
 use crate::authz::WebhookConfig;
-use crate::registry::RuntimeConfig;
 
 /// Everything [`Server::new`](crate::Server::new) needs. Start from [`Config::new`] and set what differs.
 #[derive(Clone)]

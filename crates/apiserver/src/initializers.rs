@@ -14,11 +14,11 @@ use std::time::Duration;
 use api::Status;
 use bytes::Bytes;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use registry::{AnyObject, Object, Resource};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::json;
-use crate::registry::{AnyObject, Object, Resource};
 use crate::state::Operation;
 
 /// How the state travels in memory.
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn the_state_travels_as_an_annotation_and_leaves_as_a_field() {
-        let rows = crate::registry::table::resources();
+        let rows = registry::table::resources();
         let mut row = rows.into_iter().find(|row| row.plural == "configmaps").unwrap();
         row.initializers = true;
         let stored = json!({"metadata": {"name": "m", "annotations": {CARRIER: "forged"},

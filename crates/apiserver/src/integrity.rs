@@ -5,7 +5,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::registry::{Resource, Serving};
+use registry::{Resource, Serving};
+
 use crate::state::State;
 use crate::verbs::decode_entry;
 

@@ -28,7 +28,6 @@ mod integrity;
 mod json;
 mod metrics;
 mod protobuf;
-pub mod registry;
 mod remote;
 mod resource_metrics;
 mod server;

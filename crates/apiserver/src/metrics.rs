@@ -8,9 +8,9 @@ use std::time::Duration;
 use ::metrics::{Counter, Gauge, Histogram, Metrics};
 use http::StatusCode;
 use parking_lot::RwLock;
+use registry::Resource;
 
 use crate::chain::RequestInfo;
-use crate::registry::Resource;
 use crate::state::State;
 
 const DURATION_BOUNDS: [f64; 23] = [

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::{Request, Response};
 use hyper::body::Incoming;
+use registry::Registry;
 use store::etcd::EtcdStore;
 use store::{EmbeddedStore, Revision, Store, StoreError};
 use tls::{Connections, Limits, Reloading};
@@ -29,7 +30,7 @@ use crate::config::{Config, Storage};
 use crate::discovery::Documents;
 use crate::flow_control::FlowControl;
 use crate::metrics::RequestMetrics;
-use crate::registry::Registry;
+use crate::remote::Services;
 use crate::state::State;
 use crate::verbs::{EventLeases, KubeletClient};
 use crate::watch_cache;
@@ -104,6 +105,7 @@ impl Server {
             metrics,
             cors: Cors::new(&config.cors_allowed_origins)?,
             audit,
+            services: Services::new(&caches, config.enable_aggregator_routing),
             kubelet: kubelet_client(&config)?,
             documents: parking_lot::RwLock::new(Arc::new(Documents::new(registry.table(), Arc::new([])))),
             definitions: Default::default(),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use api::{GroupKind, GroupResource, Status, UserInfo};
 use bytes::Bytes;
 use jiff::Timestamp;
+use registry::{Registry, Resource};
 use serde::de::DeserializeOwned;
 use store::Store;
 use tokio_util::sync::CancellationToken;
@@ -15,7 +16,6 @@ use crate::admission;
 use crate::authn;
 use crate::authz;
 use crate::config::Config;
-use crate::registry::{Registry, Resource};
 use crate::watch_cache::{Cache, Caches, Entry, ROOT, Unreadable};
 
 pub(crate) struct State {
@@ -32,6 +32,7 @@ pub(crate) struct State {
     pub(crate) cors: crate::chain::Cors,
     /// `None` if nothing is recorded.
     pub(crate) audit: Option<Arc<crate::audit::Audit>>,
+    pub(crate) services: crate::remote::Services,
     pub(crate) kubelet: crate::verbs::KubeletClient,
     pub(crate) documents: parking_lot::RwLock<Arc<crate::discovery::Documents>>,
     pub(crate) definitions: crate::custom::Definitions,
@@ -73,13 +74,9 @@ impl State {
             .ok_or_else(|| Status::internal(format!("no cache for {}", resource.store_prefix)))
     }
 
-    /// An object of another resource from the cache, for decisions that may lag a little behind. `key` is
-    /// `<namespace>/<name>` or `<name>`. One that cannot be read is an error, here and below: a decision about others
-    /// must not be made as if it were not there.
+    /// See [`Caches::peek_entry`].
     pub(crate) fn peek_entry(&self, prefix: &str, key: &str) -> Result<Option<Arc<Entry>>, Unreadable> {
-        let entry = self.caches.get(prefix).and_then(|cache| cache.get(key));
-        entry.as_deref().map(Entry::readable).transpose()?;
-        Ok(entry)
+        self.caches.peek_entry(prefix, key)
     }
 
     /// As [`Self::peek_entry`], in its typed form.
@@ -87,12 +84,12 @@ impl State {
         self.peek_entry(prefix, key)?.map(|entry| entry.decode()).transpose()
     }
 
-    /// As [`Self::peek`], read once for all who look at the same version.
+    /// See [`Caches::peek_shared`].
     pub(crate) fn peek_shared<K>(&self, prefix: &str, key: &str) -> Result<Option<Arc<K>>, Unreadable>
     where
         K: DeserializeOwned + Send + Sync + 'static,
     {
-        self.peek_entry(prefix, key)?.map(|entry| entry.read()).transpose()
+        self.caches.peek_shared(prefix, key)
     }
 
     /// All objects under a prefix, of one namespace if given.
@@ -176,10 +173,6 @@ pub(crate) fn group_resource(resource: &Resource) -> GroupResource {
     GroupResource { group: resource.group.clone(), resource: resource.plural.clone() }
 }
 
-pub(crate) fn group_kind(resource: &Resource) -> GroupKind {
-    GroupKind { group: resource.group.clone(), kind: resource.kind.clone() }
-}
-
 /// One request to one resource, past the chain: what the verbs work on.
 pub(crate) struct Operation {
     pub(crate) state: Arc<State>,
@@ -196,8 +189,8 @@ pub(crate) struct Operation {
 }
 
 impl Operation {
-    pub(crate) fn call(&self) -> crate::registry::Call<'_> {
-        crate::registry::Call { user: &self.user, now: self.now }
+    pub(crate) fn call(&self) -> registry::Call<'_> {
+        registry::Call { user: &self.user, now: self.now }
     }
 
     pub(crate) fn warn(&self, message: impl Into<String>) {

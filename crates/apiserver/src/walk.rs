@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 use api::Status;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use registry::Resource;
 use serde::Deserialize;
 use store::Revision;
 use trace::{Causes, Id, Outcome, Recorder, Span, Stage, Walk, Work};
 
 use crate::body::{Body, BodyError, stream};
 use crate::chain::RequestInfo;
-use crate::registry::Resource;
 use crate::state::{Operation, State};
 use crate::verbs::response;
 use crate::watch_cache::ROOT;

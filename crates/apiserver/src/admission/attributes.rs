@@ -1,9 +1,9 @@
 //! The write a plug-in is asked about, and what it may say back besides yes and no.
 
 use api::{GroupResource, Status, UserInfo};
+use registry::{AnyObject, Object, Resource, Typed};
 
 use super::reinvocation::Reinvocation;
-use crate::registry::{AnyObject, Object, Resource, Typed};
 use crate::state::{Operation, group_resource};
 use crate::verbs::{Books, DeleteOptions};
 use crate::watch_cache::Entry;

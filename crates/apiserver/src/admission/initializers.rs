@@ -5,12 +5,12 @@ use std::sync::Arc;
 use api::Status;
 use api::field::FieldErrors;
 use parking_lot::RwLock;
+use registry::admissionregistration::initializer::{InitializerConfiguration, Rule};
 
 use super::{Admitted, Attributes, Plugin, Verb, admitted, later};
 use crate::authz;
 use crate::initializers::Initializers as Pending;
-use crate::registry::admissionregistration::initializer::{InitializerConfiguration, Rule};
-use crate::state::{State, group_kind, own_user};
+use crate::state::{State, own_user};
 use crate::watch_cache::Unreadable;
 
 /// All configured initializers in order of their configurations' names, parsed once per change.
@@ -113,7 +113,7 @@ fn update<'a>(state: &'a State, attributes: &'a mut Attributes<'_>) -> Admitted<
         let mut errors = FieldErrors::default();
         let names: Vec<String> = new.iter().flat_map(|new| &new.pending).map(|pending| pending.name.clone()).collect();
         errors.invalid("metadata.initializers", names, problem);
-        return Err(Status::invalid(&group_kind(attributes.resource), attributes.name, errors)).into();
+        return Err(Status::invalid(&attributes.resource.group_kind(), attributes.name, errors)).into();
     }
     later(may_initialize(state, attributes, "update to uninitialized resource denied"))
 }

@@ -7,9 +7,9 @@ use api::selector::Selector;
 use api::{GroupResource, Status};
 use k8s_openapi::api::admissionregistration::v1::{MatchResources, NamedRuleWithOperations, RuleWithOperations};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use registry::Resource;
 
 use super::{Attributes, Verb};
-use crate::registry::Resource;
 use crate::state::State;
 
 /// Which writes are meant.

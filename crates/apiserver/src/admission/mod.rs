@@ -53,6 +53,6 @@ mod webhook;
 
 pub(crate) use attributes::{Attributes, Verb};
 pub(crate) use chain::{Admitted, Chain, Plugin, is_enabled};
-pub(crate) use policy::{check_types, mutation_type};
+pub(crate) use policy::check_types;
 
 use chain::{admitted, later};

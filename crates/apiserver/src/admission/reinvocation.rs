@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::registry::AnyObject;
+use registry::AnyObject;
 
 /// Who is called a second time.
 #[derive(Clone, Copy)]

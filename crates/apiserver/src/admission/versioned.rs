@@ -1,10 +1,10 @@
 //! A write in the version that a webhook or a policy understands.
 
 use api::Status;
+use registry::{AnyObject, Object, Resource};
 use serde_json::{Value, json};
 
 use super::{Attributes, Verb};
-use crate::registry::{AnyObject, Object, Resource};
 use crate::verbs::{Books, recorded_books};
 
 /// The new state as a client of `resource` would see it.

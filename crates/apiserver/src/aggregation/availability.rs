@@ -8,11 +8,11 @@ use futures_util::future::select_ok;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
+use registry::apiregistration::api_service::Availability;
 use tokio::sync::watch::Receiver;
 
 use super::backend::Backend;
 use super::{PREFIX, condition, remote_discovery, write_status};
-use crate::registry::apiregistration::api_service::Availability;
 use crate::remote::service;
 use crate::state::State;
 use crate::watch_cache::Unreadable;
@@ -78,7 +78,7 @@ async fn any(a: &mut Receiver<u64>, b: &mut Receiver<u64>, c: &mut Receiver<u64>
 
 fn basis(state: &State, namespace: &str, name: &str) -> Basis {
     let service = state.caches.get("services/specs").and_then(|cache| cache.get(&format!("{namespace}/{name}")));
-    let slices = service::entries(state, namespace, name);
+    let slices = service::entries(&state.services, namespace, name);
     (service.map(|entry| entry.revision), slices.iter().map(|entry| entry.revision).collect())
 }
 
@@ -116,7 +116,7 @@ async fn check(state: &State, backend: &Backend) -> Result<(), Reason> {
     let unknown = |unreadable: Unreadable| ("ServiceAccessError", unreadable.to_string());
     let found: Option<Arc<Service>> =
         state.peek_shared("services/specs", &format!("{namespace}/{name}")).map_err(unknown)?;
-    let slices = service::slices(state, namespace, name).map_err(unknown)?;
+    let slices = service::slices(&state.services, namespace, name).map_err(unknown)?;
     routable((namespace, name, *port), found.as_deref(), &slices)?;
     let Err(_) = probe(state, backend).await else { return Ok(()) };
     let probes = (0..ATTEMPTS).map(|_| Box::pin(probe(state, backend)));

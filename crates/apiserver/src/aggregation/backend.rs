@@ -11,6 +11,8 @@ use http_body_util::Full;
 use hyper::upgrade::OnUpgrade;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::{APIService, APIServiceSpec};
 use parking_lot::RwLock;
+use registry::priority::Priority;
+use registry::unset::or_empty;
 use tls::Reloading;
 use tokio_rustls::TlsConnector;
 
@@ -19,8 +21,6 @@ use super::remote_discovery::Discovered;
 use crate::body::{self, Body};
 use crate::chain::RequestInfo;
 use crate::config::Config;
-use crate::registry::priority::Priority;
-use crate::registry::unset::or_empty;
 use crate::remote::passage;
 use crate::remote::{Connections, Lost, Problem, Sender, dial, service};
 use crate::state::State;
@@ -107,7 +107,7 @@ impl Backend {
     /// Where a connection would lead now.
     pub(super) fn address(&self, state: &State) -> Result<(String, u16), String> {
         let (namespace, name, port) = &self.service;
-        service::resolve(state, namespace, name, *port)
+        service::resolve(&state.services, namespace, name, *port)
     }
 
     async fn connect(&self, state: &State) -> Result<Sender, String> {

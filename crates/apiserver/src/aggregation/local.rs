@@ -10,12 +10,12 @@ use futures_util::future::try_join_all;
 use http::Method;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::{APIService, APIServiceSpec};
+use registry::apiregistration::api_service::LOCAL;
+use registry::priority::{self, Priority};
+use registry::unset::or_empty;
 use serde_json::{Value, json};
 
 use super::{PATH, PREFIX, condition, write_status};
-use crate::registry::apiregistration::api_service::LOCAL;
-use crate::registry::priority::{self, Priority};
-use crate::registry::unset::or_empty;
 use crate::state::State;
 use crate::watch_cache::Unreadable;
 

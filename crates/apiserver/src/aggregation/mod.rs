@@ -20,13 +20,13 @@ use http::HeaderValue;
 use http::header::USER_AGENT;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::{APIService, APIServiceCondition};
+use registry::apiregistration::api_service::Availability;
+use registry::unset::items;
+use registry::{AnyObject, Object};
 
 pub(crate) use backend::Backend;
 pub(crate) use backends::{Aggregation, run};
 
-use crate::registry::apiregistration::api_service::Availability;
-use crate::registry::unset::items;
-use crate::registry::{AnyObject, Object};
 use crate::state::{State, now, own_operation};
 use crate::verbs::{Current, Target, modify};
 

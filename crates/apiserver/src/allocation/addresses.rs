@@ -8,11 +8,11 @@ use api::field::{FieldError, FieldErrors};
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::{IPAddress, IPAddressSpec, ParentReference, ServiceCIDR};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use registry::Resource;
+use registry::unset::items;
 
 use super::plan::{self, Addresses};
 use super::{Cidr, Taken};
-use crate::registry::Resource;
-use crate::registry::unset::items;
 use crate::state::{State, own_operation};
 use crate::verbs::{create_object, delete_object};
 use crate::watch_cache::Unreadable;

@@ -3,11 +3,11 @@
 
 use api::Status;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef};
+use registry::Object;
 use serde_json::Value;
 
 use super::Attributes;
 use super::rbac::{describe, missing, quoted};
-use crate::registry::Object;
 use crate::state::Operation;
 
 const GROUP: &str = "rbac.authorization.k8s.io";

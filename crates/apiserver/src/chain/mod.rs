@@ -16,6 +16,7 @@ use api::{Status, UserInfo};
 use bytes::Bytes;
 use futures_util::FutureExt;
 use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
+use registry::Resource;
 use trace::{Name, Stage};
 
 pub(crate) use cors::Cors;
@@ -28,7 +29,6 @@ use crate::authz::Attributes;
 use crate::body::{Body, RequestBody, empty, guarded};
 use crate::flow_control::{Flow, Seat};
 use crate::metrics::{Labels, Serving};
-use crate::registry::Resource;
 use crate::state::{Operation, State, now, unique_id};
 use crate::verbs::Accept;
 

@@ -9,46 +9,51 @@ use std::time::Duration;
 use api::Status;
 use bytes::Bytes;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{CustomResourceConversion, WebhookConversion};
+use registry::Resource;
+use registry::resource::{Converted, Converter};
 use serde_json::{Value, json};
 
 use crate::json;
-use crate::registry::Resource;
-use crate::remote::Identities;
 use crate::remote::webhook::WebhookClient;
-use crate::state::{Operation, State};
+use crate::remote::{Identities, Services};
+use crate::state::Operation;
 use crate::watch_cache::Entry;
 
 /// A webhook gets this long, as upstream.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The webhook of a definition.
-pub struct Converter {
+struct Webhook {
+    services: Services,
     client: Result<WebhookClient, String>,
     /// The first version of reviews that both sides speak.
     review: Option<&'static str>,
 }
 
-impl Converter {
-    /// Nothing for definitions whose versions differ in name only.
-    pub(super) fn new(conversion: Option<&CustomResourceConversion>) -> Option<Arc<Self>> {
-        let conversion = conversion.filter(|conversion| conversion.strategy == "Webhook")?;
-        let webhook = conversion.webhook.as_ref()?;
-        let review = webhook.conversion_review_versions.iter().find_map(|version| match version.as_str() {
-            "v1" => Some("apiextensions.k8s.io/v1"),
-            "v1beta1" => Some("apiextensions.k8s.io/v1beta1"),
-            _ => None,
-        });
-        Some(Arc::new(Self { client: client(webhook), review }))
-    }
+/// The webhook that a definition names; nothing for those whose versions differ in name only.
+pub(super) fn converter(
+    services: &Services,
+    conversion: Option<&CustomResourceConversion>,
+) -> Option<Arc<dyn Converter>> {
+    let conversion = conversion.filter(|conversion| conversion.strategy == "Webhook")?;
+    let webhook = conversion.webhook.as_ref()?;
+    let review = webhook.conversion_review_versions.iter().find_map(|version| match version.as_str() {
+        "v1" => Some("apiextensions.k8s.io/v1"),
+        "v1beta1" => Some("apiextensions.k8s.io/v1beta1"),
+        _ => None,
+    });
+    Some(Arc::new(Webhook { services: services.clone(), client: client(webhook), review }))
+}
 
+impl Converter for Webhook {
+    fn convert<'a>(&'a self, kind: &'a str, objects: Vec<Value>, wanted: &'a str) -> Converted<'a> {
+        Box::pin(self.ask(kind, objects, wanted))
+    }
+}
+
+impl Webhook {
     /// Brings objects into another version, all at once.
-    async fn convert(
-        &self,
-        state: &State,
-        kind: &str,
-        objects: Vec<Value>,
-        wanted: &str,
-    ) -> Result<Vec<Value>, Status> {
+    async fn ask(&self, kind: &str, objects: Vec<Value>, wanted: &str) -> Result<Vec<Value>, Status> {
         let failed = |problem: &dyn std::fmt::Display| {
             Status::internal(format!("conversion webhook for {kind} failed: {problem}"))
         };
@@ -58,7 +63,7 @@ impl Converter {
         let question = json!({"kind": "ConversionReview", "apiVersion": review,
             "request": {"uid": uid, "desiredAPIVersion": wanted, "objects": objects}});
         let query = format!("timeout={}s", PATIENCE.as_secs());
-        let answer = client.post(state, &query, question.to_string().into(), PATIENCE).await;
+        let answer = client.post(&self.services, &query, question.to_string().into(), PATIENCE).await;
         let answer = answer.map_err(|error| failed(&error))?;
         let mut answer: Value = serde_json::from_slice(&answer).map_err(|error| failed(&error))?;
         let response = &mut answer["response"];
@@ -135,7 +140,7 @@ pub(crate) async fn entries(operation: &Operation, mut entries: Vec<Arc<Entry>>)
         serde_json::from_slice(&entry.readable()?.stored).map_err(|error| entry.refuse(&error))
     };
     let objects: Vec<Value> = foreign.iter().map(read).collect::<Result<_, _>>()?;
-    let converted = converter.convert(&operation.state, &resource.kind, objects, &wanted).await?;
+    let converted = converter.convert(&resource.kind, objects, &wanted).await?;
     for (entry, object) in foreign.into_iter().zip(converted) {
         let stored = encoded(resource, &object, &wanted)?;
         *entry = Arc::new(Entry::new(&entry.prefix, entry.key.clone(), &stored, entry.revision));
@@ -159,7 +164,7 @@ pub(crate) async fn to_storage(operation: &Operation, object: &Bytes) -> Result<
     let wanted = &resource.storage_version;
     let Some(converter) = resource.converter.as_ref().filter(|_| !is_in(&object, wanted)) else { return Ok(object) };
     let value = serde_json::from_slice(&object).map_err(Status::internal)?;
-    let converted = converter.convert(&operation.state, &resource.kind, vec![value], wanted).await?;
+    let converted = converter.convert(&resource.kind, vec![value], wanted).await?;
     encoded(resource, converted.first().unwrap_or(&Value::Null), wanted)
 }
 

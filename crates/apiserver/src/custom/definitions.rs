@@ -10,12 +10,13 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
+use registry::custom::{self, store_prefix};
+use registry::unset::{items, or_empty};
+use registry::{AnyObject, Object, Resource};
 use tokio::task::JoinSet;
 
 use super::names::{Decision, Taken, decide};
-use super::{finalize, rows};
-use crate::registry::unset::{items, or_empty};
-use crate::registry::{AnyObject, Object, Resource};
+use super::{convert, finalize};
 use crate::state::{Operation, State, own_operation};
 use crate::verbs::{Current, Target, modify};
 use crate::watch_cache::{Snapshot, Unreadable};
@@ -127,7 +128,7 @@ impl Keeper {
                     && known.generation == definition.metadata.generation
                     && known.names == decision.names
             });
-            let prefix = rows::store_prefix(definition);
+            let prefix = store_prefix(definition);
             if let Err(error) = self.state.caches.add(&prefix).await {
                 tracing::warn!(%error, name, "reading custom resources");
                 is_done = false;
@@ -136,7 +137,7 @@ impl Keeper {
             let known = match known {
                 Some(known) => known,
                 None => {
-                    let rows: Vec<_> = rows::rows(definition, &decision.names).into_iter().map(Arc::new).collect();
+                    let rows: Vec<_> = rows(&self.state, definition, &decision.names);
                     is_done &= crate::integrity::check(&self.state, &rows).await;
                     Known {
                         uid: uid.to_owned(),
@@ -201,6 +202,23 @@ impl Keeper {
         }
         true
     }
+}
+
+/// The rows of a definition whose names were accepted.
+fn rows(
+    state: &State,
+    definition: &CustomResourceDefinition,
+    names: &CustomResourceDefinitionNames,
+) -> Vec<Arc<Resource>> {
+    let converter = convert::converter(&state.services, definition.spec.conversion.as_ref());
+    let rows = custom::rows(definition, names).into_iter();
+    rows.map(|row| Arc::new(Resource { converter: converter.clone(), ..row })).collect()
+}
+
+/// A row in the stored version, served or not.
+pub(super) fn any_row(state: &State, definition: &CustomResourceDefinition) -> Option<Arc<Resource>> {
+    let converter = convert::converter(&state.services, definition.spec.conversion.as_ref());
+    custom::any(definition).map(|row| Arc::new(Resource { converter, ..row }))
 }
 
 /// Decides over all names: who has theirs already comes before who asks for the first time.

@@ -5,11 +5,10 @@ use std::time::Duration;
 
 use api::Status;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use registry::unset::{items, or_empty};
+use registry::{Object, Resource};
 
-use super::definitions::{has_condition, set_condition, write_main, write_status};
-use super::rows;
-use crate::registry::unset::{items, or_empty};
-use crate::registry::{Object, Resource};
+use super::definitions::{self, has_condition, set_condition, write_main, write_status};
 use crate::state::{State, own_operation};
 use crate::verbs::{DeleteOptions, delete_object};
 
@@ -74,7 +73,7 @@ async fn end(state: &Arc<State>, definition: &CustomResourceDefinition, name: &s
 
 /// Deletes until nothing is left.
 async fn empty(state: &Arc<State>, definition: &CustomResourceDefinition) -> Result<(), Status> {
-    let prefix = rows::store_prefix(definition);
+    let prefix = registry::custom::store_prefix(definition);
     let Some(cache) = state.caches.get(&prefix) else { return Ok(()) };
     let mut changes = cache.subscribe();
     loop {
@@ -103,6 +102,6 @@ async fn empty(state: &Arc<State>, definition: &CustomResourceDefinition) -> Res
 fn any_row(state: &State, definition: &CustomResourceDefinition) -> Result<Arc<Resource>, Status> {
     let spec = &definition.spec;
     let served = state.registry.find_any(&spec.group, &spec.names.plural);
-    let made = || rows::any(definition).map(Arc::new);
+    let made = || definitions::any_row(state, definition);
     served.or_else(made).ok_or_else(|| Status::internal("the definition has no versions"))
 }

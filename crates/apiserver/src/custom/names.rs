@@ -5,8 +5,7 @@ use std::collections::HashSet;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, CustomResourceDefinitionNames,
 };
-
-use crate::registry::unset::{items, or_empty};
+use registry::unset::{items, or_empty};
 
 /// What became of the names that a definition asks for.
 #[derive(Debug, PartialEq)]

@@ -5,11 +5,11 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use registry::priority::{self, Priority, version_rank};
+use registry::{Resource, Scope, Table};
 use serde_json::{Value, json};
 
 use crate::aggregation::Backend;
-use crate::registry::priority::{self, Priority, version_rank};
-use crate::registry::{Resource, Scope, Table};
 use crate::state::State;
 
 /// Documents made when the server starts, and again when kinds come or go.
@@ -257,7 +257,7 @@ impl Documents {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::registry::RuntimeConfig;
+    use registry::RuntimeConfig;
 
     #[test]
     fn pods_are_described() {

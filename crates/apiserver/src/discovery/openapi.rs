@@ -10,13 +10,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, ListMeta, Wa
 use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use k8s_openapi::schemars::SchemaGenerator;
 use k8s_openapi::schemars::generate::SchemaSettings;
+use registry::{Resource, Table};
 use serde_json::{Map, Value, json};
 
 use super::groups::{Documents, etag};
 use super::openapi_corrections as corrections;
 use super::openapi_paths::{self, Dialect};
 use crate::body::Body;
-use crate::registry::{Resource, Table};
 
 /// A generated document and its tag.
 struct Document {
@@ -308,7 +308,7 @@ fn simplify(schema: &mut Value, dialect: Dialect) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::registry::RuntimeConfig;
+    use registry::RuntimeConfig;
 
     /// Every reference leads somewhere, and every kind that is served can be found by its group, version and kind.
     #[test]

@@ -4,10 +4,10 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{APIGroup, APIGroupList, APIResourceList, APIVersions};
 use k8s_openapi::apimachinery::pkg::version::Info;
 use k8s_openapi::schemars::{JsonSchema, SchemaGenerator};
+use registry::Table;
 use serde_json::{Map, Value, json};
 
 use super::openapi_paths::{Dialect, MEDIA, capitalized, group_tag};
-use crate::registry::Table;
 
 /// Adds all of them.
 pub(super) fn add(table: &Table, dialect: Dialect, generator: &mut SchemaGenerator, paths: &mut Map<String, Value>) {

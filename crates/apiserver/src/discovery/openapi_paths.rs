@@ -2,10 +2,9 @@
 //! of an operation, its parameters, and the types of bodies and answers.
 
 use k8s_openapi::schemars::SchemaGenerator;
+use registry::resource::Subresource;
+use registry::{Action, Resource};
 use serde_json::{Map, Value, json};
-
-use crate::registry::resource::Subresource;
-use crate::registry::{Action, Resource};
 
 pub(super) const PATCH: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.Patch";
 const DELETE_OPTIONS: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions";

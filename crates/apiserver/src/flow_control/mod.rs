@@ -19,14 +19,14 @@ use ::metrics::Metrics;
 use api::{Status, UserInfo};
 use k8s_openapi::api::flowcontrol::v1::{FlowSchema, PriorityLevelConfiguration};
 use parking_lot::{Mutex, RwLock};
+use registry::unset::or_empty;
 
 use self::hall::{Arrival, Hall, Limits, Place};
 use self::metrics::Counts;
 use self::rules::{LevelOf, Table};
 use crate::chain::RequestInfo;
-use crate::registry::unset::or_empty;
 
-pub(crate) use self::objects::{ensure, mandatory_level, mandatory_schema, run};
+pub(crate) use self::objects::{ensure, run};
 pub(crate) use self::rules::Flow;
 
 /// Of the time a request may take, this part may pass in a queue.
@@ -53,7 +53,7 @@ impl FlowControl {
             patience: request_timeout / PATIENCE,
             metrics: metrics.clone(),
         });
-        let (schemas, levels) = objects::suggested();
+        let (schemas, levels) = registry::flowcontrol::suggested::suggested();
         control.learn(&schemas, &levels);
         let weak = Arc::downgrade(&control);
         metrics.on_render(move || {

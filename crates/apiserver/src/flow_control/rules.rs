@@ -9,11 +9,11 @@ use http::HeaderValue;
 use k8s_openapi::api::flowcontrol::v1::{
     FlowSchema, NonResourcePolicyRule, PolicyRulesWithSubjects, ResourcePolicyRule, Subject,
 };
+use registry::unset::{items, or_empty};
 
 use super::hall::LevelId;
 use super::metrics::Counts;
 use crate::chain::RequestInfo;
-use crate::registry::unset::{items, or_empty};
 
 /// Of schemas that match the same request, this is the order; the default is upstream's.
 const DEFAULT_PRECEDENCE: i32 = 1000;

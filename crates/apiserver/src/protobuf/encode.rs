@@ -250,7 +250,7 @@ mod tests {
     #[test]
     fn every_kind_comes_back() {
         let mut kinds = 0;
-        for resource in crate::registry::table::resources() {
+        for resource in registry::table::resources() {
             let (api_version, kind) = (resource.api_version(), &resource.kind);
             if !MESSAGES.contains_key(&message_name(&api_version, kind)) {
                 continue;

@@ -451,7 +451,7 @@ mod tests {
     #[test]
     fn messages_name_their_fields_as_json_does() {
         let mut seen = HashSet::new();
-        let unknown: Vec<String> = crate::registry::table::resources()
+        let unknown: Vec<String> = registry::table::resources()
             .iter()
             .flat_map(|resource| {
                 let group = match resource.group.split('.').next().unwrap() {

@@ -5,19 +5,33 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 
-use crate::state::State;
-use crate::watch_cache::{Entry, Unreadable};
+use crate::watch_cache::{Caches, Entry, Unreadable};
+
+/// Finds the services of the cluster.
+#[derive(Clone)]
+pub(crate) struct Services {
+    caches: Arc<Caches>,
+    /// `--enable-aggregator-routing`.
+    is_routed: bool,
+}
+
+impl Services {
+    pub(crate) fn new(caches: &Arc<Caches>, is_routed: bool) -> Self {
+        Self { caches: caches.clone(), is_routed }
+    }
+}
 
 /// The address behind a service port: its cluster IP, or the name an ExternalName service stands for. With
 /// `--enable-aggregator-routing`, one of its endpoints.
-pub(crate) fn resolve(state: &State, namespace: &str, name: &str, port: u16) -> Result<(String, u16), String> {
-    let service: Arc<Service> = state
+pub(crate) fn resolve(services: &Services, namespace: &str, name: &str, port: u16) -> Result<(String, u16), String> {
+    let service: Arc<Service> = services
+        .caches
         .peek_shared("services/specs", &format!("{namespace}/{name}"))
         .map_err(|unreadable| unreadable.to_string())?
         .ok_or_else(|| format!("service {name:?} not found"))?;
     let spec = service.spec.clone().unwrap_or_default();
     let kind = spec.type_.as_deref().unwrap_or("ClusterIP");
-    let is_routed = state.config.enable_aggregator_routing;
+    let is_routed = services.is_routed;
     match kind {
         "ExternalName" if !is_routed => return Ok((spec.external_name.unwrap_or_default(), port)),
         "ClusterIP" | "NodePort" | "LoadBalancer" => {}
@@ -32,34 +46,38 @@ pub(crate) fn resolve(state: &State, namespace: &str, name: &str, port: u16) -> 
     if !is_routed {
         return Ok((address, port));
     }
-    ready_endpoint(state, namespace, name, declared.name.as_deref().unwrap_or_default(), |_, _| Ok(true))
+    ready_endpoint(services, namespace, name, declared.name.as_deref().unwrap_or_default(), |_, _| Ok(true))
         .map_err(|unreadable| unreadable.to_string())?
         .ok_or_else(|| format!("no endpoints available for service {name:?}"))
 }
 
 /// The slices of a service, as they are in the cache.
-pub(crate) fn entries(state: &State, namespace: &str, service: &str) -> Vec<Arc<Entry>> {
-    let Some(cache) = state.caches.get("endpointslices") else { return Vec::new() };
+pub(crate) fn entries(services: &Services, namespace: &str, service: &str) -> Vec<Arc<Entry>> {
+    let Some(cache) = services.caches.get("endpointslices") else { return Vec::new() };
     let is_of = |entry: &Entry| entry.labels().get("kubernetes.io/service-name").is_some_and(|owner| owner == service);
     // A slice whose service cannot be told leads nowhere: to refuse all services of the namespace would help nobody.
     cache.snapshot().range(Some(namespace), None).filter(|entry| is_of(entry)).cloned().collect()
 }
 
 /// The slices of a service.
-pub(crate) fn slices(state: &State, namespace: &str, service: &str) -> Result<Vec<Arc<EndpointSlice>>, Unreadable> {
-    entries(state, namespace, service).iter().map(|entry| entry.read()).collect()
+pub(crate) fn slices(
+    services: &Services,
+    namespace: &str,
+    service: &str,
+) -> Result<Vec<Arc<EndpointSlice>>, Unreadable> {
+    entries(services, namespace, service).iter().map(|entry| entry.read()).collect()
 }
 
 /// One of the endpoints of a service that are ready, with the number of the named port; `fits` sees each with its address.
 pub(crate) fn ready_endpoint(
-    state: &State,
+    services: &Services,
     namespace: &str,
     service: &str,
     port: &str,
     fits: impl Fn(&Endpoint, &str) -> Result<bool, Unreadable>,
 ) -> Result<Option<(String, u16)>, Unreadable> {
     let mut candidates = Vec::new();
-    for slice in slices(state, namespace, service)? {
+    for slice in slices(services, namespace, service)? {
         let named = slice.ports.iter().flatten().find(|found| found.name.as_deref().unwrap_or_default() == port);
         let Some(number) = named.and_then(|port| u16::try_from(port.port?).ok()) else { continue };
         let ready = slice.endpoints.iter().flatten().filter(|endpoint| is_ready(endpoint));

@@ -14,8 +14,7 @@ use http_body_util::Full;
 use k8s_openapi::api::admissionregistration::v1::WebhookClientConfig;
 use tokio_rustls::TlsConnector;
 
-use super::{Connections, Identities, Sender, dial, service, system_roots};
-use crate::state::State;
+use super::{Connections, Identities, Sender, Services, dial, service, system_roots};
 
 /// Where a webhook listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -133,7 +132,7 @@ impl WebhookClient {
     /// Posts `body` and returns the answer's body.
     pub(crate) async fn post(
         &self,
-        state: &State,
+        services: &Services,
         query: &str,
         body: Bytes,
         timeout: Duration,
@@ -141,7 +140,7 @@ impl WebhookClient {
         let url = self.target.url(query);
         let failed = |problem: &dyn std::fmt::Display| CallError::Failed(format!("Post {url:?}: {problem}"));
         let request = self.request(query, body).map_err(|error| failed(&error))?;
-        let exchange = self.connections.exchange(request, || self.connect(state));
+        let exchange = self.connections.exchange(request, || self.connect(services));
         let outcome = tokio::time::timeout(timeout, exchange).await;
         let outcome = outcome.map_err(|_| failed(&"context deadline exceeded"))?;
         let (parts, answer) = outcome.map_err(|problem| failed(&problem))?.into_parts();
@@ -167,10 +166,10 @@ impl WebhookClient {
         request.body(Full::new(body))
     }
 
-    async fn connect(&self, state: &State) -> Result<Sender, String> {
+    async fn connect(&self, services: &Services) -> Result<Sender, String> {
         let (host, port) = match &self.target.dial {
             Dial::Host { name, port } => (name.clone(), *port),
-            Dial::Service { namespace, name, port } => service::resolve(state, namespace, name, *port)?,
+            Dial::Service { namespace, name, port } => service::resolve(services, namespace, name, *port)?,
         };
         dial(&host, port, Some((&self.tls, &self.target.server_name))).await
     }

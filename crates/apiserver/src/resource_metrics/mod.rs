@@ -12,13 +12,13 @@ use api::selector::{FieldSelector, Selector};
 use http::{Response, StatusCode};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use registry::MetricsOf;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 pub(crate) use sampler::Sampler;
 
 use crate::body::Body;
-use crate::registry::MetricsOf;
 use crate::state::Operation;
 use crate::verbs::{encode, is_table, response};
 use sampler::Usage;

@@ -3,13 +3,13 @@
 use api::Status;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use registry::Resource;
 use serde_json::{Value, json};
 
 use crate::body::{Body, full};
 use crate::chain::RequestInfo;
 use crate::json;
 use crate::protobuf;
-use crate::registry::Resource;
 use crate::state::Operation;
 use crate::watch_cache::{Gzip, Piece};
 

@@ -4,12 +4,12 @@ use api::Status;
 use http::{Response, StatusCode};
 use k8s_openapi::api::core::v1::{Binding, Pod, PodCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use registry::Action;
 
 use super::accept::respond_value;
 use super::update::{Target, modify};
 use super::write::{admit_body, body_value};
 use crate::body::Body;
-use crate::registry::Action;
 use crate::state::Operation;
 
 pub(crate) async fn bind(operation: &Operation) -> Result<Response<Body>, Status> {

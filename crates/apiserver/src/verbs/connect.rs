@@ -13,6 +13,7 @@ use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::Endpoint;
+use registry::{Action, AnyObject, address};
 use rustls::pki_types::ServerName;
 use tls::Reloading;
 use tokio::net::TcpStream;
@@ -23,7 +24,6 @@ use super::proxied_answer::{self, Links};
 use super::websocket;
 use crate::admission::{Attributes, Verb};
 use crate::body::{Body, BodyError};
-use crate::registry::{Action, AnyObject, address};
 use crate::remote::{passage, service};
 use crate::state::{Operation, State, own_operation};
 
@@ -363,7 +363,7 @@ fn service_endpoint(operation: &Operation, name: &str, wanted: &str) -> Result<(
         let ips = pod.and_then(|pod| pod.status?.pod_ips).unwrap_or_default();
         Ok(ips.iter().any(|ip| ip.ip == address))
     };
-    service::ready_endpoint(&operation.state, namespace, name, &port_name, is_of_pod)?.ok_or_else(|| {
+    service::ready_endpoint(&operation.state.services, namespace, name, &port_name, is_of_pod)?.ok_or_else(|| {
         Status::service_unavailable(format!("no endpoints available for service {}", api::field::quote(name)))
     })
 }

@@ -5,10 +5,10 @@
 use std::any::Any;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use registry::{AnyObject, Object};
 use serde_json::{Value, json};
 
 use crate::chain::RequestInfo;
-use crate::registry::{AnyObject, Object};
 
 #[derive(Clone, PartialEq)]
 pub(super) struct ConnectOptions {

@@ -4,6 +4,7 @@ use api::Status;
 use bytes::Bytes;
 use http::{Response, StatusCode};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use registry::AnyObject;
 use store::StoreError;
 use trace::Stage;
 
@@ -12,7 +13,6 @@ use super::managed_fields::Books;
 use super::write::{self, body_object, ensure_namespace, validate_meta};
 use crate::admission::{Attributes, Verb};
 use crate::body::Body;
-use crate::registry::AnyObject;
 use crate::state::{Operation, inner_key, store_key, unique_id};
 
 /// Generated names get this many random characters and are cut so that they fit into a label.

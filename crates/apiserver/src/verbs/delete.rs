@@ -8,6 +8,7 @@ use http::{Response, StatusCode};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use registry::{AnyObject, Grace, Object};
 use serde_json::{Value, json};
 use store::StoreError;
 
@@ -18,7 +19,6 @@ use super::managed_fields::Books;
 use super::write;
 use crate::admission::{Attributes, Verb};
 use crate::body::Body;
-use crate::registry::{AnyObject, Grace, Object};
 use crate::state::{Operation, inner_key, store_key};
 use crate::watch_cache::Entry;
 

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use api::Status;
 use bytes::Bytes;
 use k8s_openapi::api::core::v1::Service;
+use registry::Object;
 use store::{Compare, LeaseId, Op, Revision, StoreError, Txn};
 
 use crate::allocation::{self, Taken};
-use crate::registry::Object;
 use crate::state::{Operation, State};
 
 /// What to give back when the write fails, and what to free when it succeeds.
@@ -58,7 +58,7 @@ pub(crate) async fn before_create(
         return Ok(Undo(Some(Box::new(Claims { service: service.clone(), taken, released: Taken::default() }))));
     }
     crate::authz::escalation::check(operation, object, None).await?;
-    crate::registry::dra::admin_access::check(operation, object, None)?;
+    admin_access(operation, object, None)?;
     Ok(Undo::default())
 }
 
@@ -74,8 +74,13 @@ pub(crate) async fn before_update(
         return Ok(Undo(Some(Box::new(Claims { service: service.clone(), taken, released }))));
     }
     crate::authz::escalation::check(operation, new, Some(old)).await?;
-    crate::registry::dra::admin_access::check(operation, new, Some(old))?;
+    admin_access(operation, new, Some(old))?;
     Ok(Undo::default())
+}
+
+fn admin_access(operation: &Operation, new: &dyn Object, old: Option<&dyn Object>) -> Result<(), Status> {
+    let namespace = || operation.state.peek("namespaces", &operation.info.namespace);
+    registry::dra::admin_access::check(&operation.resource, new, old, namespace)
 }
 
 pub(crate) async fn after_delete(operation: &Operation, old: &dyn Object) {

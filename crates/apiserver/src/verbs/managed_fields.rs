@@ -9,11 +9,11 @@ use std::borrow::Cow;
 use api::Status;
 use api::patch::apply::{Write, Writer};
 use http::header;
+use registry::resource::Conversion;
+use registry::{Object, Resource};
 use serde_json::Value;
 
 use super::write::Current;
-use crate::registry::resource::Conversion;
-use crate::registry::{Object, Resource};
 use crate::state::Operation;
 use crate::watch_cache::Entry;
 

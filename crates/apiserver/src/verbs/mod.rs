@@ -26,6 +26,7 @@ mod write;
 
 use api::Status;
 use http::Response;
+use registry::{Action, Serving};
 
 pub(crate) use accept::{Accept, encode, is_table, response, served_value};
 pub(crate) use connect::{KubeletClient, ask_kubelet};
@@ -38,7 +39,6 @@ pub(crate) use update::{Target, modify};
 pub(crate) use write::{Current, decode_checked, decode_entry};
 
 use crate::body::Body;
-use crate::registry::{Action, Serving};
 use crate::state::Operation;
 
 /// Runs the verb of a request that passed the chain.

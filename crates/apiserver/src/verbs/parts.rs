@@ -4,10 +4,9 @@ use api::Status;
 use api::field::FieldErrors;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::{Namespace, Pod, PodSpec};
-
-use crate::registry::certificates::rules;
-use crate::registry::core::pod_validation;
-use crate::registry::{Action, AnyObject, Object};
+use registry::certificates::rules;
+use registry::core::pod_validation;
+use registry::{Action, AnyObject, Object};
 
 /// Builds the object to store: `old` with only the part that `action` may change taken from `new`.
 pub(crate) fn prepare(action: Action, new: &mut AnyObject, old: &dyn Object) -> Result<(), Status> {
@@ -66,7 +65,7 @@ fn change_spec(new: &mut AnyObject, old: &dyn Object, take: impl FnOnce(&mut Pod
     })
 }
 
-fn keep_but<K: crate::registry::Typed>(
+fn keep_but<K: registry::Typed>(
     new: &mut AnyObject,
     old: &dyn Object,
     take: impl FnOnce(&mut K, &K),

@@ -5,13 +5,13 @@ use api::field::FieldErrors;
 use api::patch::PatchError;
 use api::patch::apply::{ApplyError, Writer};
 use http::{Response, header};
+use registry::{AnyObject, Resource};
 use serde_json::Value;
 
 use super::accept::served_value;
 use super::update::{Target, Written, modify};
 use super::write::{FieldValidation, check_kind, decode_checked, duplicate_fields, report};
 use crate::body::Body;
-use crate::registry::{AnyObject, Resource};
 use crate::state::Operation;
 
 const STRATEGIC: &str = "application/strategic-merge-patch+json";

@@ -2,13 +2,13 @@
 
 use api::{Status, UserInfo};
 use http::{Response, StatusCode};
+use registry::Review;
 use serde_json::{Value, json};
 
 use super::accept::respond_value;
 use super::write::body_value;
 use crate::authz::Attributes;
 use crate::body::Body;
-use crate::registry::Review;
 use crate::state::Operation;
 
 pub(crate) async fn review(operation: &Operation, review: Review) -> Result<Response<Body>, Status> {
@@ -24,7 +24,7 @@ pub(crate) async fn review(operation: &Operation, review: Review) -> Result<Resp
     match review {
         Review::Token => token(operation, &mut body).await,
         Review::SelfSubject => {
-            body["metadata"]["creationTimestamp"] = crate::registry::column::rfc3339(&operation.now).into();
+            body["metadata"]["creationTimestamp"] = registry::column::rfc3339(&operation.now).into();
             body["status"] = json!({"userInfo": operation.user});
         }
         Review::SelfSubjectAccess => access(operation, &mut body, &operation.user).await?,

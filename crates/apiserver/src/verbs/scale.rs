@@ -7,6 +7,8 @@ use bytes::Bytes;
 use http::{Response, StatusCode};
 use k8s_openapi::api::autoscaling::v1::Scale;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use registry::custom::at;
+use registry::{AnyObject, Object, Resource};
 use serde_json::{Value, json};
 
 use super::accept::{respond_value, served_value};
@@ -14,8 +16,6 @@ use super::patch::Patch;
 use super::update::{Target, modify};
 use super::write::body_value;
 use crate::body::Body;
-use crate::custom::at;
-use crate::registry::{AnyObject, Object, Resource};
 use crate::state::Operation;
 
 pub(crate) async fn get(operation: &Operation) -> Result<Response<Body>, Status> {

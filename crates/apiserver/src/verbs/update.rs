@@ -5,6 +5,7 @@ use bytes::Bytes;
 use http::{Response, StatusCode};
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use registry::{Action, AnyObject, Object};
 use store::StoreError;
 use trace::Stage;
 
@@ -14,7 +15,6 @@ use super::write::{self, Current, body_object, ensure_namespace, validate_meta_u
 use crate::admission::{Attributes, Verb};
 use crate::body::Body;
 use crate::initializers::Initializers;
-use crate::registry::{Action, AnyObject, Object};
 use crate::state::{Operation, inner_key, store_key};
 use crate::watch_cache::Entry;
 

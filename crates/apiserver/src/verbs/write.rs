@@ -8,13 +8,13 @@ use api::{Status, validation};
 use bytes::Bytes;
 use http::header;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use registry::{AnyObject, NameRule, Object, Resource, Typed};
 use serde_json::Value;
 
 use super::managed_fields::Books;
 use crate::admission::{Attributes, Verb};
 use crate::json;
-use crate::registry::{AnyObject, NameRule, Object, Resource, Typed};
-use crate::state::{Operation, group_kind};
+use crate::state::Operation;
 use crate::watch_cache::Entry;
 
 const ACCEPTED: &[&str] = &["application/json", "application/yaml", crate::protobuf::CONTENT_TYPE];
@@ -367,5 +367,5 @@ pub(crate) fn invalid(operation: &Operation, name: &str, errors: FieldErrors) ->
     if errors.is_empty() {
         return Ok(());
     }
-    Err(Status::invalid(&group_kind(&operation.resource), name, errors))
+    Err(Status::invalid(&operation.resource.group_kind(), name, errors))
 }

@@ -8,11 +8,11 @@ use std::sync::{Arc, OnceLock};
 
 use api::selector::{FieldSelector, Selector};
 use bytes::Bytes;
+use registry::strategy::Selectable;
 use serde::de::DeserializeOwned;
 
 use super::unreadable::{Prefix, Unreadable};
 use crate::json;
-use crate::registry::strategy::Selectable;
 
 /// An object as the store has it, plus what is needed to serve and select it, scanned when first asked for.
 pub(crate) struct Entry {

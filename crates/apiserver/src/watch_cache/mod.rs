@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::RwLock;
+use serde::de::DeserializeOwned;
 use std::collections::HashMap;
 use store::{Revision, Store, StoreError};
 
@@ -64,6 +65,23 @@ pub(crate) struct Behind {
 }
 
 impl Caches {
+    /// An object of another resource from the cache, for decisions that may lag a little behind. `key` is
+    /// `<namespace>/<name>` or `<name>`. One that cannot be read is an error, here and below: a decision about others
+    /// must not be made as if it were not there.
+    pub(crate) fn peek_entry(&self, prefix: &str, key: &str) -> Result<Option<Arc<Entry>>, Unreadable> {
+        let entry = self.get(prefix).and_then(|cache| cache.get(key));
+        entry.as_deref().map(Entry::readable).transpose()?;
+        Ok(entry)
+    }
+
+    /// As [`Self::peek_entry`], in its typed form, read once for all who look at the same version.
+    pub(crate) fn peek_shared<K>(&self, prefix: &str, key: &str) -> Result<Option<Arc<K>>, Unreadable>
+    where
+        K: DeserializeOwned + Send + Sync + 'static,
+    {
+        self.peek_entry(prefix, key)?.map(|entry| entry.read()).transpose()
+    }
+
     pub(crate) fn get(&self, prefix: &str) -> Option<Arc<Cache>> {
         self.by_prefix.read().get(prefix).cloned()
     }

@@ -14,8 +14,7 @@ const ALL: &str = "includeUninitialized=true";
 
 async fn start() -> Cluster {
     let cluster = Cluster::with(|config| {
-        config.runtime_config =
-            apiserver::registry::RuntimeConfig::parse("admissionregistration.k8s.io/v1alpha1=true").unwrap();
+        config.runtime_config = apiserver::RuntimeConfig::parse("admissionregistration.k8s.io/v1alpha1=true").unwrap();
         config.authorizers = vec![apiserver::Authorizer::Rbac];
     })
     .await;

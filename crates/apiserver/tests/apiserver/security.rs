@@ -57,7 +57,7 @@ async fn define(cluster: &Cluster, plural: &str, kind: &str, scope: &str) {
 async fn security_no_row_of_the_cluster_is_served_in_a_namespace() {
     let cluster = Cluster::with(|config| {
         guarded(config);
-        config.runtime_config = apiserver::registry::RuntimeConfig::parse("api/all=true").unwrap();
+        config.runtime_config = apiserver::RuntimeConfig::parse("api/all=true").unwrap();
     })
     .await;
     define(&cluster, "widgets", "Widget", "Cluster").await;

@@ -4,7 +4,7 @@
 #[allow(dead_code, reason = "the program's own entry is not called here")]
 mod examples;
 
-use apiserver::registry::RuntimeConfig;
+use apiserver::RuntimeConfig;
 use apiserver::{Server, Storage};
 use client::{Client, Gvr};
 use examples::{CERTIFICATE, Initializer, SECRET_LENGTH, SIDECAR};

@@ -2,8 +2,8 @@
 
 use cel::{Program, Type, Value};
 use k8s_openapi::api::admissionregistration::v1::MatchCondition;
+use registry::admissionregistration::environment::{Compiler, Names};
 
-use super::environment::{Compiler, Names};
 use super::run::{Failure, Run};
 use super::{Scope, run};
 

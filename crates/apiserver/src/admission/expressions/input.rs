@@ -7,13 +7,13 @@ use std::sync::{Arc, Weak};
 use api::Status;
 use cel::{Activation, Budget, Error, ErrorKind, Opaque, PER_CALL_LIMIT, Program, Value};
 use parking_lot::Mutex;
+use registry::Resource;
+use registry::admissionregistration::environment::NAMESPACE_METADATA;
 use serde_json::{Map, json};
 
 use super::super::Attributes;
 use super::super::versioned::{request, versioned_object, versioned_old};
 use super::authorizer::{Answers, Authorizer, request_resource};
-use super::environment::NAMESPACE_METADATA;
-use crate::registry::Resource;
 use crate::state::State;
 
 /// The object before and after, and the request, in one version.

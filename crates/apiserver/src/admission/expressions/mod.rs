@@ -1,13 +1,12 @@
 //! Expressions in CEL about a write: what they may name, and what those names stand for.
 //!
-//! Flow: `environment` says which variables there are and compiles (also for the checks of objects that carry
-//! expressions) -> `Input` holds a request's values -> `Run` evaluates with upstream's budgets. Whether someone may do
+//! Flow: `registry::admissionregistration::environment` says which variables there are and compiles (also for the checks
+//! of objects that carry expressions) -> `Input` holds a request's values -> `Run` evaluates with upstream's budgets. Whether someone may do
 //! something is not known while an expression runs: `authorizer` notes the question, `Answers::ask` puts it, and
 //! the expressions are run again.
 
 mod authorizer;
 mod conditions;
-pub(crate) mod environment;
 mod input;
 mod run;
 

@@ -14,6 +14,5 @@ mod status;
 mod validating;
 
 pub(super) use mutating::MutatingPolicy;
-pub(crate) use source::mutation_type;
 pub(crate) use status::run as check_types;
 pub(super) use validating::ValidatingPolicy;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use api::selector::Selector;
 use cel::Value;
 use k8s_openapi::api::admissionregistration::v1::{ParamKind, ParamRef};
+use registry::Resource;
 
-use crate::registry::Resource;
 use crate::state::{State, inner_key};
 use crate::watch_cache::Entry;
 

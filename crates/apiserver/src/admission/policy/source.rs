@@ -9,9 +9,9 @@ use k8s_openapi::api::admissionregistration::v1::{
     ParamKind, ParamRef, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding, Validation, Variable,
 };
 use parking_lot::RwLock;
+use registry::admissionregistration::environment::{Compiler, Names, mutation_type};
 use serde::de::DeserializeOwned;
 
-use super::super::expressions::environment::{Compiler, Names};
 use super::super::expressions::{self, Conditions};
 use super::super::matching::Criteria;
 use crate::state::State;
@@ -276,13 +276,4 @@ fn change(compiler: &Compiler, mutation: Mutation, names: Names) -> Change {
     let names = Names { patches: true, ..names };
     let program = compiler.compile(expression.trim(), names, &[mutation_type(is_json_patch)]);
     Change { program, is_json_patch }
-}
-
-/// What the expression of a mutation must come to.
-pub(crate) fn mutation_type(is_json_patch: bool) -> Type {
-    let of = |name| expressions::environment::patch_structure(name).unwrap_or(Type::Dyn);
-    match is_json_patch {
-        true => Type::list(of("JSONPatch")),
-        false => of("Object"),
-    }
 }

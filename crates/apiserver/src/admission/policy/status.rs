@@ -14,11 +14,11 @@ use cel::{Struct, Type};
 use k8s_openapi::api::admissionregistration::v1::{
     ExpressionWarning, MatchResources, TypeChecking, ValidatingAdmissionPolicy, ValidatingAdmissionPolicySpec,
 };
+use registry::admissionregistration::environment::{Compiler, Names};
+use registry::unset::{items, or_empty};
+use registry::{AnyObject, Object, Registry};
 
-use super::super::expressions::environment::{Compiler, Names};
 use super::source::{Kind, Validating};
-use crate::registry::unset::{items, or_empty};
-use crate::registry::{AnyObject, Object, Registry};
 use crate::state::{State, own_operation};
 use crate::verbs::{Current, Target, modify};
 

@@ -3,12 +3,12 @@
 use api::Status;
 use api::pod::resources::Amounts;
 use k8s_openapi::api::core::v1::{ResourceQuota as Quota, ScopedResourceSelectorRequirement};
+use registry::Object;
 use serde::Deserialize;
 
 use super::super::Attributes;
 use super::super::config::{Setting, parse};
 use super::scopes;
-use crate::registry::Object;
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]

@@ -4,8 +4,7 @@ use api::pod::qos;
 use k8s_openapi::api::core::v1::{
     Affinity, PersistentVolumeClaim, Pod, PodAffinityTerm, ResourceQuota as Quota, ScopedResourceSelectorRequirement,
 };
-
-use crate::registry::Object;
+use registry::Object;
 
 /// Whether all scopes of the quota select the object.
 pub(super) fn selects(quota: &Quota, object: &dyn Object) -> bool {

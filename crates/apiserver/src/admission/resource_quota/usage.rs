@@ -3,8 +3,7 @@
 use api::pod::resources::{Amounts, Side, in_quota_terms, of_container};
 use api::quantity::{Format, Quantity as Amount};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
-
-use crate::registry::{Object, Resource};
+use registry::{Object, Resource};
 
 const CLASS_SUFFIX: &str = ".storageclass.storage.k8s.io/";
 const CLASS_ANNOTATION: &str = "volume.beta.kubernetes.io/storage-class";
@@ -99,7 +98,7 @@ mod tests {
 
     #[test]
     fn objects_are_counted_under_all_their_names() {
-        let rows = crate::registry::table::resources();
+        let rows = registry::table::resources();
         let usage = |plural: &str, object: Value| -> Vec<String> {
             let row = rows.iter().find(|row| row.plural == plural && row.conversion.is_none()).unwrap();
             let object = row.strategy.decode_value(object).unwrap();

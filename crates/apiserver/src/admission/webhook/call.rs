@@ -56,7 +56,7 @@ async fn ask(&Call { state, invocation, attributes, mutating, object, old }: &Ca
         hook.client.as_ref().map_err(|problem| Refusal::Failed(format!("could not get REST client: {problem}")))?;
     let query = format!("timeout={}s", hook.timeout.as_secs());
     let body = client
-        .post(state, &query, question.body.clone(), hook.timeout)
+        .post(&state.services, &query, question.body.clone(), hook.timeout)
         .await
         .map_err(|error| Refusal::Failed(format!("failed to call webhook: {error}")))?;
     let answer = review::answer(&question, mutating, &body)

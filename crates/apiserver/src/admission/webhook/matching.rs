@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use api::Status;
+use registry::Resource;
 
 use super::super::expressions::{Answers, Input, Shown};
 use super::super::{Attributes, matching};
 use super::source::Hook;
-use crate::registry::Resource;
 use crate::state::State;
 
 /// A webhook that wants to see a write, and the version of the resource that it understands.

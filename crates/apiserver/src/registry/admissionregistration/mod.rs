@@ -1,6 +1,0 @@
-//! Strategies of the admissionregistration group: what else has a say in writes.
-
-pub mod initializer;
-pub mod policy;
-mod rules;
-pub mod webhook;

@@ -1,4 +1,0 @@
-//! Strategies of the certificates group.
-
-pub mod certificate_signing_request;
-pub(crate) mod rules;

@@ -1,0 +1,303 @@
+//! Job: pods that run until enough of them succeeded.
+
+use api::field::{FieldErrors, IMMUTABLE, Path};
+use api::selector::Selector;
+use jiff::Timestamp;
+use k8s_openapi::api::batch::v1::{Job, JobSpec};
+use k8s_openapi::api::core::v1::PodTemplateSpec;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use serde_json::{Value, json};
+
+use crate::column::Column;
+use crate::core::pod_spec;
+use crate::core::pod_spec::template_warnings;
+use crate::metadata::{label_selector, same};
+use crate::unset::{items, items_mut, or_empty, set_text};
+use crate::{Call, SelectableField, Strategy, cells};
+
+pub struct JobStrategy;
+
+const COLUMNS: &[Column] = &[
+    Column::NAME,
+    Column::string("Status", "How the job stands."),
+    Column::string("Completions", "How many pods succeeded, of how many."),
+    Column::string("Duration", "How long the job ran."),
+    Column::AGE,
+    cells::CONTAINERS,
+    cells::IMAGES,
+    cells::SELECTOR,
+];
+
+/// Labels that tie a job's pods to it, with and without the group's prefix.
+const UID_LABELS: [&str; 2] = ["controller-uid", "batch.kubernetes.io/controller-uid"];
+const NAME_LABELS: [&str; 2] = ["job-name", "batch.kubernetes.io/job-name"];
+
+impl Strategy for JobStrategy {
+    type Object = Job;
+    const COUNTS_GENERATIONS: bool = true;
+    const ORPHANS_BY_DEFAULT: bool = true;
+
+    fn apply_defaults(&self, job: &mut Job) {
+        let spec = job.spec.get_or_insert_default();
+        spec_defaults(spec);
+        spec.manual_selector.get_or_insert(false);
+        let labels = spec.template.metadata.as_ref().and_then(|meta| meta.labels.clone());
+        if job.metadata.labels.as_ref().is_none_or(|own| own.is_empty())
+            && let Some(labels) = labels.filter(|labels| !labels.is_empty())
+        {
+            job.metadata.labels = Some(labels);
+        }
+    }
+
+    fn prepare_for_create(&self, _: &Call<'_>, job: &mut Job) {
+        let (name, uid) = (job.metadata.name.clone().unwrap_or_default(), job.metadata.uid.clone().unwrap_or_default());
+        let Some(spec) = &mut job.spec else { return };
+        if spec.manual_selector == Some(true) {
+            return;
+        }
+        let labels = spec.template.metadata.get_or_insert_default().labels.get_or_insert_default();
+        for label in UID_LABELS {
+            labels.insert(label.to_owned(), uid.clone());
+        }
+        for label in NAME_LABELS {
+            labels.insert(label.to_owned(), name.clone());
+        }
+        let selector = spec.selector.get_or_insert_with(LabelSelector::default);
+        selector.match_labels.get_or_insert_default().entry(UID_LABELS[1].to_owned()).or_insert(uid);
+        // A job without labels wears those of its pods, these included.
+        if job.metadata.labels.as_ref().is_none_or(|own| own.is_empty()) {
+            job.metadata.labels = spec.template.metadata.as_ref().and_then(|template| template.labels.clone());
+        }
+    }
+
+    fn validate_create(&self, job: &Job) -> FieldErrors {
+        let mut errors = FieldErrors::default();
+        let none = JobSpec::default();
+        let spec = job.spec.as_ref().unwrap_or(&none);
+        let path = Path::new("spec");
+        validate_spec(&mut errors, &path, spec);
+        match &spec.selector {
+            None => errors.required(path.child("selector"), ""),
+            Some(selector) => {
+                label_selector(&mut errors, &path.child("selector"), Some(selector));
+                let labels = spec.template.metadata.as_ref().and_then(|meta| meta.labels.as_ref());
+                if Selector::from_label_selector(Some(selector)).is_ok_and(|selector| !selector.matches(labels)) {
+                    errors.invalid(
+                        path.child("template.metadata.labels"),
+                        labels,
+                        "`selector` does not match template `labels`",
+                    );
+                }
+            }
+        }
+        errors
+    }
+
+    fn validate_update(&self, new: &Job, old: &Job) -> FieldErrors {
+        let mut errors = self.validate_create(new);
+        let (Some(new), Some(old_spec)) = (&new.spec, &old.spec) else { return errors };
+        let suspended = old_spec.suspend == Some(true);
+        let started = old.status.as_ref().is_some_and(|status| status.start_time.is_some());
+        if new.completions != old_spec.completions && or_empty(&new.completion_mode) != "Indexed" {
+            errors.invalid("spec.completions", new.completions, IMMUTABLE);
+        }
+        if new.selector != old_spec.selector {
+            errors.invalid("spec.selector", &new.selector, IMMUTABLE);
+        }
+        // A suspended job that never ran may still be steered to other nodes.
+        let mut template = new.template.clone();
+        if suspended && !started {
+            if let (Some(new), Some(old)) = (&mut template.spec, &old_spec.template.spec) {
+                new.node_selector.clone_from(&old.node_selector);
+                new.tolerations.clone_from(&old.tolerations);
+                new.scheduling_gates.clone_from(&old.scheduling_gates);
+                if let Some(affinity) = &mut new.affinity {
+                    affinity.node_affinity = old.affinity.as_ref().and_then(|affinity| affinity.node_affinity.clone());
+                }
+            }
+            let (new, old) = (&mut template.metadata, &old_spec.template.metadata);
+            if let (Some(new), Some(old)) = (new, old) {
+                new.annotations.clone_from(&old.annotations);
+                new.labels.clone_from(&old.labels);
+            }
+        }
+        if !same(&template, &old_spec.template) {
+            errors.invalid("spec.template", &new.template, IMMUTABLE);
+        }
+        if new.completion_mode != old_spec.completion_mode {
+            errors.invalid("spec.completionMode", &new.completion_mode, IMMUTABLE);
+        }
+        for (name, changed) in [
+            ("podFailurePolicy", new.pod_failure_policy != old_spec.pod_failure_policy),
+            ("backoffLimitPerIndex", new.backoff_limit_per_index != old_spec.backoff_limit_per_index),
+            ("managedBy", new.managed_by != old_spec.managed_by),
+            ("successPolicy", new.success_policy != old_spec.success_policy),
+        ] {
+            if changed {
+                let value = serde_json::to_value(new).ok().and_then(|spec| spec.get(name).cloned());
+                errors.invalid(format!("spec.{name}"), value, IMMUTABLE);
+            }
+        }
+        errors
+    }
+
+    fn selectable_fields(&self) -> &'static [SelectableField] {
+        const { &[SelectableField::new("status.successful", &["status", "succeeded"]).or("0")] }
+    }
+
+    fn warnings(&self, new: &Job, old: Option<&Job>) -> Vec<String> {
+        fn template(object: &Job) -> Option<&PodTemplateSpec> {
+            object.spec.as_ref().map(|spec| &spec.template)
+        }
+        let Some(new) = template(new) else { return Vec::new() };
+        template_warnings("spec.template", new, old.and_then(template))
+    }
+
+    fn columns(&self) -> &'static [Column] {
+        COLUMNS
+    }
+
+    fn cells(&self, job: &Job, now: Timestamp) -> Vec<Value> {
+        let spec = job.spec.clone().unwrap_or_default();
+        let status = job.status.clone().unwrap_or_default();
+        let succeeded = status.succeeded.unwrap_or(0);
+        let completions = match (spec.completions, spec.parallelism.unwrap_or(0)) {
+            (Some(wanted), _) => format!("{succeeded}/{wanted}"),
+            (None, parallelism) if parallelism > 1 => format!("{succeeded}/1 of {parallelism}"),
+            (None, _) => format!("{succeeded}/1"),
+        };
+        let duration = status.start_time.as_ref().map_or(String::new(), |start| {
+            let end = status.completion_time.as_ref().map_or(now, |end| end.0);
+            api::duration::human(end.as_second() - start.0.as_second())
+        });
+        let is = |wanted: &str| items(&status.conditions).iter().any(|c| c.type_ == wanted && c.status == "True");
+        let state = if is("Complete") {
+            "Complete"
+        } else if is("Failed") {
+            "Failed"
+        } else if job.metadata.deletion_timestamp.is_some() {
+            "Terminating"
+        } else if is("Suspended") {
+            "Suspended"
+        } else if is("FailureTarget") {
+            "FailureTarget"
+        } else if is("SuccessCriteriaMet") {
+            "SuccessCriteriaMet"
+        } else {
+            "Running"
+        };
+        let [containers, images] = cells::template(Some(&spec.template));
+        vec![
+            cells::name(&job.metadata),
+            json!(state),
+            json!(completions),
+            json!(duration),
+            cells::age(&job.metadata, now),
+            containers,
+            images,
+            cells::selector(spec.selector.as_ref()),
+        ]
+    }
+}
+
+/// Defaults of a job's spec, also inside a CronJob.
+pub fn spec_defaults(spec: &mut JobSpec) {
+    if spec.completions.is_none() && spec.parallelism.is_none() {
+        spec.completions = Some(1);
+    }
+    spec.parallelism.get_or_insert(1);
+    if spec.backoff_limit.is_none() {
+        spec.backoff_limit = Some(if spec.backoff_limit_per_index.is_some() { i32::MAX } else { 6 });
+    }
+    set_text(&mut spec.completion_mode, "NonIndexed");
+    spec.suspend.get_or_insert(false);
+    for rule in spec.pod_failure_policy.iter_mut().flat_map(|policy| policy.rules.iter_mut()) {
+        for pattern in items_mut(&mut rule.on_pod_conditions) {
+            set_text(&mut pattern.status, "True");
+        }
+    }
+    let replacement = if spec.pod_failure_policy.is_some() { "Failed" } else { "TerminatingOrFailed" };
+    set_text(&mut spec.pod_replacement_policy, replacement);
+    pod_spec::defaults::pod_template(&mut spec.template);
+}
+
+pub fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &JobSpec) {
+    for (name, value) in [
+        ("parallelism", spec.parallelism.map(i64::from)),
+        ("completions", spec.completions.map(i64::from)),
+        ("activeDeadlineSeconds", spec.active_deadline_seconds),
+        ("backoffLimit", spec.backoff_limit.map(i64::from)),
+        ("ttlSecondsAfterFinished", spec.ttl_seconds_after_finished.map(i64::from)),
+        ("backoffLimitPerIndex", spec.backoff_limit_per_index.map(i64::from)),
+        ("maxFailedIndexes", spec.max_failed_indexes.map(i64::from)),
+    ] {
+        if let Some(value) = value.filter(|&value| value < 0) {
+            errors.invalid(path.child(name), value, "must be greater than or equal to 0");
+        }
+    }
+    if spec.max_failed_indexes.is_some() && spec.backoff_limit_per_index.is_none() {
+        errors.required(path.child("backoffLimitPerIndex"), "when maxFailedIndexes is specified");
+    }
+    match or_empty(&spec.completion_mode) {
+        "Indexed" => {
+            if spec.completions.is_none() {
+                errors.required(path.child("completions"), "when completion mode is Indexed");
+            }
+            if let Some(parallelism) = spec.parallelism.filter(|&parallelism| parallelism > 100_000) {
+                let detail = "must be less than or equal to 100000 when completion mode is Indexed";
+                errors.invalid(path.child("parallelism"), parallelism, detail);
+            }
+        }
+        "" | "NonIndexed" => {
+            for (name, value) in
+                [("backoffLimitPerIndex", spec.backoff_limit_per_index), ("maxFailedIndexes", spec.max_failed_indexes)]
+            {
+                if let Some(value) = value {
+                    errors.invalid(path.child(name), value, "requires indexed completion mode");
+                }
+            }
+        }
+        other => errors.not_supported(path.child("completionMode"), other, &["NonIndexed", "Indexed"]),
+    }
+    super::job_policies::validate(errors, path, spec);
+    pod_spec::template::validate(errors, &path.child("template"), &spec.template);
+    let policy = spec.template.spec.as_ref().map(|pod| or_empty(&pod.restart_policy)).unwrap_or_default();
+    let policy_path = path.child("template.spec.restartPolicy");
+    match policy {
+        "" | "Always" => errors.required(policy_path, "valid values: \"OnFailure\", \"Never\""),
+        "Never" => {}
+        "OnFailure" if spec.pod_failure_policy.is_some() => {
+            errors.invalid(policy_path, policy, "only \"Never\" is supported when podFailurePolicy is specified");
+        }
+        "OnFailure" => {}
+        other => errors.not_supported(policy_path, other, &["OnFailure", "Never"]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jobs_select_their_own_pods() {
+        let mut job: Job = serde_json::from_value(json!({
+            "metadata": {"name": "pi", "uid": "u1"},
+            "spec": {"template": {"spec": {"restartPolicy": "Never", "containers": [{"name": "a", "image": "b"}]}}}
+        }))
+        .unwrap();
+        JobStrategy.apply_defaults(&mut job);
+        let user = api::UserInfo::anonymous();
+        JobStrategy.prepare_for_create(&Call { user: &user, now: Timestamp::UNIX_EPOCH }, &mut job);
+        assert_eq!(JobStrategy.validate_create(&job).to_string(), "[]");
+        let spec = job.spec.clone().unwrap();
+        assert_eq!((spec.completions, spec.parallelism, spec.backoff_limit), (Some(1), Some(1), Some(6)));
+        assert_eq!(
+            serde_json::to_value(spec.selector).unwrap(),
+            json!({"matchLabels": {"batch.kubernetes.io/controller-uid": "u1"}})
+        );
+        let mut changed = job.clone();
+        changed.spec.as_mut().unwrap().template.spec.as_mut().unwrap().containers[0].image = Some("c".to_owned());
+        let errors = JobStrategy.validate_update(&changed, &job).to_string();
+        assert!(errors.starts_with("spec.template: Invalid value:") && errors.ends_with("field is immutable"));
+    }
+}

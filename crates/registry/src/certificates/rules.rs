@@ -1,0 +1,220 @@
+//! Rules of certificate requests: what may be asked for, who may say yes, and that an answer stays.
+
+use api::field::{FieldErrors, Path};
+use jiff::Timestamp;
+use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestCondition};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use x509_parser::certification_request::X509CertificationRequest;
+use x509_parser::pem::Pem;
+use x509_parser::prelude::FromDer;
+
+use crate::unset::items;
+
+const DECISIONS: [&str; 2] = ["Approved", "Denied"];
+
+/// Whether the bytes are a request whose sender holds the key.
+pub(super) fn request(pem: &[u8]) -> Result<(), String> {
+    let block = Pem::iter_from_buffer(pem).next().and_then(Result::ok);
+    let Some(block) = block.filter(|block| block.label == "CERTIFICATE REQUEST") else {
+        return Err("PEM block type must be CERTIFICATE REQUEST".to_owned());
+    };
+    let (_, request) = X509CertificationRequest::from_der(&block.contents).map_err(|error| error.to_string())?;
+    request.verify_signature().map_err(|error| error.to_string())
+}
+
+/// Fills the times of conditions; one whose status is as before keeps the time of its transition.
+pub fn stamp(new: &mut CertificateSigningRequest, old: &CertificateSigningRequest, now: Timestamp) {
+    let before = conditions(old).to_vec();
+    for condition in new.status.iter_mut().flat_map(|status| status.conditions.iter_mut().flatten()) {
+        condition.last_update_time.get_or_insert(Time(now));
+        if condition.last_transition_time.is_none() {
+            let same = |other: &&CertificateSigningRequestCondition| {
+                other.type_ == condition.type_ && other.status == condition.status
+            };
+            let time = before.iter().find(same).and_then(|other| other.last_transition_time.clone());
+            condition.last_transition_time = Some(time.unwrap_or(Time(now)));
+        }
+    }
+}
+
+/// Puts the decision as it was in the place of one that is sent along: only adding or removing one is a mistake.
+pub(super) fn keep_decision(new: &mut CertificateSigningRequest, old: &CertificateSigningRequest) {
+    for decision in DECISIONS {
+        let before: Vec<_> = of_type(old, decision).into_iter().cloned().collect();
+        if of_type(new, decision).len() != before.len() {
+            continue;
+        }
+        let after = new.status.iter_mut().flat_map(|status| status.conditions.iter_mut().flatten());
+        for (kept, sent) in before.into_iter().zip(after.filter(|condition| condition.type_ == decision)) {
+            *sent = kept;
+        }
+    }
+}
+
+/// A write to `/status`: the decision stays as it was, a certificate is set once.
+pub(super) fn status_update(new: &CertificateSigningRequest, old: &CertificateSigningRequest) -> FieldErrors {
+    let mut errors = common(new, old);
+    let path = Path::new("status");
+    for decision in DECISIONS {
+        let (after, before) = (of_type(new, decision), of_type(old, decision));
+        if after.len() > before.len() {
+            errors.forbidden(path.child("conditions"), format!("updates may not add a condition of type {decision:?}"));
+        } else if after.len() == before.len() && after != before {
+            errors.forbidden(
+                path.child("conditions"),
+                format!("updates may not modify a condition of type {decision:?}"),
+            );
+        }
+    }
+    let (after, before) = (certificate(new), certificate(old));
+    if after != before {
+        if !before.is_empty() {
+            errors.forbidden(path.child("certificate"), "updates may not modify existing certificate content");
+        }
+        if let Err(error) = chain(after) {
+            errors.invalid(path.child("certificate"), "<certificate data>", error);
+        }
+    }
+    errors
+}
+
+/// A write to `/approval`: conditions only.
+pub fn approval_update(new: &CertificateSigningRequest, old: &CertificateSigningRequest) -> FieldErrors {
+    common(new, old)
+}
+
+fn common(new: &CertificateSigningRequest, old: &CertificateSigningRequest) -> FieldErrors {
+    let mut errors = FieldErrors::default();
+    let status = Path::new("status");
+    let path = status.child("conditions");
+    for kind in ["Approved", "Denied", "Failed"] {
+        if of_type(new, kind).len() < of_type(old, kind).len() {
+            errors.forbidden(path, format!("updates may not remove a condition of type {kind:?}"));
+        }
+    }
+    let found = conditions(new);
+    for (i, condition) in found.iter().enumerate() {
+        let item = path.index(i);
+        if condition.type_.is_empty() {
+            errors.required(item.child("type"), "");
+        }
+        let allowed: &[&str] = match condition.type_.as_str() {
+            "Approved" | "Denied" | "Failed" => &["True"],
+            _ => &["False", "True", "Unknown"],
+        };
+        if condition.status.is_empty() {
+            errors.required(item.child("status"), "");
+        } else if !allowed.contains(&condition.status.as_str()) {
+            errors.not_supported(item.child("status"), &condition.status, allowed);
+        }
+        if found[..i].iter().any(|other| other.type_ == condition.type_) {
+            errors.duplicate(item.child("type"), &condition.type_);
+        }
+        let opposite = found[..i].iter().any(|other| other.type_ != condition.type_ && is_decision(other));
+        if is_decision(condition) && opposite {
+            errors.invalid(path, &condition.type_, "Approved and Denied conditions are mutually exclusive");
+        }
+    }
+    errors
+}
+
+fn is_decision(condition: &CertificateSigningRequestCondition) -> bool {
+    DECISIONS.contains(&condition.type_.as_str())
+}
+
+fn conditions(request: &CertificateSigningRequest) -> &[CertificateSigningRequestCondition] {
+    request.status.as_ref().map(|status| items(&status.conditions)).unwrap_or_default()
+}
+
+fn of_type<'r>(request: &'r CertificateSigningRequest, kind: &str) -> Vec<&'r CertificateSigningRequestCondition> {
+    conditions(request).iter().filter(|condition| condition.type_ == kind).collect()
+}
+
+fn certificate(request: &CertificateSigningRequest) -> &[u8] {
+    let certificate = request.status.as_ref().and_then(|status| status.certificate.as_ref());
+    certificate.map(|certificate| certificate.0.as_slice()).unwrap_or_default()
+}
+
+/// Certificates and nothing else.
+fn chain(pem: &[u8]) -> Result<(), String> {
+    if pem.is_empty() {
+        return Ok(());
+    }
+    let mut count = 0;
+    for block in Pem::iter_from_buffer(pem) {
+        let block = block.map_err(|error| error.to_string())?;
+        if block.label != "CERTIFICATE" {
+            return Err(format!("only CERTIFICATE PEM blocks are allowed, found {:?}", block.label));
+        }
+        x509_parser::parse_x509_certificate(&block.contents).map_err(|error| error.to_string())?;
+        count += 1;
+    }
+    if count == 0 { Err("must contain at least one CERTIFICATE PEM block".to_owned()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::ByteString;
+    use rcgen::{CertificateParams, KeyPair};
+
+    #[test]
+    fn requests_are_signed_by_who_asks() {
+        let key = KeyPair::generate().unwrap();
+        let made = CertificateParams::new(vec!["a".to_owned()]).unwrap().serialize_request(&key).unwrap();
+        let pem = made.pem().unwrap();
+        assert_eq!(request(pem.as_bytes()), Ok(()));
+        let mut der = made.der().to_vec();
+        *der.last_mut().unwrap() ^= 1;
+        let forged = base64::Engine::encode(&base64::engine::general_purpose::STANDARD, der);
+        let forged = format!("-----BEGIN CERTIFICATE REQUEST-----\n{forged}\n-----END CERTIFICATE REQUEST-----\n");
+        let certificate = CertificateParams::new(vec![]).unwrap().self_signed(&key).unwrap().pem();
+        for text in ["", "x", &forged, &certificate] {
+            assert!(request(text.as_bytes()).is_err(), "{text}");
+        }
+    }
+
+    fn with(kinds: &[&str], certificate: &str) -> CertificateSigningRequest {
+        let condition = |kind: &&str| CertificateSigningRequestCondition {
+            type_: (*kind).to_owned(),
+            status: "True".to_owned(),
+            ..Default::default()
+        };
+        let mut request = CertificateSigningRequest::default();
+        let status = request.status.get_or_insert_default();
+        status.conditions = Some(kinds.iter().map(condition).collect());
+        status.certificate = (!certificate.is_empty()).then(|| ByteString(certificate.as_bytes().to_vec()));
+        request
+    }
+
+    #[test]
+    fn a_decision_is_made_in_one_place_and_stays() {
+        let key = KeyPair::generate().unwrap();
+        let pem = CertificateParams::new(vec![]).unwrap().self_signed(&key).unwrap().pem();
+        for (old, new, by_status, by_approval) in [
+            (with(&[], ""), with(&["Approved"], ""), false, true),
+            (with(&[], ""), with(&["Approved", "Denied"], ""), false, false),
+            (with(&["Approved"], ""), with(&[], ""), false, false),
+            (with(&["Denied"], ""), with(&["Denied", "Approved"], ""), false, false),
+            (with(&["Approved"], ""), with(&["Approved", "Failed"], ""), true, true),
+            (with(&["Approved"], ""), with(&["Approved", "Other", "Other"], ""), false, false),
+            (with(&["Approved"], ""), with(&["Approved"], &pem), true, true),
+            (with(&["Approved"], ""), with(&["Approved"], "x"), false, true),
+            (with(&["Approved"], &pem), with(&["Approved"], ""), false, true),
+        ] {
+            assert_eq!(status_update(&new, &old).is_empty(), by_status, "{old:?} -> {new:?}");
+            assert_eq!(approval_update(&new, &old).is_empty(), by_approval, "{old:?} -> {new:?}");
+        }
+    }
+
+    #[test]
+    fn conditions_get_their_times() {
+        let (early, late) = (Timestamp::from_second(1).unwrap(), Timestamp::from_second(2).unwrap());
+        let mut old = with(&["Approved"], "");
+        stamp(&mut old, &with(&[], ""), early);
+        let mut new = with(&["Approved", "Failed"], "");
+        stamp(&mut new, &old, late);
+        let times: Vec<_> = conditions(&new).iter().map(|condition| condition.last_transition_time.clone()).collect();
+        assert_eq!(times, [Some(Time(early)), Some(Time(late))]);
+    }
+}

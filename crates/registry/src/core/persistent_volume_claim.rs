@@ -1,0 +1,140 @@
+//! PersistentVolumeClaim: a pod's wish for storage.
+
+use api::field::{FieldErrors, Path};
+use api::quantity::Quantity;
+use api::validation;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimSpec};
+use serde_json::{Value, json};
+
+use super::persistent_volume::{access_modes, validate_access_modes};
+use super::pod_spec::defaults;
+use crate::column::Column;
+use crate::metadata::{label_selector, same};
+use crate::unset::{items, or_empty, set_text, text};
+use crate::{Call, Strategy, cells};
+
+pub struct PersistentVolumeClaimStrategy;
+
+const COLUMNS: &[Column] = &[
+    Column::NAME,
+    Column::string("Status", "Whether the claim has a volume."),
+    Column::string("Volume", "The volume it has."),
+    Column::string("Capacity", "How much the volume holds."),
+    Column::string("Access Modes", "How the volume can be mounted."),
+    Column::string("StorageClass", "The kind of storage."),
+    Column::string("VolumeAttributesClass", "The attributes of the storage."),
+    Column::AGE,
+    Column::string("VolumeMode", "A file system or a device.").wide(),
+];
+
+impl Strategy for PersistentVolumeClaimStrategy {
+    type Object = PersistentVolumeClaim;
+
+    fn apply_defaults(&self, claim: &mut PersistentVolumeClaim) {
+        let status = claim.status.get_or_insert_default();
+        set_text(&mut status.phase, "Pending");
+        if let Some(spec) = &mut claim.spec {
+            defaults::claim(spec);
+        }
+    }
+
+    fn prepare_for_create(&self, _: &Call<'_>, claim: &mut PersistentVolumeClaim) {
+        let status = claim.status.get_or_insert_default();
+        set_text(&mut status.phase, "Pending");
+    }
+
+    fn validate_create(&self, claim: &PersistentVolumeClaim) -> FieldErrors {
+        let mut errors = FieldErrors::default();
+        validate_spec(&mut errors, &Path::new("spec"), &claim.spec.clone().unwrap_or_default());
+        errors
+    }
+
+    fn validate_update(&self, new: &PersistentVolumeClaim, old: &PersistentVolumeClaim) -> FieldErrors {
+        let mut errors = self.validate_create(new);
+        let (Some(spec), Some(before)) = (&new.spec, &old.spec) else { return errors };
+        let mut munged = spec.clone();
+        if text(&before.volume_name).is_none() {
+            // The binder, and only it, sets these.
+            munged.volume_name.clone_from(&before.volume_name);
+        }
+        if before.storage_class_name.is_none() {
+            munged.storage_class_name = None;
+        }
+        let bound = old.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Bound");
+        if bound {
+            munged.resources.clone_from(&before.resources);
+            munged.volume_attributes_class_name.clone_from(&before.volume_attributes_class_name);
+        }
+        if !same(&munged, before) {
+            errors.forbidden(
+                "spec",
+                "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims",
+            );
+        }
+        if let (Some(new_size), Some(old_size)) = (storage(spec), storage(before))
+            && new_size < old_size
+        {
+            let held = old.status.as_ref().and_then(|status| status.capacity.as_ref()?.get("storage"));
+            let held = held.and_then(|held| Quantity::try_from(held).ok()).unwrap_or_default();
+            if new_size <= held {
+                errors.forbidden("spec.resources.requests.storage", "field can not be less than status.capacity");
+            }
+        }
+        errors
+    }
+
+    fn columns(&self) -> &'static [Column] {
+        COLUMNS
+    }
+
+    fn cells(&self, claim: &PersistentVolumeClaim, now: Timestamp) -> Vec<Value> {
+        let spec = claim.spec.clone().unwrap_or_default();
+        let status = claim.status.clone().unwrap_or_default();
+        let phase = if claim.metadata.deletion_timestamp.is_some() { "Terminating" } else { or_empty(&status.phase) };
+        let volume = or_empty(&spec.volume_name);
+        let (capacity, modes) = if volume.is_empty() {
+            (String::new(), String::new())
+        } else {
+            let capacity = status.capacity.as_ref().and_then(|capacity| capacity.get("storage"));
+            (capacity.map_or("0".to_owned(), |size| size.0.clone()), access_modes(items(&status.access_modes)))
+        };
+        vec![
+            cells::name(&claim.metadata),
+            json!(phase),
+            json!(volume),
+            json!(capacity),
+            json!(modes),
+            json!(or_empty(&spec.storage_class_name)),
+            json!(text(&spec.volume_attributes_class_name).unwrap_or("<unset>")),
+            cells::age(&claim.metadata, now),
+            json!(text(&spec.volume_mode).unwrap_or("<unset>")),
+        ]
+    }
+}
+
+fn storage(spec: &PersistentVolumeClaimSpec) -> Option<Quantity> {
+    let requests = spec.resources.as_ref()?.requests.as_ref()?;
+    Quantity::try_from(requests.get("storage")?).ok()
+}
+
+fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &PersistentVolumeClaimSpec) {
+    validate_access_modes(errors, &path.child("accessModes"), items(&spec.access_modes));
+    label_selector(errors, &path.child("selector"), spec.selector.as_ref());
+    let size_path = path.child("resources");
+    match storage(spec) {
+        None => errors.required(size_path.key("storage"), ""),
+        Some(size) if size <= Quantity::ZERO => {
+            errors.invalid(size_path.key("storage"), size, "must be greater than zero");
+        }
+        Some(_) => {}
+    }
+    if let Some(class) = text(&spec.storage_class_name) {
+        errors.invalid_each(path.child("storageClassName"), class, validation::dns1123_subdomain(class));
+    }
+    if let Some(mode) = text(&spec.volume_mode)
+        && !matches!(mode, "Block" | "Filesystem")
+    {
+        errors.not_supported(path.child("volumeMode"), mode, &["Block", "Filesystem"]);
+    }
+}

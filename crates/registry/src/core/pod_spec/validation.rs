@@ -1,0 +1,164 @@
+//! Validation of a pod spec as a whole (`ValidatePodSpec`, v1.36); containers, volumes, placement and
+//! security have files of their own.
+
+use std::collections::BTreeSet;
+
+use api::field::{FieldErrors, Path};
+use api::validation as rules;
+use k8s_openapi::api::core::v1::{HostAlias, PodDNSConfig, PodSpec};
+
+use super::containers::Surroundings;
+use super::{containers, placement, security, volumes};
+use crate::unset::{items, or_empty, text};
+
+const MAX_NAMESERVERS: usize = 3;
+const MAX_SEARCHES: usize = 32;
+const MAX_SEARCH_CHARACTERS: usize = 2048;
+
+pub fn spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &PodSpec) {
+    let grace = spec.termination_grace_period_seconds;
+    if grace.is_none() {
+        errors.required(path.child("terminationGracePeriodSeconds"), "");
+    }
+    let volume_names = volumes::validate(errors, &path.child("volumes"), items(&spec.volumes));
+    let claims: BTreeSet<&str> = items(&spec.resource_claims).iter().map(|claim| claim.name.as_str()).collect();
+    let around = Surroundings {
+        volumes: &volume_names,
+        claims: &claims,
+        grace,
+        restart_policy: or_empty(&spec.restart_policy),
+        host_network: spec.host_network == Some(true),
+        host_users: spec.host_users != Some(false),
+    };
+    containers::validate(errors, path, spec, &around);
+    one_of(errors, &path.child("restartPolicy"), &spec.restart_policy, &["Always", "OnFailure", "Never"]);
+    one_of(
+        errors,
+        &path.child("dnsPolicy"),
+        &spec.dns_policy,
+        &["ClusterFirstWithHostNet", "ClusterFirst", "Default", "None"],
+    );
+    for (i, gate) in items(&spec.readiness_gates).iter().enumerate() {
+        let path = path.child("readinessGates");
+        let path = path.index(i);
+        errors.invalid_each(
+            path.child("conditionType"),
+            &gate.condition_type,
+            rules::qualified_name(&gate.condition_type),
+        );
+    }
+    security::pod(errors, path, spec);
+    dns_config(errors, &path.child("dnsConfig"), spec.dns_config.as_ref(), or_empty(&spec.dns_policy));
+    for name in ["serviceAccountName", "nodeName", "priorityClassName", "runtimeClassName"] {
+        let value = match name {
+            "serviceAccountName" => &spec.service_account_name,
+            "nodeName" => &spec.node_name,
+            "priorityClassName" => &spec.priority_class_name,
+            _ => &spec.runtime_class_name,
+        };
+        if let Some(value) = text(value) {
+            errors.invalid_each(path.child(name), value, rules::dns1123_subdomain(value));
+        }
+    }
+    for (name, value) in [("hostname", &spec.hostname), ("subdomain", &spec.subdomain)] {
+        if let Some(value) = text(value) {
+            errors.invalid_each(path.child(name), value, rules::dns1123_label(value));
+        }
+    }
+    if let Some(deadline) = spec.active_deadline_seconds {
+        errors.invalid_each(
+            path.child("activeDeadlineSeconds"),
+            deadline,
+            rules::in_range(deadline, 1, i64::from(i32::MAX)),
+        );
+    }
+    for (i, secret) in items(&spec.image_pull_secrets).iter().enumerate() {
+        if secret.name.is_empty() {
+            errors.required(path.child("imagePullSecrets").index(i).child("name"), "");
+        }
+    }
+    placement::validate(errors, path, spec);
+    host_aliases(errors, &path.child("hostAliases"), items(&spec.host_aliases));
+    if let Some(policy) = text(&spec.preemption_policy)
+        && !matches!(policy, "PreemptLowerPriority" | "Never")
+    {
+        errors.not_supported(path.child("preemptionPolicy"), policy, &["PreemptLowerPriority", "Never"]);
+    }
+    if let Some(os) = &spec.os
+        && !matches!(os.name.as_str(), "linux" | "windows")
+    {
+        errors.not_supported(path.child("os.name"), &os.name, &["linux", "windows"]);
+    }
+}
+
+/// A field that must be one of `supported`.
+pub fn one_of(errors: &mut FieldErrors, path: &Path<'_>, value: &Option<String>, supported: &[&str]) {
+    match text(value) {
+        None => errors.required(path, ""),
+        Some(value) if supported.contains(&value) => {}
+        Some(value) => errors.not_supported(path, value, supported),
+    }
+}
+
+fn dns_config(errors: &mut FieldErrors, path: &Path<'_>, config: Option<&PodDNSConfig>, policy: &str) {
+    if policy == "None" {
+        match config {
+            None => {
+                errors.required(path, "must provide `dnsConfig` when `dnsPolicy` is None");
+                return;
+            }
+            Some(config) if items(&config.nameservers).is_empty() => {
+                errors.required(
+                    path.child("nameservers"),
+                    "must provide at least one DNS nameserver when `dnsPolicy` is None",
+                );
+                return;
+            }
+            Some(_) => {}
+        }
+    }
+    let Some(config) = config else { return };
+    let (nameservers, searches) = (items(&config.nameservers), items(&config.searches));
+    if nameservers.len() > MAX_NAMESERVERS {
+        let detail = format!("must not have more than {MAX_NAMESERVERS} nameservers");
+        errors.invalid(path.child("nameservers"), nameservers, detail);
+    }
+    for (i, server) in nameservers.iter().enumerate() {
+        ip(errors, &path.child("nameservers").index(i), server);
+    }
+    if searches.len() > MAX_SEARCHES {
+        let detail = format!("must not have more than {MAX_SEARCHES} search paths");
+        errors.invalid(path.child("searches"), searches, detail);
+    }
+    if searches.join(" ").len() > MAX_SEARCH_CHARACTERS {
+        let detail =
+            format!("must not have more than {MAX_SEARCH_CHARACTERS} characters (including spaces) in the search list");
+        errors.invalid(path.child("searches"), searches, detail);
+    }
+    for (i, search) in searches.iter().enumerate().filter(|(_, search)| *search != ".") {
+        let name = search.strip_suffix('.').unwrap_or(search);
+        errors.invalid_each(path.child("searches").index(i), search, rules::dns1123_subdomain_with_underscore(name));
+    }
+    for (i, option) in items(&config.options).iter().enumerate() {
+        if text(&option.name).is_none() {
+            errors.required(path.child("options").index(i), "must not be empty");
+        }
+    }
+}
+
+fn host_aliases(errors: &mut FieldErrors, path: &Path<'_>, aliases: &[HostAlias]) {
+    for (i, alias) in aliases.iter().enumerate() {
+        let path = path.index(i);
+        ip(errors, &path.child("ip"), &alias.ip);
+        for (i, name) in items(&alias.hostnames).iter().enumerate() {
+            errors.invalid_each(path.child("hostnames").index(i), name, rules::dns1123_subdomain(name));
+        }
+    }
+}
+
+/// An IP address of either family.
+pub fn ip(errors: &mut FieldErrors, path: &Path<'_>, value: &str) {
+    if value.parse::<std::net::IpAddr>().is_err() {
+        errors.invalid(path, value, "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)");
+    }
+}

@@ -1,0 +1,427 @@
+//! Validation of Pods: what a template does not have, and what may change once a pod exists.
+
+use api::field::{FieldErrors, Path};
+use api::validation as rules;
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus, ResourceRequirements, Toleration};
+use serde_json::Value;
+
+use super::pod_spec;
+use crate::metadata::{pruned, same};
+use crate::unset::{items, or_empty, text};
+
+const MIRROR: &str = "kubernetes.io/config.mirror";
+const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
+
+pub(super) fn create(pod: &Pod) -> FieldErrors {
+    let mut errors = metadata_and_spec(pod);
+    let Some(spec) = &pod.spec else { return errors };
+    if !items(&spec.ephemeral_containers).is_empty() {
+        errors.forbidden("spec.ephemeralContainers", "cannot be set on create");
+    }
+    if text(&spec.node_name).is_some() && !items(&spec.scheduling_gates).is_empty() {
+        errors.forbidden("spec.nodeName", "cannot be set until all schedulingGates have been cleared");
+    }
+    errors
+}
+
+fn metadata_and_spec(pod: &Pod) -> FieldErrors {
+    let mut errors = FieldErrors::default();
+    let none = PodSpec::default();
+    let spec = pod.spec.as_ref().unwrap_or(&none);
+    let path = Path::new("spec");
+    pod_spec::validation::spec(&mut errors, &path, spec);
+    if let Some(annotations) = &pod.metadata.annotations {
+        if let Some(mirror) = annotations.get(MIRROR)
+            && text(&spec.node_name).is_none()
+        {
+            let detail = "must set spec.nodeName if mirror pod annotation is set";
+            errors.invalid(format!("metadata.annotations[{MIRROR}]"), mirror, detail);
+        }
+        if let Some(cost) = annotations.get(DELETION_COST)
+            && (cost.parse::<i32>().is_err() || cost.starts_with('+') || (cost.len() > 1 && cost.starts_with('0')))
+        {
+            errors.invalid(format!("metadata.annotations[{DELETION_COST}]"), cost, "must be a 32bit integer");
+        }
+    }
+    if text(&spec.service_account_name).is_none() {
+        for (i, volume) in items(&spec.volumes).iter().enumerate() {
+            let sources = volume.projected.as_ref().map(|projected| items(&projected.sources)).unwrap_or_default();
+            for (j, source) in sources.iter().enumerate() {
+                if source.service_account_token.is_some() {
+                    let place = format!("spec.volumes[{i}].projected.sources[{j}].serviceAccountToken");
+                    errors.forbidden(place, "must not be specified when serviceAccountName is not set");
+                }
+            }
+        }
+    }
+    errors
+}
+
+/// A pod's spec is fixed but for images, a shorter deadline, more tolerations and fewer gates.
+pub(super) fn update(new: &Pod, old: &Pod) -> FieldErrors {
+    let mut errors = metadata_and_spec(new);
+    let (Some(new), Some(old)) = (&new.spec, &old.spec) else { return errors };
+    let path = Path::new("spec");
+    for (name, new, old) in [
+        ("containers", &*new.containers, &*old.containers),
+        ("initContainers", items(&new.init_containers), items(&old.init_containers)),
+    ] {
+        if new.len() != old.len() {
+            errors.forbidden(path.child(name), "pod updates may not add or remove containers");
+            return errors;
+        }
+    }
+    if !deadline(&mut errors, new.active_deadline_seconds, old.active_deadline_seconds) {
+        return errors;
+    }
+    added_tolerations(&mut errors, items(&new.tolerations), items(&old.tolerations));
+    for gate in items(&new.scheduling_gates) {
+        if !items(&old.scheduling_gates).contains(gate) {
+            let place = format!("spec.schedulingGates[{}]", gate.name);
+            errors.forbidden(place, "only deletion is allowed, but found new scheduling gate");
+        }
+    }
+    if new == old {
+        return errors;
+    }
+    let munged = with_old_mutable_fields(&mut errors, new, old);
+    if !same(&munged, old) {
+        let detail = format!(
+            "pod updates may not change fields other than `spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)\n{}",
+            differences(&pruned(old), &pruned(&munged))
+        );
+        errors.forbidden(path, detail);
+    }
+    errors
+}
+
+/// `pods/ephemeralcontainers`: containers are added to what is there (`ValidatePodEphemeralContainersUpdate`, v1.36).
+pub fn ephemeral_containers_update(new: &Pod, old: &Pod) -> FieldErrors {
+    if is_mirror(old) {
+        return refused("static pods do not support ephemeral containers");
+    }
+    let mut errors = metadata_and_spec(new);
+    let containers = |pod: &'_ Pod| pod.spec.as_ref().and_then(|spec| spec.ephemeral_containers.clone());
+    let new = containers(new).unwrap_or_default();
+    for container in containers(old).unwrap_or_default() {
+        let problem = match new.iter().find(|candidate| candidate.name == container.name) {
+            None => "removed",
+            Some(found) if !same(found, &container) => "changed",
+            Some(_) => continue,
+        };
+        let detail = format!("existing ephemeral containers {:?} may not be {problem}", container.name);
+        errors.forbidden("spec.ephemeralContainers", detail);
+    }
+    errors
+}
+
+/// `pods/resize`: CPU and memory of containers, and nothing else (`ValidatePodResize`, v1.36).
+pub fn resize_update(new: &Pod, old: &Pod) -> FieldErrors {
+    if is_mirror(old) {
+        return refused("static pods cannot be resized");
+    }
+    let mut errors = metadata_and_spec(new);
+    let (Some(new_spec), Some(old_spec)) = (&new.spec, &old.spec) else { return errors };
+    if old_spec.os.as_ref().is_some_and(|os| os.name == "windows") {
+        return refused("windows pods cannot be resized");
+    }
+    let class = old.status.as_ref().and_then(|status| text(&status.qos_class));
+    let class = class.unwrap_or_else(|| api::pod::qos::of_spec(old.spec.as_ref()).as_str());
+    if class != api::pod::qos::of_spec(new.spec.as_ref()).as_str() {
+        errors.invalid("spec", class, "Pod QOS Class may not change as a result of resizing");
+    }
+    let running = old.status.iter().flat_map(|status| items(&status.container_statuses));
+    let mut running = running.filter(|status| status.state.as_ref().is_some_and(|state| state.running.is_some()));
+    if running.next().is_some_and(|status| status.resources.is_none()) {
+        errors.forbidden("spec", "Pod running on node without support for resize");
+    }
+    if let Some(before) = &old_spec.resources {
+        match &new_spec.resources {
+            None => errors.forbidden("spec.resources", "pod-level resources cannot be removed"),
+            Some(after) => kept(&mut errors, "spec.resources", "pod-level resource", after, before),
+        }
+    }
+    let mut munged = new_spec.clone();
+    munged.resources = with_old_amounts(munged.resources.as_ref(), old_spec.resources.as_ref());
+    if !same(&munged.resources, &old_spec.resources) {
+        errors.forbidden("spec", "only cpu and memory resources are mutable at pod-level");
+    }
+    let none = ResourceRequirements::default();
+    let lists = [
+        ("containers", &mut munged.containers, &*old_spec.containers),
+        ("initContainers", munged.init_containers.get_or_insert_default(), items(&old_spec.init_containers)),
+    ];
+    for (name, new, old) in lists {
+        for (i, (new, old)) in new.iter_mut().zip(old).enumerate() {
+            let resources = |container: &'_ Container| container.resources.clone().unwrap_or_else(|| none.clone());
+            let place = format!("spec.{name}[{i}]");
+            kept(&mut errors, &format!("{place}.resources"), "resource", &resources(new), &resources(old));
+            let is_changed = !same(new, old);
+            new.resources = with_old_amounts(new.resources.as_ref(), old.resources.as_ref());
+            let is_init = name == "initContainers";
+            match same(new, old) {
+                true => {}
+                false if is_init => {
+                    let detail = "only cpu and memory resources for init or sidecar containers are mutable";
+                    errors.forbidden(&*place, detail);
+                }
+                false => errors.forbidden("spec", "only cpu and memory resources are mutable"),
+            }
+            let restarts =
+                || items(&new.resize_policy).iter().any(|policy| policy.restart_policy == "RestartContainer");
+            if is_changed && is_init && new.restart_policy.as_deref() != Some("Always") && restarts() {
+                let detail = "non-sidecar init containers with a resize policy of RestartContainer cannot be resized";
+                errors.forbidden(&*place, detail);
+            }
+        }
+    }
+    errors
+}
+
+fn is_mirror(pod: &Pod) -> bool {
+    pod.metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(MIRROR))
+}
+
+/// A refusal of the whole; its place reads as upstream's empty path does.
+fn refused(detail: &str) -> FieldErrors {
+    let mut errors = FieldErrors::default();
+    errors.forbidden("[]", detail);
+    errors
+}
+
+/// What is asked for may become more or less, but cannot be taken back.
+fn kept(errors: &mut FieldErrors, place: &str, what: &str, new: &ResourceRequirements, old: &ResourceRequirements) {
+    for (name, new, old) in [("requests", &new.requests, &old.requests), ("limits", &new.limits, &old.limits)] {
+        let has = |key: &String| new.as_ref().is_some_and(|new| new.contains_key(key));
+        if !old.iter().flatten().all(|(key, _)| has(key)) {
+            errors.forbidden(format!("{place}.{name}"), format!("{what} {name} cannot be removed"));
+        }
+    }
+}
+
+/// New requirements with the old amounts of what a resize may change.
+fn with_old_amounts(
+    new: Option<&ResourceRequirements>,
+    old: Option<&ResourceRequirements>,
+) -> Option<ResourceRequirements> {
+    let mut new = new?.clone();
+    let none = ResourceRequirements::default();
+    let old = old.unwrap_or(&none);
+    for (new, old) in [(&mut new.requests, &old.requests), (&mut new.limits, &old.limits)] {
+        let amounts = new.get_or_insert_default();
+        for name in ["cpu", "memory"] {
+            amounts.remove(name);
+            amounts.extend(old.iter().flatten().filter(|(key, _)| *key == name).map(|(k, v)| (k.clone(), v.clone())));
+        }
+    }
+    Some(new)
+}
+
+fn deadline(errors: &mut FieldErrors, new: Option<i64>, old: Option<i64>) -> bool {
+    let path = "spec.activeDeadlineSeconds";
+    match (new, old) {
+        (Some(new), _) if !(0..=i64::from(i32::MAX)).contains(&new) => {
+            errors.invalid_each(path, new, rules::in_range(new, 0, i64::from(i32::MAX)));
+            return false;
+        }
+        (Some(new), Some(old)) if old < new => {
+            errors.invalid(path, new, "must be less than or equal to previous value");
+            return false;
+        }
+        (None, Some(_)) => {
+            errors.invalid(path, new, "must not update from a positive integer to nil value");
+        }
+        _ => {}
+    }
+    true
+}
+
+fn added_tolerations(errors: &mut FieldErrors, new: &[Toleration], old: &[Toleration]) {
+    let is_kept = |old: &Toleration| {
+        new.iter().any(|new| {
+            let mut relaxed = old.clone();
+            relaxed.toleration_seconds = new.toleration_seconds;
+            same(&relaxed, new)
+        })
+    };
+    if !old.iter().all(is_kept) {
+        errors.forbidden("spec.tolerations", "existing toleration can not be modified except its tolerationSeconds");
+    }
+}
+
+/// The new spec with everything that may change put back, so that what differs still may not.
+fn with_old_mutable_fields(errors: &mut FieldErrors, new: &PodSpec, old: &PodSpec) -> PodSpec {
+    let mut munged = new.clone();
+    let put_back = |new: &mut [Container], old: &[Container]| {
+        for (new, old) in new.iter_mut().zip(old) {
+            new.image.clone_from(&old.image);
+        }
+    };
+    put_back(&mut munged.containers, &old.containers);
+    if let (Some(new), Some(old)) = (&mut munged.init_containers, &old.init_containers) {
+        put_back(new, old);
+    }
+    munged.active_deadline_seconds = old.active_deadline_seconds;
+    munged.scheduling_gates.clone_from(&old.scheduling_gates);
+    munged.tolerations.clone_from(&old.tolerations);
+    if old.termination_grace_period_seconds.is_some_and(|grace| grace < 0)
+        && munged.termination_grace_period_seconds == Some(1)
+    {
+        munged.termination_grace_period_seconds = old.termination_grace_period_seconds;
+    }
+    if !items(&old.scheduling_gates).is_empty() {
+        let kept =
+            old.node_selector.iter().flatten().all(|(key, value)| {
+                munged.node_selector.as_ref().and_then(|selector| selector.get(key)) == Some(value)
+            });
+        if !kept {
+            errors.invalid(
+                "spec.nodeSelector",
+                munged.node_selector.clone().unwrap_or_default(),
+                "only additions to spec.nodeSelector are allowed (no mutations or deletions)",
+            );
+        }
+        munged.node_selector.clone_from(&old.node_selector);
+        let old_affinity = old.affinity.as_ref().and_then(|affinity| affinity.node_affinity.clone());
+        if old_affinity.is_none()
+            && let Some(affinity) = &mut munged.affinity
+        {
+            affinity.node_affinity = None;
+        }
+    }
+    munged
+}
+
+/// The fields that differ, one per line.
+fn differences(old: &Value, new: &Value) -> String {
+    fn walk(lines: &mut Vec<String>, path: &str, old: Option<&Value>, new: Option<&Value>) {
+        if old == new {
+            return;
+        }
+        if let (Some(Value::Object(old)), Some(Value::Object(new))) = (old, new) {
+            let mut keys: Vec<&String> = old.keys().chain(new.keys()).collect();
+            keys.sort();
+            keys.dedup();
+            for key in keys {
+                walk(lines, &format!("{path}.{key}"), old.get(key), new.get(key));
+            }
+            return;
+        }
+        let shown = |value: Option<&Value>| value.map_or("nil".to_owned(), Value::to_string);
+        lines.push(format!("- {}: {}", path.trim_start_matches('.'), shown(old)));
+        lines.push(format!("+ {}: {}", path.trim_start_matches('.'), shown(new)));
+    }
+    let mut lines = Vec::new();
+    walk(&mut lines, "", Some(old), Some(new));
+    lines.join("\n")
+}
+
+pub(super) fn status_update(new: &Pod, old: &Pod) -> FieldErrors {
+    let mut errors = FieldErrors::default();
+    fn node(pod: &Pod) -> Option<&str> {
+        pod.spec.as_ref().and_then(|spec| text(&spec.node_name))
+    }
+    if node(new) != node(old) {
+        errors.forbidden("status.nodeName", "may not be changed directly");
+    }
+    let none = PodStatus::default();
+    let (new_status, old_status) = (new.status.as_ref().unwrap_or(&none), old.status.as_ref().unwrap_or(&none));
+    if let Some(nominated) = text(&new_status.nominated_node_name)
+        && new_status.nominated_node_name != old_status.nominated_node_name
+    {
+        errors.invalid_each("status.nominatedNodeName", nominated, rules::dns1123_subdomain(nominated));
+    }
+    if let Some(observed) = new_status.observed_generation.filter(|&observed| observed < 0) {
+        errors.invalid("status.observedGeneration", observed, "must be a non-negative integer");
+    }
+    if or_empty(&new_status.qos_class) != or_empty(&old_status.qos_class) {
+        errors.invalid("status.qosClass", &new_status.qos_class, api::field::IMMUTABLE);
+    }
+    for (i, ip) in items(&new_status.pod_ips).iter().enumerate() {
+        pod_spec::validation::ip(&mut errors, &Path::new("status.podIPs").index(i), &ip.ip);
+    }
+    errors
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(change: impl FnOnce(&mut Value)) -> Pod {
+        let mut value = json!({
+            "metadata": {"name": "a", "namespace": "default"},
+            "spec": {"containers": [{"name": "a", "image": "b:1"}]}
+        });
+        change(&mut value);
+        let mut pod: Pod = serde_json::from_value(value).unwrap();
+        pod_spec::defaults::pod(&mut pod);
+        pod
+    }
+
+    #[test]
+    fn creation_speaks_like_upstream() {
+        assert_eq!(create(&pod(|_| {})).to_string(), "[]");
+        for (pointer, value, expected) in [
+            ("/spec/containers", json!([]), "spec.containers: Required value"),
+            (
+                "/spec/restartPolicy",
+                json!("Maybe"),
+                "spec.restartPolicy: Unsupported value: \"Maybe\": supported values: \"Always\", \"OnFailure\", \"Never\"",
+            ),
+            ("/spec/containers/0/image", json!(""), "spec.containers[0].image: Required value"),
+            (
+                "/spec/containers/0/ports",
+                json!([{"containerPort": 99999}]),
+                "spec.containers[0].ports[0].containerPort: Invalid value: 99999: must be between 1 and 65535, inclusive",
+            ),
+            (
+                "/spec/containers/0/volumeMounts",
+                json!([{"name": "x", "mountPath": "/x"}]),
+                "spec.containers[0].volumeMounts[0].name: Not found: \"x\"",
+            ),
+            (
+                "/spec/containers/0/resources",
+                json!({"requests": {"cpu": "2"}, "limits": {"cpu": "1"}}),
+                "spec.containers[0].resources.requests: Invalid value: \"2\": must be less than or equal to cpu limit of 1",
+            ),
+            (
+                "/spec/containers/0/livenessProbe",
+                json!({}),
+                "spec.containers[0].livenessProbe: Required value: must specify a handler type",
+            ),
+            (
+                "/spec/tolerations",
+                json!([{"key": "a", "operator": "Exists", "value": "b"}]),
+                "spec.tolerations[0].operator: Invalid value: \"b\": value must be empty when `operator` is 'Exists'",
+            ),
+            (
+                "/spec/volumes",
+                json!([{"name": "v", "emptyDir": {}, "hostPath": {"path": "/x"}}]),
+                "spec.volumes[0].hostPath: Forbidden: may not specify more than 1 volume type",
+            ),
+        ] {
+            let pod = pod(|object| {
+                let (parent, key) = pointer.rsplit_once('/').unwrap();
+                object.pointer_mut(parent).unwrap()[key] = value;
+            });
+            assert_eq!(create(&pod).to_string(), expected);
+        }
+    }
+
+    #[test]
+    fn only_a_few_fields_change() {
+        let old = pod(|_| {});
+        let mut image = old.clone();
+        image.spec.as_mut().unwrap().containers[0].image = Some("c:2".to_owned());
+        assert!(update(&image, &old).is_empty());
+        assert!(update(&pod(|p| p["spec"]["activeDeadlineSeconds"] = json!(5)), &old).is_empty());
+        assert!(update(&pod(|p| p["spec"]["tolerations"] = json!([{"operator": "Exists"}])), &old).is_empty());
+        // Absent and false are the same.
+        assert!(update(&pod(|p| p["spec"]["hostNetwork"] = json!(false)), &old).is_empty());
+        let errors = update(&pod(|p| p["spec"]["nodeName"] = json!("n")), &old).to_string();
+        assert!(errors.starts_with("spec: Forbidden: pod updates may not change fields other than"), "{errors}");
+        assert!(errors.contains("+ nodeName: \"n\""), "{errors}");
+    }
+}

@@ -1,0 +1,512 @@
+//! Service: one stable address in front of many pods.
+//!
+//! Cluster IPs and node ports are given out by the allocators before validation; here is what they leave to us.
+
+use std::collections::BTreeSet;
+
+use api::field::{FieldErrors, Path};
+use api::validation as rules;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use serde_json::{Value, json};
+
+use super::pod_spec::validation::{ip, one_of};
+use crate::column::Column;
+use crate::unset::{items, items_mut, or_empty, set_text, text};
+use crate::{Call, NameRule, SelectableField, Strategy, cells, metadata};
+
+pub struct ServiceStrategy;
+
+const COLUMNS: &[Column] = &[
+    Column::NAME,
+    Column::string("Type", "How the service is reached."),
+    Column::string("Cluster-IP", "The address inside the cluster."),
+    Column::string("External-IP", "Addresses from outside the cluster."),
+    Column::string("Port(s)", "The ports the service offers."),
+    Column::AGE,
+    cells::SELECTOR,
+];
+
+const AFFINITY_SECONDS: i32 = 3 * 60 * 60;
+const TYPES: &[&str] = &["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"];
+
+impl Strategy for ServiceStrategy {
+    type Object = Service;
+
+    fn apply_defaults(&self, service: &mut Service) {
+        let spec = service.spec.get_or_insert_default();
+        set_text(&mut spec.session_affinity, "None");
+        if spec.session_affinity.as_deref() == Some("None") {
+            spec.session_affinity_config = None;
+        } else if spec.session_affinity.as_deref() == Some("ClientIP") {
+            let client = spec.session_affinity_config.get_or_insert_default().client_ip.get_or_insert_default();
+            client.timeout_seconds.get_or_insert(AFFINITY_SECONDS);
+        }
+        set_text(&mut spec.type_, "ClusterIP");
+        for port in items_mut(&mut spec.ports) {
+            set_text(&mut port.protocol, "TCP");
+            let unset = match &port.target_port {
+                None | Some(IntOrString::Int(0)) => true,
+                Some(IntOrString::String(name)) => name.is_empty(),
+                Some(IntOrString::Int(_)) => false,
+            };
+            if unset {
+                port.target_port = Some(IntOrString::Int(port.port));
+            }
+        }
+        let kind = spec.type_.as_deref().unwrap_or_default();
+        if is_external(spec) {
+            set_text(&mut spec.external_traffic_policy, "Cluster");
+        }
+        if matches!(kind, "ClusterIP" | "NodePort" | "LoadBalancer") && spec.internal_traffic_policy.is_none() {
+            spec.internal_traffic_policy = Some("Cluster".to_owned());
+        }
+        if spec.type_.as_deref() == Some("LoadBalancer") {
+            spec.allocate_load_balancer_node_ports.get_or_insert(true);
+        }
+        for ingress in service
+            .status
+            .as_mut()
+            .and_then(|status| status.load_balancer.as_mut())
+            .map(|balancer| items_mut(&mut balancer.ingress))
+            .unwrap_or_default()
+        {
+            if text(&ingress.ip).is_some() {
+                set_text(&mut ingress.ip_mode, "VIP");
+            }
+        }
+    }
+
+    fn prepare_for_update(&self, _: &Call<'_>, new: &mut Service, old: &Service) {
+        let (Some(new), Some(old)) = (&mut new.spec, &old.spec) else { return };
+        // A client that knows nothing of addresses does not mean to drop them.
+        if or_empty(&new.type_) != "ExternalName" && or_empty(&old.type_) != "ExternalName" {
+            if text(&new.cluster_ip).is_none() && items(&new.cluster_ips).is_empty() {
+                new.cluster_ip.clone_from(&old.cluster_ip);
+                new.cluster_ips.clone_from(&old.cluster_ips);
+            }
+            if new.ip_families.is_none() && same_policy(new, old) {
+                new.ip_families.clone_from(&old.ip_families);
+            }
+            if new.ip_family_policy.is_none() {
+                new.ip_family_policy.clone_from(&old.ip_family_policy);
+            }
+        }
+        // Going to a type without node ports gives them back; staying keeps those not mentioned.
+        if has_node_ports(new) && has_node_ports(old) {
+            for port in items_mut(&mut new.ports).iter_mut().filter(|port| port.node_port.unwrap_or(0) == 0) {
+                let before = items(&old.ports).iter().find(|before| {
+                    before.port == port.port && before.protocol == port.protocol && before.name == port.name
+                });
+                port.node_port = before.and_then(|before| before.node_port);
+            }
+        } else if !has_node_ports(new) {
+            for (port, before) in items_mut(&mut new.ports).iter_mut().zip(items(&old.ports)) {
+                if port.node_port == before.node_port {
+                    port.node_port = None;
+                }
+            }
+        }
+        if !is_external(new) && is_external(old) && new.external_traffic_policy == old.external_traffic_policy {
+            new.external_traffic_policy = None;
+        }
+        if or_empty(&new.type_) != "LoadBalancer" && or_empty(&old.type_) == "LoadBalancer" {
+            if new.allocate_load_balancer_node_ports == old.allocate_load_balancer_node_ports {
+                new.allocate_load_balancer_node_ports = None;
+            }
+            if new.load_balancer_class == old.load_balancer_class {
+                new.load_balancer_class = None;
+            }
+        }
+        if or_empty(&new.type_) == "ExternalName" && or_empty(&old.type_) != "ExternalName" {
+            if new.cluster_ip == old.cluster_ip {
+                new.cluster_ip = None;
+                new.cluster_ips = None;
+            }
+            new.ip_families = None;
+            new.ip_family_policy = None;
+            new.internal_traffic_policy = None;
+        }
+    }
+
+    fn validate_create(&self, service: &Service) -> FieldErrors {
+        let mut errors = FieldErrors::default();
+        if let Some(spec) = &service.spec {
+            validate_spec(&mut errors, &Path::new("spec"), spec);
+        }
+        errors
+    }
+
+    fn validate_update(&self, new: &Service, old: &Service) -> FieldErrors {
+        let mut errors = FieldErrors::default();
+        if let (Some(new), Some(old)) = (&new.spec, &old.spec) {
+            let addressed = |spec: &ServiceSpec| or_empty(&spec.type_) != "ExternalName";
+            if addressed(new) && addressed(old) {
+                let first = |spec: &ServiceSpec| items(&spec.cluster_ips).first().cloned();
+                if first(old).is_some() && first(new) != first(old) {
+                    errors.invalid("spec.clusterIPs[0]", items(&new.cluster_ips), "may not change once set");
+                }
+            }
+            if or_empty(&new.type_) == "LoadBalancer"
+                && or_empty(&old.type_) == "LoadBalancer"
+                && new.load_balancer_class != old.load_balancer_class
+            {
+                errors.invalid("spec.loadBalancerClass", &new.load_balancer_class, "may not change once set");
+            }
+        }
+        errors.extend(self.validate_create(new));
+        errors
+    }
+
+    fn name_rule(&self) -> NameRule {
+        NameRule::Label
+    }
+
+    fn selectable_fields(&self) -> &'static [SelectableField] {
+        const {
+            &[
+                SelectableField::new("spec.clusterIP", &["spec", "clusterIP"]),
+                SelectableField::new("spec.type", &["spec", "type"]),
+            ]
+        }
+    }
+
+    fn warnings(&self, service: &Service, _: Option<&Service>) -> Vec<String> {
+        let distribution = service.spec.as_ref().and_then(|spec| text(&spec.traffic_distribution));
+        let is_old = distribution == Some("PreferClose");
+        let warning = r#"spec.trafficDistribution: "PreferClose" is deprecated; use "PreferSameZone""#;
+        is_old.then(|| warning.to_owned()).into_iter().collect()
+    }
+
+    fn columns(&self) -> &'static [Column] {
+        COLUMNS
+    }
+
+    fn cells(&self, service: &Service, now: Timestamp) -> Vec<Value> {
+        let spec = service.spec.clone().unwrap_or_default();
+        let address = items(&spec.cluster_ips).first().cloned().or_else(|| spec.cluster_ip.clone());
+        let ports: Vec<String> = items(&spec.ports)
+            .iter()
+            .map(|port| match port.node_port.unwrap_or(0) {
+                0 => format!("{}/{}", port.port, or_empty(&port.protocol)),
+                node_port => format!("{}:{node_port}/{}", port.port, or_empty(&port.protocol)),
+            })
+            .collect();
+        vec![
+            cells::name(&service.metadata),
+            json!(or_empty(&spec.type_)),
+            cells::or_none(&address),
+            json!(external_address(service, &spec)),
+            cells::joined(&ports),
+            cells::age(&service.metadata, now),
+            cells::labels(spec.selector.as_ref()),
+        ]
+    }
+}
+
+fn external_address(service: &Service, spec: &ServiceSpec) -> String {
+    let external = items(&spec.external_ips);
+    match or_empty(&spec.type_) {
+        "ExternalName" => or_empty(&spec.external_name).to_owned(),
+        "LoadBalancer" => {
+            let balancer = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
+            let mut addresses: Vec<String> = balancer
+                .map(|balancer| items(&balancer.ingress))
+                .unwrap_or_default()
+                .iter()
+                .filter_map(|ingress| text(&ingress.ip).or(text(&ingress.hostname)).map(str::to_owned))
+                .collect();
+            addresses.extend_from_slice(external);
+            if addresses.is_empty() { "<pending>".to_owned() } else { addresses.join(",") }
+        }
+        "ClusterIP" | "NodePort" if external.is_empty() => "<none>".to_owned(),
+        "ClusterIP" | "NodePort" => external.join(","),
+        _ => "<unknown>".to_owned(),
+    }
+}
+
+/// Whether the service is reached from outside: it then has an external traffic policy.
+fn is_external(spec: &ServiceSpec) -> bool {
+    match or_empty(&spec.type_) {
+        "NodePort" | "LoadBalancer" => true,
+        "ClusterIP" => !items(&spec.external_ips).is_empty(),
+        _ => false,
+    }
+}
+
+fn has_node_ports(spec: &ServiceSpec) -> bool {
+    match or_empty(&spec.type_) {
+        "NodePort" => true,
+        "LoadBalancer" => spec.allocate_load_balancer_node_ports != Some(false),
+        _ => false,
+    }
+}
+
+fn same_policy(new: &ServiceSpec, old: &ServiceSpec) -> bool {
+    new.ip_family_policy.is_none() || new.ip_family_policy == old.ip_family_policy
+}
+
+fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &ServiceSpec) {
+    let kind = or_empty(&spec.type_);
+    let headless = spec.cluster_ip.as_deref() == Some("None");
+    let ports = items(&spec.ports);
+    if ports.is_empty() && !headless && kind != "ExternalName" {
+        errors.required(path.child("ports"), "");
+    }
+    match kind {
+        "LoadBalancer" if headless => {
+            errors.invalid(path.child("clusterIPs[0]"), "None", "may not be set to 'None' for LoadBalancer services")
+        }
+        "NodePort" if headless => {
+            errors.invalid(path.child("clusterIPs[0]"), "None", "may not be set to 'None' for NodePort services");
+        }
+        "ExternalName" => {
+            if text(&spec.cluster_ip).is_some() {
+                errors.forbidden(path.child("clusterIPs"), "may not be set for ExternalName services");
+            }
+            let name = or_empty(&spec.external_name);
+            let name = name.strip_suffix('.').unwrap_or(name);
+            if name.is_empty() {
+                errors.required(path.child("externalName"), "");
+            } else {
+                errors.invalid_each(path.child("externalName"), name, rules::dns1123_subdomain(name));
+            }
+        }
+        _ => {}
+    }
+    let mut names = BTreeSet::new();
+    for (i, port) in ports.iter().enumerate() {
+        let path = path.child("ports");
+        let path = path.index(i);
+        service_port(errors, &path, port, ports.len() > 1, &mut names);
+        if port.node_port.unwrap_or(0) != 0 && !matches!(kind, "NodePort" | "LoadBalancer") {
+            errors.forbidden(path.child("nodePort"), format!("may not be used when `type` is '{kind}'"));
+        }
+        let earlier = &ports[..i];
+        if earlier.iter().any(|other| other.port == port.port && other.protocol == port.protocol) {
+            let mut shown = serde_json::Map::new();
+            shown.insert("port".to_owned(), json!(port.port));
+            shown.insert("protocol".to_owned(), json!(port.protocol));
+            errors.duplicate(path, shown);
+        }
+    }
+    metadata::labels(errors, &path.child("selector"), spec.selector.as_ref());
+    one_of(errors, &path.child("sessionAffinity"), &spec.session_affinity, &["ClientIP", "None"]);
+    if let Some(timeout) =
+        spec.session_affinity_config.as_ref().and_then(|config| config.client_ip.as_ref()?.timeout_seconds)
+        && !(1..=86_400).contains(&timeout)
+    {
+        errors.invalid(
+            path.child("sessionAffinityConfig.clientIP.timeoutSeconds"),
+            timeout,
+            "must be greater than 0 and less than 86400",
+        );
+    }
+    if !TYPES.contains(&kind) {
+        errors.not_supported(path.child("type"), kind, TYPES);
+    }
+    addresses(errors, path, spec);
+    policies(errors, path, spec);
+}
+
+fn service_port(
+    errors: &mut FieldErrors,
+    path: &Path<'_>,
+    port: &ServicePort,
+    named: bool,
+    names: &mut BTreeSet<String>,
+) {
+    match text(&port.name) {
+        None if named => errors.required(path.child("name"), ""),
+        None => {}
+        Some(name) => {
+            errors.invalid_each(path.child("name"), name, rules::dns1123_label(name));
+            if !names.insert(name.to_owned()) {
+                errors.duplicate(path.child("name"), name);
+            }
+        }
+    }
+    errors.invalid_each(path.child("port"), port.port, rules::port_number(i64::from(port.port)));
+    one_of(errors, &path.child("protocol"), &port.protocol, &["SCTP", "TCP", "UDP"]);
+    if let Some(target) = &port.target_port {
+        super::pod_spec::probes::port(errors, &path.child("targetPort"), target);
+    }
+    if let Some(protocol) = &port.app_protocol {
+        errors.invalid_each(path.child("appProtocol"), protocol, rules::qualified_name(protocol));
+    }
+}
+
+fn addresses(errors: &mut FieldErrors, path: &Path<'_>, spec: &ServiceSpec) {
+    let given = items(&spec.cluster_ips);
+    let path_of = |name| path.child(name);
+    if or_empty(&spec.type_) != "ExternalName" {
+        match (text(&spec.cluster_ip), given) {
+            (Some(first), [other, ..]) if first != other => {
+                errors.invalid(path_of("clusterIPs"), given, "first value must match `clusterIP`");
+            }
+            (None, [_, ..]) => {
+                errors.invalid(path_of("clusterIPs"), given, "must be empty when `clusterIP` is not specified");
+            }
+            _ => {}
+        }
+        for (i, address) in given.iter().enumerate() {
+            if address == "None" {
+                if given.len() > 1 {
+                    errors.invalid(path_of("clusterIPs"), given, "'None' must be the first and only value");
+                }
+            } else {
+                ip(errors, &path_of("clusterIPs").index(i), address);
+            }
+        }
+        if given.len() > 2 {
+            errors.invalid(path_of("clusterIPs"), given, "may only hold up to 2 values");
+        }
+    }
+    let mut seen = BTreeSet::new();
+    for (i, family) in items(&spec.ip_families).iter().enumerate() {
+        let families = path.child("ipFamilies");
+        if !matches!(family.as_str(), "IPv4" | "IPv6") {
+            errors.not_supported(families.index(i), family, &["IPv4", "IPv6"]);
+        }
+        if !seen.insert(family.as_str()) {
+            errors.duplicate(families.index(i), family);
+        }
+    }
+    if let Some(policy) = text(&spec.ip_family_policy)
+        && !matches!(policy, "PreferDualStack" | "RequireDualStack" | "SingleStack")
+    {
+        errors.not_supported(
+            path.child("ipFamilyPolicy"),
+            policy,
+            &["PreferDualStack", "RequireDualStack", "SingleStack"],
+        );
+    }
+    for (i, address) in items(&spec.external_ips).iter().enumerate() {
+        let path = path.child("externalIPs");
+        crate::address::ordinary(errors, &path.index(i), address);
+    }
+}
+
+fn policies(errors: &mut FieldErrors, path: &Path<'_>, spec: &ServiceSpec) {
+    let kind = or_empty(&spec.type_);
+    let external_path = path.child("externalTrafficPolicy");
+    if is_external(spec) {
+        one_of(errors, &external_path, &spec.external_traffic_policy, &["Cluster", "Local"]);
+    } else if let Some(policy) = text(&spec.external_traffic_policy) {
+        errors.invalid(external_path, policy, "may only be set for externally-accessible services");
+    }
+    let needs_check = kind == "LoadBalancer" && spec.external_traffic_policy.as_deref() == Some("Local");
+    if let Some(port) = spec.health_check_node_port.filter(|&port| port != 0)
+        && !needs_check
+    {
+        errors.invalid(
+            path.child("healthCheckNodePort"),
+            port,
+            "may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'",
+        );
+    }
+    if kind != "ExternalName" {
+        one_of(errors, &path.child("internalTrafficPolicy"), &spec.internal_traffic_policy, &["Cluster", "Local"]);
+    }
+    if kind != "LoadBalancer" {
+        if spec.allocate_load_balancer_node_ports.is_some() {
+            errors.forbidden(
+                path.child("allocateLoadBalancerNodePorts"),
+                "may only be used when `type` is 'LoadBalancer'",
+            );
+        }
+        if spec.load_balancer_class.is_some() {
+            errors.forbidden(path.child("loadBalancerClass"), "may only be used when `type` is 'LoadBalancer'");
+        }
+        if !items(&spec.load_balancer_source_ranges).is_empty() {
+            errors.forbidden(path.child("LoadBalancerSourceRanges"), "may only be used when `type` is 'LoadBalancer'");
+        }
+    }
+    if let Some(distribution) = text(&spec.traffic_distribution)
+        && !matches!(distribution, "PreferClose" | "PreferSameZone" | "PreferSameNode")
+    {
+        errors.not_supported(
+            path.child("trafficDistribution"),
+            distribution,
+            &["PreferClose", "PreferSameNode", "PreferSameZone"],
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn service(spec: Value) -> Service {
+        let mut object: Service = serde_json::from_value(json!({"metadata": {"name": "a"}, "spec": spec})).unwrap();
+        ServiceStrategy.apply_defaults(&mut object);
+        object
+    }
+
+    #[test]
+    fn defaults_are_upstreams() {
+        let object = service(json!({"ports": [{"port": 80}], "selector": {"app": "web"}}));
+        assert_eq!(
+            serde_json::to_value(object.spec).unwrap(),
+            json!({
+                "ports": [{"port": 80, "protocol": "TCP", "targetPort": 80}], "selector": {"app": "web"},
+                "type": "ClusterIP", "sessionAffinity": "None", "internalTrafficPolicy": "Cluster",
+            })
+        );
+    }
+
+    #[test]
+    fn validation_speaks_like_upstream() {
+        for (spec, expected) in [
+            (json!({"ports": [{"port": 80}]}), "[]"),
+            (json!({}), "spec.ports: Required value"),
+            (json!({"clusterIP": "None"}), "[]"),
+            (
+                json!({"type": "X", "ports": [{"port": 80}]}),
+                "spec.type: Unsupported value: \"X\": supported values: \"ClusterIP\", \"ExternalName\", \"LoadBalancer\", \"NodePort\"",
+            ),
+            (json!({"ports": [{"port": 80}, {"port": 81, "name": "b"}]}), "spec.ports[0].name: Required value"),
+            (json!({"type": "ExternalName"}), "spec.externalName: Required value"),
+            (
+                json!({"ports": [{"port": 80, "nodePort": 30000}]}),
+                "spec.ports[0].nodePort: Forbidden: may not be used when `type` is 'ClusterIP'",
+            ),
+        ] {
+            let errors = ServiceStrategy.validate_create(&service(spec));
+            let errors: Vec<String> =
+                errors.iter().map(ToString::to_string).filter(|e| !e.contains("internalTrafficPolicy")).collect();
+            let shown = if errors.len() == 1 { errors[0].clone() } else { format!("[{}]", errors.join(", ")) };
+            assert_eq!(shown, expected);
+        }
+    }
+
+    #[test]
+    fn deprecated_distributions_are_named() {
+        let warned = |distribution: &str| {
+            let service = service(json!({"ports": [{"port": 80}], "trafficDistribution": distribution}));
+            ServiceStrategy.warnings(&service, None)
+        };
+        let expected = r#"spec.trafficDistribution: "PreferClose" is deprecated; use "PreferSameZone""#;
+        assert_eq!(warned("PreferClose"), [expected]);
+        assert!(warned("PreferSameZone").is_empty());
+    }
+
+    #[test]
+    fn updates_keep_addresses_and_node_ports() {
+        let old = service(json!({"type": "NodePort", "clusterIP": "10.43.0.9", "clusterIPs": ["10.43.0.9"],
+            "ports": [{"port": 80, "nodePort": 30000}]}));
+        let mut new = service(json!({"type": "NodePort", "ports": [{"port": 80}]}));
+        let user = api::UserInfo::anonymous();
+        let call = Call { user: &user, now: Timestamp::UNIX_EPOCH };
+        ServiceStrategy.prepare_for_update(&call, &mut new, &old);
+        assert_eq!(new.spec, old.spec);
+        let moved = service(
+            json!({"clusterIP": "10.43.0.8", "clusterIPs": ["10.43.0.8"], "type": "NodePort", "ports": [{"port": 80}]}),
+        );
+        assert_eq!(
+            ServiceStrategy.validate_update(&moved, &old).to_string(),
+            "spec.clusterIPs[0]: Invalid value: [\"10.43.0.8\"]: may not change once set"
+        );
+    }
+}

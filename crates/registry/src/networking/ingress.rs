@@ -1,0 +1,205 @@
+//! Ingress: HTTP from outside to services, by host and path.
+
+use api::field::{FieldErrors, Path};
+use api::validation;
+use jiff::Timestamp;
+use k8s_openapi::api::networking::v1::{HTTPIngressPath, Ingress, IngressBackend, IngressSpec};
+use serde_json::{Value, json};
+
+use crate::column::Column;
+use crate::unset::{items, text};
+use crate::{Strategy, cells};
+
+pub struct IngressStrategy;
+
+const COLUMNS: &[Column] = &[
+    Column::NAME,
+    Column::string("Class", "Which controller serves it."),
+    Column::string("Hosts", "Hosts it answers for."),
+    Column::string("Address", "Where it is reached."),
+    Column::string("Ports", "Ports it listens on."),
+    Column::AGE,
+];
+
+impl Strategy for IngressStrategy {
+    type Object = Ingress;
+    const COUNTS_GENERATIONS: bool = true;
+
+    fn validate_create(&self, ingress: &Ingress) -> FieldErrors {
+        let mut errors = FieldErrors::default();
+        let spec = ingress.spec.clone().unwrap_or_default();
+        validate_spec(&mut errors, &Path::new("spec"), &spec);
+        let annotation = ingress.metadata.annotations.as_ref().and_then(|all| all.get("kubernetes.io/ingress.class"));
+        if let (Some(annotation), Some(class)) = (annotation, &spec.ingress_class_name)
+            && annotation != class
+        {
+            errors.invalid(
+                "annotations.kubernetes.io/ingress.class",
+                annotation,
+                "must match `ingressClassName` when both are specified",
+            );
+        }
+        errors
+    }
+
+    fn validate_update(&self, new: &Ingress, _: &Ingress) -> FieldErrors {
+        let mut errors = FieldErrors::default();
+        validate_spec(&mut errors, &Path::new("spec"), &new.spec.clone().unwrap_or_default());
+        errors
+    }
+
+    fn columns(&self) -> &'static [Column] {
+        COLUMNS
+    }
+
+    fn cells(&self, ingress: &Ingress, now: Timestamp) -> Vec<Value> {
+        const SHOWN: usize = 3;
+        let spec = ingress.spec.clone().unwrap_or_default();
+        let hosts: Vec<&str> = items(&spec.rules).iter().filter_map(|rule| text(&rule.host)).collect();
+        let hosts = match hosts.len() {
+            0 => "*".to_owned(),
+            n if n > SHOWN => format!("{} + {} more...", hosts[..SHOWN].join(","), n - SHOWN),
+            _ => hosts.join(","),
+        };
+        let balancer = ingress.status.as_ref().and_then(|status| status.load_balancer.as_ref());
+        let addresses: Vec<&str> = balancer
+            .map(|balancer| items(&balancer.ingress))
+            .unwrap_or_default()
+            .iter()
+            .filter_map(|point| text(&point.ip).or(text(&point.hostname)))
+            .collect();
+        vec![
+            cells::name(&ingress.metadata),
+            cells::or_none(&spec.ingress_class_name),
+            json!(hosts),
+            json!(addresses.join(",")),
+            json!(if items(&spec.tls).is_empty() { "80" } else { "80, 443" }),
+            cells::age(&ingress.metadata, now),
+        ]
+    }
+}
+
+fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &IngressSpec) {
+    let rules = items(&spec.rules);
+    if rules.is_empty() && spec.default_backend.is_none() {
+        errors.invalid(path, rules, "either `defaultBackend` or `rules` must be specified");
+    }
+    if let Some(default) = &spec.default_backend {
+        backend(errors, &path.child("defaultBackend"), default);
+    }
+    for (i, rule) in rules.iter().enumerate() {
+        let path = path.child("rules");
+        let path = path.index(i);
+        if let Some(host) = text(&rule.host) {
+            host_name(errors, &path.child("host"), host);
+        }
+        if let Some(http) = &rule.http {
+            let path = path.child("http.paths");
+            if http.paths.is_empty() {
+                errors.required(path, "");
+            }
+            for (i, entry) in http.paths.iter().enumerate() {
+                http_path(errors, &path.index(i), entry);
+            }
+        }
+    }
+    for (i, tls) in items(&spec.tls).iter().enumerate() {
+        for (j, host) in items(&tls.hosts).iter().enumerate() {
+            let messages = if host.contains('*') {
+                validation::wildcard_dns1123_subdomain(host)
+            } else {
+                validation::dns1123_subdomain(host)
+            };
+            let path = path.child("tls");
+            let path = path.index(i);
+            errors.invalid_each(path.child("hosts").index(j), host, messages);
+        }
+        if let Some(secret) = text(&tls.secret_name) {
+            let path = path.child("tls");
+            errors.invalid_each(path.index(i).child("secretName"), secret, validation::dns1123_subdomain(secret));
+        }
+    }
+    if let Some(class) = &spec.ingress_class_name {
+        errors.invalid_each(path.child("ingressClassName"), class, validation::dns1123_subdomain(class));
+    }
+}
+
+fn host_name(errors: &mut FieldErrors, path: &Path<'_>, host: &str) {
+    if host.parse::<std::net::IpAddr>().is_ok() {
+        errors.invalid(path, host, "must be a DNS name, not an IP address");
+    }
+    let messages = if host.contains('*') {
+        validation::wildcard_dns1123_subdomain(host)
+    } else {
+        validation::dns1123_subdomain(host)
+    };
+    errors.invalid_each(path, host, messages);
+}
+
+fn http_path(errors: &mut FieldErrors, path: &Path<'_>, entry: &HTTPIngressPath) {
+    let value = entry.path.as_deref().unwrap_or_default();
+    match entry.path_type.as_str() {
+        "" => {
+            errors.required(path.child("pathType"), "pathType must be specified");
+            return;
+        }
+        "Exact" | "Prefix" => {
+            if !value.starts_with('/') {
+                errors.invalid(path.child("path"), value, "must be an absolute path");
+            }
+            for sequence in ["//", "/./", "/../", "%2f", "%2F"] {
+                if value.contains(sequence) {
+                    errors.invalid(path.child("path"), value, format!("must not contain '{sequence}'"));
+                }
+            }
+            for suffix in ["/..", "/."] {
+                if value.ends_with(suffix) {
+                    errors.invalid(path.child("path"), value, format!("cannot end with '{suffix}'"));
+                }
+            }
+        }
+        "ImplementationSpecific" => {
+            if !value.is_empty() && !value.starts_with('/') {
+                errors.invalid(path.child("path"), value, "must be an absolute path");
+            }
+        }
+        other => {
+            errors.not_supported(path.child("pathType"), other, &["Exact", "ImplementationSpecific", "Prefix"]);
+        }
+    }
+    backend(errors, &path.child("backend"), &entry.backend);
+}
+
+fn backend(errors: &mut FieldErrors, path: &Path<'_>, backend: &IngressBackend) {
+    match (&backend.service, &backend.resource) {
+        (Some(_), Some(_)) => errors.invalid(path, "", "cannot set both resource and service backends"),
+        (None, None) => errors.invalid(path, "", "resource or service backend is required"),
+        (None, Some(_)) => {}
+        (Some(service), None) => {
+            if service.name.is_empty() {
+                errors.required(path.child("service.name"), "");
+            } else {
+                errors.invalid_each(
+                    path.child("service.name"),
+                    &service.name,
+                    validation::dns1123_label(&service.name),
+                );
+            }
+            let port = service.port.clone().unwrap_or_default();
+            match (text(&port.name), port.number.unwrap_or(0)) {
+                (Some(_), number) if number != 0 => {
+                    errors.invalid(path, "", "cannot set both port name & port number");
+                }
+                (Some(name), _) => {
+                    errors.invalid_each(path.child("service.port.name"), name, validation::port_name(name));
+                }
+                (None, 0) => errors.required(path, "port name or number is required"),
+                (None, number) => errors.invalid_each(
+                    path.child("service.port.number"),
+                    number,
+                    validation::port_number(i64::from(number)),
+                ),
+            }
+        }
+    }
+}

@@ -1,0 +1,399 @@
+//! The row of the resource table: everything the server derives routes, discovery, store keys and rights from.
+
+use std::borrow::Cow;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use api::{GroupKind, Status};
+use k8s_openapi::schemars::{JsonSchema, SchemaGenerator};
+use serde_json::Value;
+
+use super::object::Typed;
+use super::strategy::{AnyStrategy, Plain, Strategy};
+
+/// Text of a row: static for built-in resources, owned for custom ones.
+pub type Text = Cow<'static, str>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    Namespaced,
+    Cluster,
+}
+
+/// How requests for a resource are answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Serving {
+    /// Objects live in the store; the generic verbs serve them.
+    Stored,
+    /// A question answered at once, never stored (`POST` only).
+    Review(Review),
+    /// The old `bindings` resource: the same as `pods/binding`.
+    Binding,
+    /// `componentstatuses`: computed, read-only.
+    ComponentStatuses,
+    /// What nodes and pods use: measured, read-only.
+    Metrics(MetricsOf),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MetricsOf {
+    Nodes,
+    Pods,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Review {
+    Token,
+    SelfSubject,
+    SubjectAccess,
+    LocalSubjectAccess,
+    SelfSubjectAccess,
+    SelfSubjectRules,
+}
+
+pub const ALL_VERBS: &[&str] = &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
+const CREATE: &[&str] = &["create"];
+const READ_WRITE: &[&str] = &["get", "patch", "update"];
+const PROXY: &[&str] = &["create", "delete", "get", "patch", "update"];
+const CONNECT: &[&str] = &["create", "get"];
+
+/// What a subresource does. The verbs match on this, so a new one must choose its behaviour everywhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    Status,
+    Scale,
+    Binding,
+    Eviction,
+    Token,
+    Approval,
+    Finalize,
+    EphemeralContainers,
+    Resize,
+    Log,
+    Exec,
+    Attach,
+    PortForward,
+    Proxy,
+}
+
+#[derive(Clone, Debug)]
+pub struct Subresource {
+    pub name: &'static str,
+    pub action: Action,
+    pub verbs: &'static [&'static str],
+    /// Group, version, kind of the body when it is not the parent's.
+    pub kind: Option<(&'static str, &'static str, &'static str)>,
+}
+
+impl Action {
+    /// Adds the body of a subresource to an OpenAPI document, where it is not the parent or a stream.
+    pub fn describe(self, generator: &mut SchemaGenerator) -> Option<String> {
+        use k8s_openapi::api::{authentication, autoscaling, core, policy};
+        match self {
+            Action::Scale => Some(describe::<autoscaling::v1::Scale>(generator)),
+            Action::Binding => Some(describe::<core::v1::Binding>(generator)),
+            Action::Eviction => Some(describe::<policy::v1::Eviction>(generator)),
+            Action::Token => Some(describe::<authentication::v1::TokenRequest>(generator)),
+            _ => None,
+        }
+    }
+
+    /// The subresource as upstream describes it in discovery.
+    fn subresource(self) -> Subresource {
+        let (name, verbs, kind) = match self {
+            Action::Status => ("status", READ_WRITE, None),
+            Action::Scale => ("scale", READ_WRITE, Some(("autoscaling", "v1", "Scale"))),
+            Action::Binding => ("binding", CREATE, Some(("", "v1", "Binding"))),
+            Action::Eviction => ("eviction", CREATE, Some(("policy", "v1", "Eviction"))),
+            Action::Token => ("token", CREATE, Some(("authentication.k8s.io", "v1", "TokenRequest"))),
+            Action::Approval => ("approval", READ_WRITE, None),
+            Action::Finalize => ("finalize", &["update"][..], None),
+            Action::EphemeralContainers => ("ephemeralcontainers", READ_WRITE, None),
+            Action::Resize => ("resize", READ_WRITE, None),
+            Action::Log => ("log", &["get"][..], None),
+            Action::Exec => ("exec", CONNECT, Some(("", "v1", "PodExecOptions"))),
+            Action::Attach => ("attach", CONNECT, Some(("", "v1", "PodAttachOptions"))),
+            Action::PortForward => ("portforward", CONNECT, Some(("", "v1", "PodPortForwardOptions"))),
+            Action::Proxy => ("proxy", PROXY, None),
+        };
+        Subresource { name, action: self, verbs, kind }
+    }
+}
+
+/// Turns the stored form of an object into another served version and back. All of it works on JSON and also rewrites
+/// `apiVersion`.
+#[derive(Clone)]
+pub enum Conversion {
+    /// Between versions of a built-in kind. In memory its objects have the stored form.
+    Fixed { to_storage: fn(&mut Value), from_storage: fn(&mut Value) },
+    /// To a version of a custom kind, by its schema of today. In memory its objects have the form of their version.
+    Custom(Arc<crate::custom::Reader>),
+}
+
+impl Conversion {
+    pub fn to_storage(&self, value: &mut Value) {
+        match self {
+            Self::Fixed { to_storage, .. } => to_storage(value),
+            Self::Custom(_) => {}
+        }
+    }
+
+    pub fn from_storage(&self, value: &mut Value) {
+        match self {
+            Self::Fixed { from_storage, .. } => from_storage(value),
+            Self::Custom(reader) => reader.read(value),
+        }
+    }
+}
+
+/// Brings objects of a custom kind into another of its versions, where its definition names somebody who can.
+pub trait Converter: Send + Sync {
+    /// All objects at once, in the order given.
+    fn convert<'a>(&'a self, kind: &'a str, objects: Vec<Value>, wanted: &'a str) -> Converted<'a>;
+}
+
+/// The objects in the version that was wanted.
+pub type Converted<'a> = Pin<Box<dyn Future<Output = Result<Vec<Value>, Status>> + Send + 'a>>;
+
+/// Adds the type of a row to an OpenAPI document and returns its name there.
+pub type Describe = Arc<dyn Fn(&mut SchemaGenerator) -> String + Send + Sync>;
+
+fn describe<K: JsonSchema>(generator: &mut SchemaGenerator) -> String {
+    generator.subschema_for::<K>();
+    K::schema_name().into_owned()
+}
+
+pub struct Resource {
+    pub group: Text,
+    pub version: Text,
+    pub kind: Text,
+    pub plural: Text,
+    pub singular: Text,
+    pub short_names: Vec<Text>,
+    pub categories: Vec<Text>,
+    pub scope: Scope,
+    pub verbs: &'static [&'static str],
+    pub subresources: Vec<Subresource>,
+    pub serving: Serving,
+    /// Where objects live under `/registry/`: usually the plural, as upstream lays it out.
+    pub store_prefix: Text,
+    /// `apiVersion` of the stored form.
+    pub storage_version: Text,
+    /// Set when this row is not the stored version.
+    pub conversion: Option<Conversion>,
+    pub strategy: Arc<dyn AnyStrategy>,
+    pub describe: Describe,
+    /// Whether `metadata.initializers` is honoured; set for all rows when initializers are served.
+    pub initializers: bool,
+    /// A delete is answered with the object as it was last, not with a status.
+    pub returns_deleted: bool,
+    /// The kind of a list, where it is not that of its elements and `List`.
+    pub list_kind: Option<Text>,
+    /// Described by a CustomResourceDefinition.
+    pub is_custom: bool,
+    /// Where the parts of a Scale are, where that is not as in the kinds of `apps`.
+    pub scale: Option<crate::custom::ScalePaths>,
+    /// Asked for objects in other versions than the one they are stored in; set by the server, which can ask.
+    pub converter: Option<Arc<dyn Converter>>,
+}
+
+impl Resource {
+    /// A namespaced resource with all verbs and no rules of its own yet.
+    pub fn namespaced<K: Typed>(singular: &'static str) -> Self {
+        Self::new::<K>(Scope::Namespaced, K::URL_PATH_SEGMENT, singular, Plain::<K>::default(), Arc::new(describe::<K>))
+    }
+
+    /// A cluster-wide resource with all verbs and no rules of its own yet.
+    pub fn cluster<K: Typed>(singular: &'static str) -> Self {
+        Self::new::<K>(Scope::Cluster, K::URL_PATH_SEGMENT, singular, Plain::<K>::default(), Arc::new(describe::<K>))
+    }
+
+    /// A resource that is answered, not stored.
+    pub fn answered<K: k8s_openapi::Resource + JsonSchema + 'static>(
+        scope: Scope,
+        plural: &'static str,
+        singular: &'static str,
+        serving: Serving,
+    ) -> Self {
+        // The strategy is never asked: nothing of this resource is decoded through it.
+        let unused = Plain::<k8s_openapi::api::core::v1::ConfigMap>::default();
+        Self { verbs: CREATE, serving, ..Self::new::<K>(scope, plural, singular, unused, Arc::new(describe::<K>)) }
+    }
+
+    fn new<K: k8s_openapi::Resource>(
+        scope: Scope,
+        plural: &'static str,
+        singular: &'static str,
+        strategy: impl Strategy,
+        describe: Describe,
+    ) -> Self {
+        let gvk = [K::GROUP.into(), K::VERSION.into(), K::KIND.into()];
+        Self::row(gvk, [plural.into(), singular.into(), plural.into()], scope, Arc::new(strategy), describe)
+    }
+
+    /// A row for one version of a custom kind: group, version and kind; plural, singular and where objects are stored.
+    pub(crate) fn custom(
+        gvk: [String; 3],
+        names: [String; 3],
+        scope: Scope,
+        strategy: Arc<dyn AnyStrategy>,
+        describe: Describe,
+    ) -> Self {
+        let row = Self::row(gvk.map(Text::from), names.map(Text::from), scope, strategy, describe);
+        Self { is_custom: true, ..row }
+    }
+
+    fn row(
+        [group, version, kind]: [Text; 3],
+        [plural, singular, store_prefix]: [Text; 3],
+        scope: Scope,
+        strategy: Arc<dyn AnyStrategy>,
+        describe: Describe,
+    ) -> Self {
+        let storage_version = if group.is_empty() { version.clone() } else { Text::from(format!("{group}/{version}")) };
+        Self {
+            group,
+            version,
+            kind,
+            plural,
+            singular,
+            short_names: Vec::new(),
+            categories: Vec::new(),
+            scope,
+            verbs: ALL_VERBS,
+            subresources: Vec::new(),
+            serving: Serving::Stored,
+            store_prefix,
+            storage_version,
+            conversion: None,
+            strategy,
+            describe,
+            initializers: false,
+            returns_deleted: false,
+            list_kind: None,
+            is_custom: false,
+            scale: None,
+            converter: None,
+        }
+    }
+
+    pub fn short(mut self, names: &[&'static str]) -> Self {
+        self.short_names = names.iter().map(|name| Text::from(*name)).collect();
+        self
+    }
+
+    pub fn category(mut self, category: &'static str) -> Self {
+        self.categories.push(category.into());
+        self
+    }
+
+    pub fn verbs(mut self, verbs: &'static [&'static str]) -> Self {
+        self.verbs = verbs;
+        self
+    }
+
+    pub fn status(self) -> Self {
+        self.with(&[Action::Status])
+    }
+
+    /// Adds subresources; kept in alphabetical order, as discovery lists them.
+    pub fn with(mut self, actions: &[Action]) -> Self {
+        self.subresources.extend(actions.iter().map(|action| action.subresource()));
+        self.subresources.sort_by_key(|subresource| subresource.name);
+        self
+    }
+
+    /// Names the kind of the `proxy` body, which upstream calls `<parent>ProxyOptions`.
+    pub fn proxy_options(mut self, kind: &'static str) -> Self {
+        for subresource in &mut self.subresources {
+            if subresource.action == Action::Proxy {
+                subresource.kind = Some(("", "v1", kind));
+            }
+        }
+        self
+    }
+
+    pub fn stored_under(mut self, prefix: &'static str) -> Self {
+        self.store_prefix = prefix.into();
+        self
+    }
+
+    pub fn returns_deleted(mut self) -> Self {
+        self.returns_deleted = true;
+        self
+    }
+
+    /// Replaces the do-nothing strategy of a new row.
+    pub fn strategy(mut self, strategy: impl Strategy) -> Self {
+        self.strategy = Arc::new(strategy);
+        self
+    }
+
+    /// The same resource in another version, converted to and from this one, the stored version.
+    pub fn also_as<K: k8s_openapi::Resource + JsonSchema + 'static>(&self, conversion: Conversion) -> Self {
+        Self {
+            group: K::GROUP.into(),
+            version: K::VERSION.into(),
+            kind: self.kind.clone(),
+            plural: self.plural.clone(),
+            singular: self.singular.clone(),
+            short_names: self.short_names.clone(),
+            categories: self.categories.clone(),
+            scope: self.scope,
+            verbs: self.verbs,
+            subresources: self.subresources.clone(),
+            serving: self.serving,
+            store_prefix: self.store_prefix.clone(),
+            storage_version: self.storage_version.clone(),
+            conversion: Some(conversion),
+            strategy: self.strategy.clone(),
+            describe: Arc::new(describe::<K>),
+            initializers: self.initializers,
+            returns_deleted: self.returns_deleted,
+            list_kind: self.list_kind.clone(),
+            is_custom: self.is_custom,
+            scale: self.scale.clone(),
+            converter: self.converter.clone(),
+        }
+    }
+
+    /// The kind of a list of these objects.
+    pub fn list_kind(&self) -> String {
+        self.list_kind.as_ref().map_or_else(|| format!("{}List", self.kind), ToString::to_string)
+    }
+
+    /// `v1` or `apps/v1`.
+    pub fn api_version(&self) -> String {
+        if self.group.is_empty() { self.version.to_string() } else { [&*self.group, "/", &*self.version].concat() }
+    }
+
+    /// `deployments.apps`, as error messages name a resource.
+    pub fn group_resource(&self) -> String {
+        if self.group.is_empty() { self.plural.to_string() } else { format!("{}.{}", self.plural, self.group) }
+    }
+
+    pub fn group_kind(&self) -> GroupKind {
+        GroupKind { group: self.group.clone(), kind: self.kind.clone() }
+    }
+
+    pub fn is_namespaced(&self) -> bool {
+        self.scope == Scope::Namespaced
+    }
+
+    pub fn has_verb(&self, verb: &str) -> bool {
+        self.verbs.contains(&verb)
+    }
+
+    pub fn subresource(&self, name: &str) -> Option<&Subresource> {
+        self.subresources.iter().find(|subresource| subresource.name == name)
+    }
+
+    pub fn has_status(&self) -> bool {
+        self.subresource("status").is_some()
+    }
+
+    /// Served without `--runtime-config`: stable versions are, alpha and beta are not (v1.24 and later).
+    pub fn is_default(&self) -> bool {
+        !self.version.contains("alpha") && !self.version.contains("beta")
+    }
+}

@@ -1,0 +1,108 @@
+//! CSIDriver: what a storage driver can do and needs.
+
+use api::field::FieldErrors;
+use jiff::Timestamp;
+use k8s_openapi::api::storage::v1::CSIDriver;
+use serde_json::{Value, json};
+
+use crate::column::Column;
+use crate::unset::{items, set_text};
+use crate::{Call, Strategy, cells};
+
+pub struct CsiDriverStrategy;
+
+const fn boolean(name: &'static str, description: &'static str) -> Column {
+    Column { r#type: "boolean", ..Column::string(name, description) }
+}
+
+const COLUMNS: &[Column] = &[
+    Column::NAME,
+    boolean("AttachRequired", "Whether volumes are attached first."),
+    boolean("PodInfoOnMount", "Whether the driver is told about the pod."),
+    boolean("StorageCapacity", "Whether the driver publishes its capacity."),
+    Column::string("TokenRequests", "Tokens the driver wants."),
+    boolean("RequiresRepublish", "Whether volumes are published again and again."),
+    Column::string("Modes", "Which lives of volumes it supports."),
+    Column::AGE,
+];
+
+impl Strategy for CsiDriverStrategy {
+    type Object = CSIDriver;
+    const UNCONDITIONAL_UPDATE: bool = false;
+
+    fn apply_defaults(&self, driver: &mut CSIDriver) {
+        let spec = &mut driver.spec;
+        spec.attach_required.get_or_insert(true);
+        spec.pod_info_on_mount.get_or_insert(false);
+        spec.storage_capacity.get_or_insert(false);
+        spec.requires_republish.get_or_insert(false);
+        spec.se_linux_mount.get_or_insert(false);
+        set_text(&mut spec.fs_group_policy, "ReadWriteOnceWithFSType");
+        if items(&spec.volume_lifecycle_modes).is_empty() {
+            spec.volume_lifecycle_modes = Some(vec!["Persistent".to_owned()]);
+        }
+    }
+
+    /// Counts changes, and nothing before the first one.
+    fn prepare_for_update(&self, _: &Call<'_>, new: &mut CSIDriver, old: &CSIDriver) {
+        let generation = old.metadata.generation;
+        new.metadata.generation = match new.spec == old.spec {
+            true => generation,
+            false => Some(generation.unwrap_or(0) + 1),
+        };
+    }
+
+    fn validate_create(&self, driver: &CSIDriver) -> FieldErrors {
+        let mut errors = FieldErrors::default();
+        let policy = driver.spec.fs_group_policy.as_deref().unwrap_or_default();
+        if !matches!(policy, "File" | "None" | "ReadWriteOnceWithFSType") {
+            errors.not_supported("spec.fsGroupPolicy", policy, &["File", "None", "ReadWriteOnceWithFSType"]);
+        }
+        for mode in items(&driver.spec.volume_lifecycle_modes) {
+            if !matches!(mode.as_str(), "Ephemeral" | "Persistent") {
+                errors.not_supported("spec.volumeLifecycleModes", mode, &["Ephemeral", "Persistent"]);
+            }
+        }
+        let mut audiences = std::collections::BTreeSet::new();
+        for (i, request) in items(&driver.spec.token_requests).iter().enumerate() {
+            if !audiences.insert(request.audience.as_str()) {
+                errors.duplicate(format!("spec.tokenRequests[{i}].audience"), &request.audience);
+            }
+            if let Some(seconds) = request.expiration_seconds.filter(|&seconds| seconds < 600) {
+                errors.invalid(
+                    format!("spec.tokenRequests[{i}].expirationSeconds"),
+                    seconds,
+                    "may not specify a duration less than 10 minutes",
+                );
+            }
+        }
+        errors
+    }
+
+    fn validate_update(&self, new: &CSIDriver, old: &CSIDriver) -> FieldErrors {
+        let mut errors = self.validate_create(new);
+        let (new, old) = (&new.spec, &old.spec);
+        errors.immutable("spec.attachedRequired", &new.attach_required, &old.attach_required);
+        errors.immutable("spec.volumeLifecycleModes", &new.volume_lifecycle_modes, &old.volume_lifecycle_modes);
+        errors
+    }
+
+    fn columns(&self) -> &'static [Column] {
+        COLUMNS
+    }
+
+    fn cells(&self, driver: &CSIDriver, now: Timestamp) -> Vec<Value> {
+        let spec = &driver.spec;
+        let tokens: Vec<String> = items(&spec.token_requests).iter().map(|request| request.audience.clone()).collect();
+        vec![
+            cells::name(&driver.metadata),
+            json!(spec.attach_required.unwrap_or(true)),
+            json!(spec.pod_info_on_mount.unwrap_or(false)),
+            json!(spec.storage_capacity.unwrap_or(false)),
+            json!(if tokens.is_empty() { "<unset>".to_owned() } else { tokens.join(",") }),
+            json!(spec.requires_republish.unwrap_or(false)),
+            cells::joined(items(&spec.volume_lifecycle_modes)),
+            cells::age(&driver.metadata, now),
+        ]
+    }
+}
