@@ -7,10 +7,11 @@ use std::time::Duration;
 use anyhow::Context;
 use registry::RuntimeConfig;
 
-use crate::allocation::Cidr;
-use crate::audit::{Batching, LogConfig, Mode, Truncation};
-use crate::authz::{FailurePolicy, WebhookConfig};
-use crate::config::{AuditConfig, Authorizer, Config, DEFAULT_ISSUER, OidcConfig, Storage, TokenWebhookConfig};
+use crate::cidr::Cidr;
+use crate::config::{
+    AuditConfig, Authorizer, Batching, Config, DEFAULT_ISSUER, FailurePolicy, LogConfig, Mode, OidcConfig, Storage,
+    TokenWebhookConfig, Truncation, WebhookConfig,
+};
 
 /// `cox apiserver`: upstream's flags, and `--data-dir` for the embedded store.
 #[derive(Clone, Debug, clap::Args)]

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use futures_util::Stream;
+use http::{HeaderValue, Response, StatusCode, header};
 use http_body::{Body as _, Frame};
 use http_body_util::{BodyExt, Full, StreamBody};
 
@@ -103,4 +104,14 @@ pub(crate) fn guarded<G: Send + 'static>(body: Body, guard: G) -> Body {
         Poll::Ready(frame)
     });
     StreamBody::new(frames).boxed_unsync()
+}
+
+/// A whole answer.
+pub(crate) fn response(code: StatusCode, content_type: &'static str, body: Bytes) -> Response<Body> {
+    let mut response = Response::new(full(body));
+    *response.status_mut() = code;
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
+    response
 }

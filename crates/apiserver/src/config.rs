@@ -7,9 +7,7 @@ use std::time::Duration;
 
 use registry::RuntimeConfig;
 
-use crate::allocation::Cidr;
-use crate::audit::{LogConfig, Mode, Truncation};
-use crate::authz::WebhookConfig;
+use crate::cidr::Cidr;
 
 /// Everything [`Server::new`](crate::Server::new) needs. Start from [`Config::new`] and set what differs.
 #[derive(Clone)]
@@ -124,6 +122,27 @@ impl std::str::FromStr for Authorizer {
     }
 }
 
+/// How to ask an authorization webhook, and what to make of the answers.
+#[derive(Clone, Debug)]
+pub struct WebhookConfig {
+    pub name: String,
+    /// A kubeconfig file that names the server and our credentials for it.
+    pub config_file: PathBuf,
+    /// `v1` or `v1beta1`.
+    pub version: String,
+    pub authorized_ttl: Duration,
+    pub unauthorized_ttl: Duration,
+    pub timeout: Duration,
+    pub failure_policy: FailurePolicy,
+}
+
+/// What no answer means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FailurePolicy {
+    NoOpinion,
+    Deny,
+}
+
 /// An OpenID Connect issuer whose ID tokens are accepted.
 #[derive(Clone, Debug)]
 pub struct OidcConfig {
@@ -176,6 +195,46 @@ pub struct AuditConfig {
     /// A kubeconfig file that names the collector.
     pub webhook: Option<(PathBuf, Mode)>,
     pub webhook_truncation: Option<Truncation>,
+}
+
+/// Where the audit log is written and how much of it is kept; zeros mean no limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogConfig {
+    /// `-` is standard output.
+    pub path: PathBuf,
+    pub max_age: Duration,
+    pub max_backups: usize,
+    pub max_bytes: u64,
+}
+
+/// When audit events are handed over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    Batch(Batching),
+    /// The request waits until its events are stored.
+    Blocking,
+    /// And fails if its first one cannot be.
+    BlockingStrict,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Batching {
+    pub buffer: usize,
+    pub max_size: usize,
+    pub max_wait: Duration,
+}
+
+impl Default for Batching {
+    fn default() -> Self {
+        Self { buffer: 10_000, max_size: 400, max_wait: Duration::from_secs(30) }
+    }
+}
+
+/// What one sink of audit events takes, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Truncation {
+    pub max_event: usize,
+    pub max_batch: usize,
 }
 
 pub(crate) const DEFAULT_ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
@@ -246,19 +305,6 @@ impl Config {
         }
     }
 
-    /// What whoever starts a server like this should know.
-    pub(crate) fn warnings(&self) -> Vec<&'static str> {
-        let restricts_nodes = crate::admission::is_enabled(
-            "NodeRestriction",
-            &self.enable_admission_plugins,
-            &self.disable_admission_plugins,
-        );
-        let knows_nodes = self.authorizers.iter().any(|authorizer| matches!(authorizer, Authorizer::Node));
-        let unrestricted = "authorization mode Node without the NodeRestriction admission plug-in: \
-                            the credential of one node can change every node and every pod";
-        if knows_nodes && !restricts_nodes { vec![unrestricted] } else { Vec::new() }
-    }
-
     /// `<address>:<port>` as discovery tells clients.
     pub(crate) fn advertised(&self) -> String {
         let address = self.advertise_address.unwrap_or(self.bind.ip());
@@ -267,22 +313,5 @@ impl Config {
 
     pub(crate) fn audiences(&self) -> Vec<String> {
         if self.api_audiences.is_empty() { self.service_account_issuers.clone() } else { self.api_audiences.clone() }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn security_nodes_without_restrictions_are_warned_of() {
-        let mut config = Config::new(Storage::Embedded("/nowhere".into()));
-        let warns = |config: &Config| config.warnings().iter().any(|warning| warning.contains("NodeRestriction"));
-        config.authorizers = vec![Authorizer::Rbac];
-        assert!(!warns(&config));
-        config.authorizers.push(Authorizer::Node);
-        assert!(warns(&config));
-        config.enable_admission_plugins = vec!["NodeRestriction".to_owned()];
-        assert!(!warns(&config));
     }
 }

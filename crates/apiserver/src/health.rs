@@ -6,10 +6,11 @@ use api::Status;
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
 
+use crate::accept::encode;
 use crate::body::Body;
-use crate::chain::RequestInfo;
+use crate::body::response;
+use crate::request_info::RequestInfo;
 use crate::state::{Operation, State};
-use crate::verbs::{encode, response};
 
 /// What a hook may still be waiting for while requests are answered.
 enum Awaited {

@@ -6,10 +6,12 @@
 // A `Status` is the answer itself: it is moved out once, to the client.
 #![allow(clippy::result_large_err)]
 
+mod accept;
 mod admission;
 mod aggregation;
 mod allocation;
 mod answers;
+mod api_services;
 mod args;
 mod audit;
 mod authn;
@@ -17,33 +19,47 @@ mod authz;
 mod body;
 mod bootstrap;
 mod chain;
+mod cidr;
+mod cluster;
 mod config;
+mod cors;
 mod custom;
+mod delete_options;
 mod discovery;
+mod endpoints;
+mod event_leases;
 mod expiring;
 mod flow_control;
 mod health;
+mod in_flight;
 mod initializers;
 mod integrity;
 mod json;
+mod loopback;
 mod metrics;
+mod node_usage;
 mod protobuf;
 mod remote;
+mod request_info;
 mod resource_metrics;
 mod server;
 mod server_leases;
+mod stamp;
 mod state;
 mod status;
 mod verbs;
+mod versions;
 mod walk;
 mod watch_cache;
 
-pub use allocation::Cidr;
 pub use args::Args;
-pub use audit::{Batching, LogConfig, Mode, Truncation};
-pub use authz::{Attributes, FailurePolicy, WebhookConfig};
+pub use authz::Attributes;
 pub use body::{Body, BodyError};
-pub use config::{AuditConfig, Authorizer, Config, OidcConfig, Storage, TokenWebhookConfig};
+pub use cidr::Cidr;
+pub use config::{
+    AuditConfig, Authorizer, Batching, Config, FailurePolicy, LogConfig, Mode, OidcConfig, Storage, TokenWebhookConfig,
+    Truncation, WebhookConfig,
+};
 pub use registry::RuntimeConfig;
 pub use server::{Handler, Server};
 

@@ -1,17 +1,13 @@
 //! `/metrics` in the Prometheus text format, under upstream's names: what requests came to, and what other rooms count.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fmt::Write;
-use std::sync::Arc;
 use std::time::Duration;
 
 use ::metrics::{Counter, Gauge, Histogram, Metrics};
 use http::StatusCode;
 use parking_lot::RwLock;
-use registry::Resource;
 
-use crate::chain::RequestInfo;
-use crate::state::State;
+use crate::request_info::RequestInfo;
 
 const DURATION_BOUNDS: [f64; 23] = [
     0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0,
@@ -162,24 +158,6 @@ impl RequestMetrics {
             durations: (!labels.long_running).then(durations),
         }
     }
-}
-
-pub(crate) fn render(state: &State) -> String {
-    let mut out = state.metrics.all.render();
-    state.admission.render_metrics(&mut out);
-    crate::aggregation::render_metrics(state, &mut out);
-    out.push_str("# TYPE apiserver_audit_error_total counter\n");
-    let _ = writeln!(out, "apiserver_audit_error_total {}", crate::audit::dropped());
-    out.push_str("# TYPE apiserver_storage_objects gauge\n");
-    let table = state.registry.table();
-    let is_stored = |row: &&Arc<Resource>| row.api_version() == row.storage_version;
-    for row in table.rows().iter().filter(is_stored) {
-        if let Some(cache) = state.caches.get(&row.store_prefix) {
-            let count = cache.snapshot().objects.len();
-            let _ = writeln!(out, "apiserver_storage_objects{{resource=\"{}\"}} {count}", row.group_resource());
-        }
-    }
-    out
 }
 
 #[cfg(test)]

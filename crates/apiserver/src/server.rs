@@ -25,14 +25,18 @@ use crate::audit::Audit;
 use crate::authn::{Authenticators, Peer, PeerCertificates, TokenIssuer};
 use crate::authz::Authorizers;
 use crate::body::{Body, RequestBody};
-use crate::chain::{self, Cors, InFlight};
+use crate::chain;
+use crate::cluster::Cluster;
 use crate::config::{Config, Storage};
+use crate::cors::Cors;
 use crate::discovery::Documents;
+use crate::event_leases::EventLeases;
 use crate::flow_control::FlowControl;
+use crate::in_flight::InFlight;
 use crate::metrics::RequestMetrics;
-use crate::remote::Services;
+use crate::remote::{KubeletClient, Services};
 use crate::state::State;
-use crate::verbs::{EventLeases, KubeletClient};
+use crate::verbs::Own;
 use crate::watch_cache;
 
 /// Open requests get this long to finish when the server stops.
@@ -70,7 +74,7 @@ impl Server {
         let listener = TcpListener::bind(config.bind).await.with_context(|| format!("listening on {}", config.bind))?;
         config.bind = listener.local_addr()?;
         let acceptor = acceptor(&config)?;
-        config.warnings().iter().for_each(|warning| tracing::warn!("{warning}"));
+        admission::warnings(&config).iter().for_each(|warning| tracing::warn!("{warning}"));
         let (mut audit_tasks, audit_stop) = (JoinSet::new(), CancellationToken::new());
         let audit = Audit::new(&config.audit, &mut audit_tasks, &audit_stop)?;
 
@@ -92,9 +96,18 @@ impl Server {
             false => (0, InFlight::new(mutating, read_only, config.max_long_running_requests)),
         };
         let metrics = RequestMetrics::new();
-        let state = State {
-            authn: Authenticators::new(&config)?,
+        let cluster = Cluster {
             authz: Authorizers::new(&config, &caches)?,
+            services: Services::new(&caches, config.enable_aggregator_routing),
+            stop: stop.clone(),
+            own: Default::default(),
+            registry,
+            caches,
+            config,
+        };
+        let config = &cluster.config;
+        let state = State {
+            authn: Authenticators::new(config)?,
             admission: admission::Chain::new(
                 &config.enable_admission_plugins,
                 &config.disable_admission_plugins,
@@ -105,9 +118,8 @@ impl Server {
             metrics,
             cors: Cors::new(&config.cors_allowed_origins)?,
             audit,
-            services: Services::new(&caches, config.enable_aggregator_routing),
-            kubelet: kubelet_client(&config)?,
-            documents: parking_lot::RwLock::new(Arc::new(Documents::new(registry.table(), Arc::new([])))),
+            kubelet: kubelet_client(config)?,
+            documents: parking_lot::RwLock::new(Arc::new(Documents::new(cluster.registry.table(), Arc::new([])))),
             definitions: Default::default(),
             aggregation: Default::default(),
             resource_metrics: Default::default(),
@@ -115,22 +127,20 @@ impl Server {
             trace: trace::Recorder::new(config.trace_bytes),
             bootstrapped: Default::default(),
             writes: Default::default(),
-            stop: stop.clone(),
             tokens,
-            registry,
-            caches,
-            config,
+            cluster: Arc::new(cluster),
         };
         let state = Arc::new(state);
+        drop(state.own.set(Box::new(Own(Arc::downgrade(&state)))));
         let mut housekeeping = JoinSet::new();
         housekeeping.spawn(crate::custom::run(state.clone()));
         housekeeping.spawn(crate::integrity::run(state.clone()));
         begin(&state, &mut housekeeping).await?;
-        housekeeping.spawn(crate::aggregation::local::run(state.clone()));
-        housekeeping.spawn(crate::aggregation::run(state.clone()));
-        housekeeping.spawn(crate::aggregation::trust::run(state.clone()));
-        housekeeping.spawn(crate::flow_control::run(state.clone()));
-        housekeeping.spawn(crate::admission::check_types(state.clone()));
+        housekeeping.spawn(crate::api_services::local::run(state.clone()));
+        housekeeping.spawn(crate::api_services::run(state.clone()));
+        housekeeping.spawn(crate::api_services::trust::run(state.clone()));
+        housekeeping.spawn(crate::bootstrap::flow_control::run(state.clone()));
+        housekeeping.spawn(crate::admission::check_types(state.cluster.clone()));
         Ok(Self { state, listener, acceptor, audit_tasks, audit_stop, dispatcher, housekeeping, stop })
     }
 
@@ -175,10 +185,10 @@ impl Server {
         let closing = CancellationToken::new();
         let mut connections = JoinSet::new();
         housekeeping.spawn(compact(state.clone()));
-        housekeeping.spawn(allocation::repair::run(state.clone(), inner.clone()));
+        housekeeping.spawn(allocation::repair::run(state.cluster.clone(), inner.clone()));
         let serving = stop.child_token();
         let leases = tokio::spawn(crate::server_leases::run(state.clone(), serving.clone()));
-        for task in state.admission.background(&state) {
+        for task in state.admission.background(&state.cluster) {
             housekeeping.spawn(task);
         }
         let outcome = loop {
@@ -274,7 +284,7 @@ const MAX_HISTORY: u64 = 128 << 20;
 /// same, so that it can be removed; until then it is not ready.
 async fn begin(state: &Arc<State>, housekeeping: &mut JoinSet<()>) -> anyhow::Result<()> {
     async fn once(state: &Arc<State>) -> anyhow::Result<()> {
-        let repaired = allocation::repair::once(state, &mut Default::default()).await;
+        let repaired = allocation::repair::once(&state.cluster, &mut Default::default()).await;
         crate::bootstrap::run(state).await.context("making the first objects")?;
         Ok(repaired?)
     }

@@ -6,57 +6,65 @@ use std::sync::Arc;
 use api::{GroupKind, GroupResource, Status, UserInfo};
 use bytes::Bytes;
 use jiff::Timestamp;
-use registry::{Registry, Resource};
-use serde::de::DeserializeOwned;
-use store::Store;
-use tokio_util::sync::CancellationToken;
+use registry::Resource;
 use tokio_util::task::TaskTracker;
 
 use crate::admission;
 use crate::authn;
-use crate::authz;
-use crate::config::Config;
-use crate::watch_cache::{Cache, Caches, Entry, ROOT, Unreadable};
+use crate::cluster::{Cluster, own_user};
+use crate::request_info::Warnings;
 
 pub(crate) struct State {
-    pub(crate) config: Config,
-    pub(crate) registry: Registry,
-    pub(crate) caches: Arc<Caches>,
+    pub(crate) cluster: Arc<Cluster>,
     pub(crate) authn: authn::Authenticators,
-    pub(crate) authz: authz::Authorizers,
     pub(crate) admission: admission::Chain,
     pub(crate) tokens: Option<authn::TokenIssuer>,
-    pub(crate) in_flight: crate::chain::InFlight,
+    pub(crate) in_flight: crate::in_flight::InFlight,
     pub(crate) flow_control: Arc<crate::flow_control::FlowControl>,
     pub(crate) metrics: crate::metrics::RequestMetrics,
-    pub(crate) cors: crate::chain::Cors,
+    pub(crate) cors: crate::cors::Cors,
     /// `None` if nothing is recorded.
     pub(crate) audit: Option<Arc<crate::audit::Audit>>,
-    pub(crate) services: crate::remote::Services,
-    pub(crate) kubelet: crate::verbs::KubeletClient,
+    pub(crate) kubelet: crate::remote::KubeletClient,
     pub(crate) documents: parking_lot::RwLock<Arc<crate::discovery::Documents>>,
-    pub(crate) definitions: crate::custom::Definitions,
+    /// Definitions of custom resources up to this revision have their rows; none until those of the start do.
+    pub(crate) definitions: tokio::sync::watch::Sender<Option<u64>>,
     pub(crate) aggregation: crate::aggregation::Aggregation,
-    pub(crate) resource_metrics: crate::resource_metrics::Sampler,
-    pub(crate) event_leases: crate::verbs::EventLeases,
+    pub(crate) resource_metrics: crate::node_usage::Sampler,
+    pub(crate) event_leases: crate::event_leases::EventLeases,
     /// The last spans of the cluster.
     pub(crate) trace: Arc<trace::Recorder>,
     pub(crate) bootstrapped: std::sync::atomic::AtomicBool,
     /// Writes that run to their end whatever happens to their clients.
     pub(crate) writes: TaskTracker,
-    /// Fires when the server stops; open watches end.
-    pub(crate) stop: CancellationToken,
+}
+
+impl std::ops::Deref for State {
+    type Target = Cluster;
+
+    fn deref(&self) -> &Cluster {
+        &self.cluster
+    }
 }
 
 impl State {
-    pub(crate) fn store(&self) -> &dyn Store {
-        &*self.caches.store
-    }
-
     /// The address of this server that pods can reach: never loopback or the wildcard, which mean something else to them.
     pub(crate) fn endpoint(&self) -> Option<IpAddr> {
         let address = self.config.advertise_address.unwrap_or(self.config.bind.ip());
         (!address.is_unspecified() && !address.is_loopback()).then_some(address)
+    }
+
+    /// What passing on a request to another server takes.
+    pub(crate) fn forwarding(&self) -> crate::aggregation::Forwarding<'_> {
+        let Cluster { services, config, stop, .. } = &*self.cluster;
+        crate::aggregation::Forwarding { aggregation: &self.aggregation, services, config, stop }
+    }
+
+    /// Makes the documents of discovery anew, when kinds or backends came or went.
+    pub(crate) fn publish(&self) {
+        let _publishing = self.aggregation.publishing.lock();
+        let documents = crate::discovery::Documents::new(self.registry.table(), self.aggregation.backends());
+        *self.documents.write() = Arc::new(documents);
     }
 
     /// Whether the objects that every cluster has are there.
@@ -66,44 +74,6 @@ impl State {
         } else {
             Err("not finished".to_owned())
         }
-    }
-
-    pub(crate) fn cache(&self, resource: &Resource) -> Result<Arc<Cache>, Status> {
-        self.caches
-            .get(&resource.store_prefix)
-            .ok_or_else(|| Status::internal(format!("no cache for {}", resource.store_prefix)))
-    }
-
-    /// See [`Caches::peek_entry`].
-    pub(crate) fn peek_entry(&self, prefix: &str, key: &str) -> Result<Option<Arc<Entry>>, Unreadable> {
-        self.caches.peek_entry(prefix, key)
-    }
-
-    /// As [`Self::peek_entry`], in its typed form.
-    pub(crate) fn peek<K: DeserializeOwned>(&self, prefix: &str, key: &str) -> Result<Option<K>, Unreadable> {
-        self.peek_entry(prefix, key)?.map(|entry| entry.decode()).transpose()
-    }
-
-    /// See [`Caches::peek_shared`].
-    pub(crate) fn peek_shared<K>(&self, prefix: &str, key: &str) -> Result<Option<Arc<K>>, Unreadable>
-    where
-        K: DeserializeOwned + Send + Sync + 'static,
-    {
-        self.caches.peek_shared(prefix, key)
-    }
-
-    /// All objects under a prefix, of one namespace if given.
-    pub(crate) fn peek_all<K: DeserializeOwned>(
-        &self,
-        prefix: &str,
-        namespace: Option<&str>,
-    ) -> Result<Vec<K>, Unreadable> {
-        let Some(cache) = self.caches.get(prefix) else { return Ok(Vec::new()) };
-        let snapshot = cache.snapshot();
-        if snapshot.objects.is_empty() {
-            return Ok(Vec::new());
-        }
-        snapshot.range(namespace, None).map(|entry| entry.decode()).collect()
     }
 }
 
@@ -116,7 +86,7 @@ pub(crate) fn own_operation(
     name: &str,
     subresource: &str,
 ) -> Operation {
-    let info = crate::chain::RequestInfo {
+    let info = crate::request_info::RequestInfo {
         is_resource: true,
         verb,
         group: resource.group.to_string(),
@@ -135,57 +105,25 @@ pub(crate) fn own_operation(
         method: http::Method::PUT,
         headers: http::HeaderMap::new(),
         body: Bytes::new(),
-        now: now(),
-        accept: crate::verbs::Accept::default(),
+        now: crate::stamp::now(),
+        accept: crate::accept::Accept::default(),
         warnings: Arc::default(),
     }
-}
-
-pub(crate) const OWN_USER: &str = "system:apiserver";
-
-/// The identity under which the server acts for itself.
-pub(crate) fn own_user() -> UserInfo {
-    UserInfo::new(OWN_USER, &[api::user::MASTERS, api::user::AUTHENTICATED])
-}
-
-/// The key of an object within its cache.
-pub(crate) fn inner_key(resource: &Resource, namespace: &str, name: &str) -> String {
-    if resource.is_namespaced() { [namespace, "/", name].concat() } else { name.to_owned() }
-}
-
-/// The key of an object in the store.
-pub(crate) fn store_key(resource: &Resource, inner: &str) -> String {
-    [ROOT, &resource.store_prefix, "/", inner].concat()
-}
-
-/// Now, in whole seconds: the precision of Kubernetes timestamps.
-pub(crate) fn now() -> Timestamp {
-    let now = Timestamp::now();
-    Timestamp::from_second(now.as_second()).unwrap_or(now)
-}
-
-/// A name that nothing else has. Made of what this thread has at hand: the system would have to be asked for each one.
-pub(crate) fn unique_id() -> String {
-    uuid::Builder::from_random_bytes(rand::random()).into_uuid().to_string()
-}
-
-pub(crate) fn group_resource(resource: &Resource) -> GroupResource {
-    GroupResource { group: resource.group.clone(), resource: resource.plural.clone() }
 }
 
 /// One request to one resource, past the chain: what the verbs work on.
 pub(crate) struct Operation {
     pub(crate) state: Arc<State>,
-    pub(crate) info: crate::chain::RequestInfo,
+    pub(crate) info: crate::request_info::RequestInfo,
     pub(crate) resource: Arc<Resource>,
     pub(crate) user: UserInfo,
     pub(crate) method: http::Method,
     pub(crate) headers: http::HeaderMap,
     pub(crate) body: Bytes,
     pub(crate) now: Timestamp,
-    pub(crate) accept: crate::verbs::Accept,
+    pub(crate) accept: crate::accept::Accept,
     /// Shown to the client in `Warning` headers.
-    pub(crate) warnings: Arc<parking_lot::Mutex<Vec<String>>>,
+    pub(crate) warnings: Arc<Warnings>,
 }
 
 impl Operation {
@@ -193,16 +131,33 @@ impl Operation {
         registry::Call { user: &self.user, now: self.now }
     }
 
-    pub(crate) fn warn(&self, message: impl Into<String>) {
-        let message = message.into();
-        let mut warnings = self.warnings.lock();
-        if !warnings.contains(&message) {
-            warnings.push(message);
+    /// The attributes of this request for admission, without objects: the caller sets those.
+    pub(crate) fn attributes(&self, verb: admission::Verb, dry_run: bool) -> admission::Attributes<'_> {
+        admission::Attributes {
+            verb,
+            resource: &self.resource,
+            subresource: &self.info.subresource,
+            namespace: &self.info.namespace,
+            name: &self.info.name,
+            dry_run,
+            object: None,
+            old: None,
+            books: None,
+            old_entry: None,
+            delete: None,
+            user: &self.user,
+            query: &self.info.query,
+            warnings: &self.warnings,
+            reinvocation: Default::default(),
         }
     }
 
+    pub(crate) fn warn(&self, message: impl Into<String>) {
+        self.warnings.add(message.into());
+    }
+
     pub(crate) fn group_resource(&self) -> GroupResource {
-        group_resource(&self.resource)
+        self.resource.group_resource()
     }
 
     pub(crate) fn not_found(&self, name: &str) -> Status {

@@ -6,7 +6,7 @@ use http::{HeaderValue, Response, StatusCode, header};
 use store::StoreError;
 
 use crate::body::{Body, full};
-use crate::watch_cache::{Behind, TooOld, Unreadable};
+use crate::watch_cache::{Behind, NotFresh, TooOld, Unreadable};
 
 pub(crate) fn from_store(error: StoreError) -> Status {
     let message = error.to_string();
@@ -14,7 +14,7 @@ pub(crate) fn from_store(error: StoreError) -> Status {
         // The verbs turn conflicts into their own answers; one that gets here has no object to name.
         StoreError::Conflict { .. } => Status::conflict(&api::GroupResource::default(), "", api::status::MODIFIED),
         StoreError::Compacted { .. } => Status::expired("The provided resource version is too old."),
-        StoreError::FutureRevision { asked, current } => behind(Behind { asked: asked.0, applied: current.0 }),
+        StoreError::FutureRevision { asked, current } => Behind { asked: asked.0, applied: current.0 }.into(),
         StoreError::Invalid(_) => Status::bad_request(message),
         StoreError::Full { .. } => {
             Status::service_unavailable(format!("etcdserver: mvcc: database space exceeded: {message}"))
@@ -37,9 +37,20 @@ impl From<Unreadable> for Status {
 }
 
 /// A revision that the caches did not reach in time.
-pub(crate) fn behind(behind: Behind) -> Status {
-    let message = format!("Too large resource version: {}, current: {}", behind.asked, behind.applied);
-    Status::timeout(message, 1).with_cause("ResourceVersionTooLarge", "Too large resource version", "")
+impl From<Behind> for Status {
+    fn from(behind: Behind) -> Self {
+        let message = format!("Too large resource version: {}, current: {}", behind.asked, behind.applied);
+        Status::timeout(message, 1).with_cause("ResourceVersionTooLarge", "Too large resource version", "")
+    }
+}
+
+impl From<NotFresh> for Status {
+    fn from(error: NotFresh) -> Self {
+        match error {
+            NotFresh::Store(error) => from_store(error),
+            NotFresh::Behind(behind) => behind.into(),
+        }
+    }
 }
 
 pub(crate) fn too_old(asked: u64, error: &TooOld) -> Status {

@@ -7,21 +7,18 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use api::Status;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use registry::Resource;
 use serde::Deserialize;
-use store::Revision;
-use trace::{Causes, Id, Outcome, Recorder, Span, Stage, Walk, Work};
+use trace::{Causes, Outcome, Recorder, Span, Stage, Walk, Work};
 
-use crate::body::{Body, BodyError, stream};
-use crate::chain::RequestInfo;
-use crate::state::{Operation, State};
-use crate::verbs::response;
-use crate::watch_cache::ROOT;
+use crate::body::{Body, BodyError, response, stream};
+use crate::request_info::RequestInfo;
+use crate::state::State;
 
 const ACTOR: &str = "kube-apiserver";
 /// Spans come in quick succession; whoever follows a walk gets them together.
@@ -100,18 +97,6 @@ pub(crate) fn close(served: Served, code: StatusCode, authorized: bool) {
     if let Some((recorder, mut command)) = command {
         command.finish(outcome);
         recorder.record(&command);
-    }
-}
-
-/// The span of a commit, caused by the request that is served.
-pub(crate) fn committed(operation: &Operation, key: &str, what: &str, began: Instant, revision: Revision) {
-    let resource = &operation.resource;
-    let inner = key.strip_prefix(ROOT).and_then(|key| key.strip_prefix(&*resource.store_prefix)).unwrap_or(key);
-    let object = format_args!("{}{inner}", resource.plural);
-    let detail = format_args!("{what} at {}", revision.0);
-    trace::part(Id::commit(revision.0), Stage::Commit, "store", object, detail, began);
-    if operation.info.name.is_empty() {
-        trace::set_object(|| object.to_string());
     }
 }
 

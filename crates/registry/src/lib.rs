@@ -46,4 +46,4 @@ pub mod storage;
 pub use index::{Registry, RuntimeConfig, Table};
 pub use object::{AnyObject, Object, Typed};
 pub use resource::{Action, MetricsOf, Resource, Review, Scope, Serving, Subresource};
-pub use strategy::{AnyStrategy, Call, Grace, NameRule, Plain, SelectableField, Strategy};
+pub use strategy::{AnyStrategy, Call, Deletion, Grace, NameRule, Plain, SelectableField, Strategy};

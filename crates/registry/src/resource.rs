@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use api::{GroupKind, Status};
+use api::{GroupKind, GroupResource, Status};
 use k8s_openapi::schemars::{JsonSchema, SchemaGenerator};
 use serde_json::Value;
 
@@ -368,8 +368,8 @@ impl Resource {
     }
 
     /// `deployments.apps`, as error messages name a resource.
-    pub fn group_resource(&self) -> String {
-        if self.group.is_empty() { self.plural.to_string() } else { format!("{}.{}", self.plural, self.group) }
+    pub fn group_resource(&self) -> GroupResource {
+        GroupResource { group: self.group.clone(), resource: self.plural.clone() }
     }
 
     pub fn group_kind(&self) -> GroupKind {

@@ -98,6 +98,16 @@ pub enum Grace {
     Seconds(i64),
 }
 
+/// What a kind decides about its own deletion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deletion {
+    Remove,
+    /// Write it as it has been changed; it goes later.
+    Mark,
+    /// Nothing changes: it is on its way out already.
+    Pending,
+}
+
 pub trait Strategy: Send + Sync + 'static {
     type Object: Typed;
 
@@ -131,6 +141,11 @@ pub trait Strategy: Send + Sync + 'static {
     /// Grace for a delete that asks for `requested` seconds.
     fn grace(&self, _object: &Self::Object, _requested: Option<i64>) -> Grace {
         Grace::Immediate
+    }
+
+    /// Has a say before an object is deleted, and may take the decision into its own hands.
+    fn before_delete(&self, _object: &mut Self::Object, _now: Timestamp) -> Option<Deletion> {
+        None
     }
 
     fn name_rule(&self) -> NameRule {
@@ -197,6 +212,7 @@ pub trait AnyStrategy: Send + Sync {
     fn validate_status_update(&self, new: &dyn Object, old: &dyn Object) -> FieldErrors;
     fn warnings(&self, object: &dyn Object, old: Option<&dyn Object>) -> Vec<String>;
     fn grace(&self, object: &dyn Object, requested: Option<i64>) -> Grace;
+    fn before_delete(&self, object: &mut dyn Object, now: Timestamp) -> Option<Deletion>;
     fn name_rule(&self) -> NameRule;
     fn selectable(&self) -> Selectable;
     /// Columns of the table representation as they are sent.
@@ -296,6 +312,10 @@ impl<S: Strategy> AnyStrategy for S {
 
     fn grace(&self, object: &dyn Object, requested: Option<i64>) -> Grace {
         Strategy::grace(self, typed(object), requested)
+    }
+
+    fn before_delete(&self, object: &mut dyn Object, now: Timestamp) -> Option<Deletion> {
+        Strategy::before_delete(self, typed_mut(object), now)
     }
 
     fn name_rule(&self) -> NameRule {

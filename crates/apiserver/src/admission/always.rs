@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::{Admitted, Attributes, Plugin, admitted};
-use crate::state::{State, own_user};
+use crate::cluster::Cluster;
+use crate::cluster::own_user;
 
 pub(super) struct AlwaysAdmit;
 
@@ -12,7 +13,7 @@ impl Plugin for AlwaysAdmit {}
 pub(super) struct AlwaysDeny;
 
 impl Plugin for AlwaysDeny {
-    fn validate<'a>(&'a self, _: &'a Arc<State>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
+    fn validate<'a>(&'a self, _: &'a Arc<Cluster>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
         // The server could not make the first objects otherwise.
         if attributes.user().name == own_user().name {
             return admitted();

@@ -7,14 +7,14 @@ use api::field::FieldErrors;
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 
 use super::{Admitted, Attributes, Plugin, Verb, admitted};
-use crate::state::State;
+use crate::cluster::Cluster;
 
 pub(super) struct AlwaysPullImages;
 
 const ALWAYS: &str = "Always";
 
 impl Plugin for AlwaysPullImages {
-    fn admit<'a>(&'a self, _: &'a Arc<State>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
+    fn admit<'a>(&'a self, _: &'a Arc<Cluster>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
         if concerns(attributes)
             && let Some(spec) = attributes.object_mut::<Pod>().and_then(|pod| pod.spec.as_mut())
         {
@@ -25,7 +25,7 @@ impl Plugin for AlwaysPullImages {
         admitted()
     }
 
-    fn validate<'a>(&'a self, _: &'a Arc<State>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
+    fn validate<'a>(&'a self, _: &'a Arc<Cluster>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
         if !concerns(attributes) {
             return admitted();
         }

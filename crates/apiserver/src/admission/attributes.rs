@@ -3,9 +3,10 @@
 use api::{GroupResource, Status, UserInfo};
 use registry::{AnyObject, Object, Resource, Typed};
 
+use super::books::Books;
 use super::reinvocation::Reinvocation;
-use crate::state::{Operation, group_resource};
-use crate::verbs::{Books, DeleteOptions};
+use crate::delete_options::DeleteOptions;
+use crate::request_info::{Query, Warnings};
 use crate::watch_cache::Entry;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,34 +48,16 @@ pub(crate) struct Attributes<'a> {
     pub(crate) old_entry: Option<&'a Entry>,
     /// What a delete was asked with.
     pub(crate) delete: Option<&'a DeleteOptions>,
-    pub(crate) operation: &'a Operation,
+    pub(crate) user: &'a UserInfo,
+    /// The parameters of the request.
+    pub(crate) query: &'a Query,
+    pub(crate) warnings: &'a Warnings,
     pub(crate) reinvocation: Reinvocation,
-}
-
-impl<'a> Attributes<'a> {
-    /// The attributes of a request, without objects: the caller sets those.
-    pub(crate) fn of(operation: &'a Operation, verb: Verb, dry_run: bool) -> Self {
-        Self {
-            verb,
-            resource: &operation.resource,
-            subresource: &operation.info.subresource,
-            namespace: &operation.info.namespace,
-            name: &operation.info.name,
-            dry_run,
-            object: None,
-            old: None,
-            books: None,
-            old_entry: None,
-            delete: None,
-            operation,
-            reinvocation: Reinvocation::default(),
-        }
-    }
 }
 
 impl Attributes<'_> {
     pub(crate) fn user(&self) -> &UserInfo {
-        &self.operation.user
+        self.user
     }
 
     pub(crate) fn is(&self, group: &str, plural: &str) -> bool {
@@ -128,7 +111,7 @@ impl Attributes<'_> {
     }
 
     pub(crate) fn group_resource(&self) -> GroupResource {
-        group_resource(self.resource)
+        self.resource.group_resource()
     }
 
     /// The refusal of a plug-in.
@@ -138,7 +121,7 @@ impl Attributes<'_> {
 
     /// Shows the client a warning.
     pub(crate) fn warn(&self, message: impl Into<String>) {
-        self.operation.warn(message);
+        self.warnings.add(message.into());
     }
 
     /// Adds a fact to the request's audit event. The first value of a key stays.

@@ -7,7 +7,7 @@ use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateS
 
 use super::{Admitted, Attributes, Plugin, Verb, admitted, later};
 use crate::authz;
-use crate::state::State;
+use crate::cluster::Cluster;
 
 const GROUP: &str = "certificates.k8s.io";
 const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client";
@@ -19,7 +19,7 @@ fn updates(attributes: &Attributes<'_>, subresource: &str) -> bool {
 }
 
 /// Rights are given for one signer, or for all of a domain (`IsAuthorizedForSignerName`).
-async fn may(state: &State, attributes: &Attributes<'_>, verb: &str, signer: &str) -> bool {
+async fn may(cluster: &Cluster, attributes: &Attributes<'_>, verb: &str, signer: &str) -> bool {
     let domain = signer.split('/').next().unwrap_or_default();
     for name in [signer.to_owned(), format!("{domain}/*")] {
         let asked = authz::Attributes {
@@ -30,7 +30,7 @@ async fn may(state: &State, attributes: &Attributes<'_>, verb: &str, signer: &st
             name,
             ..Default::default()
         };
-        if state.authz.decide(attributes.user(), &asked).await.allowed {
+        if cluster.authz.decide(attributes.user(), &asked).await.allowed {
             return true;
         }
     }
@@ -40,11 +40,11 @@ async fn may(state: &State, attributes: &Attributes<'_>, verb: &str, signer: &st
 pub(super) struct CertificateApproval;
 
 impl Plugin for CertificateApproval {
-    fn validate<'a>(&'a self, state: &'a Arc<State>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
+    fn validate<'a>(&'a self, cluster: &'a Arc<Cluster>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
         let old = attributes.old_ref::<CertificateSigningRequest>().filter(|_| updates(attributes, "approval"));
         let Some(signer) = old.map(|request| request.spec.signer_name.as_str()) else { return admitted() };
         later(async move {
-            if may(state, attributes, "approve", signer).await {
+            if may(cluster, attributes, "approve", signer).await {
                 return Ok(());
             }
             Err(attributes.forbidden(format!("user not permitted to approve requests with signerName {signer:?}")))
@@ -55,7 +55,7 @@ impl Plugin for CertificateApproval {
 pub(super) struct CertificateSigning;
 
 impl Plugin for CertificateSigning {
-    fn validate<'a>(&'a self, state: &'a Arc<State>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
+    fn validate<'a>(&'a self, cluster: &'a Arc<Cluster>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
         if !updates(attributes, "status") {
             return admitted();
         }
@@ -73,7 +73,7 @@ impl Plugin for CertificateSigning {
             return admitted();
         }
         later(async move {
-            if may(state, attributes, "sign", signer).await {
+            if may(cluster, attributes, "sign", signer).await {
                 return Ok(());
             }
             Err(attributes.forbidden(format!("user not permitted to sign requests with signerName {signer:?}")))
@@ -84,7 +84,7 @@ impl Plugin for CertificateSigning {
 pub(super) struct CertificateSubjectRestriction;
 
 impl Plugin for CertificateSubjectRestriction {
-    fn validate<'a>(&'a self, _: &'a Arc<State>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
+    fn validate<'a>(&'a self, _: &'a Arc<Cluster>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
         if !attributes.creates(GROUP, "certificatesigningrequests") {
             return admitted();
         }

@@ -12,7 +12,8 @@ use super::Attributes;
 use super::config::Settings;
 use super::metrics::{self, Step, Times};
 use super::table::{Row, TABLE};
-use crate::state::State;
+use crate::cluster::Cluster;
+use crate::config::{Authorizer, Config};
 
 /// A plug-in's answer. Most are known at once; only those that must wait for something pay for a future.
 pub(crate) enum Admitted<'a> {
@@ -50,24 +51,34 @@ pub(super) fn later<'a>(future: impl Future<Output = Result<(), Status>> + Send 
 /// A plug-in writes the hook it needs; only that one is timed, counted and seen in the trace.
 pub(crate) trait Plugin: Send + Sync {
     /// May change the object.
-    fn admit<'a>(&'a self, _state: &'a Arc<State>, _attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
+    fn admit<'a>(&'a self, _cluster: &'a Arc<Cluster>, _attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
         Admitted::Unasked
     }
 
     /// Sees the final object and may only refuse.
-    fn validate<'a>(&'a self, _state: &'a Arc<State>, _attributes: &'a Attributes<'_>) -> Admitted<'a> {
+    fn validate<'a>(&'a self, _cluster: &'a Arc<Cluster>, _attributes: &'a Attributes<'_>) -> Admitted<'a> {
         Admitted::Unasked
     }
 
     /// Work beside the requests, for as long as the server runs.
-    fn background(&self, _state: &Arc<State>) -> Option<BoxFuture<'static, ()>> {
+    fn background(&self, _cluster: &Arc<Cluster>) -> Option<BoxFuture<'static, ()>> {
         None
     }
 }
 
 /// Whether these flags turn a plug-in on.
-pub(crate) fn is_enabled(name: &str, enabled: &[String], disabled: &[String]) -> bool {
+fn is_enabled(name: &str, enabled: &[String], disabled: &[String]) -> bool {
     TABLE.iter().any(|row| row.name == name && is_on(row, enabled, disabled))
+}
+
+/// What whoever starts a server like this should know.
+pub(crate) fn warnings(config: &Config) -> Vec<&'static str> {
+    let restricts_nodes =
+        is_enabled("NodeRestriction", &config.enable_admission_plugins, &config.disable_admission_plugins);
+    let knows_nodes = config.authorizers.iter().any(|authorizer| matches!(authorizer, Authorizer::Node));
+    let unrestricted = "authorization mode Node without the NodeRestriction admission plug-in: \
+                        the credential of one node can change every node and every pod";
+    if knows_nodes && !restricts_nodes { vec![unrestricted] } else { Vec::new() }
 }
 
 fn is_on(row: &Row, enabled: &[String], disabled: &[String]) -> bool {
@@ -117,32 +128,32 @@ impl Chain {
     }
 
     /// What the plug-ins want to run beside the requests.
-    pub(crate) fn background(&self, state: &Arc<State>) -> Vec<BoxFuture<'static, ()>> {
-        self.plugins.iter().filter_map(|named| named.plugin.background(state)).collect()
+    pub(crate) fn background(&self, cluster: &Arc<Cluster>) -> Vec<BoxFuture<'static, ()>> {
+        self.plugins.iter().filter_map(|named| named.plugin.background(cluster)).collect()
     }
 
-    pub(crate) async fn admit(&self, state: &Arc<State>, attributes: &mut Attributes<'_>) -> Result<(), Status> {
+    pub(crate) async fn admit(&self, cluster: &Arc<Cluster>, attributes: &mut Attributes<'_>) -> Result<(), Status> {
         let (started, verb) = (Instant::now(), attributes.verb);
-        let outcome = self.admit_twice(state, attributes).await;
+        let outcome = self.admit_twice(cluster, attributes).await;
         self.times.observe(Step::Admit, verb, started.elapsed(), outcome.is_err());
         outcome
     }
 
-    async fn admit_twice(&self, state: &Arc<State>, attributes: &mut Attributes<'_>) -> Result<(), Status> {
-        self.admit_once(state, attributes).await?;
+    async fn admit_twice(&self, cluster: &Arc<Cluster>, attributes: &mut Attributes<'_>) -> Result<(), Status> {
+        self.admit_once(cluster, attributes).await?;
         if attributes.reinvocation.is_wanted() {
             attributes.reinvocation.begin_second_round();
-            self.admit_once(state, attributes).await?;
+            self.admit_once(cluster, attributes).await?;
         }
         Ok(())
     }
 
-    async fn admit_once(&self, state: &Arc<State>, attributes: &mut Attributes<'_>) -> Result<(), Status> {
+    async fn admit_once(&self, cluster: &Arc<Cluster>, attributes: &mut Attributes<'_>) -> Result<(), Status> {
         let verb = attributes.verb;
         let mut started = Instant::now();
         trace::mark_at(started);
         for named in &self.plugins {
-            let Some(outcome) = named.plugin.admit(state, attributes).answer().await else { continue };
+            let Some(outcome) = named.plugin.admit(cluster, attributes).answer().await else { continue };
             let ended = Instant::now();
             trace::lap_at(Stage::Mutate, named.traced, outcome.is_err(), ended);
             named.times.observe(Step::Admit, verb, ended - started, outcome.is_err());
@@ -152,13 +163,13 @@ impl Chain {
         Ok(())
     }
 
-    pub(crate) async fn validate(&self, state: &Arc<State>, attributes: &Attributes<'_>) -> Result<(), Status> {
+    pub(crate) async fn validate(&self, cluster: &Arc<Cluster>, attributes: &Attributes<'_>) -> Result<(), Status> {
         let begun = Instant::now();
         let mut started = begun;
         let mut outcome = Ok(());
         trace::mark_at(begun);
         for named in &self.plugins {
-            let Some(answer) = named.plugin.validate(state, attributes).answer().await else { continue };
+            let Some(answer) = named.plugin.validate(cluster, attributes).answer().await else { continue };
             outcome = answer;
             let ended = Instant::now();
             trace::lap_at(Stage::Validate, named.traced, outcome.is_err(), ended);
@@ -181,6 +192,7 @@ impl Chain {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Storage;
 
     #[test]
     fn flags_are_checked() {
@@ -198,5 +210,17 @@ mod tests {
             let found = Chain::new(&enabled, &disabled, None).err().map(|error| error.to_string());
             assert_eq!(found.as_deref(), problem);
         }
+    }
+
+    #[test]
+    fn security_nodes_without_restrictions_are_warned_of() {
+        let mut config = Config::new(Storage::Embedded("/nowhere".into()));
+        let warns = |config: &Config| warnings(config).iter().any(|warning| warning.contains("NodeRestriction"));
+        config.authorizers = vec![Authorizer::Rbac];
+        assert!(!warns(&config));
+        config.authorizers.push(Authorizer::Node);
+        assert!(warns(&config));
+        config.enable_admission_plugins = vec!["NodeRestriction".to_owned()];
+        assert!(!warns(&config));
     }
 }

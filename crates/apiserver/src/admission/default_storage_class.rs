@@ -7,7 +7,7 @@ use k8s_openapi::api::storage::v1::StorageClass;
 
 use super::default_class::newest_default;
 use super::{Admitted, Attributes, Plugin, admitted};
-use crate::state::State;
+use crate::cluster::Cluster;
 
 pub(super) struct DefaultStorageClass;
 
@@ -16,14 +16,14 @@ const DEFAULT: &[&str] =
 const CLASS_ANNOTATION: &str = "volume.beta.kubernetes.io/storage-class";
 
 impl Plugin for DefaultStorageClass {
-    fn admit<'a>(&'a self, state: &'a Arc<State>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
+    fn admit<'a>(&'a self, cluster: &'a Arc<Cluster>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
         let creates = attributes.creates("", "persistentvolumeclaims");
         if let Some(claim) = attributes.object_mut::<PersistentVolumeClaim>().filter(|_| creates) {
             let annotations = claim.metadata.annotations.as_ref();
             let annotated = annotations.is_some_and(|annotations| annotations.contains_key(CLASS_ANNOTATION));
             let spec = claim.spec.get_or_insert_default();
             if spec.storage_class_name.is_none() && !annotated {
-                match newest_default::<StorageClass>(state, "storageclasses", DEFAULT) {
+                match newest_default::<StorageClass>(cluster, "storageclasses", DEFAULT) {
                     Ok(default) => spec.storage_class_name = default,
                     Err(unreadable) => return Err(unreadable.into()).into(),
                 }

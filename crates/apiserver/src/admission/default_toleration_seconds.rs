@@ -5,7 +5,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Pod, Toleration};
 
 use super::{Admitted, Attributes, Plugin, Verb};
-use crate::state::State;
+use crate::cluster::Cluster;
 
 pub(super) struct DefaultTolerationSeconds;
 
@@ -13,7 +13,7 @@ const SECONDS: i64 = 300;
 const KEYS: [&str; 2] = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
 
 impl Plugin for DefaultTolerationSeconds {
-    fn admit<'a>(&'a self, _: &'a Arc<State>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
+    fn admit<'a>(&'a self, _: &'a Arc<Cluster>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
         let applies = attributes.verb != Verb::Delete && attributes.subresource.is_empty() && attributes.is("", "pods");
         if let Some(spec) = attributes.object_mut::<Pod>().filter(|_| applies).and_then(|pod| pod.spec.as_mut()) {
             add(spec.tolerations.get_or_insert_default());

@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::config::{Setting, parse};
 use super::{Admitted, Attributes, Plugin, Verb, admitted};
-use crate::state::State;
+use crate::cluster::Cluster;
 
 pub(super) struct EventRateLimit(Vec<Limit>);
 
@@ -78,7 +78,7 @@ impl EventRateLimit {
 }
 
 impl Plugin for EventRateLimit {
-    fn validate<'a>(&'a self, _: &'a Arc<State>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
+    fn validate<'a>(&'a self, _: &'a Arc<Cluster>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
         let writes = matches!(attributes.verb, Verb::Create | Verb::Update);
         if !writes || attributes.dry_run || attributes.resource.kind != "Event" {
             return admitted();

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Pod, Toleration};
 
 use super::{Admitted, Attributes, Plugin, admitted};
-use crate::state::State;
+use crate::cluster::Cluster;
 
 pub(super) struct ExtendedResourceToleration;
 
 impl Plugin for ExtendedResourceToleration {
-    fn admit<'a>(&'a self, _: &'a Arc<State>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
+    fn admit<'a>(&'a self, _: &'a Arc<Cluster>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
         let applies = attributes.writes("", "pods");
         let Some(spec) = attributes.object_mut::<Pod>().filter(|_| applies).and_then(|pod| pod.spec.as_mut()) else {
             return admitted();

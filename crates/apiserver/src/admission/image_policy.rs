@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 
 use super::config::Setting;
 use super::{Admitted, Attributes, Plugin, Verb, admitted, later};
+use crate::cluster::Cluster;
 use crate::expiring::Expiring;
 use crate::remote::Remote;
-use crate::state::State;
 
 const AUDIT: &str = "imagepolicywebhook.image-policy.k8s.io/";
 /// Annotations of a pod that are passed on to the server.
@@ -118,7 +118,7 @@ impl ImagePolicyWebhook {
 }
 
 impl Plugin for ImagePolicyWebhook {
-    fn validate<'a>(&'a self, _: &'a Arc<State>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
+    fn validate<'a>(&'a self, _: &'a Arc<Cluster>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
         let writes = matches!(attributes.verb, Verb::Create | Verb::Update) && attributes.is("", "pods");
         if !writes || !matches!(attributes.subresource, "" | "ephemeralcontainers") {
             return admitted();

@@ -9,8 +9,9 @@ use registry::admissionregistration::initializer::{InitializerConfiguration, Rul
 
 use super::{Admitted, Attributes, Plugin, Verb, admitted, later};
 use crate::authz;
+use crate::cluster::Cluster;
+use crate::cluster::own_user;
 use crate::initializers::Initializers as Pending;
-use crate::state::{State, own_user};
 use crate::watch_cache::Unreadable;
 
 /// All configured initializers in order of their configurations' names, parsed once per change.
@@ -21,34 +22,34 @@ const PREFIX: &str = "initializerconfigurations";
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
 impl Plugin for Initializers {
-    fn admit<'a>(&'a self, state: &'a Arc<State>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
+    fn admit<'a>(&'a self, cluster: &'a Arc<Cluster>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
         if !attributes.resource.initializers || !attributes.subresource.is_empty() {
             return admitted();
         }
         match attributes.verb {
-            Verb::Create => self.create(state, attributes),
-            Verb::Update => update(state, attributes),
+            Verb::Create => self.create(cluster, attributes),
+            Verb::Update => update(cluster, attributes),
             Verb::Delete | Verb::Connect => admitted(),
         }
     }
 }
 
 impl Initializers {
-    fn create<'a>(&self, state: &'a State, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
+    fn create<'a>(&self, cluster: &'a Cluster, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
         let Some(meta) = attributes.object.as_deref().map(|object| object.meta()) else { return admitted() };
         if let Some(given) = Pending::of(meta) {
             // Administrators decide for themselves, also that nobody is to be asked.
             if given.pending.is_empty() && given.result.is_none() {
                 set(attributes, None);
             }
-            return later(may_initialize(state, attributes, "create with initializers denied"));
+            return later(may_initialize(cluster, attributes, "create with initializers denied"));
         }
         let mirrored = meta.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(MIRROR));
         // A mirror pod already runs, and the server cannot wait for others before it is up.
         if mirrored || attributes.user().name == own_user().name {
             return admitted();
         }
-        let configurations = match self.configurations(state) {
+        let configurations = match self.configurations(cluster) {
             Ok(configurations) => configurations,
             Err(unreadable) => return Err(unreadable.into()).into(),
         };
@@ -66,8 +67,8 @@ impl Initializers {
         admitted()
     }
 
-    fn configurations(&self, state: &State) -> Result<Arc<Vec<InitializerConfiguration>>, Unreadable> {
-        let Some(cache) = state.caches.get(PREFIX) else { return Ok(Arc::default()) };
+    fn configurations(&self, cluster: &Cluster) -> Result<Arc<Vec<InitializerConfiguration>>, Unreadable> {
+        let Some(cache) = cluster.caches.get(PREFIX) else { return Ok(Arc::default()) };
         let revision = Some(cache.revision());
         {
             let built = self.0.read();
@@ -75,15 +76,15 @@ impl Initializers {
                 return Ok(built.1.clone());
             }
         }
-        let all: Arc<Vec<InitializerConfiguration>> = Arc::new(state.peek_all(PREFIX, None)?);
+        let all: Arc<Vec<InitializerConfiguration>> = Arc::new(cluster.caches.peek_all(PREFIX, None)?);
         *self.0.write() = (revision, all.clone());
         Ok(all)
     }
 }
 
-fn set(attributes: &mut Attributes<'_>, state: Option<&Pending>) {
+fn set(attributes: &mut Attributes<'_>, cluster: Option<&Pending>) {
     if let Some(object) = attributes.object.as_deref_mut() {
-        Pending::set(object.meta_mut(), state);
+        Pending::set(object.meta_mut(), cluster);
     }
 }
 
@@ -97,7 +98,7 @@ fn matches(rule: &Rule, attributes: &Attributes<'_>) -> bool {
         && listed(&rule.resources, &resource.plural)
 }
 
-fn update<'a>(state: &'a State, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
+fn update<'a>(cluster: &'a Cluster, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
     let of = |meta: Option<&k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta>| meta.and_then(Pending::of);
     let old = of(attributes.old.map(|old| old.meta()));
     let mut new = of(attributes.object.as_deref().map(|object| object.meta()));
@@ -115,7 +116,7 @@ fn update<'a>(state: &'a State, attributes: &'a mut Attributes<'_>) -> Admitted<
         errors.invalid("metadata.initializers", names, problem);
         return Err(Status::invalid(&attributes.resource.group_kind(), attributes.name, errors)).into();
     }
-    later(may_initialize(state, attributes, "update to uninitialized resource denied"))
+    later(may_initialize(cluster, attributes, "update to uninitialized resource denied"))
 }
 
 /// Why a change of the list is not allowed.
@@ -129,7 +130,7 @@ fn transition(old: Option<&Pending>, new: Option<&Pending>) -> Option<&'static s
     Some("initializers are removed one at a time, the first one first")
 }
 
-async fn may_initialize(state: &State, attributes: &Attributes<'_>, denied: &str) -> Result<(), Status> {
+async fn may_initialize(cluster: &Cluster, attributes: &Attributes<'_>, denied: &str) -> Result<(), Status> {
     let asked = authz::Attributes {
         is_resource: true,
         verb: "initialize".to_owned(),
@@ -139,7 +140,7 @@ async fn may_initialize(state: &State, attributes: &Attributes<'_>, denied: &str
         name: attributes.name.to_owned(),
         ..Default::default()
     };
-    let decision = state.authz.decide(attributes.user(), &asked).await;
+    let decision = cluster.authz.decide(attributes.user(), &asked).await;
     if decision.allowed {
         return Ok(());
     }

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{Container, LimitRange, LimitRangeItem, Persiste
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::{Admitted, Attributes, Plugin, Verb, admitted};
-use crate::state::State;
+use crate::cluster::Cluster;
 use crate::watch_cache::Unreadable;
 
 pub(super) struct LimitRanger;
@@ -18,9 +18,9 @@ pub(super) struct LimitRanger;
 const ANNOTATION: &str = "kubernetes.io/limit-ranger";
 
 impl Plugin for LimitRanger {
-    fn admit<'a>(&'a self, state: &'a Arc<State>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
+    fn admit<'a>(&'a self, cluster: &'a Arc<Cluster>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
         if concerns(attributes) {
-            let ranges = match ranges(state, attributes.namespace) {
+            let ranges = match ranges(cluster, attributes.namespace) {
                 Ok(ranges) => ranges,
                 Err(unreadable) => return Err(unreadable.into()).into(),
             };
@@ -31,11 +31,11 @@ impl Plugin for LimitRanger {
         admitted()
     }
 
-    fn validate<'a>(&'a self, state: &'a Arc<State>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
+    fn validate<'a>(&'a self, cluster: &'a Arc<Cluster>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
         if !concerns(attributes) {
             return admitted();
         }
-        let ranges = match ranges(state, attributes.namespace) {
+        let ranges = match ranges(cluster, attributes.namespace) {
             Ok(ranges) => ranges,
             Err(unreadable) => return Err(unreadable.into()).into(),
         };
@@ -67,8 +67,8 @@ fn concerns(attributes: &Attributes<'_>) -> bool {
     applies && attributes.old.is_none_or(|old| old.meta().deletion_timestamp.is_none())
 }
 
-fn ranges(state: &State, namespace: &str) -> Result<Vec<LimitRange>, Unreadable> {
-    state.peek_all("limitranges", Some(namespace))
+fn ranges(cluster: &Cluster, namespace: &str) -> Result<Vec<LimitRange>, Unreadable> {
+    cluster.caches.peek_all("limitranges", Some(namespace))
 }
 
 fn items<'a>(range: &'a LimitRange, kind: &'a str) -> impl Iterator<Item = &'a LimitRangeItem> {

@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use registry::Resource;
 
 use super::{Attributes, Verb};
-use crate::state::State;
+use crate::cluster::Cluster;
 
 /// Which writes are meant.
 pub(super) struct Criteria {
@@ -110,24 +110,24 @@ impl Match {
 /// `None` when the write is not meant. Problems with selectors count only where rules match, so that a broken one does
 /// not stop writes it never asked for.
 pub(super) async fn matched(
-    state: &State,
+    cluster: &Cluster,
     criteria: &Criteria,
     attributes: &Attributes<'_>,
 ) -> Result<Option<Match>, Status> {
-    if first(state, &criteria.exceptions, criteria.equivalent, attributes).is_some() {
+    if first(cluster, &criteria.exceptions, criteria.equivalent, attributes).is_some() {
         return Ok(None);
     }
     let found = match criteria.rules.is_empty() && criteria.is_open {
         true => Some(Match::Own),
-        false => first(state, &criteria.rules, criteria.equivalent, attributes),
+        false => first(cluster, &criteria.rules, criteria.equivalent, attributes),
     };
     let Some(found) = found else { return Ok(None) };
-    let is_meant = in_namespace(state, criteria, attributes).await? && selects(criteria, attributes)?;
+    let is_meant = in_namespace(cluster, criteria, attributes).await? && selects(criteria, attributes)?;
     Ok(is_meant.then_some(found))
 }
 
 /// The resource of the first rule that matches.
-fn first(state: &State, rules: &[Rule], equivalent: bool, attributes: &Attributes<'_>) -> Option<Match> {
+fn first(cluster: &Cluster, rules: &[Rule], equivalent: bool, attributes: &Attributes<'_>) -> Option<Match> {
     let own = attributes.resource;
     if rules.iter().any(|rule| rule.matches(attributes, own)) {
         return Some(Match::Own);
@@ -135,7 +135,7 @@ fn first(state: &State, rules: &[Rule], equivalent: bool, attributes: &Attribute
     if !equivalent || rules.is_empty() {
         return None;
     }
-    let table = state.registry.table();
+    let table = cluster.registry.table();
     rules.iter().find_map(|rule| {
         let equivalents = table.rows().iter().filter(|row| {
             row.store_prefix == own.store_prefix && (row.group != own.group || row.version != own.version)
@@ -173,7 +173,7 @@ fn rule_matches(
         && listed(&rule.api_versions, version)
 }
 
-async fn in_namespace(state: &State, criteria: &Criteria, attributes: &Attributes<'_>) -> Result<bool, Status> {
+async fn in_namespace(cluster: &Cluster, criteria: &Criteria, attributes: &Attributes<'_>) -> Result<bool, Status> {
     let is_namespace = attributes.resource.plural == "namespaces";
     // Objects outside of namespaces cannot be told apart by them.
     if attributes.namespace.is_empty() && !is_namespace {
@@ -187,17 +187,17 @@ async fn in_namespace(state: &State, criteria: &Criteria, attributes: &Attribute
     if is_namespace && attributes.subresource.is_empty() && matches!(attributes.verb, Verb::Create | Verb::Update) {
         return Ok(selector.matches(attributes.object.as_deref().and_then(|object| object.meta().labels.as_ref())));
     }
-    let labels = namespace_labels(state, attributes.namespace).await?;
+    let labels = namespace_labels(cluster, attributes.namespace).await?;
     Ok(selector.matches(Some(&labels)))
 }
 
-async fn namespace_labels(state: &State, name: &str) -> Result<BTreeMap<String, String>, Status> {
-    let read = || state.peek_entry("namespaces", name).map(|entry| entry.map(|entry| entry.labels().clone()));
+async fn namespace_labels(cluster: &Cluster, name: &str) -> Result<BTreeMap<String, String>, Status> {
+    let read = || cluster.caches.peek_entry("namespaces", name).map(|entry| entry.map(|entry| entry.labels().clone()));
     if let Some(labels) = read()? {
         return Ok(labels);
     }
     // It may have been created a moment ago.
-    state.caches.fresh().await?;
+    cluster.caches.fresh().await?;
     read()?.ok_or_else(|| Status::not_found(&GroupResource::new("", "namespaces"), name))
 }
 

@@ -6,6 +6,7 @@
 //! the watch cache.
 
 mod attributes;
+pub(crate) mod books;
 mod chain;
 mod config;
 pub(crate) mod expressions;
@@ -52,7 +53,7 @@ mod volume_claim_resize;
 mod webhook;
 
 pub(crate) use attributes::{Attributes, Verb};
-pub(crate) use chain::{Admitted, Chain, Plugin, is_enabled};
+pub(crate) use chain::{Admitted, Chain, Plugin, warnings};
 pub(crate) use policy::check_types;
 
 use chain::{admitted, later};

@@ -7,10 +7,10 @@ use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{Admitted, Attributes, Plugin, Verb, admitted, later};
-use crate::state::{State, own_operation};
+use crate::cluster::Cluster;
 
-fn is_there(state: &State, namespace: &str) -> bool {
-    state.caches.get("namespaces").is_some_and(|cache| cache.get(namespace).is_some())
+fn is_there(cluster: &Cluster, namespace: &str) -> bool {
+    cluster.caches.get("namespaces").is_some_and(|cache| cache.get(namespace).is_some())
 }
 
 fn concerns(attributes: &Attributes<'_>) -> bool {
@@ -20,13 +20,13 @@ fn concerns(attributes: &Attributes<'_>) -> bool {
 pub(super) struct NamespaceExists;
 
 impl Plugin for NamespaceExists {
-    fn validate<'a>(&'a self, state: &'a Arc<State>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
-        if attributes.verb == Verb::Connect || !concerns(attributes) || is_there(state, attributes.namespace) {
+    fn validate<'a>(&'a self, cluster: &'a Arc<Cluster>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
+        if attributes.verb == Verb::Connect || !concerns(attributes) || is_there(cluster, attributes.namespace) {
             return admitted();
         }
         later(async move {
-            state.caches.fresh().await?;
-            if is_there(state, attributes.namespace) {
+            cluster.caches.fresh().await?;
+            if is_there(cluster, attributes.namespace) {
                 return Ok(());
             }
             Err(Status::not_found(&GroupResource::new("", "namespaces"), attributes.namespace))
@@ -37,25 +37,23 @@ impl Plugin for NamespaceExists {
 pub(super) struct NamespaceAutoProvision;
 
 impl Plugin for NamespaceAutoProvision {
-    fn admit<'a>(&'a self, state: &'a Arc<State>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
+    fn admit<'a>(&'a self, cluster: &'a Arc<Cluster>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
         let needed = attributes.verb == Verb::Create && !attributes.dry_run && concerns(attributes);
-        if !needed || is_there(state, attributes.namespace) {
+        if !needed || is_there(cluster, attributes.namespace) {
             return admitted();
         }
         later(async move {
-            let Some(resource) = state.registry.find("", "v1", "namespaces") else { return Ok(()) };
+            let Some(resource) = cluster.registry.find("", "v1", "namespaces") else { return Ok(()) };
             let name = attributes.namespace;
             let metadata = ObjectMeta { name: Some(name.to_owned()), ..Default::default() };
-            let operation = own_operation(state, "create", &resource, "", name, "");
             let namespace = Namespace { metadata, ..Default::default() };
-            // Boxed: creating the namespace passes through admission itself.
-            match Box::pin(crate::verbs::create_object(&operation, Box::new(namespace))).await {
-                Ok(_) => Ok(()),
+            match cluster.own()?.create(&resource, Box::new(namespace)).await {
+                Ok(()) => Ok(()),
                 Err(status) if status.is_already_exists() => Ok(()),
                 Err(status) => Err(attributes.forbidden(status.message)),
             }?;
             // The plug-ins after this one look it up.
-            state.caches.fresh().await.map(drop)
+            cluster.caches.fresh().await.map(drop).map_err(Status::from)
         })
     }
 }

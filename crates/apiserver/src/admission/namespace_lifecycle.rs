@@ -5,7 +5,7 @@ use std::sync::Arc;
 use api::{GroupResource, Status};
 
 use super::{Admitted, Attributes, Plugin, Verb, admitted, later};
-use crate::state::State;
+use crate::cluster::Cluster;
 use crate::watch_cache::Unreadable;
 
 pub(super) struct NamespaceLifecycle;
@@ -13,21 +13,21 @@ pub(super) struct NamespaceLifecycle;
 const IMMORTAL: [&str; 3] = ["default", "kube-system", "kube-public"];
 
 impl Plugin for NamespaceLifecycle {
-    fn admit<'a>(&'a self, state: &'a Arc<State>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
+    fn admit<'a>(&'a self, cluster: &'a Arc<Cluster>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
         if attributes.verb == Verb::Delete && attributes.is("", "namespaces") && IMMORTAL.contains(&attributes.name) {
             return Err(attributes.forbidden("this namespace may not be deleted")).into();
         }
         if attributes.verb != Verb::Create || !attributes.resource.is_namespaced() {
             return admitted();
         }
-        match phase(state, attributes.namespace) {
+        match phase(cluster, attributes.namespace) {
             Err(unreadable) => Err(unreadable.into()).into(),
             Ok(Some(Phase::Active)) => admitted(),
             Ok(Some(Phase::Terminating)) => Err(terminating(attributes)).into(),
             Ok(None) => later(async move {
                 // It may have been created a moment ago.
-                state.caches.fresh().await?;
-                match phase(state, attributes.namespace)? {
+                cluster.caches.fresh().await?;
+                match phase(cluster, attributes.namespace)? {
                     None => Err(Status::not_found(&GroupResource::new("", "namespaces"), attributes.namespace)),
                     Some(Phase::Active) => Ok(()),
                     Some(Phase::Terminating) => Err(terminating(attributes)),
@@ -49,8 +49,8 @@ enum Phase {
     Terminating,
 }
 
-fn phase(state: &State, namespace: &str) -> Result<Option<Phase>, Unreadable> {
-    let Some(entry) = state.peek_entry("namespaces", namespace)? else { return Ok(None) };
+fn phase(cluster: &Cluster, namespace: &str) -> Result<Option<Phase>, Unreadable> {
+    let Some(entry) = cluster.caches.peek_entry("namespaces", namespace)? else { return Ok(None) };
     // Almost every create asks this: scan instead of decoding.
     let marked = crate::json::find(&entry.stored, &["metadata", "deletionTimestamp"]).is_some();
     Ok(Some(if marked { Phase::Terminating } else { Phase::Active }))

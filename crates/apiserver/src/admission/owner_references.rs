@@ -8,19 +8,19 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 use super::{Admitted, Attributes, Plugin, Verb, admitted, later};
 use crate::authz;
-use crate::state::State;
+use crate::cluster::Cluster;
 
 pub(super) struct OwnerReferencesPermissionEnforcement;
 
 impl Plugin for OwnerReferencesPermissionEnforcement {
-    fn validate<'a>(&'a self, state: &'a Arc<State>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
+    fn validate<'a>(&'a self, cluster: &'a Arc<Cluster>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
         let writes = matches!(attributes.verb, Verb::Create | Verb::Update);
         // A kubelet writes the status of pods that have owners.
         let is_pod_status = attributes.is("", "pods") && attributes.subresource == "status";
         if !writes || is_pod_status || owners(attributes) == old_owners(attributes) {
             return admitted();
         }
-        later(check(state, attributes))
+        later(check(cluster, attributes))
     }
 }
 
@@ -34,8 +34,8 @@ fn old_owners<'a>(attributes: &Attributes<'a>) -> &'a [OwnerReference] {
     meta.and_then(|meta| meta.owner_references.as_deref()).unwrap_or_default()
 }
 
-async fn check(state: &State, attributes: &Attributes<'_>) -> Result<(), Status> {
-    let decide = |asked: authz::Attributes| async move { state.authz.decide(attributes.user(), &asked).await };
+async fn check(cluster: &Cluster, attributes: &Attributes<'_>) -> Result<(), Status> {
+    let decide = |asked: authz::Attributes| async move { cluster.authz.decide(attributes.user(), &asked).await };
     if attributes.verb != Verb::Create {
         let decision = decide(authz::Attributes {
             is_resource: true,
@@ -72,7 +72,7 @@ async fn check(state: &State, attributes: &Attributes<'_>) -> Result<(), Status>
     if new.is_empty() || decide(finalizers("*", "*", "", "*")).await.allowed {
         return Ok(());
     }
-    let table = state.registry.table();
+    let table = cluster.registry.table();
     for owner in new {
         let (group, version) = owner.api_version.split_once('/').unwrap_or(("", &owner.api_version));
         let rows = table.rows().iter();

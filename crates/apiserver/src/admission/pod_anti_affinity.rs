@@ -5,14 +5,14 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::{Admitted, Attributes, Plugin, admitted};
-use crate::state::State;
+use crate::cluster::Cluster;
 
 pub(super) struct LimitPodHardAntiAffinityTopology;
 
 const HOSTNAME: &str = "kubernetes.io/hostname";
 
 impl Plugin for LimitPodHardAntiAffinityTopology {
-    fn validate<'a>(&'a self, _: &'a Arc<State>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
+    fn validate<'a>(&'a self, _: &'a Arc<Cluster>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
         if !attributes.writes("", "pods") {
             return admitted();
         }

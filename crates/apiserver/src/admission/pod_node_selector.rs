@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::config::Setting;
 use super::{Admitted, Attributes, Plugin, admitted};
-use crate::state::State;
+use crate::cluster::Cluster;
 
 const ANNOTATION: &str = "scheduler.alpha.kubernetes.io/node-selector";
 const CLUSTER_DEFAULT: &str = "clusterDefaultNodeSelector";
@@ -39,8 +39,8 @@ impl PodNodeSelector {
     }
 
     /// What the namespace adds to its pods.
-    fn of_namespace(&self, state: &State, attributes: &Attributes<'_>) -> Result<Labels, Status> {
-        let namespace: Option<Namespace> = state.peek("namespaces", attributes.namespace)?;
+    fn of_namespace(&self, cluster: &Cluster, attributes: &Attributes<'_>) -> Result<Labels, Status> {
+        let namespace: Option<Namespace> = cluster.caches.peek("namespaces", attributes.namespace)?;
         let text = namespace.and_then(|namespace| namespace.metadata.annotations?.remove(ANNOTATION));
         match text {
             Some(text) => labels(&text).map_err(Status::internal),
@@ -64,11 +64,11 @@ impl PodNodeSelector {
 }
 
 impl Plugin for PodNodeSelector {
-    fn admit<'a>(&'a self, state: &'a Arc<State>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
+    fn admit<'a>(&'a self, cluster: &'a Arc<Cluster>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
         if !attributes.creates("", "pods") {
             return admitted();
         }
-        let wanted = match self.of_namespace(state, attributes) {
+        let wanted = match self.of_namespace(cluster, attributes) {
             Ok(wanted) => wanted,
             Err(status) => return Err(status).into(),
         };
@@ -84,11 +84,11 @@ impl Plugin for PodNodeSelector {
         self.check(attributes, &wanted).into()
     }
 
-    fn validate<'a>(&'a self, state: &'a Arc<State>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
+    fn validate<'a>(&'a self, cluster: &'a Arc<Cluster>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
         if !attributes.creates("", "pods") {
             return admitted();
         }
-        self.of_namespace(state, attributes).and_then(|wanted| self.check(attributes, &wanted)).into()
+        self.of_namespace(cluster, attributes).and_then(|wanted| self.check(attributes, &wanted)).into()
     }
 }
 

@@ -7,12 +7,12 @@ use api::pod::resources::{Amounts, Side, parse, with_overhead};
 use k8s_openapi::api::core::v1::{Node, Pod};
 
 use super::{Admitted, Attributes, Plugin, Verb, admitted};
-use crate::state::State;
+use crate::cluster::Cluster;
 
 pub(super) struct PodResizeValidator;
 
 impl Plugin for PodResizeValidator {
-    fn validate<'a>(&'a self, state: &'a Arc<State>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
+    fn validate<'a>(&'a self, cluster: &'a Arc<Cluster>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
         let applies =
             attributes.verb == Verb::Update && attributes.subresource == "resize" && attributes.is("", "pods");
         let (true, Some(new), Some(old)) = (applies, attributes.object_ref::<Pod>(), attributes.old_ref::<Pod>())
@@ -24,14 +24,14 @@ impl Plugin for PodResizeValidator {
         {
             return admitted();
         }
-        check(state, attributes, new).into()
+        check(cluster, attributes, new).into()
     }
 }
 
-fn check(state: &State, attributes: &Attributes<'_>, pod: &Pod) -> Result<(), Status> {
+fn check(cluster: &Cluster, attributes: &Attributes<'_>, pod: &Pod) -> Result<(), Status> {
     let Some(spec) = &pod.spec else { return Ok(()) };
     let Some(name) = spec.node_name.as_deref().filter(|name| !name.is_empty()) else { return Ok(()) };
-    let node: Option<Node> = state.peek("minions", name)?;
+    let node: Option<Node> = cluster.caches.peek("minions", name)?;
     let Some(node) = node else { return Err(attributes.forbidden(format!("node {name:?} not found"))) };
     let system = node.metadata.labels.as_ref().and_then(|labels| labels.get("kubernetes.io/os"));
     if let Some(system) = system.filter(|system| *system != "linux") {

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use super::config::{Setting, parse};
 use super::tolerations::{are_allowed, merge};
 use super::{Admitted, Attributes, Plugin, Verb, admitted};
-use crate::state::State;
+use crate::cluster::Cluster;
 
 const DEFAULT: &str = "scheduler.alpha.kubernetes.io/defaultTolerations";
 const ALLOWED: &str = "scheduler.alpha.kubernetes.io/tolerationsWhitelist";
@@ -30,13 +30,13 @@ impl PodTolerationRestriction {
         setting.map_or_else(|| Ok(Self::default()), |setting| parse(setting, VERSIONS, "Configuration"))
     }
 
-    fn check(&self, state: &State, attributes: &Attributes<'_>) -> Result<(), Status> {
+    fn check(&self, cluster: &Cluster, attributes: &Attributes<'_>) -> Result<(), Status> {
         let pod = attributes.object_ref::<Pod>();
         let tolerations = pod.and_then(|pod| pod.spec.as_ref()?.tolerations.as_deref()).unwrap_or_default();
         if tolerations.is_empty() {
             return Ok(());
         }
-        let own = annotation(state, attributes, ALLOWED)?;
+        let own = annotation(cluster, attributes, ALLOWED)?;
         let scope = if own.is_some() { "namespace" } else { "cluster" };
         let allowed = own.as_ref().unwrap_or(&self.whitelist);
         if allowed.is_empty() || are_allowed(tolerations, allowed) {
@@ -49,13 +49,13 @@ impl PodTolerationRestriction {
 }
 
 impl Plugin for PodTolerationRestriction {
-    fn admit<'a>(&'a self, state: &'a Arc<State>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
+    fn admit<'a>(&'a self, cluster: &'a Arc<Cluster>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
         if !attributes.writes("", "pods") {
             return admitted();
         }
         let mut extra = Vec::new();
         if attributes.verb == Verb::Create {
-            match annotation(state, attributes, DEFAULT) {
+            match annotation(cluster, attributes, DEFAULT) {
                 Ok(own) => extra = own.unwrap_or_else(|| self.default.clone()),
                 Err(status) => return Err(status).into(),
             }
@@ -74,20 +74,20 @@ impl Plugin for PodTolerationRestriction {
                 spec.tolerations = Some(merge(spec.tolerations.take().unwrap_or_default(), extra));
             }
         }
-        self.check(state, attributes).into()
+        self.check(cluster, attributes).into()
     }
 
-    fn validate<'a>(&'a self, state: &'a Arc<State>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
+    fn validate<'a>(&'a self, cluster: &'a Arc<Cluster>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
         if !attributes.writes("", "pods") {
             return admitted();
         }
-        self.check(state, attributes).into()
+        self.check(cluster, attributes).into()
     }
 }
 
 /// Tolerations written into an annotation of the pod's namespace; an empty text is an empty list.
-fn annotation(state: &State, attributes: &Attributes<'_>, key: &str) -> Result<Option<Vec<Toleration>>, Status> {
-    let namespace: Option<Namespace> = state.peek("namespaces", attributes.namespace)?;
+fn annotation(cluster: &Cluster, attributes: &Attributes<'_>, key: &str) -> Result<Option<Vec<Toleration>>, Status> {
+    let namespace: Option<Namespace> = cluster.caches.peek("namespaces", attributes.namespace)?;
     let text = namespace.and_then(|namespace| namespace.metadata.annotations?.remove(key));
     match text.as_deref() {
         None => Ok(None),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Binding, Pod};
 
 use super::{Admitted, Attributes, Plugin, Verb, admitted};
-use crate::state::State;
+use crate::cluster::Cluster;
 use crate::watch_cache::Unreadable;
 
 pub(super) struct PodTopologyLabels;
@@ -14,20 +14,20 @@ pub(super) struct PodTopologyLabels;
 const LABELS: [&str; 2] = ["topology.kubernetes.io/zone", "topology.kubernetes.io/region"];
 
 impl Plugin for PodTopologyLabels {
-    fn admit<'a>(&'a self, state: &'a Arc<State>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
+    fn admit<'a>(&'a self, cluster: &'a Arc<Cluster>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
         if attributes.verb != Verb::Create || !attributes.is("", "pods") {
             return admitted();
         }
         if let Some(binding) = attributes.object_mut::<Binding>() {
             if binding.target.kind.as_deref() == Some("Node") {
-                match of_node(state, binding.target.name.as_deref().unwrap_or_default()) {
+                match of_node(cluster, binding.target.name.as_deref().unwrap_or_default()) {
                     Ok(labels) => copy(&mut binding.metadata.labels, labels),
                     Err(unreadable) => return Err(unreadable.into()).into(),
                 }
             }
         } else if let Some(pod) = attributes.object_mut::<Pod>() {
             let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default();
-            match of_node(state, &node) {
+            match of_node(cluster, &node) {
                 Ok(labels) => copy(&mut pod.metadata.labels, labels),
                 Err(unreadable) => return Err(unreadable.into()).into(),
             }
@@ -36,11 +36,11 @@ impl Plugin for PodTopologyLabels {
     }
 }
 
-fn of_node(state: &State, name: &str) -> Result<Vec<(String, String)>, Unreadable> {
+fn of_node(cluster: &Cluster, name: &str) -> Result<Vec<(String, String)>, Unreadable> {
     if name.is_empty() {
         return Ok(Vec::new());
     }
-    let Some(entry) = state.peek_entry("minions", name)? else { return Ok(Vec::new()) };
+    let Some(entry) = cluster.caches.peek_entry("minions", name)? else { return Ok(Vec::new()) };
     let labels = entry.labels();
     Ok(LABELS.into_iter().filter_map(|key| Some((key.to_owned(), labels.get(key)?.clone()))).collect())
 }

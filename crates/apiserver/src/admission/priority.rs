@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 
 use super::{Admitted, Attributes, Plugin, Verb, admitted, later};
-use crate::state::State;
+use crate::cluster::Cluster;
 use crate::watch_cache::Unreadable;
 
 pub(super) struct Priority;
@@ -15,7 +15,7 @@ pub(super) struct Priority;
 const PREFIX: &str = "priorityclasses";
 
 impl Plugin for Priority {
-    fn admit<'a>(&'a self, state: &'a Arc<State>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
+    fn admit<'a>(&'a self, cluster: &'a Arc<Cluster>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
         if !attributes.writes("", "pods") {
             return admitted();
         }
@@ -26,8 +26,8 @@ impl Plugin for Priority {
         let pod = attributes.object_ref::<Pod>();
         let name = pod.and_then(|pod| pod.spec.as_ref()?.priority_class_name.clone()).filter(|name| !name.is_empty());
         let known = match &name {
-            Some(name) => state.peek_shared(PREFIX, name),
-            None => default_class(state),
+            Some(name) => cluster.caches.peek_shared(PREFIX, name),
+            None => default_class(cluster),
         };
         let name = match (known, name) {
             (Err(unreadable), _) => return Err(unreadable.into()).into(),
@@ -37,21 +37,21 @@ impl Plugin for Priority {
         };
         later(async move {
             // It may have been created a moment ago.
-            state.caches.fresh().await?;
-            match state.peek_shared(PREFIX, &name)? {
+            cluster.caches.fresh().await?;
+            match cluster.caches.peek_shared(PREFIX, &name)? {
                 Some(class) => apply(attributes, Some(&class)),
                 None => Err(attributes.forbidden(format!("no PriorityClass with name {name} was found"))),
             }
         })
     }
 
-    fn validate<'a>(&'a self, state: &'a Arc<State>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
+    fn validate<'a>(&'a self, cluster: &'a Arc<Cluster>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
         if !attributes.writes("scheduling.k8s.io", "priorityclasses") {
             return admitted();
         }
         let class = attributes.object_ref::<PriorityClass>().filter(|class| class.global_default == Some(true));
         let Some(class) = class else { return admitted() };
-        let default = match default_class(state) {
+        let default = match default_class(cluster) {
             Ok(default) => default,
             Err(unreadable) => return Err(unreadable.into()).into(),
         };
@@ -102,8 +102,8 @@ fn apply(attributes: &mut Attributes<'_>, class: Option<&PriorityClass>) -> Resu
 }
 
 /// The default class; the lowest if, against the rules, there are several.
-fn default_class(state: &State) -> Result<Option<Arc<PriorityClass>>, Unreadable> {
-    let Some(cache) = state.caches.get(PREFIX) else { return Ok(None) };
+fn default_class(cluster: &Cluster) -> Result<Option<Arc<PriorityClass>>, Unreadable> {
+    let Some(cache) = cluster.caches.get(PREFIX) else { return Ok(None) };
     let mut default: Option<Arc<PriorityClass>> = None;
     for entry in cache.snapshot().range(None, None) {
         let class = entry.read::<PriorityClass>()?;

@@ -109,18 +109,18 @@ mod tests {
 
     #[test]
     fn only_webhooks_before_a_change_run_again() {
-        let mut state = Reinvocation::default();
-        state.enter(HOOKS, None);
-        state.called(HOOKS, "a", true, true);
-        state.called(HOOKS, "b", true, true);
-        state.called(HOOKS, "c", false, true);
-        state.called(HOOKS, "d", false, false);
-        state.leave(HOOKS, None);
-        assert!(state.is_wanted());
-        state.begin_second_round();
-        let again: Vec<&str> = ["a", "b", "c", "d"].into_iter().filter(|hook| state.may_call(HOOKS, hook)).collect();
+        let mut cluster = Reinvocation::default();
+        cluster.enter(HOOKS, None);
+        cluster.called(HOOKS, "a", true, true);
+        cluster.called(HOOKS, "b", true, true);
+        cluster.called(HOOKS, "c", false, true);
+        cluster.called(HOOKS, "d", false, false);
+        cluster.leave(HOOKS, None);
+        assert!(cluster.is_wanted());
+        cluster.begin_second_round();
+        let again: Vec<&str> = ["a", "b", "c", "d"].into_iter().filter(|hook| cluster.may_call(HOOKS, hook)).collect();
         // `b` changed the object after `a` ran; nothing changed after `b` and `c`.
         assert_eq!(again, ["a"]);
-        assert!(!state.is_wanted());
+        assert!(!cluster.is_wanted());
     }
 }

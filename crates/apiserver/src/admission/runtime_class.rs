@@ -9,22 +9,22 @@ use k8s_openapi::api::node::v1::RuntimeClass as Class;
 
 use super::tolerations::merge;
 use super::{Admitted, Attributes, Plugin, admitted, later};
-use crate::state::State;
+use crate::cluster::Cluster;
 
 pub(super) struct RuntimeClass;
 
 const MISMATCH: &str = "pod rejected: Pod's Overhead doesn't match RuntimeClass's defined Overhead";
 
 impl Plugin for RuntimeClass {
-    fn admit<'a>(&'a self, state: &'a Arc<State>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
+    fn admit<'a>(&'a self, cluster: &'a Arc<Cluster>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
         let Some(name) = class_name(attributes) else { return admitted() };
         later(async move {
-            let class = find(state, attributes, &name).await?;
+            let class = find(cluster, attributes, &name).await?;
             apply(attributes, class)
         })
     }
 
-    fn validate<'a>(&'a self, state: &'a Arc<State>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
+    fn validate<'a>(&'a self, cluster: &'a Arc<Cluster>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
         let name = class_name(attributes);
         let spec = attributes.object_ref::<Pod>().and_then(|pod| pod.spec.as_ref());
         let overhead = spec.and_then(|spec| spec.overhead.as_ref());
@@ -33,7 +33,7 @@ impl Plugin for RuntimeClass {
         }
         later(async move {
             let class = match &name {
-                Some(name) => Some(find(state, attributes, name).await?),
+                Some(name) => Some(find(cluster, attributes, name).await?),
                 None => None,
             };
             let fixed = class.and_then(|class| class.overhead).and_then(|overhead| overhead.pod_fixed);
@@ -56,13 +56,13 @@ fn class_name(attributes: &Attributes<'_>) -> Option<String> {
     attributes.object_ref::<Pod>()?.spec.as_ref()?.runtime_class_name.clone()
 }
 
-async fn find(state: &State, attributes: &Attributes<'_>, name: &str) -> Result<Class, Status> {
-    if let Some(class) = state.peek("runtimeclasses", name)? {
+async fn find(cluster: &Cluster, attributes: &Attributes<'_>, name: &str) -> Result<Class, Status> {
+    if let Some(class) = cluster.caches.peek("runtimeclasses", name)? {
         return Ok(class);
     }
     // It may have been created a moment ago.
-    state.caches.fresh().await?;
-    let class: Option<Class> = state.peek("runtimeclasses", name)?;
+    cluster.caches.fresh().await?;
+    let class: Option<Class> = cluster.caches.peek("runtimeclasses", name)?;
     class.ok_or_else(|| attributes.forbidden(format!("pod rejected: RuntimeClass {name:?} not found")))
 }
 

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{
 };
 
 use super::{Admitted, Attributes, Plugin, Verb, admitted, later, secret_references};
-use crate::state::State;
+use crate::cluster::Cluster;
 
 pub(super) struct ServiceAccount;
 
@@ -20,7 +20,7 @@ const MIRROR: &str = "kubernetes.io/config.mirror";
 const TOKEN_SECONDS: i64 = 3607;
 
 impl Plugin for ServiceAccount {
-    fn admit<'a>(&'a self, state: &'a Arc<State>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
+    fn admit<'a>(&'a self, cluster: &'a Arc<Cluster>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
         // Mirror pods show what already runs; they get nothing.
         if !attributes.creates("", "pods") || attributes.object_ref::<Pod>().is_none_or(is_mirror) {
             return admitted();
@@ -32,7 +32,7 @@ impl Plugin for ServiceAccount {
             let name = named.unwrap_or_else(|| "default".to_owned());
             spec.service_account_name = Some(name.clone());
             spec.service_account = Some(name.clone());
-            let account = find(state, attributes, &name).await?;
+            let account = find(cluster, attributes, &name).await?;
             let Some(pod) = attributes.object_mut::<Pod>() else { return Ok(()) };
             let spec = pod.spec.get_or_insert_default();
             if spec.image_pull_secrets.as_ref().is_none_or(Vec::is_empty) {
@@ -46,7 +46,7 @@ impl Plugin for ServiceAccount {
         })
     }
 
-    fn validate<'a>(&'a self, state: &'a Arc<State>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
+    fn validate<'a>(&'a self, cluster: &'a Arc<Cluster>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
         let adds_ephemeral = attributes.verb == Verb::Update
             && attributes.subresource == "ephemeralcontainers"
             && attributes.is("", "pods");
@@ -64,7 +64,7 @@ impl Plugin for ServiceAccount {
                 let (namespace, pod) = (attributes.namespace, pod.metadata.name.as_deref().unwrap_or_default());
                 return Err(attributes.forbidden(format!("no service account specified for pod {namespace}/{pod}")));
             }
-            let account = find(state, attributes, name).await?;
+            let account = find(cluster, attributes, name).await?;
             secret_references::refusal(&account, spec).map_or(Ok(()), |problem| Err(attributes.forbidden(problem)))
         })
     }
@@ -88,12 +88,12 @@ fn mirror_refusal(spec: &PodSpec) -> Option<&'static str> {
     }
 }
 
-async fn find(state: &State, attributes: &Attributes<'_>, name: &str) -> Result<Arc<Account>, Status> {
+async fn find(cluster: &Cluster, attributes: &Attributes<'_>, name: &str) -> Result<Arc<Account>, Status> {
     let key = [attributes.namespace, "/", name].concat();
-    let mut account = state.peek_shared("serviceaccounts", &key)?;
+    let mut account = cluster.caches.peek_shared("serviceaccounts", &key)?;
     if account.is_none() {
-        state.caches.fresh().await?;
-        account = state.peek_shared("serviceaccounts", &key)?;
+        cluster.caches.fresh().await?;
+        account = cluster.caches.peek_shared("serviceaccounts", &key)?;
     }
     account.ok_or_else(|| {
         let message = format!("error looking up service account {key}: serviceaccount {name:?} not found");
@@ -112,7 +112,7 @@ fn mount_token(pod: &mut Pod) {
     let existing = spec.volumes.iter().flatten().find(|volume| volume.name.starts_with("kube-api-access-"));
     let name = match existing {
         Some(volume) => volume.name.clone(),
-        None => crate::verbs::generate_name("kube-api-access-"),
+        None => crate::stamp::generate_name("kube-api-access-"),
     };
     if existing.is_none() {
         spec.volumes.get_or_insert_default().push(token_volume(&name));

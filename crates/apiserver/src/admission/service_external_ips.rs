@@ -5,12 +5,12 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Service;
 
 use super::{Admitted, Attributes, Plugin, admitted};
-use crate::state::State;
+use crate::cluster::Cluster;
 
 pub(super) struct DenyServiceExternalIPs;
 
 impl Plugin for DenyServiceExternalIPs {
-    fn validate<'a>(&'a self, _: &'a Arc<State>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
+    fn validate<'a>(&'a self, _: &'a Arc<Cluster>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
         if !attributes.writes("", "services") {
             return admitted();
         }

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use super::{Admitted, Attributes, Plugin, admitted};
-use crate::state::State;
+use crate::cluster::Cluster;
 
 pub(super) struct StorageObjectInUseProtection;
 
 // VolumeAttributesClasses are left out: no controller here would take their finalizer off again.
 impl Plugin for StorageObjectInUseProtection {
-    fn admit<'a>(&'a self, _: &'a Arc<State>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
+    fn admit<'a>(&'a self, _: &'a Arc<Cluster>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
         let finalizer = if attributes.creates("", "persistentvolumeclaims") {
             "kubernetes.io/pvc-protection"
         } else if attributes.creates("", "persistentvolumes") {

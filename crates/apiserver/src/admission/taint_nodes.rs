@@ -5,14 +5,14 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Node, Taint};
 
 use super::{Admitted, Attributes, Plugin};
-use crate::state::State;
+use crate::cluster::Cluster;
 
 pub(super) struct TaintNodesByCondition;
 
 const NOT_READY: &str = "node.kubernetes.io/not-ready";
 
 impl Plugin for TaintNodesByCondition {
-    fn admit<'a>(&'a self, _: &'a Arc<State>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
+    fn admit<'a>(&'a self, _: &'a Arc<Cluster>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
         let creates = attributes.creates("", "nodes");
         if let Some(node) = attributes.object_mut::<Node>().filter(|_| creates) {
             let taints = node.spec.get_or_insert_default().taints.get_or_insert_default();

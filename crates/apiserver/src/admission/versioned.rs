@@ -4,8 +4,8 @@ use api::Status;
 use registry::{AnyObject, Object, Resource};
 use serde_json::{Value, json};
 
+use super::books::{Books, recorded as recorded_books};
 use super::{Attributes, Verb};
-use crate::verbs::{Books, recorded_books};
 
 /// The new state as a client of `resource` would see it.
 pub(super) fn versioned_object(attributes: &Attributes<'_>, resource: &Resource) -> Result<Option<Value>, Status> {
@@ -47,7 +47,7 @@ pub(super) fn stored(
     if attributes.has_own_kind() {
         return before.decode_like(value).map_err(Status::internal);
     }
-    let mut object = crate::verbs::decode_checked(resource, value, &mut Vec::new())
+    let mut object = crate::versions::decode_checked(resource, value, &mut Vec::new())
         .map_err(|status| Status::internal(status.message))?;
     resource.strategy.apply_defaults(&mut *object);
     Ok(object)
@@ -87,11 +87,11 @@ pub(super) fn request(attributes: &Attributes<'_>, target: &Resource) -> Value {
 
 /// The options of the request as an object of their kind; none for streams.
 fn options(attributes: &Attributes<'_>) -> Value {
-    let query = &attributes.operation.info.query;
+    let query = attributes.query;
     let kind = match attributes.verb {
         Verb::Create => "CreateOptions",
         Verb::Update => "UpdateOptions",
-        Verb::Delete => return attributes.delete.map_or(Value::Null, crate::verbs::DeleteOptions::to_value),
+        Verb::Delete => return attributes.delete.map_or(Value::Null, crate::delete_options::DeleteOptions::to_value),
         Verb::Connect => return Value::Null,
     };
     let mut options = json!({"kind": kind, "apiVersion": "meta.k8s.io/v1"});

@@ -8,22 +8,22 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::api::storage::v1::StorageClass;
 
 use super::{Admitted, Attributes, Plugin, Verb, admitted};
-use crate::state::State;
+use crate::cluster::Cluster;
 
 pub(super) struct PersistentVolumeClaimResize;
 
 const CLASS_ANNOTATION: &str = "volume.beta.kubernetes.io/storage-class";
 
 impl Plugin for PersistentVolumeClaimResize {
-    fn validate<'a>(&'a self, state: &'a Arc<State>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
+    fn validate<'a>(&'a self, cluster: &'a Arc<Cluster>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
         if attributes.verb != Verb::Update || !attributes.writes("", "persistentvolumeclaims") {
             return admitted();
         }
-        check(state, attributes).into()
+        check(cluster, attributes).into()
     }
 }
 
-fn check(state: &State, attributes: &Attributes<'_>) -> Result<(), Status> {
+fn check(cluster: &Cluster, attributes: &Attributes<'_>) -> Result<(), Status> {
     let claims = (attributes.object_ref::<PersistentVolumeClaim>(), attributes.old_ref::<PersistentVolumeClaim>());
     let (Some(new), Some(old)) = claims else { return Ok(()) };
     if size(new) <= size(old) {
@@ -33,7 +33,8 @@ fn check(state: &State, attributes: &Attributes<'_>) -> Result<(), Status> {
         return Err(attributes.forbidden("Only bound persistent volume claims can be expanded"));
     }
     let same = class(new).filter(|class| Some(*class) == self::class(old));
-    let class: Option<StorageClass> = same.map(|class| state.peek("storageclasses", class)).transpose()?.flatten();
+    let class: Option<StorageClass> =
+        same.map(|class| cluster.caches.peek("storageclasses", class)).transpose()?.flatten();
     if class.is_some_and(|class| class.allow_volume_expansion == Some(true)) {
         return Ok(());
     }

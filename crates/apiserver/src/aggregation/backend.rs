@@ -15,20 +15,30 @@ use registry::priority::Priority;
 use registry::unset::or_empty;
 use tls::Reloading;
 use tokio_rustls::TlsConnector;
+use tokio_util::sync::CancellationToken;
 
+use super::backends::Aggregation;
 use super::condition;
 use super::remote_discovery::Discovered;
+use crate::body::response;
 use crate::body::{self, Body};
-use crate::chain::RequestInfo;
 use crate::config::Config;
 use crate::remote::passage;
-use crate::remote::{Connections, Lost, Problem, Sender, dial, service};
-use crate::state::State;
-use crate::verbs::{Links, pass, response};
+use crate::remote::proxied_answer::{Links, pass};
+use crate::remote::{Connections, Lost, Problem, Sender, Services, dial, service};
+use crate::request_info::RequestInfo;
 
 /// The documents that clients need to find their way come soon or not at all.
 const DISCOVERY: Duration = Duration::from_secs(5);
 const EXTRA: &str = "x-remote-extra-";
+
+/// What of this server a request that is passed on has to do with.
+pub(crate) struct Forwarding<'a> {
+    pub(crate) aggregation: &'a Aggregation,
+    pub(crate) services: &'a Services,
+    pub(crate) config: &'a Config,
+    pub(crate) stop: &'a CancellationToken,
+}
 
 /// One version of a group that another server serves.
 pub(crate) struct Backend {
@@ -36,7 +46,7 @@ pub(crate) struct Backend {
     pub(crate) version: String,
     pub(crate) priority: Priority,
     /// Namespace, name and port of its service.
-    pub(super) service: (String, String, u16),
+    pub(crate) service: (String, String, u16),
     /// What this was made from.
     spec: APIServiceSpec,
     tls: Result<Reloading<TlsConnector>, String>,
@@ -47,7 +57,7 @@ pub(crate) struct Backend {
 
 impl Backend {
     /// The backend of a registration; nothing if this server is meant.
-    pub(super) fn new(config: &Config, registered: &APIService) -> Option<Self> {
+    pub(crate) fn new(config: &Config, registered: &APIService) -> Option<Self> {
         let spec = registered.spec.clone()?;
         let reference = spec.service.as_ref()?;
         let (namespace, name) = (or_empty(&reference.namespace), or_empty(&reference.name));
@@ -65,21 +75,21 @@ impl Backend {
         })
     }
 
-    pub(super) fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         format!("{}.{}", self.version, self.group)
     }
 
     /// Whether a registration still says what this was made from.
-    pub(super) fn is_of(&self, registered: &APIService) -> bool {
+    pub(crate) fn is_of(&self, registered: &APIService) -> bool {
         registered.spec.as_ref() == Some(&self.spec)
     }
 
-    pub(super) fn is_like(&self, other: &Backend) -> bool {
+    pub(crate) fn is_like(&self, other: &Backend) -> bool {
         self.group == other.group && self.version == other.version
     }
 
     /// Takes over what a registration says about availability.
-    pub(super) fn observe(&self, registered: &APIService) {
+    pub(crate) fn observe(&self, registered: &APIService) {
         self.is_available.store(is_available(registered), Ordering::Release);
     }
 
@@ -88,7 +98,7 @@ impl Backend {
     }
 
     /// Remembers what the server offers; returns whether that is news.
-    pub(super) fn learn(&self, found: Arc<Discovered>) -> bool {
+    pub(crate) fn learn(&self, found: Arc<Discovered>) -> bool {
         let mut known = self.discovered.write();
         let is_news = *known != found;
         *known = found;
@@ -96,7 +106,7 @@ impl Backend {
     }
 
     /// Where the version is described, which every API server answers.
-    pub(super) fn path(&self) -> String {
+    pub(crate) fn path(&self) -> String {
         if self.group.is_empty() {
             format!("/api/{}", self.version)
         } else {
@@ -105,20 +115,20 @@ impl Backend {
     }
 
     /// Where a connection would lead now.
-    pub(super) fn address(&self, state: &State) -> Result<(String, u16), String> {
+    pub(crate) fn address(&self, services: &Services) -> Result<(String, u16), String> {
         let (namespace, name, port) = &self.service;
-        service::resolve(&state.services, namespace, name, *port)
+        service::resolve(services, namespace, name, *port)
     }
 
-    async fn connect(&self, state: &State) -> Result<Sender, String> {
+    async fn connect(&self, services: &Services) -> Result<Sender, String> {
         let tls = self.tls.as_ref().map_err(String::clone)?;
-        let (host, port) = self.address(state)?;
+        let (host, port) = self.address(services)?;
         let (namespace, name, _) = &self.service;
         dial(&host, port, Some((&tls.get(), &format!("{name}.{namespace}.svc")))).await
     }
 
     /// A question of the server itself.
-    pub(super) async fn ask(&self, state: &State, path: &str, accept: &str) -> Result<Response<Bytes>, Problem> {
+    pub(crate) async fn ask(&self, services: &Services, path: &str, accept: &str) -> Result<Response<Bytes>, Problem> {
         let user = UserInfo::new("system:kube-aggregator", &[api::user::MASTERS]);
         let mut headers = HeaderMap::new();
         if let Ok(accept) = HeaderValue::from_str(accept) {
@@ -127,7 +137,7 @@ impl Backend {
         introduce(&mut headers, &user).map_err(|error| Problem::Unreadable(error.to_string()))?;
         let request = self.request(Method::GET, path, headers, Bytes::new());
         let request = request.map_err(|error| Problem::Unreadable(error.to_string()))?;
-        let asking = self.connections.exchange(request, || self.connect(state));
+        let asking = self.connections.exchange(request, || self.connect(services));
         let late = |_| Problem::Unreachable("context deadline exceeded".to_owned());
         tokio::time::timeout(DISCOVERY, asking).await.map_err(late)?
     }
@@ -150,14 +160,14 @@ impl Backend {
     /// Passes on a request of somebody who may make it. Problems are told as upstream tells them, in plain text.
     pub(crate) async fn forward(
         &self,
-        state: &Arc<State>,
+        server: &Forwarding<'_>,
         info: &RequestInfo,
         user: &UserInfo,
         parts: http::request::Parts,
         body: Bytes,
     ) -> Response<Body> {
         let limit = (!info.is_resource).then_some(DISCOVERY);
-        let passing = self.exchange(state, info, user, parts, body);
+        let passing = self.exchange(server, info, user, parts, body);
         let outcome = match limit {
             None => passing.await,
             Some(limit) => match tokio::time::timeout(limit, passing).await {
@@ -174,7 +184,7 @@ impl Backend {
 
     async fn exchange(
         &self,
-        state: &Arc<State>,
+        server: &Forwarding<'_>,
         info: &RequestInfo,
         user: &UserInfo,
         mut parts: http::request::Parts,
@@ -186,14 +196,14 @@ impl Backend {
             return Err(unavailable("service unavailable".to_owned()));
         }
         self.tls.as_ref().map_err(|error| failed(error.clone()))?;
-        self.address(state).map_err(|error| {
+        self.address(server.services).map_err(|error| {
             tracing::warn!(service = self.name(), "resolving an aggregated API server: {error}");
             unavailable("service unavailable".to_owned())
         })?;
         let upgrade = parts.extensions.remove::<OnUpgrade>().filter(|_| parts.headers.contains_key(header::UPGRADE));
         let mut headers = passage::headers(&parts.headers, upgrade.is_some());
         introduce(&mut headers, user).map_err(|error| failed(error.to_string()))?;
-        if !state.aggregation.sign(&mut headers) {
+        if !server.aggregation.sign(&mut headers) {
             return Err((StatusCode::LOOP_DETECTED, format!("{} leads back to this server", self.name())));
         }
         let path = match info.raw_query.is_empty() {
@@ -205,22 +215,22 @@ impl Backend {
         let lost = if request.method().is_safe() { Lost::Repeat } else { Lost::Tell };
         let reached = match &upgrade {
             // A connection that becomes a tunnel is nobody else's.
-            Some(_) => Connections::default().open(request, lost, || self.connect(state)).await,
-            None => self.connections.open(request, lost, || self.connect(state)).await,
+            Some(_) => Connections::default().open(request, lost, || self.connect(server.services)).await,
+            None => self.connections.open(request, lost, || self.connect(server.services)).await,
         };
         let (sender, mut answer) = reached.map_err(|problem| unavailable(problem.to_string()))?;
         if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
             let Some(client) = upgrade else {
                 return Err(unavailable("backend switched protocols without being asked".to_owned()));
             };
-            return Ok(passage::tunnel(answer, client, state.stop.clone()));
+            return Ok(passage::tunnel(answer, client, server.stop.clone()));
         }
         if upgrade.is_none() {
             self.connections.keep(sender);
         }
         passage::came_back(&mut answer);
         let leads_away = answer.status().is_redirection() && answer.headers().contains_key(header::LOCATION);
-        if leads_away && state.config.aggregator_reject_forwarding_redirect {
+        if leads_away && server.config.aggregator_reject_forwarding_redirect {
             let text = "the backend attempted to redirect this request, which is not permitted";
             return Err((StatusCode::BAD_GATEWAY, text.to_owned()));
         }
@@ -230,7 +240,7 @@ impl Backend {
         let links = Links { prefix: "", backend: &backend, requested };
         let answer = pass(&links, answer).await.map_err(|status| unavailable(status.message))?;
         // Streams end with the server, as its own watches do.
-        let stop = info.is_long_running().then(|| state.stop.clone());
+        let stop = info.is_long_running().then(|| server.stop.clone());
         Ok(answer.map(|body| match stop {
             Some(stop) => body::until(body, stop.cancelled_owned()),
             None => body,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 
 use super::backend::Backend;
-use crate::state::State;
+use crate::remote::Services;
 
 const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,\
     application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList";
@@ -31,31 +31,31 @@ pub(crate) struct Described {
 }
 
 /// Asks the server. The OpenAPI v2 document is large, so it is fetched again only when something else has changed.
-pub(super) async fn discover(state: &State, backend: &Backend) -> Discovered {
-    let Some(resources) = resources(state, backend).await else { return Discovered::default() };
-    let openapi_v3 = openapi_v3(state, backend).await;
+pub(crate) async fn discover(services: &Services, backend: &Backend) -> Discovered {
+    let Some(resources) = resources(services, backend).await else { return Discovered::default() };
+    let openapi_v3 = openapi_v3(services, backend).await;
     let known = backend.discovered();
     let is_same = known.is_current && known.resources == resources && known.openapi_v3 == openapi_v3;
     let openapi_v2 = match &known.openapi_v2 {
         Some(known) if is_same => Some(known.clone()),
-        _ => openapi_v2(state, backend).await.map(Arc::new),
+        _ => openapi_v2(services, backend).await.map(Arc::new),
     };
     Discovered { is_current: true, resources, openapi_v3, openapi_v2 }
 }
 
-async fn fetch(state: &State, backend: &Backend, path: &str, accept: &str) -> Option<(String, Value)> {
-    let answer = backend.ask(state, path, accept).await.ok().filter(|answer| answer.status().is_success())?;
+async fn fetch(services: &Services, backend: &Backend, path: &str, accept: &str) -> Option<(String, Value)> {
+    let answer = backend.ask(services, path, accept).await.ok().filter(|answer| answer.status().is_success())?;
     let kind = answer.headers().get(http::header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let kind = kind.unwrap_or_default().to_owned();
     Some((kind, serde_json::from_slice(answer.body()).ok()?))
 }
 
-async fn resources(state: &State, backend: &Backend) -> Option<Vec<Value>> {
-    let aggregated = fetch(state, backend, "/apis", AGGREGATED).await;
+async fn resources(services: &Services, backend: &Backend) -> Option<Vec<Value>> {
+    let aggregated = fetch(services, backend, "/apis", AGGREGATED).await;
     if let Some((_, document)) = aggregated.filter(|(kind, _)| kind.contains("as=APIGroupDiscoveryList")) {
         return Some(of_version(document, &backend.group, &backend.version));
     }
-    let (_, list) = fetch(state, backend, &backend.path(), JSON).await?;
+    let (_, list) = fetch(services, backend, &backend.path(), JSON).await?;
     Some(from_legacy(&list, &backend.group, &backend.version))
 }
 
@@ -119,8 +119,8 @@ fn from_legacy(list: &Value, group: &str, version: &str) -> Vec<Value> {
     resources
 }
 
-async fn openapi_v3(state: &State, backend: &Backend) -> Option<String> {
-    let (_, index) = fetch(state, backend, "/openapi/v3", JSON).await?;
+async fn openapi_v3(services: &Services, backend: &Backend) -> Option<String> {
+    let (_, index) = fetch(services, backend, "/openapi/v3", JSON).await?;
     let name = backend.path();
     let url = index["paths"][name.trim_start_matches('/')]["serverRelativeURL"].as_str()?;
     // It is led through this server under the same name; anything else is not ours to lead to.
@@ -128,8 +128,8 @@ async fn openapi_v3(state: &State, backend: &Backend) -> Option<String> {
     (url == expected || url.starts_with(&format!("{expected}?"))).then(|| url.to_owned())
 }
 
-async fn openapi_v2(state: &State, backend: &Backend) -> Option<Described> {
-    let (_, document) = fetch(state, backend, "/openapi/v2", JSON).await?;
+async fn openapi_v2(services: &Services, backend: &Backend) -> Option<Described> {
+    let (_, document) = fetch(services, backend, "/openapi/v2", JSON).await?;
     Some(described(&document, &backend.path()))
 }
 

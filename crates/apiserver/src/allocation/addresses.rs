@@ -11,10 +11,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use registry::Resource;
 use registry::unset::items;
 
+use super::Taken;
 use super::plan::{self, Addresses};
-use super::{Cidr, Taken};
-use crate::state::{State, own_operation};
-use crate::verbs::{create_object, delete_object};
+use crate::cidr::Cidr;
+use crate::cluster::Cluster;
 use crate::watch_cache::Unreadable;
 
 const PREFIX: &str = "ipaddresses";
@@ -25,7 +25,7 @@ const ALLOCATOR: &str = "ipallocator.k8s.io";
 
 /// Claims what the service needs and writes it into the spec.
 pub(super) async fn fill(
-    state: &Arc<State>,
+    cluster: &Arc<Cluster>,
     service: &mut Service,
     held: &Taken,
     dry_run: bool,
@@ -34,8 +34,8 @@ pub(super) async fn fill(
 ) -> Result<(), Status> {
     let parent = reference(service);
     let Some(spec) = service.spec.as_mut() else { return Ok(()) };
-    let ranges = ranges(state)?;
-    let Addresses::Wanted { families, given } = plan::addresses(spec, &state.config.service_cluster_ip_ranges) else {
+    let ranges = ranges(cluster)?;
+    let Addresses::Wanted { families, given } = plan::addresses(spec, &cluster.config.service_cluster_ip_ranges) else {
         return Ok(());
     };
     let has_both = ["IPv4", "IPv6"].iter().all(|family| ranges.iter().any(|range| range.family() == *family));
@@ -54,7 +54,7 @@ pub(super) async fn fill(
             continue;
         }
         let Some(wanted) = given.get(index) else {
-            match claim_any(state, &ranges, &parent, dry_run).await? {
+            match claim_any(cluster, &ranges, &parent, dry_run).await? {
                 Some(address) => {
                     taken.addresses.push(address);
                     addresses.push(address.to_string());
@@ -79,7 +79,7 @@ pub(super) async fn fill(
                 Some(format!(
                     "the provided IP ({address}) is not in the valid range. The range of valid IPs is {valid}"
                 ))
-            } else if !claim(state, address, &parent, dry_run).await? {
+            } else if !claim(cluster, address, &parent, dry_run).await? {
                 Some("provided IP is already allocated".to_owned())
             } else {
                 taken.addresses.push(address);
@@ -98,15 +98,15 @@ pub(super) async fn fill(
 }
 
 /// All ranges that are ready: those of the flags first, then those of `ServiceCIDR` objects by age.
-pub(super) fn ranges(state: &State) -> Result<Vec<Cidr>, Unreadable> {
-    let mut objects: Vec<ServiceCIDR> = state.peek_all("servicecidrs", None)?;
+pub(super) fn ranges(cluster: &Cluster) -> Result<Vec<Cidr>, Unreadable> {
+    let mut objects: Vec<ServiceCIDR> = cluster.caches.peek_all("servicecidrs", None)?;
     objects.retain(|object| {
         let conditions = object.status.as_ref().map(|status| items(&status.conditions)).unwrap_or_default();
         let ready = conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True");
         ready && object.metadata.deletion_timestamp.is_none()
     });
     objects.sort_by_key(|object| object.metadata.creation_timestamp.as_ref().map(|time| time.0));
-    let mut ranges = state.config.service_cluster_ip_ranges.clone();
+    let mut ranges = cluster.config.service_cluster_ip_ranges.clone();
     for text in objects.iter().filter_map(|object| object.spec.as_ref()).flat_map(|spec| items(&spec.cidrs)) {
         if let Ok(range) = text.parse::<Cidr>()
             && !ranges.contains(&range)
@@ -118,13 +118,13 @@ pub(super) fn ranges(state: &State) -> Result<Vec<Cidr>, Unreadable> {
 }
 
 async fn claim_any(
-    state: &Arc<State>,
+    cluster: &Arc<Cluster>,
     ranges: &[Cidr],
     parent: &ParentReference,
     dry_run: bool,
 ) -> Result<Option<IpAddr>, Status> {
     for address in ranges.iter().flat_map(|range| range.candidates()) {
-        if claim(state, address, parent, dry_run).await? {
+        if claim(cluster, address, parent, dry_run).await? {
             return Ok(Some(address));
         }
     }
@@ -133,14 +133,14 @@ async fn claim_any(
 
 /// Takes an address for a service; false if somebody has it.
 pub(super) async fn claim(
-    state: &Arc<State>,
+    cluster: &Arc<Cluster>,
     address: IpAddr,
     parent: &ParentReference,
     dry_run: bool,
 ) -> Result<bool, Status> {
-    let (name, resource) = (address.to_string(), resource(state)?);
+    let (name, resource) = (address.to_string(), resource(cluster)?);
     // The cache may be behind, so what it does not know may still be taken; what it knows is.
-    if state.cache(&resource)?.get(&name).is_some() {
+    if cluster.cache(&resource)?.get(&name).is_some() {
         return Ok(false);
     }
     if dry_run {
@@ -156,30 +156,28 @@ pub(super) async fn claim(
         },
         spec: IPAddressSpec { parent_ref: parent.clone() },
     };
-    let operation = own_operation(state, "create", &resource, "", "", "");
-    match Box::pin(create_object(&operation, Box::new(object))).await {
-        Ok(_) => Ok(true),
+    match cluster.own()?.create(&resource, Box::new(object)).await {
+        Ok(()) => Ok(true),
         Err(status) if status.is_already_exists() => Ok(false),
         Err(status) => Err(status),
     }
 }
 
 /// Gives an address back, unless it is another's by now.
-pub(super) async fn release(state: &Arc<State>, service: &Service, address: IpAddr) -> Result<(), Status> {
+pub(super) async fn release(cluster: &Arc<Cluster>, service: &Service, address: IpAddr) -> Result<(), Status> {
     let name = address.to_string();
     // Created a moment ago, perhaps: the cache has to show it.
-    state.caches.fresh().await?;
-    let object: Option<IPAddress> = state.peek(PREFIX, &name)?;
+    cluster.caches.fresh().await?;
+    let object: Option<IPAddress> = cluster.caches.peek(PREFIX, &name)?;
     if object.is_none_or(|object| object.spec.parent_ref != reference(service)) {
         return Ok(());
     }
-    forget(state, &name).await
+    forget(cluster, &name).await
 }
 
 /// Deletes the object of an address.
-pub(super) async fn forget(state: &Arc<State>, name: &str) -> Result<(), Status> {
-    let operation = own_operation(state, "delete", &resource(state)?, "", name, "");
-    match Box::pin(delete_object(&operation, "", name, &Default::default())).await {
+pub(super) async fn forget(cluster: &Arc<Cluster>, name: &str) -> Result<(), Status> {
+    match cluster.own()?.delete(&resource(cluster)?, "", name).await {
         Err(status) if !status.is_not_found() => Err(status),
         _ => Ok(()),
     }
@@ -192,8 +190,8 @@ pub(super) fn is_ours(address: &IPAddress) -> bool {
 }
 
 /// All addresses that are taken.
-pub(super) fn all(state: &State) -> Result<Vec<IPAddress>, Unreadable> {
-    state.peek_all(PREFIX, None)
+pub(super) fn all(cluster: &Cluster) -> Result<Vec<IPAddress>, Unreadable> {
+    cluster.caches.peek_all(PREFIX, None)
 }
 
 pub(super) fn reference(service: &Service) -> ParentReference {
@@ -205,7 +203,7 @@ pub(super) fn reference(service: &Service) -> ParentReference {
     }
 }
 
-fn resource(state: &State) -> Result<Arc<Resource>, Status> {
-    let resource = state.registry.find_any("networking.k8s.io", PREFIX);
+fn resource(cluster: &Cluster) -> Result<Arc<Resource>, Status> {
+    let resource = cluster.registry.find_any("networking.k8s.io", PREFIX);
     resource.ok_or_else(|| Status::internal("ipaddresses.networking.k8s.io are not served"))
 }

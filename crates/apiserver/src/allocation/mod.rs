@@ -5,7 +5,6 @@
 //! one set of them all. A claim is given back when the write fails; what a crash leaves behind, `repair` finds.
 
 mod addresses;
-mod cidr;
 mod node_ports;
 mod plan;
 pub(crate) mod repair;
@@ -17,9 +16,7 @@ use api::field::FieldErrors;
 use api::{GroupKind, Status};
 use k8s_openapi::api::core::v1::Service;
 
-pub use cidr::Cidr;
-
-use crate::state::State;
+use crate::cluster::Cluster;
 
 /// Addresses and ports that a service holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -58,7 +55,7 @@ impl Taken {
 
 /// Gives a service what it needs and does not have, or refuses. Returns what was newly claimed.
 pub(crate) async fn allocate(
-    state: &Arc<State>,
+    cluster: &Arc<Cluster>,
     service: &mut Service,
     old: Option<&Service>,
     dry_run: bool,
@@ -69,9 +66,9 @@ pub(crate) async fn allocate(
     }
     let mut taken = Taken::default();
     let mut errors = FieldErrors::default();
-    addresses::fill(state, service, &held, dry_run, &mut taken, &mut errors).await?;
+    addresses::fill(cluster, service, &held, dry_run, &mut taken, &mut errors).await?;
     if errors.is_empty() {
-        node_ports::fill(state, service, &held, dry_run, &mut taken, &mut errors).await?;
+        node_ports::fill(cluster, service, &held, dry_run, &mut taken, &mut errors).await?;
     }
     if dry_run {
         taken = Taken::default();
@@ -79,22 +76,22 @@ pub(crate) async fn allocate(
     if errors.is_empty() {
         return Ok(taken);
     }
-    release(state, service, &taken).await;
+    release(cluster, service, &taken).await;
     let name = service.metadata.name.as_deref().unwrap_or_default();
     Err(Status::invalid(&GroupKind::new("", "Service"), name, errors))
 }
 
 /// Gives back what `service` had. A failure leaves a claim behind, which repair finds.
-pub(crate) async fn release(state: &Arc<State>, service: &Service, taken: &Taken) {
+pub(crate) async fn release(cluster: &Arc<Cluster>, service: &Service, taken: &Taken) {
     for address in &taken.addresses {
-        if let Err(error) = addresses::release(state, service, *address).await {
+        if let Err(error) = addresses::release(cluster, service, *address).await {
             tracing::warn!(%address, %error, "an address was not given back; repair will");
         }
     }
     if taken.ports.is_empty() {
         return;
     }
-    if let Err(error) = node_ports::release(state, &taken.ports).await {
+    if let Err(error) = node_ports::release(cluster, &taken.ports).await {
         tracing::warn!(ports = ?taken.ports, %error, "node ports were not given back; repair will");
     }
 }

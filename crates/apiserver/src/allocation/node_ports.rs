@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use store::{Revision, StoreError};
 
 use super::{Taken, plan};
-use crate::state::State;
+use crate::cluster::Cluster;
 
 const KEY: &str = "/registry/ranges/servicenodeports";
 /// Each lost race means that another service got its ports.
@@ -23,7 +23,7 @@ type Ports = BTreeSet<u16>;
 
 /// Claims what the service needs and writes it into the spec.
 pub(super) async fn fill(
-    state: &Arc<State>,
+    cluster: &Arc<Cluster>,
     service: &mut Service,
     held: &Taken,
     dry_run: bool,
@@ -35,10 +35,10 @@ pub(super) async fn fill(
     if !local {
         spec.health_check_node_port = None;
     }
-    let range = state.config.service_node_port_range;
+    let range = cluster.config.service_node_port_range;
     let before = spec.clone();
     let mut outcome = Ok(Vec::new());
-    change(state, |used| {
+    change(cluster, |used| {
         // Each attempt starts from what the client sent.
         *spec = before.clone();
         let mut wanted = used.clone();
@@ -113,13 +113,13 @@ fn free((low, high): (u16, u16), used: &mut Ports) -> Option<u16> {
     (0..count).map(|step| low + ((start + step) % count) as u16).find(|port| used.insert(*port))
 }
 
-pub(super) async fn release(state: &Arc<State>, ports: &[u16]) -> Result<(), Status> {
-    change(state, |used| used.retain(|port| !ports.contains(port))).await
+pub(super) async fn release(cluster: &Arc<Cluster>, ports: &[u16]) -> Result<(), Status> {
+    change(cluster, |used| used.retain(|port| !ports.contains(port))).await
 }
 
 /// Reads the set, lets `edit` change it, and writes it back if nobody else did meanwhile.
-pub(super) async fn change(state: &Arc<State>, mut edit: impl FnMut(&mut Ports) + Send) -> Result<(), Status> {
-    let store = state.store();
+pub(super) async fn change(cluster: &Arc<Cluster>, mut edit: impl FnMut(&mut Ports) + Send) -> Result<(), Status> {
+    let store = cluster.store();
     for _ in 0..ATTEMPTS {
         let found = store.get(KEY).await.map_err(crate::status::from_store)?;
         let before = found.as_ref().map(|kv| decode(&kv.value)).transpose()?.unwrap_or_default();
@@ -128,7 +128,7 @@ pub(super) async fn change(state: &Arc<State>, mut edit: impl FnMut(&mut Ports) 
         if after == before {
             return Ok(());
         }
-        let value = encode(&after, state.config.service_node_port_range)?;
+        let value = encode(&after, cluster.config.service_node_port_range)?;
         let outcome = match &found {
             Some(kv) => store.update(KEY, value, Revision(kv.mod_revision.0)).await,
             None => store.create(KEY, value).await,

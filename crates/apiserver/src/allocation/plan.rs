@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::{Service, ServiceSpec};
 
-use super::Cidr;
+use crate::cidr::Cidr;
 
 /// The address families of a service, in order, and what it has or asks for in each.
 pub(super) enum Addresses {

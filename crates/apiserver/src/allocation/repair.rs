@@ -14,8 +14,10 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::IPAddress;
 use tokio_util::sync::CancellationToken;
 
-use super::{Cidr, Taken, addresses, node_ports};
-use crate::state::{State, now};
+use super::{Taken, addresses, node_ports};
+use crate::cidr::Cidr;
+use crate::cluster::Cluster;
+use crate::stamp::now;
 
 /// How often it looks, as upstream.
 const INTERVAL: Duration = Duration::from_secs(3 * 60);
@@ -25,38 +27,38 @@ const GRACE_SECONDS: i64 = 60;
 const ROUNDS: u32 = 3;
 
 /// Repairs now and then until `stop` fires.
-pub(crate) async fn run(state: Arc<State>, stop: CancellationToken) {
+pub(crate) async fn run(cluster: Arc<Cluster>, stop: CancellationToken) {
     let mut leaks = BTreeMap::new();
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
             () = tokio::time::sleep(INTERVAL) => {}
         }
-        if let Err(error) = once(&state, &mut leaks).await {
+        if let Err(error) = once(&cluster, &mut leaks).await {
             tracing::warn!(%error, "repairing addresses and node ports failed");
         }
     }
 }
 
 /// One round. `leaks` remembers how often a port was seen without a service.
-pub(crate) async fn once(state: &Arc<State>, leaks: &mut BTreeMap<u16, u32>) -> Result<(), Status> {
-    state.caches.fresh().await?;
-    let services: Vec<Service> = state.peek_all("services/specs", None)?;
-    for fix in plan(&services, &addresses::all(state)?, &addresses::ranges(state)?, now()) {
+pub(crate) async fn once(cluster: &Arc<Cluster>, leaks: &mut BTreeMap<u16, u32>) -> Result<(), Status> {
+    cluster.caches.fresh().await?;
+    let services: Vec<Service> = cluster.caches.peek_all("services/specs", None)?;
+    for fix in plan(&services, &addresses::all(cluster)?, &addresses::ranges(cluster)?, now()) {
         match fix {
             Fix::Claim { service, address } => {
                 tracing::warn!(%address, service = %describe(service), "cluster IP is not allocated; repairing");
-                addresses::claim(state, address, &addresses::reference(service), false).await?;
+                addresses::claim(cluster, address, &addresses::reference(service), false).await?;
             }
             Fix::Forget { name } => {
                 tracing::warn!(address = %name, "address has no service; cleaning up");
-                addresses::forget(state, name).await?;
+                addresses::forget(cluster, name).await?;
             }
             Fix::Report { service, problem } => tracing::warn!(service = %describe(service), "{problem}"),
         }
     }
     let used: BTreeSet<u16> = services.iter().flat_map(|service| Taken::of(service).ports).collect();
-    node_ports::change(state, |stored| *stored = repaired(stored, &used, leaks)).await
+    node_ports::change(cluster, |stored| *stored = repaired(stored, &used, leaks)).await
 }
 
 fn describe(service: &Service) -> String {

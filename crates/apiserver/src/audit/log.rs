@@ -5,22 +5,14 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use anyhow::Context;
 use bytes::Bytes;
 use jiff::Timestamp;
 use parking_lot::Mutex;
 
-/// Where to write and how much to keep; zeros mean no limit.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LogConfig {
-    /// `-` is standard output.
-    pub path: PathBuf,
-    pub max_age: Duration,
-    pub max_backups: usize,
-    pub max_bytes: u64,
-}
+use crate::config::LogConfig;
 
 pub(super) struct Log {
     config: LogConfig,
@@ -155,6 +147,8 @@ fn append(path: &Path) -> std::io::Result<File> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn files(dir: &Path) -> Vec<String> {

@@ -9,6 +9,7 @@ mod policy;
 mod sink;
 mod truncate;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -24,15 +25,10 @@ use tls::Reloading;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-pub use log::LogConfig;
-pub use sink::{Batching, Mode};
-pub use truncate::Truncation;
-
 use event::{Event, ObjectRef, ResponseStatus, without_managed_fields};
 use policy::{Level, Policy, Stage, Verdict};
 use sink::{Backend, Sink};
 
-use crate::authn::Peer;
 use crate::authz::Attributes;
 use crate::body::{Body, full, guarded};
 use crate::config::AuditConfig;
@@ -108,7 +104,7 @@ impl Trail {
         id: &str,
         uri: &http::Uri,
         headers: &HeaderMap,
-        peer: &Peer,
+        peer: Option<SocketAddr>,
     ) -> Self {
         let Some(audit) = audit else { return Self(None) };
         let now = Timestamp::now();
@@ -346,7 +342,7 @@ fn decode(content_type: &str, body: &[u8]) -> Option<Value> {
 }
 
 /// Where a request came from: what proxies say first, the connection last.
-fn source_ips(headers: &HeaderMap, peer: &Peer) -> Vec<String> {
+fn source_ips(headers: &HeaderMap, peer: Option<SocketAddr>) -> Vec<String> {
     let values = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
     let mut found: Vec<String> = values("x-forwarded-for")
         .split(',')
@@ -354,7 +350,7 @@ fn source_ips(headers: &HeaderMap, peer: &Peer) -> Vec<String> {
         .filter_map(|text| text.trim().parse::<std::net::IpAddr>().ok())
         .map(|ip| ip.to_string())
         .collect();
-    found.push(peer.address.map_or_else(|| "127.0.0.1".to_owned(), |address| address.ip().to_string()));
+    found.push(peer.map_or_else(|| "127.0.0.1".to_owned(), |address| address.ip().to_string()));
     found.dedup();
     found
 }

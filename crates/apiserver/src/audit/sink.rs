@@ -13,7 +13,8 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::log::Log;
-use super::truncate::{Truncation, batches};
+use super::truncate::batches;
+use crate::config::{Batching, Mode, Truncation};
 use crate::remote::Remote;
 
 /// How long the collector may take for a batch, retries included.
@@ -21,29 +22,6 @@ const SEND: Duration = Duration::from_secs(30);
 
 /// Events that found no room.
 pub(crate) static DROPPED: AtomicU64 = AtomicU64::new(0);
-
-/// When events are handed over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    Batch(Batching),
-    /// The request waits until its events are stored.
-    Blocking,
-    /// And fails if its first one cannot be.
-    BlockingStrict,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Batching {
-    pub buffer: usize,
-    pub max_size: usize,
-    pub max_wait: Duration,
-}
-
-impl Default for Batching {
-    fn default() -> Self {
-        Self { buffer: 10_000, max_size: 400, max_wait: Duration::from_secs(30) }
-    }
-}
 
 pub(super) enum Backend {
     Log(Log),

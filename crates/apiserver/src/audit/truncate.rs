@@ -3,12 +3,7 @@
 use bytes::Bytes;
 use serde_json::Value;
 
-/// What one sink takes, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Truncation {
-    pub max_event: usize,
-    pub max_batch: usize,
-}
+use crate::config::Truncation;
 
 impl Truncation {
     /// The event, without its bodies if it is too large; `None` if even that is.

@@ -3,16 +3,16 @@
 use api::UserInfo;
 use k8s_openapi::api::core::v1::Secret;
 
-use crate::state::State;
+use crate::watch_cache::Caches;
 
-pub(super) fn find(state: &State, token: &str) -> Option<UserInfo> {
+pub(super) fn find(caches: &Caches, token: &str) -> Option<UserInfo> {
     let (id, given) = token.split_once('.')?;
     let alphanumeric = |text: &str| text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
     if id.len() != 6 || given.len() != 16 || !alphanumeric(id) || !alphanumeric(given) {
         return None;
     }
     // A secret that cannot be read lets nobody in.
-    let secret: Secret = state.peek("secrets", &format!("kube-system/bootstrap-token-{id}")).ok()??;
+    let secret: Secret = caches.peek("secrets", &format!("kube-system/bootstrap-token-{id}")).ok()??;
     if secret.type_.as_deref() != Some("bootstrap.kubernetes.io/token") || secret.metadata.deletion_timestamp.is_some()
     {
         return None;

@@ -20,7 +20,7 @@ impl FrontProxy {
     /// Refuses headers that nobody can read: passed over, they would make another user of the one that was meant.
     pub(super) fn check(&self, headers: &HeaderMap) -> Result<(), Status> {
         let mut ours = headers.iter().filter(|(name, _)| self.is_ours(name));
-        ours.try_for_each(|(name, value)| crate::chain::readable(name, value).map(drop))
+        ours.try_for_each(|(name, value)| crate::request_info::readable(name, value).map(drop))
     }
 
     fn is_ours(&self, header: &HeaderName) -> bool {
@@ -48,7 +48,7 @@ impl FrontProxy {
         let mut user = UserInfo { name, uid, groups: values(&self.group_headers), ..Default::default() };
         for (key, value) in headers {
             let Some(key) = self.extra_key(key) else { continue };
-            let key = crate::chain::decode(key, false).into_owned();
+            let key = api::percent::decode(key, false).into_owned();
             user.extra.entry(key).or_default().extend(std::str::from_utf8(value.as_bytes()).ok().map(str::to_owned));
         }
         Ok(Some(user))

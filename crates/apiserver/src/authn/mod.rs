@@ -31,7 +31,7 @@ pub(crate) use static_files::{BasicFile, TokenFile};
 pub(crate) use webhook::TokenWebhook;
 
 use crate::config::Config;
-use crate::state::State;
+use crate::watch_cache::Caches;
 
 /// What is known of the other end of a connection.
 #[derive(Clone, Default)]
@@ -104,7 +104,7 @@ impl Authenticators {
     /// The user, or 401. Credentials are removed from the headers: nothing behind this sees them.
     pub(crate) async fn authenticate(
         &self,
-        state: &State,
+        caches: &Caches,
         headers: &mut HeaderMap,
         peer: &Peer,
     ) -> Result<UserInfo, Status> {
@@ -132,7 +132,7 @@ impl Authenticators {
             }
         }
         if let (None, Some(token)) = (&found, &given.bearer) {
-            match self.token(state, token, &[]).await {
+            match self.token(caches, token, &[]).await {
                 Ok(Some((user, _))) => found = Some(user),
                 Ok(None) => errors.push("invalid bearer token".to_owned()),
                 Err(error) => errors.push(error),
@@ -157,7 +157,7 @@ impl Authenticators {
     /// Looks a bearer token up. `audiences` empty means the API server's own.
     pub(crate) async fn token(
         &self,
-        state: &State,
+        caches: &Caches,
         token: &str,
         audiences: &[String],
     ) -> Result<Option<Accepted>, String> {
@@ -173,7 +173,7 @@ impl Authenticators {
         }
         let mut errors: Vec<String> = Vec::new();
         if let Some(keys) = &self.service_accounts {
-            match keys.verify(state, token, wanted) {
+            match keys.verify(caches, token, wanted) {
                 Ok(Some(found)) => return Ok(Some(found)),
                 Ok(None) => {}
                 Err(error) => errors.push(error),
@@ -181,7 +181,7 @@ impl Authenticators {
         }
         if is_ours
             && self.bootstrap_tokens
-            && let Some(user) = bootstrap::find(state, token)
+            && let Some(user) = bootstrap::find(caches, token)
         {
             return Ok(Some((user, common)));
         }

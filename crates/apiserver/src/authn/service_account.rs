@@ -17,7 +17,7 @@ use super::Accepted;
 use super::jwt::{Key, Token, signing_input};
 use super::keys::{SigningKey, load_public};
 use crate::expiring::Expiring;
-use crate::state::State;
+use crate::watch_cache::Caches;
 
 /// The issuer of tokens that live in secrets.
 const LEGACY_ISSUER: &str = "kubernetes/serviceaccount";
@@ -115,7 +115,7 @@ impl PublicKeys {
     }
 
     /// `Ok(None)` if the token is not one of ours at all.
-    pub(crate) fn verify(&self, state: &State, text: &str, wanted: &[String]) -> Result<Option<Accepted>, String> {
+    pub(crate) fn verify(&self, caches: &Caches, text: &str, wanted: &[String]) -> Result<Option<Accepted>, String> {
         let Some(token) = self.ours(text)? else { return Ok(None) };
         check_times(&token, jiff::Timestamp::now().as_second())?;
         let legacy = token.text("iss") == LEGACY_ISSUER;
@@ -128,7 +128,7 @@ impl PublicKeys {
         if accepted.is_empty() {
             return Err(format!("token audiences {given:?} is invalid for the target audiences {wanted:?}"));
         }
-        let user = if legacy { legacy_user(state, &token, text)? } else { bound_user(state, &token)? };
+        let user = if legacy { legacy_user(caches, &token, text)? } else { bound_user(caches, &token)? };
         Ok(Some((user, accepted)))
     }
 
@@ -172,8 +172,8 @@ fn is_gone(object: &Value) -> bool {
     deleted.is_some_and(|deleted| deleted.as_second() + LEEWAY < jiff::Timestamp::now().as_second())
 }
 
-fn account(state: &State, namespace: &str, name: &str, uid: &str) -> Result<Value, String> {
-    let account: Value = state
+fn account(caches: &Caches, namespace: &str, name: &str, uid: &str) -> Result<Value, String> {
+    let account: Value = caches
         .peek("serviceaccounts", &format!("{namespace}/{name}"))
         .map_err(|unreadable| unreadable.to_string())?
         .ok_or_else(|| format!("serviceaccounts {name:?} not found"))?;
@@ -187,7 +187,7 @@ fn account(state: &State, namespace: &str, name: &str, uid: &str) -> Result<Valu
     Ok(account)
 }
 
-fn bound_user(state: &State, token: &Token<'_>) -> Result<UserInfo, String> {
+fn bound_user(caches: &Caches, token: &Token<'_>) -> Result<UserInfo, String> {
     let private = &token.claims["kubernetes.io"];
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let namespace = text(&private["namespace"]);
@@ -195,7 +195,7 @@ fn bound_user(state: &State, token: &Token<'_>) -> Result<UserInfo, String> {
     if token.text("sub") != format!("system:serviceaccount:{namespace}:{name}") {
         return Err("token subject does not match its service account".to_owned());
     }
-    account(state, &namespace, &name, &uid)?;
+    account(caches, &namespace, &name, &uid)?;
     let mut user = UserInfo::service_account(&namespace, &name, uid);
     for (kind, prefix, key) in [
         ("pod", "pods", format!("{namespace}/{}", text(&private["pod"]["name"]))),
@@ -209,7 +209,7 @@ fn bound_user(state: &State, token: &Token<'_>) -> Result<UserInfo, String> {
         // A token bound to a pod also names its node for information; only a direct binding must hold.
         if kind != "node" || !private["pod"].is_object() {
             let invalidated = || "service account token has been invalidated".to_owned();
-            let object: Option<Value> = state.peek(prefix, &key).map_err(|unreadable| unreadable.to_string())?;
+            let object: Option<Value> = caches.peek(prefix, &key).map_err(|unreadable| unreadable.to_string())?;
             let object = object.ok_or_else(invalidated)?;
             let found = object["metadata"]["uid"].as_str().unwrap_or_default();
             if found != uid {
@@ -237,14 +237,14 @@ fn bound_user(state: &State, token: &Token<'_>) -> Result<UserInfo, String> {
 }
 
 /// A token that lives in a secret: it counts as long as the secret holds it.
-fn legacy_user(state: &State, token: &Token<'_>, text: &str) -> Result<UserInfo, String> {
+fn legacy_user(caches: &Caches, token: &Token<'_>, text: &str) -> Result<UserInfo, String> {
     let claim = |key: &str| token.text(&format!("kubernetes.io/serviceaccount/{key}")).to_owned();
     let (namespace, secret_name) = (claim("namespace"), claim("secret.name"));
     let (name, uid) = (claim("service-account.name"), claim("service-account.uid"));
     if token.text("sub") != format!("system:serviceaccount:{namespace}:{name}") {
         return Err("sub claim is invalid".to_owned());
     }
-    let secret: k8s_openapi::api::core::v1::Secret = state
+    let secret: k8s_openapi::api::core::v1::Secret = caches
         .peek("secrets", &format!("{namespace}/{secret_name}"))
         .map_err(|unreadable| unreadable.to_string())?
         .ok_or_else(|| "Token has been invalidated".to_owned())?;
@@ -261,7 +261,7 @@ fn legacy_user(state: &State, token: &Token<'_>, text: &str) -> Result<UserInfo,
             "the token in secret {namespace}/{secret_name} for service account {namespace}/{name} has been marked invalid"
         ));
     }
-    account(state, &namespace, &name, &uid)?;
+    account(caches, &namespace, &name, &uid)?;
     crate::audit::annotate("authentication.k8s.io/legacy-token-manual-secret", &secret_name);
     Ok(UserInfo::service_account(&namespace, &name, uid))
 }

@@ -6,8 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 use serde::Deserialize;
 
-use super::webhook::{FailurePolicy, WebhookConfig};
-use crate::config::Authorizer;
+use crate::config::{Authorizer, FailurePolicy, WebhookConfig};
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]

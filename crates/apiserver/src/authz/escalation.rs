@@ -1,16 +1,24 @@
 //! Roles cannot be used to climb: who writes a role or a binding must already hold the rights it gives, or hold
 //! `escalate` on the role or `bind` on the role it refers to.
 
-use api::Status;
+use api::{Status, UserInfo};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef};
-use registry::Object;
+use registry::{Object, Resource};
 use serde_json::Value;
 
-use super::Attributes;
 use super::rbac::{describe, missing, quoted};
-use crate::state::Operation;
+use super::{Attributes, Authorizers};
+use crate::request_info::RequestInfo;
 
 const GROUP: &str = "rbac.authorization.k8s.io";
+
+/// A write of a role or a binding.
+pub(crate) struct Write<'a> {
+    pub(crate) authorizers: &'a Authorizers,
+    pub(crate) user: &'a UserInfo,
+    pub(crate) info: &'a RequestInfo,
+    pub(crate) resource: &'a Resource,
+}
 
 /// What a write gives to somebody.
 enum Gift {
@@ -18,38 +26,38 @@ enum Gift {
     Role(RoleRef),
 }
 
-pub(crate) async fn check(operation: &Operation, new: &dyn Object, old: Option<&dyn Object>) -> Result<(), Status> {
-    if operation.resource.group != GROUP || operation.user.in_group(api::user::MASTERS) {
+pub(crate) async fn check(write: &Write<'_>, new: &dyn Object, old: Option<&dyn Object>) -> Result<(), Status> {
+    if write.resource.group != GROUP || write.user.in_group(api::user::MASTERS) {
         return Ok(());
     }
     let Some(gift) = gift(new, old) else { return Ok(()) };
     if old.is_some_and(|old| differs_only_in_bookkeeping(new, old)) {
         return Ok(());
     }
-    let name = new.meta().name.clone().unwrap_or_else(|| operation.info.name.clone());
+    let name = new.meta().name.clone().unwrap_or_else(|| write.info.name.clone());
     match gift {
         Gift::Rules { rules, aggregates } => {
-            if may(operation, "escalate", &operation.resource.plural, &operation.info.name).await {
+            if may(write, "escalate", &write.resource.plural, &write.info.name).await {
                 return Ok(());
             }
-            confirm(operation, &name, &rules)?;
+            confirm(write, &name, &rules)?;
             // What an aggregating role gathers is not known yet: only who has everything may make one.
-            if aggregates && confirm(operation, &name, &everything()).is_err() {
+            if aggregates && confirm(write, &name, &everything()).is_err() {
                 let text = "must have cluster-admin privileges to use the aggregationRule";
-                return Err(Status::forbidden(&operation.group_resource(), &name, text));
+                return Err(Status::forbidden(&write.resource.group_resource(), &name, text));
             }
             Ok(())
         }
         Gift::Role(role) => {
             let plural = if role.kind == "ClusterRole" { "clusterroles" } else { "roles" };
-            if may(operation, "bind", plural, &role.name).await {
+            if may(write, "bind", plural, &role.name).await {
                 return Ok(());
             }
-            let Some(rules) = operation.state.authz.rbac.role_rules(&role, &operation.info.namespace) else {
+            let Some(rules) = write.authorizers.rbac.role_rules(&role, &write.info.namespace) else {
                 let resource = api::GroupResource { group: GROUP.into(), resource: plural.into() };
                 return Err(Status::not_found(&resource, &role.name));
             };
-            confirm(operation, &name, &rules)
+            confirm(write, &name, &rules)
         }
     }
 }
@@ -100,9 +108,9 @@ fn everything() -> [PolicyRule; 2] {
 }
 
 /// Whether the user holds all of these rights, or the refusal that names the missing ones.
-fn confirm(operation: &Operation, name: &str, wanted: &[PolicyRule]) -> Result<(), Status> {
-    let user = &operation.user;
-    let (owned, problems) = operation.state.authz.rbac.rules_for(user, &operation.info.namespace);
+fn confirm(write: &Write<'_>, name: &str, wanted: &[PolicyRule]) -> Result<(), Status> {
+    let user = &write.user;
+    let (owned, problems) = write.authorizers.rbac.rules_for(user, &write.info.namespace);
     let missing = missing(&owned, wanted);
     if missing.is_empty() {
         return Ok(());
@@ -116,19 +124,19 @@ fn confirm(operation: &Operation, name: &str, wanted: &[PolicyRule]) -> Result<(
     if !problems.is_empty() {
         message.push_str(&format!("; resolution errors: [{}]", problems.join(" ")));
     }
-    Err(Status::forbidden(&operation.group_resource(), name, message))
+    Err(Status::forbidden(&write.resource.group_resource(), name, message))
 }
 
-async fn may(operation: &Operation, verb: &str, plural: &str, name: &str) -> bool {
+async fn may(write: &Write<'_>, verb: &str, plural: &str, name: &str) -> bool {
     let attributes = Attributes {
         is_resource: true,
         verb: verb.to_owned(),
         group: GROUP.to_owned(),
-        version: operation.info.version.clone(),
+        version: write.info.version.clone(),
         resource: plural.to_owned(),
-        namespace: operation.info.namespace.clone(),
+        namespace: write.info.namespace.clone(),
         name: name.to_owned(),
         ..Default::default()
     };
-    operation.state.authz.decide(&operation.user, &attributes).await.allowed
+    write.authorizers.decide(&write.user, &attributes).await.allowed
 }

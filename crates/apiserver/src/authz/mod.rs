@@ -13,11 +13,8 @@ use api::{GroupResource, Status, UserInfo};
 use k8s_openapi::api::rbac::v1::PolicyRule;
 use serde_json::{Map, Value, json};
 
-pub use webhook::{FailurePolicy, WebhookConfig};
-
-use crate::chain::RequestInfo;
 use crate::config::{Authorizer, Config};
-use crate::state::State;
+use crate::request_info::RequestInfo;
 use crate::watch_cache::Caches;
 
 /// What is asked for.
@@ -153,7 +150,7 @@ impl Authorizers {
     /// As [`Authorizers::require`], and a right that was given by a finished write counts at once.
     pub(crate) async fn require_fresh(
         &self,
-        state: &State,
+        caches: &Caches,
         user: &UserInfo,
         attributes: &Attributes,
     ) -> Result<Decision, Status> {
@@ -161,7 +158,7 @@ impl Authorizers {
         if decision.allowed {
             return Ok(decision);
         }
-        state.caches.fresh().await?;
+        caches.fresh().await?;
         self.require(user, attributes).await
     }
 

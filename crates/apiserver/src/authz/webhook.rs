@@ -1,39 +1,16 @@
 //! Webhook: a server elsewhere decides, asked with a SubjectAccessReview.
 
-use std::path::PathBuf;
-use std::time::Duration;
-
 use api::UserInfo;
 use api::selector::{FieldSelector, Operator, Selector};
 use serde_json::{Value, json};
 
 use super::{Attributes, Opinion};
+use crate::config::{FailurePolicy, WebhookConfig};
 use crate::expiring::Expiring;
 use crate::remote::Remote;
 
 /// Questions longer than this are not remembered: an attacker chooses how long (upstream's `maxControlledAttrCacheSize`).
 const MAX_REMEMBERED: usize = 10_000;
-
-/// How to ask, and what to make of the answers.
-#[derive(Clone, Debug)]
-pub struct WebhookConfig {
-    pub name: String,
-    /// A kubeconfig file that names the server and our credentials for it.
-    pub config_file: PathBuf,
-    /// `v1` or `v1beta1`.
-    pub version: String,
-    pub authorized_ttl: Duration,
-    pub unauthorized_ttl: Duration,
-    pub timeout: Duration,
-    pub failure_policy: FailurePolicy,
-}
-
-/// What no answer means.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FailurePolicy {
-    NoOpinion,
-    Deny,
-}
 
 pub(crate) struct Webhook {
     config: WebhookConfig,

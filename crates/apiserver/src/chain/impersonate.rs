@@ -47,14 +47,14 @@ impl Wanted {
     fn take(headers: &mut HeaderMap) -> Result<Self, Status> {
         let mut wanted = Self::default();
         for (header, value) in headers.iter().filter(|(header, _)| is_ours(header)) {
-            let value = super::readable(header, value)?;
+            let value = crate::request_info::readable(header, value)?;
             match header.as_str() {
                 USER if wanted.name.is_empty() => wanted.name = value.to_owned(),
                 UID if wanted.uid.is_empty() => wanted.uid = value.to_owned(),
                 GROUP => wanted.groups.push(value.to_owned()),
                 other => {
                     if let Some(key) = other.strip_prefix(EXTRA) {
-                        let key = super::decode(key, false).into_owned();
+                        let key = api::percent::decode(key, false).into_owned();
                         wanted.extra.entry(key).or_default().push(value.to_owned());
                     }
                 }

@@ -3,10 +3,7 @@
 //! panic recovery -> deadline -> CORS -> authentication -> audit -> impersonation -> limits -> authorization -> verb. The
 //! body stays on the wire until authorization has passed. A client that leaves drops the whole future, wherever it is.
 
-mod cors;
 mod impersonate;
-mod in_flight;
-mod request_info;
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -19,18 +16,18 @@ use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, heade
 use registry::Resource;
 use trace::{Name, Stage};
 
-pub(crate) use cors::Cors;
-pub(crate) use in_flight::InFlight;
-pub(crate) use request_info::{RequestInfo, decode};
-
+use crate::accept::Accept;
 use crate::audit::Trail;
 use crate::authn::Peer;
 use crate::authz::Attributes;
 use crate::body::{Body, RequestBody, empty, guarded};
+use crate::cors;
 use crate::flow_control::{Flow, Seat};
+use crate::in_flight;
 use crate::metrics::{Labels, Serving};
-use crate::state::{Operation, State, now, unique_id};
-use crate::verbs::Accept;
+use crate::request_info::{RequestInfo, Warnings};
+use crate::stamp::{now, unique_id};
+use crate::state::{Operation, State};
 
 const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
 const FLOW_SCHEMA: HeaderName = HeaderName::from_static("x-kubernetes-pf-flowschema-uid");
@@ -60,7 +57,7 @@ pub(crate) async fn serve(state: Arc<State>, mut request: Request<RequestBody>, 
     let is_head = request.method() == Method::HEAD;
     let audit_id = audit_id(&request);
     let id = audit_id.to_str().unwrap_or_default();
-    let trail = Trail::open(state.audit.as_ref(), id, request.uri(), request.headers(), &peer);
+    let trail = Trail::open(state.audit.as_ref(), id, request.uri(), request.headers(), peer.address);
     let deadline = deadline(&info, state.config.request_timeout);
     let cors = state.cors.headers(request.headers());
     let is_preflight = cors.is_some() && cors::is_preflight(request.method());
@@ -263,11 +260,11 @@ async fn authenticate(state: &State, parts: &mut http::request::Parts, peer: &Pe
         }
         return Ok(user);
     }
-    state.authn.authenticate(state, &mut parts.headers, peer).await
+    state.authn.authenticate(&state.caches, &mut parts.headers, peer).await
 }
 
 async fn authorize(state: &State, user: &UserInfo, attributes: &Attributes, trail: &Trail) -> Result<(), Status> {
-    let outcome = state.authz.require_fresh(state, user, attributes).await;
+    let outcome = state.authz.require_fresh(&state.caches, user, attributes).await;
     let (decision, reason) = match &outcome {
         Ok(decision) => ("allow", decision.reason.clone()),
         Err(status) => ("forbid", status.message.clone()),
@@ -291,10 +288,10 @@ async fn dispatch(
         return crate::walk::serve(&state, &info, &body);
     }
     if let Some(backend) = state.aggregation.of(&info) {
-        return Ok(backend.forward(&state, &info, &user, parts, body).await);
+        return Ok(backend.forward(&state.forwarding(), &info, &user, parts, body).await);
     }
     if !info.is_resource {
-        return crate::discovery::serve(&state, &info, parts, &user).await;
+        return crate::endpoints::serve(&state, &info, parts, &user).await;
     }
     let resource = row.ok_or_else(Status::no_such_path)?;
     if info.subresource.is_empty() || resource.subresource(&info.subresource).is_some() {
@@ -325,7 +322,7 @@ async fn dispatch(
     };
     let wants_protobuf = Accept::is_protobuf(&parts.headers);
     let upgrade = parts.extensions.remove::<hyper::upgrade::OnUpgrade>();
-    let warnings = Arc::new(parking_lot::Mutex::new(Vec::new()));
+    let warnings = Arc::new(Warnings::default());
     let operation = Operation {
         state,
         info,
@@ -338,13 +335,13 @@ async fn dispatch(
         accept,
         warnings: warnings.clone(),
     };
-    let mut response = match Box::pin(crate::verbs::run(operation, upgrade)).await {
+    let mut response = match Box::pin(run(operation, upgrade)).await {
         Ok(response) => response,
         Err(status) if wants_protobuf => crate::status::protobuf_response(&status),
         Err(status) => crate::status::response(&status),
     };
-    for warning in warnings.lock().iter() {
-        let text = format!("299 - {}", api::field::quote(warning));
+    for warning in warnings.all() {
+        let text = format!("299 - {}", api::field::quote(&warning));
         if let Ok(value) = HeaderValue::from_str(&text) {
             response.headers_mut().append(header::WARNING, value);
         }
@@ -352,10 +349,14 @@ async fn dispatch(
     Ok(response)
 }
 
-/// The value of a header that says who somebody is, as text: UTF-8 like all names here.
-pub(crate) fn readable<'v>(name: &HeaderName, value: &'v HeaderValue) -> Result<&'v str, Status> {
-    std::str::from_utf8(value.as_bytes())
-        .map_err(|_| Status::bad_request(format!("the value of header {name} is not valid UTF-8")))
+/// Most resources are stored; what is not is answered by whoever knows.
+async fn run(operation: Operation, upgrade: Option<hyper::upgrade::OnUpgrade>) -> Result<Response<Body>, Status> {
+    let is_read = operation.info.subresource.is_empty() && matches!(operation.info.verb, "get" | "list");
+    match operation.resource.serving {
+        registry::Serving::ComponentStatuses if is_read => crate::health::component_statuses(&operation).await,
+        registry::Serving::Metrics(of) if is_read => crate::resource_metrics::serve(&operation, of).await,
+        _ => crate::verbs::run(operation, upgrade).await,
+    }
 }
 
 /// The client's audit id, or a new one.

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use api::Status;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
-    CustomResourceDefinition, CustomResourceDefinitionCondition, CustomResourceDefinitionNames,
+    CustomResourceDefinition, CustomResourceDefinitionNames,
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
+use registry::apiextensions::conditions::{has_condition, set_condition};
 use registry::custom::{self, store_prefix};
-use registry::unset::{items, or_empty};
+use registry::unset::or_empty;
 use registry::{AnyObject, Object, Resource};
 use tokio::task::JoinSet;
 
@@ -28,13 +28,6 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// A request for a kind that is not there waits this long for definitions that were just written.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// How far the table is.
-#[derive(Default)]
-pub(crate) struct Definitions {
-    /// Definitions up to this revision have their rows; none until those of the start do.
-    seen: tokio::sync::watch::Sender<Option<u64>>,
-}
-
 /// The row of a request that the table does not have: a definition that is in the cache but not yet in the table is
 /// waited for.
 pub(crate) async fn served(
@@ -45,7 +38,7 @@ pub(crate) async fn served(
 ) -> Result<Option<Arc<Resource>>, Unreadable> {
     let Some(cache) = state.caches.get(PREFIX) else { return Ok(None) };
     let newest = cache.revision();
-    let mut seen = state.definitions.seen.subscribe();
+    let mut seen = state.definitions.subscribe();
     let caught_up = seen.wait_for(|seen| seen.is_some_and(|seen| seen >= newest));
     if !matches!(tokio::time::timeout(PATIENCE, caught_up).await, Ok(Ok(_))) {
         return Ok(None);
@@ -54,15 +47,15 @@ pub(crate) async fn served(
     let found = state.registry.find(group, version, plural);
     if found.is_none() {
         // What is defined or registered in words that cannot be read is not what nobody has heard of.
-        state.peek_shared::<CustomResourceDefinition>(PREFIX, &format!("{plural}.{group}"))?;
-        state.peek_shared::<APIService>(crate::aggregation::PREFIX, &format!("{version}.{group}"))?;
+        state.caches.peek_shared::<CustomResourceDefinition>(PREFIX, &format!("{plural}.{group}"))?;
+        state.caches.peek_shared::<APIService>(crate::aggregation::PREFIX, &format!("{version}.{group}"))?;
     }
     Ok(found)
 }
 
 /// Whether the definitions that were there when the server started have their rows.
 pub(crate) fn is_synced(state: &State) -> Result<(), String> {
-    match *state.definitions.seen.borrow() {
+    match *state.definitions.borrow() {
         Some(_) => Ok(()),
         None => Err("custom resource definitions are being read".to_owned()),
     }
@@ -162,13 +155,13 @@ impl Keeper {
         let gone: Vec<Known> = self.known.drain().map(|(_, known)| known).collect();
         let (state, registry) = (&self.state, &self.state.registry);
         if registry.set_custom(rows) {
-            crate::discovery::publish(state);
+            state.publish();
         }
         for known in gone.iter().filter(|gone| !wanted.values().any(|known| known.prefix == gone.prefix)) {
             state.caches.remove(&known.prefix);
         }
         self.known = wanted.into_iter().map(|(name, known)| (name.to_owned(), known)).collect();
-        state.definitions.seen.send_replace(Some(revision));
+        state.definitions.send_replace(Some(revision));
     }
 
     /// Writes what was decided; begins to end what is to be deleted. Returns whether that worked.
@@ -180,7 +173,7 @@ impl Keeper {
             }
         }
         let mut probe = CustomResourceDefinition::clone(definition);
-        let now = crate::state::now();
+        let now = crate::stamp::now();
         if accept(&mut probe, &decision, now) {
             let written = write_status(&self.state, name, |definition| {
                 accept(definition, &decision, now);
@@ -237,41 +230,6 @@ fn decisions(definitions: &[Arc<CustomResourceDefinition>]) -> Vec<Decision> {
         decisions.push(decision);
     }
     decisions
-}
-
-pub(super) fn has_condition(definition: &CustomResourceDefinition, kind: &str) -> bool {
-    let conditions = definition.status.as_ref().map(|status| items(&status.conditions)).unwrap_or_default();
-    conditions.iter().any(|condition| condition.type_ == kind && condition.status == "True")
-}
-
-/// Sets a condition; returns whether that changed anything.
-pub(super) fn set_condition(
-    definition: &mut CustomResourceDefinition,
-    (kind, is, reason, message): (&str, bool, &str, &str),
-    now: jiff::Timestamp,
-) -> bool {
-    let status = if is { "True" } else { "False" };
-    let observed = definition.metadata.generation;
-    let conditions = definition.status.get_or_insert_default().conditions.get_or_insert_default();
-    let found = conditions.iter_mut().find(|condition| condition.type_ == kind);
-    let new = CustomResourceDefinitionCondition {
-        type_: kind.to_owned(),
-        status: status.to_owned(),
-        reason: Some(reason.to_owned()),
-        message: Some(message.to_owned()),
-        last_transition_time: Some(Time(now)),
-        observed_generation: observed,
-    };
-    match found {
-        None => conditions.push(new),
-        Some(old) if old.status == status && old.reason == new.reason && old.message == new.message => return false,
-        Some(old) => {
-            let since =
-                if old.status == status { old.last_transition_time.clone() } else { new.last_transition_time.clone() };
-            *old = CustomResourceDefinitionCondition { last_transition_time: since, ..new };
-        }
-    }
-    true
 }
 
 /// Puts a decision into the status; returns whether it was not there yet.

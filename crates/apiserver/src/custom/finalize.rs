@@ -5,30 +5,17 @@ use std::time::Duration;
 
 use api::Status;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use registry::Resource;
 use registry::unset::{items, or_empty};
-use registry::{Object, Resource};
 
-use super::definitions::{self, has_condition, set_condition, write_main, write_status};
+use super::definitions::{self, write_main, write_status};
+use crate::delete_options::DeleteOptions;
 use crate::state::{State, own_operation};
-use crate::verbs::{DeleteOptions, delete_object};
+use crate::verbs::delete_object;
+use registry::apiextensions::conditions::{FINALIZER, has_condition, set_condition};
 
-const FINALIZER: &str = "customresourcecleanup.apiextensions.k8s.io";
 /// Objects that others hold back are looked at again when one of them changes, and after this long.
 const AGAIN: Duration = Duration::from_secs(5);
-
-/// Holds a definition that is about to be deleted until its objects are gone.
-pub(crate) fn mark(object: &mut dyn Object, now: jiff::Timestamp) {
-    let Some(definition) = object.downcast_mut::<CustomResourceDefinition>() else { return };
-    if definition.metadata.deletion_timestamp.is_some() {
-        return;
-    }
-    let finalizers = definition.metadata.finalizers.get_or_insert_default();
-    if !finalizers.iter().any(|name| name == FINALIZER) {
-        finalizers.push(FINALIZER.to_owned());
-    }
-    let message = "CustomResourceDefinition marked for deletion; CustomResource deletion will begin soon";
-    set_condition(definition, ("Terminating", true, "InstanceDeletionPending", message), now);
-}
 
 /// Whether a definition waits for its objects to go.
 pub(super) fn is_ending(definition: &CustomResourceDefinition) -> bool {
@@ -52,7 +39,7 @@ async fn end(state: &Arc<State>, definition: &CustomResourceDefinition, name: &s
     let note = async |is, reason, message| {
         let condition = ("Terminating", is, reason, message);
         let set = |definition: &mut CustomResourceDefinition| {
-            set_condition(definition, condition, crate::state::now());
+            set_condition(definition, condition, crate::stamp::now());
         };
         write_status(state, name, set).await
     };

@@ -10,6 +10,4 @@ mod definitions;
 mod finalize;
 mod names;
 
-pub(crate) use convert::{entries, entry, to_storage};
-pub(crate) use definitions::{Definitions, is_synced, run, served};
-pub(crate) use finalize::mark;
+pub(crate) use definitions::{is_synced, run, served};

@@ -10,14 +10,13 @@ use registry::{Resource, Scope, Table};
 use serde_json::{Value, json};
 
 use crate::aggregation::Backend;
-use crate::state::State;
 
 /// Documents made when the server starts, and again when kinds come or go.
 pub(crate) struct Documents {
     pub(crate) core: Aggregated,
     pub(crate) groups: Aggregated,
     /// What the documents are about.
-    pub(super) table: Arc<Table>,
+    pub(crate) table: Arc<Table>,
     /// Who serves the rest.
     pub(super) backends: Arc<[Arc<Backend>]>,
     pub(super) openapi: super::openapi::OpenApi,
@@ -108,7 +107,7 @@ impl Aggregated {
 }
 
 /// A quoted hash of the content, in upstream's form.
-pub(super) fn etag(body: &[u8]) -> String {
+pub(crate) fn etag(body: &[u8]) -> String {
     let digest = ring::digest::digest(&ring::digest::SHA512, body);
     let hex: String = digest.as_ref().iter().map(|byte| format!("{byte:02X}")).collect();
     format!("\"{hex}\"")
@@ -157,7 +156,7 @@ fn aggregated_resource(row: &Resource) -> Value {
 }
 
 /// `/api/v1` and `/apis/<group>/<version>`.
-pub(super) fn resource_list(table: &Table, group: &str, version: &str) -> Value {
+pub(crate) fn resource_list(table: &Table, group: &str, version: &str) -> Value {
     let mut resources = Vec::new();
     for row in sorted(table, group, version) {
         let namespaced = row.is_namespaced();
@@ -236,17 +235,16 @@ impl Documents {
         json!({"paths": self.paths})
     }
 
-    pub(super) fn api_versions(&self, state: &State) -> Value {
-        let address = state.config.advertised();
+    pub(crate) fn api_versions(&self, address: &str) -> Value {
         json!({"kind": "APIVersions", "versions": ["v1"],
             "serverAddressByClientCIDRs": [{"clientCIDR": "0.0.0.0/0", "serverAddress": address}]})
     }
 
-    pub(super) fn group_list(&self) -> Value {
+    pub(crate) fn group_list(&self) -> Value {
         json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": self.group_list})
     }
 
-    pub(super) fn group(&self, name: &str) -> Option<Value> {
+    pub(crate) fn group(&self, name: &str) -> Option<Value> {
         let mut group = self.group_list.iter().find(|group| group["name"] == name)?.clone();
         group["kind"] = "APIGroup".into();
         group["apiVersion"] = "v1".into();

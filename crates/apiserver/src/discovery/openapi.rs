@@ -47,7 +47,7 @@ pub(crate) struct OpenApi {
 const PROTO: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
 
 /// `/openapi/v2`: JSON, or the protobuf form that kubectl prefers.
-pub(super) fn v2(documents: &Documents, parts: &http::request::Parts) -> Response<Body> {
+pub(crate) fn v2(documents: &Documents, parts: &http::request::Parts) -> Response<Body> {
     let accept = parts.headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let known = &documents.openapi;
     if accept.contains("proto-openapi.spec.v2") {
@@ -86,7 +86,7 @@ fn v2_value(table: &Table) -> Value {
 }
 
 /// `/openapi/v3`: where the document of each group version is.
-pub(super) fn v3_index(documents: &Documents) -> Value {
+pub(crate) fn v3_index(documents: &Documents) -> Value {
     let mut paths = Map::new();
     for (group, versions) in documents.table.groups() {
         for version in versions {
@@ -125,7 +125,7 @@ fn v3_document(documents: &Documents, name: &str, group: &str, version: &str) ->
     })
 }
 
-pub(super) fn v3(documents: &Documents, parts: &http::request::Parts, name: &str) -> Result<Response<Body>, Status> {
+pub(crate) fn v3(documents: &Documents, parts: &http::request::Parts, name: &str) -> Result<Response<Body>, Status> {
     let (group, version) = match name.split('/').collect::<Vec<_>>().as_slice() {
         ["api", version] => ("", *version),
         ["apis", group, version] => (*group, *version),

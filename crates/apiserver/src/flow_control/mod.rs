@@ -1,12 +1,11 @@
 //! API priority and fairness: every request belongs to a flow, every flow to a level, and levels share the seats.
 //!
 //! Flow: [`rules`] finds the schema of a request, [`hall`] says whether it is served, waits or is turned away, and
-//! [`objects`] keeps the FlowSchemas and PriorityLevelConfigurations that every cluster has and hands all of them to
-//! [`FlowControl::learn`]. Requests that stay open are only counted (`chain::InFlight`); a watch has a seat until it begins.
+//! `bootstrap::flow_control` keeps the FlowSchemas and PriorityLevelConfigurations that every cluster has and hands all of
+//! them to [`FlowControl::learn`]. Requests that stay open are only counted (`in_flight::InFlight`); a watch has a seat until it begins.
 
 mod hall;
 mod metrics;
-mod objects;
 mod rules;
 
 use std::borrow::Borrow;
@@ -24,9 +23,8 @@ use registry::unset::or_empty;
 use self::hall::{Arrival, Hall, Limits, Place};
 use self::metrics::Counts;
 use self::rules::{LevelOf, Table};
-use crate::chain::RequestInfo;
+use crate::request_info::RequestInfo;
 
-pub(crate) use self::objects::{ensure, run};
 pub(crate) use self::rules::Flow;
 
 /// Of the time a request may take, this part may pass in a queue.
@@ -65,7 +63,11 @@ impl FlowControl {
     }
 
     /// Makes these the objects that requests go by. Who sits or waits is not disturbed.
-    fn learn(&self, schemas: &[impl Borrow<FlowSchema>], levels: &[impl Borrow<PriorityLevelConfiguration>]) {
+    pub(crate) fn learn(
+        &self,
+        schemas: &[impl Borrow<FlowSchema>],
+        levels: &[impl Borrow<PriorityLevelConfiguration>],
+    ) {
         if self.seats == 0 {
             return;
         }

@@ -13,7 +13,7 @@ use registry::unset::{items, or_empty};
 
 use super::hall::LevelId;
 use super::metrics::Counts;
-use crate::chain::RequestInfo;
+use crate::request_info::RequestInfo;
 
 /// Of schemas that match the same request, this is the order; the default is upstream's.
 const DEFAULT_PRECEDENCE: i32 = 1000;

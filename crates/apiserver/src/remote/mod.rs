@@ -8,7 +8,9 @@
 
 mod connection;
 mod kubeconfig;
+mod kubelet;
 pub(crate) mod passage;
+pub(crate) mod proxied_answer;
 pub(crate) mod service;
 pub(crate) mod webhook;
 
@@ -27,6 +29,7 @@ use tokio_rustls::TlsConnector;
 pub(crate) use connection::{Connections, Lost, Problem, Sender, dial};
 pub(crate) use kubeconfig::Identities;
 use kubeconfig::Kubeconfig;
+pub(crate) use kubelet::KubeletClient;
 pub(crate) use service::Services;
 
 /// How often a question is put when the other side is in trouble, and the pause after the first time (upstream's

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{Binding, Pod, PodCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use registry::Action;
 
-use super::accept::respond_value;
+use super::respond::respond_value;
 use super::update::{Target, modify};
 use super::write::{admit_body, body_value};
 use crate::body::Body;

@@ -15,48 +15,19 @@ use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::Endpoint;
 use registry::{Action, AnyObject, address};
 use rustls::pki_types::ServerName;
-use tls::Reloading;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use super::connect_options::ConnectOptions;
-use super::proxied_answer::{self, Links};
 use super::websocket;
 use crate::admission::{Attributes, Verb};
 use crate::body::{Body, BodyError};
+use crate::remote::proxied_answer::{self, Links};
 use crate::remote::{passage, service};
 use crate::state::{Operation, State, own_operation};
 
 /// How long a connection to a kubelet or a pod may take.
 const DIAL: Duration = Duration::from_secs(10);
-
-/// How this server reaches kubelets.
-pub(crate) struct KubeletClient {
-    tls: Reloading<TlsConnector>,
-    /// For `https:` proxies to pods and services, whose certificates nobody can know.
-    unverified: TlsConnector,
-    address_types: Vec<String>,
-}
-
-impl KubeletClient {
-    pub(crate) fn new(tls: Reloading<TlsConnector>, address_types: Vec<String>) -> Self {
-        Self { tls, unverified: Arc::new(tls::unverified_client()).into(), address_types }
-    }
-
-    /// Host and port of a node's kubelet, by the preferred kind of address.
-    fn address(&self, node: &Node) -> Option<(String, u16)> {
-        let status = node.status.as_ref()?;
-        let addresses = status.addresses.as_deref().unwrap_or_default();
-        let host =
-            self.address_types.iter().find_map(|kind| addresses.iter().find(|address| address.type_ == *kind))?;
-        let port = status
-            .daemon_endpoints
-            .as_ref()
-            .and_then(|ends| ends.kubelet_endpoint.as_ref())
-            .map_or(10250, |end| end.port);
-        Some((host.address.clone(), u16::try_from(port).unwrap_or(10250)))
-    }
-}
 
 /// Where a request goes.
 struct Destination {
@@ -86,7 +57,7 @@ pub(crate) async fn connect(
         // WebSockets begin with GET, but what they carry is not reading.
         let mut attributes = crate::authz::Attributes::from(&operation.info);
         attributes.verb = "create".to_owned();
-        operation.state.authz.require_fresh(&operation.state, &operation.user, &attributes).await?;
+        operation.state.authz.require_fresh(&operation.state.caches, &operation.user, &attributes).await?;
     }
     if action != Action::Log {
         admit(operation).await?;
@@ -100,7 +71,7 @@ pub(crate) async fn connect(
         _ => match kubelet_stream(operation, action)? {
             Some(destination) => destination,
             // Nothing has run yet, so the log is empty.
-            None => return Ok(super::response(StatusCode::OK, "text/plain", Bytes::new())),
+            None => return Ok(crate::body::response(StatusCode::OK, "text/plain", Bytes::new())),
         },
     };
     match (action, websocket::key(&operation.headers), upgrade) {
@@ -168,16 +139,19 @@ async fn admit(operation: &Operation) -> Result<(), Status> {
     let row = operation.resource.subresource(&operation.info.subresource);
     let (group, version, kind) = row.and_then(|row| row.kind).unwrap_or(("", "v1", "Options"));
     let mut object: AnyObject = Box::new(ConnectOptions::new(group, version, kind, &operation.info));
-    let mut attributes = Attributes { object: Some(&mut object), ..Attributes::of(operation, Verb::Connect, false) };
-    operation.state.admission.admit(&operation.state, &mut attributes).await?;
-    operation.state.admission.validate(&operation.state, &attributes).await
+    let mut attributes = Attributes { object: Some(&mut object), ..operation.attributes(Verb::Connect, false) };
+    operation.state.admission.admit(&operation.state.cluster, &mut attributes).await?;
+    operation.state.admission.validate(&operation.state.cluster, &attributes).await
 }
 
 /// Where the kubelet of a pod serves a stream; `None` for the log of a pod that has no node yet.
 fn kubelet_stream(operation: &Operation, action: Action) -> Result<Option<Destination>, Status> {
     let (namespace, name) = (&operation.info.namespace, &operation.info.name);
-    let pod: Pod =
-        operation.state.peek("pods", &format!("{namespace}/{name}"))?.ok_or_else(|| operation.not_found(name))?;
+    let pod: Pod = operation
+        .state
+        .caches
+        .peek("pods", &format!("{namespace}/{name}"))?
+        .ok_or_else(|| operation.not_found(name))?;
     let spec = pod.spec.unwrap_or_default();
     let query = &operation.info.query;
     let node_name = spec.node_name.unwrap_or_default();
@@ -269,6 +243,7 @@ fn escape(text: &str) -> String {
 fn kubelet_address(operation: &Operation, node_name: &str) -> Result<(String, u16), Status> {
     let node: Node = operation
         .state
+        .caches
         .peek("minions", node_name)?
         .ok_or_else(|| Status::not_found(&api::GroupResource::new("", "nodes"), node_name))?;
     operation.state.kubelet.address(&node).ok_or_else(|| {
@@ -308,7 +283,7 @@ fn proxied(operation: &Operation) -> Result<Destination, Status> {
         }
         "pods" => {
             let pod: Pod =
-                operation.state.peek("pods", &format!("{}/{name}", info.namespace))?.ok_or_else(not_found)?;
+                operation.state.caches.peek("pods", &format!("{}/{name}", info.namespace))?.ok_or_else(not_found)?;
             let address = pod.status.as_ref().and_then(|status| status.pod_ip.clone()).unwrap_or_default();
             if address.is_empty() {
                 return Err(Status::bad_request("address not allowed"));
@@ -346,6 +321,7 @@ fn service_endpoint(operation: &Operation, name: &str, wanted: &str) -> Result<(
     let namespace = &operation.info.namespace;
     let service: Service = operation
         .state
+        .caches
         .peek("services/specs", &format!("{namespace}/{name}"))?
         .ok_or_else(|| operation.not_found(name))?;
     let ports = service.spec.and_then(|spec| spec.ports).unwrap_or_default();
@@ -359,7 +335,7 @@ fn service_endpoint(operation: &Operation, name: &str, wanted: &str) -> Result<(
     let is_of_pod = |endpoint: &Endpoint, address: &str| {
         let target = endpoint.target_ref.as_ref().filter(|target| target.namespace.as_ref() == Some(namespace));
         let name = target.and_then(|target| target.name.as_deref()).unwrap_or_default();
-        let pod: Option<Pod> = operation.state.peek("pods", &format!("{namespace}/{name}"))?;
+        let pod: Option<Pod> = operation.state.caches.peek("pods", &format!("{namespace}/{name}"))?;
         let ips = pod.and_then(|pod| pod.status?.pod_ips).unwrap_or_default();
         Ok(ips.iter().any(|ip| ip.ip == address))
     };
@@ -457,7 +433,7 @@ async fn passed_back(
         // The client would go there with what it has for us (CVE-2018-1002102).
         if response.status().is_redirection() && response.headers().contains_key(header::LOCATION) {
             let text = "the backend attempted to redirect this request, which is not permitted";
-            return Ok(super::response(StatusCode::BAD_GATEWAY, "text/plain", Bytes::from(text)));
+            return Ok(crate::body::response(StatusCode::BAD_GATEWAY, "text/plain", Bytes::from(text)));
         }
         return Ok(response.map(|body| body.map_err(|error| Box::new(error) as BodyError).boxed_unsync()));
     }

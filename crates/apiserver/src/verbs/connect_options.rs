@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use registry::{AnyObject, Object};
 use serde_json::{Value, json};
 
-use crate::chain::RequestInfo;
+use crate::request_info::RequestInfo;
 
 #[derive(Clone, PartialEq)]
 pub(super) struct ConnectOptions {

@@ -8,16 +8,15 @@ use registry::AnyObject;
 use store::StoreError;
 use trace::Stage;
 
-use super::accept::respond;
-use super::managed_fields::Books;
+use super::respond::respond;
 use super::write::{self, body_object, ensure_namespace, validate_meta};
+use crate::admission::books::Books;
 use crate::admission::{Attributes, Verb};
 use crate::body::Body;
-use crate::state::{Operation, inner_key, store_key, unique_id};
+use crate::stamp::{generate_name, unique_id};
+use crate::state::Operation;
+use crate::watch_cache::{inner_key, store_key};
 
-/// Generated names get this many random characters and are cut so that they fit into a label.
-const SUFFIX_LENGTH: usize = 5;
-const MAX_NAME: usize = 63;
 /// How often a taken generated name is replaced by another one.
 const NAME_ATTEMPTS: usize = 8;
 
@@ -45,7 +44,7 @@ pub(crate) async fn create_object(operation: &Operation, mut object: AnyObject) 
     trace::lap(Stage::Default);
     let name = object.meta().name.clone().unwrap_or_default();
     let mut attributes = attributes(operation, &name, dry_run, (&mut object, &books));
-    operation.state.admission.admit(&operation.state, &mut attributes).await?;
+    operation.state.admission.admit(&operation.state.cluster, &mut attributes).await?;
     books.take_over(&mut *object)?;
     let meta = object.meta_mut();
     let generated = meta.name.as_deref().unwrap_or_default().is_empty()
@@ -64,7 +63,7 @@ pub(crate) async fn create_object(operation: &Operation, mut object: AnyObject) 
                 object = copy;
                 trace::mark();
             }
-            other => return crate::initializers::finished(operation, other?).await,
+            other => return super::unfinished::finished(operation, other?).await,
         }
     }
 }
@@ -120,7 +119,7 @@ async fn create_once(
         operation.warn(warning);
     }
     let attributes = attributes(operation, &name, dry_run, (&mut object, books));
-    operation.state.admission.validate(&operation.state, &attributes).await?;
+    operation.state.admission.validate(&operation.state.cluster, &attributes).await?;
     refuse_version(object.meta())?;
 
     let key = inner_key(resource, &operation.info.namespace, &name);
@@ -131,7 +130,7 @@ async fn create_once(
     let undo = super::hooks::before_create(operation, &mut *object, dry_run).await?;
     trace::lap(Stage::Allocate);
     let made = write::encode(resource, &mut *object, books)?;
-    let stored = crate::custom::to_storage(operation, &made).await?;
+    let stored = super::convert::to_storage(operation, &made).await?;
     trace::lap(Stage::Encode);
     if dry_run {
         undo.run(&operation.state).await;
@@ -159,30 +158,5 @@ fn attributes<'a>(
     let is_namespace = operation.resource.group.is_empty() && operation.resource.plural == "namespaces";
     let namespace = if is_namespace { name } else { &operation.info.namespace };
     let (object, books) = (Some(object), Some(books));
-    Attributes { namespace, name, object, books, ..Attributes::of(operation, Verb::Create, dry_run) }
-}
-
-/// A prefix and five characters without vowels, as upstream's `SimpleNameGenerator`.
-pub(crate) fn generate_name(prefix: &str) -> String {
-    const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
-    let mut end = prefix.len().min(MAX_NAME - SUFFIX_LENGTH);
-    while !prefix.is_char_boundary(end) {
-        end -= 1;
-    }
-    let suffix = (0..SUFFIX_LENGTH).map(|_| ALPHABET[rand::random_range(0..ALPHABET.len())] as char);
-    prefix[..end].chars().chain(suffix).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn generated_names_fit_into_a_label() {
-        for prefix in ["web-", &"x".repeat(80)] {
-            let name = generate_name(prefix);
-            assert!(name.len() <= MAX_NAME, "{name}");
-            assert!(name.starts_with(&prefix[..4]));
-        }
-    }
+    Attributes { namespace, name, object, books, ..operation.attributes(Verb::Create, dry_run) }
 }

@@ -7,26 +7,30 @@ use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::api::policy::v1::{Eviction, PodDisruptionBudget};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::accept::respond_value;
-use super::delete::{Options, delete_object};
+use super::delete::delete_object;
+use super::respond::respond_value;
 use super::update::{Target, modify};
 use super::write::{admit_body, body_value};
 use crate::body::Body;
+use crate::delete_options::DeleteOptions;
 use crate::state::Operation;
 
 const TARGET: &str = "DisruptionTarget";
 
 pub(crate) async fn evict(operation: &Operation) -> Result<Response<Body>, Status> {
     let eviction = body_value(operation)?.value;
-    let mut options = Options { dry_run: operation.dry_run()?, ..Default::default() };
+    let mut options = DeleteOptions { dry_run: operation.dry_run()?, ..Default::default() };
     options.read(&eviction["deleteOptions"]);
     let eviction: Eviction = serde_json::from_value(eviction)
         .map_err(|error| Status::bad_request(format!("Eviction cannot be handled: {error}")))?;
     admit_body(operation, eviction, options.dry_run).await?;
     let (namespace, name) = (&operation.info.namespace, &operation.info.name);
     operation.state.caches.fresh().await?;
-    let pod: Pod =
-        operation.state.peek("pods", &format!("{namespace}/{name}"))?.ok_or_else(|| operation.not_found(name))?;
+    let pod: Pod = operation
+        .state
+        .caches
+        .peek("pods", &format!("{namespace}/{name}"))?
+        .ok_or_else(|| operation.not_found(name))?;
     if !needs_no_budget(&pod) {
         spend_budget(operation, &pod, options.dry_run).await?;
     }
@@ -78,7 +82,7 @@ fn is_ready(pod: &Pod) -> bool {
 /// Takes one disruption from the budget that covers the pod, or refuses.
 async fn spend_budget(operation: &Operation, pod: &Pod, dry_run: bool) -> Result<(), Status> {
     let namespace = &operation.info.namespace;
-    let budgets: Vec<PodDisruptionBudget> = operation.state.peek_all("poddisruptionbudgets", Some(namespace))?;
+    let budgets: Vec<PodDisruptionBudget> = operation.state.caches.peek_all("poddisruptionbudgets", Some(namespace))?;
     let mut covering = budgets.iter().filter(|budget| {
         let selector = budget.spec.as_ref().and_then(|spec| spec.selector.as_ref());
         selector.is_some_and(|selector| {

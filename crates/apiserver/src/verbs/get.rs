@@ -5,11 +5,12 @@ use std::sync::Arc;
 use api::Status;
 use http::{Response, StatusCode};
 
-use super::accept::respond;
 use super::list::parse_revision;
+use super::respond::respond;
 use crate::body::Body;
-use crate::state::{Operation, inner_key};
+use crate::state::Operation;
 use crate::watch_cache::Entry;
+use crate::watch_cache::inner_key;
 
 pub(crate) async fn get(operation: &Operation) -> Result<Response<Body>, Status> {
     let entry = read(operation).await?;
@@ -21,9 +22,9 @@ pub(crate) async fn read(operation: &Operation) -> Result<Arc<Entry>, Status> {
     match parse_revision(operation.info.query.get("resourceVersion").unwrap_or_default())? {
         None => drop(operation.state.caches.fresh().await?),
         Some(0) => {}
-        Some(revision) => operation.state.caches.reach(revision).await.map_err(crate::status::behind)?,
+        Some(revision) => operation.state.caches.reach(revision).await?,
     }
-    crate::custom::entry(operation, current(operation)?).await
+    super::convert::entry(operation, current(operation)?).await
 }
 
 /// The object as the cache has it now.
@@ -32,6 +33,6 @@ pub(crate) fn current(operation: &Operation) -> Result<Arc<Entry>, Status> {
     let key = inner_key(&operation.resource, &info.namespace, &info.name);
     let entry = operation.state.cache(&operation.resource)?.get(&key);
     entry.as_deref().map(Entry::readable).transpose()?;
-    let visible = |entry: &Arc<Entry>| crate::initializers::sees_all(operation) || entry.is_finished();
+    let visible = |entry: &Arc<Entry>| super::unfinished::sees_all(operation) || entry.is_finished();
     entry.filter(visible).ok_or_else(|| operation.not_found(&info.name))
 }

@@ -3,16 +3,18 @@
 //! Strategies are pure; what must look or act elsewhere is here, so the list of such exceptions stays short.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use api::Status;
 use bytes::Bytes;
 use k8s_openapi::api::core::v1::Service;
 use registry::Object;
-use store::{Compare, LeaseId, Op, Revision, StoreError, Txn};
+use store::{Compare, Op, Revision, StoreError, Txn};
+use trace::{Id, Stage};
 
 use crate::allocation::{self, Taken};
 use crate::state::{Operation, State};
+use crate::watch_cache::ROOT;
 
 /// What to give back when the write fails, and what to free when it succeeds.
 #[derive(Default)]
@@ -28,14 +30,14 @@ impl Undo {
     /// The write did not happen.
     pub(crate) async fn run(self, state: &Arc<State>) {
         if let Some(claims) = self.0 {
-            allocation::release(state, &claims.service, &claims.taken).await;
+            allocation::release(&state.cluster, &claims.service, &claims.taken).await;
         }
     }
 
     /// The write happened.
     pub(crate) async fn commit(self, state: &Arc<State>) {
         if let Some(claims) = self.0 {
-            allocation::release(state, &claims.service, &claims.released).await;
+            allocation::release(&state.cluster, &claims.service, &claims.released).await;
         }
     }
 }
@@ -54,10 +56,10 @@ pub(crate) async fn before_create(
     dry_run: bool,
 ) -> Result<Undo, Status> {
     if let Some(service) = object.downcast_mut::<Service>() {
-        let taken = allocation::allocate(&operation.state, service, None, dry_run).await?;
+        let taken = allocation::allocate(&operation.state.cluster, service, None, dry_run).await?;
         return Ok(Undo(Some(Box::new(Claims { service: service.clone(), taken, released: Taken::default() }))));
     }
-    crate::authz::escalation::check(operation, object, None).await?;
+    escalation(operation, object, None).await?;
     admin_access(operation, object, None)?;
     Ok(Undo::default())
 }
@@ -69,23 +71,29 @@ pub(crate) async fn before_update(
     dry_run: bool,
 ) -> Result<Undo, Status> {
     if let (Some(service), Some(old)) = (new.downcast_mut::<Service>(), old.downcast_ref::<Service>()) {
-        let taken = allocation::allocate(&operation.state, service, Some(old), dry_run).await?;
+        let taken = allocation::allocate(&operation.state.cluster, service, Some(old), dry_run).await?;
         let released = Taken::of(old).without(&Taken::of(service));
         return Ok(Undo(Some(Box::new(Claims { service: service.clone(), taken, released }))));
     }
-    crate::authz::escalation::check(operation, new, Some(old)).await?;
+    escalation(operation, new, Some(old)).await?;
     admin_access(operation, new, Some(old))?;
     Ok(Undo::default())
 }
 
+async fn escalation(operation: &Operation, new: &dyn Object, old: Option<&dyn Object>) -> Result<(), Status> {
+    let Operation { state, user, info, resource, .. } = operation;
+    let write = crate::authz::escalation::Write { authorizers: &state.authz, user, info, resource };
+    crate::authz::escalation::check(&write, new, old).await
+}
+
 fn admin_access(operation: &Operation, new: &dyn Object, old: Option<&dyn Object>) -> Result<(), Status> {
-    let namespace = || operation.state.peek("namespaces", &operation.info.namespace);
+    let namespace = || operation.state.caches.peek("namespaces", &operation.info.namespace);
     registry::dra::admin_access::check(&operation.resource, new, old, namespace)
 }
 
 pub(crate) async fn after_delete(operation: &Operation, old: &dyn Object) {
     if let Some(service) = old.downcast_ref::<Service>() {
-        allocation::release(&operation.state, service, &Taken::of(service)).await;
+        allocation::release(&operation.state.cluster, service, &Taken::of(service)).await;
     }
 }
 
@@ -95,7 +103,7 @@ pub(crate) async fn put(operation: &Operation, key: &str, value: Bytes, expected
     let revision = write(operation, key, value, expected).await?;
     operation.state.caches.wrote(revision);
     let what = if expected == 0 { "create" } else { "update" };
-    crate::walk::committed(operation, key, what, began, revision);
+    committed(operation, key, what, began, revision);
     Ok(revision)
 }
 
@@ -104,7 +112,7 @@ pub(crate) async fn remove(operation: &Operation, key: &str, expected: u64) -> R
     let began = Instant::now();
     let revision = operation.state.store().delete(key, Revision(expected)).await?;
     operation.state.caches.wrote(revision);
-    crate::walk::committed(operation, key, "delete", began, revision);
+    committed(operation, key, "delete", began, revision);
     Ok(revision)
 }
 
@@ -116,7 +124,7 @@ async fn write(operation: &Operation, key: &str, value: Bytes, expected: u64) ->
             _ => store.update(key, value, Revision(expected)).await,
         };
     }
-    let lease = operation.state.event_leases.current(&operation.state).await?;
+    let lease = operation.state.event_leases.current(store).await?;
     let key: Arc<str> = key.into();
     let txn = Txn::new().when(Compare::mod_revision(key.clone(), Revision(expected))).then(Op::put_with_lease(
         key.clone(),
@@ -130,33 +138,14 @@ async fn write(operation: &Operation, key: &str, value: Bytes, expected: u64) ->
     Err(StoreError::Conflict { key: key.to_string(), expected: Revision(expected), found: Revision::ZERO })
 }
 
-/// Leases for events: many events share one, as in upstream's lease manager.
-pub(crate) struct EventLeases {
-    ttl: Duration,
-    current: tokio::sync::Mutex<Option<(LeaseId, Instant, u32)>>,
-}
-
-/// A lease is given to new events for this long, and to this many.
-const REUSE: Duration = Duration::from_secs(60);
-const REUSE_COUNT: u32 = 1000;
-
-impl EventLeases {
-    pub(crate) fn new(ttl: Duration) -> Self {
-        Self { ttl, current: tokio::sync::Mutex::new(None) }
-    }
-
-    async fn current(&self, state: &State) -> Result<LeaseId, StoreError> {
-        let mut current = self.current.lock().await;
-        if let Some((lease, since, used)) = current.as_mut()
-            && since.elapsed() < REUSE
-            && *used < REUSE_COUNT
-        {
-            *used += 1;
-            return Ok(*lease);
-        }
-        // The last event on a lease must live as long as the first would alone.
-        let lease = state.store().grant_lease(self.ttl + REUSE).await?;
-        *current = Some((lease, Instant::now(), 1));
-        Ok(lease)
+/// The span of a commit, caused by the request that is served.
+fn committed(operation: &Operation, key: &str, what: &str, began: Instant, revision: Revision) {
+    let resource = &operation.resource;
+    let inner = key.strip_prefix(ROOT).and_then(|key| key.strip_prefix(&*resource.store_prefix)).unwrap_or(key);
+    let object = format_args!("{}{inner}", resource.plural);
+    let detail = format_args!("{what} at {}", revision.0);
+    trace::part(Id::commit(revision.0), Stage::Commit, "store", object, detail, began);
+    if operation.info.name.is_empty() {
+        trace::set_object(|| object.to_string());
     }
 }

@@ -13,7 +13,8 @@ use store::{Range, Revision, StoreError};
 
 use super::list_body::render;
 use crate::body::Body;
-use crate::state::{Operation, store_key};
+use crate::state::Operation;
+use crate::watch_cache::store_key;
 use crate::watch_cache::{Entry, Filter};
 
 /// How many objects a page with selectors reads from the store at once.
@@ -80,7 +81,7 @@ pub(crate) fn filter(operation: &Operation) -> Result<Filter, Status> {
         labels,
         fields: (!fields.is_empty()).then_some(fields),
         selectable,
-        finished_only: !crate::initializers::sees_all(operation),
+        finished_only: !super::unfinished::sees_all(operation),
     })
 }
 
@@ -93,7 +94,7 @@ pub(crate) async fn page(operation: &Operation) -> Result<Page, Status> {
     // Fields have the names of the version that is asked for: they are looked at once objects are in it.
     let fields = filter.fields.take();
     let page = read(operation, &filter).await?;
-    let mut entries = crate::custom::entries(operation, page.entries).await?;
+    let mut entries = super::convert::entries(operation, page.entries).await?;
     filter.fields = fields;
     entries.retain(|entry| filter.selects(entry));
     Ok(Page { entries, ..page })
@@ -129,7 +130,7 @@ async fn read(operation: &Operation, filter: &Filter) -> Result<Page, Status> {
         None => operation.state.caches.fresh().await?,
         Some(0) => operation.state.caches.applied(),
         Some(revision) => {
-            operation.state.caches.reach(revision).await.map_err(crate::status::behind)?;
+            operation.state.caches.reach(revision).await?;
             operation.state.caches.applied()
         }
     };

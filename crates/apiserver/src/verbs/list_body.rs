@@ -8,12 +8,11 @@ use futures_util::stream;
 use http::{HeaderValue, Response, StatusCode, header};
 use serde_json::{Value, json};
 
-use super::accept::{
-    Accept, Encoding, GZIP_FROM, Shape, encode, partial_object, respond_encoded, response, served_value,
-};
 use super::list::Page;
-use crate::body::{Body, stream as stream_body};
+use crate::accept::{Accept, Encoding, GZIP_FROM, Shape, encode, partial_object, respond_encoded};
+use crate::body::{Body, response, stream as stream_body};
 use crate::state::Operation;
+use crate::versions::served_value;
 use crate::watch_cache::{Caches, Entry, Gzip, Piece, first_group};
 
 /// Lists are sent in pieces of about this size: few writes, little memory, and the allocator has it at hand.

@@ -14,6 +14,7 @@ use registry::{Object, Resource};
 use serde_json::Value;
 
 use super::write::Current;
+use crate::admission::books::{Books, given};
 use crate::state::Operation;
 use crate::watch_cache::Entry;
 
@@ -37,7 +38,7 @@ pub(crate) fn manager(operation: &Operation) -> String {
     let agent = operation.headers.get(header::USER_AGENT).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let name = agent.split('/').next().unwrap_or_default();
     match name {
-        "" if operation.call().user.name == crate::state::OWN_USER => "kube-apiserver".to_owned(),
+        "" if operation.call().user.name == crate::cluster::OWN_USER => "kube-apiserver".to_owned(),
         "" => "unknown".to_owned(),
         name => name.chars().take(MAX_MANAGER).collect(),
     }
@@ -52,42 +53,6 @@ pub(crate) fn ignored(operation: &Operation) -> &'static [&'static str] {
     }
 }
 
-/// The managed fields of one object, as JSON.
-#[derive(Clone, Default)]
-pub(crate) struct Books(Option<String>);
-
-impl Books {
-    /// Those of a stored object.
-    pub(crate) fn of(entry: &Entry) -> Self {
-        Self(recorded(&entry.stored).map(str::to_owned))
-    }
-
-    /// What a plug-in put into the object replaces what was recorded.
-    pub(crate) fn take_over(&mut self, object: &mut dyn Object) -> Result<(), Status> {
-        if let Some(text) = given(object)? {
-            self.0 = Some(text);
-        }
-        Ok(())
-    }
-
-    pub(crate) fn as_json(&self) -> Option<&str> {
-        self.0.as_deref()
-    }
-}
-
-/// The managed fields of an encoded object.
-pub(crate) fn recorded(stored: &[u8]) -> Option<&str> {
-    std::str::from_utf8(&stored[crate::json::find(stored, PLACE)?]).ok()
-}
-
-const PLACE: &[&str] = &["metadata", "managedFields"];
-
-/// Takes the managed fields that came with an object off it.
-fn given(object: &mut dyn Object) -> Result<Option<String>, Status> {
-    let entries = object.meta_mut().managed_fields.take();
-    entries.map(|entries| serde_json::to_string(&entries)).transpose().map_err(Status::internal)
-}
-
 /// Records who changed what, before strategies and admission add to it: what they set belongs to nobody. The old object,
 /// as stored and read, is absent for a create.
 pub(crate) fn track(
@@ -97,7 +62,7 @@ pub(crate) fn track(
 ) -> Result<Books, Status> {
     let given = given(new)?;
     if is_apply(operation) {
-        return Ok(Books(given));
+        return Ok(Books::new(given));
     }
     let resource = &operation.resource;
     let recorded = old.and_then(|(current, _)| current.books);
@@ -113,7 +78,7 @@ pub(crate) fn track(
     let write = Write { live: live.as_deref(), new: &text, ignored: ignored(operation) };
     let schema = resource.strategy.schema();
     let kept = api::patch::apply::update(write, recorded, given.as_deref(), &schema, &writer);
-    Ok(Books(kept.map(Cow::into_owned)))
+    Ok(Books::new(kept.map(Cow::into_owned)))
 }
 
 /// Whether objects are in the form of the row's version while they are worked on, and not in the stored one.
@@ -129,7 +94,7 @@ pub(crate) fn version(resource: &Resource) -> Cow<'_, str> {
 /// The current object in that version.
 pub(crate) fn live_value(resource: &Resource, entry: &Entry) -> Result<Value, Status> {
     if in_own_version(resource) {
-        return super::accept::served_value(resource, &entry.json());
+        return crate::versions::served_value(resource, &entry.json());
     }
     Ok(entry.decode()?)
 }

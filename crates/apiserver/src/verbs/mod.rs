@@ -1,9 +1,9 @@
 //! The generic REST implementation: one function per verb, for every resource.
 
-mod accept;
 mod binding;
 mod connect;
 mod connect_options;
+mod convert;
 mod create;
 mod delete;
 mod eviction;
@@ -12,13 +12,15 @@ mod hooks;
 mod list;
 mod list_body;
 mod managed_fields;
+mod own;
 mod parts;
 mod patch;
-mod proxied_answer;
+mod respond;
 mod review;
 mod scale;
 mod table;
 mod token;
+mod unfinished;
 mod update;
 mod watch;
 mod websocket;
@@ -28,16 +30,14 @@ use api::Status;
 use http::Response;
 use registry::{Action, Serving};
 
-pub(crate) use accept::{Accept, encode, is_table, response, served_value};
-pub(crate) use connect::{KubeletClient, ask_kubelet};
-pub(crate) use create::{create_object, generate_name};
-pub(crate) use delete::{Options as DeleteOptions, delete_object};
-pub(crate) use hooks::EventLeases;
-pub(crate) use managed_fields::{Books, recorded as recorded_books};
-pub(crate) use proxied_answer::{Links, pass};
+pub(crate) use connect::ask_kubelet;
+pub(crate) use create::create_object;
+pub(crate) use delete::delete_object;
+pub(crate) use own::Own;
 pub(crate) use update::{Target, modify};
-pub(crate) use write::{Current, decode_checked, decode_entry};
+pub(crate) use write::{Current, decode_entry};
 
+use crate::accept::{OFFERED, Shape};
 use crate::body::Body;
 use crate::state::Operation;
 
@@ -72,17 +72,11 @@ async fn serve(operation: Operation, upgrade: Option<hyper::upgrade::OnUpgrade>)
     }
     match operation.resource.serving {
         // An answer has no columns.
-        Serving::Review(_) if operation.accept.shape == accept::Shape::Table => {
-            return Err(Status::not_acceptable(accept::OFFERED));
+        Serving::Review(_) if operation.accept.shape == Shape::Table => {
+            return Err(Status::not_acceptable(OFFERED));
         }
         Serving::Review(review) if verb == "create" => return Box::pin(review::review(&operation, review)).await,
         Serving::Binding if verb == "create" => return Box::pin(binding::bind(&operation)).await,
-        Serving::ComponentStatuses if matches!(verb, "get" | "list") => {
-            return Box::pin(crate::health::component_statuses(&operation)).await;
-        }
-        Serving::Metrics(of) if matches!(verb, "get" | "list") => {
-            return Box::pin(crate::resource_metrics::serve(&operation, of)).await;
-        }
         Serving::Stored => {}
         _ => return Err(Status::method_not_allowed()),
     }

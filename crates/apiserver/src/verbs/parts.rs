@@ -36,7 +36,7 @@ pub(crate) fn prepare(action: Action, new: &mut AnyObject, old: &dyn Object) -> 
             let conditions = new.status.as_ref().and_then(|status| status.conditions.clone());
             kept.status.get_or_insert_default().conditions = conditions;
             if let Some(old) = old.downcast_ref::<CertificateSigningRequest>() {
-                rules::stamp(kept, old, crate::state::now());
+                rules::stamp(kept, old, crate::stamp::now());
             }
         }),
         // The binding built the new pod from the old one itself.

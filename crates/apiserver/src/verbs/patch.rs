@@ -8,11 +8,12 @@ use http::{Response, header};
 use registry::{AnyObject, Resource};
 use serde_json::Value;
 
-use super::accept::served_value;
 use super::update::{Target, Written, modify};
-use super::write::{FieldValidation, check_kind, decode_checked, duplicate_fields, report};
+use super::write::{FieldValidation, check_kind, duplicate_fields, report};
 use crate::body::Body;
 use crate::state::Operation;
+use crate::versions::decode_checked;
+use crate::versions::served_value;
 
 const STRATEGIC: &str = "application/strategic-merge-patch+json";
 const ACCEPTED: &[&str] =
@@ -194,7 +195,7 @@ async fn apply(operation: &Operation) -> Result<Written, Status> {
         decode_checked(resource, value, &mut Vec::new())
     };
     operation.state.caches.fresh().await?;
-    let inner = crate::state::inner_key(resource, &operation.info.namespace, &operation.info.name);
+    let inner = crate::watch_cache::inner_key(resource, &operation.info.namespace, &operation.info.name);
     if operation.state.cache(resource)?.get(&inner).is_none() {
         if target != Target::Main {
             return Err(operation.not_found(&operation.info.name));

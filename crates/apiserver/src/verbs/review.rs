@@ -5,7 +5,7 @@ use http::{Response, StatusCode};
 use registry::Review;
 use serde_json::{Value, json};
 
-use super::accept::respond_value;
+use super::respond::respond_value;
 use super::write::body_value;
 use crate::authz::Attributes;
 use crate::body::Body;
@@ -58,7 +58,7 @@ pub(crate) async fn review(operation: &Operation, review: Review) -> Result<Resp
 async fn token(operation: &Operation, body: &mut Value) {
     let token = body["spec"]["token"].as_str().unwrap_or_default().to_owned();
     let audiences: Vec<String> = strings(&body["spec"]["audiences"]);
-    let status = match operation.state.authn.token(&operation.state, &token, &audiences).await {
+    let status = match operation.state.authn.token(&operation.state.caches, &token, &audiences).await {
         Ok(Some((user, accepted))) => {
             let mut status = json!({"authenticated": true, "user": user});
             if !accepted.is_empty() {

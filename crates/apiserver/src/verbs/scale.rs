@@ -11,12 +11,13 @@ use registry::custom::at;
 use registry::{AnyObject, Object, Resource};
 use serde_json::{Value, json};
 
-use super::accept::{respond_value, served_value};
 use super::patch::Patch;
+use super::respond::respond_value;
 use super::update::{Target, modify};
 use super::write::body_value;
 use crate::body::Body;
 use crate::state::Operation;
+use crate::versions::served_value;
 
 pub(crate) async fn get(operation: &Operation) -> Result<Response<Body>, Status> {
     let entry = super::get::read(operation).await?;

@@ -4,8 +4,9 @@ use api::Status;
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use super::accept::{partial_object, served_value};
+use crate::accept::partial_object;
 use crate::state::Operation;
+use crate::versions::served_value;
 
 /// A table over encoded objects. `with_columns` is false for the later events of a watch.
 pub(crate) fn table(

@@ -6,7 +6,7 @@ use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
 use serde_json::{Value, json};
 
-use super::accept::respond_value;
+use super::respond::respond_value;
 use super::write::{admit_body, body_value};
 use crate::authn::TokenClaims;
 use crate::body::Body;
@@ -31,6 +31,7 @@ pub(crate) async fn issue(operation: &Operation) -> Result<Response<Body>, Statu
     operation.state.caches.fresh().await?;
     let account: ServiceAccount = operation
         .state
+        .caches
         .peek("serviceaccounts", &format!("{namespace}/{name}"))?
         .ok_or_else(|| operation.not_found(name))?;
     if let Some(uid) = request["metadata"]["uid"].as_str().filter(|uid| account.metadata.uid.as_deref() != Some(uid)) {
@@ -121,7 +122,7 @@ fn bind(
             return Err(Status::bad_request(format!("cannot bind token for serviceaccount to object of type {other}")));
         }
     };
-    let object: Value = operation.state.peek(prefix, &key)?.ok_or_else(|| {
+    let object: Value = operation.state.caches.peek(prefix, &key)?.ok_or_else(|| {
         Status::not_found(
             &api::GroupResource { group: "".into(), resource: format!("{}s", kind.to_lowercase()).into() },
             name,
@@ -151,7 +152,7 @@ fn bind(
             }
             claims.pod = bound;
             if let Some(node) = spec.node_name.filter(|node| !node.is_empty()) {
-                let record: Option<Value> = operation.state.peek("minions", &node)?;
+                let record: Option<Value> = operation.state.caches.peek("minions", &node)?;
                 let uid = record.and_then(|node| node["metadata"]["uid"].as_str().map(str::to_owned));
                 claims.node = Some((node, uid.unwrap_or_default()));
             }

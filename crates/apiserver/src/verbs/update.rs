@@ -9,14 +9,15 @@ use registry::{Action, AnyObject, Object};
 use store::StoreError;
 use trace::Stage;
 
-use super::accept::respond;
-use super::managed_fields::Books;
+use super::respond::respond;
 use super::write::{self, Current, body_object, ensure_namespace, validate_meta_update};
+use crate::admission::books::Books;
 use crate::admission::{Attributes, Verb};
 use crate::body::Body;
 use crate::initializers::Initializers;
-use crate::state::{Operation, inner_key, store_key};
+use crate::state::Operation;
 use crate::watch_cache::Entry;
+use crate::watch_cache::{inner_key, store_key};
 
 /// Writers that lose a race this often in a row give up; each loss means that another one made progress.
 const ATTEMPTS: usize = 200;
@@ -104,7 +105,7 @@ pub(crate) async fn modify(
     let mut found = cache.get(&inner).ok_or_else(|| operation.not_found(&name))?;
 
     for _ in 0..ATTEMPTS {
-        let current = crate::custom::entry(operation, found.clone()).await?;
+        let current = super::convert::entry(operation, found.clone()).await?;
         trace::mark();
         let before = Current::of(&current);
         let old = before.decode(resource)?;
@@ -137,7 +138,7 @@ pub(crate) async fn modify(
             undo.run(&operation.state).await;
             return Ok(Written { stored: write::with_revision(&made, current.revision)?, created: false });
         }
-        let stored = crate::custom::to_storage(operation, &made).await?;
+        let stored = super::convert::to_storage(operation, &made).await?;
         let outcome = if finished {
             // The last finalizer is gone: what was marked for deletion goes now.
             let deleted = super::hooks::remove(operation, &key, current.revision).await;
@@ -259,22 +260,22 @@ async fn admit(
         // Admitted as the creation of a Binding before it came here.
         return Ok(());
     }
-    let attributes = Attributes::of(operation, Verb::Update, dry_run);
+    let attributes = operation.attributes(Verb::Update, dry_run);
     if operation.info.subresource != "scale" {
         let (books, old_entry) = (Some(books), Some(entry));
-        return ask(phase, Attributes { object: Some(new), old: Some(old), books, old_entry, ..attributes }).await;
+        return ask(operation, phase, Attributes { object: Some(new), old: Some(old), books, old_entry, ..attributes })
+            .await;
     }
     let mut scale: AnyObject = Box::new(super::scale::of(&operation.resource, &**new)?);
     let old = super::scale::of(&operation.resource, old)?;
-    ask(phase, Attributes { object: Some(&mut scale), old: Some(&old), ..attributes }).await?;
+    ask(operation, phase, Attributes { object: Some(&mut scale), old: Some(&old), ..attributes }).await?;
     super::scale::take_over(&operation.resource, new, &*scale)
 }
 
-async fn ask(phase: Phase, mut attributes: Attributes<'_>) -> Result<(), Status> {
-    let operation = attributes.operation;
+async fn ask(operation: &Operation, phase: Phase, mut attributes: Attributes<'_>) -> Result<(), Status> {
     match phase {
-        Phase::Mutate => operation.state.admission.admit(&operation.state, &mut attributes).await,
-        Phase::Validate => operation.state.admission.validate(&operation.state, &attributes).await,
+        Phase::Mutate => operation.state.admission.admit(&operation.state.cluster, &mut attributes).await,
+        Phase::Validate => operation.state.admission.validate(&operation.state.cluster, &attributes).await,
     }
 }
 

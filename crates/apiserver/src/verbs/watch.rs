@@ -15,9 +15,10 @@ use serde_json::json;
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
-use super::accept::{Encoding, Shape, encode, render};
 use super::list::{filter, parse_revision, validate_watch_options};
+use super::respond::render;
 use super::websocket;
+use crate::accept::{Encoding, Shape, encode};
 use crate::body::{Body, BodyError, stream as stream_body};
 use crate::state::Operation;
 use crate::watch_cache::{Cache, Change, Cursor, Entry, Event, Filter, TooOld, frame};
@@ -68,7 +69,7 @@ pub(crate) async fn watch(
     match revision {
         None => drop(operation.state.caches.fresh().await?),
         Some(0) => {}
-        Some(revision) => operation.state.caches.reach(revision).await.map_err(crate::status::behind)?,
+        Some(revision) => operation.state.caches.reach(revision).await?,
     }
     // Without a revision to go on from, the current state comes first as ADDED events, unless that is declined.
     let from_state = initial_events.unwrap_or(revision.is_none_or(|revision| revision == 0));
@@ -87,7 +88,7 @@ pub(crate) async fn watch(
         } else {
             let entries: Vec<Arc<Entry>> = entries.cloned().collect();
             entries.iter().filter(|entry| filter.covers(entry)).try_for_each(|entry| entry.readable().map(drop))?;
-            let mut converted = crate::custom::entries(&operation, entries).await?;
+            let mut converted = super::convert::entries(&operation, entries).await?;
             converted.retain(|entry| filter.selects(entry));
             converted
         };
@@ -293,7 +294,7 @@ impl Watcher {
             return seen(event);
         }
         let present = event.new.iter().chain(&event.old).cloned().collect();
-        let mut converted = crate::custom::entries(&self.operation, present).await?.into_iter();
+        let mut converted = super::convert::entries(&self.operation, present).await?.into_iter();
         let new = event.new.as_ref().and_then(|_| converted.next());
         seen(&event.shown_as(new, converted.next()))
     }

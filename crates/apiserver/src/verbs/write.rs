@@ -11,10 +11,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use registry::{AnyObject, NameRule, Object, Resource, Typed};
 use serde_json::Value;
 
-use super::managed_fields::Books;
+use crate::admission::books::Books;
 use crate::admission::{Attributes, Verb};
 use crate::json;
 use crate::state::Operation;
+use crate::versions::decode_checked;
 use crate::watch_cache::Entry;
 
 const ACCEPTED: &[&str] = &["application/json", "application/yaml", crate::protobuf::CONTENT_TYPE];
@@ -128,31 +129,6 @@ pub(crate) fn report(operation: &Operation, validation: FieldValidation, problem
     }
 }
 
-/// Converts a served value to the stored version and type; unknown fields are taken out and reported.
-pub(crate) fn decode_checked(
-    resource: &Resource,
-    mut value: Value,
-    problems: &mut Vec<String>,
-) -> Result<AnyObject, Status> {
-    let refuse = |error: &dyn std::fmt::Display| {
-        Status::bad_request(format!(
-            "{} in version {} cannot be handled as a {}: {error}",
-            resource.kind,
-            api::field::quote(&resource.version),
-            resource.kind
-        ))
-    };
-    if let Some(conversion) = &resource.conversion {
-        conversion.to_storage(&mut value);
-    }
-    if resource.initializers {
-        crate::initializers::lift(&mut value);
-    }
-    let unknown = resource.strategy.normalize(&mut value).map_err(|error| refuse(&error))?;
-    problems.extend(unknown.into_iter().map(|path| format!("unknown field {}", api::field::quote(&path))));
-    resource.strategy.decode_value(value).map_err(|error| refuse(&error))
-}
-
 /// `apiVersion` and `kind` may be left out; if given they must be those of the URL.
 pub(crate) fn check_kind(resource: &Resource, value: &mut Value) -> Result<(), Status> {
     let Some(object) = value.as_object_mut() else {
@@ -220,9 +196,9 @@ pub(crate) fn decode_entry(resource: &Resource, entry: &Entry) -> Result<AnyObje
 /// Returns what they made of it.
 pub(crate) async fn admit_body<K: Typed>(operation: &Operation, body: K, dry_run: bool) -> Result<K, Status> {
     let mut object: AnyObject = Box::new(body);
-    let mut attributes = Attributes { object: Some(&mut object), ..Attributes::of(operation, Verb::Create, dry_run) };
-    operation.state.admission.admit(&operation.state, &mut attributes).await?;
-    operation.state.admission.validate(&operation.state, &attributes).await?;
+    let mut attributes = Attributes { object: Some(&mut object), ..operation.attributes(Verb::Create, dry_run) };
+    operation.state.admission.admit(&operation.state.cluster, &mut attributes).await?;
+    operation.state.admission.validate(&operation.state.cluster, &attributes).await?;
     object.downcast_ref::<K>().cloned().ok_or_else(|| Status::internal("a plug-in changed the kind of the object"))
 }
 

@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::RwLock;
+use registry::Resource;
 use serde::de::DeserializeOwned;
 use std::collections::HashMap;
 use store::{Revision, Store, StoreError};
@@ -64,6 +65,13 @@ pub(crate) struct Behind {
     pub(crate) applied: u64,
 }
 
+/// Why the caches could not be brought up to date.
+#[derive(Debug)]
+pub(crate) enum NotFresh {
+    Store(StoreError),
+    Behind(Behind),
+}
+
 impl Caches {
     /// An object of another resource from the cache, for decisions that may lag a little behind. `key` is
     /// `<namespace>/<name>` or `<name>`. One that cannot be read is an error, here and below: a decision about others
@@ -72,6 +80,25 @@ impl Caches {
         let entry = self.get(prefix).and_then(|cache| cache.get(key));
         entry.as_deref().map(Entry::readable).transpose()?;
         Ok(entry)
+    }
+
+    /// As [`Self::peek_entry`], in its typed form.
+    pub(crate) fn peek<K: DeserializeOwned>(&self, prefix: &str, key: &str) -> Result<Option<K>, Unreadable> {
+        self.peek_entry(prefix, key)?.map(|entry| entry.decode()).transpose()
+    }
+
+    /// All objects under a prefix, of one namespace if given.
+    pub(crate) fn peek_all<K: DeserializeOwned>(
+        &self,
+        prefix: &str,
+        namespace: Option<&str>,
+    ) -> Result<Vec<K>, Unreadable> {
+        let Some(cache) = self.get(prefix) else { return Ok(Vec::new()) };
+        let snapshot = cache.snapshot();
+        if snapshot.objects.is_empty() {
+            return Ok(Vec::new());
+        }
+        snapshot.range(namespace, None).map(|entry| entry.decode()).collect()
     }
 
     /// As [`Self::peek_entry`], in its typed form, read once for all who look at the same version.
@@ -168,14 +195,14 @@ impl Caches {
 
     /// Waits until the caches show every finished write of this server. Unlike [`Caches::fresh`] this never asks the
     /// store, so it is cheap enough for what admission looks at.
-    pub(crate) async fn settled(&self) -> Result<(), api::Status> {
-        self.reach(self.written.load(Ordering::Acquire)).await.map_err(crate::status::behind)
+    pub(crate) async fn settled(&self) -> Result<(), Behind> {
+        self.reach(self.written.load(Ordering::Acquire)).await
     }
 
     /// Waits until the caches show every write that finished before this call.
-    pub(crate) async fn fresh(&self) -> Result<u64, api::Status> {
-        let Revision(current) = self.store.current_revision().await.map_err(crate::status::from_store)?;
-        self.reach(current).await.map_err(crate::status::behind)?;
+    pub(crate) async fn fresh(&self) -> Result<u64, NotFresh> {
+        let Revision(current) = self.store.current_revision().await.map_err(NotFresh::Store)?;
+        self.reach(current).await.map_err(NotFresh::Behind)?;
         Ok(current)
     }
 
@@ -207,6 +234,16 @@ pub(crate) enum DispatchError {
     Store(#[from] StoreError),
     #[error("the store ended its watch")]
     Ended,
+}
+
+/// The key of an object within its cache.
+pub(crate) fn inner_key(resource: &Resource, namespace: &str, name: &str) -> String {
+    if resource.is_namespaced() { [namespace, "/", name].concat() } else { name.to_owned() }
+}
+
+/// The key of an object in the store.
+pub(crate) fn store_key(resource: &Resource, inner: &str) -> String {
+    [ROOT, &resource.store_prefix, "/", inner].concat()
 }
 
 #[cfg(test)]

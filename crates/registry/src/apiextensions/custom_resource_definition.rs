@@ -5,6 +5,7 @@
 
 use api::field::{FieldErrors, Path};
 use api::validation;
+use jiff::Timestamp;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceColumnDefinition, CustomResourceConversion, CustomResourceDefinition, CustomResourceDefinitionNames,
     CustomResourceDefinitionSpec, CustomResourceDefinitionVersion, CustomResourceSubresources, JSONSchemaProps,
@@ -14,7 +15,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 use super::schema;
 use crate::admissionregistration::webhook;
 use crate::unset::{items, or_empty, set_text, text};
-use crate::{Call, Strategy};
+use crate::{Call, Deletion, Strategy};
 
 pub struct CustomResourceDefinitionStrategy;
 
@@ -42,6 +43,12 @@ impl Strategy for CustomResourceDefinitionStrategy {
         if let Some(service) = client.and_then(|client| client.service.as_mut()) {
             service.port.get_or_insert(443);
         }
+    }
+
+    /// Its objects go first.
+    fn before_delete(&self, definition: &mut CustomResourceDefinition, now: Timestamp) -> Option<Deletion> {
+        super::conditions::mark(definition, now);
+        None
     }
 
     fn prepare_for_create(&self, _: &Call<'_>, definition: &mut CustomResourceDefinition) {

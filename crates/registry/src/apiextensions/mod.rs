@@ -1,4 +1,5 @@
 //! apiextensions.k8s.io.
 
+pub mod conditions;
 pub mod custom_resource_definition;
 mod schema;

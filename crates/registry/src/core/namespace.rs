@@ -2,10 +2,11 @@
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Namespace, NamespaceStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
 use crate::column::{Column, age};
-use crate::{Call, NameRule, SelectableField, Strategy};
+use crate::{Call, Deletion, NameRule, SelectableField, Strategy};
 
 pub struct NamespaceStrategy;
 
@@ -35,6 +36,19 @@ impl Strategy for NamespaceStrategy {
     fn prepare_for_update(&self, _: &Call<'_>, new: &mut Namespace, old: &Namespace) {
         // Only the finalize subresource removes these.
         new.spec.clone_from(&old.spec);
+    }
+
+    /// A namespace is only marked; its controller empties it and then finalizes it.
+    fn before_delete(&self, object: &mut Namespace, now: Timestamp) -> Option<Deletion> {
+        let is_held = |list: Option<&Vec<String>>| list.is_some_and(|list| !list.is_empty());
+        let in_spec = is_held(object.spec.as_ref().and_then(|spec| spec.finalizers.as_ref()));
+        let in_meta = is_held(object.metadata.finalizers.as_ref());
+        if object.metadata.deletion_timestamp.is_some() {
+            return Some(if in_spec || in_meta { Deletion::Pending } else { Deletion::Remove });
+        }
+        object.metadata.deletion_timestamp = Some(Time(now));
+        object.status.get_or_insert_default().phase = Some("Terminating".to_owned());
+        Some(Deletion::Mark)
     }
 
     fn name_rule(&self) -> NameRule {

@@ -13,7 +13,7 @@ use super::rows::ScalePaths;
 use super::schema::Schema;
 use super::{expressions, shape, validate};
 use crate::strategy::Selectable;
-use crate::{AnyObject, AnyStrategy, Call, Grace, NameRule, Object};
+use crate::{AnyObject, AnyStrategy, Call, Deletion, Grace, NameRule, Object};
 
 /// One version of a custom kind.
 pub(super) struct CustomStrategy {
@@ -201,6 +201,10 @@ impl AnyStrategy for CustomStrategy {
 
     fn grace(&self, _: &dyn Object, _: Option<i64>) -> Grace {
         Grace::Immediate
+    }
+
+    fn before_delete(&self, _: &mut dyn Object, _: Timestamp) -> Option<Deletion> {
+        None
     }
 
     fn name_rule(&self) -> NameRule {

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use super::super::Attributes;
 use crate::authz;
-use crate::state::State;
+use crate::cluster::Cluster;
 
 /// What has been asked about one write, and answered.
 #[derive(Clone, Default)]
@@ -34,10 +34,10 @@ struct Question {
 
 impl Answers {
     /// Puts what is open. False if nothing was, and the last run holds.
-    pub(in crate::admission) async fn ask(&self, state: &State) -> bool {
+    pub(in crate::admission) async fn ask(&self, cluster: &Cluster) -> bool {
         let open = std::mem::take(&mut self.0.lock().open);
         for question in &open {
-            let decision = state.authz.decide(&question.user, &question.attributes).await;
+            let decision = cluster.authz.decide(&question.user, &question.attributes).await;
             self.0.lock().known.insert(format!("{question:?}"), decision);
         }
         !open.is_empty()

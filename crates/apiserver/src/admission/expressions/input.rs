@@ -14,7 +14,7 @@ use serde_json::{Map, json};
 use super::super::Attributes;
 use super::super::versioned::{request, versioned_object, versioned_old};
 use super::authorizer::{Answers, Authorizer, request_resource};
-use crate::state::State;
+use crate::cluster::Cluster;
 
 /// The object before and after, and the request, in one version.
 #[derive(Clone)]
@@ -171,19 +171,19 @@ impl Opaque for Handle {
 
 /// The namespace of a write as expressions see it; null for objects outside of namespaces, and for namespaces.
 pub(in crate::admission) async fn namespace_object(
-    state: &State,
+    cluster: &Cluster,
     attributes: &Attributes<'_>,
 ) -> Result<Value, Status> {
     let is_namespace = attributes.resource.plural == "namespaces" && attributes.resource.group.is_empty();
     if attributes.namespace.is_empty() || is_namespace {
         return Ok(Value::Null);
     }
-    let read = || state.peek_entry("namespaces", attributes.namespace);
+    let read = || cluster.caches.peek_entry("namespaces", attributes.namespace);
     let entry = match read()? {
         Some(entry) => entry,
         None => {
             // It may have been created a moment ago.
-            state.caches.fresh().await?;
+            cluster.caches.fresh().await?;
             let group = api::GroupResource::new("", "namespaces");
             read()?.ok_or_else(|| Status::not_found(&group, attributes.namespace))?
         }

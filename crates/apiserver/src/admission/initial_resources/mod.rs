@@ -17,7 +17,7 @@ use serde::Deserialize;
 
 use super::config::{Setting, parse};
 use super::{Admitted, Attributes, Plugin, admitted};
-use crate::state::State;
+use crate::cluster::Cluster;
 use samples::{Kind, Sample, Samples};
 
 /// Says which values came from here.
@@ -77,7 +77,7 @@ impl InitialResources {
 }
 
 impl Plugin for InitialResources {
-    fn admit<'a>(&'a self, _: &'a Arc<State>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
+    fn admit<'a>(&'a self, _: &'a Arc<Cluster>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
         if !attributes.creates("", "pods") {
             return admitted();
         }
@@ -99,14 +99,14 @@ impl Plugin for InitialResources {
         admitted()
     }
 
-    fn background(&self, state: &Arc<State>) -> Option<BoxFuture<'static, ()>> {
-        let (samples, state) = (self.samples.clone(), state.clone());
+    fn background(&self, cluster: &Arc<Cluster>) -> Option<BoxFuture<'static, ()>> {
+        let (samples, cluster) = (self.samples.clone(), cluster.clone());
         Some(Box::pin(async move {
             loop {
                 tokio::time::sleep(INTERVAL).await;
-                let nodes = state.caches.get("minions").map(|cache| cache.snapshot());
+                let nodes = cluster.caches.get("minions").map(|cache| cache.snapshot());
                 for node in nodes.iter().flat_map(|nodes| nodes.range(None, None)) {
-                    if let Err(status) = sample(&state, &samples, node.name()).await {
+                    if let Err(status) = sample(&cluster, &samples, node.name()).await {
                         tracing::debug!(node = node.name(), error = status.message, "no usage from this node");
                     }
                 }
@@ -116,13 +116,13 @@ impl Plugin for InitialResources {
 }
 
 /// Remembers what the containers of one node use right now.
-async fn sample(state: &Arc<State>, samples: &Samples, node: &str) -> Result<(), api::Status> {
-    let response = crate::verbs::ask_kubelet(state, node, "/stats/summary").await?;
+async fn sample(cluster: &Arc<Cluster>, samples: &Samples, node: &str) -> Result<(), api::Status> {
+    let response = cluster.own()?.ask_kubelet(node, "/stats/summary").await?;
     let body = response.into_body().collect().await.map_err(api::Status::internal)?.to_bytes();
     let summary = serde_json::from_slice(&body).map_err(api::Status::internal)?;
     let at = Instant::now();
     for used in samples::read_summary(&summary) {
-        let pod: Option<Pod> = state.peek("pods", &format!("{}/{}", used.namespace, used.pod))?;
+        let pod: Option<Pod> = cluster.caches.peek("pods", &format!("{}/{}", used.namespace, used.pod))?;
         let spec = pod.and_then(|pod| pod.spec).unwrap_or_default();
         let mut containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
         let image = containers.find(|container| container.name == used.container).and_then(|c| c.image.clone());

@@ -16,7 +16,7 @@ use k8s_openapi::api::resource::v1::ResourceSlice;
 
 use super::certificates::subject;
 use super::{Admitted, Attributes, Plugin, Verb, admitted, later};
-use crate::state::State;
+use crate::cluster::Cluster;
 
 pub(super) struct NodeRestriction;
 
@@ -25,7 +25,7 @@ const NODE_SIGNERS: [&str; 2] = ["kubernetes.io/kubelet-serving", "kubernetes.io
 
 impl Plugin for NodeRestriction {
     /// Changes nothing, but must see what the kubelet sent: what plug-ins after it add (a label, say) is not its doing.
-    fn admit<'a>(&'a self, state: &'a Arc<State>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
+    fn admit<'a>(&'a self, cluster: &'a Arc<Cluster>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
         let attributes: &'a Attributes<'_> = attributes;
         let user = attributes.user();
         match user.name.strip_prefix("system:node:").filter(|_| user.in_group("system:nodes")) {
@@ -35,14 +35,14 @@ impl Plugin for NodeRestriction {
                 Err(attributes.forbidden(message)).into()
             }
             Some(node) if attributes.is("", "serviceaccounts") && attributes.subresource == "token" => {
-                later(token(state, attributes, node))
+                later(token(cluster, attributes, node))
             }
-            Some(node) => check(state, attributes, node).into(),
+            Some(node) => check(cluster, attributes, node).into(),
         }
     }
 }
 
-fn check(state: &State, attributes: &Attributes<'_>, node: &str) -> Result<(), Status> {
+fn check(cluster: &Cluster, attributes: &Attributes<'_>, node: &str) -> Result<(), Status> {
     let same_name = |what: &str| {
         let own = attributes.object.as_deref().map(|object| object.meta().name.as_deref() == Some(node));
         if own.unwrap_or(attributes.name == node) {
@@ -51,7 +51,7 @@ fn check(state: &State, attributes: &Attributes<'_>, node: &str) -> Result<(), S
         Err(attributes.forbidden(format!("can only access {what} with the same name as the requesting node")))
     };
     match (&*attributes.resource.group, &*attributes.resource.plural, attributes.subresource) {
-        ("", "pods", _) => pods::check(state, attributes, node),
+        ("", "pods", _) => pods::check(cluster, attributes, node),
         ("", "nodes", _) => nodes(attributes, node),
         ("", "persistentvolumeclaims", "status") => claim_status(attributes, node),
         ("", "persistentvolumeclaims", _) => Err(attributes.forbidden("may only update PVC status")),
@@ -62,7 +62,7 @@ fn check(state: &State, attributes: &Attributes<'_>, node: &str) -> Result<(), S
         ("storage.k8s.io", "csinodes", _) => same_name("CSINode"),
         ("resource.k8s.io", "resourceslices", _) => slices(attributes, node),
         ("certificates.k8s.io", "certificatesigningrequests", "") => certificates(attributes, node),
-        ("certificates.k8s.io", "podcertificaterequests", _) => pod_certificates(state, attributes, node),
+        ("certificates.k8s.io", "podcertificaterequests", _) => pod_certificates(cluster, attributes, node),
         _ => Ok(()),
     }
 }
@@ -126,7 +126,7 @@ fn claim_status(attributes: &Attributes<'_>, node: &str) -> Result<(), Status> {
 }
 
 /// Tokens are for pods that run on the node, and for audiences that those pods name.
-async fn token(state: &State, attributes: &Attributes<'_>, node: &str) -> Result<(), Status> {
+async fn token(cluster: &Cluster, attributes: &Attributes<'_>, node: &str) -> Result<(), Status> {
     let Some(spec) = attributes.object_ref::<TokenRequest>().and_then(|request| request.spec.as_ref()) else {
         return Ok(());
     };
@@ -140,7 +140,7 @@ async fn token(state: &State, attributes: &Attributes<'_>, node: &str) -> Result
         return Err(attributes.forbidden("node requested token with a pod binding without a uid"));
     };
     let name = bound.name.as_deref().unwrap_or_default();
-    let pod: Option<Pod> = state.peek("pods", &format!("{}/{name}", attributes.namespace))?;
+    let pod: Option<Pod> = cluster.caches.peek("pods", &format!("{}/{name}", attributes.namespace))?;
     let pod = pod.ok_or_else(|| Status::not_found(&api::GroupResource::new("", "pods"), name))?;
     if pod.metadata.uid.as_deref() != Some(uid) {
         return Err(attributes.forbidden(format!(
@@ -156,7 +156,7 @@ async fn token(state: &State, attributes: &Attributes<'_>, node: &str) -> Result
         [one] => one.as_str(),
         _ => return Err(attributes.forbidden("node may only request 0 or 1 audiences")),
     };
-    if pods::names_audience(state, &pod, audience)? || may_request(state, attributes, audience).await {
+    if pods::names_audience(cluster, &pod, audience)? || may_request(cluster, attributes, audience).await {
         return Ok(());
     }
     let user = &attributes.user().name;
@@ -165,7 +165,7 @@ async fn token(state: &State, attributes: &Attributes<'_>, node: &str) -> Result
     )))
 }
 
-async fn may_request(state: &State, attributes: &Attributes<'_>, audience: &str) -> bool {
+async fn may_request(cluster: &Cluster, attributes: &Attributes<'_>, audience: &str) -> bool {
     let asked = crate::authz::Attributes {
         is_resource: true,
         verb: "request-serviceaccounts-token-audience".to_owned(),
@@ -174,7 +174,7 @@ async fn may_request(state: &State, attributes: &Attributes<'_>, audience: &str)
         name: attributes.name.to_owned(),
         ..Default::default()
     };
-    state.authz.decide(attributes.user(), &asked).await.allowed
+    cluster.authz.decide(attributes.user(), &asked).await.allowed
 }
 
 fn slices(attributes: &Attributes<'_>, node: &str) -> Result<(), Status> {
@@ -191,7 +191,7 @@ fn slices(attributes: &Attributes<'_>, node: &str) -> Result<(), Status> {
 }
 
 /// A certificate for a pod is asked for by the node that runs it, and says of the pod what is true.
-fn pod_certificates(state: &State, attributes: &Attributes<'_>, node: &str) -> Result<(), Status> {
+fn pod_certificates(cluster: &Cluster, attributes: &Attributes<'_>, node: &str) -> Result<(), Status> {
     let refuse = |what: String| Err(attributes.forbidden(what));
     if attributes.verb != Verb::Create {
         return refuse(format!("unexpected operation {}", attributes.verb.as_str()));
@@ -208,8 +208,8 @@ fn pod_certificates(state: &State, attributes: &Attributes<'_>, node: &str) -> R
     }
     let missing = |resource: &'static str, name: &str| Status::not_found(&api::GroupResource::new("", resource), name);
     let key = |name: &str| format!("{}/{name}", attributes.namespace);
-    let record: Node = state.peek("minions", node)?.ok_or_else(|| missing("nodes", node))?;
-    let pod: Pod = state.peek("pods", &key(&spec.pod_name))?.ok_or_else(|| missing("pods", &spec.pod_name))?;
+    let record: Node = cluster.caches.peek("minions", node)?.ok_or_else(|| missing("nodes", node))?;
+    let pod: Pod = cluster.caches.peek("pods", &key(&spec.pod_name))?.ok_or_else(|| missing("pods", &spec.pod_name))?;
     let pod_key = key(&spec.pod_name);
     // Identities that differ may be those of objects that were made again a moment ago.
     let differs = |what: String| Err(Status::internal(format!("PodCertificateRequest for pod {pod_key:?} {what}")));
@@ -234,7 +234,7 @@ fn pod_certificates(state: &State, attributes: &Attributes<'_>, node: &str) -> R
         ));
     }
     let record: ServiceAccount =
-        state.peek("serviceaccounts", &key(account))?.ok_or_else(|| missing("serviceaccounts", account))?;
+        cluster.caches.peek("serviceaccounts", &key(account))?.ok_or_else(|| missing("serviceaccounts", account))?;
     if record.metadata.uid.as_ref() != Some(&spec.service_account_uid) {
         let uid = &spec.service_account_uid;
         return differs(format!("names service account UID {uid:?}, which differs from the running service account"));

@@ -7,16 +7,16 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::api::storage::v1::CSIDriver;
 
 use super::super::{Attributes, Verb, secret_references};
-use crate::state::State;
+use crate::cluster::Cluster;
 use crate::watch_cache::Unreadable;
 
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
-pub(super) fn check(state: &State, attributes: &Attributes<'_>, node: &str) -> Result<(), Status> {
+pub(super) fn check(cluster: &Cluster, attributes: &Attributes<'_>, node: &str) -> Result<(), Status> {
     let own = |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(node);
     let verb = attributes.verb.as_str();
     match (attributes.subresource, attributes.verb) {
-        ("", Verb::Create) => create(state, attributes, node),
+        ("", Verb::Create) => create(cluster, attributes, node),
         ("", Verb::Delete) if attributes.old_ref::<Pod>().is_some_and(own) => Ok(()),
         ("", Verb::Delete) => {
             let message = format!("node {node:?} can only delete pods with spec.nodeName set to itself");
@@ -26,7 +26,8 @@ pub(super) fn check(state: &State, attributes: &Attributes<'_>, node: &str) -> R
             .forbidden(format!("unexpected operation {verb:?}, node {node:?} can only create and delete mirror pods"))),
         ("status", Verb::Update) => status(attributes, node, own),
         ("eviction", Verb::Create) => {
-            let pod: Option<Pod> = state.peek("pods", &format!("{}/{}", attributes.namespace, attributes.name))?;
+            let pod: Option<Pod> =
+                cluster.caches.peek("pods", &format!("{}/{}", attributes.namespace, attributes.name))?;
             let missing = || Status::not_found(&GroupResource::new("", "pods"), attributes.name);
             if own(&pod.ok_or_else(missing)?) {
                 return Ok(());
@@ -62,7 +63,7 @@ fn status(attributes: &Attributes<'_>, node: &str, own: impl Fn(&Pod) -> bool) -
 }
 
 /// Static pods are shown by a pod that mirrors them, owned by the node.
-fn create(state: &State, attributes: &Attributes<'_>, node: &str) -> Result<(), Status> {
+fn create(cluster: &Cluster, attributes: &Attributes<'_>, node: &str) -> Result<(), Status> {
     let Some(pod) = attributes.object_ref::<Pod>() else { return Ok(()) };
     let refuse = |what: String| Err(attributes.forbidden(what));
     if !is_mirror(pod) {
@@ -87,7 +88,7 @@ fn create(state: &State, attributes: &Attributes<'_>, node: &str) -> Result<(), 
     if owner.block_owner_deletion == Some(true) {
         return refuse(format!("node {node:?} must not set blockOwnerDeletion on an owner reference"));
     }
-    let record: Option<Node> = state.peek("minions", node)?;
+    let record: Option<Node> = cluster.caches.peek("minions", node)?;
     let record = record.ok_or_else(|| Status::not_found(&GroupResource::new("", "nodes"), node))?;
     let uid = record.metadata.uid.unwrap_or_default();
     if owner.uid != uid {
@@ -155,7 +156,7 @@ fn projected_reference(source: &VolumeProjection) -> Option<&'static str> {
 }
 
 /// Whether a volume of the pod, or the driver behind one, wants tokens for this audience.
-pub(super) fn names_audience(state: &State, pod: &Pod, audience: &str) -> Result<bool, Unreadable> {
+pub(super) fn names_audience(cluster: &Cluster, pod: &Pod, audience: &str) -> Result<bool, Unreadable> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     let name = pod.metadata.name.as_deref().unwrap_or_default();
     let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
@@ -166,13 +167,14 @@ pub(super) fn names_audience(state: &State, pod: &Pod, audience: &str) -> Result
             return Ok(true);
         }
         let driver = if let Some(claim) = &volume.persistent_volume_claim {
-            driver_of_claim(state, namespace, &claim.claim_name)?
+            driver_of_claim(cluster, namespace, &claim.claim_name)?
         } else if volume.ephemeral.is_some() {
-            driver_of_claim(state, namespace, &format!("{name}-{}", volume.name))?
+            driver_of_claim(cluster, namespace, &format!("{name}-{}", volume.name))?
         } else {
             volume.csi.as_ref().map(|csi| csi.driver.clone())
         };
-        let driver: Option<CSIDriver> = driver.map(|driver| state.peek("csidrivers", &driver)).transpose()?.flatten();
+        let driver: Option<CSIDriver> =
+            driver.map(|driver| cluster.caches.peek("csidrivers", &driver)).transpose()?.flatten();
         let requests = driver.and_then(|driver| driver.spec.token_requests).unwrap_or_default();
         if requests.iter().any(|request| request.audience == audience) {
             return Ok(true);
@@ -181,9 +183,10 @@ pub(super) fn names_audience(state: &State, pod: &Pod, audience: &str) -> Result
     Ok(false)
 }
 
-fn driver_of_claim(state: &State, namespace: &str, claim: &str) -> Result<Option<String>, Unreadable> {
-    let claim: Option<PersistentVolumeClaim> = state.peek("persistentvolumeclaims", &format!("{namespace}/{claim}"))?;
+fn driver_of_claim(cluster: &Cluster, namespace: &str, claim: &str) -> Result<Option<String>, Unreadable> {
+    let claim: Option<PersistentVolumeClaim> =
+        cluster.caches.peek("persistentvolumeclaims", &format!("{namespace}/{claim}"))?;
     let Some(name) = claim.and_then(|claim| claim.spec?.volume_name) else { return Ok(None) };
-    let volume: Option<PersistentVolume> = state.peek("persistentvolumes", &name)?;
+    let volume: Option<PersistentVolume> = cluster.caches.peek("persistentvolumes", &name)?;
     Ok(volume.and_then(|volume| Some(volume.spec?.csi?.driver)))
 }

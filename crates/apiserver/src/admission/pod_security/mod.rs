@@ -22,7 +22,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::config::Setting;
 use super::{Admitted, Attributes, Plugin, Verb, admitted, later};
-use crate::state::State;
+use crate::cluster::Cluster;
 use crate::watch_cache::{Entry, Unreadable};
 use checks::{Violation, detail, violations};
 use exemptions::Settings;
@@ -41,18 +41,18 @@ impl PodSecurity {
 const HARMLESS: [&str; 8] = ["exec", "attach", "binding", "eviction", "log", "portforward", "proxy", "status"];
 
 impl Plugin for PodSecurity {
-    fn validate<'a>(&'a self, state: &'a Arc<State>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
+    fn validate<'a>(&'a self, cluster: &'a Arc<Cluster>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
         if !matches!(attributes.verb, Verb::Create | Verb::Update) {
             return admitted();
         }
         match (&*attributes.resource.group, &*attributes.resource.plural) {
-            ("", "namespaces") => namespaces::validate(&self.0, state, attributes).into(),
+            ("", "namespaces") => namespaces::validate(&self.0, cluster, attributes).into(),
             ("", "pods") if HARMLESS.contains(&attributes.subresource) => admitted(),
-            ("", "pods") => later(self.validate_pod(state, attributes)),
+            ("", "pods") => later(self.validate_pod(cluster, attributes)),
             ("", "podtemplates" | "replicationcontrollers") | ("apps" | "batch", _)
                 if attributes.subresource.is_empty() =>
             {
-                self.validate_workload(state, attributes).into()
+                self.validate_workload(cluster, attributes).into()
             }
             _ => admitted(),
         }
@@ -60,14 +60,14 @@ impl Plugin for PodSecurity {
 }
 
 impl PodSecurity {
-    async fn validate_pod(&self, state: &State, attributes: &Attributes<'_>) -> Result<(), Status> {
+    async fn validate_pod(&self, cluster: &Cluster, attributes: &Attributes<'_>) -> Result<(), Status> {
         if self.0.exempts(attributes) {
             return Ok(());
         }
-        let mut namespace = namespace_entry(state, attributes)?;
+        let mut namespace = namespace_entry(cluster, attributes)?;
         if namespace.is_none() {
-            state.caches.fresh().await?;
-            namespace = namespace_entry(state, attributes)?;
+            cluster.caches.fresh().await?;
+            namespace = namespace_entry(cluster, attributes)?;
         }
         let Some(namespace) = namespace else {
             return Err(Status::internal(format!("failed to lookup namespace {:?}", attributes.namespace)));
@@ -101,8 +101,8 @@ impl PodSecurity {
         Err(attributes.forbidden(format!("violates PodSecurity \"{}\": {}", policy.enforce, detail(&found))))
     }
 
-    fn validate_workload(&self, state: &State, attributes: &Attributes<'_>) -> Result<(), Status> {
-        let Some(namespace) = namespace_entry(state, attributes)? else { return Ok(()) };
+    fn validate_workload(&self, cluster: &Cluster, attributes: &Attributes<'_>) -> Result<(), Status> {
+        let Some(namespace) = namespace_entry(cluster, attributes)? else { return Ok(()) };
         let (policy, errors) = Policy::of(Some(namespace.labels()), self.0.defaults);
         if (errors.is_empty() && policy.warn.is_privileged() && policy.audit.is_privileged())
             || self.0.exempts(attributes)
@@ -124,8 +124,8 @@ impl PodSecurity {
 }
 
 /// Most namespaces ask for nothing: this look must cost little.
-fn namespace_entry(state: &State, attributes: &Attributes<'_>) -> Result<Option<Arc<Entry>>, Unreadable> {
-    state.peek_entry("namespaces", attributes.namespace)
+fn namespace_entry(cluster: &Cluster, attributes: &Attributes<'_>) -> Result<Option<Arc<Entry>>, Unreadable> {
+    cluster.caches.peek_entry("namespaces", attributes.namespace)
 }
 
 fn note(attributes: &Attributes<'_>, key: &str, value: String) {

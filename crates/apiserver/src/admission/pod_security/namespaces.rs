@@ -12,13 +12,13 @@ use super::checks::{reasons, violations};
 use super::exemptions::Settings;
 use super::policy::{LevelVersion, Policy};
 use super::subject::Subject;
-use crate::state::State;
+use crate::cluster::Cluster;
 
 /// A warning about existing pods may not hold up the write: this many pods, and this long.
 const MAX_PODS: usize = 3000;
 const MAX_TIME: Duration = Duration::from_secs(1);
 
-pub(super) fn validate(settings: &Settings, state: &State, attributes: &Attributes<'_>) -> Result<(), Status> {
+pub(super) fn validate(settings: &Settings, cluster: &Cluster, attributes: &Attributes<'_>) -> Result<(), Status> {
     if !attributes.subresource.is_empty() {
         return Ok(());
     }
@@ -54,7 +54,7 @@ pub(super) fn validate(settings: &Settings, state: &State, attributes: &Attribut
     if policy.enforce == before.enforce || policy.enforce.is_privileged() || relaxed || warn_if_exempt() {
         return Ok(());
     }
-    let pods: Vec<Pod> = state.peek_all("pods", Some(attributes.name))?;
+    let pods: Vec<Pod> = cluster.caches.peek_all("pods", Some(attributes.name))?;
     for warning in existing(settings, attributes.name, policy.enforce, pods) {
         attributes.warn(warning);
     }

@@ -10,7 +10,7 @@ use super::super::expressions::{Shown, namespace_object};
 use super::super::matching::{Match, matched};
 use super::params;
 use super::source::{Binding, Policy};
-use crate::state::State;
+use crate::cluster::Cluster;
 
 /// A policy and a binding that mean the write, and each value of the parameters.
 pub(super) struct Invocation<'p> {
@@ -45,12 +45,12 @@ pub(super) fn is_exempt(attributes: &Attributes<'_>) -> bool {
 
 /// All invocations of one policy.
 pub(super) async fn invocations<'p>(
-    state: &State,
+    cluster: &Cluster,
     policy: &'p Policy,
     attributes: &Attributes<'_>,
 ) -> (Vec<Invocation<'p>>, Vec<Misconfigured<'p>>) {
     let (mut invocations, mut problems) = (Vec::new(), Vec::new());
-    let found = match matched(state, &policy.criteria, attributes).await {
+    let found = match matched(cluster, &policy.criteria, attributes).await {
         Ok(Some(found)) => found,
         Ok(None) => return (invocations, problems),
         Err(status) => {
@@ -59,7 +59,7 @@ pub(super) async fn invocations<'p>(
         }
     };
     for binding in &policy.bindings {
-        let outcome = invocation(state, policy, binding, &found, attributes).await;
+        let outcome = invocation(cluster, policy, binding, &found, attributes).await;
         match outcome {
             Ok(Some(invocation)) => invocations.push(invocation),
             Ok(None) => {}
@@ -73,19 +73,19 @@ pub(super) async fn invocations<'p>(
 }
 
 async fn invocation<'p>(
-    state: &State,
+    cluster: &Cluster,
     policy: &'p Policy,
     binding: &'p Binding,
     found: &Match,
     attributes: &Attributes<'_>,
 ) -> Result<Option<Invocation<'p>>, String> {
     if let Some(criteria) = &binding.criteria
-        && matched(state, criteria, attributes).await.map_err(|status| status.message)?.is_none()
+        && matched(cluster, criteria, attributes).await.map_err(|status| status.message)?.is_none()
     {
         return Ok(None);
     }
     let reference = binding.param_ref.as_ref();
-    let params = params::collect(state, policy.param_kind.as_ref(), reference, attributes.namespace).await?;
+    let params = params::collect(cluster, policy.param_kind.as_ref(), reference, attributes.namespace).await?;
     Ok(Some(Invocation { policy, binding, found: found.clone(), params }))
 }
 
@@ -113,9 +113,9 @@ impl Common {
         self.versions.clear();
     }
 
-    pub(super) async fn namespace(&mut self, state: &State, attributes: &Attributes<'_>) -> Result<Value, Status> {
+    pub(super) async fn namespace(&mut self, cluster: &Cluster, attributes: &Attributes<'_>) -> Result<Value, Status> {
         if self.namespace.is_none() {
-            self.namespace = Some(namespace_object(state, attributes).await?);
+            self.namespace = Some(namespace_object(cluster, attributes).await?);
         }
         Ok(self.namespace.clone().unwrap_or(Value::Null))
     }

@@ -14,14 +14,14 @@ use super::super::{Admitted, Attributes, Plugin, admitted, later};
 use super::dispatch::{Common, Invocation, invocations, is_exempt};
 use super::patch;
 use super::source::{Change, Mutating, Policy, Source};
-use crate::state::State;
+use crate::cluster::Cluster;
 
 #[derive(Default)]
 pub(crate) struct MutatingPolicy(Source);
 
 impl Plugin for MutatingPolicy {
-    fn admit<'a>(&'a self, state: &'a Arc<State>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
-        let policies = match self.0.policies::<Mutating>(state) {
+    fn admit<'a>(&'a self, cluster: &'a Arc<Cluster>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
+        let policies = match self.0.policies::<Mutating>(cluster) {
             Ok(policies) => policies,
             Err(_) if is_exempt(attributes) => return admitted(),
             Err(unreadable) => return Err(unreadable.into()).into(),
@@ -31,19 +31,19 @@ impl Plugin for MutatingPolicy {
         }
         later(async move {
             attributes.reinvocation.enter(Callees::Policies, attributes.object.as_deref());
-            let outcome = ask_all(state, &policies, attributes).await;
+            let outcome = ask_all(cluster, &policies, attributes).await;
             attributes.reinvocation.leave(Callees::Policies, attributes.object.as_deref());
             outcome
         })
     }
 }
 
-async fn ask_all(state: &State, policies: &[Policy], attributes: &mut Attributes<'_>) -> Result<(), Status> {
+async fn ask_all(cluster: &Cluster, policies: &[Policy], attributes: &mut Attributes<'_>) -> Result<(), Status> {
     let mut problems = Vec::new();
     let mut all = Vec::new();
     // Which policies mean the write is decided before the first one changes it.
     for policy in policies {
-        let (invocations, misconfigured) = invocations(state, policy, attributes).await;
+        let (invocations, misconfigured) = invocations(cluster, policy, attributes).await;
         all.extend(invocations);
         let misconfigured = misconfigured.into_iter().filter(|problem| !problem.policy.fails_open);
         problems.extend(misconfigured.map(|problem| match problem.binding {
@@ -56,7 +56,7 @@ async fn ask_all(state: &State, policies: &[Policy], attributes: &mut Attributes
     let mut reason = None;
     for invocation in &all {
         for (i, params) in invocation.params.iter().enumerate() {
-            let found = ask(state, invocation, (i, params), attributes, &mut common, &answers).await?;
+            let found = ask(cluster, invocation, (i, params), attributes, &mut common, &answers).await?;
             if !invocation.policy.fails_open && !found.is_empty() {
                 reason.get_or_insert(problems.is_empty());
                 let name = &invocation.binding.name;
@@ -73,7 +73,7 @@ fn denial(policy: &Policy, binding: &str, problem: &str) -> String {
 
 /// Applies all mutations of one policy, with one value of its parameters. Returns what went wrong.
 async fn ask(
-    state: &State,
+    cluster: &Cluster,
     invocation: &Invocation<'_>,
     (index, params): (usize, &Value),
     attributes: &mut Attributes<'_>,
@@ -81,7 +81,7 @@ async fn ask(
     answers: &Answers,
 ) -> Result<Vec<String>, Status> {
     let policy = invocation.policy;
-    let namespace = common.namespace(state, attributes).await?;
+    let namespace = common.namespace(cluster, attributes).await?;
     let shown = common.shown(attributes, &invocation.found)?;
     let with_params = |attributes: &Attributes<'_>, shown: &Shown| {
         let mut input = Input::new(attributes, shown, answers);
@@ -90,7 +90,7 @@ async fn ask(
     };
     let meets = loop {
         let meets = policy.conditions.decide(&with_params(attributes, &shown).scope());
-        if !answers.ask(state).await {
+        if !answers.ask(cluster).await {
             break meets;
         }
     };
@@ -115,7 +115,7 @@ async fn ask(
             let mut input = with_params(attributes, &shown);
             input.namespace = namespace.clone();
             let result = Run::new().evaluate(&change.program, &input.with_variables(&policy.variables));
-            if !answers.ask(state).await {
+            if !answers.ask(cluster).await {
                 break result;
             }
         };

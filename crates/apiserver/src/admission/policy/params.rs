@@ -7,12 +7,13 @@ use cel::Value;
 use k8s_openapi::api::admissionregistration::v1::{ParamKind, ParamRef};
 use registry::Resource;
 
-use crate::state::{State, inner_key};
+use crate::cluster::Cluster;
 use crate::watch_cache::Entry;
+use crate::watch_cache::inner_key;
 
 /// Each value the policy is evaluated with; null if it takes none.
 pub(super) async fn collect(
-    state: &State,
+    cluster: &Cluster,
     kind: Option<&ParamKind>,
     reference: Option<&ParamRef>,
     namespace: &str,
@@ -21,7 +22,7 @@ pub(super) async fn collect(
     let text = |value: &Option<String>| value.clone().unwrap_or_default();
     let (api_version, kind) = (text(&kind.api_version), text(&kind.kind));
     let (group, version) = api_version.split_once('/').unwrap_or(("", &api_version));
-    let table = state.registry.table();
+    let table = cluster.registry.table();
     let row = table.rows().iter().find(|row| row.group == group && row.version == version && row.kind == kind);
     let Some(row) = row else {
         return Err(format!("paramKind kind `{api_version}, Kind={kind}` not known"));
@@ -44,10 +45,10 @@ pub(super) async fn collect(
         ("", None) => return Err("one of name or selector must be provided".to_owned()),
         ("", Some(selector)) => {
             let selector = Selector::from_label_selector(Some(selector)).map_err(|error| error.to_string())?;
-            selected(state, row, namespace, &selector)?
+            selected(cluster, row, namespace, &selector)?
         }
         (_, Some(_)) => return Err("paramRef.name and paramRef.selector are mutually exclusive".to_owned()),
-        (name, None) => named(state, row, namespace, name).await?.into_iter().collect(),
+        (name, None) => named(cluster, row, namespace, name).await?.into_iter().collect(),
     };
     if found.is_empty() && reference.parameter_not_found_action.as_deref() == Some("Deny") {
         return Err("no params found for policy binding with `Deny` parameterNotFoundAction".to_owned());
@@ -57,24 +58,25 @@ pub(super) async fn collect(
 
 fn value(row: &Resource, entry: &Entry) -> Result<Value, String> {
     let json = entry.readable().map_err(|unreadable| unreadable.to_string())?.json();
-    let served = crate::verbs::served_value(row, &json).map_err(|status| entry.refuse(&status.message).to_string())?;
+    let served =
+        crate::versions::served_value(row, &json).map_err(|status| entry.refuse(&status.message).to_string())?;
     Ok(Value::from_json(&served))
 }
 
-async fn named(state: &State, row: &Resource, namespace: &str, name: &str) -> Result<Option<Value>, String> {
+async fn named(cluster: &Cluster, row: &Resource, namespace: &str, name: &str) -> Result<Option<Value>, String> {
     let key = inner_key(row, namespace, name);
-    let cache = state.cache(row).map_err(|status| status.message)?;
+    let cache = cluster.cache(row).map_err(|status| status.message)?;
     let read = || cache.get(&key).map(|entry| value(row, &entry)).transpose();
     if let Some(found) = read()? {
         return Ok(Some(found));
     }
     // It may have been created a moment ago.
-    state.caches.fresh().await.map_err(|status| status.message)?;
+    cluster.caches.fresh().await.map_err(|error| api::Status::from(error).message)?;
     read()
 }
 
-fn selected(state: &State, row: &Resource, namespace: &str, selector: &Selector) -> Result<Vec<Value>, String> {
-    let snapshot = state.cache(row).map_err(|status| status.message)?.snapshot();
+fn selected(cluster: &Cluster, row: &Resource, namespace: &str, selector: &Selector) -> Result<Vec<Value>, String> {
+    let snapshot = cluster.cache(row).map_err(|status| status.message)?.snapshot();
     let namespace = row.is_namespaced().then_some(namespace);
     let is_selected = |entry: &&Arc<Entry>| entry.is_unreadable() || selector.matches(Some(entry.labels()));
     snapshot.range(namespace, None).filter(is_selected).map(|entry| value(row, entry)).collect()

@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 
 use super::super::expressions::{self, Conditions};
 use super::super::matching::Criteria;
-use crate::state::State;
+use crate::cluster::Cluster;
 use crate::watch_cache::{Cache, Unreadable};
 
 /// An expression, or why it is none.
@@ -176,11 +176,12 @@ struct Built {
 
 impl Source {
     /// While a policy or binding cannot be read, nobody knows what it would say.
-    pub(super) fn policies<K: Kind>(&self, state: &State) -> Result<Arc<Vec<Policy>>, Unreadable> {
+    pub(super) fn policies<K: Kind>(&self, cluster: &Cluster) -> Result<Arc<Vec<Policy>>, Unreadable> {
         let caches = match self.caches.get() {
             Some(caches) => caches,
             None => {
-                let (Some(policies), Some(bindings)) = (state.caches.get(K::POLICIES), state.caches.get(K::BINDINGS))
+                let (Some(policies), Some(bindings)) =
+                    (cluster.caches.get(K::POLICIES), cluster.caches.get(K::BINDINGS))
                 else {
                     return Ok(Arc::default());
                 };

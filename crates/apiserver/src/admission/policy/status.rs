@@ -19,8 +19,7 @@ use registry::unset::{items, or_empty};
 use registry::{AnyObject, Object, Registry};
 
 use super::source::{Kind, Validating};
-use crate::state::{State, own_operation};
-use crate::verbs::{Current, Target, modify};
+use crate::cluster::Cluster;
 
 /// What could not be written is tried again after this long.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -30,8 +29,8 @@ const MOST_KINDS: usize = 10;
 const REFUSED: &str = "compilation failed: ";
 
 /// Looks at every change of a policy until the server stops.
-pub(crate) async fn run(state: Arc<State>) {
-    let Some(cache) = state.caches.get(Validating::POLICIES) else { return };
+pub(crate) async fn run(cluster: Arc<Cluster>) {
+    let Some(cache) = cluster.caches.get(Validating::POLICIES) else { return };
     let mut changes = cache.subscribe();
     loop {
         changes.mark_unchanged();
@@ -43,7 +42,7 @@ pub(crate) async fn run(state: Arc<State>) {
             if observed == policy.metadata.generation {
                 continue;
             }
-            if let Err(status) = write(&state, &policy).await
+            if let Err(status) = write(&cluster, &policy).await
                 && !status.is_not_found()
             {
                 tracing::warn!(message = status.message, name = entry.name(), "writing the status of a policy");
@@ -52,23 +51,21 @@ pub(crate) async fn run(state: Arc<State>) {
         }
         let again = tokio::time::sleep(AGAIN);
         tokio::select! {
-            () = state.stop.cancelled() => return,
+            () = cluster.stop.cancelled() => return,
             changed = changes.changed() => if changed.is_err() { return },
             () = again, if !is_done => {}
         }
     }
 }
 
-async fn write(state: &Arc<State>, policy: &ValidatingAdmissionPolicy) -> Result<(), Status> {
-    let row = state.registry.find_any("admissionregistration.k8s.io", Validating::POLICIES);
+async fn write(cluster: &Arc<Cluster>, policy: &ValidatingAdmissionPolicy) -> Result<(), Status> {
+    let row = cluster.registry.find_any("admissionregistration.k8s.io", Validating::POLICIES);
     let row = row.ok_or_else(|| Status::internal("policies are not served"))?;
-    let mut operation = own_operation(state, "patch", &row, "", or_empty(&policy.metadata.name), "status");
-    operation.headers.insert(http::header::USER_AGENT, http::HeaderValue::from_static("kube-controller-manager"));
-    let make = |_: &Current<'_>, old: &dyn Object| -> Result<AnyObject, Status> {
+    let change = |old: &dyn Object| -> Result<AnyObject, Status> {
         let old = old.downcast_ref::<ValidatingAdmissionPolicy>();
         let mut policy = old.cloned().ok_or_else(|| Status::internal("not a policy"))?;
         policy.metadata.resource_version = None;
-        let warnings = policy.spec.as_ref().map(|spec| warnings(&state.registry, spec)).unwrap_or_default();
+        let warnings = policy.spec.as_ref().map(|spec| warnings(&cluster.registry, spec)).unwrap_or_default();
         let generation = policy.metadata.generation;
         let status = policy.status.get_or_insert_default();
         status.observed_generation = generation;
@@ -76,7 +73,8 @@ async fn write(state: &Arc<State>, policy: &ValidatingAdmissionPolicy) -> Result
         status.type_checking = Some(TypeChecking { expression_warnings });
         Ok(Box::new(policy))
     };
-    modify(&operation, Target::Status, make).await.map(drop)
+    let name = or_empty(&policy.metadata.name);
+    cluster.own()?.modify_status(&row, "", name, Some("kube-controller-manager"), &change).await
 }
 
 /// What each expression of a policy gets wrong about each of its kinds.

@@ -12,7 +12,7 @@ use super::super::expressions::{Answers, Failure, Input, Run, Scope};
 use super::super::{Admitted, Attributes, Plugin, admitted, later};
 use super::dispatch::{Common, Invocation, Misconfigured, invocations, is_exempt};
 use super::source::{Policy, Rule, Source, Validating};
-use crate::state::State;
+use crate::cluster::Cluster;
 
 /// The longest message that an expression may make, and the longest note in the audit log.
 const LONGEST_MESSAGE: usize = 5 * 1024;
@@ -22,8 +22,8 @@ const LONGEST_ANNOTATION: usize = 10 * 1024;
 pub(crate) struct ValidatingPolicy(Source);
 
 impl Plugin for ValidatingPolicy {
-    fn validate<'a>(&'a self, state: &'a Arc<State>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
-        let policies = match self.0.policies::<Validating>(state) {
+    fn validate<'a>(&'a self, cluster: &'a Arc<Cluster>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
+        let policies = match self.0.policies::<Validating>(cluster) {
             Ok(policies) => policies,
             Err(_) if is_exempt(attributes) => return admitted(),
             Err(unreadable) => return Err(unreadable.into()).into(),
@@ -31,7 +31,7 @@ impl Plugin for ValidatingPolicy {
         if policies.is_empty() || is_exempt(attributes) {
             return admitted();
         }
-        later(async move { ask_all(state, &policies, attributes).await })
+        later(async move { ask_all(cluster, &policies, attributes).await })
     }
 }
 
@@ -43,16 +43,16 @@ struct Refusal {
     reason: Option<String>,
 }
 
-async fn ask_all(state: &State, policies: &[Policy], attributes: &Attributes<'_>) -> Result<(), Status> {
+async fn ask_all(cluster: &Cluster, policies: &[Policy], attributes: &Attributes<'_>) -> Result<(), Status> {
     let mut refusals = Vec::new();
     let mut common = Common::default();
     let answers = Answers::default();
     for policy in policies {
-        let (invocations, problems) = invocations(state, policy, attributes).await;
+        let (invocations, problems) = invocations(cluster, policy, attributes).await;
         refusals.extend(problems.into_iter().filter_map(misconfigured));
         let mut annotations: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for invocation in &invocations {
-            let verdicts = ask(state, invocation, attributes, &mut common, &answers).await?;
+            let verdicts = ask(cluster, invocation, attributes, &mut common, &answers).await?;
             for verdict in verdicts {
                 follow(invocation, verdict, attributes, &mut refusals, &mut annotations);
             }
@@ -94,7 +94,7 @@ struct Violation {
 }
 
 async fn ask(
-    state: &State,
+    cluster: &Cluster,
     invocation: &Invocation<'_>,
     attributes: &Attributes<'_>,
     common: &mut Common,
@@ -103,7 +103,7 @@ async fn ask(
     let mut verdicts = Vec::new();
     for params in &invocation.params {
         let shown = common.shown(attributes, &invocation.found)?;
-        let namespace = common.namespace(state, attributes).await?;
+        let namespace = common.namespace(cluster, attributes).await?;
         loop {
             let mut input = Input::new(attributes, &shown, answers);
             input.params = params.clone();
@@ -112,7 +112,7 @@ async fn ask(
             input.namespace = namespace.clone();
             let scope = input.with_variables(&invocation.policy.variables);
             let verdict = judge(invocation.policy, &conditions, &scope);
-            if !answers.ask(state).await {
+            if !answers.ask(cluster).await {
                 verdicts.push(verdict);
                 break;
             }

@@ -17,11 +17,11 @@ use api::pod::resources::{Amounts, add, parse};
 use k8s_openapi::api::core::v1::{Pod, ResourceQuota as Quota};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use parking_lot::Mutex;
+use registry::{AnyObject, Object};
 
 use super::config::Setting;
 use super::{Admitted, Attributes, Plugin, Verb, admitted, later};
-use crate::state::{State, own_operation};
-use crate::verbs::{Target, modify};
+use crate::cluster::Cluster;
 use limited::Limited;
 
 pub(super) struct ResourceQuota {
@@ -36,19 +36,19 @@ impl ResourceQuota {
 }
 
 impl Plugin for ResourceQuota {
-    fn validate<'a>(&'a self, state: &'a Arc<State>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
+    fn validate<'a>(&'a self, cluster: &'a Arc<Cluster>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
         if !concerns(attributes) {
             return admitted();
         }
         // Most namespaces have no quota; this look must cost nothing.
-        let quotas: Vec<Quota> = match state.peek_all("resourcequotas", Some(attributes.namespace)) {
+        let quotas: Vec<Quota> = match cluster.caches.peek_all("resourcequotas", Some(attributes.namespace)) {
             Ok(quotas) => quotas,
             Err(unreadable) => return Err(unreadable.into()).into(),
         };
         if quotas.is_empty() && self.limited.is_empty() {
             return admitted();
         }
-        later(self.check(state, attributes, quotas))
+        later(self.check(cluster, attributes, quotas))
     }
 }
 
@@ -71,7 +71,12 @@ fn concerns(attributes: &Attributes<'_>) -> bool {
 }
 
 impl ResourceQuota {
-    async fn check(&self, state: &Arc<State>, attributes: &Attributes<'_>, quotas: Vec<Quota>) -> Result<(), Status> {
+    async fn check(
+        &self,
+        cluster: &Arc<Cluster>,
+        attributes: &Attributes<'_>,
+        quotas: Vec<Quota>,
+    ) -> Result<(), Status> {
         let Some(object) = attributes.object.as_deref().map(|object| &**object) else { return Ok(()) };
         let usage = usage::usage_of(attributes.resource, object);
         let negative: Vec<&str> =
@@ -108,27 +113,27 @@ impl ResourceQuota {
         let line = self.lines.of(attributes.namespace);
         let _turn = line.lock().await;
         for (name, charge) in charges {
-            self.charge(state, attributes, &name, &charge).await?;
+            self.charge(cluster, attributes, &name, &charge).await?;
         }
         Ok(())
     }
 
     async fn charge(
         &self,
-        state: &Arc<State>,
+        cluster: &Arc<Cluster>,
         attributes: &Attributes<'_>,
         name: &str,
         charge: &Amounts,
     ) -> Result<(), Status> {
-        let Some(resource) = state.registry.find("", "v1", "resourcequotas") else { return Ok(()) };
+        let Some(resource) = cluster.registry.find("", "v1", "resourcequotas") else { return Ok(()) };
         if attributes.dry_run {
-            let quota: Option<Quota> = state.peek("resourcequotas", &format!("{}/{name}", attributes.namespace))?;
+            let quota: Option<Quota> =
+                cluster.caches.peek("resourcequotas", &format!("{}/{name}", attributes.namespace))?;
             let outcome = quota.map_or(Ok(()), |quota| spend(&quota, name, charge).map(drop));
             return outcome.map_err(|problem| attributes.forbidden(problem));
         }
-        let operation = own_operation(state, "update", &resource, attributes.namespace, name, "status");
         let refused = Mutex::new(None);
-        let write = modify(&operation, Target::Status, |_, old| {
+        let change = |old: &dyn Object| -> Result<AnyObject, Status> {
             let old = old.downcast_ref::<Quota>().ok_or_else(|| Status::internal("not a quota"))?;
             match spend(old, name, charge) {
                 Ok(new) => Ok(Box::new(new)),
@@ -137,12 +142,11 @@ impl ResourceQuota {
                     Err(Status::internal(problem))
                 }
             }
-        });
-        // Boxed: the status write passes through admission itself.
-        let outcome = Box::pin(write).await;
+        };
+        let outcome = cluster.own()?.modify_status(&resource, attributes.namespace, name, None, &change).await;
         match (outcome, refused.into_inner()) {
             (_, Some(problem)) => Err(attributes.forbidden(problem)),
-            (Ok(_), None) => Ok(()),
+            (Ok(()), None) => Ok(()),
             // The quota was deleted meanwhile: nothing to charge.
             (Err(status), None) if status.is_not_found() => Ok(()),
             (Err(status), None) => Err(status),

@@ -10,7 +10,7 @@ use super::super::metrics::{self, Asked};
 use super::matching::Invocation;
 use super::review::{self, Answer};
 use super::source::Hook;
-use crate::state::State;
+use crate::cluster::Cluster;
 
 /// Why a webhook did not let a write pass.
 pub(super) enum Refusal {
@@ -22,7 +22,7 @@ pub(super) enum Refusal {
 
 /// What a webhook is asked about.
 pub(super) struct Call<'a> {
-    pub(super) state: &'a State,
+    pub(super) cluster: &'a Cluster,
     pub(super) invocation: &'a Invocation<'a>,
     pub(super) attributes: &'a Attributes<'a>,
     pub(super) mutating: bool,
@@ -44,7 +44,7 @@ pub(super) async fn call(call: Call<'_>) -> Result<Answer, Refusal> {
 }
 
 /// `Ok` is an answer that allows the write; warnings and audit annotations are already passed on.
-async fn ask(&Call { state, invocation, attributes, mutating, object, old }: &Call<'_>) -> Result<Answer, Refusal> {
+async fn ask(&Call { cluster, invocation, attributes, mutating, object, old }: &Call<'_>) -> Result<Answer, Refusal> {
     let hook = invocation.hook;
     if attributes.dry_run && !matches!(hook.side_effects.as_str(), "None" | "NoneOnDryRun") {
         let message = format!("admission webhook {:?} does not support dry run", hook.name);
@@ -56,7 +56,7 @@ async fn ask(&Call { state, invocation, attributes, mutating, object, old }: &Ca
         hook.client.as_ref().map_err(|problem| Refusal::Failed(format!("could not get REST client: {problem}")))?;
     let query = format!("timeout={}s", hook.timeout.as_secs());
     let body = client
-        .post(&state.services, &query, question.body.clone(), hook.timeout)
+        .post(&cluster.services, &query, question.body.clone(), hook.timeout)
         .await
         .map_err(|error| Refusal::Failed(format!("failed to call webhook: {error}")))?;
     let answer = review::answer(&question, mutating, &body)

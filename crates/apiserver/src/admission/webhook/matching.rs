@@ -8,7 +8,7 @@ use registry::Resource;
 use super::super::expressions::{Answers, Input, Shown};
 use super::super::{Attributes, matching};
 use super::source::Hook;
-use crate::state::State;
+use crate::cluster::Cluster;
 
 /// A webhook that wants to see a write, and the version of the resource that it understands.
 pub(super) struct Invocation<'h> {
@@ -19,12 +19,12 @@ pub(super) struct Invocation<'h> {
 
 /// `None` when the webhook has nothing to do with the write.
 pub(super) async fn invocation<'h>(
-    state: &State,
+    cluster: &Cluster,
     hook: &'h Hook,
     attributes: &Attributes<'_>,
 ) -> Result<Option<Invocation<'h>>, Status> {
-    let Some(found) = matching::matched(state, &hook.criteria, attributes).await? else { return Ok(None) };
-    if !hook.conditions.is_empty() && !meets_conditions(state, hook, attributes, &found).await? {
+    let Some(found) = matching::matched(cluster, &hook.criteria, attributes).await? else { return Ok(None) };
+    if !hook.conditions.is_empty() && !meets_conditions(cluster, hook, attributes, &found).await? {
         return Ok(None);
     }
     let equivalent = match found {
@@ -36,7 +36,7 @@ pub(super) async fn invocation<'h>(
 
 /// A condition that is false keeps the webhook out; of one that cannot be decided, the failure policy makes the best.
 async fn meets_conditions(
-    state: &State,
+    cluster: &Cluster,
     hook: &Hook,
     attributes: &Attributes<'_>,
     found: &matching::Match,
@@ -46,7 +46,7 @@ async fn meets_conditions(
     loop {
         let input = Input::new(attributes, &shown, &answers);
         let outcome = hook.conditions.decide(&input.scope());
-        if answers.ask(state).await {
+        if answers.ask(cluster).await {
             continue;
         }
         return match outcome {

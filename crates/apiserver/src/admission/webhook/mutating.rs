@@ -13,7 +13,7 @@ use super::super::{Admitted, Attributes, Plugin, admitted, later};
 use super::call::{self, Call, Refusal, call};
 use super::matching::{Invocation, invocation};
 use super::source::{Hook, Source};
-use crate::state::State;
+use crate::cluster::Cluster;
 
 /// Where an object has its managed fields.
 const BOOKS: &str = "/metadata/managedFields";
@@ -27,8 +27,8 @@ impl MutatingWebhook {
 }
 
 impl Plugin for MutatingWebhook {
-    fn admit<'a>(&'a self, state: &'a Arc<State>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
-        let hooks = match self.0.hooks::<MutatingWebhookConfiguration>(state) {
+    fn admit<'a>(&'a self, cluster: &'a Arc<Cluster>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
+        let hooks = match self.0.hooks::<MutatingWebhookConfiguration>(cluster) {
             Ok(hooks) => hooks,
             Err(_) if super::is_exempt(attributes) => return admitted(),
             Err(unreadable) => return Err(unreadable.into()).into(),
@@ -38,22 +38,22 @@ impl Plugin for MutatingWebhook {
         }
         later(async move {
             attributes.reinvocation.enter(Callees::Webhooks, attributes.object.as_deref());
-            let outcome = ask_all(state, &hooks, attributes).await;
+            let outcome = ask_all(cluster, &hooks, attributes).await;
             attributes.reinvocation.leave(Callees::Webhooks, attributes.object.as_deref());
             outcome
         })
     }
 }
 
-async fn ask_all(state: &State, hooks: &[Hook], attributes: &mut Attributes<'_>) -> Result<(), Status> {
+async fn ask_all(cluster: &Cluster, hooks: &[Hook], attributes: &mut Attributes<'_>) -> Result<(), Status> {
     for (index, hook) in hooks.iter().enumerate() {
-        let Some(invocation) = invocation(state, hook, attributes).await? else { continue };
+        let Some(invocation) = invocation(cluster, hook, attributes).await? else { continue };
         if !attributes.reinvocation.may_call(Callees::Webhooks, &hook.uid) {
             continue;
         }
         let round = u8::from(attributes.reinvocation.is_second_round());
         let place = format!("round_{round}_index_{index}");
-        let outcome = ask(state, &invocation, attributes, &place).await;
+        let outcome = ask(cluster, &invocation, attributes, &place).await;
         let changed = matches!(outcome, Ok(true));
         let mutation = json!({"configuration": hook.configuration, "webhook": hook.name, "mutated": changed});
         attributes.annotate(format!("mutation.webhook.admission.k8s.io/{place}"), mutation.to_string());
@@ -77,7 +77,7 @@ async fn ask_all(state: &State, hooks: &[Hook], attributes: &mut Attributes<'_>)
 
 /// Asks one webhook and applies its patch. Returns whether the object changed.
 async fn ask(
-    state: &State,
+    cluster: &Cluster,
     invocation: &Invocation<'_>,
     attributes: &mut Attributes<'_>,
     place: &str,
@@ -87,7 +87,7 @@ async fn ask(
     let mut object = versioned_object(attributes, resource).map_err(Refusal::Denied)?;
     let old = versioned_old(attributes, resource).map_err(Refusal::Denied)?;
     let answer =
-        call(Call { state, invocation, attributes, mutating: true, object: object.as_ref(), old: old.as_ref() })
+        call(Call { cluster, invocation, attributes, mutating: true, object: object.as_ref(), old: old.as_ref() })
             .await?;
     let Some(patch) = answer.patch else { return Ok(false) };
     let patch: Value = serde_json::from_slice(&patch)

@@ -16,9 +16,9 @@ use serde::de::DeserializeOwned;
 use super::super::config::{self, Setting};
 use super::super::expressions::Conditions;
 use super::super::matching::Criteria;
+use crate::cluster::Cluster;
 use crate::remote::Identities;
 use crate::remote::webhook::WebhookClient;
-use crate::state::State;
 use crate::watch_cache::Unreadable;
 
 /// Upstream's default when a webhook sets no timeout of its own.
@@ -139,8 +139,8 @@ impl Source {
     }
 
     /// All webhooks of one kind. While one of their configurations cannot be read, nobody knows whom to ask.
-    pub(super) fn hooks<C: Configuration>(&self, state: &State) -> Result<Arc<Vec<Hook>>, Unreadable> {
-        let Some(cache) = state.caches.get(C::PREFIX) else { return Ok(Arc::default()) };
+    pub(super) fn hooks<C: Configuration>(&self, cluster: &Cluster) -> Result<Arc<Vec<Hook>>, Unreadable> {
+        let Some(cache) = cluster.caches.get(C::PREFIX) else { return Ok(Arc::default()) };
         let revision = Some(cache.revision());
         {
             let built = self.built.read();

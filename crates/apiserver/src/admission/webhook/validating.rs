@@ -14,7 +14,7 @@ use super::super::{Admitted, Attributes, Plugin, admitted, later};
 use super::call::{self, Call, Refusal, call};
 use super::matching::{Invocation, invocation};
 use super::source::{Hook, Source};
-use crate::state::State;
+use crate::cluster::Cluster;
 
 pub(crate) struct ValidatingWebhook(Source);
 
@@ -25,8 +25,8 @@ impl ValidatingWebhook {
 }
 
 impl Plugin for ValidatingWebhook {
-    fn validate<'a>(&'a self, state: &'a Arc<State>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
-        let hooks = match self.0.hooks::<ValidatingWebhookConfiguration>(state) {
+    fn validate<'a>(&'a self, cluster: &'a Arc<Cluster>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
+        let hooks = match self.0.hooks::<ValidatingWebhookConfiguration>(cluster) {
             Ok(hooks) => hooks,
             Err(_) if super::is_exempt(attributes) => return admitted(),
             Err(unreadable) => return Err(unreadable.into()).into(),
@@ -34,7 +34,7 @@ impl Plugin for ValidatingWebhook {
         if hooks.is_empty() || super::is_exempt(attributes) {
             return admitted();
         }
-        later(async move { ask_all(state, &hooks, attributes).await })
+        later(async move { ask_all(cluster, &hooks, attributes).await })
     }
 }
 
@@ -44,12 +44,12 @@ struct Shown {
     old: Option<Value>,
 }
 
-async fn ask_all(state: &State, hooks: &[Hook], attributes: &Attributes<'_>) -> Result<(), Status> {
+async fn ask_all(cluster: &Cluster, hooks: &[Hook], attributes: &Attributes<'_>) -> Result<(), Status> {
     let mut invocations = Vec::new();
     // Each version is made once, however many webhooks want it.
     let mut versions: BTreeMap<String, Shown> = BTreeMap::new();
     for hook in hooks {
-        let Some(invocation) = invocation(state, hook, attributes).await? else { continue };
+        let Some(invocation) = invocation(cluster, hook, attributes).await? else { continue };
         let resource = invocation.equivalent.as_deref().unwrap_or(attributes.resource);
         let key = resource.api_version();
         if !versions.contains_key(&key) {
@@ -60,14 +60,14 @@ async fn ask_all(state: &State, hooks: &[Hook], attributes: &Attributes<'_>) -> 
     }
     let calls = invocations.iter().enumerate().map(|(index, (invocation, key))| {
         let shown = versions.get(key);
-        ask(state, invocation, attributes, shown, index)
+        ask(cluster, invocation, attributes, shown, index)
     });
     // All of them, so that the answer does not depend on which one is slow; the first refusal in order is shown.
     join_all(calls).await.into_iter().collect()
 }
 
 async fn ask(
-    state: &State,
+    cluster: &Cluster,
     invocation: &Invocation<'_>,
     attributes: &Attributes<'_>,
     shown: Option<&Shown>,
@@ -75,7 +75,7 @@ async fn ask(
 ) -> Result<(), Status> {
     let hook = invocation.hook;
     let (object, old) = shown.map_or((None, None), |shown| (shown.object.as_ref(), shown.old.as_ref()));
-    match call(Call { state, invocation, attributes, mutating: false, object, old }).await {
+    match call(Call { cluster, invocation, attributes, mutating: false, object, old }).await {
         Ok(_) => Ok(()),
         Err(Refusal::Denied(status)) => Err(status),
         Err(Refusal::Failed(problem)) if hook.ignores_failure => {

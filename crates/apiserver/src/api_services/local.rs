@@ -15,7 +15,8 @@ use registry::priority::{self, Priority};
 use registry::unset::or_empty;
 use serde_json::{Value, json};
 
-use super::{PATH, PREFIX, condition, write_status};
+use super::write_status;
+use crate::aggregation::{PATH, PREFIX, condition};
 use crate::state::State;
 use crate::watch_cache::Unreadable;
 
@@ -185,7 +186,7 @@ async fn carry_out(state: &Arc<State>, steps: Vec<Step>) -> anyhow::Result<()> {
                 (Method::DELETE, format!("{PATH}/{name}"), json!({"preconditions": {"uid": uid}}))
             }
         };
-        let (code, answer) = crate::bootstrap::send(state, method, &path, &body).await.with_context(|| path.clone())?;
+        let (code, answer) = crate::loopback::send(state, method, &path, &body).await.with_context(|| path.clone())?;
         // Made, changed or deleted in between: the cache will say.
         anyhow::ensure!(code < 300 || code == 409 || code == 404, "{path}: {}", answer["message"]);
         Ok(())

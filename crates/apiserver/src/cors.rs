@@ -37,7 +37,7 @@ impl Cors {
     }
 
     /// The headers for the answer, if the request comes from an allowed origin.
-    pub(super) fn headers(&self, request: &HeaderMap) -> Option<HeaderMap> {
+    pub(crate) fn headers(&self, request: &HeaderMap) -> Option<HeaderMap> {
         let origin = request.get(header::ORIGIN)?;
         if !self.0.iter().any(|pattern| matches(pattern, origin.as_bytes())) {
             return None;
@@ -53,7 +53,7 @@ impl Cors {
 
 /// Whether a browser only asks what it may send. It does so without credentials, so it is answered before anybody looks
 /// for them.
-pub(super) fn is_preflight(method: &Method) -> bool {
+pub(crate) fn is_preflight(method: &Method) -> bool {
     method == Method::OPTIONS
 }
 

@@ -15,7 +15,7 @@ use k8s_openapi::api::core::v1::Node;
 use serde::Deserialize;
 use tokio::sync::Mutex;
 
-use crate::state::State;
+use crate::cluster::Cluster;
 
 /// An answer this young is given again.
 const RESOLUTION: Duration = Duration::from_secs(10);
@@ -41,9 +41,9 @@ struct Used {
 
 /// Rate in nanoseconds per second, and bytes in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Usage {
-    pub(super) cpu: u64,
-    pub(super) memory: u64,
+pub(crate) struct Usage {
+    pub(crate) cpu: u64,
+    pub(crate) memory: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -60,11 +60,11 @@ type Samples = BTreeMap<String, NodeSample>;
 
 /// What was used in a window of a node.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Window {
-    pub(super) end: Timestamp,
-    pub(super) length: Duration,
-    pub(super) node: Option<Usage>,
-    pub(super) pods: BTreeMap<(String, String), BTreeMap<String, Usage>>,
+pub(crate) struct Window {
+    pub(crate) end: Timestamp,
+    pub(crate) length: Duration,
+    pub(crate) node: Option<Usage>,
+    pub(crate) pods: BTreeMap<(String, String), BTreeMap<String, Usage>>,
 }
 
 #[derive(Default)]
@@ -78,7 +78,7 @@ pub(crate) struct Sampler(Mutex<Past>);
 
 impl Sampler {
     /// What every node used of late, by name of node.
-    pub(super) async fn windows(&self, state: &Arc<State>) -> Arc<BTreeMap<String, Window>> {
+    pub(crate) async fn windows(&self, cluster: &Arc<Cluster>) -> Arc<BTreeMap<String, Window>> {
         let mut past = self.0.lock().await;
         let known = past.latest.as_ref().map(|(at, samples)| (at.elapsed(), samples.clone()));
         let before = match known {
@@ -86,12 +86,12 @@ impl Sampler {
             Some((age, samples)) if age < LONGEST => samples,
             // Nothing is kept before the second round is done: a caller that leaves in between changes nothing.
             _ => {
-                let first = sample(state).await;
+                let first = sample(cluster).await;
                 tokio::time::sleep(FIRST).await;
                 Arc::new(first)
             }
         };
-        let latest = sample(state).await;
+        let latest = sample(cluster).await;
         let windows = latest.iter().filter_map(|(name, new)| Some((name.clone(), window(before.get(name)?, new)?)));
         let windows = Arc::new(windows.collect());
         past.latest = Some((Instant::now(), Arc::new(latest)));
@@ -120,8 +120,8 @@ fn rate(old: &Used, new: &Used, length: Duration) -> Option<Usage> {
     Some(Usage { cpu: u64::try_from(cpu).unwrap_or(u64::MAX), memory: new.memory })
 }
 
-async fn sample(state: &Arc<State>) -> Samples {
-    let nodes: Vec<String> = match state.caches.get("minions") {
+async fn sample(cluster: &Arc<Cluster>) -> Samples {
+    let nodes: Vec<String> = match cluster.caches.get("minions") {
         Some(cache) => {
             let snapshot = cache.snapshot();
             let ready =
@@ -130,7 +130,7 @@ async fn sample(state: &Arc<State>) -> Samples {
         }
         None => Vec::new(),
     };
-    let asked: Vec<_> = nodes.into_iter().map(|node| sample_one(state.clone(), node)).collect();
+    let asked: Vec<_> = nodes.into_iter().map(|node| sample_one(cluster.clone(), node)).collect();
     let answers = stream::iter(asked).buffer_unordered(PARALLEL).filter_map(std::future::ready);
     answers.take_until(tokio::time::sleep(ROUND)).collect().await
 }
@@ -141,9 +141,9 @@ fn is_ready(node: &Node) -> bool {
     conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-fn sample_one(state: Arc<State>, node: String) -> BoxFuture<'static, Option<(String, NodeSample)>> {
+fn sample_one(cluster: Arc<Cluster>, node: String) -> BoxFuture<'static, Option<(String, NodeSample)>> {
     Box::pin(async move {
-        match tokio::time::timeout(PATIENCE, ask(&state, &node)).await {
+        match tokio::time::timeout(PATIENCE, ask(&cluster, &node)).await {
             Ok(Ok(sample)) => return Some((node, sample)),
             Ok(Err(error)) => tracing::debug!(node, error = error.message, "no usage from this node"),
             Err(_) => tracing::debug!(node, "this node took too long to say what it uses"),
@@ -152,8 +152,8 @@ fn sample_one(state: Arc<State>, node: String) -> BoxFuture<'static, Option<(Str
     })
 }
 
-async fn ask(state: &Arc<State>, node: &str) -> Result<NodeSample, Status> {
-    let response = crate::verbs::ask_kubelet(state, node, "/stats/summary").await?;
+async fn ask(cluster: &Arc<Cluster>, node: &str) -> Result<NodeSample, Status> {
+    let response = cluster.own()?.ask_kubelet(node, "/stats/summary").await?;
     let (mut body, mut text) = (response.into_body(), Vec::new());
     while let Some(frame) = body.frame().await {
         if let Ok(data) = frame.map_err(Status::internal)?.into_data() {

@@ -4,13 +4,12 @@ use api::Status;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use registry::Resource;
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use crate::body::{Body, full};
-use crate::chain::RequestInfo;
+use crate::body::{Body, response};
 use crate::json;
 use crate::protobuf;
-use crate::state::Operation;
+use crate::request_info::RequestInfo;
 use crate::watch_cache::{Gzip, Piece};
 
 /// What the response looks like.
@@ -156,41 +155,6 @@ pub(crate) fn is_table(accept: &Accept) -> bool {
     accept.shape == Shape::Table
 }
 
-/// The stored form of an object in the version this row serves.
-pub(crate) fn served_value(resource: &Resource, stored: &[u8]) -> Result<Value, Status> {
-    let mut value: Value = serde_json::from_slice(stored).map_err(Status::internal)?;
-    if let Some(conversion) = &resource.conversion {
-        conversion.from_storage(&mut value);
-    }
-    Ok(value)
-}
-
-/// One object, encoded as asked for.
-pub(crate) fn render(operation: &Operation, stored: &Bytes) -> Result<Bytes, Status> {
-    let accept = &operation.accept;
-    let value = match accept.shape {
-        Shape::Object => {
-            if accept.is_plain(&operation.resource) {
-                return Ok(stored.clone());
-            }
-            served_value(&operation.resource, stored)?
-        }
-        Shape::Partial => {
-            let partial = partial_object(accept, stored, "PartialObjectMetadata");
-            if accept.encoding == Encoding::Json && !accept.pretty {
-                return Ok(Bytes::from(partial));
-            }
-            serde_json::from_slice(&partial).map_err(Status::internal)?
-        }
-        Shape::Table => {
-            let version = json::find(stored, &["metadata", "resourceVersion"]).map(|range| json::text(&stored[range]));
-            let meta = json!({"resourceVersion": version.unwrap_or_default()});
-            super::table::table(operation, std::iter::once(stored.clone()), meta, true)?
-        }
-    };
-    encode(accept, &value)
-}
-
 pub(crate) fn encode(accept: &Accept, value: &Value) -> Result<Bytes, Status> {
     match accept.encoding {
         Encoding::Yaml => api::codec::to_yaml(value).map(Bytes::from).map_err(Status::internal),
@@ -220,16 +184,6 @@ pub(crate) fn partial_object(accept: &Accept, stored: &[u8], kind: &str) -> Vec<
     out
 }
 
-/// Responds with one object.
-pub(crate) fn respond(operation: &Operation, code: StatusCode, stored: &Bytes) -> Result<Response<Body>, Status> {
-    Ok(respond_encoded(&operation.accept, code, render(operation, stored)?))
-}
-
-/// Responds with a value that is not a stored object (a review, a scale).
-pub(crate) fn respond_value(operation: &Operation, code: StatusCode, value: &Value) -> Result<Response<Body>, Status> {
-    Ok(respond_encoded(&operation.accept, code, encode(&operation.accept, value)?))
-}
-
 /// Responds with what is already in the form asked for, compressed if it is large and the client reads that.
 pub(crate) fn respond_encoded(accept: &Accept, code: StatusCode, body: Bytes) -> Response<Body> {
     if !accept.gzip || body.len() <= GZIP_FROM {
@@ -241,15 +195,6 @@ pub(crate) fn respond_encoded(accept: &Accept, code: StatusCode, body: Bytes) ->
     gzip.finish(&mut compressed);
     let mut response = response(code, accept.content_type(), compressed.into());
     response.headers_mut().insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
-    response
-}
-
-pub(crate) fn response(code: StatusCode, content_type: &'static str, body: Bytes) -> Response<Body> {
-    let mut response = Response::new(full(body));
-    *response.status_mut() = code;
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
     response
 }
 

@@ -11,8 +11,8 @@ use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use registry::apiregistration::api_service::Availability;
 use tokio::sync::watch::Receiver;
 
-use super::backend::Backend;
-use super::{PREFIX, condition, remote_discovery, write_status};
+use super::write_status;
+use crate::aggregation::{Backend, PREFIX, condition, remote_discovery};
 use crate::remote::service;
 use crate::state::State;
 use crate::watch_cache::Unreadable;
@@ -49,7 +49,7 @@ pub(super) async fn follow(state: Arc<State>, backend: Arc<Backend>) {
             let verdict = check(&state, &backend).await;
             let is_written = tell(&state, &backend, &verdict).await;
             let offered = match &verdict {
-                Ok(()) => remote_discovery::discover(&state, &backend).await,
+                Ok(()) => remote_discovery::discover(&state.services, &backend).await,
                 Err(_) => Default::default(),
             };
             super::backends::learned(&state, &backend, offered);
@@ -91,7 +91,7 @@ fn availability(verdict: &Result<(), Reason>) -> Availability<'_> {
 
 /// Whether the registration says so already.
 fn is_told(state: &State, backend: &Backend, verdict: &Result<(), Reason>) -> bool {
-    let registered = state.peek_shared::<APIService>(PREFIX, &backend.name());
+    let registered = state.caches.peek_shared::<APIService>(PREFIX, &backend.name());
     let says_so = |service: Arc<APIService>| condition(&service).is_some_and(|found| availability(verdict).is(found));
     registered.is_ok_and(|service| service.is_none_or(says_so))
 }
@@ -115,7 +115,7 @@ async fn check(state: &State, backend: &Backend) -> Result<(), Reason> {
     let (namespace, name, port) = &backend.service;
     let unknown = |unreadable: Unreadable| ("ServiceAccessError", unreadable.to_string());
     let found: Option<Arc<Service>> =
-        state.peek_shared("services/specs", &format!("{namespace}/{name}")).map_err(unknown)?;
+        state.caches.peek_shared("services/specs", &format!("{namespace}/{name}")).map_err(unknown)?;
     let slices = service::slices(&state.services, namespace, name).map_err(unknown)?;
     routable((namespace, name, *port), found.as_deref(), &slices)?;
     let Err(_) = probe(state, backend).await else { return Ok(()) };
@@ -125,11 +125,11 @@ async fn check(state: &State, backend: &Backend) -> Result<(), Reason> {
 
 /// Asks for what every API server has to answer.
 async fn probe(state: &State, backend: &Backend) -> Result<(), String> {
-    let (host, port) = backend.address(state)?;
+    let (host, port) = backend.address(&state.services)?;
     let host = if host.contains(':') { format!("[{host}]") } else { host };
     let url = format!("https://{host}:{port}{}", backend.path());
     let failed = |problem: String| format!("failing or missing response from {url}: {problem}");
-    let answer = backend.ask(state, &backend.path(), "*/*").await;
+    let answer = backend.ask(&state.services, &backend.path(), "*/*").await;
     let answer = answer.map_err(|problem| failed(format!("Get {url:?}: {problem}")))?;
     match answer.status() {
         code if code.is_success() => Ok(()),

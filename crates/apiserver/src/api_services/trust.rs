@@ -12,7 +12,8 @@ use serde_json::{Map, Value, json};
 
 use crate::authn::not_after;
 use crate::config::Config;
-use crate::state::{State, now};
+use crate::stamp::now;
+use crate::state::State;
 
 const MAPS: &str = "/api/v1/namespaces/kube-system/configmaps";
 const NAME: &str = "extension-apiserver-authentication";
@@ -71,7 +72,7 @@ pub(crate) async fn run(state: Arc<State>) {
 }
 
 async fn write(state: &Arc<State>, method: Method, url: &str, object: &Value) -> anyhow::Result<()> {
-    let (code, answer) = crate::bootstrap::send(state, method, url, object).await?;
+    let (code, answer) = crate::loopback::send(state, method, url, object).await?;
     // Made, changed or deleted in between: the cache will say.
     anyhow::ensure!(code < 300 || code == 409 || code == 404, "{url}: {}", answer["message"]);
     Ok(())

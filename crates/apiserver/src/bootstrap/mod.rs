@@ -3,19 +3,18 @@
 //!
 //! They are written through the same chain as everything else, as the server's own user.
 
+pub(crate) mod flow_control;
+
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use anyhow::Context;
-use bytes::Bytes;
-use http::{Method, Request};
-use http_body_util::BodyExt;
+use http::Method;
 use serde_json::{Value, json};
 
-use crate::authn::Peer;
-use crate::body::RequestBody;
-use crate::state::{State, now, own_user};
+use crate::loopback::send;
+use crate::stamp::now;
+use crate::state::State;
 
 /// Servers that start together make the same objects; each lost race means that another one made progress.
 const ATTEMPTS: u32 = 10;
@@ -64,9 +63,9 @@ async fn make(state: &Arc<State>) -> anyhow::Result<()> {
     }
     service_range(state).await?;
     kubernetes_service(state).await?;
-    crate::aggregation::trust::ensure(state).await?;
-    crate::aggregation::local::register(state).await?;
-    crate::flow_control::ensure(state).await?;
+    crate::api_services::trust::ensure(state).await?;
+    crate::api_services::local::register(state).await?;
+    flow_control::ensure(state).await?;
     state.bootstrapped.store(true, std::sync::atomic::Ordering::Release);
     Ok(())
 }
@@ -212,21 +211,4 @@ async fn replace(state: &Arc<State>, url: String, object: &Value) -> anyhow::Res
     anyhow::ensure!(code != 409 && code != 404, Raced { url, message });
     anyhow::ensure!(code < 300, "{url}: {message}");
     Ok(())
-}
-
-/// A request of the server to itself.
-pub(crate) async fn send(state: &Arc<State>, method: Method, path: &str, body: &Value) -> anyhow::Result<(u16, Value)> {
-    let body = if body.is_null() { Bytes::new() } else { Bytes::from(serde_json::to_vec(body)?) };
-    let mut request = Request::builder()
-        .method(method)
-        .uri(path)
-        .header("content-type", "application/json")
-        .header("user-agent", "kube-apiserver")
-        .body(body)?;
-    request.extensions_mut().insert(own_user());
-    let peer = Peer { in_process: true, ..Default::default() };
-    let response = crate::chain::serve(state.clone(), request.map(RequestBody::Whole), peer).await;
-    let code = response.status().as_u16();
-    let bytes = response.into_body().collect().await.map_err(|error| anyhow::anyhow!(error))?.to_bytes();
-    Ok((code, serde_json::from_slice(&bytes).context("answer is not JSON")?))
 }

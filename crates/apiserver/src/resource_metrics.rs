@@ -1,7 +1,5 @@
-//! `metrics.k8s.io/v1beta1`, answered by this server itself from what kubelets count (`sampler`). A registration that names a
+//! `metrics.k8s.io/v1beta1`, answered by this server itself from what kubelets count (`node_usage`). A registration that names a
 //! service, such as a metrics-server's, is found before this and takes over.
-
-mod sampler;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,12 +14,11 @@ use registry::MetricsOf;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-pub(crate) use sampler::Sampler;
-
+use crate::accept::{encode, is_table};
 use crate::body::Body;
+use crate::body::response;
+use crate::node_usage::Usage;
 use crate::state::Operation;
-use crate::verbs::{encode, is_table, response};
-use sampler::Usage;
 
 const API_VERSION: &str = "metrics.k8s.io/v1beta1";
 
@@ -160,13 +157,13 @@ pub(crate) async fn serve(operation: &Operation, of: MetricsOf) -> Result<Respon
 /// Everything measured in the namespace of the request, in the order of names. What has been deleted meanwhile is left out.
 async fn measured(operation: &Operation, of: MetricsOf) -> Result<Vec<Item>, Status> {
     let state = &operation.state;
-    let windows = state.resource_metrics.windows(state).await;
+    let windows = state.resource_metrics.windows(&state.cluster).await;
     let mut items = Vec::new();
     for (node, window) in windows.iter() {
         let mut push = |namespace: &str, name: &str, containers: Vec<(String, Usage)>| {
             let known: Option<Known> = match of {
-                MetricsOf::Nodes => state.peek("minions", name)?,
-                MetricsOf::Pods => state.peek("pods", &format!("{namespace}/{name}"))?,
+                MetricsOf::Nodes => state.caches.peek("minions", name)?,
+                MetricsOf::Pods => state.caches.peek("pods", &format!("{namespace}/{name}"))?,
             };
             let Some(known) = known else { return Ok::<_, Status>(()) };
             // A node speaks for its own pods only.

@@ -44,14 +44,14 @@ impl Cidr {
     }
 
     /// How many addresses a service can have: the first and, for IPv4, the last are not used.
-    pub(super) fn size(&self) -> u128 {
+    pub(crate) fn size(&self) -> u128 {
         let host = u32::from(if self.v6 { 128 - self.bits } else { 32 - self.bits });
         // Larger ranges are cut, as upstream does, so that picking stays cheap.
         let all = 1u128 << host.min(20);
         all.saturating_sub(if self.v6 || host > 20 { 1 } else { 2 }).max(1)
     }
 
-    pub(super) fn contains(&self, address: IpAddr) -> bool {
+    pub(crate) fn contains(&self, address: IpAddr) -> bool {
         let value = match address {
             IpAddr::V4(address) if !self.v6 => u128::from(u32::from(address)),
             IpAddr::V6(address) if self.v6 => u128::from(address),
@@ -61,19 +61,19 @@ impl Cidr {
         host >= 128 || value >> host == self.base >> host
     }
 
-    pub(super) fn family(&self) -> &'static str {
+    pub(crate) fn family(&self) -> &'static str {
         if self.v6 { "IPv6" } else { "IPv4" }
     }
 }
 
 impl Cidr {
-    pub(super) fn is_v6(&self) -> bool {
+    pub(crate) fn is_v6(&self) -> bool {
         self.v6
     }
 
     /// Addresses that may be given out, in the order to try them: from a random place in the upper part of the range,
     /// then the lower part, which is left to those who choose their own.
-    pub(super) fn candidates(self) -> impl Iterator<Item = IpAddr> {
+    pub(crate) fn candidates(self) -> impl Iterator<Item = IpAddr> {
         let size = self.size();
         let reserved = if size < 16 { 0 } else { (size / 16).clamp(16, 256) };
         [(reserved, size - reserved), (0, reserved)].into_iter().flat_map(move |(from, count)| {

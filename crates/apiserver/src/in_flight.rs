@@ -8,7 +8,7 @@ use std::sync::Arc;
 use api::{Status, UserInfo};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::RequestInfo;
+use crate::request_info::RequestInfo;
 
 /// For every so many common places there is one that only the cluster itself may take.
 const RESERVE: usize = 8;
@@ -46,7 +46,7 @@ impl InFlight {
     }
 
     /// Takes a place for the duration of a request. Masters always get through: they are the way out of an overload.
-    pub(super) fn enter(&self, info: &RequestInfo, user: &UserInfo) -> Result<Place, Status> {
+    pub(crate) fn enter(&self, info: &RequestInfo, user: &UserInfo) -> Result<Place, Status> {
         if user.in_group(api::user::MASTERS) {
             return Ok(None);
         }

@@ -4,7 +4,8 @@
 
 use std::borrow::Cow;
 
-use http::{Method, Uri};
+use http::{HeaderName, HeaderValue, Method, Uri};
+use parking_lot::Mutex;
 
 /// Parsed request line. For non-resource requests (`/healthz`) only `verb` and `path` are set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -59,7 +60,25 @@ impl Query {
     }
 }
 
-pub(crate) use api::percent::decode;
+use api::percent::decode;
+
+/// What the client is told beside the answer, in `Warning` headers.
+#[derive(Default)]
+pub(crate) struct Warnings(Mutex<Vec<String>>);
+
+impl Warnings {
+    /// Once is enough.
+    pub(crate) fn add(&self, message: String) {
+        let mut all = self.0.lock();
+        if !all.contains(&message) {
+            all.push(message);
+        }
+    }
+
+    pub(crate) fn all(&self) -> Vec<String> {
+        self.0.lock().clone()
+    }
+}
 
 /// Subresources of a namespace that would otherwise read as resources inside it.
 const NAMESPACE_SUBRESOURCES: [&str; 2] = ["status", "finalize"];
@@ -188,6 +207,12 @@ fn method_verb(method: &Method) -> &'static str {
         Method::OPTIONS => "options",
         _ => "other",
     }
+}
+
+/// The value of a header that says who somebody is, as text: UTF-8 like all names here.
+pub(crate) fn readable<'v>(name: &HeaderName, value: &'v HeaderValue) -> Result<&'v str, api::Status> {
+    std::str::from_utf8(value.as_bytes())
+        .map_err(|_| api::Status::bad_request(format!("the value of header {name} is not valid UTF-8")))
 }
 
 #[cfg(test)]

@@ -16,7 +16,8 @@ use registry::flowcontrol::suggested::{AUTO_UPDATE, GROUP, LEVELS, SCHEMAS, Sugg
 use registry::unset::{items, or_empty};
 use serde_json::{Value, json};
 
-use crate::state::{State, now};
+use crate::stamp::now;
+use crate::state::State;
 use crate::watch_cache::Unreadable;
 
 const PRODUCER: &str = "api-priority-and-fairness-config-producer-v1";
@@ -152,7 +153,7 @@ fn dangling(schema: &FlowSchema, levels: &HashSet<&str>) -> Option<Value> {
 }
 
 async fn write(state: &Arc<State>, method: Method, url: &str, object: &Value) -> anyhow::Result<()> {
-    let (code, answer) = crate::bootstrap::send(state, method, url, object).await.with_context(|| url.to_owned())?;
+    let (code, answer) = crate::loopback::send(state, method, url, object).await.with_context(|| url.to_owned())?;
     // Made, changed or deleted in between: the cache will say.
     anyhow::ensure!(code < 300 || code == 409 || code == 404, "{url}: {}", answer["message"]);
     Ok(())

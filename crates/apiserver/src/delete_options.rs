@@ -1,0 +1,109 @@
+//! `DeleteOptions`: how a delete is asked for.
+
+use api::Status;
+use serde_json::{Value, json};
+
+const ORPHAN: &str = "orphan";
+const FOREGROUND: &str = "foregroundDeletion";
+pub(crate) const IGNORE_READ_ERROR: &str = "ignoreStoreReadErrorWithClusterBreakingPotential";
+
+/// `DeleteOptions`
+#[derive(Clone, Debug, Default)]
+pub(crate) struct DeleteOptions {
+    pub(crate) grace: Option<i64>,
+    pub(crate) policy: Option<String>,
+    pub(crate) orphan_dependents: Option<bool>,
+    pub(crate) uid: Option<String>,
+    pub(crate) resource_version: Option<String>,
+    pub(crate) dry_run: bool,
+    /// Remove an object that cannot be read, without a look at anything in it.
+    pub(crate) ignores_read_error: bool,
+}
+
+impl DeleteOptions {
+    /// Takes over what a `DeleteOptions` object says.
+    pub(crate) fn read(&mut self, body: &Value) {
+        self.grace = body["gracePeriodSeconds"].as_i64();
+        self.policy = body["propagationPolicy"].as_str().map(str::to_owned);
+        self.orphan_dependents = body["orphanDependents"].as_bool();
+        self.uid = body["preconditions"]["uid"].as_str().map(str::to_owned);
+        self.resource_version = body["preconditions"]["resourceVersion"].as_str().map(str::to_owned);
+        self.ignores_read_error = body[IGNORE_READ_ERROR].as_bool() == Some(true);
+        self.dry_run |= body["dryRun"].as_array().is_some_and(|list| list.iter().any(|value| value == "All"));
+    }
+
+    /// As an object of its kind, for those who are asked about the delete.
+    pub(crate) fn to_value(&self) -> Value {
+        let mut value = json!({"kind": "DeleteOptions", "apiVersion": "meta.k8s.io/v1"});
+        let mut set = |key: &str, field: Value| {
+            if !field.is_null() {
+                value[key] = field;
+            }
+        };
+        set("gracePeriodSeconds", self.grace.into());
+        set("propagationPolicy", self.policy.as_deref().into());
+        set("orphanDependents", self.orphan_dependents.into());
+        if self.uid.is_some() || self.resource_version.is_some() {
+            let mut preconditions = serde_json::Map::new();
+            preconditions.extend(self.uid.clone().map(|uid| ("uid".to_owned(), uid.into())));
+            preconditions.extend(self.resource_version.clone().map(|rv| ("resourceVersion".to_owned(), rv.into())));
+            set("preconditions", preconditions.into());
+        }
+        if self.dry_run {
+            set("dryRun", json!(["All"]));
+        }
+        value
+    }
+
+    pub(crate) fn validate(&self) -> Result<(), Status> {
+        let mut errors = api::field::FieldErrors::default();
+        if let Some(policy) = &self.policy {
+            if self.orphan_dependents.is_some() {
+                errors.invalid(
+                    "propagationPolicy",
+                    policy,
+                    "orphanDependents and deletionPropagation cannot be both set",
+                );
+            }
+            if !matches!(&**policy, "Orphan" | "Background" | "Foreground") {
+                errors.not_supported("propagationPolicy", policy, &["Background", "Foreground", "Orphan", "nil"]);
+            }
+        }
+        if self.ignores_read_error {
+            for (is_set, field) in [
+                (self.dry_run, ".dryRun"),
+                (self.policy.is_some(), ".propagationPolicy"),
+                (self.orphan_dependents.is_some(), ".orphanDependents"),
+                (self.grace.is_some(), ".gracePeriodSeconds"),
+                (self.uid.is_some() || self.resource_version.is_some(), ".preconditions"),
+            ] {
+                if is_set {
+                    errors.invalid(IGNORE_READ_ERROR, true, format!("cannot be set together with {field}"));
+                }
+            }
+        }
+        Self::refuse(errors)
+    }
+
+    pub(crate) fn refuse(errors: api::field::FieldErrors) -> Result<(), Status> {
+        if errors.is_empty() {
+            return Ok(());
+        }
+        Err(Status::invalid(&api::GroupKind::new("meta.k8s.io", "DeleteOptions"), "", errors))
+    }
+
+    /// The finalizers an object has after this delete was asked for.
+    pub(crate) fn finalizers(&self, present: &[String], orphans_by_default: bool) -> Vec<String> {
+        let wanted = match (self.policy.as_deref(), self.orphan_dependents) {
+            (Some("Orphan"), _) | (None, Some(true)) => Some(ORPHAN),
+            (Some("Foreground"), _) => Some(FOREGROUND),
+            (Some(_), _) | (None, Some(false)) => None,
+            (None, None) if present.iter().any(|name| name == ORPHAN || name == FOREGROUND) => return present.to_vec(),
+            (None, None) => orphans_by_default.then_some(ORPHAN),
+        };
+        let mut finalizers: Vec<String> =
+            present.iter().filter(|name| *name != ORPHAN && *name != FOREGROUND).cloned().collect();
+        finalizers.extend(wanted.map(str::to_owned));
+        finalizers
+    }
+}

@@ -1,0 +1,63 @@
+//! Requests that the server makes of itself.
+
+use std::sync::{Arc, Weak};
+
+use api::Status;
+use futures_util::future::BoxFuture;
+use http::{HeaderValue, Response, header};
+use registry::{AnyObject, Resource};
+
+use super::{Target, ask_kubelet, create_object, delete_object, modify};
+use crate::body::Body;
+use crate::cluster::{Change, OwnRequests};
+use crate::state::{State, own_operation};
+
+pub(crate) struct Own(pub(crate) Weak<State>);
+
+impl Own {
+    fn state(&self) -> Result<Arc<State>, Status> {
+        self.0.upgrade().ok_or_else(|| Status::internal("the server stops"))
+    }
+}
+
+impl OwnRequests for Own {
+    fn create<'a>(&'a self, resource: &'a Arc<Resource>, object: AnyObject) -> BoxFuture<'a, Result<(), Status>> {
+        Box::pin(async move {
+            let operation = own_operation(&self.state()?, "create", resource, "", "", "");
+            create_object(&operation, object).await.map(drop)
+        })
+    }
+
+    fn delete<'a>(
+        &'a self,
+        resource: &'a Arc<Resource>,
+        namespace: &'a str,
+        name: &'a str,
+    ) -> BoxFuture<'a, Result<(), Status>> {
+        Box::pin(async move {
+            let operation = own_operation(&self.state()?, "delete", resource, namespace, name, "");
+            delete_object(&operation, namespace, name, &Default::default()).await.map(drop)
+        })
+    }
+
+    fn modify_status<'a>(
+        &'a self,
+        resource: &'a Arc<Resource>,
+        namespace: &'a str,
+        name: &'a str,
+        manager: Option<&'static str>,
+        change: &'a Change<'a>,
+    ) -> BoxFuture<'a, Result<(), Status>> {
+        Box::pin(async move {
+            let mut operation = own_operation(&self.state()?, "update", resource, namespace, name, "status");
+            if let Some(manager) = manager {
+                operation.headers.insert(header::USER_AGENT, HeaderValue::from_static(manager));
+            }
+            modify(&operation, Target::Status, |_, old| change(old)).await.map(drop)
+        })
+    }
+
+    fn ask_kubelet<'a>(&'a self, node: &'a str, path: &'a str) -> BoxFuture<'a, Result<Response<Body>, Status>> {
+        Box::pin(async move { ask_kubelet(&self.state()?, node, path).await })
+    }
+}
