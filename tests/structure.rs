@@ -1,5 +1,5 @@
-//! The map is the territory: ARCHITECTURE.md names every crate, what it may depend on, and only paths that exist;
-//! every dependency comes from the registry under a licence that deny.toml allows.
+//! The map is the territory: ARCHITECTURE.md names every crate, what it may depend on, and only paths that exist; the
+//! modules of large crates stand in an order; every dependency comes from the registry under a licence that deny.toml allows.
 
 #![allow(clippy::unwrap_used)]
 
@@ -136,4 +136,151 @@ fn dependencies_come_from_the_registry_under_allowed_licences() {
             licence.split(" OR ").any(|choice| choice.split(" AND ").all(|part| allowed.contains(part.trim())));
         assert!(acceptable, "{name} has licence {licence:?}, which deny.toml does not allow");
     }
+}
+
+/// The top-level modules of a crate from the lowest to the highest: each uses only those before it.
+struct Floors {
+    of: &'static str,
+    order: &'static [&'static str],
+    /// Uses of a higher module, as `(lower, higher)`. To be removed one by one; none may be added.
+    upward: &'static [(&'static str, &'static str)],
+}
+
+const FLOORS: &[Floors] = &[
+    Floors {
+        of: "apiserver",
+        order: &[
+            // What a request, an answer and a stored object are.
+            "body json protobuf request_info stamp expiring cidr config watch_cache status accept",
+            // Who asks, whether they may, and what else decides about a write.
+            "remote authz audit authn initializers versions delete_options cluster admission allocation",
+            // What a server keeps while it runs.
+            "cors in_flight flow_control metrics aggregation discovery event_leases node_usage state",
+            // What it does with a request.
+            "verbs resource_metrics integrity custom health endpoints walk chain",
+            // What it does by itself.
+            "loopback api_services bootstrap server_leases answers args server",
+        ],
+        upward: &[],
+    },
+    Floors {
+        of: "kubelet",
+        order: &[
+            "backoff state qos resources file_watch logs plan env containers objects volumes names exchange dns pod_fields",
+            "config cgroups runtime resize status images status_writer probes hooks node",
+            "kubelet usage gc worker static_pods shutdown eviction admit cpu_manager terminate sync",
+            "certificates pleg process server run",
+        ],
+        upward: &[
+            ("config", "shutdown"),
+            ("kubelet", "admit"),
+            ("kubelet", "cpu_manager"),
+            ("kubelet", "shutdown"),
+            ("kubelet", "worker"),
+            ("node", "eviction"),
+            ("node", "shutdown"),
+            ("qos", "resources"),
+            ("resize", "admit"),
+            ("resize", "kubelet"),
+            ("resize", "sync"),
+            ("resize", "worker"),
+            ("status", "static_pods"),
+        ],
+    },
+];
+
+#[test]
+fn modules_use_only_those_below_them() {
+    for floors in FLOORS {
+        let order: Vec<&str> = floors.order.iter().flat_map(|row| row.split(' ')).collect();
+        let place = |module: &str| order.iter().position(|known| *known == module);
+        let used = modules(floors.of);
+        let named: BTreeSet<&str> = order.iter().copied().collect();
+        let there: BTreeSet<&str> = used.keys().map(String::as_str).collect();
+        assert_eq!(named, there, "the modules of {} and their order", floors.of);
+        let arrows = used.iter().flat_map(|(from, used)| used.iter().map(move |to| (from.as_str(), to.as_str())));
+        let upward: BTreeSet<(&str, &str)> = arrows.filter(|(from, to)| place(to) > place(from)).collect();
+        let known: BTreeSet<(&str, &str)> = floors.upward.iter().copied().collect();
+        let new: Vec<_> = upward.difference(&known).collect();
+        assert!(new.is_empty(), "{}: lower modules use higher ones: {new:?}", floors.of);
+        let gone: Vec<_> = known.difference(&upward).collect();
+        assert!(gone.is_empty(), "{}: no longer so, take them off the list: {gone:?}", floors.of);
+    }
+}
+
+/// The top-level modules of a crate, each with the others that it names outside of tests.
+fn modules(name: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let root = Path::new(ROOT).join("crates").join(name).join("src");
+    let door = std::fs::read_to_string(root.join("lib.rs")).unwrap();
+    let mut modules: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let mut before = "";
+    for line in door.lines() {
+        let declared = line.strip_prefix("pub ").unwrap_or(line);
+        if let Some(module) = declared.strip_prefix("mod ").and_then(|rest| rest.strip_suffix(';'))
+            && before != "#[cfg(test)]"
+        {
+            modules.insert(module.to_owned(), BTreeSet::new());
+        }
+        before = line;
+    }
+    let names: BTreeSet<String> = modules.keys().cloned().collect();
+    for (module, used) in &mut modules {
+        let (file, folder) = (root.join(format!("{module}.rs")), root.join(module));
+        let mut open: Vec<(std::path::PathBuf, usize)> = vec![(file, 1), (folder, 1)];
+        while let Some((path, depth)) = open.pop() {
+            let stem = path.file_stem().unwrap().to_string_lossy().into_owned();
+            if stem == "tests" || stem.ends_with("_tests") {
+                continue;
+            }
+            if path.is_dir() {
+                for entry in std::fs::read_dir(&path).unwrap() {
+                    let entry = entry.unwrap().path();
+                    let is_door = entry.file_name().is_some_and(|name| name == "mod.rs");
+                    open.push((entry, if is_door { depth } else { depth + 1 }));
+                }
+            } else if path.extension().is_some_and(|ending| ending == "rs") && path.exists() {
+                let text = std::fs::read_to_string(&path).unwrap();
+                let text = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
+                used.extend(named_in(text, depth).into_iter().filter(|other| other != module && names.contains(other)));
+            }
+        }
+    }
+    modules
+}
+
+/// What a file `depth` modules below the root of its crate names there: after `crate::`, or after so many `super::`.
+fn named_in(text: &str, depth: usize) -> BTreeSet<String> {
+    let code: String = text.lines().map(|line| line.split("//").next().unwrap_or_default().to_owned() + "\n").collect();
+    let word =
+        |text: &str| text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').next().unwrap_or_default().to_owned();
+    let upward = "super::".repeat(depth);
+    let mut found = BTreeSet::new();
+    for start in ["crate::", &upward] {
+        for (at, _) in code.match_indices(start) {
+            let (before, rest) = (&code[..at], &code[at + start.len()..]);
+            if before.ends_with(|c: char| c.is_ascii_alphanumeric() || c == '_' || c == '$' || c == ':') {
+                continue;
+            }
+            let Some(list) = rest.strip_prefix('{') else {
+                found.insert(word(rest));
+                continue;
+            };
+            let mut level = 0;
+            let mut part = String::new();
+            for c in list.chars() {
+                match c {
+                    '{' => level += 1,
+                    '}' if level == 0 => break,
+                    '}' => level -= 1,
+                    ',' if level == 0 => {
+                        found.insert(word(part.trim()));
+                        part.clear();
+                    }
+                    _ => part.push(c),
+                }
+            }
+            found.insert(word(part.trim()));
+        }
+    }
+    found
 }

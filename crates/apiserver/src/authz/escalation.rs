@@ -138,5 +138,5 @@ async fn may(write: &Write<'_>, verb: &str, plural: &str, name: &str) -> bool {
         name: name.to_owned(),
         ..Default::default()
     };
-    write.authorizers.decide(&write.user, &attributes).await.allowed
+    write.authorizers.decide(write.user, &attributes).await.allowed
 }

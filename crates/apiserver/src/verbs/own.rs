@@ -49,7 +49,7 @@ impl OwnRequests for Own {
         change: &'a Change<'a>,
     ) -> BoxFuture<'a, Result<(), Status>> {
         Box::pin(async move {
-            let mut operation = own_operation(&self.state()?, "update", resource, namespace, name, "status");
+            let mut operation = own_operation(&self.state()?, "patch", resource, namespace, name, "status");
             if let Some(manager) = manager {
                 operation.headers.insert(header::USER_AGENT, HeaderValue::from_static(manager));
             }
