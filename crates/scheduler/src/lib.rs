@@ -27,8 +27,6 @@ mod scheduler;
 
 #[cfg(test)]
 mod equivalence;
-#[cfg(test)]
-mod real_api;
 
 pub use args::{Args, main};
 pub use config::{Configuration, ConfigurationError};

@@ -238,7 +238,7 @@ impl Configuration {
         configuration
     }
 
-    pub(crate) fn parse(text: &str) -> Result<Configuration, ConfigurationError> {
+    pub fn parse(text: &str) -> Result<Configuration, ConfigurationError> {
         let invalid = |error: &dyn std::fmt::Display| ConfigurationError::Invalid(error.to_string());
         let mut value: serde_json::Value = yaml_serde::from_str(text).map_err(|error| invalid(&error))?;
         if let Some(parallelism) = value.get("parallelism").and_then(Value::as_i64).filter(|count| *count <= 0) {

@@ -6,11 +6,10 @@ use client::Patch;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::api::storage::v1::StorageClass;
+use scheduler::Configuration;
 use serde_json::json;
 
-use super::{Cluster, condition, cpu, offers};
-use crate::config::Configuration;
-use crate::pod;
+use super::{Cluster, condition, cpu, node_name, offers};
 
 /// Walk 6.3.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -47,12 +46,12 @@ async fn gated_and_foreign_pods_are_left_alone() {
     cluster.pod("free", json!({})).await;
     assert_eq!(cluster.bound("free").await, "n");
     for name in ["foreign", "gated"] {
-        assert_eq!(pod::node_name(&cluster.get(name).await), None, "{name}");
+        assert_eq!(node_name(&cluster.get(name).await), None, "{name}");
     }
     let open = Patch::merge(json!({"spec": {"schedulingGates": []}}));
     cluster.client.namespaced::<Pod>("default").patch("gated", &open).await.unwrap();
     assert_eq!(cluster.bound("gated").await, "n");
-    assert_eq!(pod::node_name(&cluster.get("foreign").await), None);
+    assert_eq!(node_name(&cluster.get("foreign").await), None);
     cluster.stop_scheduler().await;
 }
 
@@ -77,8 +76,8 @@ async fn important_pods_make_room() {
     let (status, reason, message) = condition(&victim, "DisruptionTarget").unwrap();
     assert_eq!((status.as_str(), reason.as_str()), ("True", "PreemptionByScheduler"));
     assert_eq!(message, "default-scheduler: preempting to accommodate a higher priority pod");
-    let vip = cluster.until("vip", |pod| pod::nominated_node(pod).is_some()).await;
-    assert_eq!(pod::nominated_node(&vip), Some("b"));
+    let vip = cluster.until("vip", |pod| nominated_node(pod).is_some()).await;
+    assert_eq!(nominated_node(&vip), Some("b"));
     let said = cluster.event("low", "Preempted").await;
     assert_eq!(said, format!("Preempted by pod {} on node b", vip.metadata.uid.unwrap()));
     // The kept room is not for others.
@@ -161,7 +160,7 @@ async fn volumes_wait_for_their_first_consumer() {
         }
     };
     assert_eq!(promised.name.as_deref(), Some("data"));
-    assert_eq!(pod::node_name(&cluster.get("user").await), None, "not before the claim is bound");
+    assert_eq!(node_name(&cluster.get("user").await), None, "not before the claim is bound");
     let bound = json!({"metadata": {"annotations": {"pv.kubernetes.io/bind-completed": "yes"}}, "spec": {"volumeName": "disk"}});
     cluster.client.namespaced::<PersistentVolumeClaim>("default").patch("data", &Patch::merge(bound)).await.unwrap();
     assert_eq!(cluster.bound("user").await, "b");
@@ -184,7 +183,7 @@ async fn a_restart_forgets_nothing() {
     cluster.start_scheduler();
     assert_eq!(cluster.bound("three").await, "n");
     cluster.event("two", "FailedScheduling").await;
-    assert_eq!(pod::node_name(&cluster.get("two").await), None);
+    assert_eq!(node_name(&cluster.get("two").await), None);
     // Opened and closed, the node takes nothing; opened, it does.
     let cordon = |closed: bool| Patch::merge(json!({"spec": {"unschedulable": closed}}));
     cluster.client.all::<Node>().patch("n", &cordon(true)).await.unwrap();
@@ -194,4 +193,8 @@ async fn a_restart_forgets_nothing() {
     cluster.client.all::<Node>().patch("n", &cordon(false)).await.unwrap();
     assert_eq!(cluster.bound("four").await, "n");
     cluster.stop_scheduler().await;
+}
+
+fn nominated_node(pod: &Pod) -> Option<&str> {
+    pod.status.as_ref()?.nominated_node_name.as_deref()
 }

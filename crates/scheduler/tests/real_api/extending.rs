@@ -7,11 +7,11 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
+use scheduler::Configuration;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
 use super::{Cluster, offers};
-use crate::config::Configuration;
 
 /// Rejects node `a`, likes `c` best, binds by itself, and writes down what it was asked.
 async fn extend(listener: TcpListener, api: Arc<Mutex<Option<client::Client>>>, asked: Arc<Mutex<Vec<String>>>) {

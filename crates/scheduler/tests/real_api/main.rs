@@ -1,5 +1,7 @@
 //! The whole scheduler against the real API server, in one process. Nodes are objects only: being bound is what counts.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
 mod cases;
 mod extending;
 mod stress;
@@ -8,12 +10,10 @@ use std::time::Duration;
 
 use client::{Client, ListParams, Resource};
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
+use scheduler::{Config, Configuration, run};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-
-use crate::config::Configuration;
-use crate::run::{Config, run};
 
 /// An API server with a scheduler that can be ended and started again.
 struct Cluster {
@@ -150,4 +150,8 @@ fn condition(pod: &Pod, kind: &str) -> Option<(String, String, String)> {
     let conditions = pod.status.as_ref()?.conditions.as_ref()?;
     let found = conditions.iter().find(|condition| condition.type_ == kind)?;
     Some((found.status.clone(), found.reason.clone().unwrap_or_default(), found.message.clone().unwrap_or_default()))
+}
+
+fn node_name(pod: &Pod) -> Option<&str> {
+    pod.spec.as_ref()?.node_name.as_deref()
 }

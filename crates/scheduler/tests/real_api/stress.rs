@@ -10,8 +10,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
 
-use super::{Cluster, cpu, offers};
-use crate::pod;
+use super::{Cluster, cpu, node_name, offers};
 
 const PODS: usize = 120;
 const NODES: usize = 8;
@@ -48,7 +47,7 @@ async fn nothing_is_lost_or_over_committed() {
         loop {
             let pods = pods(&cluster).await;
             check(&pods);
-            if pods.iter().all(|pod| pod::node_name(pod).is_some()) {
+            if pods.iter().all(|pod| node_name(pod).is_some()) {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -70,7 +69,7 @@ async fn lose_a_node(cluster: &Cluster, dice: &mut StdRng, at: usize) {
     cluster.node(&format!("late{at}"), offers("4")).await;
     let api = cluster.client.namespaced::<Pod>("default");
     for pod in pods(cluster).await {
-        if pod::node_name(&pod) == Some(&gone) {
+        if node_name(&pod) == Some(&gone) {
             let name = pod.metadata.name.unwrap();
             api.delete(&name, &DeleteParams::default().with_grace_period(0)).await.unwrap();
         }
@@ -82,7 +81,7 @@ async fn rival(cluster: &Cluster, dice: &mut StdRng) {
     let nodes = cluster.client.all::<Node>().list(&ListParams::default()).await.unwrap().items;
     let node = nodes[dice.random_range(0..nodes.len())].metadata.name.clone().unwrap();
     let free = pods(cluster).await.into_iter().find(|pod| {
-        pod::node_name(pod).is_none() && pod.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key("free"))
+        node_name(pod).is_none() && pod.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key("free"))
     });
     if let Some(pod) = free {
         let name = pod.metadata.name.unwrap();
@@ -98,7 +97,7 @@ fn check(pods: &[Pod]) {
     let mut milli: BTreeMap<&str, i64> = BTreeMap::new();
     let mut apart: BTreeSet<&str> = BTreeSet::new();
     for pod in pods {
-        let Some(node) = pod::node_name(pod) else { continue };
+        let Some(node) = node_name(pod) else { continue };
         let request = pod.spec.as_ref().unwrap().containers[0].resources.as_ref();
         let request = request.and_then(|resources| resources.requests.as_ref()?.get("cpu")).map(|cpu| cpu.0.as_str());
         *milli.entry(node).or_default() += match request {
