@@ -3,7 +3,7 @@
 //! A flag that a component's own arguments know works. All others of v1.36 are rows of a table beside them, which
 //! [`Others`] adds to the command line: accepted where nothing here could differ, or refused with the reason. Fields of
 //! configuration files are answered by the same kind of table ([`settle`]). So a name is never taken and then ignored,
-//! and a name that upstream does not have is an error. Tests hold the tables against upstream's names ([`missing`]).
+//! and a name that upstream does not have is an error. Tests hold the tables against upstream's names ([`problems`]).
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -230,6 +230,23 @@ pub fn missing<A: clap::Args>(upstream: &str) -> Vec<String> {
 pub fn unheard<T: Table>(upstream: &str) -> Vec<&'static str> {
     let rows = T::ROWS.iter().copied().flatten().map(|row| row.name);
     rows.filter(|name| !upstream.split_whitespace().any(|known| known == *name)).collect()
+}
+
+/// What is wrong with the command line of a component: names of upstream's flags without an answer, answers to names that
+/// upstream does not have, lines that should be understood and are not, and lines that should be refused and are not. A
+/// test's question.
+pub fn problems<A: clap::Args, T: Table>(upstream: &str, understood: &[&str], refused: &[&str]) -> Vec<String> {
+    let read = |line: &str| {
+        let command = A::augment_args(Command::new("cox"));
+        let matches = command.try_get_matches_from(std::iter::once("cox").chain(line.split_whitespace()))?;
+        A::from_arg_matches(&matches).map(drop)
+    };
+    let mut problems = Vec::new();
+    problems.extend(missing::<A>(upstream).iter().map(|name| format!("--{name} has no answer")));
+    problems.extend(unheard::<T>(upstream).iter().map(|name| format!("--{name} is not upstream's")));
+    problems.extend(understood.iter().filter_map(|line| Some(format!("{line}: {}", read(line).err()?))));
+    problems.extend(refused.iter().filter(|line| read(line).is_ok()).map(|line| format!("{line} is not refused")));
+    problems
 }
 
 #[cfg(test)]

@@ -10,14 +10,14 @@ use anyhow::{Context, Result};
 use client::{Client, Patch};
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use serde_json::json;
 use tokio::net::UdpSocket;
 use tokio::sync::Notify;
 
+use crate::role::{self, MANAGER, Role};
+
 const NAMESPACE: &str = "kube-system";
 const NAME: &str = "kube-dns";
-const MANAGER: &str = "cox";
 /// The port on the gateway: the DNS port itself, since nobody else can have that address.
 pub(crate) const PORT: u16 = 53;
 /// Where CoreDNS's metrics are.
@@ -25,35 +25,19 @@ pub(crate) const METRICS_PORT: u16 = 9153;
 
 /// Who the DNS server is.
 pub(crate) const USER: &str = "system:serviceaccount:kube-system:coredns";
-const ROLE: &str = "system:coredns";
 
 /// Lets the DNS server see what it answers from, and nothing else.
 pub(crate) async fn ensure_role(client: &Client) -> Result<()> {
-    let group = "rbac.authorization.k8s.io";
-    let role = json!({
-        "apiVersion": format!("{group}/v1"),
-        "kind": "ClusterRole",
-        "metadata": {"name": ROLE},
-        "rules": [
+    let role = Role {
+        name: "system:coredns",
+        whose: "the DNS server",
+        rules: json!([
             {"apiGroups": [""], "resources": ["services", "endpoints", "pods", "namespaces"], "verbs": ["list", "watch"]},
             {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
-        ],
-    });
-    let binding = json!({
-        "apiVersion": format!("{group}/v1"),
-        "kind": "ClusterRoleBinding",
-        "metadata": {"name": ROLE},
-        "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": ROLE},
-        "subjects": [{"kind": "ServiceAccount", "namespace": NAMESPACE, "name": "coredns"}],
-    });
-    let roles = client.all::<ClusterRole>();
-    roles.patch(ROLE, &Patch::apply(MANAGER, role).force()).await.context("writing the role of the DNS server")?;
-    let bindings = client.all::<ClusterRoleBinding>();
-    bindings
-        .patch(ROLE, &Patch::apply(MANAGER, binding).force())
-        .await
-        .context("binding the role of the DNS server")?;
-    Ok(())
+        ]),
+        subjects: json!([{"kind": "ServiceAccount", "namespace": NAMESPACE, "name": "coredns"}]),
+    };
+    role::ensure(client, role).await
 }
 
 /// Writes the Service and its endpoint; doing so again changes nothing.

@@ -25,6 +25,7 @@ mod options;
 mod pki;
 pub mod preflight;
 mod progress;
+mod role;
 mod server;
 mod shape;
 mod storage_class;

@@ -2,45 +2,30 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
-use client::{Client, Patch};
-use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use anyhow::Result;
+use client::Client;
 use serde_json::json;
 
 use crate::options::Options;
-
-const ROLE: &str = "cox:network-policy";
-const MANAGER: &str = "cox";
+use crate::role::{self, Role};
 
 /// Lets nodes see who their pods' peers are. The proxy's identity is the first node's and that of nodes in namespaces; a
 /// machine that has joined is its node.
 pub(crate) async fn ensure_role(client: &Client) -> Result<()> {
-    let group = "rbac.authorization.k8s.io";
-    let role = json!({
-        "apiVersion": format!("{group}/v1"),
-        "kind": "ClusterRole",
-        "metadata": {"name": ROLE},
-        "rules": [
+    let role = Role {
+        name: "cox:network-policy",
+        whose: "network policies",
+        rules: json!([
             {"apiGroups": [""], "resources": ["pods", "namespaces"], "verbs": ["list", "watch"]},
             {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": ["list", "watch"]},
             {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
-        ],
-    });
-    let binding = json!({
-        "apiVersion": format!("{group}/v1"),
-        "kind": "ClusterRoleBinding",
-        "metadata": {"name": ROLE},
-        "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": ROLE},
-        "subjects": [
-            {"apiGroup": group, "kind": "User", "name": "system:kube-proxy"},
-            {"apiGroup": group, "kind": "Group", "name": "system:nodes"},
-        ],
-    });
-    let roles = client.all::<ClusterRole>();
-    roles.patch(ROLE, &Patch::apply(MANAGER, role).force()).await.context("writing the role of network policies")?;
-    let bindings = client.all::<ClusterRoleBinding>();
-    let bound = bindings.patch(ROLE, &Patch::apply(MANAGER, binding).force()).await;
-    bound.context("binding the role of network policies").map(drop)
+        ]),
+        subjects: json!([
+            {"apiGroup": role::GROUP, "kind": "User", "name": "system:kube-proxy"},
+            {"apiGroup": role::GROUP, "kind": "Group", "name": "system:nodes"},
+        ]),
+    };
+    role::ensure(client, role).await
 }
 
 /// Where pods announce themselves.

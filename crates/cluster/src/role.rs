@@ -1,0 +1,42 @@
+//! Roles of the parts of a cluster that upstream does not have, each bound to whoever needs it.
+
+use anyhow::{Context, Result};
+use client::{Client, Patch};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use serde_json::{Value, json};
+
+pub(crate) const MANAGER: &str = "cox";
+pub(crate) const GROUP: &str = "rbac.authorization.k8s.io";
+
+/// A role and who has it.
+pub(crate) struct Role {
+    pub(crate) name: &'static str,
+    /// Whose it is, in messages: `the DNS server`.
+    pub(crate) whose: &'static str,
+    pub(crate) rules: Value,
+    pub(crate) subjects: Value,
+}
+
+/// Writes a role and its binding; doing so again changes nothing.
+pub(crate) async fn ensure(client: &Client, role: Role) -> Result<()> {
+    let Role { name, whose, rules, subjects } = role;
+    let role = json!({
+        "apiVersion": format!("{GROUP}/v1"),
+        "kind": "ClusterRole",
+        "metadata": {"name": name},
+        "rules": rules,
+    });
+    let binding = json!({
+        "apiVersion": format!("{GROUP}/v1"),
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": name},
+        "roleRef": {"apiGroup": GROUP, "kind": "ClusterRole", "name": name},
+        "subjects": subjects,
+    });
+    let roles = client.all::<ClusterRole>();
+    let written = roles.patch(name, &Patch::apply(MANAGER, role).force()).await;
+    written.with_context(|| format!("writing the role of {whose}"))?;
+    let bindings = client.all::<ClusterRoleBinding>();
+    let bound = bindings.patch(name, &Patch::apply(MANAGER, binding).force()).await;
+    bound.with_context(|| format!("binding the role of {whose}")).map(drop)
+}
