@@ -3,11 +3,11 @@
 //! Flow: workers hand over what they computed -> here, the latest per pod -> PATCH pods/status. A slow
 //! or absent API server delays what is shown, never what runs.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use client::{Client, DeleteParams, Patch, Taken, WorkQueue};
-use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod, PodStatus};
 use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 use tokio_util::sync::CancellationToken;
@@ -23,6 +23,15 @@ pub(crate) struct StatusWriter {
     client: Client,
     queue: WorkQueue<String>,
     entries: Mutex<HashMap<String, Entry>>,
+    endings: Mutex<BTreeMap<Ending, u64>>,
+}
+
+/// How a container ended: what kind it was, its exit code and the reason.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Ending {
+    pub(crate) container_type: &'static str,
+    pub(crate) exit_code: i32,
+    pub(crate) reason: String,
 }
 
 struct Entry {
@@ -42,6 +51,7 @@ impl StatusWriter {
             client,
             queue: WorkQueue::called("kubelet status"),
             entries: Mutex::new(HashMap::new()),
+            endings: Mutex::new(BTreeMap::new()),
         })
     }
 
@@ -49,13 +59,22 @@ impl StatusWriter {
     pub(crate) fn set(&self, key: &str, pod: &Pod, status: PodStatus) {
         let mut entries = self.entries.lock();
         let entry = entries.entry(key.to_string()).or_insert_with(|| Entry::of(pod));
+        let ended = endings(&entry.latest().unwrap_or_default(), &status);
         if entry.api_uid != state::uid(pod) {
             // A static pod got its mirror, or a new one.
             *entry = Entry::of(pod);
         }
         entry.wanted = Some(status);
         drop(entries);
+        let mut counts = self.endings.lock();
+        ended.into_iter().for_each(|ending| *counts.entry(ending).or_default() += 1);
+        drop(counts);
         self.queue.add(key.to_string());
+    }
+
+    /// How many containers ended in which way since the kubelet started.
+    pub(crate) fn endings(&self) -> BTreeMap<Ending, u64> {
+        self.endings.lock().clone()
     }
 
     /// After the last status: deletes the object for good.
@@ -73,9 +92,7 @@ impl StatusWriter {
 
     /// The newest status of a pod, sent or not.
     pub(crate) fn latest(&self, key: &str) -> Option<PodStatus> {
-        let entries = self.entries.lock();
-        let entry = entries.get(key)?;
-        entry.wanted.clone().or_else(|| serde_json::from_value(entry.sent.clone()).ok())
+        self.entries.lock().get(key)?.latest()
     }
 
     pub(crate) async fn run(self: Arc<Self>, stop: CancellationToken) {
@@ -163,6 +180,38 @@ impl Entry {
             delete: false,
         }
     }
+
+    fn latest(&self) -> Option<PodStatus> {
+        self.wanted.clone().or_else(|| serde_json::from_value(self.sent.clone()).ok())
+    }
+}
+
+/// Ends that the new status tells of and the old one did not. One that was followed by a restart at once is only in the last state.
+fn endings(old: &PodStatus, new: &PodStatus) -> Vec<Ending> {
+    let mut found = Vec::new();
+    for (container_type, old, new) in [
+        ("container", &old.container_statuses, &new.container_statuses),
+        ("init_container", &old.init_container_statuses, &new.init_container_statuses),
+        ("ephemeral_container", &old.ephemeral_container_statuses, &new.ephemeral_container_statuses),
+    ] {
+        for status in new.iter().flatten() {
+            let past = old.iter().flatten().filter(|past| past.name == status.name);
+            let mut known: Vec<Option<&str>> = past.flat_map(ended).map(|end| end.container_id.as_deref()).collect();
+            for end in ended(status) {
+                if known.contains(&end.container_id.as_deref()) {
+                    continue;
+                }
+                known.push(end.container_id.as_deref());
+                let reason = end.reason.clone().unwrap_or_default();
+                found.push(Ending { container_type, exit_code: end.exit_code, reason });
+            }
+        }
+    }
+    found
+}
+
+fn ended(status: &ContainerStatus) -> impl Iterator<Item = &ContainerStateTerminated> {
+    [&status.state, &status.last_state].into_iter().filter_map(|state| state.as_ref()?.terminated.as_ref())
 }
 
 /// Fields of a PodStatus that are the kubelet's to write.
@@ -239,6 +288,59 @@ fn difference(sent: &Value, wanted: &Value) -> Option<Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn every_end_of_a_container_is_counted_once() {
+        let handler: client::Handler = Arc::new(|_| Box::pin(async { unreachable!("nobody writes") }));
+        let writer = StatusWriter::new(Client::in_process(handler, api::UserInfo::default()));
+        let ended = |id: &str, code: i32, reason: &str| json!({"terminated": {"containerID": id, "exitCode": code, "reason": reason}});
+        let container = |name: &str, state: Value, last: Value| json!({"name": name, "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state, "lastState": last});
+        let running = json!({"running": {}});
+        let status = |containers: &[Value], init: &[Value], ephemeral: &[Value]| -> PodStatus {
+            let status = json!({"containerStatuses": containers, "initContainerStatuses": init, "ephemeralContainerStatuses": ephemeral});
+            serde_json::from_value(status).unwrap()
+        };
+        let setup = container("setup", ended("cri://i", 0, "Completed"), json!({}));
+        // What the API already knew when the kubelet started was counted by the one before.
+        let mut pod = Pod::default();
+        pod.metadata.uid = Some("u".into());
+        pod.status = Some(status(&[], std::slice::from_ref(&setup), &[]));
+        let crash = ended("cri://1", 139, "Error");
+        let waiting = json!({"waiting": {"reason": "CrashLoopBackOff"}});
+        for containers in [
+            vec![container("c", running.clone(), json!({}))],
+            vec![container("c", crash.clone(), json!({}))],
+            vec![container("c", crash.clone(), json!({}))],
+            vec![container("c", waiting, crash.clone())],
+            vec![container("c", running.clone(), crash)],
+            // It ran and ended again between two looks.
+            vec![container("c", running, ended("cri://2", 137, "OOMKilled"))],
+        ] {
+            writer.set("u", &pod, status(&containers, std::slice::from_ref(&setup), &[]));
+        }
+        // The object is made anew, as a mirror pod is: what ended before is known all the same.
+        let mirror = Pod {
+            metadata: k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta {
+                uid: Some("m".into()),
+                ..Default::default()
+            },
+            ..Default::default()
+        };
+        let debug = container("debug", ended("cri://e", 0, "Completed"), json!({}));
+        let last = container("c", ended("cri://3", 139, "Error"), ended("cri://2", 137, "OOMKilled"));
+        writer.set("u", &mirror, status(&[last], &[setup], &[debug]));
+        let counts: Vec<(&str, i32, String, u64)> = writer
+            .endings()
+            .into_iter()
+            .map(|(ending, count)| (ending.container_type, ending.exit_code, ending.reason, count))
+            .collect();
+        let expected = [
+            ("container", 137, "OOMKilled", 1),
+            ("container", 139, "Error", 2),
+            ("ephemeral_container", 0, "Completed", 1),
+        ];
+        assert_eq!(counts, expected.map(|(kind, code, reason, count)| (kind, code, reason.to_owned(), count)));
+    }
 
     #[test]
     fn patches_say_only_what_changed() {
