@@ -141,7 +141,6 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
     let pods = informers.filtered::<Pod>(ListParams::fields(format!("spec.nodeName={}", settings.node_name)));
     let own_node = informers.filtered::<Node>(ListParams::fields(format!("metadata.name={}", settings.node_name)));
 
-    let host_file = std::fs::read_to_string(&settings.resolv_conf).unwrap_or_default();
     let prober = Arc::new(Prober::new(runtime.clone(), recorder.clone(), wake.clone(), stop.clone(), tasks.clone()));
     let status = StatusWriter::new(client.clone());
     let parallel = if settings.serialize_image_pulls { 1 } else { settings.max_parallel_image_pulls };
@@ -175,7 +174,8 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
         dns: dns::Node {
             cluster_dns: settings.cluster_dns.clone(),
             cluster_domain: settings.cluster_domain.clone(),
-            host: dns::parse_resolv_conf(&host_file),
+            resolv_conf: settings.resolv_conf.clone(),
+            host_ips: machine.ips.iter().map(ToString::to_string).collect(),
         },
         runtime: runtime.clone(),
         client: client.clone(),
