@@ -5,8 +5,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
-use client::{Client, DeleteParams, Patch, Taken, WorkQueue};
+use client::metrics::panics;
+use client::{Api, Client, DeleteParams, Patch, Taken, WorkQueue};
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod, PodStatus};
 use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
@@ -18,6 +20,10 @@ use crate::status::is_of_resize;
 
 /// Writers at work at once; one pod is never written by two.
 const WRITERS: usize = 4;
+/// A write that failed is tried again after this at the latest: an API server that comes back is told soon.
+const RETRY_MAX: Duration = Duration::from_secs(30);
+/// Who works here, where panics are counted.
+const WORKER: &str = "kubelet status";
 
 pub(crate) struct StatusWriter {
     client: Client,
@@ -49,7 +55,7 @@ impl StatusWriter {
     pub(crate) fn new(client: Client) -> Arc<Self> {
         Arc::new(StatusWriter {
             client,
-            queue: WorkQueue::called("kubelet status"),
+            queue: WorkQueue::called(WORKER),
             entries: Mutex::new(HashMap::new()),
             endings: Mutex::new(BTreeMap::new()),
         })
@@ -101,12 +107,22 @@ impl StatusWriter {
             let writer = self.clone();
             writers.spawn(async move {
                 while let Some(Taken { key, context }) = writer.queue.take().await {
-                    let work = Work::caused(&context, Stage::Status, state::ACTOR, writer.traced_name(&key));
-                    match work.result(Box::pin(writer.write(&key))).await {
-                        Ok(()) => writer.queue.forget(&key),
-                        Err(error) => {
+                    let mut work = Work::caused(&context, Stage::Status, state::ACTOR, writer.traced_name(&key));
+                    // A status that cannot be written must not keep others from being.
+                    match work.run(panics::catch_future(WORKER, Box::pin(writer.write(&key)))).await {
+                        Some(Ok(())) => {
+                            work.end();
+                            writer.queue.forget(&key);
+                        }
+                        Some(Err(error)) => {
                             tracing::warn!(pod = key, %error, "pod status not written, will retry");
-                            writer.queue.add_rate_limited(key.clone());
+                            writer.queue.add_rate_limited_up_to(key.clone(), RETRY_MAX);
+                            work.fail(error);
+                        }
+                        None => {
+                            tracing::error!(pod = key, "writing a pod status panicked, will retry");
+                            writer.queue.add_rate_limited_up_to(key.clone(), RETRY_MAX);
+                            work.fail("panicked");
                         }
                     }
                     writer.queue.done(&key);
@@ -144,8 +160,7 @@ impl StatusWriter {
                 let patch = Patch::strategic(json!({"metadata": {"uid": uid}, "status": status}));
                 match api.patch_status(&name, &patch).await {
                     Ok(_) => {}
-                    // Gone, or another pod of the same name: nothing left to tell.
-                    Err(error) if error.is_not_found() || error.is_conflict() || error.is_invalid() => {
+                    Err(error) if is_gone(&api, &name, &uid, &error).await? => {
                         tracing::debug!(pod = key, %error, "status no longer wanted");
                     }
                     Err(error) => return Err(error),
@@ -158,15 +173,27 @@ impl StatusWriter {
             }
         }
         if delete {
-            let params = DeleteParams::default().with_grace_period(0).with_uid(uid);
+            let params = DeleteParams::default().with_grace_period(0).with_uid(uid.clone());
             match api.delete(&name, &params).await {
                 Ok(()) => {}
-                Err(error) if error.is_not_found() || error.is_conflict() => {}
+                Err(error) if is_gone(&api, &name, &uid, &error).await? => {}
                 Err(error) => return Err(error),
             }
         }
         Ok(())
     }
+}
+
+/// Whether a write was refused because the pod is gone, or because its name is another pod's now. Every other refusal is a
+/// failure, such as a conflict with other writers: what it would have told is still to be told.
+async fn is_gone(api: &Api<Pod>, name: &str, uid: &str, error: &client::Error) -> Result<bool, client::Error> {
+    if error.is_not_found() {
+        return Ok(true);
+    }
+    if !error.is_conflict() && !error.is_invalid() {
+        return Ok(false);
+    }
+    Ok(api.get_opt(name).await?.is_none_or(|pod| state::uid(&pod) != uid))
 }
 
 impl Entry {
@@ -340,6 +367,87 @@ mod tests {
             ("ephemeral_container", 0, "Completed", 1),
         ];
         assert_eq!(counts, expected.map(|(kind, code, reason, count)| (kind, code, reason.to_owned(), count)));
+    }
+
+    /// An API server with one pod, which answers the first writes as told.
+    struct Scripted {
+        uid: &'static str,
+        answers: Mutex<Vec<u16>>,
+        /// Methods of all requests.
+        asked: Mutex<Vec<String>>,
+    }
+
+    impl Scripted {
+        fn writer(self: &Arc<Self>) -> Arc<StatusWriter> {
+            let server = self.clone();
+            let handler: client::Handler = Arc::new(move |request| {
+                let is_read = request.method() == http::Method::GET;
+                server.asked.lock().push(request.method().to_string());
+                let code = if is_read { 200 } else { server.answers.lock().pop().unwrap_or(200) };
+                assert_ne!(code, 0, "a panic on purpose");
+                let body = match code {
+                    200 => {
+                        json!({"kind": "Pod", "apiVersion": "v1", "metadata": {"name": "p", "namespace": "n", "uid": server.uid}})
+                    }
+                    code => {
+                        json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": "Conflict", "message": "no"})
+                    }
+                };
+                let body = http_body_util::BodyExt::boxed_unsync(http_body_util::BodyExt::map_err(
+                    http_body_util::Full::new(bytes::Bytes::from(body.to_string())),
+                    |never| match never {},
+                ));
+                let response = http::Response::builder().status(code).header("content-type", "application/json");
+                Box::pin(async move { response.body(body).unwrap() })
+            });
+            StatusWriter::new(Client::in_process(handler, api::UserInfo::default()))
+        }
+    }
+
+    fn pod_of(uid: &str) -> Pod {
+        serde_json::from_value(
+            json!({"metadata": {"name": "p", "namespace": "n", "uid": uid}, "spec": {"containers": []}}),
+        )
+        .unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refused_write_is_given_up_only_for_a_pod_that_is_gone() {
+        for (uid, answers, expected) in [
+            // Refused for whatever reason, while the pod is the same: told again.
+            ("u", vec![409, 422], vec!["PATCH", "GET", "PATCH", "GET", "PATCH", "DELETE"]),
+            ("u", vec![200, 409], vec!["PATCH", "DELETE", "GET", "DELETE"]),
+            ("u", vec![500, 500], vec!["PATCH", "PATCH", "PATCH", "DELETE"]),
+            // Another pod's by now.
+            ("other", vec![409, 409], vec!["PATCH", "GET", "DELETE", "GET"]),
+            ("u", vec![404, 404], vec!["PATCH", "DELETE"]),
+            // Not even a panic keeps it from being told.
+            ("u", vec![0], vec!["PATCH", "PATCH", "DELETE"]),
+        ] {
+            let what = format!("{uid} {answers:?}");
+            let server = Arc::new(Scripted {
+                uid,
+                answers: Mutex::new(answers.into_iter().rev().collect()),
+                asked: Mutex::default(),
+            });
+            let (writer, stop) = (server.writer(), CancellationToken::new());
+            let status = PodStatus { phase: Some("Failed".into()), ..Default::default() };
+            writer.set("u", &pod_of("u"), status);
+            writer.delete("u", &pod_of("u"));
+            let running = tokio::spawn(writer.clone().run(stop.clone()));
+            let all_asked = async {
+                while server.asked.lock().len() < expected.len() {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                // Whatever else would come has come by then.
+                tokio::time::sleep(2 * RETRY_MAX).await;
+            };
+            tokio::time::timeout(Duration::from_secs(600), all_asked).await.expect(&what);
+            assert_eq!(*server.asked.lock(), expected, "{what}");
+            stop.cancel();
+            running.await.unwrap();
+        }
+        assert!(panics::counts().iter().any(|(worker, count)| *worker == WORKER && *count >= 1));
     }
 
     #[test]
