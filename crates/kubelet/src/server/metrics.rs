@@ -82,6 +82,11 @@ pub(super) async fn own(server: &Server) -> Response<Body> {
     for (name, count) in states {
         running = running.with(format!("container_state=\"{name}\""), f64::from(count));
     }
+    let mut panics =
+        Metric::new("cox_panics_total", "counter", "Pieces of work that ended in a panic, by who worked on them");
+    for (worker, count) in client::metrics::panics::counts() {
+        panics = panics.with(format!("worker=\"{worker}\""), count as f64);
+    }
     let shutdown = server.kubelet.shutdown.last();
     let seconds = |time: Option<jiff::Timestamp>| time.map_or(0.0, |time| time.as_millisecond() as f64 / 1e3);
     answer(&[
@@ -103,12 +108,7 @@ pub(super) async fn own(server: &Server) -> Response<Body> {
             .with("", server.workers.pods().len() as f64),
         Metric::new("kubelet_running_pods", "gauge", "Number of pods that have a running pod sandbox")
             .with("", ready as f64),
-        Metric::new(
-            "kubelet_pod_worker_panics_total",
-            "counter",
-            "How often work on a pod has panicked and begun anew",
-        )
-        .with("", server.workers.panics() as f64),
+        panics,
         running,
         terminated_containers(&server.kubelet.status.endings()),
     ])
