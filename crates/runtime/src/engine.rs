@@ -331,13 +331,13 @@ impl Engine {
             let record = sandbox.record.lock();
             (record.id.clone(), record.config.clone())
         };
-        self.cgroups.kill(&crate::cgroup::child_path(&crate::sandbox::cgroup_parent(&config), &id));
+        self.cgroups.kill(crate::cgroup::child_path(&crate::sandbox::cgroup_parent(&config), &id));
         for container in self.containers_of(&id) {
             container.refresh();
             if !container.is_running() {
                 continue;
             }
-            self.cgroups.kill(&container.record.lock().cgroup.clone());
+            self.cgroups.kill(container.record.lock().cgroup.clone());
             container.status.send_modify(|status| {
                 status.finished_at = record::now();
                 status.exit_code = 137;

@@ -171,7 +171,7 @@ pub(crate) fn of_sandbox(engine: &Engine, sandbox: &Sandbox) -> v1::PodSandboxSt
 
 fn process_count(engine: &Engine, sandbox: &str) -> u64 {
     let containers = engine.containers_of(sandbox);
-    let counts = containers.iter().map(|c| engine.cgroups.processes(&c.record.lock().cgroup.clone()).len());
+    let counts = containers.iter().map(|c| engine.cgroups.processes(c.record.lock().cgroup.clone()).len());
     1 + counts.sum::<usize>() as u64
 }
 
