@@ -21,6 +21,7 @@ mod leader;
 mod params;
 pub mod plain_http;
 mod queue;
+mod restart;
 pub mod review;
 pub mod serving;
 mod spans;
@@ -42,6 +43,7 @@ pub use informer::{Event, Informer, InformerFactory, MetadataEvent, MetadataHand
 pub use leader::{Durations, Election, LeaderElector};
 pub use params::{DeleteParams, ListParams, Patch, Propagation, WriteParams};
 pub use queue::{RateLimiter, Taken, WorkQueue};
+pub use restart::outlive_panics;
 pub use spans::WalkStream;
 pub use transport::{Client, Endpoint, Upgraded};
 pub use watch::{WatchEvent, WatchStream};

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use client::metrics::panics;
-use client::{Client, Event, EventRecorder, Informer, InformerFactory, ListParams, Resource, Taken, WorkQueue};
+use client::{
+    Client, Event, EventRecorder, Informer, InformerFactory, ListParams, Resource, Taken, WorkQueue, outlive_panics,
+};
 use futures_util::future::{BoxFuture, join_all};
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
@@ -23,9 +25,6 @@ const GATHER_EACH: Duration = Duration::from_micros(20);
 /// A conflict means that the cache is behind: it is looked at again as soon as it may have caught up. That is no failure and
 /// must not make a busy object wait ever longer.
 pub(crate) const CATCH_UP: Duration = Duration::from_millis(200);
-
-/// Work besides the queue that panicked begins again after this.
-const RESTART: Duration = Duration::from_secs(5);
 
 /// How long to gather reports about a key that concerns `count` objects.
 pub(crate) fn gather(count: usize) -> Duration {
@@ -208,6 +207,8 @@ impl Context {
 /// Runs one controller until `stop`.
 pub(crate) async fn run(descriptor: &'static Descriptor, context: Context, stop: CancellationToken) {
     let queue = context.queue.clone();
+    // Handlers of a controller that panicked stay with their informers: nobody waits for what they enqueue.
+    let _closed = Closed(&queue);
     let controller: Arc<dyn Reconcile> = (descriptor.build)(&context);
     let syncs = std::mem::take(&mut *context.syncs.lock());
     tokio::select! {
@@ -217,21 +218,21 @@ pub(crate) async fn run(descriptor: &'static Descriptor, context: Context, stop:
     tracing::debug!(controller = descriptor.name, "caches synced");
     let mut workers = JoinSet::new(); // dropping it aborts what is left
     for _ in 0..descriptor.workers {
-        workers.spawn(work(descriptor.name, controller.clone(), queue.clone()));
+        let (controller, queue, stop) = (controller.clone(), queue.clone(), stop.clone());
+        workers.spawn(async move {
+            let working = || work(descriptor.name, controller.clone(), queue.clone());
+            outlive_panics(descriptor.name, "", &stop, working).await;
+        });
     }
     let background = {
         let (controller, stop) = (controller.clone(), stop.clone());
         async move {
-            while let Some(task) = controller.background(stop.clone()) {
-                if panics::catch_future(descriptor.name, task).await.is_some() {
-                    return;
+            let working = || async {
+                if let Some(task) = controller.background(stop.clone()) {
+                    task.await;
                 }
-                tracing::error!(controller = descriptor.name, "background work panicked");
-                tokio::select! {
-                    () = stop.cancelled() => return,
-                    () = tokio::time::sleep(RESTART) => {}
-                }
-            }
+            };
+            outlive_panics(descriptor.name, "background", &stop, working).await;
         }
     };
     workers.spawn(background);
@@ -247,6 +248,7 @@ pub(crate) async fn run(descriptor: &'static Descriptor, context: Context, stop:
 async fn work(name: &'static str, controller: Arc<dyn Reconcile>, queue: WorkQueue<String>) {
     let stage = trace::Stage::of_controller(name);
     while let Some(Taken { key, context }) = queue.take().await {
+        let _done = Done { queue: &queue, key: &key };
         let mut work = Work::caused(&context, stage, name, &key);
         // One bad object must not stop the others.
         let outcome = work.run(panics::catch_future(name, controller.reconcile(&key))).await;
@@ -274,6 +276,26 @@ async fn work(name: &'static str, controller: Arc<dyn Reconcile>, queue: WorkQue
                 work.fail("panicked");
             }
         }
-        queue.done(&key);
+    }
+}
+
+/// Takes no more keys when a controller ends, however it ends.
+struct Closed<'a>(&'a WorkQueue<String>);
+
+impl Drop for Closed<'_> {
+    fn drop(&mut self) {
+        self.0.shut_down();
+    }
+}
+
+/// Hands a key back when work on it ends, however it ends: one that is never done is never looked at again.
+struct Done<'a> {
+    queue: &'a WorkQueue<String>,
+    key: &'a String,
+}
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.queue.done(self.key);
     }
 }

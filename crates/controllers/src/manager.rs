@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use client::metrics::Metrics;
 use client::review::Reviews;
 use client::serving::{Port, Routes};
-use client::{Client, EventRecorder, InformerFactory, LeaderElector};
+use client::{Client, EventRecorder, InformerFactory, LeaderElector, outlive_panics};
 use futures_util::future::BoxFuture;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -90,17 +90,7 @@ async fn run_controllers(config: Config, stop: CancellationToken) {
     let informers = InformerFactory::new(config.client.clone());
     let mut running = JoinSet::new();
     for descriptor in CONTROLLERS.iter().filter(|descriptor| is_enabled(descriptor.name, &config.controllers)) {
-        let own = identity(&config, descriptor);
-        let recorder = EventRecorder::new(own.clone(), descriptor.name, "");
-        let context = Context::new(descriptor.name, own, recorder, informers.clone(), config.clone());
-        let labels = [("manager", NAME), ("name", descriptor.name)];
-        let alive = config.metrics.gauge("running_managed_controllers", "Whether the controller runs", &labels);
-        let stop = stop.clone();
-        running.spawn(async move {
-            alive.set(1.0);
-            controller::run(descriptor, context, stop).await;
-            alive.set(0.0);
-        });
+        running.spawn(keep_running(descriptor, config.clone(), informers.clone(), stop.clone()));
     }
     informers.start(stop.clone());
     while let Some(ended) = running.join_next().await {
@@ -111,6 +101,26 @@ async fn run_controllers(config: Config, stop: CancellationToken) {
     informers.ended().await;
 }
 
+/// Runs one controller until `stop`, whatever befalls it: after a panic it is built anew, and looks at everything again.
+async fn keep_running(
+    descriptor: &'static Descriptor,
+    config: Arc<Config>,
+    informers: InformerFactory,
+    stop: CancellationToken,
+) {
+    let own = identity(&config, descriptor);
+    let labels = [("manager", NAME), ("name", descriptor.name)];
+    let alive = config.metrics.gauge("running_managed_controllers", "Whether the controller runs", &labels);
+    alive.set(1.0);
+    let run = || {
+        let recorder = EventRecorder::new(own.clone(), descriptor.name, "");
+        let context = Context::new(descriptor.name, own.clone(), recorder, informers.clone(), config.clone());
+        controller::run(descriptor, context, stop.clone())
+    };
+    outlive_panics(descriptor.name, "", &stop, run).await;
+    alive.set(0.0);
+}
+
 /// Who a controller is to the API: its own service account where that is free or asked for, else the manager.
 fn identity(config: &Config, descriptor: &Descriptor) -> Client {
     let is_in_process = config.client.server().is_none();
@@ -118,4 +128,65 @@ fn identity(config: &Config, descriptor: &Descriptor) -> Client {
         return config.client.clone();
     }
     config.client.as_service_account("kube-system", descriptor.account)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+    use std::time::Duration;
+
+    use client::metrics::panics;
+
+    use super::*;
+    use crate::controller::{Outcome, Reconcile, Requeue};
+
+    const FRAGILE: &str = "fragile-controller";
+    static BUILT: AtomicUsize = AtomicUsize::new(0);
+    static BEGUN: AtomicUsize = AtomicUsize::new(0);
+    static RECONCILED: AtomicUsize = AtomicUsize::new(0);
+
+    /// Panics once while it is built, once beside its queue, and once over its key.
+    struct Fragile;
+
+    impl Reconcile for Fragile {
+        fn reconcile<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Outcome> {
+            let times = RECONCILED.fetch_add(1, Ordering::SeqCst);
+            Box::pin(async move {
+                assert!(times > 0, "on purpose");
+                Ok(Requeue::Never)
+            })
+        }
+
+        fn background(&self, stop: CancellationToken) -> Option<BoxFuture<'_, ()>> {
+            let times = BEGUN.fetch_add(1, Ordering::SeqCst);
+            Some(Box::pin(async move {
+                assert!(times > 0, "on purpose");
+                stop.cancelled().await;
+            }))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn security_a_controller_that_panics_comes_back() {
+        fn build(context: &Context) -> Arc<dyn Reconcile> {
+            context.queue.add("key".into());
+            assert!(BUILT.fetch_add(1, Ordering::SeqCst) > 0, "on purpose");
+            Arc::new(Fragile)
+        }
+        static DESCRIPTOR: Descriptor = Descriptor { name: FRAGILE, account: "", workers: 2, build };
+        let handler: client::Handler = Arc::new(|_| Box::pin(std::future::pending()));
+        let client = Client::in_process(handler, api::UserInfo::default());
+        let (config, informers) = (Arc::new(Config::new(client.clone())), InformerFactory::new(client));
+        let stop = CancellationToken::new();
+        let running = tokio::spawn(keep_running(&DESCRIPTOR, config, informers, stop.clone()));
+        let come_back = async {
+            while [&BUILT, &BEGUN, &RECONCILED].iter().any(|times| times.load(Ordering::SeqCst) < 2) {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(600), come_back).await.expect("all three come back");
+        assert!(panics::counts().contains(&(FRAGILE, 3)));
+        stop.cancel();
+        running.await.unwrap();
+    }
 }

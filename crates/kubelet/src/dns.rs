@@ -1,6 +1,6 @@
 //! The resolver configuration of a pod, by its DNS policy. Pure, except for reading the host's file.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use cri::v1::DnsConfig;
 use k8s_openapi::api::core::v1::Pod;
@@ -12,15 +12,47 @@ const MAX_NAMESERVERS: usize = 3;
 const MAX_SEARCHES: usize = 32;
 const MAX_SEARCH_LENGTH: usize = 2048;
 
-/// The node's part: the cluster's servers and domain, and the host's own resolver.
+/// The node's part: the cluster's servers and domain, and where the host's own resolver is described.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Node {
     pub(crate) cluster_dns: Vec<String>,
     pub(crate) cluster_domain: String,
-    pub(crate) host: DnsConfig,
+    /// Empty for none: then pods with the host's resolver have none that answers.
+    pub(crate) resolv_conf: PathBuf,
+    pub(crate) host_ips: Vec<String>,
 }
 
-pub(crate) fn parse_resolv_conf(text: &str) -> DnsConfig {
+impl Node {
+    /// The host's resolver as it is now. No pod starts while its file cannot be read.
+    pub(crate) async fn host(&self) -> Result<DnsConfig, String> {
+        if self.resolv_conf.as_os_str().is_empty() {
+            return Ok(DnsConfig::default());
+        }
+        match tokio::fs::read_to_string(&self.resolv_conf).await {
+            Ok(text) => Ok(parse_resolv_conf(&text)),
+            Err(error) => {
+                let why = match error.kind() {
+                    std::io::ErrorKind::NotFound => "no such file or directory".to_owned(),
+                    _ => error.to_string(),
+                };
+                Err(format!("open {}: {why}", self.resolv_conf.display()))
+            }
+        }
+    }
+}
+
+/// An empty configuration would be the runtime's to fill in: this one names servers, and nobody answers there.
+fn no_resolver(host_ips: &[String]) -> DnsConfig {
+    let mut servers: Vec<String> =
+        host_ips.iter().map(|ip| if ip.contains(':') { "::1" } else { "127.0.0.1" }.to_owned()).collect();
+    servers.dedup();
+    if servers.is_empty() {
+        servers.push("127.0.0.1".into());
+    }
+    DnsConfig { servers, searches: vec![".".into()], options: Vec::new() }
+}
+
+fn parse_resolv_conf(text: &str) -> DnsConfig {
     let mut config = DnsConfig::default();
     for line in text.lines() {
         let line = line.split(['#', ';']).next().unwrap_or_default();
@@ -35,7 +67,7 @@ pub(crate) fn parse_resolv_conf(text: &str) -> DnsConfig {
     config
 }
 
-pub(crate) fn for_pod(pod: &Pod, node: &Node) -> DnsConfig {
+pub(crate) fn for_pod(pod: &Pod, node: &Node, host: &DnsConfig) -> DnsConfig {
     let spec = pod.spec.clone().unwrap_or_default();
     let host_network = spec.host_network == Some(true);
     let policy = match spec.dns_policy.as_deref() {
@@ -55,14 +87,15 @@ pub(crate) fn for_pod(pod: &Pod, node: &Node) -> DnsConfig {
                 searches.push(format!("svc.{domain}"));
                 searches.push(domain.clone());
             }
-            for search in &node.host.searches {
+            for search in &host.searches {
                 if !searches.contains(search) {
                     searches.push(search.clone());
                 }
             }
             DnsConfig { servers: node.cluster_dns.clone(), searches, options: vec!["ndots:5".into()] }
         }
-        _ => node.host.clone(),
+        _ if node.resolv_conf.as_os_str().is_empty() => no_resolver(&node.host_ips),
+        _ => host.clone(),
     };
     if let Some(own) = &spec.dns_config {
         for server in own.nameservers.iter().flatten() {
@@ -193,13 +226,41 @@ mod tests {
         }
     }
 
+    #[tokio::test]
+    async fn a_resolver_file_that_cannot_be_read_is_not_an_empty_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("resolv.conf");
+        let node = Node { resolv_conf: path.clone(), ..Default::default() };
+        let missing = format!("open {}: no such file or directory", path.display());
+        assert_eq!(node.host().await.unwrap_err(), missing);
+        std::fs::write(&path, "nameserver 192.0.2.53\n").unwrap();
+        assert_eq!(node.host().await.unwrap().servers, ["192.0.2.53"], "read again for each pod");
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        assert!(node.host().await.is_err(), "a directory");
+    }
+
+    #[tokio::test]
+    async fn a_host_without_a_resolver_offers_none() {
+        let host_ips = vec!["192.0.2.1".into(), "2001:db8::1".into()];
+        let node = Node { cluster_dns: vec!["10.43.0.10".into()], host_ips, ..Default::default() };
+        let host = node.host().await.unwrap();
+        let spec = |policy: &str| PodSpec { dns_policy: Some(policy.into()), ..Default::default() };
+        let default = for_pod(&pod(spec("Default")), &node, &host);
+        assert_eq!((default.servers, default.searches), (vec!["127.0.0.1".into(), "::1".into()], vec![".".to_owned()]));
+        let cluster = for_pod(&pod(spec("ClusterFirst")), &node, &host);
+        assert_eq!((cluster.servers, cluster.searches), (vec!["10.43.0.10".to_owned()], Vec::new()));
+    }
+
     #[test]
     fn policies() {
         let node = Node {
             cluster_dns: vec!["10.43.0.10".into()],
             cluster_domain: "cluster.local".into(),
-            host: parse_resolv_conf("nameserver 192.0.2.53 # ours\nsearch example.org.\noptions edns0\n"),
+            resolv_conf: "/etc/resolv.conf".into(),
+            ..Default::default()
         };
+        let resolver = parse_resolv_conf("nameserver 192.0.2.53 # ours\nsearch example.org.\noptions edns0\n");
         let cluster = "10.43.0.10 | ns.svc.cluster.local svc.cluster.local cluster.local example.org | ndots:5";
         let host = "192.0.2.53 | example.org | edns0";
         for (policy, host_network, expected) in [
@@ -215,7 +276,7 @@ mod tests {
                 host_network: Some(host_network),
                 ..Default::default()
             };
-            let got = for_pod(&pod(spec), &node);
+            let got = for_pod(&pod(spec), &node, &resolver);
             let told = format!("{} | {} | {}", got.servers.join(" "), got.searches.join(" "), got.options.join(" "));
             assert_eq!(told, expected, "{policy:?} {host_network}");
         }
@@ -234,6 +295,7 @@ mod tests {
                 ..Default::default()
             }),
             &node,
+            &DnsConfig::default(),
         );
         assert_eq!(got.servers, ["10.43.0.10", "192.0.2.1"]);
         assert_eq!(got.options, ["ndots:2"]);

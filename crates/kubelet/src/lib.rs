@@ -28,6 +28,7 @@ mod logs;
 mod names;
 mod node;
 mod objects;
+mod parts;
 mod plan;
 mod pleg;
 mod pod_fields;

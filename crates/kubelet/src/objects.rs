@@ -79,7 +79,9 @@ impl<K: Resource> Objects<K> {
             });
             let stop = self.stop.child_token();
             let (running, until) = (informer.clone(), stop.clone());
-            self.tasks.spawn(async move { running.run(until).await });
+            self.tasks.spawn(async move {
+                client::outlive_panics("kubelet objects", K::KIND, &until, || running.run(until.clone())).await;
+            });
             Watched { informer, stop, users }
         });
         watched.users.lock().insert(uid.to_string());

@@ -12,7 +12,7 @@ use crate::qos;
 
 pub(crate) type ResourceList = BTreeMap<String, ApiQuantity>;
 
-const MIN_SHARES: i64 = 2;
+pub(crate) const MIN_SHARES: i64 = 2;
 const MAX_SHARES: i64 = 262_144;
 pub(crate) const QUOTA_PERIOD: i64 = 100_000;
 const MIN_QUOTA: i64 = 1000;

@@ -23,6 +23,7 @@ use crate::kubelet::Kubelet;
 use crate::node::machine::Machine;
 use crate::node::{NodeAgent, status as node_status};
 use crate::objects::{Objects, Wake};
+use crate::parts::Parts;
 use crate::probes::Prober;
 use crate::runtime::{self, Runtime};
 use crate::server::Server;
@@ -81,7 +82,12 @@ async fn serve(args: &Args, settings: Settings, stop: CancellationToken) -> anyh
         let running = run(config, until.clone());
         let renewed = async {
             match settings.rotate_certificates {
-                true => certificates::renewed(&client, &settings.cert_dir, &settings.node_name).await,
+                true => {
+                    let renewed = || certificates::renewed(&client, &settings.cert_dir, &settings.node_name);
+                    if client::outlive_panics("kubelet certificates", "", &until, renewed).await.is_none() {
+                        std::future::pending().await
+                    }
+                }
                 false => std::future::pending().await,
             }
         };
@@ -141,7 +147,6 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
     let pods = informers.filtered::<Pod>(ListParams::fields(format!("spec.nodeName={}", settings.node_name)));
     let own_node = informers.filtered::<Node>(ListParams::fields(format!("metadata.name={}", settings.node_name)));
 
-    let host_file = std::fs::read_to_string(&settings.resolv_conf).unwrap_or_default();
     let prober = Arc::new(Prober::new(runtime.clone(), recorder.clone(), wake.clone(), stop.clone(), tasks.clone()));
     let status = StatusWriter::new(client.clone());
     let parallel = if settings.serialize_image_pulls { 1 } else { settings.max_parallel_image_pulls };
@@ -175,7 +180,8 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
         dns: dns::Node {
             cluster_dns: settings.cluster_dns.clone(),
             cluster_domain: settings.cluster_domain.clone(),
-            host: dns::parse_resolv_conf(&host_file),
+            resolv_conf: settings.resolv_conf.clone(),
+            host_ips: machine.ips.iter().map(ToString::to_string).collect(),
         },
         runtime: runtime.clone(),
         client: client.clone(),
@@ -189,18 +195,20 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
         .await
         .with_context(|| format!("listening on {}:{}", settings.address, settings.port))?;
     let port = listener.local_addr()?.port();
+    let parts = Parts::new(tasks.clone(), stop.clone());
     let server = Server::new(kubelet.clone(), all.clone())?;
     if settings.server_tls_bootstrap {
-        let (renewing, until) = (server.clone(), stop.clone());
-        tasks.spawn(async move { renewing.renew_certificate(until).await });
+        let renewing = server.clone();
+        parts.spawn("kubelet certificates", move |stop| renewing.clone().renew_certificate(stop));
     }
-    tasks.spawn(server.run(listener, stop.clone()));
+    let listener = Arc::new(listener);
+    parts.spawn("kubelet server", move |stop| server.clone().run(listener.clone(), stop));
 
     if let Some(address) = settings.healthz {
-        tasks.spawn(crate::process::serve_health(address, stop.clone()));
+        parts.spawn("kubelet health", move |stop| crate::process::serve_health(address, stop));
     }
     let changed = Arc::new(Notify::new());
-    let agent = NodeAgent {
+    let agent = Arc::new(NodeAgent {
         client: client.clone(),
         settings: settings.clone(),
         runtime: runtime.clone(),
@@ -210,19 +218,22 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
         shutdown: kubelet.shutdown.clone(),
         changed: changed.clone(),
         recorder,
-    };
+    });
     let eviction =
         Eviction::new(kubelet.clone(), all.clone(), changed.clone()).context("reading eviction thresholds")?;
-    let until = stop.clone();
-    tasks.spawn(async move { eviction.run(until).await });
-    let shutdowns = shutdown::Manager { kubelet: kubelet.clone(), workers: all.clone(), changed: changed.clone() };
-    tasks.spawn(shutdowns.run(stop.clone()));
-    tasks.spawn(gc::run(kubelet.clone(), stop.clone()));
-    tasks.spawn(cpu_manager::run(kubelet.clone(), stop.clone()));
-    let until = stop.clone();
-    tasks.spawn(async move { agent.run(until).await });
-    tasks.spawn(status.run(stop.clone()));
-    tasks.spawn(pleg::run(runtime.clone(), wake, stop.clone()));
+    let eviction = Arc::new(eviction);
+    parts.spawn("kubelet eviction", move |stop| eviction.clone().run(stop));
+    let shutdowns =
+        Arc::new(shutdown::Manager { kubelet: kubelet.clone(), workers: all.clone(), changed: changed.clone() });
+    parts.spawn("kubelet shutdown", move |stop| shutdowns.clone().run(stop));
+    let shared = kubelet.clone();
+    parts.spawn("kubelet garbage collection", move |stop| gc::run(shared.clone(), stop));
+    let shared = kubelet.clone();
+    parts.spawn("kubelet CPU manager", move |stop| cpu_manager::run(shared.clone(), stop));
+    parts.spawn("kubelet node", move |stop| agent.clone().run(stop));
+    parts.spawn("kubelet status", move |stop| status.clone().run(stop));
+    let listed = runtime.clone();
+    parts.spawn("kubelet pod lifecycle events", move |stop| pleg::run(listed.clone(), wake.clone(), stop));
 
     let cidr_runtime = runtime.clone();
     let (cidr_tasks, cidr_changed) = (tasks.clone(), changed.clone());
@@ -254,17 +265,16 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
     let url = settings.static_pod_url.clone();
     let url = url.map(|url| Source::url(url, settings.static_pod_url_headers.clone(), settings.http_check_frequency));
     let sources: Vec<Source> = path.into_iter().chain(url).collect();
-    let source = StaticPods {
-        sources,
+    let source = Arc::new(StaticPods {
+        sources: static_pods::unread(sources),
         all_read: all_read.clone(),
         node: settings.node_name.clone(),
         client: client.clone(),
         workers: all.clone(),
         pods: pods.clone(),
         changed: mirrors.clone(),
-    };
-    let until = stop.clone();
-    tasks.spawn(async move { source.run(until).await });
+    });
+    parts.spawn("kubelet static pods", move |stop| source.clone().run(stop));
 
     // Environment variables of services must be complete before the first container starts, and the node's own rules known.
     tokio::select! {
@@ -290,28 +300,8 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
         }
     });
 
-    let (keeper, until) = (all.clone(), stop.clone());
-    let known = pods.clone();
-    tasks.spawn(async move {
-        // A pod may be in a source that was not read yet.
-        tokio::select! {
-            () = until.cancelled() => return,
-            () = all_read.cancelled() => {}
-        }
-        loop {
-            let is_clean = clean_orphans(&kubelet, &keeper, &known).await;
-            tokio::select! {
-                () = until.cancelled() => return,
-                () = tokio::time::sleep(if is_clean { ALL_CLEAN } else { HOUSEKEEPING }) => continue,
-                () = some_left.notified() => {}
-            }
-            // What a pod leaves behind goes with its worker, a moment later.
-            tokio::select! {
-                () = until.cancelled() => return,
-                () = tokio::time::sleep(HOUSEKEEPING) => {}
-            }
-        }
-    });
+    let keeper = Arc::new(Housekeeping { kubelet, workers: all, pods, all_read, some_left });
+    parts.spawn("kubelet housekeeping", move |stop| keeper.clone().run(stop));
     stop.cancelled().await;
     finish(tasks).await
 }
@@ -334,6 +324,40 @@ async fn connect(endpoint: &std::path::Path, stop: &CancellationToken) -> Option
         tokio::select! {
             () = stop.cancelled() => return None,
             () = tokio::time::sleep(retry.next_delay()) => {}
+        }
+    }
+}
+
+/// Looks for what is left of pods that nobody knows.
+struct Housekeeping {
+    kubelet: Arc<Kubelet>,
+    workers: Arc<Workers>,
+    pods: client::Informer<Pod>,
+    /// Every source was read.
+    all_read: CancellationToken,
+    /// A pod is gone from the API.
+    some_left: Arc<Notify>,
+}
+
+impl Housekeeping {
+    async fn run(self: Arc<Self>, stop: CancellationToken) {
+        // A pod may be in a source that was not read yet.
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = self.all_read.cancelled() => {}
+        }
+        loop {
+            let is_clean = clean_orphans(&self.kubelet, &self.workers, &self.pods).await;
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(if is_clean { ALL_CLEAN } else { HOUSEKEEPING }) => continue,
+                () = self.some_left.notified() => {}
+            }
+            // What a pod leaves behind goes with its worker, a moment later.
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(HOUSEKEEPING) => {}
+            }
         }
     }
 }

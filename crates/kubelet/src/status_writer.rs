@@ -3,11 +3,13 @@
 //! Flow: workers hand over what they computed -> here, the latest per pod -> PATCH pods/status. A slow
 //! or absent API server delays what is shown, never what runs.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
-use client::{Client, DeleteParams, Patch, Taken, WorkQueue};
-use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use client::metrics::panics;
+use client::{Api, Client, DeleteParams, Patch, Taken, WorkQueue};
+use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod, PodStatus};
 use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 use tokio_util::sync::CancellationToken;
@@ -18,11 +20,24 @@ use crate::status::is_of_resize;
 
 /// Writers at work at once; one pod is never written by two.
 const WRITERS: usize = 4;
+/// A write that failed is tried again after this at the latest: an API server that comes back is told soon.
+const RETRY_MAX: Duration = Duration::from_secs(30);
+/// Who works here, where panics are counted.
+const WORKER: &str = "kubelet status";
 
 pub(crate) struct StatusWriter {
     client: Client,
     queue: WorkQueue<String>,
     entries: Mutex<HashMap<String, Entry>>,
+    endings: Mutex<BTreeMap<Ending, u64>>,
+}
+
+/// How a container ended: what kind it was, its exit code and the reason.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Ending {
+    pub(crate) container_type: &'static str,
+    pub(crate) exit_code: i32,
+    pub(crate) reason: String,
 }
 
 struct Entry {
@@ -40,8 +55,9 @@ impl StatusWriter {
     pub(crate) fn new(client: Client) -> Arc<Self> {
         Arc::new(StatusWriter {
             client,
-            queue: WorkQueue::called("kubelet status"),
+            queue: WorkQueue::called(WORKER),
             entries: Mutex::new(HashMap::new()),
+            endings: Mutex::new(BTreeMap::new()),
         })
     }
 
@@ -49,13 +65,22 @@ impl StatusWriter {
     pub(crate) fn set(&self, key: &str, pod: &Pod, status: PodStatus) {
         let mut entries = self.entries.lock();
         let entry = entries.entry(key.to_string()).or_insert_with(|| Entry::of(pod));
+        let ended = endings(&entry.latest().unwrap_or_default(), &status);
         if entry.api_uid != state::uid(pod) {
             // A static pod got its mirror, or a new one.
             *entry = Entry::of(pod);
         }
         entry.wanted = Some(status);
         drop(entries);
+        let mut counts = self.endings.lock();
+        ended.into_iter().for_each(|ending| *counts.entry(ending).or_default() += 1);
+        drop(counts);
         self.queue.add(key.to_string());
+    }
+
+    /// How many containers ended in which way since the kubelet started.
+    pub(crate) fn endings(&self) -> BTreeMap<Ending, u64> {
+        self.endings.lock().clone()
     }
 
     /// After the last status: deletes the object for good.
@@ -73,9 +98,7 @@ impl StatusWriter {
 
     /// The newest status of a pod, sent or not.
     pub(crate) fn latest(&self, key: &str) -> Option<PodStatus> {
-        let entries = self.entries.lock();
-        let entry = entries.get(key)?;
-        entry.wanted.clone().or_else(|| serde_json::from_value(entry.sent.clone()).ok())
+        self.entries.lock().get(key)?.latest()
     }
 
     pub(crate) async fn run(self: Arc<Self>, stop: CancellationToken) {
@@ -84,12 +107,22 @@ impl StatusWriter {
             let writer = self.clone();
             writers.spawn(async move {
                 while let Some(Taken { key, context }) = writer.queue.take().await {
-                    let work = Work::caused(&context, Stage::Status, state::ACTOR, writer.traced_name(&key));
-                    match work.result(Box::pin(writer.write(&key))).await {
-                        Ok(()) => writer.queue.forget(&key),
-                        Err(error) => {
+                    let mut work = Work::caused(&context, Stage::Status, state::ACTOR, writer.traced_name(&key));
+                    // A status that cannot be written must not keep others from being.
+                    match work.run(panics::catch_future(WORKER, Box::pin(writer.write(&key)))).await {
+                        Some(Ok(())) => {
+                            work.end();
+                            writer.queue.forget(&key);
+                        }
+                        Some(Err(error)) => {
                             tracing::warn!(pod = key, %error, "pod status not written, will retry");
-                            writer.queue.add_rate_limited(key.clone());
+                            writer.queue.add_rate_limited_up_to(key.clone(), RETRY_MAX);
+                            work.fail(error);
+                        }
+                        None => {
+                            tracing::error!(pod = key, "writing a pod status panicked, will retry");
+                            writer.queue.add_rate_limited_up_to(key.clone(), RETRY_MAX);
+                            work.fail("panicked");
                         }
                     }
                     writer.queue.done(&key);
@@ -127,8 +160,7 @@ impl StatusWriter {
                 let patch = Patch::strategic(json!({"metadata": {"uid": uid}, "status": status}));
                 match api.patch_status(&name, &patch).await {
                     Ok(_) => {}
-                    // Gone, or another pod of the same name: nothing left to tell.
-                    Err(error) if error.is_not_found() || error.is_conflict() || error.is_invalid() => {
+                    Err(error) if is_gone(&api, &name, &uid, &error).await? => {
                         tracing::debug!(pod = key, %error, "status no longer wanted");
                     }
                     Err(error) => return Err(error),
@@ -141,15 +173,27 @@ impl StatusWriter {
             }
         }
         if delete {
-            let params = DeleteParams::default().with_grace_period(0).with_uid(uid);
+            let params = DeleteParams::default().with_grace_period(0).with_uid(uid.clone());
             match api.delete(&name, &params).await {
                 Ok(()) => {}
-                Err(error) if error.is_not_found() || error.is_conflict() => {}
+                Err(error) if is_gone(&api, &name, &uid, &error).await? => {}
                 Err(error) => return Err(error),
             }
         }
         Ok(())
     }
+}
+
+/// Whether a write was refused because the pod is gone, or because its name is another pod's now. Every other refusal is a
+/// failure, such as a conflict with other writers: what it would have told is still to be told.
+async fn is_gone(api: &Api<Pod>, name: &str, uid: &str, error: &client::Error) -> Result<bool, client::Error> {
+    if error.is_not_found() {
+        return Ok(true);
+    }
+    if !error.is_conflict() && !error.is_invalid() {
+        return Ok(false);
+    }
+    Ok(api.get_opt(name).await?.is_none_or(|pod| state::uid(&pod) != uid))
 }
 
 impl Entry {
@@ -163,6 +207,38 @@ impl Entry {
             delete: false,
         }
     }
+
+    fn latest(&self) -> Option<PodStatus> {
+        self.wanted.clone().or_else(|| serde_json::from_value(self.sent.clone()).ok())
+    }
+}
+
+/// Ends that the new status tells of and the old one did not. One that was followed by a restart at once is only in the last state.
+fn endings(old: &PodStatus, new: &PodStatus) -> Vec<Ending> {
+    let mut found = Vec::new();
+    for (container_type, old, new) in [
+        ("container", &old.container_statuses, &new.container_statuses),
+        ("init_container", &old.init_container_statuses, &new.init_container_statuses),
+        ("ephemeral_container", &old.ephemeral_container_statuses, &new.ephemeral_container_statuses),
+    ] {
+        for status in new.iter().flatten() {
+            let past = old.iter().flatten().filter(|past| past.name == status.name);
+            let mut known: Vec<Option<&str>> = past.flat_map(ended).map(|end| end.container_id.as_deref()).collect();
+            for end in ended(status) {
+                if known.contains(&end.container_id.as_deref()) {
+                    continue;
+                }
+                known.push(end.container_id.as_deref());
+                let reason = end.reason.clone().unwrap_or_default();
+                found.push(Ending { container_type, exit_code: end.exit_code, reason });
+            }
+        }
+    }
+    found
+}
+
+fn ended(status: &ContainerStatus) -> impl Iterator<Item = &ContainerStateTerminated> {
+    [&status.state, &status.last_state].into_iter().filter_map(|state| state.as_ref()?.terminated.as_ref())
 }
 
 /// Fields of a PodStatus that are the kubelet's to write.
@@ -239,6 +315,140 @@ fn difference(sent: &Value, wanted: &Value) -> Option<Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn every_end_of_a_container_is_counted_once() {
+        let handler: client::Handler = Arc::new(|_| Box::pin(async { unreachable!("nobody writes") }));
+        let writer = StatusWriter::new(Client::in_process(handler, api::UserInfo::default()));
+        let ended = |id: &str, code: i32, reason: &str| json!({"terminated": {"containerID": id, "exitCode": code, "reason": reason}});
+        let container = |name: &str, state: Value, last: Value| json!({"name": name, "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state, "lastState": last});
+        let running = json!({"running": {}});
+        let status = |containers: &[Value], init: &[Value], ephemeral: &[Value]| -> PodStatus {
+            let status = json!({"containerStatuses": containers, "initContainerStatuses": init, "ephemeralContainerStatuses": ephemeral});
+            serde_json::from_value(status).unwrap()
+        };
+        let setup = container("setup", ended("cri://i", 0, "Completed"), json!({}));
+        // What the API already knew when the kubelet started was counted by the one before.
+        let mut pod = Pod::default();
+        pod.metadata.uid = Some("u".into());
+        pod.status = Some(status(&[], std::slice::from_ref(&setup), &[]));
+        let crash = ended("cri://1", 139, "Error");
+        let waiting = json!({"waiting": {"reason": "CrashLoopBackOff"}});
+        for containers in [
+            vec![container("c", running.clone(), json!({}))],
+            vec![container("c", crash.clone(), json!({}))],
+            vec![container("c", crash.clone(), json!({}))],
+            vec![container("c", waiting, crash.clone())],
+            vec![container("c", running.clone(), crash)],
+            // It ran and ended again between two looks.
+            vec![container("c", running, ended("cri://2", 137, "OOMKilled"))],
+        ] {
+            writer.set("u", &pod, status(&containers, std::slice::from_ref(&setup), &[]));
+        }
+        // The object is made anew, as a mirror pod is: what ended before is known all the same.
+        let mirror = Pod {
+            metadata: k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta {
+                uid: Some("m".into()),
+                ..Default::default()
+            },
+            ..Default::default()
+        };
+        let debug = container("debug", ended("cri://e", 0, "Completed"), json!({}));
+        let last = container("c", ended("cri://3", 139, "Error"), ended("cri://2", 137, "OOMKilled"));
+        writer.set("u", &mirror, status(&[last], &[setup], &[debug]));
+        let counts: Vec<(&str, i32, String, u64)> = writer
+            .endings()
+            .into_iter()
+            .map(|(ending, count)| (ending.container_type, ending.exit_code, ending.reason, count))
+            .collect();
+        let expected = [
+            ("container", 137, "OOMKilled", 1),
+            ("container", 139, "Error", 2),
+            ("ephemeral_container", 0, "Completed", 1),
+        ];
+        assert_eq!(counts, expected.map(|(kind, code, reason, count)| (kind, code, reason.to_owned(), count)));
+    }
+
+    /// An API server with one pod, which answers the first writes as told.
+    struct Scripted {
+        uid: &'static str,
+        answers: Mutex<Vec<u16>>,
+        /// Methods of all requests.
+        asked: Mutex<Vec<String>>,
+    }
+
+    impl Scripted {
+        fn writer(self: &Arc<Self>) -> Arc<StatusWriter> {
+            let server = self.clone();
+            let handler: client::Handler = Arc::new(move |request| {
+                let is_read = request.method() == http::Method::GET;
+                server.asked.lock().push(request.method().to_string());
+                let code = if is_read { 200 } else { server.answers.lock().pop().unwrap_or(200) };
+                assert_ne!(code, 0, "a panic on purpose");
+                let body = match code {
+                    200 => {
+                        json!({"kind": "Pod", "apiVersion": "v1", "metadata": {"name": "p", "namespace": "n", "uid": server.uid}})
+                    }
+                    code => {
+                        json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": "Conflict", "message": "no"})
+                    }
+                };
+                let body = http_body_util::BodyExt::boxed_unsync(http_body_util::BodyExt::map_err(
+                    http_body_util::Full::new(bytes::Bytes::from(body.to_string())),
+                    |never| match never {},
+                ));
+                let response = http::Response::builder().status(code).header("content-type", "application/json");
+                Box::pin(async move { response.body(body).unwrap() })
+            });
+            StatusWriter::new(Client::in_process(handler, api::UserInfo::default()))
+        }
+    }
+
+    fn pod_of(uid: &str) -> Pod {
+        serde_json::from_value(
+            json!({"metadata": {"name": "p", "namespace": "n", "uid": uid}, "spec": {"containers": []}}),
+        )
+        .unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refused_write_is_given_up_only_for_a_pod_that_is_gone() {
+        for (uid, answers, expected) in [
+            // Refused for whatever reason, while the pod is the same: told again.
+            ("u", vec![409, 422], vec!["PATCH", "GET", "PATCH", "GET", "PATCH", "DELETE"]),
+            ("u", vec![200, 409], vec!["PATCH", "DELETE", "GET", "DELETE"]),
+            ("u", vec![500, 500], vec!["PATCH", "PATCH", "PATCH", "DELETE"]),
+            // Another pod's by now.
+            ("other", vec![409, 409], vec!["PATCH", "GET", "DELETE", "GET"]),
+            ("u", vec![404, 404], vec!["PATCH", "DELETE"]),
+            // Not even a panic keeps it from being told.
+            ("u", vec![0], vec!["PATCH", "PATCH", "DELETE"]),
+        ] {
+            let what = format!("{uid} {answers:?}");
+            let server = Arc::new(Scripted {
+                uid,
+                answers: Mutex::new(answers.into_iter().rev().collect()),
+                asked: Mutex::default(),
+            });
+            let (writer, stop) = (server.writer(), CancellationToken::new());
+            let status = PodStatus { phase: Some("Failed".into()), ..Default::default() };
+            writer.set("u", &pod_of("u"), status);
+            writer.delete("u", &pod_of("u"));
+            let running = tokio::spawn(writer.clone().run(stop.clone()));
+            let all_asked = async {
+                while server.asked.lock().len() < expected.len() {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                // Whatever else would come has come by then.
+                tokio::time::sleep(2 * RETRY_MAX).await;
+            };
+            tokio::time::timeout(Duration::from_secs(600), all_asked).await.expect(&what);
+            assert_eq!(*server.asked.lock(), expected, "{what}");
+            stop.cancel();
+            running.await.unwrap();
+        }
+        assert!(panics::counts().iter().any(|(worker, count)| *worker == WORKER && *count >= 1));
+    }
 
     #[test]
     fn patches_say_only_what_changed() {

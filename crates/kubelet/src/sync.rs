@@ -197,18 +197,19 @@ impl Kubelet {
         .map_err(|error| SyncError::Other(format!("error making pod data directories: {error}")))
     }
 
-    fn sandbox_config(&self, pod: &Pod, attempt: u32) -> v1::PodSandboxConfig {
+    async fn sandbox_config(&self, pod: &Pod, attempt: u32) -> Result<v1::PodSandboxConfig, String> {
+        let host = self.dns.host().await?;
         let (hostname, _) = dns::hostname(pod, &self.dns.cluster_domain);
-        containers::sandbox_config(
+        Ok(containers::sandbox_config(
             pod,
             SandboxParts {
                 attempt,
                 hostname,
                 log_directory: self.log_dir(pod).to_string_lossy().into_owned(),
-                dns: dns::for_pod(pod, &self.dns),
+                dns: dns::for_pod(pod, &self.dns, &host),
                 cgroup_parent: self.cgroups.as_ref().map(|cgroups| cgroups.pod_path(pod)).unwrap_or_default(),
             },
-        )
+        ))
     }
 
     async fn create_sandbox(&self, pod: &Pod, attempt: u32) -> Result<String, SyncError> {
@@ -223,15 +224,18 @@ impl Kubelet {
                     .handler
             }
         };
-        let work = Work::begin(Stage::Sandbox, state::ACTOR, state::traced_name(pod)).announce();
-        match work.result(Box::pin(self.runtime.run_sandbox(self.sandbox_config(pod, attempt), &handler))).await {
-            Ok(id) => Ok(id),
-            Err(error) => {
-                let message = format!("Failed to create pod sandbox: {error}");
-                self.recorder.warning(&client::reference(pod), "FailedCreatePodSandBox", message);
-                Err(error.into())
+        let made = match self.sandbox_config(pod, attempt).await {
+            Ok(config) => {
+                let work = Work::begin(Stage::Sandbox, state::ACTOR, state::traced_name(pod)).announce();
+                work.result(Box::pin(self.runtime.run_sandbox(config, &handler))).await.map_err(SyncError::from)
             }
+            Err(error) => Err(SyncError::Other(error)),
+        };
+        if let Err(error) = &made {
+            let message = format!("Failed to create pod sandbox: {error}");
+            self.recorder.warning(&client::reference(pod), "FailedCreatePodSandBox", message);
         }
+        made
     }
 
     #[expect(clippy::too_many_arguments, reason = "the context of one pass, used nowhere else")]
@@ -347,7 +351,10 @@ impl Kubelet {
         };
         let sandbox = state.sandboxes.first().filter(|sandbox| sandbox.ready);
         let sandbox = sandbox.ok_or_else(|| Waiting { reason: "ContainerCreating", message: String::new() })?;
-        let sandbox_config = self.sandbox_config(pod, sandbox.attempt);
+        let sandbox_config = self
+            .sandbox_config(pod, sandbox.attempt)
+            .await
+            .map_err(|message| failed("CreateContainerConfigError", message))?;
         let secrets = self.pull_secrets(pod).await;
         let image = self
             .images

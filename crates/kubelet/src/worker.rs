@@ -5,12 +5,9 @@
 //! Invariant: two tasks never work on the same uid, so nothing here needs a lock around a pod.
 
 use std::collections::HashMap;
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures_util::FutureExt;
 use k8s_openapi::api::core::v1::Pod;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
@@ -74,14 +71,15 @@ pub(crate) struct Workers {
     left: Notify,
     tasks: TaskTracker,
     stop: CancellationToken,
-    /// How often work on a pod has panicked.
-    panics: AtomicU64,
 }
+
+/// Under which panics of workers are counted.
+pub(crate) const PANICKING: &str = "pod worker";
 
 impl Workers {
     pub(crate) fn new(kubelet: Arc<Kubelet>, tasks: TaskTracker, stop: CancellationToken) -> Arc<Self> {
-        let (handles, left, panics) = (Mutex::new(HashMap::new()), Notify::new(), AtomicU64::new(0));
-        Arc::new(Workers { kubelet, handles, left, tasks, stop, panics })
+        let (handles, left) = (Mutex::new(HashMap::new()), Notify::new());
+        Arc::new(Workers { kubelet, handles, left, tasks, stop })
     }
 
     /// A pod is new or has changed.
@@ -174,11 +172,6 @@ impl Workers {
         self.handles.lock().values().any(|handle| state::full_name(&handle.updates.borrow().pod) == full_name)
     }
 
-    /// How often work on a pod has panicked.
-    pub(crate) fn panics(&self) -> u64 {
-        self.panics.load(Ordering::Relaxed)
-    }
-
     pub(crate) fn has(&self, uid: &str) -> bool {
         self.handles.lock().contains_key(uid)
     }
@@ -205,32 +198,15 @@ impl Workers {
         self.tasks.spawn(async move {
             let work = || worker().run();
             let is_done = tokio::select! {
-                is_done = outliving_panics(&uid, &workers.panics, work) => is_done,
-                () = workers.stop.cancelled() => false,
+                is_done = client::outlive_panics(PANICKING, &uid, &workers.stop, work) => is_done,
+                () = workers.stop.cancelled() => None,
             };
-            if is_done {
+            if is_done == Some(true) {
                 workers.handles.lock().remove(&uid);
                 workers.kubelet.status.forget(&uid);
                 workers.left.notify_one();
             }
         });
-    }
-}
-
-/// Does `work` to its end. A panic ends this try only: it is counted and logged, and the work begins anew after a while.
-async fn outliving_panics<T, F: Future<Output = T>>(uid: &str, panics: &AtomicU64, work: impl Fn() -> F) -> T {
-    let mut retry = client::backoff::Backoff::new(RETRY_FIRST, RETRY_MAX);
-    loop {
-        match AssertUnwindSafe(work()).catch_unwind().await {
-            Ok(done) => return done,
-            Err(panic) => {
-                let why = panic.downcast_ref::<&str>().map(ToString::to_string);
-                let why = why.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-                let times = panics.fetch_add(1, Ordering::Relaxed) + 1;
-                tracing::error!(uid, why, times, "work on a pod panicked, beginning anew");
-            }
-        }
-        tokio::time::sleep(retry.next_delay()).await;
     }
 }
 
@@ -488,20 +464,6 @@ fn deadline(pod: &Pod, started: Option<i64>) -> Option<Ended> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn security_a_panic_ends_one_try_only() {
-        let (tries, panics) = (AtomicU64::new(0), AtomicU64::new(0));
-        let work = || async {
-            match tries.fetch_add(1, Ordering::Relaxed) {
-                0 => panic!("a plain message"),
-                1 => panic!("attempt {}", 1),
-                _ => "done",
-            }
-        };
-        assert_eq!(outliving_panics("uid", &panics, work).await, "done");
-        assert_eq!((tries.into_inner(), panics.into_inner()), (3, 2));
-    }
 
     #[test]
     fn security_deadlines_of_any_length_can_be_counted_with() {

@@ -125,8 +125,8 @@ pub(crate) struct File {
     node_port_addresses: Vec<String>,
     conntrack: ConntrackFile,
     oom_score_adj: Option<i32>,
-    healthz_bind_address: Option<String>,
-    metrics_bind_address: Option<String>,
+    healthz_bind_address: String,
+    metrics_bind_address: String,
     iptables: Backend,
     nftables: Backend,
 }
@@ -287,9 +287,10 @@ impl Args {
         }
         let localhost = self.iptables_localhost_nodeports.or(file.iptables.localhost_node_ports);
         config.localhost_node_ports = localhost.unwrap_or(config.localhost_node_ports);
-        let healthz = self.healthz_bind_address.or(file.healthz_bind_address);
+        // Empty is "none" on the command line, and not said in a file.
+        let healthz = self.healthz_bind_address.or(non_empty(file.healthz_bind_address));
         config.healthz_bind_address = bind_address(healthz, (Ipv4Addr::UNSPECIFIED, HEALTHZ_PORT).into())?;
-        let metrics = self.metrics_bind_address.or(file.metrics_bind_address);
+        let metrics = self.metrics_bind_address.or(non_empty(file.metrics_bind_address));
         config.metrics_bind_address = bind_address(metrics, (Ipv4Addr::LOCALHOST, METRICS_PORT).into())?;
         Ok(config)
     }
@@ -355,7 +356,7 @@ mod tests {
     fn flags_win_over_the_file_and_the_file_over_defaults() {
         let file = "kind: KubeProxyConfiguration\nmode: iptables\nclusterCIDR: 10.1.0.0/16\ndetectLocalMode: BridgeInterface\n\
             detectLocal: {bridgeInterface: br0}\nnodePortAddresses: [primary]\niptables: {syncPeriod: 1m0s, minSyncPeriod: 1s}\n\
-            conntrack: {maxPerCore: 7, tcpEstablishedTimeout: 2h0m0s, udpTimeout: 0s}\nmetricsBindAddress: \"\"\n";
+            conntrack: {maxPerCore: 7, tcpEstablishedTimeout: 2h0m0s, udpTimeout: 0s}\nmetricsBindAddress: 127.0.0.2\n";
         let config = merged(&[], file).unwrap();
         assert_eq!((config.node_name.as_str(), config.mode), ("a", Mode::Iptables));
         assert_eq!(config.detect_local, DetectLocal::BridgeInterface("br0".into()));
@@ -365,7 +366,7 @@ mod tests {
         assert_eq!((config.conntrack.max_per_core, config.conntrack.min), (Some(7), 128 * 1024));
         assert_eq!(config.conntrack.tcp_established_timeout, Some(seconds(7200)));
         assert_eq!(config.conntrack.tcp_close_wait_timeout, Some(seconds(3600)));
-        assert_eq!(config.metrics_bind_address, None);
+        assert_eq!(config.metrics_bind_address, Some(([127, 0, 0, 2], METRICS_PORT).into()));
         let flags =
             ["--proxy-mode=nftables", "--detect-local-mode=NodeCIDR", "--conntrack-max-per-core=9", "--cluster-cidr="];
         let config = merged(&flags, file).unwrap();
@@ -373,6 +374,20 @@ mod tests {
         assert_eq!((config.conntrack.max_per_core, config.cluster_cidrs.len()), (Some(9), 0));
         // The file's periods are the other mode's.
         assert_eq!(config.min_sync_period, Duration::ZERO);
+    }
+
+    #[test]
+    fn an_empty_address_is_the_default_in_a_file_and_none_as_a_flag() {
+        let healthz = Some(([0, 0, 0, 0], HEALTHZ_PORT).into());
+        let metrics = Some(([127, 0, 0, 1], METRICS_PORT).into());
+        // As kubeadm writes it.
+        let file = "kind: KubeProxyConfiguration\nhealthzBindAddress: \"\"\nmetricsBindAddress: \"\"\n";
+        for file in ["", file] {
+            let config = merged(&[], file).unwrap();
+            assert_eq!((config.healthz_bind_address, config.metrics_bind_address), (healthz, metrics), "{file}");
+            let config = merged(&["--healthz-bind-address=", "--metrics-bind-address="], file).unwrap();
+            assert_eq!((config.healthz_bind_address, config.metrics_bind_address), (None, None), "{file}");
+        }
     }
 
     #[test]

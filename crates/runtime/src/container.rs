@@ -135,7 +135,7 @@ pub(crate) async fn kill(engine: &Arc<Engine>, container: &Arc<Container>) -> Re
     let request = Request::Signal { id: container.id(), signal: libc::SIGKILL };
     if let Err(error) = sandbox.shim.call(request).await {
         tracing::debug!(container = container.id(), %error, "the shim could not signal");
-        engine.cgroups.kill(&container.record.lock().cgroup.clone());
+        engine.cgroups.kill(container.record.lock().cgroup.clone());
     }
     match ended(container, KILL_TIMEOUT).await {
         true => Ok(()),

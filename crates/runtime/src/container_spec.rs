@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use cgroup::Limits;
 use cri::v1;
 
 use crate::engine::{Engine, Sandbox};
@@ -200,7 +201,7 @@ fn namespaces(input: &Input<'_>, security: &v1::LinuxContainerSecurityContext) -
 }
 
 pub(crate) fn resources(wanted: &v1::LinuxContainerResources) -> Resources {
-    Resources {
+    let limits = Limits {
         cpu_period: wanted.cpu_period,
         cpu_quota: wanted.cpu_quota,
         cpu_shares: wanted.cpu_shares,
@@ -215,8 +216,8 @@ pub(crate) fn resources(wanted: &v1::LinuxContainerResources) -> Resources {
         pids_limit: 0,
         hugepages: wanted.hugepage_limits.iter().map(|h| (h.page_size.clone(), h.limit)).collect(),
         unified: wanted.unified.clone().into_iter().collect(),
-        all_devices: false,
-    }
+    };
+    Resources { limits, all_devices: false }
 }
 
 fn devices(wanted: &[v1::Device]) -> Vec<Device> {

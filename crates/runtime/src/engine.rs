@@ -111,13 +111,29 @@ impl Container {
         self.state() == v1::ContainerState::ContainerRunning
     }
 
-    /// Takes over what the shim wrote.
-    pub(crate) fn refresh(&self) {
+    /// Takes over what the shim wrote; says whether that was news.
+    pub(crate) fn refresh(&self) -> bool {
         match record::read::<StatusRecord>(&self.directory.join("status.json")) {
-            Ok(status) => drop(self.status.send_replace(status)),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => tracing::warn!(container = self.id(), %error, "status is unreadable"),
+            Ok(status) => self.learn(status),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => false,
+            Err(error) => {
+                tracing::warn!(container = self.id(), %error, "status is unreadable");
+                false
+            }
         }
+    }
+
+    /// Takes over a status; says whether it was news. The start of a container and its end are read by different tasks,
+    /// and the one that read first may come here last: an end is never undone.
+    fn learn(&self, status: StatusRecord) -> bool {
+        self.status.send_if_modified(|known| {
+            let is_older = known.finished_at != 0 && status.finished_at == 0;
+            let is_news = !is_older && *known != status;
+            if is_news {
+                *known = status;
+            }
+            is_news
+        })
     }
 
     pub(crate) fn save(&self) -> Result<()> {
@@ -254,7 +270,7 @@ impl Engine {
                     event = events.next() => event,
                 };
                 match event {
-                    Ok(Some(Ended::Container { id })) => engine.container_exited(&id),
+                    Ok(Some(Ended::Container { id, status })) => engine.container_exited(&id, status),
                     Ok(Some(Ended::Pause)) => {
                         sandbox.alive.store(false, Ordering::Relaxed);
                         engine.emit(&sandbox.id(), &sandbox.id(), v1::ContainerEventType::ContainerStoppedEvent);
@@ -289,15 +305,21 @@ impl Engine {
         let events = session.events().map_err(doing("watching a shim"))?;
         sandbox.alive.store(shim.pause_pid > 0, Ordering::Relaxed);
         for container in self.containers_of(&sandbox.id()) {
-            container.refresh();
+            // Nobody was told while the connection was lost.
+            if container.refresh() && container.state() == v1::ContainerState::ContainerExited {
+                self.emit(&sandbox.id(), &container.id(), v1::ContainerEventType::ContainerStoppedEvent);
+            }
         }
         Ok(events)
     }
 
-    fn container_exited(&self, id: &str) {
+    fn container_exited(&self, id: &str, status: Option<StatusRecord>) {
         let container = self.containers.lock().get(id).cloned();
         if let Some(container) = container {
-            container.refresh();
+            match status {
+                Some(status) => container.learn(status),
+                None => container.refresh(),
+            };
             self.emit(&container.sandbox_id(), id, v1::ContainerEventType::ContainerStoppedEvent);
         }
     }
@@ -309,13 +331,13 @@ impl Engine {
             let record = sandbox.record.lock();
             (record.id.clone(), record.config.clone())
         };
-        self.cgroups.kill(&crate::cgroup::child_path(&crate::sandbox::cgroup_parent(&config), &id));
+        self.cgroups.kill(crate::cgroup::child_path(&crate::sandbox::cgroup_parent(&config), &id));
         for container in self.containers_of(&id) {
             container.refresh();
             if !container.is_running() {
                 continue;
             }
-            self.cgroups.kill(&container.record.lock().cgroup.clone());
+            self.cgroups.kill(container.record.lock().cgroup.clone());
             container.status.send_modify(|status| {
                 status.finished_at = record::now();
                 status.exit_code = 137;
@@ -406,5 +428,39 @@ fn protected_executable(path: Option<&Path>) -> std::io::Result<OwnedFd> {
     match mounted {
         Ok(fd) => Ok(fd),
         Err(_) => sys::sealed_memfd(c"cox", &mut fs::File::open(path)?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever starts a container reads its status when the start was answered. Where that reader is held up between the
+    /// file and memory, one that ends at once is known as ended before.
+    #[test]
+    fn an_end_is_not_undone_by_a_reader_that_came_late() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("status.json");
+        let container = Arc::new(Container {
+            record: Mutex::default(),
+            directory: directory.path().to_path_buf(),
+            status: watch::channel(StatusRecord::default()).0,
+        });
+        let running = StatusRecord { pid: 1, started_at: 1, ..Default::default() };
+        let ended = StatusRecord { finished_at: 2, exit_code: 3, ..running.clone() };
+
+        // A reader of a pipe has the file open, and what is in it only when someone writes.
+        assert!(std::process::Command::new("mkfifo").arg(&file).status().unwrap().success());
+        let late = container.clone();
+        let reader = std::thread::spawn(move || late.refresh());
+        let mut pipe = fs::OpenOptions::new().write(true).open(&file).unwrap();
+        record::write(&file, &ended).unwrap();
+        assert!(container.refresh());
+        serde_json::to_writer(&mut pipe, &running).unwrap();
+        drop(pipe);
+        assert!(!reader.join().unwrap(), "what was read before the end is no news");
+        assert_eq!(*container.status.borrow(), ended);
+        assert_eq!(container.state(), v1::ContainerState::ContainerExited);
+        assert!(!container.refresh(), "nothing new");
     }
 }

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use cgroup::Limits;
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -158,20 +159,12 @@ pub(crate) struct Namespaces {
     pub(crate) pid: Namespace,
 }
 
-/// Limits, in CRI's units; zero (or none) means "leave as it is".
+/// What a container may use.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Resources {
-    pub(crate) cpu_period: i64,
-    pub(crate) cpu_quota: i64,
-    pub(crate) cpu_shares: i64,
-    pub(crate) memory_limit: i64,
-    pub(crate) memory_swap_limit: i64,
-    pub(crate) cpuset_cpus: String,
-    pub(crate) cpuset_mems: String,
-    pub(crate) pids_limit: i64,
-    pub(crate) hugepages: Vec<(String, u64)>,
-    pub(crate) unified: BTreeMap<String, String>,
+    #[serde(flatten)]
+    pub(crate) limits: Limits,
     /// Whether every device may be used, or only the usual ones and those of the spec.
     pub(crate) all_devices: bool,
 }

@@ -5,10 +5,10 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use cgroup::{Version, keyed};
 use cri::v1;
 use parking_lot::Mutex;
 
-use crate::cgroup::{Cgroups, keyed};
 use crate::engine::{Container, Engine, Sandbox};
 use crate::record;
 
@@ -37,9 +37,9 @@ fn read_number(path: impl AsRef<Path>) -> Option<u64> {
 }
 
 fn cpu(engine: &Engine, cgroup: &str) -> Option<v1::CpuUsage> {
-    let total = match &engine.cgroups {
-        Cgroups::V1(_) => read_number(engine.cgroups.directory("cpuacct", cgroup)?.join("cpuacct.usage"))?,
-        Cgroups::V2(_) => {
+    let total = match engine.cgroups.version() {
+        Version::V1 => read_number(engine.cgroups.directory("cpuacct", cgroup)?.join("cpuacct.usage"))?,
+        Version::V2 => {
             let text = fs::read_to_string(engine.cgroups.directory("", cgroup)?.join("cpu.stat")).ok()?;
             keyed(&text, "usage_usec")? * 1000
         }
@@ -57,8 +57,8 @@ fn memory(engine: &Engine, cgroup: &str) -> Option<v1::MemoryUsage> {
     let directory = engine.cgroups.directory("memory", cgroup)?;
     let stat = fs::read_to_string(directory.join("memory.stat")).ok()?;
     let of = |key: &str| keyed(&stat, key).unwrap_or(0);
-    let (usage, limit, inactive, rss, faults, major) = match &engine.cgroups {
-        Cgroups::V1(_) => (
+    let (usage, limit, inactive, rss, faults, major) = match engine.cgroups.version() {
+        Version::V1 => (
             read_number(directory.join("memory.usage_in_bytes"))?,
             read_number(directory.join("memory.limit_in_bytes")),
             of("total_inactive_file"),
@@ -66,7 +66,7 @@ fn memory(engine: &Engine, cgroup: &str) -> Option<v1::MemoryUsage> {
             of("total_pgfault"),
             of("total_pgmajfault"),
         ),
-        Cgroups::V2(_) => (
+        Version::V2 => (
             read_number(directory.join("memory.current"))?,
             read_number(directory.join("memory.max")),
             of("inactive_file"),
@@ -171,7 +171,7 @@ pub(crate) fn of_sandbox(engine: &Engine, sandbox: &Sandbox) -> v1::PodSandboxSt
 
 fn process_count(engine: &Engine, sandbox: &str) -> u64 {
     let containers = engine.containers_of(sandbox);
-    let counts = containers.iter().map(|c| engine.cgroups.processes(&c.record.lock().cgroup.clone()).len());
+    let counts = containers.iter().map(|c| engine.cgroups.processes(c.record.lock().cgroup.clone()).len());
     1 + counts.sum::<usize>() as u64
 }
 

@@ -310,6 +310,10 @@ async fn dispatch(
     if matches!(info.verb, "update" | "patch") && info.name.is_empty() {
         return Err(Status::method_not_allowed());
     }
+    // The word in the path makes it a watch for who decides about it, whatever the method: that only GET is served.
+    if info.verb == "watch" && parts.method != http::Method::GET {
+        return Err(Status::method_not_allowed());
+    }
     // OPTIONS and the like are for what is behind the proxy.
     if info.verb.is_empty() && info.subresource != "proxy" {
         return Err(Status::method_not_allowed());

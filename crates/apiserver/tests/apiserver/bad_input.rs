@@ -118,6 +118,10 @@ async fn impossible_questions_are_refused() {
         ("POST", "/api/v1/namespaces/default/configmaps/x", 405, "MethodNotAllowed"),
         ("DELETE", "/api/v1/namespaces", 405, "MethodNotAllowed"),
         ("PUT", MAPS, 405, "MethodNotAllowed"),
+        ("POST", "/api/v1/watch/namespaces/default/configmaps?timeoutSeconds=1", 405, "MethodNotAllowed"),
+        ("DELETE", "/api/v1/watch/namespaces/default/configmaps?timeoutSeconds=1", 405, "MethodNotAllowed"),
+        ("PUT", "/api/v1/watch/namespaces/default/configmaps/x?timeoutSeconds=1", 405, "MethodNotAllowed"),
+        ("PATCH", "/apis/apps/v1/watch/deployments?timeoutSeconds=1", 405, "MethodNotAllowed"),
         ("POST", "/api/v1/namespaces/default/configmaps?dryRun=Some", 422, "Invalid"),
         ("POST", "/api/v1/namespaces/default/configmaps?fieldValidation=Maybe", 422, "Invalid"),
     ] {

@@ -58,7 +58,7 @@ impl Eviction {
         Ok(Eviction { kubelet, workers, changed, thresholds })
     }
 
-    pub(crate) async fn run(&self, stop: CancellationToken) {
+    pub(crate) async fn run(self: Arc<Self>, stop: CancellationToken) {
         let mut ticks = tokio::time::interval(INTERVAL);
         let mut memory = Memory::default();
         loop {

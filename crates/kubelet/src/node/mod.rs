@@ -44,7 +44,7 @@ pub(crate) struct NodeAgent {
 
 impl NodeAgent {
     /// Registers, then reports until stopped.
-    pub(crate) async fn run(&self, stop: CancellationToken) {
+    pub(crate) async fn run(self: Arc<Self>, stop: CancellationToken) {
         let mut uid = String::new();
         if self.settings.register_node {
             let mut retry = client::backoff::Backoff::new(Duration::from_millis(100), Duration::from_secs(7));

@@ -152,7 +152,7 @@ impl Prober {
             };
             self.tasks.spawn(async move {
                 tokio::select! {
-                    () = task.run(adopted) => {}
+                    _ = client::outlive_panics("kubelet probes", &task.uid, &stop, || task.run(adopted)) => {}
                     () = stop.cancelled() => {}
                 }
             });

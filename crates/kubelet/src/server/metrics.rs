@@ -11,6 +11,7 @@ use super::summary::{cpu_of, memory_of, node_cpu_nanos, number, sandbox_stats};
 use super::{Server, text};
 use crate::node::machine::node_memory;
 use crate::state::label;
+use crate::status_writer::Ending;
 
 /// One metric: name, kind, help, and a value per set of labels.
 struct Metric {
@@ -81,6 +82,11 @@ pub(super) async fn own(server: &Server) -> Response<Body> {
     for (name, count) in states {
         running = running.with(format!("container_state=\"{name}\""), f64::from(count));
     }
+    let mut panics =
+        Metric::new("cox_panics_total", "counter", "Pieces of work that ended in a panic, by who worked on them");
+    for (worker, count) in client::metrics::panics::counts() {
+        panics = panics.with(format!("worker=\"{worker}\""), count as f64);
+    }
     let shutdown = server.kubelet.shutdown.last();
     let seconds = |time: Option<jiff::Timestamp>| time.map_or(0.0, |time| time.as_millisecond() as f64 / 1e3);
     answer(&[
@@ -102,14 +108,25 @@ pub(super) async fn own(server: &Server) -> Response<Body> {
             .with("", server.workers.pods().len() as f64),
         Metric::new("kubelet_running_pods", "gauge", "Number of pods that have a running pod sandbox")
             .with("", ready as f64),
-        Metric::new(
-            "kubelet_pod_worker_panics_total",
-            "counter",
-            "How often work on a pod has panicked and begun anew",
-        )
-        .with("", server.workers.panics() as f64),
+        panics,
         running,
+        terminated_containers(&server.kubelet.status.endings()),
     ])
+}
+
+fn terminated_containers(endings: &BTreeMap<Ending, u64>) -> Metric {
+    let mut metric = Metric::new(
+        "kubelet_terminated_containers_total",
+        "counter",
+        "[ALPHA] Number of containers that ended, by kind, exit code and reason",
+    );
+    for (Ending { container_type, exit_code, reason }, count) in endings {
+        // The reason is the runtime's word.
+        let reason = reason.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n");
+        let labels = format!("container_type=\"{container_type}\",exit_code=\"{exit_code}\",reason=\"{reason}\"");
+        metric = metric.with(labels, *count as f64);
+    }
+    metric
 }
 
 /// Containers by pod: name and stats.
@@ -266,6 +283,23 @@ pub(super) async fn cadvisor(server: &Server) -> Response<Body> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ends_of_containers_are_told_by_kind_code_and_reason() {
+        let ending =
+            |container_type, exit_code, reason: &str| Ending { container_type, exit_code, reason: reason.into() };
+        let endings =
+            BTreeMap::from([(ending("container", 139, "Error"), 2), (ending("init_container", 0, "a\"b\n"), 1)]);
+        let text = render(&[terminated_containers(&endings)]);
+        let rows: Vec<&str> = text.lines().skip(2).collect();
+        assert_eq!(
+            rows,
+            [
+                r#"kubelet_terminated_containers_total{container_type="container",exit_code="139",reason="Error"} 2"#,
+                r#"kubelet_terminated_containers_total{container_type="init_container",exit_code="0",reason="a\"b\n"} 1"#,
+            ]
+        );
+    }
 
     #[test]
     fn text_format() {

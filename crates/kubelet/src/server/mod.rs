@@ -19,6 +19,7 @@ use std::time::Duration;
 use ::tls::{Connections, Limits};
 use bytes::Bytes;
 use client::Body;
+use client::metrics::panics;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body as _, Incoming};
@@ -62,7 +63,7 @@ impl Server {
     }
 
     /// Gets the certificate to serve with from the API, and a new one in time, until stopped.
-    pub(crate) async fn renew_certificate(&self, stop: CancellationToken) {
+    pub(crate) async fn renew_certificate(self: Arc<Self>, stop: CancellationToken) {
         let settings = &self.kubelet.settings;
         let store = Store::new(&settings.cert_dir, "kubelet-server");
         let mut names = vec![settings.node_name.clone()];
@@ -95,7 +96,7 @@ impl Server {
     }
 
     /// Serves until stopped.
-    pub(crate) async fn run(self: Arc<Self>, listener: TcpListener, stop: CancellationToken) {
+    pub(crate) async fn run(self: Arc<Self>, listener: Arc<TcpListener>, stop: CancellationToken) {
         // The API server's streams all come from one address.
         let places = Connections::new(|| {
             let shared = Limits::share(PART_OF_DESCRIPTORS, MAX_CONNECTIONS);
@@ -138,7 +139,14 @@ impl Server {
 
     async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
         let is_head = request.method() == Method::HEAD;
-        let response = self.route(request).await;
+        // Other requests of the connection are not to blame.
+        let routed = panics::catch_future("kubelet server", self.route(request)).await;
+        let response = routed.unwrap_or_else(|| {
+            text(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "This request caused the kubelet to panic. Look in the logs for details.",
+            )
+        });
         if is_head { without_body(response) } else { response }
     }
 

@@ -101,7 +101,7 @@ enum Event {
 
 impl Manager {
     /// Runs until stopped; returns at once when no grace period is configured.
-    pub(crate) async fn run(self, stop: CancellationToken) {
+    pub(crate) async fn run(self: Arc<Self>, stop: CancellationToken) {
         let settings: &Settings = &self.kubelet.settings;
         let periods = settings.shutdown_periods.clone();
         if periods.is_empty() {

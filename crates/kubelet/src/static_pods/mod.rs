@@ -14,7 +14,7 @@ use std::time::Duration;
 use client::{Client, DeleteParams, Informer};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use tokio::sync::Notify;
+use tokio::sync::{Mutex, Notify};
 use tokio_util::sync::CancellationToken;
 
 use crate::state;
@@ -43,7 +43,8 @@ fn annotation<'a>(pod: &'a Pod, name: &str) -> Option<&'a str> {
 }
 
 pub(crate) struct StaticPods {
-    pub(crate) sources: Vec<Source>,
+    /// Kept here, so that a part that begins anew knows which pods are gone from a source.
+    pub(crate) sources: Mutex<Vec<(Source, Known)>>,
     pub(crate) node: String,
     pub(crate) client: Client,
     pub(crate) workers: Arc<Workers>,
@@ -57,19 +58,23 @@ pub(crate) struct StaticPods {
 
 /// What is known of one source.
 #[derive(Default)]
-struct Known {
+pub(crate) struct Known {
     /// None until it was read.
     pods: Option<Pods>,
     /// Told already; the same again is told to nobody.
     errors: Vec<String>,
 }
 
+/// Sources of which nothing is known yet.
+pub(crate) fn unread(sources: Vec<Source>) -> Mutex<Vec<(Source, Known)>> {
+    Mutex::new(sources.into_iter().map(|source| (source, Known::default())).collect())
+}
+
 impl StaticPods {
-    pub(crate) async fn run(mut self, stop: CancellationToken) {
-        let mut sources: Vec<(Source, Known)> =
-            std::mem::take(&mut self.sources).into_iter().map(|source| (source, Known::default())).collect();
+    pub(crate) async fn run(self: Arc<Self>, stop: CancellationToken) {
+        let mut sources = self.sources.lock().await;
         loop {
-            for (source, known) in &mut sources {
+            for (source, known) in sources.iter_mut() {
                 self.look(source, known).await;
             }
             if sources.iter().all(|(_, known)| known.pods.is_some()) {

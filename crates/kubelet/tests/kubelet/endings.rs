@@ -149,13 +149,16 @@ pub(crate) async fn security_volumes_change_hands_once(node: &mut Node) {
     assert_eq!(seen(&host.join("file")), (0, 0o4700));
 }
 
-/// What answers a hook is the node's to know: whoever may read the pod does not read it.
+/// What answers a hook is the node's to know: whoever may read the pod does not read it. Only a hook that reaches nobody fails.
 pub(crate) async fn security_answers_to_hooks_stay_out_of_statuses(node: &mut Node) {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
+    let asked = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let seen = asked.clone();
     let server = tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
+            seen.store(true, std::sync::atomic::Ordering::SeqCst);
             let mut request = [0u8; 4096];
             let _ = stream.read(&mut request).await;
             let answer =
@@ -163,18 +166,26 @@ pub(crate) async fn security_answers_to_hooks_stay_out_of_statuses(node: &mut No
             let _ = stream.write_all(answer.as_bytes()).await;
         }
     });
-    node.create(
-        "hooked",
-        json!({
-            "containers": [{"name": "c", "command": ["sleep", "1000"],
-                "lifecycle": {"postStart": {"httpGet": {"host": "127.0.0.1", "port": port, "path": "/"}}}}],
-            "terminationGracePeriodSeconds": 0,
-        }),
-    )
-    .await;
+    // Bound, and nobody listens.
+    let silent = tokio::net::TcpSocket::new_v4().unwrap();
+    silent.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let nowhere = silent.local_addr().unwrap().port();
+    for (name, port) in [("hooked", port), ("unheard", nowhere)] {
+        node.create(
+            name,
+            json!({
+                "containers": [{"name": "c", "command": ["sleep", "1000"],
+                    "lifecycle": {"postStart": {"httpGet": {"host": "127.0.0.1", "port": port, "path": "/"}}}}],
+                "terminationGracePeriodSeconds": 0,
+            }),
+        )
+        .await;
+    }
     let is_told = |pod: &Pod| waiting_reason(pod).as_deref() == Some("PostStartHookError");
-    let pod = node.wait("hooked", "failed", is_told).await;
-    assert_eq!(waiting_message(&pod).as_deref(), Some("HTTP lifecycle hook failed with status 500"));
+    let unheard = node.wait("unheard", "failed", is_told).await;
+    assert!(waiting_message(&unheard).is_some_and(|message| message.starts_with("Get \"http://127.0.0.1:")));
+    let pod = node.wait("hooked", "ready", is_ready).await;
+    assert!(asked.load(std::sync::atomic::Ordering::SeqCst), "the hook was called before the pod was ready");
     let pod = serde_json::to_string(&pod).unwrap();
     assert!(!pod.contains("the-secret"), "{pod}");
     assert!(!node.messages().await.concat().contains("the-secret"));

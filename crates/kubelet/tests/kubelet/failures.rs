@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::ConfigMap;
 use serde_json::json;
 
-use crate::node::{Node, is_ready, phase, waiting_reason};
+use crate::node::{Node, is_ready, phase, shell, waiting_reason};
 
 pub(crate) async fn missing_things_are_told_and_waited_for(node: &mut Node) {
     node.create("no-image", json!({"containers": [{"name": "c", "image": "localhost:1/none:1", "command": ["true"]}]}))
@@ -39,6 +39,25 @@ pub(crate) async fn missing_things_are_told_and_waited_for(node: &mut Node) {
     node.api.client().namespaced::<ConfigMap>("default").create(&late).await.unwrap();
     node.wait("no-map", "ready", is_ready).await;
     node.wait("no-volume", "ready", is_ready).await;
+}
+
+/// A pod whose node has lost its resolver's file is not started without one.
+pub(crate) async fn a_missing_resolver_file_is_told_and_waited_for(node: &mut Node) {
+    node.stop_kubelet().await;
+    let file = node.dir.path().join("resolv.conf");
+    let named = file.clone();
+    node.start_kubelet_with(move |settings| settings.resolv_conf = named);
+    let script = "cat /etc/resolv.conf; exec sleep 1000";
+    node.create("asks", json!({"dnsPolicy": "Default", "containers": [{"name": "c", "command": shell(script)}]})).await;
+    let told = format!("Failed to create pod sandbox: open {}: no such file or directory", file.display());
+    let deadline = tokio::time::Instant::now() + std::time::Duration::from_secs(120);
+    while !node.messages().await.contains(&told) {
+        assert!(tokio::time::Instant::now() < deadline, "{told} not in {:?}", node.messages().await);
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    std::fs::write(&file, "nameserver 192.0.2.53\n").unwrap();
+    let pod = node.wait("asks", "ready", is_ready).await;
+    node.wait_log(&pod, "c", |log| log.contains("nameserver 192.0.2.53")).await;
 }
 
 /// A pod is never started without what it asked for.

@@ -71,6 +71,7 @@ const TESTS: &[Test] = tests![
     probes::grpc_probes_ask_for_their_service,
     probes::probes_end_in_time_and_hooks_call_out,
     failures::missing_things_are_told_and_waited_for,
+    failures::a_missing_resolver_file_is_told_and_waited_for,
     failures::security_pods_that_ask_for_more_than_there_is_fail,
     restarts::pods_outlive_kubelet_and_runtime,
     restarts::pods_gone_meanwhile_are_ended,

@@ -53,7 +53,7 @@ impl External {
             id: id.into(),
             directory: directory.into(),
             identity: Identity::default(),
-            systemd_cgroup: crate::cgroup::is_scope(&spec.cgroup),
+            systemd_cgroup: cgroup::systemd::is_scope(&spec.cgroup),
         };
         let pid_file = directory.join("oci.pid");
         let mut arguments = external.arguments("create");

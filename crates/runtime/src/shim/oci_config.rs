@@ -137,11 +137,12 @@ fn mount<'a>(mount: &Mount, images: &mut impl Iterator<Item = &'a PathBuf>) -> R
     }
 }
 
-fn resources(limits: &Resources, devices: &[Device]) -> Result<Value, String> {
+fn resources(resources: &Resources, devices: &[Device]) -> Result<Value, String> {
+    let Resources { limits, all_devices } = resources;
     let number = |value: i64| (value != 0).then_some(value);
     let text = |value: &str| (!value.is_empty()).then(|| value.to_string());
-    let mut rules = vec![json!({"allow": limits.all_devices, "access": "rwm"})];
-    for device in devices.iter().filter(|_| !limits.all_devices) {
+    let mut rules = vec![json!({"allow": all_devices, "access": "rwm"})];
+    for device in devices.iter().filter(|_| !all_devices) {
         let node = device_node(&device_metadata(device)?);
         let access = if device.permissions.is_empty() { "rwm" } else { &device.permissions };
         rules.push(json!({"allow": true, "type": node.0, "major": node.1, "minor": node.2, "access": access}));
@@ -181,6 +182,8 @@ fn device(device: &Device) -> Result<Value, String> {
 
 #[cfg(test)]
 mod tests {
+    use cgroup::Limits;
+
     use super::*;
     use crate::spec::{Capabilities, Namespaces};
 
@@ -207,7 +210,7 @@ mod tests {
                 },
             ],
             namespaces: Namespaces { pid: Namespace::Own, uts: Namespace::Host, ..Default::default() },
-            resources: Resources { memory_limit: 5, ..Default::default() },
+            resources: Resources { limits: Limits { memory_limit: 5, ..Default::default() }, ..Default::default() },
             ..Default::default()
         };
         let identity = Identity { uid: 7, gid: 8, groups: vec![8], home: "/h".into() };

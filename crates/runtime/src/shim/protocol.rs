@@ -11,6 +11,8 @@ use std::os::unix::net::UnixStream;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::record::StatusRecord;
+
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Request {
     Start {
@@ -58,8 +60,15 @@ pub(crate) enum Response {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Ended {
-    Container { id: String },
-    Exec { code: i32 },
+    /// How it ended, as in its `status.json`; none from a shim of an earlier version.
+    Container {
+        id: String,
+        #[serde(default)]
+        status: Option<StatusRecord>,
+    },
+    Exec {
+        code: i32,
+    },
     Pause,
 }
 
@@ -131,5 +140,11 @@ mod tests {
         }
         assert!(matches!(take_frame(&mut buffer).unwrap(), Some(Request::Start { id }) if id == "x"));
         assert!(buffer.is_empty());
+    }
+
+    #[test]
+    fn shims_of_earlier_versions_are_understood() {
+        let ended: Ended = serde_json::from_str(r#"{"Container":{"id":"x"}}"#).unwrap();
+        assert!(matches!(ended, Ended::Container { id, status: None } if id == "x"));
     }
 }

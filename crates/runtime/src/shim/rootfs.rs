@@ -12,6 +12,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use cgroup::Hierarchies;
+
 use crate::cgroup::Cgroups;
 use crate::rooted::{Resolve, Rooted};
 use crate::spec::{Device, Mount, MountSource, Propagation, Spec};
@@ -243,9 +245,9 @@ impl Root {
         let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
         let readonly = if mount.readonly { libc::MS_RDONLY } else { 0 };
         let target = self.target(&mount.target, true, Resolve::IN_ROOT)?;
-        match cgroups {
-            Cgroups::V2(_) => sys::mount("cgroup", sys::fd_path(&target), "cgroup2", flags | readonly, ""),
-            Cgroups::V1(trees) => {
+        match &**cgroups {
+            Hierarchies::V2(_) => sys::mount("cgroup", sys::fd_path(&target), "cgroup2", flags | readonly, ""),
+            Hierarchies::V1(trees) => {
                 sys::mount("tmpfs", sys::fd_path(&target), "tmpfs", flags, "mode=755")?;
                 let top = self.lookup(&mount.target, Resolve::IN_ROOT)?;
                 for tree in trees {

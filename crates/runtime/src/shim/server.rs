@@ -184,8 +184,8 @@ impl Server {
             } else if let Some(container) = self.containers.iter_mut().find(|c| c.running && c.status.pid == reaped.pid)
             {
                 container.ended(reaped.code, &self.cgroups);
-                let id = container.id.clone();
-                self.broadcast(&Ended::Container { id });
+                let event = Ended::Container { id: container.id.clone(), status: Some(container.status.clone()) };
+                self.broadcast(&event);
             } else if let Some(connection) = self.connections.iter_mut().find(|c| c.exec_pid == Some(reaped.pid)) {
                 connection.exec_pid = None;
                 connection.send(&Ended::Exec { code: reaped.code });
