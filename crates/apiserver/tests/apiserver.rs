@@ -87,3 +87,5 @@ mod watch;
 mod webhook_server;
 #[path = "apiserver/webhooks.rs"]
 mod webhooks;
+#[path = "apiserver/zero_values.rs"]
+mod zero_values;

@@ -20,6 +20,8 @@ pub mod resource;
 pub mod strategy;
 pub mod table;
 pub mod unset;
+#[cfg(test)]
+mod zero_values;
 
 // Strategies by group.
 pub mod address;

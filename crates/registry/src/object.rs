@@ -14,9 +14,6 @@ use serde_json::Value;
 
 use super::parts::Parts;
 
-/// Most objects are written in so many bytes, and then in one piece.
-const USUAL_SIZE: usize = 2048;
-
 /// What a concrete type needs in order to be served.
 pub trait Typed:
     k8s_openapi::Resource
@@ -56,6 +53,11 @@ pub trait Object: Send + Sync {
     fn fill_status(&mut self) {}
     fn to_json(&self) -> serde_json::Result<Vec<u8>>;
     fn to_value(&self) -> serde_json::Result<Value>;
+    /// The fields as they are in memory.
+    #[cfg(test)]
+    fn plain_value(&self) -> Value {
+        Value::Null
+    }
     fn boxed_clone(&self) -> Box<dyn Object>;
     /// Another object of the same type.
     fn decode_like(&self, value: Value) -> serde_json::Result<Box<dyn Object>>;
@@ -91,13 +93,16 @@ impl<K: Typed> Object for K {
     }
 
     fn to_json(&self) -> serde_json::Result<Vec<u8>> {
-        let mut json = Vec::with_capacity(USUAL_SIZE);
-        serde_json::to_writer(&mut json, self)?;
-        Ok(json)
+        api::schema::encode(self, &api::schema::of::<K>())
     }
 
     fn to_value(&self) -> serde_json::Result<Value> {
-        serde_json::to_value(self)
+        api::schema::encode_value(self, &api::schema::of::<K>())
+    }
+
+    #[cfg(test)]
+    fn plain_value(&self) -> Value {
+        serde_json::to_value(self).unwrap()
     }
 
     fn boxed_clone(&self) -> AnyObject {

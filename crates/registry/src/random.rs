@@ -14,6 +14,45 @@ pub(super) fn object(schema: &Struct, seed: u64) -> Value {
     value
 }
 
+/// As [`object`], with a good part of its fields set to what Go's types have before anyone sets them.
+pub(super) fn object_with_zeros(schema: &Struct, seed: u64) -> Value {
+    let mut value = object(schema, seed);
+    if let Value::Object(fields) = &mut value {
+        zero_some(fields, schema, &mut StdRng::seed_from_u64(!seed));
+    }
+    value["metadata"]["name"] = "a".into();
+    value["metadata"]["uid"] = "u".into();
+    value
+}
+
+fn zero_some(fields: &mut Map<String, Value>, schema: &Struct, random: &mut StdRng) {
+    for (name, value) in fields {
+        let Some(field) = schema.field(name) else { continue };
+        if random.random_bool(0.4) {
+            let zero = match field.ty {
+                Type::Bool => false.into(),
+                Type::Int32 | Type::Int64 => 0.into(),
+                Type::String | Type::Bytes => "".into(),
+                Type::List(_) => Value::Array(Vec::new()),
+                Type::Map(_) => Value::Object(Map::new()),
+                _ => value.clone(),
+            };
+            *value = zero;
+        }
+        match (value, &field.ty) {
+            (Value::Object(fields), Type::Struct(definition)) => zero_some(fields, definition, random),
+            (Value::Array(items), Type::List(item)) => {
+                for item_fields in items.iter_mut().filter_map(Value::as_object_mut) {
+                    if let Type::Struct(definition) = &**item {
+                        zero_some(item_fields, definition, random);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
 fn fields(schema: &Struct, random: &mut StdRng, depth: usize) -> Map<String, Value> {
     let mut fields = Map::new();
     // The decoder knows what kind it decodes and refuses any other name.

@@ -246,7 +246,7 @@ impl<S: Strategy> AnyStrategy for S {
     }
 
     fn decode_fitting(&self, json: &[u8]) -> Option<AnyObject> {
-        api::schema::fits(json, &self.schema()).then(|| AnyStrategy::decode(self, json).ok()).flatten()
+        AnyStrategy::decode(self, &api::schema::fit(json, &self.schema())?).ok()
     }
 
     fn normalize(&self, value: &mut Value) -> Result<Vec<String>, api::schema::TypeError> {

@@ -12,14 +12,14 @@ pub fn or_empty(field: &Option<String>) -> &str {
 
 /// Sets a text that is absent or empty.
 pub fn set_text(field: &mut Option<String>, default: &str) {
-    if text(field).is_none() {
+    if text(field).is_none() && !default.is_empty() {
         *field = Some(default.to_owned());
     }
 }
 
 /// Sets a number that is absent or zero, where upstream's type cannot tell them apart.
 pub fn set_number(field: &mut Option<i32>, default: i32) {
-    if field.unwrap_or(0) == 0 {
+    if field.unwrap_or(0) == 0 && default != 0 {
         *field = Some(default);
     }
 }

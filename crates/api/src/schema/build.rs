@@ -6,7 +6,7 @@ use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value};
 
-use super::{Field, Struct, StructRef, Type, table};
+use super::{Field, Struct, StructRef, Type, table, zero};
 
 /// Every definition met so far, by name. It only grows, and no further than the API has types.
 static DEFINITIONS: LazyLock<Mutex<HashMap<String, StructRef>>> = LazyLock::new(Mutex::default);
@@ -70,15 +70,20 @@ impl Builder<'_> {
         self.known.insert(name.to_owned(), definition.clone());
         let required = schema.get("required").and_then(Value::as_array);
         let is_required = |field: &String| required.is_some_and(|all| all.iter().any(|name| name == field));
+        let marks = zero::Marks::of(name);
         let fields = properties
             .iter()
-            .map(|(field, schema)| Field {
-                name: field.as_str().into(),
-                ty: self.inline(schema),
-                merge: table::merge(name, field),
-                key_default: table::key_default(name, field),
-                granular: table::is_granular(name, field),
-                kept_empty: is_required(field) || table::is_kept_empty(name, field),
+            .map(|(field, schema)| {
+                let (ty, required) = (self.inline(schema), is_required(field));
+                Field {
+                    name: field.as_str().into(),
+                    merge: table::merge(name, field),
+                    key_default: table::key_default(name, field),
+                    granular: table::is_granular(name, field),
+                    zero: marks.zero(field, &ty, required),
+                    required,
+                    ty,
+                }
             })
             .collect();
         // Set exactly once: the name was not known a moment ago, and the lock is held throughout.

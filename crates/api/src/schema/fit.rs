@@ -1,10 +1,13 @@
 //! Whether a body is just what its schema says, found by reading over it once.
 //!
 //! Nearly all bodies are: programs wrote them. Such a body needs no tree, no repair and no report, and its typed form can
-//! be read from its bytes. Whatever is in doubt does not fit and goes the long way, [`super::normalize`], which says why.
+//! be read from its bytes. Zero values that mean the same as nothing are cut out. Whatever is in doubt does not fit and goes the long way, [`super::normalize`], which says why.
 //!
 //! The look is at shapes and names, as [`scan`] sees them: a text that is no JSON may seem to fit, until its typed form
 //! is read.
+
+use std::borrow::Cow;
+use std::ops::Range;
 
 use super::check::{base64, time};
 use super::{Field, Struct, Type};
@@ -18,46 +21,83 @@ const MAX_DEPTH: usize = 127;
 /// Numbers that are longer than this may be larger than any integer of the API.
 const MAX_DIGITS: usize = 18;
 
-/// Whether `json` is an object with known fields of the right types only, each given once, with nothing to make canonical.
-/// Says nothing about what is no JSON.
-pub fn fits(json: &[u8], definition: &Struct) -> bool {
-    let end = Look(json).fields(scan::skip_space(json, 0), definition, MAX_DEPTH);
-    end.is_some_and(|end| scan::skip_space(json, end) == json.len())
+/// The text of an object with known fields of the right types only, each given once, with nothing to make canonical:
+/// without the zero values that mean the same as nothing. `None` if it is not such a text; says nothing about what is no
+/// JSON.
+pub fn fit<'a>(json: &'a [u8], definition: &Struct) -> Option<Cow<'a, [u8]>> {
+    let mut look = Look { json, cuts: Vec::new() };
+    let end = look.fields(scan::skip_space(json, 0), definition, MAX_DEPTH)?;
+    (scan::skip_space(json, end) == json.len()).then(|| cut(json, &look.cuts))
+}
+
+/// A text without some members of its objects, with the commas that go with them.
+fn cut<'a>(json: &'a [u8], cuts: &[Range<usize>]) -> Cow<'a, [u8]> {
+    if cuts.is_empty() {
+        return Cow::Borrowed(json);
+    }
+    let mut out = Vec::with_capacity(json.len());
+    let mut from = 0;
+    for place in cuts {
+        out.extend_from_slice(&json[from..place.start]);
+        out.truncate(out.trim_ascii_end().len());
+        from = place.end;
+        if out.last() == Some(&b',') {
+            out.pop();
+        } else {
+            let next = scan::skip_space(json, from);
+            from = if json.get(next) == Some(&b',') { next + 1 } else { next };
+        }
+    }
+    out.extend_from_slice(&json[from..]);
+    Cow::Owned(out)
 }
 
 /// A look at a text. What fits is passed over: the answer is where it ends.
-struct Look<'a>(&'a [u8]);
+struct Look<'a> {
+    json: &'a [u8],
+    /// Members that are to be left out, in order.
+    cuts: Vec<Range<usize>>,
+}
 
 impl Look<'_> {
-    fn fields(&self, at: usize, definition: &Struct, depth: usize) -> Option<usize> {
-        let mut members = scan::members(self.0, at);
+    fn fields(&mut self, at: usize, definition: &Struct, depth: usize) -> Option<usize> {
+        let json = self.json;
+        let mut members = scan::members(json, at);
         // No structure of the API has as many fields as bits.
         let mut seen = 0u128;
-        while let Some((name, start)) = members.enter() {
-            let place = definition.position(name)?;
+        while let Some((name, start)) = members.enter_at() {
+            let key = name.start - 1;
+            let place = definition.position(json.get(name)?)?;
             let bit = 1u128.checked_shl(place as u32).filter(|bit| seen & bit == 0)?;
             seen |= bit;
-            members.leave(self.field(start, &definition.fields()[place], depth)?);
+            members.leave(self.field(key, start, &definition.fields()[place], depth)?);
         }
         members.end().filter(|_| definition.times & !seen == 0)
     }
 
-    /// The value of a field. Null is as good as absent, but for a time that has to be filled; a list or map with nothing
-    /// in it has to be taken out of most structures.
-    fn field(&self, at: usize, field: &Field, depth: usize) -> Option<usize> {
-        let has_nothing = || matches!(self.0.get(scan::skip_space(self.0, at + 1)), Some(b']' | b'}'));
-        let is_fit = match self.0.get(at)? {
-            b'n' if field.kept_empty && matches!(field.ty, Type::Time) => false,
-            b'n' => return scan::skip_value(self.0, at),
-            b'[' | b'{' if !field.kept_empty && matches!(field.ty, Type::List(_) | Type::Map(_)) => !has_nothing(),
-            _ => true,
+    /// The value of a field. Null is as good as absent, but for a time that has to be filled, and so are a list, map or
+    /// text of bytes with nothing in it and the zero of what is no pointer upstream.
+    fn field(&mut self, key: usize, at: usize, field: &Field, depth: usize) -> Option<usize> {
+        let json = self.json;
+        let may_be_zero = match json.get(at)? {
+            b'n' if field.required && matches!(field.ty, Type::Time) => return None,
+            b'n' => return scan::skip_value(json, at),
+            b'[' | b'{' => matches!(json.get(scan::skip_space(json, at + 1)), Some(b']' | b'}')),
+            b'f' | b'0' | b'-' => true,
+            b'"' => json.get(at + 1) == Some(&b'"'),
+            _ => false,
         };
-        self.value(at, &field.ty, depth).filter(|_| is_fit)
+        let end = self.value(at, &field.ty, depth)?;
+        let text = json.get(at..end)?;
+        if may_be_zero && (field.omits_text(text) || field.is_empty_container_text(text)) {
+            self.cuts.push(key..end);
+        }
+        Some(end)
     }
 
     /// A value that is there. In lists and maps, null would have to be filled.
-    fn value(&self, at: usize, ty: &Type, depth: usize) -> Option<usize> {
-        match (ty, self.0.get(at)?) {
+    fn value(&mut self, at: usize, ty: &Type, depth: usize) -> Option<usize> {
+        match (ty, self.json.get(at)?) {
             (Type::Struct(definition), b'{') => self.fields(at, definition, depth.checked_sub(1)?),
             (Type::Map(item), b'{') => self.entries(at, item, depth.checked_sub(1)?),
             (Type::List(item), b'[') => self.items(at, item, depth.checked_sub(1)?),
@@ -65,15 +105,15 @@ impl Look<'_> {
             (Type::Any, b'[') => self.items(at, ty, depth.checked_sub(1)?),
             (_, b'{' | b'[') => None,
             _ => {
-                let end = scan::skip_value(self.0, at)?;
-                is_scalar(self.0.get(at..end)?, ty).then_some(end)
+                let end = scan::skip_value(self.json, at)?;
+                is_scalar(self.json.get(at..end)?, ty).then_some(end)
             }
         }
     }
 
     /// The entries of a map, each key once.
-    fn entries(&self, at: usize, item: &Type, depth: usize) -> Option<usize> {
-        let mut members = scan::members(self.0, at);
+    fn entries(&mut self, at: usize, item: &Type, depth: usize) -> Option<usize> {
+        let mut members = scan::members(self.json, at);
         let mut keys: Vec<&[u8]> = Vec::new();
         while let Some((key, start)) = members.enter() {
             // What is written in another way may still be the same.
@@ -86,8 +126,8 @@ impl Look<'_> {
         members.end()
     }
 
-    fn items(&self, at: usize, item: &Type, depth: usize) -> Option<usize> {
-        let mut items = scan::items(self.0, at);
+    fn items(&mut self, at: usize, item: &Type, depth: usize) -> Option<usize> {
+        let mut items = scan::items(self.json, at);
         while let Some(start) = items.enter() {
             items.leave(self.value(start, item, depth)?);
         }
@@ -165,9 +205,9 @@ mod tests {
             (r#"{"spec":{"containers":[{"resources":{"limits":{"cpu":0.5}}}]}}"#, false),
             (r#"{"spec":{"containers":[{"resources":{"limits":{"cpu":"0.5"}}}]}}"#, false),
             (r#"{"metadata":{"creationTimestamp":"yesterday"}}"#, false),
-            // To be taken out, unless it must be given or is a structure.
-            (r#"{"metadata":{"annotations":{}}}"#, false),
-            (r#"{"metadata":{"finalizers":[]}}"#, false),
+            // To be taken out, which is no reason not to fit.
+            (r#"{"metadata":{"annotations":{}}}"#, true),
+            (r#"{"metadata":{"finalizers":[]}}"#, true),
             (r#"{"spec":{"containers":[],"securityContext":{}}}"#, true),
             // Not JSON, or not alone.
             (r#"{"metadata":{"name":"a"}"#, false),
@@ -175,12 +215,12 @@ mod tests {
             ("[]", false),
             ("", false),
         ] {
-            assert_eq!(fits(body.as_bytes(), &pod), expected, "{body}");
+            assert_eq!(fit(body.as_bytes(), &pod).is_some(), expected, "{body}");
         }
-        assert!(fits(br#"{"spec":{"replicas":2147483647}}"#, &of::<Deployment>()));
-        assert!(!fits(br#"{"spec":{"replicas":2147483648}}"#, &of::<Deployment>()));
-        assert!(fits(br#"{"data":{"a":"YQ=="}}"#, &of::<Secret>()));
-        assert!(!fits(br#"{"data":{"a":"Y"}}"#, &of::<Secret>()));
+        assert!(fit(br#"{"spec":{"replicas":2147483647}}"#, &of::<Deployment>()).is_some());
+        assert!(fit(br#"{"spec":{"replicas":2147483648}}"#, &of::<Deployment>()).is_none());
+        assert!(fit(br#"{"data":{"a":"YQ=="}}"#, &of::<Secret>()).is_some());
+        assert!(fit(br#"{"data":{"a":"Y"}}"#, &of::<Secret>()).is_none());
     }
 
     #[test]
@@ -189,8 +229,8 @@ mod tests {
             let data: serde_json::Map<_, _> = (0..count).map(|n| (format!("k{n}"), "v".into())).collect();
             json!({ "data": data }).to_string()
         };
-        assert!(fits(map(MAX_KEYS).as_bytes(), &of::<ConfigMap>()));
-        assert!(!fits(map(MAX_KEYS + 1).as_bytes(), &of::<ConfigMap>()));
+        assert!(fit(map(MAX_KEYS).as_bytes(), &of::<ConfigMap>()).is_some());
+        assert!(fit(map(MAX_KEYS + 1).as_bytes(), &of::<ConfigMap>()).is_none());
     }
 
     /// A pod that fits, and one of its values replaced.
@@ -220,15 +260,52 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// What fits is what the long way finds nothing in, and changes nothing of.
+        /// What fits is what the long way finds nothing in, and changes nothing of but for zero values.
         #[test]
-        fn agrees_with_the_long_way(at: usize, choice in 0..12usize) {
+        fn agrees_with_the_long_way(at: usize, choice in 0..15usize) {
             let with = [json!(null), json!(true), json!(1), json!(-1), json!(1.5), json!(1u64 << 40), json!("a"),
-                json!("500m"), json!("0.5"), json!("2026-01-02T03:04:05Z"), json!([]), json!({})][choice].clone();
+                json!("500m"), json!("0.5"), json!("2026-01-02T03:04:05Z"), json!([]), json!({}), json!(false), json!(0), json!("")][choice].clone();
             let pod = pod(at, with);
             let mut checked = pod.clone();
-            let is_plain = normalize(&mut checked, &of::<Pod>()).is_ok_and(|unknown| unknown.is_empty()) && checked == pod;
-            proptest::prop_assert_eq!(fits(pod.to_string().as_bytes(), &of::<Pod>()), is_plain, "{}", pod);
+            let is_known = normalize(&mut checked, &of::<Pod>()).is_ok_and(|unknown| unknown.is_empty());
+            match fit(pod.to_string().as_bytes(), &of::<Pod>()) {
+                Some(text) => {
+                    let read: Value = serde_json::from_slice(&text).unwrap();
+                    proptest::prop_assert!(is_known && read == checked, "{} became {} and {}", pod, read, checked);
+                }
+                None => proptest::prop_assert!(!is_known || checked != pod, "{}", pod),
+            }
+        }
+    }
+
+    #[test]
+    fn zero_values_are_cut_wherever_they_stand() {
+        for (body, expected) in [
+            (r#"{"spec":{"hostNetwork":false,"hostPID":false}}"#, r#"{"spec":{}}"#),
+            (r#"{"spec":{"hostNetwork": false , "hostname":"a"}}"#, r#"{"spec":{ "hostname":"a"}}"#),
+            (r#"{"spec":{"hostname":"a" , "hostNetwork":false}}"#, r#"{"spec":{"hostname":"a"}}"#),
+            (
+                r#"{"spec":{"hostname":"a","hostIPC":false,"nodeName":"b","hostPID":false}}"#,
+                r#"{"spec":{"hostname":"a","nodeName":"b"}}"#,
+            ),
+            // Pointers, items, entries.
+            (
+                r#"{"spec":{"hostUsers":false,"terminationGracePeriodSeconds":0}}"#,
+                r#"{"spec":{"hostUsers":false,"terminationGracePeriodSeconds":0}}"#,
+            ),
+            (
+                r#"{"metadata":{"labels":{"a":""},"finalizers":[""]}}"#,
+                r#"{"metadata":{"labels":{"a":""},"finalizers":[""]}}"#,
+            ),
+            // Not what they seem.
+            (
+                r#"{"spec":{"containers":[{"env":[{"name":"","value":"\"}],"image":"0"}]}}"#,
+                r#"{"spec":{"containers":[{"env":[{"name":"","value":"\"}],"image":"0"}]}}"#,
+            ),
+        ] {
+            let cut = fit(body.as_bytes(), &of::<Pod>()).unwrap();
+            assert_eq!(std::str::from_utf8(&cut).unwrap(), expected, "{body}");
+            assert_eq!(matches!(cut, Cow::Borrowed(_)), body == expected, "{body}");
         }
     }
 }

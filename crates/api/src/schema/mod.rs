@@ -3,19 +3,24 @@
 //! Built from the schemas that `k8s-openapi` carries, kind by kind when first asked for, reduced to
 //! what decoding and merging need; definitions shared by several kinds (a pod template) exist once. A
 //! custom resource builds the same [`Type`] from its own schema.
-//! Flow: `fits` (nothing to say: straight to the typed object), else `codec` -> `check` (unknown fields, wrong types,
-//! canonical quantities) -> typed object.
+//! Flow: `fit` (nothing to say: straight to the typed object), else `codec` -> `check` (unknown fields, wrong types,
+//! canonical quantities) -> typed object -> `encode` (what Go leaves out, and what it writes all the same).
 
 mod build;
 mod check;
+mod encode;
 mod fit;
 mod intern;
 pub mod table;
+mod zero;
 
 pub use build::of;
 pub use check::{TypeError, check, normalize};
-pub use fit::fits;
+pub(crate) use encode::tidy_fields;
+pub use encode::{encode, encode_value};
+pub use fit::fit;
 pub use intern::{interned, interned_keys};
+pub use zero::{MESSAGES, Zero};
 
 use std::sync::{Arc, OnceLock};
 
@@ -63,6 +68,8 @@ pub struct Struct {
     heads: Box<[u64]>,
     /// A bit for each field that is a time and cannot be absent: Go reads nothing as its zero time there.
     times: u128,
+    /// Where fields are that may be absent and are written all the same.
+    written: Box<[usize]>,
 }
 
 #[derive(Debug)]
@@ -74,18 +81,23 @@ pub struct Field {
     pub key_default: Option<&'static str>,
     /// Merges although its type is atomic elsewhere.
     pub granular: bool,
-    /// A list or map that upstream writes even when it is empty.
-    pub kept_empty: bool,
+    /// Must be given: our types have a value for it, always.
+    pub required: bool,
+    /// What is written when there is nothing to write.
+    pub zero: Zero,
 }
 
 impl Struct {
     pub fn new(name: &str, mut fields: Vec<Field>) -> Self {
         fields.sort_by(|a, b| a.name.cmp(&b.name));
-        let is_needed = |field: &Field| field.kept_empty && matches!(field.ty, Type::Time);
+        let is_needed = |field: &Field| field.required && matches!(field.ty, Type::Time);
         let times = fields.iter().enumerate().filter(|(_, field)| is_needed(field));
         let times = times.filter_map(|(at, _)| 1u128.checked_shl(at as u32)).fold(0, |all, bit| all | bit);
+        let is_written = |field: &Field| !field.required && matches!(field.zero, Zero::Written | Zero::Null);
+        let written = fields.iter().enumerate().filter(|(_, field)| is_written(field)).map(|(at, _)| at).collect();
         let heads = fields.iter().map(|field| head(field.name.as_bytes())).collect();
-        Self { name: name.into(), atomic: table::is_atomic(name), open: false, fields: fields.into(), heads, times }
+        let atomic = table::is_atomic(name);
+        Self { name: name.into(), atomic, open: false, fields: fields.into(), heads, times, written }
     }
 
     /// Whether fields that are not named are let through.
@@ -110,6 +122,11 @@ impl Struct {
             .enumerate()
             .filter(move |(at, _)| times.checked_shr(*at as u32).unwrap_or(0) & 1 == 1)
             .map(|(_, f)| f)
+    }
+
+    /// Fields that may be absent and are written all the same, sorted by name.
+    fn written(&self) -> impl Iterator<Item = &Field> {
+        self.written.iter().map(|at| &self.fields[*at])
     }
 
     /// Where a field stands among [`Self::fields`].

@@ -1,4 +1,4 @@
-//! What the generated schemas do not say: how lists and maps merge, and which are written although they are empty.
+//! What the generated schemas do not say: how lists and maps merge.
 //!
 //! Strategic merge patch and server-side apply need to know which field tells the elements of a list
 //! apart, and which structures are replaced as a whole. A list without a row here is replaced as a
@@ -192,24 +192,6 @@ const ATOMIC_STRUCTS: &[&str] = &[
 const KEY_DEFAULTS: &[(&str, &str, &str)] =
     &[("core.v1.ContainerPort", "protocol", "TCP"), ("core.v1.ServicePort", "protocol", "TCP")];
 
-/// Lists that need not be given and are written even when they are empty; those that must be given are always.
-const KEPT_EMPTY: &[(&str, &str)] = &[
-    ("authentication.v1.TokenRequestSpec", "audiences"),
-    ("autoscaling.v2.HorizontalPodAutoscalerStatus", "currentMetrics"),
-    ("core.v1.ContainerImage", "names"),
-    ("core.v1.ProjectedVolumeSource", "sources"),
-    ("discovery.v1.EndpointSlice", "endpoints"),
-    ("discovery.v1.EndpointSlice", "ports"),
-    ("rbac.v1.ClusterRole", "rules"),
-    ("rbac.v1.Role", "rules"),
-    ("storage.v1.CSINodeDriver", "topologyKeys"),
-    ("AllocatedDeviceStatus", "conditions"),
-    ("CustomResourceDefinitionStatus", "conditions"),
-    ("CustomResourceDefinitionStatus", "storedVersions"),
-    ("DeviceClaim", "requests"),
-    ("ResourcePolicyRule", "namespaces"),
-];
-
 /// The rule of a field, if it has one.
 pub fn merge(definition: &str, field: &str) -> Option<Merge> {
     FIELDS.iter().find(|(owner, name, _)| *name == field && owns(definition, owner)).map(|&(_, _, merge)| merge)
@@ -224,11 +206,6 @@ pub fn is_atomic(definition: &str) -> bool {
 /// A field whose value merges although its type is atomic everywhere else.
 pub fn is_granular(definition: &str, field: &str) -> bool {
     field == "claimRef" && owns(definition, "core.v1.PersistentVolumeSpec")
-}
-
-/// Whether a list is written even when it is empty, although it need not be given.
-pub(crate) fn is_kept_empty(definition: &str, field: &str) -> bool {
-    KEPT_EMPTY.iter().any(|(owner, name)| *name == field && owns(definition, owner))
 }
 
 pub(crate) fn key_default(definition: &str, field: &str) -> Option<&'static str> {

@@ -2,7 +2,7 @@
 //!
 //! Answers are JSON for all who accept that, which nearly every client does: objects lie ready in it. Who accepts nothing
 //! but protobuf gets it (`encode`). A body is the magic `k8s\0` and a `runtime.Unknown` that names the type and holds the
-//! object; `messages.txt` says what the numbers mean.
+//! object; [`api::schema::MESSAGES`] says what the numbers mean.
 
 mod encode;
 
@@ -100,7 +100,7 @@ enum Kind {
 static MESSAGES: LazyLock<HashMap<String, Message>> = LazyLock::new(|| {
     let mut messages = HashMap::new();
     let mut package = "";
-    for line in include_str!("messages.txt").lines().filter(|line| !line.starts_with('#')) {
+    for line in api::schema::MESSAGES.lines().filter(|line| !line.starts_with('#')) {
         if let Some(name) = line.strip_prefix("package ") {
             package = name;
             continue;
@@ -123,7 +123,7 @@ fn field(word: &'static str) -> Option<(u32, Field)> {
         _ => Label::Single,
     };
     let rest = &word[digits + 1..];
-    let mark = rest.find(['=', '~', '^'])?;
+    let mark = rest.find(['=', '~', '!', '?', '^'])?;
     let kind = match &rest[..mark] {
         "s" => Kind::Text,
         "b" => Kind::Bool,
@@ -132,7 +132,13 @@ fn field(word: &'static str) -> Option<(u32, Field)> {
         "y" => Kind::Bytes,
         message => Kind::Message(message),
     };
-    let (omit_zero, inline) = (rest[mark..].starts_with('~'), rest[mark..].starts_with('^'));
+    // A zero structure is an empty message, whether JSON has it or not.
+    let omit_zero = match &rest[mark..=mark] {
+        "~" => true,
+        "!" => matches!(kind, Kind::Message(_)),
+        _ => false,
+    };
+    let inline = rest[mark..].starts_with('^');
     Some((number, Field { name: &rest[mark + 1..], label, kind, omit_zero, inline }))
 }
 

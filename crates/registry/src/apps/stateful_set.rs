@@ -47,6 +47,11 @@ impl Strategy for StatefulSetStrategy {
         set_text(&mut retention.when_scaled, "Retain");
         spec.replicas.get_or_insert(1);
         spec.revision_history_limit.get_or_insert(10);
+        // No pointers upstream: there whether anyone set them or not.
+        spec.service_name.get_or_insert_default();
+        if let Some(ordinals) = &mut spec.ordinals {
+            ordinals.start.get_or_insert_default();
+        }
         defaults::pod_template(&mut spec.template);
         for claim in items_mut(&mut spec.volume_claim_templates) {
             if let Some(claim) = &mut claim.spec {

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{Node, NodeStatus, Taint};
 use serde_json::{Value, json};
 
 use crate::column::Column;
-use crate::unset::{items, or_empty, text};
+use crate::unset::{items, items_mut, or_empty, text};
 use crate::{SelectableField, Strategy, cells};
 
 pub struct NodeStrategy;
@@ -33,10 +33,12 @@ impl Strategy for NodeStrategy {
     const KEEPS_STATUS_ON_CREATE: bool = true;
 
     fn apply_defaults(&self, node: &mut Node) {
-        if let Some(status) = &mut node.status
-            && status.allocatable.is_none()
-        {
+        let Some(status) = &mut node.status else { return };
+        if status.allocatable.is_none() {
             status.allocatable.clone_from(&status.capacity);
+        }
+        for handler in items_mut(&mut status.runtime_handlers) {
+            handler.name.get_or_insert_default();
         }
     }
 

@@ -33,7 +33,8 @@ fn fields(schema: &Schema) -> Vec<Field> {
 }
 
 fn field(name: &str, ty: Type, merge: Option<Merge>) -> Field {
-    Field { name: name.into(), ty, merge, key_default: None, granular: false, kept_empty: true }
+    let zero = api::schema::Zero::Kept;
+    Field { name: name.into(), ty, merge, key_default: None, granular: false, required: false, zero }
 }
 
 fn merge(schema: &Schema) -> Option<Merge> {

@@ -70,7 +70,8 @@ impl Walk<'_> {
                 return None;
             }
             let first = self.json.get(start)?;
-            let end = if *first == b'n' || level.leaves_out(name) {
+            let is_nobodys = *first == b'n' || level.leaves_out(name) || (bare && self.is_bare(start, name, atom));
+            let end = if is_nobodys {
                 scan::skip_value(self.json, start)?
             } else {
                 let (inner, level) = (atom.entry(name).0, level.inside(name));
@@ -90,6 +91,16 @@ impl Walk<'_> {
             members.leave(end);
         }
         members.end()
+    }
+
+    /// Whether the value at `start` is what the field has before anyone sets it.
+    fn is_bare(&self, start: usize, name: &[u8], atom: Atom<'_>) -> bool {
+        let may_be_zero = match self.json.get(start..start + 2) {
+            Some(text) => text == b"\"\"" || matches!(text[0], b'0' | b'f'),
+            None => false,
+        };
+        let text = || self.json.get(start..scan::skip_value(self.json, start)?);
+        may_be_zero && atom.field(name).zip(text()).is_some_and(|(field, text)| field.is_bare_text(text))
     }
 
     /// Writes an element and what is below it. One that is `there` already belongs to nobody by itself.

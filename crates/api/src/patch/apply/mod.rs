@@ -120,7 +120,7 @@ pub fn apply(
     if managed.is_empty() && live.is_some() {
         // The object was never tracked: whatever is there belongs to those who came before.
         let before = Writer { manager: "before-first-apply", ..*writer };
-        let created = walk::compare(&skeleton(&live_fields), &live_fields, schema);
+        let created = walk::compare(&skeleton(&live_fields, Some(schema)), &live_fields, schema);
         managed.record(&before, created.split().0);
     }
     walk::check_keys(&config, schema).map_err(ApplyError::Untyped)?;
@@ -167,7 +167,13 @@ pub fn apply(
         return Err(ApplyError::Conflicts(conflicts));
     }
     managed.entries[mine].set.strip_metadata();
-    if new != live_fields || live.is_none() {
+    // Zero values may be owned and are not stored: writing them again changes nothing.
+    let is_same = || {
+        let mut written = new.clone();
+        crate::schema::tidy_fields(&mut written, schema);
+        written == live_fields
+    };
+    if live.is_none() || (new != live_fields && !is_same()) {
         managed.entries[mine].time = Some(writer.now);
     }
     managed.drop_empty();
@@ -272,12 +278,17 @@ const PRESENT: &[&str] = &[
 ];
 
 /// The parts of an object that are there before anyone set a field of it.
-fn skeleton(object: &Map<String, Value>) -> Map<String, Value> {
+fn skeleton(object: &Map<String, Value>, schema: Option<&Struct>) -> Map<String, Value> {
     let mut bare = Map::new();
     for (name, value) in object {
+        let field = schema.and_then(|schema| schema.field(name));
         match value {
             Value::Object(fields) if PRESENT.contains(&name.as_str()) => {
-                bare.insert(name.clone(), Value::Object(skeleton(fields)));
+                let inside = field.and_then(|field| field.ty.as_struct());
+                bare.insert(name.clone(), Value::Object(skeleton(fields, inside)));
+            }
+            value if field.is_some_and(|field| field.is_bare(value)) => {
+                bare.insert(name.clone(), value.clone());
             }
             // Lists that are always written, empty or not.
             Value::Array(_) if name == "containers" => {

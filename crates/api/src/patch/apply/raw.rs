@@ -90,7 +90,7 @@ fn compare_fields(
     for (name, after) in &new.0 {
         let before = match old.and_then(|old| old.get(name)).filter(present) {
             Some(before) => Old::Given(before),
-            None if bare => bare_field(name, after),
+            None if bare => bare_field(name, after, atom),
             None => Old::Absent,
         };
         let after = Some(*after).filter(present);
@@ -112,8 +112,11 @@ fn compare_fields(
 }
 
 /// What of a new object counts as there before anyone set it (`skeleton`).
-fn bare_field<'a>(name: &str, after: &str) -> Old<'a> {
+fn bare_field<'a>(name: &str, after: &'a str, atom: Atom<'_>) -> Old<'a> {
     match after.as_bytes().first() {
+        Some(b'0' | b'f' | b'"') if atom.field(name).is_some_and(|field| field.is_bare_text(after.as_bytes())) => {
+            Old::Given(after)
+        }
         Some(b'{') if PRESENT.contains(&name) => Old::Bare,
         Some(b'[') if name == "containers" => Old::Bare,
         _ => Old::Absent,

@@ -255,7 +255,7 @@ fn same_changes(before: &Map<String, Value>, after: &Map<String, Value>, schema:
     let (old, new) = (serde_json::to_vec(before).unwrap(), serde_json::to_vec(after).unwrap());
     for (raw, values) in [
         (raw::compare(Some(&old), &new, schema, &[]).unwrap(), walk::compare(before, after, schema)),
-        (raw::compare(None, &new, schema, &[]).unwrap(), walk::compare(&skeleton(after), after, schema)),
+        (raw::compare(None, &new, schema, &[]).unwrap(), walk::compare(&skeleton(after, Some(schema)), after, schema)),
     ] {
         assert_eq!((raw.added, raw.modified, raw.removed), (values.added, values.modified, values.removed));
     }

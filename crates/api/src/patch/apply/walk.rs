@@ -73,6 +73,14 @@ impl<'a> Atom<'a> {
         }
     }
 
+    /// The named field of a structure.
+    pub(super) fn field(self, name: impl AsRef<[u8]>) -> Option<&'a Field> {
+        match self {
+            Self::Struct(definition) => definition.field(name),
+            _ => None,
+        }
+    }
+
     /// The atom of a map's or structure's entry, and whether the entry is a named field.
     pub(super) fn entry(self, name: impl AsRef<[u8]>) -> (Self, bool) {
         match self {

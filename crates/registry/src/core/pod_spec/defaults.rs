@@ -7,8 +7,9 @@ use std::collections::BTreeMap;
 
 use api::quantity::Quantity;
 use k8s_openapi::api::core::v1::{
-    Container, ContainerPort, EnvVar, HTTPGetAction, LifecycleHandler, PersistentVolumeClaimSpec, Pod, PodSpec,
-    PodTemplateSpec, Probe, ResourceRequirements, Volume, VolumeProjection,
+    Container, ContainerPort, DownwardAPIVolumeFile, EnvVar, HTTPGetAction, LifecycleHandler,
+    PersistentVolumeClaimSpec, Pod, PodSpec, PodTemplateSpec, Probe, ResourceFieldSelector, ResourceRequirements,
+    Volume, VolumeProjection,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as RawQuantity;
 
@@ -99,8 +100,8 @@ fn pod_level_requests(spec: &mut PodSpec) {
         }
     }
     let resources = spec.resources.get_or_insert_default();
-    let requests = resources.requests.get_or_insert_default();
     for (name, limit) in limits.into_iter().filter(|(name, _)| matches!(name.as_str(), "cpu" | "memory")) {
+        let requests = resources.requests.get_or_insert_default();
         requests.entry(name.clone()).or_insert_with(|| totals.get(&name).map_or(limit, RawQuantity::from));
     }
 }
@@ -154,9 +155,26 @@ fn env(variable: &mut EnvVar) {
         if let Some(field) = &mut source.field_ref {
             set_text(&mut field.api_version, "v1");
         }
+        if let Some(resource) = &mut source.resource_field_ref {
+            divisor(resource);
+        }
         if let Some(file) = &mut source.file_key_ref {
             file.optional.get_or_insert(false);
         }
+    }
+}
+
+/// No pointer upstream, so it is there whether anyone set it or not.
+fn divisor(resource: &mut ResourceFieldSelector) {
+    resource.divisor.get_or_insert_with(|| RawQuantity("0".to_owned()));
+}
+
+fn downward_item(item: &mut DownwardAPIVolumeFile) {
+    if let Some(field) = &mut item.field_ref {
+        set_text(&mut field.api_version, "v1");
+    }
+    if let Some(resource) = &mut item.resource_field_ref {
+        divisor(resource);
     }
 }
 
@@ -214,11 +232,7 @@ fn volume(volume: &mut Volume) {
     }
     if let Some(downward) = &mut volume.downward_api {
         downward.default_mode.get_or_insert(FILE_MODE);
-        for item in items_mut(&mut downward.items) {
-            if let Some(field) = &mut item.field_ref {
-                set_text(&mut field.api_version, "v1");
-            }
-        }
+        items_mut(&mut downward.items).iter_mut().for_each(downward_item);
     }
     if let Some(projected) = &mut volume.projected {
         projected.default_mode.get_or_insert(FILE_MODE);
@@ -261,11 +275,7 @@ fn projection(source: &mut VolumeProjection) {
         token.expiration_seconds.get_or_insert(TOKEN_SECONDS);
     }
     if let Some(downward) = &mut source.downward_api {
-        for item in items_mut(&mut downward.items) {
-            if let Some(field) = &mut item.field_ref {
-                set_text(&mut field.api_version, "v1");
-            }
-        }
+        items_mut(&mut downward.items).iter_mut().for_each(downward_item);
     }
     if let Some(certificate) = &mut source.pod_certificate {
         certificate.max_expiration_seconds.get_or_insert(86_400);
@@ -275,10 +285,9 @@ fn projection(source: &mut VolumeProjection) {
 /// Defaults of a volume claim's spec.
 pub fn claim(spec: &mut PersistentVolumeClaimSpec) {
     set_text(&mut spec.volume_mode, "Filesystem");
-    if let Some(resources) = &mut spec.resources {
-        for list in [&mut resources.limits, &mut resources.requests].into_iter().flatten() {
-            resource_list(list);
-        }
+    let resources = spec.resources.get_or_insert_default();
+    for list in [&mut resources.limits, &mut resources.requests].into_iter().flatten() {
+        resource_list(list);
     }
 }
 
