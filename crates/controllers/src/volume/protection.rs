@@ -12,7 +12,7 @@ use crate::{Error, pods};
 
 const CLAIM_FINALIZER: &str = "kubernetes.io/pvc-protection";
 const VOLUME_FINALIZER: &str = "kubernetes.io/pv-protection";
-const BY_CLAIM: &str = "claim";
+pub(super) const BY_CLAIM: &str = "claim";
 /// How many pods the server is asked for at a time.
 const PAGE: u32 = 500;
 
@@ -28,7 +28,7 @@ struct Volumes {
 }
 
 /// `namespace/name` of every claim a pod mounts, generic ephemeral ones included.
-fn claims_of(pod: &Pod) -> Vec<String> {
+pub(super) fn claims_of(pod: &Pod) -> Vec<String> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_ref()).into_iter().flatten();
     let names = volumes.filter_map(|volume| match (&volume.persistent_volume_claim, &volume.ephemeral) {

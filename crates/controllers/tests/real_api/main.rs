@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod area_23_scheduling;
+mod attach_detach;
 mod autoscalers;
 mod cron_jobs;
 mod daemon_sets;
