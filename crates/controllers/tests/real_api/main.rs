@@ -23,4 +23,5 @@ mod scale;
 mod stateful_sets;
 mod tokens;
 mod transport;
+mod volumes;
 mod workloads;

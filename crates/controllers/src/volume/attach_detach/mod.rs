@@ -235,7 +235,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     };
     Arc::new(Controller {
         client: context.client.clone(),
-        recorder: context.recorder.clone(),
+        recorder: EventRecorder::new(context.client.clone(), "attachdetach-controller", ""),
         queue: context.queue.clone(),
         pods,
         claims,
