@@ -55,6 +55,7 @@ pub const CONTROLLERS: &[Descriptor] = &[
     Descriptor { name: "persistentvolume-protection-controller", account: "pv-protection-controller", workers: 1, build: volume::build_volume_protection },
     Descriptor { name: "volumeattributesclass-protection-controller", account: "volumeattributesclass-protection-controller", workers: 1, build: volume::build_attributes_class_protection },
     Descriptor { name: "persistentvolume-expander-controller", account: "expand-controller", workers: 1, build: volume::build_expander },
+    Descriptor { name: "volumesnapshot-controller", account: "snapshot-controller", workers: 2, build: volume::build_snapshots },
     Descriptor { name: "ephemeral-volume-controller", account: "ephemeral-volume-controller", workers: 1, build: volume::build_ephemeral },
     Descriptor { name: "certificatesigningrequest-approving-controller", account: "certificate-controller", workers: 1, build: certificates::build_approver },
     Descriptor { name: "certificatesigningrequest-signing-controller", account: "certificate-controller", workers: 1, build: certificates::build_signer },

@@ -8,6 +8,7 @@ mod expand;
 mod matching;
 mod metrics;
 mod protection;
+mod snapshot;
 
 pub(crate) use attach_detach::build as build_attach_detach;
 pub use binder::LocalPath;
@@ -19,3 +20,4 @@ pub(crate) use protection::{
     build_attributes_classes as build_attributes_class_protection, build_claims as build_claim_protection,
     build_volumes as build_volume_protection,
 };
+pub(crate) use snapshot::build as build_snapshots;

@@ -20,6 +20,7 @@ mod late_caches;
 mod namespaces;
 mod quotas;
 mod scale;
+mod snapshots;
 mod stateful_sets;
 mod tokens;
 mod transport;
