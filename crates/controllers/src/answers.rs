@@ -13,7 +13,7 @@ impl Table for Unused {
         SERVING,
         &[
             only("allow-untagged-cloud", &["false"], "there is no cloud provider"),
-            same("attach-detach-reconcile-sync-period", "no volume is attached"),
+            same("attach-detach-reconcile-sync-period", "what is attached is read from VolumeAttachments"),
             only(
                 "authentication-skip-lookup",
                 &["false"],
@@ -101,8 +101,7 @@ impl Table for Unused {
             only("configure-cloud-routes", &["false"], "there is no cloud provider"),
             only("contention-profiling", &["false"], "there are no profiling endpoints"),
             same("controller-start-interval", "controllers start side by side"),
-            same("disable-attach-detach-reconcile-sync", "no volume is attached"),
-            same("disable-force-detach-on-timeout", "no volume is attached"),
+            same("disable-attach-detach-reconcile-sync", "what is attached is read from VolumeAttachments"),
             only("disable-http2-serving", &["false"], "HTTP/2 is always served"),
             only("emulated-version", &["1.36", "kube=1.36"], "this is v1.36"),
             only("enable-dynamic-provisioning", &["true"], "claims are provisioned by their class"),

@@ -107,6 +107,12 @@ pub struct Args {
     /// Service range of the cluster; kept out of the ranges of nodes
     #[arg(long)]
     pub service_cluster_ip_range: Option<String>,
+    /// Leave volumes attached to nodes that are not ready, however long their pods have been gone
+    #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub disable_force_detach_on_timeout: bool,
+    /// Serve volume snapshots: make their custom resource definitions unless there are others
+    #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub volume_snapshots: bool,
     /// Accepted: callers are reviewed with the rights of --kubeconfig
     #[arg(long)]
     pub authentication_kubeconfig: Option<PathBuf>,
@@ -152,6 +158,10 @@ pub struct Config {
     /// How long a node may be silent before it counts as unhealthy.
     pub node_monitor_grace_period: Duration,
     pub autoscaling: Autoscaling,
+    /// As `--disable-force-detach-on-timeout`.
+    pub disable_force_detach_on_timeout: bool,
+    /// As `--volume-snapshots`.
+    pub volume_snapshots: bool,
     /// Where volumes of the built-in provisioner are.
     pub local_path: LocalPath,
     /// The port for health and metrics.
@@ -176,6 +186,8 @@ impl Config {
             legacy_token_clean_up_period: Duration::from_secs(8760 * 3600),
             node_monitor_grace_period: Duration::from_secs(50),
             autoscaling: Autoscaling::default(),
+            disable_force_detach_on_timeout: false,
+            volume_snapshots: false,
             local_path: LocalPath::default(),
             serving: None,
             metrics: Metrics::new(),
@@ -284,6 +296,8 @@ impl Args {
                 cpu_initialization_period: self.horizontal_pod_autoscaler_cpu_initialization_period,
                 initial_readiness_delay: self.horizontal_pod_autoscaler_initial_readiness_delay,
             },
+            disable_force_detach_on_timeout: self.disable_force_detach_on_timeout,
+            volume_snapshots: self.volume_snapshots,
             local_path: LocalPath::default(),
             serving: (self.secure_port != 0).then(|| Serving {
                 bind: (self.bind_address, self.secure_port).into(),

@@ -1,6 +1,6 @@
 //! Pod garbage collection: pods that nobody will ever finish.
 //!
-//! Orphans of a node that is gone, pods deleted before they were scheduled, and finished pods beyond a threshold. Pods that
+//! Orphans of a node that is gone, pods deleted before they were scheduled or on a node that is out of service, and finished pods beyond a threshold. Pods that
 //! finalizers hold after their deletion, and whose node has reported no end, are marked failed, so that their controllers count them.
 //! Each is noticed by its event; only the quarantine of an orphan and the wait for a node's report are timers.
 
@@ -25,6 +25,7 @@ use crate::{Error, pods};
 const QUARANTINE: Duration = Duration::from_secs(40);
 /// How long a node may take to report the end of a pod that was deleted without a grace period.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(60);
+const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 const BY_NODE: &str = "node";
 /// The one key that is not a pod: count the finished ones.
 const FINISHED: &str = "";
@@ -35,6 +36,7 @@ enum Why {
     Terminated,
     Unscheduled,
     Orphaned,
+    OutOfService,
 }
 
 impl Why {
@@ -43,6 +45,7 @@ impl Why {
             Why::Terminated => "terminated",
             Why::Unscheduled => "unscheduled",
             Why::Orphaned => "orphaned",
+            Why::OutOfService => "out-of-service",
         }
     }
 }
@@ -69,8 +72,10 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
                 return keys;
             }
             let node = pods::node_name(pod);
-            let orphan = if node.is_empty() { pods::is_terminating(pod) } else { nodes.get(node).is_none() };
-            if orphan || report_due(pod, Timestamp::now()).is_some() {
+            let on = nodes.get(node);
+            let orphan = if node.is_empty() { pods::is_terminating(pod) } else { on.is_none() };
+            let is_stuck = pods::is_terminating(pod) && on.is_some_and(|node| is_out_of_service(&node));
+            if orphan || is_stuck || report_due(pod, Timestamp::now()).is_some() {
                 keys.push(pods::key(&**pod));
             }
             if threshold > 0 && pods::is_finished(pod) {
@@ -83,7 +88,8 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let nodes = {
         let (pods, queue) = (pods.clone(), context.queue.clone());
         nodes.wakes(move |event| {
-            if let Event::Deleted(node) = event {
+            let node = event.object();
+            if matches!(event, Event::Deleted(_)) || is_out_of_service(node) {
                 for pod in pods.by_index(BY_NODE, node.metadata.name.as_deref().unwrap_or_default()) {
                     queue.add(pods::key(&*pod));
                 }
@@ -116,8 +122,13 @@ impl Controller {
             }
             return Ok(Requeue::Never);
         }
-        if self.nodes.get(node).is_some() {
+        if let Some(object) = self.nodes.get(node) {
             self.missing.lock().remove(node);
+            if pods::is_terminating(&pod) && is_out_of_service(&object) {
+                tracing::info!(pod = key, node, "deleting the terminating pod of a node that is out of service");
+                self.delete(&pod, Why::OutOfService).await?;
+                return Ok(Requeue::Never);
+            }
             return match report_due(&pod, Timestamp::now()) {
                 Some(Duration::ZERO) => self.mark_failed(&pod).await.map(|()| Requeue::Never),
                 due => Ok(due.into()),
@@ -136,7 +147,7 @@ impl Controller {
 
     /// Deletes at once: no kubelet is left to do it. A pod that had not finished is marked failed first, for its controller.
     async fn delete(&self, pod: &Pod, why: Why) -> Result<(), Error> {
-        let deleted = self.delete_now(pod, why != Why::Terminated).await;
+        let deleted = self.delete_now(pod, why).await;
         let labels = [("namespace", pod.metadata.namespace.as_deref().unwrap_or_default()), ("reason", why.as_str())];
         match &deleted {
             Ok(()) => self.metrics.counter("pod_gc_collector_force_delete_pods_total", "Pods deleted at once", &labels),
@@ -165,12 +176,12 @@ impl Controller {
         }
     }
 
-    async fn delete_now(&self, pod: &Pod, mark: bool) -> Result<(), Error> {
+    async fn delete_now(&self, pod: &Pod, why: Why) -> Result<(), Error> {
         let api = self.client.namespaced::<Pod>(pod.metadata.namespace.as_deref().unwrap_or_default());
         let name = pod.metadata.name.as_deref().unwrap_or_default();
-        if mark && !pods::is_finished(pod) {
+        if why != Why::Terminated && !pods::is_finished(pod) {
             let mut status = json!({ "phase": "Failed" });
-            if !pods::node_name(pod).is_empty() {
+            if why == Why::Orphaned {
                 status["conditions"] = json!([{
                     "type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC",
                     "message": "PodGC: node no longer exists", "lastTransitionTime": Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
@@ -181,6 +192,14 @@ impl Controller {
         let params = DeleteParams { uid: pod.metadata.uid.clone(), ..DeleteParams::default() }.with_grace_period(0);
         if_unchanged(api.delete(name, &params).await).map(drop)
     }
+}
+
+/// An administrator says that the node is off and will not come back by itself.
+fn is_out_of_service(node: &Node) -> bool {
+    let conditions = node.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    let is_ready = conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True");
+    let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_deref()).unwrap_or_default();
+    !is_ready && taints.iter().any(|taint| taint.key == OUT_OF_SERVICE)
 }
 
 /// How long until the node should have reported the end of this pod; none if there is nothing to wait for.

@@ -49,9 +49,13 @@ pub const CONTROLLERS: &[Descriptor] = &[
     Descriptor { name: "ttl-after-finished-controller", account: "ttl-after-finished-controller", workers: 2, build: ttl_after_finished::build },
     Descriptor { name: "clusterrole-aggregation-controller", account: "clusterrole-aggregation-controller", workers: 1, build: cluster_role_aggregation::build },
     Descriptor { name: "endpointslice-mirroring-controller", account: "endpointslicemirroring-controller", workers: 2, build: endpoints::build_mirror },
+    Descriptor { name: "persistentvolume-attach-detach-controller", account: "attachdetach-controller", workers: 4, build: volume::build_attach_detach },
     Descriptor { name: "persistentvolume-binder-controller", account: "persistent-volume-binder", workers: 1, build: volume::build_binder },
     Descriptor { name: "persistentvolumeclaim-protection-controller", account: "pvc-protection-controller", workers: 1, build: volume::build_claim_protection },
     Descriptor { name: "persistentvolume-protection-controller", account: "pv-protection-controller", workers: 1, build: volume::build_volume_protection },
+    Descriptor { name: "volumeattributesclass-protection-controller", account: "volumeattributesclass-protection-controller", workers: 1, build: volume::build_attributes_class_protection },
+    Descriptor { name: "persistentvolume-expander-controller", account: "expand-controller", workers: 1, build: volume::build_expander },
+    Descriptor { name: "volumesnapshot-controller", account: "snapshot-controller", workers: 2, build: volume::build_snapshots },
     Descriptor { name: "ephemeral-volume-controller", account: "ephemeral-volume-controller", workers: 1, build: volume::build_ephemeral },
     Descriptor { name: "certificatesigningrequest-approving-controller", account: "certificate-controller", workers: 1, build: certificates::build_approver },
     Descriptor { name: "certificatesigningrequest-signing-controller", account: "certificate-controller", workers: 1, build: certificates::build_signer },
@@ -64,13 +68,15 @@ pub const CONTROLLERS: &[Descriptor] = &[
 const OFF_BY_DEFAULT: [&str; 2] = ["bootstrap-signer-controller", "token-cleaner-controller"];
 
 /// Upstream's older names that do not follow from the present ones.
-const ALIASES: [(&str, &str); 11] = [
+const ALIASES: [(&str, &str); 13] = [
     ("horizontalpodautoscaling", "horizontal-pod-autoscaler-controller"),
     ("endpoint", "endpoints-controller"),
     ("podgc", "pod-garbage-collector-controller"),
     ("csrsigning", "certificatesigningrequest-signing-controller"),
     ("csrapproving", "certificatesigningrequest-approving-controller"),
     ("csrcleaner", "certificatesigningrequest-cleaner-controller"),
+    ("attachdetach", "persistentvolume-attach-detach-controller"),
+    ("persistentvolume-expander", "persistentvolume-expander-controller"),
     ("persistentvolume-binder", "persistentvolume-binder-controller"),
     ("pvc-protection", "persistentvolumeclaim-protection-controller"),
     ("pv-protection", "persistentvolume-protection-controller"),

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{
     Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod, ReplicationController, Service,
 };
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use k8s_openapi::api::storage::v1::{CSIDriver, CSIStorageCapacity, StorageClass};
+use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment};
 use tokio::sync::watch;
 
 use crate::cluster::{Observed, workload_selector};
@@ -89,6 +89,22 @@ pub(crate) fn follow(
             && new.spec.storage_capacity != Some(true)
         {
             scheduler.queue.happened(&Event::CsiDriverChanged(name.to_owned()));
+        }
+    });
+    follow!(CSINode, |scheduler: &Scheduler, event: &Seen<CSINode>| {
+        scheduler.core.lock().cluster.volumes.set_csi_node(names(event).1, present(event).cloned());
+        match event {
+            Seen::Added(_) => scheduler.queue.happened(&Event::CsiNodeAdded),
+            Seen::Modified { old, new } => {
+                scheduler.queue.happened(&Event::CsiNodeChanged { old: old.clone(), new: new.clone() });
+            }
+            Seen::Deleted(_) => {}
+        }
+    });
+    follow!(VolumeAttachment, |scheduler: &Scheduler, event: &Seen<VolumeAttachment>| {
+        scheduler.core.lock().cluster.volumes.set_attachment(names(event).1, present(event).cloned());
+        if matches!(event, Seen::Deleted(_)) {
+            scheduler.queue.happened(&Event::AttachmentDeleted);
         }
     });
     follow!(CSIStorageCapacity, |scheduler: &Scheduler, event: &Seen<CSIStorageCapacity>| {

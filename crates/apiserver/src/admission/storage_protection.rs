@@ -1,4 +1,4 @@
-//! StorageObjectInUseProtection: volumes and claims get a finalizer, so that they outlive the pods that use them.
+//! StorageObjectInUseProtection: volumes, claims and classes of attributes get a finalizer, so that they outlive those who use them.
 
 use std::sync::Arc;
 
@@ -7,13 +7,14 @@ use crate::cluster::Cluster;
 
 pub(super) struct StorageObjectInUseProtection;
 
-// VolumeAttributesClasses are left out: no controller here would take their finalizer off again.
 impl Plugin for StorageObjectInUseProtection {
     fn admit<'a>(&'a self, _: &'a Arc<Cluster>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
         let finalizer = if attributes.creates("", "persistentvolumeclaims") {
             "kubernetes.io/pvc-protection"
         } else if attributes.creates("", "persistentvolumes") {
             "kubernetes.io/pv-protection"
+        } else if attributes.creates("storage.k8s.io", "volumeattributesclasses") {
+            "kubernetes.io/vac-protection"
         } else {
             return admitted();
         };

@@ -8,26 +8,23 @@ use std::sync::Arc;
 
 use client::{Client, DeleteParams, Event, EventRecorder, Informer};
 use futures_util::future::BoxFuture;
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
 use serde_json::json;
 
-use super::matching::{best, capacity, claim_class, default_class, is_for, requested};
+use super::decision::{
+    BIND_COMPLETED, BOUND_BY, ForClaim, ForVolume, LOCAL_PATH, PROVISIONED_BY, Reclaim, SELECTED_NODE, Seen,
+    annotation, claim_key, for_claim, for_volume, reclaim, volume_name,
+};
+use super::matching::requested;
 use super::metrics::{Operations, count_volumes};
+use super::protection::{BY_CLAIM, claims_of};
 use crate::Error;
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::pods;
 
-const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
-const BOUND_BY: &str = "pv.kubernetes.io/bound-by-controller";
-const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
-const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 const PROVISIONER_NOTE: &str = "volume.kubernetes.io/storage-provisioner";
 const BETA_PROVISIONER_NOTE: &str = "volume.beta.kubernetes.io/storage-provisioner";
-/// The provisioner of this binary: a folder on the node that the scheduler chose.
-pub const LOCAL_PATH: &str = "cox.dev/local-path";
-/// Classes that are never provisioned.
-const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
 
 struct Controller {
     client: Client,
@@ -35,6 +32,7 @@ struct Controller {
     claims: Informer<PersistentVolumeClaim>,
     volumes: Informer<PersistentVolume>,
     classes: Informer<StorageClass>,
+    pods: Informer<Pod>,
     local_path: LocalPath,
     operations: Arc<Operations>,
 }
@@ -84,6 +82,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
             keys
         })
     };
+    volumes.add_index(BY_CLAIM, |volume| claim_key(volume).into_iter().collect());
     let claims = {
         let (volumes, queue, operations) = (volumes.clone(), context.queue.clone(), operations.clone());
         claims.wakes(move |event| {
@@ -94,6 +93,10 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
             queue.add(format!("claim/{}", pods::key(&**claim)));
             if let Some(volume) = volume_name(claim).filter(|name| volumes.get(name).is_some()) {
                 queue.add(format!("volume/{volume}"));
+            }
+            // Volumes may name it that it does not name: they are to be let go.
+            for volume in volumes.by_index(BY_CLAIM, &pods::key(&**claim)) {
+                queue.add(format!("volume/{}", pods::key(&*volume)));
             }
         })
     };
@@ -108,13 +111,23 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
                 .collect::<Vec<_>>()
         })
     };
+    let pods = {
+        let claims = claims.clone();
+        context.on::<Pod, _>(move |event| {
+            let is_waiting = |key: &String| claims.get(key).is_some_and(|claim| !is_bound(&claim));
+            let keys = claims_of(event.object()).into_iter().filter(is_waiting);
+            keys.map(|key| format!("claim/{key}")).collect::<Vec<_>>()
+        })
+    };
+    pods.add_index(BY_CLAIM, claims_of);
     count_volumes(&context.config.metrics, volumes.clone(), claims.clone());
     Arc::new(Controller {
         client: context.client.clone(),
-        recorder: context.recorder.clone(),
+        recorder: EventRecorder::new(context.client.clone(), "persistentvolume-controller", ""),
         claims,
         volumes,
         classes,
+        pods,
         local_path: context.config.local_path.clone(),
         operations,
     })
@@ -122,10 +135,6 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
 
 fn is_bound(claim: &PersistentVolumeClaim) -> bool {
     claim.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Bound")
-}
-
-fn volume_name(claim: &PersistentVolumeClaim) -> Option<&str> {
-    claim.spec.as_ref()?.volume_name.as_deref().filter(|name| !name.is_empty())
 }
 
 fn phase(volume: &PersistentVolume) -> &str {
@@ -149,75 +158,73 @@ impl Controller {
         let Some(claim) = self.claims.get(key).filter(|claim| claim.metadata.deletion_timestamp.is_none()) else {
             return Ok(Requeue::Never);
         };
-        if let Some(name) = volume_name(&claim) {
-            return match self.volumes.get(name) {
-                Some(volume)
-                    if is_for(&volume, &claim) || volume.spec.as_ref().is_some_and(|spec| spec.claim_ref.is_none()) =>
-                {
-                    self.bind(&volume, &claim).await
-                }
-                // Its volume is gone, or someone else's: what was on it is lost.
-                _ if is_bound(&claim) => self.set_claim_phase(&claim, "Lost", None).await,
-                _ => self.set_claim_phase(&claim, "Pending", None).await,
-            };
-        }
-        let class = claim_class(&claim).unwrap_or_default();
-        let delayed = self.is_delayed(class);
-        let chosen = claim.metadata.annotations.as_ref().and_then(|all| all.get(SELECTED_NODE)).cloned();
-        if let Some(volume) = best(&claim, &self.volumes.list()).filter(|volume| !delayed || is_for(volume, &claim)) {
-            let bound = self.bind(&volume, &claim).await;
-            self.operations.went(key, bound.is_ok());
-            return bound;
-        }
-        if let Some(default) = default_class(&self.classes.list()).filter(|_| claim_class(&claim).is_none()) {
-            return self.give_class(&claim, &default).await;
-        }
+        let (volumes, classes) = (self.volumes.list(), self.classes.list());
+        let pods = self.pods.by_index(BY_CLAIM, key);
         let about = client::reference(&*claim);
-        match self.classes.get(class) {
-            _ if class.is_empty() => self.recorder.normal(
-                &about,
-                "FailedBinding",
-                "no persistent volumes available for this claim and no storage class is set",
-            ),
-            None => self.recorder.warning(
-                &about,
-                "ProvisioningFailed",
-                format!("storageclass.storage.k8s.io \"{class}\" not found"),
-            ),
-            Some(_) if delayed && chosen.is_none() => {
-                self.recorder.normal(
-                    &about,
-                    "WaitForFirstConsumer",
-                    "waiting for first consumer to be created before binding",
-                );
+        match for_claim(&claim, &Seen { volumes: &volumes, classes: &classes, pods: &pods }) {
+            ForClaim::Bind(volume) => {
+                let bound = self.bind(&volume, &claim).await;
+                self.operations.went(key, bound.is_ok());
+                return bound;
             }
-            Some(found) if found.provisioner == LOCAL_PATH => {
+            ForClaim::Lose { reason, message } => {
+                if self.claim_phase(&claim) != "Lost" {
+                    // What the caches show may be behind what was written; losing is for ever.
+                    if self.has_volume_now(&claim).await? {
+                        return Err(Error::object(format!("claim {key} and its volume are not of the same time")));
+                    }
+                    self.recorder.warning(&about, reason, message);
+                }
+                return self.set_claim_phase(&claim, "Lost", None).await;
+            }
+            ForClaim::GiveClass(class) => return self.give_class(&claim, &class).await,
+            ForClaim::Provision { class, node } => {
                 self.operations.began(key, LOCAL_PATH, "provision");
-                let provisioned = self.provision(&claim, &found, chosen.as_deref()).await;
+                let provisioned = self.provision(&claim, &class, node.as_deref()).await;
                 if provisioned.is_err() {
                     self.operations.failed(key);
+                    self.reschedule(&claim).await?;
                 }
                 return provisioned;
             }
-            Some(found) if found.provisioner == NO_PROVISIONER => {
-                self.recorder.normal(
-                    &about,
-                    "FailedBinding",
-                    "no persistent volumes available for this claim and no storage class is set",
-                );
+            ForClaim::HandOver { provisioner } => {
+                self.operations.began(key, &provisioner, "provision");
+                return self.hand_over(&claim, &provisioner).await;
             }
-            Some(found) => {
-                self.operations.began(key, &found.provisioner, "provision");
-                return self.hand_over(&claim, &found.provisioner).await;
+            ForClaim::Refuse(why) => return Err(Error::object(why)),
+            ForClaim::Wait(Some(notice)) if notice.warns => {
+                self.recorder.warning(&about, notice.reason, notice.message);
             }
+            ForClaim::Wait(Some(notice)) => self.recorder.normal(&about, notice.reason, notice.message),
+            ForClaim::Wait(None) => {}
         }
         self.set_claim_phase(&claim, "Pending", None).await
     }
 
-    fn is_delayed(&self, class: &str) -> bool {
-        self.classes
-            .get(class)
-            .is_some_and(|class| class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer"))
+    fn claim_phase<'a>(&self, claim: &'a PersistentVolumeClaim) -> &'a str {
+        claim.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
+    }
+
+    /// Whether claim and volume, as the server has them now, belong together after all.
+    async fn has_volume_now(&self, claim: &PersistentVolumeClaim) -> Result<bool, Error> {
+        let Some(name) = volume_name(claim) else { return Ok(false) };
+        let volume = self.client.all::<PersistentVolume>().get_opt(name).await?;
+        let reference = volume.map(|volume| volume.spec.and_then(|spec| spec.claim_ref));
+        Ok(match reference {
+            None => false,
+            Some(None) => true,
+            Some(Some(reference)) => reference.uid == claim.metadata.uid,
+        })
+    }
+
+    /// The chosen node could not have the volume: the scheduler chooses again.
+    async fn reschedule(&self, claim: &PersistentVolumeClaim) -> Result<(), Error> {
+        let mut changed = claim.clone();
+        let annotations = changed.metadata.annotations.as_mut();
+        if annotations.and_then(|annotations| annotations.remove(SELECTED_NODE)).is_some() {
+            self.client.all::<PersistentVolumeClaim>().update(&changed).await?;
+        }
+        Ok(())
     }
 
     /// The claim was there before any class was the default one. Its next event goes on from here.
@@ -336,10 +343,19 @@ impl Controller {
     ) -> Outcome {
         let mut changed = claim.clone();
         let status = changed.status.get_or_insert_default();
+        let is_new = status.phase.as_deref() != Some(phase);
         status.phase = Some(phase.into());
-        if let Some(volume) = volume {
-            status.access_modes = volume.spec.as_ref().and_then(|spec| spec.access_modes.clone());
-            status.capacity = Some([("storage".to_owned(), capacity(volume).into())].into());
+        match volume.and_then(|volume| volume.spec.as_ref()) {
+            Some(spec) => {
+                status.access_modes.clone_from(&spec.access_modes);
+                // Later the two may differ on purpose, while the file system is smaller than its device.
+                if is_new {
+                    status.capacity.clone_from(&spec.capacity);
+                    let class = spec.volume_attributes_class_name.clone();
+                    status.current_volume_attributes_class_name = class.filter(|class| !class.is_empty());
+                }
+            }
+            None => (status.access_modes, status.capacity) = (None, None),
         }
         if changed.status != claim.status {
             self.client.all::<PersistentVolumeClaim>().update_status(&changed).await?;
@@ -348,56 +364,74 @@ impl Controller {
     }
 
     async fn sync_volume(&self, name: &str) -> Outcome {
-        let Some(volume) = self.volumes.get(name).filter(|volume| volume.metadata.deletion_timestamp.is_none()) else {
-            return Ok(Requeue::Never);
-        };
-        let Some(reference) = volume.spec.as_ref().and_then(|spec| spec.claim_ref.clone()) else {
-            return self.set_volume_phase(&volume, "Available").await;
-        };
-        if reference.uid.as_deref().unwrap_or_default().is_empty() {
-            return self.set_volume_phase(&volume, "Available").await; // reserved, not yet claimed
-        }
-        let key = format!(
-            "{}/{}",
-            reference.namespace.as_deref().unwrap_or_default(),
-            reference.name.as_deref().unwrap_or_default()
-        );
-        let mut claim = self.claims.get(&key).map(|claim| PersistentVolumeClaim::clone(&claim));
-        if claim.is_none() {
-            // The claim may be newer than our copy of it.
-            claim = self
-                .client
-                .namespaced::<PersistentVolumeClaim>(client::split_key(&key).0)
-                .get_opt(client::split_key(&key).1)
-                .await?;
-        }
-        if claim.is_some_and(|claim| claim.metadata.uid == reference.uid) {
-            return Ok(Requeue::Never);
-        }
-        if phase(&volume) != "Released" && phase(&volume) != "Failed" {
-            return self.set_volume_phase(&volume, "Released").await;
-        }
-        let policy = volume.spec.as_ref().and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
-        let ours = volume
-            .metadata
-            .annotations
-            .as_ref()
-            .and_then(|all| all.get(PROVISIONED_BY))
-            .is_some_and(|by| by == LOCAL_PATH);
-        if policy == Some("Delete") && ours {
-            self.operations.began(name, LOCAL_PATH, "delete");
-            if let Err(error) = self.remove_folder(name).await {
-                self.operations.failed(name);
-                let message = format!("removing the folder of the volume: {error}");
-                self.recorder.warning(&client::reference(&*volume), "VolumeFailedDelete", message.clone());
-                return Err(Error::object(message));
+        let Some(volume) = self.volumes.get(name) else { return Ok(Requeue::Never) };
+        let claim = self.claim_of(&volume).await?;
+        match for_volume(&volume, claim.as_ref()) {
+            ForVolume::Available => self.set_volume_phase(&volume, "Available", None).await,
+            ForVolume::Bound => self.set_volume_phase(&volume, "Bound", None).await,
+            ForVolume::WakeClaim => Ok(Requeue::Never), // every event of the volume wakes its claim
+            ForVolume::Unbind => self.unbind(&volume).await,
+            ForVolume::Release if !matches!(phase(&volume), "Released" | "Failed") => {
+                self.set_volume_phase(&volume, "Released", None).await // and its event comes back here
             }
-            match self.client.all::<PersistentVolume>().delete(name, &DeleteParams::default()).await {
-                Err(error) if !error.is_not_found() => {
-                    self.operations.failed(name);
-                    return Err(error.into());
+            ForVolume::Release => self.reclaim(&volume, name).await,
+        }
+    }
+
+    /// The claim that a volume names, if it is there with the same uid. A copy that is missing or another's may be behind.
+    async fn claim_of(&self, volume: &PersistentVolume) -> Result<Option<PersistentVolumeClaim>, Error> {
+        let reference = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
+        let uid = reference.and_then(|reference| reference.uid.clone()).filter(|uid| !uid.is_empty());
+        let (Some(uid), Some(key)) = (uid, claim_key(volume)) else { return Ok(None) };
+        let is_it = |claim: &PersistentVolumeClaim| claim.metadata.uid.as_ref() == Some(&uid);
+        if let Some(claim) = self.claims.get(&key).filter(|claim| is_it(claim)) {
+            return Ok(Some(PersistentVolumeClaim::clone(&claim)));
+        }
+        let (namespace, name) = client::split_key(&key);
+        let live = self.client.namespaced::<PersistentVolumeClaim>(namespace).get_opt(name).await?;
+        Ok(live.filter(is_it))
+    }
+
+    /// The claim has got another volume. A reservation that a person made stays one.
+    async fn unbind(&self, volume: &PersistentVolume) -> Outcome {
+        let mut changed = volume.clone();
+        let is_ours = annotation(&volume.metadata, BOUND_BY).is_some();
+        if let Some(annotations) = changed.metadata.annotations.as_mut() {
+            annotations.remove(BOUND_BY);
+        }
+        let spec = changed.spec.get_or_insert_default();
+        match spec.claim_ref.as_mut() {
+            Some(reference) if !is_ours => reference.uid = None,
+            _ => spec.claim_ref = None,
+        }
+        let changed = self.client.all::<PersistentVolume>().update(&changed).await?;
+        self.set_volume_phase(&changed, "Available", None).await
+    }
+
+    async fn reclaim(&self, volume: &PersistentVolume, name: &str) -> Outcome {
+        match reclaim(volume) {
+            Reclaim::Leave => {}
+            Reclaim::Fail { reason, message } => {
+                if phase(volume) != "Failed" {
+                    self.recorder.warning(&client::reference(volume), reason, message.clone());
                 }
-                _ => {}
+                return self.set_volume_phase(volume, "Failed", Some(message)).await;
+            }
+            Reclaim::Delete => {
+                self.operations.began(name, LOCAL_PATH, "delete");
+                if let Err(error) = self.remove_folder(name).await {
+                    self.operations.failed(name);
+                    let message = format!("removing the folder of the volume: {error}");
+                    self.recorder.warning(&client::reference(volume), "VolumeFailedDelete", message.clone());
+                    return Err(Error::object(message));
+                }
+                match self.client.all::<PersistentVolume>().delete(name, &DeleteParams::default()).await {
+                    Err(error) if !error.is_not_found() => {
+                        self.operations.failed(name);
+                        return Err(error.into());
+                    }
+                    _ => {}
+                }
             }
         }
         Ok(Requeue::Never)
@@ -414,10 +448,12 @@ impl Controller {
         }
     }
 
-    async fn set_volume_phase(&self, volume: &PersistentVolume, wanted: &str) -> Outcome {
+    async fn set_volume_phase(&self, volume: &PersistentVolume, wanted: &str, message: Option<String>) -> Outcome {
         if phase(volume) != wanted {
             let mut changed = volume.clone();
-            changed.status.get_or_insert_default().phase = Some(wanted.into());
+            let status = changed.status.get_or_insert_default();
+            status.phase = Some(wanted.into());
+            status.message = message;
             self.client.all::<PersistentVolume>().update_status(&changed).await?;
         }
         Ok(Requeue::Never)

@@ -71,9 +71,9 @@ impl Reconcile for Controller {
                 let name = format!("{}-{}", pod.metadata.name.as_deref().unwrap_or_default(), volume.name);
                 if let Some(claim) = self.claims.get(&format!("{namespace}/{name}")) {
                     if !is_controlled_by(&claim.metadata, pod.metadata.uid.as_deref().unwrap_or_default()) {
-                        return Err(Error::object(format!(
-                            "PVC {namespace}/{name} was not created for pod {key} (pod is not owner)"
-                        )));
+                        let why = format!("PVC {namespace}/{name} was not created for pod {key} (pod is not owner)");
+                        self.tell(&pod, &volume.name, &why);
+                        return Err(Error::object(why));
                     }
                     continue;
                 }
@@ -99,16 +99,20 @@ impl Reconcile for Controller {
                     Ok(_) => {}
                     Err(error) if error.is_already_exists() || error.is_namespace_terminating() => {}
                     Err(error) => {
-                        self.recorder.warning(
-                            &client::reference(&*pod),
-                            "FailedCreate",
-                            format!("ephemeral volume {}: {error}", volume.name),
-                        );
+                        let name = claim.metadata.name.as_deref().unwrap_or_default();
+                        self.tell(&pod, &volume.name, &format!("create PVC {name}: {error}"));
                         return Err(error.into());
                     }
                 }
             }
             Ok(Requeue::Never)
         })
+    }
+}
+
+impl Controller {
+    fn tell(&self, pod: &Pod, volume: &str, why: &str) {
+        let message = format!("ephemeral volume {volume}: {why}");
+        self.recorder.warning(&client::reference(pod), "FailedBinding", message);
     }
 }

@@ -61,10 +61,47 @@ pub(super) fn is_for(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -
     })
 }
 
+/// Why the claim cannot have the volume that it names, or that names it (`checkVolumeSatisfyClaim`, v1.36).
+pub(super) fn unsuitable(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Option<&'static str> {
+    if let Some(why) = too_different(volume, claim) {
+        return Some(why);
+    }
+    if volume_class(volume) != claim_class(claim).unwrap_or_default() {
+        return Some("storageClassName does not match");
+    }
+    (!offers_modes(volume, claim)).then_some("incompatible accessMode")
+}
+
+/// What speaks against a volume even if it was made for the claim.
+fn too_different(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Option<&'static str> {
+    let (Some(offered), Some(wanted)) = (&volume.spec, &claim.spec) else { return Some("requested PV is too small") };
+    let is_block = |mode: Option<&String>| mode.is_some_and(|mode| mode == "Block");
+    if capacity(volume) < requested(claim) {
+        Some("requested PV is too small")
+    } else if offered.volume_attributes_class_name.as_deref().unwrap_or_default()
+        != wanted.volume_attributes_class_name.as_deref().unwrap_or_default()
+    {
+        Some("volumeAttributesClassName does not match")
+    } else if is_block(offered.volume_mode.as_ref()) != is_block(wanted.volume_mode.as_ref()) {
+        Some("incompatible volumeMode")
+    } else {
+        None
+    }
+}
+
+fn offers_modes(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
+    let offered = volume.spec.as_ref().and_then(|spec| spec.access_modes.as_deref()).unwrap_or_default();
+    let wanted = claim.spec.as_ref().and_then(|spec| spec.access_modes.as_deref()).unwrap_or_default();
+    wanted.iter().all(|mode| offered.contains(mode))
+}
+
 /// The volume reserved for the claim, else the smallest that is large enough and alike.
 pub(super) fn best(claim: &PersistentVolumeClaim, volumes: &[Arc<PersistentVolume>]) -> Option<Arc<PersistentVolume>> {
     let spec = claim.spec.as_ref()?;
-    if let Some(reserved) = volumes.iter().find(|volume| is_for(volume, claim)) {
+    let is_usable = |volume: &PersistentVolume| {
+        volume.metadata.deletion_timestamp.is_none() && too_different(volume, claim).is_none()
+    };
+    if let Some(reserved) = volumes.iter().find(|volume| is_for(volume, claim) && is_usable(volume)) {
         return Some(reserved.clone());
     }
     let selector = spec.selector.as_ref().map(|selector| Selector::from_label_selector(Some(selector)));
@@ -73,19 +110,13 @@ pub(super) fn best(claim: &PersistentVolumeClaim, volumes: &[Arc<PersistentVolum
         Some(Err(_)) => return None,
         None => None,
     };
-    let wanted = requested(claim);
-    let modes = spec.access_modes.clone().unwrap_or_default();
-    let block = |mode: Option<&String>| mode.is_some_and(|mode| mode == "Block");
     let fits = |volume: &&Arc<PersistentVolume>| {
-        let Some(offered) = &volume.spec else { return false };
-        offered.claim_ref.is_none()
-            && volume.metadata.deletion_timestamp.is_none()
+        volume.spec.as_ref().is_some_and(|offered| offered.claim_ref.is_none())
             && matches!(volume.status.as_ref().and_then(|status| status.phase.as_deref()), None | Some("Available"))
             && volume_class(volume) == claim_class(claim).unwrap_or_default()
-            && modes.iter().all(|mode| offered.access_modes.iter().flatten().any(|known| known == mode))
-            && block(offered.volume_mode.as_ref()) == block(spec.volume_mode.as_ref())
+            && offers_modes(volume, claim)
             && selector.as_ref().is_none_or(|selector| selector.matches(volume.metadata.labels.as_ref()))
-            && capacity(volume) >= wanted
+            && is_usable(volume)
     };
     volumes
         .iter()

@@ -1,18 +1,21 @@
-//! Protection: a claim that a pod uses, and a volume that is bound, are not deleted under their users. Admission puts the
-//! finalizer on; here it comes off when nobody uses the object any more.
+//! Protection: a claim that a pod uses, a volume that is bound, and a class of attributes that a claim or volume has are not
+//! deleted under their users. Admission puts the finalizer on; here it comes off when nobody uses the object any more.
 
 use std::sync::Arc;
 
 use client::{Client, Event, Informer, ListParams, Resource};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::storage::v1::VolumeAttributesClass;
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::{Error, pods};
 
 const CLAIM_FINALIZER: &str = "kubernetes.io/pvc-protection";
 const VOLUME_FINALIZER: &str = "kubernetes.io/pv-protection";
-const BY_CLAIM: &str = "claim";
+const CLASS_FINALIZER: &str = "kubernetes.io/vac-protection";
+const BY_CLASS: &str = "attributes-class";
+pub(super) const BY_CLAIM: &str = "claim";
 /// How many pods the server is asked for at a time.
 const PAGE: u32 = 500;
 
@@ -27,8 +30,15 @@ struct Volumes {
     volumes: Informer<PersistentVolume>,
 }
 
+struct AttributesClasses {
+    client: Client,
+    classes: Informer<VolumeAttributesClass>,
+    claims: Informer<PersistentVolumeClaim>,
+    volumes: Informer<PersistentVolume>,
+}
+
 /// `namespace/name` of every claim a pod mounts, generic ephemeral ones included.
-fn claims_of(pod: &Pod) -> Vec<String> {
+pub(super) fn claims_of(pod: &Pod) -> Vec<String> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_ref()).into_iter().flatten();
     let names = volumes.filter_map(|volume| match (&volume.persistent_volume_claim, &volume.ephemeral) {
@@ -53,6 +63,72 @@ pub(crate) fn build_claims(context: &Context) -> Arc<dyn Reconcile> {
 pub(crate) fn build_volumes(context: &Context) -> Arc<dyn Reconcile> {
     let volumes = context.on_self::<PersistentVolume>();
     Arc::new(Volumes { client: context.client.clone(), volumes })
+}
+
+pub(crate) fn build_attributes_classes(context: &Context) -> Arc<dyn Reconcile> {
+    let classes = context.on_self::<VolumeAttributesClass>();
+    let claims = context.on::<PersistentVolumeClaim, _>(|event| former_classes(event, classes_of_claim));
+    let volumes = context.on::<PersistentVolume, _>(|event| former_classes(event, classes_of_volume));
+    claims.add_index(BY_CLASS, classes_of_claim);
+    volumes.add_index(BY_CLASS, classes_of_volume);
+    Arc::new(AttributesClasses { client: context.client.clone(), classes, claims, volumes })
+}
+
+/// The classes that the object does not have any more.
+fn former_classes<K>(event: &Event<K>, classes: fn(&K) -> Vec<String>) -> Vec<String> {
+    match event {
+        Event::Added(_) => Vec::new(),
+        Event::Modified { old, new } => {
+            let kept = classes(new);
+            classes(old).into_iter().filter(|class| !kept.contains(class)).collect()
+        }
+        Event::Deleted(object) => classes(object),
+    }
+}
+
+/// The class that a claim has, the one it wants, and the one it is on its way to.
+fn classes_of_claim(claim: &PersistentVolumeClaim) -> Vec<String> {
+    let (spec, status) = (claim.spec.as_ref(), claim.status.as_ref());
+    let target = status.and_then(|status| status.modify_volume_status.as_ref());
+    let names = [
+        spec.and_then(|spec| spec.volume_attributes_class_name.clone()),
+        status.and_then(|status| status.current_volume_attributes_class_name.clone()),
+        target.and_then(|target| target.target_volume_attributes_class_name.clone()),
+    ];
+    let mut names: Vec<_> = names.into_iter().flatten().filter(|name| !name.is_empty()).collect();
+    names.sort();
+    names.dedup();
+    names
+}
+
+fn classes_of_volume(volume: &PersistentVolume) -> Vec<String> {
+    let name = volume.spec.as_ref().and_then(|spec| spec.volume_attributes_class_name.clone());
+    name.filter(|name| !name.is_empty()).into_iter().collect()
+}
+
+impl Reconcile for AttributesClasses {
+    fn reconcile<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Outcome> {
+        Box::pin(async move {
+            let Some(class) = self.classes.get(key) else { return Ok(Requeue::Never) };
+            let used = !self.claims.by_index(BY_CLASS, key).is_empty()
+                || !self.volumes.by_index(BY_CLASS, key).is_empty()
+                || (class.metadata.deletion_timestamp.is_some() && self.is_used_now(key).await?);
+            protect(&self.client, &*class, CLASS_FINALIZER, used).await
+        })
+    }
+}
+
+impl AttributesClasses {
+    /// Letting a class go cannot be taken back, so the server is asked.
+    async fn is_used_now(&self, name: &str) -> Result<bool, Error> {
+        let everything = ListParams::default();
+        let claims = self.client.all::<PersistentVolumeClaim>().list_all(&everything, PAGE).await?;
+        if claims.items.iter().any(|claim| classes_of_claim(claim).iter().any(|class| class == name)) {
+            return Ok(true);
+        }
+        let volumes = self.client.all::<PersistentVolume>().list_all(&everything, PAGE).await?;
+        Ok(volumes.items.iter().any(|volume| classes_of_volume(volume).iter().any(|class| class == name)))
+    }
 }
 
 impl Reconcile for Claims {

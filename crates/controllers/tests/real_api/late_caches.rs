@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use crate::harness::{Cluster, patiently, until_no_conflict};
 
 /// Holds the watch events of one collection back while it is closed.
-struct Gate(watch::Sender<bool>);
+pub(crate) struct Gate(watch::Sender<bool>);
 
 impl Gate {
     /// A manager's client that sees the watches of `path` through the gate, and everything else as it is.
@@ -33,11 +33,11 @@ impl Gate {
         (Self(sender), Client::in_process(handler, user))
     }
 
-    fn close(&self) {
+    pub(crate) fn close(&self) {
         self.0.send_replace(false);
     }
 
-    fn open(&self) {
+    pub(crate) fn open(&self) {
         self.0.send_replace(true);
     }
 }
@@ -55,7 +55,7 @@ fn hold(response: Response<Body>, open: watch::Receiver<bool>) -> Response<Body>
     })
 }
 
-async fn start(path: &'static str, nodes: usize) -> (Cluster, Gate) {
+pub(crate) async fn start(path: &'static str, nodes: usize) -> (Cluster, Gate) {
     let mut cluster = Cluster::without_manager(nodes).await;
     let (gate, client) = Gate::new(&cluster, path);
     let config = controllers::Config { client, ..cluster.manager() };

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod area_23_scheduling;
+mod attach_detach;
 mod autoscalers;
 mod cron_jobs;
 mod daemon_sets;
@@ -19,7 +20,9 @@ mod late_caches;
 mod namespaces;
 mod quotas;
 mod scale;
+mod snapshots;
 mod stateful_sets;
 mod tokens;
 mod transport;
+mod volumes;
 mod workloads;

@@ -1,10 +1,10 @@
 //! Claims, volumes and storage classes, with what was promised but is not yet written.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use k8s_openapi::api::storage::v1::{CSIDriver, CSIStorageCapacity, StorageClass};
+use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 #[derive(Debug, Default)]
@@ -14,6 +14,10 @@ pub(crate) struct Volumes {
     classes: HashMap<String, Arc<StorageClass>>,
     drivers: HashMap<String, Arc<CSIDriver>>,
     capacities: HashMap<String, Arc<CSIStorageCapacity>>,
+    csi_nodes: HashMap<String, Arc<CSINode>>,
+    attachments: HashMap<String, Arc<VolumeAttachment>>,
+    /// Names of attachments by node.
+    by_node: HashMap<String, BTreeSet<String>>,
 }
 
 /// Objects as the API shows them, and as they will be once what was decided is written.
@@ -104,6 +108,47 @@ impl Volumes {
 
     pub(crate) fn set_capacity(&mut self, key: &str, capacity: Option<Arc<CSIStorageCapacity>>) {
         set(&mut self.capacities, key, capacity);
+    }
+
+    pub(crate) fn csi_node(&self, name: &str) -> Option<&Arc<CSINode>> {
+        self.csi_nodes.get(name)
+    }
+
+    pub(crate) fn set_csi_node(&mut self, name: &str, node: Option<Arc<CSINode>>) {
+        set(&mut self.csi_nodes, name, node);
+    }
+
+    /// Whether pods with volumes of the driver may only come to nodes that have it.
+    pub(crate) fn is_required(&self, driver: &str) -> bool {
+        let driver = self.drivers.get(driver);
+        driver.is_some_and(|driver| driver.spec.prevent_pod_scheduling_if_missing == Some(true))
+    }
+
+    pub(crate) fn set_attachment(&mut self, name: &str, attachment: Option<Arc<VolumeAttachment>>) {
+        if let Some(old) = self.attachments.get(name)
+            && let Some(names) = self.by_node.get_mut(&old.spec.node_name)
+        {
+            names.remove(name);
+            if names.is_empty() {
+                let node = old.spec.node_name.clone();
+                self.by_node.remove(&node);
+            }
+        }
+        if let Some(attachment) = &attachment {
+            self.by_node.entry(attachment.spec.node_name.clone()).or_default().insert(name.to_owned());
+        }
+        set(&mut self.attachments, name, attachment);
+    }
+
+    /// The volumes that are attached to a node, or about to be, as `driver/handle`, with their drivers.
+    pub(crate) fn attached(&self, node: &str) -> impl Iterator<Item = (String, String)> {
+        let names = self.by_node.get(node).into_iter().flatten();
+        names.filter_map(|name| {
+            let spec = &self.attachments.get(name)?.spec;
+            let volume = self.volume(spec.source.persistent_volume_name.as_deref()?)?;
+            let csi = volume.spec.as_ref()?.csi.as_ref()?;
+            Some((format!("{}/{}", spec.attacher, csi.volume_handle), spec.attacher.clone()))
+        })
     }
 
     pub(crate) fn promise_claim(&mut self, key: &str, claim: Arc<PersistentVolumeClaim>) {

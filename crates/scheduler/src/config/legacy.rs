@@ -58,11 +58,11 @@ const PREDICATES: &[(&str, &[&str])] = &[
     ("CheckNodeMemoryPressure", &[]),
     ("CheckNodeDiskPressure", &[]),
     ("CheckNodePIDPressure", &[]),
-    ("MaxEBSVolumeCount", &[]),
-    ("MaxGCEPDVolumeCount", &[]),
-    ("MaxAzureDiskVolumeCount", &[]),
-    ("MaxCinderVolumeCount", &[]),
-    ("MaxCSIVolumeCountPred", &[]),
+    ("MaxEBSVolumeCount", &["NodeVolumeLimits"]),
+    ("MaxGCEPDVolumeCount", &["NodeVolumeLimits"]),
+    ("MaxAzureDiskVolumeCount", &["NodeVolumeLimits"]),
+    ("MaxCinderVolumeCount", &["NodeVolumeLimits"]),
+    ("MaxCSIVolumeCountPred", &["NodeVolumeLimits"]),
 ];
 
 /// Old names of priorities and what scores in their place.

@@ -11,7 +11,7 @@ use crate::pod::{self, PodInfo};
 use crate::queue::Advice;
 
 /// Upstream has them, this build does not: naming them is no mistake.
-const ABSENT: &[&str] = &["NodeVolumeLimits", "DynamicResources", "NodeDeclaredFeatures"];
+const ABSENT: &[&str] = &["DynamicResources", "NodeDeclaredFeatures"];
 
 /// The profiles of the process, by scheduler name.
 pub(crate) struct Profiles {
@@ -199,7 +199,7 @@ mod tests {
     #[test]
     fn without_configuration_the_default_plugins_decide() {
         expect![[r#"
-            default-scheduler: filter NodeUnschedulable NodeName TaintToleration NodeAffinity NodePorts NodeResourcesFit VolumeRestrictions VolumeBinding VolumeZone PodTopologySpread InterPodAffinity
+            default-scheduler: filter NodeUnschedulable NodeName TaintToleration NodeAffinity NodePorts NodeResourcesFit VolumeRestrictions NodeVolumeLimits VolumeBinding VolumeZone PodTopologySpread InterPodAffinity
               score TaintToleration=3 NodeAffinity=2 NodeResourcesFit=1 PodTopologySpread=2 InterPodAffinity=2 NodeResourcesBalancedAllocation=1 ImageLocality=1"#]]
         .assert_eq(&describe(""));
     }

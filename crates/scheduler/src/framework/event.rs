@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
-use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
+use k8s_openapi::api::storage::v1::{CSINode, CSIStorageCapacity, StorageClass};
 
 use crate::pod::PodInfo;
 
@@ -42,6 +42,13 @@ pub(crate) enum Event {
     },
     /// A driver stopped publishing its capacity.
     CsiDriverChanged(String),
+    CsiNodeAdded,
+    CsiNodeChanged {
+        old: Arc<CSINode>,
+        new: Arc<CSINode>,
+    },
+    /// A volume was detached from its node.
+    AttachmentDeleted,
     CapacityAdded,
     CapacityChanged {
         old: Arc<CSIStorageCapacity>,
@@ -119,6 +126,9 @@ impl Event {
             Event::StorageClassAdded(_) => "StorageClassAdd",
             Event::StorageClassChanged { .. } => "StorageClassUpdate",
             Event::CsiDriverChanged(_) => "CSIDriverUpdate",
+            Event::CsiNodeAdded => "CSINodeAdd",
+            Event::CsiNodeChanged { .. } => "CSINodeUpdate",
+            Event::AttachmentDeleted => "VolumeAttachmentDelete",
             Event::CapacityAdded => "CSIStorageCapacityAdd",
             Event::CapacityChanged { .. } => "CSIStorageCapacityUpdate",
         }

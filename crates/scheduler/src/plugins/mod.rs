@@ -11,6 +11,7 @@ pub(crate) mod node_ports;
 pub(crate) mod node_resources;
 pub(crate) mod node_resources_fit;
 pub(crate) mod node_unschedulable;
+pub(crate) mod node_volume_limits;
 pub(crate) mod pod_topology_spread;
 pub(crate) mod priority_sort;
 pub(crate) mod scheduling_gates;
@@ -56,6 +57,7 @@ pub(crate) const PLUGINS: &[(&str, i64, Make)] = &[
         Ok(Arc::new(plugin))
     }),
     ("VolumeRestrictions", 0, |_, _| Ok(Arc::new(volume_restrictions::VolumeRestrictions))),
+    ("NodeVolumeLimits", 0, |_, _| Ok(Arc::new(node_volume_limits::NodeVolumeLimits))),
     ("VolumeBinding", 0, |given, context| Ok(Arc::new(args::volume_binding(given, context.volumes.clone())?))),
     ("VolumeZone", 0, |_, _| Ok(Arc::new(volume_zone::VolumeZone))),
     ("PodTopologySpread", 2, |given, _| Ok(Arc::new(args::pod_topology_spread(given)?))),

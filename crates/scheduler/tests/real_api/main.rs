@@ -5,6 +5,7 @@
 mod cases;
 mod extending;
 mod stress;
+mod volumes;
 
 use std::time::Duration;
 

@@ -1,0 +1,523 @@
+//! What happens to a claim and to a volume next: decided from what the caches show, never awaiting.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::storage::v1::StorageClass;
+
+use super::matching::{best, claim_class, default_class, is_for, unsuitable};
+use super::protection::claims_of;
+use crate::pods;
+
+pub(super) const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
+pub(super) const BOUND_BY: &str = "pv.kubernetes.io/bound-by-controller";
+pub(super) const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
+pub(super) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+/// The provisioner of this binary: a folder on the node that the scheduler chose.
+pub const LOCAL_PATH: &str = "cox.dev/local-path";
+/// Provisioners that were part of Kubernetes start with this.
+const IN_TREE: &str = "kubernetes.io/";
+/// Those whose work CSI drivers have taken over (`csi-translation-lib`, v1.36).
+const MIGRATED: [(&str, &str); 7] = [
+    ("kubernetes.io/aws-ebs", "ebs.csi.aws.com"),
+    ("kubernetes.io/azure-disk", "disk.csi.azure.com"),
+    ("kubernetes.io/azure-file", "file.csi.azure.com"),
+    ("kubernetes.io/cinder", "cinder.csi.openstack.org"),
+    ("kubernetes.io/gce-pd", "pd.csi.storage.gke.io"),
+    ("kubernetes.io/portworx-volume", "pxd.portworx.com"),
+    ("kubernetes.io/vsphere-volume", "csi.vsphere.vmware.com"),
+];
+
+/// What the binder sees besides the claim.
+pub(super) struct Seen<'a> {
+    pub(super) volumes: &'a [Arc<PersistentVolume>],
+    pub(super) classes: &'a [Arc<StorageClass>],
+    /// Pods that use the claim.
+    pub(super) pods: &'a [Arc<Pod>],
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum ForClaim {
+    Bind(Arc<PersistentVolume>),
+    /// It was bound, and what it was bound to is gone or another's.
+    Lose {
+        reason: &'static str,
+        message: &'static str,
+    },
+    /// It stays as it is; events are normal unless they warn.
+    Wait(Option<Notice>),
+    GiveClass(Arc<StorageClass>),
+    /// By the provisioner of this binary, on the node if one is chosen.
+    Provision {
+        class: Arc<StorageClass>,
+        node: Option<String>,
+    },
+    /// By an external provisioner of this name.
+    HandOver {
+        provisioner: String,
+    },
+    /// Nothing that anybody but a person can put right.
+    Refuse(String),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Notice {
+    pub(super) warns: bool,
+    pub(super) reason: &'static str,
+    pub(super) message: String,
+}
+
+fn normal(reason: &'static str, message: impl Into<String>) -> ForClaim {
+    ForClaim::Wait(Some(Notice { warns: false, reason, message: message.into() }))
+}
+
+fn warning(reason: &'static str, message: impl Into<String>) -> ForClaim {
+    ForClaim::Wait(Some(Notice { warns: true, reason, message: message.into() }))
+}
+
+pub(super) fn annotation<'a>(
+    meta: &'a k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta,
+    key: &str,
+) -> Option<&'a str> {
+    meta.annotations.as_ref()?.get(key).map(String::as_str)
+}
+
+pub(super) fn volume_name(claim: &PersistentVolumeClaim) -> Option<&str> {
+    claim.spec.as_ref()?.volume_name.as_deref().filter(|name| !name.is_empty())
+}
+
+fn is_free(volume: &PersistentVolume) -> bool {
+    volume.spec.as_ref().is_some_and(|spec| spec.claim_ref.is_none())
+}
+
+pub(super) fn for_claim(claim: &PersistentVolumeClaim, seen: &Seen<'_>) -> ForClaim {
+    let named = |name: &str| seen.volumes.iter().find(|volume| volume.metadata.name.as_deref() == Some(name));
+    if annotation(&claim.metadata, BIND_COMPLETED).is_some() {
+        let lose = |reason, message| ForClaim::Lose { reason, message };
+        let Some(name) = volume_name(claim) else {
+            let message = "Bound claim has lost reference to PersistentVolume. Data on the volume is lost!";
+            return lose("ClaimLost", message);
+        };
+        return match named(name) {
+            None => lose("ClaimLost", "Bound claim has lost its PersistentVolume. Data on the volume is lost!"),
+            Some(volume) if is_free(volume) || is_owned(volume, claim) => ForClaim::Bind(volume.clone()),
+            Some(_) => lose("ClaimMisbound", "Two claims are bound to the same volume, this one is bound incorrectly"),
+        };
+    }
+    if let Some(name) = volume_name(claim) {
+        return match named(name) {
+            None => ForClaim::Wait(None),
+            Some(volume) if is_for(volume, claim) => ForClaim::Bind(volume.clone()),
+            Some(volume) if is_free(volume) => match unsuitable(volume, claim) {
+                None => ForClaim::Bind(volume.clone()),
+                Some(why) => warning("VolumeMismatch", format!("Cannot bind to requested volume {name:?}: {why}")),
+            },
+            Some(_) if annotation(&claim.metadata, BOUND_BY).is_none() => {
+                normal("FailedBinding", format!("volume {name:?} already bound to a different claim."))
+            }
+            Some(volume) => ForClaim::Refuse(format!(
+                "invalid binding of claim {:?} to volume {name:?}: volume already claimed by {:?}",
+                pods::key(claim),
+                claim_key(volume)
+            )),
+        };
+    }
+    without_volume(claim, seen)
+}
+
+fn without_volume(claim: &PersistentVolumeClaim, seen: &Seen<'_>) -> ForClaim {
+    let name = claim_class(claim).unwrap_or_default();
+    let class = seen.classes.iter().find(|class| class.metadata.name.as_deref() == Some(name));
+    let is_delayed = class.is_some_and(|class| class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer"));
+    let node = annotation(&claim.metadata, SELECTED_NODE);
+    // The scheduler alone chooses for claims that wait for it; it reserves what it has chosen.
+    if let Some(volume) = best(claim, seen.volumes).filter(|volume| !is_delayed || is_for(volume, claim)) {
+        return ForClaim::Bind(volume);
+    }
+    if let Some(default) = default_class(seen.classes).filter(|_| claim_class(claim).is_none()) {
+        return ForClaim::GiveClass(default);
+    }
+    let Some(class) = class else {
+        return match name {
+            "" => normal("FailedBinding", "no persistent volumes available for this claim and no storage class is set"),
+            _ => warning("ProvisioningFailed", format!("storageclass.storage.k8s.io {name:?} not found")),
+        };
+    };
+    if is_delayed && node.is_none() {
+        return wait_for_consumer(claim, seen.pods);
+    }
+    match class.provisioner.as_str() {
+        LOCAL_PATH => ForClaim::Provision { class: class.clone(), node: node.map(str::to_owned) },
+        provisioner => match MIGRATED.iter().find(|(old, _)| *old == provisioner) {
+            Some((_, driver)) => ForClaim::HandOver { provisioner: (*driver).to_owned() },
+            None if provisioner.starts_with(IN_TREE) => {
+                warning("ProvisioningFailed", format!("no volume plugin matched name: {provisioner}"))
+            }
+            None => ForClaim::HandOver { provisioner: provisioner.to_owned() },
+        },
+    }
+}
+
+fn wait_for_consumer(claim: &PersistentVolumeClaim, pods: &[Arc<Pod>]) -> ForClaim {
+    let key = pods::key(claim);
+    let is_waiting =
+        |pod: &&Arc<Pod>| pods::node_name(pod).is_empty() && !pods::is_finished(pod) && claims_of(pod).contains(&key);
+    let mut names: Vec<_> = pods.iter().filter(is_waiting).filter_map(|pod| pod.metadata.name.as_deref()).collect();
+    names.sort_unstable();
+    match names.as_slice() {
+        [] => normal("WaitForFirstConsumer", "waiting for first consumer to be created before binding"),
+        [name] => normal("WaitForPodScheduled", format!("waiting for pod {name} to be scheduled")),
+        names => normal("WaitForPodScheduled", format!("waiting for pods {} to be scheduled", names.join(","))),
+    }
+}
+
+/// The volume names the claim, with its uid.
+fn is_owned(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
+    let reference = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
+    reference.is_some_and(|reference| reference.uid.is_some() && reference.uid == claim.metadata.uid)
+        || is_for(volume, claim)
+}
+
+/// `namespace/name` of the claim that a volume names.
+pub(super) fn claim_key(volume: &PersistentVolume) -> Option<String> {
+    let reference = volume.spec.as_ref()?.claim_ref.as_ref()?;
+    Some(format!(
+        "{}/{}",
+        reference.namespace.as_deref().unwrap_or_default(),
+        reference.name.as_deref().unwrap_or_default()
+    ))
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ForVolume {
+    Available,
+    Bound,
+    /// The claim's own turn completes the binding.
+    WakeClaim,
+    /// Nobody has it any more.
+    Release,
+    /// The claim has another volume.
+    Unbind,
+}
+
+/// `claim` is the one that the volume names, if it is there with the uid that the volume names.
+pub(super) fn for_volume(volume: &PersistentVolume, claim: Option<&PersistentVolumeClaim>) -> ForVolume {
+    let reference = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
+    match reference.map(|reference| reference.uid.as_deref().unwrap_or_default()) {
+        None | Some("") => return ForVolume::Available,
+        Some(_) => {}
+    }
+    let Some(claim) = claim else { return ForVolume::Release };
+    match volume_name(claim) {
+        None => ForVolume::WakeClaim,
+        name if name == volume.metadata.name.as_deref() => ForVolume::Bound,
+        Some(_) if annotation(&volume.metadata, PROVISIONED_BY).is_some() && policy(volume) == "Delete" => {
+            ForVolume::Release
+        }
+        Some(_) => ForVolume::Unbind,
+    }
+}
+
+fn policy(volume: &PersistentVolume) -> &str {
+    let policy = volume.spec.as_ref().and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
+    policy.unwrap_or("Retain")
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Reclaim {
+    /// It is kept, or its own provisioner deletes it.
+    Leave,
+    /// A folder of this binary's provisioner.
+    Delete,
+    /// The volume becomes Failed, with an event.
+    Fail { reason: &'static str, message: String },
+}
+
+/// What becomes of a released volume.
+pub(super) fn reclaim(volume: &PersistentVolume) -> Reclaim {
+    let name = volume.metadata.name.as_deref().unwrap_or_default();
+    match (policy(volume), annotation(&volume.metadata, PROVISIONED_BY)) {
+        ("Retain", _) => Reclaim::Leave,
+        ("Recycle", _) => {
+            Reclaim::Fail { reason: "VolumeFailedRecycle", message: "No recycler plugin found for the volume!".into() }
+        }
+        ("Delete", Some(LOCAL_PATH)) => Reclaim::Delete,
+        ("Delete", Some(provisioner))
+            if !provisioner.starts_with(IN_TREE) || MIGRATED.iter().any(|(old, _)| *old == provisioner) =>
+        {
+            Reclaim::Leave
+        }
+        ("Delete", _) => Reclaim::Fail {
+            reason: "VolumeFailedDelete",
+            message: format!(
+                "error getting deleter volume plugin for volume {name:?}: no deletable volume plugin matched"
+            ),
+        },
+        _ => Reclaim::Fail {
+            reason: "VolumeUnknownReclaimPolicy",
+            message: "Volume has unrecognized PersistentVolumeReclaimPolicy".into(),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn volume(name: &str, change: Value) -> Arc<PersistentVolume> {
+        let mut value = json!({
+            "metadata": { "name": name },
+            "spec": { "capacity": { "storage": "1Gi" }, "accessModes": ["ReadWriteOnce"], "storageClassName": "" },
+            "status": { "phase": "Available" },
+        });
+        merge(&mut value, change);
+        Arc::new(serde_json::from_value(value).unwrap())
+    }
+
+    fn claim(change: Value) -> PersistentVolumeClaim {
+        let mut value = json!({
+            "metadata": { "name": "c", "namespace": "default", "uid": "u" },
+            "spec": { "resources": { "requests": { "storage": "1Gi" } }, "accessModes": ["ReadWriteOnce"], "storageClassName": "" },
+        });
+        merge(&mut value, change);
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn merge(value: &mut Value, change: Value) {
+        match (value, change) {
+            (Value::Object(value), Value::Object(change)) => {
+                for (key, change) in change {
+                    merge(value.entry(key).or_insert(Value::Null), change);
+                }
+            }
+            (value, change) => *value = change,
+        }
+    }
+
+    fn class(name: &str, provisioner: &str, mode: &str) -> Arc<StorageClass> {
+        Arc::new(
+            serde_json::from_value(
+                json!({ "metadata": { "name": name }, "provisioner": provisioner, "volumeBindingMode": mode }),
+            )
+            .unwrap(),
+        )
+    }
+
+    fn reserved(uid: &str) -> Value {
+        json!({ "spec": { "claimRef": { "namespace": "default", "name": "c", "uid": uid } } })
+    }
+
+    fn elsewhere() -> Value {
+        json!({ "spec": { "claimRef": { "namespace": "default", "name": "other", "uid": "o" } } })
+    }
+
+    /// The decision in a word, and what is said about it.
+    fn summary(decision: ForClaim) -> (&'static str, String) {
+        match decision {
+            ForClaim::Bind(volume) => ("bind", volume.metadata.name.clone().unwrap()),
+            ForClaim::Lose { reason, .. } => ("lose", reason.into()),
+            ForClaim::Wait(None) => ("wait", String::new()),
+            ForClaim::Wait(Some(notice)) => {
+                (if notice.warns { "warn" } else { "say" }, format!("{}: {}", notice.reason, notice.message))
+            }
+            ForClaim::GiveClass(class) => ("class", class.metadata.name.clone().unwrap()),
+            ForClaim::Provision { class, node } => {
+                ("provision", format!("{} {}", class.metadata.name.as_deref().unwrap(), node.unwrap_or_default()))
+            }
+            ForClaim::HandOver { provisioner } => ("hand over", provisioner),
+            ForClaim::Refuse(why) => ("refuse", why),
+        }
+    }
+
+    #[test]
+    fn claims_that_were_bound() {
+        let bound = |name: Value| {
+            claim(json!({ "metadata": { "annotations": { BIND_COMPLETED: "yes" } }, "spec": { "volumeName": name } }))
+        };
+        for (claim, volumes, expected) in [
+            (bound(json!("v")), vec![volume("v", reserved("u"))], ("bind", "v")),
+            (bound(json!("v")), vec![volume("v", json!({}))], ("bind", "v")),
+            (bound(json!("v")), vec![], ("lose", "ClaimLost")),
+            (bound(json!(null)), vec![volume("v", json!({}))], ("lose", "ClaimLost")),
+            (bound(json!("v")), vec![volume("v", elsewhere())], ("lose", "ClaimMisbound")),
+            (bound(json!("v")), vec![volume("v", reserved("former"))], ("lose", "ClaimMisbound")),
+        ] {
+            let seen = Seen { volumes: &volumes, classes: &[], pods: &[] };
+            let (what, detail) = summary(for_claim(&claim, &seen));
+            assert_eq!((what, detail.as_str()), expected);
+        }
+    }
+
+    #[test]
+    fn claims_that_name_a_volume() {
+        let with = |change: Value| {
+            let mut claim = claim(change);
+            claim.spec.as_mut().unwrap().volume_name = Some("v".into());
+            claim
+        };
+        let mismatch = |why: &str| format!("VolumeMismatch: Cannot bind to requested volume \"v\": {why}");
+        let block = json!({ "spec": { "volumeMode": "Block" } });
+        let gold = json!({ "spec": { "volumeAttributesClassName": "gold" } });
+        let exclusive = json!({ "spec": { "accessModes": ["ReadWriteOncePod"] } });
+        for (claim, volumes, expected) in [
+            (with(json!({})), vec![], ("wait", String::new())),
+            (with(json!({})), vec![volume("v", json!({}))], ("bind", "v".into())),
+            (with(json!({})), vec![volume("v", reserved(""))], ("bind", "v".into())),
+            (
+                with(json!({ "spec": { "resources": { "requests": { "storage": "2Gi" } } } })),
+                vec![volume("v", json!({}))],
+                ("warn", mismatch("requested PV is too small")),
+            ),
+            (
+                with(json!({ "spec": { "storageClassName": "fast" } })),
+                vec![volume("v", json!({}))],
+                ("warn", mismatch("storageClassName does not match")),
+            ),
+            (with(block.clone()), vec![volume("v", json!({}))], ("warn", mismatch("incompatible volumeMode"))),
+            (with(exclusive.clone()), vec![volume("v", json!({}))], ("warn", mismatch("incompatible accessMode"))),
+            (with(exclusive.clone()), vec![volume("v", exclusive)], ("bind", "v".into())),
+            (
+                with(gold.clone()),
+                vec![volume("v", json!({}))],
+                ("warn", mismatch("volumeAttributesClassName does not match")),
+            ),
+            (with(gold.clone()), vec![volume("v", gold)], ("bind", "v".into())),
+            (
+                with(json!({})),
+                vec![volume("v", elsewhere())],
+                ("say", "FailedBinding: volume \"v\" already bound to a different claim.".into()),
+            ),
+        ] {
+            let seen = Seen { volumes: &volumes, classes: &[], pods: &[] };
+            assert_eq!(summary(for_claim(&claim, &seen)), expected);
+        }
+    }
+
+    #[test]
+    fn claims_that_wait_or_are_provisioned() {
+        let of = |class: &str| claim(json!({ "spec": { "storageClassName": class } }));
+        let chosen = |class: &str| {
+            claim(
+                json!({ "metadata": { "annotations": { SELECTED_NODE: "n" } }, "spec": { "storageClassName": class } }),
+            )
+        };
+        let mut unset = claim(json!({}));
+        unset.spec.as_mut().unwrap().storage_class_name = None;
+        let mut default = StorageClass::clone(&class("default", "csi.example", "Immediate"));
+        default.metadata.annotations =
+            Some([("storageclass.kubernetes.io/is-default-class".to_owned(), "true".to_owned())].into());
+        let classes = [
+            class("now", "csi.example", "Immediate"),
+            class("later", "csi.example", "WaitForFirstConsumer"),
+            class("folder", LOCAL_PATH, "WaitForFirstConsumer"),
+            class("none", "kubernetes.io/no-provisioner", "Immediate"),
+            class("ebs", "kubernetes.io/aws-ebs", "Immediate"),
+            Arc::new(default),
+        ];
+        let pod = |name: &str, node: &str| -> Arc<Pod> {
+            Arc::new(
+                serde_json::from_value(json!({
+                    "metadata": { "name": name, "namespace": "default" },
+                    "spec": { "nodeName": node, "containers": [], "volumes": [{ "name": "d", "persistentVolumeClaim": { "claimName": "c" } }] },
+                }))
+                .unwrap(),
+            )
+        };
+        let later = |name: &str, change: Value| {
+            let mut change = change;
+            merge(&mut change, json!({ "spec": { "storageClassName": "later" } }));
+            volume(name, change)
+        };
+        let no_volume = "FailedBinding: no persistent volumes available for this claim and no storage class is set";
+        for (claim, volumes, pods, expected) in [
+            (of(""), vec![], vec![], ("say", no_volume)),
+            (unset, vec![], vec![], ("class", "default")),
+            (
+                of("gone"),
+                vec![],
+                vec![],
+                ("warn", "ProvisioningFailed: storageclass.storage.k8s.io \"gone\" not found"),
+            ),
+            (of("now"), vec![], vec![], ("hand over", "csi.example")),
+            (of("ebs"), vec![], vec![], ("hand over", "ebs.csi.aws.com")),
+            (
+                of("none"),
+                vec![],
+                vec![],
+                ("warn", "ProvisioningFailed: no volume plugin matched name: kubernetes.io/no-provisioner"),
+            ),
+            (
+                of("later"),
+                vec![later("v", json!({}))],
+                vec![],
+                ("say", "WaitForFirstConsumer: waiting for first consumer to be created before binding"),
+            ),
+            (of("later"), vec![later("v", reserved("u"))], vec![], ("bind", "v")),
+            (
+                of("later"),
+                vec![],
+                vec![pod("a", ""), pod("run", "n")],
+                ("say", "WaitForPodScheduled: waiting for pod a to be scheduled"),
+            ),
+            (
+                of("later"),
+                vec![],
+                vec![pod("b", ""), pod("a", "")],
+                ("say", "WaitForPodScheduled: waiting for pods a,b to be scheduled"),
+            ),
+            (chosen("later"), vec![], vec![pod("a", "")], ("hand over", "csi.example")),
+            (chosen("folder"), vec![], vec![], ("provision", "folder n")),
+        ] {
+            let seen = Seen { volumes: &volumes, classes: &classes, pods: &pods };
+            let (what, detail) = summary(for_claim(&claim, &seen));
+            assert_eq!((what, detail.as_str()), expected);
+        }
+    }
+
+    #[test]
+    fn volumes_follow_their_claims() {
+        let dynamic = |uid: &str| {
+            let mut change = reserved(uid);
+            let note = json!({ "metadata": { "annotations": { PROVISIONED_BY: "csi.example" } }, "spec": { "persistentVolumeReclaimPolicy": "Delete" } });
+            merge(&mut change, note);
+            volume("v", change)
+        };
+        let on = |name: &str| claim(json!({ "spec": { "volumeName": name } }));
+        for (volume, claim, expected) in [
+            (volume("v", json!({})), None, ForVolume::Available),
+            (volume("v", reserved("")), None, ForVolume::Available),
+            (volume("v", reserved("u")), None, ForVolume::Release),
+            (volume("v", reserved("u")), Some(claim(json!({}))), ForVolume::WakeClaim),
+            (volume("v", reserved("u")), Some(on("v")), ForVolume::Bound),
+            (volume("v", reserved("u")), Some(on("w")), ForVolume::Unbind),
+            (dynamic("u"), Some(on("w")), ForVolume::Release),
+            (dynamic("u"), Some(on("v")), ForVolume::Bound),
+        ] {
+            assert_eq!(for_volume(&volume, claim.as_ref()), expected, "{volume:?}");
+        }
+    }
+
+    #[test]
+    fn released_volumes_are_reclaimed_by_their_makers() {
+        let of = |policy: &str, by: Option<&str>| {
+            let annotations = by.map(|by| json!({ PROVISIONED_BY: by }));
+            reclaim(&volume(
+                "v",
+                json!({ "metadata": { "annotations": annotations }, "spec": { "persistentVolumeReclaimPolicy": policy } }),
+            ))
+        };
+        assert_eq!(of("Retain", Some(LOCAL_PATH)), Reclaim::Leave);
+        assert_eq!(of("Delete", Some(LOCAL_PATH)), Reclaim::Delete);
+        assert_eq!(of("Delete", Some("csi.example")), Reclaim::Leave);
+        assert_eq!(of("Delete", Some("kubernetes.io/gce-pd")), Reclaim::Leave);
+        let failed = |reclaim: Reclaim| match reclaim {
+            Reclaim::Fail { reason, .. } => reason,
+            _ => "",
+        };
+        assert_eq!(failed(of("Delete", None)), "VolumeFailedDelete");
+        assert_eq!(failed(of("Recycle", None)), "VolumeFailedRecycle");
+        assert_eq!(failed(of("Burn", None)), "VolumeUnknownReclaimPolicy");
+    }
+}

@@ -1,0 +1,76 @@
+//! Pods wait for what their volumes need, and are tried again when it is there.
+
+use client::DeleteParams;
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment};
+use serde_json::json;
+
+use super::{Cluster, offers};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_waits_until_a_volume_leaves_the_node() {
+    let mut cluster = Cluster::start().await;
+    cluster
+        .create::<CSINode>(json!({"metadata": {"name": "n"}, "spec": {"drivers": [
+            {"name": "disks.example", "nodeID": "n", "allocatable": {"count": 1}}]}}))
+        .await;
+    for name in ["old", "new"] {
+        cluster
+            .create::<PersistentVolume>(json!({"metadata": {"name": name}, "spec": {"storageClassName": "",
+                "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"],
+                "csi": {"driver": "disks.example", "volumeHandle": name}}}))
+            .await;
+    }
+    cluster
+        .create::<VolumeAttachment>(json!({"metadata": {"name": "left-over"}, "spec": {
+            "attacher": "disks.example", "nodeName": "n", "source": {"persistentVolumeName": "old"}}}))
+        .await;
+    cluster
+        .create::<PersistentVolumeClaim>(json!({"metadata": {"name": "new", "namespace": "default",
+            "annotations": {"pv.kubernetes.io/bind-completed": "yes"}}, "spec": {"volumeName": "new", "storageClassName": "",
+            "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}}))
+        .await;
+    cluster.node("n", offers("4")).await;
+    cluster.pod("user", json!({"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "new"}}]})).await;
+    let said = cluster.event("user", "FailedScheduling").await;
+    assert!(said.starts_with("0/1 nodes are available: 1 node(s) exceed max volume count."), "{said}");
+    cluster.client.all::<VolumeAttachment>().delete("left-over", &DeleteParams::default()).await.unwrap();
+    assert_eq!(cluster.bound("user").await, "n");
+    cluster.stop_scheduler().await;
+}
+
+/// The room for a volume that is to be made counts, and is looked at again when its driver publishes more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_waits_until_its_driver_has_room() {
+    let mut cluster = Cluster::start().await;
+    cluster.node("n", offers("4")).await;
+    cluster
+        .create::<CSIDriver>(json!({"metadata": {"name": "disks.example"}, "spec": {"storageCapacity": true}}))
+        .await;
+    cluster
+        .create::<StorageClass>(json!({"metadata": {"name": "disks"}, "provisioner": "disks.example",
+            "volumeBindingMode": "WaitForFirstConsumer"}))
+        .await;
+    cluster
+        .create::<PersistentVolumeClaim>(json!({"metadata": {"name": "data", "namespace": "default"}, "spec": {
+            "storageClassName": "disks", "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "5Gi"}}}}))
+        .await;
+    let claims = cluster.client.namespaced::<PersistentVolumeClaim>("default");
+    cluster.pod("user", json!({"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]})).await;
+    let said = cluster.event("user", "FailedScheduling").await;
+    assert!(said.starts_with("0/1 nodes are available: 1 node(s) did not have enough free storage."), "{said}");
+    cluster
+        .create::<CSIStorageCapacity>(json!({"metadata": {"name": "room", "namespace": "default"},
+            "storageClassName": "disks", "capacity": "10Gi", "nodeTopology": {}}))
+        .await;
+    loop {
+        let claim = claims.get("data").await.unwrap();
+        let chosen = claim.metadata.annotations.unwrap_or_default().remove("volume.kubernetes.io/selected-node");
+        if let Some(chosen) = chosen {
+            assert_eq!(chosen, "n");
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    cluster.stop_scheduler().await;
+}
