@@ -17,7 +17,7 @@ use std::time::Duration;
 use tonic::transport::server::Router;
 use tonic::{Code, Status};
 
-pub use grpc::{Error, MAX_MESSAGE_SIZE, Socket, socket_path};
+pub use grpc::{Error, MAX_MESSAGE_SIZE, Socket, lazy as channel, socket_path};
 pub use service::Answer;
 pub use tonic;
 
@@ -77,4 +77,13 @@ pub fn is_final(status: &Status) -> bool {
             | Code::Unknown
             | Code::Internal
     )
+}
+
+/// A failure in the words that Go's library has for it, as users know them from events.
+pub fn describe(status: &Status) -> String {
+    let code = match status.code() {
+        Code::Cancelled => "Canceled".to_string(),
+        other => format!("{other:?}"),
+    };
+    format!("rpc error: code = {code} desc = {}", status.message())
 }
