@@ -30,6 +30,7 @@ mod node;
 mod objects;
 mod plan;
 mod pleg;
+mod plugins;
 mod pod_fields;
 mod probes;
 mod process;
