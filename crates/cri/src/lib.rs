@@ -29,20 +29,9 @@ pub mod server;
 pub mod v1;
 
 pub use client::{Clients, connect};
-pub use server::{Socket, serve};
+pub use grpc::{Error, MAX_MESSAGE_SIZE, Socket};
+pub use server::serve;
 pub use tonic;
 
 /// The metadata in which a runtime tells how the time of a call was spent: laps of the trace, as JSON.
 pub const LAPS: &str = "x-cox-laps";
-
-/// The largest message either side accepts; upstream's kubelet and runtimes use the same number.
-pub const MAX_MESSAGE_SIZE: usize = 16 << 20;
-
-/// What can go wrong between the two ends of the socket, calls themselves aside (those return `tonic::Status`).
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    #[error("CRI socket {path}: {source}")]
-    Socket { path: String, source: std::io::Error },
-    #[error("CRI endpoint {path}: {source}")]
-    Transport { path: String, source: tonic::transport::Error },
-}

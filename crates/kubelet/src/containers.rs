@@ -269,6 +269,7 @@ pub(crate) struct ContainerParts<'a> {
     pub(crate) restart_count: i32,
     pub(crate) env: Vec<(String, String)>,
     pub(crate) mounts: Vec<v1::Mount>,
+    pub(crate) devices: Vec<v1::Device>,
     pub(crate) resources: v1::LinuxContainerResources,
     pub(crate) image_uid: Option<i64>,
     pub(crate) image_user: String,
@@ -308,6 +309,7 @@ pub(crate) fn container_config(pod: &Pod, container: &Container, parts: Containe
             .map(|(key, value)| v1::KeyValue { key: key.clone(), value: value.clone().into_bytes() })
             .collect(),
         mounts: parts.mounts,
+        devices: parts.devices,
         labels: state::container_labels(pod, &container.name),
         annotations: state::container_annotations(pod, container, parts.restart_count),
         log_path: format!("{}/{}.log", container.name, parts.restart_count),
@@ -518,6 +520,7 @@ mod tests {
                 restart_count: 3,
                 env: vec![("X".into(), "y".into())],
                 mounts: vec![],
+                devices: vec![],
                 resources: Default::default(),
                 image_uid: Some(0),
                 image_user: String::new(),

@@ -41,6 +41,16 @@ impl FileWatch {
         watch
     }
 
+    /// Watches nothing yet.
+    pub fn of_directories() -> Self {
+        Self(start().inspect_err(|error| tracing::debug!(%error, "no inotify")).ok())
+    }
+
+    /// Tells of what comes to and goes from a directory as well.
+    pub fn add_directory(&self, path: &Path) {
+        self.add(path, libc::IN_CREATE | libc::IN_MOVED_TO | libc::IN_DELETE | libc::IN_MOVED_FROM);
+    }
+
     /// Watches the file that is at `path` now as well.
     pub fn add_file(&self, path: &Path) {
         self.add(path, libc::IN_MODIFY | libc::IN_CLOSE_WRITE);

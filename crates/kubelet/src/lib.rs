@@ -31,6 +31,7 @@ mod objects;
 mod parts;
 mod plan;
 mod pleg;
+mod plugins;
 mod pod_fields;
 mod probes;
 mod process;

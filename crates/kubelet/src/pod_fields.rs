@@ -50,7 +50,6 @@ const REFUSED: &[Row] = &[
     Row { field: "VolumeProjection.podCertificate", reason: "PodCertificateNotSupported", asks: Asks::Pod(pod_certificate) },
     Row { field: "EmptyDirVolumeSource.medium", reason: "HugePagesNotSupported", asks: Asks::Pod(huge_pages) },
     Row { field: "ResourceRequirements.claims", reason: "ResourceClaimsNotSupported", asks: Asks::Container(claims) },
-    Row { field: "Container.volumeDevices", reason: "VolumeDevicesNotSupported", asks: Asks::Container(volume_devices) },
     Row { field: "EnvVarSource.fileKeyRef", reason: "FileKeyRefNotSupported", asks: Asks::Container(file_key_ref) },
     Row { field: "ContainerRestartRule.action", reason: "RestartRuleNotSupported", asks: Asks::Container(restart_rule) },
     Row { field: "SecurityContext.appArmorProfile", reason: "AppArmor", asks: Asks::Container(app_armor) },
@@ -126,14 +125,6 @@ fn claims(_: &Pod, container: &Container, _: Host) -> Option<String> {
     Some(format!("container {:?}: claim {:?}: this node does not prepare claimed devices", container.name, claim.name))
 }
 
-fn volume_devices(_: &Pod, container: &Container, _: Host) -> Option<String> {
-    let device = container.volume_devices.as_ref()?.first()?;
-    Some(format!(
-        "container {:?}: volumeDevices {:?}: this node does not map block volumes",
-        container.name, device.name
-    ))
-}
-
 fn file_key_ref(_: &Pod, container: &Container, _: Host) -> Option<String> {
     let is_from_file = |from: &k8s_openapi::api::core::v1::EnvVarSource| -> bool { from.file_key_ref.is_some() };
     let variable =
@@ -184,10 +175,10 @@ mod tests {
         ("NodeSelectorRequirement", "key operator values"),
         ("Container", "args command env envFrom image imagePullPolicy lifecycle livenessProbe name ports readinessProbe \
             resizePolicy resources restartPolicy restartPolicyRules securityContext startupProbe stdin stdinOnce \
-            terminationMessagePath terminationMessagePolicy tty volumeMounts workingDir"),
+            terminationMessagePath terminationMessagePolicy tty volumeDevices volumeMounts workingDir"),
         ("EphemeralContainer", "args command env envFrom image imagePullPolicy lifecycle livenessProbe name ports readinessProbe \
             resizePolicy resources restartPolicy restartPolicyRules securityContext startupProbe stdin stdinOnce targetContainerName \
-            terminationMessagePath terminationMessagePolicy tty volumeMounts workingDir"),
+            terminationMessagePath terminationMessagePolicy tty volumeDevices volumeMounts workingDir"),
         ("EnvVar", "name value valueFrom"),
         ("EnvVarSource", "configMapKeyRef fieldRef resourceFieldRef secretKeyRef"),
         ("ConfigMapKeySelector", "key name optional"),
@@ -222,6 +213,8 @@ mod tests {
         ("SELinuxOptions", "level role type user"),
         ("SeccompProfile", "localhostProfile type"),
         ("Sysctl", "name value"),
+        ("VolumeDevice", "devicePath name"),
+        ("CSIVolumeSource", "driver fsType nodePublishSecretRef readOnly volumeAttributes"),
         ("VolumeMount", "mountPath mountPropagation name readOnly recursiveReadOnly subPath subPathExpr"),
         ("PodDNSConfig", "nameservers options searches"),
         ("PodDNSConfigOption", "name value"),
@@ -230,7 +223,7 @@ mod tests {
         ("PodOS", "name"),
         ("PodReadinessGate", "conditionType"),
         ("Toleration", "effect key operator tolerationSeconds value"),
-        ("Volume", "configMap downwardAPI emptyDir ephemeral hostPath image name persistentVolumeClaim projected secret"),
+        ("Volume", "configMap csi downwardAPI emptyDir ephemeral hostPath image name persistentVolumeClaim projected secret"),
         ("ConfigMapVolumeSource", "defaultMode items name optional"),
         ("SecretVolumeSource", "defaultMode items optional secretName"),
         ("KeyToPath", "key mode path"),
@@ -254,13 +247,12 @@ mod tests {
         ("PodSpec", "preemptionPolicy schedulerName schedulingGates schedulingGroup topologySpreadConstraints", "the scheduler's"),
         ("PodSpec", "automountServiceAccountToken priorityClassName serviceAccount", "admission's"),
         ("Affinity", "podAffinity podAntiAffinity", "the scheduler's"),
-        ("EphemeralContainer", "volumeDevices", "run as a container: see there"),
         ("NodeAffinity", "preferredDuringSchedulingIgnoredDuringExecution", "the scheduler's"),
         ("SecurityContext", "windowsOptions", "for Windows: a pod for another system is refused"),
         ("PodSecurityContext", "windowsOptions", "for Windows: a pod for another system is refused"),
-        ("PodSecurityContext", "seLinuxChangePolicy", "for volumes mounted with a label, of which there are none"),
+        ("PodSecurityContext", "seLinuxChangePolicy", "read with seLinuxOptions, for volumes mounted with a label"),
         ("EphemeralVolumeSource", "volumeClaimTemplate", "a controller makes the claim"),
-        ("Volume", "awsElasticBlockStore azureDisk azureFile cephfs cinder csi fc flexVolume flocker gcePersistentDisk gitRepo \
+        ("Volume", "awsElasticBlockStore azureDisk azureFile cephfs cinder fc flexVolume flocker gcePersistentDisk gitRepo \
             glusterfs iscsi nfs photonPersistentDisk portworxVolume quobyte rbd scaleIO storageos vsphereVolume",
             "no plug-in here: as upstream, the pod waits and an event says why (FailedMount)"),
     ];
@@ -347,11 +339,7 @@ mod tests {
             (json!({"hostUsers": false, "containers": []}), none, Some("HostUsersNotSupported")),
             (json!({"resourceClaims": [{"name": "gpu"}], "containers": []}), none, Some("ResourceClaimsNotSupported")),
             (with(json!({"resources": {"claims": [{"name": "gpu"}]}})), none, Some("ResourceClaimsNotSupported")),
-            (
-                with(json!({"volumeDevices": [{"name": "v", "devicePath": "/dev/x"}]})),
-                none,
-                Some("VolumeDevicesNotSupported"),
-            ),
+            (with(json!({"volumeDevices": [{"name": "v", "devicePath": "/dev/x"}]})), none, None),
             (
                 with(
                     json!({"env": [{"name": "A", "valueFrom": {"fileKeyRef": {"volumeName": "v", "path": "p", "key": "k"}}}]}),

@@ -8,6 +8,7 @@ use client::kubeconfig::Kubeconfig;
 use client::{Event, EventRecorder, InformerFactory, ListParams};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Node, Pod, PodSpec, Service};
+use k8s_openapi::api::storage::v1::CSIDriver;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -24,6 +25,7 @@ use crate::node::machine::Machine;
 use crate::node::{NodeAgent, status as node_status};
 use crate::objects::{Objects, Wake};
 use crate::parts::Parts;
+use crate::plugins::Plugins;
 use crate::probes::Prober;
 use crate::runtime::{self, Runtime};
 use crate::server::Server;
@@ -31,6 +33,7 @@ use crate::shutdown::{self, Shutdown};
 use crate::state::annotation;
 use crate::static_pods::{self, Source, StaticPods};
 use crate::status_writer::StatusWriter;
+use crate::volumes::csi::{self as csi_volumes, Csi};
 use crate::volumes::{Tokens, Volumes, blocking};
 use crate::worker::Workers;
 use crate::{certificates, cpu_manager, dns, gc, pleg, state};
@@ -144,9 +147,23 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
 
     let informers = InformerFactory::new(client.clone());
     let services = informers.informer::<Service>();
+    let csi_drivers = informers.informer::<CSIDriver>();
     let pods = informers.filtered::<Pod>(ListParams::fields(format!("spec.nodeName={}", settings.node_name)));
     let own_node = informers.filtered::<Node>(ListParams::fields(format!("metadata.name={}", settings.node_name)));
 
+    let changed = Arc::new(Notify::new());
+    let csi = Csi::open(csi_volumes::Parts {
+        root: settings.root_dir.clone(),
+        node_name: settings.node_name.clone(),
+        client: client.clone(),
+        recorder: recorder.clone(),
+        objects: csi_drivers.clone(),
+        call_timeout: settings.volume_call_timeout,
+        changed: changed.clone(),
+        tasks: tasks.clone(),
+        stop: stop.clone(),
+    })
+    .context("reading what volumes of CSI drivers are in use")?;
     let prober = Arc::new(Prober::new(runtime.clone(), recorder.clone(), wake.clone(), stop.clone(), tasks.clone()));
     let status = StatusWriter::new(client.clone());
     let parallel = if settings.serialize_image_pulls { 1 } else { settings.max_parallel_image_pulls };
@@ -158,6 +175,7 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
             config_maps: Arc::new(Objects::new(client.clone(), wake.clone(), stop.clone(), tasks.clone())),
             secrets: Arc::new(Objects::new(client.clone(), wake.clone(), stop.clone(), tasks.clone())),
             tokens: Tokens::new(client.clone()),
+            csi: csi.clone(),
         },
         cgroups,
         cpu_manager: CpuManager::open(&settings).context("starting the CPU manager")?,
@@ -207,7 +225,6 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
     if let Some(address) = settings.healthz {
         parts.spawn("kubelet health", move |stop| crate::process::serve_health(address, stop));
     }
-    let changed = Arc::new(Notify::new());
     let agent = Arc::new(NodeAgent {
         client: client.clone(),
         settings: settings.clone(),
@@ -217,7 +234,8 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
         pressure: kubelet.pressure.clone(),
         shutdown: kubelet.shutdown.clone(),
         changed: changed.clone(),
-        recorder,
+        in_use: csi.in_use.clone(),
+        recorder: recorder.clone(),
     });
     let eviction =
         Eviction::new(kubelet.clone(), all.clone(), changed.clone()).context("reading eviction thresholds")?;
@@ -234,6 +252,26 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
     parts.spawn("kubelet status", move |stop| status.clone().run(stop));
     let listed = runtime.clone();
     parts.spawn("kubelet pod lifecycle events", move |stop| pleg::run(listed.clone(), wake.clone(), stop));
+    let announced = csi.clone();
+    parts.spawn("kubelet CSI node", move |_| announced.clone().announce());
+    let (measured, period) = (csi.clone(), settings.volume_stats_period);
+    parts.spawn("kubelet volume stats", move |_| measured.clone().watch_stats(period));
+    let registries =
+        std::iter::once(settings.root_dir.join("plugins_registry")).chain(settings.plugin_registries.clone());
+    let mut directories: Vec<_> = registries
+        .map(|directory| (directory.clone(), directory.parent().map_or(directory.clone(), Into::into)))
+        .collect();
+    directories.dedup();
+    let plugins = Arc::new(Plugins {
+        csi: csi.clone(),
+        directories,
+        root: settings.root_dir.clone(),
+        node_name: settings.node_name.clone(),
+        recorder,
+        call_timeout: settings.volume_call_timeout,
+        tasks: tasks.clone(),
+    });
+    parts.spawn("kubelet plug-ins", move |stop| plugins.clone().run(stop));
 
     let cidr_runtime = runtime.clone();
     let (cidr_tasks, cidr_changed) = (tasks.clone(), changed.clone());
@@ -278,7 +316,7 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
 
     // Environment variables of services must be complete before the first container starts, and the node's own rules known.
     tokio::select! {
-        () = async { tokio::join!(services.synced(), pods.synced(), own_node.synced()); } => {}
+        () = async { tokio::join!(services.synced(), pods.synced(), own_node.synced(), csi_drivers.synced()); } => {}
         () = stop.cancelled() => return finish(tasks).await,
     }
     let updates = all.clone();
@@ -410,14 +448,14 @@ async fn clean_orphans(kubelet: &Arc<Kubelet>, workers: &Arc<Workers>, pods: &cl
     left.extend(kubelet.cpu_manager.iter().flat_map(CpuManager::pods));
     left.sort();
     left.dedup();
-    for uid in left {
-        if wanted.contains(&uid) || workers.has(&uid) || running.contains_key(&uid) {
-            continue;
-        }
-        is_clean = false;
-        if let Err(error) = kubelet.release(&uid).await {
+    left.retain(|uid| !wanted.contains(uid) && !workers.has(uid) && !running.contains_key(uid));
+    is_clean &= left.is_empty();
+    // Side by side: a storage driver that does not answer holds up its own pods only.
+    let releases = left.iter().map(|uid| async move {
+        if let Err(error) = kubelet.release(uid).await {
             tracing::warn!(uid, %error, "leftovers of a pod not removed");
         }
-    }
-    is_clean
+    });
+    futures_util::future::join_all(releases).await;
+    is_clean & kubelet.volumes.csi.unstage_unused().await
 }

@@ -108,7 +108,7 @@ impl Kubelet {
                 mounted
             }
             Err(error) => {
-                self.recorder.warning(&reference, "FailedMount", error.to_string());
+                self.recorder.warning(&reference, error.reason(), error.to_string());
                 return Err(error.into());
             }
         };
@@ -453,6 +453,7 @@ impl Kubelet {
         let sources = self.env_sources(pod, container).await?;
         let env = env::environment(container, context, &sources)?;
         let mounts = self.mounts(pod, container, context, mounted, &env).await?;
+        let devices = devices(container, mounted)?;
         let target_id = pod
             .spec
             .iter()
@@ -480,6 +481,7 @@ impl Kubelet {
                 restart_count,
                 env,
                 mounts,
+                devices,
                 resources,
                 image_uid,
                 image_user: inspected.username,
@@ -558,6 +560,12 @@ impl Kubelet {
                         ..Default::default()
                     });
                     continue;
+                }
+                Mounted::Device { .. } => {
+                    return Err(format!(
+                        "volume {} has volumeMode Block, but is specified in volumeMounts",
+                        mount.name
+                    ));
                 }
                 Mounted::Path { path, read_only } => (path.clone(), *read_only),
             };
@@ -662,6 +670,23 @@ impl Kubelet {
 fn go_seconds(duration: Duration) -> String {
     let seconds = duration.as_secs();
     if seconds < 60 { format!("{seconds}s") } else { format!("{}m{}s", seconds / 60, seconds % 60) }
+}
+
+/// Block volumes, as devices.
+fn devices(
+    container: &Container,
+    mounted: &std::collections::HashMap<String, Mounted>,
+) -> Result<Vec<v1::Device>, String> {
+    let all = container.volume_devices.iter().flatten();
+    all.map(|device| match mounted.get(&device.name) {
+        Some(Mounted::Device { path, read_only }) => Ok(v1::Device {
+            container_path: device.device_path.clone(),
+            host_path: path.to_string_lossy().into_owned(),
+            permissions: if *read_only { "r" } else { "mrw" }.into(),
+        }),
+        _ => Err(format!("cannot find volume \"{}\" to pass into container \"{}\"", device.name, container.name)),
+    })
+    .collect()
 }
 
 fn absolute(path: &str) -> String {

@@ -1,7 +1,8 @@
-//! What tests of several crates share: a real registry, real images, real runtimes, peers to compare with, keys, and test programs with
+//! What tests of several crates share: a real registry, real images, real runtimes, a CSI driver, peers to compare with, keys, and test programs with
 //! a main of their own. For tests and benchmarks only.
 #![allow(clippy::unwrap_used, reason = "test support: a failure here is a failed test")]
 
+pub mod csi_driver;
 pub mod host;
 pub mod images;
 pub mod keys;

@@ -21,7 +21,7 @@ pub(super) const FIELDS: &[Row] = &[
     refused("cpuManagerPolicyOptions", "the static policy has no options"),
     same("draManagerReconcilePeriod", "pods with resource claims are refused"),
     only("enableContentionProfiling", &["false"], NO_PROFILES),
-    same("enableControllerAttachDetach", "no volume here is attached"),
+    same("enableControllerAttachDetach", "a controller attaches volumes, never the kubelet"),
     only("enableDebugFlagsHandler", &["false", "true"], "there is no /debug/flags"),
     only("enableProfilingHandler", &["false", "true"], NO_PROFILES),
     only("enableServer", &["true"], "the server always runs"),
@@ -72,7 +72,7 @@ pub(super) const FIELDS: &[Row] = &[
     refused("tracing", "spans go to the API server (cox trace)"),
     refused("userNamespaces", "pods in user namespaces are refused"),
     same("volumePluginDir", "no volume plug-ins are started: a pod with a flexVolume waits"),
-    same("volumeStatsAggPeriod", "volumes are measured when somebody asks"),
+    same("volumeStatsAggPeriod", "volumes of CSI drivers are measured every minute, others when somebody asks"),
 ];
 
 /// Flags that are not fields of the file and not read.

@@ -127,6 +127,12 @@ pub struct Settings {
     pub shutdown_periods: Vec<Period>,
     /// The socket of the bus that logind and systemd are on.
     pub system_bus: PathBuf,
+    /// Where plug-ins register beside `plugins_registry` of `root_dir`: what is written for upstream's place finds us, too.
+    pub plugin_registries: Vec<PathBuf>,
+    /// How long a storage driver has for one call, and an attacher to attach.
+    pub volume_call_timeout: Duration,
+    /// How often volumes of storage drivers are measured.
+    pub volume_stats_period: Duration,
 }
 
 /// Who makes the cgroups of pods.
@@ -245,6 +251,9 @@ impl Settings {
             reserved_system_cpus: String::new(),
             shutdown_periods: Vec::new(),
             system_bus: dbus::system_bus(),
+            plugin_registries: vec![PathBuf::from("/var/lib/kubelet/plugins_registry")],
+            volume_call_timeout: csi::CALL_TIMEOUT,
+            volume_stats_period: Duration::from_secs(60),
         }
     }
 }

@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use crate::config::Settings;
 use crate::runtime::Runtime;
 use crate::shutdown::Shutdown;
+use crate::volumes::csi::InUse;
 use machine::Machine;
 
 const LEASE_NAMESPACE: &str = "kube-node-lease";
@@ -39,6 +40,7 @@ pub(crate) struct NodeAgent {
     pub(crate) pressure: Arc<Mutex<status::Pressure>>,
     pub(crate) shutdown: Arc<Shutdown>,
     pub(crate) changed: Arc<Notify>,
+    pub(crate) in_use: Arc<InUse>,
     pub(crate) recorder: client::EventRecorder,
 }
 
@@ -119,6 +121,7 @@ impl NodeAgent {
             port: self.port,
             pressure,
             is_shutting_down: self.shutdown.is_on(),
+            volumes_in_use: self.in_use.names(),
             old,
             now: Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default(),
         })
@@ -145,6 +148,7 @@ impl NodeAgent {
                             self.recorder.normal(&reference(name), "NodeReady", message);
                         }
                         was_ready = is_ready;
+                        self.in_use.told(new.volumes_in_use.as_deref().unwrap_or_default());
                         told = Some(new);
                     }
                     Err(error) if error.is_not_found() && self.settings.register_node => {

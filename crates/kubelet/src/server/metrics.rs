@@ -12,6 +12,7 @@ use super::{Server, text};
 use crate::node::machine::node_memory;
 use crate::state::label;
 use crate::status_writer::Ending;
+use crate::volumes::csi::Stats;
 
 /// One metric: name, kind, help, and a value per set of labels.
 struct Metric {
@@ -89,7 +90,7 @@ pub(super) async fn own(server: &Server) -> Response<Body> {
     }
     let shutdown = server.kubelet.shutdown.last();
     let seconds = |time: Option<jiff::Timestamp>| time.map_or(0.0, |time| time.as_millisecond() as f64 / 1e3);
-    answer(&[
+    let mut metrics = vec![
         Metric::new(
             "kubelet_graceful_shutdown_start_time_seconds",
             "gauge",
@@ -111,7 +112,37 @@ pub(super) async fn own(server: &Server) -> Response<Body> {
         panics,
         running,
         terminated_containers(&server.kubelet.status.endings()),
-    ])
+    ];
+    metrics.extend(volumes(&server.kubelet.volumes.csi.claim_stats()));
+    answer(&metrics)
+}
+
+/// What drivers say of the volumes of claims.
+fn volumes(all: &[Stats]) -> Vec<Metric> {
+    type Field = fn(&Stats) -> Option<u64>;
+    let fields: [(&'static str, &'static str, Field); 7] = [
+        ("kubelet_volume_stats_capacity_bytes", "[ALPHA] Capacity in bytes of the volume", |s| s.capacity),
+        ("kubelet_volume_stats_available_bytes", "[ALPHA] Number of available bytes in the volume", |s| s.available),
+        ("kubelet_volume_stats_used_bytes", "[ALPHA] Number of used bytes in the volume", |s| s.used),
+        ("kubelet_volume_stats_inodes", "[ALPHA] Maximum number of inodes in the volume", |s| s.inodes),
+        ("kubelet_volume_stats_inodes_free", "[ALPHA] Number of free inodes in the volume", |s| s.inodes_free),
+        ("kubelet_volume_stats_inodes_used", "[ALPHA] Number of used inodes in the volume", |s| s.inodes_used),
+        (
+            "kubelet_volume_stats_health_status_abnormal",
+            "[ALPHA] Abnormal volume health status. The count is either 1 or 0. 1 indicates the volume is unhealthy, 0 indicates volume is healthy",
+            |s| s.is_abnormal.map(u64::from),
+        ),
+    ];
+    let metrics = fields.into_iter().map(|(name, help, field)| {
+        all.iter().fold(Metric::new(name, "gauge", help), |metric, stats| match (&stats.claim, field(stats)) {
+            (Some((namespace, claim)), Some(value)) => {
+                metric.with(format!("namespace=\"{namespace}\",persistentvolumeclaim=\"{claim}\""), value as f64)
+            }
+            _ => metric,
+        })
+    });
+    // A metric without values is not told.
+    metrics.filter(|metric| !metric.rows.is_empty()).collect()
 }
 
 fn terminated_containers(endings: &BTreeMap<Ending, u64>) -> Metric {

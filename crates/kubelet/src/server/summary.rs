@@ -13,6 +13,7 @@ use super::{Server, json as answer, text};
 use crate::node::machine::{disk, node_memory};
 use crate::state::{self, label};
 use crate::usage::{self, Space};
+use crate::volumes::csi::Stats;
 
 pub(super) fn number(value: &Option<v1::UInt64Value>) -> u64 {
     value.as_ref().map_or(0, |value| value.value)
@@ -151,6 +152,30 @@ pub(super) async fn sandbox_stats(server: &Server) -> Vec<v1::PodSandboxStats> {
     })
 }
 
+/// A volume of a CSI driver; what the driver does not say is left out.
+fn csi_json(stats: &Stats) -> Value {
+    let mut value = json!({"time": now(), "name": stats.volume});
+    if let Some((namespace, name)) = &stats.claim {
+        value["pvcRef"] = json!({"name": name, "namespace": namespace});
+    }
+    for (field, number) in [
+        ("capacityBytes", stats.capacity),
+        ("availableBytes", stats.available),
+        ("usedBytes", stats.used),
+        ("inodes", stats.inodes),
+        ("inodesFree", stats.inodes_free),
+        ("inodesUsed", stats.inodes_used),
+    ] {
+        if let Some(number) = number {
+            value[field] = json!(number);
+        }
+    }
+    if let Some(is_abnormal) = stats.is_abnormal {
+        value["volumeHealthStats"] = json!({"abnormal": is_abnormal});
+    }
+    value
+}
+
 /// None for a pod of which nothing runs.
 async fn pod_json(
     server: &Server,
@@ -201,7 +226,7 @@ async fn pod_json(
     if let Some(of_pod) = sandbox.and_then(|sandbox| sandbox.memory.as_ref()) {
         memory = (number(&of_pod.working_set_bytes), number(&of_pod.usage_bytes), number(&of_pod.rss_bytes));
     }
-    let volumes: Vec<Value> = usage
+    let mut volumes: Vec<Value> = usage
         .volumes
         .iter()
         .map(|volume| {
@@ -211,6 +236,7 @@ async fn pod_json(
             })
         })
         .collect();
+    volumes.extend(kubelet.volumes.csi.stats_of(state::uid(pod)).iter().map(csi_json));
     let mut value = json!({
         "podRef": {"name": state::name(pod), "namespace": state::namespace(pod), "uid": state::uid(pod)},
         "startTime": status.start_time,

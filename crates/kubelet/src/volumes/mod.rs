@@ -6,6 +6,7 @@
 //! objects are rewritten in one step when the object changes (`atomic_writer`).
 
 mod atomic_writer;
+pub(crate) mod csi;
 mod host_path;
 pub(crate) mod mounts;
 mod ownership;
@@ -27,6 +28,7 @@ use crate::env::Context;
 use crate::objects::Objects;
 use crate::{resources, state};
 
+use self::csi::{Csi, Wanted};
 use ownership::ChangePolicy;
 pub(crate) use tokens::Tokens;
 
@@ -36,12 +38,18 @@ pub(crate) struct Volumes {
     pub(crate) config_maps: Arc<Objects<ConfigMap>>,
     pub(crate) secrets: Arc<Objects<Secret>>,
     pub(crate) tokens: Tokens,
+    pub(crate) csi: Arc<Csi>,
 }
 
 /// Where a volume is once it is ready.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Mounted {
     Path {
+        path: PathBuf,
+        read_only: bool,
+    },
+    /// A block device, for containers that name it in `volumeDevices`.
+    Device {
         path: PathBuf,
         read_only: bool,
     },
@@ -52,12 +60,29 @@ pub(crate) enum Mounted {
     },
 }
 
-/// One volume that could not be made ready: a `FailedMount` event, and another try.
+/// One volume that could not be made ready: an event, and another try.
 #[derive(Debug, thiserror::Error)]
-#[error("MountVolume.SetUp failed for volume \"{volume}\" : {cause}")]
+#[error("{operation} failed for volume \"{volume}\" : {cause}")]
 pub(crate) struct VolumeError {
+    /// What failed, in upstream's words.
+    pub(crate) operation: &'static str,
     pub(crate) volume: String,
     pub(crate) cause: String,
+}
+
+impl VolumeError {
+    pub(crate) fn of(operation: &'static str, volume: &str, cause: String) -> Self {
+        VolumeError { operation, volume: volume.into(), cause }
+    }
+
+    /// The event's reason.
+    pub(crate) fn reason(&self) -> &'static str {
+        match self.operation {
+            "MountVolume.NodeExpandVolume" => "FileSystemResizeFailed",
+            operation if operation.starts_with("MapVolume") => "FailedMapVolume",
+            _ => "FailedMount",
+        }
+    }
 }
 
 impl Volumes {
@@ -69,15 +94,33 @@ impl Volumes {
     pub(crate) async fn set_up(&self, context: &Context<'_>) -> Result<HashMap<String, Mounted>, VolumeError> {
         let volumes = context.pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
         let all = volumes.iter().map(|volume| async move {
-            match self.set_up_one(volume, context).await {
-                Ok(mounted) => Ok((volume.name.clone(), mounted)),
-                Err(cause) => Err(VolumeError { volume: volume.name.clone(), cause }),
-            }
+            self.set_up_one(volume, context).await.map(|mounted| (volume.name.clone(), mounted))
         });
         futures_util::future::try_join_all(all).await.map(|mounted| mounted.into_iter().collect())
     }
 
-    async fn set_up_one(&self, volume: &Volume, context: &Context<'_>) -> Result<Mounted, String> {
+    async fn set_up_one(&self, volume: &Volume, context: &Context<'_>) -> Result<Mounted, VolumeError> {
+        let pod = context.pod;
+        if let Some(source) = &volume.csi {
+            let wanted = Wanted::inline(&volume.name, source, pod);
+            return self.csi.set_up(pod, wanted, &self.secrets, &self.tokens).await;
+        }
+        let fail = |cause| VolumeError::of("MountVolume.SetUp", &volume.name, cause);
+        let claim = match &volume.persistent_volume_claim {
+            Some(source) => Some((source.claim_name.clone(), source.read_only == Some(true))),
+            None if volume.ephemeral.is_some() => Some((format!("{}-{}", state::name(pod), volume.name), false)),
+            None => None,
+        };
+        let Some((name, read_only)) = claim else { return self.set_up_own(volume, context).await.map_err(fail) };
+        let (claim, bound) = self.bound(pod, &volume.name, &name).await.map_err(fail)?;
+        match Wanted::of_claim(&volume.name, &claim, &bound, read_only) {
+            Some(wanted) => self.csi.set_up(pod, wanted, &self.secrets, &self.tokens).await,
+            None => self.claim(pod, &volume.name, bound, read_only).await.map_err(fail),
+        }
+    }
+
+    /// Volumes that need nothing but this node.
+    async fn set_up_own(&self, volume: &Volume, context: &Context<'_>) -> Result<Mounted, String> {
         let pod = context.pod;
         let writable = |path: PathBuf| Mounted::Path { path, read_only: false };
         if let Some(source) = &volume.host_path {
@@ -91,12 +134,6 @@ impl Volumes {
                 reference: source.reference.clone().unwrap_or_default(),
                 policy: source.pull_policy.clone(),
             });
-        }
-        if let Some(source) = &volume.persistent_volume_claim {
-            return self.claim(pod, &volume.name, &source.claim_name, source.read_only == Some(true)).await;
-        }
-        if volume.ephemeral.is_some() {
-            return self.claim(pod, &volume.name, &format!("{}-{}", state::name(pod), volume.name), false).await;
         }
         let group = fs_group(pod);
         if let Some(source) = &volume.empty_dir {
@@ -138,10 +175,13 @@ impl Volumes {
         Ok(Mounted::Path { path, read_only: true })
     }
 
-    /// A bound claim on a local or hostPath volume. A local one is given to the pod's fsGroup, once: before anything of the
-    /// pod has started, and never while its containers may be at work in it.
-    async fn claim(&self, pod: &Pod, volume: &str, name: &str, read_only: bool) -> Result<Mounted, String> {
-        let owned = self.dir(pod, "kubernetes.io~local-volume", volume);
+    /// A claim of the pod and the volume that it is bound to, used as what it is.
+    async fn bound(
+        &self,
+        pod: &Pod,
+        volume: &str,
+        name: &str,
+    ) -> Result<(PersistentVolumeClaim, PersistentVolume), String> {
         let namespace = state::namespace(pod);
         let claim = self
             .client
@@ -149,24 +189,53 @@ impl Volumes {
             .get(name)
             .await
             .map_err(|error| format!("failed to fetch PVC from API server: {error}"))?;
-        let volume = claim
+        let bound = claim
             .spec
             .as_ref()
             .and_then(|spec| spec.volume_name.clone())
             .filter(|volume| !volume.is_empty())
             .ok_or_else(|| {
-                format!("PVC {namespace}/{name} has non-bound phase (\"Pending\") or empty pvc.Spec.VolumeName (\"\")")
-            })?;
-        let volume = self
+            format!("PVC {namespace}/{name} has non-bound phase (\"Pending\") or empty pvc.Spec.VolumeName (\"\")")
+        })?;
+        let bound = self
             .client
             .all::<PersistentVolume>()
-            .get(&volume)
+            .get(&bound)
             .await
-            .map_err(|error| format!("failed to fetch PV {volume:?} from API server: {error}"))?;
-        let spec = volume.spec.unwrap_or_default();
+            .map_err(|error| format!("failed to fetch PV {bound:?} from API server: {error}"))?;
+        let is_block = bound.spec.as_ref().is_some_and(|spec| spec.volume_mode.as_deref() == Some("Block"));
+        let containers = state::all_containers(pod);
+        let is_mounted =
+            containers.iter().flat_map(|c| c.volume_mounts.iter().flatten()).any(|mount| mount.name == volume);
+        let is_mapped =
+            containers.iter().flat_map(|c| c.volume_devices.iter().flatten()).any(|device| device.name == volume);
+        match is_block {
+            true if is_mounted => {
+                Err(format!("volume {volume} has volumeMode Block, but is specified in volumeMounts"))
+            }
+            false if is_mapped => {
+                Err(format!("volume {volume} has volumeMode Filesystem, but is specified in volumeDevices"))
+            }
+            _ => Ok((claim, bound)),
+        }
+    }
+
+    /// A local or hostPath volume. A local one is given to the pod's fsGroup, once: before anything of the
+    /// pod has started, and never while its containers may be at work in it.
+    async fn claim(
+        &self,
+        pod: &Pod,
+        volume: &str,
+        bound: PersistentVolume,
+        read_only: bool,
+    ) -> Result<Mounted, String> {
+        let owned = self.dir(pod, "kubernetes.io~local-volume", volume);
+        let spec = bound.spec.unwrap_or_default();
         if spec.volume_mode.as_deref() == Some("Block") {
-            let name = volume.metadata.name.unwrap_or_default();
-            return Err(format!("volume {name} has volumeMode Block, but is specified in volumeMounts"));
+            let path = spec.local.map(|source| PathBuf::from(source.path)).ok_or("no volume plugin matched")?;
+            let checked = path.clone();
+            blocking(move || host_path::check(&checked, "BlockDevice")).await?;
+            return Ok(Mounted::Device { path, read_only });
         }
         // A path of the node's stays as the node has it.
         let (path, kind, group) = if let Some(source) = spec.host_path {
@@ -198,6 +267,10 @@ impl Volumes {
     /// Unmounts and removes everything of a pod.
     pub(crate) async fn tear_down(&self, uid: &str) -> Result<(), String> {
         let dir = self.pod_dir(uid);
+        // Parts of volumes that containers saw hold the volumes up.
+        let parts = dir.join("volume-subpaths");
+        blocking(move || mounts::remove_with_mounts(&parts)).await?;
+        self.csi.tear_down(uid).await?;
         blocking(move || mounts::remove_with_mounts(&dir)).await?;
         self.config_maps.release(uid);
         self.secrets.release(uid);
@@ -233,7 +306,7 @@ pub(crate) fn fs_group(pod: &Pod) -> Option<u32> {
     u32::try_from(group).ok()
 }
 
-fn change_policy(pod: &Pod) -> ChangePolicy {
+pub(crate) fn change_policy(pod: &Pod) -> ChangePolicy {
     let context = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
     match context.and_then(|context| context.fs_group_change_policy.as_deref()) {
         Some("OnRootMismatch") => ChangePolicy::OnRootMismatch,

@@ -38,6 +38,16 @@ impl Tokens {
     }
 
     pub(crate) async fn get(&self, pod: &Pod, audience: Option<&str>, seconds: Option<i64>) -> Result<String, String> {
+        self.with_expiry(pod, audience, seconds).await.map(|(token, _)| token)
+    }
+
+    /// The token and when it ends.
+    pub(crate) async fn with_expiry(
+        &self,
+        pod: &Pod,
+        audience: Option<&str>,
+        seconds: Option<i64>,
+    ) -> Result<(String, Timestamp), String> {
         let account =
             pod.spec.as_ref().and_then(|spec| spec.service_account_name.clone()).unwrap_or_else(|| "default".into());
         let audience = audience.unwrap_or_default();
@@ -46,18 +56,18 @@ impl Tokens {
         let cached = self.cache.lock().get(&key).cloned();
         let now = Timestamp::now();
         if let Some(cached) = cached.as_ref().filter(|cached| !needs_renewal(cached.issued, cached.expires, now)) {
-            return Ok(cached.token.clone());
+            return Ok((cached.token.clone(), cached.expires));
         }
         match self.request(pod, &account, audience, seconds).await {
             Ok((token, expires)) => {
                 self.cache.lock().insert(key, Cached { token: token.clone(), issued: now, expires });
-                Ok(token)
+                Ok((token, expires))
             }
             // Renewal comes early so that a failure has time to pass.
             Err(error) => match cached.filter(|cached| cached.expires > now) {
                 Some(cached) => {
                     tracing::warn!(pod = state::full_name(pod), %error, "token not renewed, the present one is kept");
-                    Ok(cached.token)
+                    Ok((cached.token, cached.expires))
                 }
                 None => Err(format!("failed to fetch token: {error}")),
             },

@@ -9,6 +9,7 @@ mod api;
 mod bus;
 mod certificates;
 mod containers;
+mod csi;
 mod endings;
 mod failures;
 mod image;
@@ -89,6 +90,16 @@ const TESTS: &[Test] = tests![
     endings::security_an_endless_grace_period_ends,
     endings::security_volumes_change_hands_once,
     endings::security_answers_to_hooks_stay_out_of_statuses,
+    csi::volumes_are_staged_published_and_taken_down,
+    csi::inline_volumes_hear_of_their_pod,
+    csi::devices_reach_containers,
+    csi::attachments_are_waited_for,
+    csi::volumes_grow_and_are_measured,
+    csi::one_pod_has_a_volume_for_one_pod,
+    csi::drivers_come_and_go,
+    csi::security_drivers_that_fail_hold_up_only_their_pods,
+    csi::security_plugins_that_lie_are_refused,
+    csi::a_kubelet_killed_between_any_two_calls_loses_nothing,
 ];
 
 /// Tests at once: they mostly wait.

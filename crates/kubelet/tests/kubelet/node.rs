@@ -66,6 +66,8 @@ impl Node {
         settings.cluster_dns = vec!["10.43.0.10".into()];
         // How full this machine's disk is has nothing to do with what is tested.
         settings.eviction_hard = [("memory.available".into(), "100Mi".into())].into();
+        // Nobody else's drivers.
+        settings.plugin_registries = Vec::new();
         change(&mut settings);
         let stop = CancellationToken::new();
         let task = tokio::spawn(kubelet::run(
@@ -103,6 +105,14 @@ impl Node {
         }
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap();
         self.kubelet = Kubelet::Process(child);
+    }
+
+    /// The process that `spawn_kubelet` started.
+    pub(crate) fn kubelet_pid(&self) -> i32 {
+        match &self.kubelet {
+            Kubelet::Process(child) => child.id() as i32,
+            Kubelet::Stopped | Kubelet::Inside(..) => panic!("the kubelet is no process of its own"),
+        }
     }
 
     pub(crate) async fn stop_kubelet(&mut self) {

@@ -1,0 +1,249 @@
+//! Plug-ins that register themselves: a socket appears in a directory, its owner is asked who it is, taken in, and told so.
+//!
+//! Flow: directories (watched) -> one task per socket -> `GetInfo` -> the driver itself -> CSINode -> `NotifyRegistrationStatus`.
+//! A plug-in that hangs, lies or has another's name is refused, told why, and asked again after a while; that is one event,
+//! and nobody else's registration waits for it.
+
+use std::collections::HashMap;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use client::EventRecorder;
+use csi::registration::{CSI_PLUGIN, InfoRequest, PluginInfo, RegistrationClient, RegistrationStatus};
+use csi::v1;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::file_watch::FileWatch;
+use crate::node;
+use crate::volumes::csi::{Csi, Driver, highest_version};
+
+/// How long a plug-in has to say who it is; drivers have longer for their own calls.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+const RETRY_FIRST: Duration = Duration::from_millis(500);
+const RETRY_MAX: Duration = Duration::from_secs(120);
+/// What a directory may hold at most: whoever can write to it is root, and may still be mistaken.
+const MAX_SOCKETS: usize = 128;
+const MAX_DEPTH: usize = 3;
+
+pub(crate) struct Plugins {
+    pub(crate) csi: Arc<Csi>,
+    /// Each with the directory that its plug-ins know the kubelet's as.
+    pub(crate) directories: Vec<(PathBuf, PathBuf)>,
+    pub(crate) root: PathBuf,
+    pub(crate) node_name: String,
+    pub(crate) recorder: EventRecorder,
+    pub(crate) call_timeout: Duration,
+    pub(crate) tasks: TaskTracker,
+}
+
+/// A socket in its present life: one that is made anew is another.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Identity(u64, i64, i64);
+
+struct Known {
+    identity: Identity,
+    gone: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl Plugins {
+    pub(crate) async fn run(self: Arc<Self>, stop: CancellationToken) {
+        for (directory, _) in &self.directories {
+            if let Err(error) = std::fs::create_dir_all(directory) {
+                tracing::warn!(path = %directory.display(), %error, "no plug-ins can register there");
+            }
+        }
+        let watch = FileWatch::of_directories();
+        let mut known: HashMap<PathBuf, Known> = HashMap::new();
+        loop {
+            let mut seen = HashMap::new();
+            for (directory, root) in &self.directories {
+                look(directory, root, MAX_DEPTH, &watch, &mut seen);
+            }
+            known.retain(|path, known| {
+                let is_there = seen.contains_key(path);
+                if !is_there {
+                    known.gone.cancel();
+                }
+                is_there
+            });
+            for (path, (identity, root)) in seen {
+                let before = known.remove(&path);
+                if let Some(same) = before.as_ref().filter(|before| before.identity == identity) {
+                    let Known { identity, .. } = *same;
+                    known.extend(before.map(|before| (path, Known { identity, ..before })));
+                    continue;
+                }
+                let previous = before.map(|before| {
+                    before.gone.cancel();
+                    before.task
+                });
+                let (this, gone, place) = (self.clone(), stop.child_token(), path.clone());
+                let (until, is_over) = (gone.clone(), stop.clone());
+                let task = self.tasks.spawn(async move {
+                    if let Some(previous) = previous {
+                        // Its successor comes after it has left.
+                        let _ = previous.await;
+                    }
+                    this.serve(&place, &root, until, is_over).await;
+                });
+                known.insert(path, Known { identity, gone, task });
+            }
+            tokio::select! {
+                () = stop.cancelled() => return,
+                _ = watch.changed() => {}
+            }
+        }
+    }
+
+    /// Takes a plug-in in and keeps it until its socket is gone.
+    async fn serve(&self, socket: &Path, root: &Path, gone: CancellationToken, stop: CancellationToken) {
+        let mut retry = client::backoff::Backoff::new(RETRY_FIRST, RETRY_MAX);
+        let (mut told, mut is_first) = (None, true);
+        let name = loop {
+            let failed = tokio::select! {
+                () = gone.cancelled() => return,
+                registered = self.register(socket, root) => match registered {
+                    Ok(name) => break name,
+                    Err(failed) => failed,
+                },
+            };
+            tracing::warn!(socket = %socket.display(), error = failed, "plug-in not registered, will retry");
+            // A socket is there a moment before somebody listens.
+            let is_early = std::mem::replace(&mut is_first, false) && failed.contains("code = Unavailable");
+            if !is_early && told.as_ref() != Some(&failed) {
+                let message = format!("plugin at {} not registered: {failed}", socket.display());
+                self.recorder.warning(&node::reference(&self.node_name), "FailedPluginRegistration", message);
+                told = Some(failed);
+            }
+            tokio::select! {
+                () = gone.cancelled() => return,
+                () = tokio::time::sleep(retry.next_delay()) => {}
+            }
+        };
+        tracing::info!(driver = name, socket = %socket.display(), "CSI driver registered");
+        gone.cancelled().await;
+        // A kubelet that stops leaves everything as it is.
+        if stop.is_cancelled() || !self.csi.drivers.remove(&name, socket) {
+            return;
+        }
+        tracing::info!(driver = name, "CSI driver is gone");
+        if let Err(error) = self.csi.uninstall(&name).await {
+            tracing::warn!(driver = name, error, "CSI driver that is gone is still in the CSINode");
+        }
+    }
+
+    /// Asks a plug-in who it is, and tells it what came of that.
+    async fn register(&self, socket: &Path, root: &Path) -> Result<String, String> {
+        let plugin = RegistrationClient::new(csi::channel(socket), ANSWER_TIMEOUT);
+        let info = plugin.get_info(InfoRequest {}).await.map_err(|status| {
+            format!(
+                "RegisterPlugin error -- failed to get plugin info using RPC GetInfo at socket {}, err: {}",
+                socket.display(),
+                csi::describe(&status)
+            )
+        })?;
+        let taken = self.take_in(&info, socket, root).await;
+        let status = RegistrationStatus {
+            plugin_registered: taken.is_ok(),
+            error: taken
+                .as_ref()
+                .err()
+                .map(|error| format!("RegisterPlugin error -- plugin registration failed with err: {error}"))
+                .unwrap_or_default(),
+        };
+        // A plug-in that does not listen is registered all the same.
+        if let Err(status) = plugin.notify_registration_status(status).await {
+            tracing::warn!(socket = %socket.display(), error = csi::describe(&status), "plug-in not told of its registration");
+        }
+        taken.map(|()| info.name)
+    }
+
+    async fn take_in(&self, info: &PluginInfo, socket: &Path, root: &Path) -> Result<(), String> {
+        if info.r#type != CSI_PLUGIN {
+            return Err(format!(
+                "no handler registered for plugin type: {} at socket {}",
+                info.r#type,
+                socket.display()
+            ));
+        }
+        let name = &info.name;
+        if let Some(why) = api::validation::dns1123_subdomain(&name.to_lowercase()).into_iter().next() {
+            return Err(format!("invalid driver name {name:?}: {why}"));
+        }
+        if name.len() > 63 {
+            return Err(format!("invalid driver name {name:?}: must be no more than 63 characters"));
+        }
+        let refused = |why: String| format!("RegisterPlugin for CSI driver {name:?} failed. {why}");
+        let version = match (info.supported_versions.as_slice(), highest_version(&info.supported_versions)) {
+            ([], _) => return Err(refused("Plugin returned an empty list for supported versions".into())),
+            (given, None) => {
+                return Err(refused(format!("None of the versions specified {given:?} are supported")));
+            }
+            (_, Some(version)) => version,
+        };
+        if let Some(why) = self.csi.drivers.refuses(name, socket, version) {
+            return Err(refused(why));
+        }
+        let endpoint = match info.endpoint.as_str() {
+            "" => socket.to_path_buf(),
+            endpoint => csi::socket_path(Path::new(endpoint)),
+        };
+        if !endpoint.is_absolute() {
+            return Err(format!("invalid endpoint {:?}: must be an absolute path", info.endpoint));
+        }
+        let clients = csi::Clients::lazy(&endpoint).timeout(self.call_timeout);
+        let ask = clients.clone().timeout(self.call_timeout.min(ANSWER_TIMEOUT));
+        let own = ask.identity.get_plugin_info(v1::GetPluginInfoRequest {}).await.map_err(|s| csi::describe(&s))?;
+        if own.name != *name {
+            return Err(format!("plugin registered as {name:?}, but calls itself {:?}", own.name));
+        }
+        let abilities =
+            ask.node.node_get_capabilities(v1::NodeGetCapabilitiesRequest {}).await.map_err(|s| csi::describe(&s))?;
+        let info = clients.node.node_get_info(v1::NodeGetInfoRequest {}).await.map_err(|s| csi::describe(&s))?;
+        self.csi.install(name, &info).await?;
+        self.csi.drivers.insert(Driver {
+            name: name.clone(),
+            registration: socket.to_path_buf(),
+            clients,
+            version,
+            abilities,
+            roots: (self.root.clone(), if is_same(root, &self.root) { root } else { &self.root }.to_path_buf()),
+        });
+        Ok(())
+    }
+}
+
+/// Whether two paths lead to one directory.
+fn is_same(one: &Path, other: &Path) -> bool {
+    let identity = |path: &Path| std::fs::metadata(path).map(|meta| (meta.dev(), meta.ino())).ok();
+    identity(one).is_some() && identity(one) == identity(other)
+}
+
+/// Finds sockets below a directory, and has it watched.
+fn look(
+    directory: &Path,
+    root: &Path,
+    depth: usize,
+    watch: &FileWatch,
+    seen: &mut HashMap<PathBuf, (Identity, PathBuf)>,
+) {
+    watch.add_directory(directory);
+    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let Ok(meta) = entry.path().symlink_metadata() else { continue };
+        if name.to_string_lossy().starts_with('.') || seen.len() >= MAX_SOCKETS {
+            continue;
+        }
+        if meta.is_dir() && depth > 1 {
+            look(&entry.path(), root, depth - 1, watch, seen);
+        } else if meta.file_type().is_socket() {
+            let identity = Identity(meta.ino(), meta.ctime(), meta.ctime_nsec());
+            seen.insert(entry.path(), (identity, root.to_path_buf()));
+        }
+    }
+}

@@ -1,0 +1,391 @@
+//! Where volumes of CSI drivers are below the kubelet's directory, in upstream's layout, and what is written beside them.
+//!
+//! A record (`vol_data.json`) is there before a driver is asked for anything and goes after everything was undone. So a
+//! kubelet that starts finds all that an earlier one may have asked for, whenever that one ended.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::volumes::mounts;
+
+const RECORD: &str = "vol_data.json";
+/// The plug-in's name as part of a path.
+const PLUGIN: &str = "kubernetes.io~csi";
+
+/// What a kubelet needs to know to take a volume down without asking anyone; upstream's fields, and whether the volume was
+/// given to the pod's group.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Record {
+    #[serde(rename = "specVolID")]
+    pub(crate) spec_name: String,
+    pub(crate) volume_handle: String,
+    pub(crate) driver_name: String,
+    pub(crate) node_name: String,
+    #[serde(rename = "attachmentID")]
+    pub(crate) attachment: String,
+    pub(crate) volume_lifecycle_mode: String,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) group_applied: bool,
+}
+
+impl Record {
+    pub(crate) fn is_inline(&self) -> bool {
+        self.volume_lifecycle_mode == "Ephemeral"
+    }
+
+    /// The volume's name in statuses of nodes, and what its lock goes by.
+    pub(crate) fn unique_name(&self) -> String {
+        unique_name(&self.driver_name, &self.volume_handle)
+    }
+
+    fn read(path: &Path) -> io::Result<Record> {
+        serde_json::from_slice(&std::fs::read(path)?).map_err(io::Error::other)
+    }
+
+    /// Written in one step, so that it is there as a whole or not at all.
+    fn write(&self, path: &Path) -> io::Result<()> {
+        use std::io::Write;
+        if let Some(parent) = path.parent() {
+            std::fs::create_dir_all(parent)?;
+        }
+        let new = path.with_extension("json.new");
+        let mut file = std::fs::File::create(&new)?;
+        file.write_all(&serde_json::to_vec(self).map_err(io::Error::other)?)?;
+        file.sync_all()?;
+        std::fs::rename(&new, path)
+    }
+}
+
+pub(crate) fn unique_name(driver: &str, handle: &str) -> String {
+    format!("kubernetes.io/csi/{driver}^{handle}")
+}
+
+/// The name of the VolumeAttachment that the attach-detach controller makes.
+pub(crate) fn attachment_name(handle: &str, driver: &str, node: &str) -> String {
+    format!("csi-{:x}", Sha256::digest(format!("{handle}{driver}{node}")))
+}
+
+/// The handle of a volume that lives and ends with its pod.
+pub(crate) fn inline_handle(uid: &str, volume: &str) -> String {
+    format!("csi-{:x}", Sha256::digest(format!("{uid}{volume}")))
+}
+
+/// How a volume is used; its places differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Filesystem,
+    Block,
+}
+
+/// A volume of a pod, as its record on disk says.
+#[derive(Clone, Debug)]
+pub(crate) struct Found {
+    pub(crate) uid: String,
+    pub(crate) mode: Mode,
+    pub(crate) record: Record,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Layout {
+    pub(crate) root: PathBuf,
+}
+
+impl Layout {
+    fn plugins(&self) -> PathBuf {
+        self.root.join("plugins/kubernetes.io/csi")
+    }
+
+    /// A pod's directory for a mounted volume.
+    fn pod_volume(&self, uid: &str, spec_name: &str) -> PathBuf {
+        self.root.join("pods").join(uid).join("volumes").join(PLUGIN).join(spec_name)
+    }
+
+    /// The pod's mark that it uses a device; a link to where the driver puts it.
+    fn pod_device(&self, uid: &str, spec_name: &str) -> PathBuf {
+        self.root.join("pods").join(uid).join("volumeDevices").join(PLUGIN).join(spec_name)
+    }
+
+    fn devices(&self, spec_name: &str) -> PathBuf {
+        self.plugins().join("volumeDevices").join(spec_name)
+    }
+
+    /// Where the driver publishes a volume for a pod.
+    pub(crate) fn target(&self, uid: &str, spec_name: &str, mode: Mode) -> PathBuf {
+        match mode {
+            Mode::Filesystem => self.pod_volume(uid, spec_name).join("mount"),
+            Mode::Block => self.plugins().join("volumeDevices/publish").join(spec_name).join(uid),
+        }
+    }
+
+    /// Where the driver stages a volume for all pods of the node.
+    pub(crate) fn staging(&self, record: &Record, mode: Mode) -> PathBuf {
+        match mode {
+            Mode::Filesystem => self.staging_dir(record).join("globalmount"),
+            Mode::Block => self.plugins().join("volumeDevices/staging").join(&record.spec_name),
+        }
+    }
+
+    fn staging_dir(&self, record: &Record) -> PathBuf {
+        let hash = format!("{:x}", Sha256::digest(&record.volume_handle));
+        self.plugins().join(&record.driver_name).join(hash)
+    }
+
+    fn staging_record(&self, record: &Record, mode: Mode) -> PathBuf {
+        match mode {
+            Mode::Filesystem => self.staging_dir(record).join(RECORD),
+            Mode::Block => self.devices(&record.spec_name).join("data").join(RECORD),
+        }
+    }
+
+    /// Notes that a pod is going to use a volume. Says whether that is new.
+    pub(crate) fn note_use(&self, uid: &str, record: &Record, mode: Mode) -> io::Result<bool> {
+        match mode {
+            Mode::Filesystem => {
+                let path = self.pod_volume(uid, &record.spec_name).join(RECORD);
+                let old = Record::read(&path).ok();
+                let record =
+                    Record { group_applied: old.as_ref().is_some_and(|old| old.group_applied), ..record.clone() };
+                if old.as_ref() != Some(&record) {
+                    record.write(&path)?;
+                }
+                Ok(old.is_none())
+            }
+            Mode::Block => {
+                // What the link leads to is known only with the volume's own record.
+                record.write(&self.staging_record(record, mode))?;
+                let link = self.pod_device(uid, &record.spec_name);
+                if link.symlink_metadata().is_ok() {
+                    return Ok(false);
+                }
+                let target = self.target(uid, &record.spec_name, mode);
+                for dir in [link.parent(), target.parent()].into_iter().flatten() {
+                    std::fs::create_dir_all(dir)?;
+                }
+                std::os::unix::fs::symlink(&target, &link)?;
+                Ok(true)
+            }
+        }
+    }
+
+    pub(crate) fn is_group_applied(&self, uid: &str, spec_name: &str) -> bool {
+        Record::read(&self.pod_volume(uid, spec_name).join(RECORD)).is_ok_and(|record| record.group_applied)
+    }
+
+    pub(crate) fn note_group(&self, uid: &str, record: &Record) -> io::Result<()> {
+        let record = Record { group_applied: true, ..record.clone() };
+        record.write(&self.pod_volume(uid, &record.spec_name).join(RECORD))
+    }
+
+    /// Notes that a volume is going to be staged, and makes its place. Says whether that is new.
+    pub(crate) fn note_staging(&self, record: &Record, mode: Mode) -> io::Result<bool> {
+        let path = self.staging_record(record, mode);
+        let is_new = mode == Mode::Filesystem && !path.exists();
+        if is_new {
+            record.write(&path)?;
+        }
+        std::fs::create_dir_all(self.staging(record, mode))?;
+        Ok(is_new)
+    }
+
+    /// Removes a pod's places of a volume. Never through a mount: what it shows is the volume's.
+    pub(crate) fn forget_use(&self, uid: &str, spec_name: &str, mode: Mode) -> io::Result<()> {
+        let target = self.target(uid, spec_name, mode);
+        remove_unmounted(&target)?;
+        match mode {
+            Mode::Filesystem => {
+                let dir = self.pod_volume(uid, spec_name);
+                remove_file(&dir.join(RECORD))?;
+                remove_dir(&dir)
+            }
+            Mode::Block => remove_file(&self.pod_device(uid, spec_name)),
+        }
+    }
+
+    /// Removes a volume's staging place, and the last trace of it.
+    pub(crate) fn forget_staging(&self, record: &Record, mode: Mode) -> io::Result<()> {
+        remove_unmounted(&self.staging(record, mode))?;
+        let path = self.staging_record(record, mode);
+        remove_file(&path)?;
+        if mode == Mode::Block {
+            remove_dir(&self.plugins().join("volumeDevices/publish").join(&record.spec_name))?;
+            remove_dir(&self.devices(&record.spec_name).join("data"))?;
+            return remove_dir(&self.devices(&record.spec_name));
+        }
+        remove_dir(&self.staging_dir(record))
+    }
+
+    /// The volumes of one pod, or of all.
+    pub(crate) fn in_use(&self, uid: Option<&str>) -> io::Result<Vec<Found>> {
+        let pods = match uid {
+            Some(uid) => vec![uid.to_string()],
+            None => names(&self.root.join("pods"))?,
+        };
+        let mut found = Vec::new();
+        for uid in pods {
+            for spec_name in names(&self.root.join("pods").join(&uid).join("volumes").join(PLUGIN))? {
+                let dir = self.pod_volume(&uid, &spec_name);
+                match Record::read(&dir.join(RECORD)) {
+                    Ok(record) => found.push(Found { uid: uid.clone(), mode: Mode::Filesystem, record }),
+                    // Begun and not even written down, or half removed: the driver has nothing there.
+                    Err(error) if !mounts::is_mount_point(&dir.join("mount"))? => {
+                        tracing::warn!(path = %dir.display(), %error, "a volume's directory without a record");
+                    }
+                    Err(error) => {
+                        return Err(io::Error::other(format!("{}: {error}", dir.join(RECORD).display())));
+                    }
+                }
+            }
+            for spec_name in names(&self.root.join("pods").join(&uid).join("volumeDevices").join(PLUGIN))? {
+                let path = self.devices(&spec_name).join("data").join(RECORD);
+                let record =
+                    Record::read(&path).map_err(|error| io::Error::other(format!("{}: {error}", path.display())))?;
+                found.push(Found { uid: uid.clone(), mode: Mode::Block, record });
+            }
+        }
+        Ok(found)
+    }
+
+    /// All volumes that are staged here, or may be.
+    pub(crate) fn staged(&self) -> io::Result<Vec<(Record, Mode)>> {
+        let mut found = Vec::new();
+        for driver in names(&self.plugins())? {
+            for inner in names(&self.plugins().join(&driver))? {
+                let (path, mode) = match driver.as_str() {
+                    "volumeDevices" => (self.devices(&inner).join("data").join(RECORD), Mode::Block),
+                    _ => (self.plugins().join(&driver).join(&inner).join(RECORD), Mode::Filesystem),
+                };
+                match Record::read(&path) {
+                    Ok(record) => found.push((record, mode)),
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    Err(error) => tracing::warn!(path = %path.display(), %error, "record of a volume not read"),
+                }
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// What is in a directory; nothing if it is not there.
+fn names(dir: &Path) -> io::Result<Vec<String>> {
+    let entries = match std::fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    entries.map(|entry| entry.map(|entry| entry.file_name().to_string_lossy().into_owned())).collect()
+}
+
+fn gone(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+fn remove_file(path: &Path) -> io::Result<()> {
+    gone(std::fs::remove_file(path))
+}
+
+/// Only if nothing is left in it.
+fn remove_dir(path: &Path) -> io::Result<()> {
+    gone(std::fs::remove_dir(path))
+}
+
+fn remove_unmounted(path: &Path) -> io::Result<()> {
+    if mounts::is_mount_point(path)? {
+        return Err(io::Error::other(format!("{} is still mounted", path.display())));
+    }
+    match path.symlink_metadata() {
+        Ok(meta) if meta.is_dir() => remove_dir(path),
+        Ok(_) => remove_file(path),
+        Err(error) => gone(Err(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record() -> Record {
+        Record {
+            spec_name: "pv".into(),
+            volume_handle: "handle".into(),
+            driver_name: "d.example".into(),
+            node_name: "n".into(),
+            attachment: attachment_name("handle", "d.example", "n"),
+            volume_lifecycle_mode: "Persistent".into(),
+            group_applied: false,
+        }
+    }
+
+    #[test]
+    fn places_and_records_are_upstreams() {
+        let layout = Layout { root: "/k".into() };
+        let staging = layout.staging(&record(), Mode::Filesystem);
+        assert!(staging.starts_with("/k/plugins/kubernetes.io/csi/d.example"), "{}", staging.display());
+        assert!(staging.ends_with("globalmount") && staging.components().count() == 8);
+        for (path, expected) in [
+            (layout.target("u", "pv", Mode::Filesystem), "/k/pods/u/volumes/kubernetes.io~csi/pv/mount"),
+            (layout.target("u", "pv", Mode::Block), "/k/plugins/kubernetes.io/csi/volumeDevices/publish/pv/u"),
+            (layout.staging(&record(), Mode::Block), "/k/plugins/kubernetes.io/csi/volumeDevices/staging/pv"),
+            (
+                layout.staging_record(&record(), Mode::Block),
+                "/k/plugins/kubernetes.io/csi/volumeDevices/pv/data/vol_data.json",
+            ),
+        ] {
+            assert_eq!(path, Path::new(expected));
+        }
+        let text = serde_json::to_value(record()).unwrap();
+        let keys: Vec<&str> = text.as_object().unwrap().keys().map(String::as_str).collect();
+        assert_eq!(
+            keys,
+            ["attachmentID", "driverName", "nodeName", "specVolID", "volumeHandle", "volumeLifecycleMode"]
+        );
+    }
+
+    #[test]
+    fn what_is_noted_is_found_and_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout { root: dir.path().into() };
+        for mode in [Mode::Filesystem, Mode::Block] {
+            assert!(layout.note_use("u", &record(), mode).unwrap());
+            assert!(!layout.note_use("u", &record(), mode).unwrap(), "a second time is not new");
+            assert_eq!(layout.note_staging(&record(), mode).unwrap(), mode == Mode::Filesystem);
+            let found = layout.in_use(None).unwrap();
+            assert_eq!(found.len(), 1);
+            assert_eq!((found[0].uid.as_str(), found[0].mode, &found[0].record), ("u", mode, &record()));
+            assert!(layout.in_use(Some("other")).unwrap().is_empty());
+            assert_eq!(layout.staged().unwrap(), [(record(), mode)]);
+            layout.forget_use("u", "pv", mode).unwrap();
+            layout.forget_staging(&record(), mode).unwrap();
+            assert!(layout.in_use(None).unwrap().is_empty() && layout.staged().unwrap().is_empty());
+            layout.forget_use("u", "pv", mode).unwrap();
+            layout.forget_staging(&record(), mode).unwrap();
+        }
+        layout.note_use("u", &record(), Mode::Filesystem).unwrap();
+        layout.note_group("u", &record()).unwrap();
+        layout.note_use("u", &record(), Mode::Filesystem).unwrap();
+        assert!(layout.is_group_applied("u", "pv"), "a later note keeps it");
+    }
+
+    #[test]
+    fn mounted_volumes_are_never_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout { root: dir.path().into() };
+        layout.note_use("u", &record(), Mode::Filesystem).unwrap();
+        let target = layout.target("u", "pv", Mode::Filesystem);
+        mounts::tmpfs(&target, None).unwrap();
+        std::fs::write(target.join("data"), "x").unwrap();
+        assert!(layout.forget_use("u", "pv", Mode::Filesystem).is_err());
+        assert_eq!(std::fs::read_to_string(target.join("data")).unwrap(), "x");
+        assert_eq!(layout.in_use(None).unwrap().len(), 1, "and not forgotten either");
+        std::fs::write(layout.pod_volume("u", "pv").join(RECORD), "").unwrap();
+        assert!(layout.in_use(None).is_err(), "a record that cannot be read is not an absent one");
+        nix::mount::umount(&target).unwrap();
+        assert!(layout.in_use(None).unwrap().is_empty());
+    }
+}

@@ -1,0 +1,371 @@
+//! Volumes of CSI drivers: attached, staged, grown and published before a pod's containers start, and all of it undone after
+//! they ended.
+//!
+//! Flow: `volumes` -> [`Csi::set_up`] -> `operations` -> a driver; [`Csi::tear_down`] goes the way back from what is on disk
+//! (`layout`). Drivers come and go through `plugins`.
+//!
+//! Invariants: for one volume there is never more than one call under way; what was asked for is written down before and
+//! forgotten only after it was undone; a driver that does not answer holds up nothing but the pods that use it.
+
+mod attachment;
+mod drivers;
+mod in_use;
+mod layout;
+mod node_info;
+mod operations;
+mod stats;
+mod wanted;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use client::{Client, EventRecorder, Informer};
+use k8s_openapi::api::core::v1::{Pod, Secret, SecretReference};
+use k8s_openapi::api::storage::v1::CSIDriver;
+use parking_lot::Mutex;
+use tokio::sync::{Notify, OwnedMutexGuard, watch};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::{Mounted, Tokens, VolumeError, blocking};
+use crate::objects::Objects;
+use crate::state;
+
+pub(crate) use drivers::{Driver, highest_version};
+pub(crate) use in_use::InUse;
+use layout::Layout;
+use node_info::NodeInfo;
+pub(crate) use stats::Stats;
+pub(crate) use wanted::Wanted;
+
+const TOKENS_KEY: &str = "csi.storage.k8s.io/serviceAccount.tokens";
+
+pub(crate) struct Csi {
+    layout: Layout,
+    node_name: String,
+    client: Client,
+    recorder: EventRecorder,
+    pub(crate) drivers: drivers::Drivers,
+    objects: Informer<CSIDriver>,
+    pub(crate) in_use: Arc<InUse>,
+    node_info: NodeInfo,
+    /// By unique name of the volume: whoever holds it may call the driver.
+    locks: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
+    done: Mutex<Done>,
+    /// How many operations are under way, by uid of the pod that they are for.
+    running: watch::Sender<HashMap<String, usize>>,
+    stats: stats::Cache,
+    call_timeout: Duration,
+    has_selinux: bool,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+/// What this kubelet knows to be done. After a restart nothing is: drivers are asked again, which changes nothing for what was.
+#[derive(Default)]
+struct Done {
+    staged: HashSet<String>,
+    /// By uid and spec name.
+    published: BTreeMap<(String, String), Published>,
+}
+
+/// A volume that a pod has.
+#[derive(Clone, Debug)]
+struct Published {
+    wanted: Arc<Wanted>,
+    pod: Arc<Pod>,
+    target: PathBuf,
+    staging: Option<PathBuf>,
+}
+
+/// What the pieces of a call come from, fetched before the volume is locked.
+struct Inputs {
+    pod: Arc<Pod>,
+    object: Option<Arc<CSIDriver>>,
+    driver: Arc<Driver>,
+    /// The driver wants to be asked again and again.
+    republish: bool,
+    publish_context: BTreeMap<String, String>,
+    volume_context: BTreeMap<String, String>,
+    stage_secrets: BTreeMap<String, String>,
+    publish_secrets: BTreeMap<String, String>,
+    expand_secrets: BTreeMap<String, String>,
+}
+
+pub(crate) struct Parts {
+    pub(crate) root: PathBuf,
+    pub(crate) node_name: String,
+    pub(crate) client: Client,
+    pub(crate) recorder: EventRecorder,
+    pub(crate) objects: Informer<CSIDriver>,
+    pub(crate) call_timeout: Duration,
+    /// Has the node's status written soon.
+    pub(crate) changed: Arc<Notify>,
+    pub(crate) tasks: TaskTracker,
+    pub(crate) stop: CancellationToken,
+}
+
+impl Csi {
+    pub(crate) fn open(parts: Parts) -> std::io::Result<Arc<Self>> {
+        let layout = Layout { root: parts.root };
+        let attached = |record: &layout::Record| (!record.attachment.is_empty()).then(|| record.unique_name());
+        let used = layout.in_use(None)?;
+        let staged = layout.staged()?;
+        let at_start: Vec<String> = used
+            .iter()
+            .map(|found| &found.record)
+            .chain(staged.iter().map(|(record, _)| record))
+            .filter_map(attached)
+            .collect();
+        Ok(Arc::new(Csi {
+            layout,
+            in_use: Arc::new(InUse::new(at_start, parts.changed)),
+            node_info: NodeInfo::new(parts.client.clone(), parts.node_name.clone()),
+            node_name: parts.node_name,
+            client: parts.client,
+            recorder: parts.recorder,
+            drivers: Default::default(),
+            objects: parts.objects,
+            locks: Default::default(),
+            done: Default::default(),
+            running: Default::default(),
+            stats: Default::default(),
+            call_timeout: parts.call_timeout,
+            has_selinux: Path::new("/sys/fs/selinux/enforce").exists(),
+            tasks: parts.tasks,
+            stop: parts.stop,
+        }))
+    }
+
+    /// Waits until the node's CSINode is there, which the scheduler looks at.
+    pub(crate) async fn announce(&self) {
+        self.node_info.ensure(&self.stop).await;
+    }
+
+    /// Makes a volume ready for a pod.
+    pub(crate) async fn set_up(
+        self: &Arc<Self>,
+        pod: &Pod,
+        wanted: Wanted,
+        secrets: &Objects<Secret>,
+        tokens: &Tokens,
+    ) -> Result<Mounted, VolumeError> {
+        let operation = if wanted.is_block { "MapVolume.SetUpDevice" } else { "MountVolume.SetUp" };
+        let fail = |cause: String| VolumeError::of(operation, &wanted.spec_name, cause);
+        check_names(&wanted).map_err(fail)?;
+        let object = self.objects.get(&wanted.driver);
+        if let Some(why) = wanted.refused(object.as_deref()) {
+            return Err(fail(why));
+        }
+        let republish = wanted::spec(object.as_deref()).and_then(|spec| spec.requires_republish) == Some(true);
+        let key = (state::uid(pod).to_string(), wanted.spec_name.clone());
+        let published = self.done.lock().published.get(&key).cloned();
+        if let Some(published) = published.filter(|_| !republish && wanted.grow_to.is_none()) {
+            return Ok(published.mounted());
+        }
+        let driver = self
+            .drivers
+            .get(&wanted.driver)
+            .map_err(|error| fail(format!("kubernetes.io/csi: mounter.SetUpAt failed to get CSI client: {error}")))?;
+        let secret = async |reference: Option<&SecretReference>| match reference {
+            None => Ok(BTreeMap::new()),
+            Some(reference) => secret_data(reference, state::uid(pod), secrets).await,
+        };
+        let stage_secrets = secret(wanted.stage_secret.as_ref()).await.map_err(fail)?;
+        let publish_secrets = secret(wanted.publish_secret.as_ref()).await.map_err(fail)?;
+        let expand_secrets = secret(wanted.expand_secret.as_ref()).await.map_err(fail)?;
+        let mut inputs = Inputs {
+            pod: Arc::new(pod.clone()),
+            driver,
+            republish,
+            publish_context: BTreeMap::new(),
+            volume_context: wanted.context(pod, object.as_deref()),
+            stage_secrets,
+            publish_secrets,
+            expand_secrets,
+            object,
+        };
+        self.add_tokens(&mut inputs, tokens).await.map_err(fail)?;
+        if wanted.needs_attachment(inputs.object.as_deref()) {
+            inputs.publish_context = self
+                .wait_for_attachment(&wanted)
+                .await
+                .map_err(|cause| VolumeError::of("MountVolume.WaitForAttach", &wanted.spec_name, cause))?;
+        }
+        let (this, wanted) = (self.clone(), Arc::new(wanted));
+        let name = wanted.spec_name.clone();
+        let running = Running::begin(self, state::uid(pod));
+        let work = async move {
+            let _running = running;
+            this.mount(&wanted, &inputs).await
+        };
+        self.detached(work).await.unwrap_or_else(|cause| Err(VolumeError::of(operation, &name, cause)))
+    }
+
+    /// Tokens of the pod's service account, for drivers that speak for the pod.
+    async fn add_tokens(&self, inputs: &mut Inputs, tokens: &Tokens) -> Result<(), String> {
+        let spec = wanted::spec(inputs.object.as_deref());
+        let requests = spec.and_then(|spec| spec.token_requests.as_deref()).unwrap_or_default();
+        if requests.is_empty() {
+            return Ok(());
+        }
+        let as_secret = spec.and_then(|spec| spec.service_account_token_in_secrets) == Some(true);
+        let mut all = serde_json::Map::new();
+        for request in requests {
+            let audience = Some(request.audience.as_str());
+            let (token, expires) = tokens.with_expiry(&inputs.pod, audience, request.expiration_seconds).await?;
+            let token = serde_json::json!({"token": token, "expirationTimestamp": expires.to_string()});
+            all.insert(request.audience.clone(), token);
+        }
+        let text = serde_json::Value::Object(all).to_string();
+        match as_secret {
+            true => inputs.publish_secrets.insert(TOKENS_KEY.into(), text),
+            false => inputs.volume_context.insert(TOKENS_KEY.into(), text),
+        };
+        Ok(())
+    }
+
+    /// Takes down all volumes of a pod, going on after a failure.
+    pub(crate) async fn tear_down(self: &Arc<Self>, uid: &str) -> Result<(), String> {
+        // What was begun for the pod and nobody waits for ends first.
+        let _ = self.running.subscribe().wait_for(|running| !running.contains_key(uid)).await;
+        let (layout, owner) = (self.layout.clone(), uid.to_string());
+        let found = blocking(move || layout.in_use(Some(&owner))).await?;
+        let all = found.into_iter().map(|found| {
+            let this = self.clone();
+            self.detached(async move { this.unmount(&found).await })
+        });
+        let failures: Vec<String> = futures_util::future::join_all(all)
+            .await
+            .into_iter()
+            .filter_map(|ended| ended.unwrap_or_else(Err).err())
+            .collect();
+        if failures.is_empty() { Ok(()) } else { Err(failures.join("; ")) }
+    }
+
+    /// Unstages what no pod uses any more, left by a kubelet that ended in between or a driver that failed. Does not wait for
+    /// it; says whether there was nothing.
+    pub(crate) async fn unstage_unused(self: &Arc<Self>) -> bool {
+        let layout = self.layout.clone();
+        let staged = blocking(move || Ok((layout.staged()?, layout.in_use(None)?))).await;
+        let (staged, used) = match staged {
+            Ok(both) => both,
+            Err(error) => {
+                tracing::warn!(error, "staged volumes not looked at");
+                return false;
+            }
+        };
+        let is_used =
+            |record: &layout::Record| used.iter().any(|found| found.record.unique_name() == record.unique_name());
+        let unused: Vec<_> = staged.into_iter().filter(|(record, _)| !is_used(record)).collect();
+        for (record, mode) in &unused {
+            let Some(held) = self.try_lock(&record.unique_name()) else { continue };
+            let (this, record, mode, stop) = (self.clone(), record.clone(), *mode, self.stop.clone());
+            self.tasks.spawn(async move {
+                let unstaged = tokio::select! {
+                    () = stop.cancelled() => return,
+                    unstaged = this.unstage_if_unused(&record, mode) => unstaged,
+                };
+                drop(held);
+                if let Err(error) = unstaged {
+                    tracing::warn!(volume = record.spec_name, error, "volume not unstaged, will retry");
+                }
+            });
+        }
+        unused.is_empty()
+    }
+
+    /// Does work to its end even if nobody waits for it any more: a call that a driver may be at is not followed by another.
+    /// Only the end of the kubelet ends it.
+    async fn detached<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> Result<T, String> {
+        let stop = self.stop.clone();
+        let task = self.tasks.spawn(async move {
+            tokio::select! {
+                () = stop.cancelled() => None,
+                done = work => Some(done),
+            }
+        });
+        match task.await {
+            Ok(Some(done)) => Ok(done),
+            Ok(None) => Err("the kubelet is stopping".into()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    async fn lock(&self, volume: &str) -> OwnedMutexGuard<()> {
+        let lock = self.lock_of(volume);
+        lock.lock_owned().await
+    }
+
+    fn try_lock(&self, volume: &str) -> Option<OwnedMutexGuard<()>> {
+        self.lock_of(volume).try_lock_owned().ok()
+    }
+
+    fn lock_of(&self, volume: &str) -> Arc<tokio::sync::Mutex<()>> {
+        let mut locks = self.locks.lock();
+        // Those that nobody holds or waits for.
+        locks.retain(|name, lock| name == volume || Arc::strong_count(lock) > 1);
+        locks.entry(volume.to_string()).or_default().clone()
+    }
+}
+
+/// Counts one operation for a pod while it lives.
+struct Running(Arc<Csi>, String);
+
+impl Running {
+    fn begin(csi: &Arc<Csi>, uid: &str) -> Self {
+        csi.running.send_modify(|running| *running.entry(uid.to_string()).or_default() += 1);
+        Running(csi.clone(), uid.to_string())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.running.send_modify(|running| {
+            if let Some(count) = running.get_mut(&self.1) {
+                *count -= 1;
+                if *count == 0 {
+                    running.remove(&self.1);
+                }
+            }
+        });
+    }
+}
+
+impl Published {
+    fn mounted(&self) -> Mounted {
+        match self.wanted.is_block {
+            true => Mounted::Device { path: self.target.clone(), read_only: self.wanted.is_read_only },
+            false => Mounted::Path { path: self.target.clone(), read_only: self.wanted.is_read_only },
+        }
+    }
+}
+
+/// Names of objects become parts of paths.
+fn check_names(wanted: &Wanted) -> Result<(), String> {
+    for (what, name) in [("volume name", &wanted.spec_name), ("driver name", &wanted.driver)] {
+        if let Some(why) = api::validation::dns1123_subdomain(&name.to_lowercase()).into_iter().next() {
+            return Err(format!("invalid {what} {name:?}: {why}"));
+        }
+    }
+    match wanted.handle.is_empty() {
+        true => Err("volume handle is empty".into()),
+        false => Ok(()),
+    }
+}
+
+async fn secret_data(
+    reference: &SecretReference,
+    uid: &str,
+    secrets: &Objects<Secret>,
+) -> Result<BTreeMap<String, String>, String> {
+    let (namespace, name) =
+        (reference.namespace.as_deref().unwrap_or_default(), reference.name.as_deref().unwrap_or_default());
+    let failed = |why: String| format!("fetching NodeStageSecretRef {namespace}/{name} failed: {why}");
+    let secret = secrets.get(uid, namespace, name).await.map_err(failed)?;
+    let secret = secret.ok_or_else(|| failed(format!("secrets {name:?} not found")))?;
+    let data = secret.data.iter().flatten();
+    Ok(data.map(|(key, value)| (key.clone(), String::from_utf8_lossy(&value.0).into_owned())).collect())
+}

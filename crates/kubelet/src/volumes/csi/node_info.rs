@@ -1,0 +1,244 @@
+//! What the API knows of this node's drivers: the CSINode object, the node's id for each driver, and topology labels.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use client::{Client, Patch};
+use csi::v1::NodeGetInfoResponse;
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::storage::v1::{CSINode, CSINodeDriver, CSINodeSpec, VolumeNodeResources};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+
+use super::Csi;
+
+/// The node's id for each driver, as JSON.
+const NODE_IDS: &str = "csi.volume.kubernetes.io/nodeid";
+const MIGRATED: &str = "storage.alpha.kubernetes.io/migrated-plugins";
+/// In-tree volumes that are always their CSI drivers' business.
+const MIGRATED_PLUGINS: &str = "kubernetes.io/aws-ebs,kubernetes.io/azure-disk,kubernetes.io/azure-file,\
+    kubernetes.io/cinder,kubernetes.io/gce-pd,kubernetes.io/portworx-volume,kubernetes.io/vsphere-volume";
+/// Others write the same objects.
+const TRIES: usize = 10;
+
+pub(super) struct NodeInfo {
+    client: Client,
+    node: String,
+    /// One change at a time.
+    turn: tokio::sync::Mutex<()>,
+}
+
+impl Csi {
+    /// Tells of a driver.
+    pub(crate) async fn install(&self, driver: &str, info: &NodeGetInfoResponse) -> Result<(), String> {
+        self.node_info.install(driver, info).await
+    }
+
+    pub(crate) async fn uninstall(&self, driver: &str) -> Result<(), String> {
+        self.node_info.uninstall(driver).await
+    }
+}
+
+impl NodeInfo {
+    pub(super) fn new(client: Client, node: String) -> Self {
+        NodeInfo { client, node, turn: Default::default() }
+    }
+
+    /// Makes the CSINode, as soon as there is a Node.
+    pub(super) async fn ensure(&self, stop: &CancellationToken) {
+        let mut retry = client::backoff::Backoff::new(Duration::from_millis(100), Duration::from_secs(7));
+        loop {
+            match self.change(|_| {}).await {
+                Ok(()) => return,
+                Err(error) => tracing::debug!(%error, "CSINode not made, will retry"),
+            }
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(retry.next_delay()) => {}
+            }
+        }
+    }
+
+    async fn install(&self, driver: &str, info: &NodeGetInfoResponse) -> Result<(), String> {
+        check(info)?;
+        let topology = info.accessible_topology.clone().unwrap_or_default().segments;
+        self.note_on_node(driver, Some(&info.node_id), &topology).await?;
+        let entry = entry(driver, info);
+        let changed = self
+            .change(|drivers| {
+                drivers.retain(|known| known.name != driver);
+                drivers.push(entry.clone());
+            })
+            .await;
+        changed.map_err(|error| format!("error updating CSINode object with CSI driver node info: {error}"))
+    }
+
+    async fn uninstall(&self, driver: &str) -> Result<(), String> {
+        self.change(|drivers| drivers.retain(|known| known.name != driver))
+            .await
+            .map_err(|error| format!("error uninstalling CSI driver from CSINode object {error}"))?;
+        self.note_on_node(driver, None, &BTreeMap::new()).await
+    }
+
+    async fn note_on_node(
+        &self,
+        driver: &str,
+        id: Option<&str>,
+        topology: &BTreeMap<String, String>,
+    ) -> Result<(), String> {
+        let _turn = self.turn.lock().await;
+        let api = self.client.all::<Node>();
+        let node = api.get(&self.node).await.map_err(|error| format!("error getting node: {error}"))?;
+        let (ids, labels) = noted(&node, driver, id, topology)?;
+        let patch = json!({"metadata": {"annotations": {NODE_IDS: ids}, "labels": labels}});
+        let patched = api.patch(&self.node, &Patch::merge(patch)).await;
+        patched.map(drop).map_err(|error| format!("error updating Node object with CSI driver node info: {error}"))
+    }
+
+    async fn change(&self, change: impl Fn(&mut Vec<CSINodeDriver>)) -> Result<(), client::Error> {
+        let _turn = self.turn.lock().await;
+        let api = self.client.all::<CSINode>();
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let written = match api.get_opt(&self.node).await? {
+                Some(mut found) => {
+                    let before = found.clone();
+                    change(&mut found.spec.drivers);
+                    match found == before {
+                        true => return Ok(()),
+                        false => api.update(&found).await,
+                    }
+                }
+                None => {
+                    let node = self.client.all::<Node>().get(&self.node).await?;
+                    let mut made = new(&node);
+                    change(&mut made.spec.drivers);
+                    api.create(&made).await
+                }
+            };
+            match written {
+                Err(error) if tries < TRIES && (error.is_conflict() || error.is_already_exists()) => {}
+                other => return other.map(drop),
+            }
+        }
+    }
+}
+
+fn new(node: &Node) -> CSINode {
+    let owner = OwnerReference {
+        api_version: "v1".into(),
+        kind: "Node".into(),
+        name: node.metadata.name.clone().unwrap_or_default(),
+        uid: node.metadata.uid.clone().unwrap_or_default(),
+        ..Default::default()
+    };
+    CSINode {
+        metadata: ObjectMeta {
+            name: node.metadata.name.clone(),
+            annotations: Some([(MIGRATED.to_string(), MIGRATED_PLUGINS.to_string())].into()),
+            owner_references: Some(vec![owner]),
+            ..Default::default()
+        },
+        spec: CSINodeSpec { drivers: Vec::new() },
+    }
+}
+
+/// Why a driver's word on this node cannot be believed.
+fn check(info: &NodeGetInfoResponse) -> Result<(), String> {
+    if info.node_id.is_empty() {
+        return Err("error adding CSI driver node info: nodeID must not be empty".into());
+    }
+    if info.max_volumes_per_node < 0 {
+        return Err(format!("error adding CSI driver node info: invalid volume limit {}", info.max_volumes_per_node));
+    }
+    Ok(())
+}
+
+fn entry(driver: &str, info: &NodeGetInfoResponse) -> CSINodeDriver {
+    let keys: Vec<String> =
+        info.accessible_topology.iter().flat_map(|topology| topology.segments.keys().cloned()).collect();
+    let limit = i32::try_from(info.max_volumes_per_node).unwrap_or(i32::MAX);
+    CSINodeDriver {
+        name: driver.into(),
+        node_id: info.node_id.clone(),
+        topology_keys: (!keys.is_empty()).then_some(keys),
+        // Zero means that the driver sets no limit.
+        allocatable: (limit > 0).then_some(VolumeNodeResources { count: Some(limit) }),
+    }
+}
+
+/// The node's ids with that of this driver, and the labels to set. Labels are never taken away: volumes may name them.
+fn noted(
+    node: &Node,
+    driver: &str,
+    id: Option<&str>,
+    topology: &BTreeMap<String, String>,
+) -> Result<(Option<String>, BTreeMap<String, String>), String> {
+    let labels = node.metadata.labels.clone().unwrap_or_default();
+    for (key, value) in topology {
+        if let Some(there) = labels.get(key).filter(|there| *there != value) {
+            return Err(format!(
+                "detected topology value collision: driver reported {key:?}:{value:?} but existing label is {key:?}:{there:?}"
+            ));
+        }
+    }
+    let annotation = node.metadata.annotations.as_ref().and_then(|all| all.get(NODE_IDS));
+    let mut ids: BTreeMap<String, String> = annotation
+        .map(|text| serde_json::from_str(text))
+        .transpose()
+        .map_err(|error| format!("failed to parse node's {NODE_IDS:?} annotation value: {error}"))?
+        .unwrap_or_default();
+    match id {
+        Some(id) => ids.insert(driver.into(), id.into()),
+        None => ids.remove(driver),
+    };
+    let text = (!ids.is_empty()).then(|| serde_json::to_string(&ids)).transpose().map_err(|error| error.to_string())?;
+    Ok((text, topology.clone()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use csi::v1::Topology;
+
+    fn node(meta: serde_json::Value) -> Node {
+        serde_json::from_value(json!({"metadata": meta})).unwrap()
+    }
+
+    fn segments(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+        pairs.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect()
+    }
+
+    #[test]
+    fn ids_and_labels_are_added_and_ids_taken_away() {
+        let zone = segments(&[("d/zone", "z1")]);
+        let (ids, labels) = noted(&node(json!({})), "d", Some("id-1"), &zone).unwrap();
+        assert_eq!((ids.as_deref(), &labels), (Some(r#"{"d":"id-1"}"#), &zone));
+        let known = node(json!({"annotations": {NODE_IDS: r#"{"d":"id-1","e":"x"}"#}, "labels": {"d/zone": "z1"}}));
+        let (ids, _) = noted(&known, "d", None, &BTreeMap::new()).unwrap();
+        assert_eq!(ids.as_deref(), Some(r#"{"e":"x"}"#));
+        let clash = noted(&known, "d", Some("id-1"), &segments(&[("d/zone", "z2")])).unwrap_err();
+        assert_eq!(
+            clash,
+            "detected topology value collision: driver reported \"d/zone\":\"z2\" but existing label is \"d/zone\":\"z1\""
+        );
+        let only = node(json!({"annotations": {NODE_IDS: r#"{"d":"id-1"}"#}}));
+        assert_eq!(noted(&only, "d", None, &BTreeMap::new()).unwrap().0, None);
+    }
+
+    #[test]
+    fn limits_and_keys() {
+        let info = |max, keys: &[(&str, &str)]| NodeGetInfoResponse {
+            node_id: "n".into(),
+            max_volumes_per_node: max,
+            accessible_topology: Some(Topology { segments: segments(keys) }),
+        };
+        let count = |max| entry("d", &info(max, &[])).allocatable.and_then(|resources| resources.count);
+        assert_eq!((count(0), count(5), count(i64::MAX)), (None, Some(5), Some(i32::MAX)));
+        assert_eq!(entry("d", &info(0, &[("b", "1"), ("a", "2")])).topology_keys, Some(vec!["a".into(), "b".into()]));
+        assert!(check(&info(-1, &[])).is_err());
+        assert!(check(&NodeGetInfoResponse::default()).is_err());
+    }
+}

@@ -1,0 +1,255 @@
+//! One volume and its driver: stage, grow, publish, and the way back. The volume is locked all the while.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use client::Patch;
+use csi::tonic::Status;
+use csi::v1::{self, NodeRpc};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use serde_json::json;
+
+use super::layout::{Found, Mode, Record};
+use super::{Csi, Driver, Inputs, Published, Wanted};
+use crate::state;
+use crate::volumes::{Mounted, VolumeError, blocking, change_policy, ownership};
+
+impl Csi {
+    pub(super) async fn mount(self: &Arc<Self>, wanted: &Arc<Wanted>, inputs: &Inputs) -> Result<Mounted, VolumeError> {
+        let operation = if wanted.is_block { "MapVolume.MapPodDevice" } else { "MountVolume.SetUp" };
+        let fail = |cause: String| VolumeError::of(operation, &wanted.spec_name, cause);
+        let (uid, mode) = (state::uid(&inputs.pod).to_string(), wanted.mode());
+        let record = wanted.record(&self.node_name, wanted.needs_attachment(inputs.object.as_deref()));
+        let volume = record.unique_name();
+        let _held = self.lock(&volume).await;
+        let published = self.done.lock().published.get(&(uid.clone(), wanted.spec_name.clone())).cloned();
+        if let Some(published) = published.filter(|_| !inputs.republish) {
+            if let Some(size) = wanted.grow_to {
+                self.grow(wanted, inputs, &published.target, published.staging.as_deref(), size).await?;
+            }
+            return Ok(published.mounted());
+        }
+        if wanted.is_for_one_pod() {
+            let (layout, name, own) = (self.layout.clone(), volume.clone(), uid.clone());
+            let is_taken = blocking(move || {
+                Ok(layout.in_use(None)?.iter().any(|found| found.uid != own && found.record.unique_name() == name))
+            });
+            if is_taken.await.map_err(fail)? {
+                return Err(fail(
+                    "volume uses the ReadWriteOncePod access mode and is already in use by another pod".into(),
+                ));
+            }
+        }
+        let (layout, noted, owner) = (self.layout.clone(), record.clone(), uid.clone());
+        let is_new = blocking(move || layout.note_use(&owner, &noted, mode)).await.map_err(fail)?;
+        let staging = match inputs.driver.abilities.has(NodeRpc::StageUnstageVolume) && !wanted.is_inline {
+            true => Some(self.stage(wanted, inputs, &record, is_new).await?),
+            false => None,
+        };
+        let target = self.layout.target(&uid, &wanted.spec_name, mode);
+        if let Some(size) = wanted.grow_to.filter(|_| staging.is_some()) {
+            self.grow(wanted, inputs, staging.as_deref().unwrap_or(&target), staging.as_deref(), size).await?;
+        }
+        let driver = &inputs.driver;
+        let request = v1::NodePublishVolumeRequest {
+            volume_id: wanted.handle.clone(),
+            publish_context: inputs.publish_context.clone(),
+            staging_target_path: staging.as_ref().map(|path| driver.path(path)).unwrap_or_default(),
+            target_path: driver.path(&target),
+            volume_capability: Some(self.capability(wanted, inputs)),
+            readonly: wanted.is_read_only,
+            secrets: inputs.publish_secrets.clone(),
+            volume_context: inputs.volume_context.clone(),
+        };
+        if let Err(status) = driver.clients.node.node_publish_volume(request).await {
+            // Nothing came of it, and nothing else of the volume is here: its pod can go without the driver.
+            if csi::is_final(&status) && is_new && staging.is_none() {
+                self.forget_use(&uid, &record, mode).await;
+            }
+            return Err(fail(csi::describe(&status)));
+        }
+        if let Some(size) = wanted.grow_to.filter(|_| staging.is_none()) {
+            self.grow(wanted, inputs, &target, None, size).await?;
+        }
+        if let Some(group) = wanted.group_to_apply(&inputs.pod, inputs.object.as_deref(), &driver.abilities) {
+            let (layout, owner, policy) = (self.layout.clone(), uid.clone(), change_policy(&inputs.pod));
+            let (given, record) = (target.clone(), record.clone());
+            let applied = blocking(move || {
+                // Once, before anything of the pod has started: afterwards its containers are at work in it.
+                if !layout.is_group_applied(&owner, &record.spec_name) {
+                    ownership::apply(&given, group, policy)?;
+                    layout.note_group(&owner, &record)?;
+                }
+                Ok(())
+            });
+            applied.await.map_err(|error| fail(format!("applyFSGroup failed for vol {}: {error}", wanted.handle)))?;
+        }
+        let published = Published { wanted: wanted.clone(), pod: inputs.pod.clone(), target, staging };
+        let mounted = published.mounted();
+        let is_first = self.done.lock().published.insert((uid, wanted.spec_name.clone()), published).is_none();
+        if is_first {
+            self.stats.look_soon();
+        }
+        Ok(mounted)
+    }
+
+    fn capability(&self, wanted: &Wanted, inputs: &Inputs) -> v1::VolumeCapability {
+        wanted.capability(&inputs.pod, inputs.object.as_deref(), &inputs.driver.abilities, self.has_selinux)
+    }
+
+    /// Stages the volume unless it is; returns where.
+    async fn stage(
+        &self,
+        wanted: &Wanted,
+        inputs: &Inputs,
+        record: &Record,
+        is_first_use: bool,
+    ) -> Result<std::path::PathBuf, VolumeError> {
+        let operation = if wanted.is_block { "MapVolume.SetUpDevice" } else { "MountVolume.MountDevice" };
+        let fail = |cause: String| VolumeError::of(operation, &wanted.spec_name, cause);
+        let (volume, mode, driver) = (record.unique_name(), wanted.mode(), &inputs.driver);
+        let staging = self.layout.staging(record, mode);
+        if self.done.lock().staged.contains(&volume) {
+            return Ok(staging);
+        }
+        let (layout, noted) = (self.layout.clone(), record.clone());
+        let is_new = blocking(move || layout.note_staging(&noted, mode)).await.map_err(fail)?;
+        let request = v1::NodeStageVolumeRequest {
+            volume_id: wanted.handle.clone(),
+            publish_context: inputs.publish_context.clone(),
+            staging_target_path: driver.path(&staging),
+            volume_capability: Some(self.capability(wanted, inputs)),
+            secrets: inputs.stage_secrets.clone(),
+            volume_context: wanted.attributes.clone(),
+        };
+        if let Err(status) = driver.clients.node.node_stage_volume(request).await {
+            if csi::is_final(&status) && is_new && is_first_use {
+                self.forget_use(state::uid(&inputs.pod), record, mode).await;
+                let (layout, record) = (self.layout.clone(), record.clone());
+                if let Err(error) = blocking(move || layout.forget_staging(&record, mode)).await {
+                    tracing::warn!(volume, error, "staging place of a volume not removed");
+                }
+            }
+            return Err(fail(csi::describe(&status)));
+        }
+        self.done.lock().staged.insert(volume);
+        Ok(staging)
+    }
+
+    async fn forget_use(&self, uid: &str, record: &Record, mode: Mode) {
+        let (layout, owner, name) = (self.layout.clone(), uid.to_string(), record.spec_name.clone());
+        if let Err(error) = blocking(move || layout.forget_use(&owner, &name, mode)).await {
+            tracing::warn!(volume = record.spec_name, error, "place of a volume not removed");
+        }
+    }
+
+    /// Has the driver grow the file system, and tells that in the claim.
+    async fn grow(
+        &self,
+        wanted: &Wanted,
+        inputs: &Inputs,
+        path: &Path,
+        staging: Option<&Path>,
+        size: i64,
+    ) -> Result<(), VolumeError> {
+        let fail = |cause: String| VolumeError::of("MountVolume.NodeExpandVolume", &wanted.spec_name, cause);
+        let driver = &inputs.driver;
+        if driver.abilities.has(NodeRpc::ExpandVolume) {
+            let request = v1::NodeExpandVolumeRequest {
+                volume_id: wanted.handle.clone(),
+                volume_path: driver.path(path),
+                capacity_range: Some(v1::CapacityRange { required_bytes: size, limit_bytes: 0 }),
+                staging_target_path: staging.map(|path| driver.path(path)).unwrap_or_default(),
+                volume_capability: Some(self.capability(wanted, inputs)),
+                secrets: inputs.expand_secrets.clone(),
+            };
+            let grown = driver.clients.node.node_expand_volume(request).await;
+            grown.map_err(|status| fail(csi::describe(&status)))?;
+            let message = format!("MountVolume.NodeExpandVolume succeeded for volume {:?} ", wanted.spec_name);
+            self.recorder.normal(&client::reference(inputs.pod.as_ref()), "FileSystemResizeSuccessful", message);
+        }
+        let Some((namespace, name)) = &wanted.claim else { return Ok(()) };
+        self.tell_grown(namespace, name, size).await.map_err(|error| fail(error.to_string()))
+    }
+
+    async fn tell_grown(&self, namespace: &str, name: &str, size: i64) -> Result<(), client::Error> {
+        let api = self.client.namespaced::<PersistentVolumeClaim>(namespace);
+        let status = api.get(name).await?.status.unwrap_or_default();
+        let is_over = |kind: &str| matches!(kind, "FileSystemResizePending" | "Resizing" | "NodeResizeError");
+        let left: Vec<_> =
+            status.conditions.into_iter().flatten().filter(|condition| !is_over(&condition.type_)).collect();
+        let quantity = api::quantity::Quantity::new(size, api::quantity::Format::BinarySI).to_string();
+        let patch = json!({"status": {
+            "capacity": {"storage": quantity}, "conditions": left, "allocatedResourceStatuses": {"storage": null},
+        }});
+        api.patch_status(name, &Patch::merge(patch)).await.map(drop)
+    }
+
+    /// Takes one volume from a pod, and off the node if no other pod has it.
+    pub(super) async fn unmount(self: &Arc<Self>, found: &Found) -> Result<(), String> {
+        let Found { uid, mode, record } = found;
+        let volume = record.unique_name();
+        let _held = self.lock(&volume).await;
+        let fail = |cause: String| format!("UnmountVolume.TearDown failed for volume {:?} : {cause}", record.spec_name);
+        let driver = self.drivers.get(&record.driver_name).map_err(|error| {
+            fail(format!("kubernetes.io/csi: Unmounter.TearDownAt failed to get CSI client: {error}"))
+        })?;
+        let target = self.layout.target(uid, &record.spec_name, *mode);
+        self.done.lock().published.remove(&(uid.clone(), record.spec_name.clone()));
+        self.stats.forget(uid, &record.spec_name);
+        let request = v1::NodeUnpublishVolumeRequest {
+            volume_id: record.volume_handle.clone(),
+            target_path: driver.path(&target),
+        };
+        let done = driver.clients.node.node_unpublish_volume(request).await;
+        accepted(done.map(drop)).map_err(|status| fail(csi::describe(&status)))?;
+        let (layout, owner, name, mode) = (self.layout.clone(), uid.clone(), record.spec_name.clone(), *mode);
+        blocking(move || layout.forget_use(&owner, &name, mode)).await.map_err(fail)?;
+        match record.is_inline() {
+            true => Ok(()),
+            false => self.unstage_if_unused(record, mode).await,
+        }
+    }
+
+    /// The volume is locked by the caller.
+    pub(super) async fn unstage_if_unused(&self, record: &Record, mode: Mode) -> Result<(), String> {
+        let volume = record.unique_name();
+        let fail = |cause: String| format!("UnmountDevice failed for volume {:?} : {cause}", record.spec_name);
+        let (layout, name) = (self.layout.clone(), volume.clone());
+        let is_used = blocking(move || Ok(layout.in_use(None)?.iter().any(|found| found.record.unique_name() == name)));
+        if is_used.await.map_err(fail)? {
+            return Ok(());
+        }
+        let (layout, wanted) = (self.layout.clone(), volume.clone());
+        let is_staged = blocking(move || Ok(layout.staged()?.iter().any(|(record, _)| record.unique_name() == wanted)));
+        if is_staged.await.map_err(fail)? {
+            let driver = self.drivers.get(&record.driver_name).map_err(|error| {
+                fail(format!("kubernetes.io/csi: attacher.UnmountDevice failed to create newCsiDriverClient: {error}"))
+            })?;
+            self.done.lock().staged.remove(&volume);
+            if driver.abilities.has(NodeRpc::StageUnstageVolume) {
+                self.unstage(&driver, record, mode).await.map_err(|status| fail(csi::describe(&status)))?;
+            }
+            let (layout, record) = (self.layout.clone(), record.clone());
+            blocking(move || layout.forget_staging(&record, mode)).await.map_err(fail)?;
+        }
+        self.in_use.remove(&volume);
+        Ok(())
+    }
+
+    async fn unstage(&self, driver: &Driver, record: &Record, mode: Mode) -> Result<(), Status> {
+        let request = v1::NodeUnstageVolumeRequest {
+            volume_id: record.volume_handle.clone(),
+            staging_target_path: driver.path(&self.layout.staging(record, mode)),
+        };
+        accepted(driver.clients.node.node_unstage_volume(request).await.map(drop))
+    }
+}
+
+/// A volume that the driver does not know any more is not there either.
+fn accepted(answer: Result<(), Status>) -> Result<(), Status> {
+    match answer {
+        Err(status) if status.code() == csi::tonic::Code::NotFound => Ok(()),
+        other => other,
+    }
+}

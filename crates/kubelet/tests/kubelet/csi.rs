@@ -1,0 +1,640 @@
+//! Volumes of CSI drivers: a driver that mounts, fails and hangs as it is told, and a ledger that every test is held against.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use client::{DeleteParams, Patch};
+use csi::tonic::Code;
+use csi::v1::{AccessMode, AccessType, NodeRpc};
+use k8s_openapi::api::core::v1::{
+    Node as ApiNode, PersistentVolume, PersistentVolumeClaim, Pod, Secret, ServiceAccount,
+};
+use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, VolumeAttachment};
+use serde_json::{Value, json};
+use testkit::csi_driver::{Driver, Fault, Options, Served, When, mounts_at, mounts_below};
+
+use crate::node::{Node, is_ready, shell};
+
+const NAME: &str = "ledger.example.com";
+
+fn merged(mut base: Value, more: Value) -> Value {
+    base.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    base
+}
+
+fn registry(node: &Node) -> PathBuf {
+    node.dir.path().join("kubelet/plugins_registry")
+}
+
+/// Starts a driver, tells the API about it, and waits until the node has it.
+async fn driver(node: &Node, options: Options, spec: Value) -> Served {
+    let name = options.name.clone();
+    let object = json!({"metadata": {"name": name}, "spec": merged(json!({"attachRequired": false}), spec)});
+    let object: CSIDriver = serde_json::from_value(object).unwrap();
+    node.api.client().all::<CSIDriver>().create(&object).await.unwrap();
+    let served = Driver::new(&node.dir.path().join("drivers").join(&name), options).serve(&registry(node));
+    wait_registered(node, &name, true).await;
+    served
+}
+
+async fn drivers_of(node: &Node) -> Vec<String> {
+    let found: Option<CSINode> = node.api.client().all().get_opt(&node.name).await.unwrap();
+    found.map(|found| found.spec.drivers.into_iter().map(|driver| driver.name).collect()).unwrap_or_default()
+}
+
+async fn wait_registered(node: &Node, name: &str, wanted: bool) {
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(120);
+    while drivers_of(node).await.iter().any(|known| known == name) != wanted {
+        let told = node.messages().await;
+        assert!(tokio::time::Instant::now() < deadline, "registered {wanted}: {name}: {told:?}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// A volume and a claim that is bound to it.
+async fn claim(node: &Node, name: &str, driver: &str, spec: Value) {
+    let csi = json!({"driver": driver, "volumeHandle": format!("handle-{name}"), "fsType": "ext4"});
+    let spec = merged(
+        json!({
+            "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "csi": csi,
+            "claimRef": {"namespace": "default", "name": name},
+        }),
+        spec,
+    );
+    let modes = spec["accessModes"].clone();
+    let mode = spec["volumeMode"].as_str().unwrap_or("Filesystem").to_string();
+    let volume: PersistentVolume =
+        serde_json::from_value(json!({"metadata": {"name": format!("pv-{name}")}, "spec": spec})).unwrap();
+    node.api.client().all::<PersistentVolume>().create(&volume).await.unwrap();
+    let claim: PersistentVolumeClaim = serde_json::from_value(json!({
+        "metadata": {"name": name},
+        "spec": {"accessModes": modes, "volumeName": format!("pv-{name}"), "volumeMode": mode,
+            "resources": {"requests": {"storage": "1Gi"}}},
+    }))
+    .unwrap();
+    let claims = node.api.client().namespaced::<PersistentVolumeClaim>("default");
+    claims.create(&claim).await.unwrap();
+    let status = json!({"status": {"phase": "Bound", "capacity": {"storage": "1Gi"}, "accessModes": modes}});
+    claims.patch_status(name, &Patch::merge(status)).await.unwrap();
+}
+
+fn using(claim: &str, script: &str) -> Value {
+    json!({
+        "containers": [{"name": "c", "command": shell(script), "volumeMounts": [{"name": "v", "mountPath": "/v"}]}],
+        "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": claim}}],
+        "terminationGracePeriodSeconds": 0,
+    })
+}
+
+fn uid(pod: &Pod) -> &str {
+    pod.metadata.uid.as_deref().unwrap()
+}
+
+/// Nothing of any driver's is mounted or remembered.
+fn assert_clean(node: &Node, driver: &Driver) {
+    let root = node.dir.path().join("kubelet");
+    assert_eq!(mounts_below(&root.join("plugins")), Vec::<PathBuf>::new());
+    let left: Vec<_> = mounts_below(&root.join("pods"));
+    assert!(left.iter().all(|path| !path.to_string_lossy().contains("~csi")), "{left:?}");
+    let records = walk(&root.join("plugins")).into_iter().chain(walk(&root.join("pods")));
+    let records: Vec<_> = records.filter(|path| path.ends_with("vol_data.json")).collect();
+    assert!(records.is_empty(), "{records:?}");
+    assert_eq!(driver.overlaps(), Vec::<String>::new(), "never two calls at once for one volume");
+}
+
+fn walk(dir: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        match entry.file_type().unwrap().is_dir() {
+            true => found.extend(walk(&entry.path())),
+            false => found.push(entry.path()),
+        }
+    }
+    found
+}
+
+/// Stage and publish with everything the volume says, one staging for two pods, groups, and all of it undone.
+pub(crate) async fn volumes_are_staged_published_and_taken_down(node: &mut Node) {
+    let served = driver(node, Options::new(NAME), json!({"fsGroupPolicy": "File"})).await;
+    let driver = &served.driver;
+    let secret: Secret =
+        serde_json::from_value(json!({"metadata": {"name": "key"}, "stringData": {"pass": "word"}})).unwrap();
+    node.api.client().namespaced::<Secret>("default").create(&secret).await.unwrap();
+    let reference = json!({"namespace": "default", "name": "key"});
+    let source = json!({
+        "driver": NAME, "volumeHandle": "handle-one", "fsType": "ext4", "volumeAttributes": {"colour": "blue"},
+        "nodeStageSecretRef": reference, "nodePublishSecretRef": reference,
+    });
+    claim(node, "one", NAME, json!({"csi": source, "mountOptions": ["noatime"]})).await;
+    let script = "echo hello > /v/file; stat -c '%g %a' /v; sleep 1000";
+    let spec = merged(using("one", script), json!({"securityContext": {"fsGroup": 4242}}));
+    node.create("first", spec).await;
+    let first = node.wait("first", "ready", is_ready).await;
+    node.wait_log(&first, "c", |log| log == "4242 2775\n").await;
+    let root = node.dir.path().join("kubelet");
+    let target = root.join("pods").join(uid(&first)).join("volumes/kubernetes.io~csi/pv-one/mount");
+    let (stage, publish) = (driver.stages().remove(0), driver.publishes().remove(0));
+    assert_eq!(publish.target_path, target.to_string_lossy());
+    assert_eq!(stage.staging_target_path, publish.staging_target_path);
+    assert!(
+        stage.staging_target_path.starts_with(&*root.join("plugins/kubernetes.io/csi").join(NAME).to_string_lossy())
+    );
+    assert!(stage.staging_target_path.ends_with("/globalmount"));
+    let secrets = [("pass".to_string(), "word".to_string())].into();
+    assert_eq!((&stage.secrets, &publish.secrets), (&secrets, &secrets));
+    assert_eq!(publish.volume_context, [("colour".to_string(), "blue".to_string())].into(), "nothing of the pod");
+    let capability = publish.volume_capability.unwrap();
+    assert_eq!(capability.access_mode, Some(AccessMode::SingleNodeWriter.into()));
+    let Some(AccessType::Mount(mount)) = capability.access_type else { panic!("{capability:?}") };
+    assert_eq!((mount.fs_type.as_str(), mount.mount_flags), ("ext4", vec!["noatime".to_string()]));
+
+    let read_only = json!([{"name": "v", "persistentVolumeClaim": {"claimName": "one", "readOnly": true}}]);
+    let script = "cat /v/file; touch /v/x 2>/dev/null || echo read-only; sleep 1000";
+    node.create("second", merged(using("one", script), json!({"volumes": read_only}))).await;
+    let second = node.wait("second", "ready", is_ready).await;
+    node.wait_log(&second, "c", |log| log == "hello\nread-only\n").await;
+    assert!(driver.publishes()[1].readonly);
+    assert_eq!(
+        (driver.count("NodeStageVolume", "handle-one"), driver.count("NodePublishVolume", "handle-one")),
+        (1, 2)
+    );
+    node.delete("first").await;
+    assert_eq!(driver.count("NodeUnstageVolume", "handle-one"), 0, "another pod uses it");
+    assert_eq!(mounts_at(Path::new(&stage.staging_target_path)), 1);
+    node.delete("second").await;
+    assert_eq!(driver.count("NodeUnstageVolume", "handle-one"), 1);
+    assert_eq!(std::fs::read_to_string(driver.volume("handle-one").join("file")).unwrap(), "hello\n");
+    assert_clean(node, driver);
+}
+
+/// A volume that lives with its pod: never staged, and the driver hears whose it is and speaks with the pod's tokens.
+pub(crate) async fn inline_volumes_hear_of_their_pod(node: &mut Node) {
+    let spec = json!({
+        "podInfoOnMount": true, "volumeLifecycleModes": ["Persistent", "Ephemeral"],
+        "tokenRequests": [{"audience": "vault", "expirationSeconds": 3600}], "requiresRepublish": true,
+    });
+    let served = driver(node, Options::new(NAME), spec).await;
+    let driver = &served.driver;
+    let account: ServiceAccount = node.api.client().namespaced("default").get("default").await.unwrap();
+    assert!(account.metadata.uid.is_some());
+    let volume = json!([{"name": "v", "csi": {"driver": NAME, "volumeAttributes": {"size": "1"}}}]);
+    node.create("own", merged(using("", "echo x > /v/f && sleep 1000"), json!({"volumes": volume}))).await;
+    let pod = node.wait("own", "ready", is_ready).await;
+    let publish = driver.publishes().remove(0);
+    for (key, value) in [
+        ("size", "1"),
+        ("csi.storage.k8s.io/pod.name", "own"),
+        ("csi.storage.k8s.io/pod.namespace", "default"),
+        ("csi.storage.k8s.io/pod.uid", uid(&pod)),
+        ("csi.storage.k8s.io/serviceAccount.name", "default"),
+        ("csi.storage.k8s.io/ephemeral", "true"),
+    ] {
+        assert_eq!(publish.volume_context.get(key).map(String::as_str), Some(value), "{key}");
+    }
+    let tokens: Value =
+        serde_json::from_str(&publish.volume_context["csi.storage.k8s.io/serviceAccount.tokens"]).unwrap();
+    assert!(tokens["vault"]["token"].as_str().is_some_and(|token| token.split('.').count() == 3), "{tokens}");
+    assert!(tokens["vault"]["expirationTimestamp"].is_string());
+    assert!(publish.volume_id.starts_with("csi-") && publish.staging_target_path.is_empty());
+    // A pass over the pod asks again, as the driver wants.
+    let before = driver.publishes().len();
+    let label = Patch::merge(json!({"metadata": {"labels": {"changed": "yes"}}}));
+    node.api.client().namespaced::<Pod>("default").patch("own", &label).await.unwrap();
+    node.wait_until("published again", || driver.publishes().len() > before).await;
+    assert_eq!(mounts_at(Path::new(&publish.target_path)), 1, "and mounts nothing twice");
+    node.delete("own").await;
+    assert_eq!(driver.count("NodeStageVolume", &publish.volume_id), 0);
+    assert_clean(node, driver);
+
+    let other = Options { topology: Default::default(), ..Options::new("plain.example.com") };
+    let served = self::driver(node, other, json!({})).await;
+    let volume = json!([{"name": "v", "csi": {"driver": "plain.example.com"}}]);
+    node.create("refused", merged(using("", "sleep 1000"), json!({"volumes": volume}))).await;
+    node.wait_message(
+        "MountVolume.SetUp failed for volume \"v\" : volume mode \"Ephemeral\" not supported by driver plain.example.com (only supports [\"Persistent\"])",
+    )
+    .await;
+    assert_eq!(served.driver.publishes(), []);
+}
+
+/// A block volume is a device in the container, and a claim is used as what it is.
+pub(crate) async fn devices_reach_containers(node: &mut Node) {
+    let served = driver(node, Options::new(NAME), json!({})).await;
+    let driver = &served.driver;
+    claim(node, "raw", NAME, json!({"volumeMode": "Block"})).await;
+    let script = "test -c /dev/raw && head -c 4 /dev/raw | od -An -tx1; sleep 1000";
+    let devices = json!([{"name": "c", "image": crate::image::NAME, "command": shell(script),
+        "volumeDevices": [{"name": "v", "devicePath": "/dev/raw"}]}]);
+    node.create("mapped", merged(using("raw", ""), json!({"containers": devices}))).await;
+    let pod = node.wait("mapped", "ready", is_ready).await;
+    node.wait_log(&pod, "c", |log| log == " 00 00 00 00\n").await;
+    let publish = driver.publishes().remove(0);
+    let devices = node.dir.path().join("kubelet/plugins/kubernetes.io/csi/volumeDevices");
+    assert_eq!(publish.target_path, devices.join("publish/pv-raw").join(uid(&pod)).to_string_lossy());
+    assert_eq!(publish.staging_target_path, devices.join("staging/pv-raw").to_string_lossy());
+    assert!(matches!(publish.volume_capability.unwrap().access_type, Some(AccessType::Block(_))));
+    node.create("wrong", using("raw", "sleep 1000")).await;
+    let message =
+        "MountVolume.SetUp failed for volume \"v\" : volume v has volumeMode Block, but is specified in volumeMounts";
+    node.wait_message(message).await;
+    node.delete("mapped").await;
+    node.delete("wrong").await;
+    assert_eq!(driver.count("NodeUnstageVolume", "handle-raw"), 1);
+    assert_clean(node, driver);
+}
+
+/// A driver that needs an attacher: the node tells that it uses the volume, waits, and passes on what the attacher says.
+pub(crate) async fn attachments_are_waited_for(node: &mut Node) {
+    let served = driver(node, Options::new(NAME), json!({"attachRequired": true})).await;
+    let driver = &served.driver;
+    claim(node, "far", NAME, json!({})).await;
+    node.create("waits", using("far", "sleep 1000")).await;
+    let name = format!("kubernetes.io/csi/{NAME}^handle-far");
+    let in_use = async || {
+        let found: ApiNode = node.api.client().all().get(&node.name).await.unwrap();
+        found.status.unwrap().volumes_in_use.unwrap_or_default()
+    };
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(120);
+    while in_use().await != [name.clone()] {
+        assert!(tokio::time::Instant::now() < deadline, "{:?}", in_use().await);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(driver.stages().len(), 0, "not before it is attached");
+    use sha2::Digest;
+    let hash = sha2::Sha256::digest(format!("handle-far{NAME}{}", node.name));
+    let attachment: VolumeAttachment = serde_json::from_value(json!({
+        "metadata": {"name": format!("csi-{hash:x}")},
+        "spec": {"attacher": NAME, "nodeName": node.name, "source": {"persistentVolumeName": "pv-far"}},
+    }))
+    .unwrap();
+    let attachments = node.api.client().all::<VolumeAttachment>();
+    let made = attachments.create(&attachment).await.unwrap();
+    let status = json!({"status": {"attached": true, "attachmentMetadata": {"device": "sdb"}}});
+    attachments.patch_status(made.metadata.name.as_deref().unwrap(), &Patch::merge(status)).await.unwrap();
+    node.wait("waits", "ready", is_ready).await;
+    let context = [("device".to_string(), "sdb".to_string())].into();
+    assert_eq!((&driver.stages()[0].publish_context, &driver.publishes()[0].publish_context), (&context, &context));
+    node.delete("waits").await;
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(120);
+    while !in_use().await.is_empty() {
+        assert!(tokio::time::Instant::now() < deadline, "{:?}", in_use().await);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_clean(node, driver);
+}
+
+/// A volume that has grown gets its file system grown and its claim told; what drivers say of it is shown.
+pub(crate) async fn volumes_grow_and_are_measured(node: &mut Node) {
+    node.stop_kubelet().await;
+    node.start_kubelet_with(|settings| settings.volume_stats_period = Duration::from_millis(200));
+    let served = driver(node, Options::new(NAME), json!({})).await;
+    let driver = &served.driver;
+    claim(node, "grows", NAME, json!({})).await;
+    node.create("big", using("grows", "sleep 1000")).await;
+    node.wait("big", "ready", is_ready).await;
+    assert_eq!(driver.expansions(), []);
+    let volumes = node.api.client().all::<PersistentVolume>();
+    let larger = Patch::merge(json!({"spec": {"capacity": {"storage": "2Gi"}}}));
+    volumes.patch("pv-grows", &larger).await.unwrap();
+    let claims = node.api.client().namespaced::<PersistentVolumeClaim>("default");
+    let pending = json!({"status": {"conditions": [{"type": "FileSystemResizePending", "status": "True"}]}});
+    claims.patch_status("grows", &Patch::merge(pending)).await.unwrap();
+    let label = Patch::merge(json!({"metadata": {"labels": {"look": "again"}}}));
+    node.api.client().namespaced::<Pod>("default").patch("big", &label).await.unwrap();
+    node.wait_until("grown", || !driver.expansions().is_empty()).await;
+    assert_eq!(driver.expansions()[0].capacity_range.unwrap().required_bytes, 2 << 30);
+    node.wait_message("MountVolume.NodeExpandVolume succeeded for volume \"pv-grows\" ").await;
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(120);
+    loop {
+        let status = claims.get("grows").await.unwrap().status.unwrap();
+        if status.capacity.as_ref().unwrap()["storage"].0 == "2Gi" {
+            assert_eq!(status.conditions.unwrap_or_default(), []);
+            break;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "{status:?}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+
+    driver.set_condition(true, "the disk is on fire");
+    node.wait_message("Volume pv-grows: the disk is on fire").await;
+    let get = async |path: &str| {
+        let url = format!("https://127.0.0.1:{}{path}", node.port().await);
+        let output =
+            tokio::process::Command::new("curl").args(["-skf", "--max-time", "30", &url]).output().await.unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let metrics = get("/metrics").await;
+    for (name, value) in [
+        ("capacity_bytes", 4096),
+        ("available_bytes", 3072),
+        ("used_bytes", 1024),
+        ("inodes", 100),
+        ("inodes_free", 90),
+        ("inodes_used", 10),
+        ("health_status_abnormal", 1),
+    ] {
+        let line =
+            format!("kubelet_volume_stats_{name}{{namespace=\"default\",persistentvolumeclaim=\"grows\"}} {value}");
+        assert!(metrics.lines().any(|found| found == line), "{line} in {metrics}");
+    }
+    let summary: Value = serde_json::from_str(&get("/stats/summary").await).unwrap();
+    let pod = summary["pods"].as_array().unwrap().iter().find(|pod| pod["podRef"]["name"] == "big").unwrap();
+    let shown = pod["volume"].as_array().unwrap().iter().find(|volume| volume["name"] == "v").unwrap();
+    assert_eq!(shown["pvcRef"], json!({"name": "grows", "namespace": "default"}));
+    assert_eq!((&shown["usedBytes"], &shown["volumeHealthStats"]["abnormal"]), (&json!(1024), &json!(true)));
+    node.delete("big").await;
+    assert_clean(node, driver);
+}
+
+/// `ReadWriteOncePod`: a second pod waits until the first is gone.
+pub(crate) async fn one_pod_has_a_volume_for_one_pod(node: &mut Node) {
+    let mut options = Options::new(NAME);
+    options.abilities.push(NodeRpc::SingleNodeMultiWriter);
+    let served = driver(node, options, json!({})).await;
+    let driver = &served.driver;
+    claim(node, "mine", NAME, json!({"accessModes": ["ReadWriteOncePod"]})).await;
+    node.create("first", using("mine", "sleep 1000")).await;
+    node.wait("first", "ready", is_ready).await;
+    let mode = driver.publishes()[0].volume_capability.clone().unwrap().access_mode;
+    assert_eq!(mode, Some(AccessMode::SingleNodeSingleWriter.into()));
+    node.create("second", using("mine", "sleep 1000")).await;
+    node.wait_message(
+        "MountVolume.SetUp failed for volume \"pv-mine\" : volume uses the ReadWriteOncePod access mode and is already in use by another pod",
+    )
+    .await;
+    assert_eq!(driver.publishes().len(), 1);
+    node.delete("first").await;
+    node.wait("second", "ready", is_ready).await;
+    node.delete("second").await;
+    assert_clean(node, driver);
+}
+
+/// CSINode, labels and ids follow drivers that register in either directory, leave and come back.
+pub(crate) async fn drivers_come_and_go(node: &mut Node) {
+    node.stop_kubelet().await;
+    let second = node.dir.path().join("upstream/plugins_registry");
+    let also = second.clone();
+    node.start_kubelet_with(move |settings| settings.plugin_registries = vec![also]);
+    let served = driver(node, Options::new(NAME), json!({})).await;
+    let other = Driver::new(&node.dir.path().join("d2"), Options::new("other.example.com"));
+    let other = other.serve(&second);
+    wait_registered(node, "other.example.com", true).await;
+    let found: CSINode = node.api.client().all().get(&node.name).await.unwrap();
+    let entry = found.spec.drivers.iter().find(|driver| driver.name == NAME).unwrap();
+    assert_eq!(entry.node_id, "node-of-the-driver");
+    assert_eq!(entry.topology_keys.as_deref(), Some(&[format!("{NAME}/zone")][..]));
+    assert_eq!(entry.allocatable.as_ref().unwrap().count, Some(7));
+    let owner = &found.metadata.owner_references.unwrap()[0];
+    assert_eq!((owner.kind.as_str(), owner.name.as_str()), ("Node", node.name.as_str()));
+    let ids = async || {
+        let own: ApiNode = node.api.client().all().get(&node.name).await.unwrap();
+        let meta = own.metadata;
+        (meta.annotations.unwrap().get("csi.volume.kubernetes.io/nodeid").cloned(), meta.labels.unwrap())
+    };
+    let (noted, labels) = ids().await;
+    let expected = format!("{{\"{NAME}\":\"node-of-the-driver\",\"other.example.com\":\"node-of-the-driver\"}}");
+    assert_eq!(noted, Some(expected));
+    assert_eq!(labels.get(&format!("{NAME}/zone")).map(String::as_str), Some("z1"));
+    assert!(served.driver.registrations().iter().any(|status| status.plugin_registered));
+
+    let driver = served.driver.clone();
+    served.leave();
+    wait_registered(node, NAME, false).await;
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(120);
+    while ids().await.0.as_deref() != Some("{\"other.example.com\":\"node-of-the-driver\"}") {
+        assert!(tokio::time::Instant::now() < deadline, "{:?}", ids().await);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    claim(node, "later", NAME, json!({})).await;
+    node.create("early", using("later", "sleep 1000")).await;
+    node.wait_message(&format!(
+        "MountVolume.SetUp failed for volume \"pv-later\" : kubernetes.io/csi: mounter.SetUpAt failed to get CSI client: driver name {NAME} not found in the list of registered CSI drivers"
+    ))
+    .await;
+    let served = driver.serve(&registry(node));
+    node.wait("early", "ready", is_ready).await;
+    node.delete("early").await;
+    assert_clean(node, &served.driver);
+    drop(other);
+}
+
+/// Drivers that refuse, lose answers and never answer: their pods wait, are told why, and nobody else's do.
+pub(crate) async fn security_drivers_that_fail_hold_up_only_their_pods(node: &mut Node) {
+    node.stop_kubelet().await;
+    node.start_kubelet_with(|settings| settings.volume_call_timeout = Duration::from_secs(5));
+    let served = driver(node, Options::new(NAME), json!({})).await;
+    let bad = &served.driver;
+    let good = Options { topology: Default::default(), ..Options::new("good.example.com") };
+    let good = driver(node, good, json!({})).await;
+    for name in ["refused", "lost", "hung"] {
+        claim(node, name, NAME, json!({})).await;
+    }
+    claim(node, "fine", "good.example.com", json!({})).await;
+
+    bad.set_fault("NodeStageVolume", Some(Fault::Refuse(Code::InvalidArgument, "no such pool".into())));
+    node.create("refused", using("refused", "sleep 1000")).await;
+    node.wait_message(
+        "MountVolume.MountDevice failed for volume \"pv-refused\" : rpc error: code = InvalidArgument desc = no such pool",
+    )
+    .await;
+    bad.set_fault("NodeStageVolume", None);
+    node.wait("refused", "ready", is_ready).await;
+
+    bad.set_fault("NodePublishVolume", Some(Fault::LoseAnswer));
+    node.create("lost", using("lost", "sleep 1000")).await;
+    node.wait_until("asked a second time", || bad.count("NodePublishVolume", "handle-lost") > 1).await;
+    bad.set_fault("NodePublishVolume", None);
+    node.wait("lost", "ready", is_ready).await;
+    let target = bad.publishes().into_iter().rfind(|request| request.volume_id == "handle-lost").unwrap().target_path;
+    assert_eq!(mounts_at(Path::new(&target)), 1);
+
+    bad.set_fault("NodePublishVolume", Some(Fault::Hang));
+    node.create("hung", using("hung", "sleep 1000")).await;
+    node.wait_until("the driver hangs", || bad.count("NodePublishVolume", "handle-hung") > 0).await;
+    node.create("fine", using("fine", "sleep 1000")).await;
+    node.wait("fine", "ready", is_ready).await;
+    node.wait_event("the driver's silence", |event| {
+        let message = event.message.as_deref().unwrap_or_default();
+        message.starts_with("MountVolume.SetUp failed for volume \"pv-hung\" : rpc error: code = DeadlineExceeded")
+            || message.starts_with("MountVolume.SetUp failed for volume \"pv-hung\" : rpc error: code = Canceled")
+    })
+    .await;
+    // A pod that ends while the driver hangs ends once the driver answers, and leaves nothing.
+    bad.set_fault("NodeUnpublishVolume", Some(Fault::Hang));
+    let pods = node.api.client().namespaced::<Pod>("default");
+    pods.delete("hung", &DeleteParams::default().with_grace_period(1)).await.unwrap();
+    node.wait_until("unpublish hangs", || bad.count("NodeUnpublishVolume", "handle-hung") > 0).await;
+    node.delete("fine").await;
+    bad.set_fault("NodePublishVolume", None);
+    bad.set_fault("NodeUnpublishVolume", None);
+    node.wait_gone("hung").await;
+    for name in ["refused", "lost"] {
+        node.delete(name).await;
+    }
+    assert_clean(node, bad);
+    assert_clean(node, &good.driver);
+}
+
+/// Plug-ins with another's name, another name than their own, a path for a name, no version of ours, or no answer.
+pub(crate) async fn security_plugins_that_lie_are_refused(node: &mut Node) {
+    let first = driver(node, Options::new(NAME), json!({})).await;
+    let place = |number: usize| node.dir.path().join(format!("liar{}", "x".repeat(number)));
+    let mut liars = Vec::new();
+    for (number, (options, why)) in [
+        (
+            Options::new(NAME),
+            "Another driver with the same name is already registered with a higher supported version: \"1.0.0\"",
+        ),
+        (
+            Options { registers_as: Some("../../../etc".into()), ..Options::new("a.example.com") },
+            "invalid driver name \"../../../etc\"",
+        ),
+        (
+            Options { registers_as: Some("somebody.else".into()), ..Options::new("b.example.com") },
+            "plugin registered as \"somebody.else\", but calls itself \"b.example.com\"",
+        ),
+        (
+            Options { versions: vec!["0.3.0".into()], ..Options::new("c.example.com") },
+            "None of the versions specified [\"0.3.0\"] are supported",
+        ),
+        (Options { node_id: String::new(), ..Options::new("d.example.com") }, "nodeID must not be empty"),
+        (Options { max_volumes: -5, ..Options::new("e.example.com") }, "invalid volume limit -5"),
+        (
+            Options {
+                topology: [(format!("{NAME}/zone"), "elsewhere".to_string())].into(),
+                ..Options::new("f.example.com")
+            },
+            "detected topology value collision",
+        ),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let liar = Driver::new(&place(number), options).serve(&registry(node));
+        let path = liar.socket.display().to_string();
+        node.wait_event(why, |event| {
+            let message = event.message.as_deref().unwrap_or_default();
+            event.reason.as_deref() == Some("FailedPluginRegistration")
+                && message.contains(&path)
+                && message.contains(why)
+        })
+        .await;
+        node.wait_until("told so", || {
+            liar.driver.registrations().iter().any(|status| !status.plugin_registered && status.error.contains(why))
+        })
+        .await;
+        liars.push((path, liar));
+    }
+    let silent = Driver::new(&place(20), Options::new("g.example.com"));
+    silent.set_fault("GetInfo", Some(Fault::Hang));
+    let silent = silent.serve(&registry(node));
+    let late =
+        self::driver(node, Options { topology: Default::default(), ..Options::new("late.example.com") }, json!({}))
+            .await;
+    assert_eq!(drivers_of(node).await, [NAME, "late.example.com"], "liars are not there, and hold up nobody");
+    node.wait_event("silence is told", |event| {
+        event.message.as_deref().is_some_and(|message| message.contains(&*silent.socket.to_string_lossy()))
+    })
+    .await;
+    for (path, _) in &liars {
+        let events = node.api.events().await;
+        let told = events.iter().filter(|event| event.message.as_deref().is_some_and(|message| message.contains(path)));
+        assert_eq!(told.count(), 1, "one event for {path}");
+    }
+    drop((first, late));
+}
+
+/// The kubelet is killed before and after every call of a driver, on the way up and on the way down, once with the pod gone
+/// from the API meanwhile. Each time the next kubelet goes on: nothing is mounted twice, leaked or lost.
+pub(crate) async fn a_kubelet_killed_between_any_two_calls_loses_nothing(node: &mut Node) {
+    node.stop_kubelet().await;
+    node.spawn_kubelet();
+    let served = driver(node, Options::new(NAME), json!({})).await;
+    let driver = &served.driver;
+    claim(node, "data", NAME, json!({})).await;
+    let (up, down) = (["NodeStageVolume", "NodePublishVolume"], ["NodeUnpublishVolume", "NodeUnstageVolume"]);
+    let mut round = 0;
+    for index in 0..2 {
+        for when in [When::Before, When::After] {
+            round += 1;
+            let name = format!("round-{round}");
+            kill_at(node, driver, up[index], when);
+            node.create(&name, using("data", &format!("echo {round} >> /v/log; sleep 1000"))).await;
+            killed(node, driver).await;
+            let pod = node.wait(&name, "ready", is_ready).await;
+            let publish =
+                driver.publishes().into_iter().rfind(|request| request.target_path.contains(uid(&pod))).unwrap();
+            for path in [&publish.target_path, &publish.staging_target_path] {
+                assert_eq!(mounts_at(Path::new(path)), 1, "round {round}: {path}");
+            }
+            let expected: String = (1..=round).map(|number| format!("{number}\n")).collect();
+            node.wait_until("written", || {
+                std::fs::read_to_string(driver.volume("handle-data").join("log")).unwrap_or_default() == expected
+            })
+            .await;
+
+            kill_at(node, driver, down[index], when);
+            let pods = node.api.client().namespaced::<Pod>("default");
+            pods.delete(&name, &DeleteParams::default().with_grace_period(1)).await.unwrap();
+            wait_killed(node).await;
+            if round == 4 {
+                let now = DeleteParams::default().with_grace_period(0);
+                // The API may have let it go already.
+                let _ = pods.delete(&name, &now).await;
+            }
+            killed(node, driver).await;
+            node.wait_gone(&name).await;
+            let root = node.dir.path().join("kubelet");
+            node.wait_until("everything is undone", || {
+                mounts_below(&root.join("plugins")).is_empty() && !root.join("pods").join(uid(&pod)).exists()
+            })
+            .await;
+            node.wait_until("and forgotten", || {
+                !walk(&root.join("plugins")).iter().any(|path| path.ends_with("vol_data.json"))
+            })
+            .await;
+        }
+    }
+    // Whatever was asked for last of a place is that it be free.
+    let mut last = std::collections::BTreeMap::new();
+    for entry in driver.ledger().into_iter().filter(|entry| entry.code == Some(Code::Ok) && !entry.volume.is_empty()) {
+        if entry.call.contains("stage") || entry.call.contains("Stage") || entry.call.contains("ublish") {
+            last.insert(entry.path.clone(), entry.call);
+        }
+    }
+    assert!(last.values().all(|call| call.starts_with("NodeUn")), "{last:?}");
+    assert_clean(node, driver);
+}
+
+/// From now on the driver kills the kubelet at this moment, once, and does not go on with the call.
+fn kill_at(node: &Node, driver: &Arc<Driver>, call: &'static str, moment: When) {
+    let (pid, is_done) = (node.kubelet_pid(), AtomicBool::new(false));
+    driver.set_hook(move |name, when| {
+        let is_it = name == call && when == moment && !is_done.swap(true, Ordering::SeqCst);
+        if is_it {
+            let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL);
+        }
+        !is_it
+    });
+}
+
+/// Waits for the kubelet's end and starts the next one.
+async fn killed(node: &mut Node, driver: &Arc<Driver>) {
+    wait_killed(node).await;
+    driver.set_hook(|_, _| true);
+    node.stop_kubelet().await;
+    node.spawn_kubelet();
+}
+
+async fn wait_killed(node: &Node) {
+    let stat = PathBuf::from(format!("/proc/{}/stat", node.kubelet_pid()));
+    node.wait_until("the kubelet is killed", || {
+        // A zombie: it is our child.
+        std::fs::read_to_string(&stat)
+            .is_ok_and(|text| text.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z')))
+    })
+    .await;
+}
