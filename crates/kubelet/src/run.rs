@@ -253,7 +253,10 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
     let listed = runtime.clone();
     parts.spawn("kubelet pod lifecycle events", move |stop| pleg::run(listed.clone(), wake.clone(), stop));
     let announced = csi.clone();
-    parts.spawn("kubelet CSI node", move |_| announced.clone().announce());
+    parts.spawn("kubelet CSI node", move |_| {
+        let announced = announced.clone();
+        async move { announced.announce().await }
+    });
     let (measured, period) = (csi.clone(), settings.volume_stats_period);
     parts.spawn("kubelet volume stats", move |_| measured.clone().watch_stats(period));
     let registries =
