@@ -1,16 +1,17 @@
 //! The kubelet's end: clients on a Unix socket.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
-use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::transport::{Endpoint, Uri};
 use tower::service_fn;
 
 use crate::v1::image_service_client::ImageServiceClient;
 use crate::v1::runtime_service_client::RuntimeServiceClient;
-use crate::{Error, MAX_MESSAGE_SIZE};
+use crate::{Error, MAX_MESSAGE_SIZE, Measured, Observer};
 
 /// How long the first connection may take before the caller hears about it.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -18,25 +19,32 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Both CRI services over one connection. Cloning shares the connection; every call needs its own clone (`&mut`).
 #[derive(Clone, Debug)]
 pub struct Clients {
-    pub runtime: RuntimeServiceClient<Channel>,
-    pub images: ImageServiceClient<Channel>,
+    pub runtime: RuntimeServiceClient<Measured>,
+    pub images: ImageServiceClient<Measured>,
+    channel: Measured,
 }
 
 impl Clients {
     /// Clients that connect on first use and again after the runtime restarts.
     pub fn lazy(path: impl AsRef<Path>) -> Self {
         let path = socket_path(path.as_ref());
-        Self::new(endpoint().connect_with_connector_lazy(connector(path)))
+        Self::new(Measured::new(endpoint().connect_with_connector_lazy(connector(path))))
     }
 
-    fn new(channel: Channel) -> Self {
+    /// The same connection, with someone who is told of every call.
+    pub fn observed(&self, observer: Arc<dyn Observer>) -> Self {
+        Self::new(self.channel.with(observer))
+    }
+
+    fn new(channel: Measured) -> Self {
         Self {
             runtime: RuntimeServiceClient::new(channel.clone())
                 .max_decoding_message_size(MAX_MESSAGE_SIZE)
                 .max_encoding_message_size(MAX_MESSAGE_SIZE),
-            images: ImageServiceClient::new(channel)
+            images: ImageServiceClient::new(channel.clone())
                 .max_decoding_message_size(MAX_MESSAGE_SIZE)
                 .max_encoding_message_size(MAX_MESSAGE_SIZE),
+            channel,
         }
     }
 }
@@ -49,7 +57,7 @@ pub async fn connect(path: impl AsRef<Path>) -> Result<Clients, Error> {
         .connect_with_connector(connector(path.clone()))
         .await
         .map_err(|source| Error::Transport { path: path.display().to_string(), source })?;
-    Ok(Clients::new(channel))
+    Ok(Clients::new(Measured::new(channel)))
 }
 
 fn endpoint() -> Endpoint {

@@ -15,6 +15,7 @@
 //! Not here: the streaming protocols behind the URLs of Exec, Attach and PortForward (`runtime::streaming`).
 
 pub mod client;
+mod measured;
 pub mod server;
 
 /// CRI v1 as of Kubernetes v1.36.
@@ -29,6 +30,7 @@ pub mod server;
 pub mod v1;
 
 pub use client::{Clients, connect};
+pub use measured::{Measured, Observer};
 pub use server::{Socket, serve};
 pub use tonic;
 

@@ -224,7 +224,9 @@ impl Kubelet {
             }
         };
         let work = Work::begin(Stage::Sandbox, state::ACTOR, state::traced_name(pod)).announce();
-        match work.result(Box::pin(self.runtime.run_sandbox(self.sandbox_config(pod, attempt), &handler))).await {
+        let made = work.result(Box::pin(self.runtime.run_sandbox(self.sandbox_config(pod, attempt), &handler))).await;
+        self.runtime.metrics.pod_start_attempted(made.is_err());
+        match made {
             Ok(id) => Ok(id),
             Err(error) => {
                 let message = format!("Failed to create pod sandbox: {error}");
@@ -268,7 +270,10 @@ impl Kubelet {
                 }
                 continue;
             }
-            match self.start_container(pod, container, state, context, mounted).await {
+            let started = self.start_container(pod, container, state, context, mounted).await;
+            let error = started.as_ref().err().map(|waiting| waiting.reason);
+            self.runtime.metrics.container_start_attempted(state::container_type(pod, &container.name), error);
+            match started {
                 Ok(()) => {
                     memory.waiting.remove(&container.name);
                 }

@@ -123,6 +123,35 @@ impl Histogram {
 
 type Labels<'a> = [(&'a str, &'a str)];
 
+/// What the numbers of a family do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Counter,
+    Gauge,
+}
+
+impl Kind {
+    fn text(self) -> &'static str {
+        match self {
+            Kind::Counter => "counter",
+            Kind::Gauge => "gauge",
+        }
+    }
+}
+
+/// The rows of a family that are known all at once.
+pub struct Rows {
+    series: BTreeMap<String, Series>,
+}
+
+impl Rows {
+    pub fn add(&mut self, labels: &Labels<'_>, value: f64) {
+        let number = Number::default();
+        number.set(value);
+        self.series.insert(label_text(labels), Series::Number(Arc::new(number)));
+    }
+}
+
 /// For collectors, which live inside the metrics they set.
 pub struct WeakMetrics(Weak<Shared>);
 
@@ -155,15 +184,22 @@ impl Metrics {
         labels: [&str; N],
         rows: impl IntoIterator<Item = ([String; N], f64)>,
     ) {
-        let series = rows.into_iter().map(|(values, value)| {
-            let pairs: Vec<_> = labels.iter().copied().zip(values.iter().map(String::as_str)).collect();
-            let number = Number::default();
-            number.set(value);
-            (label_text(&pairs), Series::Number(Arc::new(number)))
+        self.set_rows(Kind::Gauge, name, help, |all| {
+            for (values, value) in rows {
+                let pairs: Vec<_> = labels.iter().copied().zip(values.iter().map(String::as_str)).collect();
+                all.add(&pairs, value);
+            }
         });
-        let series = series.collect();
+    }
+
+    /// Makes the rows that `fill` adds all there is of a family.
+    pub fn set_rows(&self, kind: Kind, name: &'static str, help: &'static str, fill: impl FnOnce(&mut Rows)) {
+        let mut rows = Rows { series: BTreeMap::new() };
+        fill(&mut rows);
         let mut families = self.shared.families.lock();
-        families.entry(name).or_insert_with(|| Family { help, kind: "gauge", series: BTreeMap::new() }).series = series;
+        let family =
+            families.entry(name).or_insert_with(|| Family { help, kind: kind.text(), series: BTreeMap::new() });
+        family.series = rows.series;
     }
 
     pub fn histogram(
@@ -204,6 +240,19 @@ impl Metrics {
         let mut families = self.shared.families.lock();
         let family = families.entry(name).or_insert_with(|| Family { help, kind, series: BTreeMap::new() });
         family.series.entry(label_text(labels)).or_insert_with(make).clone()
+    }
+
+    /// Ends the series of a family that have all these labels.
+    pub fn forget(&self, name: &str, labels: &Labels<'_>) {
+        let wanted: Vec<String> = labels.iter().map(|label| label_text(&[*label])).collect();
+        if let Some(family) = self.shared.families.lock().get_mut(name) {
+            let has = |text: &str, pair: &str| {
+                text.strip_prefix(pair).is_some_and(|rest| rest.is_empty() || rest.starts_with(','))
+                    || text.contains(&format!(",{pair},"))
+                    || text.ends_with(&format!(",{pair}"))
+            };
+            family.series.retain(|text, _| !wanted.iter().all(|pair| has(text, pair)));
+        }
     }
 
     pub fn downgrade(&self) -> WeakMetrics {

@@ -5,6 +5,7 @@
 //! Streams (exec, attach, port-forward) are handed through to the runtime's streaming server byte by byte.
 
 mod auth;
+mod cadvisor;
 mod logs;
 mod metrics;
 mod stream;
@@ -138,6 +139,8 @@ impl Server {
 
     async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
         let is_head = request.method() == Method::HEAD;
+        let metrics = &self.kubelet.runtime.metrics;
+        let _serving = metrics.request(request.method(), crate::metrics::known_path(request.uri().path()));
         let response = self.route(request).await;
         if is_head { without_body(response) } else { response }
     }
@@ -170,7 +173,8 @@ impl Server {
             (_, ["stats", "summary"]) => summary::serve(self).await,
             (_, ["metrics"]) => metrics::own(self).await,
             (_, ["metrics", "resource"]) => metrics::resource(self).await,
-            (_, ["metrics", "cadvisor"]) => metrics::cadvisor(self).await,
+            (_, ["metrics", "probes"]) => metrics::answer(self.kubelet.runtime.metrics.probes()),
+            (_, ["metrics", "cadvisor"]) => cadvisor::serve(self).await,
             (_, ["logs", ..]) if !self.kubelet.settings.system_log_handler => {
                 text(StatusCode::METHOD_NOT_ALLOWED, "logs endpoint is disabled.\n")
             }
