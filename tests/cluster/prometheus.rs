@@ -40,6 +40,16 @@ const QUESTIONS: &[&str] = &[
     r#"apiserver_request_total{resource="pods",verb="LIST"} > 0"#,
 ];
 
+/// Names that the checker would rather see otherwise, and that every dashboard knows as they are.
+const NAMED_BY_UPSTREAM: &[&str] = &[
+    "cadvisor_version_info",
+    "container_fs_inodes_total",
+    "container_memory_failcnt",
+    "kubelet_evictions",
+    "apiserver_admission_webhook_rejection_count",
+    "apiserver_admission_webhook_fail_open_count",
+];
+
 #[test]
 fn prometheus_finds_the_figures_of_dashboards() {
     let cluster = Cluster::up(&[testkit::images::busybox]);
@@ -56,10 +66,11 @@ fn prometheus_finds_the_figures_of_dashboards() {
     let proxied = OF_NODES.map(|path| format!("/api/v1/nodes/node-1/proxy/{path}"));
     for path in proxied.iter().map(String::as_str).chain(["/metrics"]) {
         let text = cluster.kubectl_args(&["get", "--raw", path]);
-        let checked =
-            with_input(std::process::Command::new("promtool").args(["check", "metrics", "--lint=none"]), &text);
+        let checked = with_input(std::process::Command::new("promtool").args(["check", "metrics"]), &text);
         let said = String::from_utf8_lossy(&checked.stderr).into_owned() + &String::from_utf8_lossy(&checked.stdout);
-        assert!(checked.status.success(), "{path}: {said}");
+        let is_upstreams = |line: &&str| NAMED_BY_UPSTREAM.iter().any(|name| line.split(' ').next() == Some(name));
+        let unknown: Vec<&str> = said.lines().filter(|line| !is_upstreams(line)).collect();
+        assert!(unknown.is_empty(), "{path}: {unknown:#?}");
     }
 
     let prometheus = Prometheus::start(&cluster);

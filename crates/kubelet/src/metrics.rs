@@ -63,7 +63,7 @@ pub(crate) enum Probed {
 
 impl KubeletMetrics {
     pub(crate) fn new() -> Self {
-        Self { all: Metrics::new().with_process(), probes: Metrics::new(), relisted: Arc::default() }
+        Self { all: Metrics::new().with_process(api::version::GIT), probes: Metrics::new(), relisted: Arc::default() }
     }
 
     pub(crate) fn all(&self) -> &Metrics {
