@@ -19,6 +19,7 @@ mod manifests;
 mod network_policy;
 mod nodes;
 mod offline;
+mod prometheus;
 mod reboot;
 mod resume;
 mod rounds;

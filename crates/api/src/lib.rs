@@ -25,6 +25,7 @@ pub mod status;
 pub mod trim;
 pub mod user;
 pub mod validation;
+pub mod version;
 pub mod yaml;
 
 pub use gvk::{GroupKind, GroupResource, Gvk, Gvr};

@@ -149,8 +149,10 @@ fn metrics(state: &State) -> String {
     let mut out = state.metrics.all().render();
     state.admission.render_metrics(&mut out);
     crate::aggregation::render_metrics(&state.caches, &mut out);
+    out.push_str("# HELP apiserver_audit_error_total [ALPHA] Audit events that were lost.\n");
     out.push_str("# TYPE apiserver_audit_error_total counter\n");
     let _ = writeln!(out, "apiserver_audit_error_total {}", crate::audit::dropped());
+    out.push_str("# HELP apiserver_storage_objects [STABLE] Stored objects, by resource.\n");
     out.push_str("# TYPE apiserver_storage_objects gauge\n");
     let table = state.registry.table();
     let is_stored = |row: &&Arc<Resource>| row.api_version() == row.storage_version;

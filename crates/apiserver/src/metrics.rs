@@ -98,7 +98,7 @@ impl Drop for Serving {
 
 impl RequestMetrics {
     pub(crate) fn new() -> Self {
-        let all = Metrics::new().with_process();
+        let all = Metrics::new().with_process(api::version::GIT);
         let inflight = |kind| {
             let name = "apiserver_current_inflight_requests";
             all.gauge(name, "Requests that are served now", &[("request_kind", kind)])

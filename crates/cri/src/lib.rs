@@ -29,7 +29,7 @@ pub mod server;
 pub mod v1;
 
 pub use client::{Clients, connect};
-pub use grpc::{Error, MAX_MESSAGE_SIZE, Socket};
+pub use grpc::{Error, MAX_MESSAGE_SIZE, Measured, Observer, Socket};
 pub use server::serve;
 pub use tonic;
 

@@ -3,9 +3,11 @@
 //! Flow: [`connect`] or [`lazy`] -> Unix socket -> [`Socket`]. Messages and services belong to the crates above.
 
 mod client;
+mod measured;
 mod server;
 
 pub use client::{connect, lazy, socket_path};
+pub use measured::{Measured, Observer};
 pub use server::Socket;
 pub use tonic;
 

@@ -42,7 +42,7 @@ use context::Context;
 use failure::{Failure, Result};
 
 /// The Kubernetes version whose kubectl this is.
-pub(crate) const VERSION: &str = "v1.36.0";
+pub(crate) const VERSION: &str = api::version::KUBERNETES;
 
 /// Go's name for the processor.
 pub(crate) fn go_arch() -> &'static str {

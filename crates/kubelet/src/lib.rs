@@ -25,6 +25,7 @@ mod hooks;
 mod images;
 mod kubelet;
 mod logs;
+mod metrics;
 mod names;
 mod node;
 mod objects;

@@ -4,7 +4,7 @@
 //! the stream is relisted every second, as upstream's generic PLEG does.
 
 use std::collections::HashMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use tokio_util::sync::CancellationToken;
@@ -82,7 +82,10 @@ async fn pause(stop: &CancellationToken) {
 
 /// Wakes the pods of everything that changed since the last look.
 async fn compare(runtime: &Runtime, wake: &Wake, seen: &mut Seen) {
-    let now = match look(runtime).await {
+    let began = Instant::now();
+    let looked = look(runtime).await;
+    runtime.metrics.relisted(began.elapsed());
+    let now = match looked {
         Ok(now) => now,
         Err(error) => {
             tracing::warn!(%error, "runtime not listed");

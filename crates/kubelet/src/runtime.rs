@@ -5,12 +5,14 @@
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use cri::tonic::{self, Code, Request, Streaming};
 use cri::v1;
 
 use crate::config::CgroupDriver;
+use crate::metrics::KubeletMetrics;
 use crate::state::{ContainerState, Phase, PodState, Sandbox, annotation, label};
 use crate::{logs, state};
 
@@ -48,6 +50,8 @@ pub(crate) struct Runtime {
     pub(crate) version: String,
     /// It can make all mounts below a volume read-only.
     pub(crate) recursive_read_only: bool,
+    /// Of the whole kubelet: everyone who counts has the runtime at hand.
+    pub(crate) metrics: KubeletMetrics,
 }
 
 fn request<T>(message: T, timeout: Duration) -> Request<T> {
@@ -68,6 +72,8 @@ fn done<T>(answer: std::result::Result<T, tonic::Status>) -> Result<()> {
 impl Runtime {
     /// Asks the runtime who it is.
     pub(crate) async fn open(clients: cri::Clients) -> Result<Self> {
+        let metrics = KubeletMetrics::new();
+        let clients = clients.observed(Arc::new(metrics.clone()));
         let version = clients
             .runtime
             .clone()
@@ -79,6 +85,7 @@ impl Runtime {
             name: version.runtime_name,
             version: version.runtime_version,
             recursive_read_only: false,
+            metrics,
         };
         let handlers = runtime.status().await?.runtime_handlers;
         let default =

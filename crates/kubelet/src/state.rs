@@ -247,6 +247,18 @@ pub(crate) fn log_dir_name(pod: &Pod) -> String {
     format!("{}_{}_{}", namespace(pod), name(pod), uid(pod))
 }
 
+/// What metrics call a container of a pod.
+pub(crate) fn container_type(pod: &Pod, name: &str) -> &'static str {
+    let Some(spec) = &pod.spec else { return "container" };
+    let is_init = spec.init_containers.iter().flatten().any(|container| container.name == name);
+    let is_ephemeral = spec.ephemeral_containers.iter().flatten().any(|container| container.name == name);
+    match (is_init, is_ephemeral) {
+        (true, _) => "init_container",
+        (_, true) => "ephemeral_container",
+        _ => "container",
+    }
+}
+
 /// Every container of a pod: init, main, ephemeral.
 pub(crate) fn all_containers(pod: &Pod) -> Vec<Container> {
     let Some(spec) = &pod.spec else { return Vec::new() };

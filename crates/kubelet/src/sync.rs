@@ -231,6 +231,7 @@ impl Kubelet {
             }
             Err(error) => Err(SyncError::Other(error)),
         };
+        self.runtime.metrics.pod_start_attempted(made.is_err());
         if let Err(error) = &made {
             let message = format!("Failed to create pod sandbox: {error}");
             self.recorder.warning(&client::reference(pod), "FailedCreatePodSandBox", message);
@@ -272,7 +273,10 @@ impl Kubelet {
                 }
                 continue;
             }
-            match self.start_container(pod, container, state, context, mounted).await {
+            let started = self.start_container(pod, container, state, context, mounted).await;
+            let error = started.as_ref().err().map(|waiting| waiting.reason);
+            self.runtime.metrics.container_start_attempted(state::container_type(pod, &container.name), error);
+            match started {
                 Ok(()) => {
                     memory.waiting.remove(&container.name);
                 }

@@ -180,6 +180,7 @@ impl Kubelet {
 
     /// Removes the last traces of a pod that is gone from the API.
     pub(crate) async fn remove(&self, pod: &Pod) -> Result<(), CallError> {
+        self.runtime.metrics.forget(state::namespace(pod), state::name(pod));
         for sandbox in self.runtime.sandboxes(Some(state::uid(pod))).await? {
             self.runtime.stop_sandbox(&sandbox.id).await?;
             self.runtime.remove_sandbox(&sandbox.id).await?;

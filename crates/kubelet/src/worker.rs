@@ -6,9 +6,9 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
@@ -29,6 +29,8 @@ pub(crate) struct Memory {
     /// The object the API shows for a static pod.
     pub(crate) mirror: Option<Arc<Pod>>,
     pub(crate) resize: resize::Progress,
+    /// When the pod came here, until it runs.
+    first_seen: Option<Instant>,
 }
 
 impl Memory {
@@ -178,6 +180,8 @@ impl Workers {
 
     fn start(self: &Arc<Self>, handles: &mut HashMap<String, Handle>, uid: String, update: Update) {
         let (wake, has_ended) = (Arc::new(Notify::new()), CancellationToken::new());
+        // One that ran before the kubelet did does not start now.
+        let first_seen = (!update.is_removed && !runs(update.pod.status.as_ref())).then(Instant::now);
         let (sender, receiver) = watch::channel(update);
         let causes: Causes = Arc::new(Mutex::new(trace::current()));
         let handle = Handle { updates: sender, wake: wake.clone(), causes: causes.clone(), ended: has_ended.clone() };
@@ -190,7 +194,7 @@ impl Workers {
             wake: wake.clone(),
             causes: causes.clone(),
             stop: stop.clone(),
-            memory: Memory::default(),
+            memory: Memory { first_seen, ..Memory::default() },
             ended: None,
             has_ended: has_ended.clone(),
         };
@@ -208,6 +212,10 @@ impl Workers {
             }
         });
     }
+}
+
+fn runs(status: Option<&PodStatus>) -> bool {
+    status.and_then(|status| status.phase.as_deref()).is_some_and(|phase| phase != "Pending")
 }
 
 /// Whether a pass could come out differently. Our own status writes come back through the watch and
@@ -308,12 +316,15 @@ impl Worker {
             let delay = {
                 let mut updates = self.updates.clone();
                 let work = self.begin(&update.pod);
+                let (kubelet, began) = (self.kubelet.clone(), Instant::now());
                 let sync = work.result(Box::pin(self.kubelet.sync(&pod, &mut self.memory)));
+                let sync = async { (sync.await, kubelet.runtime.metrics.worked("sync", began.elapsed())).0 };
                 tokio::select! {
                     result = sync => match result {
                         Ok(next) if next.is_finished => return,
                         Ok(next) => {
                             retry.reset();
+                            self.note_start(&pod);
                             next.again_in
                         }
                         Err(error) => {
@@ -337,6 +348,14 @@ impl Worker {
                 _ = freed.changed(), if may_wait_for_room => {}
                 () = sleep_for(delay) => {}
             }
+        }
+    }
+
+    /// Counts how long the pod took to run, once.
+    fn note_start(&mut self, pod: &Pod) {
+        if self.memory.first_seen.is_some() && runs(self.kubelet.status.latest(state::uid(pod)).as_ref()) {
+            let took = self.memory.first_seen.take().map(|seen| seen.elapsed());
+            took.into_iter().for_each(|took| self.kubelet.runtime.metrics.pod_started(took));
         }
     }
 

@@ -123,6 +123,35 @@ impl Histogram {
 
 type Labels<'a> = [(&'a str, &'a str)];
 
+/// What the numbers of a family do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Counter,
+    Gauge,
+}
+
+impl Kind {
+    fn text(self) -> &'static str {
+        match self {
+            Kind::Counter => "counter",
+            Kind::Gauge => "gauge",
+        }
+    }
+}
+
+/// The rows of a family that are known all at once.
+pub struct Rows {
+    series: BTreeMap<String, Series>,
+}
+
+impl Rows {
+    pub fn add(&mut self, labels: &Labels<'_>, value: f64) {
+        let number = Number::default();
+        number.set(value);
+        self.series.insert(label_text(labels), Series::Number(Arc::new(number)));
+    }
+}
+
 /// For collectors, which live inside the metrics they set.
 pub struct WeakMetrics(Weak<Shared>);
 
@@ -155,15 +184,22 @@ impl Metrics {
         labels: [&str; N],
         rows: impl IntoIterator<Item = ([String; N], f64)>,
     ) {
-        let series = rows.into_iter().map(|(values, value)| {
-            let pairs: Vec<_> = labels.iter().copied().zip(values.iter().map(String::as_str)).collect();
-            let number = Number::default();
-            number.set(value);
-            (label_text(&pairs), Series::Number(Arc::new(number)))
+        self.set_rows(Kind::Gauge, name, help, |all| {
+            for (values, value) in rows {
+                let pairs: Vec<_> = labels.iter().copied().zip(values.iter().map(String::as_str)).collect();
+                all.add(&pairs, value);
+            }
         });
-        let series = series.collect();
+    }
+
+    /// Makes the rows that `fill` adds all there is of a family.
+    pub fn set_rows(&self, kind: Kind, name: &'static str, help: &'static str, fill: impl FnOnce(&mut Rows)) {
+        let mut rows = Rows { series: BTreeMap::new() };
+        fill(&mut rows);
         let mut families = self.shared.families.lock();
-        families.entry(name).or_insert_with(|| Family { help, kind: "gauge", series: BTreeMap::new() }).series = series;
+        let family =
+            families.entry(name).or_insert_with(|| Family { help, kind: kind.text(), series: BTreeMap::new() });
+        family.series = rows.series;
     }
 
     pub fn histogram(
@@ -206,6 +242,19 @@ impl Metrics {
         family.series.entry(label_text(labels)).or_insert_with(make).clone()
     }
 
+    /// Ends the series of a family that have all these labels.
+    pub fn forget(&self, name: &str, labels: &Labels<'_>) {
+        let wanted: Vec<String> = labels.iter().map(|label| label_text(&[*label])).collect();
+        if let Some(family) = self.shared.families.lock().get_mut(name) {
+            let has = |text: &str, pair: &str| {
+                text.strip_prefix(pair).is_some_and(|rest| rest.is_empty() || rest.starts_with(','))
+                    || text.contains(&format!(",{pair},"))
+                    || text.ends_with(&format!(",{pair}"))
+            };
+            family.series.retain(|text, _| !wanted.iter().all(|pair| has(text, pair)));
+        }
+    }
+
     pub fn downgrade(&self) -> WeakMetrics {
         WeakMetrics(Arc::downgrade(&self.shared))
     }
@@ -228,26 +277,47 @@ impl Metrics {
         self
     }
 
-    /// Adds what the kernel knows about this process, and its panics.
-    pub fn with_process(self) -> Self {
+    /// Adds what the kernel knows about this process, its version and its panics.
+    pub fn with_process(self, version: &str) -> Self {
         let this = self.with_panics();
+        let (major, minor) = version.trim_start_matches('v').split_once('.').unwrap_or((version, ""));
+        let labels = [
+            ("build_date", ""),
+            ("compiler", "rustc"),
+            ("git_commit", ""),
+            ("git_tree_state", "clean"),
+            ("git_version", version),
+            ("go_version", ""),
+            ("major", major),
+            ("minor", minor.split('.').next().unwrap_or_default()),
+            ("platform", "linux/amd64"),
+        ];
+        let help = "[ALPHA] A metric with a constant '1' value labeled by the version that is running.";
+        this.gauge("kubernetes_build_info", help, &labels).set(1.0);
         this.add_process();
         this
     }
 
     fn add_process(&self) {
-        let cpu = self.counter("process_cpu_seconds_total", "CPU time used", &[]);
-        let memory = self.gauge("process_resident_memory_bytes", "Memory in use", &[]);
-        let files = self.gauge("process_open_fds", "Open file descriptors", &[]);
+        let cpu = self.counter("process_cpu_seconds_total", "Total user and system CPU time spent in seconds.", &[]);
+        let memory = self.gauge("process_resident_memory_bytes", "Resident memory size in bytes.", &[]);
+        let mapped = self.gauge("process_virtual_memory_bytes", "Virtual memory size in bytes.", &[]);
+        let files = self.gauge("process_open_fds", "Number of open file descriptors.", &[]);
+        let most = self.gauge("process_max_fds", "Maximum number of open file descriptors.", &[]);
+        let start =
+            self.gauge("process_start_time_seconds", "Start time of the process since unix epoch in seconds.", &[]);
         self.on_render(move || {
-            let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-            // After the name, which may contain anything but is the last thing in parentheses.
-            let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-            let number = |at: usize| fields.get(at).and_then(|field| field.parse::<f64>().ok()).unwrap_or_default();
-            // Clock ticks are hundredths of a second, pages have 4 KiB, on every Linux we build for.
-            cpu.0.set((number(11) + number(12)) / 100.0);
-            memory.set(number(21) * 4096.0);
+            let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+            let fields = Stat::of(&read("/proc/self/stat"), &read("/proc/stat"));
+            cpu.0.set(fields.cpu_seconds);
+            memory.set(fields.resident);
+            mapped.set(fields.mapped);
+            start.set(fields.started);
             files.set(std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count) as f64);
+            let limits = read("/proc/self/limits");
+            let limit = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
+            let limit = limit.and_then(|line| line.split_whitespace().next()?.parse().ok());
+            most.set(limit.unwrap_or_default());
         });
     }
 
@@ -257,7 +327,8 @@ impl Metrics {
             collect();
         }
         let mut out = String::new();
-        for (name, family) in self.shared.families.lock().iter() {
+        // A family without series is not told of.
+        for (name, family) in self.shared.families.lock().iter().filter(|(_, family)| !family.series.is_empty()) {
             // Writing to a String cannot fail.
             let _ = writeln!(out, "# HELP {name} {}\n# TYPE {name} {}", family.help, family.kind);
             for (labels, series) in &family.series {
@@ -270,6 +341,32 @@ impl Metrics {
             }
         }
         out
+    }
+}
+
+/// What the kernel counts of a process.
+#[derive(Debug, PartialEq)]
+struct Stat {
+    cpu_seconds: f64,
+    resident: f64,
+    mapped: f64,
+    started: f64,
+}
+
+impl Stat {
+    /// From the text of `/proc/PID/stat`, and of `/proc/stat`, which knows when the machine started.
+    fn of(process: &str, machine: &str) -> Self {
+        // After the name, which may contain anything but is the last thing in parentheses.
+        let fields: Vec<&str> = process.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+        let number = |at: usize| fields.get(at).and_then(|field| field.parse::<f64>().ok()).unwrap_or_default();
+        let boot = machine.lines().find_map(|line| line.strip_prefix("btime ")?.trim().parse::<f64>().ok());
+        // Clock ticks are hundredths of a second, pages have 4 KiB, on every Linux we build for.
+        Stat {
+            cpu_seconds: (number(11) + number(12)) / 100.0,
+            resident: number(21) * 4096.0,
+            mapped: number(20),
+            started: boot.unwrap_or_default() + number(19) / 100.0,
+        }
     }
 }
 
@@ -363,6 +460,16 @@ c_sum{n=\"x\"} 7.65
 c_count{n=\"x\"} 4
 ";
         assert_eq!(metrics.render(), expected);
+    }
+
+    #[test]
+    fn figures_of_a_process() {
+        let stat = "7 (a) b)) S 1 7 7 0 -1 4194560 1 0 0 0 150 50 0 0 20 0 3 0 2500 8192 2 18446744073709551615";
+        let expected = Stat { cpu_seconds: 2.0, resident: 8192.0, mapped: 8192.0, started: 1025.0 };
+        assert_eq!(Stat::of(stat, "cpu 1 2\nbtime 1000\n"), expected);
+        let text = Metrics::new().with_process("v1.36.0+x").render();
+        assert!(text.contains("git_version=\"v1.36.0+x\"") && text.contains("minor=\"36\""), "{text}");
+        assert!(!text.contains("process_start_time_seconds 0\n") && !text.contains("process_max_fds 0\n"), "{text}");
     }
 
     #[test]

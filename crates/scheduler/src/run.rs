@@ -134,7 +134,7 @@ fn assemble(
     changes: watch::Receiver<u64>,
 ) -> Result<Scheduler> {
     let catalogue = Arc::new(Catalogue::default());
-    let metrics = Metrics::new(Registry::new().with_process());
+    let metrics = Metrics::new(Registry::new().with_process(api::version::GIT));
     let volumes = volume_binding::Api {
         client: client.clone(),
         claims: informers.informer::<PersistentVolumeClaim>(),

@@ -130,21 +130,30 @@ pub(super) fn render<'a>(out: &mut String, plugins: impl Iterator<Item = (&'a st
     const CONTROLLER: &str = "apiserver_admission_controller_admission_duration_seconds";
     const STEP: &str = "apiserver_admission_step_admission_duration_seconds";
     const WEBHOOK: &str = "apiserver_admission_webhook_admission_duration_seconds";
-    let _ = writeln!(out, "# TYPE {CONTROLLER} histogram");
+    let _ = writeln!(
+        out,
+        "# HELP {CONTROLLER} [STABLE] How long admission plug-ins take, by name, operation and kind of plug-in.\n# TYPE {CONTROLLER} histogram"
+    );
     for (name, times) in plugins {
         times.render(out, CONTROLLER, &format!("name=\"{name}\","));
     }
-    let _ = writeln!(out, "# TYPE {STEP} histogram");
+    let _ = writeln!(
+        out,
+        "# HELP {STEP} [STABLE] How long the steps of admission take, by operation and step.\n# TYPE {STEP} histogram"
+    );
     steps.render(out, STEP, "");
     let webhooks = WEBHOOKS.lock();
-    let _ = writeln!(out, "# TYPE {WEBHOOK} histogram");
+    let _ = writeln!(
+        out,
+        "# HELP {WEBHOOK} [STABLE] How long admission webhooks take, by name, operation and kind.\n# TYPE {WEBHOOK} histogram"
+    );
     for (name, webhook) in webhooks.iter() {
         for ((kind, verb, rejected), times) in &webhook.times {
             let labels = format!("name=\"{name}\",operation=\"{verb}\",rejected=\"{rejected}\",type=\"{kind}\"");
             times.render(out, WEBHOOK, WEBHOOK_BOUNDS, &labels);
         }
     }
-    out.push_str("# TYPE apiserver_admission_webhook_request_total counter\n");
+    out.push_str("# HELP apiserver_admission_webhook_request_total [ALPHA] Calls of admission webhooks, by name, code and whether they refused.\n# TYPE apiserver_admission_webhook_request_total counter\n");
     for (name, webhook) in webhooks.iter() {
         for ((kind, verb, code, rejected), count) in &webhook.requests {
             let _ = writeln!(
@@ -154,7 +163,7 @@ pub(super) fn render<'a>(out: &mut String, plugins: impl Iterator<Item = (&'a st
             );
         }
     }
-    out.push_str("# TYPE apiserver_admission_webhook_rejection_count counter\n");
+    out.push_str("# HELP apiserver_admission_webhook_rejection_count [ALPHA] Requests that admission webhooks refused, by name and reason.\n# TYPE apiserver_admission_webhook_rejection_count counter\n");
     for (name, webhook) in webhooks.iter() {
         for ((kind, verb, error, code), count) in &webhook.rejections {
             let _ = writeln!(
@@ -164,7 +173,7 @@ pub(super) fn render<'a>(out: &mut String, plugins: impl Iterator<Item = (&'a st
             );
         }
     }
-    out.push_str("# TYPE apiserver_admission_webhook_fail_open_count counter\n");
+    out.push_str("# HELP apiserver_admission_webhook_fail_open_count [ALPHA] Requests let through because an admission webhook failed.\n# TYPE apiserver_admission_webhook_fail_open_count counter\n");
     for (name, webhook) in webhooks.iter() {
         for (kind, count) in &webhook.failed_open {
             let _ =

@@ -31,6 +31,7 @@ pub(crate) fn condition(service: &APIService) -> Option<&APIServiceCondition> {
 pub(crate) fn render_metrics(caches: &Caches, out: &mut String) {
     use std::fmt::Write;
     let Some(cache) = caches.get(PREFIX) else { return };
+    out.push_str("# HELP aggregator_unavailable_apiservice [ALPHA] Whether an API service cannot be used, by name.\n");
     out.push_str("# TYPE aggregator_unavailable_apiservice gauge\n");
     for entry in cache.snapshot().objects.values() {
         let service = entry.read::<APIService>();

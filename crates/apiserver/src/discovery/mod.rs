@@ -27,7 +27,7 @@ pub(crate) fn version() -> Value {
         "emulationMinor": "36",
         "minCompatibilityMajor": "1",
         "minCompatibilityMinor": "35",
-        "gitVersion": concat!("v1.36.0+cox.", env!("CARGO_PKG_VERSION")),
+        "gitVersion": api::version::GIT,
         "gitCommit": "",
         "gitTreeState": "clean",
         "buildDate": "1970-01-01T00:00:00Z",

@@ -144,6 +144,28 @@ impl Cgroups {
         uids
     }
 
+    pub(crate) fn is_v2(&self) -> bool {
+        self.hierarchies.version() == cgroup::Version::V2
+    }
+
+    /// The cgroups above those of pods, as [`Self::pod_path`] writes them.
+    pub(crate) fn level_paths(&self) -> Vec<String> {
+        let path = |level| Path::new("/").join(self.names.path(&[level])).to_string_lossy().into_owned();
+        LEVELS.into_iter().map(path).collect()
+    }
+
+    /// The directory of a cgroup in a controller's tree; none where the controller is not mounted.
+    pub(crate) fn directory(&self, controller: &str, path: &str) -> Option<PathBuf> {
+        self.hierarchies.directory(controller, path)
+    }
+
+    /// The names of the cgroups below one; none when it is gone.
+    pub(crate) fn children(&self, path: &str) -> Vec<String> {
+        let entries = self.directory("memory", path).and_then(|directory| std::fs::read_dir(directory).ok());
+        let directories = entries.into_iter().flatten().flatten().filter(|entry| entry.path().is_dir());
+        directories.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+    }
+
     fn make(&self, path: &Path) -> io::Result<()> {
         if let Some(systemd) = &self.systemd {
             systemd.start_slice(path)?;

@@ -172,6 +172,7 @@ impl Eviction {
         for pod in pods {
             let Some(usage) = self.usage_of(&pod, &stats).await else { continue };
             if let Some(message) = rank::passed_limit(&pod, &usage).filter(|_| !is_critical(&pod)) {
+                self.kubelet.runtime.metrics.evicted("ephemeralpodfs.limit");
                 self.end(&pod, message, None, IMMEDIATE_GRACE);
                 any = true;
             }
@@ -197,6 +198,7 @@ impl Eviction {
             None => IMMEDIATE_GRACE,
             Some(_) => self.kubelet.settings.eviction_max_pod_grace_period,
         };
+        self.kubelet.runtime.metrics.evicted(signal.name());
         self.end(pod, message, Some("TerminationByKubelet"), grace);
     }
 

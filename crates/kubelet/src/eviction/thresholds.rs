@@ -31,6 +31,10 @@ const SIGNALS: &[(Signal, &str, &str)] = &[
 ];
 
 impl Signal {
+    pub(crate) fn name(self) -> &'static str {
+        SIGNALS.iter().find(|(signal, _, _)| *signal == self).map_or("", |(_, name, _)| name)
+    }
+
     pub(crate) fn resource(self) -> &'static str {
         SIGNALS.iter().find(|(signal, _, _)| *signal == self).map_or("", |(_, _, resource)| resource)
     }

@@ -18,8 +18,6 @@ use crate::config::Settings;
 use crate::eviction;
 use crate::resources::ResourceList;
 
-pub(crate) const VERSION: &str = "v1.36.0";
-
 /// What runs short, as the eviction manager sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Pressure {
@@ -130,7 +128,7 @@ pub(crate) fn node_status(facts: &Facts<'_>) -> NodeStatus {
             container_runtime_version: facts.runtime_version.clone(),
             kernel_version: machine.kernel.clone(),
             kube_proxy_version: String::new(),
-            kubelet_version: VERSION.into(),
+            kubelet_version: api::version::KUBERNETES.into(),
             machine_id: machine.machine_id.clone(),
             operating_system: "linux".into(),
             os_image: machine.os_image.clone(),

@@ -11,7 +11,7 @@ mod verdict;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use client::EventRecorder;
 use k8s_openapi::api::core::v1::{Container, ObjectReference, Pod, Probe};
@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use trace::{Outcome as TraceOutcome, Span, Stage};
 
+use crate::metrics::{Probed, Probing};
 use crate::objects::Wake;
 use crate::plan::{Verdict, Verdicts};
 use crate::runtime::Runtime;
@@ -141,6 +142,7 @@ impl Prober {
                 results: self.results.clone(),
                 causes: self.causes.clone(),
                 uid: uid.to_string(),
+                container: container.name.clone(),
                 reference: container_reference(pod, &container.name),
                 target: Target::new(pod, &container, state.ips(), current.id.clone()),
                 id: current.id,
@@ -243,6 +245,7 @@ struct Task {
     results: Results,
     causes: Causes,
     uid: String,
+    container: String,
     reference: ObjectReference,
     target: Target,
     id: String,
@@ -264,6 +267,22 @@ impl Task {
         span.detail = self.kind.title().to_lowercase();
         span.finish(if verdict == Verdict::Success { TraceOutcome::Ok } else { TraceOutcome::Failed });
         self.context.record(span)
+    }
+
+    fn count(&self, outcome: &Outcome, took: Duration) {
+        let probed = match outcome {
+            Outcome::Success => Probed::Successful,
+            Outcome::Failure(_) => Probed::Failed,
+            Outcome::Error(_) => Probed::Unknown,
+        };
+        let target = Probing {
+            namespace: self.reference.namespace.as_deref().unwrap_or_default(),
+            pod: self.reference.name.as_deref().unwrap_or_default(),
+            uid: &self.uid,
+            container: &self.container,
+            kind: self.kind.title(),
+        };
+        self.runtime.metrics.probed(&target, probed, took);
     }
 
     async fn run(&self, adopted: Option<Verdict>) {
@@ -290,8 +309,9 @@ impl Task {
                     continue;
                 }
             }
-            let began = trace::now();
+            let (began, clock) = (trace::now(), Instant::now());
             let outcome = self.target.check(&self.probe, timeout, &self.runtime).await;
+            self.count(&outcome, clock.elapsed());
             match &outcome {
                 Outcome::Success => {}
                 Outcome::Failure(output) => {

@@ -1,61 +1,33 @@
-//! Numbers as Prometheus text: `/metrics` (the kubelet itself), `/metrics/resource` and `/metrics/cadvisor` (containers).
+//! Numbers as Prometheus text: `/metrics` (the kubelet itself) and `/metrics/resource` (containers, as autoscalers ask).
+//! Not here: `/metrics/cadvisor` (`cadvisor`).
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
+use std::sync::Arc;
 
 use client::Body;
+use client::metrics::{Kind, Metrics};
 use cri::v1;
 use http::{Response, StatusCode};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
 
-use super::summary::{cpu_of, memory_of, node_cpu_nanos, number, sandbox_stats};
+use super::summary::{cpu_of, memory_of, node_cpu_nanos, number};
 use super::{Server, text};
+use crate::certificates::Store;
 use crate::node::machine::node_memory;
 use crate::state::label;
+use crate::static_pods;
 use crate::status_writer::Ending;
 use crate::volumes::csi::Stats;
 
-/// One metric: name, kind, help, and a value per set of labels.
-struct Metric {
-    name: &'static str,
-    kind: &'static str,
-    help: &'static str,
-    rows: Vec<(String, f64)>,
-}
-
-impl Metric {
-    fn new(name: &'static str, kind: &'static str, help: &'static str) -> Self {
-        Metric { name, kind, help, rows: Vec::new() }
-    }
-
-    fn with(mut self, labels: impl Into<String>, value: f64) -> Self {
-        self.rows.push((labels.into(), value));
-        self
-    }
-}
-
-fn answer(metrics: &[Metric]) -> Response<Body> {
-    let mut response = text(StatusCode::OK, render(metrics));
+pub(super) fn answer(metrics: &Metrics) -> Response<Body> {
+    let mut response = text(StatusCode::OK, metrics.render());
     let kind = http::HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     response.headers_mut().insert("content-type", kind);
     response
 }
 
-fn render(metrics: &[Metric]) -> String {
-    let mut out = String::new();
-    for metric in metrics {
-        // Writing to a String cannot fail.
-        let _ = writeln!(out, "# HELP {0} {1}\n# TYPE {0} {2}", metric.name, metric.help, metric.kind);
-        for (labels, value) in &metric.rows {
-            let _ = match labels.is_empty() {
-                true => writeln!(out, "{} {value}", metric.name),
-                false => writeln!(out, "{}{{{labels}}} {value}", metric.name),
-            };
-        }
-    }
-    out
-}
-
-fn failed(error: &dyn std::fmt::Display) -> Response<Body> {
+pub(super) fn failed(error: &dyn std::fmt::Display) -> Response<Body> {
     text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
 }
 
@@ -78,47 +50,57 @@ pub(super) async fn own(server: &Server) -> Response<Body> {
         *states.entry(name).or_default() += 1;
     }
     let ready = sandboxes.iter().filter(|sandbox| sandbox.state == v1::PodSandboxState::SandboxReady as i32).count();
-    let node = &server.kubelet.settings.node_name;
-    let mut running = Metric::new("kubelet_running_containers", "gauge", "Number of containers currently running");
-    for (name, count) in states {
-        running = running.with(format!("container_state=\"{name}\""), f64::from(count));
-    }
-    let mut panics =
-        Metric::new("cox_panics_total", "counter", "Pieces of work that ended in a panic, by who worked on them");
-    for (worker, count) in client::metrics::panics::counts() {
-        panics = panics.with(format!("worker=\"{worker}\""), count as f64);
-    }
+    let metrics = server.kubelet.runtime.metrics.all();
+    let set = |name, help, value: f64| metrics.gauge(name, help, &[]).set(value);
+    let name = "kubelet_running_containers";
+    metrics.set_rows(Kind::Gauge, name, "[ALPHA] Number of containers currently running", |all| {
+        for (name, count) in states {
+            all.add(&[("container_state", name)], f64::from(count));
+        }
+    });
     let shutdown = server.kubelet.shutdown.last();
     let seconds = |time: Option<jiff::Timestamp>| time.map_or(0.0, |time| time.as_millisecond() as f64 / 1e3);
-    let mut metrics = vec![
-        Metric::new(
-            "kubelet_graceful_shutdown_start_time_seconds",
-            "gauge",
-            "Last graceful shutdown start time since unix epoch in seconds",
-        )
-        .with("", seconds(shutdown.start_time)),
-        Metric::new(
-            "kubelet_graceful_shutdown_end_time_seconds",
-            "gauge",
-            "Last graceful shutdown end time since unix epoch in seconds",
-        )
-        .with("", seconds(shutdown.end_time)),
-        Metric::new("kubelet_node_name", "gauge", "The node's name. The count is always 1.")
-            .with(format!("node=\"{node}\""), 1.0),
-        Metric::new("kubelet_desired_pods", "gauge", "The number of pods the kubelet is being instructed to run.")
-            .with("", server.workers.pods().len() as f64),
-        Metric::new("kubelet_running_pods", "gauge", "Number of pods that have a running pod sandbox")
-            .with("", ready as f64),
-        panics,
-        running,
-        terminated_containers(&server.kubelet.status.endings()),
-    ];
-    metrics.extend(volumes(&server.kubelet.volumes.csi.claim_stats()));
-    answer(&metrics)
+    let help = "[ALPHA] Last graceful shutdown start time since unix epoch in seconds";
+    set("kubelet_graceful_shutdown_start_time_seconds", help, seconds(shutdown.start_time));
+    let help = "[ALPHA] Last graceful shutdown end time since unix epoch in seconds";
+    set("kubelet_graceful_shutdown_end_time_seconds", help, seconds(shutdown.end_time));
+    let labels = [("node", server.kubelet.settings.node_name.as_str())];
+    metrics.gauge("kubelet_node_name", "[ALPHA] The node's name. The count is always 1.", &labels).set(1.0);
+    pods(server, metrics);
+    set("kubelet_running_pods", "[ALPHA] Number of pods that have a running pod sandbox", ready as f64);
+    terminated_containers(metrics, &server.kubelet.status.endings());
+    volumes(metrics, &server.kubelet.volumes.csi.claim_stats());
+    certificates(server, metrics);
+    answer(metrics)
+}
+
+/// Pods as their sources want them, by where they come from.
+fn pods(server: &Server, metrics: &Metrics) {
+    let of = |pods: &[Arc<Pod>]| {
+        let is_static = |pod: &&Arc<Pod>| static_pods::is_static(pod);
+        let count = pods.iter().filter(is_static).count();
+        [("true", count), ("", pods.len() - count)]
+    };
+    let (desired, active) = (of(&server.workers.pods()), of(&server.workers.active_pods()));
+    let mirrors = desired[0].1 as f64;
+    for (name, help, counts) in [
+        ("kubelet_desired_pods", "[ALPHA] The number of pods the kubelet is being instructed to run.", desired),
+        (
+            "kubelet_active_pods",
+            "[ALPHA] The number of pods the kubelet considers active and which are being considered when admitting new pods.",
+            active,
+        ),
+    ] {
+        metrics.set_rows(Kind::Gauge, name, help, |all| {
+            counts.iter().for_each(|(is_static, count)| all.add(&[("static", is_static)], *count as f64));
+        });
+    }
+    let help = "[ALPHA] The number of mirror pods the kubelet will try to create (one per admitted static pod)";
+    metrics.gauge("kubelet_mirror_pods", help, &[]).set(mirrors);
 }
 
 /// What drivers say of the volumes of claims.
-fn volumes(all: &[Stats]) -> Vec<Metric> {
+fn volumes(metrics: &Metrics, all: &[Stats]) {
     type Field = fn(&Stats) -> Option<u64>;
     let fields: [(&'static str, &'static str, Field); 7] = [
         ("kubelet_volume_stats_capacity_bytes", "[ALPHA] Capacity in bytes of the volume", |s| s.capacity),
@@ -133,31 +115,48 @@ fn volumes(all: &[Stats]) -> Vec<Metric> {
             |s| s.is_abnormal.map(u64::from),
         ),
     ];
-    let metrics = fields.into_iter().map(|(name, help, field)| {
-        all.iter().fold(Metric::new(name, "gauge", help), |metric, stats| match (&stats.claim, field(stats)) {
-            (Some((namespace, claim)), Some(value)) => {
-                metric.with(format!("namespace=\"{namespace}\",persistentvolumeclaim=\"{claim}\""), value as f64)
+    for (name, help, field) in fields {
+        metrics.set_rows(Kind::Gauge, name, help, |rows| {
+            for stats in all {
+                if let (Some((namespace, claim)), Some(value)) = (&stats.claim, field(stats)) {
+                    rows.add(&[("namespace", namespace), ("persistentvolumeclaim", claim)], value as f64);
+                }
             }
-            _ => metric,
-        })
-    });
-    // A metric without values is not told.
-    metrics.filter(|metric| !metric.rows.is_empty()).collect()
+        });
+    }
 }
 
-fn terminated_containers(endings: &BTreeMap<Ending, u64>) -> Metric {
-    let mut metric = Metric::new(
-        "kubelet_terminated_containers_total",
-        "counter",
-        "[ALPHA] Number of containers that ended, by kind, exit code and reason",
-    );
-    for (Ending { container_type, exit_code, reason }, count) in endings {
-        // The reason is the runtime's word.
-        let reason = reason.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n");
-        let labels = format!("container_type=\"{container_type}\",exit_code=\"{exit_code}\",reason=\"{reason}\"");
-        metric = metric.with(labels, *count as f64);
+fn terminated_containers(metrics: &Metrics, endings: &BTreeMap<Ending, u64>) {
+    let help = "[ALPHA] Number of containers that ended, by kind, exit code and reason";
+    metrics.set_rows(Kind::Counter, "kubelet_terminated_containers_total", help, |rows| {
+        for (Ending { container_type, exit_code, reason }, count) in endings {
+            let code = exit_code.to_string();
+            // The reason is the runtime's word.
+            let labels = [("container_type", *container_type), ("exit_code", &code), ("reason", reason)];
+            rows.add(&labels, *count as f64);
+        }
+    });
+}
+
+/// How long the certificates are good for; infinite where there is none to renew.
+fn certificates(server: &Server, metrics: &Metrics) {
+    for (name, file, help) in [
+        (
+            "kubelet_certificate_manager_client_ttl_seconds",
+            "kubelet-client",
+            "[ALPHA] Gauge of the TTL (time-to-live) of the Kubelet's client certificate.",
+        ),
+        (
+            "kubelet_certificate_manager_server_ttl_seconds",
+            "kubelet-server",
+            "[ALPHA] Gauge of the shortest TTL (time-to-live) of the Kubelet's serving certificate.",
+        ),
+    ] {
+        let certificate = Store::new(&server.kubelet.settings.cert_dir, file).load();
+        let left = |until: Timestamp| until.duration_since(Timestamp::now()).as_secs_f64();
+        let ttl = certificate.map_or(f64::INFINITY, |certificate| left(certificate.not_after));
+        metrics.gauge(name, help, &[]).set(ttl);
     }
-    metric
 }
 
 /// Containers by pod: name and stats.
@@ -179,55 +178,95 @@ pub(super) async fn resource(server: &Server) -> Response<Body> {
         Ok(stats) => stats,
         Err(error) => return failed(&error),
     };
-    let counter = |name, help| Metric::new(name, "counter", help);
-    let gauge = |name, help| Metric::new(name, "gauge", help);
-    let mut cpu = counter(
-        "container_cpu_usage_seconds_total",
-        "[STABLE] Cumulative cpu time consumed by the container in core-seconds",
-    );
-    let mut memory =
-        gauge("container_memory_working_set_bytes", "[STABLE] Current working set of the container in bytes");
-    let mut started =
-        gauge("container_start_time_seconds", "[STABLE] Start time of the container since unix epoch in seconds");
-    let mut pod_cpu =
-        counter("pod_cpu_usage_seconds_total", "[STABLE] Cumulative cpu time consumed by the pod in core-seconds");
-    let mut pod_memory = gauge("pod_memory_working_set_bytes", "[STABLE] Current working set of the pod in bytes");
     let starts = match start_times(server).await {
         Ok(starts) => starts,
         Err(error) => return failed(&error),
     };
-    for ((namespace, pod), containers) in by_pod(&stats) {
-        let (mut sum_cpu, mut sum_memory) = (0.0, 0.0);
-        for (container, stat) in containers {
-            let labels = format!("container=\"{container}\",namespace=\"{namespace}\",pod=\"{pod}\"");
-            let (seconds, bytes) = (cpu_of(stat).0 as f64 / 1e9, memory_of(stat).0 as f64);
-            (sum_cpu, sum_memory) = (sum_cpu + seconds, sum_memory + bytes);
-            if let Some(at) = stat.attributes.as_ref().and_then(|attributes| starts.get(&attributes.id)) {
-                started = started.with(labels.clone(), *at);
-            }
-            cpu = cpu.with(labels.clone(), seconds);
-            memory = memory.with(labels, bytes);
-        }
-        let labels = format!("namespace=\"{namespace}\",pod=\"{pod}\"");
-        pod_cpu = pod_cpu.with(labels.clone(), sum_cpu);
-        pod_memory = pod_memory.with(labels, sum_memory);
-    }
     let (Some((total, available)), Some(node_cpu)) = (node_memory(), node_cpu_nanos()) else {
         return failed(&"the kernel does not say what the node uses");
     };
-    answer(&[
-        cpu,
-        memory,
-        started,
-        counter("node_cpu_usage_seconds_total", "[STABLE] Cumulative cpu time consumed by the node in core-seconds")
-            .with("", node_cpu as f64 / 1e9),
-        gauge("node_memory_working_set_bytes", "[STABLE] Current working set of the node in bytes")
-            .with("", (total - available) as f64),
-        pod_cpu,
-        pod_memory,
-        gauge("resource_scrape_error", "[STABLE] 1 if there was an error while getting container metrics, 0 otherwise")
-            .with("", 0.0),
-    ])
+    answer(&resource_families(&by_pod(&stats), &starts, total - available, node_cpu))
+}
+
+/// A family with one number a container.
+type OfContainer<'a> = (Kind, &'static str, &'static str, &'a dyn Fn(&v1::ContainerStats) -> Option<f64>);
+
+fn resource_families(pods: &Pods<'_>, starts: &BTreeMap<String, f64>, memory: u64, cpu: u64) -> Metrics {
+    let metrics = Metrics::new();
+    let seconds = |stat: &v1::ContainerStats| Some(cpu_of(stat).0 as f64 / 1e9);
+    let bytes = |stat: &v1::ContainerStats| Some(memory_of(stat).0 as f64);
+    let swap = |stat: &v1::ContainerStats| Some(number(&stat.swap.as_ref()?.swap_usage_bytes) as f64);
+    let started = |stat: &v1::ContainerStats| starts.get(&stat.attributes.as_ref()?.id).copied();
+    let families: [OfContainer<'_>; 4] = [
+        (
+            Kind::Counter,
+            "container_cpu_usage_seconds_total",
+            "[STABLE] Cumulative cpu time consumed by the container in core-seconds",
+            &seconds,
+        ),
+        (
+            Kind::Gauge,
+            "container_memory_working_set_bytes",
+            "[STABLE] Current working set of the container in bytes",
+            &bytes,
+        ),
+        (
+            Kind::Gauge,
+            "container_swap_usage_bytes",
+            "[ALPHA] Current amount of the container swap usage in bytes. Reported only on non-windows systems",
+            &swap,
+        ),
+        (
+            Kind::Gauge,
+            "container_start_time_seconds",
+            "[STABLE] Start time of the container since unix epoch in seconds",
+            &started,
+        ),
+    ];
+    for (kind, name, help, value) in families {
+        metrics.set_rows(kind, name, help, |all| {
+            for ((namespace, pod), containers) in pods {
+                for (container, stat) in containers {
+                    let labels = [("container", *container), ("namespace", namespace), ("pod", pod)];
+                    value(stat).into_iter().for_each(|value| all.add(&labels, value));
+                }
+            }
+        });
+    }
+    let families: [OfContainer<'_>; 3] = [
+        (
+            Kind::Counter,
+            "pod_cpu_usage_seconds_total",
+            "[STABLE] Cumulative cpu time consumed by the pod in core-seconds",
+            &seconds,
+        ),
+        (Kind::Gauge, "pod_memory_working_set_bytes", "[STABLE] Current working set of the pod in bytes", &bytes),
+        (
+            Kind::Gauge,
+            "pod_swap_usage_bytes",
+            "[ALPHA] Current amount of the pod swap usage in bytes. Reported only on non-windows systems",
+            &swap,
+        ),
+    ];
+    for (kind, name, help, value) in families {
+        metrics.set_rows(kind, name, help, |all| {
+            for ((namespace, pod), containers) in pods {
+                let values: Vec<f64> = containers.iter().filter_map(|(_, stat)| value(stat)).collect();
+                if !values.is_empty() {
+                    all.add(&[("namespace", namespace), ("pod", pod)], values.iter().sum());
+                }
+            }
+        });
+    }
+    let (name, help) =
+        ("node_cpu_usage_seconds_total", "[STABLE] Cumulative cpu time consumed by the node in core-seconds");
+    metrics.set_rows(Kind::Counter, name, help, |all| all.add(&[], cpu as f64 / 1e9));
+    let set = |name, help, value: f64| metrics.gauge(name, help, &[]).set(value);
+    let help = "[STABLE] Current working set of the node in bytes";
+    set("node_memory_working_set_bytes", help, memory as f64);
+    let help = "[STABLE] 1 if there was an error while getting container metrics, 0 otherwise";
+    set("resource_scrape_error", help, 0.0);
+    metrics
 }
 
 /// When running containers started, in seconds, by id.
@@ -247,70 +286,6 @@ async fn start_times(server: &Server) -> crate::runtime::Result<BTreeMap<String,
     Ok(times)
 }
 
-/// What cAdvisor is asked for most, from the same source.
-pub(super) async fn cadvisor(server: &Server) -> Response<Body> {
-    let runtime = &server.kubelet.runtime;
-    let stats = match runtime.container_stats().await {
-        Ok(stats) => stats,
-        Err(error) => return failed(&error),
-    };
-    let sandboxes = sandbox_stats(server).await;
-    let mut cpu =
-        Metric::new("container_cpu_usage_seconds_total", "counter", "Cumulative cpu time consumed in seconds.");
-    let mut usage = Metric::new("container_memory_usage_bytes", "gauge", "Current memory usage in bytes.");
-    let mut working = Metric::new("container_memory_working_set_bytes", "gauge", "Current working set in bytes.");
-    let mut rss = Metric::new("container_memory_rss", "gauge", "Size of RSS in bytes.");
-    let mut fs = Metric::new("container_fs_usage_bytes", "gauge", "Number of bytes used by the container.");
-    for ((namespace, pod), containers) in by_pod(&stats) {
-        for (container, stat) in containers {
-            let id = stat.attributes.as_ref().map(|attributes| attributes.id.as_str()).unwrap_or_default();
-            let labels =
-                format!("container=\"{container}\",id=\"{id}\",name=\"{id}\",namespace=\"{namespace}\",pod=\"{pod}\"");
-            let (working_set, used, resident) = memory_of(stat);
-            cpu = cpu.with(format!("{labels},cpu=\"total\""), cpu_of(stat).0 as f64 / 1e9);
-            usage = usage.with(labels.clone(), used as f64);
-            working = working.with(labels.clone(), working_set as f64);
-            rss = rss.with(labels.clone(), resident as f64);
-            let layer = stat.writable_layer.as_ref().map_or(0, |layer| number(&layer.used_bytes));
-            fs = fs.with(labels, layer as f64);
-        }
-    }
-    let mut received =
-        Metric::new("container_network_receive_bytes_total", "counter", "Cumulative count of bytes received");
-    let mut sent =
-        Metric::new("container_network_transmit_bytes_total", "counter", "Cumulative count of bytes transmitted");
-    for sandbox in &sandboxes {
-        let (Some(metadata), Some(network)) = (
-            sandbox.attributes.as_ref().and_then(|attributes| attributes.metadata.as_ref()),
-            sandbox.linux.as_ref().and_then(|linux| linux.network.as_ref()),
-        ) else {
-            continue;
-        };
-        for interface in network.default_interface.iter().chain(&network.interfaces) {
-            let labels = format!(
-                "interface=\"{}\",namespace=\"{}\",pod=\"{}\"",
-                interface.name, metadata.namespace, metadata.name
-            );
-            received = received.with(labels.clone(), number(&interface.rx_bytes) as f64);
-            sent = sent.with(labels, number(&interface.tx_bytes) as f64);
-        }
-    }
-    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let Some((memory, _)) = node_memory() else { return failed(&"the kernel does not say what the node has") };
-    answer(&[
-        cpu,
-        fs,
-        rss,
-        usage,
-        working,
-        received,
-        sent,
-        Metric::new("machine_cpu_cores", "gauge", "Number of logical CPU cores.").with("", cpus as f64),
-        Metric::new("machine_memory_bytes", "gauge", "Amount of memory installed on the machine.")
-            .with("", memory as f64),
-    ])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -321,7 +296,9 @@ mod tests {
             |container_type, exit_code, reason: &str| Ending { container_type, exit_code, reason: reason.into() };
         let endings =
             BTreeMap::from([(ending("container", 139, "Error"), 2), (ending("init_container", 0, "a\"b\n"), 1)]);
-        let text = render(&[terminated_containers(&endings)]);
+        let metrics = Metrics::new();
+        terminated_containers(&metrics, &endings);
+        let text = metrics.render();
         let rows: Vec<&str> = text.lines().skip(2).collect();
         assert_eq!(
             rows,
@@ -332,9 +309,42 @@ mod tests {
         );
     }
 
+    fn stat(container: &str, nanos: u64, bytes: u64) -> v1::ContainerStats {
+        let label = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        let labels = [
+            label(label::POD_NAMESPACE, "default"),
+            label(label::POD_NAME, "p"),
+            label(label::CONTAINER_NAME, container),
+        ];
+        let value = |value| Some(v1::UInt64Value { value });
+        v1::ContainerStats {
+            attributes: Some(v1::ContainerAttributes {
+                id: format!("id-of-{container}"),
+                labels: labels.into_iter().collect(),
+                ..Default::default()
+            }),
+            cpu: Some(v1::CpuUsage { usage_core_nano_seconds: value(nanos), ..Default::default() }),
+            memory: Some(v1::MemoryUsage { working_set_bytes: value(bytes), ..Default::default() }),
+            ..Default::default()
+        }
+    }
+
     #[test]
-    fn text_format() {
-        let metric = Metric::new("m", "gauge", "Help.").with("", 1.0).with("a=\"b\"", 2.5);
-        assert_eq!(render(&[metric]), "# HELP m Help.\n# TYPE m gauge\nm 1\nm{a=\"b\"} 2.5\n");
+    fn pods_are_the_sum_of_their_containers() {
+        let stats = [stat("a", 1_500_000_000, 10), stat("b", 500_000_000, 20)];
+        let starts = BTreeMap::from([("id-of-a".to_owned(), 1.25)]);
+        let text = resource_families(&by_pod(&stats), &starts, 100, 3_000_000_000).render();
+        for row in [
+            "container_cpu_usage_seconds_total{container=\"a\",namespace=\"default\",pod=\"p\"} 1.5\n",
+            "container_start_time_seconds{container=\"a\",namespace=\"default\",pod=\"p\"} 1.25\n",
+            "pod_cpu_usage_seconds_total{namespace=\"default\",pod=\"p\"} 2\n",
+            "pod_memory_working_set_bytes{namespace=\"default\",pod=\"p\"} 30\n",
+            "# TYPE node_cpu_usage_seconds_total counter\nnode_cpu_usage_seconds_total 3\n",
+            "node_memory_working_set_bytes 100\n",
+            "resource_scrape_error 0\n",
+        ] {
+            assert!(text.contains(row), "{row}\n{text}");
+        }
+        assert!(!text.contains("swap_usage_bytes{"), "{text}");
     }
 }

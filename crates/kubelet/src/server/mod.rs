@@ -5,6 +5,7 @@
 //! Streams (exec, attach, port-forward) are handed through to the runtime's streaming server byte by byte.
 
 mod auth;
+mod cadvisor;
 mod logs;
 mod metrics;
 mod stream;
@@ -139,6 +140,8 @@ impl Server {
 
     async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
         let is_head = request.method() == Method::HEAD;
+        let metrics = &self.kubelet.runtime.metrics;
+        let _serving = metrics.request(request.method(), crate::metrics::known_path(request.uri().path()));
         // Other requests of the connection are not to blame.
         let routed = panics::catch_future("kubelet server", self.route(request)).await;
         let response = routed.unwrap_or_else(|| {
@@ -178,7 +181,8 @@ impl Server {
             (_, ["stats", "summary"]) => summary::serve(self).await,
             (_, ["metrics"]) => metrics::own(self).await,
             (_, ["metrics", "resource"]) => metrics::resource(self).await,
-            (_, ["metrics", "cadvisor"]) => metrics::cadvisor(self).await,
+            (_, ["metrics", "probes"]) => metrics::answer(self.kubelet.runtime.metrics.probes()),
+            (_, ["metrics", "cadvisor"]) => cadvisor::serve(self).await,
             (_, ["logs", ..]) if !self.kubelet.settings.system_log_handler => {
                 text(StatusCode::METHOD_NOT_ALLOWED, "logs endpoint is disabled.\n")
             }

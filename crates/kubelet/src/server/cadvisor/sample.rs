@@ -1,0 +1,367 @@
+//! What the kernel counts of one cgroup, read from its files: the same figures from v1 and v2.
+//!
+//! Pure but for the `read` it is given. A file that is not there (a controller that is off, an older kernel) leaves its
+//! figures out; it never reads as zero.
+
+use std::collections::BTreeMap;
+
+/// A limit above this is none: v1 writes the largest multiple of a page.
+const NO_LIMIT: u64 = 1 << 62;
+/// What the kernel counts ticks in, on every Linux we build for.
+const TICKS_PER_SECOND: f64 = 100.0;
+
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Sample {
+    pub(super) cpu_seconds: Option<f64>,
+    pub(super) user_seconds: Option<f64>,
+    pub(super) system_seconds: Option<f64>,
+    pub(super) periods: Option<u64>,
+    pub(super) throttled_periods: Option<u64>,
+    pub(super) throttled_seconds: Option<f64>,
+    pub(super) shares: Option<u64>,
+    /// None without a limit.
+    pub(super) quota: Option<u64>,
+    pub(super) period: Option<u64>,
+
+    pub(super) usage: Option<u64>,
+    pub(super) working_set: Option<u64>,
+    pub(super) max_usage: Option<u64>,
+    pub(super) limit_hits: Option<u64>,
+    pub(super) cache: Option<u64>,
+    pub(super) rss: Option<u64>,
+    pub(super) swap: Option<u64>,
+    pub(super) kernel: Option<u64>,
+    pub(super) mapped_file: Option<u64>,
+    pub(super) active_file: Option<u64>,
+    pub(super) inactive_file: Option<u64>,
+    pub(super) page_faults: Option<u64>,
+    pub(super) major_page_faults: Option<u64>,
+    pub(super) ooms: Option<u64>,
+    /// Zero without a limit, as cAdvisor has it.
+    pub(super) memory_limit: Option<u64>,
+    pub(super) reservation: Option<u64>,
+    pub(super) swap_limit: Option<u64>,
+
+    pub(super) threads: Option<u64>,
+    pub(super) threads_max: Option<u64>,
+    pub(super) pids: Vec<u32>,
+    /// By device, `major:minor`.
+    pub(super) io: BTreeMap<String, Io>,
+    pub(super) pressure: BTreeMap<&'static str, Pressure>,
+}
+
+#[derive(Debug, Default, Clone, Copy, PartialEq)]
+pub(super) struct Io {
+    pub(super) read_bytes: u64,
+    pub(super) write_bytes: u64,
+    pub(super) reads: u64,
+    pub(super) writes: u64,
+}
+
+/// Seconds in which some, or all, waited for a resource.
+#[derive(Debug, Default, Clone, Copy, PartialEq)]
+pub(super) struct Pressure {
+    pub(super) some: f64,
+    pub(super) full: f64,
+}
+
+/// Reads a file of the cgroup in the tree of a controller, which v2 ignores.
+type Read<'a> = dyn Fn(&str, &str) -> Option<String> + 'a;
+
+impl Sample {
+    pub(super) fn read(is_v2: bool, read: &Read<'_>) -> Self {
+        let mut sample = if is_v2 { v2(read) } else { v1(read) };
+        sample.working_set = sample.usage.zip(sample.inactive_file).map(|(usage, file)| usage.saturating_sub(file));
+        sample.pids = read("memory", "cgroup.procs")
+            .into_iter()
+            .flat_map(|text| text.lines().filter_map(|line| line.parse().ok()).collect::<Vec<_>>())
+            .collect();
+        sample
+    }
+}
+
+fn v1(read: &Read<'_>) -> Sample {
+    let times = Fields::of(read("cpuacct", "cpuacct.stat"));
+    let cpu = Fields::of(read("cpu", "cpu.stat"));
+    let memory = Fields::of(read("memory", "memory.stat"));
+    let value = |controller, file| number(read(controller, file)?);
+    let ticks = |name| times.get(name).map(|ticks| ticks as f64 / TICKS_PER_SECOND);
+    let mut io = BTreeMap::<String, Io>::new();
+    for (file, is_bytes) in [("blkio.throttle.io_service_bytes", true), ("blkio.throttle.io_serviced", false)] {
+        for line in read("blkio", file).unwrap_or_default().lines() {
+            let mut words = line.split_whitespace();
+            let (Some(device), Some(operation), Some(count)) = (words.next(), words.next(), words.next()) else {
+                continue;
+            };
+            let Ok(count) = count.parse() else { continue };
+            let of = io.entry(device.to_owned()).or_default();
+            match (operation, is_bytes) {
+                ("Read", true) => of.read_bytes = count,
+                ("Write", true) => of.write_bytes = count,
+                ("Read", false) => of.reads = count,
+                ("Write", false) => of.writes = count,
+                _ => {}
+            }
+        }
+    }
+    Sample {
+        cpu_seconds: value("cpuacct", "cpuacct.usage").map(|nanos| nanos as f64 / 1e9),
+        user_seconds: ticks("user"),
+        system_seconds: ticks("system"),
+        periods: cpu.get("nr_periods"),
+        throttled_periods: cpu.get("nr_throttled"),
+        throttled_seconds: cpu.get("throttled_time").map(|nanos| nanos as f64 / 1e9),
+        shares: value("cpu", "cpu.shares"),
+        // Minus one, which is no number here, without a limit.
+        quota: value("cpu", "cpu.cfs_quota_us"),
+        period: value("cpu", "cpu.cfs_period_us"),
+        usage: value("memory", "memory.usage_in_bytes"),
+        max_usage: value("memory", "memory.max_usage_in_bytes"),
+        limit_hits: value("memory", "memory.failcnt"),
+        cache: memory.get("total_cache"),
+        rss: memory.get("total_rss"),
+        swap: memory.get("total_swap"),
+        kernel: value("memory", "memory.kmem.usage_in_bytes"),
+        mapped_file: memory.get("total_mapped_file"),
+        active_file: memory.get("total_active_file"),
+        inactive_file: memory.get("total_inactive_file"),
+        page_faults: memory.get("total_pgfault"),
+        major_page_faults: memory.get("total_pgmajfault"),
+        ooms: Fields::of(read("memory", "memory.oom_control")).get("oom_kill"),
+        memory_limit: value("memory", "memory.limit_in_bytes").map(limit),
+        reservation: value("memory", "memory.soft_limit_in_bytes").map(limit),
+        swap_limit: value("memory", "memory.memsw.limit_in_bytes").map(limit),
+        threads: value("pids", "pids.current"),
+        threads_max: read("pids", "pids.max").map(|text| number(text).unwrap_or(0)),
+        io,
+        ..Sample::default()
+    }
+}
+
+fn v2(read: &Read<'_>) -> Sample {
+    let cpu = Fields::of(read("cpu", "cpu.stat"));
+    let memory = Fields::of(read("memory", "memory.stat"));
+    let events = Fields::of(read("memory", "memory.events"));
+    let value = |file: &str| number(read("", file)?);
+    // `max` is no limit.
+    let limited = |file: &str| read("", file).map(|text| number(text).map_or(0, limit));
+    let seconds = |name| cpu.get(name).map(|micros| micros as f64 / 1e6);
+    let quota = read("cpu", "cpu.max").unwrap_or_default();
+    let mut quota = quota.split_whitespace().map(|word| word.parse::<u64>().ok());
+    let mut io = BTreeMap::<String, Io>::new();
+    for line in read("io", "io.stat").unwrap_or_default().lines() {
+        let mut words = line.split_whitespace();
+        let Some(device) = words.next() else { continue };
+        let of = io.entry(device.to_owned()).or_default();
+        for (name, count) in words.filter_map(|word| word.split_once('=')) {
+            let Ok(count) = count.parse() else { continue };
+            match name {
+                "rbytes" => of.read_bytes = count,
+                "wbytes" => of.write_bytes = count,
+                "rios" => of.reads = count,
+                "wios" => of.writes = count,
+                _ => {}
+            }
+        }
+    }
+    let pressure = |of: &'static str| Some((of, pressure(&read(of, &format!("{of}.pressure"))?)));
+    Sample {
+        cpu_seconds: seconds("usage_usec"),
+        user_seconds: seconds("user_usec"),
+        system_seconds: seconds("system_usec"),
+        periods: cpu.get("nr_periods"),
+        throttled_periods: cpu.get("nr_throttled"),
+        throttled_seconds: seconds("throttled_usec"),
+        shares: value("cpu.weight").map(shares),
+        quota: quota.next().flatten(),
+        period: quota.next().flatten(),
+        usage: value("memory.current"),
+        max_usage: value("memory.peak"),
+        limit_hits: events.get("max"),
+        cache: memory.get("file"),
+        rss: memory.get("anon"),
+        swap: value("memory.swap.current"),
+        kernel: memory.get("kernel"),
+        mapped_file: memory.get("file_mapped"),
+        active_file: memory.get("active_file"),
+        inactive_file: memory.get("inactive_file"),
+        page_faults: memory.get("pgfault"),
+        major_page_faults: memory.get("pgmajfault"),
+        ooms: events.get("oom_kill"),
+        memory_limit: limited("memory.max"),
+        reservation: limited("memory.low"),
+        swap_limit: limited("memory.swap.max"),
+        threads: value("pids.current"),
+        threads_max: limited("pids.max"),
+        io,
+        pressure: ["cpu", "io", "memory"].into_iter().filter_map(pressure).collect(),
+        ..Sample::default()
+    }
+}
+
+/// Lines of a name and a number.
+struct Fields(BTreeMap<String, u64>);
+
+impl Fields {
+    fn of(text: Option<String>) -> Self {
+        let text = text.unwrap_or_default();
+        let field = |line: &str| {
+            let (name, value) = line.split_once(' ')?;
+            Some((name.to_owned(), value.trim().parse().ok()?))
+        };
+        Fields(text.lines().filter_map(field).collect())
+    }
+
+    fn get(&self, name: &str) -> Option<u64> {
+        self.0.get(name).copied()
+    }
+}
+
+fn number(text: String) -> Option<u64> {
+    text.trim().parse().ok()
+}
+
+fn limit(bytes: u64) -> u64 {
+    if bytes >= NO_LIMIT { 0 } else { bytes }
+}
+
+/// CPU shares that weigh as much: v1 knows 2 to 262144, v2 1 to 10000.
+fn shares(weight: u64) -> u64 {
+    2 + (weight.clamp(1, 10_000) - 1) * 262_142 / 9_999
+}
+
+fn pressure(text: &str) -> Pressure {
+    let total = |kind: &str| {
+        let line = text.lines().find(|line| line.starts_with(kind))?;
+        let micros: f64 = line.split_whitespace().find_map(|word| word.strip_prefix("total="))?.parse().ok()?;
+        Some(micros / 1e6)
+    };
+    Pressure { some: total("some ").unwrap_or_default(), full: total("full ").unwrap_or_default() }
+}
+
+/// One interface's counters.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Interface {
+    pub(super) name: String,
+    pub(super) received: Traffic,
+    pub(super) sent: Traffic,
+}
+
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Traffic {
+    pub(super) bytes: u64,
+    pub(super) packets: u64,
+    pub(super) errors: u64,
+    pub(super) dropped: u64,
+}
+
+/// The interfaces in the text of `/proc/PID/net/dev`, without loopback and tunnels' ends that carry nothing.
+pub(super) fn interfaces(text: &str) -> Vec<Interface> {
+    let interface = |line: &str| {
+        let (name, counts) = line.split_once(':')?;
+        let counts: Vec<u64> = counts.split_whitespace().filter_map(|count| count.parse().ok()).collect();
+        let traffic = |at: usize| {
+            let count = |offset: usize| counts.get(at + offset).copied();
+            Some(Traffic { bytes: count(0)?, packets: count(1)?, errors: count(2)?, dropped: count(3)? })
+        };
+        let name = name.trim().to_owned();
+        (name != "lo").then_some(())?;
+        Some(Interface { received: traffic(0)?, sent: traffic(8)?, name })
+    };
+    text.lines().filter_map(interface).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn files<'a>(table: &'a [(&'a str, &'a str, &'a str)]) -> impl Fn(&str, &str) -> Option<String> + 'a {
+        move |controller, file| {
+            let of = |row: &&(&str, &str, &str)| (row.0.is_empty() || row.0 == controller) && row.1 == file;
+            table.iter().find(of).map(|row| row.2.to_owned())
+        }
+    }
+
+    #[test]
+    fn figures_of_a_v1_cgroup() {
+        let table = [
+            ("cpuacct", "cpuacct.usage", "1500000000\n"),
+            ("cpuacct", "cpuacct.stat", "user 100\nsystem 50\n"),
+            ("cpu", "cpu.stat", "nr_periods 10\nnr_throttled 4\nthrottled_time 2500000000\n"),
+            ("cpu", "cpu.shares", "512\n"),
+            ("cpu", "cpu.cfs_quota_us", "-1\n"),
+            ("cpu", "cpu.cfs_period_us", "100000\n"),
+            ("memory", "memory.usage_in_bytes", "1000\n"),
+            ("memory", "memory.limit_in_bytes", "9223372036854771712\n"),
+            ("memory", "memory.stat", "cache 1\ntotal_cache 400\ntotal_rss 500\ntotal_inactive_file 300\n"),
+            ("memory", "memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"),
+            ("memory", "cgroup.procs", "7\n8\n"),
+            ("pids", "pids.current", "3\n"),
+            ("pids", "pids.max", "max\n"),
+            (
+                "blkio",
+                "blkio.throttle.io_service_bytes",
+                "254:0 Read 4096\n254:0 Write 8192\n254:0 Sync 1\nTotal 12288\n",
+            ),
+            ("blkio", "blkio.throttle.io_serviced", "254:0 Read 1\n254:0 Write 2\n"),
+        ];
+        let sample = Sample::read(false, &files(&table));
+        assert_eq!((sample.cpu_seconds, sample.user_seconds, sample.system_seconds), (Some(1.5), Some(1.0), Some(0.5)));
+        assert_eq!(
+            (sample.periods, sample.throttled_periods, sample.throttled_seconds),
+            (Some(10), Some(4), Some(2.5))
+        );
+        assert_eq!((sample.shares, sample.quota, sample.period), (Some(512), None, Some(100_000)));
+        assert_eq!((sample.usage, sample.working_set, sample.cache), (Some(1000), Some(700), Some(400)));
+        assert_eq!((sample.memory_limit, sample.swap_limit, sample.ooms), (Some(0), None, Some(2)));
+        assert_eq!((sample.threads, sample.threads_max, sample.pids), (Some(3), Some(0), vec![7, 8]));
+        let io = Io { read_bytes: 4096, write_bytes: 8192, reads: 1, writes: 2 };
+        assert_eq!(sample.io, BTreeMap::from([("254:0".to_owned(), io)]));
+        assert!(sample.pressure.is_empty());
+    }
+
+    #[test]
+    fn figures_of_a_v2_cgroup() {
+        let table = [
+            (
+                "",
+                "cpu.stat",
+                "usage_usec 1500000\nuser_usec 1000000\nsystem_usec 500000\nnr_periods 10\nnr_throttled 4\nthrottled_usec 2500000\n",
+            ),
+            ("", "cpu.weight", "20\n"),
+            ("", "cpu.max", "50000 100000\n"),
+            ("", "memory.current", "1000\n"),
+            ("", "memory.max", "2000\n"),
+            ("", "memory.stat", "anon 500\nfile 400\ninactive_file 300\npgfault 9\n"),
+            ("", "memory.events", "low 0\nhigh 0\nmax 3\noom 1\noom_kill 1\n"),
+            ("", "memory.swap.max", "max\n"),
+            ("", "io.stat", "254:0 rbytes=4096 wbytes=8192 rios=1 wios=2 dbytes=0 dios=0\n"),
+            ("", "cpu.pressure", "some avg10=0.00 avg60=0.00 avg300=0.00 total=1500000\nfull avg10=0 total=500000\n"),
+        ];
+        let sample = Sample::read(true, &files(&table));
+        assert_eq!((sample.cpu_seconds, sample.throttled_seconds), (Some(1.5), Some(2.5)));
+        assert_eq!((sample.shares, sample.quota, sample.period), (Some(500), Some(50_000), Some(100_000)));
+        assert_eq!((sample.usage, sample.working_set, sample.rss), (Some(1000), Some(700), Some(500)));
+        assert_eq!((sample.limit_hits, sample.ooms, sample.page_faults), (Some(3), Some(1), Some(9)));
+        assert_eq!((sample.memory_limit, sample.swap_limit, sample.max_usage), (Some(2000), Some(0), None));
+        assert_eq!(sample.io["254:0"], Io { read_bytes: 4096, write_bytes: 8192, reads: 1, writes: 2 });
+        assert_eq!(sample.pressure, BTreeMap::from([("cpu", Pressure { some: 1.5, full: 0.5 })]));
+    }
+
+    #[test]
+    fn missing_files_leave_figures_out() {
+        for is_v2 in [false, true] {
+            assert_eq!(Sample::read(is_v2, &|_, _| None), Sample::default());
+            Sample::read(is_v2, &|_, _| Some("nonsense 254:0 = \n\u{0}".to_owned()));
+        }
+    }
+
+    #[test]
+    fn interfaces_without_loopback() {
+        let text = "Inter-|   Receive    |  Transmit\n face |bytes packets errs drop fifo frame compressed multicast|bytes\n    \
+            lo: 1 1 0 0 0 0 0 0 1 1 0 0 0 0 0 0\n  eth0: 10 2 3 4 0 0 0 0 50 6 7 8 0 0 0 0\n broken: 1 2\n";
+        let traffic = |bytes, packets, errors, dropped| Traffic { bytes, packets, errors, dropped };
+        let eth0 = Interface { name: "eth0".into(), received: traffic(10, 2, 3, 4), sent: traffic(50, 6, 7, 8) };
+        assert_eq!(interfaces(text), [eth0]);
+    }
+}

@@ -1,0 +1,146 @@
+//! Figures as dashboards look for them: a real Prometheus scrapes a cluster, and its own checker finds nothing to mend.
+
+use std::io::Write;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use base64::Engine;
+
+use crate::harness::{Cluster, run, with_input};
+use crate::manifests::deployment;
+
+/// What the nodes answer, below the proxy of the API server.
+const OF_NODES: [&str; 4] = ["metrics", "metrics/cadvisor", "metrics/resource", "metrics/probes"];
+
+/// Questions of imported dashboards and alerts that must find data.
+const QUESTIONS: &[&str] = &[
+    r#"sum by (pod) (container_memory_working_set_bytes{container="busy",image!=""}) > 0"#,
+    r#"sum by (pod) (container_cpu_usage_seconds_total{cpu="total",container="busy",image!=""}) > 0"#,
+    r#"container_spec_memory_limit_bytes{container="busy"} == 67108864"#,
+    r#"container_cpu_cfs_periods_total{container="busy"} > 0"#,
+    r#"container_spec_cpu_quota{container="busy"} == 20000"#,
+    r#"container_network_receive_packets_total{interface="eth0",namespace="default"}"#,
+    r#"container_processes{container="busy"} >= 1"#,
+    r#"container_memory_rss{id="/"}"#,
+    r#"container_fs_usage_bytes{id="/",device!=""}"#,
+    r#"container_start_time_seconds{container="busy"} > 1e9"#,
+    r#"machine_memory_bytes > 1e8"#,
+    r#"kubelet_node_name{node="node-1"} == 1"#,
+    r#"kubelet_running_pods > 0"#,
+    r#"kubelet_desired_pods{static=""} > 0"#,
+    r#"sum(kubelet_runtime_operations_total{operation_type="run_podsandbox"}) > 0"#,
+    r#"histogram_quantile(0.99, sum by (le) (kubelet_pleg_relist_duration_seconds_bucket)) >= 0"#,
+    r#"histogram_quantile(0.99, sum by (le) (kubelet_pod_worker_duration_seconds_bucket)) >= 0"#,
+    r#"kubelet_pod_start_duration_seconds_count > 0"#,
+    r#"kubelet_started_containers_total{container_type="container"} > 0"#,
+    r#"kubelet_http_requests_total{path="metrics/cadvisor"} > 0"#,
+    r#"kubelet_certificate_manager_client_ttl_seconds > 0"#,
+    r#"prober_probe_total{container="busy",probe_type="Readiness",result="successful"} > 0"#,
+    r#"node_cpu_usage_seconds_total > 0"#,
+    r#"sum(apiserver_request_total{resource="pods"}) > 0"#,
+];
+
+/// Names that the checker would rather see otherwise, and that every dashboard knows as they are.
+const NAMED_BY_UPSTREAM: &[&str] = &[
+    "cadvisor_version_info",
+    "container_fs_inodes_total",
+    "container_memory_failcnt",
+    "kubelet_evictions",
+    "apiserver_admission_webhook_rejection_count",
+    "apiserver_admission_webhook_fail_open_count",
+];
+
+#[test]
+fn prometheus_finds_the_figures_of_dashboards() {
+    let cluster = Cluster::up(&[testkit::images::busybox]);
+    let busy = "
+      containers:
+      - name: busy
+        image: busybox
+        command: [sh, -c, 'while :; do :; done']
+        readinessProbe: {exec: {command: ['true']}, periodSeconds: 1}
+        resources: {limits: {cpu: 200m, memory: 64Mi}}";
+    cluster.apply(&deployment("busy", 1, busy));
+    cluster.kubectl("rollout status deployment busy --timeout=180s");
+
+    let proxied = OF_NODES.map(|path| format!("/api/v1/nodes/node-1/proxy/{path}"));
+    for path in proxied.iter().map(String::as_str).chain(["/metrics"]) {
+        let text = cluster.kubectl_args(&["get", "--raw", path]);
+        let checked = with_input(std::process::Command::new("promtool").args(["check", "metrics"]), &text);
+        let said = String::from_utf8_lossy(&checked.stderr).into_owned() + &String::from_utf8_lossy(&checked.stdout);
+        let is_upstreams = |line: &&str| NAMED_BY_UPSTREAM.iter().any(|name| line.split(' ').next() == Some(name));
+        let unknown: Vec<&str> = said.lines().filter(|line| !is_upstreams(line)).collect();
+        assert!(unknown.is_empty(), "{path}: {unknown:#?}");
+    }
+
+    let prometheus = Prometheus::start(&cluster);
+    for question in QUESTIONS {
+        cluster.wait(question, || prometheus.has(&cluster, question).then_some(()));
+    }
+    let up = prometheus.ask(&cluster, "count(up == 1)");
+    assert!(up.contains(r#""5""#), "{up}");
+}
+
+struct Prometheus(Child);
+
+impl Prometheus {
+    const ADDRESS: &str = "127.0.0.1:9090";
+
+    fn start(cluster: &Cluster) -> Self {
+        let view =
+            |path: &str| cluster.kubectl_args(&["config", "view", "--raw", "-o", &format!("jsonpath={{{path}}}")]);
+        let save = |name: &str, data: &str| {
+            let decoded = base64::engine::general_purpose::STANDARD.decode(data).unwrap();
+            let path = cluster.path(name);
+            std::fs::File::create(&path).unwrap().write_all(&decoded).unwrap();
+            path.display().to_string()
+        };
+        let ca = save("ca.crt", &view(".clusters[0].cluster.certificate-authority-data"));
+        let cert = save("client.crt", &view(".users[0].user.client-certificate-data"));
+        let key = save("client.key", &view(".users[0].user.client-key-data"));
+        let server = view(".clusters[0].cluster.server");
+        let job = |path: &str| {
+            format!(
+                "- job_name: '{path}'\n  scheme: https\n  metrics_path: '{path}'\n  \
+                 tls_config: {{ca_file: {ca}, cert_file: {cert}, key_file: {key}}}\n  \
+                 static_configs: [{{targets: ['{}']}}]\n",
+                server.trim_start_matches("https://"),
+            )
+        };
+        let mut text = "global: {scrape_interval: 1s}\nscrape_configs:\n".to_owned();
+        OF_NODES.iter().for_each(|path| text += &job(&format!("/api/v1/nodes/node-1/proxy/{path}")));
+        text += &job("/metrics");
+        let file = cluster.path("prometheus.yaml");
+        std::fs::write(&file, text).unwrap();
+        run(std::process::Command::new("promtool").args(["check", "config"]).arg(&file));
+        let mut command = cluster.host.command("prometheus");
+        command.arg(format!("--config.file={}", file.display()));
+        command.arg(format!("--storage.tsdb.path={}", cluster.path("prometheus").display()));
+        command.arg(format!("--web.listen-address={}", Self::ADDRESS));
+        Prometheus(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+    }
+
+    fn ask(&self, cluster: &Cluster, question: &str) -> String {
+        let mut command = cluster.host.command("curl");
+        command.args(["-s", "--get", "--max-time", "20", "--data-urlencode"]).arg(format!("query={question}"));
+        let output = command.arg(format!("http://{}/api/v1/query", Self::ADDRESS)).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    fn has(&self, cluster: &Cluster, question: &str) -> bool {
+        let answer = self.ask(cluster, question);
+        let found = answer.contains(r#""status":"success""#) && answer.contains(r#""value":"#);
+        if !found {
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        found
+    }
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
