@@ -22,21 +22,31 @@ pub(crate) struct Node {
     pub(crate) host_ips: Vec<String>,
 }
 
+/// The file that describes the host's resolver cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("open {}: {}", .path.display(), plain(.source))]
+pub(crate) struct ResolverError {
+    pub(crate) path: PathBuf,
+    pub(crate) source: std::io::Error,
+}
+
+/// As Go says it.
+fn plain(error: &std::io::Error) -> String {
+    match error.kind() {
+        std::io::ErrorKind::NotFound => "no such file or directory".to_owned(),
+        _ => error.to_string(),
+    }
+}
+
 impl Node {
     /// The host's resolver as it is now. No pod starts while its file cannot be read.
-    pub(crate) async fn host(&self) -> Result<DnsConfig, String> {
+    pub(crate) async fn host(&self) -> Result<DnsConfig, ResolverError> {
         if self.resolv_conf.as_os_str().is_empty() {
             return Ok(DnsConfig::default());
         }
         match tokio::fs::read_to_string(&self.resolv_conf).await {
             Ok(text) => Ok(parse_resolv_conf(&text)),
-            Err(error) => {
-                let why = match error.kind() {
-                    std::io::ErrorKind::NotFound => "no such file or directory".to_owned(),
-                    _ => error.to_string(),
-                };
-                Err(format!("open {}: {why}", self.resolv_conf.display()))
-            }
+            Err(source) => Err(ResolverError { path: self.resolv_conf.clone(), source }),
         }
     }
 }
@@ -232,7 +242,7 @@ mod tests {
         let path = dir.path().join("resolv.conf");
         let node = Node { resolv_conf: path.clone(), ..Default::default() };
         let missing = format!("open {}: no such file or directory", path.display());
-        assert_eq!(node.host().await.unwrap_err(), missing);
+        assert_eq!(node.host().await.unwrap_err().to_string(), missing);
         std::fs::write(&path, "nameserver 192.0.2.53\n").unwrap();
         assert_eq!(node.host().await.unwrap().servers, ["192.0.2.53"], "read again for each pod");
         std::fs::remove_file(&path).unwrap();

@@ -16,7 +16,18 @@ pub(crate) type Request = http::Request<Empty<Bytes>>;
 pub(crate) struct Answer {
     pub(crate) head: http::response::Parts,
     /// An error where it is too long or was cut off.
-    pub(crate) body: Result<Bytes, String>,
+    pub(crate) body: Result<Bytes, client::BoxError>,
+}
+
+/// Why no answer came.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ExchangeError {
+    #[error(transparent)]
+    Name(#[from] rustls_pki_types::InvalidDnsNameError),
+    #[error(transparent)]
+    Tls(#[from] std::io::Error),
+    #[error(transparent)]
+    Http(#[from] hyper::Error),
 }
 
 /// Sends a request to `host`, at the other end of the stream, and reads at most `limit` bytes of the answer's body.
@@ -27,11 +38,11 @@ pub(crate) async fn exchange(
     tls: Option<Arc<rustls::ClientConfig>>,
     request: Request,
     limit: usize,
-) -> Result<Answer, String> {
+) -> Result<Answer, ExchangeError> {
     let Some(config) = tls else { return talk(stream, request, limit).await };
-    let name = ServerName::try_from(host.to_string()).map_err(|error| error.to_string())?;
+    let name = ServerName::try_from(host.to_string())?;
     let connector = tokio_rustls::TlsConnector::from(config);
-    talk(connector.connect(name, stream).await.map_err(|error| error.to_string())?, request, limit).await
+    talk(connector.connect(name, stream).await?, request, limit).await
 }
 
 /// The connection lives exactly as long as this.
@@ -39,19 +50,18 @@ async fn talk(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     request: Request,
     limit: usize,
-) -> Result<Answer, String> {
-    let (mut sender, connection) =
-        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
+) -> Result<Answer, ExchangeError> {
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     let talk = async {
-        let (head, body) = sender.send_request(request).await.map_err(|error| error.to_string())?.into_parts();
+        let (head, body) = sender.send_request(request).await?.into_parts();
         let body = Limited::new(body, limit).collect().await;
-        Ok(Answer { head, body: body.map(|body| body.to_bytes()).map_err(|error| error.to_string()) })
+        Ok(Answer { head, body: body.map(|body| body.to_bytes()) })
     };
     let drive = async {
         match connection.await {
             // The answer may still be in the making after the peer closed.
             Ok(()) => std::future::pending().await,
-            Err(error) => Err(error.to_string()),
+            Err(error) => Err(error.into()),
         }
     };
     tokio::select! {

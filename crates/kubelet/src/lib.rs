@@ -17,6 +17,7 @@ mod containers;
 mod cpu_manager;
 mod dns;
 mod env;
+mod error;
 mod eviction;
 mod exchange;
 mod file_watch;

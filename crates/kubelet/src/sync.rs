@@ -13,7 +13,9 @@ use k8s_openapi::api::core::v1::{Container, Pod, Secret};
 use trace::{Stage, Work};
 
 use crate::containers::{self, ContainerParts, SandboxParts};
+use crate::dns::ResolverError;
 use crate::env::{self, Context, Sources};
+use crate::error::{CgroupError, SandboxError, SyncError};
 use crate::kubelet::Kubelet;
 use crate::plan::{self, Actions};
 use crate::state::{self, Phase, PodState};
@@ -38,17 +40,6 @@ impl Next {
     }
 }
 
-/// A pass that could not be finished; the next one starts over.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum SyncError {
-    #[error(transparent)]
-    Runtime(#[from] crate::runtime::CallError),
-    #[error(transparent)]
-    Volume(#[from] crate::volumes::VolumeError),
-    #[error("{0}")]
-    Other(String),
-}
-
 /// Mounted objects and tokens are looked at this often even if no event came.
 const REFRESH: Duration = Duration::from_secs(60);
 /// After a container could not be started. A failed pull is told as such until then, and as a wait after.
@@ -57,7 +48,7 @@ const RETRY: Duration = Duration::from_secs(5);
 impl Kubelet {
     pub(crate) async fn sync(&self, pod: &Arc<Pod>, memory: &mut Memory) -> Result<Next, SyncError> {
         let mut next = Next { again_in: Some(REFRESH), ..Default::default() };
-        names::check_pod(pod).and_then(|()| names::check_spec(pod)).map_err(SyncError::Other)?;
+        names::check_pod(pod).and_then(|()| names::check_spec(pod)).map_err(SyncError::Name)?;
         let (pod, refused) = &names::without_refused(pod);
         for why in refused {
             self.recorder.warning(&client::reference(pod.as_ref()), "Failed", format!("Error: {why}"));
@@ -95,11 +86,10 @@ impl Kubelet {
                 true => cgroups.resize_pod(&owned, true),
                 false => cgroups.ensure_pod(&owned),
             };
-            blocking(ensure).await.map_err(|error| {
-                let message = format!("unable to ensure pod container exists: {error}");
-                self.recorder.warning(&reference, "FailedCreatePodContainer", message.clone());
-                SyncError::Other(message)
-            })?;
+            if let Err(error) = blocking(ensure).await.map_err(CgroupError::Ensure) {
+                self.recorder.warning(&reference, CgroupError::REASON, error.to_string());
+                return Err(error.into());
+            }
         }
         trace::lap(Stage::Prepare);
         let mounted = match self.volumes.set_up(&context).await {
@@ -194,10 +184,10 @@ impl Kubelet {
             containers.iter().try_for_each(|name| std::fs::create_dir_all(logs.join(name)))
         })
         .await
-        .map_err(|error| SyncError::Other(format!("error making pod data directories: {error}")))
+        .map_err(SyncError::Directories)
     }
 
-    async fn sandbox_config(&self, pod: &Pod, attempt: u32) -> Result<v1::PodSandboxConfig, String> {
+    async fn sandbox_config(&self, pod: &Pod, attempt: u32) -> Result<v1::PodSandboxConfig, ResolverError> {
         let host = self.dns.host().await?;
         let (hostname, _) = dns::hostname(pod, &self.dns.cluster_domain);
         Ok(containers::sandbox_config(
@@ -212,31 +202,31 @@ impl Kubelet {
         ))
     }
 
-    async fn create_sandbox(&self, pod: &Pod, attempt: u32) -> Result<String, SyncError> {
+    async fn create_sandbox(&self, pod: &Pod, attempt: u32) -> Result<String, SandboxError> {
+        let made = self.run_sandbox(pod, attempt).await;
+        if let Err(error) = &made {
+            self.recorder.warning(&client::reference(pod), SandboxError::REASON, error.told());
+        }
+        made
+    }
+
+    async fn run_sandbox(&self, pod: &Pod, attempt: u32) -> Result<String, SandboxError> {
         let handler = match pod.spec.as_ref().and_then(|spec| spec.runtime_class_name.as_deref()) {
             None | Some("") => String::new(),
             Some(name) => {
-                self.client
-                    .all::<k8s_openapi::api::node::v1::RuntimeClass>()
-                    .get(name)
-                    .await
-                    .map_err(|error| SyncError::Other(format!("failed to get RuntimeClass {name:?}: {error}")))?
-                    .handler
+                let class = self.client.all::<k8s_openapi::api::node::v1::RuntimeClass>().get(name).await;
+                let class = class.map_err(|source| match source.is_not_found() {
+                    true => SandboxError::NoRuntimeClass(source),
+                    false => SandboxError::RuntimeClass { name: name.to_owned(), source },
+                });
+                class?.handler
             }
         };
-        let made = match self.sandbox_config(pod, attempt).await {
-            Ok(config) => {
-                let work = Work::begin(Stage::Sandbox, state::ACTOR, state::traced_name(pod)).announce();
-                work.result(Box::pin(self.runtime.run_sandbox(config, &handler))).await.map_err(SyncError::from)
-            }
-            Err(error) => Err(SyncError::Other(error)),
-        };
+        let config = self.sandbox_config(pod, attempt).await?;
+        let work = Work::begin(Stage::Sandbox, state::ACTOR, state::traced_name(pod)).announce();
+        let made = work.result(Box::pin(self.runtime.run_sandbox(config, &handler))).await;
         self.runtime.metrics.pod_start_attempted(made.is_err());
-        if let Err(error) = &made {
-            let message = format!("Failed to create pod sandbox: {error}");
-            self.recorder.warning(&client::reference(pod), "FailedCreatePodSandBox", message);
-        }
-        made
+        Ok(made?)
     }
 
     #[expect(clippy::too_many_arguments, reason = "the context of one pass, used nowhere else")]
@@ -358,7 +348,7 @@ impl Kubelet {
         let sandbox_config = self
             .sandbox_config(pod, sandbox.attempt)
             .await
-            .map_err(|message| failed("CreateContainerConfigError", message))?;
+            .map_err(|error| failed("CreateContainerConfigError", error.to_string()))?;
         let secrets = self.pull_secrets(pod).await;
         let image = self
             .images
@@ -392,7 +382,8 @@ impl Kubelet {
         let ran = hooks::run(hook, pod, container, &id, context.pod_ips, &self.runtime);
         if let Err(error) = work(Stage::Hook).result(Box::pin(ran)).await {
             tracing::info!(pod = state::full_name(pod), container = container.name, %error, "postStart hook failed");
-            self.recorder.warning(&reference, "FailedPostStartHook", "PostStartHook failed");
+            let (reason, message) = hooks::FAILED_POST_START;
+            self.recorder.warning(&reference, reason, message);
             let grace = self.grace_period(pod, None);
             let victim = Victim {
                 spec: Some(container),
@@ -405,7 +396,7 @@ impl Kubelet {
             if let Err(error) = self.kill_container(pod, victim, context.pod_ips).await {
                 tracing::warn!(pod = state::full_name(pod), container = container.name, %error, "container with failed postStart hook not stopped");
             }
-            return Err(Waiting { reason: "PostStartHookError", message: error });
+            return Err(Waiting { reason: "PostStartHookError", message: error.to_string() });
         }
         Ok(())
     }

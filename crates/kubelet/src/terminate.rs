@@ -67,7 +67,8 @@ impl Kubelet {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => {
                     tracing::info!(pod = state::full_name(pod), container = name, %error, "preStop hook failed");
-                    self.recorder.warning(&reference, "FailedPreStopHook", "PreStopHook failed");
+                    let (reason, message) = hooks::FAILED_PRE_STOP;
+                    self.recorder.warning(&reference, reason, message);
                 }
                 Err(_) => tracing::info!(
                     pod = state::full_name(pod),

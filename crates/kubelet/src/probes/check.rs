@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, Probe};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use tokio::net::TcpStream;
 
+use super::error::ProbeError;
 use super::{grpc, http};
 use crate::runtime::Runtime;
 
@@ -39,24 +40,11 @@ impl Target {
             _ if host_network => status.and_then(|status| status.host_ip.clone()).unwrap_or_else(|| "127.0.0.1".into()),
             _ => status.and_then(|status| status.pod_ip.clone()).unwrap_or_default(),
         };
-        let ports = container
-            .ports
-            .iter()
-            .flatten()
-            .filter_map(|port| port.name.clone().map(|name| (name, port.container_port)))
-            .collect();
-        Target { container_id, ip, ports }
+        Target { container_id, ip, ports: named_ports(container) }
     }
 
-    pub(super) fn port(&self, port: &IntOrString) -> Result<u16, String> {
-        let number = match port {
-            IntOrString::Int(number) => *number,
-            IntOrString::String(name) => match self.ports.iter().find(|(known, _)| known == name) {
-                Some((_, number)) => *number,
-                None => name.parse().map_err(|_| format!("couldn't find port: {name:?}"))?,
-            },
-        };
-        u16::try_from(number).ok().filter(|port| *port > 0).ok_or_else(|| format!("invalid port number: {number}"))
+    pub(super) fn port(&self, port: &IntOrString) -> Result<u16, ProbeError> {
+        port_number(&self.ports, port)
     }
 
     pub(crate) async fn check(&self, probe: &Probe, timeout: Duration, runtime: &Runtime) -> Outcome {
@@ -73,20 +61,23 @@ impl Target {
         if let Some(get) = &probe.http_get {
             return match http::http_get(get, &self.ip, |port| self.port(port)) {
                 Ok(request) => http::probe(request).await,
-                Err(error) => Outcome::Error(error),
+                Err(error) => Outcome::Error(error.to_string()),
             };
         }
         if let Some(tcp) = &probe.tcp_socket {
             let host = tcp.host.clone().filter(|host| !host.is_empty()).unwrap_or_else(|| self.ip.clone());
             return match self.port(&tcp.port) {
-                Ok(port) => connect(&host, port).await.map_or_else(Outcome::Failure, |_| Outcome::Success),
-                Err(error) => Outcome::Error(error),
+                Ok(port) => match connect(&host, port).await {
+                    Ok(_) => Outcome::Success,
+                    Err(error) => Outcome::Failure(error.to_string()),
+                },
+                Err(error) => Outcome::Error(error.to_string()),
             };
         }
         if let Some(grpc) = &probe.grpc {
             return match u16::try_from(grpc.port) {
                 Ok(port) => grpc::health(&self.ip, port, grpc.service.as_deref().unwrap_or_default()).await,
-                Err(_) => Outcome::Error(format!("invalid port number: {}", grpc.port)),
+                Err(_) => Outcome::Error(ProbeError::InvalidPort(grpc.port).to_string()),
             };
         }
         Outcome::Error("missing probe handler".into())
@@ -140,13 +131,26 @@ pub(super) fn bracketed(host: &str) -> String {
     if host.contains(':') { format!("[{host}]") } else { host.to_string() }
 }
 
-pub(super) async fn connect(host: &str, port: u16) -> Result<TcpStream, String> {
-    TcpStream::connect((host, port)).await.map_err(|error| {
-        // The kernel's words without Rust's "(os error N)".
-        let text = error.to_string().to_lowercase();
-        let plain = text.split(" (os error").next().unwrap_or_default();
-        format!("dial tcp {}:{port}: connect: {plain}", bracketed(host))
-    })
+pub(super) async fn connect(host: &str, port: u16) -> Result<TcpStream, ProbeError> {
+    let connected = TcpStream::connect((host, port)).await;
+    connected.map_err(|source| ProbeError::Connect { address: format!("{}:{port}", bracketed(host)), source })
+}
+
+/// The ports of a container that can be called by name.
+pub(crate) fn named_ports(container: &Container) -> Vec<(String, i32)> {
+    let ports = container.ports.iter().flatten();
+    ports.filter_map(|port| port.name.clone().map(|name| (name, port.container_port))).collect()
+}
+
+pub(crate) fn port_number(ports: &[(String, i32)], port: &IntOrString) -> Result<u16, ProbeError> {
+    let number = match port {
+        IntOrString::Int(number) => *number,
+        IntOrString::String(name) => match ports.iter().find(|(known, _)| known == name) {
+            Some((_, number)) => *number,
+            None => name.parse().map_err(|_| ProbeError::UnknownPort(name.clone()))?,
+        },
+    };
+    u16::try_from(number).ok().filter(|port| *port > 0).ok_or(ProbeError::InvalidPort(number))
 }
 
 #[cfg(test)]
@@ -159,7 +163,7 @@ mod tests {
         let port = listener.local_addr().unwrap().port();
         drop(listener);
         let expected = format!("dial tcp 127.0.0.1:{port}: connect: connection refused");
-        assert_eq!(connect("127.0.0.1", port).await.unwrap_err(), expected);
+        assert_eq!(connect("127.0.0.1", port).await.unwrap_err().to_string(), expected);
     }
 
     #[test]

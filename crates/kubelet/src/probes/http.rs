@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::{HTTPGetAction, HTTPHeader};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::check::{MAX_OUTPUT, Outcome, bracketed, connect};
+use super::error::ProbeError;
 use crate::exchange::{Request, exchange};
 
 const MAX_REDIRECTS: usize = 10;
@@ -30,8 +31,8 @@ impl HttpRequest {
 pub(crate) fn http_get(
     get: &HTTPGetAction,
     pod_ip: &str,
-    port: impl Fn(&IntOrString) -> Result<u16, String>,
-) -> Result<HttpRequest, String> {
+    port: impl Fn(&IntOrString) -> Result<u16, ProbeError>,
+) -> Result<HttpRequest, ProbeError> {
     let path = get.path.clone().unwrap_or_default();
     Ok(HttpRequest {
         is_tls: get.scheme.as_deref().is_some_and(|scheme| scheme.eq_ignore_ascii_case("https")),
@@ -45,9 +46,13 @@ pub(crate) fn http_get(
 /// What came back: status, `Location`, and the start of the body.
 type Answer = (u16, Option<String>, String);
 
-pub(crate) async fn run_http(request: &HttpRequest) -> Result<Answer, String> {
-    let failed = |error: &dyn std::fmt::Display| format!("Get \"{}\": {error}", request.url());
-    let stream = connect(&request.host, request.port).await.map_err(|error| failed(&error))?;
+pub(crate) async fn run_http(request: &HttpRequest) -> Result<Answer, ProbeError> {
+    let got = get(request).await;
+    got.map_err(|error| ProbeError::Get { url: request.url(), source: Box::new(error) })
+}
+
+async fn get(request: &HttpRequest) -> Result<Answer, ProbeError> {
+    let stream = connect(&request.host, request.port).await?;
     let mut builder = http::Request::get(&request.path);
     for header in &request.headers {
         builder = builder.header(&header.name, &header.value);
@@ -60,9 +65,8 @@ pub(crate) async fn run_http(request: &HttpRequest) -> Result<Answer, String> {
             builder = builder.header(name, value);
         }
     }
-    let message: Request = builder.body(Default::default()).map_err(|error| failed(&error))?;
-    let answer = exchange(stream, &request.host, request.is_tls.then(trust_anyone), message, MAX_OUTPUT).await;
-    let answer = answer.map_err(|error| failed(&error))?;
+    let message: Request = builder.body(Default::default())?;
+    let answer = exchange(stream, &request.host, request.is_tls.then(trust_anyone), message, MAX_OUTPUT).await?;
     let location = answer.head.headers.get("location").and_then(|value| value.to_str().ok()).map(String::from);
     // Too long or cut off: the status line has said what matters.
     let body = answer.body.unwrap_or_default();
@@ -74,7 +78,7 @@ pub(super) async fn probe(mut request: HttpRequest) -> Outcome {
     for _ in 0..MAX_REDIRECTS {
         let (status, location, _) = match run_http(&request).await {
             Ok(answer) => answer,
-            Err(error) => return Outcome::Failure(error),
+            Err(error) => return Outcome::Failure(error.to_string()),
         };
         if !(200..400).contains(&status) {
             return Outcome::Failure(format!("HTTP probe failed with statuscode: {status}"));

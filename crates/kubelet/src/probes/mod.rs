@@ -5,6 +5,7 @@
 //! (readiness) read it. Tasks are bound to one container id, so a restarted container starts afresh.
 
 mod check;
+mod error;
 mod grpc;
 mod http;
 mod verdict;
@@ -28,6 +29,8 @@ use crate::state::{self, PodState};
 use crate::status::Readiness;
 
 use check::{Outcome, Target};
+pub(crate) use check::{named_ports, port_number};
+pub(crate) use error::ProbeError;
 pub(crate) use http::{http_get, run_http};
 use verdict::Counter;
 

@@ -7,9 +7,9 @@ use k8s_openapi::api::core::v1::{Pod, ResourceRequirements};
 
 use super::{Change, Progress, changes, summary, with_granted};
 use crate::admit::Admission;
+use crate::error::{CgroupError, SyncError};
 use crate::kubelet::Kubelet;
 use crate::state::{self, PodState};
-use crate::sync::SyncError;
 use crate::volumes::blocking;
 use crate::worker::Memory;
 
@@ -87,7 +87,7 @@ impl Kubelet {
         let Some(cgroups) = self.cgroups.clone() else { return Ok(()) };
         let owned = pod.clone();
         let settled = blocking(move || cgroups.resize_pod(&owned, false)).await;
-        settled.map_err(|error| SyncError::Other(format!("limits of the resized pod: {error}")))
+        settled.map_err(|error| CgroupError::Resize(error).into())
     }
 
     /// Less memory than a container uses would end it.

@@ -125,8 +125,9 @@ async fn fetch(url: &str, headers: &[(String, String)]) -> Result<String, String
     let host = authority.host().trim_matches(['[', ']']);
     let stream = tokio::net::TcpStream::connect((host, port)).await.map_err(|error| error.to_string())?;
     let trusting = || Arc::new(tls::client_builder().with_root_certificates(tls::system_roots()).with_no_client_auth());
-    let answer = exchange(stream, host, is_tls.then(trusting), request, MAX_LENGTH).await?;
-    let body = answer.body?;
+    let answer = exchange(stream, host, is_tls.then(trusting), request, MAX_LENGTH).await;
+    let answer = answer.map_err(|error| error.to_string())?;
+    let body = answer.body.map_err(|error| error.to_string())?;
     match answer.head.status {
         http::StatusCode::OK => String::from_utf8(body.to_vec()).map_err(|error| error.to_string()),
         status => Err(status.to_string()),

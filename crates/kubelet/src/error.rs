@@ -1,0 +1,84 @@
+//! Why a pass over a pod could not be finished, by the stage that failed: what it says is upstream's text, and a stage that
+//! tells of its failure has one event reason for it.
+//! Not here: why a container is not started (`status::Waiting`), and volumes (`volumes::VolumeError`).
+
+use crate::dns::ResolverError;
+use crate::runtime::CallError;
+use crate::volumes::VolumeError;
+
+/// A pass that could not be finished; the next one starts over.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SyncError {
+    #[error("{0}")]
+    Name(String),
+    #[error(transparent)]
+    Runtime(#[from] CallError),
+    #[error("error making pod data directories: {0}")]
+    Directories(String),
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+    #[error(transparent)]
+    Sandbox(#[from] SandboxError),
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CgroupError {
+    #[error("unable to ensure pod container exists: {0}")]
+    Ensure(String),
+    #[error("limits of the resized pod: {0}")]
+    Resize(String),
+}
+
+impl CgroupError {
+    /// The reason of the event that tells of it.
+    pub(crate) const REASON: &str = "FailedCreatePodContainer";
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SandboxError {
+    /// There is no such class.
+    #[error(transparent)]
+    NoRuntimeClass(client::Error),
+    #[error("failed to lookup RuntimeClass {name}: {source}")]
+    RuntimeClass { name: String, source: client::Error },
+    #[error(transparent)]
+    Resolver(#[from] ResolverError),
+    #[error(transparent)]
+    Runtime(#[from] CallError),
+}
+
+impl SandboxError {
+    /// The reason of the event that tells of it.
+    pub(crate) const REASON: &str = "FailedCreatePodSandBox";
+
+    /// What that event says.
+    pub(crate) fn told(&self) -> String {
+        format!("Failed to create pod sandbox: {self}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stages_say_what_upstream_says() {
+        let call = || CallError::from(cri::tonic::Status::unknown("no network"));
+        let resolver = || ResolverError {
+            path: "/etc/resolv.conf".into(),
+            source: std::io::Error::from(std::io::ErrorKind::NotFound),
+        };
+        let missing = "open /etc/resolv.conf: no such file or directory";
+        for (error, told) in [
+            (SandboxError::from(call()), r#"rpc error: code = Unknown desc = no network"#),
+            (resolver().into(), missing),
+        ] {
+            assert_eq!(error.told(), format!("Failed to create pod sandbox: {told}"));
+            assert_eq!(SyncError::from(error).to_string(), told);
+        }
+        let ensure = SyncError::from(CgroupError::Ensure("full".into()));
+        assert_eq!(ensure.to_string(), "unable to ensure pod container exists: full");
+    }
+}
