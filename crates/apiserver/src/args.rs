@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
+use api::cidr::Cidr;
 use registry::RuntimeConfig;
 
-use crate::cidr::Cidr;
 use crate::config::{
     AuditConfig, Authorizer, Batching, Config, DEFAULT_ISSUER, FailurePolicy, LogConfig, Mode, OidcConfig, Storage,
     TokenWebhookConfig, Truncation, WebhookConfig,
@@ -453,7 +453,7 @@ impl TryFrom<Args> for Config {
             service_account_issuers: args.service_account_issuers,
             service_account_jwks_uri: args.service_account_jwks_uri,
             api_audiences: args.api_audiences,
-            service_cluster_ip_ranges: args.service_cluster_ip_range,
+            service_cluster_ip_ranges: args.service_cluster_ip_range.iter().map(Cidr::network).collect(),
             service_node_port_range: args.service_node_port_range,
             authorizers: args.authorization.authorizers()?,
             authorization_policy_file: args.authorization.authorization_policy_file,

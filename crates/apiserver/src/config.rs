@@ -5,9 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::cidr::Cidr;
 use registry::RuntimeConfig;
-
-use crate::cidr::Cidr;
 
 /// Everything [`Server::new`](crate::Server::new) needs. Start from [`Config::new`] and set what differs.
 #[derive(Clone)]

@@ -19,7 +19,6 @@ mod authz;
 mod body;
 mod bootstrap;
 mod chain;
-mod cidr;
 mod cluster;
 mod config;
 mod cors;
@@ -55,7 +54,6 @@ mod watch_cache;
 pub use args::Args;
 pub use authz::Attributes;
 pub use body::{Body, BodyError};
-pub use cidr::Cidr;
 pub use config::{
     AuditConfig, Authorizer, Batching, Config, FailurePolicy, LogConfig, Mode, OidcConfig, Storage, TokenWebhookConfig,
     Truncation, WebhookConfig,

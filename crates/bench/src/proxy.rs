@@ -8,7 +8,7 @@ use crate::report::{Better, Times, line};
 use crate::services::{Services, cluster_ip};
 use ::proxy::Mode;
 use anyhow::{Context, bail};
-use cni::Cidr;
+use api::cidr::Cidr;
 use cni::netns::Netns;
 use netlink::{LinkKind, Route, Socket};
 use std::io::Read;

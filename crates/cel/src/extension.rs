@@ -3,9 +3,10 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use api::cidr::Cidr;
 use api::quantity::Quantity;
 
-use crate::functions::{formats::Format, network::Cidr, semver::Semver, urls::Url};
+use crate::functions::{formats::Format, semver::Semver, urls::Url};
 
 #[derive(Debug)]
 pub enum Extension {

@@ -6,7 +6,7 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 
-use cni::Cidr;
+use api::cidr::Cidr;
 use netlink::{Address, LinkKind, Route, RouteKind, Socket};
 
 /// The link that holds the cluster's own address.

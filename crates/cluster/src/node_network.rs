@@ -9,9 +9,10 @@ use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, anyhow, bail};
+use api::cidr::Cidr;
 use client::{Client, InformerFactory, ListParams};
+use cni::netns;
 use cni::routes::Backend;
-use cni::{Cidr, netns};
 use k8s_openapi::api::core::v1::Node;
 use netlink::{LinkKind, Socket};
 use tokio::sync::watch;
@@ -80,7 +81,7 @@ pub(crate) async fn pod_ranges(client: &Client, node: &str) -> Result<Vec<Cidr>>
 
 /// Makes the bridge, or completes the one that is there, and returns its first address: the pods' gateway.
 pub(crate) fn ensure_bridge(ranges: &[Cidr]) -> Result<IpAddr> {
-    let first = |range: &Cidr| cni::cidr::next(range.network().addr).map(|addr| Cidr::new(addr, range.prefix));
+    let first = |range: &Cidr| api::cidr::next(range.network().addr).map(|addr| Cidr::new(addr, range.prefix));
     let gateways: Vec<Cidr> = ranges.iter().filter_map(first).collect();
     let gateway = gateways.first().context("the pod range has no room for a gateway")?.addr;
     bridge(BRIDGE, &gateways).with_context(|| format!("making the bridge {BRIDGE}"))?;

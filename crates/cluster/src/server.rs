@@ -8,6 +8,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
 use api::UserInfo;
+use api::cidr::Cidr;
 use client::Client;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -193,7 +194,7 @@ fn apiserver_config(options: &Options, shape: &Shape, pki: &Pki, node_ip: IpAddr
     config.service_account_issuers = vec![format!("https://kubernetes.default.svc.{}", shape.cluster_domain)];
     config.service_cluster_ip_ranges = node_network::list(&shape.service_cidr)
         .iter()
-        .map(|range| range.parse().map_err(|error| anyhow!("{range}: {error}")))
+        .map(|range| range.parse().map(|range: Cidr| range.network()).map_err(|error| anyhow!("{range}: {error}")))
         .collect::<Result<_>>()?;
     config.authorizers = vec![apiserver::Authorizer::Node, apiserver::Authorizer::Rbac];
     config.runtime_config = apiserver::RuntimeConfig(vec![("metrics.k8s.io/v1beta1".to_owned(), true)]);

@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use cni::Cidr;
+use api::cidr::Cidr;
 use cni::routes::Backend;
 use serde::{Deserialize, Serialize};
 

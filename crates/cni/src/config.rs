@@ -113,15 +113,15 @@ fn best_version(object: &Map<String, Value>) -> String {
 /// leaves the cluster, so that pods see each other's addresses.
 pub fn default_conflist(
     bridge: &str,
-    pod_cidrs: &[crate::Cidr],
+    pod_cidrs: &[api::cidr::Cidr],
     data_dir: &Path,
     mtu: Option<u32>,
     masquerade: bool,
 ) -> Value {
     let ranges: Vec<Value> = pod_cidrs.iter().map(|cidr| json!([{"subnet": cidr.network()}])).collect();
-    let mut families: Vec<bool> = pod_cidrs.iter().map(crate::Cidr::is_v6).collect();
+    let mut families: Vec<bool> = pod_cidrs.iter().map(api::cidr::Cidr::is_v6).collect();
     families.dedup();
-    let routes: Vec<Value> = families.iter().map(|v6| json!({"dst": crate::Cidr::default_route(*v6)})).collect();
+    let routes: Vec<Value> = families.iter().map(|v6| json!({"dst": api::cidr::Cidr::default_route(*v6)})).collect();
     let mut main = json!({
         "type": "bridge",
         "bridge": bridge,

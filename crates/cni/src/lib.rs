@@ -9,7 +9,6 @@
 //! Invariant: ADD either leaves a complete interface or nothing; DEL can be repeated and never fails on what is gone.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
-pub use netlink::cidr;
 pub mod config;
 mod error;
 pub mod netns;
@@ -19,7 +18,6 @@ mod plugins;
 pub mod result;
 pub mod routes;
 
-pub use cidr::Cidr;
 pub use error::{CniError, Error, code};
 pub use network::{AttachmentArgs, Network, PortMapping, Status};
 pub use plugins::{PLUGINS, Plugin, plugin};

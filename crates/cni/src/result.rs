@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::cidr::Cidr;
 use crate::error::{CniError, code};
+use api::cidr::Cidr;
 
 /// Oldest first. The last is what our plug-ins implement.
 pub const VERSIONS: &[&str] = &["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];

@@ -4,8 +4,8 @@ use std::io;
 use std::net::IpAddr;
 
 use crate::Socket;
-use crate::cidr::Cidr;
 use crate::message::{NLM_F_CREATE, NLM_F_EXCL, Request, attributes, family, read_ip, read_u32};
+use api::cidr::Cidr;
 
 const RTM_NEWADDR: u16 = 20;
 const RTM_DELADDR: u16 = 21;

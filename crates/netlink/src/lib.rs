@@ -5,7 +5,6 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod address;
-pub mod cidr;
 mod flow;
 mod link;
 mod message;

@@ -4,10 +4,10 @@ use std::io;
 use std::net::IpAddr;
 
 use crate::Socket;
-use crate::cidr::Cidr;
 use crate::message::{
     NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, Request, attributes, family, read_ip, read_u16, read_u32,
 };
+use api::cidr::Cidr;
 
 const RTM_NEWROUTE: u16 = 24;
 const RTM_DELROUTE: u16 = 25;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use netlink::cidr::Cidr;
+use api::cidr::Cidr;
 
 use crate::world::Protocol;
 

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use api::Status;
+use api::cidr::Cidr;
 use api::field::{FieldError, FieldErrors};
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::{IPAddress, IPAddressSpec, ParentReference, ServiceCIDR};
@@ -11,9 +12,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use registry::Resource;
 use registry::unset::items;
 
-use super::Taken;
 use super::plan::{self, Addresses};
-use crate::cidr::Cidr;
+use super::{Taken, range};
 use crate::cluster::Cluster;
 use crate::watch_cache::Unreadable;
 
@@ -38,7 +38,7 @@ pub(super) async fn fill(
     let Addresses::Wanted { families, given } = plan::addresses(spec, &cluster.config.service_cluster_ip_ranges) else {
         return Ok(());
     };
-    let has_both = ["IPv4", "IPv6"].iter().all(|family| ranges.iter().any(|range| range.family() == *family));
+    let has_both = ["IPv4", "IPv6"].iter().all(|family| ranges.iter().any(|range| range::family(range) == *family));
     if spec.ip_family_policy.as_deref() == Some("RequireDualStack") && !has_both {
         let detail = "this cluster is not configured for dual-stack services";
         errors.invalid("spec.ipFamilyPolicy", "RequireDualStack", detail);
@@ -46,7 +46,7 @@ pub(super) async fn fill(
     }
     let mut addresses: Vec<String> = Vec::new();
     for (index, family) in families.iter().enumerate() {
-        let ranges: Vec<Cidr> = ranges.iter().filter(|range| range.family() == family).copied().collect();
+        let ranges: Vec<Cidr> = ranges.iter().filter(|range| range::family(range) == family).copied().collect();
         if ranges.is_empty() {
             if spec.ip_family_policy.as_deref() == Some("RequireDualStack") || index == 0 {
                 errors.invalid(format!("spec.ipFamilies[{index}]"), family, "not configured on this cluster");
@@ -123,7 +123,7 @@ async fn claim_any(
     parent: &ParentReference,
     dry_run: bool,
 ) -> Result<Option<IpAddr>, Status> {
-    for address in ranges.iter().flat_map(|range| range.candidates()) {
+    for address in ranges.iter().flat_map(|range| range::candidates(*range)) {
         if claim(cluster, address, parent, dry_run).await? {
             return Ok(Some(address));
         }

@@ -7,6 +7,7 @@
 mod addresses;
 mod node_ports;
 mod plan;
+pub(crate) mod range;
 pub(crate) mod repair;
 
 use std::net::IpAddr;

@@ -2,9 +2,10 @@
 
 use std::net::IpAddr;
 
+use api::cidr::Cidr;
 use k8s_openapi::api::core::v1::{Service, ServiceSpec};
 
-use crate::cidr::Cidr;
+use super::range::family;
 
 /// The address families of a service, in order, and what it has or asks for in each.
 pub(super) enum Addresses {
@@ -32,10 +33,10 @@ pub(super) fn addresses(spec: &mut ServiceSpec, ranges: &[Cidr]) -> Addresses {
     if spec.ip_families.as_ref().is_none_or(Vec::is_empty) {
         let given = spec.cluster_ip.as_deref().and_then(|text| text.parse::<IpAddr>().ok());
         let first = given.and_then(|address| ranges.iter().find(|range| range.contains(address))).unwrap_or(primary);
-        let mut families = vec![first.family().to_owned()];
+        let mut families = vec![family(first).to_owned()];
         if policy != "SingleStack" {
             let other = ranges.iter().find(|range| range.is_v6() != first.is_v6());
-            families.extend(other.map(|range| range.family().to_owned()));
+            families.extend(other.map(|range| family(range).to_owned()));
         }
         spec.ip_families = Some(families);
     }

@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::Status;
+use api::cidr::Cidr;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::IPAddress;
 use tokio_util::sync::CancellationToken;
 
 use super::{Taken, addresses, node_ports};
-use crate::cidr::Cidr;
 use crate::cluster::Cluster;
 use crate::stamp::now;
 

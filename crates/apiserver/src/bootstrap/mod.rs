@@ -146,7 +146,7 @@ async fn service_range(state: &Arc<State>) -> anyhow::Result<()> {
 /// `kubernetes.default`: how pods find this server.
 async fn kubernetes_service(state: &Arc<State>) -> anyhow::Result<()> {
     let Some(range) = state.config.service_cluster_ip_ranges.first() else { return Ok(()) };
-    let address = range.at(1).to_string();
+    let address = crate::allocation::range::at(range, 1).to_string();
     let target_port = state.config.bind.port();
     let service = json!({"kind": "Service", "apiVersion": "v1",
         "metadata": {"name": "kubernetes", "labels": {"component": "apiserver", "provider": "kubernetes"}},

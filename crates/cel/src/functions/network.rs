@@ -1,29 +1,18 @@
 //! IP addresses and ranges of them.
 
-use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
+
+use api::cidr::Cidr;
 
 use super::{Row, no_such_overload};
 use crate::error::Error;
 use crate::extension::Extension;
 use crate::value::Value;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cidr {
-    address: IpAddr,
-    bits: u8,
-}
-
-impl fmt::Display for Cidr {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.address, self.bits)
-    }
-}
-
 pub(super) const TABLE: &[Row] = &[
     ("ip", "(string) net.IP; .(net.CIDR) net.IP", |_, values| match values {
         [Value::String(text)] => Ok(Value::extension(Extension::Ip(parse_ip(text).map_err(Error::new)?))),
-        [value] => Ok(Value::extension(Extension::Ip(cidr(value)?.address))),
+        [value] => Ok(Value::extension(Extension::Ip(cidr(value)?.addr))),
         _ => no_such_overload(),
     }),
     ("isIP", "(string) bool", |_, values| match values {
@@ -79,27 +68,17 @@ pub(super) const TABLE: &[Row] = &[
             Value::String(text) => parse_cidr(text).map_err(Error::new)?,
             other => cidr(other)?,
         };
-        Ok(Value::Bool(other.bits >= range.bits && range.contains(other.address)))
+        Ok(Value::Bool(other.prefix >= range.prefix && range.contains(other.addr)))
     }),
     ("prefixLength", ".(net.CIDR) int", |_, values| match values {
-        [range] => Ok(Value::Int(i64::from(cidr(range)?.bits))),
+        [range] => Ok(Value::Int(i64::from(cidr(range)?.prefix))),
         _ => no_such_overload(),
     }),
     ("masked", ".(net.CIDR) net.CIDR", |_, values| match values {
-        [range] => {
-            let range = cidr(range)?;
-            let address = masked(range.address, range.bits);
-            Ok(Value::extension(Extension::Cidr(Cidr { address, bits: range.bits })))
-        }
+        [range] => Ok(Value::extension(Extension::Cidr(cidr(range)?.network()))),
         _ => no_such_overload(),
     }),
 ];
-
-impl Cidr {
-    fn contains(&self, address: IpAddr) -> bool {
-        self.address.is_ipv4() == address.is_ipv4() && masked(self.address, self.bits) == masked(address, self.bits)
-    }
-}
 
 fn ip(values: &[Value]) -> Result<IpAddr, Error> {
     match values {
@@ -128,20 +107,6 @@ fn is_link_local(address: IpAddr) -> bool {
     }
 }
 
-fn masked(address: IpAddr, bits: u8) -> IpAddr {
-    let bits = u32::from(bits);
-    match address {
-        IpAddr::V4(address) => {
-            let mask = u32::MAX.checked_shl(32 - bits.min(32)).unwrap_or(0);
-            IpAddr::V4(Ipv4Addr::from_bits(address.to_bits() & mask))
-        }
-        IpAddr::V6(address) => {
-            let mask = u128::MAX.checked_shl(128 - bits.min(128)).unwrap_or(0);
-            IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & mask))
-        }
-    }
-}
-
 fn parse_ip(text: &str) -> Result<IpAddr, String> {
     if text.contains('%') {
         return Err(format!("IP address {text:?} with zone value is not allowed"));
@@ -164,7 +129,7 @@ fn parse_cidr(text: &str) -> Result<Cidr, String> {
     let is_plain = bits.bytes().all(|byte| byte.is_ascii_digit()) && (bits == "0" || !bits.starts_with('0'));
     let bits = bits.parse().ok().filter(|bits| is_plain && *bits <= most);
     let bits = bits.ok_or_else(|| refused("bad bits after slash"))?;
-    Ok(Cidr { address: refuse_mapped(address, text)?, bits })
+    Ok(Cidr { addr: refuse_mapped(address, text)?, prefix: bits })
 }
 
 fn refuse_mapped(address: IpAddr, text: &str) -> Result<IpAddr, String> {

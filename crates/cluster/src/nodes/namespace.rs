@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::os::fd::AsFd;
 
 use anyhow::{Context, Result};
-use cni::Cidr;
+use api::cidr::Cidr;
 use cni::netns::Netns;
 use netlink::{LinkKind, Route, Scope, Socket};
 

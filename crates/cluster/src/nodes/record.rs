@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use cni::{Cidr, cidr};
+use api::cidr::{self, Cidr};
 use serde::{Deserialize, Serialize};
 
 use crate::options::Options;

@@ -8,10 +8,10 @@ use serde::Deserialize;
 use super::call::Call;
 use super::interface::{self, AskedArgs, AskedMac, add_veth, configure, describe, enable_forwarding, find, open_netns};
 use super::{Handlers, ipam, masquerade, nothing};
-use crate::cidr::{self, Cidr};
 use crate::error::CniError;
 use crate::netns::{Netns, set_sysctl};
 use crate::result::{AddResult, Dns, Route};
+use api::cidr::{self, Cidr};
 use netlink::{Link, LinkKind, Socket, parse_mac};
 
 pub(super) const HANDLERS: Handlers = Handlers { load, add, check, del, gc, status };

@@ -10,9 +10,9 @@ use serde::Deserialize;
 
 use super::call::Call;
 use super::{Handlers, nothing};
-use crate::cidr::Cidr;
 use crate::error::{CniError, code};
 use crate::result::AddResult;
+use api::cidr::Cidr;
 
 /// Pods are reached from their own bridge, and from no other.
 const SAME_BRIDGE: &str = "same-bridge";

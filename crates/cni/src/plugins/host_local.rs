@@ -14,9 +14,9 @@ use serde::Deserialize;
 
 use super::Handlers;
 use super::call::Call;
-use crate::cidr::{self, Cidr};
 use crate::error::{CniError, code};
 use crate::result::{AddResult, Dns, IpConfig, Route, version_at_least};
+use api::cidr::{self, Cidr};
 
 pub(super) const HANDLERS: Handlers = Handlers { load: |call| Plan::load(call).map(drop), add, check, del, gc, status };
 

@@ -8,10 +8,10 @@ use serde::Deserialize;
 
 use super::call::Call;
 use super::{ipam, masquerade};
-use crate::cidr::Cidr;
 use crate::error::{CniError, code};
 use crate::netns::{Netns, set_sysctl};
 use crate::result::{AddResult, Interface};
+use api::cidr::Cidr;
 use netlink::{Link, LinkKind, Route, Scope, Socket};
 
 /// Duplicate address detection takes about two seconds; upstream gives up after five.

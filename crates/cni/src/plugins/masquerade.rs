@@ -7,8 +7,8 @@ use std::io;
 
 use netlink::nft::{Target, elements};
 
-use crate::cidr::Cidr;
 use crate::nft;
+use api::cidr::Cidr;
 
 const TABLE: &str = "inet cox-masquerade";
 

@@ -11,12 +11,12 @@ use serde::Deserialize;
 
 use super::call::Call;
 use super::{Handlers, nothing};
-use crate::cidr::Cidr;
 use crate::error::{CniError, code};
 use crate::netns::set_sysctl;
 use crate::network::PortMapping;
 use crate::nft;
 use crate::result::AddResult;
+use api::cidr::Cidr;
 use netlink::Socket;
 
 pub(super) const HANDLERS: Handlers =

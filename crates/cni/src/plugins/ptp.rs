@@ -5,10 +5,10 @@ use serde::Deserialize;
 use super::call::Call;
 use super::interface::{self, Veth, add_veth, configure, describe, enable_forwarding, open_netns};
 use super::{Handlers, ipam, masquerade};
-use crate::cidr::Cidr;
 use crate::error::CniError;
 use crate::netns::Netns;
 use crate::result::{AddResult, Dns};
+use api::cidr::Cidr;
 use netlink::{Route, Scope, Socket};
 
 pub(super) const HANDLERS: Handlers = Handlers { load, add, check, del, gc, status };

@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use crate::cidr::Cidr;
 use crate::nft;
+use api::cidr::Cidr;
 
 const TABLE: &str = "inet cox-egress";
 

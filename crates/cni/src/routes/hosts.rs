@@ -10,7 +10,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::cidr::Cidr;
+use api::cidr::Cidr;
 use netlink::{LinkKind, Neighbour, Route, Socket};
 
 /// Room for the outer headers: Ethernet 14, IP 20 or 40, UDP 8, VXLAN 8.

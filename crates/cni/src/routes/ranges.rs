@@ -3,7 +3,7 @@
 use std::io;
 use std::net::IpAddr;
 
-use crate::cidr::Cidr;
+use api::cidr::Cidr;
 use netlink::{Route, RouteKind, Scope, Socket};
 
 /// Weaker than any route somebody made on purpose, also to exactly the same range.

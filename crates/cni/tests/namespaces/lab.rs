@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::sync::{OnceLock, mpsc};
 use std::time::Duration;
 
-use cni::Cidr;
+use api::cidr::Cidr;
 use cni::routes::{self, Backend, Peer, VxlanConfig};
 use netlink::{LinkKind, Route, RouteKind, Socket};
 use nix::sched::{CloneFlags, setns, unshare};

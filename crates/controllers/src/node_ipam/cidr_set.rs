@@ -5,6 +5,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use api::cidr::Cidr;
 use client::metrics::{Counter, Gauge, Histogram, Metrics, exponential};
 
 use crate::Error;
@@ -61,14 +62,12 @@ fn width(ipv6: bool) -> u8 {
 
 /// The first address, the prefix, and whether it is IPv6.
 pub(super) fn parse(text: &str) -> Option<(u128, u8, bool)> {
-    let (address, prefix) = text.split_once('/')?;
-    let prefix: u8 = prefix.parse().ok()?;
-    let (value, ipv6) = match address.parse().ok()? {
-        IpAddr::V4(address) => (u128::from(u32::from(address)), false),
-        IpAddr::V6(address) => (u128::from(address), true),
+    let range = text.parse::<Cidr>().ok()?.network();
+    let value = match range.addr {
+        IpAddr::V4(address) => u128::from(address.to_bits()),
+        IpAddr::V6(address) => address.to_bits(),
     };
-    let host_bits = u32::from(width(ipv6).checked_sub(prefix)?);
-    Some((value.checked_shr(host_bits).unwrap_or(0).checked_shl(host_bits).unwrap_or(0), prefix, ipv6))
+    Some((value, range.prefix, range.is_v6()))
 }
 
 fn text(value: u128, prefix: u8, ipv6: bool) -> String {
@@ -76,7 +75,7 @@ fn text(value: u128, prefix: u8, ipv6: bool) -> String {
         true => IpAddr::V6(Ipv6Addr::from(value)),
         false => IpAddr::V4(Ipv4Addr::from(u32::try_from(value).unwrap_or(u32::MAX))),
     };
-    format!("{address}/{prefix}")
+    Cidr::new(address, prefix).to_string()
 }
 
 /// Which pieces of a range are in use.

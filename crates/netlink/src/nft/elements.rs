@@ -6,8 +6,8 @@ use super::Unclear;
 use super::batch::Batch;
 use super::declaration::{Known, Layout, Type, Value, user_text};
 use super::syntax::{TableName, Words};
-use crate::cidr::{self, Cidr};
 use crate::message::{NLM_F_CREATE, Request};
+use api::cidr::{self, Cidr};
 
 const NEW_ELEMENTS: u16 = 12;
 const DELETE_ELEMENTS: u16 = 14;

@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use netlink::cidr::Cidr;
+use api::cidr::Cidr;
 use netlink::{LinkKind, Route, Scope, Socket};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::socket::sockopt::IpTransparent;

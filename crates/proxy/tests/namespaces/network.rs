@@ -7,7 +7,8 @@ use std::os::fd::AsFd;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use cni::{Cidr, routes};
+use api::cidr::Cidr;
+use cni::routes;
 use netlink::{LinkKind, Route, Socket};
 use nix::sched::{CloneFlags, setns, unshare};
 use proxy::Mode;

@@ -1,4 +1,4 @@
-//! An address with its prefix length, as CNI writes it (`10.42.0.5/24`), and the arithmetic on ranges of them.
+//! An address with its prefix length, `10.42.0.5/24`, and the arithmetic on ranges of them.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
