@@ -90,3 +90,49 @@ async fn a_pod_may_name_a_driver_that_nobody_has() {
     let (_, read) = cluster.send("GET", &format!("{pods}/p"), Value::Null).await;
     assert_eq!(read["spec"]["volumes"][0]["csi"]["driver"], "inline.example.com");
 }
+
+/// Claims say where their content comes from, under two names that always agree.
+#[tokio::test]
+async fn sources_of_claims_are_checked_and_kept_alike() {
+    let cluster = Cluster::unprotected().await;
+    let claim = |name: &str, sources: Value| {
+        let mut spec = json!({"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}});
+        for (key, value) in sources.as_object().unwrap() {
+            spec[key] = value.clone();
+        }
+        json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": spec})
+    };
+    let snapshot = json!({"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "s"});
+    let volume = json!({"kind": "PersistentVolumeClaim", "name": "other"});
+    let populator = json!({"apiGroup": "example.com", "kind": "Book", "name": "b"});
+    let path = "/api/v1/namespaces/default/persistentvolumeclaims";
+    for (name, sources, old, new) in [
+        ("restored", json!({"dataSource": snapshot}), &snapshot, &snapshot),
+        ("cloned", json!({"dataSourceRef": volume}), &volume, &volume),
+        ("populated", json!({"dataSourceRef": populator}), &populator, &populator),
+        ("dropped", json!({"dataSource": populator}), &Value::Null, &Value::Null),
+    ] {
+        let (status, made) = cluster.send("POST", path, claim(name, sources)).await;
+        assert_eq!((status, &made["spec"]["dataSource"], &made["spec"]["dataSourceRef"]), (201, old, new), "{name}");
+        let (status, written) = cluster.send("PUT", &format!("{path}/{name}"), made).await;
+        assert_eq!(status, 200, "{name}: {written}");
+    }
+    for (sources, expected) in [
+        (
+            json!({"dataSource": volume, "dataSourceRef": snapshot}),
+            "spec: Invalid value: \"spec.dataSource\": must match dataSourceRef",
+        ),
+        (
+            json!({"dataSourceRef": {"kind": "Book", "name": "b"}}),
+            "spec.dataSourceRef: Invalid value: \"Book\": must be 'PersistentVolumeClaim' when referencing the default apiGroup",
+        ),
+        (
+            json!({"dataSourceRef": {"kind": "PersistentVolumeClaim", "name": ""}}),
+            "spec.dataSourceRef.name: Required value",
+        ),
+    ] {
+        let (status, refused) = cluster.send("POST", path, claim("bad", sources)).await;
+        let message = refused["message"].as_str().unwrap_or_default();
+        assert!(status == 422 && message.contains(expected), "{message}");
+    }
+}

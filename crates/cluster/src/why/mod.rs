@@ -1,12 +1,13 @@
-//! `cox why`: the one thing that a pod, a workload or a node waits for, or what decides a connection between two pods, with
+//! `cox why`: the one thing that a pod, a workload, a claim or a node waits for, or what decides a connection between two pods, with
 //! evidence and the next step.
 //!
-//! Flow: fetch what bears on the object -> decide ([`pod::cause`], [`node::cause`]: pure) -> print. A workload is
+//! Flow: fetch what bears on the object -> decide ([`pod::cause`], [`volume::cause`], [`node::cause`]: pure) -> print. A workload is
 //! followed to the pod of its that is worst off.
 
 mod net;
 mod node;
 mod pod;
+mod volume;
 
 use anyhow::{Context, Result, bail};
 use client::{Client, ListParams};
@@ -14,7 +15,8 @@ use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, ReplicaSet, StatefulSet};
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{Event, Node, Pod};
+use k8s_openapi::api::core::v1::{Event, Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, StorageClass, VolumeAttachment};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 use crate::connection::Target;
@@ -22,10 +24,10 @@ use crate::connection::Target;
 /// Say what an object waits for, with evidence and the next step
 #[derive(Debug, Clone, clap::Args)]
 #[command(
-    after_help = "Examples:\n  cox why pod/nginx-5d9c\n  cox why deploy/nginx\n  cox why node/node-1\n  cox why net pod/a pod/b:80"
+    after_help = "Examples:\n  cox why pod/nginx-5d9c\n  cox why deploy/nginx\n  cox why pvc/data\n  cox why node/node-1\n  cox why net pod/a pod/b:80"
 )]
 pub struct Args {
-    /// KIND/NAME: a pod, deployment, replicaset, statefulset, daemonset, job or node; or net, for a connection
+    /// KIND/NAME: a pod, deployment, replicaset, statefulset, daemonset, job, pvc or node; or net, for a connection
     object: String,
     /// With net: the pod that connects, and pod/NAME:PORT (pod/NAMESPACE/NAME:PORT/UDP) that it connects to
     ends: Vec<String>,
@@ -90,6 +92,10 @@ async fn explain(args: Args) -> Result<()> {
             let pod = seen.client.namespaced::<Pod>(&seen.namespace).get(name).await?;
             (format!("pod/{name}"), seen.pod(&pod).await?)
         }
+        "pvc" | "persistentvolumeclaim" | "persistentvolumeclaims" => {
+            let claim = seen.client.namespaced::<PersistentVolumeClaim>(&seen.namespace).get(name).await?;
+            (format!("pvc/{name}"), volume::cause(&seen.claim(claim).await?))
+        }
         "node" | "nodes" | "no" => {
             let node = seen.client.all::<Node>().get(name).await?;
             (format!("node/{name}"), node::cause(&node, Timestamp::now()))
@@ -108,17 +114,71 @@ struct Seen {
 
 impl Seen {
     async fn pod(&self, pod: &Pod) -> Result<Cause> {
-        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
-        let about = ListParams::fields(format!("involvedObject.uid={uid}"));
-        let mut events = self.client.namespaced::<Event>(&self.namespace).list(&about).await?.items;
-        events.sort_by_key(|event| {
-            event.last_timestamp.as_ref().map(|time| time.0).or(event.event_time.as_ref().map(|time| time.0))
-        });
+        let events = self.events(pod.metadata.uid.as_deref()).await?;
         let node = match pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) {
             Some(name) => self.client.all::<Node>().get_opt(name).await?,
             None => None,
         };
+        if let Some(cause) = volume::of_pod(pod, node.as_ref(), &self.claims(pod).await?) {
+            return Ok(cause);
+        }
         Ok(pod::cause(pod, &events, node.as_ref(), Timestamp::now()))
+    }
+
+    /// What was said about an object, oldest first.
+    async fn events(&self, uid: Option<&str>) -> Result<Vec<Event>> {
+        let about = ListParams::fields(format!("involvedObject.uid={}", uid.unwrap_or_default()));
+        let mut events = self.client.namespaced::<Event>(&self.namespace).list(&about).await?.items;
+        events.sort_by_key(|event| {
+            event.last_timestamp.as_ref().map(|time| time.0).or(event.event_time.as_ref().map(|time| time.0))
+        });
+        Ok(events)
+    }
+
+    /// The claims of a pod, as far as they exist.
+    async fn claims(&self, pod: &Pod) -> Result<Vec<volume::Facts>> {
+        let mut facts = Vec::new();
+        for name in volume::claims_of(pod) {
+            if let Some(claim) = self.client.namespaced::<PersistentVolumeClaim>(&self.namespace).get_opt(&name).await?
+            {
+                facts.push(self.claim(claim).await?);
+            }
+        }
+        Ok(facts)
+    }
+
+    async fn claim(&self, claim: PersistentVolumeClaim) -> Result<volume::Facts> {
+        let spec = claim.spec.clone().unwrap_or_default();
+        let class = match spec.storage_class_name.as_deref().filter(|name| !name.is_empty()) {
+            Some(name) => self.client.all::<StorageClass>().get_opt(name).await?,
+            None => None,
+        };
+        let volume = match spec.volume_name.as_deref().filter(|name| !name.is_empty()) {
+            Some(name) => self.client.all::<PersistentVolume>().get_opt(name).await?,
+            None => None,
+        };
+        let made_by =
+            volume.as_ref().and_then(|volume| volume.spec.as_ref()?.csi.as_ref()).map(|csi| csi.driver.clone());
+        let driver = match made_by.or_else(|| class.as_ref().map(|class| class.provisioner.clone())) {
+            Some(name) => self.client.all::<CSIDriver>().get_opt(&name).await?,
+            None => None,
+        };
+        let chosen = claim.metadata.annotations.as_ref().and_then(|all| all.get(volume::SELECTED_NODE));
+        let node = match chosen {
+            Some(name) => self.client.all::<CSINode>().get_opt(name).await?,
+            None => None,
+        };
+        let mut attachments = Vec::new();
+        if let Some(volume) = &volume {
+            let all = self.client.all::<VolumeAttachment>().list(&ListParams::default()).await?.items;
+            let is_its = |it: &VolumeAttachment| it.spec.source.persistent_volume_name == volume.metadata.name;
+            attachments.extend(all.into_iter().filter(is_its));
+        }
+        let name = claim.metadata.name.clone().unwrap_or_default();
+        let mut pods = self.client.namespaced::<Pod>(&self.namespace).list(&ListParams::default()).await?.items;
+        pods.retain(|pod| volume::claims_of(pod).contains(&name));
+        let events = self.events(claim.metadata.uid.as_deref()).await?;
+        Ok(volume::Facts { claim, class, volume, pods, events, node, driver, attachments })
     }
 
     /// Follows a workload to the pod that is worst off.

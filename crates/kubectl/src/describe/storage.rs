@@ -103,6 +103,15 @@ pub(super) async fn claim(cx: &Context, pvc: &Value, w: &mut Writer) -> Result<(
     let modes = if bound { access_modes(&status["accessModes"]) } else { String::new() };
     w.line(0, format!("Access Modes:\t{modes}"));
     w.line(0, format!("VolumeMode:\t{}", text(spec, "/volumeMode")));
+    let source = &spec["dataSource"];
+    if source.is_object() {
+        w.line(0, "DataSource:");
+        if source["apiGroup"].is_string() {
+            w.line(1, format!("APIGroup:\t{}", text(source, "/apiGroup")));
+        }
+        w.line(1, format!("Kind:\t{}", text(source, "/kind")));
+        w.line(1, format!("Name:\t{}", text(source, "/name")));
+    }
     let namespace = text(meta, "/namespace");
     let pods = Request::get(format!("/api/v1/namespaces/{namespace}/pods"))
         .value(cx)
@@ -123,6 +132,26 @@ pub(super) async fn claim(cx: &Context, pvc: &Value, w: &mut Writer) -> Result<(
     }
     for (i, user) in users.iter().enumerate() {
         w.line(0, format!("{}\t{user}", if i == 0 { "Used By:" } else { "" }));
+    }
+    let conditions = status["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
+    if !conditions.is_empty() {
+        w.line(0, "Conditions:");
+        w.line(1, "Type\tStatus\tLastProbeTime\tLastTransitionTime\tReason\tMessage");
+        w.line(1, "----\t------\t-----------------\t------------------\t------\t-------");
+        for condition in conditions {
+            w.line(
+                1,
+                format!(
+                    "{} \t{} \t{} \t{} \t{} \t{}",
+                    text(condition, "/type"),
+                    text(condition, "/status"),
+                    time(&condition["lastProbeTime"]),
+                    time(&condition["lastTransitionTime"]),
+                    text(condition, "/reason"),
+                    text(condition, "/message")
+                ),
+            );
+        }
     }
     Ok(())
 }

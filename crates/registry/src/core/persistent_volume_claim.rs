@@ -4,7 +4,9 @@ use api::field::{FieldErrors, Path};
 use api::quantity::Quantity;
 use api::validation;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimSpec};
+use k8s_openapi::api::core::v1::{
+    PersistentVolumeClaim, PersistentVolumeClaimSpec, TypedLocalObjectReference, TypedObjectReference,
+};
 use serde_json::{Value, json};
 
 use super::persistent_volume::{access_modes, validate_access_modes};
@@ -42,6 +44,16 @@ impl Strategy for PersistentVolumeClaimStrategy {
     fn prepare_for_create(&self, _: &Call<'_>, claim: &mut PersistentVolumeClaim) {
         let status = claim.status.get_or_insert_default();
         set_text(&mut status.phase, "Pending");
+        if let Some(spec) = &mut claim.spec {
+            prepare_sources(spec, false);
+        }
+    }
+
+    fn prepare_for_update(&self, _: &Call<'_>, new: &mut PersistentVolumeClaim, old: &PersistentVolumeClaim) {
+        let had_source = old.spec.as_ref().is_some_and(|spec| spec.data_source.is_some());
+        if let Some(spec) = &mut new.spec {
+            prepare_sources(spec, had_source);
+        }
     }
 
     fn validate_create(&self, claim: &PersistentVolumeClaim) -> FieldErrors {
@@ -54,6 +66,10 @@ impl Strategy for PersistentVolumeClaimStrategy {
         let mut errors = self.validate_create(new);
         let (Some(spec), Some(before)) = (&new.spec, &old.spec) else { return errors };
         let mut munged = spec.clone();
+        // An old claim may have been written before its two sources were kept alike.
+        let mut before = before.clone();
+        copy_sources(&mut before);
+        let before = &before;
         if text(&before.volume_name).is_none() {
             // The binder, and only it, sets these.
             munged.volume_name.clone_from(&before.volume_name);
@@ -113,6 +129,77 @@ impl Strategy for PersistentVolumeClaimStrategy {
     }
 }
 
+/// Only volumes and snapshots are sources under the older name; others are dropped there, unless they were kept before.
+fn prepare_sources(spec: &mut PersistentVolumeClaimSpec, had_source: bool) {
+    let is_known = |source: &TypedLocalObjectReference| {
+        matches!(
+            (source.api_group.as_deref().unwrap_or_default(), source.kind.as_str()),
+            ("", "PersistentVolumeClaim") | ("snapshot.storage.k8s.io", "VolumeSnapshot")
+        )
+    };
+    if !had_source && spec.data_source.as_ref().is_some_and(|source| !is_known(source)) {
+        spec.data_source = None;
+    }
+    // Sources in other namespaces are an alpha feature, which is off.
+    if let Some(source) = &mut spec.data_source_ref {
+        source.namespace = None;
+    }
+    copy_sources(spec);
+}
+
+/// Whichever of the two is given, both say the same (`NormalizeDataSources`, v1.36).
+fn copy_sources(spec: &mut PersistentVolumeClaimSpec) {
+    match (&spec.data_source, &spec.data_source_ref) {
+        (Some(old), None) => {
+            spec.data_source_ref = Some(TypedObjectReference {
+                api_group: old.api_group.clone(),
+                kind: old.kind.clone(),
+                name: old.name.clone(),
+                namespace: None,
+            });
+        }
+        (None, Some(new)) if text(&new.namespace).is_none() => {
+            spec.data_source = Some(TypedLocalObjectReference {
+                api_group: new.api_group.clone(),
+                kind: new.kind.clone(),
+                name: new.name.clone(),
+            });
+        }
+        _ => {}
+    }
+}
+
+fn validate_source(errors: &mut FieldErrors, path: &Path<'_>, group: &Option<String>, kind: &str, name: &str) {
+    if name.is_empty() {
+        errors.required(path.child("name"), "");
+    }
+    if kind.is_empty() {
+        errors.required(path.child("kind"), "");
+    }
+    match text(group) {
+        None if kind != "PersistentVolumeClaim" => {
+            let detail = "must be 'PersistentVolumeClaim' when referencing the default apiGroup";
+            errors.invalid(*path, kind, detail);
+        }
+        None => {}
+        Some(group) => errors.invalid_each(path.child("apiGroup"), group, validation::dns1123_subdomain(group)),
+    }
+}
+
+fn validate_sources(errors: &mut FieldErrors, path: &Path<'_>, spec: &PersistentVolumeClaimSpec) {
+    if let Some(source) = &spec.data_source {
+        validate_source(errors, &path.child("dataSource"), &source.api_group, &source.kind, &source.name);
+    }
+    if let Some(source) = &spec.data_source_ref {
+        validate_source(errors, &path.child("dataSourceRef"), &source.api_group, &source.kind, &source.name);
+    }
+    if let (Some(old), Some(new)) = (&spec.data_source, &spec.data_source_ref)
+        && (text(&old.api_group), &old.kind, &old.name) != (text(&new.api_group), &new.kind, &new.name)
+    {
+        errors.invalid(*path, path.child("dataSource").to_string(), "must match dataSourceRef");
+    }
+}
+
 fn storage(spec: &PersistentVolumeClaimSpec) -> Option<Quantity> {
     let requests = spec.resources.as_ref()?.requests.as_ref()?;
     Quantity::try_from(requests.get("storage")?).ok()
@@ -132,6 +219,7 @@ fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &PersistentVol
     if let Some(class) = text(&spec.storage_class_name) {
         errors.invalid_each(path.child("storageClassName"), class, validation::dns1123_subdomain(class));
     }
+    validate_sources(errors, path, spec);
     if let Some(mode) = text(&spec.volume_mode)
         && !matches!(mode, "Block" | "Filesystem")
     {
