@@ -194,7 +194,11 @@ impl Driver {
             mount(Some(&from), &to, None::<&str>, MsFlags::MS_BIND, None::<&str>)?;
             if read_only {
                 let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
-                mount(None::<&str>, &to, None::<&str>, flags, None::<&str>).inspect_err(|_| drop(umount(&to)))?;
+                if let Err(error) = mount(None::<&str>, &to, None::<&str>, flags, None::<&str>) {
+                    // Never writable where it must not be.
+                    umount(&to)?;
+                    return Err(error.into());
+                }
             }
             Ok(())
         })

@@ -15,6 +15,7 @@ use anyhow::Context;
 use client::Client;
 use csi::registration::RegistrationServer;
 use futures_util::future::BoxFuture;
+use k8s_openapi::api::storage::v1::CSIDriver;
 use tokio_util::sync::CancellationToken;
 
 pub use driver::Driver;
@@ -23,6 +24,14 @@ pub use driver::Driver;
 pub const NAME: &str = "local.cox";
 /// The label that says which node a volume is on.
 pub const TOPOLOGY_KEY: &str = "local.cox/node";
+
+/// What the cluster is told about the driver.
+pub fn object() -> serde_json::Result<CSIDriver> {
+    serde_json::from_value(serde_json::json!({"metadata": {"name": NAME}, "spec": {
+        "attachRequired": false, "podInfoOnMount": false, "storageCapacity": true, "fsGroupPolicy": "File",
+        "volumeLifecycleModes": ["Persistent"],
+    }}))
+}
 
 #[derive(Clone)]
 pub struct Config {

@@ -13,7 +13,7 @@ use csi::v1::{
     GetCapacityRequest, VolumeContentSource, VolumeSource,
 };
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use k8s_openapi::api::storage::v1::{CSIDriver, CSIStorageCapacity, StorageClass};
+use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use tokio::sync::Notify;
@@ -80,9 +80,6 @@ pub(crate) async fn run(client: Client, node: String, driver: Arc<Driver>, stop:
 
 impl Provisioner {
     async fn pass(&self) {
-        if let Err(error) = self.ensure_driver().await {
-            tracing::warn!(%error, "CSIDriver {NAME} not made");
-        }
         for claim in self.claims.list() {
             if is_for(&claim, &self.node) {
                 self.provision(&claim).await;
@@ -98,23 +95,6 @@ impl Provisioner {
         }
         if let Err(error) = self.tell_capacity().await {
             tracing::warn!(%error, "free space not told");
-        }
-    }
-
-    /// Nodes find it made by another; all want the same.
-    async fn ensure_driver(&self) -> Result<(), client::Error> {
-        let api = self.client.all::<CSIDriver>();
-        if api.get_opt(NAME).await?.is_some() {
-            return Ok(());
-        }
-        let driver = json!({"metadata": {"name": NAME}, "spec": {
-            "attachRequired": false, "podInfoOnMount": false, "storageCapacity": true, "fsGroupPolicy": "File",
-            "volumeLifecycleModes": ["Persistent"],
-        }});
-        let Ok(driver) = serde_json::from_value::<CSIDriver>(driver) else { return Ok(()) };
-        match api.create(&driver).await {
-            Err(error) if !error.is_already_exists() => Err(error),
-            _ => Ok(()),
         }
     }
 

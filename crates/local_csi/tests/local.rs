@@ -180,8 +180,7 @@ async fn claims_get_volumes_that_grow_are_cloned_and_go() {
     assert_eq!(spec.claim_ref.unwrap().uid, first.metadata.uid);
     assert_eq!(spec.capacity.unwrap()["storage"].0, "1Mi");
     assert!(store.join("volumes").join(&name).join("data").is_dir());
-    let driver =
-        until("the driver's object", async || client.all::<CSIDriver>().get_opt("local.cox").await.unwrap()).await;
+    let driver = client.all::<CSIDriver>().create(&local_csi::object().unwrap()).await.unwrap();
     assert_eq!((driver.spec.attach_required, driver.spec.storage_capacity), (Some(false), Some(true)));
     let capacities = client.namespaced::<CSIStorageCapacity>("kube-system");
     let told = until("free space", async || capacities.list(&Default::default()).await.unwrap().items.pop()).await;
