@@ -1,0 +1,566 @@
+//! The driver's services. Names become folders, so they are looked at before they do.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use csi::Answer;
+use csi::registration::{
+    CSI_PLUGIN, InfoRequest, PluginInfo, Registration, RegistrationStatus, RegistrationStatusResponse,
+};
+use csi::tonic::Status;
+use csi::v1::{self, AccessType, ContentSource, ControllerRpc, NodeRpc, ServiceType, Unit, VolumeExpansionType};
+use nix::mount::{MsFlags, mount, umount};
+
+use crate::store::{Folders, Snapshot, Volume};
+use crate::{NAME, TOPOLOGY_KEY};
+
+pub struct Driver {
+    node: String,
+    dir: PathBuf,
+    volumes: Folders,
+    snapshots: Folders,
+    /// One change of folders at a time.
+    turn: tokio::sync::Mutex<()>,
+}
+
+impl Driver {
+    pub fn open(node: &str, dir: &Path) -> io::Result<Self> {
+        let (volumes, snapshots) = (Folders::open(&dir.join("volumes"))?, Folders::open(&dir.join("snapshots"))?);
+        Ok(Driver { node: node.into(), dir: dir.into(), volumes, snapshots, turn: Default::default() })
+    }
+
+    /// The files of a volume.
+    pub fn data(&self, id: &str) -> PathBuf {
+        self.volumes.data(id)
+    }
+
+    pub(crate) fn topology(&self) -> BTreeMap<String, String> {
+        BTreeMap::from([(TOPOLOGY_KEY.to_string(), self.node.clone())])
+    }
+
+    /// What can still be promised: never more than is free, nor than the disk has beyond what was promised.
+    fn available(&self) -> Result<i64, Status> {
+        let stat = nix::sys::statvfs::statvfs(&self.dir).map_err(io::Error::from).map_err(failed)?;
+        let bytes = |blocks: u64| i64::try_from(blocks.saturating_mul(stat.fragment_size())).unwrap_or(i64::MAX);
+        let promised: i64 = self
+            .volumes
+            .list::<Volume>()
+            .map_err(failed)?
+            .iter()
+            .fold(0, |sum, (_, volume)| sum.saturating_add(volume.capacity));
+        Ok(bytes(stat.blocks_available()).min(bytes(stat.blocks()).saturating_sub(promised)).max(0))
+    }
+
+    fn volume(&self, id: &str) -> Result<Volume, Status> {
+        check_id("volume", id)?;
+        let found = self.volumes.get(id).map_err(failed)?;
+        found.ok_or_else(|| Status::not_found(format!("volume {id} is not on node {}", self.node)))
+    }
+
+    /// What a new volume is a copy of: what it is remembered as, its files, and how large it must be at least.
+    fn source(&self, wanted: Option<&v1::VolumeContentSource>) -> Result<Option<(String, PathBuf, i64)>, Status> {
+        match wanted.and_then(|source| source.r#type.as_ref()) {
+            None => Ok(None),
+            Some(ContentSource::Volume(source)) => {
+                let volume = self.volume(&source.volume_id)?;
+                let id = &source.volume_id;
+                Ok(Some((format!("volume/{id}"), self.volumes.data(id), volume.capacity)))
+            }
+            Some(ContentSource::Snapshot(source)) => {
+                let id = &source.snapshot_id;
+                check_id("snapshot", id)?;
+                let found: Option<Snapshot> = self.snapshots.get(id).map_err(failed)?;
+                let found =
+                    found.ok_or_else(|| Status::not_found(format!("snapshot {id} is not on node {}", self.node)))?;
+                Ok(Some((format!("snapshot/{id}"), self.snapshots.data(id), found.size)))
+            }
+        }
+    }
+
+    async fn create(&self, request: v1::CreateVolumeRequest) -> Result<v1::CreateVolumeResponse, Status> {
+        let id = request.name.clone();
+        check_id("volume", &id)?;
+        check_capabilities(&request.volume_capabilities)?;
+        let _turn = self.turn.lock().await;
+        let range = request.capacity_range.unwrap_or_default();
+        check_range(&range)?;
+        let source = self.source(request.volume_content_source.as_ref())?;
+        let least = source.as_ref().map_or(0, |(_, _, size)| *size);
+        let wanted = Volume {
+            capacity: range.required_bytes.max(least),
+            source: source.as_ref().map(|(name, _, _)| name.clone()),
+        };
+        if range.limit_bytes > 0 && wanted.capacity > range.limit_bytes {
+            return Err(Status::out_of_range(format!("the source needs {} bytes", wanted.capacity)));
+        }
+        let volume = match self.volumes.get::<Volume>(&id).map_err(failed)? {
+            Some(there) => {
+                let fits = there.capacity >= range.required_bytes
+                    && (range.limit_bytes == 0 || there.capacity <= range.limit_bytes)
+                    && there.source == wanted.source;
+                match fits {
+                    true => there,
+                    false => return Err(Status::already_exists(format!("volume {id} is there, and is another"))),
+                }
+            }
+            None => {
+                let available = self.available()?;
+                if wanted.capacity > available {
+                    return Err(Status::resource_exhausted(format!(
+                        "node {} has {available} bytes left, {} were asked for",
+                        self.node, wanted.capacity
+                    )));
+                }
+                let (folders, name, about) = (self.volumes.clone(), id.clone(), wanted.clone());
+                blocking(move || folders.make(&name, &about, source.as_ref().map(|(_, path, _)| path.as_path())))
+                    .await?;
+                wanted
+            }
+        };
+        Ok(v1::CreateVolumeResponse {
+            volume: Some(v1::Volume {
+                capacity_bytes: volume.capacity,
+                volume_id: id,
+                content_source: request.volume_content_source,
+                accessible_topology: vec![v1::Topology { segments: self.topology() }],
+                ..Default::default()
+            }),
+        })
+    }
+
+    async fn delete(&self, id: String) -> Result<(), Status> {
+        check_id("volume", &id)?;
+        let _turn = self.turn.lock().await;
+        if is_mounted_somewhere(&self.volumes.data(&id)).map_err(failed)? {
+            return Err(Status::failed_precondition(format!("volume {id} is in use")));
+        }
+        let folders = self.volumes.clone();
+        blocking(move || folders.remove(&id)).await
+    }
+
+    async fn expand(&self, id: String, range: v1::CapacityRange) -> Result<i64, Status> {
+        let _turn = self.turn.lock().await;
+        check_range(&range)?;
+        let mut volume = self.volume(&id)?;
+        let more = range.required_bytes.saturating_sub(volume.capacity);
+        if more > 0 {
+            if more > self.available()? {
+                return Err(Status::out_of_range(format!("node {} cannot promise {more} bytes more", self.node)));
+            }
+            volume.capacity = range.required_bytes;
+            let (folders, about) = (self.volumes.clone(), volume.clone());
+            blocking(move || folders.update(&id, &about)).await?;
+        }
+        Ok(volume.capacity)
+    }
+
+    async fn take_snapshot(&self, request: v1::CreateSnapshotRequest) -> Result<v1::Snapshot, Status> {
+        let (id, of) = (request.name, request.source_volume_id);
+        check_id("snapshot", &id)?;
+        let _turn = self.turn.lock().await;
+        let there: Option<Snapshot> = self.snapshots.get(&id).map_err(failed)?;
+        let snapshot = match there {
+            Some(there) if there.volume == of => there,
+            Some(there) => {
+                return Err(Status::already_exists(format!("snapshot {id} is there, of volume {}", there.volume)));
+            }
+            None => {
+                let volume = self.volume(&of)?;
+                let now = jiff::Timestamp::now().as_nanosecond();
+                let created_nanos = i64::try_from(now).unwrap_or(i64::MAX);
+                let about = Snapshot { volume: of.clone(), size: volume.capacity, created_nanos };
+                let (folders, name, made, from) =
+                    (self.snapshots.clone(), id.clone(), about.clone(), self.volumes.data(&of));
+                blocking(move || folders.make(&name, &made, Some(&from))).await?;
+                about
+            }
+        };
+        Ok(shown(id, &snapshot))
+    }
+
+    async fn publish(&self, request: v1::NodePublishVolumeRequest) -> Result<(), Status> {
+        self.volume(&request.volume_id)?;
+        check_capabilities(request.volume_capability.as_slice())?;
+        let (from, to) = (self.volumes.data(&request.volume_id), PathBuf::from(request.target_path));
+        let read_only = request.readonly;
+        check_target(&to)?;
+        blocking(move || {
+            if is_mount_point(&to)? {
+                return Ok(());
+            }
+            std::fs::create_dir_all(&to)?;
+            mount(Some(&from), &to, None::<&str>, MsFlags::MS_BIND, None::<&str>)?;
+            if read_only {
+                let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
+                if let Err(error) = mount(None::<&str>, &to, None::<&str>, flags, None::<&str>) {
+                    // Never writable where it must not be.
+                    umount(&to)?;
+                    return Err(error.into());
+                }
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    async fn unpublish(&self, target: String) -> Result<(), Status> {
+        let target = PathBuf::from(target);
+        check_target(&target)?;
+        blocking(move || {
+            if is_mount_point(&target)? {
+                umount(&target)?;
+            }
+            match std::fs::remove_dir(&target) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+                _ => Ok(()),
+            }
+        })
+        .await
+    }
+
+    async fn measure(&self, id: String) -> Result<v1::NodeGetVolumeStatsResponse, Status> {
+        let volume = self.volume(&id)?;
+        let data = self.volumes.data(&id);
+        let (used, inodes, disk) = blocking(move || {
+            let (used, inodes) = space(&data)?;
+            Ok((used, inodes, nix::sys::statvfs::statvfs(&data)?))
+        })
+        .await?;
+        let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+        let (used, free) = (number(used), number(disk.blocks_available().saturating_mul(disk.fragment_size())));
+        let bytes = v1::VolumeUsage {
+            unit: Unit::Bytes as i32,
+            total: volume.capacity,
+            used,
+            available: volume.capacity.saturating_sub(used).clamp(0, free),
+        };
+        let inodes = v1::VolumeUsage {
+            unit: Unit::Inodes as i32,
+            total: number(disk.files()),
+            used: number(inodes),
+            available: number(disk.files_available()),
+        };
+        Ok(v1::NodeGetVolumeStatsResponse { usage: vec![bytes, inodes], volume_condition: None })
+    }
+}
+
+fn shown(id: String, snapshot: &Snapshot) -> v1::Snapshot {
+    let nanos = snapshot.created_nanos;
+    let creation_time = v1::Timestamp {
+        seconds: nanos.div_euclid(1_000_000_000),
+        nanos: i32::try_from(nanos.rem_euclid(1_000_000_000)).unwrap_or_default(),
+    };
+    v1::Snapshot {
+        size_bytes: snapshot.size,
+        snapshot_id: id,
+        source_volume_id: snapshot.volume.clone(),
+        creation_time: Some(creation_time),
+        ready_to_use: true,
+        ..Default::default()
+    }
+}
+
+/// An id is the name of a folder: never a path, never one of ours that begin with a dot.
+fn check_id(what: &str, id: &str) -> Result<(), Status> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    match !id.is_empty() && id.len() <= 128 && !id.starts_with('.') && id.chars().all(is_plain) {
+        true => Ok(()),
+        false => Err(Status::invalid_argument(format!("invalid {what} name {id:?}"))),
+    }
+}
+
+fn check_target(path: &Path) -> Result<(), Status> {
+    match path.is_absolute() && !path.components().any(|part| part == std::path::Component::ParentDir) {
+        true => Ok(()),
+        false => Err(Status::invalid_argument(format!("invalid path {:?}", path.display()))),
+    }
+}
+
+fn check_range(range: &v1::CapacityRange) -> Result<(), Status> {
+    let is_fine = range.required_bytes >= 0
+        && range.limit_bytes >= 0
+        && (range.limit_bytes == 0 || range.limit_bytes >= range.required_bytes);
+    if is_fine { Ok(()) } else { Err(Status::invalid_argument(format!("invalid capacity range {range:?}"))) }
+}
+
+fn check_capabilities(wanted: &[v1::VolumeCapability]) -> Result<(), Status> {
+    let is_block = |one: &v1::VolumeCapability| matches!(one.access_type, Some(AccessType::Block(_)));
+    if wanted.iter().any(is_block) {
+        return Err(Status::invalid_argument("volumes are folders and cannot be used as block devices"));
+    }
+    Ok(())
+}
+
+fn failed(error: io::Error) -> Status {
+    Status::internal(error.to_string())
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> Result<T, Status> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done.map_err(failed),
+        Err(error) => Err(Status::internal(error.to_string())),
+    }
+}
+
+fn is_mount_point(path: &Path) -> io::Result<bool> {
+    let table = std::fs::read_to_string("/proc/self/mountinfo")?;
+    let wanted = path.to_string_lossy().replace('\\', "\\134").replace(' ', "\\040");
+    Ok(table.lines().any(|line| line.split(' ').nth(4) == Some(&wanted)))
+}
+
+/// Whether a folder is bound anywhere: the root of a mount is a path of its own file system, which ends as ours does.
+fn is_mounted_somewhere(path: &Path) -> io::Result<bool> {
+    let Ok(meta) = std::fs::metadata(path) else { return Ok(false) };
+    let table = std::fs::read_to_string("/proc/self/mountinfo")?;
+    let points = table.lines().filter_map(|line| line.split(' ').nth(4));
+    Ok(points
+        .filter(|point| Path::new(point) != path)
+        .filter_map(|point| std::fs::metadata(point).ok())
+        .any(|found| (found.dev(), found.ino()) == (meta.dev(), meta.ino())))
+}
+
+/// Bytes and inodes below a folder.
+fn space(root: &Path) -> io::Result<(u64, u64)> {
+    let (mut bytes, mut inodes, mut open) = (0, 0, vec![root.to_path_buf()]);
+    while let Some(dir) = open.pop() {
+        for entry in std::fs::read_dir(&dir)? {
+            // Containers are at work in it: what is gone by now is not counted.
+            let Ok(entry) = entry else { continue };
+            let Ok(meta) = entry.metadata() else { continue };
+            bytes += meta.blocks() * 512;
+            inodes += 1;
+            if meta.is_dir() {
+                open.push(entry.path());
+            }
+        }
+    }
+    Ok((bytes, inodes))
+}
+
+impl v1::Identity for Driver {
+    fn get_plugin_info(&self, _: v1::GetPluginInfoRequest) -> Answer<'_, v1::GetPluginInfoResponse> {
+        let info = v1::GetPluginInfoResponse {
+            name: NAME.into(),
+            vendor_version: env!("CARGO_PKG_VERSION").into(),
+            ..Default::default()
+        };
+        Box::pin(std::future::ready(Ok(info)))
+    }
+
+    fn get_plugin_capabilities(
+        &self,
+        _: v1::GetPluginCapabilitiesRequest,
+    ) -> Answer<'_, v1::GetPluginCapabilitiesResponse> {
+        let capabilities = vec![
+            ServiceType::ControllerService.into(),
+            ServiceType::VolumeAccessibilityConstraints.into(),
+            VolumeExpansionType::Online.into(),
+        ];
+        Box::pin(std::future::ready(Ok(v1::GetPluginCapabilitiesResponse { capabilities })))
+    }
+
+    fn probe(&self, _: v1::ProbeRequest) -> Answer<'_, v1::ProbeResponse> {
+        let ready = Some(v1::BoolValue { value: true });
+        Box::pin(std::future::ready(Ok(v1::ProbeResponse { ready })))
+    }
+}
+
+impl v1::Controller for Driver {
+    fn controller_get_capabilities(
+        &self,
+        _: v1::ControllerGetCapabilitiesRequest,
+    ) -> Answer<'_, v1::ControllerGetCapabilitiesResponse> {
+        let capabilities = [
+            ControllerRpc::CreateDeleteVolume,
+            ControllerRpc::GetCapacity,
+            ControllerRpc::CreateDeleteSnapshot,
+            ControllerRpc::ListSnapshots,
+            ControllerRpc::CloneVolume,
+            ControllerRpc::ExpandVolume,
+            ControllerRpc::ListVolumes,
+        ];
+        let capabilities = capabilities.into_iter().map(Into::into).collect();
+        Box::pin(std::future::ready(Ok(v1::ControllerGetCapabilitiesResponse { capabilities })))
+    }
+
+    fn create_volume(&self, request: v1::CreateVolumeRequest) -> Answer<'_, v1::CreateVolumeResponse> {
+        Box::pin(self.create(request))
+    }
+
+    fn delete_volume(&self, request: v1::DeleteVolumeRequest) -> Answer<'_, v1::DeleteVolumeResponse> {
+        Box::pin(async move { self.delete(request.volume_id).await.map(|()| v1::DeleteVolumeResponse {}) })
+    }
+
+    fn validate_volume_capabilities(
+        &self,
+        request: v1::ValidateVolumeCapabilitiesRequest,
+    ) -> Answer<'_, v1::ValidateVolumeCapabilitiesResponse> {
+        Box::pin(async move {
+            self.volume(&request.volume_id)?;
+            let refused = check_capabilities(&request.volume_capabilities).err();
+            Ok(match refused {
+                Some(status) => {
+                    v1::ValidateVolumeCapabilitiesResponse { confirmed: None, message: status.message().into() }
+                }
+                None => v1::ValidateVolumeCapabilitiesResponse {
+                    confirmed: Some(v1::Confirmed {
+                        volume_context: request.volume_context,
+                        volume_capabilities: request.volume_capabilities,
+                        parameters: request.parameters,
+                        mutable_parameters: request.mutable_parameters,
+                    }),
+                    message: String::new(),
+                },
+            })
+        })
+    }
+
+    fn list_volumes(&self, _: v1::ListVolumesRequest) -> Answer<'_, v1::ListVolumesResponse> {
+        Box::pin(async move {
+            let all = self.volumes.list::<Volume>().map_err(failed)?;
+            let entries = all.into_iter().map(|(id, volume)| v1::VolumeEntry {
+                volume: Some(v1::Volume {
+                    volume_id: id,
+                    capacity_bytes: volume.capacity,
+                    accessible_topology: vec![v1::Topology { segments: self.topology() }],
+                    ..Default::default()
+                }),
+                status: None,
+            });
+            Ok(v1::ListVolumesResponse { entries: entries.collect(), next_token: String::new() })
+        })
+    }
+
+    fn get_capacity(&self, request: v1::GetCapacityRequest) -> Answer<'_, v1::GetCapacityResponse> {
+        Box::pin(async move {
+            let is_here = request.accessible_topology.is_none_or(|topology| topology.segments == self.topology());
+            let available_capacity = if is_here { self.available()? } else { 0 };
+            let maximum_volume_size = Some(v1::Int64Value { value: available_capacity });
+            Ok(v1::GetCapacityResponse { available_capacity, maximum_volume_size, minimum_volume_size: None })
+        })
+    }
+
+    fn create_snapshot(&self, request: v1::CreateSnapshotRequest) -> Answer<'_, v1::CreateSnapshotResponse> {
+        Box::pin(async move {
+            let snapshot = Some(self.take_snapshot(request).await?);
+            Ok(v1::CreateSnapshotResponse { snapshot })
+        })
+    }
+
+    fn delete_snapshot(&self, request: v1::DeleteSnapshotRequest) -> Answer<'_, v1::DeleteSnapshotResponse> {
+        Box::pin(async move {
+            check_id("snapshot", &request.snapshot_id)?;
+            let _turn = self.turn.lock().await;
+            let folders = self.snapshots.clone();
+            blocking(move || folders.remove(&request.snapshot_id)).await?;
+            Ok(v1::DeleteSnapshotResponse {})
+        })
+    }
+
+    fn list_snapshots(&self, request: v1::ListSnapshotsRequest) -> Answer<'_, v1::ListSnapshotsResponse> {
+        Box::pin(async move {
+            let all = self.snapshots.list::<Snapshot>().map_err(failed)?;
+            let is_wanted = |id: &str, snapshot: &Snapshot| {
+                (request.snapshot_id.is_empty() || request.snapshot_id == id)
+                    && (request.source_volume_id.is_empty() || request.source_volume_id == snapshot.volume)
+            };
+            let entries = all.into_iter().filter(|(id, snapshot)| is_wanted(id, snapshot));
+            let entries =
+                entries.map(|(id, snapshot)| v1::SnapshotEntry { snapshot: Some(shown(id, &snapshot)) }).collect();
+            Ok(v1::ListSnapshotsResponse { entries, next_token: String::new() })
+        })
+    }
+
+    fn controller_expand_volume(
+        &self,
+        request: v1::ControllerExpandVolumeRequest,
+    ) -> Answer<'_, v1::ControllerExpandVolumeResponse> {
+        Box::pin(async move {
+            let range = request.capacity_range.unwrap_or_default();
+            let capacity_bytes = self.expand(request.volume_id, range).await?;
+            Ok(v1::ControllerExpandVolumeResponse { capacity_bytes, node_expansion_required: false })
+        })
+    }
+}
+
+impl v1::Node for Driver {
+    fn node_get_info(&self, _: v1::NodeGetInfoRequest) -> Answer<'_, v1::NodeGetInfoResponse> {
+        let info = v1::NodeGetInfoResponse {
+            node_id: self.node.clone(),
+            max_volumes_per_node: 0,
+            accessible_topology: Some(v1::Topology { segments: self.topology() }),
+        };
+        Box::pin(std::future::ready(Ok(info)))
+    }
+
+    fn node_get_capabilities(&self, _: v1::NodeGetCapabilitiesRequest) -> Answer<'_, v1::NodeGetCapabilitiesResponse> {
+        let capabilities = vec![NodeRpc::GetVolumeStats.into(), NodeRpc::SingleNodeMultiWriter.into()];
+        Box::pin(std::future::ready(Ok(v1::NodeGetCapabilitiesResponse { capabilities })))
+    }
+
+    fn node_publish_volume(&self, request: v1::NodePublishVolumeRequest) -> Answer<'_, v1::NodePublishVolumeResponse> {
+        Box::pin(async move { self.publish(request).await.map(|()| v1::NodePublishVolumeResponse {}) })
+    }
+
+    fn node_unpublish_volume(
+        &self,
+        request: v1::NodeUnpublishVolumeRequest,
+    ) -> Answer<'_, v1::NodeUnpublishVolumeResponse> {
+        Box::pin(async move { self.unpublish(request.target_path).await.map(|()| v1::NodeUnpublishVolumeResponse {}) })
+    }
+
+    fn node_get_volume_stats(
+        &self,
+        request: v1::NodeGetVolumeStatsRequest,
+    ) -> Answer<'_, v1::NodeGetVolumeStatsResponse> {
+        Box::pin(self.measure(request.volume_id))
+    }
+}
+
+impl Registration for Driver {
+    fn get_info(&self, _: InfoRequest) -> Answer<'_, PluginInfo> {
+        let info = PluginInfo {
+            r#type: CSI_PLUGIN.into(),
+            name: NAME.into(),
+            endpoint: String::new(),
+            supported_versions: vec!["1.0.0".into()],
+        };
+        Box::pin(std::future::ready(Ok(info)))
+    }
+
+    fn notify_registration_status(&self, status: RegistrationStatus) -> Answer<'_, RegistrationStatusResponse> {
+        if !status.plugin_registered {
+            tracing::warn!(error = status.error, "the kubelet refuses {NAME}");
+        }
+        Box::pin(std::future::ready(Ok(RegistrationStatusResponse {})))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn security_ids_are_names_of_folders() {
+        for (id, fine) in [
+            ("pvc-1", true),
+            ("a.b_c", true),
+            ("", false),
+            (".", false),
+            ("..", false),
+            (".pvc-1.new", false),
+            ("a/b", false),
+            ("../etc", false),
+            ("a\0", false),
+            (&"x".repeat(129), false),
+        ] {
+            assert_eq!(check_id("volume", id).is_ok(), fine, "{id:?}");
+        }
+        for (path, fine) in [("/a/b", true), ("a", false), ("/a/../b", false), ("", false)] {
+            assert_eq!(check_target(Path::new(path)).is_ok(), fine, "{path:?}");
+        }
+    }
+}

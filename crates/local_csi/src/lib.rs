@@ -1,0 +1,59 @@
+//! `local.cox`: our own CSI driver. A volume is a folder of one node, made and removed by the node that owns it.
+//!
+//! Flow: [`run`] serves the driver on a socket where the kubelet finds it like any other (`driver`), and does for this node
+//! what external provisioners and resizers do for a cluster (`provisioner`): claims that the scheduler sent here get a
+//! folder and a volume that says where it is; volumes that nobody needs any more go, their folders first.
+
+mod driver;
+mod provisioner;
+mod store;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Context;
+use client::Client;
+use csi::registration::RegistrationServer;
+use futures_util::future::BoxFuture;
+use k8s_openapi::api::storage::v1::CSIDriver;
+use tokio_util::sync::CancellationToken;
+
+pub use driver::Driver;
+
+/// The driver's name, and that of its provisioner.
+pub const NAME: &str = "local.cox";
+/// The label that says which node a volume is on.
+pub const TOPOLOGY_KEY: &str = "local.cox/node";
+
+/// What the cluster is told about the driver.
+pub fn object() -> serde_json::Result<CSIDriver> {
+    serde_json::from_value(serde_json::json!({"metadata": {"name": NAME}, "spec": {
+        "attachRequired": false, "podInfoOnMount": false, "storageCapacity": true, "fsGroupPolicy": "File",
+        "volumeLifecycleModes": ["Persistent"],
+    }}))
+}
+
+#[derive(Clone)]
+pub struct Config {
+    pub node_name: String,
+    /// Holds the volumes.
+    pub dir: PathBuf,
+    /// Where the kubelet looks for plug-ins.
+    pub registry: PathBuf,
+    /// May write the volumes of this node.
+    pub client: Client,
+}
+
+/// Serves the driver and provisions for this node until `stop`.
+pub fn run(config: Config, stop: CancellationToken) -> BoxFuture<'static, anyhow::Result<()>> {
+    Box::pin(run_until(config, stop))
+}
+
+async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
+    let driver = Arc::new(Driver::open(&config.node_name, &config.dir).context("opening the directory of volumes")?);
+    let socket = csi::Socket::bind(config.registry.join(format!("{NAME}.sock")))?;
+    let services = csi::router(driver.clone()).add_service(RegistrationServer::new(driver.clone()));
+    let provisioning = provisioner::run(config.client, config.node_name, driver, stop.clone());
+    let (served, ()) = tokio::join!(socket.serve(services, stop), provisioning);
+    Ok(served?)
+}

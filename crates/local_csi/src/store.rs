@@ -1,0 +1,134 @@
+//! Folders on disk: volumes and snapshots, each complete or not there. Blocking.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// What is kept beside the files of a volume.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Volume {
+    pub(crate) capacity: i64,
+    /// `volume/<id>` or `snapshot/<id>`, if it began as a copy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) source: Option<String>,
+}
+
+/// What is kept beside the files of a snapshot.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Snapshot {
+    pub(crate) volume: String,
+    pub(crate) size: i64,
+    pub(crate) created_nanos: i64,
+}
+
+const ABOUT: &str = "about.json";
+
+#[derive(Clone, Debug)]
+pub(crate) struct Folders(PathBuf);
+
+impl Folders {
+    pub(crate) fn open(dir: &Path) -> io::Result<Self> {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::create_dir_all(dir)?;
+        // What is inside belongs to pods, and not to every user of the machine.
+        std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o700))?;
+        let folders = Folders(dir.to_path_buf());
+        // Begun or half removed when the process before ended.
+        for name in folders.names()? {
+            if name.starts_with('.') {
+                std::fs::remove_dir_all(dir.join(name))?;
+            }
+        }
+        Ok(folders)
+    }
+
+    fn names(&self) -> io::Result<Vec<String>> {
+        std::fs::read_dir(&self.0)?
+            .map(|entry| entry.map(|entry| entry.file_name().to_string_lossy().into_owned()))
+            .collect()
+    }
+
+    pub(crate) fn data(&self, id: &str) -> PathBuf {
+        self.0.join(id).join("data")
+    }
+
+    pub(crate) fn get<T: DeserializeOwned>(&self, id: &str) -> io::Result<Option<T>> {
+        match std::fs::read(self.0.join(id).join(ABOUT)) {
+            Ok(text) => serde_json::from_slice(&text).map(Some).map_err(io::Error::other),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(crate) fn list<T: DeserializeOwned>(&self) -> io::Result<Vec<(String, T)>> {
+        let names = self.names()?.into_iter().filter(|name| !name.starts_with('.'));
+        let all = names.map(|name| Ok(self.get(&name)?.map(|about| (name, about))));
+        let mut all: Vec<(String, T)> = all.collect::<io::Result<Vec<_>>>()?.into_iter().flatten().collect();
+        all.sort_by(|a, b| a.0.cmp(&b.0));
+        Ok(all)
+    }
+
+    /// Makes a folder, with a copy of another's files in it. It is there as a whole or not at all.
+    pub(crate) fn make<T: Serialize>(&self, id: &str, about: &T, from: Option<&Path>) -> io::Result<()> {
+        use std::os::unix::fs::PermissionsExt;
+        let new = self.0.join(format!(".{id}.new"));
+        remove_all(&new)?;
+        let data = new.join("data");
+        std::fs::create_dir_all(&data)?;
+        std::fs::set_permissions(&data, std::fs::Permissions::from_mode(0o777))?;
+        if let Some(from) = from {
+            copy(from, &data)?;
+        }
+        write(&new.join(ABOUT), about)?;
+        std::fs::rename(&new, self.0.join(id))
+    }
+
+    pub(crate) fn update<T: Serialize>(&self, id: &str, about: &T) -> io::Result<()> {
+        let path = self.0.join(id).join(ABOUT);
+        let new = path.with_extension("new");
+        write(&new, about)?;
+        std::fs::rename(new, path)
+    }
+
+    /// Removes a folder; one that is not there is removed already.
+    pub(crate) fn remove(&self, id: &str) -> io::Result<()> {
+        let old = self.0.join(format!(".{id}.old"));
+        remove_all(&old)?;
+        match std::fs::rename(self.0.join(id), &old) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            other => other?,
+        }
+        remove_all(&old)
+    }
+}
+
+fn write<T: Serialize>(path: &Path, about: &T) -> io::Result<()> {
+    use std::io::Write;
+    let mut file = std::fs::File::create(path)?;
+    file.write_all(&serde_json::to_vec(about).map_err(io::Error::other)?)?;
+    file.sync_all()
+}
+
+fn remove_all(path: &Path) -> io::Result<()> {
+    match std::fs::remove_dir_all(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Files with owners, modes, links, times and attributes; blocks are shared where the file system can.
+fn copy(from: &Path, to: &Path) -> io::Result<()> {
+    let output = Command::new("cp")
+        .args(["-a", "--reflink=auto", "--"])
+        .arg(from.join("."))
+        .arg(to)
+        .stdin(Stdio::null())
+        .output()?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_string())),
+    }
+}
