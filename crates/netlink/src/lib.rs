@@ -9,6 +9,8 @@ pub mod cidr;
 mod flow;
 mod link;
 mod message;
+#[cfg(test)]
+mod mutated;
 mod neighbour;
 pub mod nft;
 mod qdisc;

@@ -5,6 +5,7 @@
 pub mod host;
 pub mod images;
 pub mod keys;
+pub mod mutate;
 pub mod peers;
 pub mod registry;
 pub mod runtimes;
