@@ -444,4 +444,23 @@ mod tests {
         };
         assert_eq!(Message::decode(&deep.encode()), Err("values are nested too deeply".into()));
     }
+
+    #[test]
+    fn security_damaged_messages_do_no_harm() {
+        let good = message().encode();
+        // An array of nothing, of which a few bytes hold any number.
+        let mut empty = good.clone();
+        empty.extend_from_slice(b"a()\0\xff\xff\xff\x7f");
+        for input in testkit::mutate::inputs(&[&good, &empty], 20_000) {
+            if let Some(head) = input.first_chunk() {
+                let _ = Message::length(head);
+            }
+            let _ = Message::decode(&input);
+        }
+        for signature in ["a()", "aa()", "(", "()", "a{}", "a{s", "v", &"a".repeat(200), &"(".repeat(200)] {
+            let bytes = [0u8; 64].map(|_| 8);
+            let mut reader = Reader { bytes: &bytes, at: 0, is_big: false };
+            let _ = reader.value(&mut signature.chars().peekable());
+        }
+    }
 }

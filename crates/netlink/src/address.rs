@@ -62,7 +62,7 @@ fn body(kind: u16, flags: u16, index: u32, cidr: Cidr) -> Request {
     Request::new(kind, flags).body(&body)
 }
 
-fn parse(answer: &[u8]) -> Option<Address> {
+pub(crate) fn parse(answer: &[u8]) -> Option<Address> {
     let (prefix, scope, index) = (*answer.get(1)?, *answer.get(3)?, read_u32(answer, 4)?);
     let (mut address, mut local, mut flags) = (None, None, u32::from(*answer.get(2)?));
     for (kind, value) in attributes(answer.get(8..)?) {

@@ -43,7 +43,7 @@ impl Socket {
 }
 
 impl Flow {
-    fn parse(answer: &[u8]) -> Option<Self> {
+    pub(crate) fn parse(answer: &[u8]) -> Option<Self> {
         let tuple = |wanted: u16| attributes(answer).find(|(kind, _)| *kind == wanted).map(|(_, value)| value);
         let original = tuple(TUPLE_ORIGINAL)?;
         let (_, destination) = ends(original)?;

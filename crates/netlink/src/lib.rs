@@ -8,6 +8,8 @@ mod address;
 mod flow;
 mod link;
 mod message;
+#[cfg(test)]
+mod mutated;
 mod neighbour;
 pub mod nft;
 mod qdisc;

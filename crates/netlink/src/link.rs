@@ -278,7 +278,7 @@ fn port_vlan(kind: u16, index: u32, vlan: u16, flags: u16, on_bridge: bool) -> R
     })
 }
 
-fn parse(answer: &[u8]) -> Option<Link> {
+pub(crate) fn parse(answer: &[u8]) -> Option<Link> {
     let mut link = Link { index: read_u32(answer, 4)?, flags: read_u32(answer, 8)?, ..Link::default() };
     for (kind, value) in attributes(answer.get(16..)?) {
         match kind {

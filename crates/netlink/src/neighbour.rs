@@ -77,7 +77,7 @@ fn encode(kind: u16, neighbour: &Neighbour, family: u8, flags: u8) -> Request {
         .attr(NDA_LLADDR, &neighbour.mac)
 }
 
-fn parse(answer: &[u8]) -> Option<Neighbour> {
+pub(crate) fn parse(answer: &[u8]) -> Option<Neighbour> {
     let index = read_u32(answer, 4)?;
     if read_u16(answer, 8)? & NUD_PERMANENT == 0 {
         return None;

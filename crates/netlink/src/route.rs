@@ -175,7 +175,7 @@ fn encode(kind: u16, flags: u16, route: &Route) -> Request {
     request
 }
 
-fn parse(answer: &[u8]) -> Option<Route> {
+pub(crate) fn parse(answer: &[u8]) -> Option<Route> {
     let v6 = i32::from(*answer.first()?) == libc::AF_INET6;
     if !v6 && i32::from(*answer.first()?) != libc::AF_INET {
         return None;
