@@ -22,7 +22,8 @@ echo "ran $part"
 ! grep -q 'status="failed"' "$dir/junit_01.xml"
 "#;
 
-const DOCUMENT: &str = "# Conformance\n\n<!-- scripts/conformance: begin -->\nold\n<!-- scripts/conformance: end -->\nafter\n";
+const DOCUMENT: &str =
+    "# Conformance\n\n<!-- scripts/conformance: begin -->\nold\n<!-- scripts/conformance: end -->\nafter\n";
 
 struct Bench {
     dir: tempfile::TempDir,
@@ -107,7 +108,10 @@ fn a_run_becomes_a_table_and_a_bundle() {
 
 #[test]
 fn failures_are_named_and_missing_tests_are_counted() {
-    let parallel = [("[sig-apps] a &lt;b&gt; &amp; &#39;c&#39; [Conformance]", "failed"), ("[sig-apps] slow [Conformance]", "timedout")];
+    let parallel = [
+        ("[sig-apps] a &lt;b&gt; &amp; &#39;c&#39; [Conformance]", "failed"),
+        ("[sig-apps] slow [Conformance]", "timedout"),
+    ];
     let serial = [("[sig-node] d [Serial] [Conformance]", "passed")];
     let plan = [parallel[0], parallel[1], serial[0], ("[sig-node] e [Conformance]", "passed")];
     let bench = Bench::new(&[("plan", &plan), ("parallel", &parallel), ("serial", &serial)]);
