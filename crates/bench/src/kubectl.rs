@@ -130,11 +130,12 @@ impl Side {
             std::os::unix::fs::symlink(cox, &link)?;
             return Side::new(dir, "ours", link);
         }
-        let hint = || format!("no kubectl of ours beside {}; build it with: cargo build --release", here.display());
+        let hint =
+            || format!("no kubectl of ours beside {}; build it with: cargo build --profile dist", here.display());
         Side::alone(dir)?.with_context(hint)
     }
 
-    /// The program that is kubectl and nothing else, for machines that only need a client (`cargo build --release -p kubectl`).
+    /// The program that is kubectl and nothing else, for machines that only need a client (`cargo build --profile dist -p kubectl`).
     fn alone(dir: &Path) -> anyhow::Result<Option<Side>> {
         let program = std::env::current_exe()?.with_file_name("kubectl");
         program.exists().then(|| Side::new(dir, "alone", program)).transpose()

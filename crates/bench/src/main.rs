@@ -1,6 +1,6 @@
 //! `coxbench`: comparisons with real peers on the same machine, in the same run.
 //!
-//! `cargo run --release -p coxbench -- <what>` runs one row of [`COMPARISONS`]. Each case prints one line,
+//! `cargo run --profile dist -p coxbench -- <what>` runs one row of [`COMPARISONS`]. Each case prints one line,
 //! `<case> <parameters> ours=… peer=… ratio=…`; the ratio says how many times better than the peer we are.
 //! To add a comparison: one file with a `run` function and one row.
 

@@ -129,7 +129,7 @@ struct Runtime {
 impl Runtime {
     async fn ours(dir: &Path) -> anyhow::Result<Runtime> {
         let cox = std::env::current_exe()?.with_file_name("cox");
-        ensure!(cox.exists(), "no {}: build it beside this program with: cargo build --release", cox.display());
+        ensure!(cox.exists(), "no {}: build it beside this program with: cargo build --profile dist", cox.display());
         runtimes::prepare(dir, "coxb0", "10.88.0.0/16");
         std::fs::write(dir.join("archives/busybox.tar"), testkit::images::busybox_image().docker_archive(IMAGE))?;
         let mut command = runtimes::ours(&cox, dir, &runtimes::link_plugins(&cox, dir));

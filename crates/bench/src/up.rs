@@ -23,7 +23,7 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     let idle = Duration::from_secs(if args.quick { 5 } else { 60 });
     let program = std::env::current_exe()?.with_file_name("cox");
     let size = std::fs::metadata(&program)
-        .with_context(|| format!("{} is not there: cargo build --release", program.display()))?
+        .with_context(|| format!("{} is not there: cargo build --profile dist", program.display()))?
         .len();
     line("binary", "aim=peer", "MB", size as f64 / 1e6, AIM_BINARY_MB, Better::Less);
 

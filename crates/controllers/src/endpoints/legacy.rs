@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use client::{Client, DeleteParams, EventRecorder, Informer};
+use client::{Client, DeleteParams, Event, EventRecorder, Informer};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{EndpointAddress, EndpointPort, EndpointSubset, Endpoints, Pod, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -27,8 +27,14 @@ struct Controller {
 
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let (services, pods) = watch(context);
-    // What somebody else does to them is repaired, and what was decided on a version that was not the latest is looked at again.
-    let endpoints = context.on_self::<Endpoints>();
+    // What somebody else does to ours is repaired, and what was decided on a version that was not the latest is looked at
+    // again. Those that people write are theirs, with or without a Service.
+    let endpoints = context.on::<Endpoints, _>(|event| match event {
+        Event::Added(endpoints) if is_ours(endpoints) => Some(pods::key(&**endpoints)),
+        Event::Modified { old, new } if is_ours(old) || is_ours(new) => Some(pods::key(&**new)),
+        Event::Deleted(endpoints) => Some(pods::key(&**endpoints)),
+        _ => None,
+    });
     Arc::new(Controller {
         client: context.client.clone(),
         recorder: context.recorder.clone(),
@@ -91,6 +97,11 @@ impl Controller {
             }
         }
     }
+}
+
+fn is_ours(endpoints: &Endpoints) -> bool {
+    let manager = endpoints.metadata.labels.as_ref().and_then(|labels| labels.get(MANAGED_BY.0));
+    manager.is_some_and(|manager| manager == MANAGED_BY.1)
 }
 
 fn is_same(present: &Endpoints, wanted: &Endpoints) -> bool {

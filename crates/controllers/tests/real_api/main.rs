@@ -11,6 +11,7 @@ mod daemon_sets;
 mod deployments;
 mod disruption;
 mod election;
+mod endpoints;
 mod garbage;
 mod harness;
 mod identities;
