@@ -327,7 +327,7 @@ impl Attacher<'_> {
                 Ok(()) => self.attach_to(&key(parent), parent, kind, namespace, hostnames, &converted),
                 Err(problem) => Err(outcome(problem)),
             };
-            let resolved = converted.resolved.as_ref().map(|()| ()).map_err(outcome);
+            let resolved = converted.resolved.clone().map_err(|problem| outcome(&problem));
             let wanted =
                 [Wanted::of("Accepted", "Accepted", &accepted), Wanted::of("ResolvedRefs", "ResolvedRefs", &resolved)];
             let before = present.parents.iter().find(|status| !theirs(status) && status.parent_ref == *parent);
