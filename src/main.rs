@@ -88,6 +88,7 @@ const COMPONENTS: &[Component] = &[
     row(Group::Component, "cri", "Run containers: a CRI runtime", |argv| component(argv, runtime::main)),
     row(Group::Component, "proxy", "Program services into the kernel", |argv| component(argv, proxy::main)),
     row(Group::Component, "dns", "Answer names of the cluster", |argv| component(argv, dns::main)),
+    row(Group::Component, "gateway", "Serve Ingresses and Gateways", |argv| component(argv, gateway::main)),
     row(Group::Component, "sim", "Simulate nodes: thousands of hollow kubelets", |argv| component(argv, sim::main)),
     row(Group::Internal, "shim", "Owns the containers of one pod", runtime::shim::main),
     row(Group::Internal, "pause", "Holds the namespaces of one pod", |_| runtime::pause::main()),

@@ -11,6 +11,7 @@ mod first_minute;
 mod forms;
 mod hard_way;
 mod harness;
+mod ingress;
 mod inside_pods;
 mod join;
 mod kubectl;

@@ -12,6 +12,7 @@ mod components;
 mod connection;
 pub mod delete;
 mod dns_service;
+mod ingress;
 pub mod join;
 mod kubeconfig;
 mod lock;

@@ -19,7 +19,9 @@ use crate::options::Options;
 use crate::pki::{Pki, private_dir};
 use crate::progress::Progress;
 use crate::shape::{Flags, Shape};
-use crate::{dns_service, join, metrics_reader, network_policy, node_address, node_network, nodes, storage_class};
+use crate::{
+    dns_service, ingress, join, metrics_reader, network_policy, node_address, node_network, nodes, storage_class,
+};
 
 /// Plug-ins beside those that every API server has: a node's credential is good for that node only, and nobody takes
 /// addresses of others by naming them in a service.
@@ -135,6 +137,11 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
     components.until(dns_service::ensure_role(&admin)).await?;
     let service_account = ["system:serviceaccounts", "system:serviceaccounts:kube-system", "system:authenticated"];
     let dns = dns_config(shape, as_user(dns_service::USER, &service_account), gateway)?;
+    if shape.has_gateway {
+        let (admin, own) = (admin.clone(), as_user(ingress::USER, &["system:authenticated"]));
+        let config = ingress::config(shape, own, gateway);
+        components.supervise("gateway", move |stop| ingress::run(admin.clone(), config.clone(), stop));
+    }
     let dns_serving = dns.serving.clone();
     components.supervise("dns", move |stop| dns::run(dns.clone(), stop));
     components.until(dns_service::ensure(&admin, dns_address, gateway)).await?;

@@ -47,6 +47,14 @@ pub(crate) struct Flags {
     /// (default: auto)
     #[arg(long)]
     pub routes: Option<Backend>,
+    /// Whether Ingresses and Gateways are served on this machine's address (default: true)
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub gateway: Option<bool>,
+    /// Ports of Ingresses, without and with TLS (default: 80 and 443); they are open while there are Ingresses
+    #[arg(long)]
+    pub gateway_http_port: Option<u16>,
+    #[arg(long)]
+    pub gateway_https_port: Option<u16>,
 }
 
 /// What concerns this machine's node alone, whether it is the first of a cluster or joins one.
@@ -86,6 +94,9 @@ pub(crate) struct Shape {
     pub node_cidr: Cidr,
     pub routes: Backend,
     pub registries: PathBuf,
+    /// Whether there is a gateway, and its ports without and with TLS.
+    pub has_gateway: bool,
+    pub gateway_ports: (u16, u16),
 }
 
 impl Flags {
@@ -129,6 +140,9 @@ impl Flags {
             nodes: self.nodes,
             node_cidr: self.node_cidr.or(remembered.node_cidr),
             routes: self.routes.or(remembered.routes),
+            gateway: self.gateway.or(remembered.gateway),
+            gateway_http_port: self.gateway_http_port.or(remembered.gateway_http_port),
+            gateway_https_port: self.gateway_https_port.or(remembered.gateway_https_port),
         })
     }
 
@@ -174,6 +188,8 @@ impl Flags {
             node_cidr,
             routes: self.routes.unwrap_or_default(),
             registries: self.machine.registries(),
+            has_gateway: self.gateway.unwrap_or(true),
+            gateway_ports: (self.gateway_http_port.unwrap_or(80), self.gateway_https_port.unwrap_or(443)),
         })
     }
 }
@@ -279,6 +295,8 @@ mod tests {
         assert_eq!((shape.node_name.as_str(), shape.secure_port, shape.nodes), ("n", 7443, 1));
         assert_eq!(shape.node_ip().unwrap().to_string(), "192.0.2.7");
         let other = |flags: Flags| flags.over(Flags::remembered(&options).unwrap());
+        assert!(shape.has_gateway);
+        assert!(!other(Flags { gateway: Some(false), ..Flags::default() }).unwrap().shape().unwrap().has_gateway);
         let moved = other(Flags { secure_port: Some(8443), ..Flags::default() }).unwrap();
         assert_eq!(moved.secure_port, Some(8443));
         for fixed in [

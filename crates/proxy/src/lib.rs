@@ -11,6 +11,7 @@ mod answers;
 mod args;
 mod backend;
 mod conntrack;
+pub mod endpoints;
 mod health;
 mod iptables;
 mod metrics;

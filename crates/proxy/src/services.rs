@@ -6,6 +6,8 @@ use std::net::IpAddr;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 
+use crate::endpoints::{self, Endpoint};
+
 const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
 const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
 const DEFAULT_AFFINITY_SECONDS: u32 = 10800;
@@ -140,8 +142,8 @@ pub(crate) fn ports(service: &Service, slices: &[impl AsRef<EndpointSlice>], nod
         let port_name = port.name.as_deref().unwrap_or_default();
         for is_v6 in families.iter().copied() {
             let of_family = |addrs: &[IpAddr]| addrs.iter().copied().filter(|a| a.is_ipv6() == is_v6).collect();
-            let endpoints = endpoints(slices, port_name, protocol, is_v6);
-            let choice = choose(&endpoints, node);
+            let found = endpoints_of(slices, port_name, protocol, is_v6);
+            let choice = choose(&found, node);
             let ranges = spec.load_balancer_source_ranges.iter().flatten().map(|range| range.trim().to_owned());
             ports.push(ServicePort {
                 name: format!("{key}:{port_name}"),
@@ -159,7 +161,7 @@ pub(crate) fn ports(service: &Service, slices: &[impl AsRef<EndpointSlice>], nod
                 cluster: choice.cluster,
                 local: choice.local,
                 local_ready: choice.local_ready,
-                here: endpoints.iter().filter(|e| e.is_on(node)).map(|e| e.target.addr).collect(),
+                here: found.iter().filter(|e| is_on(e, node)).map(|e| e.addr).collect(),
             });
         }
     }
@@ -222,61 +224,16 @@ pub(crate) fn health_check(service: &Service, ports: &[ServicePort]) -> Option<H
     Some(HealthCheck { port, local_endpoints: local.len() })
 }
 
-#[derive(Clone, Debug)]
-struct Endpoint {
-    target: Target,
-    is_ready: bool,
-    /// Terminating, but still answering: used when nothing better is left.
-    is_serving_terminating: bool,
-    node: Option<String>,
-    hinted_zones: Vec<String>,
-    hinted_nodes: Vec<String>,
+fn endpoints_of(slices: &[impl AsRef<EndpointSlice>], port: &str, protocol: Protocol, is_v6: bool) -> Vec<Endpoint> {
+    let is_headless = |slice: &EndpointSlice| {
+        slice.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(HEADLESS_LABEL))
+    };
+    let slices = slices.iter().filter(|slice| !is_headless(slice.as_ref()));
+    endpoints::of_port(slices, port, protocol.name(), is_v6)
 }
 
-impl Endpoint {
-    fn is_on(&self, node: &Node) -> bool {
-        self.node.as_deref() == Some(node.name.as_str())
-    }
-}
-
-fn endpoints(slices: &[impl AsRef<EndpointSlice>], port: &str, protocol: Protocol, is_v6: bool) -> Vec<Endpoint> {
-    let mut found = Vec::new();
-    let mut seen = BTreeSet::new();
-    for slice in slices.iter().map(AsRef::as_ref) {
-        let is_headless = slice.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(HEADLESS_LABEL));
-        if slice.address_type != (if is_v6 { "IPv6" } else { "IPv4" }) || is_headless {
-            continue;
-        }
-        let numbers = slice.ports.iter().flatten().filter(|p| {
-            p.name.as_deref().unwrap_or_default() == port && Protocol::parse(p.protocol.as_deref()) == Some(protocol)
-        });
-        for number in numbers.filter_map(|p| u16::try_from(p.port?).ok()) {
-            for endpoint in slice.endpoints.iter().flatten() {
-                // Upstream uses the first address only: they are interchangeable.
-                let Some(addr) = endpoint.addresses.first().and_then(|addr| addr.parse().ok()) else { continue };
-                let target = Target { addr, port: number };
-                let conditions = endpoint.conditions.clone().unwrap_or_default();
-                let is_ready = conditions.ready.unwrap_or(true);
-                let is_serving = conditions.serving.unwrap_or(is_ready);
-                let is_terminating = conditions.terminating.unwrap_or(false);
-                // The same endpoint may show up in two slices while it moves between them.
-                if !seen.insert(target) {
-                    continue;
-                }
-                let hints = endpoint.hints.clone().unwrap_or_default();
-                found.push(Endpoint {
-                    target,
-                    is_ready,
-                    is_serving_terminating: is_serving && is_terminating,
-                    node: endpoint.node_name.clone(),
-                    hinted_zones: hints.for_zones.into_iter().flatten().map(|zone| zone.name).collect(),
-                    hinted_nodes: hints.for_nodes.into_iter().flatten().map(|node| node.name).collect(),
-                });
-            }
-        }
-    }
-    found.sort_by_key(|endpoint| endpoint.target);
-    found
+fn is_on(endpoint: &Endpoint, node: &Node) -> bool {
+    endpoint.node.as_deref() == Some(node.name.as_str())
 }
 
 struct Choice {
@@ -285,44 +242,18 @@ struct Choice {
     local_ready: BTreeSet<IpAddr>,
 }
 
-/// Ready endpoints, near ones if the hints are complete; without any, those that still serve while they terminate.
-fn choose(endpoints: &[Endpoint], node: &Node) -> Choice {
-    let ready: Vec<&Endpoint> = endpoints.iter().filter(|endpoint| endpoint.is_ready).collect();
-    let terminating = || endpoints.iter().filter(|endpoint| endpoint.is_serving_terminating);
-    let targets = |endpoints: &mut dyn Iterator<Item = &Endpoint>| endpoints.map(|endpoint| endpoint.target).collect();
-
-    let cluster: Vec<Target> = match ready.is_empty() {
-        false => targets(&mut near(&ready, node).into_iter()),
-        true => targets(&mut terminating()),
-    };
-    let local: Vec<Target> = targets(&mut ready.iter().copied().filter(|endpoint| endpoint.is_on(node)));
-    let local_ready = local.iter().map(|target| target.addr).collect();
-    let local = match local.is_empty() {
-        false => local,
-        true => targets(&mut terminating().filter(|endpoint| endpoint.is_on(node))),
+fn choose(found: &[Endpoint], node: &Node) -> Choice {
+    let target = |endpoint: &Endpoint| Target { addr: endpoint.addr, port: endpoint.port };
+    let place = endpoints::Place { node: &node.name, zone: node.zone.as_deref() };
+    let cluster = endpoints::choose(found, place).into_iter().map(target).collect();
+    let local = || found.iter().filter(|endpoint| is_on(endpoint, node));
+    let ready: Vec<Target> = local().filter(|endpoint| endpoint.is_ready).map(target).collect();
+    let local_ready = ready.iter().map(|target| target.addr).collect();
+    let local = match ready.is_empty() {
+        false => ready,
+        true => local().filter(|endpoint| endpoint.is_serving_terminating).map(target).collect(),
     };
     Choice { cluster, local, local_ready }
-}
-
-/// Topology hints, node before zone. Hints count only when every endpoint has them and some name us: half-updated slices
-/// must not send a zone's traffic to one endpoint, or to none.
-fn near<'a>(ready: &[&'a Endpoint], node: &Node) -> Vec<&'a Endpoint> {
-    let all_have = |has: fn(&Endpoint) -> bool| ready.iter().all(|endpoint| has(endpoint));
-    if all_have(|endpoint| !endpoint.hinted_nodes.is_empty()) {
-        let chosen: Vec<&Endpoint> =
-            ready.iter().copied().filter(|endpoint| endpoint.hinted_nodes.contains(&node.name)).collect();
-        if !chosen.is_empty() {
-            return chosen;
-        }
-    }
-    if let (Some(zone), true) = (&node.zone, all_have(|endpoint| !endpoint.hinted_zones.is_empty())) {
-        let chosen: Vec<&Endpoint> =
-            ready.iter().copied().filter(|endpoint| endpoint.hinted_zones.contains(zone)).collect();
-        if !chosen.is_empty() {
-            return chosen;
-        }
-    }
-    ready.to_vec()
 }
 
 #[cfg(test)]

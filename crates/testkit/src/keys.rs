@@ -74,3 +74,9 @@ pub fn replace(path: &Path, text: &str) {
     std::fs::write(&new, text).unwrap();
     std::fs::rename(new, path).unwrap();
 }
+
+/// A certificate for a host that vouches for itself, and its key, as PEM text.
+pub fn self_signed(host: &str) -> (String, String) {
+    let made = rcgen::generate_simple_self_signed(vec![host.to_owned()]).unwrap();
+    (made.cert.pem(), made.signing_key.serialize_pem())
+}

@@ -1,0 +1,39 @@
+//! The gateway of the cluster: what Ingresses and Gateways lead to, on the first node's address.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use anyhow::Result;
+use client::Client;
+use tokio_util::sync::CancellationToken;
+
+use crate::shape::Shape;
+
+/// Who the gateway is.
+pub(crate) const USER: &str = "system:cox-gateway";
+/// Where its metrics are, on the pods' gateway.
+const METRICS_PORT: u16 = 9154;
+const RETRY: Duration = Duration::from_secs(5);
+
+pub(crate) fn config(shape: &Shape, client: Client, pods_gateway: IpAddr) -> gateway::Config {
+    let mut config = gateway::Config::new(client, &shape.node_name, shape.node_ips.clone());
+    (config.http_port, config.https_port) = shape.gateway_ports;
+    config.metrics_bind_address = Some(SocketAddr::new(pods_gateway, METRICS_PORT));
+    config
+}
+
+/// Makes definitions, classes and the role, then serves. A cluster is of use without it, so it waits for a better time by itself.
+pub(crate) async fn run(admin: Client, config: gateway::Config, stop: CancellationToken) -> Result<()> {
+    let prepare = async || {
+        gateway::install::grant(&admin, USER).await?;
+        gateway::install::install(&admin).await
+    };
+    while let Err(error) = prepare().await {
+        tracing::warn!("the gateway is not prepared: {error:#}");
+        tokio::select! {
+            () = tokio::time::sleep(RETRY) => {}
+            () = stop.cancelled() => return Ok(()),
+        }
+    }
+    gateway::run(config, stop).await
+}

@@ -1,0 +1,72 @@
+//! `cox gateway`: the gateway on its own.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
+use client::kubeconfig::{Kubeconfig, Overrides};
+use futures_util::future::BoxFuture;
+use tokio_util::sync::CancellationToken;
+
+use crate::Config;
+
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    #[arg(long)]
+    kubeconfig: Option<PathBuf>,
+    /// The address of the API server, over the one in the kubeconfig
+    #[arg(long)]
+    master: Option<String>,
+    /// The node it runs on, whose zone decides between endpoints
+    #[arg(long, default_value = "")]
+    node_name: String,
+    /// The addresses to serve on
+    #[arg(long, value_delimiter = ',', default_value = "0.0.0.0")]
+    listen: Vec<IpAddr>,
+    /// The addresses that clients use, written into statuses; if none are given, those of --listen
+    #[arg(long, value_delimiter = ',')]
+    publish_address: Vec<IpAddr>,
+    /// The port of Ingresses
+    #[arg(long, default_value_t = 80)]
+    http_port: u16,
+    /// The port of Ingresses with TLS
+    #[arg(long, default_value_t = 443)]
+    https_port: u16,
+    /// Bytes that the body of a request may have (default: no limit; bodies are never gathered)
+    #[arg(long)]
+    max_body_size: Option<u64>,
+    /// File to which a line of JSON per request is appended; - is standard output
+    #[arg(long)]
+    access_log: Option<PathBuf>,
+    /// Where /metrics and /healthz answer
+    #[arg(long)]
+    metrics_bind_address: Option<SocketAddr>,
+}
+
+/// `cox gateway`.
+pub fn main(args: Args) -> BoxFuture<'static, anyhow::Result<()>> {
+    Box::pin(run_main(args))
+}
+
+async fn run_main(args: Args) -> anyhow::Result<()> {
+    let kubeconfig = Kubeconfig::load(args.kubeconfig.as_deref())?;
+    let overrides = Overrides { server: args.master.clone(), ..Overrides::default() };
+    let client = client::Client::from_kubeconfig(&kubeconfig, &overrides)?.traced_remotely("gateway");
+    let mut config = Config::new(client, args.node_name, args.listen);
+    config.publish = args.publish_address;
+    config.http_port = args.http_port;
+    config.https_port = args.https_port;
+    config.limits.max_body = args.max_body_size;
+    config.access_log = args.access_log;
+    config.metrics_bind_address = args.metrics_bind_address;
+    let stop = CancellationToken::new();
+    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    let running = crate::run(config, stop.clone());
+    tokio::pin!(running);
+    loop {
+        tokio::select! {
+            result = &mut running => return result,
+            _ = terminate.recv() => stop.cancel(),
+            _ = tokio::signal::ctrl_c() => stop.cancel(),
+        }
+    }
+}

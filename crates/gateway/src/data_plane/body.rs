@@ -1,0 +1,214 @@
+//! Bodies on their way through: never gathered, bounded in time and size, and given back while nobody has begun to read.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use parking_lot::Mutex;
+use tokio::time::{Instant, Sleep};
+
+use super::pool::Lease;
+
+/// Why the body of a request ended early.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Broken {
+    /// The client broke off.
+    Client,
+    /// The client sent nothing for too long.
+    Slow,
+    TooLarge,
+}
+
+impl std::fmt::Display for Broken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Client => "the client broke off",
+            Self::Slow => "the client sent nothing for too long",
+            Self::TooLarge => "the body is too large",
+        })
+    }
+}
+
+impl std::error::Error for Broken {}
+
+/// The body of a request, which several attempts may be given in turn. Only the first frame that is taken settles whose it is.
+#[derive(Clone)]
+pub(crate) struct RequestBody(Arc<Mutex<Reading>>);
+
+struct Reading {
+    body: Option<Source>,
+    has_begun: bool,
+    left: u64,
+    broken: Option<Broken>,
+    silence: Duration,
+    deadline: Option<Pin<Box<Sleep>>>,
+}
+
+enum Source {
+    Client(Incoming),
+    Whole(Full<Bytes>),
+}
+
+impl Source {
+    fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        match self {
+            Self::Client(body) => Pin::new(body).poll_frame(context).map_err(|_| Broken::Client),
+            Self::Whole(body) => Pin::new(body).poll_frame(context).map_err(|never| match never {}),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Client(body) => body.is_end_stream(),
+            Self::Whole(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Client(body) => body.size_hint(),
+            Self::Whole(body) => body.size_hint(),
+        }
+    }
+}
+
+impl RequestBody {
+    pub(crate) fn new(body: Incoming, limit: Option<u64>, silence: Duration) -> Self {
+        let left = limit.unwrap_or(u64::MAX);
+        let body = Some(body).filter(|body| !body.is_end_stream()).map(Source::Client);
+        Self(Arc::new(Mutex::new(Reading { body, has_begun: false, left, broken: None, silence, deadline: None })))
+    }
+
+    /// One that is all there already.
+    pub(crate) fn whole(bytes: Bytes) -> Self {
+        let body = Some(Source::Whole(Full::new(bytes))).filter(|body| !body.is_end_stream());
+        let (left, silence) = (u64::MAX, Duration::ZERO);
+        Self(Arc::new(Mutex::new(Reading { body, has_begun: false, left, broken: None, silence, deadline: None })))
+    }
+
+    /// Whether any of it was given away.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.0.lock().has_begun
+    }
+
+    pub(crate) fn broken(&self) -> Option<Broken> {
+        self.0.lock().broken
+    }
+}
+
+impl Body for RequestBody {
+    type Data = Bytes;
+    type Error = Broken;
+
+    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        let mut reading = self.0.lock();
+        let reading = &mut *reading;
+        reading.has_begun = true;
+        let Some(body) = reading.body.as_mut() else { return Poll::Ready(None) };
+        let broken = match body.poll_frame(context) {
+            Poll::Ready(Some(Ok(frame))) => {
+                reading.deadline = None;
+                let length = frame.data_ref().map_or(0, |data| data.len() as u64);
+                match reading.left.checked_sub(length) {
+                    Some(left) => {
+                        reading.left = left;
+                        return Poll::Ready(Some(Ok(frame)));
+                    }
+                    None => Broken::TooLarge,
+                }
+            }
+            Poll::Ready(None) => {
+                reading.body = None;
+                return Poll::Ready(None);
+            }
+            Poll::Ready(Some(Err(broken))) => broken,
+            Poll::Pending => {
+                let silence = reading.silence;
+                let deadline = reading.deadline.get_or_insert_with(|| Box::pin(tokio::time::sleep(silence)));
+                std::task::ready!(deadline.as_mut().poll(context));
+                Broken::Slow
+            }
+        };
+        reading.body = None;
+        reading.broken = Some(broken);
+        Poll::Ready(Some(Err(broken)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.lock().body.as_ref().is_none_or(Source::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.0.lock().body.as_ref().map_or_else(|| SizeHint::with_exact(0), Source::size_hint)
+    }
+}
+
+/// The body of an answer: our own words, or a backend's, whose connection is used again when all was read.
+pub(crate) enum AnswerBody {
+    Text(Full<Bytes>),
+    Backend { body: Incoming, lease: Option<Lease>, deadline: Option<Pin<Box<Sleep>>> },
+}
+
+impl AnswerBody {
+    pub(crate) fn backend(body: Incoming, lease: Option<Lease>, deadline: Option<Instant>) -> Self {
+        // Nothing will be read of a body that has ended.
+        let lease = match (lease, body.is_end_stream()) {
+            (Some(lease), true) => {
+                lease.give_back();
+                None
+            }
+            (lease, _) => lease,
+        };
+        Self::Backend { body, lease, deadline: deadline.map(|at| Box::pin(tokio::time::sleep_until(at))) }
+    }
+}
+
+impl Body for AnswerBody {
+    type Data = Bytes;
+    type Error = client::BoxError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, client::BoxError>>> {
+        match self.get_mut() {
+            Self::Text(text) => Pin::new(text).poll_frame(context).map_err(|never| match never {}),
+            Self::Backend { body, lease, deadline } => {
+                if let Some(deadline) = deadline
+                    && deadline.as_mut().poll(context).is_ready()
+                {
+                    *lease = None;
+                    return Poll::Ready(Some(Err("the exchange took too long".into())));
+                }
+                let frame = std::task::ready!(Pin::new(&mut *body).poll_frame(context));
+                let has_ended = frame.is_none() || body.is_end_stream();
+                if matches!(frame, None | Some(Ok(_)))
+                    && has_ended
+                    && let Some(lease) = lease.take()
+                {
+                    lease.give_back();
+                }
+                Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Text(text) => text.is_end_stream(),
+            Self::Backend { body, .. } => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Text(text) => text.size_hint(),
+            Self::Backend { body, .. } => body.size_hint(),
+        }
+    }
+}

@@ -1,0 +1,459 @@
+//! One request: its route, its backend, its answer.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::uri::PathAndQuery;
+use http::{HeaderValue, Request, Response, StatusCode, Uri, Version, header, request};
+use http_body::Body;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::upgrade::{OnUpgrade, Upgraded};
+use hyper_util::rt::TokioIo;
+use tokio::time::Instant;
+
+use super::access_log::Entry;
+use super::body::{AnswerBody, Broken, RequestBody};
+use super::headers::{edit, join_cookies, remove_of_connection, set_forwarded, wanted_upgrade};
+use super::pool::{Failure, Lease};
+use super::request::{Target, check};
+use super::{DataPlane, streams};
+use crate::metrics::count_unrouted;
+use crate::table::{
+    Action, Asked, Backend, BackendProtocol, Filter, Found, PathEdit, Port, Redirect, Route, Table, Weighted,
+};
+
+/// Endpoints that are tried, as long as none was sent anything.
+const ATTEMPTS: usize = 3;
+/// Bodies up to here are copied for a mirror; larger ones are not mirrored.
+const MAX_MIRRORED: u64 = 64 << 10;
+const MIRROR_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The connection that a request came on.
+#[derive(Clone)]
+pub(crate) struct Arrival {
+    pub(crate) client: SocketAddr,
+    pub(crate) port: u16,
+    pub(crate) is_secure: bool,
+    /// What the client asked for before there was a request.
+    pub(crate) server_name: Option<Arc<str>>,
+}
+
+/// An answer of our own.
+pub(crate) fn text(code: StatusCode, text: &str) -> Response<AnswerBody> {
+    let mut response = Response::new(AnswerBody::Text(Full::new(Bytes::from(format!("{text}\n")))));
+    *response.status_mut() = code;
+    let kind = HeaderValue::from_static("text/plain; charset=utf-8");
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response
+}
+
+/// What is known once a route was found.
+struct Exchange<'a> {
+    plane: &'a Arc<DataPlane>,
+    arrival: &'a Arrival,
+    route: &'a Route,
+    target: Target,
+    /// How much of the path the rule's prefix takes.
+    matched: usize,
+    deadline: Option<Instant>,
+}
+
+impl DataPlane {
+    pub(crate) async fn answer(
+        self: &Arc<Self>,
+        arrival: &Arrival,
+        request: Request<Incoming>,
+    ) -> Response<AnswerBody> {
+        let began = Instant::now();
+        let (mut parts, body) = request.into_parts();
+        let is_head = parts.method == http::Method::HEAD;
+        let table = self.table.load_full();
+        let (method, agent) = (parts.method.clone(), parts.headers.get(header::USER_AGENT).cloned());
+        let checked = check(&parts);
+        let (host, path) = match &checked {
+            Ok(target) => (target.host.clone(), target.path.clone()),
+            Err(_) => (String::new(), parts.uri.path().to_owned()),
+        };
+        let mut found_route = None;
+        let mut response = match checked {
+            Err((code, why)) => closing(text(code, why)),
+            Ok(target) => match find(&table, arrival, &target, &parts) {
+                Err((code, why)) => text(code, why),
+                Ok(found) => {
+                    found_route = Some(found.route.clone());
+                    let deadline = found.route.timeout.map(|timeout| began + timeout);
+                    let (plane, matched) = (self, found.matched);
+                    let exchange = Exchange { plane, arrival, route: found.route, target, matched, deadline };
+                    exchange.run(&mut parts, body).await
+                }
+            },
+        };
+        if is_head && matches!(response.body(), AnswerBody::Text(_)) {
+            *response.body_mut() = AnswerBody::Text(Full::default());
+        }
+        let (code, took) = (response.status().as_u16(), began.elapsed());
+        let route = found_route.as_ref().map_or("", |route| route.name.as_str());
+        match &found_route {
+            Some(route) => route.metrics.count(&self.metrics, &route.name, code, took),
+            None => count_unrouted(&self.metrics, code),
+        }
+        let agent = agent.as_ref().map_or(&b""[..], HeaderValue::as_bytes);
+        let (client, seconds) = (arrival.client, took.as_secs_f64());
+        self.log.write(&Entry { client, method: &method, host: &host, path: &path, agent, route, code, seconds });
+        response
+    }
+}
+
+/// What a connection is no longer trusted after.
+fn closing(mut response: Response<AnswerBody>) -> Response<AnswerBody> {
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
+}
+
+fn find<'a>(
+    table: &'a Table,
+    arrival: &Arrival,
+    target: &Target,
+    parts: &request::Parts,
+) -> Result<Found<'a>, (StatusCode, &'static str)> {
+    const NOWHERE: (StatusCode, &str) = (StatusCode::NOT_FOUND, "no route for this host and path");
+    let port: &Port = table.ports.get(&arrival.port).ok_or(NOWHERE)?;
+    let listener = port.listeners.best(&target.host).ok_or(NOWHERE)?;
+    // A connection that was made for one listener's hosts says nothing about another's.
+    if let Some(name) = &arrival.server_name
+        && port.listeners.best(name).is_some_and(|named| !Arc::ptr_eq(named, listener))
+    {
+        return Err((StatusCode::MISDIRECTED_REQUEST, "this host is served on another connection"));
+    }
+    let (path, query, method, headers) = (&target.path, parts.uri.query(), &parts.method, &parts.headers);
+    let asked = Asked { path, query, method, headers };
+    listener.hosts.matching(&target.host).find_map(|rules| rules.find(&asked)).ok_or(NOWHERE)
+}
+
+impl Exchange<'_> {
+    async fn run(self, parts: &mut request::Parts, body: Incoming) -> Response<AnswerBody> {
+        let mut response = match &self.route.action {
+            Action::Refuse(code) => text(*code, "this route leads nowhere"),
+            Action::Redirect(redirect) => self.redirect(redirect, parts),
+            Action::Forward(backends) => match choose(backends) {
+                None => text(StatusCode::INTERNAL_SERVER_ERROR, "this route leads nowhere"),
+                Some(Weighted { backend: None, .. }) => {
+                    text(StatusCode::INTERNAL_SERVER_ERROR, "this backend does not exist")
+                }
+                Some(Weighted { backend: Some(backend), filters, .. }) => {
+                    let mut response = self.forward(parts, body, backend, filters).await;
+                    edit_response(&mut response, filters);
+                    response
+                }
+            },
+        };
+        edit_response(&mut response, &self.route.filters);
+        response
+    }
+
+    fn redirect(&self, redirect: &Redirect, parts: &request::Parts) -> Response<AnswerBody> {
+        let scheme = redirect.scheme.unwrap_or(if self.arrival.is_secure { "https" } else { "http" });
+        let host = redirect.hostname.as_deref().unwrap_or(&self.target.host);
+        let usual = if scheme == "https" { 443 } else { 80 };
+        let port = match (redirect.port, redirect.scheme) {
+            (Some(port), _) => port,
+            (None, Some(_)) => usual,
+            (None, None) => self.arrival.port,
+        };
+        let port = if port == usual { String::new() } else { format!(":{port}") };
+        let path = redirect
+            .path
+            .as_ref()
+            .map_or_else(|| parts.uri.path().to_owned(), |edit| edit.apply(&self.target.path, self.matched));
+        let query = parts.uri.query().map(|query| format!("?{query}")).unwrap_or_default();
+        let mut response = text(redirect.code, "moved");
+        match HeaderValue::from_str(&format!("{scheme}://{host}{port}{path}{query}")) {
+            Ok(location) => response.headers_mut().insert(header::LOCATION, location),
+            Err(_) => return text(StatusCode::INTERNAL_SERVER_ERROR, "this route leads nowhere"),
+        };
+        response
+    }
+
+    async fn forward(
+        &self,
+        parts: &mut request::Parts,
+        body: Incoming,
+        backend: &Arc<Backend>,
+        filters: &[Filter],
+    ) -> Response<AnswerBody> {
+        if backend.endpoints.is_empty() {
+            return text(StatusCode::SERVICE_UNAVAILABLE, "no endpoints available");
+        }
+        let limits = &self.plane.limits;
+        if limits.max_body.is_some_and(|limit| body.size_hint().lower() > limit) {
+            return closing(text(StatusCode::PAYLOAD_TOO_LARGE, "the body is too large"));
+        }
+        let upgrade = match parts.version {
+            Version::HTTP_11 if backend.protocol == BackendProtocol::Http1 => wanted_upgrade(&parts.headers),
+            _ => None,
+        };
+        let client_upgrade = upgrade.as_ref().and_then(|_| parts.extensions.remove::<OnUpgrade>());
+        let mut body = RequestBody::new(body, limits.max_body, limits.body_silence);
+        let all_filters = || self.route.filters.iter().chain(filters);
+        if all_filters().any(|filter| matches!(filter, Filter::Mirror { .. })) && upgrade.is_none() {
+            body = match self.mirror(parts, body, all_filters()).await {
+                Ok(body) => body,
+                Err(broken) => return refused(broken),
+            };
+        }
+        let head = match self.head(parts, backend.protocol, upgrade.clone(), all_filters()) {
+            Some(head) => head,
+            None => return text(StatusCode::INTERNAL_SERVER_ERROR, "this route leads nowhere"),
+        };
+        let request = Request::from_parts(head, body.clone());
+        let patience = self.route.backend_timeout.unwrap_or(limits.answer);
+        let until = Instant::now() + patience;
+        let until = self.deadline.map_or(until, |deadline| deadline.min(until));
+        let sent = tokio::time::timeout_at(until, self.send(backend, request)).await;
+        let (response, lease) = match sent {
+            Err(_) => return text(StatusCode::GATEWAY_TIMEOUT, "the backend did not answer in time"),
+            Ok(Err(why)) => {
+                if let Some(broken) = body.broken() {
+                    return refused(broken);
+                }
+                tracing::debug!(route = self.route.name, backend = backend.name, why, "no answer from a backend");
+                return text(StatusCode::BAD_GATEWAY, "the backend did not answer");
+            }
+            Ok(Ok(sent)) => sent,
+        };
+        self.respond(response, lease, upgrade.zip(client_upgrade))
+    }
+
+    /// The request as the backend gets it.
+    fn head<'f>(
+        &self,
+        parts: &request::Parts,
+        protocol: BackendProtocol,
+        upgrade: Option<HeaderValue>,
+        filters: impl Iterator<Item = &'f Filter>,
+    ) -> Option<request::Parts> {
+        let (mut head, ()) = Request::new(()).into_parts();
+        head.method = parts.method.clone();
+        head.headers = parts.headers.clone();
+        let headers = &mut head.headers;
+        remove_of_connection(headers);
+        set_forwarded(
+            headers,
+            self.arrival.client.ip(),
+            self.arrival.is_secure,
+            &self.target.authority,
+            self.arrival.port,
+        );
+        let mut host = HeaderValue::from_str(&self.target.authority).ok()?;
+        let mut target = parts.uri.path_and_query().cloned()?;
+        for filter in filters {
+            match filter {
+                Filter::RequestHeaders(edits) => edit(headers, edits),
+                Filter::Rewrite { hostname, path } => {
+                    if let Some(hostname) = hostname {
+                        host = hostname.clone();
+                    }
+                    if let Some(path) = path {
+                        target = self.rewritten(path, parts.uri.query())?;
+                    }
+                }
+                Filter::ResponseHeaders(_) | Filter::Mirror { .. } => {}
+            }
+        }
+        match protocol {
+            BackendProtocol::Http1 => {
+                head.version = Version::HTTP_11;
+                head.uri = target.into();
+                headers.remove(header::TE);
+                join_cookies(headers);
+                if let Some(protocol) = upgrade {
+                    headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
+                    headers.insert(header::UPGRADE, protocol);
+                }
+                headers.insert(header::HOST, host);
+            }
+            BackendProtocol::H2c => {
+                head.version = Version::HTTP_2;
+                headers.remove(header::HOST);
+                let authority = match host.is_empty() {
+                    true => "localhost",
+                    false => host.to_str().ok()?,
+                };
+                head.uri = Uri::builder().scheme("http").authority(authority).path_and_query(target).build().ok()?;
+            }
+        }
+        Some(head)
+    }
+
+    fn rewritten(&self, edit: &PathEdit, query: Option<&str>) -> Option<PathAndQuery> {
+        let path = edit.apply(&self.target.path, self.matched);
+        let path = if path.starts_with('/') { path } else { format!("/{path}") };
+        query.map_or_else(|| path.clone(), |query| format!("{path}?{query}")).parse().ok()
+    }
+
+    /// Goes from endpoint to endpoint while nothing was sent to any.
+    async fn send(
+        &self,
+        backend: &Backend,
+        mut request: Request<RequestBody>,
+    ) -> Result<(Response<Incoming>, Option<Lease>), String> {
+        let count = backend.endpoints.len();
+        let first = rand::random_range(0..count);
+        let mut why = String::new();
+        for attempt in 0..ATTEMPTS.min(count.max(2)) {
+            let Some(endpoint) = backend.endpoints.get((first + attempt) % count) else { break };
+            match self.plane.pool.send(*endpoint, backend.protocol, request).await {
+                Ok(sent) => return Ok(sent),
+                Err(Failure::Exchange(error)) => return Err(format!("{endpoint}: {error}")),
+                Err(Failure::Connect(unsent, error)) => {
+                    tracing::debug!(%endpoint, backend = backend.name, error, "endpoint not reached");
+                    why = format!("{endpoint}: {error}");
+                    if unsent.body().has_begun() {
+                        break;
+                    }
+                    request = *unsent;
+                }
+            }
+        }
+        Err(why)
+    }
+
+    fn respond(
+        &self,
+        mut response: Response<Incoming>,
+        lease: Option<Lease>,
+        upgrade: Option<(HeaderValue, OnUpgrade)>,
+    ) -> Response<AnswerBody> {
+        let is_switch = response.status() == StatusCode::SWITCHING_PROTOCOLS;
+        match (is_switch, upgrade) {
+            (true, Some((protocol, client))) => {
+                let backend = hyper::upgrade::on(&mut response);
+                let stop = self.plane.stop.clone();
+                // The connection is not one of requests any more.
+                drop(lease);
+                self.plane.tasks.spawn(async move {
+                    tokio::select! {
+                        () = join(client, backend) => {}
+                        () = stop.cancelled() => {}
+                    }
+                });
+                let headers = response.headers_mut();
+                remove_of_connection(headers);
+                headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
+                headers.insert(header::UPGRADE, protocol);
+                response.map(|body| AnswerBody::backend(body, None, None))
+            }
+            (true, None) => text(StatusCode::BAD_GATEWAY, "the backend answered what was not asked"),
+            (false, _) => {
+                remove_of_connection(response.headers_mut());
+                response.headers_mut().remove(header::TE);
+                *response.version_mut() = Version::default();
+                response.map(|body| AnswerBody::backend(body, lease, self.deadline))
+            }
+        }
+    }
+
+    /// Sends copies of a request with a small body; the body comes back.
+    async fn mirror<'f>(
+        &self,
+        parts: &request::Parts,
+        body: RequestBody,
+        filters: impl Iterator<Item = &'f Filter> + Clone,
+    ) -> Result<RequestBody, Broken> {
+        if body.size_hint().upper().is_none_or(|length| length > MAX_MIRRORED) {
+            return Ok(body);
+        }
+        let bytes = body.collect().await?.to_bytes();
+        let mirrors = filters.clone().filter_map(|filter| match filter {
+            Filter::Mirror { backend, share: (part, of) } => Some((backend, *part, *of)),
+            _ => None,
+        });
+        for (backend, part, of) in mirrors {
+            if rand::random_range(0..of.max(1)) >= part || backend.endpoints.is_empty() {
+                continue;
+            }
+            let Some(head) = self.head(parts, backend.protocol, None, filters.clone()) else { continue };
+            let request = Request::from_parts(head, RequestBody::whole(bytes.clone()));
+            let (plane, backend) = (self.plane.clone(), backend.clone());
+            self.plane.tasks.spawn(async move {
+                let endpoint = backend.endpoints[rand::random_range(0..backend.endpoints.len())];
+                let exchange = async {
+                    if let Ok((response, lease)) = plane.pool.send(endpoint, backend.protocol, request).await {
+                        let mut body = AnswerBody::backend(response.into_body(), lease, None);
+                        while let Some(Ok(_)) = body.frame().await {}
+                    }
+                };
+                let _ = tokio::time::timeout(MIRROR_TIMEOUT, exchange).await;
+            });
+        }
+        Ok(RequestBody::whole(bytes))
+    }
+}
+
+fn edit_response(response: &mut Response<AnswerBody>, filters: &[Filter]) {
+    for filter in filters {
+        if let Filter::ResponseHeaders(edits) = filter {
+            edit(response.headers_mut(), edits);
+        }
+    }
+}
+
+fn refused(broken: Broken) -> Response<AnswerBody> {
+    let code = match broken {
+        Broken::Client => StatusCode::BAD_REQUEST,
+        Broken::Slow => StatusCode::REQUEST_TIMEOUT,
+        Broken::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+    };
+    closing(text(code, &broken.to_string()))
+}
+
+/// By weight; none if none has any.
+pub(crate) fn choose(backends: &[Weighted]) -> Option<&Weighted> {
+    if let [only] = backends {
+        return Some(only).filter(|only| only.weight > 0);
+    }
+    let total: u64 = backends.iter().map(|backend| u64::from(backend.weight)).sum();
+    if total == 0 {
+        return None;
+    }
+    let mut at = rand::random_range(0..total);
+    backends.iter().find(|backend| match at.checked_sub(u64::from(backend.weight)) {
+        Some(left) => {
+            at = left;
+            false
+        }
+        None => true,
+    })
+}
+
+/// Joins both ends until one of them is done.
+async fn join(client: OnUpgrade, backend: OnUpgrade) {
+    let (client, backend): (Result<Upgraded, _>, Result<Upgraded, _>) = tokio::join!(client, backend);
+    match (client, backend) {
+        (Ok(client), Ok(backend)) => streams::copy(TokioIo::new(client), TokioIo::new(backend)).await,
+        (Err(error), _) | (_, Err(error)) => tracing::debug!(%error, "upgrade failed"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_shared_by_weight() {
+        let backend = |weight| Weighted { weight, backend: None, filters: Vec::new() };
+        assert!(choose(&[]).is_none());
+        assert!(choose(&[backend(0)]).is_none());
+        assert!(choose(&[backend(0), backend(0)]).is_none());
+        let backends = [backend(1), backend(0), backend(3)];
+        let mut counts = [0; 4];
+        for _ in 0..4000 {
+            counts[choose(&backends).unwrap().weight as usize] += 1;
+        }
+        assert_eq!(counts[0] + counts[2], 0);
+        assert!((700..1300).contains(&counts[1]), "{counts:?}");
+    }
+}

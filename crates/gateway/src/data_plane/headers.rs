@@ -1,0 +1,179 @@
+//! Headers on their way through: those of one connection stay there, and backends learn who asked.
+
+use std::net::IpAddr;
+
+use http::{HeaderMap, HeaderName, HeaderValue, header};
+
+use crate::table::HeaderEdits;
+
+/// What backends are told about the client. Nobody else can say it: what a client sends under these names is dropped.
+const FORWARDED: [&str; 6] =
+    ["x-forwarded-for", "x-forwarded-proto", "x-forwarded-host", "x-forwarded-port", "x-real-ip", "forwarded"];
+
+/// Of one connection only (RFC 9110, 7.6.1).
+const OF_CONNECTION: [HeaderName; 6] = [
+    header::CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+    header::TE,
+];
+
+/// Headers that a backend acts on beyond this exchange and that its clients are not to choose.
+const OF_PROXIES: [HeaderName; 1] = [header::PROXY_AUTHORIZATION];
+
+/// The protocol that an exchange is to go on in; only WebSocket, since others lead around what is checked here.
+pub(crate) fn wanted_upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
+    let wants = tokens(headers, &header::CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade"));
+    let protocol = headers.get(header::UPGRADE).filter(|_| wants)?;
+    let is_one = headers.get_all(header::UPGRADE).iter().count() == 1;
+    (is_one && protocol.as_bytes().eq_ignore_ascii_case(b"websocket")).then(|| protocol.clone())
+}
+
+/// Takes out what concerns one connection. That a client reads trailers is kept: gRPC needs to know.
+pub(crate) fn remove_of_connection(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> =
+        tokens(headers, &header::CONNECTION).filter_map(|token| token.parse::<HeaderName>().ok()).collect();
+    let trailers = tokens(headers, &header::TE).any(|token| token.eq_ignore_ascii_case("trailers"));
+    // A client must not have what we say about it, or what the exchange is about, taken out.
+    let is_kept = |name: &HeaderName| {
+        FORWARDED.contains(&name.as_str())
+            || matches!(*name, header::HOST | header::CONTENT_LENGTH | header::AUTHORIZATION | header::COOKIE)
+    };
+    for name in named.iter().filter(|name| !is_kept(name)).chain(&OF_CONNECTION).chain(&OF_PROXIES) {
+        headers.remove(name);
+    }
+    if trailers {
+        headers.insert(header::TE, HeaderValue::from_static("trailers"));
+    }
+}
+
+fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> {
+    let values = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).map(str::trim).filter(|token| !token.is_empty())
+}
+
+/// Says who asked, in place of whatever the client says about that, in either spelling that programs confuse.
+pub(crate) fn set_forwarded(headers: &mut HeaderMap, client: IpAddr, is_secure: bool, host: &str, port: u16) {
+    let claims = |name: &&HeaderName| {
+        let name = name.as_str();
+        name.contains('_') && FORWARDED.contains(&name.replace('_', "-").as_str())
+    };
+    for name in headers.keys().filter(claims).cloned().collect::<Vec<_>>() {
+        headers.remove(name);
+    }
+    headers.remove(header::FORWARDED);
+    let client = client.to_canonical().to_string();
+    let proto = if is_secure { "https" } else { "http" };
+    let port = port.to_string();
+    for (name, value) in FORWARDED.iter().zip([client.as_str(), proto, host, port.as_str(), client.as_str()]) {
+        match HeaderValue::from_str(value) {
+            Ok(value) => headers.insert(HeaderName::from_static(name), value),
+            Err(_) => headers.remove(*name),
+        };
+    }
+}
+
+/// HTTP/2 may have split cookies, which HTTP/1 has in one line (RFC 9113, 8.2.3).
+pub(crate) fn join_cookies(headers: &mut HeaderMap) {
+    if headers.get_all(header::COOKIE).iter().count() > 1 {
+        let all: Vec<&[u8]> = headers.get_all(header::COOKIE).iter().map(HeaderValue::as_bytes).collect();
+        if let Ok(joined) = HeaderValue::from_bytes(&all.join(&b"; "[..])) {
+            headers.insert(header::COOKIE, joined);
+        }
+    }
+}
+
+pub(crate) fn edit(headers: &mut HeaderMap, edits: &HeaderEdits) {
+    for name in &edits.remove {
+        headers.remove(name);
+    }
+    for (name, value) in &edits.set {
+        headers.insert(name, value.clone());
+    }
+    for (name, value) in &edits.add {
+        headers.append(name, value.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
+        let mut map = HeaderMap::new();
+        for (name, value) in pairs {
+            map.append(HeaderName::from_static(name), HeaderValue::from_static(value));
+        }
+        map
+    }
+
+    #[test]
+    fn security_headers_of_a_connection_stay_there() {
+        let mut map = headers(&[
+            ("connection", "keep-alive, X-Secret, authorization, x-forwarded-for"),
+            ("x-secret", "1"),
+            ("authorization", "Bearer t"),
+            ("keep-alive", "5"),
+            ("te", "gzip, trailers"),
+            ("transfer-encoding", "chunked"),
+            ("upgrade", "h2c"),
+            ("proxy-authorization", "p"),
+            ("x-forwarded-for", "spoofed"),
+            ("x_forwarded_for", "spoofed"),
+            ("forwarded", "for=spoofed"),
+            ("accept", "*/*"),
+        ]);
+        remove_of_connection(&mut map);
+        set_forwarded(&mut map, "::ffff:192.0.2.1".parse().unwrap(), true, "a.test", 443);
+        let mut left: Vec<String> =
+            map.iter().map(|(name, value)| format!("{name}: {}", value.to_str().unwrap())).collect();
+        left.sort();
+        let expected = [
+            "accept: */*",
+            "authorization: Bearer t",
+            "te: trailers",
+            "x-forwarded-for: 192.0.2.1",
+            "x-forwarded-host: a.test",
+            "x-forwarded-port: 443",
+            "x-forwarded-proto: https",
+            "x-real-ip: 192.0.2.1",
+        ];
+        assert_eq!(left, expected);
+    }
+
+    #[test]
+    fn security_no_upgrade_but_websocket() {
+        for (connection, upgrade, expected) in [
+            ("Upgrade", "websocket", true),
+            ("keep-alive, upgrade", "WebSocket", true),
+            ("keep-alive", "websocket", false),
+            ("Upgrade, HTTP2-Settings", "h2c", false),
+            ("Upgrade", "websocket, h2c", false),
+        ] {
+            let map = headers(&[("connection", connection), ("upgrade", upgrade)]);
+            assert_eq!(wanted_upgrade(&map).is_some(), expected, "{connection} {upgrade}");
+        }
+    }
+
+    #[test]
+    fn cookies_are_one_line() {
+        let mut map = headers(&[("cookie", "a=1"), ("cookie", "b=2")]);
+        join_cookies(&mut map);
+        assert_eq!(map, headers(&[("cookie", "a=1; b=2")]));
+    }
+
+    #[test]
+    fn edits_remove_set_and_add() {
+        let mut map = headers(&[("a", "1"), ("b", "2"), ("c", "3")]);
+        let value = HeaderValue::from_static;
+        let edits = HeaderEdits {
+            set: vec![(HeaderName::from_static("b"), value("x"))],
+            add: vec![(HeaderName::from_static("c"), value("4"))],
+            remove: vec![HeaderName::from_static("a")],
+        };
+        edit(&mut map, &edits);
+        assert_eq!(map, headers(&[("b", "x"), ("c", "3"), ("c", "4")]));
+    }
+}

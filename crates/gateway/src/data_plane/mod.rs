@@ -1,0 +1,93 @@
+//! The data plane: sockets, requests and connections to endpoints. It knows the routing table and nothing of the API.
+//!
+//! Flow: [`ports`] (a connection, TLS) -> [`forward`]: [`request`] (is it sound) -> the table (its route) -> [`headers`] -> [`pool`] ->
+//! the answer. Bodies stream both ways ([`body`]). The table is loaded anew for each request and each handshake, so a change reaches
+//! open connections and ends none.
+
+mod access_log;
+mod body;
+mod forward;
+mod headers;
+mod pool;
+mod ports;
+mod request;
+mod streams;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use client::metrics::Metrics;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::metrics::PoolMetrics;
+use crate::table::Table;
+use access_log::AccessLog;
+use pool::Pool;
+
+pub(crate) use ports::Ports;
+
+/// How patient and how generous the gateway is.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Bytes of a request's body. Without a limit they still only pass through.
+    pub max_body: Option<u64>,
+    /// A client that sends nothing of its body for so long is given up.
+    pub body_silence: Duration,
+    /// A backend that has not begun to answer by then is given up, where a route says nothing else.
+    pub answer: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { max_body: None, body_silence: Duration::from_secs(60), answer: Duration::from_secs(300) }
+    }
+}
+
+pub(crate) struct DataPlane {
+    table: ArcSwap<Table>,
+    pool: Pool,
+    metrics: Metrics,
+    log: AccessLog,
+    limits: Limits,
+    /// Upgraded and passed-through connections, and those to endpoints.
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+impl DataPlane {
+    pub(crate) fn new(
+        limits: Limits,
+        access_log: Option<&PathBuf>,
+        metrics: Metrics,
+        stop: CancellationToken,
+    ) -> anyhow::Result<Arc<Self>> {
+        let tasks = TaskTracker::new();
+        Ok(Arc::new(Self {
+            table: ArcSwap::default(),
+            pool: Pool::new(PoolMetrics::new(&metrics), tasks.clone()),
+            log: AccessLog::open(access_log.map(PathBuf::as_path), &metrics)?,
+            metrics,
+            limits,
+            tasks,
+            stop,
+        }))
+    }
+
+    /// From the next request on, this is what is.
+    pub(crate) fn swap(&self, table: Arc<Table>) {
+        self.pool.keep_only(&table);
+        self.table.store(table);
+    }
+}
+
+impl DataPlane {
+    /// Waits for upgraded connections to notice that all is over, though not for ever.
+    pub(crate) async fn finish(&self, patience: Duration) {
+        self.swap(Arc::default());
+        self.tasks.close();
+        let _ = tokio::time::timeout(patience, self.tasks.wait()).await;
+    }
+}

@@ -1,0 +1,228 @@
+//! Connections to endpoints, kept open between requests.
+//!
+//! HTTP/1 has one request at a time: a connection is leased and comes back when the answer was read to its end. HTTP/2 has many
+//! on one. A request is sent again only if its connection failed before any of it was written.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::client::conn::{TrySendError, http1, http2};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use parking_lot::Mutex;
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
+
+use super::body::RequestBody;
+use crate::metrics::PoolMetrics;
+use crate::table::{BackendProtocol, Table};
+
+const CONNECT: Duration = Duration::from_secs(5);
+/// Kept open without a request for so long; shorter than servers usually do, so that ours is the first to close.
+const IDLE: Duration = Duration::from_secs(30);
+/// For a connection whose answer was read to notice that.
+const SETTLE: Duration = Duration::from_millis(20);
+/// Open connections without a request, per endpoint. What is more than these is closed.
+const MAX_IDLE: usize = 128;
+/// Headers of an answer.
+const MAX_HEADERS: u32 = 64 << 10;
+
+type Http1 = http1::SendRequest<RequestBody>;
+type Http2 = http2::SendRequest<RequestBody>;
+type Sent<S> = (Response<Incoming>, S);
+
+/// Why there is no answer.
+pub(crate) enum Failure {
+    /// Nothing of the request was sent: it can go elsewhere.
+    Connect(Box<Request<RequestBody>>, String),
+    /// It may have been seen.
+    Exchange(hyper::Error),
+}
+
+#[derive(Default)]
+struct Endpoint {
+    idle: Mutex<Vec<(Http1, Instant)>>,
+    /// Held while it is being made, so that all who come meanwhile share it.
+    shared: tokio::sync::Mutex<Option<Http2>>,
+}
+
+pub(crate) struct Pool {
+    endpoints: Mutex<HashMap<(SocketAddr, BackendProtocol), Arc<Endpoint>>>,
+    metrics: PoolMetrics,
+    tasks: TaskTracker,
+}
+
+/// A connection on which an answer is being read.
+pub(crate) struct Lease {
+    sender: Http1,
+    endpoint: Arc<Endpoint>,
+}
+
+impl Lease {
+    pub(crate) fn give_back(self) {
+        let mut idle = self.endpoint.idle.lock();
+        if !self.sender.is_closed() && idle.len() < MAX_IDLE {
+            idle.push((self.sender, Instant::now()));
+        }
+    }
+}
+
+impl Pool {
+    pub(crate) fn new(metrics: PoolMetrics, tasks: TaskTracker) -> Self {
+        Self { endpoints: Mutex::default(), metrics, tasks }
+    }
+
+    /// Forgets endpoints that no route leads to any more; what is under way there goes on.
+    pub(crate) fn keep_only(&self, table: &Table) {
+        self.endpoints.lock().retain(|(address, _), _| table.endpoints.contains(address));
+    }
+
+    /// Sends a request whose URI is a path (HTTP/1) or whole (HTTP/2).
+    pub(crate) async fn send(
+        &self,
+        to: SocketAddr,
+        protocol: BackendProtocol,
+        request: Request<RequestBody>,
+    ) -> Result<(Response<Incoming>, Option<Lease>), Failure> {
+        let endpoint = self.endpoints.lock().entry((to, protocol)).or_default().clone();
+        match protocol {
+            BackendProtocol::Http1 => {
+                let (response, sender) = self.send_http1(&endpoint, to, request).await?;
+                Ok((response, Some(Lease { sender, endpoint })))
+            }
+            BackendProtocol::H2c => Ok((self.send_http2(&endpoint, to, request).await?, None)),
+        }
+    }
+
+    async fn send_http1(
+        &self,
+        endpoint: &Endpoint,
+        to: SocketAddr,
+        mut request: Request<RequestBody>,
+    ) -> Result<Sent<Http1>, Failure> {
+        loop {
+            let (mut sender, is_fresh) = match Self::idle(endpoint).await {
+                Some(sender) => {
+                    self.metrics.reused.inc();
+                    (sender, false)
+                }
+                None => match self.connect_http1(to).await {
+                    Ok(sender) => (sender, true),
+                    Err(error) => return Err(Failure::Connect(Box::new(request), error)),
+                },
+            };
+            match sender.try_send_request(request).await {
+                Ok(response) => return Ok((response, sender)),
+                Err(error) => request = unsent(error, is_fresh)?,
+            }
+        }
+    }
+
+    /// A connection that waits for a request. The one used last is the likeliest to be open still.
+    async fn idle(endpoint: &Endpoint) -> Option<Http1> {
+        loop {
+            let (mut sender, since) = endpoint.idle.lock().pop()?;
+            if since.elapsed() >= IDLE {
+                // So are all below it.
+                endpoint.idle.lock().retain(|(_, since)| since.elapsed() < IDLE);
+                continue;
+            }
+            // It may not have noticed yet that the last answer has ended. If it does not at once, the request is still being
+            // sent that was answered before its end, and nobody waits for that.
+            if let Ok(Ok(())) = tokio::time::timeout(SETTLE, sender.ready()).await {
+                return Some(sender);
+            }
+        }
+    }
+
+    async fn connect_http1(&self, to: SocketAddr) -> Result<Http1, String> {
+        let stream = self.connect(to).await?;
+        let mut builder = http1::Builder::new();
+        builder.max_header_size(MAX_HEADERS as usize);
+        let made = builder.handshake(TokioIo::new(stream)).await;
+        let (sender, connection) = made.map_err(|error| error.to_string())?;
+        self.tasks.spawn(async move {
+            if let Err(error) = connection.with_upgrades().await {
+                tracing::debug!(%to, %error, "connection to an endpoint ended");
+            }
+        });
+        Ok(sender)
+    }
+
+    async fn send_http2(
+        &self,
+        endpoint: &Endpoint,
+        to: SocketAddr,
+        mut request: Request<RequestBody>,
+    ) -> Result<Response<Incoming>, Failure> {
+        loop {
+            let (mut sender, is_fresh) = {
+                let mut shared = endpoint.shared.lock().await;
+                match shared.as_ref().filter(|sender| !sender.is_closed()) {
+                    Some(sender) => {
+                        self.metrics.reused.inc();
+                        (sender.clone(), false)
+                    }
+                    None => match self.connect_http2(to).await {
+                        Ok(sender) => (shared.insert(sender).clone(), true),
+                        Err(error) => return Err(Failure::Connect(Box::new(request), error)),
+                    },
+                }
+            };
+            match sender.try_send_request(request).await {
+                Ok(response) => return Ok(response),
+                Err(error) => request = unsent(error, is_fresh)?,
+            }
+        }
+    }
+
+    async fn connect_http2(&self, to: SocketAddr) -> Result<Http2, String> {
+        let stream = self.connect(to).await?;
+        let mut builder = http2::Builder::new(TokioExecutor::new());
+        builder
+            .timer(TokioTimer::new())
+            .keep_alive_interval(Duration::from_secs(30))
+            .keep_alive_timeout(Duration::from_secs(20))
+            .initial_stream_window_size(1 << 20)
+            .initial_connection_window_size(4 << 20)
+            .max_header_list_size(MAX_HEADERS);
+        let made = builder.handshake(TokioIo::new(stream)).await;
+        let (sender, connection) = made.map_err(|error| error.to_string())?;
+        self.tasks.spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%to, %error, "connection to an endpoint ended");
+            }
+        });
+        Ok(sender)
+    }
+
+    /// A bare connection.
+    pub(crate) async fn connect(&self, to: SocketAddr) -> Result<TcpStream, String> {
+        let connected = tokio::time::timeout(CONNECT, TcpStream::connect(to)).await;
+        let connected = connected.map_err(|_| format!("no connection within {CONNECT:?}"));
+        match connected.and_then(|connected| connected.map_err(|error| error.to_string())) {
+            Ok(stream) => {
+                self.metrics.opened.inc();
+                let _ = stream.set_nodelay(true);
+                Ok(stream)
+            }
+            Err(error) => {
+                self.metrics.failed.inc();
+                Err(error)
+            }
+        }
+    }
+}
+
+/// The request, if none of it was written. A connection that was just made and takes nothing has failed.
+fn unsent(mut error: TrySendError<Request<RequestBody>>, is_fresh: bool) -> Result<Request<RequestBody>, Failure> {
+    match error.take_message() {
+        Some(request) if !is_fresh => Ok(request),
+        Some(request) => Err(Failure::Connect(Box::new(request), error.into_error().to_string())),
+        None => Err(Failure::Exchange(error.into_error())),
+    }
+}

@@ -1,0 +1,267 @@
+//! Open ports: as many as the table has, on every address of the gateway.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use client::metrics::panics;
+use rustls::ServerConfig;
+use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
+use tls::{Accepted, Connections, Limits, Place};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::DataPlane;
+use super::forward::Arrival;
+use super::streams::{self, Replayed, client_hello};
+use crate::hostname::normalized;
+use crate::table::{Action, Port, Protocol, Route, Table};
+
+/// Connections of clients, on all ports together.
+const PART_OF_DESCRIPTORS: usize = 4;
+const MAX_CONNECTIONS: usize = 16_384;
+
+/// The ports that are open, and those that cannot be.
+pub(crate) struct Ports {
+    plane: Arc<DataPlane>,
+    addresses: Vec<IpAddr>,
+    connections: Arc<Connections>,
+    tls: Arc<ServerConfigs>,
+    open: BTreeMap<u16, Open>,
+}
+
+struct Open {
+    closing: CancellationToken,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Ports {
+    pub(crate) fn new(plane: Arc<DataPlane>, addresses: Vec<IpAddr>) -> anyhow::Result<Self> {
+        let connections = Connections::new(|| Limits::share(PART_OF_DESCRIPTORS, MAX_CONNECTIONS));
+        let tls = Arc::new(ServerConfigs { plane: plane.clone(), ticketer: rustls::crypto::ring::Ticketer::new()? });
+        Ok(Self { plane, addresses, connections, tls, open: BTreeMap::new() })
+    }
+
+    /// Opens and closes ports as the table has it; says which cannot be opened, and why.
+    pub(crate) async fn apply(&mut self, table: &Table) -> BTreeMap<u16, String> {
+        let gone: Vec<u16> = self.open.keys().filter(|port| !table.ports.contains_key(port)).copied().collect();
+        for port in gone {
+            if let Some(open) = self.open.remove(&port) {
+                tracing::info!(port, "port closed");
+                open.close().await;
+            }
+        }
+        let mut failed = BTreeMap::new();
+        for port in table.ports.keys() {
+            if self.open.contains_key(port) {
+                continue;
+            }
+            match self.bind(*port).await {
+                Ok(open) => {
+                    tracing::info!(port, addresses = ?self.addresses, "port opened");
+                    self.open.insert(*port, open);
+                }
+                Err(error) => {
+                    failed.insert(*port, error.to_string());
+                }
+            }
+        }
+        failed
+    }
+
+    async fn bind(&self, port: u16) -> io::Result<Open> {
+        let mut listeners = Vec::new();
+        for address in &self.addresses {
+            listeners.push(TcpListener::bind(SocketAddr::new(*address, port)).await?);
+        }
+        let closing = self.plane.stop.child_token();
+        let config = Arc::new(self.tls.of_port(port));
+        let tasks = listeners.into_iter().map(|listener| {
+            let door = Door {
+                plane: self.plane.clone(),
+                connections: self.connections.clone(),
+                tls: TlsAcceptor::from(config.clone()),
+                port,
+                closing: closing.clone(),
+            };
+            tokio::spawn(door.open(listener))
+        });
+        Ok(Open { tasks: tasks.collect(), closing })
+    }
+
+    /// Waits for what has begun.
+    pub(crate) async fn close(mut self) {
+        let open = std::mem::take(&mut self.open);
+        for open in open.values() {
+            open.closing.cancel();
+        }
+        for open in open.into_values() {
+            open.close().await;
+        }
+    }
+}
+
+impl Open {
+    /// Nobody is accepted any more when this returns; what has begun goes on for a while.
+    async fn close(self) {
+        self.closing.cancel();
+        for task in self.tasks {
+            if let Err(error) = task.await {
+                tracing::error!(%error, "port");
+            }
+        }
+    }
+}
+
+/// One address and port.
+#[derive(Clone)]
+struct Door {
+    plane: Arc<DataPlane>,
+    connections: Arc<Connections>,
+    tls: TlsAcceptor,
+    port: u16,
+    closing: CancellationToken,
+}
+
+impl Door {
+    async fn open(self, listener: TcpListener) {
+        let clients = TaskTracker::new();
+        loop {
+            let (stream, from) = tokio::select! {
+                () = self.closing.cancelled() => break,
+                accepted = self.connections.accept(&listener) => accepted,
+            };
+            let door = self.clone();
+            clients.spawn(async move {
+                let serve = door.serve(stream, from);
+                if let Some(Err(error)) = panics::catch_future("gateway", serve).await {
+                    tracing::debug!(%from, %error, "connection ended");
+                }
+            });
+        }
+        drop(listener);
+        clients.close();
+        // Their owner from now on; they end by themselves within the time that `Place::serve` gives them.
+        self.plane.tasks.spawn(async move { clients.wait().await });
+    }
+
+    async fn serve(self, stream: Accepted, from: SocketAddr) -> Result<(), client::BoxError> {
+        let table = self.plane.table.load_full();
+        let Some(port) = table.ports.get(&self.port) else { return Ok(()) };
+        let place = stream.place();
+        let arrival = Arrival { client: from, port: self.port, is_secure: false, server_name: None };
+        match (port.protocol, port.has_passthrough()) {
+            (Protocol::Http, _) => self.http(place, stream, arrival).await,
+            (Protocol::Tls, false) => self.https(place, stream, arrival).await,
+            (Protocol::Tls, true) => {
+                let mut stream = stream;
+                let (name, words) = place.handshake(client_hello(&mut stream)).await?;
+                let stream = Replayed::new(words, stream);
+                match name.as_deref().and_then(|name| passed_through(port, name)) {
+                    Some(route) => self.pass(stream, &route).await,
+                    None => self.https(place, stream, arrival).await,
+                }
+            }
+        }
+    }
+
+    async fn https(
+        &self,
+        place: Arc<Place>,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        mut arrival: Arrival,
+    ) -> Result<(), client::BoxError> {
+        let stream = place.handshake(self.tls.accept(stream)).await?;
+        let session = stream.get_ref().1;
+        arrival.is_secure = true;
+        arrival.server_name = session.server_name().map(|name| normalized(name).into());
+        match session.alpn_protocol() {
+            Some(b"h2") => self.http(place, tls::Gathered::new(stream), arrival).await,
+            _ => self.http(place, stream, arrival).await,
+        }
+    }
+
+    async fn http(
+        &self,
+        place: Arc<Place>,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        arrival: Arrival,
+    ) -> Result<(), client::BoxError> {
+        let (plane, arrival) = (self.plane.clone(), Arc::new(arrival));
+        let answer = move |request| {
+            let (plane, arrival) = (plane.clone(), arrival.clone());
+            async move { plane.answer(&arrival, request).await }
+        };
+        place.serve(stream, &self.closing, answer).await
+    }
+
+    /// Hands the connection on as it is.
+    async fn pass(&self, stream: impl AsyncRead + AsyncWrite + Unpin, route: &Route) -> Result<(), client::BoxError> {
+        let Action::Forward(backends) = &route.action else { return Err("this route leads nowhere".into()) };
+        let backend = super::forward::choose(backends).and_then(|chosen| chosen.backend.as_ref());
+        let endpoints = backend.map_or(&[][..], |backend| &backend.endpoints);
+        let first = if endpoints.is_empty() { 0 } else { rand::random_range(0..endpoints.len()) };
+        for attempt in 0..endpoints.len().min(3) {
+            let endpoint = endpoints[(first + attempt) % endpoints.len()];
+            if let Ok(mut backend) = self.plane.pool.connect(endpoint).await {
+                tokio::select! {
+                    () = streams::copy(stream, &mut backend) => {}
+                    () = self.plane.stop.cancelled() => {}
+                }
+                let _ = backend.shutdown().await;
+                return Ok(());
+            }
+        }
+        Err(format!("{}: no endpoint reached", route.name).into())
+    }
+}
+
+fn passed_through(port: &Port, name: &str) -> Option<Arc<Route>> {
+    let name = normalized(name);
+    port.listeners.best(&name)?.passthrough.best(&name).cloned()
+}
+
+/// How TLS is spoken on each port; which certificate is shown is looked up in the table at each handshake.
+struct ServerConfigs {
+    plane: Arc<DataPlane>,
+    ticketer: Arc<dyn rustls::server::ProducesTickets>,
+}
+
+impl ServerConfigs {
+    fn of_port(&self, port: u16) -> ServerConfig {
+        let resolver = Certificates { plane: self.plane.clone(), port };
+        let mut config = tls::server_builder().with_no_client_auth().with_cert_resolver(Arc::new(resolver));
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        config.ticketer = self.ticketer.clone();
+        config
+    }
+}
+
+struct Certificates {
+    plane: Arc<DataPlane>,
+    port: u16,
+}
+
+impl std::fmt::Debug for Certificates {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Certificates")
+    }
+}
+
+impl ResolvesServerCert for Certificates {
+    fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        let table = self.plane.table.load();
+        let port = table.ports.get(&self.port)?;
+        let named = hello.server_name().and_then(|name| {
+            let name = normalized(name);
+            port.listeners.matching(&name).find_map(|listener| listener.certificates.best(&name).cloned())
+        });
+        named.or_else(|| port.default_certificate.clone())
+    }
+}

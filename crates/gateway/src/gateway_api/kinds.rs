@@ -1,0 +1,265 @@
+//! The kinds of the Gateway API, with the fields that decide something.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, ObjectMeta};
+use serde::{Deserialize, Serialize};
+
+/// Declares kinds with metadata, a spec and a status.
+macro_rules! kinds {
+    ($($kind:ident { $spec:ty, $status:ty } $plural:literal,)*) => {$(
+        #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+        #[serde(rename_all = "camelCase", default)]
+        pub struct $kind {
+            pub metadata: ObjectMeta,
+            pub spec: $spec,
+            pub status: $status,
+        }
+
+        impl $kind {
+            pub const PLURAL: &'static str = $plural;
+        }
+
+        impl client::Object for $kind {
+            fn meta(&self) -> &ObjectMeta {
+                &self.metadata
+            }
+            fn meta_mut(&mut self) -> &mut ObjectMeta {
+                &mut self.metadata
+            }
+            fn kind() -> &'static str {
+                stringify!($kind)
+            }
+        }
+    )*};
+}
+
+kinds! {
+    GatewayClass { GatewayClassSpec, ClassStatus } "gatewayclasses",
+    Gateway { GatewaySpec, GatewayStatus } "gateways",
+    HTTPRoute { HttpRouteSpec, RouteStatus } "httproutes",
+    GRPCRoute { GrpcRouteSpec, RouteStatus } "grpcroutes",
+    TLSRoute { TlsRouteSpec, RouteStatus } "tlsroutes",
+    ReferenceGrant { ReferenceGrantSpec, Nothing } "referencegrants",
+}
+
+/// Declares parts of them: all fields may be absent.
+macro_rules! parts {
+    ($($name:ident { $($field:ident: $type:ty,)* })*) => {$(
+        #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+        #[serde(rename_all = "camelCase", default)]
+        pub struct $name {
+            $(#[serde(skip_serializing_if = "is_default")] pub $field: $type,)*
+        }
+    )*};
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+parts! {
+    Nothing {}
+    GatewayClassSpec {
+        controller_name: String,
+        parameters_ref: Option<serde_json::Value>,
+    }
+    ClassStatus {
+        conditions: Vec<Condition>,
+    }
+    GatewaySpec {
+        gateway_class_name: String,
+        listeners: Vec<ListenerSpec>,
+        addresses: Vec<GatewayAddress>,
+    }
+    GatewayAddress {
+        r#type: Option<String>,
+        value: String,
+    }
+    ListenerSpec {
+        name: String,
+        hostname: Option<String>,
+        port: u16,
+        protocol: String,
+        tls: Option<ListenerTls>,
+        allowed_routes: AllowedRoutes,
+    }
+    ListenerTls {
+        mode: Option<String>,
+        certificate_refs: Vec<Reference>,
+    }
+    AllowedRoutes {
+        namespaces: RouteNamespaces,
+        kinds: Vec<RouteKind>,
+    }
+    RouteNamespaces {
+        from: Option<String>,
+        selector: Option<LabelSelector>,
+    }
+    RouteKind {
+        group: Option<String>,
+        kind: String,
+    }
+    GatewayStatus {
+        addresses: Vec<GatewayAddress>,
+        conditions: Vec<Condition>,
+        listeners: Vec<ListenerStatus>,
+    }
+    RouteStatus {
+        parents: Vec<RouteParentStatus>,
+    }
+    RouteParentStatus {
+        parent_ref: ParentRef,
+        controller_name: String,
+        conditions: Vec<Condition>,
+    }
+    ParentRef {
+        group: Option<String>,
+        kind: Option<String>,
+        namespace: Option<String>,
+        name: String,
+        section_name: Option<String>,
+        port: Option<u16>,
+    }
+    Reference {
+        group: Option<String>,
+        kind: Option<String>,
+        namespace: Option<String>,
+        name: String,
+    }
+    BackendRef {
+        group: Option<String>,
+        kind: Option<String>,
+        namespace: Option<String>,
+        name: String,
+        port: Option<i32>,
+        weight: Option<u32>,
+        filters: Vec<RouteFilter>,
+    }
+    HttpRouteSpec {
+        parent_refs: Vec<ParentRef>,
+        hostnames: Vec<String>,
+        rules: Vec<HttpRule>,
+    }
+    HttpRule {
+        matches: Vec<HttpMatch>,
+        filters: Vec<RouteFilter>,
+        backend_refs: Vec<BackendRef>,
+        timeouts: RuleTimeouts,
+    }
+    RuleTimeouts {
+        request: Option<String>,
+        backend_request: Option<String>,
+    }
+    HttpMatch {
+        path: Option<ValueMatch>,
+        headers: Vec<NamedMatch>,
+        query_params: Vec<NamedMatch>,
+        method: Option<String>,
+    }
+    ValueMatch {
+        r#type: Option<String>,
+        value: Option<String>,
+    }
+    NamedMatch {
+        r#type: Option<String>,
+        name: String,
+        value: String,
+    }
+    RouteFilter {
+        r#type: String,
+        request_header_modifier: Option<HeaderModifier>,
+        response_header_modifier: Option<HeaderModifier>,
+        request_redirect: Option<RequestRedirect>,
+        url_rewrite: Option<UrlRewrite>,
+        request_mirror: Option<RequestMirror>,
+    }
+    HeaderModifier {
+        set: Vec<NamedValue>,
+        add: Vec<NamedValue>,
+        remove: Vec<String>,
+    }
+    NamedValue {
+        name: String,
+        value: String,
+    }
+    RequestRedirect {
+        scheme: Option<String>,
+        hostname: Option<String>,
+        path: Option<PathModifier>,
+        port: Option<u16>,
+        status_code: Option<u16>,
+    }
+    PathModifier {
+        r#type: String,
+        replace_full_path: Option<String>,
+        replace_prefix_match: Option<String>,
+    }
+    UrlRewrite {
+        hostname: Option<String>,
+        path: Option<PathModifier>,
+    }
+    RequestMirror {
+        backend_ref: BackendRef,
+        percent: Option<u32>,
+        fraction: Option<Fraction>,
+    }
+    Fraction {
+        numerator: u32,
+        denominator: Option<u32>,
+    }
+    GrpcRouteSpec {
+        parent_refs: Vec<ParentRef>,
+        hostnames: Vec<String>,
+        rules: Vec<GrpcRule>,
+    }
+    GrpcRule {
+        matches: Vec<GrpcMatch>,
+        filters: Vec<RouteFilter>,
+        backend_refs: Vec<BackendRef>,
+    }
+    GrpcMatch {
+        method: Option<GrpcMethod>,
+        headers: Vec<NamedMatch>,
+    }
+    GrpcMethod {
+        r#type: Option<String>,
+        service: Option<String>,
+        method: Option<String>,
+    }
+    TlsRouteSpec {
+        parent_refs: Vec<ParentRef>,
+        hostnames: Vec<String>,
+        rules: Vec<TlsRule>,
+    }
+    TlsRule {
+        backend_refs: Vec<BackendRef>,
+    }
+    ReferenceGrantSpec {
+        from: Vec<GrantFrom>,
+        to: Vec<GrantTo>,
+    }
+    GrantFrom {
+        group: String,
+        kind: String,
+        namespace: String,
+    }
+    GrantTo {
+        group: String,
+        kind: String,
+        name: Option<String>,
+    }
+}
+
+/// Counts and lists stand in it even when there is nothing in them.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ListenerStatus {
+    pub name: String,
+    pub supported_kinds: Vec<RouteKind>,
+    pub attached_routes: u32,
+    pub conditions: Vec<Condition>,
+}
+
+/// Labels of namespaces, by name.
+pub type NamespaceLabels = BTreeMap<String, BTreeMap<String, String>>;

@@ -1,0 +1,9 @@
+//! The Gateway API: its kinds as far as they are read here, and the definitions that `cox up` installs.
+
+mod definitions;
+mod kinds;
+
+pub use definitions::definitions;
+pub use kinds::*;
+
+pub const GROUP: &str = "gateway.networking.k8s.io";

@@ -1,0 +1,65 @@
+//! What the gateway counts: requests by route and code, how long they took, connections to backends.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use client::metrics::{Counter, Histogram, Metrics};
+use parking_lot::Mutex;
+
+const DURATIONS: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
+
+/// The counters of one route, looked up when it is first used.
+#[derive(Default)]
+pub struct RouteMetrics {
+    duration: OnceLock<Histogram>,
+    by_code: Mutex<Vec<(u16, Counter)>>,
+}
+
+impl RouteMetrics {
+    pub(crate) fn count(&self, metrics: &Metrics, route: &str, code: u16, took: Duration) {
+        let duration = self.duration.get_or_init(|| duration(metrics, route));
+        duration.observe_duration(took);
+        let mut known = self.by_code.lock();
+        match known.iter().find(|(known, _)| *known == code) {
+            Some((_, counter)) => counter.inc(),
+            None => {
+                let counter = requests(metrics, route, code);
+                counter.inc();
+                known.push((code, counter));
+            }
+        }
+    }
+}
+
+/// Requests that no route asks for, or that are refused before one is looked for.
+pub(crate) fn count_unrouted(metrics: &Metrics, code: u16) {
+    requests(metrics, "", code).inc();
+}
+
+fn requests(metrics: &Metrics, route: &str, code: u16) -> Counter {
+    let code = code.to_string();
+    let labels = [("route", route), ("code", code.as_str())];
+    metrics.counter("cox_gateway_requests_total", "Requests by route and code of the answer.", &labels)
+}
+
+fn duration(metrics: &Metrics, route: &str) -> Histogram {
+    let help = "Seconds from a request to the head of its answer.";
+    metrics.histogram("cox_gateway_request_duration_seconds", help, DURATIONS, &[("route", route)])
+}
+
+/// Connections to backends, by how they went.
+pub(crate) struct PoolMetrics {
+    pub(crate) opened: Counter,
+    pub(crate) failed: Counter,
+    pub(crate) reused: Counter,
+}
+
+impl PoolMetrics {
+    pub(crate) fn new(metrics: &Metrics) -> Self {
+        let of = |kind| {
+            let help = "Connections to endpoints: opened, failed to open, used again.";
+            metrics.counter("cox_gateway_backend_connections_total", help, &[("kind", kind)])
+        };
+        Self { opened: of("opened"), failed: of("failed"), reused: of("reused") }
+    }
+}

@@ -1,0 +1,121 @@
+//! From a reference to a Service's port to the endpoints behind it.
+
+use std::collections::{HashMap, HashSet};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Service, ServicePort};
+use proxy::endpoints::{self, Place};
+
+use super::Settings;
+use crate::table::{Backend, BackendProtocol};
+use crate::world::World;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum PortRef {
+    Number(i32),
+    Name(String),
+}
+
+/// Why a reference leads nowhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Missing {
+    NotFound(String),
+    /// It exists, but is not of a kind that can be led to.
+    Unsupported(String),
+}
+
+impl std::fmt::Display for Missing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (Self::NotFound(text) | Self::Unsupported(text)) = self;
+        f.write_str(text)
+    }
+}
+
+type Found = Result<Arc<Backend>, Missing>;
+
+/// Looks up each port once.
+pub(super) struct Backends<'a> {
+    world: &'a World,
+    place: Place<'a>,
+    known: HashMap<(String, PortRef, bool), Found>,
+}
+
+impl<'a> Backends<'a> {
+    pub(super) fn new(world: &'a World, settings: &'a Settings) -> Self {
+        let place = Place { node: &settings.node, zone: world.zone.as_deref() };
+        Self { world, place, known: HashMap::new() }
+    }
+
+    /// A port of the Service `namespace/name`; its protocol is HTTP/2 if the Service or the route says so.
+    pub(super) fn find(&mut self, service: &str, port: &PortRef, is_grpc: bool) -> Found {
+        let key = (service.to_owned(), port.clone(), is_grpc);
+        if let Some(known) = self.known.get(&key) {
+            return known.clone();
+        }
+        let found = self.look_up(service, port, is_grpc).map(Arc::new);
+        self.known.insert(key, found.clone());
+        found
+    }
+
+    fn look_up(&self, key: &str, port: &PortRef, is_grpc: bool) -> Result<Backend, Missing> {
+        let missing = || Missing::NotFound(format!("service {key:?} not found"));
+        let service: &Service = self.world.services.get(key).ok_or_else(missing)?;
+        let spec = service.spec.as_ref().ok_or_else(missing)?;
+        if spec.type_.as_deref() == Some("ExternalName") {
+            // A name could lead anywhere, the gateway's own network included.
+            return Err(Missing::Unsupported(format!("service {key:?} is of type ExternalName")));
+        }
+        let is_it = |candidate: &&ServicePort| match port {
+            PortRef::Number(number) => candidate.port == *number,
+            PortRef::Name(name) => candidate.name.as_ref() == Some(name),
+        };
+        let is_tcp = |port: &&ServicePort| port.protocol.as_deref().unwrap_or("TCP") == "TCP";
+        let found = spec.ports.iter().flatten().filter(is_tcp).find(is_it);
+        let text = match port {
+            PortRef::Number(number) => number.to_string(),
+            PortRef::Name(name) => name.clone(),
+        };
+        let Some(found) = found else {
+            return Err(Missing::NotFound(format!("service {key:?} has no TCP port {text:?}")));
+        };
+        let protocol = match (found.app_protocol.as_deref().unwrap_or_default(), is_grpc) {
+            ("kubernetes.io/h2c" | "h2c" | "grpc", _) | (_, true) => BackendProtocol::H2c,
+            ("https" | "kubernetes.io/wss" | "grpcs", _) => {
+                let text = format!("service {key:?}: TLS to backends is not supported (port {text:?})");
+                return Err(Missing::Unsupported(text));
+            }
+            _ => BackendProtocol::Http1,
+        };
+        let name = format!("{key}:{text}");
+        Ok(Backend { name, protocol, endpoints: self.endpoints_of(key, found.name.as_deref().unwrap_or_default()) })
+    }
+
+    /// Those of version 4 where there are any: a client's family says nothing about a backend's.
+    fn endpoints_of(&self, service: &str, port: &str) -> Vec<SocketAddr> {
+        let slices = || self.world.slices.get(service).into_iter().flat_map(|slices| slices.values());
+        let of_family = |is_v6| {
+            let found = endpoints::of_port(slices(), port, "TCP", is_v6);
+            let chosen = endpoints::choose(&found, self.place);
+            let chosen = chosen.into_iter().filter(|endpoint| is_elsewhere(endpoint.addr));
+            chosen.map(|endpoint| SocketAddr::new(endpoint.addr, endpoint.port)).collect::<Vec<_>>()
+        };
+        let four = of_family(false);
+        if four.is_empty() { of_family(true) } else { four }
+    }
+
+    /// All endpoints that were found.
+    pub(super) fn endpoints(&self) -> HashSet<SocketAddr> {
+        self.known.values().flatten().flat_map(|backend| backend.endpoints.iter().copied()).collect()
+    }
+}
+
+/// Slices can be written by hand. None of them gets at what only this machine should reach.
+fn is_elsewhere(address: IpAddr) -> bool {
+    let address = address.to_canonical();
+    let is_link_local = match address {
+        IpAddr::V4(address) => address.is_link_local() || address.is_broadcast(),
+        IpAddr::V6(address) => address.is_unicast_link_local(),
+    };
+    !(is_link_local || address.is_loopback() || address.is_unspecified() || address.is_multicast())
+}

@@ -1,0 +1,497 @@
+//! GatewayClasses, Gateways and the routes that attach to them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
+use rustls::sign::CertifiedKey;
+use serde::Serialize;
+use serde_json::json;
+
+use super::backends::Backends;
+use super::builder::Builder;
+use super::conditions::{Wanted, merge};
+use super::grants::{self, Reference};
+use super::routes::{self, Converted, Problem, Resolver};
+use super::{GATEWAY_CONTROLLER, Kind, Plan, Settings, Status};
+use crate::gateway_api::{
+    GROUP, Gateway, GatewayAddress, GatewayClass, ListenerSpec, ListenerStatus, ParentRef, RouteKind,
+    RouteParentStatus, RouteStatus,
+};
+use crate::hostname::{Pattern, Wildcard};
+use crate::table::Protocol;
+use crate::world::World;
+
+/// Reason and message of a condition that is not met.
+type Outcome = Result<(), (String, String)>;
+
+/// The lowest port that anybody may have who is not the system; those of Ingresses are the gateway's own.
+const FIRST_FREE_PORT: u16 = 1024;
+
+pub(super) fn plan<'w>(
+    world: &'w World,
+    settings: &Settings,
+    backends: &mut Backends<'w>,
+    builder: &mut Builder,
+    plan: &mut Plan,
+) {
+    for class in world.gateway_classes.values().filter(|class| is_ours(class)) {
+        plan.statuses.extend(class_status(class, settings));
+    }
+    let mut gateways: Vec<&Arc<Gateway>> =
+        world.gateways.values().filter(|gateway| has_our_class(gateway, world)).collect();
+    // The oldest has the first word about ports.
+    gateways.sort_by_key(|gateway| routes::rank(&***gateway, (0, 0)));
+    let mut attached: BTreeMap<String, Vec<Listener>> = BTreeMap::new();
+    for gateway in &gateways {
+        attached.insert(client::object_key(&***gateway), listeners(gateway, world, settings, builder));
+    }
+    let mut attacher = Attacher { world, settings, gateways: &mut attached, builder };
+    for route in world.http_routes.values() {
+        let resolver = resolver(world, backends, "HTTPRoute", &route.metadata);
+        let make = || routes::http(route, resolver);
+        let spec = (&route.spec.parent_refs[..], &route.spec.hostnames[..]);
+        plan.statuses.extend(attacher.attach(Kind::HttpRoute, &route.metadata, spec, &route.status, make));
+    }
+    for route in world.grpc_routes.values() {
+        let resolver = resolver(world, backends, "GRPCRoute", &route.metadata);
+        let make = || routes::grpc(route, resolver);
+        let spec = (&route.spec.parent_refs[..], &route.spec.hostnames[..]);
+        plan.statuses.extend(attacher.attach(Kind::GrpcRoute, &route.metadata, spec, &route.status, make));
+    }
+    for route in world.tls_routes.values() {
+        let resolver = resolver(world, backends, "TLSRoute", &route.metadata);
+        let make = || routes::tls(route, resolver);
+        let spec = (&route.spec.parent_refs[..], &route.spec.hostnames[..]);
+        plan.statuses.extend(attacher.attach(Kind::TlsRoute, &route.metadata, spec, &route.status, make));
+    }
+    for gateway in gateways {
+        let listeners = attached.get(&client::object_key(&**gateway)).map(Vec::as_slice).unwrap_or_default();
+        plan.statuses.extend(gateway_status(gateway, listeners, settings));
+    }
+}
+
+fn resolver<'p, 'w>(
+    world: &'w World,
+    backends: &'p mut Backends<'w>,
+    kind: &'static str,
+    metadata: &ObjectMeta,
+) -> Resolver<'p, 'w> {
+    let namespace = metadata.namespace.clone().unwrap_or_default();
+    Resolver { world, backends, kind, namespace, problem: None }
+}
+
+fn is_ours(class: &GatewayClass) -> bool {
+    class.spec.controller_name == GATEWAY_CONTROLLER
+}
+
+fn has_our_class(gateway: &Gateway, world: &World) -> bool {
+    let class = world.gateway_classes.get(&gateway.spec.gateway_class_name);
+    class.is_some_and(|class| is_ours(class) && class.spec.parameters_ref.is_none())
+}
+
+fn class_status(class: &GatewayClass, settings: &Settings) -> Option<Status> {
+    let accepted = match class.spec.parameters_ref {
+        None => Ok(()),
+        Some(_) => Err(("InvalidParameters".to_owned(), "this class has no parameters".to_owned())),
+    };
+    let wanted = [Wanted::of("Accepted", "Accepted", &accepted)];
+    let conditions = merge(&class.status.conditions, &wanted, class.metadata.generation, settings.now);
+    status(
+        Kind::GatewayClass,
+        &class.metadata,
+        &class.status.conditions,
+        &conditions,
+        json!({"conditions": conditions}),
+    )
+}
+
+/// A status to write, unless it is there.
+fn status<T: PartialEq>(
+    kind: Kind,
+    metadata: &ObjectMeta,
+    present: &T,
+    wanted: &T,
+    status: serde_json::Value,
+) -> Option<Status> {
+    (present != wanted).then(|| Status {
+        kind,
+        namespace: metadata.namespace.clone(),
+        name: metadata.name.clone().unwrap_or_default(),
+        resource_version: metadata.resource_version.clone(),
+        status,
+    })
+}
+
+/// A listener, and what is known of it.
+struct Listener {
+    spec: ListenerSpec,
+    hosts: Pattern,
+    /// Where routes are put; none if it cannot be served.
+    protocol: Option<Protocol>,
+    kinds: Vec<Kind>,
+    namespace: String,
+    accepted: Outcome,
+    resolved: Outcome,
+    conflict: Option<(&'static str, String)>,
+    /// Why its port is not open.
+    closed: Option<String>,
+    attached: u32,
+}
+
+impl Listener {
+    fn can_serve(&self) -> bool {
+        self.accepted.is_ok() && self.conflict.is_none()
+    }
+
+    fn is_served(&self) -> bool {
+        self.can_serve() && self.resolved.is_ok() && self.closed.is_none()
+    }
+}
+
+fn kind_name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::HttpRoute => "HTTPRoute",
+        Kind::GrpcRoute => "GRPCRoute",
+        Kind::TlsRoute => "TLSRoute",
+        Kind::Ingress => "Ingress",
+        Kind::GatewayClass => "GatewayClass",
+        Kind::Gateway => "Gateway",
+    }
+}
+
+fn listeners(gateway: &Gateway, world: &World, settings: &Settings, builder: &mut Builder) -> Vec<Listener> {
+    let mut found: Vec<(Listener, Vec<Arc<CertifiedKey>>)> =
+        gateway.spec.listeners.iter().map(|spec| listener(gateway, spec, world, settings)).collect();
+    for at in 0..found.len() {
+        let conflict = {
+            let (one, _) = &found[at];
+            let others = found.iter().enumerate().filter(|(other, _)| *other != at).map(|(_, (other, _))| other);
+            let mut same_port = others.filter(|other| other.spec.port == one.spec.port && other.protocol.is_some());
+            one.protocol.and_then(|protocol| {
+                same_port.find_map(|other| match other.protocol {
+                    Some(theirs) if theirs != protocol => {
+                        Some(("ProtocolConflict", format!("listener {:?} has another protocol", other.spec.name)))
+                    }
+                    Some(_) if other.hosts == one.hosts => {
+                        Some(("HostnameConflict", format!("listener {:?} has the same hostname", other.spec.name)))
+                    }
+                    _ => None,
+                })
+            })
+        };
+        let taken = found[at].0.protocol.and_then(|protocol| {
+            let of_others = builder.protocol(found[at].0.spec.port).filter(|theirs| *theirs != protocol);
+            of_others.map(|_| ("ProtocolConflict", "the port is taken with another protocol".to_owned()))
+        });
+        found[at].0.conflict = conflict.or(taken);
+    }
+    for (listener, certificates) in &found {
+        let Some(protocol) = listener.protocol.filter(|_| listener.can_serve()) else { continue };
+        let built = builder.listener(listener.spec.port, protocol, listener.hosts.clone());
+        for certificate in certificates {
+            built.certificate(listener.hosts.clone(), certificate.clone());
+        }
+        if let (Pattern::Any, Some(certificate)) = (&listener.hosts, certificates.first()) {
+            builder.default_certificate(listener.spec.port, certificate.clone());
+        }
+    }
+    found.into_iter().map(|(listener, _)| listener).collect()
+}
+
+fn listener(
+    gateway: &Gateway,
+    spec: &ListenerSpec,
+    world: &World,
+    settings: &Settings,
+) -> (Listener, Vec<Arc<CertifiedKey>>) {
+    let namespace = gateway.metadata.namespace.clone().unwrap_or_default();
+    let fault = |reason: &str, message: String| Err((reason.to_owned(), message));
+    let mode = spec.tls.as_ref().and_then(|tls| tls.mode.as_deref()).unwrap_or("Terminate");
+    let (protocol, served, mut accepted): (_, &[Kind], Outcome) = match (spec.protocol.as_str(), mode) {
+        ("HTTP", _) => (Some(Protocol::Http), &[Kind::HttpRoute, Kind::GrpcRoute], Ok(())),
+        ("HTTPS", "Terminate") => (Some(Protocol::Tls), &[Kind::HttpRoute, Kind::GrpcRoute], Ok(())),
+        ("TLS", "Passthrough") => (Some(Protocol::Tls), &[Kind::TlsRoute], Ok(())),
+        ("HTTPS" | "TLS", _) => {
+            let message = format!("protocol {:?} with mode {mode:?} is not supported", spec.protocol);
+            (None, &[], fault("UnsupportedProtocol", message))
+        }
+        _ => (None, &[], fault("UnsupportedProtocol", format!("protocol {:?} is not supported", spec.protocol))),
+    };
+    let is_own = spec.port == settings.http_port || spec.port == settings.https_port;
+    if accepted.is_ok() && spec.port < FIRST_FREE_PORT && !is_own {
+        let message = format!("of the ports below {FIRST_FREE_PORT} only those of the gateway can be had");
+        accepted = fault("PortUnavailable", message);
+    }
+    // It is planned all the same: the port may be free the next time.
+    let closed = settings.closed_ports.get(&spec.port).cloned();
+    let mut resolved: Outcome = Ok(());
+    let asked = &spec.allowed_routes.kinds;
+    let is_asked = |kind: &&Kind| {
+        asked.is_empty()
+            || asked
+                .iter()
+                .any(|asked| asked.group.as_deref().unwrap_or(GROUP) == GROUP && asked.kind == kind_name(**kind))
+    };
+    let kinds: Vec<Kind> = served.iter().filter(is_asked).copied().collect();
+    let unknown = asked.iter().find(|asked| {
+        asked.group.as_deref().unwrap_or(GROUP) != GROUP || !served.iter().any(|kind| kind_name(*kind) == asked.kind)
+    });
+    if let Some(unknown) = unknown {
+        resolved = fault("InvalidRouteKinds", format!("routes of kind {:?} cannot attach", unknown.kind));
+    }
+    let mut certificates = Vec::new();
+    if (spec.protocol.as_str(), mode) == ("HTTPS", "Terminate") {
+        match listener_certificates(spec, &namespace, world) {
+            Ok(found) => certificates = found,
+            Err(problem) => resolved = Err((problem.reason.to_owned(), problem.message)),
+        }
+    }
+    let hosts = Pattern::new(spec.hostname.as_deref(), Wildcard::Labels);
+    let (conflict, attached) = (None, 0);
+    let spec = spec.clone();
+    (Listener { spec, hosts, protocol, kinds, namespace, accepted, resolved, conflict, closed, attached }, certificates)
+}
+
+fn listener_certificates(
+    spec: &ListenerSpec,
+    namespace: &str,
+    world: &World,
+) -> Result<Vec<Arc<CertifiedKey>>, Problem> {
+    let invalid = |message: String| Problem { reason: "InvalidCertificateRef", message };
+    let references = spec.tls.as_ref().map(|tls| tls.certificate_refs.as_slice()).unwrap_or_default();
+    if references.is_empty() {
+        return Err(invalid("no certificate is named".into()));
+    }
+    let one = |reference: &crate::gateway_api::Reference| {
+        let kind = (reference.group.as_deref().unwrap_or(""), reference.kind.as_deref().unwrap_or("Secret"));
+        if kind != ("", "Secret") {
+            return Err(invalid(format!("certificates of kind {:?} are not supported", kind.1)));
+        }
+        let to = reference.namespace.as_deref().unwrap_or(namespace);
+        let asked = Reference {
+            from_kind: "Gateway",
+            from_namespace: namespace,
+            to_group: "",
+            to_kind: "Secret",
+            to_namespace: to,
+            to_name: &reference.name,
+        };
+        if !grants::is_permitted(world, &asked) {
+            let message = format!("no ReferenceGrant in {to:?} permits secret {:?}", reference.name);
+            return Err(Problem { reason: "RefNotPermitted", message });
+        }
+        match world.certificates.get(&format!("{to}/{}", reference.name)) {
+            Some(Ok(certificate)) => Ok(certificate.clone()),
+            Some(Err(why)) => Err(invalid(format!("secret {:?} cannot be used: {why}", reference.name))),
+            None => Err(invalid(format!("secret {:?} of type kubernetes.io/tls not found", reference.name))),
+        }
+    };
+    references.iter().map(one).collect()
+}
+
+/// Puts routes where they belong.
+struct Attacher<'p> {
+    world: &'p World,
+    settings: &'p Settings,
+    gateways: &'p mut BTreeMap<String, Vec<Listener>>,
+    builder: &'p mut Builder,
+}
+
+impl Attacher<'_> {
+    /// Attaches a route to every parent of ours that it names; the status that says so.
+    fn attach(
+        &mut self,
+        kind: Kind,
+        metadata: &ObjectMeta,
+        (parents, hostnames): (&[ParentRef], &[String]),
+        present: &RouteStatus,
+        convert: impl FnOnce() -> Converted,
+    ) -> Option<Status> {
+        let namespace = metadata.namespace.as_deref().unwrap_or_default();
+        let is_gateway = |parent: &&ParentRef| {
+            parent.group.as_deref().unwrap_or(GROUP) == GROUP
+                && parent.kind.as_deref().unwrap_or("Gateway") == "Gateway"
+        };
+        let key = |parent: &ParentRef| format!("{}/{}", parent.namespace.as_deref().unwrap_or(namespace), parent.name);
+        let ours: Vec<&ParentRef> =
+            parents.iter().filter(is_gateway).filter(|parent| self.gateways.contains_key(&key(parent))).collect();
+        let theirs = |status: &&RouteParentStatus| status.controller_name != GATEWAY_CONTROLLER;
+        let mut statuses: Vec<RouteParentStatus> = present.parents.iter().filter(theirs).cloned().collect();
+        if ours.is_empty() && statuses.len() == present.parents.len() {
+            return None;
+        }
+        let converted = convert();
+        for parent in ours {
+            let accepted = match &converted.accepted {
+                Ok(()) => self.attach_to(&key(parent), parent, kind, namespace, hostnames, &converted),
+                Err(problem) => Err(outcome(problem)),
+            };
+            let resolved = converted.resolved.clone().map_err(|problem| outcome(&problem));
+            let wanted =
+                [Wanted::of("Accepted", "Accepted", &accepted), Wanted::of("ResolvedRefs", "ResolvedRefs", &resolved)];
+            let before = present.parents.iter().find(|status| !theirs(status) && status.parent_ref == *parent);
+            let conditions = before.map(|status| status.conditions.as_slice()).unwrap_or_default();
+            let conditions = merge(conditions, &wanted, metadata.generation, self.settings.now);
+            let controller_name = GATEWAY_CONTROLLER.to_owned();
+            statuses.push(RouteParentStatus { parent_ref: parent.clone(), controller_name, conditions });
+        }
+        let value = json!({"parents": to_json(&statuses)});
+        status(kind, metadata, &present.parents, &statuses, value)
+    }
+
+    fn attach_to(
+        &mut self,
+        gateway: &str,
+        parent: &ParentRef,
+        kind: Kind,
+        namespace: &str,
+        hostnames: &[String],
+        converted: &Converted,
+    ) -> Outcome {
+        let fault = |reason: &str, message: &str| Err((reason.to_owned(), message.to_owned()));
+        let Some(listeners) = self.gateways.get_mut(gateway) else {
+            return fault("NoMatchingParent", "the gateway is gone");
+        };
+        let is_named = |listener: &&mut Listener| {
+            parent.section_name.as_ref().is_none_or(|name| *name == listener.spec.name)
+                && parent.port.is_none_or(|port| port == listener.spec.port)
+        };
+        let mut named = listeners.iter_mut().filter(is_named).peekable();
+        if named.peek().is_none() {
+            return fault("NoMatchingParent", "no listener has this name and port");
+        }
+        let world = self.world;
+        let allows = |listener: &&mut Listener| {
+            listener.can_serve() && listener.kinds.contains(&kind) && is_allowed_from(listener, namespace, world)
+        };
+        let mut allowed = named.filter(allows).peekable();
+        if allowed.peek().is_none() {
+            return fault("NotAllowedByListeners", "no listener takes routes of this kind from this namespace");
+        }
+        let mut is_attached = false;
+        for listener in allowed {
+            let wanted: Vec<Pattern> = match hostnames {
+                [] => vec![Pattern::Any],
+                names => names.iter().map(|name| Pattern::new(Some(name), Wildcard::Labels)).collect(),
+            };
+            let hosts: Vec<Pattern> = wanted.iter().filter_map(|name| name.intersection(&listener.hosts)).collect();
+            let Some(protocol) = listener.protocol.filter(|_| !hosts.is_empty()) else { continue };
+            is_attached = true;
+            listener.attached += 1;
+            let built = self.builder.listener(listener.spec.port, protocol, listener.hosts.clone());
+            for host in hosts {
+                for rule in &converted.rules {
+                    match kind {
+                        Kind::TlsRoute => built.passthrough(host.clone(), rule.rank.clone(), rule.route.clone()),
+                        _ => built.rule(host.clone(), rule.clone()),
+                    }
+                }
+            }
+        }
+        match is_attached {
+            true => Ok(()),
+            false => fault("NoMatchingListenerHostname", "no listener has a hostname of this route"),
+        }
+    }
+}
+
+fn outcome(problem: &Problem) -> (String, String) {
+    (problem.reason.to_owned(), problem.message.clone())
+}
+
+fn to_json(value: &impl Serialize) -> serde_json::Value {
+    // Plain structures with keys that are strings.
+    serde_json::to_value(value).unwrap_or_default()
+}
+
+/// Whether a listener takes routes from a namespace.
+fn is_allowed_from(listener: &Listener, namespace: &str, world: &World) -> bool {
+    let allowed = &listener.spec.allowed_routes.namespaces;
+    match allowed.from.as_deref().unwrap_or("Same") {
+        "All" => true,
+        "Same" => listener.namespace == namespace,
+        "Selector" => {
+            let selector = api::selector::Selector::from_label_selector(allowed.selector.as_ref());
+            let labels = world.namespaces.get(namespace);
+            selector.is_ok_and(|selector| labels.is_some() && selector.matches(labels))
+        }
+        _ => false,
+    }
+}
+
+fn gateway_status(gateway: &Gateway, listeners: &[Listener], settings: &Settings) -> Option<Status> {
+    let (generation, now) = (gateway.metadata.generation, settings.now);
+    let before = |name: &str| -> &[Condition] {
+        let known = gateway.status.listeners.iter().find(|listener| listener.name == name);
+        known.map(|listener| listener.conditions.as_slice()).unwrap_or_default()
+    };
+    let statuses = listeners.iter().map(|listener| {
+        let programmed = match listener.is_served() {
+            true => Ok(()),
+            false => Err(("Invalid".to_owned(), "the listener is not served".to_owned())),
+        };
+        let accepted = match (&listener.conflict, &listener.closed) {
+            (Some((reason, message)), _) => Err(((*reason).to_owned(), message.clone())),
+            (None, Some(why)) => Err(("PortUnavailable".to_owned(), why.clone())),
+            (None, None) => listener.accepted.clone(),
+        };
+        let conflicted = match &listener.conflict {
+            Some((reason, message)) => {
+                Wanted { kind: "Conflicted", is_true: true, reason: (*reason).to_owned(), message: message.clone() }
+            }
+            None => Wanted::of("Conflicted", "", &Err(("NoConflicts".to_owned(), String::new()))),
+        };
+        let wanted = [
+            Wanted::of("Accepted", "Accepted", &accepted),
+            Wanted::of("Programmed", "Programmed", &programmed),
+            Wanted::of("ResolvedRefs", "ResolvedRefs", &listener.resolved),
+            conflicted,
+        ];
+        let supported = |kind: &Kind| RouteKind { group: Some(GROUP.to_owned()), kind: kind_name(*kind).to_owned() };
+        ListenerStatus {
+            name: listener.spec.name.clone(),
+            supported_kinds: listener.kinds.iter().map(supported).collect(),
+            attached_routes: listener.attached,
+            conditions: merge(before(&listener.spec.name), &wanted, generation, now),
+        }
+    });
+    let statuses: Vec<ListenerStatus> = statuses.collect();
+    let unusable = gateway.spec.addresses.iter().find(|asked| {
+        asked.r#type.as_deref().unwrap_or("IPAddress") != "IPAddress"
+            || !(asked.value.is_empty() || settings.addresses.iter().any(|ours| ours.to_string() == asked.value))
+    });
+    let count = listeners.iter().filter(|listener| listener.is_served()).count();
+    let accepted = match (unusable, count == listeners.len()) {
+        (Some(address), _) => {
+            Err(("UnsupportedAddress".to_owned(), format!("address {:?} is not the gateway's", address.value)))
+        }
+        (None, _) if count == 0 && !listeners.iter().any(Listener::can_serve) => {
+            Err(("ListenersNotValid".to_owned(), "no listener can be served".to_owned()))
+        }
+        (None, _) => Ok(()),
+    };
+    let programmed = match (&accepted, count) {
+        (Ok(()), 1..) => Ok(()),
+        _ => Err(("Invalid".to_owned(), "no listener is served".to_owned())),
+    };
+    let mut first = Wanted::of("Accepted", "Accepted", &accepted);
+    if first.is_true && count < listeners.len() {
+        first.reason = "ListenersNotValid".to_owned();
+        first.message = "some listeners are not served".to_owned();
+    }
+    let wanted = [first, Wanted::of("Programmed", "Programmed", &programmed)];
+    let conditions = merge(&gateway.status.conditions, &wanted, generation, now);
+    let address = |address: &std::net::IpAddr| GatewayAddress {
+        r#type: Some("IPAddress".to_owned()),
+        value: address.to_canonical().to_string(),
+    };
+    let addresses: Vec<GatewayAddress> = settings.addresses.iter().map(address).collect();
+    let present = (&gateway.status.addresses, &gateway.status.conditions, &gateway.status.listeners);
+    let value = json!({
+        "addresses": to_json(&addresses),
+        "conditions": conditions,
+        "listeners": to_json(&statuses),
+    });
+    status(Kind::Gateway, &gateway.metadata, &present, &(&addresses, &conditions, &statuses), value)
+}

@@ -1,0 +1,514 @@
+//! Plans of small clusters.
+
+use std::sync::Arc;
+
+use http::{HeaderMap, Method};
+use k8s_openapi::api::core::v1::Secret;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::table::{Action, Asked, Filter, Protocol, Route};
+use crate::world::certificate;
+
+fn settings() -> Settings {
+    Settings {
+        addresses: vec!["192.0.2.1".parse().unwrap()],
+        node: "node-1".into(),
+        http_port: 80,
+        https_port: 443,
+        closed_ports: BTreeMap::new(),
+        now: jiff::Timestamp::from_second(1_700_000_000).unwrap(),
+    }
+}
+
+fn object<K: DeserializeOwned>(value: Value) -> Arc<K> {
+    Arc::new(serde_json::from_value(value).unwrap())
+}
+
+fn named(namespace: &str, name: &str) -> Value {
+    json!({"namespace": namespace, "name": name, "uid": name, "generation": 1, "resourceVersion": "1"})
+}
+
+/// A world with a class of each API and a few services: `default/a`, `default/b`, `other/c` on port 80, `default/grpc` on port 50051.
+fn world() -> World {
+    let mut world = World::default();
+    let class = json!({"metadata": {"name": "cox"}, "spec": {"controller": INGRESS_CONTROLLER}});
+    world.ingress_classes.insert("cox".into(), object(class));
+    let class = json!({"metadata": {"name": "cox"}, "spec": {"controllerName": GATEWAY_CONTROLLER}});
+    world.gateway_classes.insert("cox".into(), object(class));
+    for (at, (namespace, name, port)) in
+        [("default", "a", 80), ("default", "b", 80), ("other", "c", 80), ("default", "grpc", 50051)].iter().enumerate()
+    {
+        let key = format!("{namespace}/{name}");
+        let spec = json!({"ports": [{"name": "web", "port": port}]});
+        world.services.insert(key.clone(), object(json!({"metadata": named(namespace, name), "spec": spec})));
+        let slice = json!({
+            "metadata": named(namespace, name),
+            "addressType": "IPv4",
+            "ports": [{"name": "web", "port": 8080, "protocol": "TCP"}],
+            "endpoints": [
+                {"addresses": [format!("10.42.0.{}", at + 1)]},
+                {"addresses": [format!("10.42.1.{}", at + 1)], "conditions": {"ready": false}},
+                {"addresses": ["127.0.0.1"]},
+                {"addresses": ["169.254.169.254"]},
+            ],
+        });
+        world.slices.entry(key.clone()).or_default().insert(key, object(slice));
+    }
+    for namespace in ["default", "other"] {
+        world.namespaces.insert(namespace.into(), [("name".to_owned(), namespace.to_owned())].into());
+    }
+    world
+}
+
+fn add_secret(world: &mut World, key: &str) {
+    let made = rcgen::generate_simple_self_signed(vec!["x".to_owned()]).unwrap();
+    let text = |pem: String| k8s_openapi::ByteString(pem.into_bytes());
+    let data = [("tls.crt".into(), text(made.cert.pem())), ("tls.key".into(), text(made.signing_key.serialize_pem()))];
+    let secret = Secret { data: Some(data.into()), ..Secret::default() };
+    world.certificates.insert(key.into(), certificate(&secret));
+}
+
+fn ingress(world: &mut World, name: &str, spec: Value) {
+    let mut spec = spec;
+    if spec.get("ingressClassName").is_none() {
+        spec["ingressClassName"] = json!("cox");
+    }
+    let value = json!({"metadata": named("default", name), "spec": spec});
+    world.ingresses.insert(format!("default/{name}"), object(value));
+}
+
+fn backend(service: &str) -> Value {
+    json!({"service": {"name": service, "port": {"name": "web"}}})
+}
+
+fn path(path: &str, kind: &str, service: &str) -> Value {
+    json!({"path": path, "pathType": kind, "backend": backend(service)})
+}
+
+/// The route of a GET, by its name and the first backend it leads to.
+fn route(plan: &Plan, port: u16, host: &str, target: &str) -> Option<Arc<Route>> {
+    let (path, query) = target.split_once('?').map_or((target, None), |(path, query)| (path, Some(query)));
+    let (method, headers) = (Method::GET, HeaderMap::new());
+    let asked = Asked { path, query, method: &method, headers: &headers };
+    let listener = plan.table.ports.get(&port)?.listeners.best(host)?;
+    let found = listener.hosts.matching(host).find_map(|rules| rules.find(&asked))?;
+    Some(found.route.clone())
+}
+
+fn leads_to(plan: &Plan, port: u16, host: &str, target: &str) -> String {
+    let Some(route) = route(plan, port, host, target) else { return "nowhere".into() };
+    match &route.action {
+        Action::Forward(backends) => match &backends[0].backend {
+            Some(backend) => format!("{} {:?}", backend.name, backend.endpoints),
+            None => "broken".into(),
+        },
+        Action::Redirect(redirect) => format!("redirect {}", redirect.code.as_u16()),
+        Action::Refuse(code) => format!("refused {}", code.as_u16()),
+    }
+}
+
+#[test]
+fn an_ingress_leads_to_ready_endpoints() {
+    let mut world = world();
+    let rules = json!([
+        {"host": "a.test", "http": {"paths": [path("/", "Prefix", "a"), path("/b", "Exact", "b")]}},
+        {"host": "*.wild.test", "http": {"paths": [path("/", "ImplementationSpecific", "b")]}},
+    ]);
+    ingress(&mut world, "one", json!({"rules": rules, "defaultBackend": backend("b")}));
+    ingress(
+        &mut world,
+        "broken",
+        json!({"rules": [{"host": "c.test", "http": {"paths": [path("/", "Prefix", "c")]}}]}),
+    );
+    let plan = plan(&world, &settings());
+    let (a, b) = ("default/a:web [10.42.0.1:8080]", "default/b:web [10.42.0.2:8080]");
+    for (host, target, expected) in [
+        ("a.test", "/", a),
+        ("a.test", "/x/y", a),
+        ("a.test", "/b", b),
+        ("a.test", "/b/", a),
+        ("x.wild.test", "/", b),
+        ("c.test", "/", "refused 503"),
+        ("wild.test", "/", b),
+        ("x.y.wild.test", "/", b),
+    ] {
+        assert_eq!(leads_to(&plan, 80, host, target), expected, "{host}{target}");
+    }
+    assert_eq!(plan.table.ports.keys().copied().collect::<Vec<_>>(), [80], "without certificates there is no 443");
+    assert_eq!(plan.news.len(), 1);
+    assert_eq!(plan.news[0].message, "service \"default/c\" not found");
+    let statuses: Vec<&Value> =
+        plan.statuses.iter().filter(|it| it.kind == Kind::Ingress).map(|it| &it.status).collect();
+    assert_eq!(statuses, [&json!({"loadBalancer": {"ingress": [{"ip": "192.0.2.1"}]}}); 2]);
+    assert!(!plan.table.endpoints.iter().any(|endpoint| endpoint.ip().is_loopback()), "not this machine's own");
+}
+
+#[test]
+fn only_ingresses_of_our_classes_are_served() {
+    let foreign = |name: &str| object(json!({"metadata": {"name": name}, "spec": {"controller": "example.com/other"}}));
+    let default = |name: &str, controller: &str| {
+        let annotations = json!({"ingressclass.kubernetes.io/is-default-class": "true"});
+        object(json!({"metadata": {"name": name, "annotations": annotations}, "spec": {"controller": controller}}))
+    };
+    for (class, annotation, classes, expected) in [
+        (Some("cox"), None, vec![], true),
+        (Some("foreign"), None, vec![foreign("foreign")], false),
+        (Some("missing"), None, vec![], false),
+        (None, Some("cox"), vec![], true),
+        (None, Some("nginx"), vec![], false),
+        (None, None, vec![], false),
+        (None, None, vec![default("cox", INGRESS_CONTROLLER)], true),
+        (None, None, vec![default("foreign", "example.com/other")], false),
+        (Some("foreign"), Some("cox"), vec![foreign("foreign")], false),
+    ] {
+        let mut world = world();
+        for class in classes {
+            let class: Arc<k8s_openapi::api::networking::v1::IngressClass> = class;
+            world.ingress_classes.insert(class.metadata.name.clone().unwrap(), class);
+        }
+        let mut value = json!({"metadata": named("default", "i"), "spec": {"defaultBackend": backend("a")}});
+        value["spec"]["ingressClassName"] = json!(class);
+        if let Some(annotation) = annotation {
+            value["metadata"]["annotations"] = json!({"kubernetes.io/ingress.class": annotation});
+        }
+        world.ingresses.insert("default/i".into(), object(value));
+        let plan = plan(&world, &settings());
+        assert_eq!(!plan.table.ports.is_empty(), expected, "{class:?} {annotation:?}");
+        assert_eq!(plan.statuses.iter().any(|status| status.kind == Kind::Ingress), expected);
+    }
+}
+
+#[test]
+fn certificates_of_ingresses_are_found_by_name() {
+    let mut world = world();
+    add_secret(&mut world, "default/one");
+    world.certificates.insert("default/bad".into(), Err("it has no tls.key".into()));
+    let tls = json!([
+        {"hosts": ["a.test", "*.b.test"], "secretName": "one"},
+        {"hosts": ["c.test"], "secretName": "bad"},
+        {"hosts": ["d.test"], "secretName": "gone"},
+    ]);
+    // The plain one is older and is served with TLS all the same.
+    ingress(&mut world, "a-plain", json!({"defaultBackend": backend("b")}));
+    ingress(
+        &mut world,
+        "tls",
+        json!({"tls": tls, "rules": [{"host": "a.test", "http": {"paths": [path("/", "Prefix", "a")]}}]}),
+    );
+    let plan = plan(&world, &settings());
+    let port = &plan.table.ports[&443];
+    assert_eq!(port.protocol, Protocol::Tls);
+    let listener = port.listeners.best("a.test").unwrap();
+    for (name, expected) in
+        [("a.test", true), ("x.b.test", true), ("b.test", false), ("x.y.b.test", false), ("c.test", false)]
+    {
+        assert_eq!(listener.certificates.best(name).is_some(), expected, "{name}");
+    }
+    assert_eq!(leads_to(&plan, 443, "a.test", "/"), leads_to(&plan, 80, "a.test", "/"));
+    assert!(leads_to(&plan, 443, "z.test", "/").starts_with("default/b"));
+    let reasons: Vec<&str> = plan.news.iter().map(|news| news.reason).collect();
+    assert_eq!(reasons, ["SecretInvalid", "SecretNotFound"]);
+}
+
+fn gateway(world: &mut World, name: &str, listeners: Value) {
+    let value =
+        json!({"metadata": named("default", name), "spec": {"gatewayClassName": "cox", "listeners": listeners}});
+    world.gateways.insert(format!("default/{name}"), object(value));
+}
+
+fn http_route(world: &mut World, namespace: &str, name: &str, spec: Value) {
+    let mut spec = spec;
+    if spec.get("parentRefs").is_none() {
+        spec["parentRefs"] = json!([{"name": "gw", "namespace": "default"}]);
+    }
+    let value = json!({"metadata": named(namespace, name), "spec": spec});
+    world.http_routes.insert(format!("{namespace}/{name}"), object(value));
+}
+
+fn to(service: &str) -> Value {
+    json!([{"backendRefs": [{"name": service, "port": 80}]}])
+}
+
+/// The conditions of a status as `Type=Reason` where true and `!Type=Reason` where not.
+fn said(conditions: &Value) -> String {
+    let one = |condition: &Value| {
+        let not = if condition["status"] == "True" { "" } else { "!" };
+        format!("{not}{}={}", condition["type"].as_str().unwrap(), condition["reason"].as_str().unwrap())
+    };
+    conditions.as_array().unwrap().iter().map(one).collect::<Vec<_>>().join(" ")
+}
+
+fn of_route(plan: &Plan, name: &str) -> String {
+    let is_it = |status: &&Status| status.name == name && status.kind > Kind::Gateway;
+    let Some(status) = plan.statuses.iter().find(is_it) else { return "no status".into() };
+    status.status["parents"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|at| said(&at["conditions"]))
+        .collect::<Vec<_>>()
+        .join(" | ")
+}
+
+fn of_listener(plan: &Plan, at: usize) -> String {
+    let status = plan.statuses.iter().find(|status| status.kind == Kind::Gateway).unwrap();
+    let listener = &status.status["listeners"][at];
+    format!("{} {}", listener["attachedRoutes"], said(&listener["conditions"]))
+}
+
+const GOOD: &str = "Accepted=Accepted ResolvedRefs=ResolvedRefs";
+
+#[test]
+fn a_route_attaches_to_a_gateway() {
+    let mut world = world();
+    gateway(&mut world, "gw", json!([{"name": "web", "port": 80, "protocol": "HTTP"}]));
+    http_route(&mut world, "default", "r", json!({"hostnames": ["a.test"], "rules": to("a")}));
+    let plan = plan(&world, &settings());
+    assert_eq!(leads_to(&plan, 80, "a.test", "/x"), "default/a:80 [10.42.0.1:8080]");
+    assert_eq!(leads_to(&plan, 80, "b.test", "/x"), "nowhere");
+    assert_eq!(of_route(&plan, "r"), GOOD);
+    let listener = "1 Accepted=Accepted Programmed=Programmed ResolvedRefs=ResolvedRefs !Conflicted=NoConflicts";
+    assert_eq!(of_listener(&plan, 0), listener);
+    let status = &plan.statuses.iter().find(|status| status.kind == Kind::Gateway).unwrap().status;
+    assert_eq!(said(&status["conditions"]), "Accepted=Accepted Programmed=Programmed");
+    assert_eq!(status["addresses"], json!([{"type": "IPAddress", "value": "192.0.2.1"}]));
+    assert_eq!(status["conditions"][0]["observedGeneration"], 1);
+    let class = plan.statuses.iter().find(|status| status.kind == Kind::GatewayClass).unwrap();
+    assert_eq!(said(&class.status["conditions"]), "Accepted=Accepted");
+    // What is written once is not written again, at whatever time.
+    let written = |kind| plan.statuses.iter().find(|status| status.kind == kind).unwrap().status.clone();
+    let with_status = |object: &Value, status: Value| {
+        let mut object = object.clone();
+        object["status"] = status;
+        object
+    };
+    let route = serde_json::to_value(&*world.http_routes["default/r"]).unwrap();
+    world.http_routes.insert("default/r".into(), object(with_status(&route, written(Kind::HttpRoute))));
+    let gw = serde_json::to_value(&*world.gateways["default/gw"]).unwrap();
+    world.gateways.insert("default/gw".into(), object(with_status(&gw, written(Kind::Gateway))));
+    let class = serde_json::to_value(&*world.gateway_classes["cox"]).unwrap();
+    world.gateway_classes.insert("cox".into(), object(with_status(&class, written(Kind::GatewayClass))));
+    let later = Settings { now: jiff::Timestamp::from_second(1_800_000_000).unwrap(), ..settings() };
+    assert_eq!(super::plan(&world, &later).statuses, []);
+}
+
+#[test]
+fn routes_are_refused_with_the_reasons_of_the_standard() {
+    let mut world = world();
+    gateway(
+        &mut world,
+        "gw",
+        json!([
+            {"name": "web", "hostname": "*.a.test", "port": 80, "protocol": "HTTP"},
+            {"name": "all", "hostname": "*.b.test", "port": 80, "protocol": "HTTP",
+             "allowedRoutes": {"namespaces": {"from": "Selector", "selector": {"matchLabels": {"name": "other"}}}}},
+        ]),
+    );
+    let rule = |more: Value| json!({"rules": [more], "hostnames": ["x.a.test"]});
+    let at = |section: &str| json!([{"name": "gw", "namespace": "default", "sectionName": section}]);
+    http_route(&mut world, "default", "elsewhere", json!({"hostnames": ["c.test"], "rules": to("a")}));
+    http_route(&mut world, "default", "section", json!({"parentRefs": at("nope"), "rules": to("a")}));
+    http_route(&mut world, "other", "outside", json!({"parentRefs": at("web"), "rules": to("c")}));
+    http_route(&mut world, "other", "selected", json!({"parentRefs": at("all"), "rules": to("c")}));
+    http_route(&mut world, "default", "unselected", json!({"parentRefs": at("all"), "rules": to("a")}));
+    http_route(&mut world, "default", "missing", rule(json!({"backendRefs": [{"name": "gone", "port": 80}]})));
+    http_route(
+        &mut world,
+        "default",
+        "kind",
+        rule(json!({"backendRefs": [{"kind": "Bucket", "group": "x", "name": "a", "port": 80}]})),
+    );
+    http_route(
+        &mut world,
+        "default",
+        "ungranted",
+        rule(json!({"backendRefs": [{"name": "c", "namespace": "other", "port": 80}]})),
+    );
+    http_route(&mut world, "default", "filter", rule(json!({"filters": [{"type": "ExtensionRef"}]})));
+    http_route(
+        &mut world,
+        "default",
+        "regex",
+        rule(json!({"matches": [{"path": {"type": "RegularExpression", "value": "("}}]})),
+    );
+    http_route(&mut world, "default", "foreign", json!({"parentRefs": [{"name": "other"}], "rules": to("a")}));
+    let plan = plan(&world, &settings());
+    for (name, expected) in [
+        ("elsewhere", "!Accepted=NoMatchingListenerHostname ResolvedRefs=ResolvedRefs"),
+        ("section", "!Accepted=NoMatchingParent ResolvedRefs=ResolvedRefs"),
+        ("outside", "!Accepted=NotAllowedByListeners ResolvedRefs=ResolvedRefs"),
+        ("selected", GOOD),
+        ("unselected", "!Accepted=NotAllowedByListeners ResolvedRefs=ResolvedRefs"),
+        ("missing", "Accepted=Accepted !ResolvedRefs=BackendNotFound"),
+        ("kind", "Accepted=Accepted !ResolvedRefs=InvalidKind"),
+        ("ungranted", "Accepted=Accepted !ResolvedRefs=RefNotPermitted"),
+        ("filter", "!Accepted=UnsupportedValue ResolvedRefs=ResolvedRefs"),
+        ("regex", "!Accepted=UnsupportedValue ResolvedRefs=ResolvedRefs"),
+        ("foreign", "no status"),
+    ] {
+        assert_eq!(of_route(&plan, name), expected, "{name}");
+    }
+    assert!(of_listener(&plan, 0).starts_with("3 "), "{}", of_listener(&plan, 0));
+    assert!(of_listener(&plan, 1).starts_with("1 "), "{}", of_listener(&plan, 1));
+}
+
+#[test]
+fn security_other_namespaces_are_reached_by_grants_only() {
+    let mut world = world();
+    gateway(
+        &mut world,
+        "gw",
+        json!([{"name": "tls", "port": 443, "protocol": "HTTPS", "hostname": "a.test",
+            "tls": {"certificateRefs": [{"name": "cert", "namespace": "other"}]}}]),
+    );
+    add_secret(&mut world, "other/cert");
+    http_route(
+        &mut world,
+        "default",
+        "r",
+        json!({"rules": [{"backendRefs": [{"name": "c", "namespace": "other", "port": 80}]}]}),
+    );
+    let grant =
+        |from: Value, to: Value| object(json!({"metadata": named("other", "g"), "spec": {"from": [from], "to": [to]}}));
+    let from = |kind: &str, namespace: &str| json!({"group": "gateway.networking.k8s.io", "kind": kind, "namespace": namespace});
+    let service = json!({"group": "", "kind": "Service", "name": "c"});
+    for (grant, route, listener) in [
+        (None, "RefNotPermitted", "RefNotPermitted"),
+        (Some(grant(from("HTTPRoute", "default"), service.clone())), "ResolvedRefs", "RefNotPermitted"),
+        (Some(grant(from("HTTPRoute", "elsewhere"), service.clone())), "RefNotPermitted", "RefNotPermitted"),
+        (Some(grant(from("GRPCRoute", "default"), service)), "RefNotPermitted", "RefNotPermitted"),
+        (
+            Some(grant(from("HTTPRoute", "default"), json!({"group": "", "kind": "Service", "name": "d"}))),
+            "RefNotPermitted",
+            "RefNotPermitted",
+        ),
+        (
+            Some(grant(from("Gateway", "default"), json!({"group": "", "kind": "Secret"}))),
+            "RefNotPermitted",
+            "ResolvedRefs",
+        ),
+    ] {
+        world.grants.clear();
+        world.grants.extend(grant.map(|grant| ("other/g".to_owned(), grant)));
+        let plan = plan(&world, &settings());
+        assert!(of_route(&plan, "r").contains(&format!("ResolvedRefs={route}")), "{}", of_route(&plan, "r"));
+        assert!(of_listener(&plan, 0).contains(&format!("ResolvedRefs={listener}")), "{}", of_listener(&plan, 0));
+        let is_shown = plan.table.ports[&443].listeners.best("a.test").unwrap().certificates.best("a.test").is_some();
+        assert_eq!(is_shown, listener == "ResolvedRefs");
+    }
+}
+
+#[test]
+fn listeners_in_conflict_are_not_served() {
+    let mut world = world();
+    ingress(&mut world, "i", json!({"defaultBackend": backend("a")}));
+    gateway(
+        &mut world,
+        "gw",
+        json!([
+            {"name": "one", "port": 8080, "protocol": "HTTP", "hostname": "a.test"},
+            {"name": "two", "port": 8080, "protocol": "HTTP", "hostname": "a.test"},
+            {"name": "mixed", "port": 8081, "protocol": "HTTP"},
+            {"name": "tls", "port": 8081, "protocol": "TLS", "tls": {"mode": "Passthrough"}},
+            {"name": "udp", "port": 8082, "protocol": "UDP"},
+            {"name": "low", "port": 22, "protocol": "HTTP"},
+            {"name": "kinds", "port": 8083, "protocol": "HTTP", "allowedRoutes": {"kinds": [{"kind": "TLSRoute"}]}},
+            {"name": "ingress", "port": 80, "protocol": "TLS", "tls": {"mode": "Passthrough"}},
+            {"name": "closed", "port": 8084, "protocol": "HTTP"},
+        ]),
+    );
+    let closed_ports = [(8084, "Address already in use".to_owned())].into();
+    let plan = plan(&world, &Settings { closed_ports, ..settings() });
+    let conflict = |reason: &str| {
+        format!("0 !Accepted={reason} !Programmed=Invalid ResolvedRefs=ResolvedRefs Conflicted={reason}")
+    };
+    let refused = |reason: &str| {
+        format!("0 !Accepted={reason} !Programmed=Invalid ResolvedRefs=ResolvedRefs !Conflicted=NoConflicts")
+    };
+    for (at, expected) in [
+        (0, conflict("HostnameConflict")),
+        (1, conflict("HostnameConflict")),
+        (2, conflict("ProtocolConflict")),
+        (3, conflict("ProtocolConflict")),
+        (4, refused("UnsupportedProtocol")),
+        (5, refused("PortUnavailable")),
+        (
+            6,
+            "0 Accepted=Accepted !Programmed=Invalid !ResolvedRefs=InvalidRouteKinds !Conflicted=NoConflicts"
+                .to_owned(),
+        ),
+        (7, conflict("ProtocolConflict")),
+        (8, refused("PortUnavailable")),
+    ] {
+        assert_eq!(of_listener(&plan, at), expected, "{at}");
+    }
+    let ports: Vec<u16> = plan.table.ports.keys().copied().collect();
+    assert_eq!(ports, [80, 8083, 8084], "a port that is taken is tried again");
+    assert!(leads_to(&plan, 80, "x", "/").starts_with("default/a"));
+}
+
+#[test]
+fn rules_filters_and_weights_are_read() {
+    let mut world = world();
+    gateway(&mut world, "gw", json!([{"name": "web", "port": 80, "protocol": "HTTP"}]));
+    let rules = json!([
+        {"matches": [{"path": {"type": "Exact", "value": "/exact"}}, {"queryParams": [{"name": "q", "value": "1"}]}],
+         "backendRefs": [{"name": "a", "port": 80, "weight": 3}, {"name": "gone", "port": 80}],
+         "timeouts": {"request": "10s", "backendRequest": "2s"}},
+        {"matches": [{"path": {"value": "/old"}}],
+         "filters": [{"type": "RequestRedirect", "requestRedirect": {"scheme": "https", "statusCode": 301}}]},
+        {"matches": [{"path": {"value": "/filtered"}}], "backendRefs": [{"name": "b", "port": 80}],
+         "filters": [
+            {"type": "RequestHeaderModifier", "requestHeaderModifier": {"set": [{"name": "x", "value": "1"}], "remove": ["y"]}},
+            {"type": "URLRewrite", "urlRewrite": {"hostname": "z.test", "path": {"type": "ReplacePrefixMatch", "replacePrefixMatch": "/"}}},
+            {"type": "RequestMirror", "requestMirror": {"backendRef": {"name": "a", "port": 80}, "percent": 10}}]},
+        {"matches": [{"path": {"value": "/empty"}}]},
+    ]);
+    http_route(&mut world, "default", "r", json!({"rules": rules}));
+    let plan = plan(&world, &settings());
+    let found = |target: &str| route(&plan, 80, "any.test", target).unwrap();
+    let weighted = found("/exact");
+    let Action::Forward(backends) = &weighted.action else { panic!("forwards") };
+    let weights: Vec<(u32, bool)> = backends.iter().map(|it| (it.weight, it.backend.is_some())).collect();
+    assert_eq!(weights, [(3, true), (1, false)]);
+    assert_eq!((weighted.timeout.unwrap().as_secs(), weighted.backend_timeout.unwrap().as_secs()), (10, 2));
+    assert!(leads_to(&plan, 80, "h", "/else?q=1").starts_with("default/a"));
+    assert_eq!(leads_to(&plan, 80, "h", "/else"), "nowhere");
+    assert_eq!(leads_to(&plan, 80, "h", "/old/page"), "redirect 301");
+    assert_eq!(leads_to(&plan, 80, "h", "/empty"), "refused 500");
+    let filtered = found("/filtered/x");
+    assert!(matches!(filtered.filters[0], Filter::RequestHeaders(_)));
+    assert!(matches!(&filtered.filters[2], Filter::Mirror { share: (10, 100), .. }));
+}
+
+#[test]
+fn grpc_and_tls_routes_attach_to_their_listeners() {
+    let mut world = world();
+    gateway(
+        &mut world,
+        "gw",
+        json!([
+            {"name": "web", "port": 80, "protocol": "HTTP"},
+            {"name": "raw", "port": 443, "protocol": "TLS", "hostname": "*.raw.test", "tls": {"mode": "Passthrough"}},
+        ]),
+    );
+    let refs = json!([{"name": "gw"}]);
+    let rules = json!([{"matches": [{"method": {"service": "pkg.Svc", "method": "Do"}}],
+        "backendRefs": [{"name": "grpc", "port": 50051}]}]);
+    let value = json!({"metadata": named("default", "g"), "spec": {"parentRefs": refs, "rules": rules}});
+    world.grpc_routes.insert("default/g".into(), object(value));
+    let rules = json!([{"backendRefs": [{"name": "a", "port": 80}]}]);
+    let spec = json!({"parentRefs": refs, "hostnames": ["x.raw.test"], "rules": rules});
+    world.tls_routes.insert("default/t".into(), object(json!({"metadata": named("default", "t"), "spec": spec})));
+    let plan = plan(&world, &settings());
+    assert_eq!((of_route(&plan, "g").as_str(), of_route(&plan, "t").as_str()), (GOOD, GOOD));
+    let grpc = route(&plan, 80, "h", "/pkg.Svc/Do").unwrap();
+    let Action::Forward(backends) = &grpc.action else { panic!("forwards") };
+    assert_eq!(backends[0].backend.as_ref().unwrap().protocol, crate::table::BackendProtocol::H2c);
+    assert_eq!(leads_to(&plan, 80, "h", "/pkg.Svc/Other"), "nowhere");
+    let raw = plan.table.ports[&443].listeners.best("x.raw.test").unwrap();
+    assert!(raw.passthrough.best("x.raw.test").is_some() && raw.passthrough.best("y.raw.test").is_none());
+    assert!(of_listener(&plan, 1).starts_with("1 Accepted"), "{}", of_listener(&plan, 1));
+}

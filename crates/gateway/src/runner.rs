@@ -1,0 +1,353 @@
+//! Follows the API, plans, swaps the table, opens ports and writes statuses.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use client::metrics::Metrics;
+use client::{
+    Client, Event, EventRecorder, Gvr, Informer, InformerFactory, ListParams, Object, Patch, object_key, plain_http,
+};
+use futures_util::future::BoxFuture;
+use k8s_openapi::api::core::v1::{Namespace, Node, Secret, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::networking::v1::{Ingress, IngressClass};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use parking_lot::Mutex;
+use proxy::endpoints::SERVICE_LABEL;
+use serde_json::json;
+use tokio::net::TcpListener;
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::Config;
+use crate::data_plane::{DataPlane, Ports};
+use crate::gateway_api::{GROUP, GRPCRoute, Gateway, GatewayClass, HTTPRoute, ReferenceGrant, TLSRoute};
+use crate::plan::{Kind, News, Plan, Settings, Status, plan};
+use crate::world::{Objects, World, certificate};
+
+const ZONE: &str = "topology.kubernetes.io/zone";
+/// Versions of the Gateway API's kinds that are understood; the first that a cluster has is read.
+const VERSIONS: [&str; 4] = ["v1", "v1beta1", "v1alpha3", "v1alpha2"];
+/// When something failed that may succeed later: a port was taken, a status was not written.
+const RETRY: Duration = Duration::from_secs(10);
+/// Changes that come within this time make one plan.
+const GATHER: Duration = Duration::from_millis(10);
+/// How long upgraded connections may take to end.
+const STOP: Duration = Duration::from_secs(5);
+
+/// Serves until `stop`.
+pub fn run(config: Config, stop: CancellationToken) -> BoxFuture<'static, anyhow::Result<()>> {
+    Box::pin(serve(config, stop))
+}
+
+#[derive(Default)]
+struct Shared {
+    world: Mutex<World>,
+    /// Plurals of the Gateway API that the cluster has, with the version to read.
+    definitions: Mutex<BTreeMap<String, &'static str>>,
+    changed: Notify,
+}
+
+async fn serve(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
+    let metrics = Metrics::new();
+    let plane = DataPlane::new(config.limits.clone(), config.access_log.as_ref(), metrics.clone(), stop.clone())?;
+    let mut tasks = JoinSet::new();
+    if let Some(address) = config.metrics_bind_address {
+        let listener = TcpListener::bind(address).await.with_context(|| format!("listening on {address}"))?;
+        tasks.spawn(plain_http::serve(listener, move |path| match path {
+            "/healthz" | "/readyz" | "/livez" => (200, "ok".to_owned()),
+            "/metrics" => (200, metrics.render()),
+            _ => (404, "404 page not found\n".to_owned()),
+        }));
+    }
+    let shared = Arc::new(Shared::default());
+    let informers = InformerFactory::new(config.client.clone());
+    let synced = follow_builtin(&informers, &shared, &config);
+    informers.start(stop.child_token());
+    let mut kinds = Kinds { client: config.client.clone(), shared: shared.clone(), running: BTreeMap::new() };
+    // A table made of half of the objects would turn requests away that have a route.
+    let ready = async {
+        synced.await;
+        for informer in kinds.start(&mut tasks, &stop) {
+            informer.await;
+        }
+    };
+    tokio::select! {
+        () = ready => {}
+        () = stop.cancelled() => return Ok(()),
+    }
+    let recorder = EventRecorder::new(config.client.clone(), "gateway", &config.node_name);
+    let mut ports = Ports::new(plane.clone(), config.listen.clone())?;
+    let mut settings = settings(&config);
+    let mut told = BTreeSet::new();
+    loop {
+        let began = Instant::now();
+        // Those that the cluster has only now are followed as they come.
+        drop(kinds.start(&mut tasks, &stop));
+        let world = shared.world.lock().clone();
+        settings.now = jiff::Timestamp::now();
+        let asked = settings.clone();
+        let Plan { table, statuses, news } = tokio::task::spawn_blocking(move || plan(&world, &asked)).await?;
+        let table = Arc::new(table);
+        plane.swap(table.clone());
+        let closed = ports.apply(&table).await;
+        if closed != settings.closed_ports {
+            for (port, why) in &closed {
+                tracing::warn!(port, why, "port cannot be opened");
+            }
+            settings.closed_ports = closed;
+            continue;
+        }
+        tell(&recorder, &mut told, news);
+        let is_written = write(&config.client, statuses).await;
+        let again = async {
+            match is_written && settings.closed_ports.is_empty() {
+                true => std::future::pending().await,
+                false => tokio::time::sleep(RETRY).await,
+            }
+        };
+        tokio::select! {
+            () = shared.changed.notified() => {}
+            () = again => {}
+            () = stop.cancelled() => break,
+        }
+        // A storm of changes takes half of our time at most.
+        tokio::time::sleep(GATHER.max(began.elapsed().min(Duration::from_secs(1)))).await;
+    }
+    ports.close().await;
+    plane.finish(STOP).await;
+    Ok(())
+}
+
+fn settings(config: &Config) -> Settings {
+    let addresses = if config.publish.is_empty() { &config.listen } else { &config.publish };
+    Settings {
+        addresses: addresses.iter().copied().filter(|address| !address.is_unspecified()).collect(),
+        node: config.node_name.clone(),
+        http_port: config.http_port,
+        https_port: config.https_port,
+        closed_ports: BTreeMap::new(),
+        now: jiff::Timestamp::UNIX_EPOCH,
+    }
+}
+
+/// Applies an informer's events to what is known.
+fn follow<K: Object>(
+    informer: &Informer<K>,
+    shared: &Arc<Shared>,
+    apply: impl Fn(&mut World, String, Option<&Arc<K>>) + Send + Sync + 'static,
+) {
+    let shared = shared.clone();
+    informer.subscribe(move |event| {
+        let object = event.object();
+        let present = (!matches!(event, Event::Deleted(_))).then_some(object);
+        apply(&mut shared.world.lock(), object_key(&**object), present);
+        shared.changed.notify_one();
+    });
+}
+
+fn keep<V>(map: &mut BTreeMap<String, V>, key: String, value: Option<V>) {
+    match value {
+        Some(value) => drop(map.insert(key, value)),
+        None => drop(map.remove(&key)),
+    }
+}
+
+/// Kinds that every cluster has; what comes back waits for all of them.
+fn follow_builtin(
+    informers: &InformerFactory,
+    shared: &Arc<Shared>,
+    config: &Config,
+) -> impl Future<Output = ()> + use<> {
+    let ingresses: Informer<Ingress> = informers.informer();
+    let classes: Informer<IngressClass> = informers.informer();
+    let services: Informer<Service> = informers.informer();
+    let slices: Informer<EndpointSlice> = informers.informer();
+    let namespaces: Informer<Namespace> = informers.informer();
+    let secrets: Informer<Secret> = informers.filtered(ListParams::fields("type=kubernetes.io/tls"));
+    let definitions: Informer<CustomResourceDefinition> = informers.informer();
+    follow(&ingresses, shared, |world, key, object| keep(&mut world.ingresses, key, object.cloned()));
+    follow(&classes, shared, |world, key, object| keep(&mut world.ingress_classes, key, object.cloned()));
+    follow(&services, shared, |world, key, object| keep(&mut world.services, key, object.cloned()));
+    follow(&namespaces, shared, |world, key, namespace| {
+        let labels = namespace.map(|namespace| namespace.metadata.labels.clone().unwrap_or_default());
+        keep(&mut world.namespaces, key, labels);
+    });
+    follow(&secrets, shared, |world, key, secret| {
+        keep(&mut world.certificates, key, secret.map(|secret| certificate(secret)));
+    });
+    slices_by_service(&slices, shared);
+    follow_definitions(&definitions, shared);
+    let node = (!config.node_name.is_empty()).then(|| {
+        let one: Informer<Node> = informers.filtered(ListParams::fields(format!("metadata.name={}", config.node_name)));
+        follow(&one, shared, |world, _, node| {
+            let labels = node.and_then(|node| node.metadata.labels.as_ref());
+            world.zone = labels.and_then(|labels| labels.get(ZONE)).cloned();
+        });
+        one
+    });
+    async move {
+        tokio::join!(ingresses.synced(), classes.synced(), services.synced(), slices.synced());
+        tokio::join!(namespaces.synced(), secrets.synced(), definitions.synced());
+        if let Some(node) = node {
+            node.synced().await;
+        }
+    }
+}
+
+fn slices_by_service(slices: &Informer<EndpointSlice>, shared: &Arc<Shared>) {
+    let service = |slice: &EndpointSlice| {
+        let name = slice.metadata.labels.as_ref()?.get(SERVICE_LABEL)?;
+        Some(format!("{}/{name}", slice.metadata.namespace.as_deref()?))
+    };
+    let shared = shared.clone();
+    slices.subscribe(move |event| {
+        let mut world = shared.world.lock();
+        let mut put = |slice: &Arc<EndpointSlice>, is_there: bool| {
+            let Some(service) = service(slice) else { return };
+            let of_service = world.slices.entry(service.clone()).or_default();
+            keep(of_service, object_key(&**slice), is_there.then(|| slice.clone()));
+            if of_service.is_empty() {
+                world.slices.remove(&service);
+            }
+        };
+        match event {
+            Event::Added(slice) => put(slice, true),
+            // It may be of another service now.
+            Event::Modified { old, new } => {
+                put(old, false);
+                put(new, true);
+            }
+            Event::Deleted(slice) => put(slice, false),
+        }
+        drop(world);
+        shared.changed.notify_one();
+    });
+}
+
+fn follow_definitions(definitions: &Informer<CustomResourceDefinition>, shared: &Arc<Shared>) {
+    let shared = shared.clone();
+    definitions.subscribe(move |event| {
+        let definition = event.object();
+        if definition.spec.group != GROUP {
+            return;
+        }
+        let conditions = definition.status.iter().flat_map(|status| status.conditions.iter().flatten());
+        let mut established = conditions.filter(|it| it.type_ == "Established" && it.status == "True");
+        let is_there = !matches!(event, Event::Deleted(_)) && established.next().is_some();
+        let serves = |version: &&&str| definition.spec.versions.iter().any(|v| v.served && v.name == **version);
+        let version = VERSIONS.iter().find(serves).copied().filter(|_| is_there);
+        keep(&mut shared.definitions.lock(), definition.spec.names.plural.clone(), version);
+        shared.changed.notify_one();
+    });
+}
+
+/// Kinds that a cluster may have, followed while it has them.
+struct Kinds {
+    client: Client,
+    shared: Arc<Shared>,
+    running: BTreeMap<&'static str, (&'static str, CancellationToken)>,
+}
+
+type Synced = BoxFuture<'static, ()>;
+
+impl Kinds {
+    /// Follows what is there and not followed yet; what comes back waits for each.
+    fn start(&mut self, tasks: &mut JoinSet<()>, stop: &CancellationToken) -> Vec<Synced> {
+        let known = self.shared.definitions.lock().clone();
+        let mut synced = Vec::new();
+        macro_rules! each {
+            ($($kind:ty => $field:ident),* $(,)?) => {$(
+                let one = self.one::<$kind>(<$kind>::PLURAL, known.get(<$kind>::PLURAL).copied(), tasks, stop, |world| {
+                    &mut world.$field
+                });
+                synced.extend(one);
+            )*};
+        }
+        each! {
+            GatewayClass => gateway_classes,
+            Gateway => gateways,
+            HTTPRoute => http_routes,
+            GRPCRoute => grpc_routes,
+            TLSRoute => tls_routes,
+            ReferenceGrant => grants,
+        }
+        synced
+    }
+
+    fn one<K: Object>(
+        &mut self,
+        plural: &'static str,
+        version: Option<&'static str>,
+        tasks: &mut JoinSet<()>,
+        stop: &CancellationToken,
+        objects: fn(&mut World) -> &mut Objects<K>,
+    ) -> Option<Synced> {
+        let running = self.running.get(plural).map(|(version, _)| *version);
+        if running == version {
+            return None;
+        }
+        if let Some((_, token)) = self.running.remove(plural) {
+            token.cancel();
+            objects(&mut self.shared.world.lock()).clear();
+        }
+        let version = version?;
+        let token = stop.child_token();
+        let api = self.client.view::<K>(&Gvr::new(GROUP, version, plural), None);
+        let informer = Informer::new(api, ListParams::default());
+        let gone = token.clone();
+        follow(&informer, &self.shared, move |world, key, object| {
+            // A late event of one that is not followed any more says nothing.
+            if !gone.is_cancelled() {
+                keep(objects(world), key, object.cloned());
+            }
+        });
+        self.running.insert(plural, (version, token.clone()));
+        let followed = informer.clone();
+        tasks.spawn(async move { followed.run(token).await });
+        Some(Box::pin(async move { informer.synced().await }))
+    }
+}
+
+/// Says what is new of it; what is mended may be said again.
+fn tell(recorder: &EventRecorder, told: &mut BTreeSet<(Option<String>, &'static str, String)>, news: Vec<News>) {
+    let mut present = BTreeSet::new();
+    for one in news {
+        let key = (one.about.uid.clone(), one.reason, one.message.clone());
+        if !told.contains(&key) && !present.contains(&key) {
+            recorder.warning(&one.about, one.reason, one.message);
+        }
+        present.insert(key);
+    }
+    *told = present;
+}
+
+/// Writes statuses; whether none has to be tried again. An object that has changed since comes back by itself.
+async fn write(client: &Client, statuses: Vec<Status>) -> bool {
+    let mut is_written = true;
+    for status in statuses {
+        let gvr = match status.kind {
+            Kind::Ingress => Gvr::new("networking.k8s.io", "v1", "ingresses"),
+            Kind::GatewayClass => Gvr::new(GROUP, "v1", GatewayClass::PLURAL),
+            Kind::Gateway => Gvr::new(GROUP, "v1", Gateway::PLURAL),
+            Kind::HttpRoute => Gvr::new(GROUP, "v1", HTTPRoute::PLURAL),
+            Kind::GrpcRoute => Gvr::new(GROUP, "v1", GRPCRoute::PLURAL),
+            Kind::TlsRoute => Gvr::new(GROUP, "v1", TLSRoute::PLURAL),
+        };
+        let body = json!({"metadata": {"resourceVersion": status.resource_version}, "status": status.status});
+        let api = client.dynamic(&gvr, status.namespace.as_deref());
+        match api.patch_status(&status.name, &Patch::merge(body)).await {
+            Ok(_) => {}
+            Err(error) if error.is_conflict() || error.is_not_found() => {}
+            Err(error) => {
+                tracing::warn!(kind = ?status.kind, name = status.name, %error, "status not written");
+                is_written = false;
+            }
+        }
+    }
+    is_written
+}

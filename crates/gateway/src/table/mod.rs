@@ -1,0 +1,178 @@
+//! The routing table: what the data plane knows, made anew and swapped as a whole whenever anything changes.
+//!
+//! A request finds its [`Port`] by the socket, its [`Listener`] by the host, its [`Rule`] by host and then path, method, headers and
+//! query, and from there a [`Route`]: what is to be done with it.
+
+mod rules;
+
+use std::collections::{BTreeMap, HashSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{HeaderName, HeaderValue, StatusCode};
+use rustls::sign::CertifiedKey;
+
+pub use rules::{Asked, Found, PathMatch, Rank, Rule, Rules, TextMatch, pattern};
+
+use crate::hostname::Hosts;
+use crate::metrics::RouteMetrics;
+
+/// Everything, by port.
+#[derive(Clone, Default)]
+pub struct Table {
+    pub ports: BTreeMap<u16, Arc<Port>>,
+    /// All that routes lead to.
+    pub endpoints: HashSet<SocketAddr>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    Http,
+    /// HTTPS, and TLS that is passed through.
+    Tls,
+}
+
+/// What is served on one port.
+pub struct Port {
+    pub protocol: Protocol,
+    pub listeners: Hosts<Arc<Listener>>,
+    /// For clients that name no host, or none that is known.
+    pub default_certificate: Option<Arc<CertifiedKey>>,
+}
+
+impl Port {
+    /// Whether the client's first words decide what becomes of the connection.
+    pub fn has_passthrough(&self) -> bool {
+        self.listeners.values().any(|listener| !listener.passthrough.is_empty())
+    }
+}
+
+/// A set of hosts of a port. Routes of one are not those of another.
+#[derive(Default)]
+pub struct Listener {
+    pub hosts: Hosts<Rules>,
+    pub certificates: Hosts<Arc<CertifiedKey>>,
+    /// Where connections go that are not ours to decrypt.
+    pub passthrough: Hosts<Arc<Route>>,
+}
+
+/// What is done with a request.
+pub struct Route {
+    /// The object and the place in it, for people and metrics.
+    pub name: String,
+    pub filters: Vec<Filter>,
+    pub action: Action,
+    /// For the whole exchange, and for the time until the backend begins to answer.
+    pub timeout: Option<Duration>,
+    pub backend_timeout: Option<Duration>,
+    pub metrics: RouteMetrics,
+}
+
+pub enum Action {
+    Forward(Vec<Weighted>),
+    Redirect(Redirect),
+    /// The route cannot be followed.
+    Refuse(StatusCode),
+}
+
+/// One of several backends, with its share of the requests.
+pub struct Weighted {
+    pub weight: u32,
+    /// None: the reference leads nowhere, and its share of the requests fails.
+    pub backend: Option<Arc<Backend>>,
+    pub filters: Vec<Filter>,
+}
+
+/// One port of a Service.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Backend {
+    pub name: String,
+    pub protocol: BackendProtocol,
+    pub endpoints: Vec<SocketAddr>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BackendProtocol {
+    Http1,
+    /// HTTP/2 without TLS.
+    H2c,
+}
+
+pub enum Filter {
+    RequestHeaders(HeaderEdits),
+    ResponseHeaders(HeaderEdits),
+    Rewrite {
+        hostname: Option<HeaderValue>,
+        path: Option<PathEdit>,
+    },
+    /// A copy of some requests, whose answers nobody reads.
+    Mirror {
+        backend: Arc<Backend>,
+        share: (u32, u32),
+    },
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct HeaderEdits {
+    pub set: Vec<(HeaderName, HeaderValue)>,
+    pub add: Vec<(HeaderName, HeaderValue)>,
+    pub remove: Vec<HeaderName>,
+}
+
+#[derive(Clone, Debug)]
+pub enum PathEdit {
+    Full(String),
+    /// Instead of the prefix that matched.
+    Prefix(String),
+}
+
+impl PathEdit {
+    /// The path that takes the place of one whose first `matched` bytes are the prefix that the rule asks for.
+    pub fn apply(&self, path: &str, matched: usize) -> String {
+        match self {
+            Self::Full(new) => new.clone(),
+            Self::Prefix(new) => {
+                let rest = path.get(matched..).unwrap_or_default();
+                let new = new.strip_suffix('/').unwrap_or(new);
+                match (new.is_empty() && rest.is_empty(), rest.is_empty() || rest.starts_with('/')) {
+                    (true, _) => "/".to_owned(),
+                    (false, true) => format!("{new}{rest}"),
+                    (false, false) => format!("{new}/{rest}"),
+                }
+            }
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Redirect {
+    pub scheme: Option<&'static str>,
+    pub hostname: Option<String>,
+    pub path: Option<PathEdit>,
+    pub port: Option<u16>,
+    pub code: StatusCode,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_is_replaced_by_elements() {
+        for (path, matched, new, expected) in [
+            ("/foo/bar", 4, "/xyz", "/xyz/bar"),
+            ("/foo/bar", 4, "/xyz/", "/xyz/bar"),
+            ("/foo/", 4, "/xyz", "/xyz/"),
+            ("/foo", 4, "/xyz", "/xyz"),
+            ("/foo/bar", 4, "/", "/bar"),
+            ("/foo/bar", 4, "", "/bar"),
+            ("/foo", 4, "/", "/"),
+            ("/foo/", 4, "/", "/"),
+            ("/bar", 0, "/xyz", "/xyz/bar"),
+        ] {
+            assert_eq!(PathEdit::Prefix(new.into()).apply(path, matched), expected, "{path} {new}");
+        }
+        assert_eq!(PathEdit::Full("/one".into()).apply("/two/three", 4), "/one");
+    }
+}
