@@ -9,7 +9,9 @@ use anyhow::Context;
 use crate::allocation::Cidr;
 use crate::audit::{Batching, LogConfig, Mode, Truncation};
 use crate::authz::{FailurePolicy, WebhookConfig};
-use crate::config::{AuditConfig, Authorizer, Config, DEFAULT_ISSUER, OidcConfig, Storage, TokenWebhookConfig};
+use crate::config::{
+    AuditConfig, Authorizer, Config, DEFAULT_ISSUER, EncryptionFile, OidcConfig, Storage, TokenWebhookConfig,
+};
 use crate::registry::RuntimeConfig;
 
 /// `cox apiserver`: upstream's flags, and `--data-dir` for the embedded store.
@@ -18,6 +20,12 @@ pub struct Args {
     /// Directory of the embedded store.
     #[arg(long, value_name = "DIR", default_value = "/var/lib/cox/store")]
     pub data_dir: PathBuf,
+    /// The file with the configuration of what is encrypted in the store, and with what.
+    #[arg(long, value_name = "FILE")]
+    pub encryption_provider_config: Option<PathBuf>,
+    /// Whether a change of that file takes effect without a restart.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub encryption_provider_config_automatic_reload: bool,
     /// List of etcd servers to connect with (scheme://ip:port), comma separated.
     #[arg(long, value_delimiter = ',')]
     pub etcd_servers: Vec<String>,
@@ -475,6 +483,10 @@ impl TryFrom<Args> for Config {
             service_account_extend_token_expiration: args.service_account_extend_token_expiration,
             event_ttl: args.event_ttl,
             compaction_interval: args.etcd_compaction_interval,
+            encryption: args.encryption_provider_config.map(|path| EncryptionFile {
+                path,
+                automatic_reload: args.encryption_provider_config_automatic_reload,
+            }),
             trace_bytes: args.trace_buffer_bytes,
             connections: None,
         })

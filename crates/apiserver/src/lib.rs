@@ -31,6 +31,7 @@ mod protobuf;
 pub mod registry;
 mod remote;
 mod resource_metrics;
+mod seal;
 mod server;
 mod server_leases;
 mod state;
@@ -44,8 +45,9 @@ pub use args::Args;
 pub use audit::{Batching, LogConfig, Mode, Truncation};
 pub use authz::{Attributes, FailurePolicy, WebhookConfig};
 pub use body::{Body, BodyError};
-pub use config::{AuditConfig, Authorizer, Config, OidcConfig, Storage, TokenWebhookConfig};
+pub use config::{AuditConfig, Authorizer, Config, EncryptionFile, OidcConfig, Storage, TokenWebhookConfig};
 pub use registry::RuntimeConfig;
+pub use seal::{EncryptionConfiguration, Key, ProviderConfiguration, ResourceConfiguration};
 pub use server::{Handler, Server};
 
 /// The index behind RBAC decisions, for those who measure it.

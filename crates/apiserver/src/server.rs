@@ -25,11 +25,12 @@ use crate::authn::{Authenticators, Peer, PeerCertificates, TokenIssuer};
 use crate::authz::Authorizers;
 use crate::body::{Body, RequestBody};
 use crate::chain::{self, Cors, InFlight};
-use crate::config::{Config, Storage};
+use crate::config::{Config, EncryptionFile, Storage};
 use crate::discovery::Documents;
 use crate::flow_control::FlowControl;
 use crate::metrics::RequestMetrics;
-use crate::registry::Registry;
+use crate::registry::{Registry, Serving};
+use crate::seal::{Sealed, Seals};
 use crate::state::State;
 use crate::verbs::{EventLeases, KubeletClient};
 use crate::watch_cache;
@@ -73,8 +74,8 @@ impl Server {
         let (mut audit_tasks, audit_stop) = (JoinSet::new(), CancellationToken::new());
         let audit = Audit::new(&config.audit, &mut audit_tasks, &audit_stop)?;
 
-        let store = open(&config).await?;
         let registry = Registry::new(&config.runtime_config);
+        let (store, sealed) = seal(&config, &registry, open(&config).await?).await?;
         let caches = watch_cache::start(store, &registry.prefixes()).await?;
         let stop = CancellationToken::new();
         let dispatcher = tokio::spawn(watch_cache::run(caches.clone(), stop.clone()));
@@ -117,12 +118,14 @@ impl Server {
             tokens,
             registry,
             caches,
+            sealed,
             config,
         };
         let state = Arc::new(state);
         let mut housekeeping = JoinSet::new();
         housekeeping.spawn(crate::custom::run(state.clone()));
         housekeeping.spawn(crate::integrity::run(state.clone()));
+        housekeeping.spawn(crate::seal::run(state.clone()));
         begin(&state, &mut housekeeping).await?;
         housekeeping.spawn(crate::aggregation::local::run(state.clone()));
         housekeeping.spawn(crate::aggregation::run(state.clone()));
@@ -262,6 +265,21 @@ async fn open(config: &Config) -> anyhow::Result<Arc<dyn Store>> {
             Ok(Arc::new(store))
         }
     }
+}
+
+/// Puts what seals before a store, if something is to be sealed.
+async fn seal(
+    config: &Config,
+    registry: &Registry,
+    store: Arc<dyn Store>,
+) -> anyhow::Result<(Arc<dyn Store>, Option<Sealed>)> {
+    let Some(EncryptionFile { path, automatic_reload }) = &config.encryption else { return Ok((store, None)) };
+    let table = registry.table();
+    let stored = table.rows().iter().filter(|row| row.serving == Serving::Stored);
+    let resources = stored.map(|row| (&*row.store_prefix, &*row.plural, &*row.group));
+    let seals = Seals::new(resources, Some(path.clone()), *automatic_reload).await?;
+    let sealed = Sealed::new(store, seals);
+    Ok((Arc::new(sealed.clone()), Some(sealed)))
 }
 
 /// The embedded store keeps history in memory: as much as there are objects ends an interval early, within these bounds.

@@ -22,6 +22,8 @@ pub(crate) struct State {
     pub(crate) config: Config,
     pub(crate) registry: Registry,
     pub(crate) caches: Arc<Caches>,
+    /// The store of the caches, if it seals.
+    pub(crate) sealed: Option<crate::seal::Sealed>,
     pub(crate) authn: authn::Authenticators,
     pub(crate) authz: authz::Authorizers,
     pub(crate) admission: admission::Chain,
@@ -50,6 +52,15 @@ pub(crate) struct State {
 impl State {
     pub(crate) fn store(&self) -> &dyn Store {
         &*self.caches.store
+    }
+
+    /// Whether what is stored under a key is to be written again though it does not change: it is sealed with a key that
+    /// is no longer written with.
+    pub(crate) async fn is_stale(&self, key: &str) -> Result<bool, Status> {
+        match &self.sealed {
+            Some(sealed) => sealed.is_stale(key).await.map_err(crate::status::from_store),
+            None => Ok(false),
+        }
     }
 
     /// The address of this server that pods can reach: never loopback or the wildcard, which mean something else to them.

@@ -41,6 +41,9 @@ mod bad_input;
 mod can_i;
 #[path = "apiserver/connect.rs"]
 mod connect;
+#[allow(dead_code, reason = "shared with the tests of the store, which use all of it")]
+#[path = "../../store/tests/store/peer.rs"]
+mod etcd;
 #[path = "apiserver/floods.rs"]
 mod floods;
 #[path = "apiserver/harness.rs"]
@@ -75,6 +78,8 @@ mod reload;
 mod remote_decisions;
 #[path = "apiserver/rest.rs"]
 mod rest;
+#[path = "apiserver/sealed.rs"]
+mod sealed;
 #[path = "apiserver/security.rs"]
 mod security;
 #[path = "apiserver/servers.rs"]

@@ -25,8 +25,7 @@ pub struct Clients {
 impl Clients {
     /// Clients that connect on first use and again after the runtime restarts.
     pub fn lazy(path: impl AsRef<Path>) -> Self {
-        let path = socket_path(path.as_ref());
-        Self::new(endpoint().connect_with_connector_lazy(connector(path)))
+        Self::new(channel(path))
     }
 
     fn new(channel: Channel) -> Self {
@@ -50,6 +49,11 @@ pub async fn connect(path: impl AsRef<Path>) -> Result<Clients, Error> {
         .await
         .map_err(|source| Error::Transport { path: path.display().to_string(), source })?;
     Ok(Clients::new(channel))
+}
+
+/// The transport alone, for other services on Unix sockets: connects on first use, and again after a restart of the peer.
+pub fn channel(path: impl AsRef<Path>) -> Channel {
+    endpoint().connect_with_connector_lazy(connector(socket_path(path.as_ref())))
 }
 
 fn endpoint() -> Endpoint {
