@@ -294,6 +294,7 @@ impl AuthorizationArgs {
                 unauthorized_ttl: self.authorization_webhook_cache_unauthorized_ttl,
                 timeout: Duration::from_secs(30),
                 failure_policy: FailurePolicy::NoOpinion,
+                match_conditions: Vec::new(),
             }))
         };
         self.authorization_mode.iter().map(mode).collect()

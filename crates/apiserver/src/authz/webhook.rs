@@ -7,6 +7,7 @@ use api::UserInfo;
 use api::selector::{FieldSelector, Operator, Selector};
 use serde_json::{Value, json};
 
+use super::conditions::Conditions;
 use super::{Attributes, Opinion};
 use crate::expiring::Expiring;
 use crate::remote::Remote;
@@ -26,6 +27,8 @@ pub struct WebhookConfig {
     pub unauthorized_ttl: Duration,
     pub timeout: Duration,
     pub failure_policy: FailurePolicy,
+    /// Expressions in CEL that must all be true for the webhook to be asked.
+    pub match_conditions: Vec<String>,
 }
 
 /// What no answer means.
@@ -38,6 +41,7 @@ pub enum FailurePolicy {
 pub(crate) struct Webhook {
     config: WebhookConfig,
     remote: Remote,
+    conditions: Conditions,
     cache: Expiring<String, Answer>,
 }
 
@@ -55,10 +59,17 @@ impl Webhook {
             "unsupported version {:?} of SubjectAccessReview",
             config.version
         );
-        Ok(Self { remote: Remote::from_kubeconfig(&config.config_file)?, config, cache: Expiring::new() })
+        let conditions = Conditions::new(&config.match_conditions, "matchConditions");
+        let conditions = conditions.map_err(|errors| anyhow::anyhow!("{errors}"))?;
+        Ok(Self { remote: Remote::from_kubeconfig(&config.config_file)?, config, conditions, cache: Expiring::new() })
     }
 
     pub(super) async fn decide(&self, user: &UserInfo, attributes: &Attributes) -> Opinion {
+        match self.conditions.decide(user, attributes) {
+            Ok(true) => {}
+            Ok(false) => return Opinion::None(String::new()),
+            Err(problem) => return self.failed(&problem),
+        }
         let spec = question(user, attributes);
         let key = spec.to_string();
         let answer = match self.cache.get(&key) {
@@ -74,19 +85,21 @@ impl Webhook {
                     }
                     answer
                 }
-                Err(error) => {
-                    tracing::warn!(webhook = self.config.name, %error, "authorization webhook failed");
-                    return match self.config.failure_policy {
-                        FailurePolicy::NoOpinion => Opinion::None(String::new()),
-                        FailurePolicy::Deny => Opinion::Deny(String::new()),
-                    };
-                }
+                Err(error) => return self.failed(&error),
             },
         };
         match answer {
             Answer::Allow(reason) => Opinion::Allow(reason),
             Answer::Deny(reason) => Opinion::Deny(reason),
             Answer::NoOpinion(reason) => Opinion::None(reason),
+        }
+    }
+
+    fn failed(&self, error: &str) -> Opinion {
+        tracing::warn!(webhook = self.config.name, error, "authorization webhook failed");
+        match self.config.failure_policy {
+            FailurePolicy::NoOpinion => Opinion::None(String::new()),
+            FailurePolicy::Deny => Opinion::Deny(String::new()),
         }
     }
 
@@ -159,7 +172,7 @@ fn question(user: &UserInfo, attributes: &Attributes) -> Value {
     spec
 }
 
-fn field_requirements(selector: &str) -> Vec<Value> {
+pub(super) fn field_requirements(selector: &str) -> Vec<Value> {
     let Ok(selector) = FieldSelector::parse(selector) else { return Vec::new() };
     let requirement = |term: &api::selector::FieldTerm| {
         let operator = if term.equal { "In" } else { "NotIn" };
@@ -168,7 +181,7 @@ fn field_requirements(selector: &str) -> Vec<Value> {
     selector.terms().iter().map(requirement).collect()
 }
 
-fn label_requirements(selector: &str) -> Vec<Value> {
+pub(super) fn label_requirements(selector: &str) -> Vec<Value> {
     let Ok(selector) = Selector::parse(selector) else { return Vec::new() };
     let requirements = selector.requirements().iter().filter_map(|requirement| {
         let operator = match requirement.operator {
