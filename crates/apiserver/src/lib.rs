@@ -47,7 +47,9 @@ pub use authz::{Attributes, FailurePolicy, WebhookConfig};
 pub use body::{Body, BodyError};
 pub use config::{AuditConfig, Authorizer, Config, EncryptionFile, OidcConfig, Storage, TokenWebhookConfig};
 pub use registry::RuntimeConfig;
-pub use seal::{EncryptionConfiguration, Key, ProviderConfiguration, ResourceConfiguration};
+pub use seal::{
+    EncryptionConfiguration, Key, Keys, KmsConfiguration, ProviderConfiguration, ResourceConfiguration, rewrite_store,
+};
 pub use server::{Handler, Server};
 
 /// The index behind RBAC decisions, for those who measure it.

@@ -30,7 +30,7 @@ use crate::discovery::Documents;
 use crate::flow_control::FlowControl;
 use crate::metrics::RequestMetrics;
 use crate::registry::{Registry, Serving};
-use crate::seal::{Sealed, Seals};
+use crate::seal::{Foreign, Sealed, Seals};
 use crate::state::State;
 use crate::verbs::{EventLeases, KubeletClient};
 use crate::watch_cache;
@@ -267,18 +267,24 @@ async fn open(config: &Config) -> anyhow::Result<Arc<dyn Store>> {
     }
 }
 
-/// Puts what seals before a store, if something is to be sealed.
+/// Puts what seals before a store, if something is to be sealed or upstream may have written there.
 async fn seal(
     config: &Config,
     registry: &Registry,
     store: Arc<dyn Store>,
 ) -> anyhow::Result<(Arc<dyn Store>, Option<Sealed>)> {
-    let Some(EncryptionFile { path, automatic_reload }) = &config.encryption else { return Ok((store, None)) };
+    if config.encryption.is_none() && matches!(config.storage, Storage::Embedded(_)) {
+        return Ok((store, None));
+    }
+    let (path, automatic_reload) = match &config.encryption {
+        Some(EncryptionFile { path, automatic_reload }) => (Some(path.clone()), *automatic_reload),
+        None => (None, false),
+    };
     let table = registry.table();
     let stored = table.rows().iter().filter(|row| row.serving == Serving::Stored);
     let resources = stored.map(|row| (&*row.store_prefix, &*row.plural, &*row.group));
-    let seals = Seals::new(resources, Some(path.clone()), *automatic_reload).await?;
-    let sealed = Sealed::new(store, seals);
+    let seals = Seals::new(resources, path, automatic_reload).await?;
+    let sealed = Sealed::new(store, seals, Foreign::new(&table));
     Ok((Arc::new(sealed.clone()), Some(sealed)))
 }
 

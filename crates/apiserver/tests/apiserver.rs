@@ -46,6 +46,8 @@ mod connect;
 mod etcd;
 #[path = "apiserver/floods.rs"]
 mod floods;
+#[path = "apiserver/foreign_store.rs"]
+mod foreign_store;
 #[path = "apiserver/harness.rs"]
 mod harness;
 #[path = "apiserver/identities.rs"]

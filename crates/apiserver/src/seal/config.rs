@@ -132,6 +132,10 @@ impl std::fmt::Display for Pattern {
 }
 
 impl EncryptionConfiguration {
+    pub fn new(resources: Vec<ResourceConfiguration>) -> Self {
+        Self { kind: KIND.to_owned(), api_version: API_VERSION.to_owned(), resources }
+    }
+
     /// Reads and checks a file. `reload` is whether it may change under a running server.
     pub fn load(path: &Path, reload: bool) -> anyhow::Result<Self> {
         let name = api::field::quote(&path.display().to_string());

@@ -53,11 +53,14 @@ pub(super) struct Kms {
     times: Times,
     write: RwLock<Option<Arc<WriteKey>>>,
     /// By what the service needs to open them, encoded.
-    seeds: Mutex<HashMap<Vec<u8>, (Arc<DataKey>, Instant)>>,
+    seeds: Mutex<HashMap<Vec<u8>, Kept>>,
     /// The service failed to open a seed a moment ago: thousands of values are not to wait for it one by one.
     failed: Mutex<Option<(Instant, String)>>,
     health: tokio::sync::Mutex<Option<(Instant, Result<(), SealError>)>>,
 }
+
+/// A key, and when it was used last.
+type Kept = (Arc<DataKey>, Instant);
 
 enum DataKey {
     Seed(ExtendedNonce),

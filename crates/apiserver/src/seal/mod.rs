@@ -9,13 +9,17 @@
 
 mod cipher;
 mod config;
+mod foreign;
 mod kms;
 mod messages;
 mod providers;
+mod rewrite;
 mod rules;
 mod store;
 
-pub use config::{EncryptionConfiguration, Key, ProviderConfiguration, ResourceConfiguration};
+pub use config::{EncryptionConfiguration, Key, Keys, KmsConfiguration, ProviderConfiguration, ResourceConfiguration};
+pub(crate) use foreign::Foreign;
+pub use rewrite::rewrite_store;
 pub(crate) use rules::Seals;
 pub(crate) use store::{Sealed, run};
 
@@ -41,6 +45,8 @@ pub(crate) enum SealError {
     Random,
     #[error("{0}")]
     Envelope(String),
+    #[error("{0}")]
+    Foreign(String),
     #[error("KMS provider {name}: {reason}")]
     Kms { name: String, reason: String },
 }

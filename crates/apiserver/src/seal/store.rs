@@ -11,9 +11,11 @@ use store::{
     TxnResult, Watch, WatchEvent, WatchStream,
 };
 
+use super::foreign::Foreign;
 use super::providers::{Opened, open_plain};
 use super::rules::Seals;
 use super::{SEALED, SealError};
+use crate::protobuf::MAGIC;
 use crate::state::State;
 
 /// How often the file of the configuration is looked at.
@@ -25,11 +27,12 @@ const RETRY_LOOKS: u32 = 10;
 pub(crate) struct Sealed {
     inner: Arc<dyn Store>,
     pub(crate) seals: Arc<Seals>,
+    foreign: Arc<Foreign>,
 }
 
 impl Sealed {
-    pub(crate) fn new(inner: Arc<dyn Store>, seals: Seals) -> Self {
-        Self { inner, seals: Arc::new(seals) }
+    pub(crate) fn new(inner: Arc<dyn Store>, seals: Seals, foreign: Foreign) -> Self {
+        Self { inner, seals: Arc::new(seals), foreign: Arc::new(foreign) }
     }
 
     /// Whether what is stored under a key is not as it would be written now: an update of it that changes nothing is
@@ -42,10 +45,16 @@ impl Sealed {
 
     async fn opened(&self, key: &str, stored: &Bytes) -> Result<Opened, SealError> {
         let rules = self.seals.rules();
-        match rules.of(key) {
-            Some(providers) => providers.open(key, stored).await,
-            None => open_plain(stored),
+        let mut opened = match rules.of(key) {
+            Some(providers) => providers.open(key, stored).await?,
+            None => open_plain(stored)?,
+        };
+        // Written by upstream; we write JSON.
+        if opened.plain.starts_with(MAGIC) {
+            let plain = self.foreign.read(key, &opened.plain).map_err(SealError::Foreign)?;
+            opened = Opened { plain, stale: true };
         }
+        Ok(opened)
     }
 
     /// Without its value if that cannot be opened, which makes it an unreadable object: why is logged here.
