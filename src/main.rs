@@ -77,7 +77,9 @@ const COMPONENTS: &[Component] = &[
         command(argv, cluster::systemd::main)
     }),
     row(Group::Client, "kubectl", "Control a cluster: this one or any other", |argv| kubectl::main(argv.into_iter())),
-    row(Group::Client, "store", "Check, repair, back up and restore a store", |argv| command(argv, store::cli::main)),
+    row(Group::Client, "store", "Check, repair, back up and restore a store, and exchange its keys", |argv| {
+        command(argv, cluster::store_command::main)
+    }),
     row(Group::Client, "image", "Pull, import, export, list, remove and tag images of this node", |argv| {
         command(argv, runtime::image_cli::main)
     }),

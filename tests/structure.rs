@@ -153,7 +153,7 @@ const FLOORS: &[Floors] = &[
             // What a request, an answer and a stored object are.
             "body json protobuf request_info stamp expiring config watch_cache status accept",
             // Who asks, whether they may, and what else decides about a write.
-            "remote authz audit authn initializers versions delete_options cluster admission allocation",
+            "seal remote authz audit authn initializers versions delete_options cluster admission allocation",
             // What a server keeps while it runs.
             "cors in_flight flow_control metrics aggregation discovery event_leases node_usage state",
             // What it does with a request.

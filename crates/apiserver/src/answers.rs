@@ -57,8 +57,6 @@ impl Table for Unused {
             only("emulation-forward-compatible", &["false"], "this is v1.36"),
             only("enable-garbage-collector", &["true"], "the garbage collector relies on it"),
             only("enable-logs-handler", &["false"], "the host's logs are not served"),
-            refused("encryption-provider-config", "objects are not encrypted in the store"),
-            refused("encryption-provider-config-automatic-reload", "objects are not encrypted in the store"),
             only("endpoint-reconciler-type", &["lease"], "servers keep a lease each"),
             same("etcd-count-metric-poll-period", "objects are counted when somebody reads the metrics"),
             same("etcd-db-metric-poll-interval", "objects are counted when somebody reads the metrics"),
@@ -165,7 +163,7 @@ mod tests {
     ];
 
     const REFUSED: &[&str] = &[
-        "--encryption-provider-config=/x",
+        "--egress-selector-config-file=/x",
         "--allow-privileged=false",
         "--profiling",
         "--feature-gates=UserNamespacesSupport=true",

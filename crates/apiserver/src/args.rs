@@ -9,7 +9,7 @@ use api::cidr::Cidr;
 use registry::RuntimeConfig;
 
 use crate::config::{
-    AuditConfig, Authorizer, Batching, Config, DEFAULT_ISSUER, FailurePolicy, LogConfig, Mode, OidcConfig, Storage,
+    AuditConfig, Authorizer, Batching, Config, DEFAULT_ISSUER, EncryptionFile, FailurePolicy, LogConfig, Mode, OidcConfig, Storage,
     TokenWebhookConfig, Truncation, WebhookConfig,
 };
 
@@ -19,6 +19,12 @@ pub struct Args {
     /// Directory of the embedded store.
     #[arg(long, value_name = "DIR", default_value = "/var/lib/cox/store")]
     pub data_dir: PathBuf,
+    /// The file with the configuration of what is encrypted in the store, and with what.
+    #[arg(long, value_name = "FILE")]
+    pub encryption_provider_config: Option<PathBuf>,
+    /// Whether a change of that file takes effect without a restart.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub encryption_provider_config_automatic_reload: bool,
     /// List of etcd servers to connect with (scheme://ip:port), comma separated.
     #[arg(long, value_delimiter = ',')]
     pub etcd_servers: Vec<String>,
@@ -287,6 +293,7 @@ impl AuthorizationArgs {
                 unauthorized_ttl: self.authorization_webhook_cache_unauthorized_ttl,
                 timeout: Duration::from_secs(30),
                 failure_policy: FailurePolicy::NoOpinion,
+                match_conditions: Vec::new(),
             }))
         };
         self.authorization_mode.iter().map(mode).collect()
@@ -476,6 +483,10 @@ impl TryFrom<Args> for Config {
             service_account_extend_token_expiration: args.service_account_extend_token_expiration,
             event_ttl: args.event_ttl,
             compaction_interval: args.etcd_compaction_interval,
+            encryption: args.encryption_provider_config.map(|path| EncryptionFile {
+                path,
+                automatic_reload: args.encryption_provider_config_automatic_reload,
+            }),
             trace_bytes: args.trace_buffer_bytes,
             connections: None,
         })

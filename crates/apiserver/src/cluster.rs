@@ -13,12 +13,15 @@ use crate::authz::Authorizers;
 use crate::body::Body;
 use crate::config::Config;
 use crate::remote::Services;
+use crate::seal::Sealed;
 use crate::watch_cache::{Cache, Caches};
 
 pub(crate) struct Cluster {
     pub(crate) config: Config,
     pub(crate) registry: Registry,
     pub(crate) caches: Arc<Caches>,
+    /// The store of the caches, if it seals.
+    pub(crate) sealed: Option<Sealed>,
     pub(crate) authz: Authorizers,
     pub(crate) services: Services,
     /// Fires when the server stops; open watches end.
@@ -58,6 +61,15 @@ pub(crate) trait OwnRequests: Send + Sync {
 impl Cluster {
     pub(crate) fn store(&self) -> &dyn Store {
         &*self.caches.store
+    }
+
+    /// Whether what is stored under a key is to be written again though it does not change: it is sealed with a key that
+    /// is no longer written with.
+    pub(crate) async fn is_stale(&self, key: &str) -> Result<bool, Status> {
+        match &self.sealed {
+            Some(sealed) => sealed.is_stale(key).await.map_err(crate::status::from_store),
+            None => Ok(false),
+        }
     }
 
     pub(crate) fn cache(&self, resource: &Resource) -> Result<Arc<Cache>, Status> {

@@ -78,6 +78,8 @@ pub struct Config {
     pub compaction_interval: Duration,
     /// How much of the trace is kept, in bytes; 0 records nothing.
     pub trace_bytes: usize,
+    /// What is encrypted in the store, and with what; without one, nothing.
+    pub encryption: Option<EncryptionFile>,
     /// How many connections the port takes; without a word, a share of the descriptors of this process.
     pub connections: Option<tls::Limits>,
 }
@@ -91,6 +93,14 @@ pub enum Storage {
     Etcd(store::etcd::Options),
     /// A store that is already open.
     Open(Arc<dyn store::Store>),
+}
+
+/// A file with an `EncryptionConfiguration`.
+#[derive(Clone, Debug)]
+pub struct EncryptionFile {
+    pub path: PathBuf,
+    /// Whether a change of the file takes effect while the server runs.
+    pub automatic_reload: bool,
 }
 
 /// One way to decide what is allowed.
@@ -133,6 +143,8 @@ pub struct WebhookConfig {
     pub unauthorized_ttl: Duration,
     pub timeout: Duration,
     pub failure_policy: FailurePolicy,
+    /// Expressions in CEL that must all be true for the webhook to be asked.
+    pub match_conditions: Vec<String>,
 }
 
 /// What no answer means.
@@ -300,6 +312,7 @@ impl Config {
             event_ttl: Duration::from_secs(3600),
             compaction_interval: Duration::from_secs(300),
             trace_bytes: trace::Recorder::DEFAULT_BYTES,
+            encryption: None,
             connections: None,
         }
     }

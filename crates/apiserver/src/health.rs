@@ -1,5 +1,6 @@
 //! `/healthz`, `/livez` and `/readyz`, with named checks, and the `componentstatuses` that clients still ask for.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use api::Status;
@@ -54,12 +55,17 @@ const HOOKS: &[(&str, Awaited)] = &[
 ];
 
 /// Name and outcome of every check.
-async fn checks(state: &Arc<State>, ready: bool) -> Vec<(&'static str, Result<(), String>)> {
+async fn checks(state: &Arc<State>, ready: bool) -> Vec<(Cow<'static, str>, Result<(), String>)> {
     let store = state.caches.store.current_revision().await.map(drop).map_err(|error| error.to_string());
-    let mut checks = vec![("ping", Ok(())), ("log", Ok(())), ("etcd", store.clone())];
+    let mut checks = vec![("ping".into(), Ok(())), ("log".into(), Ok(())), ("etcd".into(), store.clone())];
     if ready {
-        checks.push(("etcd-readiness", store));
-        checks.push(("informer-sync", readable(state).and_then(|()| crate::custom::is_synced(state))));
+        checks.push(("etcd-readiness".into(), store));
+    }
+    if let Some(sealed) = &state.sealed {
+        checks.extend(sealed.seals.health().await.into_iter().map(|(name, outcome)| (name.into(), outcome)));
+    }
+    if ready {
+        checks.push(("informer-sync".into(), readable(state).and_then(|()| crate::custom::is_synced(state))));
     }
     checks.extend(HOOKS.iter().map(|(name, waits_for)| {
         let outcome = match waits_for {
@@ -67,11 +73,11 @@ async fn checks(state: &Arc<State>, ready: bool) -> Vec<(&'static str, Result<()
             Awaited::FirstObjects => state.bootstrapped(),
             Awaited::Definitions => crate::custom::is_synced(state),
         };
-        (*name, outcome)
+        (Cow::Borrowed(*name), outcome)
     }));
     if ready {
         let stopping = state.stop.is_cancelled();
-        checks.push(("shutdown", if stopping { Err("process is shutting down".to_owned()) } else { Ok(()) }));
+        checks.push(("shutdown".into(), if stopping { Err("process is shutting down".to_owned()) } else { Ok(()) }));
     }
     checks
 }
@@ -103,7 +109,7 @@ pub(crate) async fn serve(state: &Arc<State>, info: &RequestInfo) -> Result<Resp
     let mut failed = false;
     for (name, outcome) in &checks {
         match outcome {
-            _ if excluded.contains(name) => lines.push_str(&format!("[+]{name} excluded: ok\n")),
+            _ if excluded.contains(&&**name) => lines.push_str(&format!("[+]{name} excluded: ok\n")),
             Ok(()) => lines.push_str(&format!("[+]{name} ok\n")),
             Err(_) => {
                 failed = true;

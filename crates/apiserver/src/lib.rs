@@ -41,6 +41,7 @@ mod protobuf;
 mod remote;
 mod request_info;
 mod resource_metrics;
+mod seal;
 mod server;
 mod server_leases;
 mod stamp;
@@ -55,10 +56,13 @@ pub use args::Args;
 pub use authz::Attributes;
 pub use body::{Body, BodyError};
 pub use config::{
-    AuditConfig, Authorizer, Batching, Config, FailurePolicy, LogConfig, Mode, OidcConfig, Storage, TokenWebhookConfig,
+    AuditConfig, Authorizer, Batching, Config, EncryptionFile, FailurePolicy, LogConfig, Mode, OidcConfig, Storage, TokenWebhookConfig,
     Truncation, WebhookConfig,
 };
 pub use registry::RuntimeConfig;
+pub use seal::{
+    EncryptionConfiguration, Key, Keys, KmsConfiguration, ProviderConfiguration, ResourceConfiguration, rewrite_store,
+};
 pub use server::{Handler, Server};
 
 /// The index behind RBAC decisions, for those who measure it.

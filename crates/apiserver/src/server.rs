@@ -27,7 +27,7 @@ use crate::authz::Authorizers;
 use crate::body::{Body, RequestBody};
 use crate::chain;
 use crate::cluster::Cluster;
-use crate::config::{Config, Storage};
+use crate::config::{Config, EncryptionFile, Storage};
 use crate::cors::Cors;
 use crate::discovery::Documents;
 use crate::event_leases::EventLeases;
@@ -35,6 +35,7 @@ use crate::flow_control::FlowControl;
 use crate::in_flight::InFlight;
 use crate::metrics::RequestMetrics;
 use crate::remote::{KubeletClient, Services};
+use crate::seal::{Foreign, Sealed, Seals};
 use crate::state::State;
 use crate::verbs::Own;
 use crate::watch_cache;
@@ -78,8 +79,8 @@ impl Server {
         let (mut audit_tasks, audit_stop) = (JoinSet::new(), CancellationToken::new());
         let audit = Audit::new(&config.audit, &mut audit_tasks, &audit_stop)?;
 
-        let store = open(&config).await?;
         let registry = Registry::new(&config.runtime_config);
+        let (store, sealed) = seal(&config, &registry, open(&config).await?).await?;
         let caches = watch_cache::start(store, &registry.prefixes()).await?;
         let stop = CancellationToken::new();
         let dispatcher = tokio::spawn(watch_cache::run(caches.clone(), stop.clone()));
@@ -103,6 +104,7 @@ impl Server {
             own: Default::default(),
             registry,
             caches,
+            sealed,
             config,
         };
         let config = &cluster.config;
@@ -135,6 +137,7 @@ impl Server {
         let mut housekeeping = JoinSet::new();
         housekeeping.spawn(crate::custom::run(state.clone()));
         housekeeping.spawn(crate::integrity::run(state.clone()));
+        housekeeping.spawn(crate::seal::run(state.clone()));
         begin(&state, &mut housekeeping).await?;
         housekeeping.spawn(crate::api_services::local::run(state.clone()));
         housekeeping.spawn(crate::api_services::run(state.clone()));
@@ -274,6 +277,27 @@ async fn open(config: &Config) -> anyhow::Result<Arc<dyn Store>> {
             Ok(Arc::new(store))
         }
     }
+}
+
+/// Puts what seals before a store, if something is to be sealed or upstream may have written there.
+async fn seal(
+    config: &Config,
+    registry: &Registry,
+    store: Arc<dyn Store>,
+) -> anyhow::Result<(Arc<dyn Store>, Option<Sealed>)> {
+    if config.encryption.is_none() && matches!(config.storage, Storage::Embedded(_)) {
+        return Ok((store, None));
+    }
+    let (path, automatic_reload) = match &config.encryption {
+        Some(EncryptionFile { path, automatic_reload }) => (Some(path.clone()), *automatic_reload),
+        None => (None, false),
+    };
+    let table = registry.table();
+    let stored = table.rows().iter().filter(|row| row.serving == Serving::Stored);
+    let resources = stored.map(|row| (&*row.store_prefix, &*row.plural, &*row.group));
+    let seals = Seals::new(resources, path, automatic_reload).await?;
+    let sealed = Sealed::new(store, seals, Foreign::new(&table));
+    Ok((Arc::new(sealed.clone()), Some(sealed)))
 }
 
 /// The embedded store keeps history in memory: as much as there are objects ends an interval early, within these bounds.

@@ -41,8 +41,13 @@ mod bad_input;
 mod can_i;
 #[path = "apiserver/connect.rs"]
 mod connect;
+#[allow(dead_code, reason = "shared with the tests of the store, which use all of it")]
+#[path = "../../store/tests/store/peer.rs"]
+mod etcd;
 #[path = "apiserver/floods.rs"]
 mod floods;
+#[path = "apiserver/foreign_store.rs"]
+mod foreign_store;
 #[path = "apiserver/harness.rs"]
 mod harness;
 #[path = "apiserver/identities.rs"]
@@ -75,6 +80,8 @@ mod reload;
 mod remote_decisions;
 #[path = "apiserver/rest.rs"]
 mod rest;
+#[path = "apiserver/sealed.rs"]
+mod sealed;
 #[path = "apiserver/security.rs"]
 mod security;
 #[path = "apiserver/servers.rs"]

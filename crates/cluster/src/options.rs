@@ -21,6 +21,16 @@ impl Options {
         self.data_dir.join("pki")
     }
 
+    /// Everything the cluster knows.
+    pub fn store_dir(&self) -> PathBuf {
+        self.data_dir.join("store")
+    }
+
+    /// What is encrypted in the store, and the key.
+    pub fn encryption_file(&self) -> PathBuf {
+        self.pki_dir().join("encryption.yaml")
+    }
+
     pub fn log_file(&self) -> PathBuf {
         self.data_dir.join("logs/cox.log")
     }

@@ -20,7 +20,7 @@ use crate::pki::{Pki, private_dir};
 use crate::progress::Progress;
 use crate::shape::{Flags, Shape};
 use crate::{
-    dns_service, ingress, join, metrics_reader, network_policy, node_address, node_network, nodes, storage_class,
+    dns_service, encryption, ingress, join, metrics_reader, network_policy, node_address, node_network, nodes, storage_class,
 };
 
 /// Plug-ins beside those that every API server has: a node's credential is good for that node only, and nobody takes
@@ -184,8 +184,9 @@ fn prepare_keys(options: &Options, shape: &Shape, node: &str, addresses: &[IpAdd
 }
 
 fn apiserver_config(options: &Options, shape: &Shape, pki: &Pki, node_ip: IpAddr) -> Result<apiserver::Config> {
-    let storage = apiserver::Storage::Embedded(options.data_dir.join("store"));
-    let mut config = apiserver::Config::new(storage);
+    let mut config = apiserver::Config::new(apiserver::Storage::Embedded(options.store_dir()));
+    let encryption = encryption::ensure(options)?;
+    config.encryption = Some(apiserver::EncryptionFile { path: encryption, automatic_reload: true });
     config.bind = (IpAddr::from([0, 0, 0, 0]), shape.secure_port).into();
     config.advertise_address = Some(node_ip);
     config.tls_cert_file = Some(pki.certificate("apiserver"));

@@ -1,20 +1,13 @@
 //! `cox store`: examine, salvage, copy and restore the directory of an embedded store.
 
 use crate::embedded::{self, Report};
-use clap::{Parser, Subcommand};
+use clap::Subcommand;
 use futures_util::future::BoxFuture;
 use std::path::PathBuf;
 
-/// Examine, repair, back up and restore an embedded store
-#[derive(Parser, Clone, Debug)]
-#[command(name = "store")]
-pub struct Args {
-    #[command(subcommand)]
-    command: Command,
-}
-
+/// What can be done with a store.
 #[derive(Subcommand, Clone, Debug)]
-enum Command {
+pub enum Command {
     /// Read every byte and say whether the store can be opened; changes nothing, works while it is in use
     Check {
         /// The store's directory
@@ -41,12 +34,12 @@ enum Command {
     },
 }
 
-pub fn main(args: Args) -> BoxFuture<'static, anyhow::Result<()>> {
-    Box::pin(run_main(args))
+pub fn main(command: Command) -> BoxFuture<'static, anyhow::Result<()>> {
+    Box::pin(run_main(command))
 }
 
-async fn run_main(args: Args) -> anyhow::Result<()> {
-    let lines = tokio::task::spawn_blocking(move || run(args.command)).await??;
+async fn run_main(command: Command) -> anyhow::Result<()> {
+    let lines = tokio::task::spawn_blocking(move || run(command)).await??;
     for line in lines {
         println!("{line}");
     }
@@ -92,6 +85,12 @@ mod tests {
     use crate::{EmbeddedStore, Store};
     use std::sync::Arc;
 
+    #[derive(clap::Parser)]
+    struct Args {
+        #[command(subcommand)]
+        command: Command,
+    }
+
     #[tokio::test]
     async fn commands_say_what_they_found() {
         let dir = tempfile::tempdir().unwrap();
@@ -104,7 +103,7 @@ mod tests {
                     Some(name) => path(name),
                     None => word.to_string(),
                 }));
-            let args = Args::try_parse_from(words).unwrap();
+            let args = <Args as clap::Parser>::try_parse_from(words).unwrap();
             run(args.command).map(|lines| lines.join("\n")).map_err(|error| error.to_string())
         };
         // In use: reading is fine, repairing is not.
@@ -117,6 +116,24 @@ mod tests {
         assert!(command(&["repair", "@a"]).unwrap().starts_with("nothing to repair"));
         assert!(command(&["restore", "@copy", "@b"]).unwrap().contains("ok: revision 2, 1 keys"));
         assert!(command(&["restore", "@copy", "@b"]).unwrap_err().ends_with("already holds a store"));
+        // Compacted history is gone from the files, and the store goes on.
+        let store: Arc<dyn Store> = Arc::new(EmbeddedStore::open(path("b"), Options::default()).unwrap());
+        store.put("/k", "another value").await.unwrap();
+        store.put("/k", "the last value").await.unwrap();
+        let last = store.put("/other", "v").await.unwrap();
+        store.compact(last).await.unwrap();
+        assert!(crate::embedded::condense(path("b").as_ref()).is_err(), "it is in use");
+        drop(store);
+        let report = crate::embedded::condense(path("b").as_ref()).unwrap();
+        assert_eq!((report.revision, report.keys, report.files.len()), (last, 2, 1));
+        for entry in std::fs::read_dir(path("b")).unwrap() {
+            let bytes = std::fs::read(entry.unwrap().path()).unwrap();
+            assert!(!bytes.windows(7).any(|window| window == b"another"));
+        }
+        let store: Arc<dyn Store> = Arc::new(EmbeddedStore::open(path("b"), Options::default()).unwrap());
+        assert_eq!(store.get("/k").await.unwrap().unwrap().value, "the last value");
+        assert_eq!(store.put("/k", "v").await.unwrap(), last.next());
+        drop(store);
         assert!(command(&["check", "@nowhere"]).unwrap_err().contains("nowhere: No such file"));
     }
 }

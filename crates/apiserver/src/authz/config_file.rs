@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 use serde::Deserialize;
 
+use super::conditions::Conditions;
 use crate::config::{Authorizer, FailurePolicy, WebhookConfig};
 
 #[derive(Deserialize)]
@@ -35,16 +36,23 @@ struct Settings {
     unauthorized_ttl: Option<String>,
     timeout: String,
     subject_access_review_version: String,
-    #[serde(rename = "matchConditionSubjectAccessReviewVersion")]
-    _match_version: Option<String>,
+    #[serde(rename = "matchConditionSubjectAccessReviewVersion", default)]
+    match_version: String,
     failure_policy: String,
     connection_info: Connection,
     #[serde(default)]
-    match_conditions: Vec<serde_json::Value>,
+    match_conditions: Vec<MatchCondition>,
     #[serde(default = "yes")]
     cache_authorized_requests: bool,
     #[serde(default = "yes")]
     cache_unauthorized_requests: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MatchCondition {
+    #[serde(default)]
+    expression: String,
 }
 
 fn yes() -> bool {
@@ -80,20 +88,37 @@ fn parse(bytes: &[u8]) -> anyhow::Result<Vec<Authorizer>> {
         "authorizers: Required value: at least one authorization mode must be defined"
     );
     let mut found = Vec::new();
-    for entry in file.authorizers {
+    for (index, entry) in file.authorizers.into_iter().enumerate() {
         let name = entry.name.clone();
-        found.push(authorizer(entry).with_context(|| format!("authorizer {name:?}"))?);
+        found
+            .push(authorizer(entry, &format!("authorizers[{index}]")).with_context(|| format!("authorizer {name:?}"))?);
     }
     Ok(found)
 }
 
-fn authorizer(entry: Entry) -> anyhow::Result<Authorizer> {
+fn authorizer(entry: Entry, path: &str) -> anyhow::Result<Authorizer> {
     if entry.kind != "Webhook" {
         anyhow::ensure!(entry.webhook.is_none(), "webhook may only be specified when type=Webhook");
         return entry.kind.parse();
     }
     let settings = entry.webhook.context("webhook: Required value: required when type=Webhook")?;
-    anyhow::ensure!(settings.match_conditions.is_empty(), "matchConditions are not supported");
+    let match_conditions: Vec<String> =
+        settings.match_conditions.into_iter().map(|condition| condition.expression).collect();
+    let mut errors = api::field::FieldErrors::default();
+    match settings.match_version.as_str() {
+        "v1" => {}
+        "" if match_conditions.is_empty() => {}
+        "" => errors.required(
+            format!("{path}.webhook.matchConditionSubjectAccessReviewVersion"),
+            "required if match conditions are specified",
+        ),
+        other => {
+            errors.not_supported(format!("{path}.webhook.matchConditionSubjectAccessReviewVersion"), other, &["v1"]);
+        }
+    }
+    let conditions = Conditions::new(&match_conditions, &format!("{path}.webhook.matchConditions"));
+    errors.extend(conditions.err().into_iter().flatten());
+    anyhow::ensure!(errors.is_empty(), "{errors}");
     let duration = |text: &str| api::duration::parse(text).map_err(anyhow::Error::msg);
     let life = |given: &Option<String>, default: u64, kept: bool| {
         let given = given.as_deref().map(duration).transpose()?.filter(|life| !life.is_zero());
@@ -126,6 +151,7 @@ fn authorizer(entry: Entry) -> anyhow::Result<Authorizer> {
         unauthorized_ttl: life(&settings.unauthorized_ttl, 30, settings.cache_unauthorized_requests)?,
         timeout,
         failure_policy,
+        match_conditions,
     }))
 }
 
@@ -167,5 +193,17 @@ mod tests {
             assert!(file(authorizers).is_err(), "{authorizers}");
         }
         assert!(parse(b"apiVersion: v1\nkind: Pod\n").is_err());
+        let with = |version: &str, expression: &str| {
+            let conditions = format!("timeout: 3s, {version}matchConditions: [{{expression: {expression}}}]");
+            file(&WEBHOOK.replace("timeout: 3s", &conditions)).map(drop).map_err(|error| format!("{error:#}"))
+        };
+        let v1 = "matchConditionSubjectAccessReviewVersion: v1, ";
+        assert_eq!(with(v1, "\"request.user == 'ann'\""), Ok(()));
+        let error = with("", "'true'").unwrap_err();
+        assert!(error.contains("Required value: required if match conditions are specified"), "{error}");
+        let error = with(v1, "'1'").unwrap_err();
+        let expected =
+            "authorizers[0].webhook.matchConditions[0].expression: Invalid value: \"1\": must evaluate to bool";
+        assert!(error.contains(expected), "{error}");
     }
 }

@@ -2,6 +2,7 @@
 
 mod abac;
 pub(crate) mod bootstrap_policy;
+mod conditions;
 pub(crate) mod config_file;
 pub(crate) mod escalation;
 mod feed;

@@ -4,6 +4,7 @@ use api::UserInfo;
 use api::selector::{FieldSelector, Operator, Selector};
 use serde_json::{Value, json};
 
+use super::conditions::Conditions;
 use super::{Attributes, Opinion};
 use crate::config::{FailurePolicy, WebhookConfig};
 use crate::expiring::Expiring;
@@ -15,6 +16,7 @@ const MAX_REMEMBERED: usize = 10_000;
 pub(crate) struct Webhook {
     config: WebhookConfig,
     remote: Remote,
+    conditions: Conditions,
     cache: Expiring<String, Answer>,
 }
 
@@ -32,10 +34,17 @@ impl Webhook {
             "unsupported version {:?} of SubjectAccessReview",
             config.version
         );
-        Ok(Self { remote: Remote::from_kubeconfig(&config.config_file)?, config, cache: Expiring::new() })
+        let conditions = Conditions::new(&config.match_conditions, "matchConditions");
+        let conditions = conditions.map_err(|errors| anyhow::anyhow!("{errors}"))?;
+        Ok(Self { remote: Remote::from_kubeconfig(&config.config_file)?, config, conditions, cache: Expiring::new() })
     }
 
     pub(super) async fn decide(&self, user: &UserInfo, attributes: &Attributes) -> Opinion {
+        match self.conditions.decide(user, attributes) {
+            Ok(true) => {}
+            Ok(false) => return Opinion::None(String::new()),
+            Err(problem) => return self.failed(&problem),
+        }
         let spec = question(user, attributes);
         let key = spec.to_string();
         let answer = match self.cache.get(&key) {
@@ -51,19 +60,21 @@ impl Webhook {
                     }
                     answer
                 }
-                Err(error) => {
-                    tracing::warn!(webhook = self.config.name, %error, "authorization webhook failed");
-                    return match self.config.failure_policy {
-                        FailurePolicy::NoOpinion => Opinion::None(String::new()),
-                        FailurePolicy::Deny => Opinion::Deny(String::new()),
-                    };
-                }
+                Err(error) => return self.failed(&error),
             },
         };
         match answer {
             Answer::Allow(reason) => Opinion::Allow(reason),
             Answer::Deny(reason) => Opinion::Deny(reason),
             Answer::NoOpinion(reason) => Opinion::None(reason),
+        }
+    }
+
+    fn failed(&self, error: &str) -> Opinion {
+        tracing::warn!(webhook = self.config.name, error, "authorization webhook failed");
+        match self.config.failure_policy {
+            FailurePolicy::NoOpinion => Opinion::None(String::new()),
+            FailurePolicy::Deny => Opinion::Deny(String::new()),
         }
     }
 
@@ -136,7 +147,7 @@ fn question(user: &UserInfo, attributes: &Attributes) -> Value {
     spec
 }
 
-fn field_requirements(selector: &str) -> Vec<Value> {
+pub(super) fn field_requirements(selector: &str) -> Vec<Value> {
     let Ok(selector) = FieldSelector::parse(selector) else { return Vec::new() };
     let requirement = |term: &api::selector::FieldTerm| {
         let operator = if term.equal { "In" } else { "NotIn" };
@@ -145,7 +156,7 @@ fn field_requirements(selector: &str) -> Vec<Value> {
     selector.terms().iter().map(requirement).collect()
 }
 
-fn label_requirements(selector: &str) -> Vec<Value> {
+pub(super) fn label_requirements(selector: &str) -> Vec<Value> {
     let Ok(selector) = Selector::parse(selector) else { return Vec::new() };
     let requirements = selector.requirements().iter().filter_map(|requirement| {
         let operator = match requirement.operator {

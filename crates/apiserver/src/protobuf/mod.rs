@@ -14,7 +14,7 @@ use std::sync::LazyLock;
 use base64::Engine;
 use serde_json::{Map, Number, Value};
 
-const MAGIC: &[u8] = b"k8s\0";
+pub(crate) const MAGIC: &[u8] = b"k8s\0";
 pub(crate) const CONTENT_TYPE: &str = "application/vnd.kubernetes.protobuf";
 pub(crate) const WATCH_CONTENT_TYPE: &str = "application/vnd.kubernetes.protobuf;stream=watch";
 /// As deep as JSON bodies may be nested.

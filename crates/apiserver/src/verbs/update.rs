@@ -146,7 +146,7 @@ pub(crate) async fn modify(
                 super::hooks::after_delete(operation, &*old).await;
             }
             deleted
-        } else if stored == found.stored {
+        } else if stored == found.stored && !operation.state.is_stale(&key).await? {
             return Ok(Written { stored: current.json(), created: false });
         } else {
             super::hooks::put(operation, &key, stored, current.revision).await

@@ -223,6 +223,21 @@ impl Cache {
         replaced
     }
 
+    /// Takes the value of an object whose version was there without one, because it could not be opened. Nobody has seen
+    /// that version, so this is no event: who asked for it was refused, and asks again.
+    pub(super) fn reopen(&self, key: &str, stored: &Bytes, revision: u64) {
+        let mut state = self.state.write();
+        let Some(old) = state.objects.get(key) else { return };
+        if !old.stored.is_empty() || old.revision != revision || stored.is_empty() {
+            return;
+        }
+        let key = old.key.clone();
+        self.prefix.forget(&key);
+        let entry = Arc::new(Entry::new(&self.prefix, key.clone(), stored, revision));
+        state.live += entry.size();
+        state.objects.insert(key, entry);
+    }
+
     /// Gives back what a burst of changes left in the ring: without changes nothing else would.
     pub(super) fn forget_old(&self, now: Instant) {
         let is_due = |state: &State| {

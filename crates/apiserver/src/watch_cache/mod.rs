@@ -150,6 +150,18 @@ impl Caches {
         self.all().iter().flat_map(|cache| cache.unreadable()).collect()
     }
 
+    /// Reads again what could not be opened: there may be a key for it by now.
+    pub(crate) async fn reread(&self) -> Result<(), StoreError> {
+        for unreadable in self.unreadable() {
+            let _applying = self.applying.lock().await;
+            let Some((cache, inner)) = self.route(unreadable.key()) else { continue };
+            if let Some(kv) = self.store.get(unreadable.key()).await? {
+                cache.reopen(inner, &kv.value, kv.mod_revision.0);
+            }
+        }
+        Ok(())
+    }
+
     fn all(&self) -> Vec<Arc<Cache>> {
         self.by_prefix.read().values().cloned().collect()
     }

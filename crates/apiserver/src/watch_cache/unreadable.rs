@@ -18,6 +18,13 @@ pub(crate) struct Unreadable {
     key: String,
 }
 
+impl Unreadable {
+    /// Its key in the store.
+    pub(crate) fn key(&self) -> &str {
+        &self.key
+    }
+}
+
 /// What the keys of one resource begin with, and which of its objects cannot be read.
 pub(crate) struct Prefix {
     text: Box<str>,
@@ -40,6 +47,11 @@ impl Prefix {
             tracing::error!(key = found.key, %reason, "a stored object cannot be read");
         }
         found
+    }
+
+    /// The object can be read after all.
+    pub(super) fn forget(&self, key: &str) {
+        self.unreadable.lock().remove(key);
     }
 
     /// The error for an object of this prefix.

@@ -81,6 +81,7 @@ fn authorizer(kubeconfig: &str, timeout: Duration, failure_policy: FailurePolicy
         unauthorized_ttl: Duration::from_secs(600),
         timeout,
         failure_policy,
+        match_conditions: Vec::new(),
     })
 }
 
@@ -142,5 +143,37 @@ async fn a_webhook_that_hangs_is_waited_for_only_so_long() {
         // With no opinion RBAC decides; otherwise silence is a no.
         assert_eq!(get(&cluster, "bob", "/healthz").await, health, "{policy:?}");
         assert_eq!(get(&cluster, "bob", "/api/v1/pods").await, 403, "{policy:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn security_a_webhook_is_asked_where_its_conditions_hold_and_not_passed_where_they_fail() {
+    let (cluster, server) = with_webhook(
+        |_, kubeconfig, config| {
+            let mut webhook = authorizer(kubeconfig, Duration::from_secs(60), FailurePolicy::Deny);
+            if let Authorizer::Webhook(webhook) = &mut webhook {
+                // Fails where there is no resource, unless the user says no before.
+                let of_pods = "request.resourceAttributes.resource == 'pods'";
+                webhook.match_conditions = vec!["request.user != 'bob'".to_owned(), of_pods.to_owned()];
+            }
+            config.authorizers = vec![webhook, Authorizer::AlwaysAllow];
+        },
+        |_, _| {
+            let status = json!({"allowed": false, "denied": true, "reason": "never"});
+            Answer::Json(200, json!({"kind": "SubjectAccessReview", "status": status}))
+        },
+    )
+    .await;
+    let pods = "/api/v1/namespaces/default/pods";
+    for (user, path, code, asked) in [
+        ("ann", pods, 403, 1),
+        ("bob", pods, 200, 0),
+        ("ann", "/api/v1/namespaces/default/configmaps", 200, 0),
+        ("ann", "/version", 403, 0),
+        ("bob", "/version", 200, 0),
+    ] {
+        let before = server.count();
+        assert_eq!(get(&cluster, user, path).await, code, "{user} {path}");
+        assert_eq!(server.count() - before, asked, "{user} {path}");
     }
 }

@@ -66,6 +66,21 @@ pub fn restore(file: &Path, dir: &Path) -> Result<Report> {
     check(dir)
 }
 
+/// Writes what a store that is not in use keeps as one snapshot and removes the files before: what was compacted away is
+/// then in none of them. The change at the compacted revision keeps what it replaced.
+pub fn condense(dir: &Path) -> Result<Report> {
+    let _lock = Lock::take(dir)?;
+    let found = read(dir)?;
+    let path = directory::snapshot_path(dir, found.next_sequence);
+    snapshot::write_file(&path, &found.view, found.store_id, found.next_sequence, &AtomicBool::new(false))?;
+    // Everything is in the snapshot, and nobody writes on.
+    let listing = Listing::read(dir)?;
+    listing.remove_before(found.next_sequence)?;
+    listing.logs.iter().try_for_each(|(_, log)| directory::remove(log))?;
+    directory::sync_dir(dir)?;
+    check(dir)
+}
+
 /// What a repair did.
 #[derive(Clone, Debug)]
 pub struct Repaired {

@@ -1,0 +1,217 @@
+//! Secrets are encrypted in the store: the file with the key, and the exchange of one key for another.
+//!
+//! The file is an `EncryptionConfiguration` as upstream's API server reads it too. It is made when a cluster starts without
+//! one; what was written before stays readable and is encrypted when it is written again.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use apiserver::{EncryptionConfiguration, Key, Keys, ProviderConfiguration, ResourceConfiguration};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use ring::rand::{SecureRandom, SystemRandom};
+use store::{EmbeddedStore, Store};
+
+use crate::options::Options;
+use crate::pki::write_private;
+
+const KEY_BYTES: usize = 32;
+/// Not an object: says in the store which key was the last to be exchanged for another.
+const ROTATED: &str = "/cox/rotated-keys";
+const ABOUT: &str = "# What is encrypted in the store, and with what. Without this file nobody can read the Secrets of this\n\
+                     # cluster, nor those in its backups: keep a copy where the backups are not.\n";
+
+/// The file, made if it is not there.
+pub(crate) fn ensure(options: &Options) -> Result<PathBuf> {
+    let path = options.encryption_file();
+    if !path.exists() {
+        write(&path, &configuration(vec![new_key("key1")?]))?;
+    }
+    Ok(path)
+}
+
+/// Exchanges the keys of a cluster that does not run: a new one is added, everything is written with it, and the others
+/// go. Ended after any step, everything can be read, and the next exchange ends what this one began.
+pub(crate) async fn rotate(options: &Options) -> Result<String> {
+    let (file, dir) = (options.encryption_file(), options.store_dir());
+    if !dir.is_dir() {
+        bail!("there is no store at {}", dir.display());
+    }
+    // Taken first and held to the end: nobody else writes, with whatever key.
+    let store = {
+        let dir = dir.clone();
+        tokio::task::spawn_blocking(move || EmbeddedStore::open(dir, Default::default())).await?
+    };
+    let store: Arc<dyn Store> = match store {
+        Err(store::StoreError::Locked { pid, .. }) => {
+            bail!("process {pid} runs this cluster: stop it with 'cox down' first; containers run on")
+        }
+        store => Arc::new(store?),
+    };
+    let added = add_key(&file)?;
+    let written = apiserver::rewrite_store(store.clone(), &file).await.context("nothing was removed")?;
+    // History still has what the old keys wrote. The last change keeps what it replaced, so that is to be none of these.
+    let last = store.put(ROTATED, added.clone()).await?;
+    store.compact(last).await?;
+    drop(store);
+    tokio::task::spawn_blocking(move || store::embedded::condense(&dir)).await??;
+    keep_key(&file, &added)?;
+    Ok(format!("{}: {written} objects are encrypted with {added} now", file.display()))
+}
+
+fn configuration(keys: Vec<Key>) -> EncryptionConfiguration {
+    let secretbox = ProviderConfiguration { secretbox: Some(Keys { keys }), ..Default::default() };
+    let identity = ProviderConfiguration { identity: Some(serde_json::json!({})), ..Default::default() };
+    let secrets = ResourceConfiguration { resources: vec!["secrets".to_owned()], providers: vec![secretbox, identity] };
+    EncryptionConfiguration::new(vec![secrets])
+}
+
+/// Puts a new key before the others, and returns its name.
+fn add_key(file: &Path) -> Result<String> {
+    if !file.exists() {
+        write(file, &configuration(vec![new_key("key1")?]))?;
+        return Ok("key1".to_owned());
+    }
+    change(file, |keys| {
+        let number = |key: &Key| key.name.strip_prefix("key").and_then(|number| number.parse::<u64>().ok());
+        let name = format!("key{}", keys.iter().filter_map(number).max().unwrap_or(0) + 1);
+        keys.insert(0, new_key(&name)?);
+        Ok(name)
+    })
+}
+
+/// Forgets all keys but one.
+fn keep_key(file: &Path, name: &str) -> Result<()> {
+    change(file, |keys| {
+        keys.retain(|key| key.name == name);
+        Ok(())
+    })
+}
+
+/// Changes the keys of a file as [`ensure`] makes it. One that says something else is its author's to change.
+fn change<T>(file: &Path, change: impl FnOnce(&mut Vec<Key>) -> Result<T>) -> Result<T> {
+    let mut found = EncryptionConfiguration::load(file, true)?;
+    let [rule] = found.resources.as_mut_slice() else {
+        bail!("{} has several rules: change its keys by hand", file.display())
+    };
+    let keys = rule.providers.first_mut().and_then(|provider| provider.secretbox.as_mut());
+    let keys = keys.with_context(|| format!("{} does not write with secretbox: change it by hand", file.display()))?;
+    let done = change(&mut keys.keys)?;
+    write(file, &found)?;
+    Ok(done)
+}
+
+fn new_key(name: &str) -> Result<Key> {
+    let mut secret = [0; KEY_BYTES];
+    SystemRandom::new().fill(&mut secret).ok().context("the system has no random bytes")?;
+    Ok(Key { name: name.to_owned(), secret: STANDARD.encode(secret) })
+}
+
+fn write(path: &Path, configuration: &EncryptionConfiguration) -> Result<()> {
+    write_private(path, [ABOUT, &api::codec::to_yaml(configuration)?].concat().as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    const PLAIN: &str = "c2VjcmV0LXRleHQ=";
+
+    fn options(dir: &Path) -> Options {
+        std::fs::create_dir_all(dir.join("pki")).unwrap();
+        Options { data_dir: dir.to_owned(), run_dir: dir.join("run"), name: "t".to_owned() }
+    }
+
+    fn open(options: &Options) -> Arc<dyn Store> {
+        Arc::new(EmbeddedStore::open(options.store_dir(), Default::default()).unwrap())
+    }
+
+    async fn put(store: &Arc<dyn Store>, name: &str) {
+        let value = format!(
+            r#"{{"kind":"Secret","apiVersion":"v1","metadata":{{"name":"{name}","namespace":"a"}},"data":{{"p":"{PLAIN}"}}}}"#
+        );
+        store.put(&format!("/registry/secrets/a/{name}"), value).await.unwrap();
+    }
+
+    async fn prefixes(store: &Arc<dyn Store>) -> Vec<String> {
+        let found = store.range(store::Range::prefix("/registry/secrets/")).await.unwrap();
+        let start = |kv: &store::KeyValue| String::from_utf8_lossy(&kv.value[..24]).into_owned();
+        found.kvs.iter().map(start).map(|text| text.split(':').nth(4).unwrap_or("plain").to_owned()).collect()
+    }
+
+    fn shows(dir: &Path) -> bool {
+        std::fs::read_dir(dir).unwrap().any(|entry| {
+            let bytes = std::fs::read(entry.unwrap().path()).unwrap();
+            bytes.windows(PLAIN.len()).any(|window| window == PLAIN.as_bytes())
+        })
+    }
+
+    #[test]
+    fn security_the_key_is_for_its_owner_and_lasts() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = options(dir.path());
+        let path = ensure(&options).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        let first = std::fs::read(&path).unwrap();
+        ensure(&options).unwrap();
+        assert_eq!(first, std::fs::read(&path).unwrap());
+        let other = tempfile::tempdir().unwrap();
+        assert_ne!(first, std::fs::read(ensure(&self::options(other.path())).unwrap()).unwrap());
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn security_keys_are_exchanged_and_the_old_text_is_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = options(dir.path());
+        let file = ensure(&options).unwrap();
+        // A cluster from before: nothing is encrypted.
+        let store = open(&options);
+        for name in ["s", "t"] {
+            put(&store, name).await;
+        }
+        store
+            .put("/registry/configmaps/a/c", r#"{"kind":"ConfigMap","apiVersion":"v1","metadata":{"name":"c"}}"#)
+            .await
+            .unwrap();
+        let locked = rotate(&options).await.unwrap_err().to_string();
+        assert!(locked.contains("stop it with 'cox down' first"), "{locked}");
+        drop(store);
+        assert!(shows(&options.store_dir()));
+        assert!(rotate(&options).await.unwrap().ends_with("2 objects are encrypted with key2 now"));
+        assert!(!shows(&options.store_dir()));
+        let store = open(&options);
+        assert_eq!(prefixes(&store).await, ["key2", "key2"]);
+        assert!(store.get("/registry/configmaps/a/c").await.unwrap().unwrap().value.starts_with(b"{"));
+        drop(store);
+        let backup = dir.path().join("backup");
+        std::fs::create_dir(&backup).unwrap();
+        store::embedded::backup(&options.store_dir(), &backup.join("cluster.snap")).unwrap();
+        assert!(!shows(&backup));
+
+        // Ended after a key was added, after some objects were written, and after all were.
+        assert_eq!(add_key(&file).unwrap(), "key3");
+        let store = open(&options);
+        put(&store, "s").await;
+        assert_eq!(apiserver::rewrite_store(store.clone(), &file).await.unwrap(), 2);
+        put(&store, "t").await;
+        drop(store);
+        assert_eq!(add_key(&file).unwrap(), "key4");
+        assert!(rotate(&options).await.unwrap().ends_with("2 objects are encrypted with key5 now"));
+        let store = open(&options);
+        assert_eq!(prefixes(&store).await, ["key5", "key5"]);
+        let left = EncryptionConfiguration::load(&file, true).unwrap();
+        assert_eq!(left.resources[0].providers[0].secretbox.as_ref().unwrap().keys.len(), 1);
+
+        // Without the key nothing is removed and nothing is lost.
+        drop(store);
+        let kept = std::fs::read(&file).unwrap();
+        std::fs::remove_file(&file).unwrap();
+        ensure(&options).unwrap();
+        let error = format!("{:#}", rotate(&options).await.unwrap_err());
+        assert!(error.contains("nothing was removed") && error.contains("/registry/secrets/a/s"), "{error}");
+        std::fs::write(&file, kept).unwrap();
+        rotate(&options).await.unwrap();
+    }
+}

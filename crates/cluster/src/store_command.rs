@@ -1,0 +1,32 @@
+//! `cox store`: what `store` does with its directory, and what needs the keys of a cluster besides.
+
+use anyhow::Result;
+use futures_util::future::BoxFuture;
+
+use crate::options::Options;
+
+/// Examine, repair, back up and restore an embedded store, and exchange its keys
+#[derive(clap::Parser, Clone, Debug)]
+#[command(name = "store")]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand, Clone, Debug)]
+enum Command {
+    #[command(flatten)]
+    Store(store::cli::Command),
+    /// Encrypt everything with a new key and forget the old ones; the cluster must not run, its containers may
+    RotateKeys(Options),
+}
+
+pub fn main(args: Args) -> BoxFuture<'static, Result<()>> {
+    match args.command {
+        Command::Store(command) => store::cli::main(command),
+        Command::RotateKeys(options) => Box::pin(async move {
+            println!("{}", crate::encryption::rotate(&options).await?);
+            Ok(())
+        }),
+    }
+}
