@@ -147,11 +147,10 @@ impl Controller {
     async fn follow(&self, stop: CancellationToken) {
         while !self.is_established() {
             let mut retry = None;
-            if self.is_wanted || self.drivers.get(OWN_DRIVER).is_some() {
-                if let Err(error) = self.install().await {
-                    tracing::warn!(%error, "making the definitions of snapshots");
-                    retry = Some(INSTALL_RETRY);
-                }
+            let is_needed = self.is_wanted || self.drivers.get(OWN_DRIVER).is_some();
+            if is_needed && let Err(error) = self.install().await {
+                tracing::warn!(%error, "making the definitions of snapshots");
+                retry = Some(INSTALL_RETRY);
             }
             tokio::select! {
                 () = stop.cancelled() => return,
