@@ -153,7 +153,7 @@ const FLOORS: &[Floors] = &[
             // What a request, an answer and a stored object are.
             "body json protobuf request_info stamp expiring config watch_cache status accept",
             // Who asks, whether they may, and what else decides about a write.
-            "seal remote authz audit authn initializers versions delete_options cluster admission allocation",
+            "remote authz audit authn initializers seal versions delete_options cluster admission allocation",
             // What a server keeps while it runs.
             "cors in_flight flow_control metrics aggregation discovery event_leases node_usage state",
             // What it does with a request.
@@ -166,10 +166,10 @@ const FLOORS: &[Floors] = &[
     Floors {
         of: "kubelet",
         order: &[
-            "backoff state qos resources file_watch logs plan env containers objects volumes names exchange dns pod_fields",
-            "config cgroups runtime resize status images status_writer probes hooks node",
+            "backoff metrics parts state qos resources file_watch logs plan env containers objects volumes names exchange dns pod_fields",
+            "config cgroups runtime error resize status images status_writer probes hooks node",
             "kubelet usage gc worker static_pods shutdown eviction admit cpu_manager terminate sync",
-            "certificates pleg process server run",
+            "certificates pleg plugins process server run",
         ],
         upward: &[
             ("config", "shutdown"),

@@ -9,8 +9,8 @@ use api::cidr::Cidr;
 use registry::RuntimeConfig;
 
 use crate::config::{
-    AuditConfig, Authorizer, Batching, Config, DEFAULT_ISSUER, EncryptionFile, FailurePolicy, LogConfig, Mode, OidcConfig, Storage,
-    TokenWebhookConfig, Truncation, WebhookConfig,
+    AuditConfig, Authorizer, Batching, Config, DEFAULT_ISSUER, EncryptionFile, FailurePolicy, LogConfig, Mode,
+    OidcConfig, Storage, TokenWebhookConfig, Truncation, WebhookConfig,
 };
 
 /// `cox apiserver`: upstream's flags, and `--data-dir` for the embedded store.

@@ -56,8 +56,8 @@ pub use args::Args;
 pub use authz::Attributes;
 pub use body::{Body, BodyError};
 pub use config::{
-    AuditConfig, Authorizer, Batching, Config, EncryptionFile, FailurePolicy, LogConfig, Mode, OidcConfig, Storage, TokenWebhookConfig,
-    Truncation, WebhookConfig,
+    AuditConfig, Authorizer, Batching, Config, EncryptionFile, FailurePolicy, LogConfig, Mode, OidcConfig, Storage,
+    TokenWebhookConfig, Truncation, WebhookConfig,
 };
 pub use registry::RuntimeConfig;
 pub use seal::{

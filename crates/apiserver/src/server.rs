@@ -9,7 +9,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::{Request, Response};
 use hyper::body::Incoming;
-use registry::Registry;
+use registry::{Registry, Serving};
 use store::etcd::EtcdStore;
 use store::{EmbeddedStore, Revision, Store, StoreError};
 use tls::{Connections, Limits, Reloading};
@@ -137,7 +137,7 @@ impl Server {
         let mut housekeeping = JoinSet::new();
         housekeeping.spawn(crate::custom::run(state.clone()));
         housekeeping.spawn(crate::integrity::run(state.clone()));
-        housekeeping.spawn(crate::seal::run(state.clone()));
+        housekeeping.spawn(crate::seal::run(state.sealed.clone(), state.caches.clone(), state.stop.clone()));
         begin(&state, &mut housekeeping).await?;
         housekeeping.spawn(crate::api_services::local::run(state.clone()));
         housekeeping.spawn(crate::api_services::run(state.clone()));

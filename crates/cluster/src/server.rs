@@ -20,7 +20,8 @@ use crate::pki::{Pki, private_dir};
 use crate::progress::Progress;
 use crate::shape::{Flags, Shape};
 use crate::{
-    dns_service, encryption, ingress, join, metrics_reader, network_policy, node_address, node_network, nodes, storage_class,
+    dns_service, encryption, ingress, join, metrics_reader, network_policy, node_address, node_network, nodes,
+    storage_class,
 };
 
 /// Plug-ins beside those that every API server has: a node's credential is good for that node only, and nobody takes

@@ -8,7 +8,7 @@ use cel::{Budget, Env, PER_CALL_LIMIT, Program, Type, Value};
 use serde_json::json;
 
 use super::Attributes;
-use crate::admission::expressions::environment::structure;
+use registry::admissionregistration::environment::structure;
 
 /// As upstream's admission and authorization allow.
 const MAX_CONDITIONS: usize = 64;

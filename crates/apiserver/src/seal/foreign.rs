@@ -7,8 +7,8 @@ use serde_json::Value;
 
 use crate::json;
 use crate::protobuf;
-use registry::{Resource, Serving, Table};
 use crate::watch_cache::ROOT;
+use registry::{Resource, Serving, Table};
 
 /// The rows of built-in resources, to read their objects with.
 pub(crate) struct Foreign(Vec<Arc<Resource>>);

@@ -133,7 +133,7 @@ impl Kms {
         }
         let request = DecryptRequest {
             ciphertext: envelope.encrypted_dek_source.clone(),
-            uid: crate::state::unique_id(),
+            uid: crate::stamp::unique_id(),
             key_id: envelope.key_id.clone(),
             annotations: envelope.annotations.clone(),
         };
@@ -185,7 +185,7 @@ impl Kms {
 
     async fn new_seed(&self, expires: Instant) -> Result<WriteKey, SealError> {
         let seed: [u8; cipher::SEED] = cipher::random()?;
-        let request = EncryptRequest { plaintext: seed.to_vec(), uid: crate::state::unique_id() };
+        let request = EncryptRequest { plaintext: seed.to_vec(), uid: crate::stamp::unique_id() };
         let sealed: EncryptResponse = self.call("/v2.KeyManagementService/Encrypt", request).await?;
         let mut envelope = EncryptedObject {
             // Checked with the rest, and not to be empty.

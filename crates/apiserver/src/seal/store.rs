@@ -10,13 +10,14 @@ use store::{
     KeyValue, LeaseId, Op, OpResult, Range, RangeResult, Result, Revision, SnapshotStream, Store, StoreError, Txn,
     TxnResult, Watch, WatchEvent, WatchStream,
 };
+use tokio_util::sync::CancellationToken;
 
 use super::foreign::Foreign;
 use super::providers::{Opened, open_plain};
 use super::rules::Seals;
 use super::{SEALED, SealError};
 use crate::protobuf::MAGIC;
-use crate::state::State;
+use crate::watch_cache::Caches;
 
 /// How often the file of the configuration is looked at.
 const LOOK: Duration = Duration::from_secs(1);
@@ -170,17 +171,17 @@ impl Store for Sealed {
 }
 
 /// Follows the file of the configuration, and tries again what could not be opened when that may have changed.
-pub(crate) async fn run(state: Arc<State>) {
-    let Some(sealed) = state.sealed.clone().filter(|sealed| sealed.seals.is_followed()) else { return };
+pub(crate) async fn run(sealed: Option<Sealed>, caches: Arc<Caches>, stop: CancellationToken) {
+    let Some(sealed) = sealed.filter(|sealed| sealed.seals.is_followed()) else { return };
     let mut looks = 0;
-    while !state.stop.is_cancelled() {
+    while !stop.is_cancelled() {
         tokio::select! {
-            () = state.stop.cancelled() => return,
+            () = stop.cancelled() => return,
             () = tokio::time::sleep(LOOK) => looks += 1,
         }
         let retry = looks % RETRY_LOOKS == 0 && sealed.seals.has_services();
         if (sealed.seals.reload().await || retry)
-            && let Err(error) = state.caches.reread().await
+            && let Err(error) = caches.reread().await
         {
             tracing::warn!(%error, "reading again what could not be opened");
         }

@@ -22,7 +22,7 @@ impl Struct for Fields {
     }
 }
 
-pub(crate) fn structure(name: &'static str, fields: &[(&str, Type)]) -> Type {
+pub fn structure(name: &'static str, fields: &[(&str, Type)]) -> Type {
     let fields = fields.iter().map(|(name, of)| ((*name).to_owned(), of.clone())).collect();
     Type::Struct(Arc::new(Fields { name, fields }))
 }
