@@ -1,5 +1,7 @@
 //! `scripts/conformance` with a test program that runs nothing: what its reports become.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
