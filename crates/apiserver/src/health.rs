@@ -35,6 +35,7 @@ const HOOKS: &[(&str, Awaited)] = &[
     ("poststarthook/start-cluster-authentication-info-controller", Awaited::Nothing),
     ("poststarthook/start-kube-apiserver-identity-lease-controller", Awaited::Nothing),
     ("poststarthook/start-kube-apiserver-identity-lease-garbage-collector", Awaited::Nothing),
+    ("poststarthook/storage-readiness", Awaited::FirstObjects),
     ("poststarthook/start-legacy-token-tracking-controller", Awaited::Nothing),
     ("poststarthook/start-service-ip-repair-controllers", Awaited::FirstObjects),
     ("poststarthook/rbac/bootstrap-roles", Awaited::FirstObjects),

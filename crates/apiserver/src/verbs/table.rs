@@ -32,7 +32,8 @@ pub(crate) fn table(
         }
         rows.push(row);
     }
-    let columns = if with_columns { strategy.column_definitions() } else { Vec::new() };
+    // Null, not empty, for the rows of a watch after the first: what Go makes of a list that nobody set.
+    let columns = with_columns.then(|| strategy.column_definitions());
     Ok(json!({
         "kind": "Table",
         "apiVersion": format!("meta.k8s.io/{}", operation.accept.meta_version),

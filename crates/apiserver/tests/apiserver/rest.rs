@@ -26,6 +26,7 @@ async fn health_lists_the_hooks_by_name() {
             "start-apiextensions-controllers",
             "crd-informer-synced",
             "bootstrap-controller",
+            "storage-readiness",
             "start-service-ip-repair-controllers",
             "apiservice-registration-controller",
         ] {

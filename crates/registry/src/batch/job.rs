@@ -4,7 +4,7 @@ use api::field::{FieldErrors, IMMUTABLE, Path};
 use api::selector::Selector;
 use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::{Job, JobSpec};
-use k8s_openapi::api::core::v1::PodTemplateSpec;
+use k8s_openapi::api::core::v1::{Affinity, Container, PodTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde_json::{Value, json};
 
@@ -31,6 +31,38 @@ const COLUMNS: &[Column] = &[
 /// Labels that tie a job's pods to it, with and without the group's prefix.
 const UID_LABELS: [&str; 2] = ["controller-uid", "batch.kubernetes.io/controller-uid"];
 const NAME_LABELS: [&str; 2] = ["job-name", "batch.kubernetes.io/job-name"];
+
+/// Whether no pod of the job runs or will run until it is resumed (`shouldAllowMutablePodTemplate`, v1.36).
+fn is_at_rest(job: &Job) -> bool {
+    let status = job.status.clone().unwrap_or_default();
+    let suspended = job.spec.as_ref().is_some_and(|spec| spec.suspend == Some(true));
+    let noted = || items(&status.conditions).iter().any(|c| c.type_ == "Suspended" && c.status == "True");
+    suspended && (status.start_time.is_none() || noted()) && status.active.unwrap_or(0) == 0
+}
+
+/// Makes a change of the node affinity, and of nothing else of the affinity, go unseen.
+fn keep_node_affinity(new: &mut Option<Affinity>, old: Option<&Affinity>) {
+    let node_affinity = old.and_then(|old| old.node_affinity.clone());
+    match new {
+        Some(new) => {
+            new.node_affinity = node_affinity;
+        }
+        None if node_affinity.is_some() => *new = Some(Affinity { node_affinity, ..Affinity::default() }),
+        None => {}
+    }
+    if old.is_none() && *new == Some(Affinity::default()) {
+        *new = None;
+    }
+}
+
+/// Makes a change of resources go unseen, for containers that are the same otherwise.
+fn keep_resources(new: &mut [Container], old: &[Container]) {
+    if new.len() == old.len() {
+        for (new, old) in new.iter_mut().zip(old).filter(|(new, old)| new.name == old.name) {
+            new.resources.clone_from(&old.resources);
+        }
+    }
+}
 
 impl Strategy for JobStrategy {
     type Object = Job;
@@ -96,32 +128,29 @@ impl Strategy for JobStrategy {
     fn validate_update(&self, new: &Job, old: &Job) -> FieldErrors {
         let mut errors = self.validate_create(new);
         let (Some(new), Some(old_spec)) = (&new.spec, &old.spec) else { return errors };
-        let suspended = old_spec.suspend == Some(true);
-        let started = old.status.as_ref().is_some_and(|status| status.start_time.is_some());
         if new.completions != old_spec.completions && or_empty(&new.completion_mode) != "Indexed" {
             errors.invalid("spec.completions", new.completions, IMMUTABLE);
         }
         if new.selector != old_spec.selector {
             errors.invalid("spec.selector", &new.selector, IMMUTABLE);
         }
-        // A suspended job that never ran may still be steered to other nodes.
+        // A suspended job without pods may still be steered to other nodes and be given other resources.
         let mut template = new.template.clone();
-        if suspended && !started {
-            if let (Some(new), Some(old)) = (&mut template.spec, &old_spec.template.spec) {
-                new.node_selector.clone_from(&old.node_selector);
-                new.tolerations.clone_from(&old.tolerations);
-                new.scheduling_gates.clone_from(&old.scheduling_gates);
-                if let Some(affinity) = &mut new.affinity {
-                    affinity.node_affinity = old.affinity.as_ref().and_then(|affinity| affinity.node_affinity.clone());
-                }
-            }
-            let (new, old) = (&mut template.metadata, &old_spec.template.metadata);
-            if let (Some(new), Some(old)) = (new, old) {
-                new.annotations.clone_from(&old.annotations);
-                new.labels.clone_from(&old.labels);
-            }
+        let at_rest = is_at_rest(old);
+        if at_rest && let (Some(new), Some(old)) = (&mut template.spec, &old_spec.template.spec) {
+            new.node_selector.clone_from(&old.node_selector);
+            new.tolerations.clone_from(&old.tolerations);
+            new.scheduling_gates.clone_from(&old.scheduling_gates);
+            keep_node_affinity(&mut new.affinity, old.affinity.as_ref());
+            keep_resources(&mut new.containers, &old.containers);
+            let old_init = old.init_containers.as_deref().unwrap_or_default();
+            keep_resources(new.init_containers.as_deref_mut().unwrap_or_default(), old_init);
         }
-        if !same(&template, &old_spec.template) {
+        if at_rest {
+            if !same(&template.spec, &old_spec.template.spec) {
+                errors.invalid("spec.template.spec", &new.template.spec, IMMUTABLE);
+            }
+        } else if !same(&template, &old_spec.template) {
             errors.invalid("spec.template", &new.template, IMMUTABLE);
         }
         if new.completion_mode != old_spec.completion_mode {
@@ -299,5 +328,49 @@ mod tests {
         changed.spec.as_mut().unwrap().template.spec.as_mut().unwrap().containers[0].image = Some("c".to_owned());
         let errors = JobStrategy.validate_update(&changed, &job).to_string();
         assert!(errors.starts_with("spec.template: Invalid value:") && errors.ends_with("field is immutable"));
+    }
+
+    /// Before it starts, and between its pods' going and its being resumed.
+    #[test]
+    fn suspended_jobs_without_pods_take_other_resources_and_places() {
+        let suspended = json!([{ "type": "Suspended", "status": "True" }]);
+        let started = "2026-01-01T00:00:00Z";
+        let place = json!({ "nodeAffinity": { "preferredDuringSchedulingIgnoredDuringExecution": [] } });
+        let term = json!({ "topologyKey": "zone", "labelSelector": {} });
+        let beside = json!({ "podAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": [term] } });
+        for (suspend, status, patch, expected) in [
+            (true, json!({}), json!({ "cpu": "2" }), ""),
+            (true, json!({ "startTime": started, "conditions": suspended }), json!({ "cpu": "2" }), ""),
+            (true, json!({ "startTime": started, "conditions": suspended }), json!({ "affinity": place }), ""),
+            (true, json!({ "startTime": started }), json!({ "cpu": "2" }), "spec.template: Invalid value"),
+            (true, json!({ "active": 1 }), json!({ "cpu": "2" }), "spec.template: Invalid value"),
+            (false, json!({}), json!({ "cpu": "2" }), "spec.template: Invalid value"),
+            (true, json!({}), json!({ "image": "c" }), "spec.template.spec: Invalid value"),
+            (true, json!({}), json!({ "affinity": beside }), "spec.template.spec: Invalid value"),
+        ] {
+            let job = |change: &Value| -> Job {
+                let container = json!({
+                    "name": "a", "image": change.get("image").unwrap_or(&json!("b")),
+                    "resources": { "requests": { "cpu": change.get("cpu").unwrap_or(&json!("1")) } },
+                });
+                let pod =
+                    json!({ "restartPolicy": "Never", "containers": [container], "affinity": change.get("affinity") });
+                let mut job: Job = serde_json::from_value(json!({
+                    "metadata": { "name": "pi", "uid": "u1" }, "status": status,
+                    "spec": { "suspend": suspend, "template": { "spec": pod } },
+                }))
+                .unwrap();
+                JobStrategy.apply_defaults(&mut job);
+                let user = api::UserInfo::anonymous();
+                let status = job.status.clone();
+                JobStrategy.prepare_for_create(&Call { user: &user, now: Timestamp::UNIX_EPOCH }, &mut job);
+                job.status = status;
+                job.spec.as_mut().unwrap().suspend = Some(suspend);
+                job
+            };
+            let errors = JobStrategy.validate_update(&job(&patch), &job(&json!({}))).to_string();
+            let right = if expected.is_empty() { errors == "[]" } else { errors.contains(expected) };
+            assert!(right, "{suspend} {status} {patch}: {errors}");
+        }
     }
 }

@@ -65,6 +65,9 @@ pub fn spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &PodSpec) {
             errors.invalid_each(path.child(name), value, rules::dns1123_label(value));
         }
     }
+    if let Some(name) = &spec.hostname_override {
+        hostname_override(errors, &path.child("hostnameOverride"), name, spec);
+    }
     if let Some(deadline) = spec.active_deadline_seconds {
         errors.invalid_each(
             path.child("activeDeadlineSeconds"),
@@ -89,6 +92,22 @@ pub fn spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &PodSpec) {
     {
         errors.not_supported(path.child("os.name"), &os.name, &["linux", "windows"]);
     }
+}
+
+/// The longest name that the kernel keeps for a host.
+const MAX_HOSTNAME: usize = 64;
+
+fn hostname_override(errors: &mut FieldErrors, path: &Path<'_>, name: &str, spec: &PodSpec) {
+    if spec.set_hostname_as_fqdn == Some(true) {
+        errors.forbidden(path, "may not be specified when setHostnameAsFQDN is true");
+    }
+    if spec.host_network == Some(true) {
+        errors.forbidden(path, "may not be specified when hostNetwork is true");
+    }
+    if name.len() > MAX_HOSTNAME {
+        errors.too_long(path, MAX_HOSTNAME);
+    }
+    errors.invalid_each(path, name, rules::dns1123_subdomain(name));
 }
 
 /// A field that must be one of `supported`.
@@ -160,5 +179,41 @@ fn host_aliases(errors: &mut FieldErrors, path: &Path<'_>, aliases: &[HostAlias]
 pub fn ip(errors: &mut FieldErrors, path: &Path<'_>, value: &str) {
     if value.parse::<std::net::IpAddr>().is_err() {
         errors.invalid(path, value, "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use api::field::{FieldErrors, Path};
+    use serde_json::json;
+
+    #[test]
+    fn hostname_overrides_are_names_of_hosts() {
+        let long = "a".repeat(65);
+        for (fields, expected) in [
+            (json!({ "hostnameOverride": "db.example" }), ""),
+            (json!({ "hostnameOverride": "Not_A_Name" }), "a lowercase RFC 1123 subdomain must consist of"),
+            (json!({ "hostnameOverride": "a\n127.0.0.1 b" }), "a lowercase RFC 1123 subdomain must consist of"),
+            (json!({ "hostnameOverride": "" }), "spec.hostnameOverride: Invalid value: \"\""),
+            (json!({ "hostnameOverride": long }), "spec.hostnameOverride: Too long: may not be more than 64 bytes"),
+            (
+                json!({ "hostnameOverride": "a", "hostNetwork": true }),
+                "spec.hostnameOverride: Forbidden: may not be specified when hostNetwork is true",
+            ),
+            (
+                json!({ "hostnameOverride": "a", "setHostnameAsFQDN": true }),
+                "spec.hostnameOverride: Forbidden: may not be specified when setHostnameAsFQDN is true",
+            ),
+        ] {
+            let mut spec = json!({ "containers": [] });
+            spec.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+            let spec = serde_json::from_value(spec).unwrap();
+            let mut errors = FieldErrors::default();
+            if let Some(name) = &super::PodSpec::clone(&spec).hostname_override {
+                super::hostname_override(&mut errors, &Path::new("spec").child("hostnameOverride"), name, &spec);
+            }
+            let said = errors.to_string();
+            assert!(if expected.is_empty() { said == "[]" } else { said.contains(expected) }, "{fields}: {said}");
+        }
     }
 }
