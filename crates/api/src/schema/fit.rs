@@ -283,7 +283,7 @@ mod tests {
         for (body, expected) in [
             (r#"{"spec":{"hostNetwork":false,"hostPID":false}}"#, r#"{"spec":{}}"#),
             (r#"{"spec":{"hostNetwork": false , "hostname":"a"}}"#, r#"{"spec":{ "hostname":"a"}}"#),
-            (r#"{"spec":{"hostname":"a" , "hostNetwork":false}}"#, r#"{"spec":{"hostname":"a"}}"#),
+            (r#"{"spec":{"hostname":"a" , "hostNetwork":false}}"#, r#"{"spec":{"hostname":"a" }}"#),
             (
                 r#"{"spec":{"hostname":"a","hostIPC":false,"nodeName":"b","hostPID":false}}"#,
                 r#"{"spec":{"hostname":"a","nodeName":"b"}}"#,

@@ -103,7 +103,7 @@ async fn sources_of_claims_are_checked_and_kept_alike() {
         json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": spec})
     };
     let snapshot = json!({"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "s"});
-    let volume = json!({"kind": "PersistentVolumeClaim", "name": "other"});
+    let volume = json!({"apiGroup": null, "kind": "PersistentVolumeClaim", "name": "other"});
     let populator = json!({"apiGroup": "example.com", "kind": "Book", "name": "b"});
     let path = "/api/v1/namespaces/default/persistentvolumeclaims";
     for (name, sources, old, new) in [
