@@ -7,6 +7,7 @@ use anyhow::Result;
 use client::Client;
 use tokio_util::sync::CancellationToken;
 
+use crate::dns_service;
 use crate::shape::Shape;
 
 /// Who the gateway is.
@@ -18,6 +19,7 @@ const RETRY: Duration = Duration::from_secs(5);
 pub(crate) fn config(shape: &Shape, client: Client, pods_gateway: IpAddr) -> gateway::Config {
     let mut config = gateway::Config::new(client, &shape.node_name, shape.node_ips.clone());
     (config.http_port, config.https_port) = shape.gateway_ports;
+    config.reserved_ports = [shape.secure_port, shape.kubelet_port, METRICS_PORT, dns_service::METRICS_PORT].into();
     config.metrics_bind_address = Some(SocketAddr::new(pods_gateway, METRICS_PORT));
     config
 }

@@ -47,6 +47,15 @@ impl Pattern {
             _ => None,
         }
     }
+
+    /// Whether every host of the other one is a host of this one, however deep the other's wildcard reaches.
+    pub fn contains(&self, other: &Self) -> bool {
+        let other = match other {
+            Self::OneLabel(suffix) => Self::Labels(suffix.clone()),
+            other => other.clone(),
+        };
+        self.intersection(&other).as_ref() == Some(&other)
+    }
 }
 
 /// In lower case, without a final dot.

@@ -24,6 +24,7 @@ pub use data_plane::Limits;
 pub use plan::{CLASS, GATEWAY_CONTROLLER, INGRESS_CONTROLLER};
 pub use runner::run;
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
@@ -40,6 +41,8 @@ pub struct Config {
     /// The ports of Ingresses. Gateways name theirs.
     pub http_port: u16,
     pub https_port: u16,
+    /// Ports that no Gateway gets, free or not.
+    pub reserved_ports: BTreeSet<u16>,
     pub limits: Limits,
     /// A file to which a line per request is appended; `-` is standard output.
     pub access_log: Option<PathBuf>,
@@ -56,6 +59,7 @@ impl Config {
             publish: Vec::new(),
             http_port: 80,
             https_port: 443,
+            reserved_ports: BTreeSet::new(),
             limits: Limits::default(),
             access_log: None,
             metrics_bind_address: None,

@@ -34,6 +34,8 @@ const ZONE: &str = "topology.kubernetes.io/zone";
 const VERSIONS: [&str; 4] = ["v1", "v1beta1", "v1alpha3", "v1alpha2"];
 /// When something failed that may succeed later: a port was taken, a status was not written.
 const RETRY: Duration = Duration::from_secs(10);
+/// Times that one status is written within [`RETRY`]. Somebody else who writes it, too, would otherwise have us answer without end.
+const MAX_WRITES: u32 = 20;
 /// Changes that come within this time make one plan.
 const GATHER: Duration = Duration::from_millis(10);
 /// How long upgraded connections may take to end.
@@ -84,6 +86,7 @@ async fn serve(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
     let mut ports = Ports::new(plane.clone(), config.listen.clone())?;
     let mut settings = settings(&config);
     let mut told = BTreeSet::new();
+    let mut written = Written::default();
     loop {
         let began = Instant::now();
         // Those that the cluster has only now are followed as they come.
@@ -103,7 +106,7 @@ async fn serve(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
             continue;
         }
         tell(&recorder, &mut told, news);
-        let is_written = write(&config.client, statuses).await;
+        let is_written = write(&config.client, &mut written, statuses).await;
         let again = async {
             match is_written && settings.closed_ports.is_empty() {
                 true => std::future::pending().await,
@@ -130,6 +133,7 @@ fn settings(config: &Config) -> Settings {
         node: config.node_name.clone(),
         http_port: config.http_port,
         https_port: config.https_port,
+        reserved_ports: config.reserved_ports.clone(),
         closed_ports: BTreeMap::new(),
         now: jiff::Timestamp::UNIX_EPOCH,
     }
@@ -326,10 +330,34 @@ fn tell(recorder: &EventRecorder, told: &mut BTreeSet<(Option<String>, &'static 
     *told = present;
 }
 
+/// How often each status was written, from when on.
+#[derive(Default)]
+struct Written(BTreeMap<(Kind, Option<String>, String), (Instant, u32)>);
+
+impl Written {
+    /// Whether one may be written now, which counts as written.
+    fn admits(&mut self, status: &Status, now: Instant) -> bool {
+        let key = (status.kind, status.namespace.clone(), status.name.clone());
+        let (_, count) = self.0.entry(key).or_insert((now, 0));
+        *count = count.saturating_add(1);
+        *count <= MAX_WRITES
+    }
+
+    fn forget(&mut self, now: Instant) {
+        self.0.retain(|_, (since, _)| now.duration_since(*since) < RETRY);
+    }
+}
+
 /// Writes statuses; whether none has to be tried again. An object that has changed since comes back by itself.
-async fn write(client: &Client, statuses: Vec<Status>) -> bool {
+async fn write(client: &Client, written: &mut Written, statuses: Vec<Status>) -> bool {
     let mut is_written = true;
+    written.forget(Instant::now());
     for status in statuses {
+        if !written.admits(&status, Instant::now()) {
+            tracing::warn!(kind = ?status.kind, name = status.name, "status is written by somebody else, too");
+            is_written = false;
+            continue;
+        }
         let gvr = match status.kind {
             Kind::Ingress => Gvr::new("networking.k8s.io", "v1", "ingresses"),
             Kind::GatewayClass => Gvr::new(GROUP, "v1", GatewayClass::PLURAL),
@@ -350,4 +378,28 @@ async fn write(client: &Client, statuses: Vec<Status>) -> bool {
         }
     }
     is_written
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn security_two_writers_of_a_status_do_not_chase_each_other() {
+        let status = |name: &str| Status {
+            kind: Kind::Ingress,
+            namespace: Some("default".into()),
+            name: name.into(),
+            resource_version: None,
+            status: json!({}),
+        };
+        let (mut written, began) = (Written::default(), Instant::now());
+        let admitted = (0..1000).filter(|_| written.admits(&status("one"), began)).count();
+        assert_eq!(admitted, MAX_WRITES as usize);
+        assert!(written.admits(&status("two"), began), "others are not concerned");
+        written.forget(began + RETRY / 2);
+        assert!(!written.admits(&status("one"), began + RETRY / 2));
+        written.forget(began + RETRY);
+        assert!(written.admits(&status("one"), began + RETRY));
+    }
 }

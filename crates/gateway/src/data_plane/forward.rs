@@ -123,8 +123,7 @@ fn find<'a>(
     let port: &Port = table.ports.get(&arrival.port).ok_or(NOWHERE)?;
     let listener = port.listeners.best(&target.host).ok_or(NOWHERE)?;
     // A connection that was made for one listener's hosts says nothing about another's.
-    if let Some(name) = &arrival.server_name
-        && port.listeners.best(name).is_some_and(|named| !Arc::ptr_eq(named, listener))
+    if arrival.is_secure && port.named(arrival.server_name.as_deref()).is_none_or(|named| !Arc::ptr_eq(named, listener))
     {
         return Err((StatusCode::MISDIRECTED_REQUEST, "this host is served on another connection"));
     }

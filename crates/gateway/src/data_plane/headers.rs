@@ -1,5 +1,6 @@
 //! Headers on their way through: those of one connection stay there, and backends learn who asked.
 
+use std::borrow::Cow;
 use std::net::IpAddr;
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
@@ -9,6 +10,9 @@ use crate::table::HeaderEdits;
 /// What backends are told about the client. Nobody else can say it: what a client sends under these names is dropped.
 const FORWARDED: [&str; 6] =
     ["x-forwarded-for", "x-forwarded-proto", "x-forwarded-host", "x-forwarded-port", "x-real-ip", "forwarded"];
+
+/// What some backends take for the path, or for a proxy of their own.
+const OVERRIDES: [&str; 3] = ["x-original-url", "x-rewrite-url", "proxy"];
 
 /// Of one connection only (RFC 9110, 7.6.1).
 const OF_CONNECTION: [HeaderName; 6] = [
@@ -56,14 +60,9 @@ fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item =
 
 /// Says who asked, in place of whatever the client says about that, in either spelling that programs confuse.
 pub(crate) fn set_forwarded(headers: &mut HeaderMap, client: IpAddr, is_secure: bool, host: &str, port: u16) {
-    let claims = |name: &&HeaderName| {
-        let name = name.as_str();
-        name.contains('_') && FORWARDED.contains(&name.replace('_', "-").as_str())
-    };
-    for name in headers.keys().filter(claims).cloned().collect::<Vec<_>>() {
+    for name in headers.keys().filter(|name| is_claim(name)).cloned().collect::<Vec<_>>() {
         headers.remove(name);
     }
-    headers.remove(header::FORWARDED);
     let client = client.to_canonical().to_string();
     let proto = if is_secure { "https" } else { "http" };
     let port = port.to_string();
@@ -73,6 +72,14 @@ pub(crate) fn set_forwarded(headers: &mut HeaderMap, client: IpAddr, is_secure: 
             Err(_) => headers.remove(*name),
         };
     }
+}
+
+fn is_claim(name: &HeaderName) -> bool {
+    let name = match name.as_str() {
+        name if name.contains('_') => Cow::Owned(name.replace('_', "-")),
+        name => Cow::Borrowed(name),
+    };
+    name.starts_with("x-forwarded-") || FORWARDED.contains(&&*name) || OVERRIDES.contains(&&*name)
 }
 
 /// HTTP/2 may have split cookies, which HTTP/1 has in one line (RFC 9113, 8.2.3).
@@ -123,6 +130,11 @@ mod tests {
             ("x-forwarded-for", "spoofed"),
             ("x_forwarded_for", "spoofed"),
             ("forwarded", "for=spoofed"),
+            ("x-forwarded-prefix", "/spoofed"),
+            ("x_forwarded_scheme", "spoofed"),
+            ("x-original-url", "/admin"),
+            ("x_rewrite_url", "/admin"),
+            ("proxy", "spoofed"),
             ("accept", "*/*"),
         ]);
         remove_of_connection(&mut map);

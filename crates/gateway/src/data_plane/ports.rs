@@ -258,10 +258,7 @@ impl ResolvesServerCert for Certificates {
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         let table = self.plane.table.load();
         let port = table.ports.get(&self.port)?;
-        let named = hello.server_name().and_then(|name| {
-            let name = normalized(name);
-            port.listeners.matching(&name).find_map(|listener| listener.certificates.best(&name).cloned())
-        });
-        named.or_else(|| port.default_certificate.clone())
+        let name = hello.server_name().map(normalized);
+        port.certificate(name.as_deref()).cloned()
     }
 }

@@ -83,8 +83,18 @@ fn normalized(path: &str) -> Option<Cow<'_, str>> {
         true => Cow::Owned(unescaped(path)?),
         false => Cow::Borrowed(path),
     };
-    let climbs = path.split('/').any(|element| matches!(element, "." | ".."));
-    (!climbs).then_some(path)
+    (!climbs(&path)).then_some(path)
+}
+
+/// Whether some server would read an element as `.` or `..`: some take escaped and backward slashes for slashes, and some drop what
+/// follows a semicolon.
+fn climbs(path: &str) -> bool {
+    let separated = match path.contains('%') {
+        true => Cow::Owned(path.replace("%2F", "/").replace("%5C", "/").replace("%3B", ";")),
+        false => Cow::Borrowed(path),
+    };
+    let mut elements = separated.split(['/', '\\']).map(|element| element.split(';').next());
+    elements.any(|element| matches!(element, Some("." | "..")))
 }
 
 fn unescaped(path: &str) -> Option<String> {
@@ -154,6 +164,18 @@ mod tests {
         let long = "x".repeat(MAX_HEADER_BYTES);
         assert_eq!(asked("/", &[host, ("x", &long)]).unwrap_err().0.as_u16(), 431);
         assert_eq!(asked(&format!("/{long}"), &[host]).unwrap_err().0.as_u16(), 414);
+    }
+
+    #[test]
+    fn security_a_path_does_not_climb_in_disguise() {
+        for path in
+            ["/a/..%2fb", "/a%2F..%2fb", "/a/..;/b", "/a/..;x=1/b", "/a/..%3b/b", "/a\\..\\b", "/a%5c..%5Cb", "/a/.;"]
+        {
+            assert_eq!(asked(path, &[("host", "a")]).unwrap_err().0.as_u16(), 400, "{path}");
+        }
+        for path in ["/@scope%2fname", "/a;v=1/b", "/a/..b%2f", "/a%5cb"] {
+            assert!(asked(path, &[("host", "a")]).is_ok(), "{path}");
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! From a reference to a Service's port to the endpoints behind it.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
@@ -38,13 +38,16 @@ type Found = Result<Arc<Backend>, Missing>;
 pub(super) struct Backends<'a> {
     world: &'a World,
     place: Place<'a>,
+    /// Where the gateway itself listens: a request must not come back to it.
+    own: (&'a [IpAddr], BTreeSet<u16>),
     known: HashMap<(String, PortRef, bool), Found>,
 }
 
 impl<'a> Backends<'a> {
     pub(super) fn new(world: &'a World, settings: &'a Settings) -> Self {
         let place = Place { node: &settings.node, zone: world.zone.as_deref() };
-        Self { world, place, known: HashMap::new() }
+        let own = (settings.addresses.as_slice(), super::gateways::ports(world, settings));
+        Self { world, place, own, known: HashMap::new() }
     }
 
     /// A port of the Service `namespace/name`; its protocol is HTTP/2 if the Service or the route says so.
@@ -98,10 +101,17 @@ impl<'a> Backends<'a> {
             let found = endpoints::of_port(slices(), port, "TCP", is_v6);
             let chosen = endpoints::choose(&found, self.place);
             let chosen = chosen.into_iter().filter(|endpoint| is_elsewhere(endpoint.addr));
-            chosen.map(|endpoint| SocketAddr::new(endpoint.addr, endpoint.port)).collect::<Vec<_>>()
+            let chosen = chosen.map(|endpoint| SocketAddr::new(endpoint.addr, endpoint.port));
+            chosen.filter(|endpoint| !self.is_gateway(*endpoint)).collect::<Vec<_>>()
         };
         let four = of_family(false);
         if four.is_empty() { of_family(true) } else { four }
+    }
+
+    fn is_gateway(&self, endpoint: SocketAddr) -> bool {
+        let (addresses, ports) = &self.own;
+        let address = endpoint.ip().to_canonical();
+        ports.contains(&endpoint.port()) && addresses.iter().any(|own| own.to_canonical() == address)
     }
 
     /// All endpoints that were found.

@@ -51,6 +51,10 @@ impl Builder {
         self.ports.get(&port).map(|port| port.protocol)
     }
 
+    pub(super) fn port_count(&self) -> usize {
+        self.ports.len()
+    }
+
     fn port(&mut self, port: u16, protocol: Protocol) -> &mut PortBuilder {
         let make = || PortBuilder { protocol, listeners: BTreeMap::new(), default_certificate: None };
         self.ports.entry(port).or_insert_with(make)

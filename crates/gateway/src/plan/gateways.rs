@@ -1,6 +1,7 @@
 //! GatewayClasses, Gateways and the routes that attach to them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
@@ -12,6 +13,7 @@ use super::backends::Backends;
 use super::builder::Builder;
 use super::conditions::{Wanted, merge};
 use super::grants::{self, Reference};
+use super::ingresses::Claim;
 use super::routes::{self, Converted, Problem, Resolver};
 use super::{GATEWAY_CONTROLLER, Kind, Plan, Settings, Status};
 use crate::gateway_api::{
@@ -27,10 +29,15 @@ type Outcome = Result<(), (String, String)>;
 
 /// The lowest port that anybody may have who is not the system; those of Ingresses are the gateway's own.
 const FIRST_FREE_PORT: u16 = 1024;
+/// Ports of the parts of a cluster. That one is free, while such a part starts again, does not make it anybody's.
+const OF_CLUSTER: [RangeInclusive<u16>; 2] = [2379..=2380, 10248..=10260];
+/// Ports of all Gateways together: each takes descriptors of the process.
+const MAX_PORTS: usize = 128;
 
 pub(super) fn plan<'w>(
     world: &'w World,
     settings: &Settings,
+    claims: &[Claim],
     backends: &mut Backends<'w>,
     builder: &mut Builder,
     plan: &mut Plan,
@@ -43,10 +50,11 @@ pub(super) fn plan<'w>(
     // The oldest has the first word about ports.
     gateways.sort_by_key(|gateway| routes::rank(&***gateway, (0, 0)));
     let mut attached: BTreeMap<String, Vec<Listener>> = BTreeMap::new();
+    let mut taken = Taken { claims, listeners: BTreeMap::new() };
     for gateway in &gateways {
-        attached.insert(client::object_key(&***gateway), listeners(gateway, world, settings, builder));
+        attached.insert(client::object_key(&***gateway), listeners(gateway, world, settings, builder, &mut taken));
     }
-    let mut attacher = Attacher { world, settings, gateways: &mut attached, builder };
+    let mut attacher = Attacher { world, settings, claims, gateways: &mut attached, builder };
     for route in world.http_routes.values() {
         let resolver = resolver(world, backends, "HTTPRoute", &route.metadata);
         let make = || routes::http(route, resolver);
@@ -88,6 +96,47 @@ fn is_ours(class: &GatewayClass) -> bool {
 fn has_our_class(gateway: &Gateway, world: &World) -> bool {
     let class = world.gateway_classes.get(&gateway.spec.gateway_class_name);
     class.is_some_and(|class| is_ours(class) && class.spec.parameters_ref.is_none())
+}
+
+/// The ports that are the gateway's own, as far as nobody else has them.
+pub(super) fn ports(world: &World, settings: &Settings) -> BTreeSet<u16> {
+    let gateways = world.gateways.values().filter(|gateway| has_our_class(gateway, world));
+    let ports = gateways.flat_map(|gateway| gateway.spec.listeners.iter().map(|listener| listener.port));
+    let ports = ports.chain([settings.http_port, settings.https_port]);
+    ports.filter(|port| !settings.closed_ports.contains_key(port)).collect()
+}
+
+/// What is not to be had any more.
+struct Taken<'p> {
+    claims: &'p [Claim],
+    /// Ports and hosts of listeners, with the namespace that has them.
+    listeners: BTreeMap<(u16, Pattern), String>,
+}
+
+impl Taken<'_> {
+    /// Why a listener cannot have its hosts: a namespace does not join in another's listener, nor stand before its Ingresses.
+    fn conflict(&self, gateway: &Gateway, listener: &Listener, settings: &Settings) -> Option<(&'static str, String)> {
+        let namespace = &listener.namespace;
+        let owner = self.listeners.get(&(listener.spec.port, listener.hosts.clone()));
+        if owner.is_some_and(|owner| owner != namespace) {
+            return Some((
+                "HostnameConflict",
+                "an older gateway of another namespace has this port and hostname".into(),
+            ));
+        }
+        if !is_of_ingresses(listener.spec.port, settings) || listener.hosts == Pattern::Any {
+            return None;
+        }
+        let rank = routes::rank(gateway, (0, 0));
+        let is_claimed =
+            self.claims.iter().any(|claim| claim.precedes(&rank, namespace) && claim.is_within(&listener.hosts));
+        let message = || "an older ingress of another namespace has such a host".to_owned();
+        is_claimed.then(|| ("HostnameConflict", message()))
+    }
+}
+
+fn is_of_ingresses(port: u16, settings: &Settings) -> bool {
+    port == settings.http_port || port == settings.https_port
 }
 
 fn class_status(class: &GatewayClass, settings: &Settings) -> Option<Status> {
@@ -160,7 +209,13 @@ fn kind_name(kind: Kind) -> &'static str {
     }
 }
 
-fn listeners(gateway: &Gateway, world: &World, settings: &Settings, builder: &mut Builder) -> Vec<Listener> {
+fn listeners(
+    gateway: &Gateway,
+    world: &World,
+    settings: &Settings,
+    builder: &mut Builder,
+    taken: &mut Taken<'_>,
+) -> Vec<Listener> {
     let mut found: Vec<(Listener, Vec<Arc<CertifiedKey>>)> =
         gateway.spec.listeners.iter().map(|spec| listener(gateway, spec, world, settings)).collect();
     for at in 0..found.len() {
@@ -180,16 +235,23 @@ fn listeners(gateway: &Gateway, world: &World, settings: &Settings, builder: &mu
                 })
             })
         };
-        let taken = found[at].0.protocol.and_then(|protocol| {
+        let with_others = found[at].0.protocol.and_then(|protocol| {
             let of_others = builder.protocol(found[at].0.spec.port).filter(|theirs| *theirs != protocol);
-            of_others.map(|_| ("ProtocolConflict", "the port is taken with another protocol".to_owned()))
+            let message = || ("ProtocolConflict", "the port is taken with another protocol".to_owned());
+            of_others.map(|_| message()).or_else(|| taken.conflict(gateway, &found[at].0, settings))
         });
-        found[at].0.conflict = conflict.or(taken);
+        found[at].0.conflict = conflict.or(with_others);
     }
-    for (listener, certificates) in &found {
+    for (listener, certificates) in &mut found {
         let Some(protocol) = listener.protocol.filter(|_| listener.can_serve()) else { continue };
+        if builder.protocol(listener.spec.port).is_none() && builder.port_count() >= MAX_PORTS {
+            let message = format!("{MAX_PORTS} ports are open already");
+            listener.accepted = Err(("PortUnavailable".to_owned(), message));
+            continue;
+        }
+        taken.listeners.insert((listener.spec.port, listener.hosts.clone()), listener.namespace.clone());
         let built = builder.listener(listener.spec.port, protocol, listener.hosts.clone());
-        for certificate in certificates {
+        for certificate in certificates.iter() {
             built.certificate(listener.hosts.clone(), certificate.clone());
         }
         if let (Pattern::Any, Some(certificate)) = (&listener.hosts, certificates.first()) {
@@ -218,10 +280,15 @@ fn listener(
         }
         _ => (None, &[], fault("UnsupportedProtocol", format!("protocol {:?} is not supported", spec.protocol))),
     };
-    let is_own = spec.port == settings.http_port || spec.port == settings.https_port;
+    let is_own = is_of_ingresses(spec.port, settings);
     if accepted.is_ok() && spec.port < FIRST_FREE_PORT && !is_own {
         let message = format!("of the ports below {FIRST_FREE_PORT} only those of the gateway can be had");
         accepted = fault("PortUnavailable", message);
+    }
+    let is_reserved =
+        settings.reserved_ports.contains(&spec.port) || OF_CLUSTER.iter().any(|ports| ports.contains(&spec.port));
+    if accepted.is_ok() && is_reserved && !is_own {
+        accepted = fault("PortUnavailable", format!("port {} is one of the cluster's own", spec.port));
     }
     // It is planned all the same: the port may be free the next time.
     let closed = settings.closed_ports.get(&spec.port).cloned();
@@ -294,6 +361,7 @@ fn listener_certificates(
 struct Attacher<'p> {
     world: &'p World,
     settings: &'p Settings,
+    claims: &'p [Claim],
     gateways: &'p mut BTreeMap<String, Vec<Listener>>,
     builder: &'p mut Builder,
 }
@@ -375,7 +443,10 @@ impl Attacher<'_> {
                 [] => vec![Pattern::Any],
                 names => names.iter().map(|name| Pattern::new(Some(name), Wildcard::Labels)).collect(),
             };
-            let hosts: Vec<Pattern> = wanted.iter().filter_map(|name| name.intersection(&listener.hosts)).collect();
+            let mut hosts: Vec<Pattern> = wanted.iter().filter_map(|name| name.intersection(&listener.hosts)).collect();
+            if is_of_ingresses(listener.spec.port, self.settings) {
+                hosts.retain(|host| !is_claimed(self.claims, kind, namespace, host, converted));
+            }
             let Some(protocol) = listener.protocol.filter(|_| !hosts.is_empty()) else { continue };
             is_attached = true;
             listener.attached += 1;
@@ -391,9 +462,23 @@ impl Attacher<'_> {
         }
         match is_attached {
             true => Ok(()),
-            false => fault("NoMatchingListenerHostname", "no listener has a hostname of this route"),
+            false => {
+                let message = "no listener has a hostname of this route that is not an older ingress's";
+                fault("NoMatchingListenerHostname", message)
+            }
         }
     }
+}
+
+/// Whether an older Ingress of another namespace has the host. TLS that is passed through takes all of a connection, whatever
+/// rules there are for it; rules for more hosts than the Ingress names come after its own.
+fn is_claimed(claims: &[Claim], kind: Kind, namespace: &str, host: &Pattern, converted: &Converted) -> bool {
+    let Some(rule) = converted.rules.first() else { return false };
+    let is_meant = |claim: &Claim| match kind {
+        Kind::TlsRoute => claim.is_within(host),
+        _ => claim.is_for(host),
+    };
+    claims.iter().any(|claim| claim.precedes(&rule.rank, namespace) && is_meant(claim))
 }
 
 fn outcome(problem: &Problem) -> (String, String) {

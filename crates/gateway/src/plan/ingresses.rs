@@ -16,13 +16,41 @@ use crate::world::World;
 const LEGACY_CLASS: &str = "kubernetes.io/ingress.class";
 const DEFAULT_CLASS: &str = "ingressclass.kubernetes.io/is-default-class";
 
+/// A host that an Ingress serves. Gateways and routes of other namespaces that are younger do not get it.
+pub(super) struct Claim {
+    host: Pattern,
+    rank: Rank,
+    namespace: String,
+}
+
+impl Claim {
+    /// Whether it came before an object of another namespace.
+    pub(super) fn precedes(&self, rank: &Rank, namespace: &str) -> bool {
+        self.namespace != namespace && (self.rank.created, &self.rank.name) < (rank.created, &rank.name)
+    }
+
+    pub(super) fn is_within(&self, hosts: &Pattern) -> bool {
+        hosts.contains(&self.host)
+    }
+
+    /// Whether these are the hosts of the claim, and no more; claims to all hosts are none.
+    pub(super) fn is_for(&self, hosts: &Pattern) -> bool {
+        match (&self.host, hosts) {
+            (Pattern::Any, _) => false,
+            (Pattern::OneLabel(one), Pattern::Labels(other)) => one == other,
+            (host, hosts) => host == hosts,
+        }
+    }
+}
+
+/// The hosts that it serves are handed back.
 pub(super) fn plan<'w>(
     world: &'w World,
     settings: &Settings,
     backends: &mut Backends<'w>,
     builder: &mut Builder,
     plan: &mut Plan,
-) {
+) -> Vec<Claim> {
     let mut ours: Vec<&Arc<Ingress>> = world.ingresses.values().filter(|ingress| is_ours(ingress, world)).collect();
     // The oldest has the first word about certificates.
     ours.sort_by_key(|ingress| rank(ingress, false, (0, 0)));
@@ -35,6 +63,16 @@ pub(super) fn plan<'w>(
     }
     plan.news.append(&mut planner.news);
     plan.statuses.extend(ours.iter().filter_map(|ingress| status(ingress, settings)));
+    ours.into_iter().flat_map(|ingress| claims(ingress)).collect()
+}
+
+fn claims(ingress: &Ingress) -> impl Iterator<Item = Claim> {
+    let rules = ingress.spec.iter().flat_map(|spec| spec.rules.iter().flatten());
+    rules.map(|rule| Claim {
+        host: Pattern::new(rule.host.as_deref(), Wildcard::OneLabel),
+        rank: rank(ingress, false, (0, 0)),
+        namespace: ingress.metadata.namespace.clone().unwrap_or_default(),
+    })
 }
 
 /// Whether an Ingress is of one of our classes: by its field, by the annotation of old, or by default.

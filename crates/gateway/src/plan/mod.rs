@@ -11,7 +11,7 @@ mod routes;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -35,6 +35,8 @@ pub struct Settings {
     /// The ports of Ingresses.
     pub http_port: u16,
     pub https_port: u16,
+    /// Ports that no Gateway gets, free or not.
+    pub reserved_ports: BTreeSet<u16>,
     /// Ports that could not be opened, and why.
     pub closed_ports: BTreeMap<u16, String>,
     /// Stands in for the time in conditions that change.
@@ -82,8 +84,8 @@ pub fn plan(world: &World, settings: &Settings) -> Plan {
     let mut plan = Plan::default();
     let mut builder = builder::Builder::default();
     let mut backends = backends::Backends::new(world, settings);
-    ingresses::plan(world, settings, &mut backends, &mut builder, &mut plan);
-    gateways::plan(world, settings, &mut backends, &mut builder, &mut plan);
+    let claims = ingresses::plan(world, settings, &mut backends, &mut builder, &mut plan);
+    gateways::plan(world, settings, &claims, &mut backends, &mut builder, &mut plan);
     plan.table = builder.finish();
     plan.table.endpoints = backends.endpoints();
     plan

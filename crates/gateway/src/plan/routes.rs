@@ -17,6 +17,9 @@ use crate::world::World;
 /// As good as none, where a route asks for no limit.
 const UNLIMITED: Duration = Duration::from_secs(365 * 24 * 3600);
 
+/// Regular expressions of one route. They are read for every plan, and everybody waits for that.
+const MAX_PATTERNS: usize = 64;
+
 /// Why a route, or a reference of it, cannot be followed: reason and message of a condition.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Problem {
@@ -144,6 +147,12 @@ pub(super) fn rank<K: client::Object>(route: &K, place: (usize, usize)) -> Rank 
 pub(super) fn http(route: &HTTPRoute, mut resolver: Resolver<'_, '_>) -> Converted {
     let name = format!("httproute {}", client::object_key(route));
     let mut read = || {
+        let asked = route.spec.rules.iter().flat_map(|rule| &rule.matches);
+        let kinds = asked.flat_map(|asked| {
+            let named = asked.headers.iter().chain(&asked.query_params).map(|asked| &asked.r#type);
+            named.chain(asked.path.iter().map(|path| &path.r#type))
+        });
+        check_patterns(kinds)?;
         let mut rules = Vec::new();
         for (at, rule) in route.spec.rules.iter().enumerate() {
             let to = resolver.route(&name, &rule.filters, &rule.backend_refs, &rule.timeouts)?;
@@ -157,6 +166,12 @@ pub(super) fn http(route: &HTTPRoute, mut resolver: Resolver<'_, '_>) -> Convert
     };
     let rules = read();
     resolver.converted(rules)
+}
+
+fn check_patterns<'r>(kinds: impl Iterator<Item = &'r Option<String>>) -> Result<(), Problem> {
+    let count = kinds.filter(|kind| kind.as_deref() == Some("RegularExpression")).count();
+    let problem = || Problem::unsupported(format!("more than {MAX_PATTERNS} regular expressions"));
+    (count <= MAX_PATTERNS).then_some(()).ok_or_else(problem)
 }
 
 fn http_rule(asked: &HttpMatch, rank: Rank, route: Arc<Route>) -> Result<Rule, Problem> {
@@ -210,6 +225,12 @@ fn regex(text: &str) -> Result<cel::regex::Regex, Problem> {
 pub(super) fn grpc(route: &GRPCRoute, mut resolver: Resolver<'_, '_>) -> Converted {
     let name = format!("grpcroute {}", client::object_key(route));
     let mut read = || {
+        let asked = route.spec.rules.iter().flat_map(|rule| &rule.matches);
+        let kinds = asked.flat_map(|asked| {
+            let named = asked.headers.iter().map(|asked| &asked.r#type);
+            named.chain(asked.method.iter().map(|method| &method.r#type))
+        });
+        check_patterns(kinds)?;
         let mut rules = Vec::new();
         for (at, rule) in route.spec.rules.iter().enumerate() {
             let to = resolver.route(&name, &rule.filters, &rule.backend_refs, &RuleTimeouts::default())?;

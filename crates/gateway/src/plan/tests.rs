@@ -17,6 +17,7 @@ fn settings() -> Settings {
         node: "node-1".into(),
         http_port: 80,
         https_port: 443,
+        reserved_ports: [6443].into(),
         closed_ports: BTreeMap::new(),
         now: jiff::Timestamp::from_second(1_700_000_000).unwrap(),
     }
@@ -511,4 +512,188 @@ fn grpc_and_tls_routes_attach_to_their_listeners() {
     let raw = plan.table.ports[&443].listeners.best("x.raw.test").unwrap();
     assert!(raw.passthrough.best("x.raw.test").is_some() && raw.passthrough.best("y.raw.test").is_none());
     assert!(of_listener(&plan, 1).starts_with("1 Accepted"), "{}", of_listener(&plan, 1));
+}
+
+fn gateway_of(world: &mut World, namespace: &str, name: &str, created: &str, listeners: Value) {
+    let mut metadata = named(namespace, name);
+    metadata["creationTimestamp"] = json!(created);
+    let value = json!({"metadata": metadata, "spec": {"gatewayClassName": "cox", "listeners": listeners}});
+    world.gateways.insert(format!("{namespace}/{name}"), object(value));
+}
+
+fn ingress_of(world: &mut World, host: &str, created: &str) {
+    let mut metadata = named("default", "shop");
+    metadata["creationTimestamp"] = json!(created);
+    let rules = json!([{"host": host, "http": {"paths": [path("/", "Prefix", "a")]}}]);
+    let tls = json!([{"hosts": [host], "secretName": "shop"}]);
+    let spec = json!({"ingressClassName": "cox", "rules": rules, "tls": tls});
+    world.ingresses.insert("default/shop".into(), object(json!({"metadata": metadata, "spec": spec})));
+    add_secret(world, "default/shop");
+}
+
+fn of_gateway(plan: &Plan, name: &str) -> String {
+    let is_it = |status: &&Status| status.name == name && status.kind == Kind::Gateway;
+    said(&plan.statuses.iter().find(is_it).unwrap().status["listeners"][0]["conditions"])
+}
+
+const OLD: &str = "2026-01-01T00:00:00Z";
+const NEW: &str = "2026-02-01T00:00:00Z";
+
+#[test]
+fn security_a_listener_without_a_certificate_borrows_none() {
+    let mut world = world();
+    add_secret(&mut world, "default/wild");
+    let tls = |secret: &str| json!({"certificateRefs": [{"name": secret}]});
+    let wild = json!([
+        {"name": "wild", "port": 8443, "protocol": "HTTPS", "hostname": "*.shop.test", "tls": tls("wild")},
+    ]);
+    gateway_of(&mut world, "default", "wild", OLD, wild);
+    let all = json!([{"name": "all", "port": 8443, "protocol": "HTTPS", "tls": tls("wild")}]);
+    gateway_of(&mut world, "default", "all", OLD, all);
+    let thief =
+        json!([{"name": "t", "port": 8443, "protocol": "HTTPS", "hostname": "pay.shop.test", "tls": tls("none")}]);
+    gateway_of(&mut world, "other", "thief", NEW, thief);
+    let plan = plan(&world, &settings());
+    let port = &plan.table.ports[&8443];
+    for (name, expected) in
+        [(Some("www.shop.test"), true), (Some("pay.shop.test"), false), (Some("unknown.test"), true), (None, true)]
+    {
+        assert_eq!(port.certificate(name).is_some(), expected, "{name:?}");
+    }
+    // Nor is a connection that names nobody one for the listener of some hosts.
+    let thief = port.listeners.best("pay.shop.test").unwrap();
+    assert!(!Arc::ptr_eq(port.named(None).unwrap(), thief));
+}
+
+#[test]
+fn security_a_namespace_does_not_join_in_the_listener_of_another() {
+    for hostname in [None, Some("shop.test")] {
+        let mut world = world();
+        let listener = json!([{"name": "web", "port": 80, "protocol": "HTTP", "hostname": hostname}]);
+        gateway_of(&mut world, "default", "gw", OLD, listener.clone());
+        gateway_of(&mut world, "default", "same", NEW, listener.clone());
+        gateway_of(&mut world, "other", "thief", NEW, listener);
+        http_route(&mut world, "default", "shop", json!({"hostnames": ["shop.test"], "rules": to("a")}));
+        let rules = json!([{"matches": [{"path": {"type": "Exact", "value": "/login"}}],
+            "backendRefs": [{"name": "c", "port": 80}]}]);
+        let refs = json!([{"name": "thief"}]);
+        http_route(
+            &mut world,
+            "other",
+            "thief",
+            json!({"parentRefs": refs, "hostnames": ["shop.test"], "rules": rules}),
+        );
+        let plan = plan(&world, &settings());
+        assert!(leads_to(&plan, 80, "shop.test", "/login").starts_with("default/a"));
+        assert!(of_route(&plan, "thief").starts_with("!Accepted"), "{}", of_route(&plan, "thief"));
+        assert!(of_gateway(&plan, "thief").contains("Conflicted=HostnameConflict"));
+        for name in ["gw", "same"] {
+            assert!(of_gateway(&plan, name).contains("!Conflicted=NoConflicts"), "{name}");
+        }
+    }
+}
+
+#[test]
+fn security_the_host_of_an_older_ingress_stays_with_its_namespace() {
+    let raw = json!({"mode": "Passthrough"});
+    for (namespace, created, host, listener, hostname, is_taken) in [
+        ("other", NEW, "shop.test", json!({"protocol": "HTTP", "port": 80}), Some("shop.test"), false),
+        ("other", NEW, "www.shop.test", json!({"protocol": "HTTP", "port": 80}), Some("*.shop.test"), false),
+        ("other", NEW, "*.shop.test", json!({"protocol": "HTTP", "port": 80}), Some("*.shop.test"), false),
+        ("other", NEW, "shop.test", json!({"protocol": "HTTP", "port": 80}), None, false),
+        ("other", NEW, "shop.test", json!({"protocol": "TLS", "port": 443, "tls": raw}), Some("shop.test"), false),
+        ("other", NEW, "shop.test", json!({"protocol": "TLS", "port": 443, "tls": raw}), None, false),
+        ("other", OLD, "shop.test", json!({"protocol": "HTTP", "port": 80}), Some("shop.test"), true),
+        ("default", NEW, "shop.test", json!({"protocol": "HTTP", "port": 80}), Some("shop.test"), true),
+    ] {
+        let what = format!("{namespace} {created} {host} {listener} {hostname:?}");
+        let mut world = world();
+        ingress_of(&mut world, host, if created == OLD { NEW } else { OLD });
+        let mut listener = listener;
+        listener["name"] = json!("l");
+        listener["hostname"] = json!(hostname);
+        gateway_of(&mut world, namespace, "gw", created, json!([listener]));
+        let mut metadata = named(namespace, "thief");
+        metadata["creationTimestamp"] = json!(created);
+        let (service, name) = if namespace == "other" { ("c", "other/c") } else { ("b", "default/b") };
+        let mut spec = json!({"parentRefs": [{"name": "gw"}], "rules": to(service), "hostnames": [host]});
+        if listener["protocol"] == "TLS" {
+            world.tls_routes.insert("x".into(), object(json!({"metadata": metadata, "spec": spec})));
+        } else {
+            spec["rules"][0]["matches"] = json!([{"method": "GET"}]);
+            world.http_routes.insert("x".into(), object(json!({"metadata": metadata, "spec": spec})));
+        }
+        let plan = plan(&world, &settings());
+        let asked = host.replace('*', "www");
+        for port in [80, 443] {
+            if listener["port"] == port {
+                assert_eq!(leads_to(&plan, port, &asked, "/").starts_with(name), is_taken, "{what}");
+            }
+            let passed = plan.table.ports[&port].listeners.best(&asked).unwrap().passthrough.best(&asked).is_some();
+            assert!(!passed, "{what}");
+        }
+        assert_eq!(of_route(&plan, "thief").starts_with("Accepted"), is_taken, "{what}");
+    }
+}
+
+#[test]
+fn security_gateways_open_neither_the_ports_of_the_cluster_nor_all_others() {
+    let mut world = world();
+    let cluster = [6443, 10250, 10256, 2379];
+    for port in cluster {
+        let listener = json!([{"name": "l", "port": port, "protocol": "HTTP"}]);
+        gateway_of(&mut world, "default", &format!("gw-{port}"), OLD, listener);
+    }
+    for at in 0..5 {
+        let listeners: Vec<Value> = (0..64)
+            .map(|it| json!({"name": format!("l{it}"), "port": 20_000 + at * 64 + it, "protocol": "HTTP"}))
+            .collect();
+        gateway_of(&mut world, "default", &format!("many-{at}"), NEW, json!(listeners));
+    }
+    ingress(&mut world, "i", json!({"defaultBackend": backend("a")}));
+    let plan = plan(&world, &settings());
+    for port in cluster {
+        assert!(!plan.table.ports.contains_key(&port), "{port}");
+        assert!(of_gateway(&plan, &format!("gw-{port}")).starts_with("!Accepted=PortUnavailable"));
+    }
+    assert_eq!(plan.table.ports.len(), 128);
+    assert!(plan.table.ports.contains_key(&80));
+    assert!(of_gateway(&plan, "many-0").starts_with("Accepted=Accepted"));
+    assert!(of_gateway(&plan, "many-4").starts_with("!Accepted=PortUnavailable"));
+}
+
+#[test]
+fn security_no_endpoint_is_the_gateway_itself() {
+    let mut world = world();
+    gateway(&mut world, "gw", json!([{"name": "l", "port": 8081, "protocol": "HTTP"}]));
+    let slice = |port: u16| {
+        object(json!({"metadata": named("default", "a"), "addressType": "IPv4",
+            "ports": [{"name": "web", "port": port, "protocol": "TCP"}], "endpoints": [{"addresses": ["192.0.2.1"]}]}))
+    };
+    ingress(&mut world, "i", json!({"defaultBackend": backend("a")}));
+    for (port, is_reached) in [(80, false), (443, false), (8081, false), (8080, true)] {
+        world.slices.insert("default/a".into(), [("default/a".to_owned(), slice(port))].into());
+        let plan = plan(&world, &settings());
+        assert_eq!(!plan.table.endpoints.is_empty(), is_reached, "{port}");
+    }
+    // What another program listens on is not the gateway's.
+    world.slices.insert("default/a".into(), [("default/a".to_owned(), slice(8081))].into());
+    let closed_ports = [(8081, "Address already in use".to_owned())].into();
+    assert!(!plan(&world, &Settings { closed_ports, ..settings() }).table.endpoints.is_empty());
+}
+
+#[test]
+fn security_a_route_has_so_many_regular_expressions() {
+    for (count, expected) in [(32, GOOD), (33, "!Accepted=UnsupportedValue ResolvedRefs=ResolvedRefs")] {
+        let mut world = world();
+        gateway(&mut world, "gw", json!([{"name": "web", "port": 80, "protocol": "HTTP"}]));
+        let one = |at: usize| {
+            json!({"path": {"type": "RegularExpression", "value": format!("/{at}")},
+                "headers": [{"type": "RegularExpression", "name": "x", "value": "y+"}]})
+        };
+        let matches: Vec<Value> = (0..count).map(one).collect();
+        let rules = json!([{"matches": matches, "backendRefs": [{"name": "a", "port": 80}]}]);
+        http_route(&mut world, "default", "r", json!({"rules": rules}));
+        assert_eq!(of_route(&plan(&world, &settings()), "r"), expected);
+    }
 }

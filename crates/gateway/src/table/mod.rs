@@ -15,7 +15,7 @@ use rustls::sign::CertifiedKey;
 
 pub use rules::{Asked, Found, PathMatch, Rank, Rule, Rules, TextMatch, pattern};
 
-use crate::hostname::Hosts;
+use crate::hostname::{Hosts, Pattern};
 use crate::metrics::RouteMetrics;
 
 /// Everything, by port.
@@ -45,6 +45,23 @@ impl Port {
     /// Whether the client's first words decide what becomes of the connection.
     pub fn has_passthrough(&self) -> bool {
         self.listeners.values().any(|listener| !listener.passthrough.is_empty())
+    }
+
+    /// The listener that a TLS client means; one that names no host means the listener of all hosts.
+    pub fn named(&self, name: Option<&str>) -> Option<&Arc<Listener>> {
+        match name {
+            Some(name) => self.listeners.best(name),
+            None => self.listeners.get(&Pattern::Any),
+        }
+    }
+
+    /// What a TLS client is shown: only the certificate of the listener whose routes will answer it. Another's would vouch for
+    /// backends that are not its owner's.
+    pub fn certificate(&self, name: Option<&str>) -> Option<&Arc<CertifiedKey>> {
+        let listener = self.named(name)?;
+        let is_of_all = self.listeners.get(&Pattern::Any).is_some_and(|of_all| Arc::ptr_eq(of_all, listener));
+        let named = name.and_then(|name| listener.certificates.best(name));
+        named.or_else(|| self.default_certificate.as_ref().filter(|_| is_of_all))
     }
 }
 
