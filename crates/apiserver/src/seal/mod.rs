@@ -48,5 +48,5 @@ pub(crate) enum SealError {
     #[error("{0}")]
     Foreign(String),
     #[error("KMS provider {name}: {reason}")]
-    Kms { name: String, reason: String },
+    Kms { name: String, reason: String, is_silent: bool },
 }
