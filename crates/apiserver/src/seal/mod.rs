@@ -19,7 +19,7 @@ mod store;
 
 pub use config::{EncryptionConfiguration, Key, Keys, KmsConfiguration, ProviderConfiguration, ResourceConfiguration};
 pub(crate) use foreign::Foreign;
-pub use rewrite::rewrite_store;
+pub use rewrite::{first_sealed, rewrite_store};
 pub(crate) use rules::Seals;
 pub(crate) use store::{Sealed, run};
 
