@@ -182,7 +182,6 @@ const FLOORS: &[Floors] = &[
             ("qos", "resources"),
             ("resize", "admit"),
             ("resize", "kubelet"),
-            ("resize", "sync"),
             ("resize", "worker"),
             ("status", "static_pods"),
         ],

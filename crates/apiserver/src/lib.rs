@@ -61,7 +61,8 @@ pub use config::{
 };
 pub use registry::RuntimeConfig;
 pub use seal::{
-    EncryptionConfiguration, Key, Keys, KmsConfiguration, ProviderConfiguration, ResourceConfiguration, rewrite_store,
+    EncryptionConfiguration, Key, Keys, KmsConfiguration, ProviderConfiguration, ResourceConfiguration, first_sealed,
+    rewrite_store,
 };
 pub use server::{Handler, Server};
 

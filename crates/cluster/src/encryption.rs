@@ -2,6 +2,8 @@
 //!
 //! The file is an `EncryptionConfiguration` as upstream's API server reads it too. It is made when a cluster starts without
 //! one; what was written before stays readable and is encrypted when it is written again.
+//! Invariant: no new key is made for a store that has encrypted objects: the file was lost, and a cluster that went on
+//! would write Secrets beside those that nobody can read.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,13 +24,45 @@ const ROTATED: &str = "/cox/rotated-keys";
 const ABOUT: &str = "# What is encrypted in the store, and with what. Without this file nobody can read the Secrets of this\n\
                      # cluster, nor those in its backups: keep a copy where the backups are not.\n";
 
-/// The file, made if it is not there.
-pub(crate) fn ensure(options: &Options) -> Result<PathBuf> {
-    let path = options.encryption_file();
-    if !path.exists() {
-        write(&path, &configuration(vec![new_key("key1")?]))?;
+/// The file, made if it is not there and nothing is encrypted yet.
+pub(crate) async fn ensure(options: &Options) -> Result<PathBuf> {
+    let (file, dir) = (options.encryption_file(), options.store_dir());
+    if is_there(&file)? {
+        return Ok(file);
     }
-    Ok(path)
+    if is_there(&dir)? {
+        refuse_lost_key(&file, &*open(&dir).await?).await?;
+    }
+    write(&file, &configuration(vec![new_key("key1")?]))?;
+    Ok(file)
+}
+
+/// Fails if a store needs the file that is not there.
+async fn refuse_lost_key(file: &Path, store: &dyn Store) -> Result<()> {
+    if let Some(key) = apiserver::first_sealed(store).await? {
+        bail!(
+            "{} is missing, but the store has objects that were encrypted with a key from it, such as {key}: put your copy \
+             of the file back. Without one these objects are lost; docs/backup.md says how to go on without them",
+            file.display()
+        );
+    }
+    Ok(())
+}
+
+/// Nothing is there only if the system says so.
+fn is_there(path: &Path) -> Result<bool> {
+    path.try_exists().with_context(|| path.display().to_string())
+}
+
+async fn open(dir: &Path) -> Result<Arc<dyn Store>> {
+    let dir = dir.to_owned();
+    let store = tokio::task::spawn_blocking(move || EmbeddedStore::open(dir, Default::default())).await?;
+    match store {
+        Err(store::StoreError::Locked { pid, .. }) => {
+            bail!("process {pid} runs this cluster: stop it with 'cox down' first; containers run on")
+        }
+        store => Ok(Arc::new(store?)),
+    }
 }
 
 /// Exchanges the keys of a cluster that does not run: a new one is added, everything is written with it, and the others
@@ -39,16 +73,10 @@ pub(crate) async fn rotate(options: &Options) -> Result<String> {
         bail!("there is no store at {}", dir.display());
     }
     // Taken first and held to the end: nobody else writes, with whatever key.
-    let store = {
-        let dir = dir.clone();
-        tokio::task::spawn_blocking(move || EmbeddedStore::open(dir, Default::default())).await?
-    };
-    let store: Arc<dyn Store> = match store {
-        Err(store::StoreError::Locked { pid, .. }) => {
-            bail!("process {pid} runs this cluster: stop it with 'cox down' first; containers run on")
-        }
-        store => Arc::new(store?),
-    };
+    let store = open(&dir).await?;
+    if !is_there(&file)? {
+        refuse_lost_key(&file, &*store).await?;
+    }
     let added = add_key(&file)?;
     let written = apiserver::rewrite_store(store.clone(), &file).await.context("nothing was removed")?;
     // History still has what the old keys wrote. The last change keeps what it replaced, so that is to be none of these.
@@ -69,7 +97,7 @@ fn configuration(keys: Vec<Key>) -> EncryptionConfiguration {
 
 /// Puts a new key before the others, and returns its name.
 fn add_key(file: &Path) -> Result<String> {
-    if !file.exists() {
+    if !is_there(file)? {
         write(file, &configuration(vec![new_key("key1")?]))?;
         return Ok("key1".to_owned());
     }
@@ -128,6 +156,28 @@ mod tests {
         Arc::new(EmbeddedStore::open(options.store_dir(), Default::default()).unwrap())
     }
 
+    #[tokio::test(flavor = "multi_thread")]
+    async fn security_a_lost_key_is_not_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = options(dir.path());
+        // A store from before there were keys gets one.
+        let store = open(&options);
+        put(&store, "s").await;
+        drop(store);
+        let file = ensure(&options).await.unwrap();
+        rotate(&options).await.unwrap();
+        let kept = std::fs::read(&file).unwrap();
+        std::fs::remove_file(&file).unwrap();
+        for error in [ensure(&options).await.unwrap_err(), rotate(&options).await.unwrap_err()] {
+            let error = error.to_string();
+            assert!(error.contains("encryption.yaml is missing") && error.contains("/registry/secrets/a/s"), "{error}");
+            assert!(!file.exists());
+        }
+        std::fs::write(&file, kept).unwrap();
+        ensure(&options).await.unwrap();
+        assert!(rotate(&options).await.unwrap().contains("1 objects are encrypted"));
+    }
+
     async fn put(store: &Arc<dyn Store>, name: &str) {
         let value = format!(
             r#"{{"kind":"Secret","apiVersion":"v1","metadata":{{"name":"{name}","namespace":"a"}},"data":{{"p":"{PLAIN}"}}}}"#
@@ -148,24 +198,24 @@ mod tests {
         })
     }
 
-    #[test]
-    fn security_the_key_is_for_its_owner_and_lasts() {
+    #[tokio::test]
+    async fn security_the_key_is_for_its_owner_and_lasts() {
         let dir = tempfile::tempdir().unwrap();
         let options = options(dir.path());
-        let path = ensure(&options).unwrap();
+        let path = ensure(&options).await.unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         let first = std::fs::read(&path).unwrap();
-        ensure(&options).unwrap();
+        ensure(&options).await.unwrap();
         assert_eq!(first, std::fs::read(&path).unwrap());
         let other = tempfile::tempdir().unwrap();
-        assert_ne!(first, std::fs::read(ensure(&self::options(other.path())).unwrap()).unwrap());
+        assert_ne!(first, std::fs::read(ensure(&self::options(other.path())).await.unwrap()).unwrap());
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn security_keys_are_exchanged_and_the_old_text_is_gone() {
         let dir = tempfile::tempdir().unwrap();
         let options = options(dir.path());
-        let file = ensure(&options).unwrap();
+        let file = ensure(&options).await.unwrap();
         // A cluster from before: nothing is encrypted.
         let store = open(&options);
         for name in ["s", "t"] {
@@ -207,8 +257,7 @@ mod tests {
         // Without the key nothing is removed and nothing is lost.
         drop(store);
         let kept = std::fs::read(&file).unwrap();
-        std::fs::remove_file(&file).unwrap();
-        ensure(&options).unwrap();
+        write(&file, &configuration(vec![new_key("key5").unwrap()])).unwrap();
         let error = format!("{:#}", rotate(&options).await.unwrap_err());
         assert!(error.contains("nothing was removed") && error.contains("/registry/secrets/a/s"), "{error}");
         std::fs::write(&file, kept).unwrap();

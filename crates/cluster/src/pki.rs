@@ -162,7 +162,10 @@ pub(crate) fn write_private(path: &Path, content: &[u8]) -> Result<()> {
         let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
         file.write_all(content)?;
         file.sync_all()?;
-        fs::rename(&temporary, path)
+        fs::rename(&temporary, path)?;
+        // What is written with a new key must not outlast the key.
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        fs::File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
     };
     write().with_context(|| format!("writing {}", path.display()))
 }

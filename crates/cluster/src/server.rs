@@ -71,7 +71,7 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
     let pki = prepare_keys(options, shape, &node_name, &addresses)?;
     progress.done("keys", &options.pki_dir().display().to_string());
 
-    let server = apiserver::Server::new(apiserver_config(options, shape, &pki, node_ip)?).await?;
+    let server = apiserver::Server::new(apiserver_config(options, shape, &pki, node_ip).await?).await?;
     let (handler, trace) = (server.handler(), server.trace());
     components.spawn("apiserver", {
         let stop = components.stop.clone();
@@ -184,9 +184,9 @@ fn prepare_keys(options: &Options, shape: &Shape, node: &str, addresses: &[IpAdd
     Ok(pki)
 }
 
-fn apiserver_config(options: &Options, shape: &Shape, pki: &Pki, node_ip: IpAddr) -> Result<apiserver::Config> {
+async fn apiserver_config(options: &Options, shape: &Shape, pki: &Pki, node_ip: IpAddr) -> Result<apiserver::Config> {
     let mut config = apiserver::Config::new(apiserver::Storage::Embedded(options.store_dir()));
-    let encryption = encryption::ensure(options)?;
+    let encryption = encryption::ensure(options).await?;
     config.encryption = Some(apiserver::EncryptionFile { path: encryption, automatic_reload: true });
     config.bind = (IpAddr::from([0, 0, 0, 0]), shape.secure_port).into();
     config.advertise_address = Some(node_ip);

@@ -138,16 +138,23 @@ impl EncryptionConfiguration {
 
     /// Reads and checks a file. `reload` is whether it may change under a running server.
     pub fn load(path: &Path, reload: bool) -> anyhow::Result<Self> {
+        Self::load_text(path, reload).map(|(found, _)| found)
+    }
+
+    /// As [`Self::load`], with the text that was read.
+    pub(super) fn load_text(path: &Path, reload: bool) -> anyhow::Result<(Self, Vec<u8>)> {
         let name = api::field::quote(&path.display().to_string());
         let bytes = std::fs::read(path)
             .with_context(|| format!("error opening encryption provider configuration file {name}"))?;
         anyhow::ensure!(!bytes.is_empty(), "encryption provider configuration file {name} is empty");
-        Self::parse(&bytes, reload).with_context(|| format!("error while parsing encryption configuration file {name}"))
+        let found = Self::parse(&bytes, reload)
+            .with_context(|| format!("error while parsing encryption configuration file {name}"))?;
+        Ok((found, bytes))
     }
 
     /// As [`Self::load`], from the text of a file.
     pub fn parse(bytes: &[u8], reload: bool) -> anyhow::Result<Self> {
-        let found: Self = serde_json::from_value(api::codec::from_yaml(bytes)?.value)?;
+        let found: Self = serde_json::from_value(api::codec::from_yaml(bytes)?.value).map_err(without_value)?;
         anyhow::ensure!(
             found.kind == KIND && found.api_version == API_VERSION,
             "no kind {:?} is registered for version {:?}",
@@ -328,6 +335,14 @@ impl KmsConfiguration {
     }
 }
 
+/// What was expected, without what was found: that may be a key.
+fn without_value(error: serde_json::Error) -> anyhow::Error {
+    match error.to_string().rsplit_once(", expected ") {
+        Some((_, expected)) => anyhow::anyhow!("a value has the wrong type: expected {expected}"),
+        None => anyhow::anyhow!("not of the form of an {KIND}"),
+    }
+}
+
 fn overlap(resources: &[String], path: &str, errors: &mut FieldErrors) {
     let parsed: Vec<Pattern> = resources.iter().map(|text| Pattern::parse(text)).collect();
     let everything = Pattern::new("*", "*");
@@ -385,6 +400,23 @@ mod tests {
     use super::*;
 
     const KEY: &str = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=";
+
+    #[test]
+    fn security_a_mistake_does_not_show_keys() {
+        let secret = "c2VjcmV0LWtleQ";
+        for rules in [
+            format!("{{resources: [secrets], providers: [{{secretbox: {{keys: [{secret}]}}}}]}}"),
+            format!("{{resources: [secrets], providers: [{{secretbox: {{keys: {secret}}}}}]}}"),
+            format!("{{resources: [secrets], providers: [{{aescbc: '{secret}, expected x'}}]}}"),
+            format!("{{resources: [secrets], providers: [{{aescbc: {{keys: [{{name: a, secret: [{secret}]}}]}}}}]}}"),
+            format!("{{resources: [secrets], providers: [{{aescbc: {{keys: [{{name: a, secret: {secret}}}]}}}}]}}"),
+        ] {
+            let error = refusal(&rules);
+            assert!(!error.is_empty() && !error.contains(secret), "{error}");
+        }
+        let number = refusal("{resources: [secrets], providers: [{aescbc: {keys: [{name: a, secret: 12345678}]}}]}");
+        assert!(number.contains("expected a string") && !number.contains("12345678"), "{number}");
+    }
 
     fn refusal(rules: &str) -> String {
         let text = format!("kind: {KIND}\napiVersion: {API_VERSION}\nresources: [{rules}]\n");

@@ -42,6 +42,8 @@ pub(super) const TIMES: Times = Times {
 
 /// Opened seeds are kept this long after they were used last.
 const SEED_LIFE: Duration = Duration::from_secs(24 * 3600);
+/// No seed: all of them.
+const SILENT: &[u8] = &[];
 const MAX_KEY_ID: usize = 1024;
 const MAX_SEALED_SEED: usize = 1024;
 const MAX_ANNOTATIONS: usize = 32 * 1024;
@@ -54,8 +56,9 @@ pub(super) struct Kms {
     write: RwLock<Option<Arc<WriteKey>>>,
     /// By what the service needs to open them, encoded.
     seeds: Mutex<HashMap<Vec<u8>, Kept>>,
-    /// The service failed to open a seed a moment ago: thousands of values are not to wait for it one by one.
-    failed: Mutex<Option<(Instant, String)>>,
+    /// Why seeds could not be opened a moment ago, by the same: thousands of values are not to ask one by one. A service
+    /// that does not answer at all is [`SILENT`]; one that refuses a seed may well open others.
+    failed: Mutex<HashMap<Vec<u8>, (Instant, String)>>,
     health: tokio::sync::Mutex<Option<(Instant, Result<(), SealError>)>>,
 }
 
@@ -126,10 +129,8 @@ impl Kms {
             *used = Instant::now();
             return Ok(key.clone());
         }
-        if let Some((at, reason)) = &*self.failed.lock()
-            && at.elapsed() < self.times.negative
-        {
-            return Err(self.error(reason));
+        if let Some(reason) = self.failed_lately(&id) {
+            return Err(self.error(&reason));
         }
         let request = DecryptRequest {
             ciphertext: envelope.encrypted_dek_source.clone(),
@@ -139,7 +140,9 @@ impl Kms {
         };
         let answer: Result<DecryptResponse, SealError> = self.call("/v2.KeyManagementService/Decrypt", request).await;
         let opened = answer.inspect_err(|error| {
-            *self.failed.lock() = Some((Instant::now(), format!("failed to decrypt DEK, error: {error}")));
+            let is_silent = matches!(error, SealError::Kms { is_silent: true, .. });
+            let failed = if is_silent { SILENT.to_vec() } else { id.clone() };
+            self.fail(failed, format!("failed to decrypt DEK, error: {error}"));
         })?;
         let key = match envelope.encrypted_dek_source_type {
             SEED => DataKey::Seed(ExtendedNonce::new(&opened.plaintext)?),
@@ -148,6 +151,19 @@ impl Kms {
         let key = Arc::new(key);
         self.keep(id, key.clone());
         Ok(key)
+    }
+
+    fn failed_lately(&self, id: &[u8]) -> Option<String> {
+        let failed = self.failed.lock();
+        let (_, reason) =
+            [SILENT, id].iter().filter_map(|id| failed.get(*id)).find(|(at, _)| at.elapsed() < self.times.negative)?;
+        Some(reason.clone())
+    }
+
+    fn fail(&self, id: Vec<u8>, reason: String) {
+        let mut failed = self.failed.lock();
+        failed.retain(|_, (at, _)| at.elapsed() < self.times.negative);
+        failed.insert(id, (Instant::now(), reason));
     }
 
     fn keep(&self, id: Vec<u8>, key: Arc<DataKey>) {
@@ -179,7 +195,7 @@ impl Kms {
         };
         self.keep(write.envelope.encode_to_vec(), write.seed.clone());
         *self.write.write() = Some(Arc::new(write));
-        *self.failed.lock() = None;
+        self.failed.lock().remove(SILENT);
         Ok(())
     }
 
@@ -243,11 +259,14 @@ impl Kms {
             answer.map(tonic::Response::into_inner).map_err(|status| self.error(&chain(&status)))
         };
         let answer = tokio::time::timeout(self.timeout, call).await;
-        answer.unwrap_or_else(|_| Err(self.error(&format!("no answer within {:?}", self.timeout))))
+        answer.unwrap_or_else(|_| {
+            let reason = format!("no answer within {:?}", self.timeout);
+            Err(SealError::Kms { name: self.name.clone(), reason, is_silent: true })
+        })
     }
 
     fn error(&self, reason: &str) -> SealError {
-        SealError::Kms { name: self.name.clone(), reason: reason.to_owned() }
+        SealError::Kms { name: self.name.clone(), reason: reason.to_owned(), is_silent: false }
     }
 }
 
@@ -359,8 +378,10 @@ pub(super) mod tests {
                 _ => {
                     self.decrypts.fetch_add(1, Ordering::SeqCst);
                     let request = DecryptRequest::decode(body).unwrap();
+                    let Ok(key) = request.key_id.parse::<u8>() else {
+                        return b"no message".to_vec();
+                    };
                     assert_eq!(request.annotations["kms.example.com"][0].to_string(), request.key_id);
-                    let key: u8 = request.key_id.parse().unwrap();
                     DecryptResponse { plaintext: add(&request.ciphertext, key.wrapping_neg()) }.encode_to_vec()
                 }
             }
@@ -454,6 +475,39 @@ pub(super) mod tests {
         let _ = serving.await;
         let error = self::kms(&dir.path().join("nobody.sock")).open(&first, b"k").await.unwrap_err().to_string();
         assert!(error.contains("KMS provider k"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn security_a_seed_that_is_refused_does_not_hide_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("kms.sock");
+        let plugin = Plugin::default();
+        *plugin.key.lock() = 1;
+        let serving = plugin.serve(&socket);
+        let kms = || {
+            let times = Times { negative: Duration::from_secs(3600), ..TIMES };
+            Kms::new("k", &format!("unix://{}", socket.display()), Duration::from_secs(60), times)
+        };
+        let writer = kms();
+        writer.probe().await.unwrap();
+        let good = writer.seal(b"plain", b"k").unwrap();
+        let refused = EncryptedObject { key_id: "gone".into(), ..EncryptedObject::decode(&good[..]).unwrap() };
+        let refused = refused.encode_to_vec();
+        let reader = kms();
+        for _ in 0..3 {
+            assert!(reader.open(&refused, b"k").await.is_err());
+        }
+        assert_eq!(plugin.decrypts.load(Ordering::SeqCst), 1, "asked once for many values");
+        assert_eq!(reader.open(&good, b"k").await.unwrap().0, b"plain");
+
+        // One that does not answer is not asked for each of them.
+        let deaf = kms();
+        deaf.fail(SILENT.to_vec(), "no answer".to_owned());
+        assert!(deaf.open(&good, b"k").await.unwrap_err().to_string().contains("no answer"));
+        assert_eq!(plugin.decrypts.load(Ordering::SeqCst), 2);
+        deaf.probe().await.unwrap();
+        assert!(deaf.open(&good, b"k").await.is_ok(), "it answers again");
+        serving.abort();
     }
 
     #[tokio::test]

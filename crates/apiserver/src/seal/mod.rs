@@ -19,7 +19,7 @@ mod store;
 
 pub use config::{EncryptionConfiguration, Key, Keys, KmsConfiguration, ProviderConfiguration, ResourceConfiguration};
 pub(crate) use foreign::Foreign;
-pub use rewrite::rewrite_store;
+pub use rewrite::{first_sealed, rewrite_store};
 pub(crate) use rules::Seals;
 pub(crate) use store::{Sealed, run};
 
@@ -48,5 +48,5 @@ pub(crate) enum SealError {
     #[error("{0}")]
     Foreign(String),
     #[error("KMS provider {name}: {reason}")]
-    Kms { name: String, reason: String },
+    Kms { name: String, reason: String, is_silent: bool },
 }

@@ -1,11 +1,12 @@
-//! Writing a whole store with the keys of today, while no server has it open.
+//! Whole stores, while no server has them open: what is sealed in them, and writing it with the keys of today.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
-use store::{Compare, Op, Range, Store, Txn};
+use store::{Compare, KeyValue, Op, Range, Store, StoreError, Txn};
 
+use super::SEALED;
 use super::foreign::Foreign;
 use super::rules::Seals;
 use super::store::Sealed;
@@ -13,6 +14,30 @@ use registry::{Registry, RuntimeConfig, Serving};
 
 /// How many objects are read at once.
 const PAGE: usize = 500;
+
+/// Objects after a key, and after which to go on if there are more.
+async fn page(store: &dyn Store, after: Option<Arc<str>>) -> Result<(Vec<KeyValue>, Option<Arc<str>>), StoreError> {
+    let mut range = Range::prefix(crate::watch_cache::ROOT).limit(PAGE);
+    range.start_after = after;
+    let page = store.range(range).await?;
+    let next = page.kvs.last().filter(|_| page.more).map(|last| last.key.clone());
+    Ok((page.kvs, next))
+}
+
+/// The key of an object that is sealed, if there is one.
+pub async fn first_sealed(store: &dyn Store) -> Result<Option<Arc<str>>, StoreError> {
+    let mut after = None;
+    loop {
+        let (kvs, next) = page(store, after).await?;
+        if let Some(kv) = kvs.iter().find(|kv| kv.value.starts_with(SEALED)) {
+            return Ok(Some(kv.key.clone()));
+        }
+        if next.is_none() {
+            return Ok(None);
+        }
+        after = next;
+    }
+}
 
 /// Writes every object that a configuration seals, and that is not sealed as a write would do it, once more. Returns how
 /// many are sealed by then. Ends at the first that cannot be opened, which it names.
@@ -24,12 +49,10 @@ pub async fn rewrite_store(store: Arc<dyn Store>, file: &Path) -> anyhow::Result
     let seals = Seals::new(resources, Some(file.to_owned()), false).await?;
     let rules = seals.rules();
     let sealed = Sealed::new(store.clone(), seals, Foreign::new(&table));
-    let (mut count, mut after) = (0, None::<Arc<str>>);
+    let (mut count, mut after) = (0, None);
     loop {
-        let mut range = Range::prefix(crate::watch_cache::ROOT).limit(PAGE);
-        range.start_after = after.take();
-        let page = store.range(range).await?;
-        for kv in &page.kvs {
+        let (kvs, next) = page(&*store, after).await?;
+        for kv in &kvs {
             let Some(providers) = rules.of(&kv.key) else { continue };
             let opened = providers.open(&kv.key, &kv.value).await.with_context(|| kv.key.to_string())?;
             count += 1;
@@ -40,9 +63,9 @@ pub async fn rewrite_store(store: Arc<dyn Store>, file: &Path) -> anyhow::Result
                 anyhow::ensure!(done.succeeded, "{} was changed by somebody else", kv.key);
             }
         }
-        match page.kvs.last().filter(|_| page.more) {
-            Some(last) => after = Some(last.key.clone()),
-            None => return Ok(count),
+        if next.is_none() {
+            return Ok(count);
         }
+        after = next;
     }
 }

@@ -52,8 +52,8 @@ impl Seals {
         }
         let seals = Self { resources: known, file, reload, current: RwLock::default(), seen: Mutex::default() };
         if let Some(file) = &seals.file {
-            let configuration = EncryptionConfiguration::load(file, reload)?;
-            *seals.seen.lock() = std::fs::read(file)?;
+            let (configuration, text) = EncryptionConfiguration::load_text(file, reload)?;
+            *seals.seen.lock() = text;
             let rules = Rules::new(&configuration, &seals.resources)?;
             for service in &rules.services {
                 if let Err(error) = service.probe().await {

@@ -153,9 +153,11 @@ impl Caches {
     /// Reads again what could not be opened: there may be a key for it by now.
     pub(crate) async fn reread(&self) -> Result<(), StoreError> {
         for unreadable in self.unreadable() {
+            // A key service may take its time; nothing else waits for it.
+            let found = self.store.get(unreadable.key()).await?;
             let _applying = self.applying.lock().await;
             let Some((cache, inner)) = self.route(unreadable.key()) else { continue };
-            if let Some(kv) = self.store.get(unreadable.key()).await? {
+            if let Some(kv) = found {
                 cache.reopen(inner, &kv.value, kv.mod_revision.0);
             }
         }
