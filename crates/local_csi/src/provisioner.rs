@@ -101,7 +101,8 @@ impl Provisioner {
     async fn provision(&self, claim: &PersistentVolumeClaim) {
         let reference = client::reference(claim);
         let class = claim.spec.as_ref().and_then(|spec| spec.storage_class_name.as_deref()).unwrap_or_default();
-        let Some(class) = self.classes.get(class) else { return };
+        // The annotations are the claim's owner's, the class is not.
+        let Some(class) = self.classes.get(class).filter(|class| class.provisioner == NAME) else { return };
         if let Err(why) = self.make(claim, &class).await {
             let message = format!("failed to provision volume with StorageClass {:?}: {why}", name_of(&class.metadata));
             self.recorder.warning(&reference, "ProvisioningFailed", message);
@@ -162,7 +163,8 @@ impl Provisioner {
         let key = format!("{}/{}", claim.metadata.namespace.as_deref().unwrap_or_default(), source.name);
         let other = self.claims.get(&key).ok_or_else(|| format!("claim {key} does not exist"))?;
         let bound = other.spec.as_ref().and_then(|spec| spec.volume_name.clone()).unwrap_or_default();
-        let volume = self.volumes.get(&bound).ok_or_else(|| format!("claim {key} is not bound"))?;
+        let volume = self.volumes.get(&bound).filter(|volume| is_bound_to(volume, &other));
+        let volume = volume.ok_or_else(|| format!("claim {key} is not bound"))?;
         if !is_on(&volume, &self.node) {
             return Err(format!("the volume of claim {key} is not on node {}", self.node));
         }
@@ -170,8 +172,30 @@ impl Provisioner {
         Ok(Some(VolumeContentSource { r#type: Some(ContentSource::Volume(VolumeSource { volume_id })) }))
     }
 
+    /// Whether a volume that the cache shows as released is, and has not been given to another claim or set to be kept since.
+    async fn is_released_now(&self, volume: &PersistentVolume) -> Result<bool, client::Error> {
+        let live = self.client.all::<PersistentVolume>().get_opt(name_of(&volume.metadata)).await?;
+        let Some(live) = live.filter(|live| live.metadata.uid == volume.metadata.uid) else { return Ok(false) };
+        let reference = live.spec.as_ref().and_then(|spec| spec.claim_ref.clone()).unwrap_or_default();
+        if !is_done_with(&live, &self.node) || handle(&live) != handle(volume) {
+            return Ok(false);
+        }
+        let claims = self.client.namespaced::<PersistentVolumeClaim>(&reference.namespace.unwrap_or_default());
+        let claim = claims.get_opt(&reference.name.unwrap_or_default()).await?;
+        Ok(claim.is_none_or(|claim| !is_bound_to(&live, &claim)))
+    }
+
     async fn delete(&self, volume: &PersistentVolume) {
         let (name, reference) = (name_of(&volume.metadata), client::reference(volume));
+        // Files that are gone do not come back: the cache may be late.
+        match self.is_released_now(volume).await {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(error) => {
+                tracing::warn!(volume = name, %error, "volume not looked at, will retry");
+                return;
+            }
+        }
         let volume_id = handle(volume).unwrap_or_default().to_string();
         // The files first: an object that is gone would leave them to nobody.
         let deleted = self.driver.delete_volume(DeleteVolumeRequest { volume_id, ..Default::default() }).await;
@@ -179,7 +203,8 @@ impl Provisioner {
             self.recorder.warning(&reference, "VolumeFailedDelete", csi::describe(&status));
             return;
         }
-        match self.client.all::<PersistentVolume>().delete(name, &DeleteParams::default()).await {
+        let params = DeleteParams { uid: volume.metadata.uid.clone(), ..DeleteParams::default() };
+        match self.client.all::<PersistentVolume>().delete(name, &params).await {
             Err(error) if !error.is_not_found() => {
                 tracing::warn!(volume = name, %error, "volume without files not deleted, will retry");
             }
@@ -190,7 +215,8 @@ impl Provisioner {
     /// The volume of a claim that asks for more than it has, and how much.
     fn growth(&self, claim: &PersistentVolumeClaim) -> Option<(Arc<PersistentVolume>, i64)> {
         let spec = claim.spec.as_ref()?;
-        let volume = self.volumes.get(spec.volume_name.as_deref()?).filter(|volume| is_on(volume, &self.node))?;
+        let volume = self.volumes.get(spec.volume_name.as_deref()?);
+        let volume = volume.filter(|volume| is_on(volume, &self.node) && is_bound_to(volume, claim))?;
         let class = self.classes.get(spec.storage_class_name.as_deref()?)?;
         let has = bytes(volume.spec.as_ref()?.capacity.as_ref()?.get("storage")?)?;
         let shown = claim.status.as_ref().and_then(|status| bytes(status.capacity.as_ref()?.get("storage")?));
@@ -290,6 +316,12 @@ fn handle(volume: &PersistentVolume) -> Option<&str> {
     (source.driver == NAME).then_some(source.volume_handle.as_str())
 }
 
+/// Whether a volume says that it is the claim's: claims can name any volume.
+fn is_bound_to(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
+    let reference = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
+    reference.is_some_and(|reference| reference.uid.is_some() && reference.uid == claim.metadata.uid)
+}
+
 /// Whether a volume is a folder of this node.
 fn is_on(volume: &PersistentVolume, node: &str) -> bool {
     let required = volume.spec.as_ref().and_then(|spec| spec.node_affinity.as_ref()?.required.as_ref());
@@ -311,6 +343,8 @@ fn is_done_with(volume: &PersistentVolume, node: &str) -> bool {
         && by == Some(NAME)
         && spec.and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref()) == Some("Delete")
         && volume.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Released")
+        // One without a claim was made free again, whatever its phase still says.
+        && spec.is_some_and(|spec| spec.claim_ref.as_ref().is_some_and(|claim| claim.uid.is_some()))
 }
 
 fn bytes(quantity: &k8s_openapi::apimachinery::pkg::api::resource::Quantity) -> Option<i64> {
@@ -353,12 +387,26 @@ mod tests {
     }
 
     #[test]
+    fn security_a_claim_that_names_a_volume_does_not_have_it() {
+        let volume = |reference: Value| -> PersistentVolume {
+            serde_json::from_value(json!({"metadata": {"name": "pv"}, "spec": {"claimRef": reference}})).unwrap()
+        };
+        let mut claim = claim(json!({}), "pv");
+        claim.metadata.uid = Some("u".into());
+        assert!(is_bound_to(&volume(json!({"uid": "u"})), &claim));
+        assert!(!is_bound_to(&volume(json!({"uid": "victim"})), &claim));
+        assert!(!is_bound_to(&volume(json!(null)), &claim));
+        claim.metadata.uid = None;
+        assert!(!is_bound_to(&volume(json!({})), &claim));
+    }
+
+    #[test]
     fn security_only_released_volumes_of_this_node_are_deleted() {
         let volume = |change: &dyn Fn(&mut Value)| -> PersistentVolume {
             let mut volume = json!({
                 "metadata": {"name": "pv", "annotations": {PROVISIONED_BY: NAME}},
                 "spec": {"csi": {"driver": NAME, "volumeHandle": "h"}, "persistentVolumeReclaimPolicy": "Delete",
-                    "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [
+                    "claimRef": {"namespace": "ns", "name": "c", "uid": "u"}, "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [
                         {"key": TOPOLOGY_KEY, "operator": "In", "values": ["n"]}]}]}}},
                 "status": {"phase": "Released"},
             });
@@ -367,7 +415,8 @@ mod tests {
         };
         assert!(is_done_with(&volume(&|_| {}), "n"));
         assert!(!is_done_with(&volume(&|_| {}), "m"));
-        let changes: [&dyn Fn(&mut Value); 4] = [
+        let changes: [&dyn Fn(&mut Value); 5] = [
+            &|volume| volume["spec"]["claimRef"] = json!(null),
             &|volume| volume["status"]["phase"] = json!("Bound"),
             &|volume| volume["spec"]["persistentVolumeReclaimPolicy"] = json!("Retain"),
             &|volume| volume["spec"]["csi"]["driver"] = json!("other"),

@@ -39,7 +39,7 @@ impl Folders {
         // Begun or half removed when the process before ended.
         for name in folders.names()? {
             if name.starts_with('.') {
-                std::fs::remove_dir_all(dir.join(name))?;
+                files::remove_tree(&dir.join(name))?;
             }
         }
         Ok(folders)
@@ -75,7 +75,7 @@ impl Folders {
     pub(crate) fn make<T: Serialize>(&self, id: &str, about: &T, from: Option<&Path>) -> io::Result<()> {
         use std::os::unix::fs::PermissionsExt;
         let new = self.0.join(format!(".{id}.new"));
-        remove_all(&new)?;
+        files::remove_tree(&new)?;
         let data = new.join("data");
         std::fs::create_dir_all(&data)?;
         std::fs::set_permissions(&data, std::fs::Permissions::from_mode(0o777))?;
@@ -96,12 +96,12 @@ impl Folders {
     /// Removes a folder; one that is not there is removed already.
     pub(crate) fn remove(&self, id: &str) -> io::Result<()> {
         let old = self.0.join(format!(".{id}.old"));
-        remove_all(&old)?;
+        files::remove_tree(&old)?;
         match std::fs::rename(self.0.join(id), &old) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             other => other?,
         }
-        remove_all(&old)
+        files::remove_tree(&old)
     }
 }
 
@@ -110,13 +110,6 @@ fn write<T: Serialize>(path: &Path, about: &T) -> io::Result<()> {
     let mut file = std::fs::File::create(path)?;
     file.write_all(&serde_json::to_vec(about).map_err(io::Error::other)?)?;
     file.sync_all()
-}
-
-fn remove_all(path: &Path) -> io::Result<()> {
-    match std::fs::remove_dir_all(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
 }
 
 /// Files with owners, modes, links, times and attributes; blocks are shared where the file system can.

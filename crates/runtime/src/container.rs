@@ -166,10 +166,7 @@ pub(crate) async fn remove(engine: &Arc<Engine>, id: &str) -> Result<()> {
     let (cgroups, directory, forgotten) = (engine.cgroups.clone(), container.directory.clone(), cgroup.clone());
     blocking(move || {
         cgroups.remove(&cgroup)?;
-        match fs::remove_dir_all(directory) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        }
+        files::remove_tree(&directory)
     })
     .await
     .map_err(doing(format!("removing container {id}")))?;

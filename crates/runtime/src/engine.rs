@@ -209,7 +209,7 @@ impl Engine {
                 Err(error) => {
                     // A crash in the middle of CreateContainer: nobody was ever told its id.
                     tracing::warn!(path = %directory.display(), %error, "removing half a container");
-                    let _ = fs::remove_dir_all(&directory);
+                    let _ = files::remove_tree(&directory);
                 }
             }
         }
@@ -225,7 +225,7 @@ impl Engine {
                 Err(error) if !record::is_half_written(&error) => return Err(unreadable(&directory)(error)),
                 Err(error) => {
                     tracing::warn!(path = %directory.display(), %error, "removing half a sandbox");
-                    let _ = fs::remove_dir_all(&directory);
+                    let _ = files::remove_tree(&directory);
                     continue;
                 }
             };

@@ -286,7 +286,7 @@ pub(crate) async fn remove(engine: &Arc<Engine>, id: &str) -> Result<()> {
         container::remove(engine, &container.id()).await?;
     }
     let directory = sandbox.directory.clone();
-    blocking(move || fs::remove_dir_all(directory)).await.map_err(doing("removing the sandbox's directory"))?;
+    blocking(move || files::remove_tree(&directory)).await.map_err(doing("removing the sandbox's directory"))?;
     engine.emit(&id, &id, v1::ContainerEventType::ContainerDeletedEvent);
     engine.sandboxes.lock().remove(&id);
     Ok(())

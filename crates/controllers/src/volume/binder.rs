@@ -14,7 +14,7 @@ use serde_json::json;
 
 use super::decision::{
     BIND_COMPLETED, BOUND_BY, ForClaim, ForVolume, LOCAL_PATH, PROVISIONED_BY, Reclaim, SELECTED_NODE, Seen,
-    annotation, claim_key, for_claim, for_volume, reclaim, volume_name,
+    annotation, claim_key, for_claim, for_volume, is_to_delete, reclaim, volume_name,
 };
 use super::matching::requested;
 use super::metrics::{Operations, count_volumes};
@@ -408,6 +408,13 @@ impl Controller {
         self.set_volume_phase(&changed, "Available", None).await
     }
 
+    /// Whether the server, too, has the volume as one that nobody has and nobody wants to keep.
+    async fn is_released_now(&self, volume: &PersistentVolume, name: &str) -> Result<bool, Error> {
+        let Some(live) = self.client.all::<PersistentVolume>().get_opt(name).await? else { return Ok(false) };
+        let claim = self.claim_of(&live).await?;
+        Ok(live.metadata.uid == volume.metadata.uid && is_to_delete(&live, claim.as_ref()))
+    }
+
     async fn reclaim(&self, volume: &PersistentVolume, name: &str) -> Outcome {
         match reclaim(volume) {
             Reclaim::Leave => {}
@@ -418,6 +425,10 @@ impl Controller {
                 return self.set_volume_phase(volume, "Failed", Some(message)).await;
             }
             Reclaim::Delete => {
+                // Files that are gone do not come back, and the cache may be late.
+                if !self.is_released_now(volume, name).await? {
+                    return Err(Error::object(format!("volume {name} has changed since it was released")));
+                }
                 self.operations.began(name, LOCAL_PATH, "delete");
                 if let Err(error) = self.remove_folder(name).await {
                     self.operations.failed(name);
@@ -425,7 +436,8 @@ impl Controller {
                     self.recorder.warning(&client::reference(volume), "VolumeFailedDelete", message.clone());
                     return Err(Error::object(message));
                 }
-                match self.client.all::<PersistentVolume>().delete(name, &DeleteParams::default()).await {
+                let params = DeleteParams { uid: volume.metadata.uid.clone(), ..DeleteParams::default() };
+                match self.client.all::<PersistentVolume>().delete(name, &params).await {
                     Err(error) if !error.is_not_found() => {
                         self.operations.failed(name);
                         return Err(error.into());
@@ -442,10 +454,8 @@ impl Controller {
         if !self.local_path.removes {
             return Ok(());
         }
-        match tokio::fs::remove_dir_all(self.local_path.root.join(name)).await {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        }
+        let folder = self.local_path.root.join(name);
+        tokio::task::spawn_blocking(move || files::remove_tree(&folder)).await.map_err(std::io::Error::other)?
     }
 
     async fn set_volume_phase(&self, volume: &PersistentVolume, wanted: &str, message: Option<String>) -> Outcome {

@@ -260,6 +260,11 @@ pub(super) fn reclaim(volume: &PersistentVolume) -> Reclaim {
     }
 }
 
+/// Whether a volume is released and its folder to be deleted.
+pub(super) fn is_to_delete(volume: &PersistentVolume, claim: Option<&PersistentVolumeClaim>) -> bool {
+    for_volume(volume, claim) == ForVolume::Release && reclaim(volume) == Reclaim::Delete
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
@@ -307,6 +312,24 @@ mod tests {
 
     fn reserved(uid: &str) -> Value {
         json!({ "spec": { "claimRef": { "namespace": "default", "name": "c", "uid": uid } } })
+    }
+
+    #[test]
+    fn security_a_volume_that_was_kept_or_given_away_is_not_deleted() {
+        let made = |change: Value| {
+            let mut value = json!({
+                "metadata": { "annotations": { PROVISIONED_BY: LOCAL_PATH } },
+                "spec": { "persistentVolumeReclaimPolicy": "Delete", "claimRef": { "namespace": "default", "name": "c", "uid": "u" } },
+                "status": { "phase": "Released" },
+            });
+            merge(&mut value, change);
+            volume("v", value)
+        };
+        let owner = claim(json!({ "spec": { "volumeName": "v" } }));
+        assert!(is_to_delete(&made(json!({})), None));
+        assert!(!is_to_delete(&made(json!({})), Some(&owner)), "bound again");
+        assert!(!is_to_delete(&made(json!({ "spec": { "claimRef": null } })), None), "free again");
+        assert!(!is_to_delete(&made(json!({ "spec": { "persistentVolumeReclaimPolicy": "Retain" } })), None), "kept");
     }
 
     fn elsewhere() -> Value {

@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use crate::config::Settings;
 use crate::runtime::Runtime;
 use crate::shutdown::Shutdown;
-use crate::volumes::csi::InUse;
+use crate::volumes::csi::{InUse, MANAGED};
 use machine::Machine;
 
 const LEASE_NAMESPACE: &str = "kube-node-lease";
@@ -83,9 +83,7 @@ impl NodeAgent {
             metadata: ObjectMeta {
                 name: Some(name.clone()),
                 labels: Some(status::labels(&self.settings)),
-                annotations: Some(
-                    [("volumes.kubernetes.io/controller-managed-attach-detach".to_string(), "true".to_string())].into(),
-                ),
+                annotations: Some([(MANAGED.to_string(), "true".to_string())].into()),
                 ..Default::default()
             },
             spec: Some(NodeSpec {

@@ -203,6 +203,7 @@ impl Volumes {
             .get(&bound)
             .await
             .map_err(|error| format!("failed to fetch PV {bound:?} from API server: {error}"))?;
+        check_claim(&claim, &bound)?;
         let is_block = bound.spec.as_ref().is_some_and(|spec| spec.volume_mode.as_deref() == Some("Block"));
         let containers = state::all_containers(pod);
         let is_mounted =
@@ -289,6 +290,27 @@ impl Volumes {
     }
 }
 
+/// A claim may name any volume. Only the volume says whose it is, and whoever may make claims cannot make it say so.
+fn check_claim(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> Result<(), String> {
+    let name = volume.metadata.name.as_deref().unwrap_or_default();
+    let Some(reference) = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()) else {
+        return Err(format!(
+            "found PV object {name:?} but it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim"
+        ));
+    };
+    let meta = &claim.metadata;
+    let given = reference.uid.as_deref().unwrap_or_default();
+    let own = meta.uid.as_deref().unwrap_or_default();
+    // One that was reserved by name alone is whoever's has that name.
+    let is_its = (&reference.namespace, &reference.name) == (&meta.namespace, &meta.name);
+    if !is_its || !(given.is_empty() || given == own) {
+        return Err(format!(
+            "found PV object {name:?} but its pv.Spec.ClaimRef.UID {given:?} does not point to claim.UID {own:?}"
+        ));
+    }
+    Ok(())
+}
+
 /// Runs file work off the async threads, with the error as text.
 pub(crate) async fn blocking<T, F>(work: F) -> Result<T, String>
 where
@@ -348,4 +370,29 @@ fn set_mode(path: &Path, mode: u32, group: Option<u32>) -> std::io::Result<()> {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn security_a_claim_has_only_the_volume_that_names_it() {
+        let claim: PersistentVolumeClaim =
+            serde_json::from_value(json!({"metadata": {"name": "c", "namespace": "ns", "uid": "u"}})).unwrap();
+        for (reference, expected) in [
+            (json!({"name": "c", "namespace": "ns", "uid": "u"}), true),
+            (json!({"name": "c", "namespace": "ns"}), true),
+            (json!(null), false),
+            (json!({"name": "c", "namespace": "ns", "uid": "another"}), false),
+            (json!({"name": "c", "namespace": "victim", "uid": "v"}), false),
+            (json!({"name": "c", "namespace": "victim"}), false),
+            (json!({"name": "d", "namespace": "ns"}), false),
+        ] {
+            let volume: PersistentVolume =
+                serde_json::from_value(json!({"metadata": {"name": "pv"}, "spec": {"claimRef": reference}})).unwrap();
+            assert_eq!(check_claim(&claim, &volume).is_ok(), expected, "{reference}");
+        }
+    }
 }

@@ -81,10 +81,8 @@ pub(crate) fn remove_with_mounts(dir: &Path) -> io::Result<()> {
     if let Some(error) = first_error {
         return Err(error);
     }
-    match std::fs::remove_dir_all(dir) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
+    // A driver that was given up on may still mount something.
+    files::remove_tree(dir)
 }
 
 #[cfg(test)]

@@ -273,6 +273,9 @@ pub(crate) async fn attachments_are_waited_for(node: &mut Node) {
     let made = attachments.create(&attachment).await.unwrap();
     let status = json!({"status": {"attached": true, "attachmentMetadata": {"device": "sdb"}}});
     attachments.patch_status(made.metadata.name.as_deref().unwrap(), &Patch::merge(status)).await.unwrap();
+    // As the attach-detach controller tells the node.
+    let reported = json!({"status": {"volumesAttached": [{"name": name, "devicePath": ""}]}});
+    node.api.client().all::<ApiNode>().patch_status(&node.name, &Patch::merge(reported)).await.unwrap();
     node.wait("waits", "ready", is_ready).await;
     let context = [("device".to_string(), "sdb".to_string())].into();
     assert_eq!((&driver.stages()[0].publish_context, &driver.publishes()[0].publish_context), (&context, &context));

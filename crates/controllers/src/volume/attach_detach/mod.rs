@@ -29,8 +29,7 @@ use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::owners::is_controlled_by;
 use crate::{Error, pods};
 use plan::{
-    Attachment, Force, Holder, Step, VolumeId, is_exclusive, is_in_use, is_managed, multi_attach_message,
-    needs_volumes, plan,
+    Attachment, Force, Holder, Step, VolumeId, is_exclusive, is_managed, multi_attach_message, needs_volumes, plan,
 };
 
 const BY_VOLUME: &str = "csi-volume";
@@ -594,8 +593,8 @@ impl Controller {
             let Some(detaching) = memory.detaching.get(name) else { return Ok(()) };
             (detaching.uid.clone(), detaching.volume.clone(), detaching.force)
         };
-        if force.is_none() && node.is_some_and(|node| is_in_use(node, &volume)) {
-            // The kubelet was faster: it stays. The node's event decides again when it is unmounted.
+        if node.is_some_and(|node| !Holder::new(node, &volume).lets_go(force)) {
+            // The kubelet was faster, or is there again: it stays. The node's event decides again when it is unmounted.
             self.memory.lock().detaching.remove(name);
             if let Some(node) = node {
                 self.queue.add(node_key(name_of(&node.metadata)));

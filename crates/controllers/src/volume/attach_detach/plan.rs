@@ -97,13 +97,23 @@ impl Holder {
         }
     }
 
+    /// Whether the volume may go, by force if that was decided: what it was decided from may be over.
+    pub(super) fn lets_go(self, force: Option<Force>) -> bool {
+        !self.is_in_use
+            || match force {
+                None => false,
+                Some(Force::Timeout) => !self.is_ready,
+                Some(Force::OutOfService) => self.is_out_of_service,
+            }
+    }
+
     /// A node that is gone; `in_use` is what it said last, if anybody heard it.
     pub(super) fn gone(in_use: Option<bool>) -> Self {
         Self { is_managed: true, is_ready: false, is_in_use: in_use.unwrap_or(true), is_out_of_service: false }
     }
 }
 
-pub(super) fn is_in_use(node: &Node, volume: &VolumeId) -> bool {
+fn is_in_use(node: &Node, volume: &VolumeId) -> bool {
     let name = volume.unique_name();
     node.status.as_ref().and_then(|status| status.volumes_in_use.as_ref()).is_some_and(|names| names.contains(&name))
 }
@@ -315,6 +325,24 @@ mod tests {
             let plan = plan(&[], true, &[attachment], may_force);
             let expected: Vec<_> = expected.into_iter().map(|force| detach("a", force)).collect();
             assert_eq!((plan.steps, plan.again), (expected, again), "{name}");
+        }
+    }
+
+    #[test]
+    fn force_is_not_used_on_a_node_that_is_there_again() {
+        let held = Holder { is_managed: true, is_ready: false, is_in_use: true, is_out_of_service: false };
+        let (ready, tainted) = (Holder { is_ready: true, ..held }, Holder { is_out_of_service: true, ..held });
+        let free = Holder { is_in_use: false, ..ready };
+        for (holder, force, expected) in [
+            (held, None, false),
+            (held, Some(Force::Timeout), true),
+            (ready, Some(Force::Timeout), false),
+            (held, Some(Force::OutOfService), false),
+            (tainted, Some(Force::OutOfService), true),
+            (free, None, true),
+            (free, Some(Force::Timeout), true),
+        ] {
+            assert_eq!(holder.lets_go(force), expected, "{holder:?} {force:?}");
         }
     }
 

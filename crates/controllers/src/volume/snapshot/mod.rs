@@ -271,7 +271,12 @@ impl Controller {
         let content = kinds.contents.get(&named.unwrap_or_else(|| content_name(&snapshot)));
         let claim = source.persistent_volume_claim_name.as_ref();
         let claim = claim.and_then(|name| self.claims.get(&format!("{namespace}/{name}")));
-        let volume = claim.as_ref().and_then(|claim| self.volumes.get(volume_name(claim)?));
+        // A claim may name any volume; the volume says whose it is.
+        let volume = claim.as_ref().and_then(|claim| {
+            let volume = self.volumes.get(volume_name(claim)?)?;
+            let owner = volume.spec.as_ref()?.claim_ref.as_ref()?.uid.as_deref()?;
+            (Some(owner) == claim.metadata.uid.as_deref()).then_some(volume)
+        });
         let is_pending = |claim: &Arc<PersistentVolumeClaim>| {
             claim.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Pending")
         };

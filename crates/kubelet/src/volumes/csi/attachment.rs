@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 
 use super::layout::{attachment_name, unique_name};
@@ -11,12 +12,18 @@ use super::{Csi, Wanted};
 /// Between two looks: a kubelet may get this object, and not watch it.
 const LOOK_FIRST: Duration = Duration::from_millis(200);
 const LOOK_MAX: Duration = Duration::from_secs(5);
+/// On nodes whose volumes the attach-detach controller attaches.
+pub(crate) const MANAGED: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
 
 impl Csi {
     /// What the attacher says of the attached volume.
-    pub(super) async fn wait_for_attachment(&self, wanted: &Wanted) -> Result<BTreeMap<String, String>, String> {
+    pub(super) async fn wait_for_attachment(
+        &self,
+        wanted: &Wanted,
+        uid: &str,
+    ) -> Result<BTreeMap<String, String>, String> {
         let Wanted { handle, driver, .. } = wanted;
-        match tokio::time::timeout(self.call_timeout, self.attached(wanted)).await {
+        match tokio::time::timeout(self.call_timeout, self.attached(wanted, uid)).await {
             Ok(attached) => attached,
             Err(_) => {
                 Err(format!("timed out waiting for external-attacher of {driver} CSI driver to attach volume {handle}"))
@@ -24,17 +31,19 @@ impl Csi {
         }
     }
 
-    async fn attached(&self, wanted: &Wanted) -> Result<BTreeMap<String, String>, String> {
+    async fn attached(&self, wanted: &Wanted, uid: &str) -> Result<BTreeMap<String, String>, String> {
         let Wanted { handle, driver, .. } = wanted;
-        self.in_use.add(&unique_name(driver, handle)).await;
+        let volume = unique_name(driver, handle);
+        self.in_use.add(&volume, uid).await;
         let name = attachment_name(handle, driver, &self.node_name);
         let mut retry = client::backoff::Backoff::new(LOOK_FIRST, LOOK_MAX);
         loop {
             let found = self.client.all::<VolumeAttachment>().get(&name).await;
             match found {
                 Ok(attachment) => {
+                    let is_leaving = attachment.metadata.deletion_timestamp.is_some();
                     let status = attachment.status.unwrap_or_default();
-                    if status.attached {
+                    if status.attached && !is_leaving && self.is_reported(&volume).await? {
                         return Ok(status.attachment_metadata.unwrap_or_default());
                     }
                     if let Some(error) = status.attach_error {
@@ -48,6 +57,45 @@ impl Csi {
                 }
             }
             tokio::time::sleep(retry.next_delay()).await;
+        }
+    }
+
+    /// Whether the node is told that the volume is attached. Whoever is about to detach it takes that back first and looks at
+    /// `volumesInUse` then: so either they see that it is used here, or we see that it goes.
+    async fn is_reported(&self, volume: &str) -> Result<bool, String> {
+        let node = self.client.all::<Node>().get(&self.node_name).await;
+        let node = node.map_err(|error| format!("failed to get node {:?}: {error}", self.node_name))?;
+        Ok(is_reported(&node, volume))
+    }
+}
+
+/// A node that attaches by itself is told nothing.
+fn is_reported(node: &Node, volume: &str) -> bool {
+    let annotations = node.metadata.annotations.as_ref();
+    let is_managed = annotations.and_then(|all| all.get(MANAGED)).is_some_and(|value| value == "true");
+    let reported = node.status.as_ref().and_then(|status| status.volumes_attached.as_deref()).unwrap_or_default();
+    !is_managed || reported.iter().any(|attached| attached.name == volume)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_volume_that_is_about_to_be_detached_is_not_used() {
+        for (managed, reported, expected) in [
+            ("true", json!([{"name": "v", "devicePath": ""}]), true),
+            ("true", json!([{"name": "w", "devicePath": ""}]), false),
+            ("true", json!(null), false),
+            ("false", json!(null), true),
+        ] {
+            let node: Node = serde_json::from_value(json!({
+                "metadata": {"annotations": {MANAGED: managed}}, "status": {"volumesAttached": reported},
+            }))
+            .unwrap();
+            assert_eq!(is_reported(&node, "v"), expected, "{managed} {reported}");
         }
     }
 }

@@ -1,26 +1,35 @@
 //! `volumesInUse` of the node's status: a volume is told there before it is used and until it is not, so that nobody detaches
 //! what this node may still write to.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
+/// What holds a volume that is staged, besides the pods that use it or wait for it.
+pub(super) const STAGING: &str = "";
+
 pub(crate) struct InUse {
-    wanted: Mutex<BTreeSet<String>>,
+    /// Names of volumes, with the uids of those who hold them.
+    held: Mutex<BTreeMap<String, BTreeSet<String>>>,
     told: watch::Sender<BTreeSet<String>>,
     /// Has the status written soon.
     changed: Arc<Notify>,
 }
 
 impl InUse {
-    pub(crate) fn new(at_start: impl IntoIterator<Item = String>, changed: Arc<Notify>) -> Self {
-        InUse { wanted: Mutex::new(at_start.into_iter().collect()), told: Default::default(), changed }
+    /// Each volume with one that holds it.
+    pub(super) fn new(at_start: impl IntoIterator<Item = (String, String)>, changed: Arc<Notify>) -> Self {
+        let mut held: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for (name, uid) in at_start {
+            held.entry(name).or_default().insert(uid);
+        }
+        InUse { held: Mutex::new(held), told: Default::default(), changed }
     }
 
     pub(crate) fn names(&self) -> Vec<String> {
-        self.wanted.lock().iter().cloned().collect()
+        self.held.lock().keys().cloned().collect()
     }
 
     /// The API has a status with these.
@@ -28,18 +37,84 @@ impl InUse {
         self.told.send_replace(names.iter().cloned().collect());
     }
 
-    /// Returns when the API shows the volume as used.
-    pub(crate) async fn add(&self, name: &str) {
-        if self.wanted.lock().insert(name.to_string()) {
+    /// Returns when the API shows the volume as used. The pod holds it from the beginning, and until it is released: also if
+    /// nobody waits for the end of this.
+    pub(super) async fn add(&self, name: &str, uid: &str) {
+        let is_new = {
+            let mut held = self.held.lock();
+            let is_new = !held.contains_key(name);
+            held.entry(name.to_string()).or_default().insert(uid.to_string());
+            is_new
+        };
+        if is_new {
             self.changed.notify_one();
         }
         // The sender lives as long as this.
         let _ = self.told.subscribe().wait_for(|told| told.contains(name)).await;
     }
 
-    pub(crate) fn remove(&self, name: &str) {
-        if self.wanted.lock().remove(name) {
-            self.changed.notify_one();
+    /// One more holds a volume that is in use.
+    pub(super) fn hold(&self, name: &str, uid: &str) {
+        if let Some(holders) = self.held.lock().get_mut(name) {
+            holders.insert(uid.to_string());
         }
+    }
+
+    pub(super) fn release(&self, name: &str, uid: &str) {
+        self.release_where(uid, |held| held == name);
+    }
+
+    /// Everything that a pod still holds: it may have waited for volumes that it never got.
+    pub(super) fn release_all(&self, uid: &str) {
+        self.release_where(uid, |_| true);
+    }
+
+    fn release_where(&self, uid: &str, is_meant: impl Fn(&str) -> bool) {
+        let mut left = Vec::new();
+        let mut held = self.held.lock();
+        held.retain(|name, holders| {
+            if is_meant(name) && holders.remove(uid) && holders.is_empty() {
+                left.push(name.clone());
+                return false;
+            }
+            true
+        });
+        if left.is_empty() {
+            return;
+        }
+        // Who comes next waits until the API shows it anew.
+        self.told.send_modify(|told| told.retain(|name| !left.contains(name)));
+        drop(held);
+        self.changed.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    #[test]
+    fn a_volume_is_in_use_as_long_as_anybody_holds_it() {
+        let in_use = InUse::new([("old".to_string(), STAGING.to_string())], Arc::default());
+        assert_eq!(in_use.names(), ["old"]);
+        assert!(in_use.add("v", "a").now_or_never().is_none(), "not before it is told");
+        in_use.told(&in_use.names());
+        assert!(in_use.add("v", "b").now_or_never().is_some());
+        // A is done with it while B is about to begin.
+        in_use.hold("v", STAGING);
+        in_use.release("v", "a");
+        in_use.release("v", STAGING);
+        assert_eq!(in_use.names(), ["old", "v"]);
+        in_use.release("v", "b");
+        assert_eq!(in_use.names(), ["old"]);
+        assert!(in_use.add("v", "c").now_or_never().is_none(), "an earlier status says nothing");
+        // Its pod goes without ever having had it.
+        in_use.release_all("c");
+        in_use.hold("v", STAGING);
+        assert_eq!(in_use.names(), ["old"]);
+        in_use.release("old", STAGING);
+        assert!(in_use.names().is_empty());
     }
 }

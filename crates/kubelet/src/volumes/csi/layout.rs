@@ -147,6 +147,7 @@ impl Layout {
             Mode::Filesystem => {
                 let path = self.pod_volume(uid, &record.spec_name).join(RECORD);
                 let old = Record::read(&path).ok();
+                self.refuse_other(old.as_ref(), record)?;
                 let record =
                     Record { group_applied: old.as_ref().is_some_and(|old| old.group_applied), ..record.clone() };
                 if old.as_ref() != Some(&record) {
@@ -155,6 +156,7 @@ impl Layout {
                 Ok(old.is_none())
             }
             Mode::Block => {
+                self.refuse_other(Record::read(&self.staging_record(record, mode)).ok().as_ref(), record)?;
                 // What the link leads to is known only with the volume's own record.
                 record.write(&self.staging_record(record, mode))?;
                 let link = self.pod_device(uid, &record.spec_name);
@@ -168,6 +170,19 @@ impl Layout {
                 std::os::unix::fs::symlink(&target, &link)?;
                 Ok(true)
             }
+        }
+    }
+
+    /// Two volumes may have one name, an inline one and a PersistentVolume, or one that was made anew. The place is that of the
+    /// first until it is taken down: the second's record would have the first forgotten while it is mounted.
+    fn refuse_other(&self, there: Option<&Record>, wanted: &Record) -> io::Result<()> {
+        match there.filter(|there| there.unique_name() != wanted.unique_name()) {
+            None => Ok(()),
+            Some(there) => Err(io::Error::other(format!(
+                "another volume of the name {:?} is still here: {}",
+                there.spec_name,
+                there.unique_name()
+            ))),
         }
     }
 
@@ -241,9 +256,15 @@ impl Layout {
             }
             for spec_name in names(&self.root.join("pods").join(&uid).join("volumeDevices").join(PLUGIN))? {
                 let path = self.devices(&spec_name).join("data").join(RECORD);
-                let record =
-                    Record::read(&path).map_err(|error| io::Error::other(format!("{}: {error}", path.display())))?;
-                found.push(Found { uid: uid.clone(), mode: Mode::Block, record });
+                let target = self.target(&uid, &spec_name, Mode::Block);
+                match Record::read(&path) {
+                    Ok(record) => found.push(Found { uid: uid.clone(), mode: Mode::Block, record }),
+                    // The power failed in between: the driver has nothing there.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound && !target.try_exists()? => {
+                        tracing::warn!(path = %path.display(), %error, "a device's link without a record");
+                    }
+                    Err(error) => return Err(io::Error::other(format!("{}: {error}", path.display()))),
+                }
             }
         }
         Ok(found)
@@ -370,6 +391,34 @@ mod tests {
         layout.note_group("u", &record()).unwrap();
         layout.note_use("u", &record(), Mode::Filesystem).unwrap();
         assert!(layout.is_group_applied("u", "pv"), "a later note keeps it");
+    }
+
+    #[test]
+    fn security_a_volume_of_the_same_name_does_not_take_the_place_of_another() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout { root: dir.path().into() };
+        let other = Record { volume_handle: "other".into(), ..record() };
+        for mode in [Mode::Filesystem, Mode::Block] {
+            layout.note_use("u", &record(), mode).unwrap();
+            assert!(layout.note_use("u", &other, mode).is_err());
+            assert_eq!(layout.in_use(Some("u")).unwrap()[0].record, record());
+            layout.forget_use("u", "pv", mode).unwrap();
+            layout.forget_staging(&record(), mode).unwrap();
+            assert!(layout.note_use("u", &other, mode).unwrap(), "after it is gone");
+            layout.forget_use("u", "pv", mode).unwrap();
+            layout.forget_staging(&other, mode).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_link_to_a_device_that_was_never_made_stops_nobody() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout { root: dir.path().into() };
+        layout.note_use("u", &record(), Mode::Block).unwrap();
+        std::fs::remove_file(layout.staging_record(&record(), Mode::Block)).unwrap();
+        assert!(layout.in_use(None).unwrap().is_empty());
+        std::fs::write(layout.target("u", "pv", Mode::Block), "").unwrap();
+        assert!(layout.in_use(None).is_err(), "a device may be there");
     }
 
     #[test]

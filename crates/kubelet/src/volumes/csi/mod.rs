@@ -33,6 +33,7 @@ use super::{Mounted, Tokens, VolumeError, blocking};
 use crate::objects::Objects;
 use crate::state;
 
+pub(crate) use attachment::MANAGED;
 pub(crate) use drivers::{Driver, highest_version};
 pub(crate) use in_use::InUse;
 use layout::Layout;
@@ -110,14 +111,14 @@ pub(crate) struct Parts {
 impl Csi {
     pub(crate) fn open(parts: Parts) -> std::io::Result<Arc<Self>> {
         let layout = Layout { root: parts.root };
-        let attached = |record: &layout::Record| (!record.attachment.is_empty()).then(|| record.unique_name());
         let used = layout.in_use(None)?;
         let staged = layout.staged()?;
-        let at_start: Vec<String> = used
+        let at_start: Vec<(String, String)> = used
             .iter()
-            .map(|found| &found.record)
-            .chain(staged.iter().map(|(record, _)| record))
-            .filter_map(attached)
+            .map(|found| (&found.record, found.uid.as_str()))
+            .chain(staged.iter().map(|(record, _)| (record, in_use::STAGING)))
+            .filter(|(record, _)| !record.attachment.is_empty())
+            .map(|(record, holder)| (record.unique_name(), holder.to_string()))
             .collect();
         Ok(Arc::new(Csi {
             layout,
@@ -162,7 +163,8 @@ impl Csi {
         let republish = wanted::spec(object.as_deref()).and_then(|spec| spec.requires_republish) == Some(true);
         let key = (state::uid(pod).to_string(), wanted.spec_name.clone());
         let published = self.done.lock().published.get(&key).cloned();
-        if let Some(published) = published.filter(|_| !republish && wanted.grow_to.is_none()) {
+        let is_done = |published: &Published| published.is_of(&wanted) && !republish && wanted.grow_to.is_none();
+        if let Some(published) = published.filter(is_done) {
             return Ok(published.mounted());
         }
         let driver = self
@@ -190,7 +192,7 @@ impl Csi {
         self.add_tokens(&mut inputs, tokens).await.map_err(fail)?;
         if wanted.needs_attachment(inputs.object.as_deref()) {
             inputs.publish_context = self
-                .wait_for_attachment(&wanted)
+                .wait_for_attachment(&wanted, state::uid(pod))
                 .await
                 .map_err(|cause| VolumeError::of("MountVolume.WaitForAttach", &wanted.spec_name, cause))?;
         }
@@ -242,7 +244,11 @@ impl Csi {
             .into_iter()
             .filter_map(|ended| ended.unwrap_or_else(Err).err())
             .collect();
-        if failures.is_empty() { Ok(()) } else { Err(failures.join("; ")) }
+        if !failures.is_empty() {
+            return Err(failures.join("; "));
+        }
+        self.in_use.release_all(uid);
+        Ok(())
     }
 
     /// Unstages what no pod uses any more, left by a kubelet that ended in between or a driver that failed. Does not wait for
@@ -335,6 +341,11 @@ impl Drop for Running {
 }
 
 impl Published {
+    /// Whether it is the same volume, and not only its name.
+    fn is_of(&self, wanted: &Wanted) -> bool {
+        (&self.wanted.driver, &self.wanted.handle) == (&wanted.driver, &wanted.handle)
+    }
+
     fn mounted(&self) -> Mounted {
         match self.wanted.is_block {
             true => Mounted::Device { path: self.target.clone(), read_only: self.wanted.is_read_only },

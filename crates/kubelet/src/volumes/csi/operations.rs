@@ -9,6 +9,7 @@ use csi::v1::{self, NodeRpc};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use serde_json::json;
 
+use super::in_use::STAGING;
 use super::layout::{Found, Mode, Record};
 use super::{Csi, Driver, Inputs, Published, Wanted};
 use crate::state;
@@ -23,7 +24,7 @@ impl Csi {
         let volume = record.unique_name();
         let _held = self.lock(&volume).await;
         let published = self.done.lock().published.get(&(uid.clone(), wanted.spec_name.clone())).cloned();
-        if let Some(published) = published.filter(|_| !inputs.republish) {
+        if let Some(published) = published.filter(|published| published.is_of(wanted) && !inputs.republish) {
             if let Some(size) = wanted.grow_to {
                 self.grow(wanted, inputs, &published.target, published.staging.as_deref(), size).await?;
             }
@@ -205,10 +206,13 @@ impl Csi {
         accepted(done.map(drop)).map_err(|status| fail(csi::describe(&status)))?;
         let (layout, owner, name, mode) = (self.layout.clone(), uid.clone(), record.spec_name.clone(), *mode);
         blocking(move || layout.forget_use(&owner, &name, mode)).await.map_err(fail)?;
-        match record.is_inline() {
-            true => Ok(()),
-            false => self.unstage_if_unused(record, mode).await,
+        if !record.is_inline() {
+            // It may stay staged after its last pod.
+            self.in_use.hold(&volume, STAGING);
+            self.in_use.release(&volume, uid);
+            self.unstage_if_unused(record, mode).await?;
         }
+        Ok(())
     }
 
     /// The volume is locked by the caller.
@@ -218,6 +222,7 @@ impl Csi {
         let (layout, name) = (self.layout.clone(), volume.clone());
         let is_used = blocking(move || Ok(layout.in_use(None)?.iter().any(|found| found.record.unique_name() == name)));
         if is_used.await.map_err(fail)? {
+            self.in_use.release(&volume, STAGING);
             return Ok(());
         }
         let (layout, wanted) = (self.layout.clone(), volume.clone());
@@ -233,7 +238,7 @@ impl Csi {
             let (layout, record) = (self.layout.clone(), record.clone());
             blocking(move || layout.forget_staging(&record, mode)).await.map_err(fail)?;
         }
-        self.in_use.remove(&volume);
+        self.in_use.release(&volume, STAGING);
         Ok(())
     }
 
