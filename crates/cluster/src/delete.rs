@@ -67,12 +67,8 @@ async fn remove_nodes(options: &Options) -> Result<()> {
 }
 
 pub(crate) fn remove_dir(dir: &Path) -> Result<()> {
-    match fs::remove_dir_all(dir) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).with_context(|| dir.display().to_string())
-        }
-        _ => Ok(()),
-    }
+    // Never through a mount that could not be undone: what it shows is not the cluster's.
+    files::remove_tree(dir).with_context(|| dir.display().to_string())
 }
 
 /// Every table that we make, and no other, has a name that begins like this.
