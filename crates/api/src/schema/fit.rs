@@ -299,8 +299,8 @@ mod tests {
             ),
             // Not what they seem.
             (
-                r#"{"spec":{"containers":[{"env":[{"name":"","value":"\"}],"image":"0"}]}}"#,
-                r#"{"spec":{"containers":[{"env":[{"name":"","value":"\"}],"image":"0"}]}}"#,
+                r#"{"spec":{"containers":[{"env":[{"name":"","value":"\"}]"}],"image":"0"}]}}"#,
+                r#"{"spec":{"containers":[{"env":[{"name":"","value":"\"}]"}],"image":"0"}]}}"#,
             ),
         ] {
             let cut = fit(body.as_bytes(), &of::<Pod>()).unwrap();
