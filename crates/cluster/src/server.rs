@@ -187,7 +187,8 @@ fn prepare_keys(options: &Options, shape: &Shape, node: &str, addresses: &[IpAdd
 async fn apiserver_config(options: &Options, shape: &Shape, pki: &Pki, node_ip: IpAddr) -> Result<apiserver::Config> {
     let mut config = apiserver::Config::new(apiserver::Storage::Embedded(options.store_dir()));
     let encryption = encryption::ensure(options).await?;
-    config.encryption = Some(apiserver::EncryptionFile { path: encryption, automatic_reload: true });
+    // Keys are exchanged while the cluster is stopped: nothing is to be looked for meanwhile.
+    config.encryption = Some(apiserver::EncryptionFile { path: encryption, automatic_reload: false });
     config.bind = (IpAddr::from([0, 0, 0, 0]), shape.secure_port).into();
     config.advertise_address = Some(node_ip);
     config.tls_cert_file = Some(pki.certificate("apiserver"));
