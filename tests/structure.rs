@@ -80,14 +80,40 @@ fn crates_depend_only_on_what_the_map_allows() {
 
 #[test]
 fn paths_that_documents_name_exist() {
-    for document in ["ARCHITECTURE.md", "README.md", "CONTRIBUTING.md"] {
-        for word in read(document).split('`').skip(1).step_by(2) {
+    for document in ["ARCHITECTURE.md", "README.md", "CONTRIBUTING.md", "docs/glossary.md"] {
+        // Between backticks, and in drawings.
+        for word in read(document).split(|c: char| c.is_whitespace() || "`|,()".contains(c)) {
             let is_path =
                 ["crates/", "src/", "tests/", "scripts/", "docs/"].iter().any(|start| word.starts_with(start));
-            if is_path && !word.contains(['<', '*', ' ']) {
+            if is_path && !word.contains(['<', '*', '…']) {
+                let word = word.trim_end_matches(['.', ':', ';']);
                 assert!(Path::new(ROOT).join(word).exists(), "{document} names {word}, which does not exist");
             }
         }
+    }
+}
+
+/// A map that takes longer to read than the room it shows is none.
+#[test]
+fn the_map_says_little_about_each_crate() {
+    let map = read("ARCHITECTURE.md");
+    let sections: BTreeMap<&str, &str> =
+        map.split("\n## ").skip(1).map(|section| section.split_once('\n').unwrap_or((section, ""))).collect();
+    for name in table().keys() {
+        let words = sections.get(name.as_str()).unwrap_or_else(|| panic!("ARCHITECTURE.md has no section {name}"));
+        let count = words.split_whitespace().count();
+        assert!(count <= 150, "ARCHITECTURE.md says {count} words about {name}, of at most 150");
+    }
+}
+
+#[test]
+fn newcomers_questions_have_answers_that_exist() {
+    let guide = read("CONTRIBUTING.md");
+    let rows: Vec<&str> = guide.lines().filter(|line| line.starts_with("| Where")).collect();
+    assert!(rows.len() >= 12, "{rows:?}");
+    for row in rows {
+        let path = row.split('`').rev().nth(1).unwrap_or_else(|| panic!("no path in {row}"));
+        assert!(Path::new(ROOT).join(path).exists(), "{path} of {row:?} does not exist");
     }
 }
 
