@@ -2,7 +2,7 @@
 //!
 //! The generic verbs know only [`Object`]: metadata, a JSON form and a way back to the concrete type for code that
 //! reasons about one kind (strategies, admission plug-ins). Every `k8s-openapi` type is an `Object`; a custom
-//! resource will be one too, with a dynamic value inside.
+//! resource is one, too, with a dynamic value inside.
 
 use std::any::Any;
 

@@ -2,8 +2,8 @@
 //!
 //! [`Strategy`] is written per kind, on its own type; every hook has a do-nothing default. [`AnyStrategy`] is the same
 //! with the type erased, which is what the generic verbs call. Hooks are pure: they see objects and a [`Call`],
-//! never the store. The order of a write is
-//! decode -> `apply_defaults` -> `prepare_for_*` -> admission -> `validate*` -> managed fields -> encode.
+//! never the store. The order of a write is decode -> `apply_defaults` -> managed fields -> mutating admission ->
+//! `apply_defaults` again -> `prepare_for_*` -> `validate_*` -> validating admission -> allocation -> encode.
 
 use api::UserInfo;
 use api::field::FieldErrors;

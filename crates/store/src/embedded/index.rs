@@ -8,6 +8,24 @@
 //! Invariant: `history` holds the changes of each revision from `history_start` to `revision`, one
 //! element per revision. Every key keeps its versions from `history_start` on, and the newest one
 //! before that, so the state at `history_start - 1` can be rebuilt: that is what a snapshot writes.
+//!
+//! An example. Six transactions, each with the revision it gets:
+//!
+//! ```text
+//! 2 put a=1      3 put b=1      4 put a=2      5 delete a     6 put b=2      7 put a=3
+//!
+//! key   newest    older versions                    a read at 4 walks back to    a read at 5
+//! a     7 "3"  -> 5 gone -> 4 "2" -> 2 "1"          4 "2"                        5 gone: not found
+//! b     6 "2"  -> 3 "1"                             3 "1"                        3 "1"
+//! ```
+//!
+//! A compaction at 6 makes 6 the oldest revision that can be read. Of each key, the versions since then stay, and the one before
+//! them if it is live, because a snapshot begins with the state at 5:
+//!
+//! ```text
+//! a     7 "3"                                       "5 gone" says no more than an absent version does
+//! b     6 "2"  -> 3 "1"                             3 is what b was at 5
+//! ```
 
 use crate::range::KeyRange;
 use crate::{KeyValue, LeaseId, Range, RangeResult, Result, Revision, StoreError};
