@@ -2,10 +2,10 @@
 //!
 //! Used by exec, attach, cp, debug (stdin 0, stdout 1, stderr 2, error 3, resize 4) and port-forward (data 0, error 1).
 
-use base64::Engine;
 use client::Upgraded;
 use serde_json::Value;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
+use tokio::io::{ReadHalf, WriteHalf};
+use websocket::{Channels, Opcode, Received, Side, handshake};
 
 use crate::context::Context;
 use crate::failure::{Failure, Result};
@@ -18,25 +18,25 @@ pub(crate) const ERROR: u8 = 3;
 pub(crate) const RESIZE: u8 = 4;
 /// v5 only: the channel named by the next byte is closed.
 const CLOSE: u8 = 255;
-/// Larger frames are refused; servers send far smaller ones.
-const MAX_FRAME: u64 = 64 << 20;
+/// Longer messages are refused; servers send far shorter ones.
+const MAX_MESSAGE: usize = 64 << 20;
 
 pub(crate) struct Reader {
-    io: ReadHalf<Upgraded>,
+    channels: Channels<ReadHalf<Upgraded>>,
 }
 
 pub(crate) struct Writer {
-    io: WriteHalf<Upgraded>,
+    io: websocket::Writer<WriteHalf<Upgraded>>,
     v5: bool,
 }
 
 pub(crate) async fn open(cx: &Context, path: &str) -> Result<(Reader, Writer)> {
-    let key = base64::engine::general_purpose::STANDARD.encode(rand::random::<[u8; 16]>());
+    let key = handshake::new_key();
     let request = http::Request::get(path)
         .header("connection", "Upgrade")
         .header("upgrade", "websocket")
         .header("sec-websocket-version", "13")
-        .header("sec-websocket-key", key)
+        .header("sec-websocket-key", &key)
         .header("sec-websocket-protocol", "v5.channel.k8s.io, v4.channel.k8s.io")
         .body(bytes::Bytes::new())
         .map_err(|e| Failure::message(e.to_string()))?;
@@ -45,57 +45,33 @@ pub(crate) async fn open(cx: &Context, path: &str) -> Result<(Reader, Writer)> {
         client::Error::Api(status) => Failure::message(format!("unable to upgrade connection: {}", status.message)),
         other => connect_failure(cx, other),
     })?;
+    if !handshake::is_accepted(&key, response.headers()) {
+        return Err(Failure::message(
+            "unable to upgrade connection: the server did not accept the WebSocket".to_owned(),
+        ));
+    }
     let v5 = response.headers().get("sec-websocket-protocol").is_some_and(|p| p.as_bytes().starts_with(b"v5."));
     let (read, write) = tokio::io::split(io);
-    Ok((Reader { io: read }, Writer { io: write, v5 }))
+    let reader = Reader { channels: Channels::new(Side::Client, read) };
+    Ok((reader, Writer { io: websocket::Writer::new(Side::Client, write), v5 }))
 }
 
 impl Reader {
     /// The next message's channel and content; `None` at the end.
     pub(crate) async fn next(&mut self) -> Result<Option<(u8, Vec<u8>)>> {
         let mut message: Vec<u8> = Vec::new();
-        loop {
-            let Some((opcode, last, payload)) = self.frame().await? else { return Ok(None) };
-            match opcode {
-                0x0..=0x2 => {
-                    message.extend_from_slice(&payload);
-                    if last {
-                        if message.is_empty() {
-                            continue;
-                        }
-                        let channel = message.remove(0);
-                        return Ok(Some((channel, message)));
-                    }
-                }
-                0x8 => return Ok(None),
-                // Pings and pongs need no answer to keep these short connections alive.
-                _ => {}
+        while let Some(received) = self.channels.next().await? {
+            // Pings need no answer to keep these short connections alive.
+            let Received::Data { channel, data, ends } = received else { continue };
+            message.extend_from_slice(&data);
+            if message.len() > MAX_MESSAGE {
+                return Err(Failure::message(format!("the server sent a message of more than {MAX_MESSAGE} bytes")));
+            }
+            if ends {
+                return Ok(Some((channel, message)));
             }
         }
-    }
-
-    async fn frame(&mut self) -> Result<Option<(u8, bool, Vec<u8>)>> {
-        let mut head = [0u8; 2];
-        match self.io.read_exact(&mut head).await {
-            Ok(_) => {}
-            Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(None),
-            Err(e) => return Err(e.into()),
-        }
-        let length = match head[1] & 0x7f {
-            126 => u64::from(self.io.read_u16().await?),
-            127 => self.io.read_u64().await?,
-            n => u64::from(n),
-        };
-        if length > MAX_FRAME {
-            return Err(Failure::message(format!("the server sent a frame of {length} bytes")));
-        }
-        let mask = if head[1] & 0x80 != 0 { Some(self.io.read_u32().await?.to_be_bytes()) } else { None };
-        let mut payload = vec![0; length as usize];
-        self.io.read_exact(&mut payload).await?;
-        if let Some(mask) = mask {
-            payload.iter_mut().enumerate().for_each(|(i, b)| *b ^= mask[i % 4]);
-        }
-        Ok(Some((head[0] & 0x0f, head[0] & 0x80 != 0, payload)))
+        Ok(None)
     }
 }
 
@@ -104,7 +80,7 @@ impl Writer {
         let mut message = Vec::with_capacity(data.len() + 1);
         message.push(channel);
         message.extend_from_slice(data);
-        self.frame(0x2, &message).await
+        Ok(self.io.send(Opcode::Binary, &message).await?)
     }
 
     /// Says that no more input comes. v4 cannot, so the input just stays silent.
@@ -113,27 +89,7 @@ impl Writer {
     }
 
     pub(crate) async fn finish(&mut self) -> Result<()> {
-        self.frame(0x8, &1000u16.to_be_bytes()).await
-    }
-
-    async fn frame(&mut self, opcode: u8, payload: &[u8]) -> Result<()> {
-        let mask: [u8; 4] = rand::random();
-        let mut out = vec![0x80 | opcode];
-        match payload.len() {
-            n if n < 126 => out.push(0x80 | n as u8),
-            n if n <= usize::from(u16::MAX) => {
-                out.push(0x80 | 126);
-                out.extend_from_slice(&(n as u16).to_be_bytes());
-            }
-            n => {
-                out.push(0x80 | 127);
-                out.extend_from_slice(&(n as u64).to_be_bytes());
-            }
-        }
-        out.extend_from_slice(&mask);
-        out.extend(payload.iter().enumerate().map(|(i, b)| b ^ mask[i % 4]));
-        self.io.write_all(&out).await?;
-        Ok(self.io.flush().await?)
+        Ok(self.io.close().await?)
     }
 }
 
@@ -180,13 +136,10 @@ impl Drop for RawTerminal {
     }
 }
 
-/// The terminal's size as the resize channel wants it. Asked from stty, which reads our own terminal.
-pub(crate) async fn terminal_size() -> Option<Vec<u8>> {
-    let output =
-        tokio::process::Command::new("stty").arg("size").stdin(std::process::Stdio::inherit()).output().await.ok()?;
-    let text = String::from_utf8(output.stdout).ok()?;
-    let (rows, columns) = text.trim().split_once(' ')?;
-    Some(format!("{{\"Width\":{columns},\"Height\":{rows}}}").into_bytes())
+/// The terminal's size as the resize channel wants it.
+pub(crate) fn terminal_size() -> Option<Vec<u8>> {
+    let size = rustix::termios::tcgetwinsize(std::io::stdin()).ok()?;
+    Some(format!("{{\"Width\":{},\"Height\":{}}}", size.ws_col, size.ws_row).into_bytes())
 }
 
 /// What is connected to a container.
@@ -254,7 +207,7 @@ pub(crate) async fn interact(cx: &Context, path: &str, terminal: Terminal) -> Re
     let (mut reader, mut writer) = open(cx, path).await?;
     let _raw = if terminal.tty { RawTerminal::enter() } else { None };
     if terminal.tty
-        && let Some(size) = terminal_size().await
+        && let Some(size) = terminal_size()
     {
         writer.send(RESIZE, &size).await?;
     }
@@ -309,7 +262,7 @@ pub(crate) async fn interact(cx: &Context, path: &str, terminal: Terminal) -> Re
                 }
             },
             _ = resized.recv(), if terminal.tty => {
-                if let Some(size) = terminal_size().await {
+                if let Some(size) = terminal_size() {
                     writer.send(RESIZE, &size).await?;
                 }
             }

@@ -4,36 +4,16 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio_util::sync::CancellationToken;
+pub(super) use websocket::handshake::key;
+use websocket::{Message, Opcode, Reader, Side};
 
 use crate::body::{Body, empty};
-
-/// What RFC 6455 appends to the client's key.
-const MAGIC: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
-/// Clients of a watch have nothing to say; one that says this much is cut off.
-const MAX_MESSAGE: u64 = 64 * 1024;
-
-const TEXT: u8 = 0x1;
-const BINARY: u8 = 0x2;
-const CLOSE: u8 = 0x8;
-const PING: u8 = 0x9;
-const PONG: u8 = 0xA;
-const FINAL: u8 = 0x80;
-
-/// The client's key, if the request asks for a WebSocket.
-pub(super) fn key(headers: &HeaderMap) -> Option<&HeaderValue> {
-    let has = |name: header::HeaderName, word: &str| {
-        let text = headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
-        text.split(',').any(|part| part.trim().eq_ignore_ascii_case(word))
-    };
-    let asked = has(header::CONNECTION, "upgrade") && has(header::UPGRADE, "websocket");
-    headers.get(header::SEC_WEBSOCKET_KEY).filter(|_| asked)
-}
 
 /// What is sent, and how it becomes messages.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -62,11 +42,11 @@ impl Content {
         })
     }
 
-    fn write(self, frame: &[u8], out: &mut BytesMut) {
+    fn messages(self, frame: &[u8]) -> Vec<u8> {
         match self {
-            Content::Events => events(frame).for_each(|event| out.extend_from_slice(&message(TEXT, event))),
-            Content::Bytes => out.extend_from_slice(&message(BINARY, frame)),
-            Content::Base64 => out.extend_from_slice(&message(TEXT, STANDARD.encode(frame).as_bytes())),
+            Content::Events => events(frame).flat_map(|event| message(Opcode::Text, event)).collect(),
+            Content::Bytes => message(Opcode::Binary, frame),
+            Content::Base64 => message(Opcode::Text, STANDARD.encode(frame).as_bytes()),
         }
     }
 }
@@ -82,8 +62,7 @@ pub(super) fn accept<S>(
 where
     S: Stream<Item = Bytes> + Send + 'static,
 {
-    let digest =
-        ring::digest::digest(&ring::digest::SHA1_FOR_LEGACY_USE_ONLY, &[key.as_bytes(), MAGIC.as_bytes()].concat());
+    let accepted = websocket::handshake::accept_key(key.as_bytes());
     tokio::spawn(async move {
         // Ends with the connection, the watch or the server.
         if let Ok(io) = upgrade.await {
@@ -98,7 +77,7 @@ where
     let headers = response.headers_mut();
     headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
     headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
-    if let Ok(value) = HeaderValue::from_str(&STANDARD.encode(digest)) {
+    if let Ok(value) = HeaderValue::from_str(&accepted) {
         headers.insert(header::SEC_WEBSOCKET_ACCEPT, value);
     }
     response
@@ -109,14 +88,24 @@ where
     IO: AsyncRead + AsyncWrite,
     S: Stream<Item = Bytes>,
 {
-    let (mut from, mut to) = tokio::io::split(io);
-    // One message at a time is read to its end, whatever is sent meanwhile.
-    let (said, mut heard) = tokio::sync::mpsc::channel::<(u8, Vec<u8>)>(1);
+    let (from, mut to) = tokio::io::split(io);
+    // A ping, or none for the end: what else a client says is passed over, piece by piece.
+    let (said, mut heard) = tokio::sync::mpsc::channel::<Option<Vec<u8>>>(1);
     let listen = async {
+        let mut reader = Reader::new(Side::Server, from);
         loop {
-            let message = read(&mut from).await?;
-            if said.send(message).await.is_err() {
+            let news = match reader.next().await? {
+                Some(Message::Data(_)) => continue,
+                Some(Message::Ping(payload)) => Some(payload),
+                None => None,
+            };
+            let is_end = news.is_none();
+            if said.send(news).await.is_err() {
                 return Ok(());
+            }
+            if is_end {
+                // The other side answers the close.
+                std::future::pending::<()>().await;
             }
         }
     };
@@ -126,16 +115,13 @@ where
             tokio::select! {
                 frame = frames.next() => {
                     let Some(frame) = frame else {
-                        return to.write_all(&message(CLOSE, &[])).await;
+                        return to.write_all(&message(Opcode::Close, &[])).await;
                     };
-                    let mut out = BytesMut::with_capacity(frame.len() + 16);
-                    content.write(&frame, &mut out);
-                    to.write_all(&out).await?;
+                    to.write_all(&content.messages(&frame)).await?;
                 }
-                heard = heard.recv() => match heard {
-                    Some((CLOSE, _)) | None => return to.write_all(&message(CLOSE, &[])).await,
-                    Some((PING, payload)) => to.write_all(&message(PONG, &payload)).await?,
-                    Some(_) => {}
+                heard = heard.recv() => match heard.flatten() {
+                    Some(payload) => to.write_all(&message(Opcode::Pong, &payload)).await?,
+                    None => return to.write_all(&message(Opcode::Close, &[])).await,
                 },
             }
             to.flush().await?;
@@ -162,50 +148,14 @@ fn events(frames: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// One unmasked, unfragmented message.
-fn message(kind: u8, payload: &[u8]) -> Bytes {
-    let mut out = BytesMut::with_capacity(payload.len() + 10);
-    out.put_u8(FINAL | kind);
-    match payload.len() {
-        length @ 0..=125 => out.put_u8(length as u8),
-        length @ 126..=0xffff => {
-            out.put_u8(126);
-            out.put_u16(length as u16);
-        }
-        length => {
-            out.put_u8(127);
-            out.put_u64(length as u64);
-        }
-    }
-    out.extend_from_slice(payload);
-    out.freeze()
-}
-
-/// The next frame of the client: its kind and what it says.
-async fn read(from: &mut (impl AsyncRead + Unpin)) -> std::io::Result<(u8, Vec<u8>)> {
-    let kind = from.read_u8().await? & 0x0f;
-    let second = from.read_u8().await?;
-    let length = match second & 0x7f {
-        126 => u64::from(from.read_u16().await?),
-        127 => from.read_u64().await?,
-        short => u64::from(short),
-    };
-    if length > MAX_MESSAGE {
-        return Err(std::io::ErrorKind::InvalidData.into());
-    }
-    let mut mask = [0; 4];
-    if second & 0x80 != 0 {
-        from.read_exact(&mut mask).await?;
-    }
-    let mut payload = vec![0; length as usize];
-    from.read_exact(&mut payload).await?;
-    payload.iter_mut().zip(mask.iter().cycle()).for_each(|(byte, mask)| *byte ^= mask);
-    Ok((kind, payload))
+fn message(opcode: Opcode, payload: &[u8]) -> Vec<u8> {
+    websocket::frame(Side::Server, opcode, payload)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tokio::io::AsyncReadExt;
 
     #[tokio::test]
     async fn events_become_messages_and_a_close_is_answered() {
@@ -214,15 +164,16 @@ mod tests {
         let (mut client, server) = tokio::io::duplex(4096);
         let frames = futures_util::stream::iter([frames]).chain(futures_util::stream::pending());
         let serving = tokio::spawn(converse(server, Content::Events, frames));
-        for expected in ["{\"type\":\"ADDED\",\"object\":{}}\n", "{\"type\":\"DELETED\",\"object\":{\n}}\n"] {
-            let (kind, payload) = read(&mut client).await.unwrap();
-            assert_eq!((kind, String::from_utf8(payload).unwrap().as_str()), (TEXT, expected));
-        }
-        // A masked ping, then a close.
-        client.write_all(&[FINAL | PING, 0x82, 1, 2, 3, 4, b'h' ^ 1, b'i' ^ 2]).await.unwrap();
-        assert_eq!(read(&mut client).await.unwrap(), (PONG, b"hi".to_vec()));
-        client.write_all(&[FINAL | CLOSE, 0x80, 0, 0, 0, 0]).await.unwrap();
-        assert_eq!(read(&mut client).await.unwrap(), (CLOSE, Vec::new()));
+        let expected = ["{\"type\":\"ADDED\",\"object\":{}}\n", "{\"type\":\"DELETED\",\"object\":{\n}}\n"];
+        let expected: Vec<u8> = expected.iter().flat_map(|event| message(Opcode::Text, event.as_bytes())).collect();
+        let mut received = vec![0; expected.len()];
+        client.read_exact(&mut received).await.unwrap();
+        assert_eq!(received, expected);
+        client.write_all(&websocket::frame(Side::Client, Opcode::Ping, b"hi")).await.unwrap();
+        client.write_all(&websocket::frame(Side::Client, Opcode::Close, &[])).await.unwrap();
+        let mut received = Vec::new();
+        client.read_to_end(&mut received).await.unwrap();
+        assert_eq!(received, [message(Opcode::Pong, b"hi"), message(Opcode::Close, &[])].concat());
         serving.await.unwrap().unwrap();
     }
 
@@ -238,15 +189,6 @@ mod tests {
             offered.map(|value| headers.insert(header::SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(value)));
             assert_eq!(Content::negotiate(&headers), expected, "{offered:?}");
         }
-        let mut out = BytesMut::new();
-        Content::Base64.write(b"hi", &mut out);
-        assert_eq!(&out[..], b"\x81\x04aGk=");
-    }
-
-    #[test]
-    fn lengths_take_one_three_or_nine_bytes() {
-        for (length, header) in [(5, 2), (125, 2), (126, 4), (70_000, 10)] {
-            assert_eq!(message(TEXT, &vec![b'x'; length]).len(), length + header);
-        }
+        assert_eq!(Content::Base64.messages(b"hi"), b"\x81\x04aGk=");
     }
 }

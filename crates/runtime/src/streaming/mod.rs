@@ -10,7 +10,6 @@ mod queue;
 mod remote;
 mod spdy;
 mod spdy_dictionary;
-mod websocket;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -219,7 +218,7 @@ fn negotiate(headers: &HeaderMap, forwards: bool) -> std::result::Result<(Protoc
     }
     let key = headers.get("sec-websocket-key").and_then(|k| k.to_str().ok()).ok_or("no WebSocket key\n")?;
     answer.insert(UPGRADE, HeaderValue::from_static("websocket"));
-    answer.insert(SEC_WEBSOCKET_ACCEPT, value(&websocket::accept_key(key))?);
+    answer.insert(SEC_WEBSOCKET_ACCEPT, value(&websocket::handshake::accept_key(key.as_bytes()))?);
     let offered = all("sec-websocket-protocol");
     let known: &[(&str, Protocol)] = match forwards {
         true => &[

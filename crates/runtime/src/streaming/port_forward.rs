@@ -12,11 +12,12 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+use websocket::Side;
 
 use super::Protocol;
 use super::queue::{Queued, Room};
 use super::remote::{Frame, write_frames};
-use super::{spdy, websocket};
+use super::spdy;
 use crate::engine::{Engine, Sandbox};
 use crate::error::{Error, Result, doing};
 use crate::sys;
@@ -178,7 +179,7 @@ where
     let (frames, frames_out) = mpsc::channel(QUEUE);
     let pongs = frames.clone();
     let incoming = async move {
-        let mut reader = websocket::Reader::new(read);
+        let mut reader = websocket::Reader::new(Side::Server, read);
         while let Some(message) = reader.next().await? {
             match message {
                 websocket::Message::Data(piece) => to_spdy.write_all(&piece.data).await?,
@@ -219,12 +220,12 @@ where
         forwards.spawn(forward_channel(sandbox.clone(), frames.clone(), receiver, port, (index * 2) as u8));
     }
     let incoming = async move {
-        let mut channels = websocket::Channels::new(read);
+        let mut channels = websocket::Channels::new(Side::Server, read);
         let room = Room::new();
-        while let Some(said) = channels.next().await? {
-            match said {
-                websocket::Said::Ping(data) => drop(frames.send(Frame::Pong(data)).await),
-                websocket::Said::Data { channel, data, .. } => {
+        while let Some(received) = channels.next().await? {
+            match received {
+                websocket::Received::Ping(data) => drop(frames.send(Frame::Pong(data)).await),
+                websocket::Received::Data { channel, data, .. } => {
                     if channel % 2 == 0
                         && let Some(input) = inputs.get(usize::from(channel / 2)).filter(|input| !input.is_closed())
                         && let Some(queued) = room.take(&data).await

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// The largest piece.
-pub(super) const PIECE: usize = 32 * 1024;
+pub(super) const PIECE: usize = websocket::MAX_PIECE;
 /// What may wait of one connection.
 const ROOM: usize = 2 << 20;
 

@@ -7,9 +7,10 @@ use serde_json::json;
 use tokio::io::{AsyncRead, AsyncWrite, ReadHalf, WriteHalf};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
+use websocket::{Opcode, Side};
 
 use super::queue::{Queued, Room};
-use super::{Protocol, spdy, websocket};
+use super::{Protocol, spdy};
 
 /// Input waiting for the program: the client waits when it is full.
 const QUEUE: usize = 64;
@@ -167,10 +168,10 @@ where
 }
 
 pub(super) async fn write_frames<W: AsyncWrite>(io: WriteHalf<W>, mut frames: mpsc::Receiver<Frame>) -> io::Result<()> {
-    let mut writer = websocket::Writer::new(io);
+    let mut writer = websocket::Writer::new(Side::Server, io);
     while let Some(frame) = frames.recv().await {
         match frame {
-            Frame::Data(data) => writer.send(websocket::BINARY, &data).await?,
+            Frame::Data(data) => writer.send(Opcode::Binary, &data).await?,
             Frame::Pong(data) => writer.pong(&data).await?,
             Frame::Close => return writer.close().await,
         }
@@ -184,13 +185,13 @@ async fn read_channels<R: AsyncRead>(
     resize: mpsc::Sender<(u16, u16)>,
     pongs: mpsc::Sender<Frame>,
 ) -> io::Result<()> {
-    let mut channels = websocket::Channels::new(io);
+    let mut channels = websocket::Channels::new(Side::Server, io);
     let room = Room::new();
     let mut news = Vec::new();
-    while let Some(said) = channels.next().await? {
-        let (channel, data, ends) = match said {
-            websocket::Said::Data { channel, data, ends } => (channel, data, ends),
-            websocket::Said::Ping(data) => {
+    while let Some(received) = channels.next().await? {
+        let (channel, data, ends) = match received {
+            websocket::Received::Data { channel, data, ends } => (channel, data, ends),
+            websocket::Received::Ping(data) => {
                 let _ = pongs.send(Frame::Pong(data)).await;
                 continue;
             }
