@@ -7,10 +7,7 @@
 mod bootstrap;
 mod certificates;
 mod front_proxy;
-mod jwt;
-mod keys;
 mod oidc;
-mod pem;
 mod service_account;
 mod static_files;
 mod webhook;

@@ -8,14 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::UserInfo;
-use base64::Engine;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use jwt::{Key, SigningKey, Token, load_public};
 use serde_json::{Value, json};
 use tls::Reloading;
 
 use super::Accepted;
-use super::jwt::{Key, Token, signing_input};
-use super::keys::{SigningKey, load_public};
 use crate::expiring::Expiring;
 use crate::watch_cache::Caches;
 
@@ -26,7 +23,7 @@ const LEEWAY: i64 = 60;
 
 /// Issuer and key of new tokens.
 pub(crate) struct TokenIssuer {
-    key: Reloading<(SigningKey, String)>,
+    key: Reloading<SigningKey>,
     issuer: String,
     audiences: Vec<String>,
 }
@@ -49,11 +46,7 @@ pub(crate) struct TokenClaims {
 
 impl TokenIssuer {
     pub(crate) fn load(key: &Path, issuer: &str, audiences: Vec<String>) -> anyhow::Result<Self> {
-        let load = |files: &[PathBuf]| {
-            let key = SigningKey::load(&files[0])?;
-            let id = key.public().map(|public| public.id).unwrap_or_default();
-            Ok((key, id))
-        };
+        let load = |files: &[PathBuf]| Ok(SigningKey::load(&files[0])?);
         Ok(Self { key: Reloading::new(vec![key.to_owned()], load)?, issuer: issuer.to_owned(), audiences })
     }
 
@@ -84,11 +77,7 @@ impl TokenIssuer {
             "kubernetes.io": private,
             "sub": format!("system:serviceaccount:{}:{}", claims.namespace, claims.name),
         });
-        let current = self.key.get();
-        let (key, id) = &*current;
-        let input = signing_input(key.algorithm(), id, &body);
-        let signature = key.sign(input.as_bytes())?;
-        Ok(format!("{input}.{}", URL_SAFE_NO_PAD.encode(signature)))
+        Ok(self.key.get().token(&body)?)
     }
 }
 
@@ -106,7 +95,12 @@ const REMEMBERED: Duration = Duration::from_secs(600);
 
 impl PublicKeys {
     pub(crate) fn load(files: Vec<PathBuf>, issuers: Vec<String>, audiences: Vec<String>) -> anyhow::Result<Self> {
-        Ok(Self { keys: Reloading::new(files, load_public)?, issuers, audiences, checked: Expiring::new() })
+        Ok(Self {
+            keys: Reloading::new(files, |files| Ok(load_public(files)?))?,
+            issuers,
+            audiences,
+            checked: Expiring::new(),
+        })
     }
 
     /// The key set served at `/openid/v1/jwks`.
@@ -269,6 +263,8 @@ fn legacy_user(caches: &Caches, token: &Token<'_>, text: &str) -> Result<UserInf
 #[cfg(test)]
 mod tests {
     use super::*;
+    use base64::Engine;
+    use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
     fn issuer(dir: &Path, name: &str) -> (TokenIssuer, PublicKeys) {
         let file = dir.join(name);

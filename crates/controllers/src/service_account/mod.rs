@@ -2,12 +2,11 @@
 
 mod cleaner;
 mod default;
-mod jwt;
+mod secret_token;
 mod tokens;
 
 pub(crate) use cleaner::build as build_cleaner;
 pub(crate) use default::build;
-use jwt::TokenSigner;
 pub(crate) use tokens::build as build_tokens;
 
 use k8s_openapi::api::core::v1::{Secret, ServiceAccount};

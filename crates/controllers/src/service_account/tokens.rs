@@ -6,10 +6,11 @@ use std::sync::Arc;
 
 use client::{Client, DeleteParams, Event, Informer, ListParams};
 use futures_util::future::BoxFuture;
+use jwt::SigningKey;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{Secret, ServiceAccount};
 
-use super::{ACCOUNT_NAME, ACCOUNT_UID, TOKEN_TYPE, TokenSigner, annotation, belongs_to};
+use super::{ACCOUNT_NAME, ACCOUNT_UID, TOKEN_TYPE, annotation, belongs_to, secret_token};
 use crate::Error;
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::error::if_unchanged;
@@ -20,7 +21,7 @@ struct Controller {
     accounts: Informer<ServiceAccount>,
     secrets: Informer<Secret>,
     root_ca: Option<String>,
-    signer: Option<TokenSigner>,
+    signer: Option<SigningKey>,
 }
 
 /// Keys are `secret/<namespace>/<name>`, `account/<namespace>/<name>/<uid>` of a deleted account, and
@@ -45,7 +46,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         });
     });
     let signer = context.config.service_account_key.as_deref().and_then(|pem| {
-        TokenSigner::from_pem(pem).inspect_err(|error| tracing::error!(%error, "no tokens are put into Secrets")).ok()
+        SigningKey::from_pem(pem).inspect_err(|error| tracing::error!(%error, "no tokens are put into Secrets")).ok()
     });
     let root_ca = context.config.root_ca.clone();
     Arc::new(Controller { client: context.client.clone(), accounts, secrets, root_ca, signer })
@@ -108,7 +109,7 @@ impl Controller {
             return Ok(()); // the event of the newer version is on its way
         }
         let token = if missing.token {
-            Some(signer.sign(&account, &live).map_err(|error| Error::object(error.to_string()))?)
+            Some(secret_token::sign(signer, &account, &live).map_err(|error| Error::object(error.to_string()))?)
         } else {
             None
         };

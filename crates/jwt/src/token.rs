@@ -1,4 +1,4 @@
-//! JSON web tokens and the keys that verify them. What a token means is for the authenticators.
+//! Tokens and the public keys that verify them.
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -6,17 +6,17 @@ use ring::signature::{self, RsaPublicKeyComponents, UnparsedPublicKey};
 use serde_json::{Value, json};
 
 /// A token taken apart, its signature not yet checked.
-pub(super) struct Token<'t> {
-    pub(super) algorithm: String,
-    pub(super) key_id: String,
-    pub(super) claims: Value,
+pub struct Token<'t> {
+    pub algorithm: String,
+    pub key_id: String,
+    pub claims: Value,
     signed: &'t [u8],
     signature: Vec<u8>,
 }
 
 impl<'t> Token<'t> {
     /// `None` if it does not look like a token at all.
-    pub(super) fn parse(text: &'t str) -> Option<Self> {
+    pub fn parse(text: &'t str) -> Option<Self> {
         let parts: Vec<&str> = text.split('.').collect();
         let [header, claims, signature] = parts.as_slice() else { return None };
         let decode = |part: &str| {
@@ -33,17 +33,17 @@ impl<'t> Token<'t> {
         })
     }
 
-    pub(super) fn text(&self, claim: &str) -> &str {
+    pub fn text(&self, claim: &str) -> &str {
         self.claims[claim].as_str().unwrap_or_default()
     }
 
     /// Seconds since the epoch; fractions are cut.
-    pub(super) fn time(&self, claim: &str) -> Option<i64> {
+    pub fn time(&self, claim: &str) -> Option<i64> {
         self.claims[claim].as_i64().or_else(|| self.claims[claim].as_f64().map(|seconds| seconds as i64))
     }
 
     /// The audiences, given as one string or a list.
-    pub(super) fn audiences(&self) -> Vec<&str> {
+    pub fn audiences(&self) -> Vec<&str> {
         match &self.claims["aud"] {
             Value::String(one) => vec![one],
             Value::Array(list) => list.iter().filter_map(Value::as_str).collect(),
@@ -52,27 +52,27 @@ impl<'t> Token<'t> {
     }
 
     /// Whether one of the keys signed it. A token that names its key is only checked against that one.
-    pub(super) fn is_signed_by(&self, keys: &[Key]) -> bool {
+    pub fn is_signed_by(&self, keys: &[Key]) -> bool {
         keys.iter()
             .filter(|key| self.key_id.is_empty() || key.id.is_empty() || key.id == self.key_id)
             .any(|key| key.verify(&self.algorithm, self.signed, &self.signature))
     }
 
     /// Whether the key it names is among these.
-    pub(super) fn key_is_known(&self, keys: &[Key]) -> bool {
+    pub fn key_is_known(&self, keys: &[Key]) -> bool {
         keys.iter().any(|key| key.id == self.key_id)
     }
 }
 
 /// A public key and its name.
 #[derive(Clone)]
-pub(super) struct Key {
-    pub(super) id: String,
-    pub(super) material: Material,
+pub struct Key {
+    pub id: String,
+    pub material: Material,
 }
 
 #[derive(Clone, PartialEq, Eq)]
-pub(super) enum Material {
+pub enum Material {
     /// Modulus and exponent, big-endian, without leading zeros.
     Rsa(Vec<u8>, Vec<u8>),
     /// Uncompressed points.
@@ -106,7 +106,7 @@ impl Key {
     }
 
     /// The key as a key set shows it.
-    pub(super) fn jwk(&self) -> Value {
+    pub fn jwk(&self) -> Value {
         let encode = |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes);
         let curve = |name: &str, algorithm: &str, point: &[u8]| {
             let (x, y) = point.get(1..).unwrap_or_default().split_at(point.len().saturating_sub(1) / 2);
@@ -125,7 +125,7 @@ impl Key {
     }
 
     /// A key of an issuer's key set; `None` for kinds that are not for signatures or not known here.
-    pub(super) fn from_jwk(jwk: &Value) -> Option<Self> {
+    pub fn from_jwk(jwk: &Value) -> Option<Self> {
         if jwk["use"].as_str().is_some_and(|purpose| purpose != "sig") {
             return None;
         }
@@ -149,7 +149,7 @@ impl Key {
 }
 
 /// Header and claims as they are signed.
-pub(super) fn signing_input(algorithm: &str, key_id: &str, claims: &Value) -> String {
+pub(crate) fn signing_input(algorithm: &str, key_id: &str, claims: &Value) -> String {
     let header = json!({"alg": algorithm, "kid": key_id});
     format!("{}.{}", URL_SAFE_NO_PAD.encode(header.to_string()), URL_SAFE_NO_PAD.encode(claims.to_string()))
 }

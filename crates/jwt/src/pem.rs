@@ -4,7 +4,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
 /// The blocks of a file as label and content; text around them is skipped.
-pub(super) fn blocks(text: &str) -> Vec<(String, Vec<u8>)> {
+pub(crate) fn blocks(text: &str) -> Vec<(String, Vec<u8>)> {
     let mut found = Vec::new();
     let mut current: Option<(String, String)> = None;
     for line in text.lines().map(str::trim) {

@@ -1,61 +1,109 @@
 //! Keys for service-account tokens, from PEM files: one that signs (RSA or P-256) and those that verify.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use anyhow::Context;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use ring::rand::SystemRandom;
 use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair, RSA_PKCS1_SHA256, RsaKeyPair};
 
-use super::jwt::{Key, Material};
+use serde_json::Value;
 
-pub(super) enum SigningKey {
-    Rsa(RsaKeyPair),
-    Ecdsa(EcdsaKeyPair),
+use crate::pem;
+use crate::token::{Key, Material, signing_input};
+
+/// Why a key cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    #[error("key file {}: {error}", path.display())]
+    Unreadable { path: PathBuf, error: std::io::Error },
+    #[error("key file {}: {error}", path.display())]
+    File { path: PathBuf, error: Box<KeyError> },
+    #[error("key file {} holds no RSA or P-256 key", .0.display())]
+    NoPublicKey(PathBuf),
+    #[error("no private key found")]
+    NoPrivateKey,
+    #[error("neither an RSA nor a P-256 key: {0}")]
+    Rejected(#[from] ring::error::KeyRejected),
+    #[error("signing a token failed")]
+    Signing,
+}
+
+fn read(path: &Path) -> Result<String, KeyError> {
+    std::fs::read_to_string(path).map_err(|error| KeyError::Unreadable { path: path.to_owned(), error })
+}
+
+/// RSA, or ECDSA on P-256.
+pub struct SigningKey {
+    pair: Pair,
+    /// The name of its public key in key sets and tokens.
+    id: String,
+}
+
+enum Pair {
+    Rsa(Box<RsaKeyPair>),
+    Ecdsa(Box<EcdsaKeyPair>),
 }
 
 impl SigningKey {
-    pub(super) fn load(path: &PathBuf) -> anyhow::Result<Self> {
-        let named = || format!("key file {}", path.display());
-        private_key(&std::fs::read_to_string(path).with_context(named)?).with_context(named)
+    pub fn load(path: &Path) -> Result<Self, KeyError> {
+        private_key(&read(path)?).map_err(|error| KeyError::File { path: path.to_owned(), error: Box::new(error) })
     }
 
-    pub(super) fn algorithm(&self) -> &'static str {
+    pub fn from_pem(text: &str) -> Result<Self, KeyError> {
+        private_key(text)
+    }
+
+    fn new(pair: Pair) -> Result<Self, KeyError> {
+        let public = pair.public().ok_or(KeyError::NoPrivateKey)?;
+        Ok(Self { pair, id: public.id })
+    }
+
+    /// The token with these claims.
+    pub fn token(&self, claims: &Value) -> Result<String, KeyError> {
+        let signed = signing_input(self.pair.algorithm(), &self.id, claims);
+        let signature = URL_SAFE_NO_PAD.encode(self.pair.sign(signed.as_bytes())?);
+        Ok(format!("{signed}.{signature}"))
+    }
+}
+
+impl Pair {
+    fn algorithm(&self) -> &'static str {
         match self {
-            SigningKey::Rsa(_) => "RS256",
-            SigningKey::Ecdsa(_) => "ES256",
+            Pair::Rsa(_) => "RS256",
+            Pair::Ecdsa(_) => "ES256",
         }
     }
 
-    pub(super) fn public(&self) -> Option<Key> {
+    fn public(&self) -> Option<Key> {
         match self {
-            SigningKey::Rsa(key) => rsa(key.public().as_ref()),
-            SigningKey::Ecdsa(key) => Some(ecdsa(key.public_key().as_ref())),
+            Pair::Rsa(key) => rsa(key.public().as_ref()),
+            Pair::Ecdsa(key) => Some(ecdsa(key.public_key().as_ref())),
         }
     }
 
-    pub(super) fn sign(&self, message: &[u8]) -> anyhow::Result<Vec<u8>> {
+    fn sign(&self, message: &[u8]) -> Result<Vec<u8>, KeyError> {
         let random = SystemRandom::new();
-        let failed = |_| anyhow::anyhow!("signing a token failed");
+        let failed = |_| KeyError::Signing;
         match self {
-            SigningKey::Rsa(key) => {
+            Pair::Rsa(key) => {
                 let mut signature = vec![0; key.public().modulus_len()];
                 key.sign(&RSA_PKCS1_SHA256, &random, message, &mut signature).map_err(failed)?;
                 Ok(signature)
             }
-            SigningKey::Ecdsa(key) => Ok(key.sign(&random, message).map_err(failed)?.as_ref().to_vec()),
+            Pair::Ecdsa(key) => Ok(key.sign(&random, message).map_err(failed)?.as_ref().to_vec()),
         }
     }
 }
 
 /// The public keys of files that hold public keys, certificates or private keys.
-pub(super) fn load_public(files: &[PathBuf]) -> anyhow::Result<Vec<Key>> {
+pub fn load_public(files: &[PathBuf]) -> Result<Vec<Key>, KeyError> {
     let mut keys: Vec<Key> = Vec::new();
     for file in files {
-        let text = std::fs::read_to_string(file).with_context(|| format!("key file {}", file.display()))?;
-        let found = public_keys(&text);
-        anyhow::ensure!(!found.is_empty(), "key file {} holds no RSA or P-256 key", file.display());
+        let found = public_keys(&read(file)?);
+        if found.is_empty() {
+            return Err(KeyError::NoPublicKey(file.clone()));
+        }
         for key in found {
             if !keys.iter().any(|known| known.id == key.id) {
                 keys.push(key);
@@ -125,22 +173,22 @@ fn der_value(tag: u8, body: &[u8]) -> Vec<u8> {
     out
 }
 
-fn private_key(text: &str) -> anyhow::Result<SigningKey> {
+fn private_key(text: &str) -> Result<SigningKey, KeyError> {
+    let rsa = |key| Pair::Rsa(Box::new(key));
     let ecdsa = |pkcs8: &[u8]| {
-        let key = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, pkcs8, &SystemRandom::new())?;
-        anyhow::Ok(SigningKey::Ecdsa(key))
+        EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, pkcs8, &SystemRandom::new())
+            .map(|key| Pair::Ecdsa(Box::new(key)))
     };
-    for (label, der) in super::pem::blocks(text) {
-        match label.as_str() {
-            "RSA PRIVATE KEY" => return Ok(SigningKey::Rsa(RsaKeyPair::from_der(&der)?)),
-            "PRIVATE KEY" => {
-                return RsaKeyPair::from_pkcs8(&der).map(SigningKey::Rsa).or_else(|_| ecdsa(&der));
-            }
-            "EC PRIVATE KEY" => return ecdsa(&sec1_to_pkcs8(&der)),
-            _ => {}
-        }
+    for (label, der) in pem::blocks(text) {
+        let pair = match label.as_str() {
+            "RSA PRIVATE KEY" => RsaKeyPair::from_der(&der).map(rsa),
+            "PRIVATE KEY" => RsaKeyPair::from_pkcs8(&der).map(rsa).or_else(|_| ecdsa(&der)),
+            "EC PRIVATE KEY" => ecdsa(&sec1_to_pkcs8(&der)),
+            _ => continue,
+        };
+        return SigningKey::new(pair?);
     }
-    anyhow::bail!("no private key found")
+    Err(KeyError::NoPrivateKey)
 }
 
 /// Wraps a SEC1 key, since ring reads only PKCS#8.
@@ -153,7 +201,7 @@ fn sec1_to_pkcs8(sec1: &[u8]) -> Vec<u8> {
 
 fn public_keys(text: &str) -> Vec<Key> {
     let mut keys = Vec::new();
-    for (label, der) in super::pem::blocks(text) {
+    for (label, der) in pem::blocks(text) {
         match label.as_str() {
             "PUBLIC KEY" => keys.extend(from_spki(&der)),
             "RSA PUBLIC KEY" => keys.extend(rsa(&der)),
@@ -166,7 +214,7 @@ fn public_keys(text: &str) -> Vec<Key> {
         }
     }
     if keys.is_empty() {
-        keys.extend(private_key(text).ok().and_then(|key| key.public()));
+        keys.extend(private_key(text).ok().and_then(|key| key.pair.public()));
     }
     keys
 }
