@@ -122,7 +122,7 @@ pub(crate) async fn serve(operation: &Operation, of: MetricsOf) -> Result<Respon
     }
     let mut items = measured(operation, of).await?;
     let now = operation.now;
-    let value = if info.verb == "list" {
+    let value = if info.verb == registry::Verb::List {
         items.retain(|item| {
             let field = |name: &str| if name == "metadata.name" { item.name.clone() } else { item.namespace.clone() };
             labels.matches(item.labels.as_ref()) && fields.matches(field)

@@ -17,6 +17,11 @@ use super::conversion;
 use super::core as core_registry;
 use super::dra;
 use super::resource::{Action, Conversion, MetricsOf, Resource, Review, Scope, Serving};
+use super::verb::Verb;
+
+const READ: &[Verb] = &[Verb::Get, Verb::List];
+const ALL_BUT_COLLECTIONS: &[Verb] =
+    &[Verb::Create, Verb::Delete, Verb::Get, Verb::List, Verb::Patch, Verb::Update, Verb::Watch];
 
 /// Every resource this server knows, alpha and beta versions included.
 pub fn resources() -> Vec<Resource> {
@@ -50,7 +55,6 @@ pub fn resources() -> Vec<Resource> {
 /// Off unless `--runtime-config` asks for it, as `cox up` does: beside other components, a metrics-server has this group.
 fn metrics_group() -> Vec<Resource> {
     use super::metrics::{NodeMetrics, PodMetrics};
-    const READ: &[&str] = &["get", "list"];
     vec![
         Resource::answered::<NodeMetrics>(Scope::Cluster, "nodes", "nodemetrics", Serving::Metrics(MetricsOf::Nodes))
             .verbs(READ),
@@ -69,7 +73,7 @@ fn core_group() -> Vec<Resource> {
             "componentstatus",
             Serving::ComponentStatuses,
         )
-        .verbs(&["get", "list"])
+        .verbs(READ)
         .short(&["cs"]),
         Resource::namespaced::<ConfigMap>("configmap")
             .short(&["cm"])
@@ -84,7 +88,7 @@ fn core_group() -> Vec<Resource> {
             .short(&["limits"]),
         Resource::cluster::<Namespace>("namespace")
             .short(&["ns"])
-            .verbs(&["create", "delete", "get", "list", "patch", "update", "watch"])
+            .verbs(ALL_BUT_COLLECTIONS)
             .with(&[Action::Finalize, Action::Status])
             .strategy(core_registry::namespace::NamespaceStrategy),
         Resource::cluster::<Node>("node")

@@ -53,10 +53,12 @@ pub(crate) async fn connect(
 ) -> Result<Response<Body>, Status> {
     // The pod or its node may have been written a moment ago.
     operation.state.caches.fresh().await?;
-    if matches!(action, Action::Exec | Action::Attach | Action::PortForward) && operation.info.verb != "create" {
+    if matches!(action, Action::Exec | Action::Attach | Action::PortForward)
+        && operation.info.verb != registry::Verb::Create
+    {
         // WebSockets begin with GET, but what they carry is not reading.
         let mut attributes = crate::authz::Attributes::from(&operation.info);
-        attributes.verb = "create".to_owned();
+        attributes.verb = registry::Verb::Create;
         operation.state.authz.require_fresh(&operation.state.caches, &operation.user, &attributes).await?;
     }
     if action != Action::Log {
@@ -124,7 +126,7 @@ fn to_folder(operation: &Operation) -> Response<Body> {
 pub(crate) async fn ask_kubelet(state: &Arc<State>, node: &str, path: &str) -> Result<Response<Body>, Status> {
     let nodes = state.registry.find("", "v1", "nodes");
     let nodes = nodes.ok_or_else(|| Status::internal("nodes are not served"))?;
-    let mut operation = own_operation(state, "get", &nodes, "", node, "proxy");
+    let mut operation = own_operation(state, registry::Verb::Get, &nodes, "", node, "proxy");
     operation.method = http::Method::GET;
     operation.info.rest = path.to_owned();
     let response = forward(&operation, proxied(&operation)?, None).await?;

@@ -111,7 +111,7 @@ async fn spend_budget(operation: &Operation, pod: &Pod, dry_run: bool) -> Result
     }
     let mut budget_operation = operation.on("policy", "poddisruptionbudgets", namespace, &name, "status")?;
     // As a patch: decided again from whatever is there when another eviction was faster.
-    budget_operation.info.verb = "patch";
+    budget_operation.info.verb = registry::Verb::Patch;
     let pod_name = operation.info.name.clone();
     let now = operation.now;
     let spend = |old: &PodDisruptionBudget| -> Result<PodDisruptionBudget, Status> {

@@ -45,9 +45,8 @@ impl Undo {
 /// Whether a request may claim or free something besides the object it is about.
 pub(super) fn reaches_beyond(operation: &Operation) -> bool {
     let info = &operation.info;
-    let reads = matches!(info.verb, "get" | "list" | "watch");
     let is_service = operation.resource.group.is_empty() && operation.resource.plural == "services";
-    is_service && !reads && matches!(info.subresource.as_str(), "" | "status")
+    is_service && !info.verb.is_read() && matches!(info.subresource.as_str(), "" | "status")
 }
 
 pub(crate) async fn before_create(

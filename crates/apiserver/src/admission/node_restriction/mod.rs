@@ -168,7 +168,7 @@ async fn token(cluster: &Cluster, attributes: &Attributes<'_>, node: &str) -> Re
 async fn may_request(cluster: &Cluster, attributes: &Attributes<'_>, audience: &str) -> bool {
     let asked = crate::authz::Attributes {
         is_resource: true,
-        verb: "request-serviceaccounts-token-audience".to_owned(),
+        verb: registry::Verb::custom("request-serviceaccounts-token-audience"),
         resource: audience.to_owned(),
         namespace: attributes.namespace.to_owned(),
         name: attributes.name.to_owned(),
