@@ -76,7 +76,7 @@ impl Initializers {
                 return Ok(built.1.clone());
             }
         }
-        let all: Arc<Vec<InitializerConfiguration>> = Arc::new(cluster.caches.peek_all(PREFIX, None)?);
+        let all: Arc<Vec<InitializerConfiguration>> = Arc::new(cluster.objects().list(None)?);
         *self.0.write() = (revision, all.clone());
         Ok(all)
     }

@@ -47,8 +47,8 @@ pub(crate) async fn served(
     let found = state.registry.find(group, version, plural);
     if found.is_none() {
         // What is defined or registered in words that cannot be read is not what nobody has heard of.
-        state.caches.peek_shared::<CustomResourceDefinition>(PREFIX, &format!("{plural}.{group}"))?;
-        state.caches.peek_shared::<APIService>(crate::aggregation::PREFIX, &format!("{version}.{group}"))?;
+        state.objects().get::<CustomResourceDefinition>("", &format!("{plural}.{group}"))?;
+        state.objects().get::<APIService>("", &format!("{version}.{group}"))?;
     }
     Ok(found)
 }

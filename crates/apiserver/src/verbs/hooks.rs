@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use api::Status;
 use bytes::Bytes;
-use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::core::v1::{Namespace, Service};
 use registry::Object;
 use store::{Compare, Op, Revision, StoreError, Txn};
 use trace::{Id, Stage};
@@ -86,7 +86,7 @@ async fn escalation(operation: &Operation, new: &dyn Object, old: Option<&dyn Ob
 }
 
 fn admin_access(operation: &Operation, new: &dyn Object, old: Option<&dyn Object>) -> Result<(), Status> {
-    let namespace = || operation.state.caches.peek("namespaces", &operation.info.namespace);
+    let namespace = || operation.state.objects().part::<Namespace, _>("", &operation.info.namespace);
     registry::dra::admin_access::check(&operation.resource, new, old, namespace)
 }
 
