@@ -14,7 +14,7 @@ use crate::body::Body;
 use crate::config::Config;
 use crate::remote::Services;
 use crate::seal::Sealed;
-use crate::watch_cache::{Cache, Caches};
+use crate::watch_cache::{Cache, Caches, Objects};
 
 pub(crate) struct Cluster {
     pub(crate) config: Config,
@@ -61,6 +61,11 @@ pub(crate) trait OwnRequests: Send + Sync {
 impl Cluster {
     pub(crate) fn store(&self) -> &dyn Store {
         &*self.caches.store
+    }
+
+    /// What is there, by type.
+    pub(crate) fn objects(&self) -> Objects<'_> {
+        self.caches.objects()
     }
 
     /// Whether what is stored under a key is to be written again though it does not change: it is sealed with a key that

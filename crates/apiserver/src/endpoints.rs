@@ -6,7 +6,7 @@ use std::sync::Arc;
 use api::{Status, UserInfo};
 use bytes::Bytes;
 use http::{Response, StatusCode, header};
-use registry::Resource;
+use registry::{Resource, Verb};
 use serde_json::{Value, json};
 
 use crate::accept::{Accept, encode};
@@ -26,7 +26,7 @@ pub(crate) async fn serve(
     let segments: Vec<&str> = path.trim_start_matches('/').split('/').collect();
     match segments.as_slice() {
         ["healthz" | "livez" | "readyz", ..] => return crate::health::serve(state, info).await,
-        _ if !matches!(info.verb, "get" | "head") => return Err(method_not_allowed(state, path)),
+        _ if !matches!(info.verb, Verb::Get | Verb::Head) => return Err(method_not_allowed(state, path)),
         _ => {}
     }
     if let ["openapi", "v3", "apis", group, version] = segments.as_slice()

@@ -142,7 +142,7 @@ pub(crate) async fn component_statuses(operation: &Operation) -> Result<Response
         Err(error) => ("False", error.to_string()),
     };
     let item = |name: &str| json!({"metadata": {"name": name}, "conditions": [{"type": "Healthy", "status": healthy, "message": message}]});
-    let value: Value = if operation.info.verb == "list" {
+    let value: Value = if operation.info.verb == registry::Verb::List {
         json!({"kind": "ComponentStatusList", "apiVersion": "v1", "metadata": {}, "items": [item("etcd-0")]})
     } else if operation.info.name == "etcd-0" {
         let mut value = item("etcd-0");

@@ -6,6 +6,7 @@ use std::time::Duration;
 use ::metrics::{Counter, Gauge, Histogram, Metrics};
 use http::StatusCode;
 use parking_lot::RwLock;
+use registry::Verb;
 
 use crate::request_info::RequestInfo;
 
@@ -26,14 +27,14 @@ const NAMES: [&str; 7] = ["dry_run", "group", "resource", "scope", "subresource"
 impl Labels {
     /// Of a request before it is known whether what it names exists.
     pub(crate) fn unknown(info: &RequestInfo) -> Self {
-        Self::new(["", "", "", "", "", upper(info.verb), ""], info)
+        Self::new(["", "", "", "", "", upper(&info.verb), ""], info)
     }
 
     /// Of a request for something that exists.
     pub(crate) fn of(info: &RequestInfo) -> Self {
         let dry_run = if info.query.get("dryRun").is_some_and(|value| value == "All") { "All" } else { "" };
         let (group, resource, version) = (&*info.group, &*info.resource, &*info.version);
-        Self::new([dry_run, group, resource, scope(info), &info.subresource, upper(info.verb), version], info)
+        Self::new([dry_run, group, resource, scope(info), &info.subresource, upper(&info.verb), version], info)
     }
 
     fn new(values: [&str; NAMES.len()], info: &RequestInfo) -> Self {
@@ -46,7 +47,7 @@ impl Labels {
 }
 
 fn scope(info: &RequestInfo) -> &'static str {
-    match (info.name.is_empty() && info.verb != "create", info.namespace.is_empty()) {
+    match (info.name.is_empty() && info.verb != Verb::Create, info.namespace.is_empty()) {
         _ if !info.is_resource => "",
         (false, _) => "resource",
         (true, false) => "namespace",
@@ -54,18 +55,18 @@ fn scope(info: &RequestInfo) -> &'static str {
     }
 }
 
-fn upper(verb: &'static str) -> &'static str {
+fn upper(verb: &Verb) -> &'static str {
     match verb {
-        "get" => "GET",
-        "list" => "LIST",
-        "watch" => "WATCH",
-        "create" | "post" => "POST",
-        "update" | "put" => "PUT",
-        "patch" => "PATCH",
-        "delete" => "DELETE",
-        "deletecollection" => "DELETECOLLECTION",
-        "head" => "HEAD",
-        "options" => "OPTIONS",
+        Verb::Get => "GET",
+        Verb::List => "LIST",
+        Verb::Watch => "WATCH",
+        Verb::Create | Verb::Post => "POST",
+        Verb::Update | Verb::Put => "PUT",
+        Verb::Patch => "PATCH",
+        Verb::Delete => "DELETE",
+        Verb::DeleteCollection => "DELETECOLLECTION",
+        Verb::Head => "HEAD",
+        Verb::Options => "OPTIONS",
         _ => "CONNECT",
     }
 }

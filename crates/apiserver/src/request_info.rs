@@ -6,6 +6,7 @@ use std::borrow::Cow;
 
 use http::{HeaderName, HeaderValue, Method, Uri};
 use parking_lot::Mutex;
+use registry::Verb;
 
 /// Parsed request line. For non-resource requests (`/healthz`) only `verb` and `path` are set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -13,7 +14,7 @@ pub(crate) struct RequestInfo {
     pub(crate) is_resource: bool,
     pub(crate) path: String,
     /// Kubernetes verb, or the lower-case method of a non-resource request.
-    pub(crate) verb: &'static str,
+    pub(crate) verb: Verb,
     pub(crate) group: String,
     pub(crate) version: String,
     pub(crate) namespace: String,
@@ -103,16 +104,16 @@ impl RequestInfo {
         info.version = prefix.1.to_string();
         info.is_resource = true;
         let mut verb = match *method {
-            Method::POST => "create",
-            Method::GET | Method::HEAD => "get",
-            Method::PUT => "update",
-            Method::PATCH => "patch",
-            Method::DELETE => "delete",
-            _ => "",
+            Method::POST => Verb::Create,
+            Method::GET | Method::HEAD => Verb::Get,
+            Method::PUT => Verb::Update,
+            Method::PATCH => Verb::Patch,
+            Method::DELETE => Verb::Delete,
+            _ => Verb::NONE,
         };
         let mut at = 0;
         if rest[0] == "watch" && rest.len() > 1 {
-            verb = "watch";
+            verb = Verb::Watch;
             at = 1;
         }
         if rest[at] == "namespaces" && rest.len() > at + 1 {
@@ -137,19 +138,19 @@ impl RequestInfo {
         }
         if info.name.is_empty() {
             verb = match verb {
-                "get" if info.query.flag("watch") => "watch",
-                "get" => "list",
-                "delete" => "deletecollection",
+                Verb::Get if info.query.flag("watch") => Verb::Watch,
+                Verb::Get => Verb::List,
+                Verb::Delete => Verb::DeleteCollection,
                 other => other,
             };
             // A list that can only hold one object is a request for that object, for authorization as well.
-            if matches!(verb, "list" | "watch" | "deletecollection")
+            if verb.selects()
                 && let Some(name) = single_name(info.query.get("fieldSelector").unwrap_or_default())
             {
                 info.name = name;
             }
-        } else if verb == "get" && info.subresource.is_empty() && info.query.flag("watch") {
-            verb = "watch";
+        } else if verb == Verb::Get && info.subresource.is_empty() && info.query.flag("watch") {
+            verb = Verb::Watch;
         }
         info.verb = verb;
         info
@@ -180,13 +181,13 @@ impl RequestInfo {
 
     /// Requests that may stay open: not limited in time, counted apart.
     pub(crate) fn is_long_running(&self) -> bool {
-        self.verb == "watch"
+        self.verb == Verb::Watch
             || matches!(&*self.subresource, "proxy" | "attach" | "exec" | "log" | "portforward")
-            || (self.is_resource && self.verb.is_empty())
+            || (self.is_resource && self.verb == Verb::NONE)
     }
 
     pub(crate) fn is_mutating(&self) -> bool {
-        !matches!(self.verb, "get" | "list" | "watch" | "head" | "options")
+        !self.verb.is_read() && !matches!(self.verb, Verb::Head | Verb::Options)
     }
 }
 
@@ -196,16 +197,16 @@ fn single_name(selector: &str) -> Option<String> {
     selector.requires("metadata.name").map(str::to_owned)
 }
 
-fn method_verb(method: &Method) -> &'static str {
+fn method_verb(method: &Method) -> Verb {
     match *method {
-        Method::GET => "get",
-        Method::HEAD => "head",
-        Method::POST => "post",
-        Method::PUT => "put",
-        Method::PATCH => "patch",
-        Method::DELETE => "delete",
-        Method::OPTIONS => "options",
-        _ => "other",
+        Method::GET => Verb::Get,
+        Method::HEAD => Verb::Head,
+        Method::POST => Verb::Post,
+        Method::PUT => Verb::Put,
+        Method::PATCH => Verb::Patch,
+        Method::DELETE => Verb::Delete,
+        Method::OPTIONS => Verb::Options,
+        _ => Verb::custom("other"),
     }
 }
 
@@ -287,7 +288,7 @@ mod tests {
         ] {
             let info = RequestInfo::new(&method.parse().unwrap(), &url.parse().unwrap());
             let found = (
-                info.verb,
+                info.verb.as_str(),
                 &*info.group,
                 &*info.namespace,
                 &*info.resource,

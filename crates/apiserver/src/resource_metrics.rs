@@ -9,6 +9,7 @@ use api::quantity::{Format, Quantity};
 use api::selector::{FieldSelector, Selector};
 use http::{Response, StatusCode};
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use registry::MetricsOf;
 use serde::Deserialize;
@@ -122,7 +123,7 @@ pub(crate) async fn serve(operation: &Operation, of: MetricsOf) -> Result<Respon
     }
     let mut items = measured(operation, of).await?;
     let now = operation.now;
-    let value = if info.verb == "list" {
+    let value = if info.verb == registry::Verb::List {
         items.retain(|item| {
             let field = |name: &str| if name == "metadata.name" { item.name.clone() } else { item.namespace.clone() };
             labels.matches(item.labels.as_ref()) && fields.matches(field)
@@ -162,8 +163,8 @@ async fn measured(operation: &Operation, of: MetricsOf) -> Result<Vec<Item>, Sta
     for (node, window) in windows.iter() {
         let mut push = |namespace: &str, name: &str, containers: Vec<(String, Usage)>| {
             let known: Option<Known> = match of {
-                MetricsOf::Nodes => state.caches.peek("minions", name)?,
-                MetricsOf::Pods => state.caches.peek("pods", &format!("{namespace}/{name}"))?,
+                MetricsOf::Nodes => state.objects().part::<Node, _>("", name)?,
+                MetricsOf::Pods => state.objects().part::<Pod, _>(namespace, name)?,
             };
             let Some(known) = known else { return Ok::<_, Status>(()) };
             // A node speaks for its own pods only.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use api::{GroupKind, GroupResource, Status, UserInfo};
 use bytes::Bytes;
 use jiff::Timestamp;
-use registry::Resource;
+use registry::{Resource, Verb};
 use tokio_util::task::TaskTracker;
 
 use crate::admission;
@@ -80,7 +80,7 @@ impl State {
 /// An operation of the server itself, for writes that follow from another request.
 pub(crate) fn own_operation(
     state: &Arc<State>,
-    verb: &'static str,
+    verb: Verb,
     resource: &Arc<Resource>,
     namespace: &str,
     name: &str,

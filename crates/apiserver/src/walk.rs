@@ -12,7 +12,7 @@ use std::time::Duration;
 use api::Status;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
-use registry::Resource;
+use registry::{Resource, Verb};
 use serde::Deserialize;
 use trace::{Causes, Outcome, Recorder, Span, Stage, Walk, Work};
 
@@ -40,7 +40,7 @@ pub(crate) struct Served {
 pub(crate) fn open(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Served {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let (causes, client) = (text(trace::CAUSE_HEADER), text(trace::CLIENT_HEADER));
-    let writes = matches!(info.verb, "create" | "update" | "patch" | "delete" | "deletecollection");
+    let writes = matches!(info.verb, Verb::Create | Verb::Update | Verb::Patch | Verb::Delete | Verb::DeleteCollection);
     // What a command reads on its way is in its own span.
     let belongs = causes.is_some() && client.is_none() && !info.is_long_running();
     if !info.is_resource || !(writes || belongs) || is_noise(info) || state.config.trace_bytes == 0 {
@@ -49,7 +49,7 @@ pub(crate) fn open(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Se
     let causes = causes.map(Causes::parse).unwrap_or_default();
     let slash = if info.namespace.is_empty() { "" } else { "/" };
     let object = format_args!("{}/{}{slash}{}", info.resource, info.namespace, info.name);
-    let mut work = Work::root(&state.trace, &causes, Stage::Request, ACTOR, object).with_detail(info.verb);
+    let mut work = Work::root(&state.trace, &causes, Stage::Request, ACTOR, object).with_detail(info.verb.as_str());
     if !info.subresource.is_empty() {
         work.append_detail(&info.subresource);
     }
@@ -112,8 +112,8 @@ pub(crate) fn serve(state: &Arc<State>, info: &RequestInfo, body: &Bytes) -> Res
         return Err(Status::no_such_path());
     }
     match info.verb {
-        "post" => receive(state, body),
-        "get" => {
+        Verb::Post => receive(state, body),
+        Verb::Get => {
             let object = wanted(state, info)?;
             match info.query.flag("watch") {
                 true => Ok(follow(state, object)),
@@ -126,7 +126,7 @@ pub(crate) fn serve(state: &Arc<State>, info: &RequestInfo, body: &Bytes) -> Res
 
 /// The page that shows the cluster and its walks. It asks the API for everything, as whoever looks at it.
 fn page(info: &RequestInfo, file: &str) -> Result<Response<Body>, Status> {
-    if !matches!(info.verb, "get" | "head") {
+    if !matches!(info.verb, Verb::Get | Verb::Head) {
         return Err(Status::method_not_allowed());
     }
     let Some(file) = file.strip_prefix('/') else {

@@ -20,6 +20,7 @@ pub mod resource;
 pub mod strategy;
 pub mod table;
 pub mod unset;
+mod verb;
 #[cfg(test)]
 mod zero_values;
 
@@ -49,3 +50,4 @@ pub use index::{Registry, RuntimeConfig, Table};
 pub use object::{AnyObject, Object, Typed};
 pub use resource::{Action, MetricsOf, Resource, Review, Scope, Serving, Subresource};
 pub use strategy::{AnyStrategy, Call, Deletion, Grace, NameRule, Plain, SelectableField, Strategy};
+pub use verb::Verb;

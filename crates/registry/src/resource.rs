@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::object::Typed;
 use super::strategy::{AnyStrategy, Plain, Strategy};
+use super::verb::Verb;
 
 /// Text of a row: static for built-in resources, owned for custom ones.
 pub type Text = Cow<'static, str>;
@@ -51,11 +52,22 @@ pub enum Review {
     SelfSubjectRules,
 }
 
-pub const ALL_VERBS: &[&str] = &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
-const CREATE: &[&str] = &["create"];
-const READ_WRITE: &[&str] = &["get", "patch", "update"];
-const PROXY: &[&str] = &["create", "delete", "get", "patch", "update"];
-const CONNECT: &[&str] = &["create", "get"];
+pub const ALL_VERBS: &[Verb] = &[
+    Verb::Create,
+    Verb::Delete,
+    Verb::DeleteCollection,
+    Verb::Get,
+    Verb::List,
+    Verb::Patch,
+    Verb::Update,
+    Verb::Watch,
+];
+const CREATE: &[Verb] = &[Verb::Create];
+const READ_WRITE: &[Verb] = &[Verb::Get, Verb::Patch, Verb::Update];
+const PROXY: &[Verb] = &[Verb::Create, Verb::Delete, Verb::Get, Verb::Patch, Verb::Update];
+const CONNECT: &[Verb] = &[Verb::Create, Verb::Get];
+const GET: &[Verb] = &[Verb::Get];
+const UPDATE: &[Verb] = &[Verb::Update];
 
 /// What a subresource does. The verbs match on this, so a new one must choose its behaviour everywhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,7 +92,7 @@ pub enum Action {
 pub struct Subresource {
     pub name: &'static str,
     pub action: Action,
-    pub verbs: &'static [&'static str],
+    pub verbs: &'static [Verb],
     /// Group, version, kind of the body when it is not the parent's.
     pub kind: Option<(&'static str, &'static str, &'static str)>,
 }
@@ -107,10 +119,10 @@ impl Action {
             Action::Eviction => ("eviction", CREATE, Some(("policy", "v1", "Eviction"))),
             Action::Token => ("token", CREATE, Some(("authentication.k8s.io", "v1", "TokenRequest"))),
             Action::Approval => ("approval", READ_WRITE, None),
-            Action::Finalize => ("finalize", &["update"][..], None),
+            Action::Finalize => ("finalize", UPDATE, None),
             Action::EphemeralContainers => ("ephemeralcontainers", READ_WRITE, None),
             Action::Resize => ("resize", READ_WRITE, None),
-            Action::Log => ("log", &["get"][..], None),
+            Action::Log => ("log", GET, None),
             Action::Exec => ("exec", CONNECT, Some(("", "v1", "PodExecOptions"))),
             Action::Attach => ("attach", CONNECT, Some(("", "v1", "PodAttachOptions"))),
             Action::PortForward => ("portforward", CONNECT, Some(("", "v1", "PodPortForwardOptions"))),
@@ -172,7 +184,7 @@ pub struct Resource {
     pub short_names: Vec<Text>,
     pub categories: Vec<Text>,
     pub scope: Scope,
-    pub verbs: &'static [&'static str],
+    pub verbs: &'static [Verb],
     pub subresources: Vec<Subresource>,
     pub serving: Serving,
     /// Where objects live under `/registry/`: usually the plural, as upstream lays it out.
@@ -287,7 +299,7 @@ impl Resource {
         self
     }
 
-    pub fn verbs(mut self, verbs: &'static [&'static str]) -> Self {
+    pub fn verbs(mut self, verbs: &'static [Verb]) -> Self {
         self.verbs = verbs;
         self
     }
@@ -380,8 +392,8 @@ impl Resource {
         self.scope == Scope::Namespaced
     }
 
-    pub fn has_verb(&self, verb: &str) -> bool {
-        self.verbs.contains(&verb)
+    pub fn has_verb(&self, verb: &Verb) -> bool {
+        self.verbs.contains(verb)
     }
 
     pub fn subresource(&self, name: &str) -> Option<&Subresource> {

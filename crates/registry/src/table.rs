@@ -3,6 +3,8 @@
 //! To give a kind rules of its own, write `<group>/<resource>.rs` with a [`Strategy`](super::Strategy) and
 //! add `.strategy(...)` to its row. Rows stand in the order in which discovery lists them.
 
+use std::sync::LazyLock;
+
 use k8s_openapi::api::{
     admissionregistration, apiserverinternal, apps, authentication, authorization, autoscaling, batch, certificates,
     coordination, core, discovery, events, flowcontrol, networking, node, policy, rbac, resource, scheduling, storage,
@@ -16,7 +18,23 @@ use super::apps as apps_registry;
 use super::conversion;
 use super::core as core_registry;
 use super::dra;
-use super::resource::{Action, Conversion, MetricsOf, Resource, Review, Scope, Serving};
+use super::resource::{Action, Conversion, MetricsOf, Resource, Review, Scope, Serving, Text};
+use super::verb::Verb;
+
+const READ: &[Verb] = &[Verb::Get, Verb::List];
+const ALL_BUT_COLLECTIONS: &[Verb] =
+    &[Verb::Create, Verb::Delete, Verb::Get, Verb::List, Verb::Patch, Verb::Update, Verb::Watch];
+
+/// Where objects of a kind are stored: under its plural unless its row says otherwise.
+pub fn store_prefix<K: k8s_openapi::Resource>() -> &'static str {
+    /// Group, plural and prefix of those that are stored elsewhere.
+    static ELSEWHERE: LazyLock<Vec<[String; 3]>> = LazyLock::new(|| {
+        let elsewhere = resources().into_iter().filter(|row| row.store_prefix != row.plural);
+        elsewhere.map(|row| [row.group, row.plural, row.store_prefix].map(Text::into_owned)).collect()
+    });
+    let found = ELSEWHERE.iter().find(|[group, plural, _]| plural == K::URL_PATH_SEGMENT && group == K::GROUP);
+    found.map_or(K::URL_PATH_SEGMENT, |[_, _, prefix]| prefix)
+}
 
 /// Every resource this server knows, alpha and beta versions included.
 pub fn resources() -> Vec<Resource> {
@@ -50,7 +68,6 @@ pub fn resources() -> Vec<Resource> {
 /// Off unless `--runtime-config` asks for it, as `cox up` does: beside other components, a metrics-server has this group.
 fn metrics_group() -> Vec<Resource> {
     use super::metrics::{NodeMetrics, PodMetrics};
-    const READ: &[&str] = &["get", "list"];
     vec![
         Resource::answered::<NodeMetrics>(Scope::Cluster, "nodes", "nodemetrics", Serving::Metrics(MetricsOf::Nodes))
             .verbs(READ),
@@ -69,7 +86,7 @@ fn core_group() -> Vec<Resource> {
             "componentstatus",
             Serving::ComponentStatuses,
         )
-        .verbs(&["get", "list"])
+        .verbs(READ)
         .short(&["cs"]),
         Resource::namespaced::<ConfigMap>("configmap")
             .short(&["cm"])
@@ -84,7 +101,7 @@ fn core_group() -> Vec<Resource> {
             .short(&["limits"]),
         Resource::cluster::<Namespace>("namespace")
             .short(&["ns"])
-            .verbs(&["create", "delete", "get", "list", "patch", "update", "watch"])
+            .verbs(ALL_BUT_COLLECTIONS)
             .with(&[Action::Finalize, Action::Status])
             .strategy(core_registry::namespace::NamespaceStrategy),
         Resource::cluster::<Node>("node")

@@ -19,12 +19,12 @@ fn updates(attributes: &Attributes<'_>, subresource: &str) -> bool {
 }
 
 /// Rights are given for one signer, or for all of a domain (`IsAuthorizedForSignerName`).
-async fn may(cluster: &Cluster, attributes: &Attributes<'_>, verb: &str, signer: &str) -> bool {
+async fn may(cluster: &Cluster, attributes: &Attributes<'_>, verb: registry::Verb, signer: &str) -> bool {
     let domain = signer.split('/').next().unwrap_or_default();
     for name in [signer.to_owned(), format!("{domain}/*")] {
         let asked = authz::Attributes {
             is_resource: true,
-            verb: verb.to_owned(),
+            verb: verb.clone(),
             group: GROUP.to_owned(),
             resource: "signers".to_owned(),
             name,
@@ -44,7 +44,7 @@ impl Plugin for CertificateApproval {
         let old = attributes.old_ref::<CertificateSigningRequest>().filter(|_| updates(attributes, "approval"));
         let Some(signer) = old.map(|request| request.spec.signer_name.as_str()) else { return admitted() };
         later(async move {
-            if may(cluster, attributes, "approve", signer).await {
+            if may(cluster, attributes, registry::Verb::custom("approve"), signer).await {
                 return Ok(());
             }
             Err(attributes.forbidden(format!("user not permitted to approve requests with signerName {signer:?}")))
@@ -73,7 +73,7 @@ impl Plugin for CertificateSigning {
             return admitted();
         }
         later(async move {
-            if may(cluster, attributes, "sign", signer).await {
+            if may(cluster, attributes, registry::Verb::custom("sign"), signer).await {
                 return Ok(());
             }
             Err(attributes.forbidden(format!("user not permitted to sign requests with signerName {signer:?}")))

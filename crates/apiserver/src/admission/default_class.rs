@@ -8,15 +8,11 @@ use crate::cluster::Cluster;
 use crate::watch_cache::Unreadable;
 
 /// The newest of the classes that carry one of the annotations, then the first by name.
-pub(super) fn newest_default<K>(
-    cluster: &Cluster,
-    prefix: &str,
-    annotations: &[&str],
-) -> Result<Option<String>, Unreadable>
+pub(super) fn newest_default<K>(cluster: &Cluster, annotations: &[&str]) -> Result<Option<String>, Unreadable>
 where
     K: Metadata<Ty = ObjectMeta> + DeserializeOwned,
 {
-    let classes: Vec<K> = cluster.caches.peek_all(prefix, None)?;
+    let classes = cluster.objects().list::<K>(None)?;
     let is_default = |meta: &&ObjectMeta| {
         let set = meta.annotations.as_ref();
         set.is_some_and(|set| annotations.iter().any(|key| set.get(*key).is_some_and(|value| value == "true")))

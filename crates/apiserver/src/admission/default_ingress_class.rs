@@ -21,7 +21,7 @@ impl Plugin for DefaultIngressClass {
             let annotated = annotations.is_some_and(|annotations| annotations.contains_key(CLASS_ANNOTATION));
             let spec = ingress.spec.get_or_insert_default();
             if spec.ingress_class_name.is_none() && !annotated {
-                match newest_default::<IngressClass>(cluster, "ingressclasses", DEFAULT) {
+                match newest_default::<IngressClass>(cluster, DEFAULT) {
                     Ok(default) => spec.ingress_class_name = default,
                     Err(unreadable) => return Err(unreadable.into()).into(),
                 }

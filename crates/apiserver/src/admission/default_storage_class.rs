@@ -23,7 +23,7 @@ impl Plugin for DefaultStorageClass {
             let annotated = annotations.is_some_and(|annotations| annotations.contains_key(CLASS_ANNOTATION));
             let spec = claim.spec.get_or_insert_default();
             if spec.storage_class_name.is_none() && !annotated {
-                match newest_default::<StorageClass>(cluster, "storageclasses", DEFAULT) {
+                match newest_default::<StorageClass>(cluster, DEFAULT) {
                     Ok(default) => spec.storage_class_name = default,
                     Err(unreadable) => return Err(unreadable.into()).into(),
                 }

@@ -76,7 +76,7 @@ impl Initializers {
                 return Ok(built.1.clone());
             }
         }
-        let all: Arc<Vec<InitializerConfiguration>> = Arc::new(cluster.caches.peek_all(PREFIX, None)?);
+        let all: Arc<Vec<InitializerConfiguration>> = Arc::new(cluster.objects().list(None)?);
         *self.0.write() = (revision, all.clone());
         Ok(all)
     }
@@ -133,7 +133,7 @@ fn transition(old: Option<&Pending>, new: Option<&Pending>) -> Option<&'static s
 async fn may_initialize(cluster: &Cluster, attributes: &Attributes<'_>, denied: &str) -> Result<(), Status> {
     let asked = authz::Attributes {
         is_resource: true,
-        verb: "initialize".to_owned(),
+        verb: registry::Verb::custom("initialize"),
         group: attributes.resource.group.to_string(),
         resource: attributes.resource.plural.to_string(),
         namespace: attributes.namespace.to_owned(),

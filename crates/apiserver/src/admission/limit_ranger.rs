@@ -68,7 +68,7 @@ fn concerns(attributes: &Attributes<'_>) -> bool {
 }
 
 fn ranges(cluster: &Cluster, namespace: &str) -> Result<Vec<LimitRange>, Unreadable> {
-    cluster.caches.peek_all("limitranges", Some(namespace))
+    cluster.objects().list(Some(namespace))
 }
 
 fn items<'a>(range: &'a LimitRange, kind: &'a str) -> impl Iterator<Item = &'a LimitRangeItem> {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use api::selector::Selector;
 use api::{GroupResource, Status};
 use k8s_openapi::api::admissionregistration::v1::{MatchResources, NamedRuleWithOperations, RuleWithOperations};
+use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use registry::Resource;
 
@@ -192,7 +193,10 @@ async fn in_namespace(cluster: &Cluster, criteria: &Criteria, attributes: &Attri
 }
 
 async fn namespace_labels(cluster: &Cluster, name: &str) -> Result<BTreeMap<String, String>, Status> {
-    let read = || cluster.caches.peek_entry("namespaces", name).map(|entry| entry.map(|entry| entry.labels().clone()));
+    let read = || {
+        let entry = cluster.objects().entry::<Namespace>("", name);
+        entry.map(|entry| entry.map(|entry| entry.labels().clone()))
+    };
     if let Some(labels) = read()? {
         return Ok(labels);
     }

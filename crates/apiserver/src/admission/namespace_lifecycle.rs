@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use api::{GroupResource, Status};
+use k8s_openapi::api::core::v1::Namespace;
 
 use super::{Admitted, Attributes, Plugin, Verb, admitted, later};
 use crate::cluster::Cluster;
@@ -50,7 +51,7 @@ enum Phase {
 }
 
 fn phase(cluster: &Cluster, namespace: &str) -> Result<Option<Phase>, Unreadable> {
-    let Some(entry) = cluster.caches.peek_entry("namespaces", namespace)? else { return Ok(None) };
+    let Some(entry) = cluster.objects().entry::<Namespace>("", namespace)? else { return Ok(None) };
     // Almost every create asks this: scan instead of decoding.
     let marked = crate::json::find(&entry.stored, &["metadata", "deletionTimestamp"]).is_some();
     Ok(Some(if marked { Phase::Terminating } else { Phase::Active }))

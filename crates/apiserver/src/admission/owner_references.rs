@@ -39,7 +39,7 @@ async fn check(cluster: &Cluster, attributes: &Attributes<'_>) -> Result<(), Sta
     if attributes.verb != Verb::Create {
         let decision = decide(authz::Attributes {
             is_resource: true,
-            verb: "delete".to_owned(),
+            verb: registry::Verb::Delete,
             group: attributes.resource.group.to_string(),
             resource: attributes.resource.plural.to_string(),
             subresource: attributes.subresource.to_owned(),
@@ -61,7 +61,7 @@ async fn check(cluster: &Cluster, attributes: &Attributes<'_>) -> Result<(), Sta
         .collect();
     let finalizers = |group: &str, resource: &str, namespace: &str, name: &str| authz::Attributes {
         is_resource: true,
-        verb: "update".to_owned(),
+        verb: registry::Verb::Update,
         group: group.to_owned(),
         resource: resource.to_owned(),
         subresource: "finalizers".to_owned(),

@@ -40,8 +40,8 @@ impl PodNodeSelector {
 
     /// What the namespace adds to its pods.
     fn of_namespace(&self, cluster: &Cluster, attributes: &Attributes<'_>) -> Result<Labels, Status> {
-        let namespace: Option<Namespace> = cluster.caches.peek("namespaces", attributes.namespace)?;
-        let text = namespace.and_then(|namespace| namespace.metadata.annotations?.remove(ANNOTATION));
+        let namespace = cluster.objects().metadata::<Namespace>("", attributes.namespace)?;
+        let text = namespace.and_then(|metadata| metadata.annotations?.remove(ANNOTATION));
         match text {
             Some(text) => labels(&text).map_err(Status::internal),
             None => Ok(self.0.get(CLUSTER_DEFAULT).cloned().unwrap_or_default()),

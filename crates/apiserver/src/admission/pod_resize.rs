@@ -31,8 +31,9 @@ impl Plugin for PodResizeValidator {
 fn check(cluster: &Cluster, attributes: &Attributes<'_>, pod: &Pod) -> Result<(), Status> {
     let Some(spec) = &pod.spec else { return Ok(()) };
     let Some(name) = spec.node_name.as_deref().filter(|name| !name.is_empty()) else { return Ok(()) };
-    let node: Option<Node> = cluster.caches.peek("minions", name)?;
-    let Some(node) = node else { return Err(attributes.forbidden(format!("node {name:?} not found"))) };
+    let Some(node) = cluster.objects().get::<Node>("", name)? else {
+        return Err(attributes.forbidden(format!("node {name:?} not found")));
+    };
     let system = node.metadata.labels.as_ref().and_then(|labels| labels.get("kubernetes.io/os"));
     if let Some(system) = system.filter(|system| *system != "linux") {
         let message = format!("pod resize is only supported on linux nodes, node {name:?} is {system:?}");

@@ -87,8 +87,8 @@ impl Plugin for PodTolerationRestriction {
 
 /// Tolerations written into an annotation of the pod's namespace; an empty text is an empty list.
 fn annotation(cluster: &Cluster, attributes: &Attributes<'_>, key: &str) -> Result<Option<Vec<Toleration>>, Status> {
-    let namespace: Option<Namespace> = cluster.caches.peek("namespaces", attributes.namespace)?;
-    let text = namespace.and_then(|namespace| namespace.metadata.annotations?.remove(key));
+    let namespace = cluster.objects().metadata::<Namespace>("", attributes.namespace)?;
+    let text = namespace.and_then(|metadata| metadata.annotations?.remove(key));
     match text.as_deref() {
         None => Ok(None),
         Some("") => Ok(Some(Vec::new())),

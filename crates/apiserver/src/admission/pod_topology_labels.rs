@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Binding, Pod};
+use k8s_openapi::api::core::v1::{Binding, Node, Pod};
 
 use super::{Admitted, Attributes, Plugin, Verb, admitted};
 use crate::cluster::Cluster;
@@ -40,7 +40,7 @@ fn of_node(cluster: &Cluster, name: &str) -> Result<Vec<(String, String)>, Unrea
     if name.is_empty() {
         return Ok(Vec::new());
     }
-    let Some(entry) = cluster.caches.peek_entry("minions", name)? else { return Ok(Vec::new()) };
+    let Some(entry) = cluster.objects().entry::<Node>("", name)? else { return Ok(Vec::new()) };
     let labels = entry.labels();
     Ok(LABELS.into_iter().filter_map(|key| Some((key.to_owned(), labels.get(key)?.clone()))).collect())
 }

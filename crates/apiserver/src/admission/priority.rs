@@ -26,7 +26,7 @@ impl Plugin for Priority {
         let pod = attributes.object_ref::<Pod>();
         let name = pod.and_then(|pod| pod.spec.as_ref()?.priority_class_name.clone()).filter(|name| !name.is_empty());
         let known = match &name {
-            Some(name) => cluster.caches.peek_shared(PREFIX, name),
+            Some(name) => cluster.objects().get("", name),
             None => default_class(cluster),
         };
         let name = match (known, name) {
@@ -38,7 +38,7 @@ impl Plugin for Priority {
         later(async move {
             // It may have been created a moment ago.
             cluster.caches.fresh().await?;
-            match cluster.caches.peek_shared(PREFIX, &name)? {
+            match cluster.objects().get("", &name)? {
                 Some(class) => apply(attributes, Some(&class)),
                 None => Err(attributes.forbidden(format!("no PriorityClass with name {name} was found"))),
             }

@@ -20,7 +20,7 @@ impl Plugin for RuntimeClass {
         let Some(name) = class_name(attributes) else { return admitted() };
         later(async move {
             let class = find(cluster, attributes, &name).await?;
-            apply(attributes, class)
+            apply(attributes, Arc::unwrap_or_clone(class))
         })
     }
 
@@ -36,7 +36,8 @@ impl Plugin for RuntimeClass {
                 Some(name) => Some(find(cluster, attributes, name).await?),
                 None => None,
             };
-            let fixed = class.and_then(|class| class.overhead).and_then(|overhead| overhead.pod_fixed);
+            let fixed =
+                class.and_then(|class| Arc::unwrap_or_clone(class).overhead).and_then(|overhead| overhead.pod_fixed);
             match (&fixed, overhead) {
                 (Some(_), _) if parse(fixed.as_ref()) == parse(overhead) => Ok(()),
                 (Some(_), _) => Err(attributes.forbidden(MISMATCH)),
@@ -56,14 +57,16 @@ fn class_name(attributes: &Attributes<'_>) -> Option<String> {
     attributes.object_ref::<Pod>()?.spec.as_ref()?.runtime_class_name.clone()
 }
 
-async fn find(cluster: &Cluster, attributes: &Attributes<'_>, name: &str) -> Result<Class, Status> {
-    if let Some(class) = cluster.caches.peek("runtimeclasses", name)? {
+async fn find(cluster: &Cluster, attributes: &Attributes<'_>, name: &str) -> Result<Arc<Class>, Status> {
+    if let Some(class) = cluster.objects().get("", name)? {
         return Ok(class);
     }
     // It may have been created a moment ago.
     cluster.caches.fresh().await?;
-    let class: Option<Class> = cluster.caches.peek("runtimeclasses", name)?;
-    class.ok_or_else(|| attributes.forbidden(format!("pod rejected: RuntimeClass {name:?} not found")))
+    cluster
+        .objects()
+        .get("", name)?
+        .ok_or_else(|| attributes.forbidden(format!("pod rejected: RuntimeClass {name:?} not found")))
 }
 
 fn apply(attributes: &mut Attributes<'_>, class: Class) -> Result<(), Status> {

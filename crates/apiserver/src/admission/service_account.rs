@@ -89,14 +89,14 @@ fn mirror_refusal(spec: &PodSpec) -> Option<&'static str> {
 }
 
 async fn find(cluster: &Cluster, attributes: &Attributes<'_>, name: &str) -> Result<Arc<Account>, Status> {
-    let key = [attributes.namespace, "/", name].concat();
-    let mut account = cluster.caches.peek_shared("serviceaccounts", &key)?;
+    let namespace = attributes.namespace;
+    let mut account = cluster.objects().get::<Account>(namespace, name)?;
     if account.is_none() {
         cluster.caches.fresh().await?;
-        account = cluster.caches.peek_shared("serviceaccounts", &key)?;
+        account = cluster.objects().get::<Account>(namespace, name)?;
     }
     account.ok_or_else(|| {
-        let message = format!("error looking up service account {key}: serviceaccount {name:?} not found");
+        let message = format!("error looking up service account {namespace}/{name}: serviceaccount {name:?} not found");
         attributes.forbidden(message)
     })
 }

@@ -33,8 +33,7 @@ fn check(cluster: &Cluster, attributes: &Attributes<'_>) -> Result<(), Status> {
         return Err(attributes.forbidden("Only bound persistent volume claims can be expanded"));
     }
     let same = class(new).filter(|class| Some(*class) == self::class(old));
-    let class: Option<StorageClass> =
-        same.map(|class| cluster.caches.peek("storageclasses", class)).transpose()?.flatten();
+    let class = same.map(|class| cluster.objects().get::<StorageClass>("", class)).transpose()?.flatten();
     if class.is_some_and(|class| class.allow_volume_expansion == Some(true)) {
         return Ok(());
     }

@@ -99,7 +99,7 @@ pub(super) async fn fill(
 
 /// All ranges that are ready: those of the flags first, then those of `ServiceCIDR` objects by age.
 pub(super) fn ranges(cluster: &Cluster) -> Result<Vec<Cidr>, Unreadable> {
-    let mut objects: Vec<ServiceCIDR> = cluster.caches.peek_all("servicecidrs", None)?;
+    let mut objects = cluster.objects().list::<ServiceCIDR>(None)?;
     objects.retain(|object| {
         let conditions = object.status.as_ref().map(|status| items(&status.conditions)).unwrap_or_default();
         let ready = conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True");
@@ -168,7 +168,7 @@ pub(super) async fn release(cluster: &Arc<Cluster>, service: &Service, address: 
     let name = address.to_string();
     // Created a moment ago, perhaps: the cache has to show it.
     cluster.caches.fresh().await?;
-    let object: Option<IPAddress> = cluster.caches.peek(PREFIX, &name)?;
+    let object = cluster.objects().get::<IPAddress>("", &name)?;
     if object.is_none_or(|object| object.spec.parent_ref != reference(service)) {
         return Ok(());
     }
@@ -191,7 +191,7 @@ pub(super) fn is_ours(address: &IPAddress) -> bool {
 
 /// All addresses that are taken.
 pub(super) fn all(cluster: &Cluster) -> Result<Vec<IPAddress>, Unreadable> {
-    cluster.caches.peek_all(PREFIX, None)
+    cluster.objects().list(None)
 }
 
 pub(super) fn reference(service: &Service) -> ParentReference {

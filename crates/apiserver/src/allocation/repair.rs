@@ -43,7 +43,7 @@ pub(crate) async fn run(cluster: Arc<Cluster>, stop: CancellationToken) {
 /// One round. `leaks` remembers how often a port was seen without a service.
 pub(crate) async fn once(cluster: &Arc<Cluster>, leaks: &mut BTreeMap<u16, u32>) -> Result<(), Status> {
     cluster.caches.fresh().await?;
-    let services: Vec<Service> = cluster.caches.peek_all("services/specs", None)?;
+    let services = cluster.objects().list::<Service>(None)?;
     for fix in plan(&services, &addresses::all(cluster)?, &addresses::ranges(cluster)?, now()) {
         match fix {
             Fix::Claim { service, address } => {

@@ -91,7 +91,7 @@ fn availability(verdict: &Result<(), Reason>) -> Availability<'_> {
 
 /// Whether the registration says so already.
 fn is_told(state: &State, backend: &Backend, verdict: &Result<(), Reason>) -> bool {
-    let registered = state.caches.peek_shared::<APIService>(PREFIX, &backend.name());
+    let registered = state.objects().get::<APIService>("", &backend.name());
     let says_so = |service: Arc<APIService>| condition(&service).is_some_and(|found| availability(verdict).is(found));
     registered.is_ok_and(|service| service.is_none_or(says_so))
 }
@@ -114,8 +114,7 @@ async fn tell(state: &Arc<State>, backend: &Backend, verdict: &Result<(), Reason
 async fn check(state: &State, backend: &Backend) -> Result<(), Reason> {
     let (namespace, name, port) = &backend.service;
     let unknown = |unreadable: Unreadable| ("ServiceAccessError", unreadable.to_string());
-    let found: Option<Arc<Service>> =
-        state.caches.peek_shared("services/specs", &format!("{namespace}/{name}")).map_err(unknown)?;
+    let found = state.objects().get::<Service>(namespace, name).map_err(unknown)?;
     let slices = service::slices(&state.services, namespace, name).map_err(unknown)?;
     routable((namespace, name, *port), found.as_deref(), &slices)?;
     let Err(_) = probe(state, backend).await else { return Ok(()) };

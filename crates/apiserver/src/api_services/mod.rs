@@ -17,7 +17,7 @@ use http::header::USER_AGENT;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use registry::apiregistration::api_service::Availability;
-use registry::{AnyObject, Object};
+use registry::{AnyObject, Object, Verb};
 
 pub(crate) use backends::run;
 
@@ -29,7 +29,7 @@ use crate::verbs::{Current, Target, modify};
 async fn write_status(state: &Arc<State>, name: &str, found: Availability<'_>) -> Result<(), Status> {
     let row = state.registry.find_any("apiregistration.k8s.io", "apiservices");
     let row = row.ok_or_else(|| Status::internal("API services are not served"))?;
-    let mut operation = own_operation(state, "patch", &row, "", name, "status");
+    let mut operation = own_operation(state, Verb::Patch, &row, "", name, "status");
     operation.headers.insert(USER_AGENT, HeaderValue::from_static("kube-apiserver"));
     let make = |_: &Current<'_>, old: &dyn Object| -> Result<AnyObject, Status> {
         let old = old.downcast_ref::<APIService>();

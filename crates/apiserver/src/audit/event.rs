@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use api::{Status, UserInfo};
 use jiff::Timestamp;
+use registry::Verb;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -21,7 +22,7 @@ pub(super) struct Event {
     pub(super) stage: Stage,
     #[serde(rename = "requestURI")]
     pub(super) request_uri: String,
-    pub(super) verb: String,
+    pub(super) verb: Verb,
     pub(super) user: UserInfo,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) impersonated_user: Option<UserInfo>,

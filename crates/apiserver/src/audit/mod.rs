@@ -115,7 +115,7 @@ impl Trail {
             audit_id: id.to_owned(),
             stage: Stage::RequestReceived,
             request_uri: uri.path_and_query().map(ToString::to_string).unwrap_or_default(),
-            verb: String::new(),
+            verb: registry::Verb::NONE,
             user: UserInfo::default(),
             impersonated_user: None,
             source_ips: source_ips(headers, peer),

@@ -162,7 +162,7 @@ impl Rule {
         if !self.user_groups.is_empty() && !groups.iter().any(|group| self.user_groups.contains(group)) {
             return false;
         }
-        if !among(&self.verbs, &request.verb) {
+        if !among(&self.verbs, request.verb.as_str()) {
             return false;
         }
         if !self.namespaces.is_empty() || !self.resources.is_empty() {

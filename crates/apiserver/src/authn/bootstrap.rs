@@ -1,23 +1,29 @@
 //! Bootstrap tokens: `<id>.<secret>`, kept as secrets in kube-system, with which a new node introduces itself.
 
 use api::UserInfo;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 
-use crate::watch_cache::Caches;
+use crate::watch_cache::{Caches, Unreadable};
 
-pub(super) fn find(caches: &Caches, token: &str) -> Option<UserInfo> {
-    let (id, given) = token.split_once('.')?;
+/// Whose token this is; an error if that cannot be told, and nobody may be let in on it.
+pub(super) fn find(caches: &Caches, token: &str, now: Timestamp) -> Result<Option<UserInfo>, Unreadable> {
+    let Some((id, given)) = token.split_once('.') else { return Ok(None) };
     let alphanumeric = |text: &str| text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
     if id.len() != 6 || given.len() != 16 || !alphanumeric(id) || !alphanumeric(given) {
-        return None;
+        return Ok(None);
     }
-    // A secret that cannot be read lets nobody in.
-    let secret: Secret = caches.peek("secrets", &format!("kube-system/bootstrap-token-{id}")).ok()??;
+    let secret = caches.objects().get::<Secret>("kube-system", &format!("bootstrap-token-{id}"))?;
+    Ok(secret.and_then(|secret| user(&secret, id, given, now)))
+}
+
+/// The user of a token, if the secret is one that holds it.
+fn user(secret: &Secret, id: &str, given: &str, now: Timestamp) -> Option<UserInfo> {
     if secret.type_.as_deref() != Some("bootstrap.kubernetes.io/token") || secret.metadata.deletion_timestamp.is_some()
     {
         return None;
     }
-    let data = secret.data?;
+    let data = secret.data.as_ref()?;
     let text = |key: &str| data.get(key).and_then(|value| std::str::from_utf8(&value.0).ok()).unwrap_or_default();
     if text("token-id") != id || text("usage-bootstrap-authentication") != "true" {
         return None;
@@ -26,7 +32,7 @@ pub(super) fn find(caches: &Caches, token: &str) -> Option<UserInfo> {
         return None;
     }
     let expiration = text("expiration");
-    if !expiration.is_empty() && expiration.parse::<jiff::Timestamp>().ok()? < jiff::Timestamp::now() {
+    if !expiration.is_empty() && expiration.parse::<Timestamp>().ok()? < now {
         return None;
     }
     let mut groups = vec!["system:bootstrappers".to_owned()];

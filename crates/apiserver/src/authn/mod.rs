@@ -176,11 +176,12 @@ impl Authenticators {
                 Err(error) => errors.push(error),
             }
         }
-        if is_ours
-            && self.bootstrap_tokens
-            && let Some(user) = bootstrap::find(caches, token)
-        {
-            return Ok(Some((user, common)));
+        if is_ours && self.bootstrap_tokens {
+            match bootstrap::find(caches, token, jiff::Timestamp::now()) {
+                Ok(Some(user)) => return Ok(Some((user, common))),
+                Ok(None) => {}
+                Err(unreadable) => errors.push(unreadable.to_string()),
+            }
         }
         if let (true, Some(oidc)) = (is_ours, &self.oidc) {
             match oidc.verify(token).await {

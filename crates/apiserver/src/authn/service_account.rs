@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use api::UserInfo;
 use jwt::{Key, SigningKey, Token, load_public};
+use k8s_openapi::api::core::v1::{Node, Pod, Secret, ServiceAccount};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 use tls::Reloading;
 
@@ -111,7 +113,8 @@ impl PublicKeys {
     /// `Ok(None)` if the token is not one of ours at all.
     pub(crate) fn verify(&self, caches: &Caches, text: &str, wanted: &[String]) -> Result<Option<Accepted>, String> {
         let Some(token) = self.ours(text)? else { return Ok(None) };
-        check_times(&token, jiff::Timestamp::now().as_second())?;
+        let now = jiff::Timestamp::now().as_second();
+        check_times(&token, now)?;
         let legacy = token.text("iss") == LEGACY_ISSUER;
         let mut given = token.audiences();
         if legacy && given.is_empty() {
@@ -122,7 +125,10 @@ impl PublicKeys {
         if accepted.is_empty() {
             return Err(format!("token audiences {given:?} is invalid for the target audiences {wanted:?}"));
         }
-        let user = if legacy { legacy_user(caches, &token, text)? } else { bound_user(caches, &token)? };
+        let user = match legacy {
+            true => legacy_user(caches, &token, text, now)?,
+            false => bound_user(caches, &token, now)?,
+        };
         Ok(Some((user, accepted)))
     }
 
@@ -160,28 +166,27 @@ fn check_times(token: &Token<'_>, now: i64) -> Result<(), String> {
 }
 
 /// Whether an object is on its way out for longer than clocks may differ.
-fn is_gone(object: &Value) -> bool {
-    let deleted =
-        object["metadata"]["deletionTimestamp"].as_str().and_then(|text| text.parse::<jiff::Timestamp>().ok());
-    deleted.is_some_and(|deleted| deleted.as_second() + LEEWAY < jiff::Timestamp::now().as_second())
+fn is_gone(metadata: &ObjectMeta, now: i64) -> bool {
+    metadata.deletion_timestamp.as_ref().is_some_and(|deleted| deleted.0.as_second() + LEEWAY < now)
 }
 
-fn account(caches: &Caches, namespace: &str, name: &str, uid: &str) -> Result<Value, String> {
-    let account: Value = caches
-        .peek("serviceaccounts", &format!("{namespace}/{name}"))
+fn check_account(caches: &Caches, namespace: &str, name: &str, uid: &str, now: i64) -> Result<(), String> {
+    let account = caches
+        .objects()
+        .get::<ServiceAccount>(namespace, name)
         .map_err(|unreadable| unreadable.to_string())?
         .ok_or_else(|| format!("serviceaccounts {name:?} not found"))?;
-    let found = account["metadata"]["uid"].as_str().unwrap_or_default();
+    let found = account.metadata.uid.as_deref().unwrap_or_default();
     if found != uid {
         return Err(format!("service account UID ({found}) does not match claim ({uid})"));
     }
-    if is_gone(&account) {
+    if is_gone(&account.metadata, now) {
         return Err(format!("service account {namespace}/{name} has been deleted"));
     }
-    Ok(account)
+    Ok(())
 }
 
-fn bound_user(caches: &Caches, token: &Token<'_>) -> Result<UserInfo, String> {
+fn bound_user(caches: &Caches, token: &Token<'_>, now: i64) -> Result<UserInfo, String> {
     let private = &token.claims["kubernetes.io"];
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let namespace = text(&private["namespace"]);
@@ -189,13 +194,9 @@ fn bound_user(caches: &Caches, token: &Token<'_>) -> Result<UserInfo, String> {
     if token.text("sub") != format!("system:serviceaccount:{namespace}:{name}") {
         return Err("token subject does not match its service account".to_owned());
     }
-    account(caches, &namespace, &name, &uid)?;
+    check_account(caches, &namespace, &name, &uid, now)?;
     let mut user = UserInfo::service_account(&namespace, &name, uid);
-    for (kind, prefix, key) in [
-        ("pod", "pods", format!("{namespace}/{}", text(&private["pod"]["name"]))),
-        ("secret", "secrets", format!("{namespace}/{}", text(&private["secret"]["name"]))),
-        ("node", "minions", text(&private["node"]["name"])),
-    ] {
+    for kind in ["pod", "secret", "node"] {
         if !private[kind].is_object() {
             continue;
         }
@@ -203,13 +204,17 @@ fn bound_user(caches: &Caches, token: &Token<'_>) -> Result<UserInfo, String> {
         // A token bound to a pod also names its node for information; only a direct binding must hold.
         if kind != "node" || !private["pod"].is_object() {
             let invalidated = || "service account token has been invalidated".to_owned();
-            let object: Option<Value> = caches.peek(prefix, &key).map_err(|unreadable| unreadable.to_string())?;
-            let object = object.ok_or_else(invalidated)?;
-            let found = object["metadata"]["uid"].as_str().unwrap_or_default();
+            let object = match kind {
+                "pod" => caches.objects().metadata::<Pod>(&namespace, &name),
+                "secret" => caches.objects().metadata::<Secret>(&namespace, &name),
+                _ => caches.objects().metadata::<Node>("", &name),
+            };
+            let object = object.map_err(|unreadable| unreadable.to_string())?.ok_or_else(invalidated)?;
+            let found = object.uid.as_deref().unwrap_or_default();
             if found != uid {
                 return Err(format!("{kind} UID ({found}) does not match service account {kind} ref claim ({uid})"));
             }
-            if is_gone(&object) {
+            if is_gone(&object, now) {
                 return Err(invalidated());
             }
         }
@@ -218,7 +223,6 @@ fn bound_user(caches: &Caches, token: &Token<'_>) -> Result<UserInfo, String> {
             user.extra.insert(format!("authentication.kubernetes.io/{kind}-uid"), vec![uid]);
         }
     }
-    let now = jiff::Timestamp::now().as_second();
     if let Some(late) = private["warnafter"].as_i64().map(|time| now - time).filter(|late| *late > 0) {
         let text = format!("subject: {}, seconds after warning threshold: {late}", token.text("sub"));
         crate::audit::annotate("authentication.k8s.io/stale-token", text);
@@ -231,15 +235,16 @@ fn bound_user(caches: &Caches, token: &Token<'_>) -> Result<UserInfo, String> {
 }
 
 /// A token that lives in a secret: it counts as long as the secret holds it.
-fn legacy_user(caches: &Caches, token: &Token<'_>, text: &str) -> Result<UserInfo, String> {
+fn legacy_user(caches: &Caches, token: &Token<'_>, text: &str, now: i64) -> Result<UserInfo, String> {
     let claim = |key: &str| token.text(&format!("kubernetes.io/serviceaccount/{key}")).to_owned();
     let (namespace, secret_name) = (claim("namespace"), claim("secret.name"));
     let (name, uid) = (claim("service-account.name"), claim("service-account.uid"));
     if token.text("sub") != format!("system:serviceaccount:{namespace}:{name}") {
         return Err("sub claim is invalid".to_owned());
     }
-    let secret: k8s_openapi::api::core::v1::Secret = caches
-        .peek("secrets", &format!("{namespace}/{secret_name}"))
+    let secret = caches
+        .objects()
+        .get::<Secret>(&namespace, &secret_name)
         .map_err(|unreadable| unreadable.to_string())?
         .ok_or_else(|| "Token has been invalidated".to_owned())?;
     if secret.metadata.deletion_timestamp.is_some() {
@@ -249,13 +254,14 @@ fn legacy_user(caches: &Caches, token: &Token<'_>, text: &str) -> Result<UserInf
     if kept.is_none_or(|kept| !super::same_secret(&kept.0, text.as_bytes())) {
         return Err("Token does not match server's copy".to_owned());
     }
-    let labels = secret.metadata.labels.unwrap_or_default();
-    if labels.get("kubernetes.io/legacy-token-invalid-since").is_some_and(|since| !since.is_empty()) {
+    let labels = secret.metadata.labels.as_ref();
+    let invalid_since = labels.and_then(|labels| labels.get("kubernetes.io/legacy-token-invalid-since"));
+    if invalid_since.is_some_and(|since| !since.is_empty()) {
         return Err(format!(
             "the token in secret {namespace}/{secret_name} for service account {namespace}/{name} has been marked invalid"
         ));
     }
-    account(caches, &namespace, &name, &uid)?;
+    check_account(caches, &namespace, &name, &uid, now)?;
     crate::audit::annotate("authentication.k8s.io/legacy-token-manual-secret", &secret_name);
     Ok(UserInfo::service_account(&namespace, &name, uid))
 }

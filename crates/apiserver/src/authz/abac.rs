@@ -77,7 +77,7 @@ impl Policy {
     }
 
     fn matches(&self, attributes: &Attributes) -> bool {
-        if self.readonly && !matches!(&*attributes.verb, "get" | "list" | "watch") {
+        if self.readonly && !attributes.verb.is_read() {
             return false;
         }
         let is = |pattern: &str, value: &str| pattern == "*" || pattern == value;

@@ -3,7 +3,7 @@
 
 use api::{Status, UserInfo};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef};
-use registry::{Object, Resource};
+use registry::{Object, Resource, Verb};
 use serde_json::Value;
 
 use super::rbac::{describe, missing, quoted};
@@ -37,7 +37,7 @@ pub(crate) async fn check(write: &Write<'_>, new: &dyn Object, old: Option<&dyn 
     let name = new.meta().name.clone().unwrap_or_else(|| write.info.name.clone());
     match gift {
         Gift::Rules { rules, aggregates } => {
-            if may(write, "escalate", &write.resource.plural, &write.info.name).await {
+            if may(write, Verb::custom("escalate"), &write.resource.plural, &write.info.name).await {
                 return Ok(());
             }
             confirm(write, &name, &rules)?;
@@ -50,7 +50,7 @@ pub(crate) async fn check(write: &Write<'_>, new: &dyn Object, old: Option<&dyn 
         }
         Gift::Role(role) => {
             let plural = if role.kind == "ClusterRole" { "clusterroles" } else { "roles" };
-            if may(write, "bind", plural, &role.name).await {
+            if may(write, Verb::custom("bind"), plural, &role.name).await {
                 return Ok(());
             }
             let Some(rules) = write.authorizers.rbac.role_rules(&role, &write.info.namespace) else {
@@ -127,10 +127,10 @@ fn confirm(write: &Write<'_>, name: &str, wanted: &[PolicyRule]) -> Result<(), S
     Err(Status::forbidden(&write.resource.group_resource(), name, message))
 }
 
-async fn may(write: &Write<'_>, verb: &str, plural: &str, name: &str) -> bool {
+async fn may(write: &Write<'_>, verb: Verb, plural: &str, name: &str) -> bool {
     let attributes = Attributes {
         is_resource: true,
-        verb: verb.to_owned(),
+        verb,
         group: GROUP.to_owned(),
         version: write.info.version.clone(),
         resource: plural.to_owned(),

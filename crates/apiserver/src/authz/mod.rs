@@ -12,6 +12,7 @@ mod webhook;
 
 use api::{GroupResource, Status, UserInfo};
 use k8s_openapi::api::rbac::v1::PolicyRule;
+use registry::Verb;
 use serde_json::{Map, Value, json};
 
 use crate::config::{Authorizer, Config};
@@ -22,7 +23,7 @@ use crate::watch_cache::Caches;
 #[derive(Clone, Debug, Default)]
 pub struct Attributes {
     pub is_resource: bool,
-    pub verb: String,
+    pub verb: Verb,
     pub group: String,
     pub version: String,
     pub resource: String,
@@ -38,11 +39,11 @@ pub struct Attributes {
 
 impl From<&RequestInfo> for Attributes {
     fn from(info: &RequestInfo) -> Self {
-        let selects = matches!(info.verb, "list" | "watch" | "deletecollection");
+        let selects = info.verb.selects();
         let selector = |name: &str| info.query.get(name).filter(|_| selects).unwrap_or_default().to_owned();
         Self {
             is_resource: info.is_resource,
-            verb: info.verb.to_owned(),
+            verb: info.verb.clone(),
             group: info.group.clone(),
             version: info.version.clone(),
             resource: info.resource.clone(),

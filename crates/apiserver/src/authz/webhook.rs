@@ -122,8 +122,8 @@ fn question(user: &UserInfo, attributes: &Attributes) -> Value {
     }
     let mut resource = serde_json::Map::new();
     for (key, value) in [
-        ("namespace", &attributes.namespace),
-        ("verb", &attributes.verb),
+        ("namespace", &*attributes.namespace),
+        ("verb", attributes.verb.as_str()),
         ("group", &attributes.group),
         ("version", &attributes.version),
         ("resource", &attributes.resource),

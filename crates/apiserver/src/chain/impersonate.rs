@@ -85,7 +85,7 @@ impl Wanted {
     fn rights(&self) -> Vec<Attributes> {
         let right = |group: &str, resource: &str, namespace: &str, name: &str| Attributes {
             is_resource: true,
-            verb: "impersonate".to_owned(),
+            verb: registry::Verb::custom("impersonate"),
             group: group.to_owned(),
             version: "v1".to_owned(),
             resource: resource.to_owned(),

@@ -13,7 +13,7 @@ use api::{Status, UserInfo};
 use bytes::Bytes;
 use futures_util::FutureExt;
 use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
-use registry::Resource;
+use registry::{Resource, Verb};
 use trace::{Name, Stage};
 
 use crate::accept::Accept;
@@ -171,10 +171,10 @@ async fn admit(
     };
     trace::lap(Stage::Impersonation);
     let open = state.in_flight.enter(info, &user)?;
-    let seat = match info.verb {
+    let seat = match info.verb != Verb::Watch && info.is_long_running() {
         // What is passed on to a kubelet or a pod takes its time there.
-        verb if info.is_long_running() && verb != "watch" => None,
-        _ => state.flow_control.enter(info, &user, &mut seen.flow).await?,
+        true => None,
+        false => state.flow_control.enter(info, &user, &mut seen.flow).await?,
     };
     let place = Place { open, _seat: seat };
     trace::lap(Stage::Limits);
@@ -297,28 +297,28 @@ async fn dispatch(
     if info.subresource.is_empty() || resource.subresource(&info.subresource).is_some() {
         seen.labels = Labels::of(&info);
     }
-    if resource.is_namespaced() && info.namespace.is_empty() && !matches!(info.verb, "list" | "watch") {
+    if resource.is_namespaced() && info.namespace.is_empty() && !matches!(info.verb, Verb::List | Verb::Watch) {
         // All namespaces together can be read, where the resource can be listed at all. Upstream routes custom
         // resources by scope, and so finds nothing where others refuse the method.
-        let is_collection = info.name.is_empty() || info.verb == "deletecollection";
-        let is_read_here = is_collection && resource.has_verb("list") && !resource.is_custom;
+        let is_collection = info.name.is_empty() || info.verb == Verb::DeleteCollection;
+        let is_read_here = is_collection && resource.has_verb(&Verb::List) && !resource.is_custom;
         return Err(if is_read_here { Status::method_not_allowed() } else { Status::no_such_path() });
     }
-    if info.verb == "create" && !info.name.is_empty() && info.subresource.is_empty() {
+    if info.verb == Verb::Create && !info.name.is_empty() && info.subresource.is_empty() {
         return Err(Status::method_not_allowed());
     }
-    if matches!(info.verb, "update" | "patch") && info.name.is_empty() {
+    if matches!(info.verb, Verb::Update | Verb::Patch) && info.name.is_empty() {
         return Err(Status::method_not_allowed());
     }
     // The word in the path makes it a watch for who decides about it, whatever the method: that only GET is served.
-    if info.verb == "watch" && parts.method != http::Method::GET {
+    if info.verb == Verb::Watch && parts.method != http::Method::GET {
         return Err(Status::method_not_allowed());
     }
     // OPTIONS and the like are for what is behind the proxy.
-    if info.verb.is_empty() && info.subresource != "proxy" {
+    if info.verb == Verb::NONE && info.subresource != "proxy" {
         return Err(Status::method_not_allowed());
     }
-    let accept = if info.is_long_running() && info.verb != "watch" {
+    let accept = if info.is_long_running() && info.verb != Verb::Watch {
         // What is passed on is in the backend's form, not ours.
         Accept::parse(&http::HeaderMap::new(), &info)?
     } else {
@@ -355,7 +355,7 @@ async fn dispatch(
 
 /// Most resources are stored; what is not is answered by whoever knows.
 async fn run(operation: Operation, upgrade: Option<hyper::upgrade::OnUpgrade>) -> Result<Response<Body>, Status> {
-    let is_read = operation.info.subresource.is_empty() && matches!(operation.info.verb, "get" | "list");
+    let is_read = operation.info.subresource.is_empty() && matches!(operation.info.verb, Verb::Get | Verb::List);
     match operation.resource.serving {
         registry::Serving::ComponentStatuses if is_read => crate::health::component_statuses(&operation).await,
         registry::Serving::Metrics(of) if is_read => crate::resource_metrics::serve(&operation, of).await,

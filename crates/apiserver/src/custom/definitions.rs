@@ -12,7 +12,7 @@ use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use registry::apiextensions::conditions::{has_condition, set_condition};
 use registry::custom::{self, store_prefix};
 use registry::unset::or_empty;
-use registry::{AnyObject, Object, Resource};
+use registry::{AnyObject, Object, Resource, Verb};
 use tokio::task::JoinSet;
 
 use super::names::{Decision, Taken, decide};
@@ -47,8 +47,8 @@ pub(crate) async fn served(
     let found = state.registry.find(group, version, plural);
     if found.is_none() {
         // What is defined or registered in words that cannot be read is not what nobody has heard of.
-        state.caches.peek_shared::<CustomResourceDefinition>(PREFIX, &format!("{plural}.{group}"))?;
-        state.caches.peek_shared::<APIService>(crate::aggregation::PREFIX, &format!("{version}.{group}"))?;
+        state.objects().get::<CustomResourceDefinition>("", &format!("{plural}.{group}"))?;
+        state.objects().get::<APIService>("", &format!("{version}.{group}"))?;
     }
     Ok(found)
 }
@@ -256,7 +256,7 @@ fn accept(definition: &mut CustomResourceDefinition, decision: &Decision, now: j
 fn own(state: &Arc<State>, name: &str, subresource: &str) -> Result<Operation, Status> {
     let row = state.registry.find_any("apiextensions.k8s.io", "customresourcedefinitions");
     let row = row.ok_or_else(|| Status::internal("definitions are not served"))?;
-    let mut operation = own_operation(state, "patch", &row, "", name, subresource);
+    let mut operation = own_operation(state, Verb::Patch, &row, "", name, subresource);
     operation.headers.insert(http::header::USER_AGENT, http::HeaderValue::from_static("kube-apiserver"));
     Ok(operation)
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use api::Status;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use registry::Resource;
 use registry::unset::{items, or_empty};
+use registry::{Resource, Verb};
 
 use super::definitions::{self, write_main, write_status};
 use crate::delete_options::DeleteOptions;
@@ -71,7 +71,7 @@ async fn empty(state: &Arc<State>, definition: &CustomResourceDefinition) -> Res
         }
         for entry in snapshot.objects.values() {
             let row = any_row(state, definition)?;
-            let operation = own_operation(state, "delete", &row, entry.namespace(), entry.name(), "");
+            let operation = own_operation(state, Verb::Delete, &row, entry.namespace(), entry.name(), "");
             match delete_object(&operation, entry.namespace(), entry.name(), &DeleteOptions::default()).await {
                 Err(status) if !status.is_not_found() => return Err(status),
                 _ => {}

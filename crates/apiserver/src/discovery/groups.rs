@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use registry::priority::{self, Priority, version_rank};
-use registry::{Resource, Scope, Table};
+use registry::{Resource, Scope, Table, Verb};
 use serde_json::{Value, json};
 
 use crate::aggregation::Backend;
@@ -168,7 +168,7 @@ pub(crate) fn resource_list(table: &Table, group: &str, version: &str) -> Value 
         if !row.categories.is_empty() {
             value["categories"] = json!(row.categories);
         }
-        if row.has_verb("watch") {
+        if row.has_verb(&Verb::Watch) {
             value["storageVersionHash"] = storage_hash(row).into();
         }
         resources.push(value);

@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, ListMeta, Wa
 use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use k8s_openapi::schemars::SchemaGenerator;
 use k8s_openapi::schemars::generate::SchemaSettings;
-use registry::{Resource, Table};
+use registry::{Resource, Table, Verb};
 use serde_json::{Map, Value, json};
 
 use super::groups::{Documents, etag};
@@ -173,7 +173,7 @@ fn describe(rows: &[&Resource], dialect: Dialect, table: Option<&Table>) -> (Map
             }
         };
         add(&described, kind(row.kind.to_string()));
-        if row.has_verb("list") {
+        if row.has_verb(&Verb::List) {
             let name = openapi_paths::list_name(&described);
             add(&name, kind(row.list_kind()));
             lists.insert(name, list(row, &described, dialect));

@@ -3,7 +3,7 @@
 
 use k8s_openapi::schemars::SchemaGenerator;
 use registry::resource::Subresource;
-use registry::{Action, Resource};
+use registry::{Action, Resource, Verb};
 use serde_json::{Map, Value, json};
 
 pub(super) const PATCH: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.Patch";
@@ -169,7 +169,7 @@ impl Writer<'_> {
         let (row, kind) = (self.row, self.kind);
         let list = list_name(kind);
         let mut operations = Map::new();
-        if row.has_verb("list") {
+        if row.has_verb(&Verb::List) {
             let listing = |id: String| Operation {
                 action: "list",
                 of: self.gvk(),
@@ -188,7 +188,7 @@ impl Writer<'_> {
                 self.insert(path, [("get".to_owned(), everywhere)].into_iter().collect(), &["pretty"]);
             }
         }
-        if row.has_verb("create") {
+        if row.has_verb(&Verb::Create) {
             let operation = Operation {
                 action: "post",
                 of: self.gvk(),
@@ -201,7 +201,7 @@ impl Writer<'_> {
             };
             operations.insert("post".to_owned(), self.write(&operation));
         }
-        if row.has_verb("deletecollection") {
+        if row.has_verb(&Verb::DeleteCollection) {
             let only_lists = |name: &str| matches!(name, "allowWatchBookmarks" | "watch");
             let query = LIST.iter().filter(|(name, _)| !only_lists(name)).chain(DELETE);
             let operation = Operation {
@@ -224,7 +224,7 @@ impl Writer<'_> {
         let (row, kind) = (self.row, self.kind);
         let what = format!("the specified {}", row.kind);
         let mut operations = self.read_write(row.verbs, "", kind, self.gvk(), &what);
-        if row.has_verb("delete") {
+        if row.has_verb(&Verb::Delete) {
             let operation = Operation {
                 action: "delete",
                 of: self.gvk(),
@@ -244,7 +244,7 @@ impl Writer<'_> {
     /// The old paths of watches, which are still served.
     fn watches(&mut self) {
         let row = self.row;
-        if !row.has_verb("watch") {
+        if !row.has_verb(&Verb::Watch) {
             return;
         }
         let (base, place, plural) = (format!("{}/watch", self.base()), self.place(), &row.plural);
@@ -336,7 +336,7 @@ impl Writer<'_> {
         } else {
             let what = format!("{} of the specified {}", subresource.name, row.kind);
             operations = self.read_write(subresource.verbs, &suffix, &kind, of, &what);
-            if subresource.verbs.contains(&"create") {
+            if subresource.verbs.contains(&Verb::Create) {
                 let operation = Operation {
                     action: "post",
                     of,
@@ -356,7 +356,7 @@ impl Writer<'_> {
     /// `get`, `put` and `patch` of an object or a part of it.
     fn read_write(
         &self,
-        verbs: &[&str],
+        verbs: &[Verb],
         suffix: &str,
         kind: &str,
         of: (&str, &str, &str),
@@ -364,17 +364,17 @@ impl Writer<'_> {
     ) -> Map<String, Value> {
         let mut operations = Map::new();
         for (verb, method, word, description) in [
-            ("get", "get", "read", "read"),
-            ("update", "put", "replace", "replace"),
-            ("patch", "patch", "patch", "partially update"),
+            (Verb::Get, "get", "read", "read"),
+            (Verb::Update, "put", "replace", "replace"),
+            (Verb::Patch, "patch", "patch", "partially update"),
         ] {
             if !verbs.contains(&verb) {
                 continue;
             }
             let force = [("force", "boolean")];
             let query = match verb {
-                "get" => Vec::new(),
-                "update" => WRITE.to_vec(),
+                Verb::Get => Vec::new(),
+                Verb::Update => WRITE.to_vec(),
                 _ => WRITE.iter().chain(&force).copied().collect(),
             };
             let operation = Operation {
@@ -384,12 +384,12 @@ impl Writer<'_> {
                 description: format!("{description} {what}"),
                 query,
                 body: match verb {
-                    "get" => None,
-                    "update" => Some((kind, true)),
+                    Verb::Get => None,
+                    Verb::Update => Some((kind, true)),
                     _ => Some((PATCH, true)),
                 },
                 answer: Some(kind),
-                codes: if verb == "get" { &["200"] } else { &["200", "201"] },
+                codes: if verb == Verb::Get { &["200"] } else { &["200", "201"] },
             };
             operations.insert(method.to_owned(), self.write(&operation));
         }

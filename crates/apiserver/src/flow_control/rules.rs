@@ -128,7 +128,7 @@ fn is_about(subject: &Subject, user: &UserInfo) -> bool {
 }
 
 fn covers_resource(rule: &ResourcePolicyRule, info: &RequestInfo) -> bool {
-    has(&rule.verbs, info.verb)
+    has(&rule.verbs, info.verb.as_str())
         && rule.resources.iter().any(|listed| match listed.split_once('/') {
             None => listed == "*" || (*listed == info.resource && info.subresource.is_empty()),
             Some((resource, subresource)) => resource == info.resource && subresource == info.subresource,
@@ -143,7 +143,7 @@ fn covers_resource(rule: &ResourcePolicyRule, info: &RequestInfo) -> bool {
 
 /// A listed path covers all those below it.
 fn covers_path(rule: &NonResourcePolicyRule, info: &RequestInfo) -> bool {
-    has(&rule.verbs, info.verb)
+    has(&rule.verbs, info.verb.as_str())
         && rule.non_resource_urls.iter().any(|listed| {
             let stem = listed.strip_suffix('*').unwrap_or(listed);
             let stem = stem.strip_suffix('/').unwrap_or(stem);

@@ -24,9 +24,10 @@ impl Services {
 /// The address behind a service port: its cluster IP, or the name an ExternalName service stands for. With
 /// `--enable-aggregator-routing`, one of its endpoints.
 pub(crate) fn resolve(services: &Services, namespace: &str, name: &str, port: u16) -> Result<(String, u16), String> {
-    let service: Arc<Service> = services
+    let service = services
         .caches
-        .peek_shared("services/specs", &format!("{namespace}/{name}"))
+        .objects()
+        .get::<Service>(namespace, name)
         .map_err(|unreadable| unreadable.to_string())?
         .ok_or_else(|| format!("service {name:?} not found"))?;
     let spec = service.spec.clone().unwrap_or_default();

@@ -53,10 +53,12 @@ pub(crate) async fn connect(
 ) -> Result<Response<Body>, Status> {
     // The pod or its node may have been written a moment ago.
     operation.state.caches.fresh().await?;
-    if matches!(action, Action::Exec | Action::Attach | Action::PortForward) && operation.info.verb != "create" {
+    if matches!(action, Action::Exec | Action::Attach | Action::PortForward)
+        && operation.info.verb != registry::Verb::Create
+    {
         // WebSockets begin with GET, but what they carry is not reading.
         let mut attributes = crate::authz::Attributes::from(&operation.info);
-        attributes.verb = "create".to_owned();
+        attributes.verb = registry::Verb::Create;
         operation.state.authz.require_fresh(&operation.state.caches, &operation.user, &attributes).await?;
     }
     if action != Action::Log {
@@ -124,7 +126,7 @@ fn to_folder(operation: &Operation) -> Response<Body> {
 pub(crate) async fn ask_kubelet(state: &Arc<State>, node: &str, path: &str) -> Result<Response<Body>, Status> {
     let nodes = state.registry.find("", "v1", "nodes");
     let nodes = nodes.ok_or_else(|| Status::internal("nodes are not served"))?;
-    let mut operation = own_operation(state, "get", &nodes, "", node, "proxy");
+    let mut operation = own_operation(state, registry::Verb::Get, &nodes, "", node, "proxy");
     operation.method = http::Method::GET;
     operation.info.rest = path.to_owned();
     let response = forward(&operation, proxied(&operation)?, None).await?;
@@ -147,12 +149,9 @@ async fn admit(operation: &Operation) -> Result<(), Status> {
 /// Where the kubelet of a pod serves a stream; `None` for the log of a pod that has no node yet.
 fn kubelet_stream(operation: &Operation, action: Action) -> Result<Option<Destination>, Status> {
     let (namespace, name) = (&operation.info.namespace, &operation.info.name);
-    let pod: Pod = operation
-        .state
-        .caches
-        .peek("pods", &format!("{namespace}/{name}"))?
-        .ok_or_else(|| operation.not_found(name))?;
-    let spec = pod.spec.unwrap_or_default();
+    let pod = operation.state.objects().get::<Pod>(namespace, name)?.ok_or_else(|| operation.not_found(name))?;
+    let Pod { metadata, spec, .. } = Arc::unwrap_or_clone(pod);
+    let spec = spec.unwrap_or_default();
     let query = &operation.info.query;
     let node_name = spec.node_name.unwrap_or_default();
     let containers: Vec<&str> = spec
@@ -172,7 +171,7 @@ fn kubelet_stream(operation: &Operation, action: Action) -> Result<Option<Destin
             }
             None if spec.containers.len() == 1 => spec.containers[0].name.clone(),
             None => {
-                let annotations = pod.metadata.annotations.unwrap_or_default();
+                let annotations = metadata.annotations.unwrap_or_default();
                 match annotations.get("kubectl.kubernetes.io/default-container") {
                     Some(default) if containers.contains(&default.as_str()) => default.clone(),
                     _ => {
@@ -241,15 +240,15 @@ fn escape(text: &str) -> String {
 }
 
 fn kubelet_address(operation: &Operation, node_name: &str) -> Result<(String, u16), Status> {
-    let node: Node = operation
+    let node = operation
         .state
-        .caches
-        .peek("minions", node_name)?
+        .objects()
+        .get::<Node>("", node_name)?
         .ok_or_else(|| Status::not_found(&api::GroupResource::new("", "nodes"), node_name))?;
     operation.state.kubelet.address(&node).ok_or_else(|| {
         Status::internal(format!(
             "no preferred addresses found; known addresses: {:?}",
-            node.status.and_then(|status| status.addresses)
+            node.status.as_ref().and_then(|status| status.addresses.as_ref())
         ))
     })
 }
@@ -282,8 +281,7 @@ fn proxied(operation: &Operation) -> Result<Destination, Status> {
             (host, port, if port == kubelet_port { Scheme::Kubelet } else { scheme })
         }
         "pods" => {
-            let pod: Pod =
-                operation.state.caches.peek("pods", &format!("{}/{name}", info.namespace))?.ok_or_else(not_found)?;
+            let pod = operation.state.objects().get::<Pod>(&info.namespace, name)?.ok_or_else(not_found)?;
             let address = pod.status.as_ref().and_then(|status| status.pod_ip.clone()).unwrap_or_default();
             if address.is_empty() {
                 return Err(Status::bad_request("address not allowed"));
@@ -319,12 +317,9 @@ fn proxied(operation: &Operation) -> Result<Destination, Status> {
 /// A ready endpoint of a service.
 fn service_endpoint(operation: &Operation, name: &str, wanted: &str) -> Result<(String, u16), Status> {
     let namespace = &operation.info.namespace;
-    let service: Service = operation
-        .state
-        .caches
-        .peek("services/specs", &format!("{namespace}/{name}"))?
-        .ok_or_else(|| operation.not_found(name))?;
-    let ports = service.spec.and_then(|spec| spec.ports).unwrap_or_default();
+    let service =
+        operation.state.objects().get::<Service>(namespace, name)?.ok_or_else(|| operation.not_found(name))?;
+    let ports = service.spec.as_ref().and_then(|spec| spec.ports.as_deref()).unwrap_or_default();
     let port = match wanted {
         "" if ports.len() == 1 => ports.first(),
         "" => ports.iter().find(|port| port.name.as_deref().unwrap_or_default().is_empty()),
@@ -335,8 +330,8 @@ fn service_endpoint(operation: &Operation, name: &str, wanted: &str) -> Result<(
     let is_of_pod = |endpoint: &Endpoint, address: &str| {
         let target = endpoint.target_ref.as_ref().filter(|target| target.namespace.as_ref() == Some(namespace));
         let name = target.and_then(|target| target.name.as_deref()).unwrap_or_default();
-        let pod: Option<Pod> = operation.state.caches.peek("pods", &format!("{namespace}/{name}"))?;
-        let ips = pod.and_then(|pod| pod.status?.pod_ips).unwrap_or_default();
+        let pod = operation.state.objects().get::<Pod>(namespace, name)?;
+        let ips = pod.as_ref().and_then(|pod| pod.status.as_ref()?.pod_ips.as_deref()).unwrap_or_default();
         Ok(ips.iter().any(|ip| ip.ip == address))
     };
     service::ready_endpoint(&operation.state.services, namespace, name, &port_name, is_of_pod)?.ok_or_else(|| {

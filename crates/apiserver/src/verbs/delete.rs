@@ -84,7 +84,7 @@ pub(crate) async fn delete(operation: &Operation) -> Result<Response<Body>, Stat
 /// Takes an object that cannot be read out of the store: no finalizer, precondition or plug-in can be asked about it.
 async fn delete_unreadable(operation: &Operation) -> Result<Response<Body>, Status> {
     let (info, resource) = (&operation.info, &operation.resource);
-    let asked = crate::authz::Attributes { verb: UNSAFE_DELETE.to_owned(), ..info.into() };
+    let asked = crate::authz::Attributes { verb: registry::Verb::custom(UNSAFE_DELETE), ..info.into() };
     let decision = operation.state.authz.decide(&operation.user, &asked).await;
     if !decision.allowed {
         let message = format!("not permitted to do {UNSAFE_DELETE:?}, reason: {}", decision.reason);

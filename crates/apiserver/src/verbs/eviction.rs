@@ -26,11 +26,7 @@ pub(crate) async fn evict(operation: &Operation) -> Result<Response<Body>, Statu
     admit_body(operation, eviction, options.dry_run).await?;
     let (namespace, name) = (&operation.info.namespace, &operation.info.name);
     operation.state.caches.fresh().await?;
-    let pod: Pod = operation
-        .state
-        .caches
-        .peek("pods", &format!("{namespace}/{name}"))?
-        .ok_or_else(|| operation.not_found(name))?;
+    let pod = operation.state.objects().get::<Pod>(namespace, name)?.ok_or_else(|| operation.not_found(name))?;
     if !needs_no_budget(&pod) {
         spend_budget(operation, &pod, options.dry_run).await?;
     }
@@ -82,7 +78,7 @@ fn is_ready(pod: &Pod) -> bool {
 /// Takes one disruption from the budget that covers the pod, or refuses.
 async fn spend_budget(operation: &Operation, pod: &Pod, dry_run: bool) -> Result<(), Status> {
     let namespace = &operation.info.namespace;
-    let budgets: Vec<PodDisruptionBudget> = operation.state.caches.peek_all("poddisruptionbudgets", Some(namespace))?;
+    let budgets = operation.state.objects().list::<PodDisruptionBudget>(Some(namespace))?;
     let mut covering = budgets.iter().filter(|budget| {
         let selector = budget.spec.as_ref().and_then(|spec| spec.selector.as_ref());
         selector.is_some_and(|selector| {
@@ -111,7 +107,7 @@ async fn spend_budget(operation: &Operation, pod: &Pod, dry_run: bool) -> Result
     }
     let mut budget_operation = operation.on("policy", "poddisruptionbudgets", namespace, &name, "status")?;
     // As a patch: decided again from whatever is there when another eviction was faster.
-    budget_operation.info.verb = "patch";
+    budget_operation.info.verb = registry::Verb::Patch;
     let pod_name = operation.info.name.clone();
     let now = operation.now;
     let spend = |old: &PodDisruptionBudget| -> Result<PodDisruptionBudget, Status> {

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use api::Status;
 use bytes::Bytes;
-use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::core::v1::{Namespace, Service};
 use registry::Object;
 use store::{Compare, Op, Revision, StoreError, Txn};
 use trace::{Id, Stage};
@@ -45,9 +45,8 @@ impl Undo {
 /// Whether a request may claim or free something besides the object it is about.
 pub(super) fn reaches_beyond(operation: &Operation) -> bool {
     let info = &operation.info;
-    let reads = matches!(info.verb, "get" | "list" | "watch");
     let is_service = operation.resource.group.is_empty() && operation.resource.plural == "services";
-    is_service && !reads && matches!(info.subresource.as_str(), "" | "status")
+    is_service && !info.verb.is_read() && matches!(info.subresource.as_str(), "" | "status")
 }
 
 pub(crate) async fn before_create(
@@ -87,7 +86,7 @@ async fn escalation(operation: &Operation, new: &dyn Object, old: Option<&dyn Ob
 }
 
 fn admin_access(operation: &Operation, new: &dyn Object, old: Option<&dyn Object>) -> Result<(), Status> {
-    let namespace = || operation.state.caches.peek("namespaces", &operation.info.namespace);
+    let namespace = || operation.state.objects().part::<Namespace, _>("", &operation.info.namespace);
     registry::dra::admin_access::check(&operation.resource, new, old, namespace)
 }
 

@@ -8,6 +8,7 @@ use api::{GroupKind, Status};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::Response;
+use registry::Verb;
 use serde::{Deserialize, Serialize};
 use store::{Range, Revision, StoreError};
 
@@ -141,7 +142,7 @@ fn validate_options(operation: &Operation, revision: Option<u64>, matching: Opti
     let mut errors = FieldErrors::default();
     let initial_events = operation.info.query.get("sendInitialEvents").is_some();
     if let Some(matching) = matching {
-        if initial_events && operation.info.verb == "watch" {
+        if initial_events && operation.info.verb == Verb::Watch {
             if matching != "NotOlderThan" {
                 errors.forbidden(
                     "resourceVersionMatch",
@@ -149,7 +150,7 @@ fn validate_options(operation: &Operation, revision: Option<u64>, matching: Opti
                 );
             }
         } else {
-            if operation.info.verb == "watch" {
+            if operation.info.verb == Verb::Watch {
                 errors.forbidden(
                     "resourceVersionMatch",
                     "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided",
@@ -175,13 +176,13 @@ fn validate_options(operation: &Operation, revision: Option<u64>, matching: Opti
                 other => errors.not_supported("resourceVersionMatch", other, &["Exact", "NotOlderThan"]),
             }
         }
-    } else if initial_events && operation.info.verb == "watch" {
+    } else if initial_events && operation.info.verb == Verb::Watch {
         errors.forbidden(
             "resourceVersionMatch",
             "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
         );
     }
-    if initial_events && operation.info.verb != "watch" {
+    if initial_events && operation.info.verb != Verb::Watch {
         errors.forbidden("sendInitialEvents", "sendInitialEvents is forbidden for list");
     }
     if errors.is_empty() {

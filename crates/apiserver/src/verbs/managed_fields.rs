@@ -26,7 +26,7 @@ pub(crate) const APPLY: &str = "application/apply-patch+yaml";
 /// Whether the request is a server-side apply, which keeps the books itself.
 pub(crate) fn is_apply(operation: &Operation) -> bool {
     let content_type = operation.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-    operation.info.verb == "patch"
+    operation.info.verb == registry::Verb::Patch
         && content_type.is_some_and(|value| value.split(';').next().unwrap_or_default().trim() == APPLY)
 }
 

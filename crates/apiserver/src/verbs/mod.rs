@@ -28,7 +28,7 @@ mod write;
 
 use api::Status;
 use http::Response;
-use registry::{Action, Serving};
+use registry::{Action, Serving, Verb};
 
 pub(crate) use connect::ask_kubelet;
 pub(crate) use create::create_object;
@@ -66,7 +66,7 @@ async fn to_its_end(operation: Operation) -> Result<Response<Body>, Status> {
 }
 
 async fn serve(operation: Operation, upgrade: Option<hyper::upgrade::OnUpgrade>) -> Result<Response<Body>, Status> {
-    let verb = operation.info.verb;
+    let verb = &operation.info.verb;
     if !operation.info.subresource.is_empty() {
         return Box::pin(subresource(operation, upgrade)).await;
     }
@@ -75,8 +75,8 @@ async fn serve(operation: Operation, upgrade: Option<hyper::upgrade::OnUpgrade>)
         Serving::Review(_) if operation.accept.shape == Shape::Table => {
             return Err(Status::not_acceptable(OFFERED));
         }
-        Serving::Review(review) if verb == "create" => return Box::pin(review::review(&operation, review)).await,
-        Serving::Binding if verb == "create" => return Box::pin(binding::bind(&operation)).await,
+        Serving::Review(review) if *verb == Verb::Create => return Box::pin(review::review(&operation, review)).await,
+        Serving::Binding if *verb == Verb::Create => return Box::pin(binding::bind(&operation)).await,
         Serving::Stored => {}
         _ => return Err(Status::method_not_allowed()),
     }
@@ -85,14 +85,14 @@ async fn serve(operation: Operation, upgrade: Option<hyper::upgrade::OnUpgrade>)
     }
     // Each on the heap by itself: a future is as large as the largest of what it may wait for, and is moved as a whole.
     match verb {
-        "get" => get::get(&operation).await,
-        "list" => Box::pin(list::list(&operation)).await,
-        "watch" => Box::pin(watch::watch(operation, upgrade)).await,
-        "create" => Box::pin(create::create(&operation)).await,
-        "update" => Box::pin(update::update(&operation)).await,
-        "patch" => Box::pin(patch::patch(&operation)).await,
-        "delete" => Box::pin(delete::delete(&operation)).await,
-        "deletecollection" => Box::pin(delete::delete_collection(&operation)).await,
+        Verb::Get => get::get(&operation).await,
+        Verb::List => Box::pin(list::list(&operation)).await,
+        Verb::Watch => Box::pin(watch::watch(operation, upgrade)).await,
+        Verb::Create => Box::pin(create::create(&operation)).await,
+        Verb::Update => Box::pin(update::update(&operation)).await,
+        Verb::Patch => Box::pin(patch::patch(&operation)).await,
+        Verb::Delete => Box::pin(delete::delete(&operation)).await,
+        Verb::DeleteCollection => Box::pin(delete::delete_collection(&operation)).await,
         _ => Err(Status::method_not_allowed()),
     }
 }
@@ -104,24 +104,24 @@ async fn subresource(
     let Some(row) = operation.resource.subresource(&operation.info.subresource) else {
         return Err(Status::no_such_path());
     };
-    let (action, verb) = (row.action, operation.info.verb);
+    let (action, verb) = (row.action, &operation.info.verb);
     let connects = matches!(action, Action::Exec | Action::Attach | Action::PortForward | Action::Proxy | Action::Log);
-    if !connects && !row.verbs.contains(&verb) {
+    if !connects && !row.verbs.contains(verb) {
         return Err(Status::method_not_allowed());
     }
     match (action, verb) {
-        (Action::Scale, "get") => scale::get(&operation).await,
-        (Action::Scale, "update") => scale::update(&operation).await,
-        (Action::Scale, "patch") => scale::patch(&operation).await,
+        (Action::Scale, Verb::Get) => scale::get(&operation).await,
+        (Action::Scale, Verb::Update) => scale::update(&operation).await,
+        (Action::Scale, Verb::Patch) => scale::patch(&operation).await,
         (Action::Binding, _) => binding::bind(&operation).await,
         (Action::Eviction, _) => eviction::evict(&operation).await,
         (Action::Token, _) => token::issue(&operation).await,
         (Action::Exec | Action::Attach | Action::PortForward | Action::Proxy | Action::Log, _) => {
             connect::connect(&operation, action, upgrade).await
         }
-        (_, "get") => get::get(&operation).await,
-        (_, "update") => update::update(&operation).await,
-        (_, "patch") => patch::patch(&operation).await,
+        (_, Verb::Get) => get::get(&operation).await,
+        (_, Verb::Update) => update::update(&operation).await,
+        (_, Verb::Patch) => patch::patch(&operation).await,
         _ => Err(Status::method_not_allowed()),
     }
 }

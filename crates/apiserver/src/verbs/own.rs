@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use api::Status;
 use futures_util::future::BoxFuture;
 use http::{HeaderValue, Response, header};
-use registry::{AnyObject, Resource};
+use registry::{AnyObject, Resource, Verb};
 
 use super::{Target, ask_kubelet, create_object, delete_object, modify};
 use crate::body::Body;
@@ -23,7 +23,7 @@ impl Own {
 impl OwnRequests for Own {
     fn create<'a>(&'a self, resource: &'a Arc<Resource>, object: AnyObject) -> BoxFuture<'a, Result<(), Status>> {
         Box::pin(async move {
-            let operation = own_operation(&self.state()?, "create", resource, "", "", "");
+            let operation = own_operation(&self.state()?, Verb::Create, resource, "", "", "");
             create_object(&operation, object).await.map(drop)
         })
     }
@@ -35,7 +35,7 @@ impl OwnRequests for Own {
         name: &'a str,
     ) -> BoxFuture<'a, Result<(), Status>> {
         Box::pin(async move {
-            let operation = own_operation(&self.state()?, "delete", resource, namespace, name, "");
+            let operation = own_operation(&self.state()?, Verb::Delete, resource, namespace, name, "");
             delete_object(&operation, namespace, name, &Default::default()).await.map(drop)
         })
     }
@@ -49,7 +49,7 @@ impl OwnRequests for Own {
         change: &'a Change<'a>,
     ) -> BoxFuture<'a, Result<(), Status>> {
         Box::pin(async move {
-            let mut operation = own_operation(&self.state()?, "patch", resource, namespace, name, "status");
+            let mut operation = own_operation(&self.state()?, Verb::Patch, resource, namespace, name, "status");
             if let Some(manager) = manager {
                 operation.headers.insert(header::USER_AGENT, HeaderValue::from_static(manager));
             }

@@ -101,7 +101,7 @@ async fn access(operation: &Operation, body: &mut Value, user: &UserInfo) -> Res
     let attributes = match (resource.is_object(), path.is_object()) {
         (true, false) => Attributes {
             is_resource: true,
-            verb: text(resource, "verb"),
+            verb: text(resource, "verb").into(),
             group: text(resource, "group"),
             resource: text(resource, "resource"),
             subresource: text(resource, "subresource"),
@@ -112,7 +112,9 @@ async fn access(operation: &Operation, body: &mut Value, user: &UserInfo) -> Res
             label_selector: selector(&resource["labelSelector"]),
             path: String::new(),
         },
-        (false, true) => Attributes { verb: text(path, "verb"), path: text(path, "path"), ..Attributes::default() },
+        (false, true) => {
+            Attributes { verb: text(path, "verb").into(), path: text(path, "path"), ..Attributes::default() }
+        }
         _ => {
             let mut errors = api::field::FieldErrors::default();
             errors.invalid(

@@ -3,7 +3,7 @@
 use api::Status;
 use http::{Response, StatusCode};
 use k8s_openapi::api::authentication::v1::TokenRequest;
-use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
+use k8s_openapi::api::core::v1::{Node, Pod, Secret, ServiceAccount};
 use serde_json::{Value, json};
 
 use super::respond::respond_value;
@@ -29,11 +29,8 @@ pub(crate) async fn issue(operation: &Operation) -> Result<Response<Body>, Statu
     let mut request = serde_json::to_value(request).map_err(Status::internal)?;
     let (namespace, name) = (&operation.info.namespace, &operation.info.name);
     operation.state.caches.fresh().await?;
-    let account: ServiceAccount = operation
-        .state
-        .caches
-        .peek("serviceaccounts", &format!("{namespace}/{name}"))?
-        .ok_or_else(|| operation.not_found(name))?;
+    let account =
+        operation.state.objects().get::<ServiceAccount>(namespace, name)?.ok_or_else(|| operation.not_found(name))?;
     if let Some(uid) = request["metadata"]["uid"].as_str().filter(|uid| account.metadata.uid.as_deref() != Some(uid)) {
         let found = account.metadata.uid.as_deref().unwrap_or_default();
         return Err(Status::conflict(
@@ -114,21 +111,21 @@ fn bind(
     let Some(kind) = reference["kind"].as_str().filter(|kind| !kind.is_empty()) else { return Ok(()) };
     let name = reference["name"].as_str().unwrap_or_default();
     let namespace = &operation.info.namespace;
-    let (prefix, key) = match kind {
-        "Pod" => ("pods", format!("{namespace}/{name}")),
-        "Secret" => ("secrets", format!("{namespace}/{name}")),
-        "Node" => ("minions", name.to_owned()),
+    let objects = operation.state.objects();
+    let pod = if kind == "Pod" { objects.get::<Pod>(namespace, name)? } else { None };
+    let found = match kind {
+        "Pod" => pod.as_ref().map(|pod| pod.metadata.clone()),
+        "Secret" => objects.metadata::<Secret>(namespace, name)?,
+        "Node" => objects.metadata::<Node>("", name)?,
         other => {
             return Err(Status::bad_request(format!("cannot bind token for serviceaccount to object of type {other}")));
         }
     };
-    let object: Value = operation.state.caches.peek(prefix, &key)?.ok_or_else(|| {
-        Status::not_found(
-            &api::GroupResource { group: "".into(), resource: format!("{}s", kind.to_lowercase()).into() },
-            name,
-        )
+    let found = found.ok_or_else(|| {
+        let resource = format!("{}s", kind.to_lowercase()).into();
+        Status::not_found(&api::GroupResource { group: "".into(), resource }, name)
     })?;
-    let uid = object["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
+    let uid = found.uid.unwrap_or_default();
     let wanted = reference["uid"].as_str().unwrap_or_default();
     if !wanted.is_empty() && wanted != uid {
         return Err(Status::conflict(
@@ -142,19 +139,19 @@ fn bind(
     let bound = Some((name.to_owned(), uid));
     match kind {
         "Pod" => {
-            let pod: Pod = serde_json::from_value(object).map_err(Status::internal)?;
-            let spec = pod.spec.unwrap_or_default();
-            if spec.service_account_name.as_deref() != account.metadata.name.as_deref() {
+            let spec = pod.as_ref().and_then(|pod| pod.spec.as_ref());
+            if spec.and_then(|spec| spec.service_account_name.as_deref()) != account.metadata.name.as_deref() {
                 return Err(Status::bad_request(format!(
                     "cannot bind token for serviceaccount {:?} to pod running with different serviceaccount name.",
                     operation.info.name
                 )));
             }
             claims.pod = bound;
-            if let Some(node) = spec.node_name.filter(|node| !node.is_empty()) {
-                let record: Option<Value> = operation.state.caches.peek("minions", &node)?;
-                let uid = record.and_then(|node| node["metadata"]["uid"].as_str().map(str::to_owned));
-                claims.node = Some((node, uid.unwrap_or_default()));
+            let node = spec.and_then(|spec| spec.node_name.as_deref()).filter(|node| !node.is_empty());
+            if let Some(node) = node {
+                let record = objects.metadata::<Node>("", node)?;
+                let uid = record.and_then(|record| record.uid).unwrap_or_default();
+                claims.node = Some((node.to_owned(), uid));
             }
         }
         "Secret" => claims.secret = bound,

@@ -199,7 +199,7 @@ fn check_version(operation: &Operation, new: &ObjectMeta, old: &ObjectMeta) -> R
     }
     match new.resource_version.as_deref() {
         None | Some("") | Some("0") => {
-            if operation.resource.strategy.unconditional_update() || operation.info.verb == "patch" {
+            if operation.resource.strategy.unconditional_update() || operation.info.verb == registry::Verb::Patch {
                 return Ok(false);
             }
             let mut errors = api::field::FieldErrors::default();

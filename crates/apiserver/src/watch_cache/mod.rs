@@ -9,6 +9,7 @@ mod deflate;
 mod dispatch;
 mod entry;
 mod groups;
+mod objects;
 mod unreadable;
 
 use std::sync::Arc;
@@ -17,7 +18,6 @@ use std::time::Duration;
 
 use parking_lot::RwLock;
 use registry::Resource;
-use serde::de::DeserializeOwned;
 use std::collections::HashMap;
 use store::{Revision, Store, StoreError};
 
@@ -26,6 +26,7 @@ pub(crate) use deflate::{Gzip, Piece};
 pub(crate) use dispatch::{run, start};
 pub(crate) use entry::{Entry, Filter};
 pub(crate) use groups::{Groups, first_group};
+pub(crate) use objects::Objects;
 pub(crate) use unreadable::{Prefix, Unreadable};
 
 /// The root of all keys, as upstream's default `--etcd-prefix`.
@@ -73,42 +74,6 @@ pub(crate) enum NotFresh {
 }
 
 impl Caches {
-    /// An object of another resource from the cache, for decisions that may lag a little behind. `key` is
-    /// `<namespace>/<name>` or `<name>`. One that cannot be read is an error, here and below: a decision about others
-    /// must not be made as if it were not there.
-    pub(crate) fn peek_entry(&self, prefix: &str, key: &str) -> Result<Option<Arc<Entry>>, Unreadable> {
-        let entry = self.get(prefix).and_then(|cache| cache.get(key));
-        entry.as_deref().map(Entry::readable).transpose()?;
-        Ok(entry)
-    }
-
-    /// As [`Self::peek_entry`], in its typed form.
-    pub(crate) fn peek<K: DeserializeOwned>(&self, prefix: &str, key: &str) -> Result<Option<K>, Unreadable> {
-        self.peek_entry(prefix, key)?.map(|entry| entry.decode()).transpose()
-    }
-
-    /// All objects under a prefix, of one namespace if given.
-    pub(crate) fn peek_all<K: DeserializeOwned>(
-        &self,
-        prefix: &str,
-        namespace: Option<&str>,
-    ) -> Result<Vec<K>, Unreadable> {
-        let Some(cache) = self.get(prefix) else { return Ok(Vec::new()) };
-        let snapshot = cache.snapshot();
-        if snapshot.objects.is_empty() {
-            return Ok(Vec::new());
-        }
-        snapshot.range(namespace, None).map(|entry| entry.decode()).collect()
-    }
-
-    /// As [`Self::peek_entry`], in its typed form, read once for all who look at the same version.
-    pub(crate) fn peek_shared<K>(&self, prefix: &str, key: &str) -> Result<Option<Arc<K>>, Unreadable>
-    where
-        K: DeserializeOwned + Send + Sync + 'static,
-    {
-        self.peek_entry(prefix, key)?.map(|entry| entry.read()).transpose()
-    }
-
     pub(crate) fn get(&self, prefix: &str) -> Option<Arc<Cache>> {
         self.by_prefix.read().get(prefix).cloned()
     }

@@ -171,7 +171,7 @@ impl Opaque for Check {
             (RESOURCE, "fieldSelector") => asked.field_selector = argument,
             (RESOURCE, "labelSelector") => asked.label_selector = argument,
             (RESOURCE | PATH, "check") => {
-                asked.verb = argument;
+                asked.verb = argument.into();
                 return Some(self.answers.find(next.question));
             }
             _ => return None,

@@ -6,6 +6,7 @@ use std::sync::{Arc, Weak};
 
 use api::Status;
 use cel::{Activation, Budget, Error, ErrorKind, Opaque, PER_CALL_LIMIT, Program, Value};
+use k8s_openapi::api::core::v1::Namespace;
 use parking_lot::Mutex;
 use registry::Resource;
 use registry::admissionregistration::environment::NAMESPACE_METADATA;
@@ -178,7 +179,7 @@ pub(in crate::admission) async fn namespace_object(
     if attributes.namespace.is_empty() || is_namespace {
         return Ok(Value::Null);
     }
-    let read = || cluster.caches.peek_entry("namespaces", attributes.namespace);
+    let read = || cluster.objects().entry::<Namespace>("", attributes.namespace);
     let entry = match read()? {
         Some(entry) => entry,
         None => {

@@ -122,8 +122,8 @@ async fn sample(cluster: &Arc<Cluster>, samples: &Samples, node: &str) -> Result
     let summary = serde_json::from_slice(&body).map_err(api::Status::internal)?;
     let at = Instant::now();
     for used in samples::read_summary(&summary) {
-        let pod: Option<Pod> = cluster.caches.peek("pods", &format!("{}/{}", used.namespace, used.pod))?;
-        let spec = pod.and_then(|pod| pod.spec).unwrap_or_default();
+        let pod = cluster.objects().get::<Pod>(&used.namespace, &used.pod)?;
+        let spec = pod.and_then(|pod| Arc::unwrap_or_clone(pod).spec).unwrap_or_default();
         let mut containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
         let image = containers.find(|container| container.name == used.container).and_then(|c| c.image.clone());
         if let Some(image) = image {

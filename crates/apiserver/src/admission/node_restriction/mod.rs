@@ -140,7 +140,7 @@ async fn token(cluster: &Cluster, attributes: &Attributes<'_>, node: &str) -> Re
         return Err(attributes.forbidden("node requested token with a pod binding without a uid"));
     };
     let name = bound.name.as_deref().unwrap_or_default();
-    let pod: Option<Pod> = cluster.caches.peek("pods", &format!("{}/{name}", attributes.namespace))?;
+    let pod = cluster.objects().get::<Pod>(attributes.namespace, name)?;
     let pod = pod.ok_or_else(|| Status::not_found(&api::GroupResource::new("", "pods"), name))?;
     if pod.metadata.uid.as_deref() != Some(uid) {
         return Err(attributes.forbidden(format!(
@@ -168,7 +168,7 @@ async fn token(cluster: &Cluster, attributes: &Attributes<'_>, node: &str) -> Re
 async fn may_request(cluster: &Cluster, attributes: &Attributes<'_>, audience: &str) -> bool {
     let asked = crate::authz::Attributes {
         is_resource: true,
-        verb: "request-serviceaccounts-token-audience".to_owned(),
+        verb: registry::Verb::custom("request-serviceaccounts-token-audience"),
         resource: audience.to_owned(),
         namespace: attributes.namespace.to_owned(),
         name: attributes.name.to_owned(),
@@ -207,13 +207,13 @@ fn pod_certificates(cluster: &Cluster, attributes: &Attributes<'_>, node: &str) 
         ));
     }
     let missing = |resource: &'static str, name: &str| Status::not_found(&api::GroupResource::new("", resource), name);
-    let key = |name: &str| format!("{}/{name}", attributes.namespace);
-    let record: Node = cluster.caches.peek("minions", node)?.ok_or_else(|| missing("nodes", node))?;
-    let pod: Pod = cluster.caches.peek("pods", &key(&spec.pod_name))?.ok_or_else(|| missing("pods", &spec.pod_name))?;
-    let pod_key = key(&spec.pod_name);
+    let (objects, namespace, pod_name) = (cluster.objects(), attributes.namespace, &spec.pod_name);
+    let record = objects.metadata::<Node>("", node)?.ok_or_else(|| missing("nodes", node))?;
+    let pod = objects.get::<Pod>(namespace, pod_name)?.ok_or_else(|| missing("pods", pod_name))?;
+    let pod_key = format!("{namespace}/{pod_name}");
     // Identities that differ may be those of objects that were made again a moment ago.
     let differs = |what: String| Err(Status::internal(format!("PodCertificateRequest for pod {pod_key:?} {what}")));
-    if record.metadata.uid.as_ref() != Some(&spec.node_uid) {
+    if record.uid.as_ref() != Some(&spec.node_uid) {
         return differs(format!("names node UID {:?}, inconsistent with the running node", spec.node_uid));
     }
     if pod.metadata.uid.as_ref() != Some(&spec.pod_uid) {
@@ -233,8 +233,8 @@ fn pod_certificates(cluster: &Cluster, attributes: &Attributes<'_>, node: &str) 
             "PodCertificateRequest for pod {pod_key:?} contains serviceAccountName ({named:?}) that differs from running pod ({account:?})"
         ));
     }
-    let record: ServiceAccount =
-        cluster.caches.peek("serviceaccounts", &key(account))?.ok_or_else(|| missing("serviceaccounts", account))?;
+    let record = objects.get::<ServiceAccount>(namespace, account)?;
+    let record = record.ok_or_else(|| missing("serviceaccounts", account))?;
     if record.metadata.uid.as_ref() != Some(&spec.service_account_uid) {
         let uid = &spec.service_account_uid;
         return differs(format!("names service account UID {uid:?}, which differs from the running service account"));

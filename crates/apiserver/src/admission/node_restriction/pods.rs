@@ -26,10 +26,9 @@ pub(super) fn check(cluster: &Cluster, attributes: &Attributes<'_>, node: &str) 
             .forbidden(format!("unexpected operation {verb:?}, node {node:?} can only create and delete mirror pods"))),
         ("status", Verb::Update) => status(attributes, node, own),
         ("eviction", Verb::Create) => {
-            let pod: Option<Pod> =
-                cluster.caches.peek("pods", &format!("{}/{}", attributes.namespace, attributes.name))?;
+            let pod = cluster.objects().get::<Pod>(attributes.namespace, attributes.name)?;
             let missing = || Status::not_found(&GroupResource::new("", "pods"), attributes.name);
-            if own(&pod.ok_or_else(missing)?) {
+            if own(&*pod.ok_or_else(missing)?) {
                 return Ok(());
             }
             let message = format!("node {node} can only evict pods with spec.nodeName set to itself");
@@ -88,9 +87,9 @@ fn create(cluster: &Cluster, attributes: &Attributes<'_>, node: &str) -> Result<
     if owner.block_owner_deletion == Some(true) {
         return refuse(format!("node {node:?} must not set blockOwnerDeletion on an owner reference"));
     }
-    let record: Option<Node> = cluster.caches.peek("minions", node)?;
+    let record = cluster.objects().metadata::<Node>("", node)?;
     let record = record.ok_or_else(|| Status::not_found(&GroupResource::new("", "nodes"), node))?;
-    let uid = record.metadata.uid.unwrap_or_default();
+    let uid = record.uid.unwrap_or_default();
     if owner.uid != uid {
         return refuse(format!("node {node} UID mismatch: expected {} got {uid}", owner.uid));
     }
@@ -173,9 +172,8 @@ pub(super) fn names_audience(cluster: &Cluster, pod: &Pod, audience: &str) -> Re
         } else {
             volume.csi.as_ref().map(|csi| csi.driver.clone())
         };
-        let driver: Option<CSIDriver> =
-            driver.map(|driver| cluster.caches.peek("csidrivers", &driver)).transpose()?.flatten();
-        let requests = driver.and_then(|driver| driver.spec.token_requests).unwrap_or_default();
+        let driver = driver.map(|driver| cluster.objects().get::<CSIDriver>("", &driver)).transpose()?.flatten();
+        let requests = driver.as_ref().and_then(|driver| driver.spec.token_requests.as_deref()).unwrap_or_default();
         if requests.iter().any(|request| request.audience == audience) {
             return Ok(true);
         }
@@ -184,9 +182,9 @@ pub(super) fn names_audience(cluster: &Cluster, pod: &Pod, audience: &str) -> Re
 }
 
 fn driver_of_claim(cluster: &Cluster, namespace: &str, claim: &str) -> Result<Option<String>, Unreadable> {
-    let claim: Option<PersistentVolumeClaim> =
-        cluster.caches.peek("persistentvolumeclaims", &format!("{namespace}/{claim}"))?;
-    let Some(name) = claim.and_then(|claim| claim.spec?.volume_name) else { return Ok(None) };
-    let volume: Option<PersistentVolume> = cluster.caches.peek("persistentvolumes", &name)?;
-    Ok(volume.and_then(|volume| Some(volume.spec?.csi?.driver)))
+    let claim = cluster.objects().get::<PersistentVolumeClaim>(namespace, claim)?;
+    let named = claim.as_ref().and_then(|claim| claim.spec.as_ref()?.volume_name.as_deref());
+    let Some(name) = named else { return Ok(None) };
+    let volume = cluster.objects().get::<PersistentVolume>("", name)?;
+    Ok(volume.and_then(|volume| Some(volume.spec.as_ref()?.csi.as_ref()?.driver.clone())))
 }

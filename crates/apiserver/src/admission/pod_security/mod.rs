@@ -17,7 +17,7 @@ use std::sync::Arc;
 use api::Status;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, ReplicaSet, StatefulSet};
 use k8s_openapi::api::batch::v1::{CronJob, Job};
-use k8s_openapi::api::core::v1::{Pod, PodSpec, PodTemplate, PodTemplateSpec, ReplicationController};
+use k8s_openapi::api::core::v1::{Namespace, Pod, PodSpec, PodTemplate, PodTemplateSpec, ReplicationController};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::config::Setting;
@@ -125,7 +125,7 @@ impl PodSecurity {
 
 /// Most namespaces ask for nothing: this look must cost little.
 fn namespace_entry(cluster: &Cluster, attributes: &Attributes<'_>) -> Result<Option<Arc<Entry>>, Unreadable> {
-    cluster.caches.peek_entry("namespaces", attributes.namespace)
+    cluster.objects().entry::<Namespace>("", attributes.namespace)
 }
 
 fn note(attributes: &Attributes<'_>, key: &str, value: String) {

@@ -54,7 +54,7 @@ pub(super) fn validate(settings: &Settings, cluster: &Cluster, attributes: &Attr
     if policy.enforce == before.enforce || policy.enforce.is_privileged() || relaxed || warn_if_exempt() {
         return Ok(());
     }
-    let pods: Vec<Pod> = cluster.caches.peek_all("pods", Some(attributes.name))?;
+    let pods = cluster.objects().list::<Pod>(Some(attributes.name))?;
     for warning in existing(settings, attributes.name, policy.enforce, pods) {
         attributes.warn(warning);
     }

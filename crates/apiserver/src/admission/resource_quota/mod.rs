@@ -41,7 +41,7 @@ impl Plugin for ResourceQuota {
             return admitted();
         }
         // Most namespaces have no quota; this look must cost nothing.
-        let quotas: Vec<Quota> = match cluster.caches.peek_all("resourcequotas", Some(attributes.namespace)) {
+        let quotas = match cluster.objects().list::<Quota>(Some(attributes.namespace)) {
             Ok(quotas) => quotas,
             Err(unreadable) => return Err(unreadable.into()).into(),
         };
@@ -127,8 +127,7 @@ impl ResourceQuota {
     ) -> Result<(), Status> {
         let Some(resource) = cluster.registry.find("", "v1", "resourcequotas") else { return Ok(()) };
         if attributes.dry_run {
-            let quota: Option<Quota> =
-                cluster.caches.peek("resourcequotas", &format!("{}/{name}", attributes.namespace))?;
+            let quota = cluster.objects().get::<Quota>(attributes.namespace, name)?;
             let outcome = quota.map_or(Ok(()), |quota| spend(&quota, name, charge).map(drop));
             return outcome.map_err(|problem| attributes.forbidden(problem));
         }

@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::{PersistentVolume, Pod};
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use parking_lot::Mutex;
+use registry::Verb;
 
 use graph::{Graph, Kind};
 
@@ -72,18 +73,18 @@ impl NodeAuthorizer {
     fn decide_resource(&self, node: &str, attributes: &Attributes) -> Option<Opinion> {
         let allow = || Some(Opinion::Allow(String::new()));
         let no = |reason: &str| Some(Opinion::None(reason.to_owned()));
-        let (verb, subresource, name) = (&*attributes.verb, &*attributes.subresource, &*attributes.name);
+        let (verb, subresource, name) = (&attributes.verb, &*attributes.subresource, &*attributes.name);
         let related =
             |kind: Kind| self.related(node, attributes, |graph| graph.reaches(kind, &attributes.namespace, name, node));
         let only_get = || {
-            if verb != "get" {
+            if *verb != Verb::Get {
                 return Some("can only get individual resources of this type");
             }
             (!subresource.is_empty()).then_some("cannot get subresource")
         };
         match (&*attributes.group, &*attributes.resource) {
             ("", resource @ ("secrets" | "configmaps")) => {
-                if !matches!(verb, "get" | "list" | "watch") {
+                if !verb.is_read() {
                     return no("can only read resources of this type");
                 }
                 if !subresource.is_empty() {
@@ -95,7 +96,7 @@ impl NodeAuthorizer {
                 related(if resource == "secrets" { Kind::Secret } else { Kind::ConfigMap })
             }
             ("", "persistentvolumeclaims") if subresource == "status" => match verb {
-                "update" | "patch" => related(Kind::Claim),
+                Verb::Update | Verb::Patch => related(Kind::Claim),
                 _ => no("can only get/update/patch this type"),
             },
             ("", "persistentvolumeclaims") => only_get().map_or_else(|| related(Kind::Claim), no),
@@ -106,44 +107,44 @@ impl NodeAuthorizer {
             ("storage.k8s.io", "volumeattachments") => only_get()
                 .map_or_else(|| self.related(node, attributes, |graph| graph.attachment_is_on(name, node)), no),
             ("", "serviceaccounts") => match (verb, subresource) {
-                ("get", "") => related(Kind::ServiceAccount),
-                ("create", "token") if !name.is_empty() => related(Kind::ServiceAccount),
-                ("create", "token") => no("can only create tokens for individual service accounts"),
+                (Verb::Get, "") => related(Kind::ServiceAccount),
+                (Verb::Create, "token") if !name.is_empty() => related(Kind::ServiceAccount),
+                (Verb::Create, "token") => no("can only create tokens for individual service accounts"),
                 _ => no("can only create token subresource of serviceaccount"),
             },
             ("coordination.k8s.io", "leases") => {
-                if !matches!(verb, "get" | "create" | "update" | "patch" | "delete") {
+                if !matches!(verb, Verb::Get | Verb::Create | Verb::Update | Verb::Patch | Verb::Delete) {
                     return no("can only get, create, update, patch, or delete a node lease");
                 }
                 if attributes.namespace != "kube-node-lease" {
                     return no("can only access leases in the \"kube-node-lease\" system namespace");
                 }
                 // The name is not known on create; admission looks at it then.
-                if verb != "create" && name != node {
+                if *verb != Verb::Create && name != node {
                     return no("can only access node lease with the same name as the requesting node");
                 }
                 allow()
             }
             ("storage.k8s.io", "csinodes") => {
-                if !matches!(verb, "get" | "create" | "update" | "patch" | "delete") {
+                if !matches!(verb, Verb::Get | Verb::Create | Verb::Update | Verb::Patch | Verb::Delete) {
                     return no("can only get, create, update, patch, or delete a CSINode");
                 }
                 if !subresource.is_empty() {
                     return no("cannot authorize CSINode subresources");
                 }
-                if verb != "create" && name != node {
+                if *verb != Verb::Create && name != node {
                     return no("can only access CSINode with the same name as the requesting node");
                 }
                 allow()
             }
             ("resource.k8s.io", "resourceslices") => self.decide_slices(node, attributes),
             ("", "nodes") => match (verb, subresource) {
-                ("create" | "update" | "patch", "") | ("update" | "patch", "status") => allow(),
-                ("get" | "list" | "watch", "") if name == node => allow(),
-                ("get" | "list" | "watch", "") if name.is_empty() => {
+                (Verb::Create | Verb::Update | Verb::Patch, "") | (Verb::Update | Verb::Patch, "status") => allow(),
+                (verb, "") if verb.is_read() && name == node => allow(),
+                (verb, "") if verb.is_read() && name.is_empty() => {
                     no(&format!("node '{node}' cannot read all nodes, only its own Node object"))
                 }
-                ("get" | "list" | "watch", "") => {
+                (verb, "") if verb.is_read() => {
                     no(&format!("node '{node}' cannot read '{name}', only its own Node object"))
                 }
                 _ => no(""),
@@ -157,9 +158,9 @@ impl NodeAuthorizer {
         let allow = || Some(Opinion::Allow(String::new()));
         let on_node =
             || self.related(node, attributes, |graph| graph.pod_is_on(&attributes.namespace, &attributes.name, node));
-        match (&*attributes.verb, &*attributes.subresource) {
-            ("get", "") => on_node(),
-            ("list" | "watch", "") => {
+        match (&attributes.verb, &*attributes.subresource) {
+            (Verb::Get, "") => on_node(),
+            (Verb::List | Verb::Watch, "") => {
                 let selector = api::selector::FieldSelector::parse(&attributes.field_selector);
                 if selector.is_ok_and(|selector| selector.requires("spec.nodeName") == Some(node)) {
                     return allow();
@@ -170,7 +171,9 @@ impl NodeAuthorizer {
                 Some(Opinion::None("can only list/watch pods with spec.nodeName field selector".to_owned()))
             }
             // Mirror pods and the pods of this node; admission looks at which.
-            ("create" | "delete", "") | ("update" | "patch", "status") | ("create", "eviction") => allow(),
+            (Verb::Create | Verb::Delete, "") | (Verb::Update | Verb::Patch, "status") | (Verb::Create, "eviction") => {
+                allow()
+            }
             _ => Some(Opinion::None(String::new())),
         }
     }
@@ -181,13 +184,13 @@ impl NodeAuthorizer {
         if !attributes.subresource.is_empty() {
             return no("cannot authorize ResourceSlice subresources");
         }
-        match &*attributes.verb {
+        match &attributes.verb {
             // Admission looks at whose it is.
-            "create" => allow(),
-            "get" | "update" | "patch" | "delete" => {
+            Verb::Create => allow(),
+            Verb::Get | Verb::Update | Verb::Patch | Verb::Delete => {
                 self.related(node, attributes, |graph| graph.slice_is_on(&attributes.name, node))
             }
-            "list" | "watch" | "deletecollection" => {
+            Verb::List | Verb::Watch | Verb::DeleteCollection => {
                 let selector = api::selector::FieldSelector::parse(&attributes.field_selector);
                 if selector.is_ok_and(|selector| selector.requires("spec.nodeName") == Some(node)) {
                     return allow();

@@ -10,7 +10,7 @@ fn has(list: &Option<Vec<String>>, value: &str) -> bool {
 
 /// Whether one rule allows one request.
 pub fn allows(rule: &PolicyRule, attributes: &Attributes) -> bool {
-    let verb = rule.verbs.iter().any(|verb| verb == "*" || *verb == attributes.verb);
+    let verb = rule.verbs.iter().any(|verb| verb == "*" || verb == attributes.verb.as_str());
     if !verb {
         return false;
     }
