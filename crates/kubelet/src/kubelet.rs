@@ -22,7 +22,7 @@ use crate::resources::ResourceList;
 use crate::runtime::Runtime;
 use crate::shutdown::Shutdown;
 use crate::state::{self, PodState};
-use crate::status::{Ended, Observed, pod_status};
+use crate::status::{self, Ended, Observed, pod_status};
 use crate::status_writer::StatusWriter;
 use crate::volumes::Volumes;
 use crate::worker::Memory;
@@ -118,6 +118,7 @@ const OUR_CONDITIONS: &[&str] = &[
     "ContainersReady",
     "PodScheduled",
     "DisruptionTarget",
+    status::ALL_RESTARTING,
     resize::PENDING,
     resize::IN_PROGRESS,
 ];

@@ -126,6 +126,22 @@ pub(crate) fn plan(pod: &Pod, state: &PodState, verdicts: &dyn Verdicts) -> Acti
     actions
 }
 
+/// Every container of a pod that starts all over, in the order in which they are removed. Those whose end asked for it
+/// go last: as long as one is there, a kubelet that was restarted goes on with it.
+pub(crate) fn reset<'a>(pod: &Pod, state: &'a PodState) -> Vec<&'a ContainerState> {
+    let Some(spec) = &pod.spec else { return Vec::new() };
+    let all = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+    let records = all.flat_map(|container| {
+        let records = state.containers.iter().filter(|record| record.name == container.name);
+        records.map(|record| {
+            let has_ended = record.phase == Phase::Exited;
+            (has_ended && state::restarts_all_after(container, record.exit_code), record)
+        })
+    });
+    let (causes, others): (Vec<_>, Vec<_>) = records.partition(|(is_cause, _)| *is_cause);
+    others.into_iter().chain(causes).map(|(_, record)| record).collect()
+}
+
 fn plan_new_sandbox(spec: &PodSpec, policy: &str, state: &PodState, attempt: u32, actions: &mut Actions) {
     actions.kill_pod = true;
     if policy == "Never" && attempt != 0 && !state.containers.is_empty() {
@@ -301,7 +317,30 @@ fn plan_running_sidecar(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use k8s_openapi::api::core::v1::{ContainerRestartRule, ContainerRestartRuleOnExitCodes};
     use std::collections::HashMap;
+
+    #[test]
+    fn the_cause_of_a_whole_restart_is_removed_last() {
+        let mut cause = container("cause");
+        cause.restart_policy = Some("Never".into());
+        cause.restart_policy_rules = Some(vec![ContainerRestartRule {
+            action: "RestartAllContainers".into(),
+            exit_codes: Some(ContainerRestartRuleOnExitCodes { operator: "In".into(), values: Some(vec![42]) }),
+        }]);
+        let mut pod = pod("Never", vec![container("init"), sidecar("side")], &["main"]);
+        pod.spec.as_mut().unwrap().containers.insert(0, cause);
+        let records = [
+            ("cause", Phase::Exited, 42),
+            ("main", Phase::Running, 0),
+            ("side", Phase::Running, 0),
+            ("init", Phase::Exited, 0),
+            ("debugger", Phase::Running, 0),
+        ];
+        let state = state::tests::up(&records, |record| record);
+        let names: Vec<&str> = reset(&pod, &state).into_iter().map(|record| record.name.as_str()).collect();
+        assert_eq!(names, ["main", "init", "side", "cause"]);
+    }
 
     #[derive(Default)]
     struct Probed(HashMap<&'static str, Verdict>);

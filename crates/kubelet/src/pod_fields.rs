@@ -51,7 +51,6 @@ const REFUSED: &[Row] = &[
     Row { field: "EmptyDirVolumeSource.medium", reason: "HugePagesNotSupported", asks: Asks::Pod(huge_pages) },
     Row { field: "ResourceRequirements.claims", reason: "ResourceClaimsNotSupported", asks: Asks::Container(claims) },
     Row { field: "EnvVarSource.fileKeyRef", reason: "FileKeyRefNotSupported", asks: Asks::Container(file_key_ref) },
-    Row { field: "ContainerRestartRule.action", reason: "RestartRuleNotSupported", asks: Asks::Container(restart_rule) },
     Row { field: "SecurityContext.appArmorProfile", reason: "AppArmor", asks: Asks::Container(app_armor) },
 ];
 
@@ -135,11 +134,6 @@ fn file_key_ref(_: &Pod, container: &Container, _: Host) -> Option<String> {
     ))
 }
 
-fn restart_rule(_: &Pod, container: &Container, _: Host) -> Option<String> {
-    let rule = container.restart_policy_rules.iter().flatten().find(|rule| rule.action != "Restart")?;
-    Some(format!("container {:?}: this node does not do the restart rule {:?}", container.name, rule.action))
-}
-
 /// Upstream's words where the kernel has no AppArmor.
 fn app_armor(pod: &Pod, container: &Container, host: Host) -> Option<String> {
     let profile = containers::effective_security(pod, container).app_armor_profile?;
@@ -201,7 +195,7 @@ mod tests {
         ("ContainerPort", "containerPort hostIP hostPort name protocol"),
         ("ContainerResizePolicy", "resourceName restartPolicy"),
         ("ResourceRequirements", "limits requests"),
-        ("ContainerRestartRule", "exitCodes"),
+        ("ContainerRestartRule", "action exitCodes"),
         ("ContainerRestartRuleOnExitCodes", "operator values"),
         ("SecurityContext", "allowPrivilegeEscalation capabilities privileged procMount readOnlyRootFilesystem runAsGroup \
             runAsNonRoot runAsUser seLinuxOptions seccompProfile"),
@@ -328,11 +322,6 @@ mod tests {
             Host { has_apparmor: true, has_default_profile: false },
         );
         let other = Host { has_apparmor: true, has_default_profile: true };
-        let rule = |action: &str| {
-            with(
-                json!({"restartPolicy": "Never", "restartPolicyRules": [{"action": action, "exitCodes": {"operator": "In", "values": [1]}}]}),
-            )
-        };
         for (spec, host, expected) in [
             (with(json!({})), none, None),
             (json!({"hostUsers": true, "containers": []}), none, None),
@@ -362,8 +351,6 @@ mod tests {
             (volume(json!({"projected": {"sources": [{"serviceAccountToken": {"path": "p"}}]}})), none, None),
             (volume(json!({"emptyDir": {"medium": "HugePages-2Mi"}})), none, Some("HugePagesNotSupported")),
             (volume(json!({"emptyDir": {"medium": "Memory"}})), none, None),
-            (rule("Restart"), none, None),
-            (rule("RestartAllContainers"), none, Some("RestartRuleNotSupported")),
             (with(json!({"securityContext": {"seLinuxOptions": {"level": "s0:c0,c1"}}})), none, None),
             (armored("Unconfined"), none, None),
             (armored("Localhost"), none, Some("AppArmor")),

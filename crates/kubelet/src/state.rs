@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::hash::Hasher;
 
 use cri::v1;
-use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::core::v1::{Container, ContainerRestartRule, Pod};
 
 pub(crate) mod label {
     pub(crate) const POD_NAME: &str = "io.kubernetes.pod.name";
@@ -309,30 +309,43 @@ pub(crate) use api::pod::is_sidecar;
 /// Whether a container that ended with `exit_code` is started again: its own rules first, then its
 /// own policy, then the pod's.
 pub(crate) fn restarts_after(container: &Container, pod_policy: &str, exit_code: i32) -> bool {
-    let policy = match container.restart_policy.as_deref() {
-        Some(policy) => {
-            let matching = container.restart_policy_rules.iter().flatten().any(|rule| {
-                rule.exit_codes.as_ref().is_some_and(|codes| {
-                    let listed = codes.values.iter().flatten().any(|value| *value == exit_code);
-                    match codes.operator.as_str() {
-                        "In" => listed,
-                        "NotIn" => !listed,
-                        _ => false,
-                    }
-                })
-            });
-            if matching {
-                return true;
-            }
-            policy
-        }
-        None => pod_policy,
-    };
-    match policy {
+    if restart_rule(container, exit_code).is_some() {
+        return true;
+    }
+    match container.restart_policy.as_deref().unwrap_or(pod_policy) {
         "Never" => false,
         "OnFailure" => exit_code != 0,
         _ => true,
     }
+}
+
+/// Whether that end starts the whole pod again.
+pub(crate) fn restarts_all_after(container: &Container, exit_code: i32) -> bool {
+    restart_rule(container, exit_code).is_some_and(|rule| rule.action == RESTART_ALL)
+}
+
+/// Whether any end of a container would.
+pub(crate) fn may_restart_all(pod: &Pod) -> bool {
+    let spec = pod.spec.iter();
+    let mut containers = spec.flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
+    containers.any(|container| container.restart_policy_rules.iter().flatten().any(|rule| rule.action == RESTART_ALL))
+}
+
+const RESTART_ALL: &str = "RestartAllContainers";
+
+/// The first rule that the exit code fits. Rules count only beside a policy of the container's own.
+fn restart_rule(container: &Container, exit_code: i32) -> Option<&ContainerRestartRule> {
+    container.restart_policy.as_ref()?;
+    container.restart_policy_rules.iter().flatten().find(|rule| {
+        rule.exit_codes.as_ref().is_some_and(|codes| {
+            let listed = codes.values.iter().flatten().any(|value| *value == exit_code);
+            match codes.operator.as_str() {
+                "In" => listed,
+                "NotIn" => !listed,
+                _ => false,
+            }
+        })
+    })
 }
 
 pub(crate) fn restart_policy(pod: &Pod) -> &str {
@@ -362,7 +375,7 @@ pub(crate) fn container_annotations(pod: &Pod, container: &Container, restart_co
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use k8s_openapi::api::core::v1::{ContainerRestartRule, ContainerRestartRuleOnExitCodes};
+    use k8s_openapi::api::core::v1::ContainerRestartRuleOnExitCodes;
 
     /// A pod that is up, with these containers in these phases and with these exit codes.
     pub(crate) fn up(
@@ -407,6 +420,29 @@ pub(crate) mod tests {
                 ..Default::default()
             };
             assert_eq!(restarts_after(&container, pod_policy, exit_code), expected, "{own:?} {pod_policy} {exit_code}");
+        }
+    }
+
+    #[test]
+    fn the_first_fitting_rule_says_what_is_restarted() {
+        let rule = |action: &str, value: i32| ContainerRestartRule {
+            action: action.into(),
+            exit_codes: Some(ContainerRestartRuleOnExitCodes { operator: "In".into(), values: Some(vec![value]) }),
+        };
+        for (own, rules, exit_code, expected) in [
+            (Some("Never"), vec![rule("RestartAllContainers", 42)], 42, (true, true)),
+            (Some("Never"), vec![rule("RestartAllContainers", 42)], 1, (false, false)),
+            (Some("Always"), vec![rule("RestartAllContainers", 42)], 1, (true, false)),
+            (Some("Never"), vec![rule("Restart", 42), rule("RestartAllContainers", 42)], 42, (true, false)),
+            (Some("Never"), vec![rule("Restart", 1), rule("RestartAllContainers", 42)], 42, (true, true)),
+        ] {
+            let container = Container {
+                restart_policy: own.map(String::from),
+                restart_policy_rules: Some(rules.clone()),
+                ..Default::default()
+            };
+            let found = (restarts_after(&container, "Never", exit_code), restarts_all_after(&container, exit_code));
+            assert_eq!(found, expected, "{own:?} {rules:?} {exit_code}");
         }
     }
 

@@ -62,10 +62,13 @@ pub(crate) fn pod_status(pod: &Pod, observed: &Observed<'_>) -> PodStatus {
     let init = spec.init_containers.as_deref().unwrap_or_default();
     let ephemeral: Vec<Container> = spec.ephemeral_containers.iter().flatten().map(state::from_ephemeral).collect();
     let has_init = !init.is_empty();
+    let is_restarting = is_restarting_all(pod, &old, observed.state);
 
-    let mut containers = statuses(pod, observed, &spec.containers, &old.container_statuses, has_init, false);
-    let mut inits = statuses(pod, observed, init, &old.init_container_statuses, has_init, true);
-    let ephemerals = statuses(pod, observed, &ephemeral, &old.ephemeral_container_statuses, has_init, false);
+    let mut list = Statuses { pod, observed, waits_for_init: has_init, is_init: false, is_restarting };
+    let mut containers = list.of(&spec.containers, &old.container_statuses);
+    let mut inits = Statuses { is_init: true, ..list }.of(init, &old.init_container_statuses);
+    list.is_restarting = false;
+    let ephemerals = list.of(&ephemeral, &old.ephemeral_container_statuses);
 
     for (container, status) in spec.containers.iter().zip(&mut containers) {
         set_readiness(container, status, observed);
@@ -139,6 +142,9 @@ pub(crate) fn pod_status(pod: &Pod, observed: &Observed<'_>) -> PodStatus {
             observed.ended.map(|ended| ended.message.clone()),
         ));
     }
+    if state::may_restart_all(pod) {
+        conditions.push(all_containers_restarting(is_restarting, pod, observed.state, phase));
+    }
     let mut others = old.conditions.unwrap_or_default();
     if !observed.is_terminating && ended.is_none() {
         conditions.extend(observed.resize.conditions());
@@ -207,80 +213,147 @@ fn has_initialized(pod: &Pod, status: &PodStatus) -> bool {
     }
 }
 
-fn statuses(
-    pod: &Pod,
-    observed: &Observed<'_>,
-    containers: &[Container],
-    old: &Option<Vec<ContainerStatus>>,
+/// What statuses of containers of one kind have in common.
+#[derive(Clone, Copy)]
+struct Statuses<'a> {
+    pod: &'a Pod,
+    observed: &'a Observed<'a>,
     waits_for_init: bool,
     is_init: bool,
-) -> Vec<ContainerStatus> {
-    containers
-        .iter()
-        .map(|container| {
-            let old = old.iter().flatten().find(|status| status.name == container.name);
-            container_status(pod, observed, container, old, waits_for_init, is_init)
-        })
-        .collect()
+    /// All containers are being removed, to start all over.
+    is_restarting: bool,
 }
 
-fn container_status(
-    pod: &Pod,
-    observed: &Observed<'_>,
-    container: &Container,
-    old: Option<&ContainerStatus>,
-    waits_for_init: bool,
-    is_init: bool,
-) -> ContainerStatus {
-    let mut records = observed.state.containers.iter().filter(|c| c.name == container.name);
-    let mut status = match records.next() {
-        None => unseen_status(container, old, waits_for_init),
-        Some(newest) => {
-            let mut status = from_record(newest, observed.runtime_name, container);
-            status.last_state = records
-                .find(|older| older.phase == Phase::Exited)
-                .map(|older| ApiState {
-                    terminated: Some(terminated_state(older, observed.runtime_name)),
-                    ..Default::default()
-                })
-                .or_else(|| {
-                    old.and_then(|old| {
-                        let same = old.container_id == status.container_id;
-                        let past = if same {
-                            old.last_state.clone()
-                        } else {
-                            old.state.clone().filter(|s| s.terminated.is_some()).or(old.last_state.clone())
-                        };
-                        past.filter(|state| state.terminated.is_some())
-                    })
-                });
-            // Collected containers must not make the count go back.
-            if let Some(old) = old {
-                status.restart_count = status.restart_count.max(old.restart_count);
-            }
-            status.resources = Some(resize::reported(container, newest, observed.resize, pod.status.as_ref()));
-            status.allocated_resources = container.resources.as_ref().and_then(|r| r.requests.clone());
-            status
-        }
-    };
-    status.volume_mounts = volume_mounts(container, observed.recursive_read_only);
-    let Some(waiting) = observed.waiting.get(&container.name) else { return status };
-    if running(&status).is_some() {
-        return status;
-    }
-    if let Some(past) = terminated(&status) {
-        let done = if is_init && !state::is_sidecar(container) {
-            past.exit_code == 0
-        } else {
-            !state::restarts_after(container, state::restart_policy(pod), past.exit_code)
+impl Statuses<'_> {
+    fn of(&self, containers: &[Container], old: &Option<Vec<ContainerStatus>>) -> Vec<ContainerStatus> {
+        let status = |container: &Container| {
+            let old = old.iter().flatten().find(|status| status.name == container.name);
+            self.container(container, old)
         };
-        if done || observed.is_terminating {
+        containers.iter().map(status).collect()
+    }
+
+    fn container(&self, container: &Container, old: Option<&ContainerStatus>) -> ContainerStatus {
+        let observed = self.observed;
+        let mut records = observed.state.containers.iter().filter(|c| c.name == container.name);
+        let mut status = match records.next() {
+            None if self.is_restarting && old.is_some_and(has_run) => restarting_status(container, old),
+            None => unseen_status(container, old, self.waits_for_init),
+            Some(newest) => {
+                let mut status = from_record(newest, observed.runtime_name, container);
+                status.last_state = records
+                    .find(|older| older.phase == Phase::Exited)
+                    .map(|older| ApiState {
+                        terminated: Some(terminated_state(older, observed.runtime_name)),
+                        ..Default::default()
+                    })
+                    .or_else(|| {
+                        old.and_then(|old| {
+                            let same = old.container_id == status.container_id;
+                            let past = if same {
+                                old.last_state.clone()
+                            } else {
+                                old.state.clone().filter(|s| s.terminated.is_some()).or(old.last_state.clone())
+                            };
+                            past.filter(|state| state.terminated.is_some())
+                        })
+                    });
+                let is_restart = old.is_none_or(|old| status.restart_count > old.restart_count);
+                // Collected containers must not make the count go back.
+                if let Some(old) = old {
+                    status.restart_count = status.restart_count.max(old.restart_count);
+                }
+                status.resources = Some(resize::reported(container, newest, observed.resize, self.pod.status.as_ref()));
+                status.allocated_resources = container.resources.as_ref().and_then(|r| r.requests.clone());
+                // Whatever the runtime says later, an end that was told and is no reason to start again stays.
+                match old.filter(|_| !is_restart && terminated(&status).is_none()) {
+                    Some(old) if terminated(old).is_some_and(|end| self.is_last(container, end)) => old.clone(),
+                    _ => status,
+                }
+            }
+        };
+        status.volume_mounts = volume_mounts(container, observed.recursive_read_only);
+        let Some(waiting) = observed.waiting.get(&container.name) else { return status };
+        if running(&status).is_some() {
             return status;
         }
-        status.last_state = status.state.take();
+        if let Some(past) = terminated(&status) {
+            if self.is_last(container, past) || observed.is_terminating {
+                return status;
+            }
+            status.last_state = status.state.take();
+        }
+        status.state = Some(waiting_state(waiting.reason, Some(&waiting.message)));
+        status
     }
-    status.state = Some(waiting_state(waiting.reason, Some(&waiting.message)));
-    status
+
+    /// Whether the container is not started again after that end.
+    fn is_last(&self, container: &Container, end: &ContainerStateTerminated) -> bool {
+        let is_initialized = self.is_init && !state::is_sidecar(container) && end.exit_code == 0;
+        is_initialized || !state::restarts_after(container, state::restart_policy(self.pod), end.exit_code)
+    }
+}
+
+fn has_run(status: &ContainerStatus) -> bool {
+    running(status).is_some() || terminated(status).is_some()
+}
+
+/// Whether the end of a container has all of them start again, seen now or told before.
+fn is_restarting_all(pod: &Pod, old: &PodStatus, state: &PodState) -> bool {
+    if !state::may_restart_all(pod) {
+        return false;
+    }
+    let told = old.conditions.iter().flatten();
+    if told.into_iter().any(is_restart_of_all) {
+        return true;
+    }
+    let spec = pod.spec.iter();
+    let mut containers = spec.flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
+    containers.any(|container| {
+        let newest = state.container(&container.name).filter(|newest| newest.phase == Phase::Exited);
+        newest.is_some_and(|newest| state::restarts_all_after(container, newest.exit_code))
+    })
+}
+
+/// The condition of a pod whose containers must be removed, all of them, before any is started.
+pub(crate) fn is_restart_of_all(condition: &PodCondition) -> bool {
+    condition.type_ == ALL_RESTARTING && condition.status == "True"
+}
+
+pub(crate) const ALL_RESTARTING: &str = "AllContainersRestarting";
+const RESTARTING_ALL: &str = "RestartingAllContainers";
+
+fn all_containers_restarting(is_restarting: bool, pod: &Pod, state: &PodState, phase: &str) -> PodCondition {
+    match phase {
+        "Succeeded" => return condition(ALL_RESTARTING, false, Some("PodCompleted"), None),
+        "Failed" => return condition(ALL_RESTARTING, false, Some("PodFailed"), None),
+        _ => {}
+    }
+    if !is_restarting || crate::plan::reset(pod, state).is_empty() {
+        return condition(ALL_RESTARTING, false, None, None);
+    }
+    let message = "container exited with restart policy rule".to_string();
+    condition(ALL_RESTARTING, true, Some("RestartAllContainersStarted"), Some(message))
+}
+
+/// A container that was removed to be started again with all others.
+fn restarting_status(container: &Container, old: Option<&ContainerStatus>) -> ContainerStatus {
+    let message = "The container is removed because RestartAllContainers in place";
+    let end = ContainerStateTerminated {
+        exit_code: 137,
+        reason: Some(RESTARTING_ALL.into()),
+        message: Some(message.into()),
+        ..Default::default()
+    };
+    ContainerStatus {
+        name: container.name.clone(),
+        image: container.image.clone().unwrap_or_default(),
+        state: Some(waiting_state(RESTARTING_ALL, Some(message))),
+        last_state: Some(ApiState { terminated: Some(end), ..Default::default() }),
+        restart_count: old.map_or(0, |old| old.restart_count) + 1,
+        started: Some(false),
+        ..Default::default()
+    }
 }
 
 /// How the volumes are mounted, as far as the spec left that open.
@@ -426,10 +499,13 @@ fn phase(
 ) -> &'static str {
     let Some(spec) = &pod.spec else { return "Pending" };
     let policy = state::restart_policy(pod);
-    let last = |status: &ContainerStatus| {
-        terminated(status)
-            .or_else(|| status.last_state.as_ref().and_then(|last| last.terminated.as_ref()))
-            .map(|t| t.exit_code)
+    let last_end = |status: &ContainerStatus| {
+        let end = terminated(status).or_else(|| status.last_state.as_ref().and_then(|last| last.terminated.as_ref()));
+        end.map(|end| (end.exit_code, end.reason.as_deref() == Some(RESTARTING_ALL)))
+    };
+    let last = |status: &ContainerStatus| last_end(status).map(|(code, _)| code);
+    let restarts = |container: &Container, status: &ContainerStatus| {
+        last_end(status).is_some_and(|(code, is_of_all)| is_of_all || state::restarts_after(container, policy, code))
     };
     let (mut pending_init, mut pending_sidecars) = (0, 0);
     let (mut is_running, mut waiting, mut stopped, mut final_stops, mut succeeded) = (0, 0, 0, 0, 0);
@@ -451,7 +527,7 @@ fn phase(
             _ if running(status).is_some() => pending_init += 1,
             Some(0) if terminated(status).is_some() => {}
             Some(code) => {
-                if code != 0 && !state::restarts_after(container, policy, code) {
+                if code != 0 && !restarts(container, status) {
                     return "Failed";
                 }
                 pending_init += usize::from(terminated(status).is_none() || code != 0);
@@ -464,7 +540,7 @@ fn phase(
             is_running += 1;
         } else if let Some(code) = last(status) {
             stopped += 1;
-            final_stops += usize::from(!state::restarts_after(container, policy, code));
+            final_stops += usize::from(!restarts(container, status));
             succeeded += usize::from(terminated(status).is_some() && code == 0);
         } else {
             waiting += 1;

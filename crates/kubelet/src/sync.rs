@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use cri::v1;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Container, Pod, Secret};
+use k8s_openapi::api::core::v1::{Container, Pod, PodStatus, Secret};
 use trace::{Stage, Work};
 
 use crate::containers::{self, ContainerParts, SandboxParts};
@@ -19,7 +19,7 @@ use crate::error::{CgroupError, SandboxError, SyncError};
 use crate::kubelet::Kubelet;
 use crate::plan::{self, Actions};
 use crate::state::{self, Phase, PodState};
-use crate::status::Waiting;
+use crate::status::{Waiting, is_restart_of_all};
 use crate::terminate::Victim;
 use crate::volumes::{Mounted, blocking, subpath};
 use crate::worker::Memory;
@@ -60,6 +60,12 @@ impl Kubelet {
         let status = self.tell(pod, &state, memory, false, None);
         if status.phase.as_deref().is_some_and(api::pod::is_terminal_phase) {
             next.is_finished = true;
+            return Ok(next);
+        }
+
+        if status.conditions.iter().flatten().any(is_restart_of_all) {
+            self.remove_all_containers(pod, &state, memory).await?;
+            next.sooner(Duration::ZERO);
             return Ok(next);
         }
 
@@ -159,6 +165,28 @@ impl Kubelet {
         self.tell(pod, &state, memory, false, None);
         self.remove_old_containers(&state).await;
         Ok(next)
+    }
+
+    /// The first half of a restart of all containers: the next pass finds none, and starts from the beginning. Their
+    /// logs stay.
+    async fn remove_all_containers(&self, pod: &Pod, state: &PodState, memory: &mut Memory) -> Result<(), SyncError> {
+        let (specs, pod_ips) = (state::all_containers(pod), self.pod_ips(pod, state));
+        for container in plan::reset(pod, state) {
+            if container.phase != Phase::Exited {
+                let victim = Victim {
+                    spec: specs.iter().find(|spec| spec.name == container.name),
+                    id: &container.id,
+                    name: &container.name,
+                    grace: Duration::ZERO,
+                    message: "killing",
+                    after: Vec::new(),
+                };
+                self.kill_container(pod, victim, &pod_ips).await?;
+            }
+            self.runtime.remove_container(&container.id).await?;
+            memory.waiting.remove(&container.name);
+        }
+        Ok(())
     }
 
     pub(crate) fn pod_ips(&self, pod: &Pod, state: &PodState) -> Vec<String> {
@@ -443,7 +471,7 @@ impl Kubelet {
         pod_fields::refuse_container(pod, container, pod_fields::Host::look(&self.runtime.name))?;
         let restart_count = match state.container(&container.name) {
             Some(past) => past.restart_count + 1,
-            None => api_restart_count(pod, &container.name),
+            None => told_restart_count(self.status.latest(state::uid(pod)).as_ref(), &container.name),
         };
         let sources = self.env_sources(pod, container).await?;
         let env = env::environment(container, context, &sources)?;
@@ -692,14 +720,12 @@ fn probe_grace(probe: Option<&k8s_openapi::api::core::v1::Probe>) -> Option<Dura
     probe?.termination_grace_period_seconds.map(|seconds| terminate::grace(seconds.max(1)))
 }
 
-/// The runtime lost the container but the API remembers one: count on.
-fn api_restart_count(pod: &Pod, name: &str) -> i32 {
-    pod.status
-        .iter()
-        .flat_map(|status| {
-            status.container_statuses.iter().flatten().chain(status.init_container_statuses.iter().flatten())
-        })
-        .find(|status| status.name == name)
-        .filter(|status| status.container_id.is_some())
-        .map_or(0, |status| status.restart_count + 1)
+/// The count of a container that the runtime does not know: one more if it was lost after it ran. One that was removed to
+/// be started again was counted then.
+fn told_restart_count(status: Option<&PodStatus>, name: &str) -> i32 {
+    let statuses = status.into_iter().flat_map(|status| {
+        status.container_statuses.iter().flatten().chain(status.init_container_statuses.iter().flatten())
+    });
+    let told = statuses.into_iter().find(|status| status.name == name);
+    told.map_or(0, |told| told.restart_count + i32::from(told.container_id.is_some()))
 }

@@ -14,6 +14,8 @@ use crate::runtime::Runtime;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Success,
+    /// Healthy as far as it was looked at.
+    Warning(String),
     /// The container answered badly, or not at all.
     Failure(String),
     /// The check itself could not be made.

@@ -73,29 +73,72 @@ async fn get(request: &HttpRequest) -> Result<Answer, ProbeError> {
     Ok((answer.head.status.as_u16(), location, String::from_utf8_lossy(&body).into_owned()))
 }
 
-/// 200 to 399 is healthy; redirects to the same host are followed, others count as healthy.
+/// 200 to 299 is healthy. Redirects to the same host are followed; where they lead elsewhere, the answer so far counts as
+/// healthy, with a warning.
 pub(super) async fn probe(mut request: HttpRequest) -> Outcome {
     for _ in 0..MAX_REDIRECTS {
-        let (status, location, _) = match run_http(&request).await {
+        let (status, location, body) = match run_http(&request).await {
             Ok(answer) => answer,
             Err(error) => return Outcome::Failure(error.to_string()),
         };
-        if !(200..400).contains(&status) {
-            return Outcome::Failure(format!("HTTP probe failed with statuscode: {status}"));
+        let redirect = match status {
+            200..=299 => return Outcome::Success,
+            301 | 302 | 303 | 307 | 308 => location.as_deref(),
+            300..=399 => None,
+            _ => return Outcome::Failure(format!("HTTP probe failed with statuscode: {status}")),
+        };
+        match redirect.and_then(|location| redirected(&request, location)) {
+            Some(next) => request = next,
+            None => return Outcome::Warning(format!("Probe terminated redirects, Response body: {body}")),
         }
-        let next = location.filter(|_| status >= 300).and_then(|to| same_host_path(&to, &request));
-        let Some(path) = next else { return Outcome::Success };
-        request.path = path;
     }
     Outcome::Failure(format!("Get \"{}\": stopped after 10 redirects", request.url()))
 }
 
-fn same_host_path(location: &str, request: &HttpRequest) -> Option<String> {
-    if location.starts_with('/') {
-        return Some(location.to_string());
+/// Where a redirect leads, unless to another host.
+fn redirected(request: &HttpRequest, location: &str) -> Option<HttpRequest> {
+    let mut next = request.clone();
+    // Without a fragment, which is never sent.
+    let location = location.split('#').next().unwrap_or_default();
+    let rest = match location.split_once("://") {
+        Some(("http", rest)) => (false, rest),
+        Some(("https", rest)) => (true, rest),
+        Some((scheme, _)) if !scheme.contains(['/', '?']) => return None,
+        _ => match location.strip_prefix("//") {
+            Some(rest) => (request.is_tls, rest),
+            None => {
+                next.path = resolved(&request.path, location);
+                return Some(next);
+            }
+        },
+    };
+    let (is_tls, rest) = rest;
+    let end = rest.find(['/', '?']).unwrap_or(rest.len());
+    let (authority, path) = rest.split_at(end);
+    let authority: http::uri::Authority = authority.parse().ok()?;
+    let host = authority.host().trim_start_matches('[').trim_end_matches(']');
+    if !host.eq_ignore_ascii_case(&request.host) {
+        return None;
     }
-    let uri: http::Uri = location.parse().ok()?;
-    (uri.host() == Some(&request.host)).then(|| uri.path_and_query().map_or("/".to_string(), ToString::to_string))
+    next.is_tls = is_tls;
+    next.port = authority.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
+    next.path = if path.starts_with('/') { path.to_owned() } else { format!("/{path}") };
+    // It named the host of the first request.
+    next.headers.retain(|header| !header.name.eq_ignore_ascii_case("host"));
+    Some(next)
+}
+
+/// A path and query that are relative to those of the request.
+fn resolved(base: &str, reference: &str) -> String {
+    if reference.starts_with('/') {
+        return reference.to_owned();
+    }
+    let path = base.split('?').next().unwrap_or_default();
+    if reference.starts_with('?') {
+        return format!("{path}{reference}");
+    }
+    let directory = path.rfind('/').map_or("/", |at| &path[..=at]);
+    format!("{directory}{reference}")
 }
 
 /// Probes ask whether a server answers, not who it is.
@@ -139,14 +182,37 @@ mod tests {
                 bad(500),
             ),
             (
-                vec!["HTTP/1.1 302 Found\r\nLocation: http://elsewhere.example/\r\nContent-Length: 0\r\n\r\n"],
-                Outcome::Success,
+                vec!["HTTP/1.1 302 Found\r\nLocation: http://elsewhere.example/\r\nContent-Length: 4\r\n\r\naway"],
+                Outcome::Warning("Probe terminated redirects, Response body: away".into()),
             ),
         ] {
             let port = server(answers).await;
             let get = HTTPGetAction { port: IntOrString::Int(port.into()), ..Default::default() };
             let request = http_get(&get, "127.0.0.1", |_| Ok(port)).unwrap();
             assert_eq!(probe(request).await, expected);
+        }
+    }
+
+    #[test]
+    fn redirects_stay_on_the_host() {
+        let get = HTTPGetAction { path: Some("/a/b?c".into()), port: IntOrString::Int(8080), ..Default::default() };
+        let from = |host: &str| http_get(&get, host, |_| Ok(8080)).unwrap();
+        for (host, location, expected) in [
+            ("10.0.0.1", "/next", Some("http://10.0.0.1:8080/next")),
+            ("10.0.0.1", "next?x=1", Some("http://10.0.0.1:8080/a/next?x=1")),
+            ("10.0.0.1", "?x", Some("http://10.0.0.1:8080/a/b?x")),
+            ("10.0.0.1", "/to?u=http://else.example/", Some("http://10.0.0.1:8080/to?u=http://else.example/")),
+            ("10.0.0.1", "https://10.0.0.1/next#part", Some("https://10.0.0.1:443/next")),
+            ("10.0.0.1", "http://10.0.0.1:81", Some("http://10.0.0.1:81/")),
+            ("10.0.0.1", "//10.0.0.1/x", Some("http://10.0.0.1:80/x")),
+            ("fd00::1", "http://[fd00::1]:81/x", Some("http://[fd00::1]:81/x")),
+            ("10.0.0.1", "http://10.0.0.2:8080/", None),
+            ("10.0.0.1", "//elsewhere.example/", None),
+            ("10.0.0.1", "http://10.0.0.1@elsewhere.example/", None),
+            ("10.0.0.1", "ftp://10.0.0.1/", None),
+        ] {
+            let next = redirected(&from(host), location).map(|request| request.url());
+            assert_eq!(next.as_deref(), expected, "{location}");
         }
     }
 }

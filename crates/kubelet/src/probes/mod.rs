@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 use client::EventRecorder;
 use k8s_openapi::api::core::v1::{Container, ObjectReference, Pod, Probe};
 use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::Interval;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use trace::{Outcome as TraceOutcome, Span, Stage};
@@ -59,7 +61,62 @@ impl Kind {
     }
 }
 
-type Results = Arc<Mutex<HashMap<(String, Kind), Verdict>>>;
+type Results = Arc<Found>;
+
+/// The verdicts, by container id and kind.
+#[derive(Default)]
+struct Found {
+    verdicts: Mutex<HashMap<(String, Kind), Verdict>>,
+    /// Some container has started.
+    started: Notify,
+}
+
+impl Found {
+    fn get(&self, id: &str, kind: Kind) -> Option<Verdict> {
+        self.verdicts.lock().get(&(id.to_string(), kind)).copied()
+    }
+
+    fn set(&self, id: &str, kind: Kind, verdict: Verdict) {
+        self.verdicts.lock().insert((id.to_string(), kind), verdict);
+        if kind == Kind::Startup {
+            self.started.notify_waiters();
+        }
+    }
+
+    fn remove(&self, id: &str, kind: Kind) {
+        self.verdicts.lock().remove(&(id.to_string(), kind));
+    }
+
+    fn has_started(&self, id: &str) -> bool {
+        self.get(id, Kind::Startup) == Some(Verdict::Success)
+    }
+
+    /// Waits until a probe is to be made again. Nothing but startup is asked before the container has started; whoever
+    /// waits for readiness then waits no longer.
+    async fn next_turn(&self, id: &str, kind: Kind, has_startup_probe: bool, ticks: &mut Interval) {
+        if kind == Kind::Startup || !has_startup_probe || self.has_started(id) {
+            ticks.tick().await;
+            return;
+        }
+        loop {
+            let started = self.started.notified();
+            tokio::pin!(started);
+            started.as_mut().enable();
+            if self.has_started(id) {
+                return;
+            }
+            tokio::select! {
+                _ = ticks.tick() => {}
+                () = started, if kind == Kind::Readiness => {
+                    if self.has_started(id) {
+                        ticks.reset();
+                        return;
+                    }
+                }
+            }
+        }
+    }
+}
 
 /// By pod uid: what made verdicts that no status has told of yet.
 type Causes = Arc<Mutex<HashMap<String, trace::Context>>>;
@@ -123,7 +180,7 @@ impl Prober {
             let keep = owner != uid || wanted.iter().any(|(current, _, k, _)| current.id == *id && k == kind);
             if !keep {
                 stop.cancel();
-                self.results.lock().remove(&(id.clone(), *kind));
+                self.results.remove(id, *kind);
             }
             keep
         });
@@ -136,7 +193,7 @@ impl Prober {
             workers.insert(key.clone(), (uid.to_string(), stop.clone()));
             let adopted = adopted_verdict(pod, &container.name, &current.id, kind);
             if let Some(verdict) = adopted {
-                self.results.lock().entry(key).or_insert(verdict);
+                self.results.set(&current.id, kind, verdict);
             }
             let task = Task {
                 runtime: self.runtime.clone(),
@@ -176,14 +233,14 @@ impl Prober {
         workers.retain(|(id, kind), (owner, stop)| {
             if owner == uid {
                 stop.cancel();
-                self.results.lock().remove(&(id.clone(), *kind));
+                self.results.remove(id, *kind);
             }
             owner != uid
         });
     }
 
     fn result(&self, id: &str, kind: Kind) -> Option<Verdict> {
-        self.results.lock().get(&(id.to_string(), kind)).copied()
+        self.results.get(id, kind)
     }
 }
 
@@ -274,7 +331,7 @@ impl Task {
 
     fn count(&self, outcome: &Outcome, took: Duration) {
         let probed = match outcome {
-            Outcome::Success => Probed::Successful,
+            Outcome::Success | Outcome::Warning(_) => Probed::Successful,
             Outcome::Failure(_) => Probed::Failed,
             Outcome::Error(_) => Probed::Unknown,
         };
@@ -304,19 +361,16 @@ impl Task {
         let mut ticks = tokio::time::interval(period);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
-            ticks.tick().await;
-            // Others wait until the container has started.
-            if self.kind != Kind::Startup && self.has_startup_probe {
-                let started = self.results.lock().get(&(self.id.clone(), Kind::Startup)).copied();
-                if started != Some(Verdict::Success) {
-                    continue;
-                }
-            }
+            self.results.next_turn(&self.id, self.kind, self.has_startup_probe, &mut ticks).await;
             let (began, clock) = (trace::now(), Instant::now());
             let outcome = self.target.check(&self.probe, timeout, &self.runtime).await;
             self.count(&outcome, clock.elapsed());
             match &outcome {
                 Outcome::Success => {}
+                Outcome::Warning(output) => {
+                    let message = format!("{} probe warning: {output}", self.kind.title());
+                    self.recorder.warning(&self.reference, "ProbeWarning", message);
+                }
                 Outcome::Failure(output) => {
                     let message = format!("{} probe failed: {output}", self.kind.title());
                     self.recorder.warning(&self.reference, "Unhealthy", message);
@@ -327,16 +381,15 @@ impl Task {
                     continue;
                 }
             }
-            let Some(verdict) = counter.count(outcome == Outcome::Success) else { continue };
-            let key = (self.id.clone(), self.kind);
-            let before = self.results.lock().get(&key).copied();
-            if before != Some(verdict) {
+            let is_success = matches!(outcome, Outcome::Success | Outcome::Warning(_));
+            let Some(verdict) = counter.count(is_success) else { continue };
+            if self.results.get(&self.id, self.kind) != Some(verdict) {
                 let context = self.traced(began, verdict);
                 // Before the verdict is seen: a pass may be under way.
                 if !context.is_empty() {
                     self.causes.lock().entry(self.uid.clone()).or_default().merge(context.clone());
                 }
-                self.results.lock().insert(key, verdict);
+                self.results.set(&self.id, self.kind, verdict);
                 context.run_now(|| (self.wake)(&self.uid));
             }
             match (self.kind, verdict) {
@@ -345,6 +398,34 @@ impl Task {
                 (Kind::Startup, _) | (Kind::Liveness, Verdict::Failure) => return,
                 _ => {}
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn readiness_is_asked_as_soon_as_a_container_has_started() {
+        for (kind, expected) in [(Kind::Readiness, 5), (Kind::Liveness, 60)] {
+            let found = Arc::new(Found::default());
+            let waiting = tokio::spawn({
+                let found = found.clone();
+                async move {
+                    let began = tokio::time::Instant::now();
+                    let mut ticks = tokio::time::interval(Duration::from_secs(60));
+                    found.next_turn("c", kind, true, &mut ticks).await;
+                    let first = began.elapsed();
+                    found.next_turn("c", kind, true, &mut ticks).await;
+                    (first.as_secs(), (began.elapsed() - first).as_secs())
+                }
+            });
+            tokio::time::sleep(Duration::from_secs(4)).await;
+            found.set("another", Kind::Startup, Verdict::Success);
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            found.set("c", Kind::Startup, Verdict::Success);
+            assert_eq!(waiting.await.unwrap(), (expected, 60), "{kind:?}");
         }
     }
 }

@@ -203,3 +203,78 @@ fn transition_times_move_only_with_the_status() {
     assert_eq!(time_of("Ready"), 2000);
     assert_eq!(time_of("Initialized"), 1000);
 }
+
+#[test]
+fn an_end_that_was_told_is_not_taken_back() {
+    use Phase::*;
+    let only = |status: PodStatus| status.container_statuses.unwrap().remove(0);
+    for (policy, exit_code, count, kept) in [
+        ("Never", 1, 0, true),
+        ("Never", 0, 0, true),
+        ("OnFailure", 0, 0, true),
+        // Another container, as the count says.
+        ("Never", 1, 1, false),
+        ("OnFailure", 1, 0, false),
+        ("Always", 0, 0, false),
+    ] {
+        let mut pod = pod(policy, &[], &["a"]);
+        pod.status = Some(status_of(&pod, &seen(&[("a", Exited, exit_code)]), &[], false));
+        for phase in [Created, Running] {
+            let mut state = seen(&[("a", phase, 0)]);
+            state.containers[0].restart_count = count;
+            let status = only(status_of(&pod, &state, &[], false));
+            assert_eq!(terminated(&status).is_some(), kept, "{policy} {exit_code} {phase} {status:?}");
+            assert_eq!(status.ready, !kept && phase == Running, "{policy} {exit_code} {phase}");
+        }
+    }
+}
+
+#[test]
+fn a_restart_of_all_containers_is_told_step_by_step() {
+    use Phase::*;
+    let mut pod = pod("Never", &["i", "*s"], &["a", "b"]);
+    let rule = serde_json::json!({"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}});
+    let cause = &mut pod.spec.as_mut().unwrap().containers[0];
+    cause.restart_policy = Some("Never".into());
+    cause.restart_policy_rules = Some(vec![serde_json::from_value(rule).unwrap()]);
+    let told = |status: &PodStatus| {
+        let all = status.conditions.iter().flatten().find(|condition| condition.type_ == ALL_RESTARTING).unwrap();
+        (status.phase.clone().unwrap(), all.status.clone())
+    };
+    let expected = |phase: &str, restarting: &str| (phase.to_string(), restarting.to_string());
+
+    let runs = [("i", Exited, 0), ("s", Running, 0), ("a", Running, 0), ("b", Running, 0)];
+    pod.status = Some(status_of(&pod, &seen(&runs), &[], false));
+    assert_eq!(told(pod.status.as_ref().unwrap()), expected("Running", "False"));
+    // The cause has ended, another one before it.
+    let ended = [("i", Exited, 0), ("s", Running, 0), ("a", Exited, 42), ("b", Exited, 1)];
+    pod.status = Some(status_of(&pod, &seen(&ended), &[], false));
+    assert_eq!(told(pod.status.as_ref().unwrap()), expected("Running", "True"));
+    // Half way through it is the same to a kubelet that starts now.
+    assert_eq!(told(&status_of(&pod, &seen(&[("a", Exited, 42)]), &[], false)), expected("Running", "True"));
+    pod.status = Some(status_of(&pod, &seen(&[]), &[], false));
+    let status = pod.status.clone().unwrap();
+    assert_eq!(told(&status), expected("Running", "False"));
+    let all = status.init_container_statuses.iter().flatten().chain(status.container_statuses.iter().flatten());
+    for container in all {
+        let state = container.state.as_ref().unwrap().waiting.as_ref().unwrap();
+        let last = container.last_state.as_ref().unwrap().terminated.as_ref().unwrap();
+        let found = (state.reason.as_deref(), last.exit_code, last.reason.as_deref(), container.restart_count);
+        let restarting = Some("RestartingAllContainers");
+        assert_eq!(found, (restarting, 137, restarting, 1), "{}", container.name);
+    }
+    // Once more from the beginning.
+    let again = |containers: &[(&str, Phase, i32)]| {
+        let mut state = seen(containers);
+        state.containers.iter_mut().for_each(|container| container.restart_count = 1);
+        state
+    };
+    pod.status = Some(status_of(&pod, &again(&[("i", Exited, 0), ("s", Running, 0)]), &[], false));
+    assert_eq!(told(pod.status.as_ref().unwrap()), expected("Running", "False"));
+    pod.status = Some(status_of(&pod, &again(&runs), &[], false));
+    let status = pod.status.unwrap();
+    assert_eq!(told(&status), expected("Running", "False"));
+    assert!(
+        status.container_statuses.iter().flatten().all(|container| container.ready && container.restart_count == 1)
+    );
+}
