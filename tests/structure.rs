@@ -118,7 +118,7 @@ fn security_tests_that_are_named_exist() {
             named += 1;
         }
     }
-    assert!(named > 80, "{named}");
+    assert!(named > 50, "{named}");
 }
 
 #[test]
