@@ -29,6 +29,8 @@ mod endpoints;
 mod event_leases;
 mod expiring;
 mod flow_control;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz;
 mod health;
 mod in_flight;
 mod initializers;

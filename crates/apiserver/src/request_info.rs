@@ -137,20 +137,19 @@ impl RequestInfo {
             info.rest.push('/');
         }
         if info.name.is_empty() {
+            // A list that can only hold one object is a request for that object, for authorization as well.
+            if verb == Verb::Get
+                && info.subresource.is_empty()
+                && let Some(name) = single_name(info.query.get("fieldSelector").unwrap_or_default())
+            {
+                info.name = name;
+            }
             verb = match verb {
                 Verb::Get if info.query.flag("watch") => Verb::Watch,
                 Verb::Get => Verb::List,
                 Verb::Delete => Verb::DeleteCollection,
                 other => other,
             };
-            // A list that can only hold one object is a request for that object, for authorization as well.
-            if verb.selects()
-                && let Some(name) = single_name(info.query.get("fieldSelector").unwrap_or_default())
-            {
-                info.name = name;
-            }
-        } else if verb == Verb::Get && info.subresource.is_empty() && info.query.flag("watch") {
-            verb = Verb::Watch;
         }
         info.verb = verb;
         info
@@ -174,9 +173,11 @@ impl RequestInfo {
         !self.is_in_namespace || is_namespaced && !self.namespace.is_empty()
     }
 
-    /// Something follows the subresource, which only proxies have, and servers behind this one may have.
+    /// A path that only servers behind this one may have: something follows the subresource, which here only proxies
+    /// have, or the subresource is of no object.
     pub(crate) fn goes_beyond(&self) -> bool {
-        !self.rest.is_empty() && self.subresource != "proxy"
+        let is_of_none = !self.subresource.is_empty() && self.name.is_empty();
+        is_of_none || !self.rest.is_empty() && self.subresource != "proxy"
     }
 
     /// Requests that may stay open: not limited in time, counted apart.
@@ -191,10 +192,11 @@ impl RequestInfo {
     }
 }
 
-/// The name when a field selector asks for exactly one.
+/// The name when a field selector asks for exactly one that an object can have.
 fn single_name(selector: &str) -> Option<String> {
     let selector = api::selector::FieldSelector::parse(selector).ok()?;
-    selector.requires("metadata.name").map(str::to_owned)
+    let can_be_named = |name: &&str| !name.contains(['/', '%']) && !matches!(*name, "" | "." | "..");
+    selector.requires("metadata.name").filter(can_be_named).map(str::to_owned)
 }
 
 fn method_verb(method: &Method) -> Verb {
@@ -238,7 +240,10 @@ mod tests {
             ("/api/v1/namespaces/a/secrets/x%2Fy", false, ("secrets", "a", "x/y")),
             ("/api/v1/namespaces/a/%73ecrets/s", true, ("secrets", "a", "s")),
             ("/api/v1/namespaces/a/namespaces/b", true, ("namespaces", "a", "b")),
-            ("/api/v1/namespaces/a/pods?fieldSelector=metadata.name%3Dx%2Fy", false, ("pods", "a", "x/y")),
+            ("/api/v1/namespaces/a/pods?fieldSelector=metadata.name%3Dx%2Fy", true, ("pods", "a", "")),
+            ("/api/v1/namespaces/a/pods//log", false, ("pods", "a", "")),
+            ("/api/v1/namespaces/a/pods//log?fieldSelector=metadata.name%3Dp", false, ("pods", "a", "")),
+            ("/api/v1/namespaces/a/services//proxy/x", false, ("services", "a", "")),
         ] {
             let info = RequestInfo::new(&Method::GET, &url.parse().unwrap());
             assert_eq!((&*info.resource, &*info.namespace, &*info.name), expected, "{url}");
@@ -283,6 +288,13 @@ mod tests {
             ("GET", "/api/v1/watch/namespaces/a/pods", ("watch", "", "a", "pods", "", "", "")),
             ("GET", "/api/v1/namespaces/a/pods/p/proxy/x/y%2F", ("get", "", "a", "pods", "p", "proxy", "/x/y%2F")),
             ("GET", "/api/v1/nodes?fieldSelector=metadata.name%3Dn", ("list", "", "", "nodes", "n", "", "")),
+            ("GET", "/api/v1/watch/nodes?fieldSelector=metadata.name%3Dn", ("watch", "", "", "nodes", "", "", "")),
+            (
+                "DELETE",
+                "/api/v1/nodes?fieldSelector=metadata.name%3Dn",
+                ("deletecollection", "", "", "nodes", "", "", ""),
+            ),
+            ("GET", "/api/v1/nodes/n?watch=1", ("get", "", "", "nodes", "n", "", "")),
             ("GET", "/healthz", ("get", "", "", "", "", "", "")),
             ("GET", "/apis/apps/v1", ("get", "", "", "", "", "", "")),
         ] {

@@ -391,6 +391,15 @@ fn element(types: &mut Types<'_>) -> Result<String, String> {
     }
 }
 
+/// Bytes of any bus: they are a message or refused.
+#[cfg(any(test, feature = "fuzzing"))]
+pub fn fuzz_message(data: &[u8]) {
+    if let Some(head) = data.first_chunk() {
+        let _ = Message::length(head);
+    }
+    let _ = Message::decode(data);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -452,10 +461,7 @@ mod tests {
         let mut empty = good.clone();
         empty.extend_from_slice(b"a()\0\xff\xff\xff\x7f");
         for input in testkit::mutate::inputs(&[&good, &empty], 20_000) {
-            if let Some(head) = input.first_chunk() {
-                let _ = Message::length(head);
-            }
-            let _ = Message::decode(&input);
+            fuzz_message(&input);
         }
         for signature in ["a()", "aa()", "(", "()", "a{}", "a{s", "v", &"a".repeat(200), &"(".repeat(200)] {
             let bytes = [0u8; 64].map(|_| 8);

@@ -6,10 +6,10 @@
 
 mod address;
 mod flow;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz;
 mod link;
 mod message;
-#[cfg(test)]
-mod mutated;
 mod neighbour;
 pub mod nft;
 mod qdisc;

@@ -13,6 +13,8 @@ mod causes;
 mod clock;
 mod context;
 mod critical;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz;
 mod id;
 mod laps;
 mod name;

@@ -223,21 +223,21 @@ fn from_cache(operation: &Operation, filter: &Filter, limit: usize, floor: u64) 
 
 /// A continue token: where to go on, and in which state of the world.
 #[derive(Serialize, Deserialize)]
-struct Token {
+pub(crate) struct Token {
     v: String,
-    rv: i64,
-    start: String,
+    pub(crate) rv: i64,
+    pub(crate) start: String,
 }
 
 impl Token {
     /// `last` is the key of the last object sent.
-    fn encode(revision: i64, last: &str) -> String {
+    pub(crate) fn encode(revision: i64, last: &str) -> String {
         // The next key is the smallest one after the last, as upstream writes it.
         let token = Token { v: "meta.k8s.io/v1".to_owned(), rv: revision, start: format!("{last}\u{0}") };
         URL_SAFE_NO_PAD.encode(serde_json::to_vec(&token).unwrap_or_default())
     }
 
-    fn decode(text: &str) -> Result<Self, Status> {
+    pub(crate) fn decode(text: &str) -> Result<Self, Status> {
         let bad = |why: &str| Status::bad_request(format!("continue key is not valid: {why}"));
         let bytes = URL_SAFE_NO_PAD.decode(text.trim_end_matches('=')).map_err(|error| bad(&error.to_string()))?;
         let token: Token = serde_json::from_slice(&bytes).map_err(|error| bad(&error.to_string()))?;

@@ -33,6 +33,8 @@ use registry::{Action, Serving, Verb};
 pub(crate) use connect::ask_kubelet;
 pub(crate) use create::create_object;
 pub(crate) use delete::delete_object;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use list::Token;
 pub(crate) use own::Own;
 pub(crate) use update::{Target, modify};
 pub(crate) use write::{Current, decode_entry};

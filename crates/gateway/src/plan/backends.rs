@@ -40,6 +40,8 @@ pub(super) struct Backends<'a> {
     place: Place<'a>,
     /// Where the gateway itself listens: a request must not come back to it.
     own: (&'a [IpAddr], BTreeSet<u16>),
+    /// What services are reached at: an endpoint there would lead to whatever the service leads to, this gateway included.
+    of_services: HashSet<IpAddr>,
     known: HashMap<(String, PortRef, bool), Found>,
 }
 
@@ -47,7 +49,8 @@ impl<'a> Backends<'a> {
     pub(super) fn new(world: &'a World, settings: &'a Settings) -> Self {
         let place = Place { node: &settings.node, zone: world.zone.as_deref() };
         let own = (settings.addresses.as_slice(), super::gateways::ports(world, settings));
-        Self { world, place, own, known: HashMap::new() }
+        let of_services = world.services.values().flat_map(|service| addresses_of(service)).collect();
+        Self { world, place, own, of_services, known: HashMap::new() }
     }
 
     /// A port of the Service `namespace/name`; its protocol is HTTP/2 if the Service or the route says so.
@@ -100,7 +103,8 @@ impl<'a> Backends<'a> {
         let of_family = |is_v6| {
             let found = endpoints::of_port(slices(), port, "TCP", is_v6);
             let chosen = endpoints::choose(&found, self.place);
-            let chosen = chosen.into_iter().filter(|endpoint| is_elsewhere(endpoint.addr));
+            let is_final = |addr: IpAddr| is_elsewhere(addr) && !self.of_services.contains(&addr.to_canonical());
+            let chosen = chosen.into_iter().filter(|endpoint| is_final(endpoint.addr));
             let chosen = chosen.map(|endpoint| SocketAddr::new(endpoint.addr, endpoint.port));
             chosen.filter(|endpoint| !self.is_gateway(*endpoint)).collect::<Vec<_>>()
         };
@@ -118,6 +122,13 @@ impl<'a> Backends<'a> {
     pub(super) fn endpoints(&self) -> HashSet<SocketAddr> {
         self.known.values().flatten().flat_map(|backend| backend.endpoints.iter().copied()).collect()
     }
+}
+
+/// The addresses that are the service's own. Others that it is reached at may be anybody's: of a node, of a pod.
+fn addresses_of(service: &Service) -> Vec<IpAddr> {
+    let Some(spec) = &service.spec else { return Vec::new() };
+    let own = spec.cluster_ips.iter().flatten().chain(&spec.cluster_ip);
+    own.filter_map(|text| text.parse::<IpAddr>().ok()).map(|address| address.to_canonical()).collect()
 }
 
 /// Slices can be written by hand. None of them gets at what only this machine should reach.

@@ -683,6 +683,23 @@ fn security_no_endpoint_is_the_gateway_itself() {
 }
 
 #[test]
+fn security_no_endpoint_is_a_service() {
+    let mut world = world();
+    ingress(&mut world, "i", json!({"defaultBackend": backend("a")}));
+    let slice = |address: &str| {
+        object(json!({"metadata": named("default", "a"), "addressType": "IPv4",
+            "ports": [{"name": "web", "port": 80, "protocol": "TCP"}], "endpoints": [{"addresses": [address]}]}))
+    };
+    let other = json!({"metadata": named("other", "s"), "spec": {"clusterIP": "10.96.0.9", "clusterIPs": ["10.96.0.9"],
+        "externalIPs": ["203.0.113.9"], "ports": [{"port": 80, "protocol": "TCP"}]}});
+    world.services.insert("other/s".into(), object(other));
+    for (address, is_reached) in [("10.96.0.9", false), ("203.0.113.9", true), ("10.96.0.8", true)] {
+        world.slices.insert("default/a".into(), [("default/a".to_owned(), slice(address))].into());
+        assert_eq!(!plan(&world, &settings()).table.endpoints.is_empty(), is_reached, "{address}");
+    }
+}
+
+#[test]
 fn security_a_route_has_so_many_regular_expressions() {
     for (count, expected) in [(32, GOOD), (33, "!Accepted=UnsupportedValue ResolvedRefs=ResolvedRefs")] {
         let mut world = world();
