@@ -222,25 +222,12 @@ const FLOORS: &[Floors] = &[
     Floors {
         of: "kubelet",
         order: &[
-            "backoff metrics parts state qos resources file_watch logs plan env containers objects volumes names exchange dns pod_fields",
-            "config cgroups runtime error resize status images status_writer probes hooks node",
-            "kubelet usage gc worker static_pods shutdown eviction admit cpu_manager terminate sync",
+            "backoff metrics parts state qos resources file_watch logs plan env containers objects volumes names exchange dns pod_fields pod_source",
+            "config cgroups runtime error resize status images status_writer probes hooks thresholds shutdown_state cpu_manager pass node",
+            "kubelet usage gc worker static_pods shutdown eviction admit apply_resize cpu_sets terminate sync",
             "certificates pleg plugins process server run",
         ],
-        upward: &[
-            ("config", "shutdown"),
-            ("kubelet", "admit"),
-            ("kubelet", "cpu_manager"),
-            ("kubelet", "shutdown"),
-            ("kubelet", "worker"),
-            ("node", "eviction"),
-            ("node", "shutdown"),
-            ("qos", "resources"),
-            ("resize", "admit"),
-            ("resize", "kubelet"),
-            ("resize", "worker"),
-            ("status", "static_pods"),
-        ],
+        upward: &[],
     },
 ];
 

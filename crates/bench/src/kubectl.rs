@@ -192,13 +192,14 @@ impl Side {
 
     /// MiB charged at most, to a cgroup in which nothing else runs. Its file is in the page cache by now, on nobody's bill.
     fn charged(&self, args: &[&str]) -> anyhow::Result<f64> {
-        let v1 = Path::new("/sys/fs/cgroup/memory");
-        let (tree, peak) = match v1.exists() {
-            true => (v1, "memory.max_usage_in_bytes"),
-            false => (Path::new("/sys/fs/cgroup"), "memory.peak"),
+        let trees = cgroup::Hierarchies::detect()?;
+        let peak = match trees.version() {
+            cgroup::Version::V1 => "memory.max_usage_in_bytes",
+            cgroup::Version::V2 => "memory.peak",
         };
-        let cgroup = tree.join(format!("coxbench-{}-{}", self.name, std::process::id()));
-        std::fs::create_dir(&cgroup).with_context(|| format!("making {}", cgroup.display()))?;
+        let name = format!("coxbench-{}-{}", self.name, std::process::id());
+        let cgroup = trees.directory("memory", &name).context("no cgroups count memory")?;
+        trees.make(&name)?;
         let mut enter = Command::new("sh");
         enter.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(cgroup.join("cgroup.procs"));
         enter.arg(&self.program).args(args).stdin(Stdio::null()).stdout(Stdio::null());
@@ -213,7 +214,7 @@ impl Side {
             );
             Ok(bytes.trim().parse::<f64>()? / f64::from(1 << 20))
         });
-        std::fs::remove_dir(&cgroup)?;
+        trees.remove_empty(&name)?;
         charged
     }
 

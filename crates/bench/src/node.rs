@@ -280,6 +280,8 @@ impl Drop for Runtime {
 
 /// The cgroups of one runtime: one for the daemon and all it starts, one that pods are put below.
 struct Cgroup {
+    trees: cgroup::Hierarchies,
+    /// The tree that counts the work of processes.
     root: PathBuf,
     daemon: String,
     pods: String,
@@ -287,9 +289,9 @@ struct Cgroup {
 
 impl Cgroup {
     fn create(name: &str, pid: u32) -> anyhow::Result<Cgroup> {
-        let v1 = Path::new("/sys/fs/cgroup/cpuacct");
-        let root = if v1.exists() { v1.canonicalize()? } else { "/sys/fs/cgroup".into() };
-        let cgroup = Cgroup { root, daemon: format!("/{name}"), pods: format!("/{name}-pods") };
+        let trees = cgroup::Hierarchies::detect()?;
+        let root = trees.directory("cpuacct", "/").context("no cgroups count the work of processes")?;
+        let cgroup = Cgroup { trees, root, daemon: format!("/{name}"), pods: format!("/{name}-pods") };
         let daemon = cgroup.path(&cgroup.daemon);
         std::fs::create_dir_all(&daemon)?;
         std::fs::write(daemon.join("cgroup.procs"), pid.to_string()).context("moving the runtime into its cgroup")?;
@@ -322,22 +324,12 @@ impl Cgroup {
     }
 
     fn remove(&self) {
-        let trees = std::fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten().map(|tree| tree.path());
-        for tree in trees.chain(["/sys/fs/cgroup".into()]) {
-            for name in [&self.daemon, &self.pods] {
-                remove_tree(&tree.join(name.trim_start_matches('/')));
+        for name in [&self.daemon, &self.pods] {
+            if let Err(error) = self.trees.remove(name) {
+                eprintln!("removing the cgroup {name}: {error}");
             }
         }
     }
-}
-
-fn remove_tree(dir: &Path) {
-    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            remove_tree(&entry.path());
-        }
-    }
-    let _ = std::fs::remove_dir(dir);
 }
 
 /// Memory of a process, pages shared with others divided among them, in bytes.

@@ -82,23 +82,7 @@ fn remove_rules() -> Result<()> {
 
 /// Removes the cluster's cgroup from every hierarchy; its processes have ended.
 pub(crate) fn remove_cgroups(cgroup: &str) -> Result<()> {
-    let name = cgroup.trim_start_matches('/');
-    let hierarchies = fs::read_dir("/sys/fs/cgroup").context("/sys/fs/cgroup")?.flatten().map(|entry| entry.path());
-    for root in hierarchies.chain(["/sys/fs/cgroup".into()]) {
-        remove_cgroup(&root.join(name)).with_context(|| root.join(name).display().to_string())?;
-    }
-    Ok(())
-}
-
-/// From the leaves up: a cgroup goes by removing its directory, whatever files it shows.
-fn remove_cgroup(path: &Path) -> std::io::Result<()> {
-    if !path.is_dir() {
-        return Ok(());
-    }
-    for entry in fs::read_dir(path)?.flatten().filter(|entry| entry.path().is_dir()) {
-        remove_cgroup(&entry.path())?;
-    }
-    fs::remove_dir(path)
+    Ok(cgroup::Hierarchies::detect()?.remove_empty(cgroup)?)
 }
 
 fn remove_links() -> Result<()> {

@@ -20,7 +20,7 @@ const CHECKS: &[Check] = &[
     },
     Check {
         what: "cgroups",
-        met: || Path::new("/sys/fs/cgroup/cgroup.controllers").exists() || Path::new("/sys/fs/cgroup/memory").exists(),
+        met: || cgroup::Hierarchies::detect().is_ok_and(|trees| trees.directory("memory", "/").is_some()),
         remedy: "mount cgroup2 on /sys/fs/cgroup, or the v1 controllers below it",
     },
     Check {

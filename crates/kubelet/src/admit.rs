@@ -1,23 +1,18 @@
 //! What a node refuses to run although it was bound to it. The reasons and texts are upstream's; a refused pod has
 //! failed and is never tried again.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use api::placement::{is_selected, tolerates, untolerated};
 use k8s_openapi::api::core::v1::{ContainerPort, Node, Pod, Taint};
-use parking_lot::Mutex;
 
 use crate::config::Settings;
 use crate::kubelet::Kubelet;
-use crate::node::status::Pressure;
 use crate::resize::{self, Wait};
 use crate::resources::{self, ResourceList};
 use crate::status::Ended;
+use crate::thresholds::Pressure;
 use crate::{containers, eviction, names, pod_fields, qos, state, static_pods};
-
-/// The pods that run here or are about to, by uid: what others have to fit beside.
-pub(crate) type Admitted = Mutex<HashMap<String, Arc<Pod>>>;
 
 const NODE_AFFINITY: &str = "NodeAffinity";
 

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Pod, ResourceRequirements};
 
-use super::{Change, Progress, changes, summary, with_granted};
 use crate::admit::Admission;
 use crate::error::{CgroupError, SyncError};
 use crate::kubelet::Kubelet;
+use crate::pass::Memory;
+use crate::resize::{Change, Progress, changes, summary, with_granted};
 use crate::state::{self, PodState};
 use crate::volumes::blocking;
-use crate::worker::Memory;
 
 impl Kubelet {
     /// The pod with the resources it may use, which may not be those that it wishes.

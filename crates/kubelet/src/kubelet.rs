@@ -1,5 +1,6 @@
 //! Everything one node's workers share.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -9,23 +10,22 @@ use k8s_openapi::api::core::v1::{Node, Pod, PodStatus, Service};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::admit::Admitted;
 use crate::backoff::Backoff;
 use crate::cgroups::Cgroups;
 use crate::config::Settings;
 use crate::cpu_manager::CpuManager;
 use crate::images::Images;
-use crate::node::status::Pressure;
+use crate::pass::Memory;
 use crate::probes::Prober;
 use crate::resize;
 use crate::resources::ResourceList;
 use crate::runtime::Runtime;
-use crate::shutdown::Shutdown;
+use crate::shutdown_state::Shutdown;
 use crate::state::{self, PodState};
 use crate::status::{self, Ended, Observed, pod_status};
 use crate::status_writer::StatusWriter;
+use crate::thresholds::Pressure;
 use crate::volumes::Volumes;
-use crate::worker::Memory;
 
 pub(crate) struct Kubelet {
     pub(crate) settings: Settings,
@@ -42,7 +42,8 @@ pub(crate) struct Kubelet {
     pub(crate) services: Informer<Service>,
     pub(crate) node: Informer<Node>,
     pub(crate) allocatable: ResourceList,
-    pub(crate) admitted: Admitted,
+    /// The pods that were taken in, by UID, as they were granted.
+    pub(crate) admitted: Mutex<HashMap<String, Arc<Pod>>>,
     /// Counts whenever a pod leaves room for others.
     pub(crate) freed: watch::Sender<u64>,
     /// What the eviction manager sees running short.

@@ -1,13 +1,11 @@
 //! The OOM score that follows from a pod's QoS class.
 
 pub(crate) use api::pod::qos::{Class, class};
-use k8s_openapi::api::core::v1::{Container, Pod};
-
-use crate::resources;
+use k8s_openapi::api::core::v1::Pod;
 
 /// The kernel kills the highest first: best effort before a burstable pod that asked for little,
 /// before one that asked for much, before guaranteed ones.
-pub(crate) fn oom_score_adj(pod: &Pod, container: &Container, node_memory: i64) -> i64 {
+pub(crate) fn oom_score_adj(pod: &Pod, memory_request: i64, node_memory: i64) -> i64 {
     const GUARANTEED: i64 = -997;
     const BEST_EFFORT: i64 = 1000;
     let is_critical = pod.spec.as_ref().and_then(|spec| spec.priority).is_some_and(|p| p >= 2_000_000_000);
@@ -18,8 +16,7 @@ pub(crate) fn oom_score_adj(pod: &Pod, container: &Container, node_memory: i64) 
         Class::Guaranteed => GUARANTEED,
         Class::BestEffort => BEST_EFFORT,
         Class::Burstable => {
-            let request = resources::request(container, "memory").map_or(0, |q| q.value());
-            let adjusted = 1000 - 1000 * request / node_memory.max(1);
+            let adjusted = 1000 - 1000 * memory_request / node_memory.max(1);
             if adjusted < 1000 + GUARANTEED {
                 1000 + GUARANTEED
             } else if adjusted == BEST_EFFORT {
@@ -34,7 +31,7 @@ pub(crate) fn oom_score_adj(pod: &Pod, container: &Container, node_memory: i64) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::resources::tests::container_with;
+    use crate::resources::{request, tests::container_with};
     use k8s_openapi::api::core::v1::PodSpec;
 
     #[test]
@@ -48,11 +45,10 @@ mod tests {
             ("memory=100Gi", "", 3),
         ] {
             let container = container_with("a", requests, limits);
-            let pod = Pod {
-                spec: Some(PodSpec { containers: vec![container.clone()], ..Default::default() }),
-                ..Default::default()
-            };
-            assert_eq!(oom_score_adj(&pod, &container, 10 * gi), expected, "{requests}");
+            let memory = request(&container, "memory").map_or(0, |q| q.value());
+            let pod =
+                Pod { spec: Some(PodSpec { containers: vec![container], ..Default::default() }), ..Default::default() };
+            assert_eq!(oom_score_adj(&pod, memory, 10 * gi), expected, "{requests}");
         }
     }
 }

@@ -56,12 +56,13 @@ pub(crate) fn for_container(pod: &Pod, container: &Container, node_memory: i64) 
     // What a container may use at most is what its pod may, unless it says less.
     let limit = |name: &str| limit(container, name).or_else(|| whole_limit(pod, name));
     let cpu_limit = limit("cpu").map_or(0, |q| q.milli_value());
+    let memory_request = request(container, "memory").map_or(0, |q| q.value());
     LinuxContainerResources {
         cpu_shares: milli_cpu_to_shares(cpu_request),
         cpu_quota: milli_cpu_to_quota(cpu_limit),
         cpu_period: QUOTA_PERIOD,
         memory_limit_in_bytes: limit("memory").map_or(0, |q| q.value()),
-        oom_score_adj: qos::oom_score_adj(pod, container, node_memory),
+        oom_score_adj: qos::oom_score_adj(pod, memory_request, node_memory),
         ..Default::default()
     }
 }

@@ -29,14 +29,15 @@ use crate::plugins::Plugins;
 use crate::probes::Prober;
 use crate::runtime::{self, Runtime};
 use crate::server::Server;
-use crate::shutdown::{self, Shutdown};
+use crate::shutdown;
+use crate::shutdown_state::Shutdown;
 use crate::state::annotation;
 use crate::static_pods::{self, Source, StaticPods};
 use crate::status_writer::StatusWriter;
 use crate::volumes::csi::{self as csi_volumes, Csi};
 use crate::volumes::{Tokens, Volumes, blocking};
 use crate::worker::Workers;
-use crate::{certificates, cpu_manager, dns, gc, pleg, state};
+use crate::{certificates, cpu_sets, dns, gc, pleg, state};
 
 /// How often leftovers of pods nobody knows are looked for, after a first look at start: while there are some or a pod has just
 /// gone, and when there were none.
@@ -247,7 +248,7 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
     let shared = kubelet.clone();
     parts.spawn("kubelet garbage collection", move |stop| gc::run(shared.clone(), stop));
     let shared = kubelet.clone();
-    parts.spawn("kubelet CPU manager", move |stop| cpu_manager::run(shared.clone(), stop));
+    parts.spawn("kubelet CPU manager", move |stop| cpu_sets::run(shared.clone(), stop));
     parts.spawn("kubelet node", move |stop| agent.clone().run(stop));
     parts.spawn("kubelet status", move |stop| status.clone().run(stop));
     let listed = runtime.clone();

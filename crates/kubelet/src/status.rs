@@ -185,7 +185,7 @@ pub(crate) fn over(pod: &Pod, mut status: PodStatus) -> PodStatus {
     let turns = inits.iter().rposition(has_left_wait).unwrap_or(0) + 1;
     inits.iter_mut().take(turns).for_each(end);
     let is_last = matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
-    if !is_last && !crate::static_pods::is_static(pod) {
+    if !is_last && !crate::pod_source::is_static(pod) {
         status.phase = Some("Failed".into());
     }
     status

@@ -17,12 +17,12 @@ use crate::dns::ResolverError;
 use crate::env::{self, Context, Sources};
 use crate::error::{CgroupError, SandboxError, SyncError};
 use crate::kubelet::Kubelet;
+use crate::pass::Memory;
 use crate::plan::{self, Actions};
 use crate::state::{self, Phase, PodState};
 use crate::status::{Waiting, is_restart_of_all};
 use crate::terminate::Victim;
 use crate::volumes::{Mounted, blocking, subpath};
-use crate::worker::Memory;
 use crate::{dns, hooks, images, names, pod_fields, probes, resize, resources, terminate};
 
 /// How a pass ended.

@@ -7,11 +7,11 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::kubelet::Kubelet;
+use crate::pass::Memory;
 use crate::runtime::CallError;
 use crate::state::{self, ContainerState, Phase, PodState};
 use crate::status::Ended;
 use crate::volumes::blocking;
-use crate::worker::Memory;
 use crate::{hooks, probes, status};
 
 /// Even a container whose time is up gets to see its signal.

@@ -6,7 +6,15 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use api::quantity::Quantity;
 
-use crate::node::status::Pressure;
+use crate::config::Settings;
+
+/// What runs short, as the eviction manager sees it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Pressure {
+    pub(crate) memory: bool,
+    pub(crate) disk: bool,
+    pub(crate) pids: bool,
+}
 
 /// Something of the node that can run short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -106,7 +114,7 @@ impl Threshold {
 }
 
 /// Reads the maps of a configuration file, hard ones first.
-pub(crate) fn parse(
+fn parse(
     hard: &BTreeMap<String, String>,
     soft: &BTreeMap<String, String>,
     grace: &BTreeMap<String, Duration>,
@@ -129,6 +137,24 @@ pub(crate) fn parse(
         }
     }
     Ok(thresholds)
+}
+
+/// Those that are configured.
+pub(crate) fn of(settings: &Settings) -> anyhow::Result<Vec<Threshold>> {
+    parse(
+        &settings.eviction_hard,
+        &settings.eviction_soft,
+        &settings.eviction_soft_grace_period,
+        &settings.eviction_minimum_reclaim,
+    )
+}
+
+/// What hard thresholds keep free of memory or of the node's disk, in bytes: pods cannot be promised that.
+pub(crate) fn kept_free(settings: &Settings, resource: &str, capacity: u64) -> u64 {
+    let signal = if resource == "memory" { Signal::MemoryAvailable } else { Signal::NodefsAvailable };
+    let hard = of(settings).unwrap_or_default();
+    let hard = hard.iter().filter(|threshold| threshold.signal == signal && threshold.grace.is_none());
+    hard.map(|threshold| threshold.quantity(capacity)).max().unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -17,27 +17,10 @@ use trace::{Context, Stage, Work};
 
 use crate::kubelet::Kubelet;
 use crate::names;
+use crate::pass::Memory;
 use crate::resize;
 use crate::state;
-use crate::status::{Ended, Waiting};
-
-/// What a worker remembers between passes; nothing that a restart would miss.
-#[derive(Default)]
-pub(crate) struct Memory {
-    /// Why containers are not started, by name.
-    pub(crate) waiting: HashMap<String, Waiting>,
-    /// The object the API shows for a static pod.
-    pub(crate) mirror: Option<Arc<Pod>>,
-    pub(crate) resize: resize::Progress,
-    /// When the pod came here, until it runs.
-    first_seen: Option<Instant>,
-}
-
-impl Memory {
-    pub(crate) fn api_pod<'a>(&'a self, pod: &'a Pod) -> &'a Pod {
-        self.mirror.as_deref().unwrap_or(pod)
-    }
-}
+use crate::status::Ended;
 
 /// The newest word on a pod.
 #[derive(Clone)]

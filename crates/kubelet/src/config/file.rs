@@ -13,8 +13,8 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::answers::{self, FieldFlags};
+use super::shutdown::{self, ShutdownPeriod as Period};
 use super::{CgroupDriver, CpuManagerPolicy, Settings};
-use crate::shutdown::{self, Period};
 
 /// `KubeletConfiguration`, kubelet.config.k8s.io/v1beta1: the fields this kubelet acts on. All others of upstream are
 /// answered before (`answers`), and what upstream does not have either is refused.

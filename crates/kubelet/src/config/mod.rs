@@ -3,6 +3,7 @@
 mod answers;
 mod file;
 mod flags;
+mod shutdown;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -12,8 +13,8 @@ use std::time::Duration;
 use client::Client;
 use k8s_openapi::api::core::v1::Taint;
 
-use crate::shutdown::Period;
 pub use flags::Args;
+pub use shutdown::ShutdownPeriod;
 
 /// A kubelet ready to run.
 #[derive(Clone)]
@@ -124,7 +125,7 @@ pub struct Settings {
     /// Never given away exclusively, in the kernel's list format; none: as many as are reserved.
     pub reserved_system_cpus: String,
     /// How long pods get when the node shuts down, by rising priority. None: a shutdown is not held up.
-    pub shutdown_periods: Vec<Period>,
+    pub shutdown_periods: Vec<ShutdownPeriod>,
     /// The socket of the bus that logind and systemd are on.
     pub system_bus: PathBuf,
     /// Where plug-ins register beside `plugins_registry` of `root_dir`: what is written for upstream's place finds us, too.

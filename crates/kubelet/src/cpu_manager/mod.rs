@@ -1,25 +1,23 @@
 //! The static CPU manager: Guaranteed pods that ask for whole processors get them for themselves, all others share the rest.
 //!
 //! Flow: admission -> [`CpuManager::admit`] -> `cpu_manager_state` on disk -> the cpuset of each new container, and of
-//! running ones when the shared rest changes ([`run`]).
+//! running ones when the shared rest changes (`cpu_sets`).
 //! Invariant: an exclusive processor is in no other set, over restarts too.
 
 mod topology;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use k8s_openapi::api::core::v1::{Container, Pod};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use tokio_util::sync::CancellationToken;
 
 use crate::config::{CpuManagerPolicy, Settings};
-use crate::kubelet::Kubelet;
 use crate::{qos, resources, state};
-use topology::{CpuSet, Topology};
+pub(crate) use topology::CpuSet;
+use topology::Topology;
 
 pub(crate) struct CpuManager {
     topology: Topology,
@@ -172,40 +170,6 @@ fn read(path: &Path) -> anyhow::Result<Assigned> {
     };
     let entries = checkpoint.entries.into_iter().map(|(uid, entries)| Ok((uid, parse(entries)?)));
     entries.collect::<Result<_, String>>().map_err(anyhow::Error::msg)
-}
-
-/// Keeps running containers on the processors they may use now.
-pub(crate) async fn run(kubelet: Arc<Kubelet>, stop: CancellationToken) {
-    let Some(manager) = &kubelet.cpu_manager else { return };
-    let mut ticks = tokio::time::interval(kubelet.settings.cpu_manager_reconcile_period);
-    let mut applied: HashMap<String, CpuSet> = HashMap::new();
-    loop {
-        tokio::select! {
-            () = stop.cancelled() => return,
-            _ = ticks.tick() => {}
-        }
-        let containers = match kubelet.runtime.containers(None).await {
-            Ok(containers) => containers,
-            Err(error) => {
-                tracing::warn!(%error, "containers not listed, their processors stay as they are");
-                continue;
-            }
-        };
-        applied.retain(|id, _| containers.iter().any(|container| &container.id == id));
-        for container in containers {
-            let label = |name: &str| container.labels.get(name).map(String::as_str).unwrap_or_default();
-            let (uid, name) = (label(state::label::POD_UID), label(state::label::CONTAINER_NAME));
-            let is_running = container.state == cri::v1::ContainerState::ContainerRunning as i32;
-            let cpus = manager.cpus(uid, name);
-            if !is_running || uid.is_empty() || applied.get(&container.id) == Some(&cpus) {
-                continue;
-            }
-            match kubelet.runtime.set_cpus(&container.id, cpus.to_string()).await {
-                Ok(()) => drop(applied.insert(container.id, cpus)),
-                Err(error) => tracing::warn!(container = container.id, %error, "processors not set, will retry"),
-            }
-        }
-    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,6 @@
 //! showing pressure for a while after it ended, so that pods do not come back at once.
 
 mod rank;
-mod thresholds;
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -19,18 +18,16 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::Settings;
 use crate::gc;
 use crate::kubelet::Kubelet;
 use crate::node::machine::node_memory;
-use crate::node::status::Pressure;
 use crate::state;
 use crate::status::Ended;
+use crate::thresholds::{self, Observations, Observed, Pressure, Signal, Threshold};
 use crate::usage::{self, PodUsage};
 use crate::worker::Workers;
 
 pub(crate) use rank::is_critical;
-use thresholds::{Observations, Observed, Signal, Threshold};
 
 const INTERVAL: Duration = Duration::from_secs(10);
 /// What a pod gets that is evicted at once.
@@ -54,7 +51,7 @@ struct Memory {
 
 impl Eviction {
     pub(crate) fn new(kubelet: Arc<Kubelet>, workers: Arc<Workers>, changed: Arc<Notify>) -> anyhow::Result<Self> {
-        let thresholds = parse(&kubelet.settings)?;
+        let thresholds = thresholds::of(&kubelet.settings)?;
         Ok(Eviction { kubelet, workers, changed, thresholds })
     }
 
@@ -207,23 +204,6 @@ impl Eviction {
         self.kubelet.recorder.warning(&client::reference(pod), "Evicted", message.clone());
         self.workers.end(state::uid(pod), Ended { reason: "Evicted".into(), message, disruption }, Some(grace));
     }
-}
-
-pub(crate) fn parse(settings: &Settings) -> anyhow::Result<Vec<Threshold>> {
-    thresholds::parse(
-        &settings.eviction_hard,
-        &settings.eviction_soft,
-        &settings.eviction_soft_grace_period,
-        &settings.eviction_minimum_reclaim,
-    )
-}
-
-/// What hard thresholds keep free of memory or of the node's disk, in bytes: pods cannot be promised that.
-pub(crate) fn kept_free(settings: &Settings, resource: &str, capacity: u64) -> u64 {
-    let signal = if resource == "memory" { Signal::MemoryAvailable } else { Signal::NodefsAvailable };
-    let hard = parse(settings).unwrap_or_default();
-    let hard = hard.iter().filter(|threshold| threshold.signal == signal && threshold.grace.is_none());
-    hard.map(|threshold| threshold.quantity(capacity)).max().unwrap_or(0)
 }
 
 /// Processes the kernel has left to give.

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::Settings;
 use crate::runtime::Runtime;
-use crate::shutdown::Shutdown;
+use crate::shutdown_state::Shutdown;
 use crate::volumes::csi::{InUse, MANAGED};
 use machine::Machine;
 
@@ -37,7 +37,7 @@ pub(crate) struct NodeAgent {
     /// The port the server really listens on.
     pub(crate) port: u16,
     /// Pressure the eviction manager sees: memory, disk, pids.
-    pub(crate) pressure: Arc<Mutex<status::Pressure>>,
+    pub(crate) pressure: Arc<Mutex<crate::thresholds::Pressure>>,
     pub(crate) shutdown: Arc<Shutdown>,
     pub(crate) changed: Arc<Notify>,
     pub(crate) in_use: Arc<InUse>,

@@ -15,16 +15,8 @@ use serde_json::{Value, json};
 
 use super::machine::Machine;
 use crate::config::Settings;
-use crate::eviction;
 use crate::resources::ResourceList;
-
-/// What runs short, as the eviction manager sees it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Pressure {
-    pub(crate) memory: bool,
-    pub(crate) disk: bool,
-    pub(crate) pids: bool,
-}
+use crate::thresholds::{self, Pressure};
 
 pub(crate) struct Facts<'a> {
     pub(crate) settings: &'a Settings,
@@ -94,10 +86,10 @@ pub(crate) fn allocatable(settings: &Settings, machine: &Machine) -> ResourceLis
             take(name, amount);
         }
     }
-    let kept = eviction::kept_free(settings, "memory", machine.memory);
+    let kept = thresholds::kept_free(settings, "memory", machine.memory);
     take("memory", Quantity::new(kept as i64, Format::BinarySI));
     if let Some(entry) = list.get_mut("ephemeral-storage") {
-        let kept = eviction::kept_free(settings, "ephemeral-storage", machine.disk);
+        let kept = thresholds::kept_free(settings, "ephemeral-storage", machine.disk);
         *entry = ApiQuantity(machine.disk.saturating_sub(kept).to_string());
     }
     list

@@ -4,8 +4,6 @@
 //! granted here is compared with what each running container has, which gives the [`Change`]s to make. Nothing of
 //! this is kept on disk: after a restart the API tells what was granted, the runtime and the API what containers have.
 
-mod apply;
-
 use std::collections::HashMap;
 use std::sync::Arc;
 

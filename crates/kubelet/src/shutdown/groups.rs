@@ -1,30 +1,10 @@
 //! Who gets how long when the node shuts down. Pure.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 
-/// `system-cluster-critical`, and what is above it.
-const SYSTEM_CRITICAL: i32 = 2_000_000_000;
-
-/// Pods of this priority and above, up to the next entry, get this long (`shutdownGracePeriodByPodPriority`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Period {
-    pub priority: i32,
-    pub seconds: i64,
-}
-
-/// The two groups of `shutdownGracePeriod` and `shutdownGracePeriodCriticalPods`; none without a grace period.
-pub(crate) fn of_two(all: Duration, critical: Duration) -> Vec<Period> {
-    if all.is_zero() || critical > all {
-        return Vec::new();
-    }
-    vec![
-        Period { priority: 0, seconds: (all - critical).as_secs() as i64 },
-        Period { priority: SYSTEM_CRITICAL, seconds: critical.as_secs() as i64 },
-    ]
-}
+use crate::config::ShutdownPeriod as Period;
 
 /// Pods in the order in which they are ended. `periods` are sorted and not empty.
 pub(crate) fn group(periods: &[Period], pods: Vec<Arc<Pod>>) -> Vec<(Period, Vec<Arc<Pod>>)> {
@@ -44,23 +24,6 @@ pub(crate) fn group(periods: &[Period], pods: Vec<Arc<Pod>>) -> Vec<(Period, Vec
 mod tests {
     use super::*;
     use k8s_openapi::api::core::v1::PodSpec;
-
-    #[test]
-    fn two_periods_share_the_time() {
-        let seconds = Duration::from_secs;
-        for (all, critical, expected) in [
-            (0, 0, vec![]),
-            (30, 10, vec![(0, 20), (SYSTEM_CRITICAL, 10)]),
-            (30, 0, vec![(0, 30), (SYSTEM_CRITICAL, 0)]),
-            (10, 30, vec![]),
-        ] {
-            let found: Vec<(i32, i64)> = of_two(seconds(all), seconds(critical))
-                .iter()
-                .map(|period| (period.priority, period.seconds))
-                .collect();
-            assert_eq!(found, expected, "{all} {critical}");
-        }
-    }
 
     #[test]
     fn pods_go_by_priority() {

@@ -8,80 +8,23 @@ mod groups;
 mod watch;
 
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
-use crate::config::Settings;
+use crate::config::{Settings, ShutdownPeriod};
 use crate::kubelet::Kubelet;
+use crate::shutdown_state::Times;
 use crate::status::Ended;
 use crate::worker::Workers;
 use crate::{node, state};
 
-pub use groups::Period;
-pub(crate) use groups::of_two;
-
 const MESSAGE: &str = "Pod was terminated in response to imminent node shutdown.";
 /// Events of logind in flight; they come one at a time.
 const EVENTS: usize = 4;
-
-/// What others need to know: whether a shutdown is under way, and how the last one went.
-pub(crate) struct Shutdown {
-    is_on: AtomicBool,
-    last: Mutex<Times>,
-    path: PathBuf,
-}
-
-/// `graceful_node_shutdown_state`: when pods began to be ended, and when that was done.
-#[derive(Clone, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct Times {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) start_time: Option<Timestamp>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) end_time: Option<Timestamp>,
-}
-
-impl Shutdown {
-    pub(crate) fn open(root_dir: &Path) -> Self {
-        let path = root_dir.join("graceful_node_shutdown_state");
-        let last = match std::fs::read(&path) {
-            Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| error.to_string()),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Times::default()),
-            Err(error) => Err(error.to_string()),
-        };
-        let last = last.unwrap_or_else(|error| {
-            // Only metrics show it.
-            tracing::warn!(path = %path.display(), error, "times of the last shutdown not read");
-            Times::default()
-        });
-        Shutdown { is_on: AtomicBool::new(false), last: Mutex::new(last), path }
-    }
-
-    pub(crate) fn is_on(&self) -> bool {
-        self.is_on.load(Ordering::Relaxed)
-    }
-
-    /// When pods were last ended for a shutdown.
-    pub(crate) fn last(&self) -> Times {
-        self.last.lock().clone()
-    }
-
-    fn note(&self, times: Times) {
-        let written = serde_json::to_vec(&times).map_err(std::io::Error::from);
-        if let Err(error) = written.and_then(|bytes| std::fs::write(&self.path, bytes)) {
-            tracing::warn!(path = %self.path.display(), %error, "times of the shutdown not kept");
-        }
-        *self.last.lock() = times;
-    }
-}
 
 /// Waits for shutdowns and ends pods for them.
 pub(crate) struct Manager {
@@ -137,7 +80,7 @@ impl Manager {
 
     fn show(&self, is_on: bool, message: &str) {
         tracing::info!(message);
-        self.kubelet.shutdown.is_on.store(is_on, Ordering::Relaxed);
+        self.kubelet.shutdown.set(is_on);
         self.kubelet.recorder.normal(
             &node::reference(&self.kubelet.settings.node_name),
             "NodeShutdown",
@@ -146,7 +89,7 @@ impl Manager {
         self.changed.notify_one();
     }
 
-    async fn end_pods(&self, periods: &[Period]) {
+    async fn end_pods(&self, periods: &[ShutdownPeriod]) {
         let shutdown = &self.kubelet.shutdown;
         let start_time = Some(Timestamp::now());
         shutdown.note(Times { start_time, end_time: None });

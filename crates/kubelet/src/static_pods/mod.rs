@@ -17,26 +17,17 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use tokio::sync::{Mutex, Notify};
 use tokio_util::sync::CancellationToken;
 
+use crate::pod_source::{MIRROR, SOURCE};
 use crate::state;
 use crate::worker::Workers;
 
+pub(crate) use crate::pod_source::{is_mirror, is_static};
 use source::Pods;
 pub(crate) use source::Source;
 
-const SOURCE: &str = "kubernetes.io/config.source";
 const HASH: &str = "kubernetes.io/config.hash";
-const MIRROR: &str = "kubernetes.io/config.mirror";
 /// A directory listing is cheap, and file systems that do not tell of changes work too.
 const INTERVAL: Duration = Duration::from_secs(1);
-
-pub(crate) fn is_mirror(pod: &Pod) -> bool {
-    annotation(pod, MIRROR).is_some()
-}
-
-/// Whether a pod came from a file or URL of this node rather than from the API.
-pub(crate) fn is_static(pod: &Pod) -> bool {
-    annotation(pod, SOURCE).is_some_and(|source| source != "api")
-}
 
 fn annotation<'a>(pod: &'a Pod, name: &str) -> Option<&'a str> {
     pod.metadata.annotations.as_ref()?.get(name).map(String::as_str)

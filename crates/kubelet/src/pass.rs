@@ -1,0 +1,28 @@
+//! What is known while one pod is brought a step closer to its spec.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use k8s_openapi::api::core::v1::Pod;
+
+use crate::resize;
+use crate::status::Waiting;
+
+/// What a worker remembers between passes; nothing that a restart would miss.
+#[derive(Default)]
+pub(crate) struct Memory {
+    /// Why containers are not started, by name.
+    pub(crate) waiting: HashMap<String, Waiting>,
+    /// The object the API shows for a static pod.
+    pub(crate) mirror: Option<Arc<Pod>>,
+    pub(crate) resize: resize::Progress,
+    /// When the pod came here, until it runs.
+    pub(crate) first_seen: Option<Instant>,
+}
+
+impl Memory {
+    pub(crate) fn api_pod<'a>(&'a self, pod: &'a Pod) -> &'a Pod {
+        self.mirror.as_deref().unwrap_or(pod)
+    }
+}

@@ -1,0 +1,20 @@
+//! Where a pod came from: the API, or a file or URL of this node.
+
+use k8s_openapi::api::core::v1::Pod;
+
+pub(crate) const SOURCE: &str = "kubernetes.io/config.source";
+pub(crate) const MIRROR: &str = "kubernetes.io/config.mirror";
+
+/// Whether this is the object that shows a static pod in the API.
+pub(crate) fn is_mirror(pod: &Pod) -> bool {
+    annotation(pod, MIRROR).is_some()
+}
+
+/// Whether a pod came from a file or URL of this node rather than from the API.
+pub(crate) fn is_static(pod: &Pod) -> bool {
+    annotation(pod, SOURCE).is_some_and(|source| source != "api")
+}
+
+fn annotation<'a>(pod: &'a Pod, name: &str) -> Option<&'a str> {
+    pod.metadata.annotations.as_ref()?.get(name).map(String::as_str)
+}
