@@ -18,6 +18,7 @@ pub mod percent;
 pub mod placement;
 pub mod pod;
 pub mod quantity;
+pub mod quota;
 pub mod scan;
 pub mod schema;
 pub mod selector;

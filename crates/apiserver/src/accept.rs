@@ -27,7 +27,7 @@ pub(crate) struct Accept {
 pub(crate) enum Encoding {
     Json,
     Yaml,
-    /// For those who accept nothing else.
+    /// For those who accept nothing else, and metadata for those who like it best.
     Protobuf,
 }
 
@@ -70,27 +70,21 @@ impl Accept {
         }
         let mut clauses: Vec<(f32, &str)> = text.split(',').map(|clause| (quality(clause), clause)).collect();
         clauses.sort_by(|a, b| b.0.total_cmp(&a.0));
-        // Stored objects are text: who accepts that as well gets it, whatever it likes better.
-        for clauses_of in [Self::text_encoding, Self::protobuf_encoding] {
-            for (_, clause) in &clauses {
-                if let Some(found) = base.clone().clause(clause, clauses_of) {
-                    return Ok(found);
-                }
-            }
-        }
-        Err(Status::not_acceptable(OFFERED))
+        let forms = || clauses.iter().filter_map(|(_, clause)| base.clone().clause(clause));
+        // Stored objects are text: who accepts that as well gets it, whatever it likes better. Metadata alone is made for
+        // each answer, and clients see a difference: in text it says its kind.
+        let as_liked = |form: &Self| form.encoding != Encoding::Protobuf || form.shape == Shape::Partial;
+        let found = forms().find(as_liked).or_else(|| forms().next());
+        found.ok_or_else(|| Status::not_acceptable(OFFERED))
     }
 
-    fn text_encoding(media: &str) -> Option<Encoding> {
+    fn encoding_of(media: &str) -> Option<Encoding> {
         match media {
             "application/json" | "*/*" | "application/*" => Some(Encoding::Json),
             "application/yaml" => Some(Encoding::Yaml),
+            protobuf::CONTENT_TYPE => Some(Encoding::Protobuf),
             _ => None,
         }
-    }
-
-    fn protobuf_encoding(media: &str) -> Option<Encoding> {
-        (media == protobuf::CONTENT_TYPE).then_some(Encoding::Protobuf)
     }
 
     /// Whether errors are to be told in protobuf.
@@ -104,9 +98,9 @@ impl Accept {
             && Self::parse(headers, &RequestInfo::default()).is_ok_and(|accept| accept.encoding == Encoding::Protobuf)
     }
 
-    fn clause(mut self, clause: &str, encoding: fn(&str) -> Option<Encoding>) -> Option<Self> {
+    fn clause(mut self, clause: &str) -> Option<Self> {
         let mut parts = clause.split(';').map(str::trim);
-        self.encoding = encoding(parts.next()?)?;
+        self.encoding = Self::encoding_of(parts.next()?)?;
         let (mut shape, mut group) = (None, "meta.k8s.io");
         for part in parts {
             match part.split_once('=')? {
@@ -219,7 +213,15 @@ mod tests {
             ("application/json;as=Table;v=v1;g=meta.k8s.io,application/json", Ok((Encoding::Json, Shape::Table, "v1"))),
             (
                 "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1",
+                Ok((Encoding::Protobuf, Shape::Partial, "v1")),
+            ),
+            (
+                "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1;q=0.5,application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1",
                 Ok((Encoding::Json, Shape::Partial, "v1")),
+            ),
+            (
+                "application/vnd.kubernetes.protobuf;as=Table;g=meta.k8s.io;v=v1,application/json;as=Table;g=meta.k8s.io;v=v1",
+                Ok((Encoding::Json, Shape::Table, "v1")),
             ),
             ("application/vnd.kubernetes.protobuf,application/json", Ok((Encoding::Json, Shape::Object, "v1"))),
             ("application/vnd.kubernetes.protobuf", Ok((Encoding::Protobuf, Shape::Object, "v1"))),

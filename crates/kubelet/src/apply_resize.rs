@@ -1,15 +1,15 @@
 //! Resizes carried out and told.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Pod, ResourceRequirements};
+use k8s_openapi::api::core::v1::Pod;
 
 use crate::admit::Admission;
 use crate::error::{CgroupError, SyncError};
 use crate::kubelet::Kubelet;
 use crate::pass::Memory;
 use crate::resize::{Change, Progress, changes, summary, with_granted};
+use crate::resources;
 use crate::state::{self, PodState};
 use crate::volumes::blocking;
 
@@ -35,25 +35,27 @@ impl Kubelet {
         }
     }
 
-    /// What running containers still lack of what is granted. None left is the end of a resize.
+    /// What running containers still lack of what is granted. The end of a resize is that neither they nor the pod's own
+    /// cgroup lack anything.
     pub(crate) fn pending_changes(&self, pod: &Pod, state: &PodState, memory: &mut Memory) -> Vec<Change> {
         let latest = self.status.latest(state::uid(pod));
         let status = latest.as_ref().or(pod.status.as_ref());
         let progress = &mut memory.resize;
         progress.given.retain(|id, _| state.containers.iter().any(|container| &container.id == id));
         let changes = changes(pod, state, progress, status);
-        if changes.is_empty() && std::mem::take(&mut progress.is_on) {
+        let is_pending = !changes.is_empty() || progress.is_pod_pending(pod);
+        if !is_pending && progress.is_on {
             progress.error = None;
             let message = summary("Pod resize completed", pod, None);
             self.recorder.normal(&client::reference(pod), "ResizeCompleted", message);
         }
-        progress.is_on = !changes.is_empty();
+        progress.is_on = is_pending;
         changes
     }
 
     /// Changes containers while they run; tells whether it could.
     pub(crate) async fn resize(&self, pod: &Pod, updates: &[Change], memory: &mut Memory) -> bool {
-        let Err(error) = self.update_containers(pod, updates, &mut memory.resize.given).await else { return true };
+        let Err(error) = self.update_containers(pod, updates, &mut memory.resize).await else { return true };
         if memory.resize.error.as_ref() != Some(&error) {
             let message = summary("Pod resize error", pod, Some(&error));
             self.recorder.warning(&client::reference(pod), "ResizeError", message);
@@ -62,14 +64,11 @@ impl Kubelet {
         false
     }
 
-    async fn update_containers(
-        &self,
-        pod: &Pod,
-        updates: &[Change],
-        given: &mut HashMap<String, ResourceRequirements>,
-    ) -> Result<(), String> {
-        if updates.iter().any(|change| change.less_memory.is_some()) {
-            self.check_memory(updates).await.map_err(|error| format!("cannot decrease memory limits: {error}"))?;
+    async fn update_containers(&self, pod: &Pod, updates: &[Change], progress: &mut Progress) -> Result<(), String> {
+        let less = progress.less_pod_memory(pod);
+        if less.is_some() || updates.iter().any(|change| change.less_memory.is_some()) {
+            let checked = self.check_memory(pod, less, updates).await;
+            checked.map_err(|error| format!("cannot decrease memory limits: {error}"))?;
         }
         for change in updates {
             self.runtime
@@ -77,40 +76,55 @@ impl Kubelet {
                 .await
                 .map_err(|error| error.to_string())?;
             tracing::info!(pod = state::full_name(pod), container = change.name, "resources changed in place");
-            given.insert(change.id.clone(), change.resources.clone());
+            progress.given.insert(change.id.clone(), change.resources.clone());
         }
         Ok(())
     }
 
     /// Takes back the room that the pod's own cgroup kept while its containers changed.
-    pub(crate) async fn settle_resize(&self, pod: &Arc<Pod>) -> Result<(), SyncError> {
-        let Some(cgroups) = self.cgroups.clone() else { return Ok(()) };
-        let owned = pod.clone();
-        let settled = blocking(move || cgroups.resize_pod(&owned, false)).await;
-        settled.map_err(|error| CgroupError::Resize(error).into())
+    pub(crate) async fn settle_resize(&self, pod: &Arc<Pod>, progress: &mut Progress) -> Result<(), SyncError> {
+        if let Some(cgroups) = self.cgroups.clone() {
+            let owned = pod.clone();
+            let settled = blocking(move || cgroups.resize_pod(&owned, false)).await;
+            settled.map_err(CgroupError::Resize)?;
+        }
+        progress.given_to_pod = Some(resources::for_pod(pod));
+        Ok(())
     }
 
-    /// Less memory than a container uses would end it.
-    async fn check_memory(&self, updates: &[Change]) -> Result<(), String> {
+    /// Less memory than is in use would end a container. `less` is the pod's new limit, where that is a lower one.
+    async fn check_memory(&self, pod: &Pod, less: Option<i64>, updates: &[Change]) -> Result<(), String> {
+        let pod_usage = match (less, self.cgroups.clone()) {
+            (Some(_), Some(cgroups)) => {
+                let owned = pod.clone();
+                Some(blocking(move || cgroups.memory_usage(&owned)).await)
+            }
+            _ => None,
+        };
+        let of_pod = less.zip(pod_usage).and_then(|(limit, usage)| match usage {
+            Err(_) => Some("missing pod memory usage".to_string()),
+            Ok(usage) if usage >= limit as u64 => {
+                Some(format!("attempting to set pod memory limit ({limit}) below current usage ({usage})"))
+            }
+            Ok(_) => None,
+        });
         let stats = self.runtime.container_stats().await.map_err(|error| error.to_string())?;
         let usage = |id: &str| {
             let stats = stats.iter().find(|stats| stats.attributes.as_ref().is_some_and(|a| a.id == id))?;
             let memory = stats.memory.as_ref()?;
             Some(memory.usage_bytes.as_ref().or(memory.working_set_bytes.as_ref())?.value)
         };
-        let refusals: Vec<String> = updates
-            .iter()
-            .filter_map(|change| {
-                let (limit, name) = (change.less_memory?, &change.name);
-                match usage(&change.id) {
-                    None => Some(format!("missing container {name:?} memory usage")),
-                    Some(usage) if usage >= limit as u64 => Some(format!(
-                        "attempting to set container {name:?} memory limit ({limit}) below current usage ({usage})"
-                    )),
-                    Some(_) => None,
-                }
-            })
-            .collect();
+        let of_containers = updates.iter().filter_map(|change| {
+            let (limit, name) = (change.less_memory?, &change.name);
+            match usage(&change.id) {
+                None => Some(format!("missing container {name:?} memory usage")),
+                Some(usage) if usage >= limit as u64 => Some(format!(
+                    "attempting to set container {name:?} memory limit ({limit}) below current usage ({usage})"
+                )),
+                Some(_) => None,
+            }
+        });
+        let refusals: Vec<String> = of_pod.into_iter().chain(of_containers).collect();
         match refusals.as_slice() {
             [] => Ok(()),
             [one] => Err(one.clone()),

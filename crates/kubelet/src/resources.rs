@@ -35,6 +35,11 @@ pub(crate) fn limit(container: &Container, name: &str) -> Option<Quantity> {
     from_list(container.resources.as_ref()?.limits.as_ref(), name)
 }
 
+/// What a container may use at most is what its pod may, unless it says less.
+pub(crate) fn limit_in_pod(pod: &Pod, container: &Container, name: &str) -> Option<Quantity> {
+    limit(container, name).or_else(|| whole_limit(pod, name))
+}
+
 pub(crate) fn milli_cpu_to_shares(milli: i64) -> i64 {
     if milli == 0 {
         return MIN_SHARES;
@@ -53,8 +58,7 @@ pub(crate) fn milli_cpu_to_quota(milli: i64) -> i64 {
 /// The resources of one container as CRI carries them.
 pub(crate) fn for_container(pod: &Pod, container: &Container, node_memory: i64) -> LinuxContainerResources {
     let cpu_request = request(container, "cpu").map_or(0, |q| q.milli_value());
-    // What a container may use at most is what its pod may, unless it says less.
-    let limit = |name: &str| limit(container, name).or_else(|| whole_limit(pod, name));
+    let limit = |name: &str| limit_in_pod(pod, container, name);
     let cpu_limit = limit("cpu").map_or(0, |q| q.milli_value());
     let memory_request = request(container, "memory").map_or(0, |q| q.value());
     LinuxContainerResources {
@@ -107,7 +111,7 @@ pub(crate) fn huge_pages(pod: &Pod) -> BTreeSet<String> {
 }
 
 /// What is set for the pod as a whole.
-fn whole_limit(pod: &Pod, name: &str) -> Option<Quantity> {
+pub(crate) fn whole_limit(pod: &Pod, name: &str) -> Option<Quantity> {
     let own = pod.spec.as_ref()?.resources.as_ref().filter(|_| pod_resources::is_pod_level(name))?;
     from_list(own.limits.as_ref(), name)
 }

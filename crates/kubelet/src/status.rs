@@ -98,7 +98,10 @@ pub(crate) fn pod_status(pod: &Pod, observed: &Observed<'_>) -> PodStatus {
         None => phase(pod, &inits, &containers, observed.is_terminating, started_main),
     };
 
+    let (allocated, has) = resize::reported_of_pod(pod, observed.resize);
     let mut status = PodStatus {
+        allocated_resources: Some(allocated).filter(|allocated| !allocated.is_empty()),
+        resources: Some(has),
         phase: Some(phase.into()),
         qos_class: Some(qos::class(pod).to_string()),
         observed_generation: pod.metadata.generation,
@@ -263,7 +266,7 @@ impl Statuses<'_> {
                 if let Some(old) = old {
                     status.restart_count = status.restart_count.max(old.restart_count);
                 }
-                status.resources = Some(resize::reported(container, newest, observed.resize, self.pod.status.as_ref()));
+                status.resources = Some(resize::reported(self.pod, container, newest, observed.resize));
                 status.allocated_resources = container.resources.as_ref().and_then(|r| r.requests.clone());
                 // Whatever the runtime says later, an end that was told and is no reason to start again stays.
                 match old.filter(|_| !is_restart && terminated(&status).is_none()) {

@@ -253,6 +253,8 @@ const OWNED: &[&str] = &[
     "startTime",
     "qosClass",
     "observedGeneration",
+    "allocatedResources",
+    "resources",
     "containerStatuses",
     "initContainerStatuses",
     "ephemeralContainerStatuses",

@@ -70,7 +70,7 @@ impl Kubelet {
         }
 
         let mut actions = plan::plan(pod, &state, self.prober.as_ref());
-        let is_resized = !changes.is_empty();
+        let is_resized = memory.resize.is_on;
         let updates = resize::plan(changes, &mut actions);
         let services = self.service_variables(pod);
         let reference = client::reference(pod.as_ref());
@@ -96,6 +96,9 @@ impl Kubelet {
                 self.recorder.warning(&reference, CgroupError::REASON, error.to_string());
                 return Err(error.into());
             }
+        }
+        if !is_resized {
+            memory.resize.given_to_pod = Some(resources::for_pod(pod));
         }
         trace::lap(Stage::Prepare);
         let mounted = match self.volumes.set_up(&context).await {
@@ -145,7 +148,8 @@ impl Kubelet {
             self.kill_container(pod, victim, &pod_ips).await?;
         }
 
-        if !self.resize(pod, &updates, memory).await {
+        let can_resize = self.resize(pod, &updates, memory).await;
+        if !can_resize {
             next.sooner(RETRY);
         }
         if let Some(attempt) = actions.create_sandbox {
@@ -159,8 +163,9 @@ impl Kubelet {
 
         let state = self.runtime.pod_state(uid).await?;
         self.prober.reconcile(pod, &state, false);
-        if is_resized && self.pending_changes(pod, &state, memory).is_empty() {
-            self.settle_resize(pod).await?;
+        if is_resized && can_resize && self.pending_changes(pod, &state, memory).is_empty() {
+            self.settle_resize(pod, &mut memory.resize).await?;
+            self.pending_changes(pod, &state, memory);
         }
         self.tell(pod, &state, memory, false, None);
         self.remove_old_containers(&state).await;

@@ -250,19 +250,20 @@ impl Args {
             mode @ ("BridgeInterface" | "InterfaceNamePrefix") => bail!("{mode} needs the name of an interface"),
             other => bail!("unsupported mode to detect local traffic: {other:?}"),
         };
+        let standard = Conntrack::standard();
         config.conntrack = Conntrack {
-            max_per_core: self.conntrack_max_per_core.or(file.conntrack.max_per_core).or(Some(32 * 1024)),
-            min: self.conntrack_min.or(file.conntrack.min).unwrap_or(128 * 1024),
+            max_per_core: self.conntrack_max_per_core.or(file.conntrack.max_per_core).or(standard.max_per_core),
+            min: self.conntrack_min.or(file.conntrack.min).unwrap_or(standard.min),
             tcp_established_timeout: either(
                 self.conntrack_tcp_timeout_established,
                 file.conntrack.tcp_established_timeout,
             )?
-            .or(Some(Duration::from_secs(24 * 3600))),
+            .or(standard.tcp_established_timeout),
             tcp_close_wait_timeout: either(
                 self.conntrack_tcp_timeout_close_wait,
                 file.conntrack.tcp_close_wait_timeout,
             )?
-            .or(Some(Duration::from_secs(3600))),
+            .or(standard.tcp_close_wait_timeout),
             tcp_be_liberal: self.conntrack_tcp_be_liberal || file.conntrack.tcp_be_liberal,
             udp_timeout: either(self.conntrack_udp_timeout, file.conntrack.udp_timeout)?,
             udp_stream_timeout: either(self.conntrack_udp_timeout_stream, file.conntrack.udp_stream_timeout)?,

@@ -118,7 +118,8 @@ impl Config {
             metrics_bind_address: None,
             resync_period: Duration::from_secs(3600),
             min_sync_period: Duration::ZERO,
-            conntrack: Conntrack::default(),
+            // How many connections a host tracks is for the host to say, unless we are told.
+            conntrack: Conntrack { max_per_core: None, ..Conntrack::standard() },
         }
     }
 }

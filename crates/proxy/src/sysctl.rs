@@ -19,6 +19,18 @@ pub struct Conntrack {
 }
 
 impl Conntrack {
+    /// What kube-proxy sets where nobody says anything. The kernel forgets a connection that one side has closed after a
+    /// minute, and packets of the other side then go out untranslated.
+    pub fn standard() -> Self {
+        Conntrack {
+            max_per_core: Some(32 * 1024),
+            min: 128 * 1024,
+            tcp_established_timeout: Some(Duration::from_secs(24 * 3600)),
+            tcp_close_wait_timeout: Some(Duration::from_secs(3600)),
+            ..Conntrack::default()
+        }
+    }
+
     /// As the kernel calls them.
     fn sysctls(&self, processors: u32) -> Vec<(&'static str, u64)> {
         let seconds = |timeout: Option<Duration>| timeout.map(|timeout| timeout.as_secs());
@@ -104,5 +116,16 @@ mod tests {
         for (processors, max) in [(1, 131_072), (8, 262_144)] {
             assert_eq!(some.sysctls(processors), [&[("nf_conntrack_max", max)][..], &rest].concat());
         }
+    }
+
+    #[test]
+    fn connections_are_remembered_as_long_as_kube_proxy_has_it() {
+        let client = client::Client::in_process(
+            std::sync::Arc::new(|_| Box::pin(async { unreachable!("nobody asks") })),
+            api::UserInfo::default(),
+        );
+        let timeouts = [("nf_conntrack_tcp_timeout_established", 86400), ("nf_conntrack_tcp_timeout_close_wait", 3600)];
+        assert_eq!(crate::Config::new(client, "a").conntrack.sysctls(4), timeouts);
+        assert_eq!(Conntrack::standard().sysctls(4), [&[("nf_conntrack_max", 131_072)][..], &timeouts].concat());
     }
 }

@@ -202,6 +202,10 @@ pub trait AnyStrategy: Send + Sync {
     /// As `check`; lists and maps that are not written when they are empty go too.
     fn normalize(&self, value: &mut Value) -> Result<Vec<String>, api::schema::TypeError>;
     fn schema(&self) -> api::schema::StructRef;
+    /// As `schema`, with the types of all scalars, for expressions about the kind.
+    fn typed_schema(&self) -> api::schema::StructRef {
+        self.schema()
+    }
 
     fn apply_defaults(&self, object: &mut dyn Object);
     fn prepare_for_create(&self, call: &Call<'_>, object: &mut dyn Object);

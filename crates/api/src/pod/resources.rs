@@ -133,7 +133,7 @@ pub fn add(total: &mut Amounts, more: &Amounts) {
     }
 }
 
-fn max(total: &mut Amounts, other: Amounts) {
+pub fn max(total: &mut Amounts, other: Amounts) {
     for (name, amount) in other {
         let slot = total.entry(name).or_default();
         *slot = std::mem::take(slot).max(amount);

@@ -302,16 +302,22 @@ impl Watcher {
     /// A frame in the form this watcher asked for.
     fn encode(&mut self, change: Change, object: &Bytes) -> Result<Bytes, Status> {
         let body = if self.operation.accept.shape == Shape::Table {
-            let version = crate::json::find(object, &["metadata", "resourceVersion"]);
-            let version = version.map(|range| crate::json::text(&object[range]).into_owned()).unwrap_or_default();
-            let first = !std::mem::replace(&mut self.table_started, true);
-            let meta = json!({"resourceVersion": version});
-            let table = super::table::table(&self.operation, std::iter::once(object.clone()), meta, first)?;
+            let table = self.table(object)?;
             Bytes::from(serde_json::to_vec(&table).map_err(Status::internal)?)
         } else {
             render(&self.operation, object)?
         };
         Ok(self.frame(change.as_str(), &body))
+    }
+
+    /// A table of one row; the first of a watch says what its columns are.
+    fn table(&mut self, object: &Bytes) -> Result<serde_json::Value, Status> {
+        let version = crate::json::find(object, &["metadata", "resourceVersion"]);
+        let version = version.map(|range| crate::json::text(&object[range]).into_owned()).unwrap_or_default();
+        let meta = json!({"resourceVersion": version});
+        let table = super::table::table(&self.operation, std::iter::once(object.clone()), meta, !self.table_started)?;
+        self.table_started = true;
+        Ok(table)
     }
 
     /// A frame around an object in the form this watcher asked for.
@@ -322,25 +328,31 @@ impl Watcher {
         }
     }
 
-    fn bookmark(&self, initial_end: bool) -> Bytes {
+    fn bookmark(&mut self, initial_end: bool) -> Bytes {
         self.bookmark_at(self.operation.state.caches.applied(), initial_end)
     }
 
-    fn bookmark_at(&self, revision: u64, initial_end: bool) -> Bytes {
+    fn bookmark_at(&mut self, revision: u64, initial_end: bool) -> Bytes {
         let resource = &self.operation.resource;
         let (kind, api_version) = match self.operation.accept.shape {
-            Shape::Object => (resource.kind.to_string(), resource.api_version()),
+            Shape::Object | Shape::Table => (resource.kind.to_string(), resource.api_version()),
             Shape::Partial => {
                 ("PartialObjectMetadata".to_owned(), format!("meta.k8s.io/{}", self.operation.accept.meta_version))
             }
-            Shape::Table => ("Table".to_owned(), format!("meta.k8s.io/{}", self.operation.accept.meta_version)),
         };
         let mut metadata = json!({"resourceVersion": revision.to_string()});
         if initial_end {
             metadata["annotations"] = json!({"k8s.io/initial-events-end": "true"});
         }
         let object = json!({"kind": kind, "apiVersion": api_version, "metadata": metadata});
-        self.own_frame("BOOKMARK", &object)
+        if self.operation.accept.shape != Shape::Table {
+            return self.own_frame("BOOKMARK", &object);
+        }
+        // An object of which nothing is known but its metadata is a row as any other.
+        match self.table(&object.to_string().into()) {
+            Ok(table) => self.own_frame("BOOKMARK", &table),
+            Err(status) => self.fail(&status),
+        }
     }
 
     /// The last frame: an error the client acts on.

@@ -84,6 +84,30 @@ async fn validating_policies_say_what_their_expressions_get_wrong() {
         .await;
     assert_eq!(code, 200, "{answer:?}");
     assert_eq!(status("typed", 2).await["typeChecking"], json!({}));
+
+    // Of custom kinds as much is known as their schema says, and of their metadata what is known of any.
+    let schema = json!({"type": "object", "properties": {"spec": {"type": "object", "properties": {
+        "replicas": {"type": "integer"}, "port": {"x-kubernetes-int-or-string": true},
+        "rest": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}}});
+    let definition = json!({"metadata": {"name": "crontabs.example.com"}, "spec": {"group": "example.com",
+        "scope": "Namespaced", "names": {"plural": "crontabs", "kind": "CronTab"},
+        "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": schema}}]}});
+    crate::area_03_custom_resources::define(&cluster, &definition).await;
+    let expressions = [
+        "object.spec.replicas > '1'",
+        "object.spec.maxRetries < 10",
+        "object.spec.replicas > 1 && object.metadata.labels['a'] == 'b' && object.kind == 'CronTab'",
+        "object.spec.port == 80 || object.spec.port == 'web' || object.spec.rest.any == 1",
+    ];
+    let validations = expressions.map(|expression| json!({"expression": expression}));
+    let policy = json!({"metadata": {"name": "custom"},
+        "spec": {"matchConstraints": rules("example.com", "crontabs"), "validations": validations}});
+    let (code, answer) = cluster.send("POST", &path, policy).await;
+    assert_eq!(code, 201, "{answer}");
+    let checked = status("custom", 1).await;
+    let warnings = checked["typeChecking"]["expressionWarnings"].as_array().unwrap();
+    let fields: Vec<&Value> = warnings.iter().map(|warning| &warning["fieldRef"]).collect();
+    assert_eq!(fields, ["spec.validations[0].expression", "spec.validations[1].expression"], "{checked}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

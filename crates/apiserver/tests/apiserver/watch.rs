@@ -86,7 +86,7 @@ async fn tables_of_a_watch_tell_their_columns_once() {
         cluster.send("POST", MAPS, map(name, "x")).await;
     }
     let mut request = http::Request::builder()
-        .uri(format!("{MAPS}?watch=true&labelSelector=l%3Dx&timeoutSeconds=1"))
+        .uri(format!("{MAPS}?watch=true&labelSelector=l%3Dx&timeoutSeconds=1&sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan"))
         .header("accept", "application/json;as=Table;v=v1;g=meta.k8s.io")
         .body(bytes::Bytes::new())
         .unwrap();
@@ -98,4 +98,23 @@ async fn tables_of_a_watch_tell_their_columns_once() {
     assert_eq!(events[0]["object"]["columnDefinitions"][0]["name"], "Name", "{events:?}");
     assert_eq!(events[1]["object"].get("columnDefinitions"), Some(&Value::Null), "{events:?}");
     assert_eq!(events[1]["object"]["rows"][0]["cells"][0], "b", "{events:?}");
+    // A bookmark is a row, too, of an object that has only metadata.
+    let (mark, kind) = (&events[2]["object"], &events[2]["type"]);
+    assert_eq!((kind.as_str(), mark["kind"].as_str()), (Some("BOOKMARK"), Some("Table")), "{events:?}");
+    assert_eq!(mark["columnDefinitions"], Value::Null);
+    let [row] = &mark["rows"].as_array().unwrap()[..] else { panic!("{mark}") };
+    assert_eq!(row["object"]["kind"], "PartialObjectMetadata");
+    assert_eq!(row["object"]["metadata"]["annotations"]["k8s.io/initial-events-end"], "true");
+    assert_eq!(row["object"]["metadata"]["resourceVersion"], mark["metadata"]["resourceVersion"]);
+}
+
+/// Bookmarks of watches in tables are rows of such objects.
+#[test]
+fn objects_of_every_kind_are_rows_without_anything_but_metadata() {
+    for row in registry::table::resources() {
+        let bare = json!({"kind": row.kind, "apiVersion": row.api_version(), "metadata": {"resourceVersion": "7"}});
+        let object = row.strategy.decode(bare.to_string().as_bytes()).unwrap_or_else(|error| panic!("{bare}: {error}"));
+        let cells = row.strategy.cells(&*object, jiff::Timestamp::UNIX_EPOCH);
+        assert_eq!(cells.len(), row.strategy.column_definitions().len(), "{bare}");
+    }
 }

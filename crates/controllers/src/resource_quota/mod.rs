@@ -14,16 +14,18 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::quota::{DEVICES_SUFFIX, of_pod, of_resource_claim, of_service, of_volume_claim, volume_attributes_classes};
 use client::{ApiResource, Client, Event, Gvr, Informer, ListParams, PartialObject, WorkQueue};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, ResourceQuota, ResourceQuotaStatus, Service};
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue, gather};
 use crate::{Error, pods};
-use usage::{Usage, in_scope, of_claim, of_pod, of_service, sum};
+use usage::{Usage, selects_claim, selects_pod, sum};
 
 /// Admission counts before an object is written, and a write can still fail: what is used drifts, and is counted anew.
 const RECOUNT: Duration = Duration::from_secs(300);
@@ -39,6 +41,8 @@ struct Controller {
     services: Informer<Service>,
     claims: Informer<PersistentVolumeClaim>,
     counted: Mutex<HashMap<Gvr, Informer<PartialObject>>>,
+    /// From the first quota on that counts devices.
+    device_claims: Mutex<Option<Informer<ResourceClaim>>>,
     stop: CancellationToken,
     tasks: TaskTracker,
 }
@@ -115,6 +119,18 @@ impl Change {
             _ => Change::of_usage(event, |pod| &pod.spec, of_pod),
         }
     }
+
+    fn of_volume_claim(event: &Event<PersistentVolumeClaim>) -> Self {
+        match event {
+            Event::Modified { old, new }
+                if volume_attributes_classes(old) != volume_attributes_classes(new)
+                    || of_volume_claim(old) != of_volume_claim(new) =>
+            {
+                Change::Less
+            }
+            _ => Change::of_number(event),
+        }
+    }
 }
 
 /// Wakes the quotas that count a kind, for each of its objects that comes, goes or changes.
@@ -158,7 +174,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     };
     let claims = {
         let waker = waker.clone();
-        let change = |event: &Event<PersistentVolumeClaim>| Change::of_usage(event, |claim| &claim.spec, of_claim);
+        let change = Change::of_volume_claim;
         context.informer::<PersistentVolumeClaim>().wakes(move |event| waker.wake(event, change(event), 0))
     };
     Arc::new(Controller {
@@ -168,6 +184,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         services,
         claims,
         counted: Mutex::default(),
+        device_claims: Mutex::default(),
         stop: CancellationToken::new(),
         tasks: TaskTracker::new(),
     })
@@ -216,13 +233,24 @@ impl Controller {
             .pods
             .by_namespace(namespace)
             .iter()
-            .filter(|pod| in_scope(&spec, pod))
+            .filter(|pod| selects_pod(&spec, pod))
             .map(|pod| of_pod(pod))
             .collect();
+        let claims = self.claims.by_namespace(namespace);
+        parts.extend(claims.iter().filter(|claim| selects_claim(&spec, claim)).map(|claim| of_volume_claim(claim)));
         let last = quota.status.as_ref().and_then(|status| status.used.as_ref());
         if !scoped {
             parts.extend(self.services.by_namespace(namespace).iter().map(|service| of_service(service)));
-            parts.extend(self.claims.by_namespace(namespace).iter().map(|claim| of_claim(claim)));
+            let devices = || hard.keys().filter(|name| name.ends_with(DEVICES_SUFFIX));
+            if devices().next().is_some() {
+                match self.device_claims(namespace).await {
+                    Some(claims) => parts.extend(claims),
+                    None => parts.extend(devices().filter_map(|name| {
+                        let amount = last?.get(name)?.try_into().ok()?;
+                        Some(Usage::from([(name.clone(), amount)]))
+                    })),
+                }
+            }
             for name in hard.keys() {
                 let known = match self.count(name, namespace).await? {
                     Count::Known(count) => Some(count),
@@ -285,6 +313,37 @@ impl Controller {
             i64::try_from(count).unwrap_or(i64::MAX),
             api::quantity::Format::DecimalSI,
         )))
+    }
+
+    /// What claims use of devices, without their number, which is counted as that of any other kind. None where nobody can tell
+    /// at present.
+    async fn device_claims(&self, namespace: &str) -> Option<Vec<Usage>> {
+        let informer = {
+            let mut claims = self.device_claims.lock();
+            let start = || {
+                let informer = Informer::new(self.client.all::<ResourceClaim>(), ListParams::default());
+                let waker = self.waker.clone();
+                informer.subscribe(move |event| {
+                    let change = Change::of_usage(event, |claim: &ResourceClaim| &claim.spec, of_resource_claim);
+                    waker.wake(event, change, 0);
+                });
+                let (running, stop) = (informer.clone(), self.stop.clone());
+                self.tasks.spawn(async move { running.run(stop).await });
+                informer
+            };
+            claims.get_or_insert_with(start).clone()
+        };
+        tokio::select! {
+            () = informer.synced() => {}
+            () = tokio::time::sleep(LIST_TIMEOUT) => return None,
+            () = self.stop.cancelled() => return None,
+        }
+        let usage = |claim: &Arc<ResourceClaim>| {
+            let mut usage = of_resource_claim(claim);
+            usage.retain(|name, _| name.ends_with(DEVICES_SUFFIX));
+            usage
+        };
+        Some(informer.by_namespace(namespace).iter().map(usage).collect())
     }
 
     fn watch(&self, resource: &ApiResource) -> Informer<PartialObject> {

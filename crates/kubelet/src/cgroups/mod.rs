@@ -111,6 +111,14 @@ impl Cgroups {
         self.hierarchies.limit(&path, &limits, Missing::Refused)
     }
 
+    /// How many bytes of memory all of a pod uses.
+    pub(crate) fn memory_usage(&self, pod: &Pod) -> io::Result<u64> {
+        let file = if self.is_v2() { "memory.current" } else { "memory.usage_in_bytes" };
+        let directory = self.hierarchies.directory("memory", self.path_of(pod));
+        let path = directory.ok_or(io::ErrorKind::NotFound)?.join(file);
+        std::fs::read_to_string(path)?.trim().parse().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    }
+
     /// Removes the pod's cgroup wherever its class put it, with what a dead runtime may have left in it.
     pub(crate) fn remove_pod(&self, uid: &str) -> io::Result<()> {
         for level in LEVELS {

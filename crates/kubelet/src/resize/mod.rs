@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use api::pod::resources::{Side, with_overhead};
 use api::quantity::{Format, Quantity};
 use cri::v1::LinuxContainerResources;
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodCondition, PodStatus, ResourceRequirements};
@@ -14,7 +15,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use serde_json::json;
 
 use crate::plan::{Actions, Kill, KillReason};
-use crate::resources::{self, ResourceList};
+use crate::resources::{self, PodResources, ResourceList};
 use crate::runtime::bare_id;
 use crate::state::{self, ContainerState, PodState};
 
@@ -42,6 +43,8 @@ pub(crate) struct Progress {
     pub(crate) error: Option<String>,
     /// What containers were given, by id: some runtimes do not tell.
     pub(crate) given: HashMap<String, ResourceRequirements>,
+    /// What the pod's own cgroup was given.
+    pub(crate) given_to_pod: Option<PodResources>,
 }
 
 impl Progress {
@@ -57,6 +60,18 @@ impl Progress {
         let error = self.error.as_ref();
         let progress = self.is_on.then(|| condition(IN_PROGRESS, error.map(|_| "Error"), error));
         wait.into_iter().chain(progress).collect()
+    }
+
+    /// Whether the pod's own cgroup lacks something of what is granted.
+    fn is_pod_pending(&self, granted: &Pod) -> bool {
+        self.given_to_pod.as_ref().is_some_and(|given| *given != resources::for_pod(granted))
+    }
+
+    /// The new limit of the pod, where its memory gets less.
+    fn less_pod_memory(&self, granted: &Pod) -> Option<i64> {
+        let new = resources::for_pod(granted).memory_limit?;
+        let given = self.given_to_pod.as_ref()?;
+        given.memory_limit.is_none_or(|now| new < now).then_some(new)
     }
 }
 
@@ -80,20 +95,43 @@ enum Place {
 /// The pod as it is wished for with the resources it has been granted, which are those of `before`.
 pub(crate) fn with_granted(wish: &Arc<Pod>, before: &Pod) -> Arc<Pod> {
     let of = |name: &str| resizable(before).find(|(container, _)| container.name == name);
-    with_resources(wish, |name| of(name).map(|(container, _)| container.resources.clone().unwrap_or_default()))
+    let whole = before.spec.as_ref().and_then(|spec| spec.resources.clone());
+    with_resources(wish, whole, |name| of(name).map(|(container, _)| container.resources.clone().unwrap_or_default()))
 }
 
 /// The same for a pod that a kubelet before this one let in: its status says what was granted.
 pub(crate) fn with_told(wish: &Arc<Pod>) -> Arc<Pod> {
-    with_resources(wish, |name| {
+    with_resources(wish, told_whole(wish), |name| {
         let told = told(wish.status.as_ref(), name)?;
         let resources = told.resources.clone()?;
         Some(ResourceRequirements { requests: told.allocated_resources.clone(), ..resources })
     })
 }
 
+/// What was granted to the pod as a whole. Its status tells of sums; what is not the pod's own in them is as wished.
+fn told_whole(wish: &Pod) -> Option<ResourceRequirements> {
+    let spec = wish.spec.as_ref()?;
+    let mut whole = spec.resources.clone()?;
+    let status = wish.status.as_ref();
+    let requests = status.and_then(|status| status.allocated_resources.as_ref());
+    let limits = status.and_then(|status| status.resources.as_ref()?.limits.as_ref());
+    for (wished, told) in [(&mut whole.requests, requests), (&mut whole.limits, limits)] {
+        for (name, amount) in wished.iter_mut().flatten() {
+            let has_overhead = spec.overhead.as_ref().is_some_and(|overhead| overhead.contains_key(name));
+            if let Some(told) = told.and_then(|told| told.get(name)).filter(|_| !has_overhead) {
+                amount.clone_from(told);
+            }
+        }
+    }
+    Some(whole)
+}
+
 /// The pod itself where that changes nothing.
-fn with_resources(wish: &Arc<Pod>, of: impl Fn(&str) -> Option<ResourceRequirements>) -> Arc<Pod> {
+fn with_resources(
+    wish: &Arc<Pod>,
+    whole: Option<ResourceRequirements>,
+    of: impl Fn(&str) -> Option<ResourceRequirements>,
+) -> Arc<Pod> {
     let differing: HashMap<String, ResourceRequirements> = resizable(wish)
         .filter_map(|(container, _)| {
             let other = of(&container.name)?;
@@ -101,11 +139,17 @@ fn with_resources(wish: &Arc<Pod>, of: impl Fn(&str) -> Option<ResourceRequireme
             (!is_same(&wished, &other)).then(|| (container.name.clone(), other))
         })
         .collect();
-    if differing.is_empty() {
+    let wished = wish.spec.as_ref().and_then(|spec| spec.resources.as_ref());
+    let none = ResourceRequirements::default();
+    let is_same_whole = is_same(wished.unwrap_or(&none), whole.as_ref().unwrap_or(&none));
+    if differing.is_empty() && is_same_whole {
         return wish.clone();
     }
     let mut pod = Pod::clone(wish);
     if let Some(spec) = &mut pod.spec {
+        if !is_same_whole {
+            spec.resources = whole;
+        }
         for container in spec.init_containers.iter_mut().flatten().chain(&mut spec.containers) {
             if let Some(resources) = differing.get(&container.name) {
                 container.resources = Some(resources.clone());
@@ -140,21 +184,22 @@ struct Amounts {
 }
 
 impl Amounts {
-    fn of(container: &Container) -> Self {
-        let amount = |of: fn(&Container, &str) -> Option<Quantity>, name: &str| of(container, name).unwrap_or_default();
+    fn of(pod: &Pod, container: &Container) -> Self {
+        let request = |name: &str| resources::request(container, name).unwrap_or_default();
+        let limit = |name: &str| resources::limit_in_pod(pod, container, name).unwrap_or_default();
         Amounts {
-            cpu_shares: resources::milli_cpu_to_shares(amount(resources::request, "cpu").milli_value()),
-            cpu_quota: resources::milli_cpu_to_quota(amount(resources::limit, "cpu").milli_value()),
-            memory_limit: amount(resources::limit, "memory").value(),
-            memory_request: amount(resources::request, "memory").value(),
+            cpu_shares: resources::milli_cpu_to_shares(request("cpu").milli_value()),
+            cpu_quota: resources::milli_cpu_to_quota(limit("cpu").milli_value()),
+            memory_limit: limit("memory").value(),
+            memory_request: request("memory").value(),
         }
     }
 
     /// What a running container has: as the runtime tells; else as we gave it; else as the API was told; else as
     /// granted, which it was started with.
-    fn in_use(granted: &Container, seen: &ContainerState, given: Option<&ResourceRequirements>) -> Self {
+    fn in_use(pod: &Pod, granted: &Container, seen: &ContainerState, given: Option<&ResourceRequirements>) -> Self {
         let resources = given.cloned().or_else(|| granted.resources.clone());
-        let mut amounts = Amounts::of(&Container { resources, ..Default::default() });
+        let mut amounts = Amounts::of(pod, &Container { resources, ..Default::default() });
         if let Some(told) = seen.resources.as_ref().filter(|told| told.cpu_shares > 0) {
             amounts.cpu_shares = told.cpu_shares;
             amounts.cpu_quota = told.cpu_quota.max(0);
@@ -194,7 +239,8 @@ pub(crate) struct Change {
 pub(crate) fn changes(granted: &Pod, state: &PodState, progress: &Progress, status: Option<&PodStatus>) -> Vec<Change> {
     let changes = resizable(granted).filter_map(|(container, place)| {
         let seen = state.active(&container.name).filter(|seen| seen.is_running())?;
-        let (has, wants) = (Amounts::in_use(container, seen, given(seen, progress, status)), Amounts::of(container));
+        let given = given(seen, progress, status);
+        let (has, wants) = (Amounts::in_use(granted, container, seen, given), Amounts::of(granted, container));
         if has == wants {
             return None;
         }
@@ -242,17 +288,20 @@ pub(crate) fn plan(changes: Vec<Change>, actions: &mut Actions) -> Vec<Change> {
 
 /// `status.containerStatuses[].resources`: what a running container has, as it was written where that says the same.
 pub(crate) fn reported(
+    pod: &Pod,
     granted: &Container,
     seen: &ContainerState,
     progress: &Progress,
-    status: Option<&PodStatus>,
 ) -> ResourceRequirements {
     let mut shown = granted.resources.clone().unwrap_or_default();
     if !seen.is_running() {
         return shown;
     }
-    let given = given(seen, progress, status);
-    let (has, wants) = (Amounts::in_use(granted, seen, given), Amounts::of(granted));
+    let given = given(seen, progress, pod.status.as_ref());
+    let (has, wants) = (Amounts::in_use(pod, granted, seen, given), Amounts::of(pod, granted));
+    // A limit of the pod as a whole is told there.
+    let is_of_pod =
+        |name: &str| resources::limit(granted, name).is_none() && resources::whole_limit(pod, name).is_some();
     let mut show = |list: fn(&mut ResourceRequirements) -> &mut Option<ResourceList>, name: &str, amount: Quantity| {
         let list = list(&mut shown).get_or_insert_default();
         match amount.is_zero() {
@@ -265,16 +314,32 @@ pub(crate) fn reported(
     if has.cpu_shares != wants.cpu_shares {
         show(|r| &mut r.requests, "cpu", milli((has.cpu_shares * 1000 + 1023) / 1024));
     }
-    if has.cpu_quota != wants.cpu_quota {
+    if has.cpu_quota != wants.cpu_quota && !is_of_pod("cpu") {
         show(|r| &mut r.limits, "cpu", milli(has.cpu_quota * 1000 / resources::QUOTA_PERIOD));
     }
-    if has.memory_limit != wants.memory_limit {
+    if has.memory_limit != wants.memory_limit && !is_of_pod("memory") {
         show(|r| &mut r.limits, "memory", bytes(has.memory_limit));
     }
     if has.memory_request != wants.memory_request {
         show(|r| &mut r.requests, "memory", bytes(has.memory_request));
     }
     shown
+}
+
+/// `status.allocatedResources` and `status.resources`: what is granted to the pod in all, and what it has.
+pub(crate) fn reported_of_pod(granted: &Pod, progress: &Progress) -> (ResourceList, ResourceRequirements) {
+    let Some(spec) = &granted.spec else { return Default::default() };
+    let list = |side: Side| -> ResourceList {
+        let amounts = with_overhead(spec, side).into_iter();
+        amounts.map(|(name, amount)| (name, ApiQuantity(amount.to_string()))).collect()
+    };
+    let requests = list(Side::Requests);
+    let before = granted.status.as_ref().and_then(|status| status.resources.clone());
+    let has = before.filter(|_| progress.is_pod_pending(granted)).unwrap_or_else(|| {
+        let some = |list: ResourceList| Some(list).filter(|list| !list.is_empty());
+        ResourceRequirements { requests: some(requests.clone()), limits: some(list(Side::Limits)), claims: None }
+    });
+    (requests, has)
 }
 
 /// What events say of a resize.
@@ -395,10 +460,51 @@ mod tests {
     fn statuses_show_what_containers_have() {
         let granted = pod("cpu=2,memory=64Mi", "cpu=2,memory=64Mi");
         let container = &granted.spec.as_ref().unwrap().containers[0];
-        let shown = |state: &PodState| reported(container, &state.containers[0], &Progress::default(), None);
+        let shown = |state: &PodState| reported(&granted, container, &state.containers[0], &Progress::default());
         assert_eq!(shown(&running(2048, 200_000, 64 << 20)), container.resources.clone().unwrap());
         let other = container_with("c", "cpu=1,memory=64Mi", "cpu=1500m,memory=32Mi").resources.unwrap();
         assert!(is_same(&shown(&running(1024, 150_000, 32 << 20)), &other));
         assert_eq!(shown(&running(2048, 0, 64 << 20)).limits, crate::resources::tests::list("memory=64Mi"));
+    }
+
+    fn whole(mut pod: Pod, requests: &str, limits: &str) -> Arc<Pod> {
+        pod.spec.as_mut().unwrap().resources = container_with("", requests, limits).resources;
+        Arc::new(pod)
+    }
+
+    #[test]
+    fn pods_are_resized_as_a_whole() {
+        let bare = || Pod::clone(&pod("", ""));
+        let before = whole(bare(), "cpu=1,memory=32Mi", "cpu=1,memory=64Mi");
+        let wish = whole(bare(), "cpu=1,memory=32Mi", "cpu=2,memory=32Mi");
+        assert_eq!(with_granted(&wish, &before).spec, before.spec);
+        assert!(Arc::ptr_eq(&with_granted(&wish, &wish), &wish));
+
+        // A container without limits of its own is held to those of the pod.
+        let has = running(2, 100_000, 64 << 20);
+        assert_eq!(changes(&before, &has, &Progress::default(), None), []);
+        let found = changes(&wish, &has, &Progress::default(), None);
+        let found: Vec<_> = found.iter().map(|change| (change.update.cpu_quota, change.less_memory)).collect();
+        assert_eq!(found, [(200_000, Some(32 << 20))]);
+        let container = &wish.spec.as_ref().unwrap().containers[0];
+        assert_eq!(reported(&wish, container, &has.containers[0], &Progress::default()).limits, None);
+
+        // The pod's own cgroup follows, and until then the pod has what it had.
+        let (allocated, shown) = reported_of_pod(&before, &Progress::default());
+        let told = |pod: &Arc<Pod>| {
+            let mut pod = Pod::clone(pod);
+            let status = pod.status.get_or_insert_default();
+            (status.allocated_resources, status.resources) = (Some(allocated.clone()), Some(shown.clone()));
+            Arc::new(pod)
+        };
+        let mut progress = Progress { given_to_pod: Some(resources::for_pod(&before)), ..Progress::default() };
+        assert_eq!((progress.is_pod_pending(&before), progress.less_pod_memory(&before)), (false, None));
+        assert_eq!((progress.is_pod_pending(&wish), progress.less_pod_memory(&wish)), (true, Some(32 << 20)));
+        assert_eq!(reported_of_pod(&told(&wish), &progress).1.limits, resources::tests::list("cpu=1,memory=64Mi"));
+        progress.given_to_pod = Some(resources::for_pod(&wish));
+        assert_eq!(reported_of_pod(&told(&wish), &progress).1.limits, resources::tests::list("cpu=2,memory=32Mi"));
+
+        // A restarted kubelet believes the status.
+        assert_eq!(with_told(&told(&wish)).spec, before.spec);
     }
 }

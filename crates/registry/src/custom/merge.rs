@@ -1,19 +1,45 @@
-//! The schema as server-side apply reads it: which fields are owned one by one, and which as a whole.
+//! The schema as server-side apply reads it: which fields are owned one by one, and which as a whole. And as expressions
+//! about the kind see it, to whom scalars matter too.
 
 use api::schema::{Field, Merge, Struct, StructRef, Type};
 use k8s_openapi::api::core::v1::ConfigMap;
 
+use super::expressions;
 use super::schema::{Additional, Kind, OBJECT_FIELDS, Schema};
 
-/// The type of a whole object.
+/// The type of a whole object. Whether a scalar is the right one is for validation to say.
 pub(super) fn root(name: &str, schema: &Schema) -> StructRef {
-    resource(name, schema).into()
+    resource(name, schema, |_| Type::Any).into()
 }
 
+/// The same with the types of scalars.
+pub(super) fn typed_root(name: &str, schema: &Schema) -> StructRef {
+    resource(name, schema, scalar).into()
+}
+
+fn scalar(schema: &Schema) -> Type {
+    match schema.kind.filter(|_| !schema.int_or_string) {
+        Some(Kind::Boolean) => Type::Bool,
+        Some(Kind::Integer) => Type::Int64,
+        Some(Kind::Number) => Type::Number,
+        Some(Kind::String) => match expressions::format(schema) {
+            "byte" => Type::Bytes,
+            "date" | "date-time" | "datetime" => Type::Time,
+            // There are no durations in objects of the server's own.
+            "duration" => Type::Any,
+            _ => Type::String,
+        },
+        Some(Kind::Array | Kind::Object) | None => Type::Any,
+    }
+}
+
+/// What a scalar is.
+type Scalar = fn(&Schema) -> Type;
+
 /// An object with `apiVersion`, `kind` and `metadata`.
-fn resource(name: &str, schema: &Schema) -> Struct {
+fn resource(name: &str, schema: &Schema, scalar: Scalar) -> Struct {
     let metadata = api::schema::of::<ConfigMap>().field("metadata").map_or(Type::Any, |field| field.ty.clone());
-    let mut fields = fields(schema);
+    let mut fields = fields(schema, scalar);
     for known in OBJECT_FIELDS {
         let ty = if known == "metadata" { metadata.clone() } else { Type::Any };
         fields.push(field(known, ty, None));
@@ -21,10 +47,10 @@ fn resource(name: &str, schema: &Schema) -> Struct {
     Struct::new(name, fields).open(schema.keeps_unknown)
 }
 
-fn fields(schema: &Schema) -> Vec<Field> {
+fn fields(schema: &Schema, scalar: Scalar) -> Vec<Field> {
     let properties = schema.properties.iter();
     let mut fields: Vec<Field> =
-        properties.map(|(name, property)| field(name, ty(property), merge(property))).collect();
+        properties.map(|(name, property)| field(name, ty(property, scalar), merge(property))).collect();
     for (field, (_, property)) in fields.iter_mut().zip(&schema.properties) {
         let default = property.default.as_ref().and_then(serde_json::Value::as_str);
         field.key_default = default.map(api::schema::interned);
@@ -44,22 +70,21 @@ fn merge(schema: &Schema) -> Option<Merge> {
     schema.list.map(|list| Merge { list, ..Merge::ATOMIC_LIST })
 }
 
-fn ty(schema: &Schema) -> Type {
+fn ty(schema: &Schema, scalar: Scalar) -> Type {
     let is_object = matches!(schema.kind, Some(Kind::Object) | None);
     match (&schema.additional, &schema.items) {
-        _ if schema.is_embedded => Type::Struct(resource("", schema).into()),
-        (Additional::Like(element), _) if is_object => Type::Map(Box::new(ty(element))),
+        _ if schema.is_embedded => Type::Struct(resource("", schema, scalar).into()),
+        (Additional::Like(element), _) if is_object => Type::Map(Box::new(ty(element, scalar))),
         _ if schema.kind == Some(Kind::Object) && !schema.properties.is_empty() => {
-            let mut definition = Struct::new("", fields(schema)).open(schema.keeps_unknown);
+            let mut definition = Struct::new("", fields(schema, scalar)).open(schema.keeps_unknown);
             definition.atomic = schema.is_atomic;
             Type::Struct(definition.into())
         }
         (Additional::Anything, _) if is_object => Type::Deduced,
         _ if schema.keeps_unknown => Type::Deduced,
-        (_, Some(element)) if schema.kind == Some(Kind::Array) => Type::List(Box::new(ty(element))),
+        (_, Some(element)) if schema.kind == Some(Kind::Array) => Type::List(Box::new(ty(element, scalar))),
         _ if schema.kind == Some(Kind::Object) => Type::Struct(Struct::new("", Vec::new()).into()),
-        // Whether it is the right scalar is for validation to say.
-        _ => Type::Any,
+        _ => scalar(schema),
     }
 }
 

@@ -11,7 +11,7 @@ use super::columns::Columns;
 use super::object::{CustomObject, TypeMeta};
 use super::rows::ScalePaths;
 use super::schema::Schema;
-use super::{expressions, shape, validate};
+use super::{expressions, merge, shape, validate};
 use crate::strategy::Selectable;
 use crate::{AnyObject, AnyStrategy, Call, Deletion, Grace, NameRule, Object};
 
@@ -144,6 +144,10 @@ impl AnyStrategy for CustomStrategy {
 
     fn schema(&self) -> StructRef {
         self.merge.clone()
+    }
+
+    fn typed_schema(&self) -> StructRef {
+        merge::typed_root(&self.merge.name, &self.reader.schema)
     }
 
     fn apply_defaults(&self, object: &mut dyn Object) {

@@ -125,21 +125,29 @@ impl Requests {
             let Some(status) = statuses.iter().find(|status| status.name == container.name) else {
                 return wanted.cloned();
             };
-            let mut largest = List::new();
             let sources =
                 [wanted.filter(|_| !infeasible), named(status.resources.as_ref()), status.allocated_resources.as_ref()];
-            for (name, amount) in sources.into_iter().flatten().flatten() {
-                let larger = |held: &Text| match (held.0.parse::<Quantity>(), amount.0.parse::<Quantity>()) {
-                    (Ok(held), Ok(amount)) => amount > held,
-                    _ => false,
-                };
-                if largest.get(name).is_none_or(larger) {
-                    largest.insert(name.clone(), amount.clone());
-                }
-            }
-            Some(largest)
+            Some(largest(sources))
         };
-        Some(Self::with(pod, catalogue, &effective))
+        let level = pod_level(pod).filter(|_| status.resources.is_some()).map(|wanted| {
+            // The status tells of sums, in which all is that a pod can ask for.
+            let of_level = |list: &List| -> List {
+                let amounts = list.iter().filter(|(name, _)| wanted.contains_key(*name));
+                amounts.map(|(name, amount)| (name.clone(), amount.clone())).collect()
+            };
+            let has = named(status.resources.as_ref()).map(of_level);
+            let allocated = status.allocated_resources.as_ref().map(of_level);
+            largest([Some(wanted).filter(|_| !infeasible), has.as_ref(), allocated.as_ref()])
+        });
+        match level {
+            None => Some(Self::with(pod, catalogue, &effective)),
+            Some(level) => {
+                let mut held = pod.clone();
+                let resources = held.spec.as_mut().and_then(|spec| spec.resources.as_mut());
+                resources.into_iter().for_each(|resources| resources.requests = Some(level.clone()));
+                Some(Self::with(&held, catalogue, &effective))
+            }
+        }
     }
 
     fn with(pod: &Pod, catalogue: &Catalogue, requests: &dyn Fn(&Container) -> Option<List>) -> Requests {
@@ -184,6 +192,21 @@ pub(crate) fn limits(pod: &Pod, catalogue: &Catalogue) -> Resources {
         limit.amount += overhead.scalar(limit.id);
     }
     limits
+}
+
+/// The largest amount of each resource.
+fn largest<const N: usize>(sources: [Option<&List>; N]) -> List {
+    let mut largest = List::new();
+    for (name, amount) in sources.into_iter().flatten().flatten() {
+        let larger = |held: &Text| match (held.0.parse::<Quantity>(), amount.0.parse::<Quantity>()) {
+            (Ok(held), Ok(amount)) => amount > held,
+            _ => false,
+        };
+        if largest.get(name).is_none_or(larger) {
+            largest.insert(name.clone(), amount.clone());
+        }
+    }
+    largest
 }
 
 fn named(requirements: Option<&ResourceRequirements>) -> Option<&List> {
@@ -348,6 +371,25 @@ mod tests {
         {
             let held = Requests::while_resizing(&pod, &Catalogue::default()).unwrap();
             assert_eq!(held.asked.milli_cpu, expected);
+        }
+    }
+
+    #[test]
+    fn a_resize_of_the_pod_holds_the_larger() {
+        for (allocated, has, infeasible, expected) in
+            [("1", "1", false, 2000), ("3", "1", false, 3000), ("1", "3", false, 3000), ("1", "1500m", true, 1500)]
+        {
+            let reason = if infeasible { "Infeasible" } else { "Deferred" };
+            let pod: Pod = serde_json::from_value(json!({"metadata": {},
+                "spec": {"containers": [{"name": "c"}], "resources": {"requests": {"cpu": "2"}}},
+                "status": {"conditions": [{"type": "PodResizePending", "status": "True", "reason": reason}],
+                    "allocatedResources": {"cpu": allocated, "memory": "1Gi"},
+                    "resources": {"requests": {"cpu": has, "memory": "1Gi"}},
+                    "containerStatuses": [{"name": "c", "image": "", "imageID": "", "ready": true, "restartCount": 0,
+                        "resources": {}}]}}))
+            .unwrap();
+            let held = Requests::while_resizing(&pod, &Catalogue::default()).unwrap();
+            assert_eq!((held.asked.milli_cpu, held.asked.memory), (expected, 0), "{allocated} {has} {reason}");
         }
     }
 }

@@ -14,7 +14,8 @@ use std::sync::{Arc, Weak};
 
 use api::Status;
 use api::pod::resources::{Amounts, add, parse};
-use k8s_openapi::api::core::v1::{Pod, ResourceQuota as Quota};
+use api::quota;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, ResourceQuota as Quota};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use parking_lot::Mutex;
 use registry::{AnyObject, Object};
@@ -63,9 +64,20 @@ fn concerns(attributes: &Attributes<'_>) -> bool {
         (Verb::Update, "") if attributes.is("", "pods") => {
             // A deadline moves a pod from one scope to another.
             let pods = attributes.object_ref::<Pod>().zip(attributes.old_ref::<Pod>());
-            pods.is_some_and(|(new, old)| scopes::is_terminating(new) != scopes::is_terminating(old))
+            pods.is_some_and(|(new, old)| quota::is_terminating(new) != quota::is_terminating(old))
         }
-        (Verb::Update, "") => attributes.is("", "services") || attributes.is("", "persistentvolumeclaims"),
+        (Verb::Update, "") => {
+            let kinds = [("", "services"), ("", "persistentvolumeclaims"), ("resource.k8s.io", "resourceclaims")];
+            kinds.iter().any(|(group, plural)| attributes.is(group, plural))
+        }
+        (Verb::Update, "status") if attributes.is("", "persistentvolumeclaims") => {
+            let claims =
+                attributes.object_ref::<PersistentVolumeClaim>().zip(attributes.old_ref::<PersistentVolumeClaim>());
+            claims.is_some_and(|(new, old)| {
+                quota::volume_attributes_classes(new) != quota::volume_attributes_classes(old)
+                    || quota::of_volume_claim(new) != quota::of_volume_claim(old)
+            })
+        }
         _ => false,
     }
 }

@@ -2,66 +2,31 @@
 
 use api::pod::resources::{Amounts, Side, in_quota_terms, of_container};
 use api::quantity::{Format, Quantity as Amount};
+use api::quota;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use registry::{Object, Resource};
 
-const CLASS_SUFFIX: &str = ".storageclass.storage.k8s.io/";
-const CLASS_ANNOTATION: &str = "volume.beta.kubernetes.io/storage-class";
-/// Core kinds that quotas also count by their plain plural. Pods are one, but only while they live.
-const COUNTED: [&str; 6] =
-    ["configmaps", "persistentvolumeclaims", "replicationcontrollers", "resourcequotas", "secrets", "services"];
-
-fn count(number: usize) -> Amount {
-    Amount::new(number as i64, Format::DecimalSI)
-}
+/// Core kinds that quotas also count by their plain plural, whatever they say.
+const COUNTED: [&str; 4] = ["configmaps", "replicationcontrollers", "resourcequotas", "secrets"];
 
 pub(super) fn usage_of(resource: &Resource, object: &dyn Object) -> Amounts {
-    let mut usage = Amounts::new();
-    usage.insert(format!("count/{}", resource.group_resource()), count(1));
-    if resource.group.is_empty() && COUNTED.contains(&&*resource.plural) {
-        usage.insert(resource.plural.to_string(), count(1));
-    }
     if let Some(pod) = object.downcast_ref::<Pod>() {
-        usage.extend(api::pod::resources::quota_usage(pod));
-    } else if let Some(service) = object.downcast_ref::<Service>() {
-        usage.extend(of_service(service));
-    } else if let Some(claim) = object.downcast_ref::<PersistentVolumeClaim>() {
-        usage.extend(of_claim(claim));
+        return quota::of_pod(pod);
     }
-    usage
-}
-
-fn of_service(service: &Service) -> Amounts {
-    let Some(spec) = &service.spec else { return Amounts::new() };
-    let ports = spec.ports.as_deref().unwrap_or_default();
-    let chosen = ports.iter().filter(|port| port.node_port.is_some_and(|port| port != 0)).count();
-    let (node_ports, balancers) = match spec.type_.as_deref() {
-        Some("NodePort") => (ports.len(), 0),
-        // Node ports are not allocated yet: what counts is whether they will be.
-        Some("LoadBalancer") if spec.allocate_load_balancer_node_ports == Some(false) => (chosen, 1),
-        Some("LoadBalancer") => (ports.len(), 1),
-        _ => (0, 0),
-    };
-    [("services.nodeports", node_ports), ("services.loadbalancers", balancers)]
-        .map(|(name, number)| (name.to_owned(), count(number)))
-        .into()
-}
-
-fn of_claim(claim: &PersistentVolumeClaim) -> Amounts {
-    let Some(spec) = &claim.spec else { return Amounts::new() };
-    let mut usage = Amounts::new();
-    let annotated = claim.metadata.annotations.as_ref().and_then(|annotations| annotations.get(CLASS_ANNOTATION));
-    let class = annotated.or(spec.storage_class_name.as_ref()).filter(|class| !class.is_empty());
-    if let Some(class) = class {
-        usage.insert(format!("{class}{CLASS_SUFFIX}persistentvolumeclaims"), count(1));
+    if let Some(service) = object.downcast_ref::<Service>() {
+        return quota::of_service(service);
     }
-    let requests = spec.resources.as_ref().and_then(|resources| resources.requests.as_ref());
-    let storage = requests.and_then(|requests| requests.get("storage"));
-    if let Some(amount) = storage.and_then(|amount| Amount::parse(&amount.0).ok()) {
-        if let Some(class) = class {
-            usage.insert(format!("{class}{CLASS_SUFFIX}requests.storage"), amount.clone());
-        }
-        usage.insert("requests.storage".to_owned(), amount);
+    if let Some(claim) = object.downcast_ref::<PersistentVolumeClaim>() {
+        return quota::of_volume_claim(claim);
+    }
+    if let Some(claim) = object.downcast_ref::<ResourceClaim>() {
+        return quota::of_resource_claim(claim);
+    }
+    let one = Amount::new(1, Format::DecimalSI);
+    let mut usage = Amounts::from([(format!("count/{}", resource.group_resource()), one.clone())]);
+    if resource.group.is_empty() && COUNTED.contains(&&*resource.plural) {
+        usage.insert(resource.plural.to_string(), one);
     }
     usage
 }
@@ -131,6 +96,14 @@ mod tests {
         };
         assert_eq!(usage("services", balanced(true)), expected(2));
         assert_eq!(usage("services", balanced(false)), expected(1));
+        assert_eq!(
+            usage(
+                "resourceclaims",
+                json!({"spec": {"devices": {"requests": [{"name": "r", "exactly": {
+                    "deviceClassName": "gpu", "allocationMode": "ExactCount", "count": 2}}]}}})
+            ),
+            ["count/resourceclaims.resource.k8s.io=1", "gpu.deviceclass.resource.k8s.io/devices=2"]
+        );
         assert_eq!(
             usage(
                 "persistentvolumeclaims",
