@@ -58,7 +58,7 @@ struct Decided {
 impl From<&RequestInfo> for Decided {
     fn from(info: &RequestInfo) -> Self {
         Self {
-            verb: info.verb.to_owned(),
+            verb: info.verb.to_string(),
             group: info.group.clone(),
             version: info.version.clone(),
             namespace: info.namespace.clone(),

@@ -63,12 +63,12 @@ impl Progress {
     }
 
     /// Whether the pod's own cgroup lacks something of what is granted.
-    fn is_pod_pending(&self, granted: &Pod) -> bool {
+    pub(crate) fn is_pod_pending(&self, granted: &Pod) -> bool {
         self.given_to_pod.as_ref().is_some_and(|given| *given != resources::for_pod(granted))
     }
 
     /// The new limit of the pod, where its memory gets less.
-    fn less_pod_memory(&self, granted: &Pod) -> Option<i64> {
+    pub(crate) fn less_pod_memory(&self, granted: &Pod) -> Option<i64> {
         let new = resources::for_pod(granted).memory_limit?;
         let given = self.given_to_pod.as_ref()?;
         given.memory_limit.is_none_or(|now| new < now).then_some(new)
