@@ -56,8 +56,11 @@ const COMPONENTS: &[Component] = &[
     row(Group::Cluster, "token", "Make, list and delete tokens with which machines join", |argv| {
         command(argv, cluster::join::token_cli::main)
     }),
-    row(Group::Cluster, "join", "Make this machine a node of a cluster, or resume it", |argv| {
+    row(Group::Cluster, "join", "Make this machine a node or a server of a cluster, or resume it", |argv| {
         component(argv, cluster::join::cli::main)
+    }),
+    row(Group::Cluster, "cert", "Show and renew the certificates of the cluster", |argv| {
+        command(argv, cluster::certificates::main)
     }),
     row(Group::Cluster, "delete", "Remove everything of the cluster", |argv| command(argv, cluster::delete::main)),
     row(Group::Cluster, "check", "Say what this host lacks to be a node", |argv| {

@@ -4,9 +4,11 @@
 
 mod autoscaling;
 mod browser;
+mod certificates;
 mod client;
 mod closed_pipe;
 mod dual_stack;
+mod etcd_servers;
 mod first_minute;
 mod forms;
 mod hard_way;

@@ -61,7 +61,6 @@ impl Table for Unused {
             same("etcd-count-metric-poll-period", "objects are counted when somebody reads the metrics"),
             same("etcd-db-metric-poll-interval", "objects are counted when somebody reads the metrics"),
             refused("etcd-healthcheck-timeout", "the timeouts of the store are fixed"),
-            only("etcd-prefix", &["/registry"], "objects are below /registry"),
             refused("etcd-readycheck-timeout", "the timeouts of the store are fixed"),
             refused("etcd-servers-overrides", "all objects are in one store"),
             same("external-hostname", "no URL that is made here has the host's name"),
@@ -159,7 +158,7 @@ mod tests {
     const UNDERSTOOD: &[&str] = &[
         "--advertise-address=10.0.0.1 --allow-privileged=true --authorization-mode=Node,RBAC --client-ca-file=/ca.crt --enable-admission-plugins=NodeRestriction --enable-bootstrap-token-auth=true --etcd-cafile=/e/ca.crt --etcd-certfile=/e.crt --etcd-keyfile=/e.key --etcd-servers=https://127.0.0.1:2379 --kubelet-client-certificate=/k.crt --kubelet-client-key=/k.key --kubelet-preferred-address-types=InternalIP,ExternalIP,Hostname --proxy-client-cert-file=/p.crt --proxy-client-key-file=/p.key --requestheader-allowed-names=front-proxy-client --requestheader-client-ca-file=/f.crt --requestheader-extra-headers-prefix=X-Remote-Extra- --requestheader-group-headers=X-Remote-Group --requestheader-username-headers=X-Remote-User --secure-port=6443 --service-account-issuer=https://kubernetes.default.svc.cluster.local --service-account-key-file=/sa.pub --service-account-signing-key-file=/sa.key --service-cluster-ip-range=10.96.0.0/12 --tls-cert-file=/a.crt --tls-private-key-file=/a.key",
         "--allow-privileged=true --audit-log-maxage=30 --audit-log-maxbackup=3 --audit-log-maxsize=100 --audit-log-path=/var/log/audit.log --authorization-mode=Node,RBAC --bind-address=0.0.0.0 --client-ca-file=/ca.crt --enable-admission-plugins=NamespaceLifecycle,NodeRestriction,LimitRanger,ServiceAccount,DefaultStorageClass,ResourceQuota --etcd-servers=http://127.0.0.1:2379 --event-ttl=1h --kubelet-certificate-authority=/ca.crt --kubelet-client-certificate=/k.crt --kubelet-client-key=/k.key --runtime-config=api/all=true --service-account-key-file=/sa.crt --service-account-signing-key-file=/sa.key --service-account-issuer=https://server.kubernetes.local:6443 --service-node-port-range=30000-32767 --tls-cert-file=/a.crt --tls-private-key-file=/a.key --v=2",
-        "--allow-privileged=true --anonymous-auth=false --api-audiences=https://kubernetes.default.svc.cluster.local,k3s --authorization-mode=Node,RBAC --bind-address=127.0.0.1 --cert-dir=/var/lib/rancher/k3s/server/tls/temporary-certs --client-ca-file=/ca.crt --enable-admission-plugins=NodeRestriction --enable-aggregator-routing=true --enable-bootstrap-token-auth=true --profiling=false --secure-port=6444 --service-account-lookup=true --storage-backend=etcd3 --feature-gates=AllAlpha=false",
+        "--allow-privileged=true --anonymous-auth=false --api-audiences=https://kubernetes.default.svc.cluster.local,k3s --authorization-mode=Node,RBAC --bind-address=127.0.0.1 --cert-dir=/var/lib/rancher/k3s/server/tls/temporary-certs --client-ca-file=/ca.crt --enable-admission-plugins=NodeRestriction --enable-aggregator-routing=true --enable-bootstrap-token-auth=true --profiling=false --secure-port=6444 --service-account-lookup=true --storage-backend=etcd3 --etcd-prefix=/other --feature-gates=AllAlpha=false",
     ];
 
     const REFUSED: &[&str] = &[
@@ -167,7 +166,6 @@ mod tests {
         "--allow-privileged=false",
         "--profiling",
         "--feature-gates=UserNamespacesSupport=true",
-        "--etcd-prefix=/other",
         "--no-such-flag=1",
     ];
 

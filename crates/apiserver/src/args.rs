@@ -37,6 +37,9 @@ pub struct Args {
     /// Client key for etcd.
     #[arg(long, value_name = "FILE")]
     pub etcd_keyfile: Option<PathBuf>,
+    /// The prefix to prepend to all resource paths in etcd.
+    #[arg(long, default_value = crate::config::DEFAULT_ETCD_PREFIX)]
+    pub etcd_prefix: String,
     /// The IP address on which to listen for the --secure-port port.
     #[arg(long, default_value = "0.0.0.0")]
     pub bind_address: IpAddr,
@@ -430,6 +433,7 @@ impl TryFrom<Args> for Config {
         };
         Ok(Config {
             storage,
+            etcd_prefix: args.etcd_prefix,
             bind: SocketAddr::new(args.bind_address, args.secure_port),
             advertise_address: args.advertise_address,
             tls_cert_file: args.tls_cert_file,

@@ -12,6 +12,8 @@ use registry::RuntimeConfig;
 #[derive(Clone)]
 pub struct Config {
     pub storage: Storage,
+    /// What the keys of an etcd begin with; other clusters may be beside it.
+    pub etcd_prefix: String,
     /// Where to listen; port 0 picks a free one (see [`Server::address`](crate::Server::address)).
     pub bind: SocketAddr,
     /// The address other members of the cluster use: the endpoint of the `kubernetes` service.
@@ -248,13 +250,21 @@ pub struct Truncation {
     pub max_batch: usize,
 }
 
+pub(crate) const DEFAULT_ETCD_PREFIX: &str = "/registry";
 pub(crate) const DEFAULT_ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
+
+/// What keys begin with in an etcd with this `--etcd-prefix`: slashes at both ends, as upstream has it.
+pub fn etcd_root(prefix: &str) -> String {
+    let parts: Vec<&str> = prefix.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
+    if parts.is_empty() { "/".to_owned() } else { format!("/{}/", parts.join("/")) }
+}
 
 impl Config {
     pub fn new(storage: Storage) -> Self {
         let text = |items: &[&str]| items.iter().map(|item| (*item).to_owned()).collect::<Vec<_>>();
         Self {
             storage,
+            etcd_prefix: DEFAULT_ETCD_PREFIX.to_owned(),
             bind: SocketAddr::from(([0, 0, 0, 0], 6443)),
             advertise_address: None,
             tls_cert_file: None,
@@ -325,5 +335,19 @@ impl Config {
 
     pub(crate) fn audiences(&self) -> Vec<String> {
         if self.api_audiences.is_empty() { self.service_account_issuers.clone() } else { self.api_audiences.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_etcd_prefix_is_a_path() {
+        for (given, expected) in
+            [("/registry", "/registry/"), ("registry/", "/registry/"), ("", "/"), ("/a//b/", "/a/b/"), ("/", "/")]
+        {
+            assert_eq!(etcd_root(given), expected, "{given:?}");
+        }
     }
 }

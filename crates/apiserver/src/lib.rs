@@ -59,7 +59,7 @@ pub use authz::Attributes;
 pub use body::{Body, BodyError};
 pub use config::{
     AuditConfig, Authorizer, Batching, Config, EncryptionFile, FailurePolicy, LogConfig, Mode, OidcConfig, Storage,
-    TokenWebhookConfig, Truncation, WebhookConfig,
+    TokenWebhookConfig, Truncation, WebhookConfig, etcd_root,
 };
 pub use registry::RuntimeConfig;
 pub use seal::{

@@ -11,7 +11,7 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 use registry::{Registry, Serving};
 use store::etcd::EtcdStore;
-use store::{EmbeddedStore, Revision, Store, StoreError};
+use store::{EmbeddedStore, Relocated, Revision, Store, StoreError};
 use tls::{Connections, Limits, Reloading};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
@@ -27,7 +27,7 @@ use crate::authz::Authorizers;
 use crate::body::{Body, RequestBody};
 use crate::chain;
 use crate::cluster::Cluster;
-use crate::config::{Config, EncryptionFile, Storage};
+use crate::config::{Config, EncryptionFile, Storage, etcd_root};
 use crate::cors::Cors;
 use crate::discovery::Documents;
 use crate::event_leases::EventLeases;
@@ -270,7 +270,17 @@ async fn receive(state: Arc<State>, mut request: Request<Incoming>, peer: Peer) 
 async fn open(config: &Config) -> anyhow::Result<Arc<dyn Store>> {
     match &config.storage {
         Storage::Open(store) => Ok(store.clone()),
-        Storage::Etcd(options) => Ok(Arc::new(EtcdStore::connect(options.clone()).await?)),
+        Storage::Etcd(options) => {
+            let store = Arc::new(EtcdStore::connect(options.clone()).await?);
+            let (root, answers_progress) = (etcd_root(&config.etcd_prefix), store.answers_progress_requests());
+            let place = Relocated::new(store.clone(), watch_cache::ROOT, root.clone());
+            Ok(match answers_progress {
+                true if root == watch_cache::ROOT => store,
+                true => Arc::new(place),
+                // Others may use the same etcd.
+                false => Arc::new(place.seeing_others()),
+            })
+        }
         Storage::Embedded(dir) => {
             let dir = dir.clone();
             let store = tokio::task::spawn_blocking(move || EmbeddedStore::open(dir, Default::default())).await??;
@@ -296,7 +306,10 @@ async fn seal(
     let stored = table.rows().iter().filter(|row| row.serving == Serving::Stored);
     let resources = stored.map(|row| (&*row.store_prefix, &*row.plural, &*row.group));
     let seals = Seals::new(resources, path, automatic_reload).await?;
-    let sealed = Sealed::new(store, seals, Foreign::new(&table));
+    let mut sealed = Sealed::new(store, seals, Foreign::new(&table));
+    if matches!(config.storage, Storage::Etcd(_)) {
+        sealed = sealed.below(etcd_root(&config.etcd_prefix));
+    }
     Ok((Arc::new(sealed.clone()), Some(sealed)))
 }
 

@@ -11,6 +11,7 @@ use netlink::Socket;
 
 use crate::join::{Membership, leave};
 use crate::options::Options;
+use crate::shape::Flags;
 use crate::{kubeconfig, manage, node_address, node_network, nodes};
 
 /// Remove the cluster: processes, mounts, links, rules, cgroups, data and context
@@ -34,6 +35,7 @@ async fn run_main(args: Args) -> Result<()> {
     };
     // One that cannot be read is no reason to keep everything.
     let member = Membership::load(options).unwrap_or_default();
+    let flags = Flags::remembered(options).unwrap_or_default();
     step("stopping the cluster", manage::stop(options).map(drop));
     step("removing further nodes", remove_nodes(options).await);
     step("removing pods", nodes::clear_pods(options, nodes::Chore::RemovePods).await);
@@ -45,6 +47,12 @@ async fn run_main(args: Args) -> Result<()> {
     // Last of what needs credentials: a node whose pods are gone is missed by nobody.
     let left = match &member {
         Some(member) => leave(options, member).await,
+        None if flags.etcd.is_used() => format!(
+            "this server is gone. The objects of the cluster stay in etcd at {}; other servers still list its node: there, \
+             run 'cox kubectl delete node {}'",
+            flags.etcd.etcd_servers.join(","),
+            flags.machine.node_name.unwrap_or_default()
+        ),
         None => format!("cluster {:?} is gone", options.name),
     };
     step("removing run files", remove_dir(&options.run_dir));

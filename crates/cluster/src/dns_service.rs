@@ -1,18 +1,21 @@
 //! The `kube-dns` Service: how pods find the DNS server that runs in this process.
 //!
 //! The server listens on the node's pod gateway, which pods of every node reach and the world outside does not. So the
-//! Service has no selector, and its one endpoint is written here.
+//! Service has no selector, and its endpoint is written here. Where several servers share an etcd each writes its own, and
+//! each sees to it that those of nodes that are not Ready get no questions ([`follow`]).
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use client::{Client, Patch};
-use k8s_openapi::api::core::v1::Service;
+use client::{Client, DeleteParams, Informer, InformerFactory, ListParams, Patch};
+use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use serde_json::json;
 use tokio::net::UdpSocket;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
 
 use crate::role::{self, MANAGER, Role};
 
@@ -40,8 +43,13 @@ pub(crate) async fn ensure_role(client: &Client) -> Result<()> {
     role::ensure(client, role).await
 }
 
-/// Writes the Service and its endpoint; doing so again changes nothing.
-pub(crate) async fn ensure(client: &Client, cluster_ip: IpAddr, listens_on: IpAddr) -> Result<()> {
+/// Writes the Service and its endpoint; doing so again changes nothing. `node` is the server's, where there are several.
+pub(crate) async fn ensure(client: &Client, cluster_ip: IpAddr, listens_on: IpAddr, node: Option<&str>) -> Result<()> {
+    let name = format!("{NAME}-{}", node.unwrap_or("cox"));
+    let mut endpoint = json!({"addresses": [listens_on.to_string()], "conditions": {"ready": true}});
+    if let Some(node) = node {
+        endpoint["nodeName"] = node.into();
+    }
     let ports = [("dns", "UDP"), ("dns-tcp", "TCP")];
     let service = json!({
         "apiVersion": "v1",
@@ -60,20 +68,87 @@ pub(crate) async fn ensure(client: &Client, cluster_ip: IpAddr, listens_on: IpAd
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
         "metadata": {
-            "name": format!("{NAME}-cox"),
+            "name": name,
             "namespace": NAMESPACE,
             "labels": {"kubernetes.io/service-name": NAME, "endpointslice.kubernetes.io/managed-by": MANAGER},
         },
         "addressType": if listens_on.is_ipv4() { "IPv4" } else { "IPv6" },
-        "endpoints": [{"addresses": [listens_on.to_string()], "conditions": {"ready": true}}],
+        "endpoints": [endpoint],
         "ports": ports.map(|(name, protocol)| json!({"name": name, "protocol": protocol, "port": PORT})),
     });
     let services = client.namespaced::<Service>(NAMESPACE);
     services.patch(NAME, &Patch::apply(MANAGER, service).force()).await.context("writing the kube-dns service")?;
     let slices = client.namespaced::<EndpointSlice>(NAMESPACE);
-    let name = format!("{NAME}-cox");
     slices.patch(&name, &Patch::apply(MANAGER, slice).force()).await.context("writing the endpoint of kube-dns")?;
     Ok(())
+}
+
+/// What is to become of a server's slice.
+#[derive(Debug, PartialEq)]
+enum Change {
+    /// Its endpoint is to be asked, or not.
+    Ready(bool),
+    /// Its node is gone for good.
+    Delete,
+}
+
+/// Keeps the endpoints of all servers as their nodes are, until `stop`. Every server does so, and all come to the same.
+pub(crate) async fn follow(client: Client, stop: CancellationToken) -> Result<()> {
+    let informers = InformerFactory::new(client.clone());
+    let nodes: Informer<Node> = informers.informer();
+    let selector = format!("kubernetes.io/service-name={NAME},endpointslice.kubernetes.io/managed-by={MANAGER}");
+    let api = client.namespaced::<EndpointSlice>(NAMESPACE);
+    let slices: Informer<EndpointSlice> = Informer::new(api.clone(), ListParams::labels(selector));
+    let (changed, mut changes) = watch::channel(());
+    let also = changed.clone();
+    nodes.subscribe(move |_| changed.send_replace(()));
+    slices.subscribe(move |_| also.send_replace(()));
+    informers.start(stop.child_token());
+    let work = async {
+        // A node that is not seen yet is not one that is gone.
+        nodes.synced().await;
+        loop {
+            changes.mark_unchanged();
+            for slice in slices.list() {
+                let Some(change) = change(&slice, &nodes.list()) else { continue };
+                let name = slice.metadata.name.clone().unwrap_or_default();
+                let done = match change {
+                    Change::Delete => api.delete(&name, &DeleteParams::default()).await.map(drop),
+                    Change::Ready(ready) => {
+                        let path = "/endpoints/0/conditions";
+                        let patch = json!([{"op": "replace", "path": path, "value": {"ready": ready}}]);
+                        api.patch(&name, &Patch::json(patch)).await.map(drop)
+                    }
+                };
+                // It is looked at again when anything changes, and nodes say something every few minutes.
+                if let Err(error) = done
+                    && !error.is_not_found()
+                {
+                    tracing::warn!(%error, slice = name, "the endpoint of a DNS server is not as it should be");
+                }
+            }
+            if changes.changed().await.is_err() {
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        () = work => {}
+        () = slices.run(stop.clone()) => {}
+    }
+    Ok(())
+}
+
+fn change(slice: &EndpointSlice, nodes: &[Arc<Node>]) -> Option<Change> {
+    let endpoint = slice.endpoints.as_ref()?.first()?;
+    let own = endpoint.node_name.as_deref()?;
+    let Some(node) = nodes.iter().find(|node| node.metadata.name.as_deref() == Some(own)) else {
+        return Some(Change::Delete);
+    };
+    let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
+    let is_ready = conditions.into_iter().flatten().any(|one| one.type_ == "Ready" && one.status == "True");
+    let is_asked = endpoint.conditions.as_ref().and_then(|conditions| conditions.ready).unwrap_or(true);
+    (is_ready != is_asked).then_some(Change::Ready(is_ready))
 }
 
 /// Waits until the DNS server at the gateway, once it is serving, knows the API server's service.
@@ -109,4 +184,34 @@ fn query(name: &str) -> Vec<u8> {
     }
     query.extend([0, 0, 1, 0, 1]);
     query
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_is_asked_while_its_node_is_ready() {
+        let slice = |node: Option<&str>, ready: bool| -> EndpointSlice {
+            serde_json::from_value(json!({"metadata": {"name": "s"}, "addressType": "IPv4",
+                "endpoints": [{"addresses": ["10.42.0.1"], "nodeName": node, "conditions": {"ready": ready}}]}))
+            .unwrap()
+        };
+        let node = |name: &str, ready: &str| -> Arc<Node> {
+            let status = json!({"conditions": [{"type": "Ready", "status": ready}]});
+            Arc::new(serde_json::from_value(json!({"metadata": {"name": name}, "status": status})).unwrap())
+        };
+        let nodes = [node("up", "True"), node("down", "Unknown")];
+        for (slice, expected) in [
+            (slice(Some("up"), true), None),
+            (slice(Some("up"), false), Some(Change::Ready(true))),
+            (slice(Some("down"), true), Some(Change::Ready(false))),
+            (slice(Some("down"), false), None),
+            (slice(Some("gone"), true), Some(Change::Delete)),
+            // The one of a cluster with one server.
+            (slice(None, true), None),
+        ] {
+            assert_eq!(change(&slice, &nodes), expected, "{slice:?}");
+        }
+    }
 }

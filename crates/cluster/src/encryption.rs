@@ -15,8 +15,10 @@ use base64::engine::general_purpose::STANDARD;
 use ring::rand::{SecureRandom, SystemRandom};
 use store::{EmbeddedStore, Store};
 
+use crate::etcd::Etcd;
 use crate::options::Options;
 use crate::pki::write_private;
+use crate::shape::Flags;
 
 const KEY_BYTES: usize = 32;
 /// Not an object: says in the store which key was the last to be exchanged for another.
@@ -25,12 +27,14 @@ const ABOUT: &str = "# What is encrypted in the store, and with what. Without th
                      # cluster, nor those in its backups: keep a copy where the backups are not.\n";
 
 /// The file, made if it is not there and nothing is encrypted yet.
-pub(crate) async fn ensure(options: &Options) -> Result<PathBuf> {
+pub(crate) async fn ensure(options: &Options, etcd: &Etcd) -> Result<PathBuf> {
     let (file, dir) = (options.encryption_file(), options.store_dir());
     if is_there(&file)? {
         return Ok(file);
     }
-    if is_there(&dir)? {
+    if etcd.is_used() {
+        refuse_lost_key(&file, &*etcd.connect().await?).await?;
+    } else if is_there(&dir)? {
         refuse_lost_key(&file, &*open(&dir).await?).await?;
     }
     write(&file, &configuration(vec![new_key("key1")?]))?;
@@ -69,6 +73,11 @@ async fn open(dir: &Path) -> Result<Arc<dyn Store>> {
 /// go. Ended after any step, everything can be read, and the next exchange ends what this one began.
 pub(crate) async fn rotate(options: &Options) -> Result<String> {
     let (file, dir) = (options.encryption_file(), options.store_dir());
+    if Flags::remembered(options)?.etcd.is_used() {
+        bail!(
+            "the objects of this cluster are in etcd, where other servers may write: docs/servers.md says how keys are exchanged"
+        );
+    }
     if !dir.is_dir() {
         bail!("there is no store at {}", dir.display());
     }
@@ -164,17 +173,17 @@ mod tests {
         let store = open(&options);
         put(&store, "s").await;
         drop(store);
-        let file = ensure(&options).await.unwrap();
+        let file = ensure(&options, &Etcd::default()).await.unwrap();
         rotate(&options).await.unwrap();
         let kept = std::fs::read(&file).unwrap();
         std::fs::remove_file(&file).unwrap();
-        for error in [ensure(&options).await.unwrap_err(), rotate(&options).await.unwrap_err()] {
+        for error in [ensure(&options, &Etcd::default()).await.unwrap_err(), rotate(&options).await.unwrap_err()] {
             let error = error.to_string();
             assert!(error.contains("encryption.yaml is missing") && error.contains("/registry/secrets/a/s"), "{error}");
             assert!(!file.exists());
         }
         std::fs::write(&file, kept).unwrap();
-        ensure(&options).await.unwrap();
+        ensure(&options, &Etcd::default()).await.unwrap();
         assert!(rotate(&options).await.unwrap().contains("1 objects are encrypted"));
     }
 
@@ -202,20 +211,23 @@ mod tests {
     async fn security_the_key_is_for_its_owner_and_lasts() {
         let dir = tempfile::tempdir().unwrap();
         let options = options(dir.path());
-        let path = ensure(&options).await.unwrap();
+        let path = ensure(&options, &Etcd::default()).await.unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         let first = std::fs::read(&path).unwrap();
-        ensure(&options).await.unwrap();
+        ensure(&options, &Etcd::default()).await.unwrap();
         assert_eq!(first, std::fs::read(&path).unwrap());
         let other = tempfile::tempdir().unwrap();
-        assert_ne!(first, std::fs::read(ensure(&self::options(other.path())).await.unwrap()).unwrap());
+        assert_ne!(
+            first,
+            std::fs::read(ensure(&self::options(other.path()), &Etcd::default()).await.unwrap()).unwrap()
+        );
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn security_keys_are_exchanged_and_the_old_text_is_gone() {
         let dir = tempfile::tempdir().unwrap();
         let options = options(dir.path());
-        let file = ensure(&options).await.unwrap();
+        let file = ensure(&options, &Etcd::default()).await.unwrap();
         // A cluster from before: nothing is encrypted.
         let store = open(&options);
         for name in ["s", "t"] {

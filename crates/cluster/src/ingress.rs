@@ -3,8 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use anyhow::Result;
-use client::Client;
+use anyhow::{Result, ensure};
+use client::{Client, Election, LeaderElector};
 use tokio_util::sync::CancellationToken;
 
 use crate::dns_service;
@@ -25,7 +25,13 @@ pub(crate) fn config(shape: &Shape, client: Client, pods_gateway: IpAddr) -> gat
 }
 
 /// Makes definitions, classes and the role, then serves. A cluster is of use without it, so it waits for a better time by itself.
-pub(crate) async fn run(admin: Client, config: gateway::Config, stop: CancellationToken) -> Result<()> {
+/// Of several servers one serves, since an Ingress has one address to tell.
+pub(crate) async fn run(
+    admin: Client,
+    config: gateway::Config,
+    election: Option<Election>,
+    stop: CancellationToken,
+) -> Result<()> {
     let prepare = async || {
         gateway::install::grant(&admin, USER).await?;
         gateway::install::install(&admin).await
@@ -37,5 +43,10 @@ pub(crate) async fn run(admin: Client, config: gateway::Config, stop: Cancellati
             () = stop.cancelled() => return Ok(()),
         }
     }
-    gateway::run(config, stop).await
+    let Some(election) = election else { return gateway::run(config, stop).await };
+    let mut ended = Ok(());
+    let serve = |leading| async { ended = gateway::run(config, leading).await };
+    let kept = LeaderElector::new(admin, election).run(stop, serve).await;
+    ensure!(kept, "another server serves Ingresses now");
+    ended
 }

@@ -1,13 +1,16 @@
 //! The user's kubeconfig: our context goes in, everything else in the file stays as it is.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
 use serde_json::{Value, json};
 
+use crate::options::Options;
 use crate::pki::{Pki, private_dir, write_private};
 
 /// How to reach a cluster, and as whom.
@@ -17,6 +20,8 @@ pub(crate) struct Access {
     pub ca: Vec<u8>,
     pub certificate: Vec<u8>,
     pub key: Vec<u8>,
+    /// All servers as `host:port`, where there may be several: each gets a context of its own, `<name>@<host:port>`.
+    servers: Vec<String>,
 }
 
 impl Access {
@@ -33,18 +38,20 @@ impl Access {
             ca: read(pki.certificate("ca"))?,
             certificate: read(pki.certificate(leaf))?,
             key: read(pki.key(leaf))?,
+            servers: Vec::new(),
         })
+    }
+
+    pub(crate) fn with_servers(self, servers: Vec<String>) -> Access {
+        Access { servers, ..self }
     }
 
     /// Puts the cluster, its user and its context into the file and makes the context current.
     pub(crate) fn merge_into(&self, path: &Path) -> Result<()> {
         let mut config = load(path)?;
-        upsert(
-            &mut config,
-            "clusters",
-            &self.name,
-            json!({"cluster": {"server": self.server, "certificate-authority-data": STANDARD.encode(&self.ca)}}),
-        )?;
+        let cluster = |server: &str| json!({"cluster": {"server": server, "certificate-authority-data": STANDARD.encode(&self.ca)}});
+        upsert(&mut config, "clusters", &self.name, cluster(&self.server))?;
+        self.merge_servers(&mut config, &cluster)?;
         upsert(
             &mut config,
             "users",
@@ -63,6 +70,71 @@ impl Access {
         config["current-context"] = self.name.as_str().into();
         save(path, &config)
     }
+
+    /// Exchanges the certificate and key of our user, if it is there, and touches nothing else. Done as whoever owns the
+    /// directory: it is theirs to say what the path leads to.
+    fn renew_in(&self, path: &Path) -> Result<()> {
+        let parent = path.parent().context("a file without a directory")?;
+        let owner = match fs::metadata(parent) {
+            Ok(owner) => owner,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error).with_context(|| parent.display().to_string()),
+        };
+        let (uid, gid) = (Uid::from_raw(owner.uid()), Gid::from_raw(owner.gid()));
+        std::thread::scope(|scope| {
+            // Of this thread alone, which ends with it.
+            let renewal = scope.spawn(|| {
+                setfsgid(gid);
+                setfsuid(uid);
+                self.replace_user(path)
+            });
+            renewal.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
+    fn replace_user(&self, path: &Path) -> Result<()> {
+        let mut config = load(path)?;
+        let entries = config.get_mut("users").and_then(Value::as_array_mut).into_iter().flatten();
+        let Some(user) = entries.into_iter().find(|entry| entry["name"] == self.name.as_str()) else { return Ok(()) };
+        let Some(fields) = user.get_mut("user").and_then(Value::as_object_mut) else { return Ok(()) };
+        fields.insert("client-certificate-data".to_owned(), STANDARD.encode(&self.certificate).into());
+        fields.insert("client-key-data".to_owned(), STANDARD.encode(&self.key).into());
+        save(path, &config)
+    }
+
+    /// A context for each server, and none for those that are gone. Servers that nobody has told of stay as they are.
+    fn merge_servers(&self, config: &mut Value, cluster: &dyn Fn(&str) -> Value) -> Result<()> {
+        if self.servers.is_empty() {
+            return Ok(());
+        }
+        let named = |server: &String| format!("{}@{server}", self.name);
+        let current: Vec<String> = self.servers.iter().map(named).collect();
+        for list in ["clusters", "contexts"] {
+            if let Some(entries) = config.get_mut(list).and_then(Value::as_array_mut) {
+                entries.retain(|entry| {
+                    let name = entry["name"].as_str().unwrap_or_default();
+                    !is_server_of(name, &self.name) || current.iter().any(|known| known == name)
+                });
+            }
+        }
+        for (server, name) in self.servers.iter().zip(&current) {
+            upsert(config, "clusters", name, cluster(&format!("https://{server}")))?;
+            upsert(config, "contexts", name, json!({"context": {"cluster": name, "user": self.name}}))?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether an entry is one of the servers of a cluster.
+fn is_server_of(entry: &str, cluster: &str) -> bool {
+    entry.strip_prefix(cluster).is_some_and(|rest| rest.starts_with('@'))
+}
+
+/// The servers that a kubeconfig of ours names, as `host:port`.
+pub(crate) fn servers_in(path: &Path, cluster: &str) -> Result<Vec<String>> {
+    let config = load(path)?;
+    let names = entries(&config, "clusters").filter_map(|entry| entry["name"].as_str());
+    Ok(names.filter_map(|name| name.strip_prefix(cluster)?.strip_prefix('@')).map(str::to_owned).collect())
 }
 
 /// Takes the cluster, its user and its context out again; a missing file is fine.
@@ -73,7 +145,9 @@ pub(crate) fn remove_from(path: &Path, name: &str) -> Result<()> {
     let mut config = load(path)?;
     for list in ["clusters", "users", "contexts"] {
         if let Some(entries) = config.get_mut(list).and_then(Value::as_array_mut) {
-            entries.retain(|entry| entry["name"] != name);
+            entries.retain(|entry| {
+                entry["name"] != name && !is_server_of(entry["name"].as_str().unwrap_or_default(), name)
+            });
         }
     }
     if config["current-context"] == name {
@@ -88,6 +162,37 @@ pub(crate) fn user_file() -> Option<PathBuf> {
         return std::env::split_paths(&list).find(|path| !path.as_os_str().is_empty());
     }
     std::env::var_os("HOME").map(|home| Path::new(&home).join(".kube/config"))
+}
+
+/// Where it is written down which kubeconfigs have our context.
+fn user_files(options: &Options) -> PathBuf {
+    options.data_dir.join("kubeconfigs.json")
+}
+
+fn remembered_user_files(options: &Options) -> Result<Vec<PathBuf>> {
+    let path = user_files(options);
+    match fs::read(&path) {
+        Ok(text) => serde_json::from_slice(&text).with_context(|| path.display().to_string()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error).with_context(|| path.display().to_string()),
+    }
+}
+
+/// Remembers a kubeconfig that has our context, so that its certificate is renewed too.
+pub(crate) fn remember_user_file(options: &Options, file: &Path) -> Result<()> {
+    let file = std::path::absolute(file)?;
+    let mut files = remembered_user_files(options)?;
+    if !files.contains(&file) {
+        files.push(file);
+        write_private(&user_files(options), &serde_json::to_vec(&files)?)?;
+    }
+    Ok(())
+}
+
+/// Puts the certificate into every kubeconfig that still has our user; returns those where that failed.
+pub(crate) fn renew_user_files(options: &Options, access: &Access) -> Result<Vec<(PathBuf, anyhow::Error)>> {
+    let files = remembered_user_files(options)?;
+    Ok(files.into_iter().filter_map(|file| Some((file.clone(), access.renew_in(&file).err()?))).collect())
 }
 
 fn load(path: &Path) -> Result<Value> {
@@ -148,7 +253,31 @@ mod tests {
             ca: b"ca".into(),
             certificate: b"cert".into(),
             key: b"key".into(),
+            servers: Vec::new(),
         }
+    }
+
+    #[test]
+    fn every_server_has_a_context() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config");
+        fs::write(&path, "contexts: [{name: coxen@1, context: {cluster: c}}]\n").unwrap();
+        let names = |list: &str| -> Vec<String> {
+            entries(&load(&path).unwrap(), list).map(|entry| entry["name"].as_str().unwrap().to_owned()).collect()
+        };
+        access().with_servers(vec!["192.0.2.1:6443".into(), "192.0.2.2:6443".into()]).merge_into(&path).unwrap();
+        assert_eq!(names("clusters"), ["cox", "cox@192.0.2.1:6443", "cox@192.0.2.2:6443"]);
+        // One goes, another comes; who does not know them leaves them alone.
+        access().with_servers(vec!["192.0.2.2:6443".into(), "192.0.2.3:6443".into()]).merge_into(&path).unwrap();
+        access().merge_into(&path).unwrap();
+        assert_eq!(names("contexts"), ["coxen@1", "cox@192.0.2.2:6443", "cox", "cox@192.0.2.3:6443"]);
+        assert_eq!(servers_in(&path, "cox").unwrap(), ["192.0.2.2:6443", "192.0.2.3:6443"]);
+        let config = load(&path).unwrap();
+        let third = entries(&config, "clusters").last().unwrap();
+        assert_eq!(third["cluster"]["server"], "https://192.0.2.3:6443");
+        assert_eq!(config["current-context"], "cox");
+        remove_from(&path, "cox").unwrap();
+        assert_eq!((names("clusters").len(), names("contexts")), (0, vec!["coxen@1".to_owned()]));
     }
 
     #[test]
@@ -171,6 +300,43 @@ mod tests {
         let config = load(&path).unwrap();
         assert_eq!((entries(&config, "clusters").count(), entries(&config, "contexts").count()), (1, 0));
         assert_eq!(config["current-context"], "");
+    }
+
+    #[test]
+    fn security_renewal_touches_our_user_as_the_owner_of_the_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = Options { data_dir: dir.path().into(), run_dir: dir.path().join("run"), name: "cox".into() };
+        let home = dir.path().join("home");
+        fs::create_dir(&home).unwrap();
+        let path = home.join("config");
+        access().merge_into(&path).unwrap();
+        let mut config = load(&path).unwrap();
+        config["current-context"] = "other".into();
+        save(&path, &config).unwrap();
+        remember_user_file(&options, &path).unwrap();
+        remember_user_file(&options, &path).unwrap();
+        remember_user_file(&options, &home.join("gone/config")).unwrap();
+        let renewed = Access { certificate: b"new".into(), ..access() };
+        assert!(renew_user_files(&options, &renewed).unwrap().is_empty());
+        let found = load(&path).unwrap();
+        assert_eq!(found["users"][0]["user"]["client-certificate-data"], STANDARD.encode("new"));
+        assert_eq!((&found["current-context"], &found["clusters"]), (&"other".into(), &config["clusters"]));
+
+        // Tests run as root: what belongs to somebody else is written as them, and not by way of their links.
+        let nobody = 65534;
+        std::os::unix::fs::chown(dir.path(), Some(nobody), Some(nobody)).unwrap();
+        std::os::unix::fs::chown(&home, Some(nobody), Some(nobody)).unwrap();
+        std::os::unix::fs::chown(&path, Some(nobody), Some(nobody)).unwrap();
+        assert!(renew_user_files(&options, &access()).unwrap().is_empty());
+        assert_eq!(fs::metadata(&path).unwrap().uid(), nobody);
+        let protected = tempfile::tempdir().unwrap();
+        let target = protected.path().join("config");
+        fs::rename(&path, &target).unwrap();
+        std::os::unix::fs::chown(&target, Some(0), Some(0)).unwrap();
+        std::os::unix::fs::symlink(&target, &path).unwrap();
+        let before = fs::read(&target).unwrap();
+        assert_eq!(renew_user_files(&options, &renewed).unwrap().len(), 1);
+        assert_eq!(fs::read(&target).unwrap(), before);
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! A whole cluster: `cox up`, `down`, `delete`, `status`, `logs`, `check`, `systemd-unit`, `why`, `trace`; `node` for
-//! further nodes; `token` and `join` for further machines.
+//! further nodes; `token` and `join` for further machines; `cert` for certificates.
 //!
 //! Flow: `up` (the user's command) starts `server` (the process that stays), which prepares keys (`pki`), starts the
 //! components in order and reports each phase (`progress`) until the node is Ready and DNS answers; then the context
@@ -8,11 +8,14 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod background;
+mod balancer;
+pub mod certificates;
 mod components;
 mod connection;
 pub mod delete;
 mod dns_service;
 mod encryption;
+mod etcd;
 mod ingress;
 pub mod join;
 mod kubeconfig;

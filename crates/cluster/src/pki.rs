@@ -1,27 +1,36 @@
 //! Keys and certificates of a cluster.
 //!
 //! The authorities and the key that signs service-account tokens are made once and kept. Everything they sign is
-//! made anew at each start: that costs a few milliseconds, follows a changed address, and never expires unnoticed.
+//! made anew at each start, which costs a few milliseconds and follows a changed address, and while the cluster runs
+//! before it ends (`certificates`). Whoever uses a file notices by itself that it has changed.
 
 use std::fs;
 use std::io::Write;
 use std::net::IpAddr;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
+use jiff::Timestamp;
+use nix::fcntl::{Flock, FlockArg};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, SanType,
 };
 
-const AUTHORITY_YEARS: i64 = 10;
-const LEAF_YEARS: i64 = 1;
+const AUTHORITY_YEARS: u64 = 10;
+/// How long what the authorities sign is good for, if nobody says otherwise.
+pub(crate) const LEAF_LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
+/// Certificates are good from so long ago, so that a client whose clock is a little behind is not turned away.
+const BACKDATED: Duration = Duration::from_secs(3600);
 
 /// The directory of keys; every file has a name that kubeadm users know.
 #[derive(Debug, Clone)]
 pub(crate) struct Pki {
     dir: PathBuf,
+    /// Of what is signed here.
+    lifetime: Duration,
 }
 
 /// Who a certificate speaks for.
@@ -34,9 +43,16 @@ struct Subject<'a> {
 
 impl Pki {
     /// Makes what is missing under `dir` and signs the leaves anew.
-    pub(crate) fn prepare(dir: &Path, node_name: &str, hosts: &[String], addresses: &[IpAddr]) -> Result<Pki> {
+    pub(crate) fn prepare(
+        dir: &Path,
+        lifetime: Duration,
+        node_name: &str,
+        hosts: &[String],
+        addresses: &[IpAddr],
+    ) -> Result<Pki> {
         private_dir(dir)?;
-        let pki = Pki { dir: dir.to_owned() };
+        let pki = Pki { dir: dir.to_owned(), lifetime };
+        let _alone = pki.lock()?;
         let ca = pki.authority("ca", "kubernetes-ca")?;
         let front_proxy = pki.authority("front-proxy-ca", "kubernetes-front-proxy-ca")?;
         pki.service_account_key()?;
@@ -54,7 +70,8 @@ impl Pki {
     pub(crate) fn sign_node(&self, dir: &Path, node_name: &str, addresses: &[IpAddr]) -> Result<Pki> {
         private_dir(dir)?;
         let ca = self.authority("ca", "kubernetes-ca")?;
-        let node = Pki { dir: dir.to_owned() };
+        let node = Pki { dir: dir.to_owned(), lifetime: self.lifetime };
+        let _alone = node.lock()?;
         let authority = fs::read(self.certificate("ca")).context("reading the authority's certificate")?;
         write_private(&node.certificate("ca"), &authority)?;
         node.kubelet(&ca, node_name, addresses)?;
@@ -73,7 +90,35 @@ impl Pki {
 
     /// The keys that an earlier start prepared.
     pub(crate) fn open(dir: &Path) -> Pki {
-        Pki { dir: dir.to_owned() }
+        Pki { dir: dir.to_owned(), lifetime: LEAF_LIFETIME }
+    }
+
+    /// Held while a certificate and its key are exchanged: of two who do so at once, each would leave half a pair.
+    fn lock(&self) -> Result<Flock<fs::File>> {
+        let path = self.dir.join(".lock");
+        let file = fs::OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
+        let file = file.with_context(|| path.display().to_string())?;
+        Flock::lock(file, FlockArg::LockExclusive)
+            .map_err(|(_, error)| error)
+            .with_context(|| path.display().to_string())
+    }
+
+    /// Every certificate here, authorities included, by the name of its file.
+    pub(crate) fn certificates(&self) -> Result<Vec<(String, Certificate)>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&self.dir).with_context(|| self.dir.display().to_string())? {
+            let path = entry?.path();
+            let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            let is_one = path.extension().is_some_and(|extension| extension == "crt" || extension == "pem");
+            // Of those that a kubelet was given, the current one.
+            if !is_one || path.extension().is_some_and(|end| end == "pem") && !name.ends_with("-current") {
+                continue;
+            }
+            let text = fs::read(&path).with_context(|| path.display().to_string())?;
+            found.push((name, Certificate::parse(&text).with_context(|| path.display().to_string())?));
+        }
+        found.sort_by(|(one, _), (other, _)| one.cmp(other));
+        Ok(found)
     }
 
     pub(crate) fn certificate(&self, name: &str) -> PathBuf {
@@ -97,7 +142,7 @@ impl Pki {
             params.key_usages =
                 vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign, KeyUsagePurpose::DigitalSignature];
             params.distinguished_name.push(DnType::CommonName, common_name);
-            valid_for_years(&mut params, AUTHORITY_YEARS);
+            valid_for(&mut params, Duration::from_secs(AUTHORITY_YEARS * 365 * 24 * 3600));
             let pair = KeyPair::generate()?;
             let signed = params.self_signed(&pair)?;
             write_private(&key, pair.serialize_pem().as_bytes())?;
@@ -123,7 +168,7 @@ impl Pki {
             params.extended_key_usages.push(ExtendedKeyUsagePurpose::ServerAuth);
         }
         params.use_authority_key_identifier_extension = true;
-        valid_for_years(&mut params, LEAF_YEARS);
+        valid_for(&mut params, self.lifetime);
         let pair = KeyPair::generate()?;
         let signed = params.signed_by(&pair, issuer)?;
         write_private(&self.key(file), pair.serialize_pem().as_bytes())?;
@@ -141,11 +186,33 @@ impl Pki {
     }
 }
 
-/// From an hour ago, so that a client whose clock is a little behind is not turned away.
-fn valid_for_years(params: &mut CertificateParams, years: i64) {
-    let now = std::time::SystemTime::now();
-    params.not_before = (now - std::time::Duration::from_secs(3600)).into();
-    params.not_after = (now + std::time::Duration::from_secs(years as u64 * 365 * 24 * 3600)).into();
+fn valid_for(params: &mut CertificateParams, lifetime: Duration) {
+    let now = SystemTime::now();
+    params.not_before = (now - BACKDATED).into();
+    params.not_after = (now + lifetime).into();
+}
+
+/// Who a certificate is for, whose it is, and until when.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Certificate {
+    pub subject: String,
+    pub issuer: String,
+    pub not_after: Timestamp,
+    pub is_authority: bool,
+}
+
+impl Certificate {
+    /// The first in a PEM file.
+    pub(crate) fn parse(pem: &[u8]) -> Result<Certificate> {
+        let block = x509_parser::pem::Pem::iter_from_buffer(pem).next().context("no certificate")??;
+        let parsed = block.parse_x509().context("no certificate")?;
+        Ok(Certificate {
+            subject: parsed.subject().to_string(),
+            issuer: parsed.issuer().to_string(),
+            not_after: Timestamp::from_second(parsed.validity().not_after.timestamp())?,
+            is_authority: parsed.is_ca(),
+        })
+    }
 }
 
 /// Creates a directory, and its parents, that only its owner can enter.
@@ -178,8 +245,10 @@ mod tests {
     #[test]
     fn authorities_last_and_leaves_are_renewed() {
         let dir = tempfile::tempdir().unwrap();
-        let prepare =
-            || Pki::prepare(dir.path(), "n1", &["localhost".into()], &["127.0.0.1".parse().unwrap()]).unwrap();
+        let prepare = || {
+            Pki::prepare(dir.path(), LEAF_LIFETIME, "n1", &["localhost".into()], &["127.0.0.1".parse().unwrap()])
+                .unwrap()
+        };
         let pki = prepare();
         let read = |path: PathBuf| fs::read_to_string(path).unwrap();
         let (ca, sa, leaf) = (read(pki.certificate("ca")), read(pki.key("sa")), read(pki.certificate("admin")));

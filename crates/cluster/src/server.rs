@@ -9,9 +9,10 @@ use std::path::Path;
 use anyhow::{Context, Result, anyhow, bail};
 use api::UserInfo;
 use api::cidr::Cidr;
-use client::Client;
+use client::{Client, Durations, Election};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use crate::balancer::follow_servers;
 use crate::components::{Components, interrupted};
 use crate::kubeconfig::Access;
 use crate::lock::Lock;
@@ -20,8 +21,8 @@ use crate::pki::{Pki, private_dir};
 use crate::progress::Progress;
 use crate::shape::{Flags, Shape};
 use crate::{
-    dns_service, encryption, ingress, join, metrics_reader, network_policy, node_address, node_network, nodes,
-    storage_class,
+    certificates, dns_service, encryption, etcd, ingress, join, metrics_reader, network_policy, node_address,
+    node_network, nodes, storage_class,
 };
 
 /// Plug-ins beside those that every API server has: a node's credential is good for that node only, and nobody takes
@@ -67,10 +68,23 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
     let network = nodes::Network { range: shape.node_cidr.network(), first_node: node_name.clone() };
     network.save(options)?;
     network.ensure_count(options, shape.nodes)?;
-    let addresses: Vec<IpAddr> = shape.node_ips.iter().copied().chain([api_address, network.gateway()?]).collect();
-    let pki = prepare_keys(options, shape, &node_name, &addresses)?;
+    let pki = prepare_keys(options, shape, &network)?;
     progress.done("keys", &options.pki_dir().display().to_string());
 
+    // Of several servers, one acts.
+    let election = |name: &str| {
+        shape.etcd.is_used().then(|| Election {
+            namespace: "kube-system".to_owned(),
+            name: name.to_owned(),
+            // One process has this directory and this node, so whoever comes back has not lost its lead.
+            identity: node_name.clone(),
+            durations: Durations::default(),
+        })
+    };
+    if shape.etcd.is_used() {
+        etcd::claim(&*shape.etcd.connect().await?, &read(&pki.certificate("ca"))?).await?;
+        progress.done("etcd", &shape.etcd.etcd_servers.join(", "));
+    }
     let server = apiserver::Server::new(apiserver_config(options, shape, &pki, node_ip).await?).await?;
     let (handler, trace) = (server.handler(), server.trace());
     components.spawn("apiserver", {
@@ -94,10 +108,12 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
     controllers.service_account_key = Some(read(&pki.key("sa"))?);
     controllers.controllers =
         ["*", "bootstrap-signer-controller", "token-cleaner-controller"].map(str::to_owned).into();
+    controllers.election = election("kube-controller-manager");
     // Every node of this cluster is on this machine.
     controllers.local_path = controllers::LocalPath { root: options.data_dir.join("local-path"), removes: true };
     components.supervise("controllers", move |stop| controllers::run(controllers.clone(), stop));
-    let scheduler = scheduler::Config::new(as_user("system:kube-scheduler", &["system:authenticated"]));
+    let mut scheduler = scheduler::Config::new(as_user("system:kube-scheduler", &["system:authenticated"]));
+    scheduler.election = election("kube-scheduler");
     components.supervise("scheduler", move |stop| scheduler::run(scheduler.clone(), stop));
     progress.done("control loops", "controllers, scheduler");
 
@@ -127,6 +143,8 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
     let gateway = node.start(components).await?;
     progress.done("node", &format!("{node_name}, pods in {}", shape.cluster_cidr));
 
+    let (own, own_shape) = (options.clone(), shape.clone());
+    components.supervise("certificates", move |stop| certificates::keep(own.clone(), own_shape.clone(), stop));
     components.until(storage_class::ensure(&admin)).await?;
     components.until(metrics_reader::ensure(&admin)).await?;
     let server = format!("https://{}", SocketAddr::from((node_ip, shape.secure_port)));
@@ -141,11 +159,22 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
     if shape.has_gateway {
         let (admin, own) = (admin.clone(), as_user(ingress::USER, &["system:authenticated"]));
         let config = ingress::config(shape, own, gateway);
-        components.supervise("gateway", move |stop| ingress::run(admin.clone(), config.clone(), stop));
+        let election = election("cox-gateway");
+        components
+            .supervise("gateway", move |stop| ingress::run(admin.clone(), config.clone(), election.clone(), stop));
     }
     let dns_serving = dns.serving.clone();
     components.supervise("dns", move |stop| dns::run(dns.clone(), stop));
-    components.until(dns_service::ensure(&admin, dns_address, gateway)).await?;
+    let own = shape.etcd.is_used().then_some(node_name.as_str());
+    components.until(dns_service::ensure(&admin, dns_address, gateway, own)).await?;
+    if shape.etcd.is_used() {
+        let follower = admin.clone();
+        components.supervise("dns-endpoints", move |stop| dns_service::follow(follower.clone(), stop));
+        let (follower, options, pki, port) = (admin.clone(), options.clone(), pki.clone(), shape.secure_port);
+        components.supervise("servers", move |stop| {
+            keep_kubeconfig(follower.clone(), options.clone(), pki.clone(), port, stop)
+        });
+    }
     progress.done("network", &format!("proxy, DNS at {dns_address}"));
 
     let (cluster, shape_of_nodes) = (options.clone(), shape.clone());
@@ -167,8 +196,9 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
     Ok(())
 }
 
-fn prepare_keys(options: &Options, shape: &Shape, node: &str, addresses: &[IpAddr]) -> Result<Pki> {
-    let domain = &shape.cluster_domain;
+/// Makes what is missing, signs the rest anew, and puts it into the administrator's kubeconfig.
+pub(crate) fn prepare_keys(options: &Options, shape: &Shape, network: &nodes::Network) -> Result<Pki> {
+    let (domain, node) = (&shape.cluster_domain, &shape.node_name);
     let hosts = [
         "localhost".to_owned(),
         node.to_owned(),
@@ -177,16 +207,48 @@ fn prepare_keys(options: &Options, shape: &Shape, node: &str, addresses: &[IpAdd
         "kubernetes.default.svc".to_owned(),
         format!("kubernetes.default.svc.{domain}"),
     ];
-    let addresses: Vec<IpAddr> = [IpAddr::from([127, 0, 0, 1])].iter().chain(addresses).copied().collect();
-    let pki = Pki::prepare(&options.pki_dir(), node, &hosts, &addresses)?;
-    let server = format!("https://127.0.0.1:{}", shape.secure_port);
-    Access::admin(&options.name, &server, &pki)?.merge_into(&options.admin_kubeconfig())?;
+    let own = [IpAddr::from([127, 0, 0, 1]), shape.service_address(1)?, network.gateway()?];
+    let addresses: Vec<IpAddr> = own.iter().chain(&shape.node_ips).copied().collect();
+    let pki = Pki::prepare(&options.pki_dir(), shape.certificate_validity, node, &hosts, &addresses)?;
+    Access::admin(&options.name, &own_url(shape.secure_port), &pki)?.merge_into(&options.admin_kubeconfig())?;
     Ok(pki)
 }
 
+fn own_url(port: u16) -> String {
+    format!("https://127.0.0.1:{port}")
+}
+
+/// Keeps a way to every server in the administrator's kubeconfig, until `stop`.
+async fn keep_kubeconfig(
+    admin: Client,
+    options: Options,
+    pki: Pki,
+    port: u16,
+    stop: tokio_util::sync::CancellationToken,
+) -> Result<()> {
+    let keep = |servers: Vec<String>| -> Result<()> {
+        let access = Access::admin(&options.name, &own_url(port), &pki)?;
+        access.with_servers(servers).merge_into(&options.admin_kubeconfig())
+    };
+    follow_servers(&admin, stop, |servers| {
+        if let Err(error) = keep(servers) {
+            tracing::warn!("the kubeconfig does not name all servers: {error:#}");
+        }
+    })
+    .await;
+    Ok(())
+}
+
 async fn apiserver_config(options: &Options, shape: &Shape, pki: &Pki, node_ip: IpAddr) -> Result<apiserver::Config> {
-    let mut config = apiserver::Config::new(apiserver::Storage::Embedded(options.store_dir()));
-    let encryption = encryption::ensure(options).await?;
+    let storage = match shape.etcd.is_used() {
+        true => apiserver::Storage::Etcd(shape.etcd.options()),
+        false => apiserver::Storage::Embedded(options.store_dir()),
+    };
+    let mut config = apiserver::Config::new(storage);
+    if let Some(prefix) = shape.etcd.prefix() {
+        config.etcd_prefix = prefix.to_owned();
+    }
+    let encryption = encryption::ensure(options, &shape.etcd).await?;
     // Keys are exchanged while the cluster is stopped: nothing is to be looked for meanwhile.
     config.encryption = Some(apiserver::EncryptionFile { path: encryption, automatic_reload: false });
     config.bind = (IpAddr::from([0, 0, 0, 0]), shape.secure_port).into();

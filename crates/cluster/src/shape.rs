@@ -5,16 +5,22 @@
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use api::cidr::Cidr;
 use cni::routes::Backend;
+use jiff::SignedDuration;
 use serde::{Deserialize, Serialize};
 
+use crate::etcd::Etcd;
 use crate::node_address;
 use crate::node_network::{list, ranges};
 use crate::options::Options;
-use crate::pki::write_private;
+use crate::pki::{LEAF_LIFETIME, write_private};
+
+/// Less would be spent on renewing them.
+const MIN_VALIDITY: Duration = Duration::from_secs(10);
 
 /// What `cox up` can be told about the cluster to make. It need not be told again: `cox up` remembers.
 #[derive(Debug, Clone, Default, PartialEq, clap::Args, Serialize, Deserialize)]
@@ -23,6 +29,9 @@ pub(crate) struct Flags {
     #[command(flatten)]
     #[serde(flatten)]
     pub machine: Machine,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub etcd: Etcd,
     /// Port of the API server (default: 6443)
     #[arg(long)]
     pub secure_port: Option<u16>,
@@ -55,6 +64,10 @@ pub(crate) struct Flags {
     pub gateway_http_port: Option<u16>,
     #[arg(long)]
     pub gateway_https_port: Option<u16>,
+    /// How long certificates are good for; they are renewed while the cluster runs (default: 8760h)
+    #[arg(long, value_name = "DURATION")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub certificate_validity: Option<String>,
 }
 
 /// What concerns this machine's node alone, whether it is the first of a cluster or joins one.
@@ -97,6 +110,10 @@ pub(crate) struct Shape {
     /// Whether there is a gateway, and its ports without and with TLS.
     pub has_gateway: bool,
     pub gateway_ports: (u16, u16),
+    /// Where the objects are, if not in a store of this machine's.
+    pub etcd: Etcd,
+    /// Of certificates that are signed here.
+    pub certificate_validity: Duration,
 }
 
 impl Flags {
@@ -122,6 +139,7 @@ impl Flags {
             ("cluster-cidr", &new.cluster_cidr, &old.cluster_cidr),
             ("service-cidr", &new.service_cidr, &old.service_cidr),
             ("cluster-domain", &new.cluster_domain, &old.cluster_domain),
+            ("etcd-prefix", &new.etcd.etcd_prefix, &old.etcd.etcd_prefix),
         ] {
             if let (Some(new), Some(old)) = (new, old)
                 && new != old
@@ -131,8 +149,13 @@ impl Flags {
                 );
             }
         }
+        // One that has a name has been started before.
+        if old.machine.node_name.is_some() && new.etcd.is_used() && !old.etcd.is_used() {
+            bail!("this cluster has a store of its own, which cannot become --etcd-servers: 'cox delete' makes room");
+        }
         Ok(Flags {
             machine: self.machine.over(remembered.machine),
+            etcd: self.etcd.over(remembered.etcd),
             secure_port: self.secure_port.or(remembered.secure_port),
             cluster_cidr: self.cluster_cidr.or(remembered.cluster_cidr),
             service_cidr: self.service_cidr.or(remembered.service_cidr),
@@ -143,6 +166,7 @@ impl Flags {
             gateway: self.gateway.or(remembered.gateway),
             gateway_http_port: self.gateway_http_port.or(remembered.gateway_http_port),
             gateway_https_port: self.gateway_https_port.or(remembered.gateway_https_port),
+            certificate_validity: self.certificate_validity.or(remembered.certificate_validity),
         })
     }
 
@@ -153,10 +177,24 @@ impl Flags {
         self.cluster_cidr = Some(shape.cluster_cidr);
         self.service_cidr = Some(shape.service_cidr);
         self.cluster_domain = Some(shape.cluster_domain);
+        if self.etcd.is_used() {
+            self.etcd.etcd_prefix.get_or_insert_with(|| "/registry".to_owned());
+        }
         Ok(self)
     }
 
+    fn validity(&self) -> Result<Duration> {
+        let Some(text) = &self.certificate_validity else { return Ok(LEAF_LIFETIME) };
+        let wrong = |why: &str| anyhow!("--certificate-validity={text}: {why}");
+        let validity = text.parse::<SignedDuration>().map_err(|error| wrong(&error.to_string()))?;
+        match Duration::try_from(validity) {
+            Ok(validity) if validity >= MIN_VALIDITY => Ok(validity),
+            _ => Err(wrong(&format!("certificates are good for {MIN_VALIDITY:?} at least"))),
+        }
+    }
+
     pub(crate) fn shape(&self) -> Result<Shape> {
+        self.etcd.check()?;
         let text = |given: &Option<String>, usual: &str| given.clone().unwrap_or_else(|| usual.to_owned());
         let cluster_cidr = text(&self.cluster_cidr, "10.42.0.0/16");
         let service_cidr = text(&self.service_cidr, "10.43.0.0/16");
@@ -190,6 +228,8 @@ impl Flags {
             registries: self.machine.registries(),
             has_gateway: self.gateway.unwrap_or(true),
             gateway_ports: (self.gateway_http_port.unwrap_or(80), self.gateway_https_port.unwrap_or(443)),
+            etcd: self.etcd.clone(),
+            certificate_validity: self.validity()?,
         })
     }
 }
@@ -307,6 +347,35 @@ mod tests {
             assert!(other(fixed).unwrap_err().to_string().contains("cannot become"));
         }
         assert!(other(Flags { service_cidr: Some("10.43.0.0/16".into()), ..Flags::default() }).is_ok());
+        let etcd = Etcd { etcd_servers: vec!["http://127.0.0.1:2379".into()], ..Etcd::default() };
+        let with_etcd = Flags { etcd, ..Flags::default() };
+        let moved = other(with_etcd.clone()).unwrap_err().to_string();
+        assert!(moved.contains("has a store of its own"), "{moved}");
+
+        for (text, expected) in
+            [("1h", Some(3600)), ("8760h0m0s", Some(31_536_000)), ("5s", None), ("-1h", None), ("x", None)]
+        {
+            let flags = other(Flags { certificate_validity: Some(text.into()), ..Flags::default() }).unwrap();
+            let found = flags.shape().map(|shape| shape.certificate_validity.as_secs());
+            assert_eq!(found.ok(), expected, "{text}");
+        }
+
+        // Members of an etcd come and go, and where the cluster is in it stays.
+        let dir = tempfile::tempdir().unwrap();
+        let options = Options { data_dir: dir.path().into(), run_dir: dir.path().join("run"), name: "cox".into() };
+        with_etcd.settled().unwrap().remember(&options).unwrap();
+        let remembered = || Flags::remembered(&options).unwrap();
+        let again = Flags::default().over(remembered()).unwrap().shape().unwrap().etcd;
+        assert_eq!(
+            (again.etcd_servers, again.etcd_prefix.as_deref()),
+            (vec!["http://127.0.0.1:2379".into()], Some("/registry"))
+        );
+        let others = Etcd { etcd_servers: vec!["http://127.0.0.2:2379".into()], ..Etcd::default() };
+        let others = Flags { etcd: others, ..Flags::default() }.over(remembered()).unwrap();
+        assert_eq!(others.etcd.etcd_servers, ["http://127.0.0.2:2379"]);
+        let elsewhere = Etcd { etcd_prefix: Some("/two".into()), ..Etcd::default() };
+        let elsewhere = Flags { etcd: elsewhere, ..Flags::default() }.over(remembered()).unwrap_err().to_string();
+        assert!(elsewhere.contains("--etcd-prefix=/registry, which cannot become /two"), "{elsewhere}");
     }
 
     #[test]

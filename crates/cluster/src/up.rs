@@ -61,7 +61,9 @@ async fn run_main(args: Args) -> Result<()> {
     match kubeconfig::user_file() {
         Some(file) => {
             let pki = crate::pki::Pki::open(&args.options.pki_dir());
-            kubeconfig::Access::admin(&args.options.name, &server, &pki)?.merge_into(&file)?;
+            let servers = kubeconfig::servers_in(&args.options.admin_kubeconfig(), &args.options.name)?;
+            kubeconfig::Access::admin(&args.options.name, &server, &pki)?.with_servers(servers).merge_into(&file)?;
+            kubeconfig::remember_user_file(&args.options, &file)?;
             println!("\nContext {:?} is now current in {}. Try:\n", args.options.name, file.display());
         }
         None => println!("\nNo home directory: use --kubeconfig={}. Try:\n", args.options.admin_kubeconfig().display()),

@@ -21,6 +21,7 @@ pub mod etcd;
 mod error;
 mod kv;
 mod range;
+mod relocated;
 mod txn;
 mod watch;
 
@@ -29,6 +30,7 @@ pub use error::StoreError;
 pub use etcd::EtcdStore;
 pub use kv::{KeyValue, LeaseId, Revision};
 pub use range::{KeyRange, Range, RangeResult};
+pub use relocated::Relocated;
 pub use txn::{Compare, Op, OpResult, Txn, TxnResult};
 pub use watch::{Watch, WatchEvent, WatchStream};
 

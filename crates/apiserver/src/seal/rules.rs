@@ -190,8 +190,9 @@ impl Rules {
         if first.contains('.') { self.named(second, first) } else { None }
     }
 
-    pub(super) fn seal(&self, key: &str, plain: &[u8]) -> Result<Option<bytes::Bytes>, SealError> {
-        self.of(key).map_or(Ok(None), |providers| providers.seal(key, plain))
+    /// `place` is where the key is in the store beneath, which goes into what is sealed.
+    pub(super) fn seal(&self, key: &str, place: &str, plain: &[u8]) -> Result<Option<bytes::Bytes>, SealError> {
+        self.of(key).map_or(Ok(None), |providers| providers.seal(place, plain))
     }
 }
 
@@ -218,7 +219,7 @@ mod tests {
     }
 
     fn key_of(rules: &Rules, key: &str) -> String {
-        let sealed = rules.seal(key, b"plain").unwrap().unwrap_or_default();
+        let sealed = rules.seal(key, key, b"plain").unwrap().unwrap_or_default();
         let text = String::from_utf8_lossy(&sealed[..sealed.len().min(24)]).into_owned();
         text.split(':').nth(4).unwrap_or_default().to_owned()
     }
@@ -304,7 +305,7 @@ mod tests {
         let followed = Seals::new(RESOURCES.into_iter(), Some(file.clone()), true).await.unwrap();
         assert_eq!(followed.health().await, [("kms-providers".to_owned(), Ok(()))]);
         let key = "/registry/secrets/a/b";
-        let sealed = fixed.rules().seal(key, b"plain").unwrap().unwrap();
+        let sealed = fixed.rules().seal(key, key, b"plain").unwrap().unwrap();
         assert!(sealed.starts_with(b"k8s:enc:kms:v2:k:"));
         let opened = followed.rules().of(key).unwrap().open(key, &sealed).await.unwrap();
         assert_eq!((&opened.plain[..], opened.stale), (&b"plain"[..], false));

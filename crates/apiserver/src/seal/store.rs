@@ -1,5 +1,6 @@
 //! The store that seals: what is put goes down sealed, what is read comes up open.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use super::providers::{Opened, open_plain};
 use super::rules::Seals;
 use super::{SEALED, SealError};
 use crate::protobuf::MAGIC;
-use crate::watch_cache::Caches;
+use crate::watch_cache::{Caches, ROOT};
 
 /// How often the file of the configuration is looked at.
 const LOOK: Duration = Duration::from_secs(1);
@@ -29,11 +30,25 @@ pub(crate) struct Sealed {
     inner: Arc<dyn Store>,
     pub(crate) seals: Arc<Seals>,
     foreign: Arc<Foreign>,
+    /// What stands in the store beneath where keys here have [`ROOT`]: sealed values are bound to their real keys.
+    root: Arc<str>,
 }
 
 impl Sealed {
     pub(crate) fn new(inner: Arc<dyn Store>, seals: Seals, foreign: Foreign) -> Self {
-        Self { inner, seals: Arc::new(seals), foreign: Arc::new(foreign) }
+        Self { inner, seals: Arc::new(seals), foreign: Arc::new(foreign), root: ROOT.into() }
+    }
+
+    /// For a store whose keys are really below another root.
+    pub(crate) fn below(self, root: impl Into<Arc<str>>) -> Self {
+        Self { root: root.into(), ..self }
+    }
+
+    fn place<'k>(&self, key: &'k str) -> Cow<'k, str> {
+        match key.strip_prefix(ROOT) {
+            Some(rest) if *self.root != *ROOT => Cow::Owned([&self.root, rest].concat()),
+            _ => Cow::Borrowed(key),
+        }
     }
 
     /// Whether what is stored under a key is not as it would be written now: an update of it that changes nothing is
@@ -47,7 +62,7 @@ impl Sealed {
     async fn opened(&self, key: &str, stored: &Bytes) -> Result<Opened, SealError> {
         let rules = self.seals.rules();
         let mut opened = match rules.of(key) {
-            Some(providers) => providers.open(key, stored).await?,
+            Some(providers) => providers.open(&self.place(key), stored).await?,
             None => open_plain(stored)?,
         };
         // Written by upstream; we write JSON.
@@ -96,7 +111,7 @@ impl Sealed {
         let rules = self.seals.rules();
         for op in ops {
             let Op::Put { key, value, .. } = op else { continue };
-            match rules.seal(key, value) {
+            match rules.seal(key, &self.place(key), value) {
                 Ok(Some(sealed)) => *value = sealed,
                 Ok(None) => {}
                 Err(error) => return Err(StoreError::Unavailable(error.to_string())),

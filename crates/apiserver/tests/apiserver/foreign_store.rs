@@ -95,3 +95,44 @@ async fn what_upstream_wrote_into_etcd_is_served() {
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clusters_share_an_etcd_below_prefixes() {
+    let etcd = crate::etcd::Cluster::start(1);
+    let store: Arc<dyn Store> = Arc::new(etcd.connect().await);
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("encryption.yaml");
+    let text = "kind: EncryptionConfiguration\napiVersion: apiserver.config.k8s.io/v1\nresources:\n- resources: [secrets]\n  \
+         providers:\n  - aesgcm: {keys: [{name: k, secret: AAAAAAAAAAAAAAAAAAAAAA==}]}\n";
+    std::fs::write(&file, text).unwrap();
+    let below = async |prefix: &str| {
+        Cluster::with(|config| {
+            config.storage = Storage::Etcd(etcd.options());
+            config.etcd_prefix = prefix.to_owned();
+            config.encryption = Some(apiserver::EncryptionFile { path: file.clone(), automatic_reload: false });
+            config.disable_admission_plugins.push("ServiceAccount".to_owned());
+        })
+        .await
+    };
+    let (one, two) = (below("/registry").await, below("two").await);
+    let secrets = "/api/v1/namespaces/default/secrets";
+    let (code, made) = two.send("POST", secrets, json!({"metadata": {"name": "s"}, "stringData": {"a": "b"}})).await;
+    assert_eq!(code, 201, "{made}");
+    assert_eq!(one.send("GET", &format!("{secrets}/s"), Value::Null).await.0, 404);
+    assert_eq!(two.send("GET", &format!("{secrets}/s"), Value::Null).await.1["data"]["a"], "Yg==");
+    assert_eq!(two.send("GET", "/api/v1/secrets", Value::Null).await.1["items"].as_array().map(Vec::len), Some(1));
+
+    // Bound to where it is, as upstream has it: what is moved cannot be opened.
+    let sealed = store.get("/two/secrets/default/s").await.unwrap().unwrap().value;
+    assert!(sealed.starts_with(b"k8s:enc:aesgcm:v1:k:"));
+    assert!(store.get("/registry/secrets/default/s").await.unwrap().is_none());
+    two.stop().await;
+    let two = below("/two/").await;
+    assert_eq!(two.send("GET", &format!("{secrets}/s"), Value::Null).await.1["data"]["a"], "Yg==");
+    store.put("/registry/secrets/default/s", sealed).await.unwrap();
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while one.send("GET", &format!("{secrets}/s"), Value::Null).await.0 != 500 {
+        assert!(std::time::Instant::now() < deadline, "what was moved is read");
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+}

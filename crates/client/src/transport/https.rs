@@ -14,6 +14,7 @@ use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy;
 use hyper_util::client::legacy::connect::{Connected, Connection};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use parking_lot::RwLock;
 use rustls::ClientConfig;
 use rustls_pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite, BufReader, ReadBuf};
@@ -40,8 +41,15 @@ const RECEIVED: usize = 64 * 1024;
 
 pub(super) struct Https {
     base: Uri,
-    pool: legacy::Client<Connector, Full<Bytes>>,
+    pool: RwLock<Pool>,
     connector: Connector,
+}
+
+/// Connections, and the client certificate that they show.
+#[derive(Clone)]
+struct Pool {
+    connections: legacy::Client<Connector, Full<Bytes>>,
+    shows: Option<tls::Identity>,
 }
 
 impl Https {
@@ -70,7 +78,14 @@ impl Https {
 
     fn with_target(base: Uri, target: Target) -> Self {
         let connector = Connector(Arc::new(target));
-        let pool = legacy::Client::builder(TokioExecutor::new())
+        // Unreadable files are told of when a connection needs them.
+        let shows = tls::identity(&connector.0.user).ok().flatten();
+        let pool = Pool { connections: Self::connections(&connector), shows };
+        Self { base, pool: RwLock::new(pool), connector }
+    }
+
+    fn connections(connector: &Connector) -> legacy::Client<Connector, Full<Bytes>> {
+        legacy::Client::builder(TokioExecutor::new())
             .timer(TokioTimer::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(Duration::from_secs(90))
@@ -79,8 +94,19 @@ impl Https {
             .http2_max_frame_size(Some(FRAME))
             .http2_initial_stream_window_size(4 << 20)
             .http2_initial_connection_window_size(16 << 20)
-            .build(connector.clone());
-        Self { base, pool, connector }
+            .build(connector.clone())
+    }
+
+    /// The server refused: if there is another certificate to show by now, the next requests are sent on connections that
+    /// show it. What goes on on the old ones (watches, streams) is left to its end.
+    fn shows_another(&self) -> bool {
+        let Ok(found) = tls::identity(&self.connector.0.user) else { return false };
+        let mut pool = self.pool.write();
+        if found.is_none() || pool.shows == found {
+            return false;
+        }
+        *pool = Pool { connections: Self::connections(&self.connector), shows: found };
+        true
     }
 
     pub(super) fn server(&self) -> String {
@@ -96,8 +122,10 @@ impl Https {
 
     pub(super) async fn send(&self, request: Request<Bytes>) -> Result<Response<Body>, Error> {
         let response = self.send_as(request.clone()).await?;
-        // A rotated token or an expired plug-in credential deserves one more try.
-        if response.status() == StatusCode::UNAUTHORIZED && self.connector.0.auth.refused().await {
+        // A rotated token or certificate, or an expired plug-in credential, deserves one more try.
+        if response.status() == StatusCode::UNAUTHORIZED
+            && (self.connector.0.auth.refused().await || self.shows_another())
+        {
             return self.send_as(request).await;
         }
         Ok(response)
@@ -106,7 +134,8 @@ impl Https {
     async fn send_as(&self, request: Request<Bytes>) -> Result<Response<Body>, Error> {
         let request = self.prepare(request).await?;
         let (method, uri) = (request.method().clone(), request.uri().to_string());
-        match self.pool.request(request.map(Full::new)).await {
+        let connections = self.pool.read().connections.clone();
+        match connections.request(request.map(Full::new)).await {
             Ok(response) => Ok(response.map(|body| body.map_err(|error| Box::new(error) as BoxError).boxed_unsync())),
             Err(error) => Err(Error::Transport { method, uri, source: root_cause(error) }),
         }

@@ -12,8 +12,9 @@ use k8s_openapi::api::core::v1::ConfigMap;
 
 use super::discovery::{CaHash, Cluster, discover};
 use super::membership::{Membership, bootstrap_kubeconfig, node_kubeconfig};
+use super::server_keys::ServerKey;
 use super::token::Token;
-use super::{enrolment, machine};
+use super::{enrolment, machine, server_keys};
 use crate::background::{DETACHED, Ground};
 use crate::lock::Lock;
 use crate::nodes::{ClusterSettings, Settings};
@@ -23,8 +24,9 @@ use crate::shape::Machine;
 use crate::{background, node_network, preflight};
 
 const TOKEN_VARIABLE: &str = "COX_TOKEN";
+const KEY_VARIABLE: &str = "COX_SERVER_KEY";
 
-/// Make this machine a node of a cluster, or resume the node that it is
+/// Make this machine a node or a server of a cluster, or resume the node that it is
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = "On a server of the cluster, 'cox token create --print-join-command' prints what to type here.")]
 pub struct Args {
@@ -44,6 +46,12 @@ pub struct Args {
     /// Hash of the cluster's authority (sha256:…): without it anybody could pretend to be the cluster
     #[arg(long, alias = "discovery-token-ca-cert-hash", value_delimiter = ',')]
     ca_hash: Vec<CaHash>,
+    /// Become a server of the cluster, not just a node; 'cox up' resumes it
+    #[arg(long = "server", requires_all = ["server", "key"])]
+    as_server: bool,
+    /// What opens the keys of servers that are offered to the token. Other users of the machine can see it here
+    #[arg(long, env = KEY_VARIABLE, hide_env_values = true)]
+    key: Option<ServerKey>,
     #[command(flatten)]
     ground: Ground,
 }
@@ -63,6 +71,7 @@ async fn run_main(args: Args) -> Result<()> {
         bail!("{} holds a cluster: 'cox delete' makes room", options.data_dir.display());
     }
     match (&args.server, Membership::load(options)?) {
+        (Some(server), None) if args.as_server => return become_server(&args, server).await,
         (Some(server), None) => enrol(&args, server).await?,
         (Some(_), Some(member)) => {
             bail!("this machine is a node of {}: 'cox join' resumes it, 'cox delete' makes room", member.server)
@@ -73,13 +82,47 @@ async fn run_main(args: Args) -> Result<()> {
     if args.ground.stays()? {
         return machine::run(options).await;
     }
-    // This program again, without what it was told: nothing of the token stays in a process.
-    let mut words = vec!["join".into(), DETACHED.into(), "--name".into(), options.name.clone().into()];
+    start_again(options, "join")?;
+    println!("\nThis machine is a node of the cluster. Here: 'cox status', 'cox logs', 'cox down', 'cox delete'.");
+    Ok(())
+}
+
+/// This program again, without what it was told: nothing of the token stays in a process.
+fn start_again(options: &Options, command: &str) -> Result<()> {
+    let mut words = vec![command.into(), DETACHED.into(), "--name".into(), options.name.clone().into()];
     for (flag, dir) in [("--data-dir", &options.data_dir), ("--run-dir", &options.run_dir)] {
         words.extend([flag.into(), dir.clone().into_os_string()]);
     }
-    background::start(options, &words, &[TOKEN_VARIABLE])?;
-    println!("\nThis machine is a node of the cluster. Here: 'cox status', 'cox logs', 'cox down', 'cox delete'.");
+    background::start(options, &words, &[TOKEN_VARIABLE, KEY_VARIABLE])
+}
+
+/// Finds the cluster, gets what its servers have in common, and goes on as `cox up` does.
+async fn become_server(args: &Args, server: &str) -> Result<()> {
+    let options = &args.options;
+    let token = token(args.token.as_deref(), args.token_file.as_deref())?;
+    let key = args.key.as_ref().context("give the server key with --key")?;
+    let cluster = discover(server, &token, &args.ca_hash).await?;
+    println!(" ✓ {:<14} {}", "cluster", cluster.server);
+    let user = AuthInfo { token: Some(token.to_string()), ..AuthInfo::default() };
+    let client = Client::from_kubeconfig(&cluster.kubeconfig(user), &Overrides::default())?;
+    let bundle = server_keys::fetch(&client, &token, key).await?;
+    let mut machine = args.machine.clone();
+    // Others must reach this server: an address that only this machine knows is none.
+    machine.node_ip = machine.reachable_addresses(host_address(&cluster.server), false)?;
+    let flags = bundle.unpack(options, machine)?.settled()?;
+    flags.remember(options)?;
+    println!(" ✓ {:<14} {}", "server keys", options.pki_dir().display());
+    if let Err(error) = server_keys::discard(&client, &token).await {
+        println!(" ! {error:#}: 'cox token delete {}' does it", token.id);
+    }
+    if args.ground.stays()? {
+        return crate::server::run(options.clone(), flags).await;
+    }
+    start_again(options, "up")?;
+    println!(
+        "\nThis machine is a server of the cluster. 'cox up' resumes it; kubeconfig: {}",
+        options.admin_kubeconfig().display()
+    );
     Ok(())
 }
 

@@ -47,11 +47,11 @@ impl Cluster {
 
 /// The hash of an authority's public key, as `sha256:<hex>`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct CaHash([u8; 32]);
+pub(crate) struct CaHash([u8; 32]);
 
 impl CaHash {
     /// Of every certificate in a PEM file.
-    pub(super) fn of_all(pem: &str) -> Result<Vec<CaHash>> {
+    pub(crate) fn of_all(pem: &str) -> Result<Vec<CaHash>> {
         let mut hashes = Vec::new();
         for block in x509_parser::pem::Pem::iter_from_buffer(pem.as_bytes()) {
             let block = block.context("the cluster's authority")?;
@@ -129,7 +129,8 @@ pub(super) async fn discover(server: &str, token: &Token, pins: &[CaHash]) -> Re
     if again.data.as_ref().and_then(|data| data.get("kubeconfig")) != Some(&info) {
         bail!("{url} tells different things over an unverified and a verified connection: somebody is in between");
     }
-    Ok(cluster)
+    // Other servers may have published theirs since; this one was found good.
+    Ok(Cluster { server: url, ..cluster })
 }
 
 /// Why there is no trust.

@@ -1,12 +1,15 @@
 //! The process of a machine that has joined a cluster: a node and nothing else.
 
-use std::path::Path;
+use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use client::Client;
 use client::kubeconfig::Kubeconfig;
+use tokio_util::sync::CancellationToken;
 
-use super::membership::{Membership, bootstrap_kubeconfig, node_kubeconfig};
+use super::membership::{Membership, bootstrap_kubeconfig, node_kubeconfig, servers_file};
+use crate::balancer::Balancer;
 use crate::components::{Components, interrupted};
 use crate::lock::Lock;
 use crate::nodes::{Clients, Node, until_ready};
@@ -14,12 +17,8 @@ use crate::options::Options;
 use crate::pki::{Pki, private_dir};
 use crate::progress::Progress;
 
-/// Why a round of the node's parts ended.
-enum End {
-    Told,
-    /// A new client certificate is there, which only new connections show.
-    Renewed,
-}
+/// Between looks at a client certificate that could not be renewed.
+const RENEWAL_RETRY: Duration = Duration::from_secs(30);
 
 /// Runs the node until SIGTERM or SIGINT. Progress goes to standard output.
 pub(super) async fn run(options: &Options) -> Result<()> {
@@ -35,10 +34,38 @@ pub(super) async fn run(options: &Options) -> Result<()> {
         result = interrupted() => return result,
     }
     progress.done("credentials", &format!("system:node:{}", member.settings.name));
-    while let End::Renewed = round(options, &member, &mut progress).await? {
-        tracing::info!("going on with a renewed client certificate");
+    let balancer = Balancer::start(servers_file(options), &member.server).await?;
+    let client = connect(options, &balancer)?;
+    let mut components = Components::new();
+    let follower = client.clone();
+    components.supervise("servers", move |stop| balancer.clone().follow(follower.clone(), stop));
+    let (own, name, dir) = (client.clone(), member.settings.name.clone(), options.pki_dir());
+    components.supervise("client-certificate", move |stop| renew(own.clone(), dir.clone(), name.clone(), stop));
+    let ended = tokio::select! {
+        ended = async {
+            start(options, &member, &client, &mut progress, &mut components).await?;
+            components.until_stopped().await
+        } => ended,
+        result = interrupted() => result,
+    };
+    let finished = components.finish().await;
+    ended.and(finished)
+}
+
+/// Renews the client certificate before it ends, until `stop`. Connections that are made from then on show it, also those
+/// that take the place of one whose certificate the servers no longer accept.
+async fn renew(client: Client, dir: PathBuf, name: String, stop: CancellationToken) -> Result<()> {
+    loop {
+        tokio::select! {
+            () = kubelet::renewed(&client, &dir, &name) => tracing::info!("going on with a renewed client certificate"),
+            () = stop.cancelled() => return Ok(()),
+        }
+        // One that has ended is there again at once: only a bootstrap can mend that.
+        tokio::select! {
+            () = tokio::time::sleep(RENEWAL_RETRY) => {}
+            () = stop.cancelled() => return Ok(()),
+        }
     }
-    Ok(())
 }
 
 /// Makes sure of a client certificate. The token has served its purpose then.
@@ -51,24 +78,6 @@ async fn credentials(options: &Options, member: &Membership) -> Result<()> {
         std::fs::remove_file(&first).with_context(|| first.display().to_string())?;
     }
     Ok(())
-}
-
-async fn round(options: &Options, member: &Membership, progress: &mut Progress) -> Result<End> {
-    let name = &member.settings.name;
-    let client = connect(&node_kubeconfig(options))?;
-    let mut components = Components::new();
-    let cert_dir = options.pki_dir();
-    let ended = tokio::select! {
-        ended = async {
-            start(options, member, &client, progress, &mut components).await?;
-            components.until_stopped().await
-        } => ended.map(|()| End::Told),
-        result = interrupted() => result.map(|()| End::Told),
-        () = kubelet::renewed(&client, &cert_dir, name) => Ok(End::Renewed),
-    };
-    let finished = components.finish().await;
-    let end = ended?;
-    finished.map(|()| end)
 }
 
 async fn start(
@@ -94,7 +103,8 @@ async fn start(
     Ok(())
 }
 
-fn connect(kubeconfig: &Path) -> Result<Client> {
-    let config = Kubeconfig::read(kubeconfig).with_context(|| kubeconfig.display().to_string())?;
-    kubelet::client_of(&config)
+fn connect(options: &Options, balancer: &Balancer) -> Result<Client> {
+    let kubeconfig = node_kubeconfig(options);
+    let config = Kubeconfig::read(&kubeconfig).with_context(|| kubeconfig.display().to_string())?;
+    kubelet::client_of(&balancer.redirect(config))
 }

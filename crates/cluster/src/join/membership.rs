@@ -71,3 +71,8 @@ pub(super) fn bootstrap_kubeconfig(options: &Options) -> PathBuf {
 pub(super) fn node_kubeconfig(options: &Options) -> PathBuf {
     options.data_dir.join("kubelet.kubeconfig")
 }
+
+/// The API servers that the machine knows of.
+pub(super) fn servers_file(options: &Options) -> PathBuf {
+    options.data_dir.join("servers.json")
+}

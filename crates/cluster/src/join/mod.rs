@@ -4,6 +4,7 @@
 //! and the rights of those who come with a token; `approval` lets nodes that have joined serve under their own addresses.
 //! On the machine: `cox join` ([`cli`]) -> `discovery` finds out, with token and hash, that it talks to the right cluster
 //! -> a bootstrap kubeconfig and a `membership` on disk -> `machine`, the process that gets a certificate and runs the node.
+//! A machine that is to be a server gets `server_keys` instead, and goes on as `cox up` does.
 //! Invariant: the token is in no log, in no argument of a process that stays, and on disk only until the certificate is there.
 
 mod approval;
@@ -12,9 +13,12 @@ mod discovery;
 mod enrolment;
 mod machine;
 mod membership;
+mod server_keys;
 mod token;
 pub mod token_cli;
 
 pub(crate) use approval::run as approve;
+pub(crate) use discovery::CaHash;
 pub(crate) use enrolment::publish;
 pub(crate) use membership::{Membership, leave};
+pub(crate) use token_cli::remaining;

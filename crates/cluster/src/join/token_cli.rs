@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::discovery::{CaHash, first_cluster};
 use super::enrolment;
+use super::server_keys::{self, SERVERS_GROUP};
 use super::token::{self, DEFAULT_GROUP, NAMESPACE, Purpose, SECRET_TYPE, Token, parse_lifetime};
 use crate::connection::connect;
 use crate::options::Options;
@@ -58,9 +59,12 @@ struct Create {
     access: Access,
     /// The token (default: a random one)
     token: Option<String>,
-    /// How long it lasts; 0 for ever
-    #[arg(long, default_value = "24h0m0s")]
-    ttl: String,
+    /// For a machine that becomes a server: it is offered the keys of servers, once
+    #[arg(long, conflicts_with_all = ["groups", "usages"])]
+    server: bool,
+    /// How long it lasts; 0 for ever (default: 24h0m0s, for a server 2h0m0s)
+    #[arg(long)]
+    ttl: Option<String>,
     /// What it may be used for
     #[arg(long, value_delimiter = ',', default_value = "signing,authentication")]
     usages: Vec<String>,
@@ -107,7 +111,12 @@ impl Access {
 }
 
 async fn create(args: Create) -> Result<()> {
-    let lifetime = parse_lifetime(&args.ttl).map_err(|error| anyhow::anyhow!("--ttl={}: {error}", args.ttl))?;
+    let usual = if args.server { "2h0m0s" } else { "24h0m0s" };
+    let ttl = args.ttl.as_deref().unwrap_or(usual);
+    let lifetime = parse_lifetime(ttl).map_err(|error| anyhow::anyhow!("--ttl={ttl}: {error}"))?;
+    if args.server && lifetime.is_none() {
+        bail!("--ttl=0: what is offered to servers is not offered for ever");
+    }
     if let Some(unknown) = args.usages.iter().find(|usage| !["signing", "authentication"].contains(&usage.as_str())) {
         bail!("--usages={unknown}: a token is for signing or authentication");
     }
@@ -120,23 +129,37 @@ async fn create(args: Create) -> Result<()> {
     };
     let purpose = Purpose {
         usages: args.usages,
-        groups: args.groups,
+        groups: if args.server { vec![SERVERS_GROUP.to_owned()] } else { args.groups },
         description: args.description,
         expires: lifetime.map(|lifetime| Timestamp::now() + lifetime),
     };
     let client = args.access.client()?;
     let made = client.namespaced::<Secret>(NAMESPACE).create(&token::to_secret(&token, &purpose)).await;
-    made.context("making the token")?;
+    let made = made.context("making the token")?;
+    let key = match args.server {
+        true => match server_keys::offer(&client, &args.access.options, &token, &made).await {
+            Ok(key) => Some(key),
+            Err(error) => {
+                // A token with nothing behind it is of no use to anybody.
+                let secrets = client.namespaced::<Secret>(NAMESPACE);
+                drop(secrets.delete(&Token::secret_name(&token.id), &DeleteParams::default()).await);
+                return Err(error);
+            }
+        },
+        false => None,
+    };
     let is_signed = purpose.usages.iter().any(|usage| usage == "signing");
     let info = match is_signed {
         // Whoever is given the token may use it at once.
         true => Some(signed_info(&client, &token).await?),
         false => None,
     };
-    match (args.print_join_command, info) {
-        (true, Some(info)) => println!("{}", join_command(&info, &token)?),
-        (true, None) => bail!("nobody can join with a token that is not for signing"),
-        (false, _) => println!("{token}"),
+    match (args.print_join_command, info, key) {
+        (true, Some(info), None) => println!("{}", join_command(&info, &token)?),
+        // Of no use without its key, which is nowhere else.
+        (_, Some(info), Some(key)) => println!("{} --server --key {key}", join_command(&info, &token)?),
+        (true, None, _) => bail!("nobody can join with a token that is not for signing"),
+        (false, _, _) => println!("{token}"),
     }
     Ok(())
 }
@@ -199,7 +222,7 @@ async fn list(client: &Client) -> Result<()> {
 }
 
 /// The largest unit says enough.
-fn remaining(left: SignedDuration) -> String {
+pub(crate) fn remaining(left: SignedDuration) -> String {
     match left.as_secs() {
         ..=0 => "<invalid>".to_owned(),
         seconds @ 1..60 => format!("{seconds}s"),

@@ -4,21 +4,33 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use client::Client;
-use client::kubeconfig::{Kubeconfig, Overrides};
+use client::kubeconfig::{AuthInfo, Cluster, Kubeconfig, Overrides};
 
 use super::parts::Clients;
 use super::record::Record;
-use crate::kubeconfig::Access;
 use crate::options::Options;
-use crate::pki::Pki;
+use crate::pki::{Pki, write_private};
 
-/// Signs the node's certificates anew and writes the kubeconfigs its parts use.
-pub(super) fn prepare(cluster: &Options, pki: &Pki, record: &Record, server: &str) -> Result<()> {
+/// Signs the node's certificates anew and writes the kubeconfigs its parts use. These name files, so that a node that runs
+/// shows what was signed last.
+pub(crate) fn prepare(cluster: &Options, pki: &Pki, record: &Record, server: &str) -> Result<()> {
     let options = record.options(cluster);
     let keys = pki.sign_node(&options.pki_dir(), &record.name, &[record.address])?;
+    let text = |path: PathBuf| Some(path.display().to_string());
     for part in ["kubelet", "proxy"] {
-        let access = Access::new(&cluster.name, server, &keys, &format!("{part}-client"))?;
-        access.merge_into(&kubeconfig(&options.data_dir, part))?;
+        let leaf = format!("{part}-client");
+        let cluster = Cluster {
+            server: Some(server.to_owned()),
+            certificate_authority: text(keys.certificate("ca")),
+            ..Cluster::default()
+        };
+        let user = AuthInfo {
+            client_certificate: text(keys.certificate(&leaf)),
+            client_key: text(keys.key(&leaf)),
+            ..AuthInfo::default()
+        };
+        let config = Kubeconfig::single("default", cluster, user, None);
+        write_private(&kubeconfig(&options.data_dir, part), config.to_yaml()?.as_bytes())?;
     }
     Ok(())
 }

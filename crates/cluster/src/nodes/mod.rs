@@ -17,6 +17,7 @@ mod run;
 mod supervisor;
 
 pub(crate) use cli::{grow, until_ready};
+pub(crate) use keys::prepare as prepare_keys;
 pub(crate) use namespace::{ensure_bridge, remove_bridge};
 pub(crate) use parts::{Clients, ClusterSettings, Node, Settings};
 pub(crate) use record::{Network, Record, Wanted, all, find};

@@ -120,6 +120,11 @@ impl Network {
         cidr::next(self.range.network().addr).with_context(|| format!("{} has no room for nodes", self.range))
     }
 
+    /// How nodes reach the API server of this machine.
+    pub(crate) fn server_url(&self, port: u16) -> Result<String> {
+        Ok(format!("https://{}:{port}", self.gateway()?))
+    }
+
     fn path(cluster: &Options) -> PathBuf {
         cluster.data_dir.join("node-network.json")
     }

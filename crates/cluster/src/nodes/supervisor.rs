@@ -160,7 +160,7 @@ impl Supervisor {
         private_dir(&options.data_dir)?;
         private_dir(&options.run_dir)?;
         namespace::ensure(&self.cluster, &self.network, record, self.first_node)?;
-        let server = format!("https://{}:{}", self.network.gateway()?, self.shape.secure_port);
+        let server = self.network.server_url(self.shape.secure_port)?;
         keys::prepare(&self.cluster, &self.pki, record, &server)?;
         let settings = Settings {
             name: record.name.clone(),

@@ -42,8 +42,10 @@ pub(super) fn server_config(
     host_ips: &[String],
     served: Arc<Served>,
 ) -> anyhow::Result<Arc<rustls::ServerConfig>> {
+    let mut resolver: Arc<dyn ResolvesServerCert> = served.clone();
     match (&settings.tls_cert_file, &settings.tls_private_key_file) {
-        (Some(cert), Some(key)) => served.set(&read_both(cert, key)?)?,
+        // Whoever renews them need not tell us.
+        (Some(cert), Some(key)) => resolver = Arc::new(tls::ServingCertificate::load(cert, key)?),
         _ if settings.server_tls_bootstrap => {}
         _ => {
             let (cert, key) = (settings.cert_dir.join("kubelet.crt"), settings.cert_dir.join("kubelet.key"));
@@ -70,7 +72,7 @@ pub(super) fn server_config(
             builder.with_client_cert_verifier(verifier)
         }
     };
-    let mut config = builder.with_cert_resolver(served);
+    let mut config = builder.with_cert_resolver(resolver);
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(Arc::new(config))
 }

@@ -16,6 +16,43 @@ async fn embedded_passes() {
     passes(Arc::new(store), true).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_relocated_store_passes_and_leaves_others_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let inner: Arc<dyn Store> = Arc::new(EmbeddedStore::open(dir.path(), Options::default()).unwrap());
+    inner.put("/others/a", "theirs").await.unwrap();
+    passes(Arc::new(Relocated::new(inner.clone(), "/", "/other/")), true).await;
+
+    let store: Arc<dyn Store> = Arc::new(Relocated::new(inner.clone(), "/registry/", "/other/place/"));
+    let at = store.create("/registry/a", "1").await.unwrap();
+    assert_eq!(&inner.get("/other/place/a").await.unwrap().unwrap().value[..], b"1");
+    assert_eq!(&*store.get("/registry/a").await.unwrap().unwrap().key, "/registry/a");
+    for wide in ["", "/registry/"] {
+        let found = store.range(Range::prefix(wide)).await.unwrap();
+        assert_eq!(found.kvs.iter().map(|kv| &*kv.key).collect::<Vec<_>>(), ["/registry/a"], "{wide:?}");
+    }
+    // What is elsewhere is out of reach, whatever it is called.
+    for outside in ["/others/a", "/other/place/a", "/registry"] {
+        assert!(matches!(store.get(outside).await, Err(StoreError::Invalid(_))), "{outside}");
+        assert!(matches!(store.put(outside, "mine").await, Err(StoreError::Invalid(_))), "{outside}");
+    }
+    // Of what others write, the revision is seen where there is nothing else to go by.
+    let seeing: Arc<dyn Store> = Arc::new(Relocated::new(inner.clone(), "/registry/", "/other/place/").seeing_others());
+    let mut watch = seeing.watch(Watch::prefix("/registry/b").progress(PATIENCE)).await.unwrap();
+    let theirs = inner.put("/others/b", "theirs").await.unwrap();
+    assert_eq!(next(&mut watch).await, WatchEvent::Progress(theirs));
+    seeing.put("/registry/a", "2").await.unwrap();
+    seeing.put("/registry/b", "1").await.unwrap();
+    let WatchEvent::Put { kv, .. } = next(&mut watch).await else { panic!("a put") };
+    assert_eq!((&*kv.key, &kv.value[..]), ("/registry/b", &b"1"[..]));
+    drop(watch);
+    store.txn(Txn::new().then(Op::delete("/registry/b"))).await.unwrap();
+    let everything = store.txn(Txn::new().then(Op::delete_prefix(""))).await.unwrap();
+    assert_eq!(everything.results, [OpResult::Delete { deleted: 1 }]);
+    assert!(everything.revision > at);
+    assert_eq!(&inner.get("/others/a").await.unwrap().unwrap().value[..], b"theirs");
+}
+
 /// Runs every case, one after the other: several look at the global revision. An etcd with wrong
 /// answers to requests for progress is not asked for it.
 pub(crate) async fn passes(store: Arc<dyn Store>, progress: bool) {

@@ -1,0 +1,156 @@
+//! Certificates while time passes: what the authorities of a cluster have signed on this machine is signed anew before it
+//! ends, while everything runs; `cox cert` shows them and does it at once.
+//!
+//! Whoever uses a certificate looks at its file when it makes or takes a connection, so nothing is told and no connection
+//! is cut. Machines that have joined ask for theirs by themselves.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use futures_util::future::BoxFuture;
+use jiff::Timestamp;
+use tokio_util::sync::CancellationToken;
+
+use crate::join::{Membership, remaining};
+use crate::kubeconfig::{self, Access};
+use crate::nodes::{self, Network};
+use crate::options::Options;
+use crate::pki::{Certificate, Pki};
+use crate::server;
+use crate::shape::{Flags, Shape};
+
+/// What is left of a certificate's life when it is renewed.
+const LEFT: f64 = 0.3;
+/// How long a renewal that failed waits; also how late a clock that was set is noticed.
+const LOOK: Duration = Duration::from_secs(3600);
+const RETRY: Duration = Duration::from_secs(5);
+
+/// Show and renew the certificates of the cluster on this machine
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Clone, clap::Subcommand)]
+enum Command {
+    /// List the certificates and when they end
+    #[command(alias = "ls")]
+    List(Options),
+    /// Sign all certificates anew, but for the authorities'; the cluster may run
+    Renew(Options),
+}
+
+pub fn main(args: Args) -> BoxFuture<'static, Result<()>> {
+    Box::pin(async move {
+        match args.command {
+            Command::List(options) => list(&options),
+            Command::Renew(options) => renew_now(&options),
+        }
+    })
+}
+
+fn list(options: &Options) -> Result<()> {
+    let now = Timestamp::now();
+    println!("{:<34} {:<22} {:<15} {:<10} SUBJECT", "CERTIFICATE", "EXPIRES", "RESIDUAL TIME", "AUTHORITY");
+    for (name, certificate) in all(options)? {
+        let ends = certificate.not_after.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+        let left = remaining(certificate.not_after.duration_since(now));
+        let kind = if certificate.is_authority { "yes" } else { "no" };
+        println!("{name:<34} {ends:<22} {left:<15} {kind:<10} {}", certificate.subject);
+    }
+    Ok(())
+}
+
+/// Of this machine's server and node, then of its further nodes.
+fn all(options: &Options) -> Result<Vec<(String, Certificate)>> {
+    let mut found = Pki::open(&options.pki_dir()).certificates().context("has 'cox up' run?")?;
+    for record in nodes::all(options)? {
+        let dir = record.options(options).pki_dir();
+        if !dir.try_exists()? {
+            continue;
+        }
+        let of_node = Pki::open(&dir).certificates()?.into_iter().filter(|(_, certificate)| !certificate.is_authority);
+        found.extend(of_node.map(|(name, certificate)| (format!("{}/{name}", record.name), certificate)));
+    }
+    Ok(found)
+}
+
+fn renew_now(options: &Options) -> Result<()> {
+    if let Some(member) = Membership::load(options)? {
+        bail!("this machine is a node of {}: it renews its certificates by itself", member.server);
+    }
+    if !options.pki_dir().join("ca.key").try_exists()? {
+        bail!("there is no cluster at {}", options.data_dir.display());
+    }
+    renew(options, &Flags::remembered(options)?.shape()?)?;
+    list(options)
+}
+
+/// Signs everything anew that the cluster's authorities have signed on this machine.
+pub(crate) fn renew(options: &Options, shape: &Shape) -> Result<()> {
+    let network = Network::load(options)?;
+    let pki = server::prepare_keys(options, shape, &network)?;
+    for record in nodes::all(options)? {
+        if record.options(options).pki_dir().try_exists()? {
+            nodes::prepare_keys(options, &pki, &record, &network.server_url(shape.secure_port)?)?;
+        }
+    }
+    let access = Access::admin(&options.name, "", &pki)?;
+    for (file, error) in kubeconfig::renew_user_files(options, &access)? {
+        tracing::warn!("{} has the old certificate: {error:#}", file.display());
+    }
+    Ok(())
+}
+
+/// Renews what is near its end, until `stop`.
+pub(crate) async fn keep(options: Options, shape: Shape, stop: CancellationToken) -> Result<()> {
+    loop {
+        let leaves = Pki::open(&options.pki_dir()).certificates()?;
+        let ends = leaves.iter().filter(|(_, one)| !one.is_authority).map(|(_, one)| one.not_after).min();
+        let mut pause = ends.map_or(LOOK, |end| until_renewal(Timestamp::now(), end, shape.certificate_validity));
+        if pause.is_zero() {
+            let (options, shape) = (options.clone(), shape.clone());
+            match tokio::task::spawn_blocking(move || renew(&options, &shape)).await? {
+                Ok(()) => tracing::info!("certificates renewed"),
+                Err(error) => {
+                    tracing::error!("certificates are not renewed: {error:#}");
+                    pause = RETRY;
+                }
+            }
+        }
+        tokio::select! {
+            () = tokio::time::sleep(pause.min(LOOK)) => {}
+            () = stop.cancelled() => return Ok(()),
+        }
+    }
+}
+
+/// How long a certificate that ends at `end` still does.
+fn until_renewal(now: Timestamp, end: Timestamp, validity: Duration) -> Duration {
+    let left = Duration::try_from(end.duration_since(now)).unwrap_or_default();
+    left.saturating_sub(validity.mul_f64(LEFT))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn renewal_comes_before_the_end() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        for (now, end, validity, expected) in [
+            (0, 1000, 1000, 700),
+            (650, 1000, 1000, 50),
+            (700, 1000, 1000, 0),
+            (999, 1000, 1000, 0),
+            (2000, 1000, 1000, 0),
+            // Signed when certificates lived for longer, or shorter.
+            (0, 10_000, 1000, 9700),
+            (0, 100, 1000, 0),
+        ] {
+            let found = until_renewal(at(now), at(end), Duration::from_secs(validity));
+            assert_eq!(found.as_secs(), expected, "{now} {end} {validity}");
+        }
+    }
+}

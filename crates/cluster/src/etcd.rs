@@ -1,0 +1,178 @@
+//! A cluster whose objects are in an etcd that is there, rather than in a store of its own: several servers can share it.
+//!
+//! The first server writes down whose etcd it is. Another cluster is refused: it would have other keys, and neither could
+//! read what the other wrote.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+use store::etcd::{EtcdStore, Tls};
+use store::{Compare, Op, Relocated, Store, Txn};
+
+use crate::join::CaHash;
+
+/// What keys begin with in this program, whatever they begin with in etcd.
+const ROOT: &str = "/registry/";
+/// No object: the authority of the cluster that this etcd belongs to.
+const AUTHORITY: &str = "/registry/cox/authority";
+
+#[derive(Debug, Clone, Default, PartialEq, clap::Args, Serialize, Deserialize)]
+#[serde(default, rename_all = "kebab-case")]
+pub(crate) struct Etcd {
+    /// Members of an etcd that keeps the objects of the cluster (https://host:2379,…), instead of a store of its own
+    #[arg(long, value_delimiter = ',')]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub etcd_servers: Vec<String>,
+    /// File with the authority of the etcd members
+    #[arg(long, requires = "etcd_servers")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub etcd_cafile: Option<PathBuf>,
+    /// File with the client certificate for etcd
+    #[arg(long, requires = "etcd_keyfile")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub etcd_certfile: Option<PathBuf>,
+    /// File with the key of that certificate
+    #[arg(long, requires = "etcd_certfile")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub etcd_keyfile: Option<PathBuf>,
+    /// What the keys of this cluster begin with in etcd (default: /registry)
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub etcd_prefix: Option<String>,
+}
+
+impl Etcd {
+    /// Whether there is one.
+    pub(crate) fn is_used(&self) -> bool {
+        !self.etcd_servers.is_empty()
+    }
+
+    /// These flags where they say something, else the remembered ones.
+    pub(crate) fn over(self, remembered: Etcd) -> Etcd {
+        let etcd_servers = if self.is_used() { self.etcd_servers } else { remembered.etcd_servers };
+        Etcd {
+            etcd_servers,
+            etcd_cafile: self.etcd_cafile.or(remembered.etcd_cafile),
+            etcd_certfile: self.etcd_certfile.or(remembered.etcd_certfile),
+            etcd_keyfile: self.etcd_keyfile.or(remembered.etcd_keyfile),
+            etcd_prefix: self.etcd_prefix.or(remembered.etcd_prefix),
+        }
+    }
+
+    /// What makes no sense is refused before anything is started.
+    pub(crate) fn check(&self) -> Result<()> {
+        for (flag, file) in self.files() {
+            if file.is_relative() {
+                bail!("--{flag}={} must be a whole path: the cluster is resumed from anywhere", file.display());
+            }
+        }
+        if self.etcd_prefix.is_some() && !self.is_used() {
+            bail!("--etcd-prefix is of no use without --etcd-servers");
+        }
+        let is_url = |server: &&String| server.starts_with("http://") || server.starts_with("https://");
+        if let Some(other) = self.etcd_servers.iter().find(|server| !is_url(server)) {
+            bail!("--etcd-servers={other} must start with http:// or https://");
+        }
+        Ok(())
+    }
+
+    /// The files that are named, by their flags.
+    pub(crate) fn files(&self) -> impl Iterator<Item = (&'static str, &Path)> {
+        let all = [
+            ("etcd-cafile", &self.etcd_cafile),
+            ("etcd-certfile", &self.etcd_certfile),
+            ("etcd-keyfile", &self.etcd_keyfile),
+        ];
+        all.into_iter().filter_map(|(flag, file)| Some((flag, file.as_deref()?)))
+    }
+
+    pub(crate) fn options(&self) -> store::etcd::Options {
+        let mut options = store::etcd::Options::new(self.etcd_servers.clone());
+        options.tls = self.etcd_cafile.clone().map(|ca| {
+            let identity = self.etcd_certfile.clone().zip(self.etcd_keyfile.clone());
+            Tls { ca, identity }
+        });
+        options
+    }
+
+    /// The store as the API server sees it, but for what is encrypted.
+    pub(crate) async fn connect(&self) -> Result<Arc<dyn Store>> {
+        let store = EtcdStore::connect(self.options()).await;
+        let store: Arc<dyn Store> =
+            Arc::new(store.with_context(|| format!("connecting to etcd at {}", self.etcd_servers.join(",")))?);
+        Ok(match self.prefix() {
+            Some(prefix) => Arc::new(Relocated::new(store, ROOT, apiserver::etcd_root(prefix))),
+            None => store,
+        })
+    }
+
+    pub(crate) fn prefix(&self) -> Option<&str> {
+        self.etcd_prefix.as_deref()
+    }
+}
+
+/// Makes the etcd that of the cluster with this authority (PEM); fails if it is another's.
+pub(crate) async fn claim(store: &dyn Store, authority: &str) -> Result<()> {
+    let own: Vec<String> = CaHash::of_all(authority)?.iter().map(CaHash::to_string).collect();
+    let first = own.first().context("the cluster's authority is empty")?;
+    let claim = Txn::new()
+        .when(Compare::absent(AUTHORITY))
+        .then(Op::put(AUTHORITY, first.clone()))
+        .otherwise(Op::get(AUTHORITY));
+    let done = store.txn(claim).await.context("writing to etcd whose it is")?;
+    if done.succeeded {
+        return Ok(());
+    }
+    let found = done.kv(0).map(|kv| String::from_utf8_lossy(&kv.value).into_owned()).unwrap_or_default();
+    if !own.contains(&found) {
+        bail!(
+            "this etcd belongs to the cluster with the authority {found}: join it as a server ('cox token create --server' \
+             there prints how), or give this cluster a place of its own with --etcd-prefix"
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn authority() -> String {
+        let pair = rcgen::KeyPair::generate().unwrap();
+        rcgen::CertificateParams::default().self_signed(&pair).unwrap().pem()
+    }
+
+    #[tokio::test]
+    async fn security_an_etcd_belongs_to_one_cluster() {
+        let dir = tempfile::tempdir().unwrap();
+        let store: Arc<dyn Store> = Arc::new(store::EmbeddedStore::open(dir.path(), Default::default()).unwrap());
+        let (first, second) = (authority(), authority());
+        claim(&*store, &first).await.unwrap();
+        claim(&*store, &first).await.unwrap();
+        // While an authority is exchanged for another, both are there.
+        claim(&*store, &format!("{second}{first}")).await.unwrap();
+        let before = store.current_revision().await.unwrap();
+        let refused = claim(&*store, &second).await.unwrap_err().to_string();
+        assert!(refused.contains("belongs to the cluster with the authority sha256:"), "{refused}");
+        assert_eq!(store.current_revision().await.unwrap(), before);
+        assert!(claim(&*store, "").await.is_err());
+    }
+
+    #[test]
+    fn flags_of_etcd_are_checked() {
+        let servers = vec!["https://127.0.0.1:2379".to_owned()];
+        let with = |change: fn(&mut Etcd)| {
+            let mut etcd = Etcd { etcd_servers: servers.clone(), ..Etcd::default() };
+            change(&mut etcd);
+            etcd.check().map_err(|error| error.to_string())
+        };
+        assert_eq!(with(|etcd| etcd.etcd_cafile = Some("/ca.crt".into())), Ok(()));
+        assert!(with(|etcd| etcd.etcd_cafile = Some("ca.crt".into())).unwrap_err().contains("whole path"));
+        assert!(with(|etcd| etcd.etcd_servers = vec!["127.0.0.1:2379".into()]).unwrap_err().contains("http://"));
+        let lonely = |etcd: &mut Etcd| (etcd.etcd_servers, etcd.etcd_prefix) = (Vec::new(), Some("/a".into()));
+        assert!(with(lonely).unwrap_err().contains("of no use"));
+        Etcd::default().check().unwrap();
+    }
+}

@@ -1,0 +1,338 @@
+//! What a machine must have to become a server of a cluster: its authorities, the keys of tokens and of what is encrypted,
+//! and the way to its etcd.
+//!
+//! Flow: `cox token create --server` seals it with a key that is in no store and no file, and puts it into a Secret that
+//! goes with the token ([`offer`]) -> `cox join --server` fetches it as that token over a verified connection, opens it with
+//! the key that a person carried over, and takes the Secret away ([`fetch`], [`discard`]).
+//! Invariants: who reads the cluster's Secrets learns nothing; an offer ends with its token and is taken once.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+use std::path::Path;
+use std::str::FromStr;
+
+use anyhow::{Context, Result, bail};
+use client::{Client, DeleteParams, Patch};
+use cni::routes::Backend;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use ring::rand::{SecureRandom, SystemRandom};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::token::{NAMESPACE, Token};
+use crate::etcd::Etcd;
+use crate::options::Options;
+use crate::pki::{private_dir, write_private};
+use crate::role::{GROUP, MANAGER};
+use crate::shape::{Flags, Machine};
+
+/// Those who come with such a token may fetch what is offered to it, and nothing else.
+pub(super) const SERVERS_GROUP: &str = "system:bootstrappers:cox:servers";
+
+const KEY_LENGTH: usize = 32;
+const FIELD: &str = "bundle";
+/// Below the directory of keys, on every server.
+const FILES: [&str; 7] =
+    ["ca.crt", "ca.key", "front-proxy-ca.crt", "front-proxy-ca.key", "sa.key", "sa.pub", "encryption.yaml"];
+/// The same, where a server that joined keeps what the flags for etcd name.
+const ETCD_FILES: [(&str, &str); 3] =
+    [("etcd-cafile", "etcd-ca.crt"), ("etcd-certfile", "etcd-client.crt"), ("etcd-keyfile", "etcd-client.key")];
+
+/// What opens an offer; carried over by a person.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct ServerKey([u8; KEY_LENGTH]);
+
+impl ServerKey {
+    fn generate() -> Result<ServerKey> {
+        let mut key = [0; KEY_LENGTH];
+        SystemRandom::new().fill(&mut key).ok().context("the system has no random bytes")?;
+        Ok(ServerKey(key))
+    }
+
+    fn cipher(&self) -> Result<LessSafeKey> {
+        Ok(LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &self.0).ok().context("making a cipher")?))
+    }
+}
+
+impl fmt::Display for ServerKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for ServerKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ServerKey")
+    }
+}
+
+impl FromStr for ServerKey {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<ServerKey, String> {
+        // The text is not repeated: it may be almost a secret.
+        let wrong = || format!("a server key has {} hexadecimal digits", 2 * KEY_LENGTH);
+        if text.len() != 2 * KEY_LENGTH || !text.is_ascii() {
+            return Err(wrong());
+        }
+        let mut key = [0; KEY_LENGTH];
+        for (index, byte) in key.iter_mut().enumerate() {
+            *byte = u8::from_str_radix(&text[2 * index..2 * index + 2], 16).map_err(|_| wrong())?;
+        }
+        Ok(ServerKey(key))
+    }
+}
+
+/// Everything that servers of a cluster have in common.
+#[derive(Serialize, Deserialize, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Bundle {
+    /// Contents by name below the directory of keys.
+    files: BTreeMap<String, String>,
+    etcd_servers: Vec<String>,
+    etcd_prefix: Option<String>,
+    secure_port: Option<u16>,
+    cluster_cidr: Option<String>,
+    service_cidr: Option<String>,
+    cluster_domain: Option<String>,
+    routes: Option<Backend>,
+}
+
+impl Bundle {
+    /// Of the server on this machine.
+    fn gather(options: &Options) -> Result<Bundle> {
+        let flags = Flags::remembered(options)?;
+        if !flags.etcd.is_used() {
+            bail!(
+                "this cluster has a store of its own, which only this server can write to: several servers need \
+                 'cox up --etcd-servers'"
+            );
+        }
+        let read = |path: &Path| fs::read_to_string(path).with_context(|| path.display().to_string());
+        let mut files = BTreeMap::new();
+        for name in FILES {
+            files.insert(name.to_owned(), read(&options.pki_dir().join(name))?);
+        }
+        for (flag, path) in flags.etcd.files() {
+            let named = ETCD_FILES.iter().find(|(known, _)| *known == flag).map(|(_, name)| *name);
+            files.insert(named.context("a file of etcd without a name")?.to_owned(), read(path)?);
+        }
+        Ok(Bundle {
+            files,
+            etcd_servers: flags.etcd.etcd_servers,
+            etcd_prefix: flags.etcd.etcd_prefix,
+            secure_port: flags.secure_port,
+            cluster_cidr: flags.cluster_cidr,
+            service_cidr: flags.service_cidr,
+            cluster_domain: flags.cluster_domain,
+            routes: flags.routes,
+        })
+    }
+
+    /// Puts the files where a server has them; returns what `cox up` would have been told here.
+    pub(super) fn unpack(self, options: &Options, machine: Machine) -> Result<Flags> {
+        let dir = options.pki_dir();
+        private_dir(&dir)?;
+        let known = |name: &str| FILES.contains(&name) || ETCD_FILES.iter().any(|(_, known)| *known == name);
+        // Names become paths.
+        if let Some(other) = self.files.keys().find(|name| !known(name)) {
+            bail!("the cluster sent a file that no server has: {other:?}");
+        }
+        if let Some(missing) = FILES.iter().find(|name| !self.files.contains_key(**name)) {
+            bail!("the cluster did not send {missing}");
+        }
+        for (name, content) in &self.files {
+            write_private(&dir.join(name), content.as_bytes())?;
+        }
+        let [ca, certificate, key] = ETCD_FILES.map(|(_, name)| self.files.contains_key(name).then(|| dir.join(name)));
+        let etcd = Etcd {
+            etcd_servers: self.etcd_servers,
+            etcd_cafile: ca,
+            etcd_certfile: certificate,
+            etcd_keyfile: key,
+            etcd_prefix: self.etcd_prefix,
+        };
+        Ok(Flags {
+            machine,
+            etcd,
+            secure_port: self.secure_port,
+            cluster_cidr: self.cluster_cidr,
+            service_cidr: self.service_cidr,
+            cluster_domain: self.cluster_domain,
+            routes: self.routes,
+            ..Flags::default()
+        })
+    }
+}
+
+/// The name of everything that goes with a token.
+fn name(id: &str) -> String {
+    format!("cox-server-{id}")
+}
+
+/// Offers what servers have in common to who comes with a token; `owner` is the token's Secret. Returns the key to it.
+pub(super) async fn offer(client: &Client, options: &Options, token: &Token, owner: &Secret) -> Result<ServerKey> {
+    let key = ServerKey::generate()?;
+    let sealed = seal(&key, &token.id, &serde_json::to_vec(&Bundle::gather(options)?)?)?;
+    let owner = OwnerReference {
+        api_version: "v1".into(),
+        kind: "Secret".into(),
+        name: owner.metadata.name.clone().unwrap_or_default(),
+        uid: owner.metadata.uid.clone().unwrap_or_default(),
+        ..OwnerReference::default()
+    };
+    let name = name(&token.id);
+    let secret = Secret {
+        metadata: ObjectMeta {
+            name: Some(name.clone()),
+            namespace: Some(NAMESPACE.into()),
+            owner_references: Some(vec![owner.clone()]),
+            ..ObjectMeta::default()
+        },
+        data: Some([(FIELD.to_owned(), ByteString(sealed))].into()),
+        ..Secret::default()
+    };
+    client.namespaced::<Secret>(NAMESPACE).create(&secret).await.context("offering the keys of servers")?;
+    let metadata = json!({"name": name, "namespace": NAMESPACE, "ownerReferences": [owner]});
+    let version = format!("{GROUP}/v1");
+    let rule =
+        json!({"apiGroups": [""], "resources": ["secrets"], "resourceNames": [name], "verbs": ["get", "delete"]});
+    let role = json!({"apiVersion": version, "kind": "Role", "metadata": metadata, "rules": [rule]});
+    let binding = json!({
+        "apiVersion": version,
+        "kind": "RoleBinding",
+        "metadata": metadata,
+        "roleRef": {"apiGroup": GROUP, "kind": "Role", "name": name},
+        "subjects": [{"apiGroup": GROUP, "kind": "User", "name": format!("system:bootstrap:{}", token.id)}],
+    });
+    client.namespaced::<Role>(NAMESPACE).patch(&name, &Patch::apply(MANAGER, role).force()).await?;
+    client.namespaced::<RoleBinding>(NAMESPACE).patch(&name, &Patch::apply(MANAGER, binding).force()).await?;
+    Ok(key)
+}
+
+/// What was offered to a token.
+pub(super) async fn fetch(client: &Client, token: &Token, key: &ServerKey) -> Result<Bundle> {
+    let found = client.namespaced::<Secret>(NAMESPACE).get(&name(&token.id)).await;
+    let found = found.context("nothing is offered to this token: was it made with 'cox token create --server'?")?;
+    let sealed = found.data.unwrap_or_default().remove(FIELD).context("what is offered to this token is empty")?;
+    let plain = open(key, &token.id, sealed.0).context("the server key does not fit this token")?;
+    serde_json::from_slice(&plain).context("reading the keys of servers")
+}
+
+/// Takes the offer away: nobody else is to have it.
+pub(super) async fn discard(client: &Client, token: &Token) -> Result<()> {
+    let deleted = client.namespaced::<Secret>(NAMESPACE).delete(&name(&token.id), &DeleteParams::default()).await;
+    deleted.map(drop).context("taking the offered keys away")
+}
+
+/// A nonce, then what is sealed; bound to the token.
+fn seal(key: &ServerKey, id: &str, plain: &[u8]) -> Result<Vec<u8>> {
+    let mut nonce = [0; NONCE_LEN];
+    SystemRandom::new().fill(&mut nonce).ok().context("the system has no random bytes")?;
+    let mut sealed = plain.to_vec();
+    let done = key.cipher()?.seal_in_place_append_tag(
+        Nonce::assume_unique_for_key(nonce),
+        Aad::from(id.as_bytes()),
+        &mut sealed,
+    );
+    done.ok().context("sealing the keys of servers")?;
+    Ok([&nonce[..], &sealed].concat())
+}
+
+fn open(key: &ServerKey, id: &str, sealed: Vec<u8>) -> Result<Vec<u8>> {
+    let (nonce, sealed) = sealed.split_at_checked(NONCE_LEN).context("it is too short")?;
+    let nonce = Nonce::try_assume_unique_for_key(nonce).ok().context("it has no nonce")?;
+    let mut plain = sealed.to_vec();
+    let opened = key.cipher()?.open_in_place(nonce, Aad::from(id.as_bytes()), &mut plain);
+    let length = opened.ok().context("it was sealed with another key, or for another token")?.len();
+    plain.truncate(length);
+    Ok(plain)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn options(dir: &Path) -> Options {
+        Options { data_dir: dir.to_owned(), run_dir: dir.join("run"), name: "t".to_owned() }
+    }
+
+    #[test]
+    fn security_offers_open_with_their_key_and_token_only() {
+        let key = ServerKey::generate().unwrap();
+        let sealed = seal(&key, "abcdef", b"a key of the cluster").unwrap();
+        assert!(!sealed.windows(5).any(|window| window == b"a key"));
+        assert_eq!(open(&key, "abcdef", sealed.clone()).unwrap(), b"a key of the cluster");
+        assert!(open(&key, "fedcba", sealed.clone()).is_err());
+        assert!(open(&ServerKey::generate().unwrap(), "abcdef", sealed.clone()).is_err());
+        for length in 0..sealed.len() {
+            assert!(open(&key, "abcdef", sealed[..length].to_vec()).is_err(), "{length}");
+        }
+        let mut changed = sealed;
+        *changed.last_mut().unwrap() ^= 1;
+        assert!(open(&key, "abcdef", changed).is_err());
+
+        let text = key.to_string();
+        assert_eq!(text.parse::<ServerKey>().unwrap(), key);
+        assert!(!format!("{key:?}").contains(&text[..8]));
+        for broken in ["", "00", &text[1..], &text.replace(|_| true, "g")] {
+            let error = broken.parse::<ServerKey>().unwrap_err();
+            assert!(broken.len() < 8 || !error.contains(broken), "{error}");
+        }
+    }
+
+    #[test]
+    fn security_a_server_gets_what_the_first_one_has_for_its_owner_only() {
+        let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (first, second) = (options(first.path()), options(second.path()));
+        let machine = Machine { node_name: Some("one".into()), ..Machine::default() };
+        Flags { machine, ..Flags::default() }.remember(&first).unwrap();
+        let alone = Bundle::gather(&first).err().unwrap().to_string();
+        assert!(alone.contains("cox up --etcd-servers"), "{alone}");
+
+        private_dir(&first.pki_dir()).unwrap();
+        for name in FILES {
+            write_private(&first.pki_dir().join(name), name.as_bytes()).unwrap();
+        }
+        let ca = first.data_dir.join("some-ca.crt");
+        write_private(&ca, b"etcd's").unwrap();
+        let etcd = Etcd {
+            etcd_servers: vec!["https://192.0.2.1:2379".into()],
+            etcd_cafile: Some(ca),
+            etcd_prefix: Some("/two".into()),
+            ..Etcd::default()
+        };
+        let flags = Flags { etcd, service_cidr: Some("10.96.0.0/16".into()), ..Flags::default() };
+        flags.remember(&first).unwrap();
+        let bundle = Bundle::gather(&first).unwrap();
+        let machine = Machine { node_name: Some("two".into()), ..Machine::default() };
+        let flags = bundle.unpack(&second, machine).unwrap();
+        for name in FILES.into_iter().chain(["etcd-ca.crt"]) {
+            let path = second.pki_dir().join(name);
+            let expected = if name == "etcd-ca.crt" { "etcd's" } else { name };
+            assert_eq!(fs::read_to_string(&path).unwrap(), expected);
+            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o077, 0, "{name}");
+        }
+        assert_eq!(flags.etcd.etcd_cafile, Some(second.pki_dir().join("etcd-ca.crt")));
+        assert_eq!((flags.etcd.etcd_certfile, flags.etcd.etcd_prefix.as_deref()), (None, Some("/two")));
+        assert_eq!(
+            (flags.machine.node_name.as_deref(), flags.service_cidr.as_deref()),
+            (Some("two"), Some("10.96.0.0/16"))
+        );
+
+        // A name is no way to another directory, and half a set of keys is none.
+        let mut evil = Bundle::gather(&first).unwrap();
+        evil.files.insert("../../evil".into(), "x".into());
+        assert!(evil.unpack(&second, Machine::default()).is_err());
+        let mut less = Bundle::gather(&first).unwrap();
+        less.files.remove("sa.key");
+        assert!(less.unpack(&second, Machine::default()).is_err());
+    }
+}
