@@ -93,6 +93,7 @@ fn services_lead_to_pods_of_every_node_by_address_and_name() {
     services.the_api_server_is_a_service();
     services.endpoints_made_by_hand_are_mirrored();
     services.the_type_of_a_service_changes();
+    services.load_balancers_are_the_nodes();
     services.affinity_is_switched_on_and_off();
     services.host_ports_differ_by_address_and_protocol();
     services.pods_reach_pods_of_every_node();
@@ -259,6 +260,67 @@ impl Services {
         let spec = self.json("get service outside")["spec"].clone();
         assert!(spec["clusterIP"].is_null() || spec["clusterIP"] == "", "{spec}");
         assert_eq!(self.cluster.kubectl("get service outside -o jsonpath={.spec.ports[*].nodePort}"), "");
+    }
+
+    /// Every node's address leads to the pods at the service's own port, to whom it may, unless somebody has that port.
+    fn load_balancers_are_the_nodes(&self) {
+        let service = |name: &str, spec: &str| {
+            format!(
+                "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\nspec: {{type: LoadBalancer, {spec}}}\n---\n"
+            )
+        };
+        let ports = "selector: {app: web}, ports: [{name: http, port: 8088, targetPort: http}]";
+        self.cluster.apply(&service("balanced", &format!("allocateLoadBalancerNodePorts: false, {ports}")));
+        let addresses = |name: &str, what: &str, expected: &[&str]| {
+            self.cluster.wait(what, || {
+                let line = format!("get service {name} -o jsonpath={{.status.loadBalancer.ingress[*].ip}}");
+                self.cluster.kubectl(&line).split_whitespace().eq(expected.iter().copied()).then_some(())
+            });
+        };
+        addresses("balanced", "the addresses of both nodes", &["10.44.0.2", "172.31.7.2"]);
+        let both = ["Hello from first", "Hello from second"];
+        for address in ["10.44.0.2:8088", "172.31.7.2:8088"] {
+            self.reaches(&format!("pods behind {address}"), address, &both);
+            let asked = self.get_inside("client", address);
+            assert!(asked.contains("Hello from"), "from a pod through {address}: {asked}");
+        }
+        assert_eq!(self.cluster.kubectl("get service balanced -o jsonpath={.spec.ports[*].nodePort}"), "");
+
+        // Not for those who ask for what is taken, or for another implementation.
+        let api = "selector: {app: web}, ports: [{port: 6443}]";
+        let other = format!("loadBalancerClass: example.com/other, {}", ports.replace("8088", "8089"));
+        self.cluster.apply(&[service("late", ports), service("api", api), service("other", &other)].concat());
+        for (name, holder) in [("late", "service default/balanced"), ("api", "the nodes themselves")] {
+            self.cluster.wait(&format!("a word to {name} on who has its port"), || {
+                let line =
+                    format!("get events --field-selector involvedObject.name={name},reason=SyncLoadBalancerFailed");
+                self.cluster.kubectl(&line).contains(&format!("is used by {holder}")).then_some(())
+            });
+        }
+        let status = self.json("get services late api other")["items"].as_array().unwrap().clone();
+        assert!(status.iter().all(|service| service["status"]["loadBalancer"]["ingress"].is_null()), "{status:?}");
+
+        let patch = |patch: &str| self.cluster.kubectl_args(&["patch", "service", "balanced", "-p", patch]);
+        // Only for some sources, and none of them in the other range.
+        patch(r#"{"spec": {"loadBalancerSourceRanges": ["192.0.2.0/24"]}}"#);
+        self.cluster
+            .wait("the machine is kept out", || self.cluster.http_get("10.44.0.2:8088").is_none().then_some(()));
+        patch(r#"{"spec": {"loadBalancerSourceRanges": ["192.0.2.0/24", "10.44.0.0/24"]}}"#);
+        self.reaches("pods from a source that may", "10.44.0.2:8088", &both);
+        // Only nodes that have an endpoint.
+        patch(
+            r#"{"spec": {"externalTrafficPolicy": "Local", "selector": {"part": "two"}, "loadBalancerSourceRanges": null}}"#,
+        );
+        addresses("balanced", "the address of the node with the pod", &["10.44.0.2"]);
+        self.reaches("the pod of that node", "10.44.0.2:8088", &["Hello from second"]);
+        // What is given up goes to who waits for it.
+        patch(
+            r#"{"spec": {"type": "ClusterIP", "externalTrafficPolicy": null, "allocateLoadBalancerNodePorts": null}}"#,
+        );
+        addresses("balanced", "no more addresses", &[]);
+        addresses("late", "the addresses that are free now", &["10.44.0.2", "172.31.7.2"]);
+        self.reaches("pods of the next service", "172.31.7.2:8088", &both);
+        self.cluster.kubectl("delete service balanced late api other");
     }
 
     fn affinity_is_switched_on_and_off(&self) {

@@ -94,6 +94,13 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
     controllers.service_account_key = Some(read(&pki.key("sa"))?);
     controllers.controllers =
         ["*", "bootstrap-signer-controller", "token-cleaner-controller"].map(str::to_owned).into();
+    if shape.has_load_balancer {
+        controllers.controllers.push("service-lb-controller".into());
+    }
+    controllers.load_balancing = controllers::LoadBalancing {
+        reserved_ports: [shape.secure_port, shape.kubelet_port].into(),
+        gateway_ports: shape.has_gateway.then_some(shape.gateway_ports),
+    };
     // Every node of this cluster is on this machine.
     controllers.local_path = controllers::LocalPath { root: options.data_dir.join("local-path"), removes: true };
     components.supervise("controllers", move |stop| controllers::run(controllers.clone(), stop));
