@@ -99,6 +99,8 @@ fn services_lead_to_pods_of_every_node_by_address_and_name() {
     services.pods_reach_pods_of_every_node();
     services.pods_are_told_how_to_resolve();
     services.names_have_their_records();
+    services.a_corefile_says_how_names_are_answered();
+    services.names_are_answered_on_every_node();
     services.datagrams_find_pods_and_services();
     services.many_services_have_their_endpoints();
     services.pages_are_read_through_the_api_server();
@@ -494,6 +496,59 @@ impl Services {
     }
 
     /// The pod's image has nothing to read it with.
+    /// People change the ConfigMap that they know from CoreDNS. One that cannot be used is told of, and changes nothing.
+    fn a_corefile_says_how_names_are_answered(&self) {
+        let corefile = || self.cluster.kubectl("get configmap coredns -n kube-system -o jsonpath={.data.Corefile}");
+        let usual = corefile();
+        assert!(usual.contains("kubernetes cluster.local in-addr.arpa ip6.arpa {"), "{usual}");
+        let write = |text: &str| {
+            let patch = serde_json::json!({"data": {"Corefile": text}}).to_string();
+            self.cluster.kubectl_args(&["patch", "configmap", "coredns", "-n", "kube-system", "-p", &patch]);
+        };
+        let own = "hosts {\n192.0.2.80 printer.corp.test\nfallthrough\n}\nrewrite name web.corp.test web.default.svc.cluster.local\n";
+        write(&usual.replace("errors\n", &format!("errors\n{own}")));
+        let web = self.cluster.kubectl("get service web -o jsonpath={.spec.clusterIP}");
+        for (name, expected) in [("printer.corp.test", "192.0.2.80"), ("web.corp.test", web.as_str())] {
+            self.cluster.wait(&format!("the address of {name}"), || {
+                (self.dig(&format!("{name} A")) == BTreeSet::from([expected.to_owned()])).then_some(())
+            });
+        }
+        write(&usual.replace("errors\n", "errors\nwhoami\n"));
+        self.cluster.wait("a word about the Corefile that cannot be used", || {
+            let events = self.cluster.kubectl("get events -n kube-system --field-selector reason=InvalidCorefile");
+            events.contains("Unknown directive 'whoami'").then_some(())
+        });
+        assert_eq!(self.dig("printer.corp.test A"), BTreeSet::from(["192.0.2.80".to_owned()]));
+        write(&usual);
+        // Nobody else can be asked here, so that there may be complaints in its place.
+        self.cluster
+            .wait("the end of the address", || (!self.dig("printer.corp.test A").contains("192.0.2.80")).then_some(()));
+    }
+
+    /// Each node asks its own server; the others are for when that is down.
+    fn names_are_answered_on_every_node(&self) {
+        let slices = self.slices("kube-dns -n kube-system", "a server on each node", |slices| {
+            slices.len() == 1 && slices[0]["endpoints"].as_array().is_some_and(|all| all.len() == 2)
+        });
+        for endpoint in slices[0]["endpoints"].as_array().unwrap() {
+            assert_eq!(endpoint["hints"]["forNodes"][0]["name"], endpoint["nodeName"], "{endpoint}");
+            assert_eq!(endpoint["conditions"]["ready"], true, "{endpoint}");
+        }
+        let second = self.cluster.kubectl("get node node-2 -o jsonpath={.metadata.annotations.cox\\.dev/dns}");
+        let asked = || -> u64 {
+            let page = format!("http://{second}:9153/metrics");
+            let text = crate::harness::said(self.cluster.host.command("curl").args(["-s", "-m", "20", &page]));
+            let counts = text.lines().filter(|line| line.starts_with("coredns_dns_requests_total{"));
+            counts.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>() as u64
+        };
+        let before = asked();
+        for _ in 0..5 {
+            let said = self.inside("client", "nslookup web.default.svc.cluster.local");
+            assert!(said.contains("Name:"), "{said}");
+        }
+        assert!(asked() >= before + 5, "{before}, then {}", asked());
+    }
+
     fn hosts_file(&self, pod: &str) -> std::path::PathBuf {
         let uid = self.cluster.kubectl(&format!("get pod {pod} -o jsonpath={{.metadata.uid}}"));
         self.cluster.path(&format!("data/kubelet/pods/{uid}/etc-hosts"))

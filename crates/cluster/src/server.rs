@@ -118,6 +118,7 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
         images_dir: options.images_dir(),
         also_behind: vec![network.range.to_string()],
         asks_for_certificate: false,
+        resolvers: None,
     };
     let clients = nodes::Clients {
         kubelet: as_user(&format!("system:node:{node_name}"), &["system:nodes", "system:authenticated"]),
@@ -143,8 +144,10 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
     let approver = admin.clone();
     components.supervise("approval", move |stop| join::approve(approver.clone(), reserved.clone(), stop));
     components.until(dns_service::ensure_role(&admin)).await?;
+    components.until(dns_service::ensure_corefile(&admin, &shape.cluster_domain)).await?;
     let service_account = ["system:serviceaccounts", "system:serviceaccounts:kube-system", "system:authenticated"];
-    let dns = dns_config(shape, as_user(dns_service::USER, &service_account), gateway)?;
+    let mut dns = dns_service::config(&settings.cluster, as_user(dns_service::USER, &service_account), gateway);
+    dns.upstreams = dns::resolvers(Path::new("/etc/resolv.conf"))?;
     if shape.has_gateway {
         let (admin, own) = (admin.clone(), as_user(ingress::USER, &["system:authenticated"]));
         let config = ingress::config(shape, own, gateway);
@@ -152,13 +155,22 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
     }
     let dns_serving = dns.serving.clone();
     components.supervise("dns", move |stop| dns::run(dns.clone(), stop));
-    components.until(dns_service::ensure(&admin, dns_address, gateway)).await?;
+    components.until(dns_service::ensure(&admin, dns_address, (&node_name, gateway))).await?;
+    let (follower, first) = (admin.clone(), (node_name.clone(), gateway));
+    components.supervise("dns endpoints", move |stop| dns_service::follow(follower.clone(), first.clone(), stop));
     progress.done("network", &format!("proxy, DNS at {dns_address}"));
 
     let (cluster, shape_of_nodes) = (options.clone(), shape.clone());
     let further: Vec<nodes::Record> = nodes::all(options)?;
-    let supervisor =
-        nodes::Supervisor { cluster, shape: shape_of_nodes, network, pki, admin: admin.clone(), first_node: node_ip };
+    let supervisor = nodes::Supervisor {
+        cluster,
+        shape: shape_of_nodes,
+        network,
+        pki,
+        admin: admin.clone(),
+        first_node: node_ip,
+        dns: (gateway, dns_service::PORT).into(),
+    };
     components.spawn("nodes", supervisor.run(nudges, components.stop.clone()));
     components.until(nodes::until_ready(&admin, &node_name)).await?;
     let wanted = further.iter().filter(|record| record.wanted == nodes::Wanted::Running);
@@ -219,16 +231,6 @@ async fn apiserver_config(options: &Options, shape: &Shape, pki: &Pki, node_ip: 
     config.kubelet_client_certificate = Some(pki.certificate("apiserver-kubelet-client"));
     config.kubelet_client_key = Some(pki.key("apiserver-kubelet-client"));
     config.kubelet_certificate_authority = Some(pki.certificate("ca"));
-    Ok(config)
-}
-
-fn dns_config(shape: &Shape, client: Client, gateway: IpAddr) -> Result<dns::Config> {
-    let mut config = dns::Config::new(client, vec![(gateway, dns_service::PORT).into()]);
-    config.domain = shape.cluster_domain.clone();
-    config.metrics_bind_address = Some((gateway, dns_service::METRICS_PORT).into());
-    config.upstreams = dns::resolvers(Path::new("/etc/resolv.conf"))?;
-    config.ranges =
-        [&shape.cluster_cidr, &shape.service_cidr].into_iter().flat_map(|r| node_network::list(r)).collect();
     Ok(config)
 }
 
