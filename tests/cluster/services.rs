@@ -93,11 +93,14 @@ fn services_lead_to_pods_of_every_node_by_address_and_name() {
     services.the_api_server_is_a_service();
     services.endpoints_made_by_hand_are_mirrored();
     services.the_type_of_a_service_changes();
+    services.load_balancers_are_the_nodes();
     services.affinity_is_switched_on_and_off();
     services.host_ports_differ_by_address_and_protocol();
     services.pods_reach_pods_of_every_node();
     services.pods_are_told_how_to_resolve();
     services.names_have_their_records();
+    services.a_corefile_says_how_names_are_answered();
+    services.names_are_answered_on_every_node();
     services.datagrams_find_pods_and_services();
     services.many_services_have_their_endpoints();
     services.pages_are_read_through_the_api_server();
@@ -259,6 +262,67 @@ impl Services {
         let spec = self.json("get service outside")["spec"].clone();
         assert!(spec["clusterIP"].is_null() || spec["clusterIP"] == "", "{spec}");
         assert_eq!(self.cluster.kubectl("get service outside -o jsonpath={.spec.ports[*].nodePort}"), "");
+    }
+
+    /// Every node's address leads to the pods at the service's own port, to whom it may, unless somebody has that port.
+    fn load_balancers_are_the_nodes(&self) {
+        let service = |name: &str, spec: &str| {
+            format!(
+                "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\nspec: {{type: LoadBalancer, {spec}}}\n---\n"
+            )
+        };
+        let ports = "selector: {app: web}, ports: [{name: http, port: 8088, targetPort: http}]";
+        self.cluster.apply(&service("balanced", &format!("allocateLoadBalancerNodePorts: false, {ports}")));
+        let addresses = |name: &str, what: &str, expected: &[&str]| {
+            self.cluster.wait(what, || {
+                let line = format!("get service {name} -o jsonpath={{.status.loadBalancer.ingress[*].ip}}");
+                self.cluster.kubectl(&line).split_whitespace().eq(expected.iter().copied()).then_some(())
+            });
+        };
+        addresses("balanced", "the addresses of both nodes", &["10.44.0.2", "172.31.7.2"]);
+        let both = ["Hello from first", "Hello from second"];
+        for address in ["10.44.0.2:8088", "172.31.7.2:8088"] {
+            self.reaches(&format!("pods behind {address}"), address, &both);
+            let asked = self.get_inside("client", address);
+            assert!(asked.contains("Hello from"), "from a pod through {address}: {asked}");
+        }
+        assert_eq!(self.cluster.kubectl("get service balanced -o jsonpath={.spec.ports[*].nodePort}"), "");
+
+        // Not for those who ask for what is taken, or for another implementation.
+        let api = "selector: {app: web}, ports: [{port: 6443}]";
+        let other = format!("loadBalancerClass: example.com/other, {}", ports.replace("8088", "8089"));
+        self.cluster.apply(&[service("late", ports), service("api", api), service("other", &other)].concat());
+        for (name, holder) in [("late", "service default/balanced"), ("api", "the nodes themselves")] {
+            self.cluster.wait(&format!("a word to {name} on who has its port"), || {
+                let line =
+                    format!("get events --field-selector involvedObject.name={name},reason=SyncLoadBalancerFailed");
+                self.cluster.kubectl(&line).contains(&format!("is used by {holder}")).then_some(())
+            });
+        }
+        let status = self.json("get services late api other")["items"].as_array().unwrap().clone();
+        assert!(status.iter().all(|service| service["status"]["loadBalancer"]["ingress"].is_null()), "{status:?}");
+
+        let patch = |patch: &str| self.cluster.kubectl_args(&["patch", "service", "balanced", "-p", patch]);
+        // Only for some sources, and none of them in the other range.
+        patch(r#"{"spec": {"loadBalancerSourceRanges": ["192.0.2.0/24"]}}"#);
+        self.cluster
+            .wait("the machine is kept out", || self.cluster.http_get("10.44.0.2:8088").is_none().then_some(()));
+        patch(r#"{"spec": {"loadBalancerSourceRanges": ["192.0.2.0/24", "10.44.0.0/24"]}}"#);
+        self.reaches("pods from a source that may", "10.44.0.2:8088", &both);
+        // Only nodes that have an endpoint.
+        patch(
+            r#"{"spec": {"externalTrafficPolicy": "Local", "selector": {"part": "two"}, "loadBalancerSourceRanges": null}}"#,
+        );
+        addresses("balanced", "the address of the node with the pod", &["10.44.0.2"]);
+        self.reaches("the pod of that node", "10.44.0.2:8088", &["Hello from second"]);
+        // What is given up goes to who waits for it.
+        patch(
+            r#"{"spec": {"type": "ClusterIP", "externalTrafficPolicy": null, "allocateLoadBalancerNodePorts": null}}"#,
+        );
+        addresses("balanced", "no more addresses", &[]);
+        addresses("late", "the addresses that are free now", &["10.44.0.2", "172.31.7.2"]);
+        self.reaches("pods of the next service", "172.31.7.2:8088", &both);
+        self.cluster.kubectl("delete service balanced late api other");
     }
 
     fn affinity_is_switched_on_and_off(&self) {
@@ -432,6 +496,59 @@ impl Services {
     }
 
     /// The pod's image has nothing to read it with.
+    /// People change the ConfigMap that they know from CoreDNS. One that cannot be used is told of, and changes nothing.
+    fn a_corefile_says_how_names_are_answered(&self) {
+        let corefile = || self.cluster.kubectl("get configmap coredns -n kube-system -o jsonpath={.data.Corefile}");
+        let usual = corefile();
+        assert!(usual.contains("kubernetes cluster.local in-addr.arpa ip6.arpa {"), "{usual}");
+        let write = |text: &str| {
+            let patch = serde_json::json!({"data": {"Corefile": text}}).to_string();
+            self.cluster.kubectl_args(&["patch", "configmap", "coredns", "-n", "kube-system", "-p", &patch]);
+        };
+        let own = "hosts {\n192.0.2.80 printer.corp.test\nfallthrough\n}\nrewrite name web.corp.test web.default.svc.cluster.local\n";
+        write(&usual.replace("errors\n", &format!("errors\n{own}")));
+        let web = self.cluster.kubectl("get service web -o jsonpath={.spec.clusterIP}");
+        for (name, expected) in [("printer.corp.test", "192.0.2.80"), ("web.corp.test", web.as_str())] {
+            self.cluster.wait(&format!("the address of {name}"), || {
+                (self.dig(&format!("{name} A")) == BTreeSet::from([expected.to_owned()])).then_some(())
+            });
+        }
+        write(&usual.replace("errors\n", "errors\nwhoami\n"));
+        self.cluster.wait("a word about the Corefile that cannot be used", || {
+            let events = self.cluster.kubectl("get events -n kube-system --field-selector reason=InvalidCorefile");
+            events.contains("Unknown directive 'whoami'").then_some(())
+        });
+        assert_eq!(self.dig("printer.corp.test A"), BTreeSet::from(["192.0.2.80".to_owned()]));
+        write(&usual);
+        // Nobody else can be asked here, so that there may be complaints in its place.
+        self.cluster
+            .wait("the end of the address", || (!self.dig("printer.corp.test A").contains("192.0.2.80")).then_some(()));
+    }
+
+    /// Each node asks its own server; the others are for when that is down.
+    fn names_are_answered_on_every_node(&self) {
+        let slices = self.slices("kube-dns -n kube-system", "a server on each node", |slices| {
+            slices.len() == 1 && slices[0]["endpoints"].as_array().is_some_and(|all| all.len() == 2)
+        });
+        for endpoint in slices[0]["endpoints"].as_array().unwrap() {
+            assert_eq!(endpoint["hints"]["forNodes"][0]["name"], endpoint["nodeName"], "{endpoint}");
+            assert_eq!(endpoint["conditions"]["ready"], true, "{endpoint}");
+        }
+        let second = self.cluster.kubectl("get node node-2 -o jsonpath={.metadata.annotations.cox\\.dev/dns}");
+        let asked = || -> u64 {
+            let page = format!("http://{second}:9153/metrics");
+            let text = crate::harness::said(self.cluster.host.command("curl").args(["-s", "-m", "20", &page]));
+            let counts = text.lines().filter(|line| line.starts_with("coredns_dns_requests_total{"));
+            counts.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>() as u64
+        };
+        let before = asked();
+        for _ in 0..5 {
+            let said = self.inside("client", "nslookup web.default.svc.cluster.local");
+            assert!(said.contains("Name:"), "{said}");
+        }
+        assert!(asked() >= before + 5, "{before}, then {}", asked());
+    }
+
     fn hosts_file(&self, pod: &str) -> std::path::PathBuf {
         let uid = self.cluster.kubectl(&format!("get pod {pod} -o jsonpath={{.metadata.uid}}"));
         self.cluster.path(&format!("data/kubelet/pods/{uid}/etc-hosts"))

@@ -1,22 +1,25 @@
-//! The `kube-dns` Service: how pods find the DNS server that runs in this process.
+//! The `kube-dns` Service: how pods find the DNS servers, one on every node.
 //!
-//! The server listens on the node's pod gateway, which pods of every node reach and the world outside does not. So the
-//! Service has no selector, and its endpoint is written here. Where several servers share an etcd each writes its own, and
-//! each sees to it that those of nodes that are not Ready get no questions ([`follow`]).
+//! A server listens on its node's pod gateway, which pods of every node reach and the world outside does not. So the
+//! Service has no selector, and its endpoints are written here. Each endpoint is meant for its own node: the others are asked
+//! while it is down. Whether it is up, a node says in an annotation of its Node object.
 
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use client::{Client, DeleteParams, Informer, InformerFactory, ListParams, Patch};
-use k8s_openapi::api::core::v1::{Node, Service};
+use api::cidr::Cidr;
+use client::{Client, Informer, InformerFactory, ListParams, Patch};
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use serde_json::json;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde_json::{Value, json};
 use tokio::net::UdpSocket;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
+use crate::node_network;
+use crate::nodes::ClusterSettings;
 use crate::role::{self, MANAGER, Role};
 
 const NAMESPACE: &str = "kube-system";
@@ -29,6 +32,38 @@ pub(crate) const METRICS_PORT: u16 = 9153;
 /// Who the DNS server is.
 pub(crate) const USER: &str = "system:serviceaccount:kube-system:coredns";
 
+/// In a Node object: where the node's server answers, while it does.
+const ANNOTATION: &str = "cox.dev/dns";
+const PORTS: [(&str, &str); 2] = [("dns", "UDP"), ("dns-tcp", "TCP")];
+const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
+/// How long the end of a server may wait for its last word.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// Says how names are answered; people know it from CoreDNS.
+const CONFIG_MAP: &str = "coredns";
+
+/// Writes the usual Corefile, unless there is one: it is for people to change.
+pub(crate) async fn ensure_corefile(client: &Client, domain: &str) -> Result<()> {
+    let corefile = format!(
+        ".:53 {{\n    errors\n    health\n    ready\n    kubernetes {domain} in-addr.arpa ip6.arpa {{\n       pods insecure\n       \
+         fallthrough in-addr.arpa ip6.arpa\n       ttl 30\n    }}\n    prometheus :{METRICS_PORT}\n    \
+         forward . /etc/resolv.conf {{\n       policy sequential\n    }}\n    cache 30\n    loop\n    reload\n    loadbalance\n}}\n"
+    );
+    let map = ConfigMap {
+        metadata: ObjectMeta {
+            name: Some(CONFIG_MAP.into()),
+            namespace: Some(NAMESPACE.into()),
+            ..ObjectMeta::default()
+        },
+        data: Some([("Corefile".to_owned(), corefile)].into()),
+        ..ConfigMap::default()
+    };
+    match client.namespaced::<ConfigMap>(NAMESPACE).create(&map).await {
+        Err(error) if !error.is_already_exists() => Err(error).context("writing the Corefile"),
+        _ => Ok(()),
+    }
+}
+
 /// Lets the DNS server see what it answers from, and nothing else.
 pub(crate) async fn ensure_role(client: &Client) -> Result<()> {
     let role = Role {
@@ -37,20 +72,204 @@ pub(crate) async fn ensure_role(client: &Client) -> Result<()> {
         rules: json!([
             {"apiGroups": [""], "resources": ["services", "endpoints", "pods", "namespaces"], "verbs": ["list", "watch"]},
             {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
+            {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [CONFIG_MAP], "verbs": ["get", "list", "watch"]},
+            {"apiGroups": ["", "events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch", "update"]},
         ]),
-        subjects: json!([{"kind": "ServiceAccount", "namespace": NAMESPACE, "name": "coredns"}]),
+        // Those of further nodes are the nodes' proxies, or the nodes themselves.
+        subjects: json!([
+            {"kind": "ServiceAccount", "namespace": NAMESPACE, "name": "coredns"},
+            {"apiGroup": role::GROUP, "kind": "User", "name": "system:kube-proxy"},
+            {"apiGroup": role::GROUP, "kind": "Group", "name": "system:nodes"},
+        ]),
     };
     role::ensure(client, role).await
 }
 
-/// Writes the Service and its endpoint; doing so again changes nothing. `node` is the server's, where there are several.
-pub(crate) async fn ensure(client: &Client, cluster_ip: IpAddr, listens_on: IpAddr, node: Option<&str>) -> Result<()> {
-    let name = format!("{NAME}-{}", node.unwrap_or("cox"));
-    let mut endpoint = json!({"addresses": [listens_on.to_string()], "conditions": {"ready": true}});
-    if let Some(node) = node {
-        endpoint["nodeName"] = node.into();
+/// How the server of a node is told to work.
+pub(crate) fn config(cluster: &ClusterSettings, client: Client, gateway: IpAddr) -> dns::Config {
+    let mut config = dns::Config::new(client, vec![(gateway, PORT).into()]);
+    config.domain = cluster.cluster_domain.clone();
+    config.corefile = Some((NAMESPACE.to_owned(), CONFIG_MAP.to_owned()));
+    config.metrics_bind_address = Some((gateway, METRICS_PORT).into());
+    let ranges = [&cluster.cluster_cidr, &cluster.service_cidr];
+    config.ranges = ranges.into_iter().flat_map(|ranges| node_network::list(ranges)).collect();
+    config
+}
+
+/// Runs the server of a further node, and says in the Node object while it answers.
+pub(crate) async fn run_on_node(
+    config: dns::Config,
+    node: Client,
+    name: String,
+    stop: CancellationToken,
+) -> Result<()> {
+    let serving = config.serving.clone();
+    let Some(address) = config.listen.first().map(|address| address.ip()) else { return dns::run(config, stop).await };
+    let announced = stop.child_token();
+    let serve = async {
+        let ended = dns::run(config, stop).await;
+        announced.cancel();
+        ended
+    };
+    let tell = async {
+        tokio::select! {
+            () = serving.notified() => announce(node, name, address, announced.clone()).await,
+            // It never served.
+            () = announced.cancelled() => Ok(()),
+        }
+    };
+    let (ended, _told) = tokio::join!(serve, tell);
+    ended
+}
+
+/// Says in the Node object that this node answers names at `address`, until `stop`.
+pub(crate) async fn announce(client: Client, name: String, address: IpAddr, stop: CancellationToken) -> Result<()> {
+    let say = async |address: Option<String>| {
+        let patch = json!({"metadata": {"annotations": {ANNOTATION: address}}});
+        client.all::<Node>().patch(&name, &Patch::merge(patch)).await.map(drop)
+    };
+    let announce = async {
+        let mut failures = 0;
+        while let Err(error) = say(Some(address.to_string())).await {
+            tracing::warn!(%error, "telling that this node answers names");
+            failures += 1;
+            tokio::time::sleep(client::backoff::exponential(RETRY.0, RETRY.1, failures)).await;
+        }
+        stop.cancelled().await;
+    };
+    tokio::select! {
+        () = announce => {}
+        () = stop.cancelled() => {}
     }
-    let ports = [("dns", "UDP"), ("dns-tcp", "TCP")];
+    // The API server may be gone with the rest of the cluster.
+    match tokio::time::timeout(FAREWELL, say(None)).await {
+        Ok(Err(error)) => tracing::debug!(%error, "telling that this node no longer answers names"),
+        Err(_) => tracing::debug!("nobody is told that this node no longer answers names"),
+        Ok(Ok(())) => {}
+    }
+    Ok(())
+}
+
+/// Keeps the endpoints in step with the nodes until `stop`. The first node's is there whatever its Node object says if this
+/// server `is_alone`; where there are several, all of them write the same.
+pub(crate) async fn follow(
+    client: Client,
+    first: (String, IpAddr),
+    is_alone: bool,
+    stop: CancellationToken,
+) -> Result<()> {
+    let informers = InformerFactory::new(client.clone());
+    let nodes: Informer<Node> = informers.informer();
+    let services: Informer<Service> =
+        informers.namespaced(NAMESPACE, ListParams::fields(format!("metadata.name={NAME}")));
+    let (changed, mut changes) = watch::channel(());
+    let service_changed = changed.clone();
+    nodes.subscribe(move |_| changed.send_replace(()));
+    services.subscribe(move |_| service_changed.send_replace(()));
+    informers.start(stop.child_token());
+    let synced = async {
+        nodes.synced().await;
+        services.synced().await;
+    };
+    tokio::select! {
+        () = synced => {}
+        () = stop.cancelled() => return Ok(()),
+    }
+    let mut written = None;
+    let mut failures = 0;
+    loop {
+        changes.mark_unchanged();
+        let all = nodes.list();
+        let is_others = services.get(&format!("{NAMESPACE}/{NAME}")).is_some_and(|service| is_others(&service));
+        let always = is_alone.then_some((first.0.as_str(), first.1));
+        let own = || endpoints(always, first.1.is_ipv6(), all.iter().map(|node| &**node));
+        let wanted = if is_others { Vec::new() } else { own() };
+        if written.as_ref() != Some(&wanted) {
+            match write_slice(&client, first.1, &wanted).await {
+                Ok(()) => (written, failures) = (Some(wanted), 0),
+                Err(error) => {
+                    tracing::warn!("{error:#}");
+                    (written, failures) = (None, failures + 1);
+                }
+            }
+        }
+        let retry = async {
+            match written {
+                Some(_) => std::future::pending().await,
+                None => tokio::time::sleep(client::backoff::exponential(RETRY.0, RETRY.1, failures)).await,
+            }
+        };
+        tokio::select! {
+            change = changes.changed() => change?,
+            () = retry => {}
+            () = stop.cancelled() => return Ok(()),
+        }
+    }
+}
+
+/// Whether somebody has pods answer names in our servers' place.
+fn is_others(service: &Service) -> bool {
+    let selector = service.spec.as_ref().and_then(|spec| spec.selector.as_ref());
+    selector.is_some_and(|selector| !selector.is_empty())
+}
+
+/// The endpoints of the Service: `first`, the server's own, which is ready whatever its node says, and those of nodes that say so.
+fn endpoints<'a>(
+    first: Option<(&str, IpAddr)>,
+    is_ipv6: bool,
+    nodes: impl Iterator<Item = &'a Node>,
+) -> Vec<Value> {
+    let endpoint = |name: &str, address: IpAddr, is_ready: bool| {
+        json!({
+            "addresses": [address.to_string()],
+            "conditions": {"ready": is_ready},
+            "nodeName": name,
+            "hints": {"forNodes": [{"name": name}]},
+        })
+    };
+    let mut all: Vec<_> = first.iter().map(|(name, address)| ((*name).to_owned(), *address, true)).collect();
+    for node in nodes {
+        let name = node.metadata.name.clone().unwrap_or_default();
+        let address =
+            node.metadata.annotations.as_ref().and_then(|all| all.get(ANNOTATION)).and_then(|a| a.parse().ok());
+        // A node may speak for its own pods' gateway only: others would ask it.
+        let ranges = node.spec.iter().flat_map(|spec| spec.pod_cidrs.iter().flatten());
+        let own: Vec<Cidr> = ranges.filter_map(|range| range.parse().ok()).collect();
+        let is_own = |address: &IpAddr| own.iter().any(|range| range.contains(*address));
+        let Some(address) = address.filter(is_own).filter(|address| address.is_ipv6() == is_ipv6) else {
+            continue;
+        };
+        if first.is_none_or(|(first, _)| name != first) {
+            let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+            let is_ready = conditions.into_iter().any(|one| one.type_ == "Ready" && one.status == "True");
+            all.push((name, address, is_ready));
+        }
+    }
+    all.sort();
+    all.into_iter().map(|(name, address, is_ready)| endpoint(&name, address, is_ready)).collect()
+}
+
+async fn write_slice(client: &Client, first: IpAddr, endpoints: &[Value]) -> Result<()> {
+    let name = format!("{NAME}-cox");
+    let slice = json!({
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {
+            "name": name,
+            "namespace": NAMESPACE,
+            "labels": {"kubernetes.io/service-name": NAME, "endpointslice.kubernetes.io/managed-by": MANAGER},
+        },
+        "addressType": if first.is_ipv4() { "IPv4" } else { "IPv6" },
+        "endpoints": endpoints,
+        "ports": PORTS.map(|(name, protocol)| json!({"name": name, "protocol": protocol, "port": PORT})),
+    });
+    let slices = client.namespaced::<EndpointSlice>(NAMESPACE);
+    let written = slices.patch(&name, &Patch::apply(MANAGER, slice).force()).await;
+    written.context("writing the endpoints of kube-dns").map(drop)
+}
+
+/// Writes the Service and its first endpoint; doing so again changes nothing.
+pub(crate) async fn ensure(client: &Client, cluster_ip: IpAddr, first: (&str, IpAddr)) -> Result<()> {
     let service = json!({
         "apiVersion": "v1",
         "kind": "Service",
@@ -61,94 +280,16 @@ pub(crate) async fn ensure(client: &Client, cluster_ip: IpAddr, listens_on: IpAd
         },
         "spec": {
             "clusterIP": cluster_ip.to_string(),
-            "ports": ports.map(|(name, protocol)| json!({"name": name, "protocol": protocol, "port": 53, "targetPort": PORT})),
+            "ports": PORTS.map(|(name, protocol)| json!({"name": name, "protocol": protocol, "port": 53, "targetPort": PORT})),
         },
-    });
-    let slice = json!({
-        "apiVersion": "discovery.k8s.io/v1",
-        "kind": "EndpointSlice",
-        "metadata": {
-            "name": name,
-            "namespace": NAMESPACE,
-            "labels": {"kubernetes.io/service-name": NAME, "endpointslice.kubernetes.io/managed-by": MANAGER},
-        },
-        "addressType": if listens_on.is_ipv4() { "IPv4" } else { "IPv6" },
-        "endpoints": [endpoint],
-        "ports": ports.map(|(name, protocol)| json!({"name": name, "protocol": protocol, "port": PORT})),
     });
     let services = client.namespaced::<Service>(NAMESPACE);
-    services.patch(NAME, &Patch::apply(MANAGER, service).force()).await.context("writing the kube-dns service")?;
-    let slices = client.namespaced::<EndpointSlice>(NAMESPACE);
-    slices.patch(&name, &Patch::apply(MANAGER, slice).force()).await.context("writing the endpoint of kube-dns")?;
-    Ok(())
-}
-
-/// What is to become of a server's slice.
-#[derive(Debug, PartialEq)]
-enum Change {
-    /// Its endpoint is to be asked, or not.
-    Ready(bool),
-    /// Its node is gone for good.
-    Delete,
-}
-
-/// Keeps the endpoints of all servers as their nodes are, until `stop`. Every server does so, and all come to the same.
-pub(crate) async fn follow(client: Client, stop: CancellationToken) -> Result<()> {
-    let informers = InformerFactory::new(client.clone());
-    let nodes: Informer<Node> = informers.informer();
-    let selector = format!("kubernetes.io/service-name={NAME},endpointslice.kubernetes.io/managed-by={MANAGER}");
-    let api = client.namespaced::<EndpointSlice>(NAMESPACE);
-    let slices: Informer<EndpointSlice> = Informer::new(api.clone(), ListParams::labels(selector));
-    let (changed, mut changes) = watch::channel(());
-    let also = changed.clone();
-    nodes.subscribe(move |_| changed.send_replace(()));
-    slices.subscribe(move |_| also.send_replace(()));
-    informers.start(stop.child_token());
-    let work = async {
-        // A node that is not seen yet is not one that is gone.
-        nodes.synced().await;
-        loop {
-            changes.mark_unchanged();
-            for slice in slices.list() {
-                let Some(change) = change(&slice, &nodes.list()) else { continue };
-                let name = slice.metadata.name.clone().unwrap_or_default();
-                let done = match change {
-                    Change::Delete => api.delete(&name, &DeleteParams::default()).await.map(drop),
-                    Change::Ready(ready) => {
-                        let path = "/endpoints/0/conditions";
-                        let patch = json!([{"op": "replace", "path": path, "value": {"ready": ready}}]);
-                        api.patch(&name, &Patch::json(patch)).await.map(drop)
-                    }
-                };
-                // It is looked at again when anything changes, and nodes say something every few minutes.
-                if let Err(error) = done
-                    && !error.is_not_found()
-                {
-                    tracing::warn!(%error, slice = name, "the endpoint of a DNS server is not as it should be");
-                }
-            }
-            if changes.changed().await.is_err() {
-                return;
-            }
-        }
-    };
-    tokio::select! {
-        () = work => {}
-        () = slices.run(stop.clone()) => {}
+    let written = services.patch(NAME, &Patch::apply(MANAGER, service).force()).await;
+    if is_others(&written.context("writing the kube-dns service")?) {
+        return Ok(());
     }
-    Ok(())
-}
-
-fn change(slice: &EndpointSlice, nodes: &[Arc<Node>]) -> Option<Change> {
-    let endpoint = slice.endpoints.as_ref()?.first()?;
-    let own = endpoint.node_name.as_deref()?;
-    let Some(node) = nodes.iter().find(|node| node.metadata.name.as_deref() == Some(own)) else {
-        return Some(Change::Delete);
-    };
-    let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
-    let is_ready = conditions.into_iter().flatten().any(|one| one.type_ == "Ready" && one.status == "True");
-    let is_asked = endpoint.conditions.as_ref().and_then(|conditions| conditions.ready).unwrap_or(true);
-    (is_ready != is_asked).then_some(Change::Ready(is_ready))
+    let nodes = client.all::<Node>().list(&ListParams::default()).await.context("reading the nodes")?.items;
+    write_slice(client, first.1, &endpoints(Some(first), first.1.is_ipv6(), nodes.iter())).await
 }
 
 /// Waits until the DNS server at the gateway, once it is serving, knows the API server's service.
@@ -191,27 +332,38 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_is_asked_while_its_node_is_ready() {
-        let slice = |node: Option<&str>, ready: bool| -> EndpointSlice {
-            serde_json::from_value(json!({"metadata": {"name": "s"}, "addressType": "IPv4",
-                "endpoints": [{"addresses": ["10.42.0.1"], "nodeName": node, "conditions": {"ready": ready}}]}))
+    fn every_node_that_says_so_is_an_endpoint_for_itself() {
+        let node = |name: &str, address: Option<&str>, ready: &str| -> Node {
+            let annotations = address.map(|address| json!({ANNOTATION: address}));
+            let range = format!("10.42.{}.0/24", name.trim_start_matches("node-"));
+            serde_json::from_value(json!({
+                "metadata": {"name": name, "annotations": annotations},
+                "spec": {"podCIDRs": [range]},
+                "status": {"conditions": [{"type": "Ready", "status": ready}]},
+            }))
             .unwrap()
         };
-        let node = |name: &str, ready: &str| -> Arc<Node> {
-            let status = json!({"conditions": [{"type": "Ready", "status": ready}]});
-            Arc::new(serde_json::from_value(json!({"metadata": {"name": name}, "status": status})).unwrap())
-        };
-        let nodes = [node("up", "True"), node("down", "Unknown")];
-        for (slice, expected) in [
-            (slice(Some("up"), true), None),
-            (slice(Some("up"), false), Some(Change::Ready(true))),
-            (slice(Some("down"), true), Some(Change::Ready(false))),
-            (slice(Some("down"), false), None),
-            (slice(Some("gone"), true), Some(Change::Delete)),
-            // The one of a cluster with one server.
-            (slice(None, true), None),
-        ] {
-            assert_eq!(change(&slice, &nodes), expected, "{slice:?}");
-        }
+        let nodes = [
+            // The first is an endpoint without saying so.
+            node("node-1", Some("10.42.1.7"), "False"),
+            node("node-2", Some("10.42.2.1"), "True"),
+            node("node-3", Some("10.42.3.1"), "False"),
+            node("node-4", None, "True"),
+            // Of another's address, of another family, of none.
+            node("node-5", Some("10.42.2.1"), "True"),
+            node("node-6", Some("fd42::1"), "True"),
+            node("node-7", Some("x"), "True"),
+        ];
+        let all = endpoints(Some(("node-1", "10.42.1.1".parse().unwrap())), false, nodes.iter());
+        let seen: Vec<_> = all
+            .iter()
+            .map(|one| (one["addresses"][0].as_str().unwrap(), one["conditions"]["ready"].as_bool().unwrap()))
+            .collect();
+        assert_eq!(seen, [("10.42.1.1", true), ("10.42.2.1", true), ("10.42.3.1", false)]);
+        assert!(all.iter().all(|one| one["hints"]["forNodes"][0]["name"] == one["nodeName"]));
+        // Where servers share an etcd none is special.
+        let all = endpoints(None, false, nodes.iter());
+        let seen: Vec<_> = all.iter().map(|one| one["addresses"][0].as_str().unwrap()).collect();
+        assert_eq!(seen, ["10.42.1.7", "10.42.2.1", "10.42.3.1"]);
     }
 }

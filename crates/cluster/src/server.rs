@@ -109,6 +109,13 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
     controllers.controllers =
         ["*", "bootstrap-signer-controller", "token-cleaner-controller"].map(str::to_owned).into();
     controllers.election = election("kube-controller-manager");
+    if shape.has_load_balancer {
+        controllers.controllers.push("service-lb-controller".into());
+    }
+    controllers.load_balancing = controllers::LoadBalancing {
+        reserved_ports: [shape.secure_port, shape.kubelet_port].into(),
+        gateway_ports: shape.has_gateway.then_some(shape.gateway_ports),
+    };
     // Every node of this cluster is on this machine.
     controllers.local_path = controllers::LocalPath { root: options.data_dir.join("local-path"), removes: true };
     components.supervise("controllers", move |stop| controllers::run(controllers.clone(), stop));
@@ -127,6 +134,7 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
         images_dir: options.images_dir(),
         also_behind: vec![network.range.to_string()],
         asks_for_certificate: false,
+        resolvers: None,
     };
     let clients = nodes::Clients {
         kubelet: as_user(&format!("system:node:{node_name}"), &["system:nodes", "system:authenticated"]),
@@ -154,8 +162,10 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
     let approver = admin.clone();
     components.supervise("approval", move |stop| join::approve(approver.clone(), reserved.clone(), stop));
     components.until(dns_service::ensure_role(&admin)).await?;
+    components.until(dns_service::ensure_corefile(&admin, &shape.cluster_domain)).await?;
     let service_account = ["system:serviceaccounts", "system:serviceaccounts:kube-system", "system:authenticated"];
-    let dns = dns_config(shape, as_user(dns_service::USER, &service_account), gateway)?;
+    let mut dns = dns_service::config(&settings.cluster, as_user(dns_service::USER, &service_account), gateway);
+    dns.upstreams = dns::resolvers(Path::new("/etc/resolv.conf"))?;
     if shape.has_gateway {
         let (admin, own) = (admin.clone(), as_user(ingress::USER, &["system:authenticated"]));
         let config = ingress::config(shape, own, gateway);
@@ -165,11 +175,12 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
     }
     let dns_serving = dns.serving.clone();
     components.supervise("dns", move |stop| dns::run(dns.clone(), stop));
-    let own = shape.etcd.is_used().then_some(node_name.as_str());
-    components.until(dns_service::ensure(&admin, dns_address, gateway, own)).await?;
+    components.until(dns_service::ensure(&admin, dns_address, (&node_name, gateway))).await?;
+    let (follower, first, is_alone) = (admin.clone(), (node_name.clone(), gateway), !shape.etcd.is_used());
+    components.supervise("dns endpoints", move |stop| {
+        dns_service::follow(follower.clone(), first.clone(), is_alone, stop)
+    });
     if shape.etcd.is_used() {
-        let follower = admin.clone();
-        components.supervise("dns-endpoints", move |stop| dns_service::follow(follower.clone(), stop));
         let (follower, options, pki, port) = (admin.clone(), options.clone(), pki.clone(), shape.secure_port);
         components.supervise("servers", move |stop| {
             keep_kubeconfig(follower.clone(), options.clone(), pki.clone(), port, stop)
@@ -179,8 +190,15 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
 
     let (cluster, shape_of_nodes) = (options.clone(), shape.clone());
     let further: Vec<nodes::Record> = nodes::all(options)?;
-    let supervisor =
-        nodes::Supervisor { cluster, shape: shape_of_nodes, network, pki, admin: admin.clone(), first_node: node_ip };
+    let supervisor = nodes::Supervisor {
+        cluster,
+        shape: shape_of_nodes,
+        network,
+        pki,
+        admin: admin.clone(),
+        first_node: node_ip,
+        dns: (gateway, dns_service::PORT).into(),
+    };
     components.spawn("nodes", supervisor.run(nudges, components.stop.clone()));
     components.until(nodes::until_ready(&admin, &node_name)).await?;
     let wanted = further.iter().filter(|record| record.wanted == nodes::Wanted::Running);
@@ -192,6 +210,12 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
         progress.done("further nodes", &names.join(", "));
     }
     components.until(dns_service::answers(gateway, &dns_serving, api_address, &shape.cluster_domain)).await?;
+    if shape.etcd.is_used() {
+        let (own, name) = (admin.clone(), node_name.clone());
+        components.supervise("dns announcement", move |stop| {
+            dns_service::announce(own.clone(), name.clone(), gateway, stop)
+        });
+    }
     progress.ready();
     Ok(())
 }
@@ -274,16 +298,6 @@ async fn apiserver_config(options: &Options, shape: &Shape, pki: &Pki, node_ip: 
     config.kubelet_client_certificate = Some(pki.certificate("apiserver-kubelet-client"));
     config.kubelet_client_key = Some(pki.key("apiserver-kubelet-client"));
     config.kubelet_certificate_authority = Some(pki.certificate("ca"));
-    Ok(config)
-}
-
-fn dns_config(shape: &Shape, client: Client, gateway: IpAddr) -> Result<dns::Config> {
-    let mut config = dns::Config::new(client, vec![(gateway, dns_service::PORT).into()]);
-    config.domain = shape.cluster_domain.clone();
-    config.metrics_bind_address = Some((gateway, dns_service::METRICS_PORT).into());
-    config.upstreams = dns::resolvers(Path::new("/etc/resolv.conf"))?;
-    config.ranges =
-        [&shape.cluster_cidr, &shape.service_cidr].into_iter().flat_map(|r| node_network::list(r)).collect();
     Ok(config)
 }
 

@@ -68,6 +68,9 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "DURATION")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub certificate_validity: Option<String>,
+    /// Whether services of type LoadBalancer without another class get the addresses of the nodes (default: true)
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub load_balancer: Option<bool>,
 }
 
 /// What concerns this machine's node alone, whether it is the first of a cluster or joins one.
@@ -114,6 +117,8 @@ pub(crate) struct Shape {
     pub etcd: Etcd,
     /// Of certificates that are signed here.
     pub certificate_validity: Duration,
+    /// Whether services get the addresses of the nodes.
+    pub has_load_balancer: bool,
 }
 
 impl Flags {
@@ -167,6 +172,7 @@ impl Flags {
             gateway_http_port: self.gateway_http_port.or(remembered.gateway_http_port),
             gateway_https_port: self.gateway_https_port.or(remembered.gateway_https_port),
             certificate_validity: self.certificate_validity.or(remembered.certificate_validity),
+            load_balancer: self.load_balancer.or(remembered.load_balancer),
         })
     }
 
@@ -230,6 +236,7 @@ impl Flags {
             gateway_ports: (self.gateway_http_port.unwrap_or(80), self.gateway_https_port.unwrap_or(443)),
             etcd: self.etcd.clone(),
             certificate_validity: self.validity()?,
+            has_load_balancer: self.load_balancer.unwrap_or(true),
         })
     }
 }
@@ -335,7 +342,9 @@ mod tests {
         assert_eq!((shape.node_name.as_str(), shape.secure_port, shape.nodes), ("n", 7443, 1));
         assert_eq!(shape.node_ip().unwrap().to_string(), "192.0.2.7");
         let other = |flags: Flags| flags.over(Flags::remembered(&options).unwrap());
-        assert!(shape.has_gateway);
+        assert!(shape.has_gateway && shape.has_load_balancer);
+        let off = Flags { load_balancer: Some(false), ..Flags::default() };
+        assert!(!other(off).unwrap().shape().unwrap().has_load_balancer);
         assert!(!other(Flags { gateway: Some(false), ..Flags::default() }).unwrap().shape().unwrap().has_gateway);
         let moved = other(Flags { secure_port: Some(8443), ..Flags::default() }).unwrap();
         assert_eq!(moved.secure_port, Some(8443));

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::manager::{NAME, run};
 use crate::node_ipam::{self, Range};
-use crate::{Autoscaling, LocalPath};
+use crate::{Autoscaling, LoadBalancing, LocalPath};
 
 /// The flags of kube-controller-manager that change something here.
 #[derive(Debug, Clone, clap::Args)]
@@ -164,6 +164,8 @@ pub struct Config {
     pub volume_snapshots: bool,
     /// Where volumes of the built-in provisioner are.
     pub local_path: LocalPath,
+    /// What load balancers must leave to others, if they are given out here.
+    pub load_balancing: LoadBalancing,
     /// The port for health and metrics.
     pub serving: Option<Serving>,
     pub metrics: Metrics,
@@ -189,6 +191,7 @@ impl Config {
             disable_force_detach_on_timeout: false,
             volume_snapshots: false,
             local_path: LocalPath::default(),
+            load_balancing: LoadBalancing::default(),
             serving: None,
             metrics: Metrics::new(),
         }
@@ -299,6 +302,7 @@ impl Args {
             disable_force_detach_on_timeout: self.disable_force_detach_on_timeout,
             volume_snapshots: self.volume_snapshots,
             local_path: LocalPath::default(),
+            load_balancing: LoadBalancing::default(),
             serving: (self.secure_port != 0).then(|| Serving {
                 bind: (self.bind_address, self.secure_port).into(),
                 tls: self.tls_cert_file.clone().zip(self.tls_private_key_file.clone()),

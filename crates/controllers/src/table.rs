@@ -64,8 +64,8 @@ pub const CONTROLLERS: &[Descriptor] = &[
     Descriptor { name: "service-lb-controller", account: "service-controller", workers: 1, build: service_lb::build },
 ];
 
-/// Run only when `--controllers` names them.
-const OFF_BY_DEFAULT: [&str; 2] = ["bootstrap-signer-controller", "token-cleaner-controller"];
+/// Run only when `--controllers` names them. Load balancers are mostly somebody else's work where `cox up` did not make the cluster.
+const OFF_BY_DEFAULT: [&str; 3] = ["bootstrap-signer-controller", "token-cleaner-controller", "service-lb-controller"];
 
 /// Upstream's older names that do not follow from the present ones.
 const ALIASES: [(&str, &str); 13] = [
@@ -114,6 +114,8 @@ mod tests {
             ("*,-garbagecollector", "garbage-collector-controller", false),
             ("*,-podgc", "pod-garbage-collector-controller", false),
             ("*", "token-cleaner-controller", false),
+            ("*", "service-lb-controller", false),
+            ("*,service", "service-lb-controller", true),
             ("*,tokencleaner", "token-cleaner-controller", true),
         ] {
             assert_eq!(is_enabled(name, &list(selection)), expected, "{selection} {name}");

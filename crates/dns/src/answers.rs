@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn an_answer_lasts_as_long_as_its_generation() {
-        let exchange = Exchange { kind: RecordType::A, code: ResponseCode::NoError, is_own: true };
+        let exchange = Exchange { kind: RecordType::A, code: ResponseCode::NoError, is_own: true, is_logged: false };
         let mut answers = Answers::default();
         let mut buffer = Vec::new();
         answers.put(0, b"\x01\x02question", b"\x01\x02answer", exchange);

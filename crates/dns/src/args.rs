@@ -41,6 +41,9 @@ pub struct Args {
     /// Where /health and /ready answer
     #[arg(long)]
     health_bind_address: Option<SocketAddr>,
+    /// A ConfigMap whose `Corefile` says how names are answered, in the place of flags: namespace/name
+    #[arg(long)]
+    corefile_config_map: Option<String>,
     /// Where /metrics answers
     #[arg(long)]
     metrics_bind_address: Option<SocketAddr>,
@@ -64,6 +67,10 @@ async fn run_main(args: Args) -> anyhow::Result<()> {
     for stub in &args.stub_domain {
         let (domain, server) = stub.split_once('=').with_context(|| format!("{stub:?} is not domain=address"))?;
         config.stub_domains.push((domain.to_owned(), vec![address(server)?]));
+    }
+    if let Some(map) = &args.corefile_config_map {
+        let (namespace, name) = map.split_once('/').with_context(|| format!("{map:?} is not namespace/name"))?;
+        config.corefile = Some((namespace.to_owned(), name.to_owned()));
     }
     config.domain = args.domain;
     config.ranges = args.cluster_cidr;

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use hickory_proto::op::{Edns, Message, OpCode, Query, ResponseCode};
@@ -11,6 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::timeout;
 
+use crate::corefile::{Cache, Forward, Policy};
 use crate::metrics::ServerMetrics;
 
 const ATTEMPT: Duration = Duration::from_secs(2);
@@ -19,21 +21,53 @@ const ROUNDS: usize = 2;
 const PAYLOAD: u16 = 1232;
 /// Beyond this the cache forgets what expires first; a node asks for few names.
 const CACHE_SIZE: usize = 10_000;
-const MAX_TTL: u32 = 3600;
-const MAX_NEGATIVE_TTL: u32 = 30;
 
+/// The resolvers for the names of a zone, and what they have said.
 pub(crate) struct Forwarder {
-    upstreams: Vec<SocketAddr>,
-    stubs: Vec<(Name, Vec<SocketAddr>)>,
-    cache: Mutex<HashMap<(Name, RecordType), Cached>>,
+    from: Name,
+    except: Vec<Name>,
+    servers: Vec<SocketAddr>,
+    policy: Policy,
+    over_tcp: bool,
+    /// Counts questions, for resolvers that take turns.
+    turn: AtomicUsize,
+    limits: Option<Cache>,
+    cache: Mutex<HashMap<Key, Cached>>,
+}
+
+/// Name, type, and whether signatures were asked for.
+type Key = (Name, RecordType, bool);
+
+/// A question for other resolvers.
+#[derive(Clone, Debug)]
+pub(crate) struct Question {
+    pub(crate) name: Name,
+    pub(crate) kind: RecordType,
+    /// The client wants signatures, and may want to check them itself.
+    pub(crate) dnssec_ok: bool,
+    pub(crate) checking_disabled: bool,
+}
+
+impl Question {
+    fn key(&self) -> Key {
+        (self.name.to_lowercase(), self.kind, self.dnssec_ok)
+    }
 }
 
 /// What a resolver said.
 #[derive(Clone)]
 pub(crate) struct Reply {
     pub(crate) code: ResponseCode,
+    /// Whether the resolver has checked signatures.
+    pub(crate) is_authentic: bool,
     pub(crate) answers: Vec<Record>,
     pub(crate) authorities: Vec<Record>,
+}
+
+impl Reply {
+    pub(crate) fn failure(code: ResponseCode) -> Reply {
+        Reply { code, is_authentic: false, answers: Vec::new(), authorities: Vec::new() }
+    }
 }
 
 struct Cached {
@@ -44,30 +78,50 @@ struct Cached {
 
 impl Forwarder {
     /// `own` are addresses that lead back to us: asking them would go round in circles.
-    pub(crate) fn new(upstreams: &[SocketAddr], stubs: &[(String, Vec<SocketAddr>)], own: &[SocketAddr]) -> Self {
-        let elsewhere = |addresses: &[SocketAddr]| -> Vec<SocketAddr> {
-            let (ours, others): (Vec<_>, Vec<_>) = addresses.iter().partition(|address| own.contains(address));
-            for address in ours {
-                tracing::warn!(%address, "not forwarding to ourselves");
-            }
-            others
-        };
-        let mut stubs: Vec<(Name, Vec<SocketAddr>)> = stubs
-            .iter()
-            .filter_map(|(domain, addresses)| {
-                let name = Name::from_ascii(format!("{}.", domain.trim_matches('.'))).ok()?;
-                Some((name.to_lowercase(), elsewhere(addresses)))
-            })
-            .collect();
-        // The most specific first.
-        stubs.sort_by_key(|(name, _)| std::cmp::Reverse(name.num_labels()));
-        Self { upstreams: elsewhere(upstreams), stubs, cache: Mutex::default() }
+    pub(crate) fn new(forward: Forward, limits: Option<Cache>, own: &[SocketAddr]) -> Self {
+        let (ours, servers): (Vec<SocketAddr>, Vec<SocketAddr>) =
+            forward.to.iter().partition(|address| own.contains(address));
+        for address in ours {
+            tracing::warn!(%address, "not forwarding to ourselves");
+        }
+        Self {
+            from: forward.from,
+            except: forward.except,
+            servers,
+            policy: forward.policy,
+            over_tcp: forward.over_tcp,
+            turn: AtomicUsize::new(0),
+            limits,
+            cache: Mutex::default(),
+        }
+    }
+
+    /// Whether names like this one are asked for here.
+    pub(crate) fn is_for(&self, name: &Name) -> bool {
+        self.from.zone_of(name) && !self.except.iter().any(|zone| zone.zone_of(name))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn servers(&self) -> &[SocketAddr] {
+        &self.servers
+    }
+
+    /// The resolvers in the order in which they are asked.
+    fn in_order(&self) -> Vec<SocketAddr> {
+        let mut servers = self.servers.clone();
+        let count = servers.len().max(1);
+        match self.policy {
+            Policy::Sequential => {}
+            Policy::RoundRobin => servers.rotate_left(self.turn.fetch_add(1, Ordering::Relaxed) % count),
+            Policy::Random => servers.rotate_left(rand::random_range(0..count)),
+        }
+        servers
     }
 
     /// Answers from memory only.
-    pub(crate) fn remembered(&self, name: &Name, kind: RecordType) -> Option<Reply> {
+    pub(crate) fn remembered(&self, question: &Question) -> Option<Reply> {
         let cache = self.cache.lock();
-        let cached = cache.get(&(name.to_lowercase(), kind))?;
+        let cached = cache.get(&question.key())?;
         let now = Instant::now();
         if now >= cached.until {
             return None;
@@ -85,20 +139,18 @@ impl Forwarder {
         self.cache.lock().len()
     }
 
-    pub(crate) async fn resolve(&self, name: &Name, kind: RecordType, metrics: &ServerMetrics) -> Reply {
-        if let Some(reply) = self.remembered(name, kind) {
+    pub(crate) async fn resolve(&self, question: &Question, metrics: &ServerMetrics) -> Reply {
+        if let Some(reply) = self.remembered(question) {
             return reply;
         }
-        let stub = self.stubs.iter().find(|(domain, _)| domain.zone_of(name));
-        let servers = stub.map_or(&self.upstreams, |(_, servers)| servers);
-        let failure = |code| Reply { code, answers: Vec::new(), authorities: Vec::new() };
-        if servers.is_empty() {
-            return failure(ResponseCode::Refused);
+        if self.servers.is_empty() {
+            return Reply::failure(ResponseCode::Refused);
         }
+        let servers = self.in_order();
         for _ in 0..ROUNDS {
-            for server in servers {
+            for server in &servers {
                 let began = Instant::now();
-                let asked = ask(*server, name, kind).await;
+                let asked = ask(*server, question, self.over_tcp).await;
                 let code =
                     asked.as_ref().map_or("TIMEOUT".to_owned(), |reply| format!("{:?}", reply.code).to_uppercase());
                 metrics.forwarded(*server, &code, began.elapsed());
@@ -106,20 +158,21 @@ impl Forwarder {
                     // The next one may know better; what all refuse is refused.
                     Ok(reply) if matches!(reply.code, ResponseCode::ServFail | ResponseCode::Refused) => {}
                     Ok(reply) => {
-                        self.remember(name, kind, &reply);
+                        self.remember(question, &reply);
                         return reply;
                     }
-                    Err(error) => tracing::debug!(%server, %name, %error, "resolver"),
+                    Err(error) => tracing::debug!(%server, name = %question.name, %error, "resolver"),
                 }
             }
         }
-        failure(ResponseCode::ServFail)
+        Reply::failure(ResponseCode::ServFail)
     }
 
-    fn remember(&self, name: &Name, kind: RecordType, reply: &Reply) {
+    fn remember(&self, question: &Question, reply: &Reply) {
+        let Some(limits) = self.limits else { return };
         let ttl = match reply.answers.is_empty() {
-            false => reply.answers.iter().map(|record| record.ttl).min().unwrap_or(0).min(MAX_TTL),
-            true => reply.authorities.iter().map(|record| record.ttl).min().unwrap_or(0).min(MAX_NEGATIVE_TTL),
+            false => reply.answers.iter().map(|record| record.ttl).min().unwrap_or(0).min(limits.success),
+            true => reply.authorities.iter().map(|record| record.ttl).min().unwrap_or(0).min(limits.denial),
         };
         if ttl == 0 || !matches!(reply.code, ResponseCode::NoError | ResponseCode::NXDomain) {
             return;
@@ -134,26 +187,36 @@ impl Forwarder {
             }
         }
         let cached = Cached { reply: reply.clone(), since: now, until: now + Duration::from_secs(ttl.into()) };
-        cache.insert((name.to_lowercase(), kind), cached);
+        cache.insert(question.key(), cached);
     }
 }
 
-async fn ask(server: SocketAddr, name: &Name, kind: RecordType) -> std::io::Result<Reply> {
+async fn ask(server: SocketAddr, question: &Question, over_tcp_only: bool) -> std::io::Result<Reply> {
     let mut query = Message::query();
     query.metadata.op_code = OpCode::Query;
     query.metadata.recursion_desired = true;
-    query.add_query(Query::query(name.clone(), kind));
+    query.metadata.checking_disabled = question.checking_disabled;
+    query.add_query(Query::query(question.name.clone(), question.kind));
     let mut edns = Edns::new();
+    edns.set_dnssec_ok(question.dnssec_ok);
     edns.set_max_payload(PAYLOAD);
     query.set_edns(edns);
     let packet = query.to_vec().map_err(std::io::Error::other)?;
     let late = |_| std::io::Error::from(std::io::ErrorKind::TimedOut);
-    let answer = timeout(ATTEMPT, over_udp(server, &packet, &query)).await.map_err(late)??;
-    let answer = match answer.metadata.truncation {
-        true => timeout(ATTEMPT, over_tcp(server, &packet)).await.map_err(late)??,
-        false => answer,
+    let short = match over_tcp_only {
+        true => None,
+        false => Some(timeout(ATTEMPT, over_udp(server, &packet, &query)).await.map_err(late)??),
     };
-    Ok(Reply { code: answer.metadata.response_code, answers: answer.answers, authorities: answer.authorities })
+    let answer = match short.filter(|answer| !answer.metadata.truncation) {
+        Some(answer) => answer,
+        None => timeout(ATTEMPT, over_tcp(server, &packet)).await.map_err(late)??,
+    };
+    Ok(Reply {
+        code: answer.metadata.response_code,
+        is_authentic: answer.metadata.authentic_data,
+        answers: answer.answers,
+        authorities: answer.authorities,
+    })
 }
 
 /// A socket of its own per question: the random port is half of the protection against forged answers.

@@ -1,12 +1,13 @@
 //! What the zone looks up. The real index is the informers' own; tests bring a small one.
 
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use client::{Informer, InformerFactory};
-use k8s_openapi::api::core::v1::{Namespace, Service};
+use k8s_openapi::api::core::v1::{Namespace, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use tokio_util::sync::CancellationToken;
 
 const SERVICE_LABEL: &str = "kubernetes.io/service-name";
 const BY_SERVICE: &str = "service";
@@ -18,12 +19,16 @@ pub(crate) trait Index: Send + Sync {
     fn slices(&self, namespace: &str, service: &str) -> Vec<Arc<EndpointSlice>>;
     fn services_at(&self, addr: IpAddr) -> Vec<Arc<Service>>;
     fn slices_at(&self, addr: IpAddr) -> Vec<Arc<EndpointSlice>>;
+    /// Whether a pod of the namespace has the address. Known only where somebody has asked for pods.
+    fn has_pod(&self, namespace: &str, addr: IpAddr) -> bool;
 }
 
 pub(crate) struct Informers {
     namespaces: Informer<Namespace>,
     services: Informer<Service>,
     slices: Informer<EndpointSlice>,
+    /// There once a configuration asks for pods: they are many, and change often.
+    pods: OnceLock<Informer<Pod>>,
     /// Counts changes of any of them.
     generation: Arc<AtomicU64>,
 }
@@ -31,7 +36,7 @@ pub(crate) struct Informers {
 impl Informers {
     pub(crate) fn new(factory: &InformerFactory) -> Self {
         let (namespaces, services, slices) = (factory.informer(), factory.informer(), factory.informer());
-        let informers = Self { namespaces, services, slices, generation: Arc::default() };
+        let informers = Self { namespaces, services, slices, pods: OnceLock::new(), generation: Arc::default() };
         let changed = || {
             let generation = informers.generation.clone();
             move || {
@@ -70,6 +75,30 @@ impl Informers {
         self.slices.synced().await;
     }
 
+    /// Follows pods, too, and returns when they are known.
+    pub(crate) async fn follow_pods(&self, client: &client::Client, stop: CancellationToken) {
+        let pods = self.pods.get_or_init(|| {
+            let factory = InformerFactory::new(client.clone());
+            let pods = factory.informer::<Pod>();
+            let generation = self.generation.clone();
+            pods.subscribe(move |event| {
+                let is_same = matches!(event, client::Event::Modified { old, new } if pod_ips(old) == pod_ips(new));
+                if !is_same {
+                    generation.fetch_add(1, Ordering::Release);
+                }
+            });
+            pods.add_index(BY_ADDRESS, pod_ips);
+            factory.start(stop);
+            pods
+        });
+        pods.synced().await;
+    }
+
+    /// What was answered before is not to be answered again.
+    pub(crate) fn touch(&self) {
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
     /// Another number whenever something has changed.
     pub(crate) fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
@@ -100,6 +129,21 @@ impl Index for Informers {
     fn slices_at(&self, addr: IpAddr) -> Vec<Arc<EndpointSlice>> {
         self.slices.by_index(BY_ADDRESS, &addr.to_string())
     }
+
+    fn has_pod(&self, namespace: &str, addr: IpAddr) -> bool {
+        let at = |pods: &Informer<Pod>| pods.by_index(BY_ADDRESS, &addr.to_string());
+        let pods = self.pods.get().map(at).unwrap_or_default();
+        pods.iter().any(|pod| pod.metadata.namespace.as_deref() == Some(namespace))
+    }
+}
+
+/// The addresses of a pod that runs in a network of its own.
+fn pod_ips(pod: &Pod) -> Vec<String> {
+    let status = pod.status.as_ref();
+    let is_over = status.is_some_and(|status| matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")));
+    let ips = status.into_iter().flat_map(|status| status.pod_ips.iter().flatten());
+    let ips = ips.filter_map(|ip| ip.ip.parse::<IpAddr>().ok().map(|ip| ip.to_string()));
+    ips.filter(|_| !is_over).collect()
 }
 
 /// From now on answers show what changed; the trace is told.

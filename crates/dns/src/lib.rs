@@ -1,19 +1,28 @@
 //! Cluster DNS: the names of services and pods, answered straight from informer indexes.
 //!
-//! Flow: a packet ([`server`]) -> [`responder`]: is the name in the cluster's domain? -> [`zone`], which looks into the
-//! [`index`] -> answer, kept ([`answers`]) until anything changes; otherwise [`forward`] asks the node's resolvers and remembers what they say for a while.
-//! Invariants: an answer of the zone never waits; names of the cluster's domain are never sent to anybody else.
+//! Flow: a packet ([`server`]) -> [`responder`]: what does the [`plan`] say of the name? -> [`zone`], which looks into the
+//! [`index`], or [`hosts`] or [`template`] -> answer, kept ([`answers`]) until anything changes; otherwise [`forward`] asks the node's
+//! resolvers and remembers what they say for a while. The plan is made from flags, or from a Corefile ([`corefile`]) that is
+//! followed ([`configuration`]).
+//! Invariants: an answer of the zone never waits; names of the cluster's domain are never sent to anybody else unless a
+//! Corefile says so; a Corefile that cannot be used changes nothing.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod answers;
 mod args;
+mod configuration;
+mod corefile;
 mod datagrams;
 mod forward;
+mod hosts;
 mod index;
 mod metrics;
 mod offline;
+mod plan;
 mod responder;
+mod rewrite;
 mod server;
+mod template;
 mod zone;
 
 pub use args::{Args, main, resolvers};
@@ -45,6 +54,8 @@ pub struct Config {
     pub health_bind_address: Option<SocketAddr>,
     /// Where `/metrics` answers.
     pub metrics_bind_address: Option<SocketAddr>,
+    /// Namespace and name of a ConfigMap whose `Corefile` says how names are answered, in the place of flags, as long as it is there.
+    pub corefile: Option<(String, String)>,
     /// Told once the server answers.
     pub serving: Arc<Notify>,
 }
@@ -61,6 +72,7 @@ impl Config {
             ttl: 30,
             health_bind_address: None,
             metrics_bind_address: None,
+            corefile: None,
             serving: Arc::default(),
         }
     }

@@ -48,6 +48,8 @@ pub(crate) struct Exchange {
     pub(crate) code: ResponseCode,
     /// Answered from the cluster's zone, rather than by others.
     pub(crate) is_own: bool,
+    /// The configuration asks for a line in the log.
+    pub(crate) is_logged: bool,
 }
 
 /// Of the whole server.
@@ -59,6 +61,7 @@ pub(crate) struct ServerMetrics {
     pub(crate) cache_entries: Gauge,
     pub(crate) rejects: Counter,
     pub(crate) panics: Counter,
+    pub(crate) failed_reloads: Counter,
 }
 
 impl ServerMetrics {
@@ -73,6 +76,11 @@ impl ServerMetrics {
             cache_hits: registry.counter("coredns_cache_hits_total", "The count of cache hits.", &entries),
             cache_misses: registry.counter("coredns_cache_misses_total", "The count of cache misses.", &zones),
             cache_entries: registry.gauge("coredns_cache_entries", "The number of elements in the cache.", &entries),
+            failed_reloads: registry.counter(
+                "coredns_reload_failed_total",
+                "Counter of the number of failed reload attempts.",
+                &[],
+            ),
             panics: registry.counter("coredns_panics_total", "A metrics that counts the number of panics.", &[]),
             rejects: registry.counter(
                 "coredns_forward_max_concurrent_rejects_total",

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 
-use crate::forward::Forwarder;
 use crate::index::{Index, cluster_ips, service_key};
 use crate::metrics::ServerMetrics;
+use crate::plan::{Flags, Plan};
 use crate::responder::{Reaction, Responder};
-use crate::zone::{Zone, endpoint_addresses};
+use crate::zone::endpoint_addresses;
 
 /// A cluster that does not change.
 #[derive(Clone, Debug, Default)]
@@ -18,6 +18,8 @@ pub struct Objects {
     pub namespaces: Vec<String>,
     pub services: Vec<Arc<Service>>,
     pub slices: Vec<Arc<EndpointSlice>>,
+    /// Namespaces and addresses of pods.
+    pub pods: Vec<(String, IpAddr)>,
 }
 
 impl Index for Objects {
@@ -47,6 +49,10 @@ impl Index for Objects {
         };
         self.slices.iter().filter(has).cloned().collect()
     }
+
+    fn has_pod(&self, namespace: &str, addr: IpAddr) -> bool {
+        self.pods.iter().any(|(of, pod)| of == namespace && *pod == addr)
+    }
 }
 
 /// Answers packets about a cluster that does not change, and asks nobody else.
@@ -54,9 +60,9 @@ pub struct Offline(Responder);
 
 impl Offline {
     pub fn new(domain: &str, objects: Objects) -> Result<Self, String> {
-        let zone = Zone::new(domain, 30, &[])?;
-        let forwarder = Forwarder::new(&[], &[], &[]);
-        Ok(Self(Responder::new(zone, Arc::new(objects), forwarder, ServerMetrics::new(domain))))
+        let plan =
+            Plan::of_flags(&Flags { domain, ttl: 30, upstreams: &[], stub_domains: &[], ranges: &[], own: &[] })?;
+        Ok(Self(Responder::new(plan, Arc::new(objects), ServerMetrics::new(domain))))
     }
 
     /// None where a server stays silent, or would have to ask others.

@@ -5,13 +5,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use client::metrics::panics;
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
-use hickory_proto::rr::{DNSClass, Name, Record, RecordType};
+use hickory_proto::rr::{DNSClass, Record, RecordType};
+use parking_lot::RwLock;
 use tokio::sync::Semaphore;
 
-use crate::forward::{Forwarder, Reply};
+use crate::forward::{Forwarder, Question, Reply};
 use crate::index::Index;
 use crate::metrics::{Exchange, ServerMetrics};
-use crate::zone::{Outcome, Zone};
+use crate::plan::{Block, Plan};
+use crate::rewrite::{self, Undo};
+use crate::zone::Outcome;
 
 /// What a client without EDNS can take, and what we offer and send at most: no fragments on any path.
 const PLAIN_PAYLOAD: u16 = 512;
@@ -22,9 +25,8 @@ const MAX_FORWARDED: usize = 1000;
 const MAX_ALIASES: usize = 8;
 
 pub(crate) struct Responder {
-    zone: Zone,
+    plan: RwLock<Arc<Plan>>,
     index: Arc<dyn Index>,
-    forwarder: Forwarder,
     forwarding: Semaphore,
     /// Rotates the addresses of an answer, so that clients that take the first spread.
     turn: AtomicUsize,
@@ -34,10 +36,12 @@ pub(crate) struct Responder {
 /// A question that cannot be answered on the spot.
 pub(crate) struct Pending {
     response: Message,
-    question: Query,
-    /// The name to ask for: the question's, or where an alias leads.
-    name: Name,
+    /// What to ask for: the client's question, or what became of it, or where an alias leads.
+    question: Question,
+    forwarder: Arc<Forwarder>,
+    undo: Undo,
     limit: Option<u16>,
+    plan: Arc<Plan>,
 }
 
 /// An answer, ready to send.
@@ -55,9 +59,14 @@ pub(crate) enum Reaction {
 }
 
 impl Responder {
-    pub(crate) fn new(zone: Zone, index: Arc<dyn Index>, forwarder: Forwarder, metrics: ServerMetrics) -> Self {
+    pub(crate) fn new(plan: Plan, index: Arc<dyn Index>, metrics: ServerMetrics) -> Self {
         let forwarding = Semaphore::new(MAX_FORWARDED);
-        Self { zone, index, forwarder, forwarding, turn: AtomicUsize::new(0), metrics }
+        Self { plan: RwLock::new(Arc::new(plan)), index, forwarding, turn: AtomicUsize::new(0), metrics }
+    }
+
+    /// Answers by another plan from now on.
+    pub(crate) fn exchange(&self, plan: Plan) {
+        *self.plan.write() = Arc::new(plan);
     }
 
     /// What a packet is answered with. One that nobody foresaw costs its sender the answer, and nobody else anything.
@@ -66,7 +75,7 @@ impl Responder {
             self.metrics.panics.inc();
             let id = packet.get(0..2).map(|bytes| u16::from_be_bytes([bytes[0], bytes[1]]));
             let failure = |id| Message::error_msg(id, OpCode::Query, ResponseCode::ServFail);
-            id.map_or(Reaction::Ignore, |id| encode(failure(id), None, Kept::No))
+            id.map_or(Reaction::Ignore, |id| encode(failure(id), None, Kept::No, None))
         })
     }
 
@@ -83,7 +92,7 @@ impl Responder {
                     return Reaction::Ignore;
                 }
                 let response = Message::error_msg(id, OpCode::Query, ResponseCode::FormErr);
-                return encode(response, None, Kept::No);
+                return encode(response, None, Kept::No, None);
             }
         };
         if request.metadata.message_type != MessageType::Query {
@@ -93,8 +102,10 @@ impl Responder {
         response.metadata.recursion_desired = request.metadata.recursion_desired;
         response.metadata.recursion_available = true;
         let mut limit = over_udp.then_some(PLAIN_PAYLOAD);
+        let dnssec_ok = request.edns.as_ref().is_some_and(|edns| edns.flags().dnssec_ok);
         if let Some(edns) = &request.edns {
             let mut own = Edns::new();
+            own.set_dnssec_ok(dnssec_ok);
             own.set_max_payload(PAYLOAD);
             if over_udp {
                 limit = Some(edns.max_payload().clamp(PLAIN_PAYLOAD, PAYLOAD));
@@ -102,13 +113,13 @@ impl Responder {
             response.set_edns(own);
             if edns.version() > 0 {
                 response.metadata.response_code = ResponseCode::BADVERS;
-                return encode(response, limit, Kept::No);
+                return encode(response, limit, Kept::No, None);
             }
         }
         response.add_queries(request.queries.iter().cloned());
         let fail = |mut response: Message, code| {
             response.metadata.response_code = code;
-            encode(response, limit, Kept::No)
+            encode(response, limit, Kept::No, None)
         };
         if request.metadata.op_code != OpCode::Query {
             return fail(response, ResponseCode::NotImp);
@@ -117,68 +128,117 @@ impl Responder {
         if question.query_class() != DNSClass::IN {
             return fail(response, ResponseCode::Refused);
         }
-        self.answer(response, question.clone(), limit)
+        let checking_disabled = request.metadata.checking_disabled;
+        response.metadata.checking_disabled = checking_disabled;
+        let plan = self.plan.read().clone();
+        let Some(first) = plan.block(question.name()) else { return fail(response, ResponseCode::Refused) };
+        let (name, kind, rewritten) = rewrite::apply(&first.rewrites, question.name(), question.query_type());
+        let asked = Question { name, kind, dnssec_ok, checking_disabled };
+        let reaction = self.answer(response, first, &plan, asked, rewritten.undo(), limit);
+        match reaction {
+            Reaction::Forward(pending) => match pending.forwarder.remembered(&pending.question) {
+                Some(reply) => {
+                    self.metrics.cache_hits.inc();
+                    complete(*pending, reply)
+                }
+                None => {
+                    self.metrics.cache_misses.inc();
+                    Reaction::Forward(pending)
+                }
+            },
+            other => other,
+        }
     }
 
-    fn answer(&self, mut response: Message, question: Query, limit: Option<u16>) -> Reaction {
-        let mut name = question.name().clone();
+    /// `first` is the block of the client's question, `asked` what became of that.
+    fn answer(
+        &self,
+        mut response: Message,
+        first: &Block,
+        plan: &Arc<Plan>,
+        asked: Question,
+        undo: Undo,
+        limit: Option<u16>,
+    ) -> Reaction {
+        let Question { mut name, kind, dnssec_ok, checking_disabled } = asked;
+        let mut block = first;
         for _ in 0..MAX_ALIASES {
-            let outcome = self.zone.answer(&*self.index, &name, question.query_type());
-            response.metadata.response_code = outcome.code();
-            match outcome {
+            let known = block.known(&*self.index, &name, kind);
+            response.metadata.response_code = known.outcome.code();
+            match known.outcome {
                 Outcome::Records { mut answers, additionals } => {
-                    let turn = self.turn.fetch_add(1, Ordering::Relaxed) % answers.len().max(1);
-                    answers.rotate_left(turn);
                     // Several take turns, so no answer is like the one before.
-                    let kept = if answers.len() > 1 { Kept::Own } else { Kept::Fixed };
+                    let takes_turns = block.rotates && answers.len() > 1;
+                    if takes_turns {
+                        let turn = self.turn.fetch_add(1, Ordering::Relaxed) % answers.len();
+                        answers.rotate_left(turn);
+                    }
                     response.metadata.authoritative = true;
                     response.add_answers(answers);
                     response.add_additionals(additionals);
-                    return encode(response, limit, kept);
+                    undo.apply(&mut response.answers);
+                    return encode(response, limit, if takes_turns { Kept::Own } else { Kept::Fixed }, Some(first));
                 }
                 Outcome::NoData | Outcome::NoSuchName => {
                     response.metadata.authoritative = true;
-                    response.add_authority(self.zone.authority());
-                    return encode(response, limit, Kept::Fixed);
+                    response.authorities.extend(known.authority);
+                    undo.apply(&mut response.answers);
+                    return encode(response, limit, Kept::Fixed, Some(first));
                 }
+                Outcome::Composed { answers, additionals, authorities, .. } => {
+                    response.metadata.authoritative = true;
+                    response.add_answers(answers);
+                    response.add_additionals(additionals);
+                    response.add_authorities(authorities);
+                    undo.apply(&mut response.answers);
+                    return encode(response, limit, Kept::Fixed, Some(first));
+                }
+                Outcome::Failed(_) => return encode(response, limit, Kept::Fixed, Some(first)),
                 Outcome::Alias { answers, target } => {
                     response.metadata.authoritative = true;
                     response.add_answers(answers);
-                    if question.query_type() == RecordType::CNAME {
-                        return encode(response, limit, Kept::Fixed);
+                    if kind == RecordType::CNAME {
+                        undo.apply(&mut response.answers);
+                        return encode(response, limit, Kept::Fixed, Some(first));
                     }
                     name = target;
+                    // Where an alias leads is a question of its own, but for rewrites.
+                    match plan.block(&name) {
+                        Some(next) => block = next,
+                        None => {
+                            undo.apply(&mut response.answers);
+                            return encode(response, limit, Kept::Fixed, Some(first));
+                        }
+                    }
                 }
                 Outcome::Elsewhere => {
-                    let kind = question.query_type();
-                    let pending = Pending { response, question, name, limit };
-                    return match self.forwarder.remembered(&pending.name, kind) {
-                        Some(reply) => {
-                            self.metrics.cache_hits.inc();
-                            complete(pending, reply)
+                    let Some(forwarder) = block.forwarder(&name).cloned() else {
+                        if !response.answers.is_empty() {
+                            response.metadata.response_code = ResponseCode::NoError;
                         }
-                        None => {
-                            self.metrics.cache_misses.inc();
-                            Reaction::Forward(Box::new(pending))
-                        }
+                        undo.apply(&mut response.answers);
+                        return encode(response, limit, Kept::No, Some(first));
                     };
+                    let question = Question { name, kind, dnssec_ok, checking_disabled };
+                    let plan = plan.clone();
+                    return Reaction::Forward(Box::new(Pending { response, question, forwarder, undo, limit, plan }));
                 }
             }
         }
         response.metadata.response_code = ResponseCode::ServFail;
-        encode(response, limit, Kept::Own)
+        encode(response, limit, Kept::Own, Some(first))
     }
 
     pub(crate) async fn forward(&self, pending: Pending) -> Reaction {
         let reply = match self.forwarding.try_acquire() {
             Ok(_permit) => {
-                let reply = self.forwarder.resolve(&pending.name, pending.question.query_type(), &self.metrics).await;
-                self.metrics.cache_entries.set(self.forwarder.remembered_names() as f64);
+                let reply = pending.forwarder.resolve(&pending.question, &self.metrics).await;
+                self.metrics.cache_entries.set(pending.plan.remembered_names() as f64);
                 reply
             }
             Err(_) => {
                 self.metrics.rejects.inc();
-                Reply { code: ResponseCode::ServFail, answers: Vec::new(), authorities: Vec::new() }
+                Reply::failure(ResponseCode::ServFail)
             }
         };
         complete(pending, reply)
@@ -187,7 +247,7 @@ impl Responder {
 
 /// Joins what another resolver said to what we have said already (an alias, perhaps).
 fn complete(pending: Pending, reply: Reply) -> Reaction {
-    let Pending { mut response, limit, .. } = pending;
+    let Pending { mut response, limit, undo, plan, .. } = pending;
     // An alias that leads nowhere is still an alias.
     let has_alias = !response.answers.is_empty();
     response.metadata.response_code = match reply.code {
@@ -195,9 +255,12 @@ fn complete(pending: Pending, reply: Reply) -> Reaction {
         code => code,
     };
     response.metadata.authoritative &= has_alias;
+    response.metadata.authentic_data = reply.is_authentic && !has_alias;
     response.add_answers(reply.answers);
     response.add_authorities(reply.authorities);
-    encode(response, limit, Kept::No)
+    undo.apply(&mut response.answers);
+    let block = response.queries.first().and_then(|question| plan.block(question.name()));
+    encode(response, limit, Kept::No, block)
 }
 
 /// Where an answer comes from, and whether it will be the same next time.
@@ -212,11 +275,14 @@ enum Kept {
 }
 
 /// What does not fit is left out and marked so: additional records first, silently, then everything.
-fn encode(mut response: Message, limit: Option<u16>, kept: Kept) -> Reaction {
+fn encode(mut response: Message, limit: Option<u16>, kept: Kept, block: Option<&Block>) -> Reaction {
+    let (code, has_answers) = (response.metadata.response_code, !response.answers.is_empty());
+    let logs = |question: &Query| block.is_some_and(|block| block.logs(question.name(), code, has_answers));
     let exchange = Exchange {
         kind: response.queries.first().map_or(RecordType::ZERO, Query::query_type),
-        code: response.metadata.response_code,
+        code,
         is_own: kept != Kept::No,
+        is_logged: response.queries.first().is_some_and(logs),
     };
     let answer = |bytes| Reaction::Answer(Answer { bytes, exchange, is_fixed: kept == Kept::Fixed });
     let limit = usize::from(limit.unwrap_or(u16::MAX));
@@ -251,6 +317,8 @@ mod tests {
     use k8s_openapi::api::discovery::v1::EndpointSlice;
 
     use super::*;
+    use crate::plan::Flags;
+    use hickory_proto::rr::Name;
 
     /// An index that cannot take one name.
     struct Fragile;
@@ -276,13 +344,18 @@ mod tests {
         fn slices_at(&self, _: IpAddr) -> Vec<Arc<EndpointSlice>> {
             Vec::new()
         }
+
+        fn has_pod(&self, _: &str, _: IpAddr) -> bool {
+            false
+        }
     }
 
     #[test]
     fn security_a_packet_that_panics_is_the_only_one_to_fail() {
-        let zone = Zone::new("cluster.local", 30, &[]).unwrap();
-        let forwarder = Forwarder::new(&[], &[], &[]);
-        let responder = Responder::new(zone, Arc::new(Fragile), forwarder, ServerMetrics::new("cluster.local"));
+        let flags =
+            Flags { domain: "cluster.local", ttl: 30, upstreams: &[], stub_domains: &[], ranges: &[], own: &[] };
+        let plan = Plan::of_flags(&flags).unwrap();
+        let responder = Responder::new(plan, Arc::new(Fragile), ServerMetrics::new("cluster.local"));
         for (name, expected) in [
             ("poison.default.svc.cluster.local.", ResponseCode::ServFail),
             ("other.default.svc.cluster.local.", ResponseCode::NXDomain),

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use client::{InformerFactory, plain_http};
 use futures_util::future::BoxFuture;
+use hickory_proto::op::Message;
 use nix::sys::socket::sockopt::ReusePort;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, bind, setsockopt, socket};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -16,12 +17,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::Config;
 use crate::answers::Answers;
+use crate::configuration::Configuration;
 use crate::datagrams::{self, Datagrams};
-use crate::forward::Forwarder;
 use crate::index::Informers;
-use crate::metrics::{ListenerMetrics, ServerMetrics, Transport};
+use crate::metrics::{Exchange, ListenerMetrics, ServerMetrics, Transport};
+use crate::plan::Plan;
 use crate::responder::{Reaction, Responder};
-use crate::zone::Zone;
 
 const MAX_CONNECTIONS: usize = 200;
 const IDLE: Duration = Duration::from_secs(10);
@@ -36,10 +37,11 @@ pub fn run(config: Config, stop: CancellationToken) -> BoxFuture<'static, anyhow
 async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
     let informers = InformerFactory::new(config.client.clone());
     let index = Arc::new(Informers::new(&informers));
+    let of = |(namespace, name): &(String, String)| Configuration::new(&config.client, &informers, namespace, name);
+    let configuration = config.corefile.as_ref().map(of);
     informers.start(stop.child_token());
-    let zone = Zone::new(&config.domain, config.ttl, &config.ranges).map_err(anyhow::Error::msg)?;
-    let forwarder = Forwarder::new(&config.upstreams, &config.stub_domains, &config.listen);
-    let responder = Arc::new(Responder::new(zone, index.clone(), forwarder, ServerMetrics::new(&config.domain)));
+    let plan = Plan::of_flags(&config.flags()).map_err(anyhow::Error::msg)?;
+    let responder = Arc::new(Responder::new(plan, index.clone(), ServerMetrics::new(&config.domain)));
     let mut tasks = JoinSet::new();
     for address in [config.health_bind_address, config.metrics_bind_address].into_iter().flatten() {
         let listener = TcpListener::bind(address).await.with_context(|| format!("listening on {address}"))?;
@@ -53,9 +55,18 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
         }));
     }
     // An empty index would deny names that exist: nobody is answered before it is full.
+    let until_ready = async {
+        index.synced().await;
+        if let Some(configuration) = &configuration {
+            configuration.first(&config, &responder, &index, &stop).await;
+        }
+    };
     tokio::select! {
-        () = index.synced() => {}
+        () = until_ready => {}
         () = stop.cancelled() => return Ok(()),
+    }
+    if let Some(configuration) = configuration {
+        tasks.spawn(configuration.follow(config.clone(), responder.clone(), index.clone(), stop.child_token()));
     }
     let sockets = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_SOCKETS);
     for address in &config.listen {
@@ -117,13 +128,19 @@ async fn serve_udp(
         let generation = index.generation();
         datagrams.answer_each(|packet, client, bytes| {
             let length = packet.len();
+            let took = |exchange: Exchange, answer: &[u8]| {
+                metrics.count(exchange, length, answer.len(), began.elapsed());
+                if exchange.is_logged {
+                    log(packet, datagrams::address_of(client), "udp", answer, began.elapsed());
+                }
+            };
             if let Some(exchange) = answers.get(generation, packet, bytes) {
-                metrics.count(exchange, length, bytes.len(), began.elapsed());
+                took(exchange, bytes);
                 return true;
             }
             match responder.react(packet, true) {
                 Reaction::Answer(answer) => {
-                    metrics.count(answer.exchange, length, answer.bytes.len(), began.elapsed());
+                    took(answer.exchange, &answer.bytes);
                     if answer.is_fixed {
                         answers.put(generation, packet, &answer.bytes, answer.exchange);
                     }
@@ -133,10 +150,14 @@ async fn serve_udp(
                 Reaction::Forward(pending) => {
                     let (responder, socket, metrics) = (responder.clone(), socket.clone(), metrics.clone());
                     let client = datagrams::address_of(client);
+                    let packet = packet.to_vec();
                     forwards.spawn(async move {
                         if let (Reaction::Answer(answer), Some(client)) = (responder.forward(*pending).await, client) {
                             send(&socket, &answer.bytes, client).await;
                             metrics.count(answer.exchange, length, answer.bytes.len(), began.elapsed());
+                            if answer.exchange.is_logged {
+                                log(&packet, Some(client), "udp", &answer.bytes, began.elapsed());
+                            }
                         }
                     });
                     false
@@ -146,6 +167,38 @@ async fn serve_udp(
         });
         datagrams.send(&socket).await;
     }
+}
+
+/// A line as CoreDNS writes it.
+fn log(packet: &[u8], client: Option<SocketAddr>, transport: &str, answer: &[u8], took: Duration) {
+    let (Ok(request), Ok(response)) = (Message::from_vec(packet), Message::from_vec(answer)) else { return };
+    let Some(question) = request.queries.first() else { return };
+    let client = client.map_or("-".to_owned(), |client| client.to_string());
+    let metadata = &response.metadata;
+    let flags = [
+        ("aa", metadata.authoritative),
+        ("tc", metadata.truncation),
+        ("rd", metadata.recursion_desired),
+        ("ra", metadata.recursion_available),
+        ("ad", metadata.authentic_data),
+        ("cd", metadata.checking_disabled),
+    ];
+    let flags: Vec<&str> =
+        ["qr"].into_iter().chain(flags.into_iter().filter(|flag| flag.1).map(|flag| flag.0)).collect();
+    let edns = request.edns.as_ref();
+    tracing::info!(
+        "{client} - {} \"{} IN {} {transport} {} {} {}\" {} {} {} {:.9}s",
+        request.metadata.id,
+        question.query_type(),
+        question.name(),
+        packet.len(),
+        edns.is_some_and(|edns| edns.flags().dnssec_ok),
+        edns.map_or(512, |edns| edns.max_payload()),
+        format!("{:?}", metadata.response_code).to_uppercase(),
+        flags.join(","),
+        answer.len(),
+        took.as_secs_f64(),
+    );
 }
 
 async fn send(socket: &UdpSocket, bytes: &[u8], client: SocketAddr) {
@@ -187,5 +240,8 @@ async fn converse(responder: &Responder, metrics: &ListenerMetrics, mut stream: 
         framed.extend_from_slice(&answer.bytes);
         tokio::time::timeout(IDLE, stream.write_all(&framed)).await??;
         metrics.count(answer.exchange, packet.len(), answer.bytes.len(), began.elapsed());
+        if answer.exchange.is_logged {
+            log(&packet, stream.peer_addr().ok(), "tcp", &answer.bytes, began.elapsed());
+        }
     }
 }

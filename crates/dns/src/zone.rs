@@ -11,6 +11,7 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::rdata::{A, AAAA, CNAME, NS, PTR, SOA, SRV, TXT};
@@ -18,16 +19,18 @@ use hickory_proto::rr::{Name, RData, Record, RecordType};
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 
+use crate::corefile::{NameOptions, Pods};
 use crate::index::{Index, cluster_ips, service_key};
 
 const SCHEMA_VERSION: &str = "1.1.0";
 /// How long a missing name is missing: short, since clients ask for services as they are made.
 const NEGATIVE_TTL: u32 = 5;
+const MAX_LABEL: usize = 63;
 
 pub(crate) struct Zone {
     domain: Name,
     labels: Vec<String>,
-    ttl: u32,
+    options: NameOptions,
     ranges: Vec<(IpAddr, u8)>,
 }
 
@@ -48,12 +51,19 @@ pub(crate) enum Outcome {
     },
     /// Not a name of ours.
     Elsewhere,
+    /// Said by whoever wrote the configuration.
+    Composed {
+        code: ResponseCode,
+        answers: Vec<Record>,
+        additionals: Vec<Record>,
+        authorities: Vec<Record>,
+    },
+    /// Nothing but a code.
+    Failed(ResponseCode),
 }
 
 impl Zone {
-    pub(crate) fn new(domain: &str, ttl: u32, ranges: &[String]) -> Result<Self, String> {
-        let text = format!("{}.", domain.trim_matches('.').to_ascii_lowercase());
-        let domain = Name::from_ascii(&text).map_err(|error| format!("invalid domain {text:?}: {error}"))?;
+    pub(crate) fn new(domain: Name, options: NameOptions, ranges: &[String]) -> Self {
         let ranges = ranges
             .iter()
             .filter_map(|range| {
@@ -61,7 +71,54 @@ impl Zone {
                 Some((addr.parse().ok()?, prefix.parse().ok()?))
             })
             .collect();
-        Ok(Self { labels: labels(&domain), domain, ttl, ranges })
+        Self { labels: labels(&domain), domain, options, ranges }
+    }
+
+    /// Whether a name is in the domain.
+    pub(crate) fn has(&self, name: &Name) -> bool {
+        self.domain.zone_of(name)
+    }
+
+    pub(crate) fn needs_pods(&self) -> bool {
+        self.options.pods == Pods::Verified
+    }
+
+    /// Whether names of this namespace are answered.
+    fn has_namespace(&self, index: &dyn Index, namespace: &str) -> bool {
+        self.shows(namespace) && index.has_namespace(namespace)
+    }
+
+    fn shows(&self, namespace: &str) -> bool {
+        self.options.namespaces.is_empty() || self.options.namespaces.iter().any(|shown| shown == namespace)
+    }
+
+    fn find_service(&self, index: &dyn Index, namespace: &str, name: &str) -> Option<Arc<Service>> {
+        let service = index.service(namespace, name).filter(|_| self.shows(namespace))?;
+        let is_external = service.spec.as_ref().is_some_and(|spec| spec.type_.as_deref() == Some("ExternalName"));
+        let has_ready = || {
+            let slices = index.slices(namespace, name);
+            slices.iter().any(|slice| slice.endpoints.iter().flatten().any(is_ready))
+        };
+        (!self.options.ignores_empty_services || is_external || has_ready()).then_some(service)
+    }
+
+    /// The slices of a service whose endpoints have names.
+    fn find_slices(&self, index: &dyn Index, namespace: &str, service: &str) -> Vec<Arc<EndpointSlice>> {
+        match self.options.without_endpoints || !self.shows(namespace) {
+            true => Vec::new(),
+            false => index.slices(namespace, service),
+        }
+    }
+
+    /// What an endpoint is called: its hostname, its pod's name where that is asked for, or its address with dashes.
+    fn endpoint_host(&self, endpoint: &Endpoint) -> Option<String> {
+        let hostname = endpoint.hostname.as_deref().filter(|hostname| !hostname.is_empty());
+        let pod = endpoint.target_ref.as_ref().and_then(|target| target.name.as_deref());
+        let pod = pod.filter(|name| self.options.endpoint_pod_names && name.len() <= MAX_LABEL);
+        match hostname.or(pod) {
+            Some(name) => Some(name.to_ascii_lowercase()),
+            None => endpoint.addresses.first().map(|addr| addr.replace(['.', ':'], "-")),
+        }
     }
 
     pub(crate) fn answer(&self, index: &dyn Index, name: &Name, kind: RecordType) -> Outcome {
@@ -81,12 +138,12 @@ impl Zone {
             },
             ["ns", "dns"] => self.name_server(index, name, kind),
             ["dns"] | ["svc"] | ["pod"] => Outcome::NoData,
-            [namespace, "svc" | "pod"] => exists(index.has_namespace(namespace)),
+            [namespace, "svc" | "pod"] => exists(self.has_namespace(index, namespace)),
             [address, namespace, "pod"] => self.pod(index, name, kind, address, namespace),
             [service, namespace, "svc"] => self.service(index, name, kind, service, namespace, None),
             [host, service, namespace, "svc"] => match host.strip_prefix('_') {
                 // `_tcp.<service>…` alone: there are names below it.
-                Some(_) => exists(index.service(namespace, service).is_some()),
+                Some(_) => exists(self.find_service(index, namespace, service).is_some()),
                 None => self.host(index, name, kind, host, service, namespace),
             },
             [port, protocol, service, namespace, "svc"] => match (port.strip_prefix('_'), protocol.strip_prefix('_')) {
@@ -128,9 +185,17 @@ impl Zone {
     }
 
     fn pod(&self, index: &dyn Index, name: &Name, kind: RecordType, address: &str, namespace: &str) -> Outcome {
-        match (undash(address), index.has_namespace(namespace)) {
-            (Some(addr), true) => self.addresses(name, kind, &[addr]),
-            _ => Outcome::NoSuchName,
+        let Some(addr) = undash(address).filter(|_| self.has_namespace(index, namespace)) else {
+            return Outcome::NoSuchName;
+        };
+        let is_known = match self.options.pods {
+            Pods::Disabled => false,
+            Pods::Insecure => true,
+            Pods::Verified => index.has_pod(namespace, addr),
+        };
+        match is_known {
+            true => self.addresses(name, kind, &[addr]),
+            false => Outcome::NoSuchName,
         }
     }
 
@@ -143,7 +208,7 @@ impl Zone {
         namespace: &str,
         port: Option<(&str, &str)>,
     ) -> Outcome {
-        let Some(object) = index.service(namespace, service) else { return Outcome::NoSuchName };
+        let Some(object) = self.find_service(index, namespace, service) else { return Outcome::NoSuchName };
         let Some(spec) = &object.spec else { return Outcome::NoSuchName };
         if spec.type_.as_deref() == Some("ExternalName") {
             return match port {
@@ -156,10 +221,10 @@ impl Zone {
         // (port, target, addresses of the target)
         let mut targets: Vec<(u16, Name, Vec<IpAddr>)> = Vec::new();
         if own.is_empty() {
-            let slices = index.slices(namespace, service);
+            let slices = self.find_slices(index, namespace, service);
             for slice in &slices {
                 for endpoint in slice.endpoints.iter().flatten().filter(|endpoint| is_ready(endpoint)) {
-                    let Some(target) = endpoint_host(endpoint).and_then(|host| full(&format!("{host}."))) else {
+                    let Some(target) = self.endpoint_host(endpoint).and_then(|host| full(&format!("{host}."))) else {
                         continue;
                     };
                     let addresses = endpoint_addresses(endpoint);
@@ -213,12 +278,12 @@ impl Zone {
         let weight = (100 / targets.len().max(1)).max(1) as u16;
         for (port, target, addresses) in targets.into_iter().filter(|(port, _, _)| *port > 0) {
             let srv = RData::SRV(SRV::new(0, weight, port, target.clone()));
-            let record = Record::from_rdata(name.clone(), self.ttl, srv);
+            let record = Record::from_rdata(name.clone(), self.options.ttl, srv);
             if !answers.contains(&record) {
                 answers.push(record);
             }
             for addr in addresses {
-                let record = Record::from_rdata(target.clone(), self.ttl, address_data(addr));
+                let record = Record::from_rdata(target.clone(), self.options.ttl, address_data(addr));
                 if !additionals.contains(&record) {
                     additionals.push(record);
                 }
@@ -240,10 +305,10 @@ impl Zone {
         service: &str,
         namespace: &str,
     ) -> Outcome {
-        let slices = index.slices(namespace, service);
+        let slices = self.find_slices(index, namespace, service);
         let endpoints = slices.iter().flat_map(|slice| slice.endpoints.iter().flatten());
         let addresses: BTreeSet<IpAddr> = endpoints
-            .filter(|endpoint| is_ready(endpoint) && endpoint_host(endpoint).as_deref() == Some(host))
+            .filter(|endpoint| is_ready(endpoint) && self.endpoint_host(endpoint).as_deref() == Some(host))
             .flat_map(endpoint_addresses)
             .collect();
         match addresses.is_empty() {
@@ -283,7 +348,7 @@ impl Zone {
         endpoints
             .filter(|endpoint| is_headless || endpoint.hostname.is_some())
             .filter(|endpoint| endpoint_addresses(endpoint).contains(&addr))
-            .filter_map(endpoint_host)
+            .filter_map(|endpoint| self.endpoint_host(endpoint))
             .map(|host| format!("{host}.{service}.{namespace}.svc.{}", self.domain))
             .collect()
     }
@@ -292,7 +357,7 @@ impl Zone {
         // A name that is an address is no name: upstream's servers answer with it as a label, which helps nobody.
         match Name::from_ascii(format!("{}.", target.trim_end_matches('.'))) {
             Ok(target) if !target.is_root() => {
-                let record = Record::from_rdata(name.clone(), self.ttl, RData::CNAME(CNAME(target.clone())));
+                let record = Record::from_rdata(name.clone(), self.options.ttl, RData::CNAME(CNAME(target.clone())));
                 Outcome::Alias { answers: vec![record], target }
             }
             _ => Outcome::NoData,
@@ -314,7 +379,7 @@ impl Zone {
     }
 
     fn records(&self, name: &Name, data: Vec<RData>) -> Outcome {
-        let answers = data.into_iter().map(|data| Record::from_rdata(name.clone(), self.ttl, data)).collect();
+        let answers = data.into_iter().map(|data| Record::from_rdata(name.clone(), self.options.ttl, data)).collect();
         Outcome::Records { answers, additionals: Vec::new() }
     }
 }
@@ -324,6 +389,7 @@ impl Outcome {
         match self {
             Self::NoSuchName => ResponseCode::NXDomain,
             Self::Elsewhere => ResponseCode::Refused,
+            Self::Composed { code, .. } | Self::Failed(code) => *code,
             _ => ResponseCode::NoError,
         }
     }
@@ -334,11 +400,11 @@ fn exists(exists: bool) -> Outcome {
 }
 
 /// From the left, in lower case.
-fn labels(name: &Name) -> Vec<String> {
+pub(crate) fn labels(name: &Name) -> Vec<String> {
     name.iter().map(|label| String::from_utf8_lossy(label).to_ascii_lowercase()).collect()
 }
 
-fn address_data(addr: IpAddr) -> RData {
+pub(crate) fn address_data(addr: IpAddr) -> RData {
     match addr {
         IpAddr::V4(addr) => RData::A(A(addr)),
         IpAddr::V6(addr) => RData::AAAA(AAAA(addr)),
@@ -357,13 +423,6 @@ pub(crate) fn endpoint_addresses(endpoint: &Endpoint) -> Vec<IpAddr> {
     endpoint.addresses.iter().filter_map(|addr| addr.parse().ok()).collect()
 }
 
-fn endpoint_host(endpoint: &Endpoint) -> Option<String> {
-    match endpoint.hostname.as_deref().filter(|hostname| !hostname.is_empty()) {
-        Some(hostname) => Some(hostname.to_ascii_lowercase()),
-        None => endpoint.addresses.first().map(|addr| addr.replace(['.', ':'], "-")),
-    }
-}
-
 fn matches(wanted: Option<(&str, &str)>, name: Option<&str>, protocol: Option<&str>) -> bool {
     wanted.is_none_or(|(port, proto)| {
         name.unwrap_or_default().eq_ignore_ascii_case(port) && protocol.unwrap_or("TCP").eq_ignore_ascii_case(proto)
@@ -378,7 +437,7 @@ fn undash(text: &str) -> Option<IpAddr> {
     })
 }
 
-fn reverse_address(labels: &[String]) -> Option<IpAddr> {
+pub(crate) fn reverse_address(labels: &[String]) -> Option<IpAddr> {
     let parts: Vec<&str> = labels.iter().map(String::as_str).collect();
     match parts.as_slice() {
         [d, c, b, a, "in-addr", "arpa"] => {
@@ -409,8 +468,6 @@ fn is_within(addr: IpAddr, (range, prefix): (IpAddr, u8)) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use serde_json::{Value, json};
 
     use super::*;
@@ -431,6 +488,7 @@ mod tests {
         let http = json!([{"name": "http", "port": 80}, {"name": "dns", "port": 53, "protocol": "UDP"}]);
         Objects {
             namespaces: vec!["ns".into()],
+            pods: vec![("ns".into(), "10.42.0.2".parse().unwrap())],
             services: vec![
                 service(
                     "web",
@@ -447,7 +505,7 @@ mod tests {
                     json!([{"name": "pg", "port": 5432}]),
                     json!([
                         {"addresses": ["10.42.0.2"], "hostname": "db-0"},
-                        {"addresses": ["10.42.0.3"]},
+                        {"addresses": ["10.42.0.3"], "targetRef": {"kind": "Pod", "name": "db-pod"}},
                         {"addresses": ["10.42.0.4"], "conditions": {"ready": false}},
                     ]),
                 ),
@@ -456,13 +514,55 @@ mod tests {
     }
 
     fn ask(name: &str, kind: RecordType) -> String {
-        let zone = Zone::new("cluster.local", 30, &["10.42.0.0/16".into()]).unwrap();
+        ask_with(NameOptions { ttl: 30, pods: Pods::Insecure, ..NameOptions::default() }, name, kind)
+    }
+
+    fn ask_with(options: NameOptions, name: &str, kind: RecordType) -> String {
+        let domain = Name::from_ascii("cluster.local.").unwrap();
+        let zone = Zone::new(domain, options, &["10.42.0.0/16".into()]);
         match zone.answer(&index(), &Name::from_ascii(name).unwrap(), kind) {
             Outcome::Records { answers, .. } => {
                 answers.iter().map(|record| record.data.to_string()).collect::<Vec<_>>().join(" | ")
             }
             Outcome::Alias { target, .. } => format!("alias {target}"),
             other => format!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn options_change_what_has_a_name() {
+        use RecordType::{A, SRV};
+        let with = |change: fn(&mut NameOptions)| {
+            let mut options = NameOptions { pods: Pods::Insecure, ..NameOptions::default() };
+            change(&mut options);
+            options
+        };
+        let (web, db, pod) =
+            ("web.ns.svc.cluster.local.", "db.ns.svc.cluster.local.", "10-42-0-2.ns.pod.cluster.local.");
+        for (change, name, kind, expected) in [
+            ((|o| o.pods = Pods::Disabled) as fn(&mut NameOptions), pod, A, "NoSuchName"),
+            (|o| o.pods = Pods::Verified, pod, A, "10.42.0.2"),
+            (|o| o.pods = Pods::Verified, "10-42-0-9.ns.pod.cluster.local.", A, "NoSuchName"),
+            (|o| o.namespaces = vec!["ns".into()], web, A, "10.43.0.9"),
+            (|o| o.namespaces = vec!["other".into()], web, A, "NoSuchName"),
+            (|o| o.namespaces = vec!["other".into()], pod, A, "NoSuchName"),
+            (|o| o.namespaces = vec!["other".into()], "ns.svc.cluster.local.", A, "NoSuchName"),
+            (|o| o.without_endpoints = true, db, A, "NoData"),
+            (|o| o.without_endpoints = true, "db-0.db.ns.svc.cluster.local.", A, "NoSuchName"),
+            (|o| o.without_endpoints = true, web, A, "10.43.0.9"),
+            (|o| o.ignores_empty_services = true, "empty.ns.svc.cluster.local.", A, "NoSuchName"),
+            (|o| o.ignores_empty_services = true, web, A, "10.43.0.9"),
+            (|o| o.ignores_empty_services = true, "ext.ns.svc.cluster.local.", A, "alias foo.example.com."),
+            (|o| o.endpoint_pod_names = true, "db-pod.db.ns.svc.cluster.local.", A, "10.42.0.3"),
+            (|o| o.endpoint_pod_names = true, "db-0.db.ns.svc.cluster.local.", A, "10.42.0.2"),
+            (
+                |o| o.endpoint_pod_names = true,
+                "_pg._tcp.db.ns.svc.cluster.local.",
+                SRV,
+                "0 50 5432 db-0.db.ns.svc.cluster.local. | 0 50 5432 db-pod.db.ns.svc.cluster.local.",
+            ),
+        ] {
+            assert_eq!(ask_with(with(change), name, kind), expected, "{name}");
         }
     }
 

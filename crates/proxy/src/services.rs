@@ -63,7 +63,8 @@ pub(crate) struct ServicePort {
     pub(crate) cluster_ips: Vec<IpAddr>,
     pub(crate) external_ips: Vec<IpAddr>,
     pub(crate) load_balancer_ips: Vec<IpAddr>,
-    /// Empty: everyone may use the load balancer's addresses.
+    /// Whether only `source_ranges` may use the load balancer's addresses. Ranges of the other family alone allow nobody of this one.
+    pub(crate) is_limited: bool,
     pub(crate) source_ranges: Vec<String>,
     pub(crate) node_port: Option<u16>,
     /// Seconds a client stays with its endpoint.
@@ -153,6 +154,7 @@ pub(crate) fn ports(service: &Service, slices: &[impl AsRef<EndpointSlice>], nod
                 cluster_ips: of_family(&cluster_ips),
                 external_ips: of_family(&external_ips),
                 load_balancer_ips: of_family(&load_balancer_ips),
+                is_limited: spec.load_balancer_source_ranges.iter().flatten().any(|range| !range.trim().is_empty()),
                 source_ranges: without_nested(ranges.filter(|range| range.contains(':') == is_v6).collect()),
                 node_port: port.node_port.filter(|_| is_exposed).and_then(|p| u16::try_from(p).ok()).filter(|p| *p > 0),
                 affinity,
@@ -334,6 +336,22 @@ pub(crate) mod tests {
         ] {
             let ranges = ranges.into_iter().map(str::to_owned).collect();
             assert_eq!(without_nested(ranges), kept);
+        }
+    }
+
+    #[test]
+    fn security_ranges_of_one_family_open_nothing_in_the_other() {
+        for (ranges, expected) in [
+            (json!(null), [(false, 0), (false, 0)]),
+            (json!([]), [(false, 0), (false, 0)]),
+            (json!(["203.0.113.0/24"]), [(true, 1), (true, 0)]),
+            (json!(["203.0.113.0/24", " 2001:db8::/32 "]), [(true, 1), (true, 1)]),
+        ] {
+            let spec = json!({"clusterIPs": ["10.43.0.9", "fd43::9"], "type": "LoadBalancer",
+                "loadBalancerSourceRanges": ranges, "ports": [{"port": 80}]});
+            let ports = ports(&service("web", spec), &[] as &[Arc<EndpointSlice>], &node());
+            let seen: Vec<_> = ports.iter().map(|port| (port.is_limited, port.source_ranges.len())).collect();
+            assert_eq!(seen, expected, "{ranges}");
         }
     }
 

@@ -181,6 +181,7 @@ async fn settings(machine: &Machine, options: &Options, cluster: &Cluster, first
         images_dir: options.images_dir(),
         also_behind: Vec::new(),
         asks_for_certificate: true,
+        resolvers: None,
     })
 }
 

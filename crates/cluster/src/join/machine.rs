@@ -12,7 +12,7 @@ use super::membership::{Membership, bootstrap_kubeconfig, node_kubeconfig, serve
 use crate::balancer::Balancer;
 use crate::components::{Components, interrupted};
 use crate::lock::Lock;
-use crate::nodes::{Clients, Node, until_ready};
+use crate::nodes::{Clients, Node, start_dns, until_ready};
 use crate::options::Options;
 use crate::pki::{Pki, private_dir};
 use crate::progress::Progress;
@@ -88,15 +88,12 @@ async fn start(
     components: &mut Components,
 ) -> Result<()> {
     let settings = &member.settings;
-    let node = Node {
-        options,
-        settings,
-        pki: &Pki::open(&options.pki_dir()),
-        // A node may see what its proxy needs: one identity, one certificate to renew.
-        clients: Clients { kubelet: client.clone(), proxy: client.clone() },
-        pulls: None,
-    };
+    // A node may see what its proxy needs: one identity, one certificate to renew.
+    let clients = Clients { kubelet: client.clone(), proxy: client.clone() };
+    let pki = &Pki::open(&options.pki_dir());
+    let node = Node { options, settings, pki, clients: clients.clone(), pulls: None };
     let gateway = node.start(components).await?;
+    start_dns(settings, clients, gateway, components)?;
     progress.done("network", &format!("pods behind {gateway}"));
     components.until(until_ready(client, &settings.name)).await?;
     progress.ready();

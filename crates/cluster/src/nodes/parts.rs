@@ -3,7 +3,7 @@
 //! Order: the kubelet registers the node -> the controller manager gives it a pod range -> bridge and CNI configuration,
 //! which is what makes the runtime report its network ready -> the kubelet makes the node Ready.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
@@ -16,7 +16,7 @@ use crate::components::Components;
 use crate::options::Options;
 use crate::pki::Pki;
 use crate::shape::Shape;
-use crate::{network_policy, node_network};
+use crate::{dns_service, network_policy, node_network};
 
 /// What a node must know about itself and its cluster.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -34,6 +34,9 @@ pub(crate) struct Settings {
     pub also_behind: Vec<String>,
     /// Whether the kubelet asks the cluster for the certificate it serves with, or finds one among its keys.
     pub asks_for_certificate: bool,
+    /// Who is asked for names of elsewhere, if not the resolvers of this machine.
+    #[serde(default)]
+    pub resolvers: Option<Vec<SocketAddr>>,
 }
 
 /// What all nodes of a cluster must know about it; a machine that joins is told.
@@ -60,6 +63,7 @@ impl ClusterSettings {
 }
 
 /// Who a node's parts are to the API server.
+#[derive(Clone)]
 pub(crate) struct Clients {
     pub kubelet: Client,
     pub proxy: Client,
@@ -117,6 +121,23 @@ impl Node<'_> {
         components.supervise("routes", move |stop| routes::run(client.clone(), name.clone(), backend, stop));
         Ok(gateway)
     }
+}
+
+/// Starts the DNS server of a further node, for its own pods first.
+pub(crate) fn start_dns(
+    settings: &Settings,
+    clients: Clients,
+    gateway: IpAddr,
+    components: &mut Components,
+) -> Result<()> {
+    let mut config = dns_service::config(&settings.cluster, clients.proxy, gateway);
+    config.upstreams = match &settings.resolvers {
+        Some(resolvers) => resolvers.clone(),
+        None => dns::resolvers(Path::new("/etc/resolv.conf"))?,
+    };
+    let (node, name) = (clients.kubelet, settings.name.clone());
+    components.supervise("dns", move |stop| dns_service::run_on_node(config.clone(), node.clone(), name.clone(), stop));
+    Ok(())
 }
 
 /// The runtime's part of a node; also started alone, to take pods away.

@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::keys;
-use super::parts::{Node, Settings, runtime_config};
+use super::parts::{Node, Settings, runtime_config, start_dns};
 use crate::components::{Components, interrupted};
 use crate::lock::Lock;
 use crate::options::Options;
@@ -63,14 +63,16 @@ async fn start(options: &Options, host_network: Option<&Path>, components: &mut 
     let path = settings_file(options);
     let settings: Settings = serde_json::from_slice(&fs::read(&path).with_context(|| path.display().to_string())?)?;
     let pulls = host_network.map(Pulls::through).transpose()?;
+    let clients = keys::clients(&options.data_dir)?;
     let node = Node {
         options,
         settings: &settings,
         pki: &Pki::open(&options.pki_dir()),
-        clients: keys::clients(&options.data_dir)?,
+        clients: clients.clone(),
         pulls: pulls.as_ref().map(Pulls::handle),
     };
-    node.start(components).await?;
+    let gateway = node.start(components).await?;
+    start_dns(&settings, clients, gateway, components)?;
     if let Some(pulls) = pulls {
         let stop = components.stop.clone();
         components.spawn("pulls", async move {

@@ -4,7 +4,7 @@
 //! an attempt has failed. A node's process that survived the cluster's is taken over, not started again.
 
 use std::collections::HashSet;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -41,6 +41,8 @@ pub(crate) struct Supervisor {
     pub admin: Client,
     /// The node in this process.
     pub first_node: IpAddr,
+    /// That node's DNS server, which reaches the machine's resolvers.
+    pub dns: SocketAddr,
 }
 
 impl Supervisor {
@@ -172,6 +174,7 @@ impl Supervisor {
             images_dir: self.cluster.images_dir(),
             also_behind: Vec::new(),
             asks_for_certificate: false,
+            resolvers: Some(vec![self.dns]),
         };
         write_private(&settings_file(&options), &serde_json::to_vec_pretty(&settings)?)
     }

@@ -16,6 +16,7 @@ use client::{Event, Informer};
 use k8s_openapi::api::core::v1::{Pod, Service, ServicePort, ServiceSpec};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
+pub(crate) use self::slice_plan::SERVICE_NAME;
 use crate::controller::Context;
 use crate::pods;
 

@@ -131,6 +131,7 @@ fn with_server(test: impl FnOnce(&FakeApi) + Send + 'static) {
         config.stub_domains = vec![("corp.test".into(), vec![corp]), ("lab.corp.test".into(), vec![lab])];
         config.health_bind_address = Some("127.0.0.1:8181".parse().unwrap());
         config.metrics_bind_address = Some("127.0.0.1:9153".parse().unwrap());
+        config.corefile = Some(("kube-system".into(), "coredns".into()));
         config.ranges = vec!["10.42.0.0/16".into(), "10.43.0.0/16".into()];
         let stop = CancellationToken::new();
         let stopped = stop.clone();
@@ -236,6 +237,99 @@ fn resolvers_find_short_names() {
             let answer = run("unshare", &["--mount", "sh", "-c", &format!("{mount} && {command}")]);
             assert!(answer.contains(expected), "{command}: {answer}");
         }
+    });
+}
+
+/// Asks until the answer is the expected one.
+fn until_short(question: &str, expected: &str) {
+    let deadline = Instant::now() + DEADLINE;
+    while short(question) != expected {
+        assert!(Instant::now() < deadline, "{question}: {}, not {expected}", short(question));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_corefile_says_how_names_are_answered() {
+    with_server(|api| {
+        let put = |corefile: &str| {
+            let mut map = named("ConfigMap", "coredns", json!({}));
+            map["metadata"]["namespace"] = json!("kube-system");
+            map["data"] = json!({"Corefile": corefile, "NodeHosts": "192.0.2.20 node-1\n"});
+            api.put("configmaps", map);
+        };
+        let lab = resolver_of("www.lab.test.", [203, 0, 113]);
+        put(&format!(
+            r#"
+            .:53 {{
+                errors
+                log
+                hosts /etc/coredns/NodeHosts {{
+                    192.0.2.21 host.test
+                    fallthrough
+                }}
+                rewrite name suffix .corp.example .svc.cluster.local
+                rewrite name lab.example www.lab.test
+                template IN A ip.test {{
+                    match "^ip-(?P<a>[0-9]+)-(?P<b>[0-9]+)[.]ip[.]test[.]$"
+                    answer "{{{{ .Name }}}} 60 IN A 192.0.{{{{ .Group.a }}}}.{{{{ .Group.b }}}}"
+                }}
+                kubernetes cluster.local in-addr.arpa ip6.arpa {{
+                    pods verified
+                    ttl 7
+                    fallthrough in-addr.arpa ip6.arpa
+                }}
+                forward lab.test {lab}
+                forward . /etc/resolv.conf
+                cache 30
+                loadbalance
+            }}
+            closed.test {{
+                errors
+            }}"#
+        ));
+        let mut pod = named("Pod", "p", json!({}));
+        pod["status"] = json!({"podIPs": [{"ip": "10.42.0.2"}]});
+        api.put("pods", pod);
+        until_short("host.test A", "192.0.2.21");
+        until_short("10-42-0-2.ns.pod.cluster.local A", "10.42.0.2");
+        for transport in ["+notcp", "+tcp"] {
+            for (question, expected) in [
+                ("node-1 A", "192.0.2.20"),
+                ("-x 192.0.2.20", "node-1."),
+                ("ip-2-77.ip.test A", "192.0.2.77"),
+                ("web.ns.corp.example A", "10.43.0.9"),
+                ("lab.example A", "203.0.113.1"),
+                ("web.ns.svc.cluster.local A", "10.43.0.9"),
+                ("10-42-0-9.ns.pod.cluster.local A", ""),
+                ("www.corp.test A", ""),
+                ("foo.example.com A", "192.0.2.1"),
+            ] {
+                assert_eq!(short(&format!("{transport} {question}")), expected, "{transport} {question}");
+            }
+        }
+        // Answers are told under the name that was asked for, by our own rules.
+        let answer = dig("+noall +answer Lab.Example A");
+        assert_eq!(answer.split_whitespace().next(), Some("Lab.Example."), "{answer}");
+        let answer = dig("+noall +answer web.ns.corp.example A");
+        assert_eq!(answer.split_whitespace().take(2).collect::<Vec<_>>(), ["web.ns.corp.example.", "7"], "{answer}");
+        assert!(dig("x.closed.test A").contains("status: REFUSED"));
+        // One that cannot be used changes nothing, and one after it is used again.
+        put(". {\n whoami\n}");
+        let failed = || run("curl", &["-s", "http://127.0.0.1:9153/metrics"]).contains("coredns_reload_failed_total 1");
+        let deadline = Instant::now() + DEADLINE;
+        while !failed() {
+            assert!(Instant::now() < deadline, "nobody has told of the Corefile that cannot be used");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert_eq!(short("host.test A"), "192.0.2.21");
+        put(". {\n hosts {\n 192.0.2.22 host.test\n }\n}");
+        until_short("host.test A", "192.0.2.22");
+        assert!(dig("other.test A").contains("status: SERVFAIL"));
+        // Without any, flags hold.
+        api.delete("configmaps", "coredns");
+        until_short("www.corp.test A", "198.51.100.1");
+        assert_eq!(short("10-42-0-9.ns.pod.cluster.local A"), "10.42.0.9");
     });
 }
 

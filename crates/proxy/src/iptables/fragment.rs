@@ -106,7 +106,7 @@ impl Builder<'_> {
         self.part.chains.insert(entry.clone(), rules);
 
         let is_silent = port.external_local && port.local.is_empty();
-        let limit = (!port.source_ranges.is_empty()).then(|| self.limit(&entry));
+        let limit = port.is_limited.then(|| self.limit(&entry));
         for (i, matching) in outside.into_iter().enumerate() {
             let is_limited = i >= port.external_ips.len();
             match limit.as_ref().filter(|_| is_limited) {

@@ -86,7 +86,7 @@ impl Builder<'_> {
             self.external(By::Address(*addr), false);
         }
         for addr in &port.load_balancer_ips {
-            self.external(By::Address(*addr), !port.source_ranges.is_empty());
+            self.external(By::Address(*addr), port.is_limited);
         }
         if let Some(number) = port.node_port {
             self.external(By::NodePort(number), false);

@@ -111,6 +111,12 @@ impl Strategy for ServiceStrategy {
         if !is_external(new) && is_external(old) && new.external_traffic_policy == old.external_traffic_policy {
             new.external_traffic_policy = None;
         }
+        if !needs_health_check(new)
+            && needs_health_check(old)
+            && new.health_check_node_port == old.health_check_node_port
+        {
+            new.health_check_node_port = None;
+        }
         if or_empty(&new.type_) != "LoadBalancer" && or_empty(&old.type_) == "LoadBalancer" {
             if new.allocate_load_balancer_node_ports == old.allocate_load_balancer_node_ports {
                 new.allocate_load_balancer_node_ports = None;
@@ -233,6 +239,11 @@ fn is_external(spec: &ServiceSpec) -> bool {
         "ClusterIP" => !items(&spec.external_ips).is_empty(),
         _ => false,
     }
+}
+
+/// Whether a load balancer asks the nodes of the service which of them have endpoints.
+fn needs_health_check(spec: &ServiceSpec) -> bool {
+    or_empty(&spec.type_) == "LoadBalancer" && or_empty(&spec.external_traffic_policy) == "Local"
 }
 
 fn has_node_ports(spec: &ServiceSpec) -> bool {
@@ -396,9 +407,8 @@ fn policies(errors: &mut FieldErrors, path: &Path<'_>, spec: &ServiceSpec) {
     } else if let Some(policy) = text(&spec.external_traffic_policy) {
         errors.invalid(external_path, policy, "may only be set for externally-accessible services");
     }
-    let needs_check = kind == "LoadBalancer" && spec.external_traffic_policy.as_deref() == Some("Local");
     if let Some(port) = spec.health_check_node_port.filter(|&port| port != 0)
-        && !needs_check
+        && !needs_health_check(spec)
     {
         errors.invalid(
             path.child("healthCheckNodePort"),
@@ -501,6 +511,14 @@ mod tests {
         let call = Call { user: &user, now: Timestamp::UNIX_EPOCH };
         ServiceStrategy.prepare_for_update(&call, &mut new, &old);
         assert_eq!(new.spec, old.spec);
+        // A port for health checks that is only carried along goes with what needed it; one that is asked for is an error.
+        let local = json!({"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 30001,
+            "ports": [{"port": 80}]});
+        for (port, expected) in [(30001, None), (30002, Some(30002))] {
+            let mut new = service(json!({"type": "ClusterIP", "healthCheckNodePort": port, "ports": [{"port": 80}]}));
+            ServiceStrategy.prepare_for_update(&call, &mut new, &service(local.clone()));
+            assert_eq!(new.spec.unwrap().health_check_node_port, expected);
+        }
         let moved = service(
             json!({"clusterIP": "10.43.0.8", "clusterIPs": ["10.43.0.8"], "type": "NodePort", "ports": [{"port": 80}]}),
         );

@@ -1,0 +1,171 @@
+//! Service load balancer: a `type: LoadBalancer` Service is given the addresses of the nodes, where the proxy answers for it.
+
+mod plan;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use client::{Client, Event, EventRecorder, Informer};
+use futures_util::future::BoxFuture;
+use k8s_openapi::api::core::v1::{LoadBalancerStatus, Node, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::networking::v1::Ingress;
+
+use crate::controller::{Context, Outcome, Reconcile, Requeue};
+use crate::endpoints::SERVICE_NAME;
+use crate::pods;
+
+/// What load balancers must leave to others.
+#[derive(Debug, Clone)]
+pub struct LoadBalancing {
+    /// Ports of the nodes' addresses at which the nodes themselves answer.
+    pub reserved_ports: BTreeSet<u16>,
+    /// Ports of Ingresses, without and with TLS, if the cluster's gateway serves them at an address of a node.
+    pub gateway_ports: Option<(u16, u16)>,
+}
+
+impl Default for LoadBalancing {
+    /// The ports of an API server and a kubelet.
+    fn default() -> Self {
+        Self { reserved_ports: [6443, 10250].into(), gateway_ports: None }
+    }
+}
+
+struct Controller {
+    client: Client,
+    recorder: EventRecorder,
+    settings: LoadBalancing,
+    services: Informer<Service>,
+    nodes: Informer<Node>,
+    slices: Informer<EndpointSlice>,
+    ingresses: Informer<Ingress>,
+}
+
+pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
+    let services = {
+        let source = context.informer::<Service>();
+        let (all, queue) = (source.shared(), context.queue.clone());
+        source.wakes(move |event| {
+            queue.add(pods::key(&**event.object()));
+            // A port that is free again may be what another waits for.
+            if gives_up_ports(event) {
+                waiting(&all).for_each(|key| queue.add(key));
+            }
+        })
+    };
+    let nodes = {
+        let services = services.clone();
+        context.on::<Node, _>(move |event| match event {
+            Event::Modified { old, new } if plan::facts(old) == plan::facts(new) => Vec::new(),
+            _ => balanced(&services).map(|service| pods::key(&*service)).collect(),
+        })
+    };
+    let slices = {
+        let services = services.clone();
+        context.on::<EndpointSlice, _>(move |event| {
+            let key = service_of(event.object());
+            key.filter(|key| {
+                services.get(key).is_some_and(|service| plan::is_wanted(&service) && plan::is_local(&service))
+            })
+        })
+    };
+    let ingresses = {
+        let services = services.clone();
+        context.on::<Ingress, _>(move |_| waiting(&services).collect::<Vec<_>>())
+    };
+    Arc::new(Controller {
+        client: context.client.clone(),
+        recorder: context.recorder.clone(),
+        settings: context.config.load_balancing.clone(),
+        services,
+        nodes,
+        slices,
+        ingresses,
+    })
+}
+
+fn balanced(services: &Informer<Service>) -> impl Iterator<Item = Arc<Service>> + use<> {
+    services.list().into_iter().filter(|service| plan::is_wanted(service))
+}
+
+/// The keys of services that have no addresses yet.
+fn waiting(services: &Informer<Service>) -> impl Iterator<Item = String> + use<> {
+    balanced(services).filter(|service| !plan::has_addresses(service)).map(|service| pods::key(&*service))
+}
+
+fn gives_up_ports(event: &Event<Service>) -> bool {
+    let held = |service: &Service| match plan::is_wanted(service) {
+        true => plan::claims(service),
+        false => BTreeSet::new(),
+    };
+    match event {
+        Event::Added(_) => false,
+        Event::Modified { old, new } => {
+            !held(old).is_subset(&held(new)) || (plan::has_addresses(old) && !plan::has_addresses(new))
+        }
+        Event::Deleted(old) => !held(old).is_empty(),
+    }
+}
+
+/// The key of the service that a slice belongs to.
+fn service_of(slice: &EndpointSlice) -> Option<String> {
+    let name = slice.metadata.labels.as_ref()?.get(SERVICE_NAME)?;
+    Some(format!("{}/{name}", slice.metadata.namespace.as_deref().unwrap_or_default()))
+}
+
+impl Controller {
+    /// The status that the service is to have, or why it cannot be served.
+    fn wanted(&self, service: &Service, key: &str) -> Result<LoadBalancerStatus, String> {
+        let ingresses = self.ingresses.list();
+        let gateway = self.settings.gateway_ports;
+        let reserved = plan::Reserved {
+            ports: self.settings.reserved_ports.clone(),
+            gateway: gateway
+                .map(|ports| plan::gateway_ports(ports, ingresses.iter().map(|ingress| &**ingress)))
+                .unwrap_or_default(),
+        };
+        let services = self.services.list();
+        if let Some(refusal) = plan::refusal(service, services.iter().map(|service| &**service), &reserved) {
+            return Err(refusal);
+        }
+        let (nodes, slices) =
+            (self.nodes.list(), if plan::is_local(service) { self.slices.list() } else { Vec::new() });
+        let own = slices.iter().filter(|slice| service_of(slice).as_deref() == Some(key));
+        Ok(plan::status(service, nodes.iter().map(|node| &**node), own.map(|slice| &**slice)))
+    }
+}
+
+impl Reconcile for Controller {
+    fn reconcile<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Outcome> {
+        Box::pin(async move {
+            let Some(service) = self.services.get(key) else { return Ok(Requeue::Never) };
+            if !plan::is_ours(&service) {
+                return Ok(Requeue::Never);
+            }
+            let is_wanted = plan::is_wanted(&service);
+            let mut refusal = None;
+            let wanted = match is_wanted {
+                true => self.wanted(&service, key).unwrap_or_else(|why| {
+                    refusal = Some(why);
+                    LoadBalancerStatus::default()
+                }),
+                false => LoadBalancerStatus::default(),
+            };
+            let present = service.status.as_ref().and_then(|status| status.load_balancer.clone()).unwrap_or_default();
+            let is_served = wanted.ingress.is_some();
+            if present != wanted {
+                let mut changed = Service::clone(&service);
+                changed.status.get_or_insert_default().load_balancer = Some(wanted);
+                self.client.all::<Service>().update_status(&changed).await?;
+                if is_served {
+                    self.recorder.normal(&client::reference(&*service), "EnsuredLoadBalancer", "Ensured load balancer");
+                }
+            }
+            if let Some(refusal) = refusal {
+                let message = format!("Error syncing load balancer: failed to ensure load balancer: {refusal}");
+                self.recorder.warning(&client::reference(&*service), "SyncLoadBalancerFailed", &message);
+            }
+            Ok(Requeue::Never)
+        })
+    }
+}

@@ -1,0 +1,354 @@
+//! Which addresses a load balancer has. Pure.
+//!
+//! The addresses are those of nodes, so services share them: a port of a node's address is held by one service only, and never
+//! by one if the node itself or the cluster's gateway answers there.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1::{LoadBalancerIngress, LoadBalancerStatus, Node, NodeSpec, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::networking::v1::Ingress;
+
+use crate::pods;
+
+/// The class of our own load balancers, for services that ask for it by name.
+pub(super) const CLASS: &str = "cox.dev/node-addresses";
+const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
+const LEAVING: &str = "ToBeDeletedByClusterAutoscaler";
+
+/// A port of the nodes' addresses: of IPv6, its protocol, its number.
+pub(super) type Claim = (bool, String, i32);
+
+/// Whose ports are not for services.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Reserved {
+    /// Of the nodes: the API server's, the kubelet's.
+    pub(super) ports: BTreeSet<u16>,
+    /// The gateway's, while it serves Ingresses.
+    pub(super) gateway: BTreeSet<u16>,
+}
+
+/// Whether the service asks for a load balancer, and for none of another implementation.
+pub(super) fn is_wanted(service: &Service) -> bool {
+    service.spec.as_ref().is_some_and(|spec| spec.type_.as_deref() == Some("LoadBalancer"))
+        && is_ours(service)
+        && service.metadata.deletion_timestamp.is_none()
+}
+
+/// Services of another class belong to another implementation, whatever their type became.
+pub(super) fn is_ours(service: &Service) -> bool {
+    let class = service.spec.as_ref().and_then(|spec| spec.load_balancer_class.as_deref());
+    class.is_none_or(|class| class == CLASS)
+}
+
+pub(super) fn is_local(service: &Service) -> bool {
+    service.spec.as_ref().is_some_and(|spec| spec.external_traffic_policy.as_deref() == Some("Local"))
+}
+
+/// What the status of a wanted load balancer is to be. Under a Local policy only nodes with a ready endpoint take part: others
+/// would drop what they are sent.
+pub(super) fn status<'a>(
+    service: &Service,
+    nodes: impl Iterator<Item = &'a Node> + Clone,
+    slices: impl Iterator<Item = &'a EndpointSlice>,
+) -> LoadBalancerStatus {
+    let serving = is_local(service).then(|| nodes_with_endpoints(slices));
+    let takes_part = |node: &&Node| {
+        let name = node.metadata.name.as_deref().unwrap_or_default();
+        !is_excluded(node) && serving.as_ref().is_none_or(|serving| serving.contains(name))
+    };
+    let candidates = nodes.filter(takes_part);
+    // If none is ready, that says more about who looks than about all of them.
+    let any_ready = candidates.clone().any(is_ready);
+    let chosen: Vec<&Node> = candidates.filter(|node| !any_ready || is_ready(node)).collect();
+    let mut ingress = Vec::new();
+    for is_v6 in families(service) {
+        let addresses: BTreeSet<IpAddr> = chosen.iter().filter_map(|node| address(node, is_v6)).collect();
+        ingress.extend(addresses.into_iter().map(|ip| LoadBalancerIngress {
+            ip: Some(ip.to_string()),
+            // The proxy of every node answers for the address itself, also to pods.
+            ip_mode: Some("VIP".into()),
+            ..LoadBalancerIngress::default()
+        }));
+    }
+    LoadBalancerStatus { ingress: (!ingress.is_empty()).then_some(ingress) }
+}
+
+/// Why the service cannot have the nodes' addresses, if it cannot: somebody else answers at one of its ports. Who has
+/// addresses keeps them, then comes the gateway, then the oldest.
+pub(super) fn refusal<'a>(
+    service: &Service,
+    all: impl Iterator<Item = &'a Service>,
+    reserved: &Reserved,
+) -> Option<String> {
+    let mut order: Vec<(bool, _, String, &Service)> = all
+        .filter(|other| is_wanted(other))
+        .map(|other| (!has_addresses(other), other.metadata.creation_timestamp.clone(), pods::key(other), other))
+        .collect();
+    order.sort_by(|a, b| (a.0, &a.1, &a.2).cmp(&(b.0, &b.1, &b.2)));
+    let key = pods::key(service);
+    let mut holders: BTreeMap<Claim, String> = BTreeMap::new();
+    for (is_new, _, other, claimant) in order {
+        let refused = claims(claimant).into_iter().find_map(|claim| {
+            let number = u16::try_from(claim.2).unwrap_or_default();
+            let holder = if reserved.ports.contains(&number) {
+                Some("the nodes themselves")
+            } else if is_new && claim.1 == "TCP" && reserved.gateway.contains(&number) {
+                Some("the cluster's gateway")
+            } else {
+                holders.get(&claim).map(String::as_str)
+            };
+            holder.map(|holder| format!("port {number}/{} of the nodes' addresses is used by {holder}", claim.1))
+        });
+        if other == key {
+            return refused;
+        }
+        if refused.is_none() {
+            holders.extend(claims(claimant).into_iter().map(|claim| (claim, format!("service {other}"))));
+        }
+    }
+    None
+}
+
+/// The ports that a service uses at the addresses of the nodes.
+pub(super) fn claims(service: &Service) -> BTreeSet<Claim> {
+    let ports = service.spec.iter().flat_map(|spec| spec.ports.iter().flatten());
+    ports
+        .flat_map(|port| {
+            let protocol = port.protocol.clone().unwrap_or_else(|| "TCP".into());
+            families(service).into_iter().map(move |is_v6| (is_v6, protocol.clone(), port.port))
+        })
+        .collect()
+}
+
+/// Ports at which the gateway answers: it opens them with the first Ingress that it serves, that of TLS if one has it.
+pub(super) fn gateway_ports<'a>(
+    (plain, tls): (u16, u16),
+    ingresses: impl Iterator<Item = &'a Ingress>,
+) -> BTreeSet<u16> {
+    let is_served = |ingress: &&Ingress| {
+        let status = ingress.status.as_ref().and_then(|status| status.load_balancer.as_ref());
+        status.is_some_and(|status| status.ingress.as_ref().is_some_and(|addresses| !addresses.is_empty()))
+    };
+    let has_tls = |ingress: &Ingress| {
+        ingress.spec.as_ref().is_some_and(|spec| spec.tls.as_ref().is_some_and(|tls| !tls.is_empty()))
+    };
+    ingresses.filter(is_served).flat_map(|ingress| [Some(plain), has_tls(ingress).then_some(tls)]).flatten().collect()
+}
+
+pub(super) fn has_addresses(service: &Service) -> bool {
+    let status = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
+    status.is_some_and(|status| status.ingress.as_ref().is_some_and(|ingress| !ingress.is_empty()))
+}
+
+/// Everything about a node that load balancers depend on.
+pub(super) fn facts(node: &Node) -> (bool, bool, [Option<IpAddr>; 2]) {
+    (is_excluded(node), is_ready(node), [false, true].map(|is_v6| address(node, is_v6)))
+}
+
+/// Whether each of the families is IPv6, in the order of the service.
+fn families(service: &Service) -> Vec<bool> {
+    let Some(spec) = &service.spec else { return Vec::new() };
+    match spec.ip_families.as_deref() {
+        Some(families) if !families.is_empty() => families.iter().map(|family| family == "IPv6").collect(),
+        _ => vec![spec.cluster_ip.as_deref().is_some_and(|address| address.contains(':'))],
+    }
+}
+
+fn is_excluded(node: &Node) -> bool {
+    let taints = |spec: &NodeSpec| spec.taints.iter().flatten().any(|taint| taint.key == LEAVING);
+    node.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(EXCLUDED))
+        || node.metadata.deletion_timestamp.is_some()
+        || node.spec.as_ref().is_some_and(taints)
+}
+
+fn is_ready(node: &Node) -> bool {
+    let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+/// The address of a family by which a node is reached, from outside if it has such a one.
+fn address(node: &Node, is_v6: bool) -> Option<IpAddr> {
+    let addresses = node.status.as_ref()?.addresses.as_deref().unwrap_or_default();
+    let of = |kind: &str| {
+        let mut parsed =
+            addresses.iter().filter(|address| address.type_ == kind).filter_map(|a| a.address.parse().ok());
+        parsed.find(|address: &IpAddr| address.is_ipv6() == is_v6)
+    };
+    of("ExternalIP").or_else(|| of("InternalIP"))
+}
+
+fn nodes_with_endpoints<'a>(slices: impl Iterator<Item = &'a EndpointSlice>) -> BTreeSet<String> {
+    let endpoints = slices.flat_map(|slice| slice.endpoints.iter().flatten());
+    let ready = endpoints
+        .filter(|endpoint| endpoint.conditions.as_ref().and_then(|conditions| conditions.ready).unwrap_or(true));
+    ready.filter_map(|endpoint| endpoint.node_name.clone()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn of<T: serde::de::DeserializeOwned>(value: Value) -> T {
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn service(name: &str, second: u8, spec: Value) -> Service {
+        let mut value = json!({
+            "metadata": {"namespace": "default", "name": name, "creationTimestamp": format!("2026-01-01T00:00:{second:02}Z")},
+            "spec": {"type": "LoadBalancer", "ipFamilies": ["IPv4"], "ports": [{"port": 80, "protocol": "TCP"}]},
+        });
+        value["spec"].as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
+        of(value)
+    }
+
+    fn node(name: &str, ready: &str, addresses: Value) -> Value {
+        json!({"metadata": {"name": name},
+            "status": {"conditions": [{"type": "Ready", "status": ready}], "addresses": addresses}})
+    }
+
+    fn internal(addresses: &[&str]) -> Value {
+        addresses.iter().map(|address| json!({"type": "InternalIP", "address": address})).collect()
+    }
+
+    fn addresses(spec: Value, nodes: &[Value], slices: &[Value]) -> String {
+        let nodes: Vec<Node> = nodes.iter().cloned().map(of).collect();
+        let slices: Vec<EndpointSlice> = slices.iter().cloned().map(of).collect();
+        let status = status(&service("web", 0, spec), nodes.iter(), slices.iter());
+        let ingress = status.ingress.unwrap_or_default();
+        assert!(ingress.iter().all(|one| one.ip_mode.as_deref() == Some("VIP")));
+        ingress.into_iter().filter_map(|one| one.ip).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn addresses_are_those_of_nodes_that_serve_in_the_families_of_the_service() {
+        let both = node("a", "True", internal(&["192.0.2.1", "2001:db8::1"]));
+        let four = node("b", "True", internal(&["192.0.2.2"]));
+        let down = node("c", "False", internal(&["192.0.2.3"]));
+        let outside =
+            json!([{"type": "InternalIP", "address": "10.0.0.4"}, {"type": "ExternalIP", "address": "192.0.2.4"}]);
+        let outside = node("d", "True", outside);
+        let with = |node: &Value, path: &str, value: Value| {
+            let mut node = node.clone();
+            *node.pointer_mut(path).unwrap() = value;
+            node
+        };
+        let excluded = with(&four, "/metadata", json!({"name": "e", "labels": {EXCLUDED: ""}}));
+        let mut leaving = four.clone();
+        leaving["spec"] = json!({"taints": [{"key": LEAVING, "effect": "NoSchedule"}]});
+        for (families, nodes, expected) in [
+            (json!(["IPv4"]), vec![&both, &four, &down], "192.0.2.1 192.0.2.2"),
+            (json!(["IPv6"]), vec![&both, &four], "2001:db8::1"),
+            (json!(["IPv6", "IPv4"]), vec![&four, &both], "2001:db8::1 192.0.2.1 192.0.2.2"),
+            (json!(["IPv6"]), vec![&four], ""),
+            (json!(["IPv4"]), vec![&outside], "192.0.2.4"),
+            (json!(["IPv4"]), vec![&both, &excluded], "192.0.2.1"),
+            (json!(["IPv4"]), vec![&both, &leaving], "192.0.2.1"),
+            // Nobody is ready: rather these than none.
+            (json!(["IPv4"]), vec![&down], "192.0.2.3"),
+            (json!(["IPv4"]), vec![], ""),
+        ] {
+            let nodes: Vec<Value> = nodes.into_iter().cloned().collect();
+            assert_eq!(addresses(json!({"ipFamilies": families}), &nodes, &[]), expected, "{families} {nodes:?}");
+        }
+    }
+
+    #[test]
+    fn a_local_policy_leaves_nodes_without_endpoints_out() {
+        let nodes =
+            ["a", "b", "c"].map(|name| node(name, "True", internal(&[&format!("192.0.2.{}", name.as_bytes()[0])])));
+        let slice = |endpoints: Value| json!({"metadata": {}, "addressType": "IPv4", "endpoints": endpoints});
+        let at = |node: &str, conditions: Value| json!({"addresses": ["10.0.0.1"], "nodeName": node, "conditions": conditions});
+        let local = json!({"externalTrafficPolicy": "Local"});
+        let slices = [
+            slice(json!([at("a", json!({"ready": true})), at("b", json!({"ready": false}))])),
+            slice(json!([at("c", json!({}))])),
+        ];
+        assert_eq!(addresses(local.clone(), &nodes, &slices), "192.0.2.97 192.0.2.99");
+        assert_eq!(addresses(local, &nodes, &[]), "");
+        assert_eq!(addresses(json!({}), &nodes, &slices), "192.0.2.97 192.0.2.98 192.0.2.99");
+    }
+
+    #[test]
+    fn services_of_other_classes_are_left_alone() {
+        for (spec, wanted, ours) in [
+            (json!({}), true, true),
+            (json!({"loadBalancerClass": CLASS}), true, true),
+            (json!({"loadBalancerClass": "example.com/lb"}), false, false),
+            (json!({"type": "NodePort"}), false, true),
+            (json!({"type": "LoadBalancer", "allocateLoadBalancerNodePorts": false}), true, true),
+        ] {
+            let service = service("web", 0, spec.clone());
+            assert_eq!((is_wanted(&service), is_ours(&service)), (wanted, ours), "{spec}");
+        }
+    }
+
+    #[test]
+    fn security_a_port_of_the_nodes_has_one_holder() {
+        let reserved = Reserved { ports: [6443, 10250].into(), gateway: [8080].into() };
+        let refused = |services: &[Service]| -> Vec<String> {
+            let why =
+                |service: &Service| refusal(service, services.iter(), &reserved).map(|why| (pods::key(service), why));
+            services.iter().filter_map(why).map(|(key, why)| format!("{key}: {why}")).collect()
+        };
+        let ports = |ports: Value| json!({"ports": ports});
+        let with_address = |mut service: Service| {
+            let ingress = LoadBalancerIngress { ip: Some("192.0.2.1".into()), ..LoadBalancerIngress::default() };
+            let balancer = LoadBalancerStatus { ingress: Some(vec![ingress]) };
+            service.status.get_or_insert_default().load_balancer = Some(balancer);
+            service
+        };
+        let old = service("old", 1, json!({}));
+        let new = service("new", 2, json!({}));
+        let taken = |name: &str, port: &str, holder: &str| {
+            format!("default/{name}: port {port} of the nodes' addresses is used by {holder}")
+        };
+        for (services, expected) in [
+            (vec![new.clone(), old.clone()], vec![taken("new", "80/TCP", "service default/old")]),
+            // Who has it keeps it.
+            (vec![with_address(new.clone()), old.clone()], vec![taken("old", "80/TCP", "service default/new")]),
+            (vec![old.clone(), service("udp", 2, ports(json!([{"port": 80, "protocol": "UDP"}])))], vec![]),
+            (vec![old.clone(), service("six", 2, json!({"ipFamilies": ["IPv6"]}))], vec![]),
+            (vec![old.clone(), service("other", 2, json!({"loadBalancerClass": "example.com/lb"}))], vec![]),
+            // Who is refused holds nothing.
+            (
+                vec![
+                    old.clone(),
+                    service("two", 2, ports(json!([{"port": 80}, {"port": 81}]))),
+                    service("three", 3, ports(json!([{"port": 81}]))),
+                ],
+                vec![taken("two", "80/TCP", "service default/old")],
+            ),
+            (
+                vec![with_address(service("api", 0, ports(json!([{"port": 6443}]))))],
+                vec![taken("api", "6443/TCP", "the nodes themselves")],
+            ),
+            (
+                vec![service("web", 0, ports(json!([{"port": 8080}])))],
+                vec![taken("web", "8080/TCP", "the cluster's gateway")],
+            ),
+            (vec![with_address(service("web", 0, ports(json!([{"port": 8080}]))))], vec![]),
+        ] {
+            assert_eq!(refused(&services), expected);
+        }
+    }
+
+    #[test]
+    fn the_gateway_has_ports_while_it_serves() {
+        let ingress =
+            |spec: Value, status: Value| -> Ingress { of(json!({"metadata": {}, "spec": spec, "status": status})) };
+        let served = json!({"loadBalancer": {"ingress": [{"ip": "192.0.2.1"}]}});
+        let tls = json!({"tls": [{"hosts": ["a.example"]}]});
+        for (ingresses, expected) in [
+            (vec![], vec![]),
+            (vec![ingress(json!({}), json!({})), ingress(json!({}), json!({"loadBalancer": {}}))], vec![]),
+            (vec![ingress(json!({}), served.clone())], vec![80]),
+            (vec![ingress(json!({}), served.clone()), ingress(tls.clone(), served.clone())], vec![80, 443]),
+            (vec![ingress(json!({}), served.clone()), ingress(tls, json!({}))], vec![80]),
+        ] {
+            assert_eq!(gateway_ports((80, 443), ingresses.iter()).into_iter().collect::<Vec<_>>(), expected);
+        }
+    }
+}
