@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use api::cached::Pod;
 use api::pod::qos;
 use api::quantity::{Format, Quantity};
 use k8s_openapi::api::core::v1::{
-    PersistentVolumeClaim, Pod, ResourceQuotaSpec, ScopedResourceSelectorRequirement, Service,
+    PersistentVolumeClaim, ResourceQuotaSpec, ScopedResourceSelectorRequirement, Service,
 };
 
 pub(super) type Usage = BTreeMap<String, Quantity>;
@@ -84,8 +85,8 @@ fn matches_scope(requirement: &ScopedResourceSelectorRequirement, pod: &Pod) -> 
         "BestEffort" => is_best_effort(pod),
         "NotBestEffort" => !is_best_effort(pod),
         "PriorityClass" => {
-            let class = spec.priority_class_name.unwrap_or_default();
-            let listed = requirement.values.iter().flatten().any(|value| *value == class);
+            let class = spec.priority_class_name.as_deref().unwrap_or_default();
+            let listed = requirement.values.iter().flatten().any(|value| value == class);
             match requirement.operator.as_str() {
                 "In" => listed,
                 "NotIn" => !listed,
