@@ -4,12 +4,12 @@
 //! differed, what is used would never come to rest.
 
 use k8s_openapi::api::core::v1::{
-    Affinity, PersistentVolumeClaim, Pod, PodAffinityTerm, ResourceQuotaSpec, ScopedResourceSelectorRequirement,
+    Affinity, PersistentVolumeClaim, PodAffinityTerm, ResourceQuotaSpec, ScopedResourceSelectorRequirement,
     Service,
 };
 use k8s_openapi::api::resource::v1::{DeviceRequest, ResourceClaim};
 
-use crate::pod::qos;
+use crate::pod::{AnyPod, qos};
 use crate::pod::resources::{Amounts, add, max};
 use crate::quantity::{Format, Quantity};
 
@@ -24,7 +24,7 @@ fn count(number: usize) -> Quantity {
     Quantity::new(i64::try_from(number).unwrap_or(i64::MAX), Format::DecimalSI)
 }
 
-pub fn of_pod(pod: &Pod) -> Amounts {
+pub fn of_pod(pod: &impl AnyPod) -> Amounts {
     let mut usage = crate::pod::resources::quota_usage(pod);
     usage.insert("count/pods".to_owned(), count(1));
     usage
@@ -113,13 +113,13 @@ pub fn scopes(spec: &ResourceQuotaSpec) -> Vec<ScopedResourceSelectorRequirement
     scopes.chain(selector).collect()
 }
 
-pub fn is_terminating(pod: &Pod) -> bool {
-    pod.spec.as_ref().and_then(|spec| spec.active_deadline_seconds).is_some_and(|seconds| seconds >= 0)
+pub fn is_terminating(pod: &impl AnyPod) -> bool {
+    pod.spec().and_then(|spec| spec.active_deadline_seconds).is_some_and(|seconds| seconds >= 0)
 }
 
-pub fn matches_pod(scope: &ScopedResourceSelectorRequirement, pod: &Pod) -> bool {
+pub fn matches_pod(scope: &ScopedResourceSelectorRequirement, pod: &impl AnyPod) -> bool {
     let is_best_effort = || qos::class(pod) == qos::Class::BestEffort;
-    let spec = pod.spec.as_ref();
+    let spec = pod.spec();
     match scope.scope_name.as_str() {
         "Terminating" => is_terminating(pod),
         "NotTerminating" => !is_terminating(pod),
@@ -186,6 +186,7 @@ fn crosses_namespaces(term: &PodAffinityTerm) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use k8s_openapi::api::core::v1::Pod;
     use serde_json::{Value, json};
 
     fn shown(usage: &Amounts) -> Vec<String> {

@@ -9,13 +9,14 @@ use crate::control_plane::{ControlPlane, Transport};
 use crate::report;
 use ::scheduler::{Configuration, Offline, Outcome};
 use anyhow::{Context, bail};
+use api::cached::Pod;
 use bytes::Bytes;
 use client::kubeconfig::{Kubeconfig, Overrides};
 use client::{Client, DeleteParams, ListParams, Patch, WatchEvent, WatchStream};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use http::{Request, header};
 use http_body_util::BodyExt;
-use k8s_openapi::api::core::v1::{Namespace, Node, Pod, ServiceAccount};
+use k8s_openapi::api::core::v1::{Namespace, Node, ServiceAccount};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -408,7 +409,7 @@ async fn place(client: &Client, namespace: &str, prefix: &str, group: Group) -> 
     let bodies = (0..group.count).map(|at| {
         let mut pod = pod(prefix, at, group);
         (pod.metadata.uid, pod.metadata.namespace) = (None, None);
-        serde_json::to_vec(&pod).map(Bytes::from)
+        serde_json::to_vec(&pod.complete()).map(Bytes::from)
     });
     let bodies = Arc::new(Mutex::new(bodies.collect::<Result<Vec<Bytes>, _>>()?));
     let mut tasks = JoinSet::new();

@@ -13,11 +13,10 @@ use crate::params::{Query, percent_encode};
 use crate::transport::read_out;
 use crate::{Client, DeleteParams, Error, ListParams, Patch, WatchStream, WriteParams};
 
-/// Any built-in object type with ordinary metadata.
+/// Any built-in object type with ordinary metadata. What can be encoded as well can be created and updated.
 pub trait Resource:
     k8s_openapi::Resource
     + k8s_openapi::Metadata<Ty = ObjectMeta>
-    + Serialize
     + DeserializeOwned
     + Clone
     + std::fmt::Debug
@@ -30,7 +29,6 @@ pub trait Resource:
 impl<K> Resource for K where
     K: k8s_openapi::Resource
         + k8s_openapi::Metadata<Ty = ObjectMeta>
-        + Serialize
         + DeserializeOwned
         + Clone
         + std::fmt::Debug
@@ -115,7 +113,7 @@ impl<K: Resource> Api<K> {
     }
 }
 
-impl<K: Serialize + DeserializeOwned> Api<K> {
+impl<K: DeserializeOwned> Api<K> {
     pub(crate) fn untyped(
         client: Client,
         group_path: String,
@@ -142,7 +140,7 @@ impl<K: Serialize + DeserializeOwned> Api<K> {
     }
 
     pub async fn get(&self, name: &str) -> Result<K, Error> {
-        self.call(Method::GET, self.path(self.namespace.as_deref(), Some(name), None), None::<&K>).await
+        self.call(Method::GET, self.path(self.namespace.as_deref(), Some(name), None), None::<&()>).await
     }
 
     /// Like `get`, with "not found" as an ordinary answer.
@@ -189,11 +187,17 @@ impl<K: Serialize + DeserializeOwned> Api<K> {
         Ok(WatchStream::new(response.into_body()))
     }
 
-    pub async fn create(&self, object: &K) -> Result<K, Error> {
+    pub async fn create(&self, object: &K) -> Result<K, Error>
+    where
+        K: Serialize,
+    {
         self.create_with(object, &WriteParams::default()).await
     }
 
-    pub async fn create_with(&self, object: &K, params: &WriteParams) -> Result<K, Error> {
+    pub async fn create_with(&self, object: &K, params: &WriteParams) -> Result<K, Error>
+    where
+        K: Serialize,
+    {
         let (namespace, _) = (self.named)(object);
         let mut query = Query::new(self.path(self.namespace.as_deref().or(namespace), None, None));
         params.query(&mut query);
@@ -202,24 +206,39 @@ impl<K: Serialize + DeserializeOwned> Api<K> {
 
     /// Creates, and reads of the answer only what `T` holds: decoding a whole object that nobody looks at costs more than
     /// sending it.
-    pub async fn create_as<T: DeserializeOwned>(&self, object: &K) -> Result<T, Error> {
+    pub async fn create_as<T: DeserializeOwned>(&self, object: &K) -> Result<T, Error>
+    where
+        K: Serialize,
+    {
         let (namespace, _) = (self.named)(object);
         self.call(Method::POST, self.path(self.namespace.as_deref().or(namespace), None, None), Some(object)).await
     }
 
-    pub async fn update(&self, object: &K) -> Result<K, Error> {
+    pub async fn update(&self, object: &K) -> Result<K, Error>
+    where
+        K: Serialize,
+    {
         self.replace(object, None, &WriteParams::default()).await
     }
 
-    pub async fn update_with(&self, object: &K, params: &WriteParams) -> Result<K, Error> {
+    pub async fn update_with(&self, object: &K, params: &WriteParams) -> Result<K, Error>
+    where
+        K: Serialize,
+    {
         self.replace(object, None, params).await
     }
 
-    pub async fn update_status(&self, object: &K) -> Result<K, Error> {
+    pub async fn update_status(&self, object: &K) -> Result<K, Error>
+    where
+        K: Serialize,
+    {
         self.replace(object, Some("status"), &WriteParams::default()).await
     }
 
-    async fn replace(&self, object: &K, subresource: Option<&str>, params: &WriteParams) -> Result<K, Error> {
+    async fn replace(&self, object: &K, subresource: Option<&str>, params: &WriteParams) -> Result<K, Error>
+    where
+        K: Serialize,
+    {
         let (namespace, name) = (self.named)(object);
         let name = name.ok_or_else(|| Error::Encode("an update needs the object's name".into()))?;
         let mut query = Query::new(self.path(self.namespace.as_deref().or(namespace), Some(name), subresource));
@@ -272,7 +291,7 @@ impl<K: Serialize + DeserializeOwned> Api<K> {
     }
 
     pub async fn get_subresource<T: DeserializeOwned>(&self, name: &str, subresource: &str) -> Result<T, Error> {
-        self.call(Method::GET, self.path(self.namespace.as_deref(), Some(name), Some(subresource)), None::<&K>).await
+        self.call(Method::GET, self.path(self.namespace.as_deref(), Some(name), Some(subresource)), None::<&()>).await
     }
 
     /// POSTs to a subresource: `binding`, `eviction`, `token`.

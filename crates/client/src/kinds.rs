@@ -5,7 +5,8 @@ use crate::InformerFactory;
 macro_rules! informers {
     ($($kind:ty),* $(,)?) => {
         #[used]
-        static INFORMERS: &[fn(&InformerFactory)] = &[$(|informers| drop(informers.informer::<$kind>())),*];
+        static INFORMERS: &[fn(&InformerFactory)] =
+            &[$(|informers| drop(informers.informer::<$kind>())),*, |informers| drop(informers.informer::<api::cached::Pod>())];
     };
 }
 api::shared_kinds!(informers);

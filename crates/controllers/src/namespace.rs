@@ -6,10 +6,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::cached::Pod;
 use client::{ApiResource, Client, DeleteParams, Event, Informer, ListParams};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Namespace, NamespaceCondition, Pod};
+use k8s_openapi::api::core::v1::{Namespace, NamespaceCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::Error;

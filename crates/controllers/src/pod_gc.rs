@@ -8,11 +8,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::cached::Pod;
 use client::metrics::Metrics;
 use client::{Client, DeleteParams, Event, Informer, Patch};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::Node;
 use parking_lot::Mutex;
 use serde_json::json;
 use tokio::time::Instant;

@@ -5,10 +5,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::cached::Pod;
 use api::selector::Selector;
 use client::{Client, DeleteParams, EventRecorder, Resource, Written};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ObjectReference, Pod, PodCondition, PodTemplateSpec};
+use k8s_openapi::api::core::v1::{ObjectReference, Pod as NewPod, PodCondition, PodTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference};
 
 use crate::Error;
@@ -137,9 +138,9 @@ pub(crate) fn from_template(
     namespace: &str,
     name_prefix: &str,
     owner: OwnerReference,
-) -> Pod {
+) -> NewPod {
     let metadata = template.metadata.clone().unwrap_or_default();
-    Pod {
+    NewPod {
         metadata: ObjectMeta {
             generate_name: Some(format!("{name_prefix}-")),
             namespace: Some(namespace.into()),
@@ -159,10 +160,10 @@ pub(crate) async fn create(
     client: &Client,
     recorder: &EventRecorder,
     owner: &ObjectReference,
-    pod: &Pod,
+    pod: &NewPod,
 ) -> Result<(), client::Error> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-    match client.namespaced::<Pod>(namespace).create_as::<Written>(pod).await {
+    match client.namespaced::<NewPod>(namespace).create_as::<Written>(pod).await {
         Ok(created) => {
             recorder.normal(owner, "SuccessfulCreate", format!("Created pod: {}", created.name()));
             Ok(())
@@ -219,11 +220,12 @@ pub(crate) mod tests {
     }
 
     /// Short rows for tables: `Builder::new("web-0").on("n1").ready(at(0)).build()`.
-    pub(crate) struct Builder(pub(crate) Pod);
+    pub(crate) struct Builder(pub(crate) NewPod);
 
     impl Builder {
         pub(crate) fn new(name: &str) -> Self {
-            let mut pod = Pod { spec: Some(PodSpec::default()), status: Some(PodStatus::default()), ..Pod::default() };
+            let mut pod =
+                NewPod { spec: Some(PodSpec::default()), status: Some(PodStatus::default()), ..NewPod::default() };
             pod.metadata.name = Some(name.into());
             pod.metadata.namespace = Some("default".into());
             pod.metadata.uid = Some(format!("uid-{name}"));
@@ -267,7 +269,7 @@ pub(crate) mod tests {
             self
         }
         pub(crate) fn build(self) -> Arc<Pod> {
-            Arc::new(self.0)
+            Arc::new(self.0.into())
         }
     }
 

@@ -4,12 +4,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::cached::Pod;
 use api::placement::tolerates;
 use client::metrics::{Counter, Histogram};
 use client::{Client, Event, EventRecorder, Informer, Patch};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
+use k8s_openapi::api::core::v1::{Node, Taint, Toleration};
 use parking_lot::Mutex;
 use serde_json::json;
 

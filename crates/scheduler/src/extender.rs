@@ -31,7 +31,7 @@ pub(crate) struct Extender {
 #[derive(Serialize)]
 #[serde(rename_all = "PascalCase")]
 struct Args<'a> {
-    pod: &'a Pod,
+    pod: Pod,
     nodes: Option<NodeList>,
     node_names: Option<Vec<&'a str>>,
 }
@@ -62,15 +62,15 @@ struct HostPriority {
 #[derive(Serialize)]
 #[serde(rename_all = "PascalCase")]
 struct PreemptionArgs<'a> {
-    pod: &'a Pod,
-    node_name_to_victims: Option<BTreeMap<&'a str, Victims<'a>>>,
+    pod: Pod,
+    node_name_to_victims: Option<BTreeMap<&'a str, Victims>>,
     node_name_to_meta_victims: Option<BTreeMap<&'a str, MetaVictims>>,
 }
 
 #[derive(Serialize)]
-struct Victims<'a> {
+struct Victims {
     #[serde(rename = "Pods")]
-    pods: Vec<&'a Pod>,
+    pods: Vec<Pod>,
     #[serde(rename = "NumPDBViolations")]
     violations: usize,
 }
@@ -150,7 +150,7 @@ impl Extender {
         let names = || nodes.iter().map(|(_, node)| name_of(node)).collect();
         let list = || NodeList { items: nodes.iter().map(|(_, node)| (**node).clone()).collect() };
         let is_capable = self.configured.node_cache_capable;
-        Args { pod: &pod.pod, nodes: (!is_capable).then(list), node_names: is_capable.then(names) }
+        Args { pod: pod.pod.complete(), nodes: (!is_capable).then(list), node_names: is_capable.then(names) }
     }
 
     pub(crate) async fn bind(&self, placement: &Placement) -> Result<(), String> {
@@ -298,7 +298,7 @@ pub(crate) async fn preempt(
         let full = || {
             let victims = |candidate: &'_ Candidate| candidate.violations;
             candidates.iter().map(move |candidate| {
-                let pods = candidate.victims.iter().map(|victim| &*victim.pod).collect();
+                let pods = candidate.victims.iter().map(|victim| victim.pod.complete()).collect();
                 (&*candidate.node, Victims { pods, violations: victims(candidate) })
             })
         };
@@ -309,7 +309,7 @@ pub(crate) async fn preempt(
             })
         };
         let args = PreemptionArgs {
-            pod: &pod.pod,
+            pod: pod.pod.complete(),
             node_name_to_victims: (!is_capable).then(|| full().collect()),
             node_name_to_meta_victims: is_capable.then(|| meta().collect()),
         };

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use api::cached::Pod;
 use client::{DeleteParams, Patch};
-use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
 use crate::cycle::Failure;

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Node, Pod};
+use api::cached::Pod;
+use k8s_openapi::api::core::v1::Node;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 

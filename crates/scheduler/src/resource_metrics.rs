@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use api::cached::Pod;
 use client::metrics::Metrics;
-use k8s_openapi::api::core::v1::Pod;
 
 use crate::pod::{self, Catalogue, Requests, Resources};
 

@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use api::cached::Pod;
 use client::metrics::Metrics as Registry;
 use client::review::Reviews;
 use client::serving::{Port, Routes, Serving};
 use client::{Client, Election, EventRecorder, InformerFactory, LeaderElector};
 use futures_util::future::BoxFuture;
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use parking_lot::Mutex;
 use rand::SeedableRng;
 use rand::rngs::StdRng;

@@ -5,9 +5,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use api::cached::Pod;
 use client::metrics::panics;
 use client::{Client, EventRecorder, Informer};
-use k8s_openapi::api::core::v1::Pod;
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;

@@ -5,15 +5,62 @@
 pub mod qos;
 pub mod resources;
 
-use k8s_openapi::api::core::v1::{Container, Pod};
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus};
+
+use crate::cached;
+
+/// A pod as the API has it, or as a cache does.
+pub trait AnyPod {
+    /// Without the name of its node, and the token volume by any name.
+    fn spec(&self) -> Option<&PodSpec>;
+    fn status(&self) -> Option<&PodStatus>;
+}
+
+impl AnyPod for Pod {
+    fn spec(&self) -> Option<&PodSpec> {
+        self.spec.as_ref()
+    }
+    fn status(&self) -> Option<&PodStatus> {
+        self.status.as_ref()
+    }
+}
+
+impl AnyPod for cached::Pod {
+    fn spec(&self) -> Option<&PodSpec> {
+        self.spec.as_deref()
+    }
+    fn status(&self) -> Option<&PodStatus> {
+        self.status.as_deref()
+    }
+}
+
+impl<P: AnyPod> AnyPod for Arc<P> {
+    fn spec(&self) -> Option<&PodSpec> {
+        P::spec(self)
+    }
+    fn status(&self) -> Option<&PodStatus> {
+        P::status(self)
+    }
+}
+
+impl<P: AnyPod> AnyPod for &P {
+    fn spec(&self) -> Option<&PodSpec> {
+        P::spec(self)
+    }
+    fn status(&self) -> Option<&PodStatus> {
+        P::status(self)
+    }
+}
 
 /// The pod's phase; empty if it has none yet.
-pub fn phase(pod: &Pod) -> &str {
-    pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
+pub fn phase(pod: &impl AnyPod) -> &str {
+    pod.status().and_then(|status| status.phase.as_deref()).unwrap_or_default()
 }
 
 /// Ran to its end, well or badly: it holds nothing on its node and never runs again (`IsPodTerminal`, v1.36).
-pub fn is_terminal(pod: &Pod) -> bool {
+pub fn is_terminal(pod: &impl AnyPod) -> bool {
     is_terminal_phase(phase(pod))
 }
 
@@ -30,7 +77,6 @@ pub fn is_sidecar(container: &Container) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use k8s_openapi::api::core::v1::PodStatus;
 
     #[test]
     fn pods_end_in_two_ways() {

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Pod, PodSpec, ResourceRequirements};
+use k8s_openapi::api::core::v1::{PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as RawQuantity;
 
+use super::AnyPod;
 use crate::quantity::Quantity;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,12 +32,12 @@ impl std::fmt::Display for Class {
 }
 
 /// The class of a pod: it is fixed when the pod is created (`GetPodQOS`, v1.36).
-pub fn class(pod: &Pod) -> Class {
-    match pod.status.as_ref().and_then(|status| status.qos_class.as_deref()) {
+pub fn class(pod: &impl AnyPod) -> Class {
+    match pod.status().and_then(|status| status.qos_class.as_deref()) {
         Some("Guaranteed") => Class::Guaranteed,
         Some("Burstable") => Class::Burstable,
         Some("BestEffort") => Class::BestEffort,
-        _ => of_spec(pod.spec.as_ref()),
+        _ => of_spec(pod.spec()),
     }
 }
 
@@ -93,6 +94,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use k8s_openapi::api::core::v1::Pod;
 
     #[test]
     fn classes() {

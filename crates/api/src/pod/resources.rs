@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Pod, PodSpec, ResourceRequirements};
+use k8s_openapi::api::core::v1::{PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
+use super::AnyPod;
 use crate::quantity::Quantity as Amount;
 
 pub type Amounts = BTreeMap<String, Amount>;
@@ -88,8 +89,8 @@ pub fn effective_requests(spec: &PodSpec) -> Amounts {
 }
 
 /// What a pod counts for in a quota; nothing once it has ended.
-pub fn quota_usage(pod: &Pod) -> Amounts {
-    let Some(spec) = pod.spec.as_ref().filter(|_| !super::is_terminal(pod)) else { return Amounts::new() };
+pub fn quota_usage(pod: &impl AnyPod) -> Amounts {
+    let Some(spec) = pod.spec().filter(|_| !super::is_terminal(pod)) else { return Amounts::new() };
     let mut usage = in_quota_terms(with_overhead(spec, Side::Requests), with_overhead(spec, Side::Limits));
     usage.insert("pods".to_owned(), Amount::new(1, crate::quantity::Format::DecimalSI));
     usage
@@ -143,6 +144,7 @@ pub fn max(total: &mut Amounts, other: Amounts) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use k8s_openapi::api::core::v1::Pod;
     use serde_json::{Value, json};
 
     #[test]

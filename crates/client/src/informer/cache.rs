@@ -73,7 +73,9 @@ impl<K: Object> Cache<K> {
     /// the same name is two events, so that handlers never mistake one for the other.
     pub(super) fn put(&mut self, mut object: K) -> Vec<Event<K>> {
         // Managed fields are large and nobody here reads them; the server keeps its own when they are missing.
-        object.meta_mut().managed_fields = None;
+        if object.meta().managed_fields.is_some() {
+            object.meta_mut().managed_fields = None;
+        }
         let key: Key = object_key(&object).into();
         let new = Arc::new(object);
         let events = match self.objects.get(&key).cloned() {

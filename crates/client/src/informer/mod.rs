@@ -20,7 +20,7 @@ use crate::{Api, ListParams, PartialObject, Resource};
 use cache::{Cache, IndexFn};
 
 /// Anything an informer can hold.
-pub trait Object: serde::Serialize + serde::de::DeserializeOwned + Clone + Send + Sync + 'static {
+pub trait Object: serde::de::DeserializeOwned + Clone + Send + Sync + 'static {
     fn meta(&self) -> &ObjectMeta;
     fn meta_mut(&mut self) -> &mut ObjectMeta;
     /// What the object is called in logs.

@@ -8,12 +8,13 @@ mod plan;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::cached::Pod;
 use api::selector::Selector;
 use client::{Client, Event, EventRecorder, Expectations, Informer, RateLimiter};
 use futures_util::future::{BoxFuture, join_all};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{ControllerRevision, DaemonSet};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Node, Pod as NewPod};
 use parking_lot::Mutex;
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
@@ -214,7 +215,7 @@ impl Controller {
     }
 }
 
-fn new_pod(set: &DaemonSet, node: &str, hash: &str) -> Pod {
+fn new_pod(set: &DaemonSet, node: &str, hash: &str) -> NewPod {
     let template = set.spec.clone().unwrap_or_default().template;
     let (namespace, name) =
         (set.metadata.namespace.as_deref().unwrap_or_default(), set.metadata.name.as_deref().unwrap_or_default());

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::cached::Pod;
 use api::placement::{is_selected, untolerated};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetSpec, DaemonSetStatus};
-use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, NodeSelectorTerm, Pod, PodSpec, Taint, Toleration};
+use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, NodeSelectorTerm, PodSpec, Taint, Toleration};
 
 use crate::history::REVISION_LABEL;
 use crate::int_or_percent::{Round, resolve};
@@ -337,7 +338,8 @@ mod tests {
     fn a_pod_waiting_for_the_scheduler_has_its_node() {
         let mut spec = PodSpec::default();
         pin(&mut spec, "n1");
-        let pod = Pod { spec: Some(spec), ..Pod::default() };
+        let mut pod = Pod::default();
+        pod.spec = Some(spec.into());
         assert_eq!(target_node(&pod), Some("n1"));
     }
 }

@@ -11,12 +11,12 @@ mod status;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::cached::Pod;
 use api::selector::Selector;
 use client::{Client, DeleteParams, Event, EventRecorder, Informer};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
-use k8s_openapi::api::core::v1::Pod;
 
 use crate::Error;
 use crate::controller::{Context, GATHER, Outcome, Reconcile, Requeue};

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use api::cached::Pod;
 use client::{Client, DeleteParams, Event, EventRecorder, Informer};
 use futures_util::future::BoxFuture;
-use k8s_openapi::api::core::v1::{EndpointAddress, EndpointPort, EndpointSubset, Endpoints, Pod, Service};
+use k8s_openapi::api::core::v1::{EndpointAddress, EndpointPort, EndpointSubset, Endpoints, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{HEADLESS, hostname, ip_of, is_headless, selected, selector, target_port, watch};
@@ -217,7 +218,7 @@ mod tests {
         let port = ContainerPort { name: Some("web".into()), container_port: 8080, ..ContainerPort::default() };
         pod.spec.get_or_insert_default().containers =
             vec![Container { ports: Some(vec![port]), ..Container::default() }];
-        Arc::new(pod)
+        Arc::new(pod.into())
     }
 
     #[test]

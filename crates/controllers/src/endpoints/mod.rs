@@ -12,8 +12,9 @@ mod slices;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use api::cached::Pod;
 use client::{Event, Informer};
-use k8s_openapi::api::core::v1::{Pod, Service, ServicePort, ServiceSpec};
+use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 pub(crate) use self::slice_plan::SERVICE_NAME;

@@ -6,7 +6,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Node, Pod, Service, ServiceSpec};
+use api::cached::Pod;
+use k8s_openapi::api::core::v1::{Node, Service, ServiceSpec};
 use k8s_openapi::api::discovery::v1::{
     Endpoint, EndpointConditions, EndpointHints, EndpointPort, EndpointSlice, ForNode, ForZone,
 };
@@ -273,7 +274,7 @@ mod tests {
     fn pod(number: usize) -> Arc<Pod> {
         let mut pod = Builder::new(&format!("p{number:03}")).on("n1").ready(at(0)).0;
         pod.status.get_or_insert_default().pod_ip = Some(format!("10.0.{}.{}", number / 250, number % 250));
-        Arc::new(pod)
+        Arc::new(pod.into())
     }
 
     fn named(mut slice: EndpointSlice, name: &str) -> Arc<EndpointSlice> {

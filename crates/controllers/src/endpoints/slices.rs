@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use api::cached::Pod;
 use client::metrics::Metrics;
 use client::{Client, DeleteParams, Event, EventRecorder, Expectations, Informer};
 use futures_util::future::BoxFuture;
-use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 
 use super::measure::{COUNT_BOUNDS, Changes, count_slices};

@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::cached::Pod;
 use api::quantity::{Format, Quantity};
 use api::selector::Selector;
 use client::{Client, Event, EventRecorder, Informer};
@@ -24,7 +25,6 @@ use k8s_openapi::api::autoscaling::v2::{
     HorizontalPodAutoscalerStatus, MetricIdentifier, MetricSpec, MetricStatus, MetricTarget, MetricValueStatus,
     ObjectMetricStatus, PodsMetricStatus, ResourceMetricStatus,
 };
-use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, Time};
 use parking_lot::Mutex;
 

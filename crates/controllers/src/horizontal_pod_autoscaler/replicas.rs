@@ -7,10 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::cached::Pod;
 use api::pod::resources::{self, Side};
 use api::quantity::Quantity;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
 
 use crate::pods;
 
@@ -295,7 +295,7 @@ fn ceil(number: f64) -> i32 {
 mod tests {
     use super::*;
     use crate::pods::tests::{Builder, at};
-    use k8s_openapi::api::core::v1::{Container, ResourceRequirements};
+    use k8s_openapi::api::core::v1::{Container, PodSpec, ResourceRequirements};
     use k8s_openapi::apimachinery::pkg::api::resource::Quantity as RawQuantity;
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -374,7 +374,8 @@ mod tests {
     fn what_pods_request() {
         let requests_of = |spec: serde_json::Value, container: Option<&str>| {
             let mut pod = pods("r")[0].as_ref().clone();
-            pod.spec = Some(serde_json::from_value(spec).unwrap());
+            let spec: PodSpec = serde_json::from_value(spec).unwrap();
+            pod.spec = Some(spec.into());
             requests(&[Arc::new(pod)], "cpu", container).map(|found| found["p0"])
         };
         let asks = |name: &str, cpu: &str| serde_json::json!({"name": name, "resources": {"requests": {"cpu": cpu}}});

@@ -1,7 +1,8 @@
 //! `podFailurePolicy`: what a failed pod means for its Job.
 
+use api::cached::Pod;
 use k8s_openapi::api::batch::v1::{PodFailurePolicy, PodFailurePolicyOnExitCodesRequirement, PodFailurePolicyRule};
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use k8s_openapi::api::core::v1::ContainerStatus;
 
 /// What the first matching rule says about a failed pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -88,7 +89,7 @@ mod tests {
         }]);
         status.conditions = condition
             .map(|kind| vec![PodCondition { type_: kind.into(), status: "True".into(), ..Default::default() }]);
-        pod
+        pod.into()
     }
 
     #[test]

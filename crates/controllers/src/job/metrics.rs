@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use api::cached::Pod;
 use client::Event;
 use client::metrics::{Metrics as Registry, exponential};
 use k8s_openapi::api::batch::v1::{Job, JobStatus};
-use k8s_openapi::api::core::v1::Pod;
 
 use super::plan::{Action, has_finalizer, is_finished};
 use super::{indexes, pods};

@@ -11,12 +11,13 @@ mod plan;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::cached::Pod;
 use api::selector::Selector;
 use client::{Client, Event, EventRecorder, Expectations, Informer, Patch};
 use futures_util::future::{BoxFuture, join_all};
 use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, ObjectFieldSelector, Pod};
+use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, ObjectFieldSelector, Pod as NewPod};
 use serde_json::json;
 use tokio::time::Instant;
 
@@ -243,7 +244,7 @@ fn adjust(number: &mut Option<i32>, more: usize, fewer: usize) {
     *number = Some(number.unwrap_or_default() + count(more) - count(fewer)).filter(|number| *number != 0);
 }
 
-fn new_pod(job: &Job, (index, failures): (Option<i32>, u32)) -> Pod {
+fn new_pod(job: &Job, (index, failures): (Option<i32>, u32)) -> NewPod {
     let (namespace, name) =
         (job.metadata.namespace.as_deref().unwrap_or_default(), job.metadata.name.as_deref().unwrap_or_default());
     let template = job.spec.clone().unwrap_or_default().template;

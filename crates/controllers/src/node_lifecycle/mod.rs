@@ -9,12 +9,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::cached::Pod;
 use client::metrics::{Histogram, Metrics, exponential};
 use client::{Client, Event, EventRecorder, Informer, ListParams, Patch};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::Node;
 use parking_lot::Mutex;
 use serde_json::json;
 use tokio::time::Instant;

@@ -10,12 +10,13 @@ mod replicated;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::cached::Pod;
 use client::metrics::{Histogram, exponential};
 use client::{Client, Event, EventRecorder, Expectations, Informer, WorkQueue};
 use futures_util::future::{BoxFuture, join_all};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::ReplicaSet;
-use k8s_openapi::api::core::v1::{Pod, ReplicationController};
+use k8s_openapi::api::core::v1::ReplicationController;
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue, Source, gather};
 use crate::owners::{candidates, claim, controller_key, controller_of, controller_reference, index_orphans};

@@ -4,8 +4,8 @@ use std::cmp::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::cached::Pod;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::replicated::{Condition, Replicated, Status};

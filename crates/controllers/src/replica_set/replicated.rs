@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::Error;
 
-pub(super) trait Replicated: Resource {
+pub(super) trait Replicated: Resource + serde::Serialize {
     fn replicas(&self) -> i32;
     fn min_ready_seconds(&self) -> i32;
     fn pod_selector(&self) -> Result<Selector, Error>;

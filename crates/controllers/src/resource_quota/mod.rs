@@ -14,10 +14,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::cached::Pod;
 use api::quota::{DEVICES_SUFFIX, of_pod, of_resource_claim, of_service, of_volume_claim, volume_attributes_classes};
 use client::{ApiResource, Client, Event, Gvr, Informer, ListParams, PartialObject, WorkQueue};
 use futures_util::future::BoxFuture;
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, ResourceQuota, ResourceQuotaStatus, Service};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, ResourceQuota, ResourceQuotaStatus, Service};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use api::cached::Pod;
 use api::quantity::{Format, Quantity};
 use api::quota;
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, ResourceQuotaSpec};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, ResourceQuotaSpec};
 
 pub(super) type Usage = BTreeMap<String, Quantity>;
 

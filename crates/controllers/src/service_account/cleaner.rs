@@ -7,12 +7,13 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::cached::Pod;
 use client::{Client, DeleteParams, Informer, ListParams, Patch};
 use futures_util::future::BoxFuture;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, ToSpan};
-use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, ServiceAccount};
+use k8s_openapi::api::core::v1::{ConfigMap, Secret, ServiceAccount};
 use serde_json::json;
 
 use super::{ACCOUNT_NAME, TOKEN_TYPE, annotation, belongs_to};

@@ -9,6 +9,7 @@ mod retention;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::cached::Pod;
 use api::selector::Selector;
 use client::metrics::Metrics;
 use client::{Client, DeleteParams, Event, EventRecorder, Informer};
@@ -16,7 +17,7 @@ use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{ControllerRevision, StatefulSet};
 use k8s_openapi::api::core::v1::{
-    PersistentVolumeClaim, PersistentVolumeClaimVolumeSource, Pod, PodTemplateSpec, Volume,
+    PersistentVolumeClaim, PersistentVolumeClaimVolumeSource, Pod as NewPod, PodTemplateSpec, Volume,
 };
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
@@ -194,7 +195,7 @@ impl Controller {
                 return Err(Error::object(format!("pod {pod_name}: a claim of its predecessor is not gone yet")));
             }
             self.ensure_claims(set, *number).await?;
-            match self.client.all::<Pod>().create(&pod).await {
+            match self.client.all::<NewPod>().create(&pod).await {
                 Ok(_) => self.recorder.normal(
                     &about,
                     "SuccessfulCreate",
@@ -326,7 +327,7 @@ fn claims(set: &StatefulSet, number: i32) -> Vec<PersistentVolumeClaim> {
         .collect()
 }
 
-fn new_pod(set: &StatefulSet, template: &PodTemplateSpec, number: i32, revision: &str) -> Pod {
+fn new_pod(set: &StatefulSet, template: &PodTemplateSpec, number: i32, revision: &str) -> NewPod {
     let set_name = set.metadata.name.as_deref().unwrap_or_default();
     let name = format!("{set_name}-{number}");
     let mut pod = pods::from_template(

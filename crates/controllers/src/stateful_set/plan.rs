@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 
+use api::cached::Pod;
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetSpec, StatefulSetStatus};
-use k8s_openapi::api::core::v1::Pod;
 
 use crate::history::REVISION_LABEL;
 use crate::int_or_percent::{Round, resolve};

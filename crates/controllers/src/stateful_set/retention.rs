@@ -1,8 +1,9 @@
 //! Whether the claims of a StatefulSet go with it: owner references say so, and the garbage collector does the rest.
 
+use api::cached::Pod;
 use client::Resource;
 use k8s_openapi::api::apps::v1::StatefulSet;
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 
 use crate::owners::controller_reference;

@@ -6,9 +6,10 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use api::cached::Pod;
 use client::{Client, DeleteParams, Event, EventRecorder, Informer};
 use futures_util::future::BoxFuture;
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 use serde_json::json;
 

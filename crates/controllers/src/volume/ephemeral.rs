@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use api::cached::Pod;
 use client::metrics::Counter;
 use client::{Client, Event, EventRecorder, Informer};
 use futures_util::future::BoxFuture;
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue};

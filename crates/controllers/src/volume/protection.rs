@@ -3,9 +3,10 @@
 
 use std::sync::Arc;
 
+use api::cached::Pod;
 use client::{Client, Event, Informer, ListParams, Resource};
 use futures_util::future::BoxFuture;
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::VolumeAttributesClass;
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
@@ -167,7 +168,7 @@ impl Reconcile for Volumes {
 }
 
 /// Adds the finalizer to what lives without it, removes it from what is being deleted and unused.
-async fn protect<K: Resource>(client: &Client, object: &K, finalizer: &str, used: bool) -> Outcome {
+async fn protect<K: Resource + serde::Serialize>(client: &Client, object: &K, finalizer: &str, used: bool) -> Outcome {
     let present = object.metadata().finalizers.iter().flatten().any(|known| known == finalizer);
     let deleting = object.metadata().deletion_timestamp.is_some();
     let mut changed = object.clone();

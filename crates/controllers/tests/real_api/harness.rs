@@ -119,7 +119,7 @@ impl Cluster {
         tokio::time::timeout(PATIENCE, ended).await.expect("everything ends when told to");
     }
 
-    pub(crate) async fn apply<K: Resource>(&self, object: Value) -> K {
+    pub(crate) async fn apply<K: Resource + serde::Serialize>(&self, object: Value) -> K {
         let object: K = serde_json::from_value(object).unwrap();
         self.client.all::<K>().create(&object).await.unwrap_or_else(|error| panic!("{}: {error}", K::KIND))
     }

@@ -17,7 +17,8 @@ mod volumes;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Node, Pod};
+use api::cached::Pod;
+use k8s_openapi::api::core::v1::Node;
 
 pub(crate) use budgets::Budgets;
 pub(crate) use groups::{Change, Groups};

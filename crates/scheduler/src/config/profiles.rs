@@ -22,7 +22,7 @@ pub(crate) struct Profiles {
 
 impl Profiles {
     /// The profile for a pod; None if the pod is for another scheduler.
-    pub(crate) fn of(&self, pod: &k8s_openapi::api::core::v1::Pod) -> Option<&Arc<Profile>> {
+    pub(crate) fn of(&self, pod: &api::cached::Pod) -> Option<&Arc<Profile>> {
         self.by_name.get(pod::scheduler_name(pod))
     }
 

@@ -9,7 +9,7 @@ mod naive;
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::Pod;
+use api::cached::Pod;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde_json::json;
@@ -159,7 +159,7 @@ impl Case {
         let info = Arc::new(PodInfo::pending(Arc::new(pod.clone()), &self.offline.cluster.catalogue));
         let expected = self.world.filter(pod);
         let profile = self.offline.profiles.of(pod).unwrap().clone();
-        let context = || format!("seed {}, pod {}", self.seed, serde_json::to_string(pod).unwrap());
+        let context = || format!("seed {}, pod {}", self.seed, serde_json::to_string(&pod.complete()).unwrap());
         let mut attempt = match self.offline.decider.attempt(&mut self.offline.cluster, &profile, &info) {
             Ok(attempt) => attempt,
             Err(Failure::Unfit(diagnosis)) => {

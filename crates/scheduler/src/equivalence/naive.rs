@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use api::cached::{Pod, Spec};
 use api::quantity::Quantity;
 use api::selector::Selector;
 use k8s_openapi::api::core::v1::*;
@@ -43,7 +44,7 @@ fn namespace(pod: &Pod) -> &str {
     pod.metadata.namespace.as_deref().unwrap()
 }
 
-fn spec(pod: &Pod) -> &PodSpec {
+fn spec(pod: &Pod) -> &Spec {
     pod.spec.as_ref().unwrap()
 }
 

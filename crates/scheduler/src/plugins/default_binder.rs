@@ -1,7 +1,8 @@
 //! Gives a pod its node, by POSTing a Binding.
 
+use api::cached::Pod;
 use client::{Client, Written};
-use k8s_openapi::api::core::v1::{Binding, ObjectReference, Pod};
+use k8s_openapi::api::core::v1::{Binding, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::framework::{Outcome, Placement, Plugin, Point};

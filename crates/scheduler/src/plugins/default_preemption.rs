@@ -7,8 +7,8 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use api::cached::Pod;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
 
 use crate::cluster::NodeId;
 use crate::cycle::{Attempt, Diagnosis, Retreat, Trial};

@@ -158,7 +158,8 @@ impl State for Limits {
 mod tests {
     use std::sync::Arc;
 
-    use k8s_openapi::api::core::v1::{Node, PersistentVolume, Pod};
+    use api::cached::Pod;
+    use k8s_openapi::api::core::v1::{Node, PersistentVolume};
     use k8s_openapi::api::storage::v1::{CSIDriver, StorageClass, VolumeAttachment};
     use serde::de::DeserializeOwned;
     use serde_json::{Value, json};

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-use k8s_openapi::api::core::v1::Pod;
+use api::cached::Pod;
 use parking_lot::Mutex;
 
 use super::resources::Scalar;

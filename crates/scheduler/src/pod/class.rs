@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use api::cached::Pod;
 use api::placement::{NodeSelector, Preferences};
-use k8s_openapi::api::core::v1::{Container, NodeAffinity, Pod, Toleration};
+use k8s_openapi::api::core::v1::{Container, NodeAffinity, Toleration};
 use serde::Serialize;
 
 use super::catalogue::{Catalogue, ClassId};

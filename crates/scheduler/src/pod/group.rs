@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use api::cached::Pod;
 use api::selector::{Operator, Requirement, Selector};
-use k8s_openapi::api::core::v1::{Affinity, Pod, PodAffinityTerm, TopologySpreadConstraint, WeightedPodAffinityTerm};
+use k8s_openapi::api::core::v1::{Affinity, PodAffinityTerm, TopologySpreadConstraint, WeightedPodAffinityTerm};
 use serde::Serialize;
 
 use super::catalogue::GroupId;

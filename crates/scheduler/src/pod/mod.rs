@@ -7,8 +7,9 @@ mod resources;
 
 use std::sync::Arc;
 
+use api::cached::Pod;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Pod, Volume};
+use k8s_openapi::api::core::v1::Volume;
 
 pub(crate) use catalogue::{Catalogue, ClassId, GroupId, ResourceId};
 pub(crate) use class::{Class, HostPort};

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use api::cached::Pod;
 use api::pod::resources::is_pod_level;
 use api::quantity::Quantity;
-use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
+use k8s_openapi::api::core::v1::{Container, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Text;
 
 use super::catalogue::{Catalogue, ResourceId};
@@ -174,13 +175,13 @@ impl Requests {
 /// What the containers of a pod may use together, where they have limits.
 pub(crate) fn limits(pod: &Pod, catalogue: &Catalogue) -> Resources {
     // Added up as requests are; only the overhead is none of a limit that is not there.
-    let mut limited = Pod { spec: pod.spec.clone(), ..Pod::default() };
+    let mut limited = pod.complete();
     let Some(spec) = &mut limited.spec else { return Resources::default() };
     let overhead = Resources::of(spec.overhead.take().as_ref(), catalogue);
     let containers = spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten());
     let requirements = containers.filter_map(|container| container.resources.as_mut()).chain(spec.resources.as_mut());
     requirements.for_each(|requirements| requirements.requests = requirements.limits.take());
-    let mut limits = Requests::of(&limited, catalogue).asked;
+    let mut limits = Requests::of(&limited.into(), catalogue).asked;
     for (limit, overhead) in [
         (&mut limits.milli_cpu, overhead.milli_cpu),
         (&mut limits.memory, overhead.memory),

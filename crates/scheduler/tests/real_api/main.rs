@@ -72,7 +72,7 @@ impl Cluster {
         }
     }
 
-    async fn create<K: Resource>(&self, object: Value) -> K {
+    async fn create<K: Resource + serde::Serialize>(&self, object: Value) -> K {
         let namespace = object["metadata"]["namespace"].as_str().map(str::to_owned);
         let object: K = serde_json::from_value(object).unwrap();
         let api = match &namespace {

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Node, PersistentVolume, Pod};
+use api::cached::Pod;
+use k8s_openapi::api::core::v1::{Node, PersistentVolume};
 
 use crate::pods;
 
