@@ -12,6 +12,9 @@ mod spdy;
 mod spdy_dictionary;
 mod websocket;
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use {spdy::fuzz_frames as fuzz_spdy, websocket::fuzz_frames as fuzz_websocket};
+
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};

@@ -245,6 +245,24 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
     }
 }
 
+/// A client that says anything at all and leaves: nobody gets more than was sent.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) async fn fuzz_frames(data: &[u8]) {
+    let (mut reader, mut channels) = (Reader::new(data), Channels::new(data));
+    let mut received = 0;
+    while let Ok(Some(message)) = reader.next().await {
+        let (Message::Ping(data) | Message::Data(Piece { data, .. })) = message;
+        received += data.len();
+    }
+    assert!(received <= data.len());
+    let mut received = 0;
+    while let Ok(Some(said)) = channels.next().await {
+        let (Said::Ping(data) | Said::Data { data, .. }) = said;
+        received += data.len();
+    }
+    assert!(received <= data.len());
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
