@@ -153,14 +153,15 @@ impl Engine {
             Mirrors::load(config.registries.as_deref(), config.registry_hosts.as_deref()).map_err(Error::Invalid)?;
         let executable =
             protected_executable(config.executable.as_deref()).map_err(doing("protecting our own program"))?;
+        let shims = Arc::new(Starter::new(executable));
         let engine = Arc::new(Self {
-            images: Arc::new(ImageStore::open(&config.root)?),
+            images: Arc::new(ImageStore::open(&config.root)?.unpacked_by(&shims)),
             mirrors,
             cgroups: Cgroups::detect().map_err(doing("finding cgroups"))?,
             sandboxes: Mutex::default(),
             containers: Mutex::default(),
             events: broadcast::channel(EVENT_BUFFER).0,
-            shims: Arc::new(Starter::new(executable)),
+            shims,
             pod_cidr: Mutex::default(),
             cpu_samples: Default::default(),
             tasks: TaskTracker::new(),

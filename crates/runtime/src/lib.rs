@@ -12,6 +12,8 @@ mod device_filter;
 mod engine;
 mod error;
 mod exec;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz;
 mod image;
 pub mod image_cli;
 mod names;

@@ -105,6 +105,13 @@ pub(crate) fn prctl(option: i32, a: u64, b: u64) -> io::Result<i32> {
     cvt(unsafe { libc::prctl(option, a, b, 0u64, 0u64) }.into()).map(|v| v as i32)
 }
 
+/// The most that this process may have of memory of its own, now and later: more is refused to whoever asks for it.
+pub(crate) fn limit_memory(bytes: u64) -> io::Result<()> {
+    let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
+    // SAFETY: the kernel reads the structure, which outlives the call.
+    cvt(unsafe { libc::setrlimit(libc::RLIMIT_DATA, &raw const limit) }.into()).map(drop)
+}
+
 pub(crate) fn set_process_name(name: &str) {
     if let Ok(name) = c_str(name) {
         // SAFETY: the kernel copies at most 16 bytes of a NUL-terminated string.

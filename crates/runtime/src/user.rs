@@ -2,7 +2,9 @@
 //!
 //! Called inside the container's root, so that a link in the image cannot lead to the node's files.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use crate::spec;
@@ -17,8 +19,25 @@ pub(crate) struct Identity {
 
 /// Looks `user` up in the files below `etc`.
 pub(crate) fn resolve(user: &spec::User, etc: &Path) -> Result<Identity, String> {
-    let read = |name: &str| text(name, std::fs::read(etc.join(name)));
+    let read = |name: &str| {
+        let opened = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(etc.join(name));
+        text(name, opened.and_then(read_whole))
+    };
     resolve_in(user, &read("passwd")?, &read("group")?)
+}
+
+/// Far more than the users of any image take.
+const LARGEST: u64 = 4 << 20;
+
+/// A file of an image, opened so that nobody waits for a writer. What is no file, or one without an end, is not read.
+pub(crate) fn read_whole(file: File) -> io::Result<Vec<u8>> {
+    let metadata = file.metadata()?;
+    if !metadata.is_file() || metadata.len() > LARGEST {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "not a file of users or groups"));
+    }
+    let mut bytes = Vec::new();
+    file.take(LARGEST).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// A file of users or groups. An image need not have it; but one that cannot be read must not pass for an empty one, whose
@@ -33,6 +52,22 @@ pub(crate) fn text(name: &str, read: io::Result<Vec<u8>>) -> Result<String, Stri
     }
 }
 
+/// No id is higher, as with other runtimes: the highest number of all is taken by the kernel for "as it is", so that whoever
+/// asked for it would stay root (CVE-2024-40635).
+const HIGHEST: u32 = i32::MAX as u32;
+const OUT_OF_RANGE: &str = "uids and gids must be in range 0-2147483647";
+
+/// The id that a text is; none if it is a name. What is written like a number is never a name: others have read it as one
+/// before, to find out whether it is root's.
+fn id(text: &str) -> Result<Option<u32>, String> {
+    let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
+    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Ok(None);
+    }
+    let id = text.parse().ok().filter(|id| *id <= HIGHEST);
+    id.map(Some).ok_or_else(|| OUT_OF_RANGE.to_owned())
+}
+
 /// Looks `user` up in the text of the two files.
 pub(crate) fn resolve_in(user: &spec::User, passwd: &str, group: &str) -> Result<Identity, String> {
     let (name, group_name) = match user.name.split_once(':') {
@@ -40,7 +75,7 @@ pub(crate) fn resolve_in(user: &spec::User, passwd: &str, group: &str) -> Result
         None => (user.name.as_str(), None),
     };
     let name = if name.is_empty() { "0" } else { name };
-    let number = name.parse::<u32>().ok();
+    let number = id(name)?;
     let entry = passwd.lines().find_map(|line| {
         let fields: Vec<&str> = line.split(':').collect();
         let uid = fields.get(2)?.parse::<u32>().ok()?;
@@ -66,9 +101,9 @@ pub(crate) fn resolve_in(user: &spec::User, passwd: &str, group: &str) -> Result
     };
     let mut gid = entry.as_ref().and_then(|entry| entry.2).unwrap_or(0);
     if let Some(wanted) = group_name {
-        gid = match wanted.parse::<u32>() {
-            Ok(gid) => gid,
-            Err(_) => group_entries(group)
+        gid = match id(wanted)? {
+            Some(gid) => gid,
+            None => group_entries(group)
                 .find(|entry| entry.name == wanted)
                 .map(|entry| entry.gid)
                 .ok_or_else(|| format!("unable to find group {wanted}: no matching entries in group file"))?,
@@ -86,6 +121,9 @@ pub(crate) fn resolve_in(user: &spec::User, passwd: &str, group: &str) -> Result
     groups.extend(&user.supplemental);
     let mut seen = std::collections::BTreeSet::new();
     groups.retain(|gid| seen.insert(*gid));
+    if uid > HIGHEST || groups.iter().any(|gid| *gid > HIGHEST) {
+        return Err(OUT_OF_RANGE.to_owned());
+    }
     let home = entry.map(|entry| entry.3).filter(|home| !home.is_empty());
     Ok(Identity { uid, gid, groups, home: home.unwrap_or_else(|| "/".into()) })
 }
@@ -130,5 +168,46 @@ mod tests {
             let expected = expected.map(|(u, g, gs, h)| (u, g, gs, h.to_string()));
             assert_eq!(found, expected, "{name}");
         }
+    }
+
+    /// The kernel takes the highest number for "as it is": a process that was to be nobody would stay root.
+    #[test]
+    fn security_no_number_means_root() {
+        let passwd = "4294967296:x:0:0::/:/bin/sh\nhigh:x:4294967295:0::/:/bin/sh\nlow:x:7:4294967295::/:/bin/sh\n";
+        let group = "4294967297:x:0:\nhigh:x:4294967295:low\n";
+        for name in
+            ["4294967295", "4294967296", "2147483648", "-1", "+4294967295", "high", "low", "7:high", "7:4294967297"]
+        {
+            let user = spec::User { name: name.into(), ..Default::default() };
+            assert_eq!(resolve_in(&user, passwd, group), Err(OUT_OF_RANGE.to_owned()), "{name}");
+        }
+        let user = spec::User { name: "2147483647".into(), ..Default::default() };
+        assert_eq!(resolve_in(&user, passwd, group).map(|identity| identity.uid), Ok(HIGHEST));
+        for user in [
+            spec::User { name: "8".into(), group: Some(u32::MAX), ..Default::default() },
+            spec::User { name: "8".into(), supplemental: vec![u32::MAX], ..Default::default() },
+        ] {
+            assert_eq!(resolve_in(&user, passwd, group), Err(OUT_OF_RANGE.to_owned()));
+        }
+    }
+
+    #[test]
+    fn security_only_files_are_read_for_users() {
+        let etc = tempfile::tempdir().unwrap();
+        let user = spec::User { name: "7".into(), ..Default::default() };
+        let refused = |kind: &str| {
+            let outcome = resolve(&user, etc.path());
+            assert_eq!(outcome, Err("passwd: not a file of users or groups".to_owned()), "{kind}");
+            std::fs::remove_file(etc.path().join("passwd")).unwrap();
+        };
+        let passwd = etc.path().join("passwd");
+        assert!(std::process::Command::new("mkfifo").arg(&passwd).status().unwrap().success());
+        refused("a pipe that nobody writes to");
+        std::os::unix::fs::symlink("/dev/zero", &passwd).unwrap();
+        refused("a device without an end");
+        File::create(&passwd).unwrap().set_len(1 << 40).unwrap();
+        refused("a hole of a terabyte");
+        std::fs::write(&passwd, "a:x:7:8::/home:/bin/sh\n").unwrap();
+        assert_eq!(resolve(&user, etc.path()).map(|identity| identity.gid), Ok(8));
     }
 }

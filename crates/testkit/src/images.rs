@@ -24,6 +24,18 @@ pub fn digest(bytes: &[u8]) -> String {
     format!("sha256:{}", hash.iter().map(|b| format!("{b:02x}")).collect::<String>())
 }
 
+/// Compressed so that whoever reads it needs so much memory, a power of two, however little it is.
+pub fn zstd_with_window(content: &[u8], log: u32) -> Vec<u8> {
+    let mut encoder = zstd::Encoder::new(Vec::new(), 1).unwrap();
+    encoder.window_log(log).unwrap();
+    let (first, rest) = content.split_at(content.len() / 2);
+    // Before all of it is known, the window is not made to fit.
+    encoder.write_all(first).unwrap();
+    encoder.flush().unwrap();
+    encoder.write_all(rest).unwrap();
+    encoder.finish().unwrap()
+}
+
 /// How a layer is compressed in the registry.
 #[derive(Clone, Copy)]
 pub enum Compression {

@@ -6,6 +6,7 @@ pub mod csi_driver;
 pub mod host;
 pub mod images;
 pub mod keys;
+pub mod messages;
 pub mod mutate;
 pub mod peers;
 pub mod registry;

@@ -13,11 +13,13 @@ mod pull;
 mod reference;
 mod registry;
 pub(crate) mod store;
-mod unpack;
+pub(crate) mod unpack;
 
 pub(crate) use mirrors::Mirrors;
 pub(crate) use pull::{Credentials, pull};
 pub(crate) use reference::Reference;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use registry::fuzz_challenge;
 pub(crate) use store::ImageStore;
 
 /// Why a pull failed.

@@ -277,10 +277,15 @@ pub(crate) async fn unpack_layer(store: &Arc<ImageStore>, layer: &Layer) -> Resu
     let (blob, expected) = (store.blob_path(&layer.blob.digest), layer.diff_id.clone());
     // Another process may be at the same layer.
     let temporary = target.with_extension(format!("unpacking-{}", std::process::id()));
+    let unpacker = store.unpacker.clone();
     let work = tokio::task::spawn_blocking(move || {
         let _ = std::fs::remove_dir_all(&temporary);
         std::fs::create_dir(&temporary).map_err(io_error("creating a layer"))?;
-        let result = unpack::unpack(&blob, &temporary).map_err(io_error("unpacking a layer")).and_then(|found| {
+        let unpacked = match &unpacker {
+            Some(starter) => starter.unpack(&blob, &temporary),
+            None => unpack::unpack(&blob, &temporary),
+        };
+        let result = unpacked.map_err(io_error("unpacking a layer")).and_then(|found| {
             if found == expected {
                 match std::fs::rename(&temporary, &target) {
                     Err(error) if !target.exists() => Err(io_error("storing a layer")(error)),

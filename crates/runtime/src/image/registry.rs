@@ -91,17 +91,7 @@ impl Registry {
         if scheme.eq_ignore_ascii_case("basic") {
             return basic().ok_or_else(refused);
         }
-        let parameters = parse_challenge(rest);
-        let get = |key: &str| parameters.iter().find(|(k, _)| k == key).map(|(_, v)| v.as_str());
-        let realm = get("realm").ok_or_else(refused)?;
-        if self.credentials.is_some() && !may_see_credentials(realm, &self.endpoint) {
-            return Err(PullError::Server(format!("{}: credentials are not sent to {realm}", self.endpoint.url)));
-        }
-        let scope = get("scope").map_or_else(|| format!("repository:{}:pull", self.endpoint.repository), Into::into);
-        let mut url = format!("{realm}{}scope={}", if realm.contains('?') { '&' } else { '?' }, escape(&scope));
-        if let Some(service) = get("service") {
-            url.push_str(&format!("&service={}", escape(service)));
-        }
+        let url = token_url(&self.endpoint, rest, self.credentials.is_some())?;
         let (response, _) = self.follow(&url, "application/json", basic().as_deref(), 0).await?;
         if response.status() != StatusCode::OK {
             return Err(refused());
@@ -221,6 +211,22 @@ async fn check(response: Response<Incoming>, url: &str) -> Result<Response<Incom
     }
 }
 
+/// Where the parameters of a challenge say that a token is given out.
+fn token_url(endpoint: &Endpoint, challenge: &str, has_credentials: bool) -> Result<String, PullError> {
+    let parameters = parse_challenge(challenge);
+    let get = |key: &str| parameters.iter().find(|(k, _)| k == key).map(|(_, v)| v.as_str());
+    let realm = get("realm").ok_or_else(|| PullError::Unauthorized(endpoint.url.clone()))?;
+    if has_credentials && !may_see_credentials(realm, endpoint) {
+        return Err(PullError::Server(format!("{}: credentials are not sent to {realm}", endpoint.url)));
+    }
+    let scope = get("scope").map_or_else(|| format!("repository:{}:pull", endpoint.repository), Into::into);
+    let mut url = format!("{realm}{}scope={}", if realm.contains('?') { '&' } else { '?' }, escape(&scope));
+    if let Some(service) = get("service") {
+        url.push_str(&format!("&service={}", escape(service)));
+    }
+    Ok(url)
+}
+
 /// Whether a pull secret may go to the place that gives out tokens: over TLS, or where the network is ours, or where
 /// the registry itself is configured to be reached without TLS.
 fn may_see_credentials(realm: &str, endpoint: &Endpoint) -> bool {
@@ -282,6 +288,26 @@ fn tls_config(endpoint: &Endpoint) -> Result<rustls::ClientConfig, PullError> {
         }
     }
     Ok(tls::client_builder().with_root_certificates(roots).with_no_client_auth())
+}
+
+/// A challenge of any registry: a pull secret goes nowhere in plain text but to this machine.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz_challenge(text: &str) {
+    let pairs = parse_challenge(text);
+    assert!(pairs.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>() <= 3 * text.len(), "{text}");
+    let endpoint = Endpoint {
+        url: "https://registry.example".into(),
+        skip_verify: false,
+        ca_file: None,
+        auth: None,
+        repository: "a/b".into(),
+    };
+    let _ = token_url(&endpoint, text, false);
+    // Read here as `follow` reads it.
+    let Ok(Ok(uri)) = token_url(&endpoint, text, true).map(|url| url.parse::<Uri>()) else { return };
+    let host = uri.host().unwrap_or_default();
+    let is_own = host == "localhost" || host == "[::1]" || host.starts_with("127.");
+    assert!(uri.scheme_str() == Some("https") || is_own, "{text}: {uri}");
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ use super::Reference;
 use super::config::{Descriptor, ExecutionConfig};
 use crate::error::{Result, doing};
 use crate::record;
+use crate::shim::starter::Starter;
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -78,6 +79,8 @@ struct Records {
 pub(crate) struct ImageStore {
     root: PathBuf,
     images: Mutex<Records>,
+    /// Who unpacks layers, if not this process.
+    pub(crate) unpacker: Option<Arc<Starter>>,
     /// One unpacking per layer at a time, whoever asks.
     pub(crate) unpacking: tokio::sync::Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>>,
 }
@@ -90,10 +93,16 @@ impl ImageStore {
         }
         let empty = root.join("layers").join(EMPTY_LAYER);
         fs::create_dir_all(&empty).map_err(doing(format!("creating {}", empty.display())))?;
-        let store = Self { root: root.to_path_buf(), images: Mutex::default(), unpacking: Default::default() };
+        let (root, images, unpacking) = (root.to_path_buf(), Mutex::default(), Default::default());
+        let store = Self { root, images, unpacker: None, unpacking };
         store.current(&mut store.images.lock());
         store.remove_leftovers();
         Ok(store)
+    }
+
+    /// The same store, whose layers are unpacked by processes of their own.
+    pub(crate) fn unpacked_by(self, starter: &Arc<Starter>) -> Self {
+        Self { unpacker: Some(starter.clone()), ..self }
     }
 
     /// Brings `records` up to what is on disk, if another process changed it.

@@ -10,13 +10,37 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::bounds::{Allowance, Bounded, Bounds, too_large};
 use crate::rooted::{Resolve, Rooted};
 use crate::sys;
+
+/// A layer to be unpacked by a process of its own.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Request {
+    pub(crate) blob: PathBuf,
+    pub(crate) target: PathBuf,
+    /// What the process may have, in bytes.
+    pub(crate) memory: u64,
+}
+
+impl Request {
+    /// Room for the largest window of zstd's that we read, and for the names of some hundred thousand directories.
+    pub(crate) const MEMORY: u64 = 512 << 20;
+
+    /// Unpacks it in this process, which has no other work. A panic is a refusal like any other.
+    pub(crate) fn run(&self) -> Result<String, String> {
+        let work = || sys::limit_memory(self.memory).and_then(|()| unpack(&self.blob, &self.target));
+        match std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)) {
+            Ok(outcome) => outcome.map_err(|error| error.to_string()),
+            Err(_) => Err("the layer is refused: it cannot be read".to_owned()),
+        }
+    }
+}
 
 /// Unpacks the blob (plain, gzip or zstd, whatever its first bytes say) into `target`, which must be an empty directory.
 /// Returns the digest of the uncompressed tarball.
@@ -254,11 +278,23 @@ fn set_attributes<R: Read>(entry: &mut tar::Entry<'_, R>, parent: &OwnedFd, name
     Ok(())
 }
 
+/// A layer of any size in memory, unpacked in a directory that is empty: nothing of it is outside of its own place.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz_layer(data: &[u8], directory: &Path) {
+    let (blob, target) = (directory.join("blob"), directory.join("layer"));
+    let written = std::fs::create_dir(&target).and_then(|()| std::fs::write(&blob, data));
+    assert!(written.is_ok(), "{written:?}");
+    let _ = unpack_within(&blob, &target, SMALL);
+    assert_eq!(std::fs::read_dir(directory).map(Iterator::count).ok(), Some(2));
+    assert!(std::fs::read(&blob).is_ok_and(|now| now == data));
+}
+
+#[cfg(any(test, feature = "fuzzing"))]
+const SMALL: Bounds = Bounds { entries: 20, headers: 64 << 10, directories: 1000, bytes: 8 << 20 };
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const SMALL: Bounds = Bounds { entries: 20, headers: 64 << 10, directories: 1000, bytes: 8 << 20 };
 
     fn header(kind: tar::EntryType, name: &str, size: usize) -> tar::Header {
         let mut header = tar::Header::new_gnu();

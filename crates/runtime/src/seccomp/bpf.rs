@@ -228,6 +228,25 @@ fn test(condition: &Condition) -> Result<Vec<Instruction>, String> {
     })
 }
 
+/// What the kernel asks of a filter before it takes it.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(super) fn verify(program: &[u8]) {
+    let length = program.len() / 8;
+    assert!(program.len().is_multiple_of(8) && (1..=MAX_INSTRUCTIONS).contains(&length), "{length} instructions");
+    for (at, i) in program.chunks_exact(8).enumerate() {
+        let (code, value) = (u16::from_ne_bytes([i[0], i[1]]), u32::from_ne_bytes([i[4], i[5], i[6], i[7]]));
+        match code {
+            LOAD => assert!(value % 4 == 0 && value < OFFSET_ARGUMENTS + 6 * 8, "load from {value}"),
+            JUMP_EQUAL | JUMP_GREATER | JUMP_GREATER_EQUAL => {
+                assert!(at + 1 + usize::from(i[2].max(i[3])) < length, "a jump from {at} leads out");
+            }
+            AND | RETURN => {}
+            _ => panic!("{code:#x} is no instruction of ours"),
+        }
+        assert!(at + 1 < length || code == RETURN, "the program has no end");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

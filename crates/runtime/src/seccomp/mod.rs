@@ -44,3 +44,15 @@ fn wanted(security: &v1::LinuxContainerSecurityContext, capabilities: u64) -> Re
         }
     }))
 }
+
+/// A profile's file: it is refused, or becomes a program that the kernel takes.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz_profile(text: &str) {
+    for capabilities in [0, u64::MAX] {
+        let Ok(profile) = profile::parse(text, capabilities) else { return };
+        let _ = oci::describe(&profile);
+        if let Ok(program) = bpf::compile(&profile) {
+            bpf::verify(&program);
+        }
+    }
+}

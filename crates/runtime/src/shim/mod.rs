@@ -31,6 +31,7 @@ use std::process::ExitCode;
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup::Cgroups;
+use crate::image::unpack;
 use crate::record::{self, ShimRecord};
 use crate::spec::{Namespace, PodSpec};
 use crate::{pause, sys};
@@ -45,7 +46,15 @@ pub(crate) struct Paths {
     pub(crate) socket: PathBuf,
 }
 
-/// `cox shim`: started by the runtime, forks a shim per request.
+/// What the runtime asks of the process that forks.
+#[derive(Debug, Serialize, Deserialize)]
+enum Request {
+    Shim(Paths),
+    /// What images bring is read outside of the runtime, which other pods need.
+    Unpack(unpack::Request),
+}
+
+/// `cox shim`: started by the runtime, forks a shim or a reader of a layer per request.
 pub fn main(_: Vec<OsString>) -> ExitCode {
     zygote::serve()
 }

@@ -6,7 +6,7 @@
 
 use std::ffi::CString;
 use std::fs;
-use std::io::{self, Read};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -181,9 +181,8 @@ fn prepare(spec: &Spec, directory: &Path, pause_pid: i32) -> Result<(), String> 
     }
     let root = Rooted::open(&spec.rootfs.target).map_err(|e| format!("root filesystem: {e}"))?;
     let read = |name: &str| {
-        let mut bytes = Vec::new();
-        let opened = root.open_at(name, libc::O_RDONLY, Resolve::IN_ROOT);
-        user::text(name, opened.and_then(|fd| fs::File::from(fd).read_to_end(&mut bytes)).map(|_| bytes))
+        let opened = root.open_at(name, libc::O_RDONLY | libc::O_NONBLOCK, Resolve::IN_ROOT);
+        user::text(name, opened.and_then(|fd| user::read_whole(fd.into())))
     };
     let identity = user::resolve_in(&spec.process.user, &read("etc/passwd")?, &read("etc/group")?)?;
     let config = oci_config::config(spec, &identity, pause_pid, &images)?;

@@ -3,11 +3,13 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use parking_lot::Mutex;
 
-use super::Paths;
+use super::{Paths, Request};
+use crate::image::unpack;
 use crate::sys;
 
 /// Room for the command line that a shim shows: where its pod is.
@@ -34,10 +36,8 @@ impl Starter {
         let starter = self.clone();
         let start = move || -> io::Result<String> {
             let (ours, theirs) = sys::message_pair()?;
-            starter.ask(&serde_json::to_vec(&paths)?, theirs)?;
-            let mut answer = [0u8; 4096];
-            let length = sys::read(ours.as_fd(), &mut answer)?;
-            Ok(String::from_utf8_lossy(&answer[..length]).into_owned())
+            starter.ask(&Request::Shim(paths), theirs)?;
+            read_answer(&ours)
         };
         let answer = tokio::task::spawn_blocking(start).await.unwrap_or_else(|error| Err(io::Error::other(error)));
         match answer.map_err(|error| format!("starting a shim: {error}"))?.as_str() {
@@ -47,8 +47,22 @@ impl Starter {
         }
     }
 
+    /// Has a layer unpacked by a process of its own, and waits for it: the digest of the uncompressed tarball.
+    pub(crate) fn unpack(&self, blob: &Path, target: &Path) -> io::Result<String> {
+        let memory = unpack::Request::MEMORY;
+        let layer = unpack::Request { blob: blob.to_path_buf(), target: target.to_path_buf(), memory };
+        let (ours, theirs) = sys::message_pair()?;
+        self.ask(&Request::Unpack(layer), theirs)?;
+        let answer = read_answer(&ours)?;
+        if answer.is_empty() {
+            return Err(io::Error::other("the layer is refused: it takes too much memory"));
+        }
+        serde_json::from_str::<Result<String, String>>(&answer)?.map_err(io::Error::other)
+    }
+
     /// Sends a request; if the process it goes to has died, to a new one.
-    fn ask(&self, request: &[u8], answer: OwnedFd) -> io::Result<()> {
+    fn ask(&self, request: &Request, answer: OwnedFd) -> io::Result<()> {
+        let request = &serde_json::to_vec(request)?[..];
         let mut running = self.running.lock();
         if let Some(zygote) = running.as_ref()
             && sys::send_with_fds(zygote.requests.as_fd(), request, &[answer.as_fd()]).is_ok()
@@ -78,6 +92,13 @@ impl Starter {
             .spawn()?;
         Ok(Zygote { requests, process })
     }
+}
+
+/// Empty where whoever should answer has ended.
+fn read_answer(from: &OwnedFd) -> io::Result<String> {
+    let mut answer = [0u8; 8192];
+    let length = sys::read(from.as_fd(), &mut answer)?;
+    Ok(String::from_utf8_lossy(&answer[..length]).into_owned())
 }
 
 impl Drop for Starter {

@@ -2,12 +2,14 @@
 //!
 //! Starting our program anew for each pod would make every shim relocate and keep its own copy of the same data. A
 //! process that does nothing but fork shares those pages among all shims, and a fork is also faster than an exec.
-//! It is started by the runtime (`starter`), ends with it, and leaves the shims it made behind.
+//! It is started by the runtime (`starter`), ends with it, and leaves the shims it made behind. Layers of images are read by
+//! children of it, too, each with so much memory and no more; they end with it.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::process::ExitCode;
 
-use super::Paths;
+use super::{Paths, Request};
+use crate::image::unpack;
 use crate::sys::{self, Fork, Poll};
 
 /// Forks a shim per request on standard input, until that is closed.
@@ -46,11 +48,11 @@ pub(super) fn serve() -> ExitCode {
         let (mut buffer, mut fds) = ([0u8; 16 * 1024], Vec::new());
         match sys::receive_with_fds(requests.as_fd(), &mut buffer, &mut fds) {
             Ok(0) | Err(_) => return ExitCode::SUCCESS,
-            Ok(length) => {
-                if let (Ok(paths), Some(answer)) = (serde_json::from_slice::<Paths>(&buffer[..length]), fds.pop()) {
-                    fork_shim(&paths, answer);
-                }
-            }
+            Ok(length) => match (serde_json::from_slice(&buffer[..length]), fds.pop()) {
+                (Ok(Request::Shim(paths)), Some(answer)) => fork_shim(&paths, answer),
+                (Ok(Request::Unpack(layer)), Some(answer)) => fork_unpacker(&layer, answer),
+                _ => {}
+            },
         }
     }
 }
@@ -85,6 +87,28 @@ fn fork_shim(paths: &Paths, answer: OwnedFd) {
         }
     }
 }
+
+/// Answers with the digest or the refusal as JSON; with nothing if memory does not suffice.
+fn fork_unpacker(layer: &unpack::Request, answer: OwnedFd) {
+    let tell = |outcome: Result<String, String>| say(&answer, &serde_json::to_string(&outcome).unwrap_or_default());
+    match sys::clone_process(0) {
+        Ok(Fork::Child) => {}
+        Ok(Fork::Parent(_)) => return,
+        Err(error) => return tell(Err(format!("fork: {error}"))),
+    }
+    let _ = sys::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as u64, 0);
+    sys::set_process_name("cox-unpack");
+    sys::set_command_line(&["cox", "unpack", &layer.target.to_string_lossy()]);
+    let outcome = layer.run().map_err(|mut refusal| {
+        refusal.truncate(refusal.floor_char_boundary(LONGEST_REFUSAL));
+        refusal
+    });
+    tell(outcome);
+    sys::exit_now(0)
+}
+
+/// Names of files are in it, which may be long.
+const LONGEST_REFUSAL: usize = 1024;
 
 /// Whoever asked may be gone: then there is nobody to tell.
 fn say(answer: &OwnedFd, text: &str) {

@@ -11,6 +11,9 @@ mod remote;
 mod spdy;
 mod spdy_dictionary;
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use spdy::fuzz_frames as fuzz_spdy;
+
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};

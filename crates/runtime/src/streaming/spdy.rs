@@ -261,6 +261,35 @@ impl Headers {
     }
 }
 
+/// A client that says anything at all and leaves: the connection ends, and nobody gets more than was sent.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) async fn fuzz_frames(data: &[u8]) {
+    let (ours, theirs) = tokio::io::duplex(1 << 16);
+    let (mut streams, writer, driver) = serve(ours);
+    drop(writer);
+    let (mut replies, mut write) = tokio::io::split(theirs);
+    let client = async {
+        let _ = write.write_all(data).await;
+        let _ = write.shutdown().await;
+    };
+    let accepting = async {
+        let mut readers = tokio::task::JoinSet::new();
+        while let Some(mut stream) = streams.recv().await {
+            readers.spawn(async move {
+                let mut received = 0;
+                while let Some(piece) = stream.data.recv().await {
+                    received += piece.len();
+                }
+                received
+            });
+        }
+        readers.join_all().await.into_iter().sum::<usize>()
+    };
+    let mut nobody = tokio::io::sink();
+    let (_, (), received, _) = tokio::join!(driver, client, accepting, tokio::io::copy(&mut replies, &mut nobody));
+    assert!(received <= data.len());
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

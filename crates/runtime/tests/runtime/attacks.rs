@@ -171,6 +171,44 @@ pub(crate) async fn security_planted_terminals_are_not_taken(world: Arc<World>) 
     assert!((0..4).all(|number| fs::metadata(volume.join(number.to_string())).unwrap().len() == 0));
 }
 
+/// What a probe's command says without end is cut (CVE-2022-31030).
+pub(crate) async fn security_output_of_commands_is_bounded(world: Arc<World>) {
+    let node = world.node().await;
+    node.pull("busybox").await;
+    let (sandbox, id) = node.run("talker", "busybox", &["sleep", "1000"]).await;
+    let answer = node.try_exec(&id, &["head", "-c", "9000000", "/dev/zero"], 60).await.unwrap();
+    assert_eq!((answer.exit_code, answer.stdout.len()), (0, 7 << 20));
+    node.remove_sandbox(&sandbox).await;
+}
+
+/// A layer is read by a process of its own, which may have so much memory: one that needs more is refused, and the process
+/// that was asked goes on.
+pub(crate) async fn security_layers_are_unpacked_with_so_much_memory(_: Arc<World>) {
+    let directory = tempfile::tempdir().unwrap();
+    let mut layer = testkit::images::Layer::new();
+    layer.file("f", 0o644, b"x");
+    let tar = layer.finish();
+    let digest = testkit::images::digest(&tar);
+    for (name, log, memory, expected) in [
+        ("small", 20, 64 << 20, Ok(digest.as_str())),
+        ("window", 27, 64 << 20, Err("")),
+        ("allowed", 27, 512 << 20, Ok(&digest)),
+    ] {
+        let (blob, target) = (directory.path().join(name), directory.path().join(format!("{name}-unpacked")));
+        fs::write(&blob, testkit::images::zstd_with_window(&tar, log)).unwrap();
+        fs::create_dir(&target).unwrap();
+        let request = serde_json::json!({"Unpack": {"blob": blob, "target": target, "memory": memory}});
+        let mut program = Command::new(std::env::current_exe().unwrap());
+        let answer = testkit::messages::ask(program.arg("shim"), &request.to_string());
+        let answer: Result<String, String> = serde_json::from_str(&answer).unwrap();
+        match expected {
+            Ok(digest) => assert_eq!(answer.as_deref(), Ok(digest), "{name}"),
+            Err(_) => assert!(answer.as_ref().is_err_and(|why| why.contains("memory")), "{name}: {answer:?}"),
+        }
+        assert_eq!(target.join("f").exists(), expected.is_ok(), "{name}");
+    }
+}
+
 /// A group of its own needs a user, as with other runtimes.
 pub(crate) async fn a_group_without_a_user_is_refused(world: Arc<World>) {
     let node = world.node().await;

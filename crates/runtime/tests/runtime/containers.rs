@@ -115,7 +115,7 @@ pub(crate) async fn security_contexts_hold(world: Arc<World>) {
     for (script, expected) in [
         ("id -u; id -g; id -G", "101\n102\n102 4 5000\n"),
         ("touch /x 2>/dev/null || echo read-only", "read-only\n"),
-        ("grep -E 'Cap(Eff|Bnd|Amb)' /proc/self/status | cut -f2 | sort -u", "0000000000000000\n"),
+        ("grep -E 'Cap(Inh|Eff|Bnd|Amb)' /proc/self/status | cut -f2 | sort -u", "0000000000000000\n"),
         ("grep -E 'NoNewPrivs|Seccomp:' /proc/self/status | cut -f2", "1\n2\n"),
         ("unshare -U true 2>/dev/null || echo refused", "refused\n"),
         ("(cat /proc/kcore | head -c 1) 2>/dev/null | wc -c", "0\n"),
@@ -129,6 +129,9 @@ pub(crate) async fn security_contexts_hold(world: Arc<World>) {
         node.create(&sandbox, &pod, node.container_config("plain", "busybox", &["sleep", "1000"])).await.unwrap();
     node.start_container(&plain).await.unwrap();
     assert_eq!(node.sh(&plain, "grep CapEff /proc/self/status | cut -f2").await, "00000000a80425fb\n");
+    // Nothing that a program could inherit (CVE-2022-29162), and no cgroup of its own to write to (CVE-2023-25809).
+    assert_eq!(node.sh(&plain, "grep CapInh /proc/self/status | cut -f2").await, "0000000000000000\n");
+    assert_eq!(node.sh(&plain, "mkdir /sys/fs/cgroup/x 2>/dev/null || echo read-only").await, "read-only\n");
     assert_eq!(node.sh(&plain, "mknod /b b 7 0 && (cat /b 2>/dev/null || echo denied)").await, "denied\n");
     let mut config = node.container_config("priv", "busybox", &["sleep", "1000"]);
     config.linux.as_mut().unwrap().security_context.as_mut().unwrap().privileged = true;

@@ -63,6 +63,8 @@ const TESTS: &[Test] = tests![
     attacks::security_planted_devices_are_left_alone,
     attacks::security_nothing_hides_proc,
     attacks::security_planted_terminals_are_not_taken,
+    attacks::security_output_of_commands_is_bounded,
+    attacks::security_layers_are_unpacked_with_so_much_memory,
     attacks::a_group_without_a_user_is_refused,
     attacks::mounts_propagate_as_asked,
 ];
