@@ -34,6 +34,7 @@ pub(crate) use connect::ask_kubelet;
 pub(crate) use create::create_object;
 pub(crate) use delete::delete_object;
 pub(crate) use own::Own;
+pub(crate) use patch::accepted as patch_types;
 pub(crate) use update::{Target, modify};
 pub(crate) use write::{Current, decode_entry};
 

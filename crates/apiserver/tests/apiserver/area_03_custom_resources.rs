@@ -269,6 +269,11 @@ async fn discovery_and_openapi_follow_the_definitions() {
     assert_eq!(schema["properties"]["spec"]["properties"]["schedule"]["type"], "string");
     let kind = json!([{"group": "example.com", "version": "v1", "kind": "Cron"}]);
     assert_eq!(schema["x-kubernetes-group-version-kind"], kind);
+    // Clients choose how to patch by what is offered here.
+    let patch = &document["paths"]["/apis/example.com/v1/namespaces/{namespace}/crons/{name}"]["patch"];
+    let offered: Vec<&String> = patch["requestBody"]["content"].as_object().unwrap().keys().collect();
+    let expected = ["application/apply-patch+yaml", "application/json-patch+json", "application/merge-patch+json"];
+    assert!(offered.len() == 3 && expected.iter().all(|media| offered.iter().any(|found| found == media)), "{patch}");
     let (_, document) = cluster.get("/openapi/v2").await;
     assert_eq!(document["definitions"]["com.example.v1.Cron"]["x-kubernetes-group-version-kind"], kind);
 
