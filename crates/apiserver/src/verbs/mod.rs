@@ -68,6 +68,9 @@ async fn to_its_end(operation: Operation) -> Result<Response<Body>, Status> {
 
 async fn serve(operation: Operation, upgrade: Option<hyper::upgrade::OnUpgrade>) -> Result<Response<Body>, Status> {
     let verb = operation.info.verb;
+    if let Some(deprecation) = operation.resource.strategy.deprecation() {
+        operation.warn(deprecation);
+    }
     if !operation.info.subresource.is_empty() {
         return Box::pin(subresource(operation, upgrade)).await;
     }

@@ -336,6 +336,23 @@ async fn fields_are_validated_as_asked() {
     assert_eq!((code, warnings), (201, 0));
 }
 
+/// Whoever uses a version that will go is told, whatever they do with it.
+#[tokio::test]
+async fn deprecated_versions_say_so_with_every_answer() {
+    let cluster = Cluster::start().await;
+    let mut old = crons();
+    old["spec"]["versions"][0]["deprecated"] = true.into();
+    define(&cluster, &old).await;
+    let warnings = async |url: &str| -> Vec<String> {
+        let answer = cluster.request("GET", url, "application/json", Bytes::new(), "admin", &["system:masters"]).await;
+        answer.headers().get_all("warning").iter().map(|value| value.to_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(warnings(CRONS).await, [r#"299 - "example.com/v1 Cron is deprecated""#]);
+    let endpoints = r#"299 - "v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice""#;
+    assert_eq!(warnings("/api/v1/namespaces/default/endpoints").await, [endpoints]);
+    assert!(warnings("/api/v1/namespaces/default/services").await.is_empty());
+}
+
 #[tokio::test]
 async fn kubectl_works_with_custom_kinds() {
     let cluster = Cluster::start().await;
