@@ -9,6 +9,8 @@ use rustls_pki_types::PrivateKeyDer;
 use rustls_pki_types::pem::PemObject;
 use serde_json::json;
 
+use crate::private_key::pkcs8;
+
 /// The key of `--service-account-private-key-file`: RSA, or ECDSA on P-256.
 pub(super) struct TokenSigner {
     key: Key,
@@ -35,7 +37,7 @@ impl TokenSigner {
                 Ok(key) => Key::Rsa(Box::new(key)),
                 Err(_) => ecdsa(der.secret_pkcs8_der()).map_err(rejected)?,
             },
-            PrivateKeyDer::Sec1(der) => ecdsa(&pkcs8(der.secret_sec1_der())).map_err(rejected)?,
+            PrivateKeyDer::Sec1(_) => ecdsa(&pkcs8(&parsed).unwrap_or_default()).map_err(rejected)?,
             _ => anyhow::bail!("service account key: neither RSA nor ECDSA"),
         };
         Ok(Self { key })
@@ -70,20 +72,6 @@ impl TokenSigner {
         };
         Ok(format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature)))
     }
-}
-
-/// Wraps a SEC1 key on P-256, since ring reads only PKCS#8. All lengths fit one byte.
-fn pkcs8(sec1: &[u8]) -> Vec<u8> {
-    const ALGORITHM: &[u8] = &[
-        0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d,
-        0x03, 0x01, 0x07,
-    ];
-    let value = |tag: u8, body: &[u8]| {
-        let length = u8::try_from(body.len()).unwrap_or(u8::MAX);
-        let prefix: &[u8] = if length < 0x80 { &[] } else { &[0x81] };
-        [&[tag], prefix, &[length], body].concat()
-    };
-    value(0x30, &[&[0x02, 0x01, 0x00], ALGORITHM, &value(0x04, sec1)].concat())
 }
 
 #[cfg(test)]
