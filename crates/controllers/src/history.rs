@@ -74,6 +74,8 @@ pub(crate) async fn record<K: Resource>(
                 name: Some(name.clone()),
                 namespace: owner.metadata().namespace.clone(),
                 labels: Some(labels),
+                // Among them is why it was changed, which `kubectl rollout history` shows.
+                annotations: owner.metadata().annotations.clone(),
                 owner_references: Some(vec![controller_reference(owner)]),
                 ..ObjectMeta::default()
             },

@@ -133,6 +133,11 @@ pub trait Strategy: Send + Sync + 'static {
         FieldErrors::default()
     }
 
+    /// Shown to the client (`Warning:` header) with every answer: why this version should not be used any more.
+    fn deprecation(&self) -> Option<&str> {
+        None
+    }
+
     /// Warnings shown to the client (`Warning:` header) for a create or, with `old`, an update.
     fn warnings(&self, _object: &Self::Object, _old: Option<&Self::Object>) -> Vec<String> {
         Vec::new()
@@ -214,6 +219,7 @@ pub trait AnyStrategy: Send + Sync {
     fn validate_update(&self, new: &dyn Object, old: &dyn Object) -> FieldErrors;
     fn prepare_for_status_update(&self, call: &Call<'_>, new: &mut dyn Object, old: &dyn Object);
     fn validate_status_update(&self, new: &dyn Object, old: &dyn Object) -> FieldErrors;
+    fn deprecation(&self) -> Option<&str>;
     fn warnings(&self, object: &dyn Object, old: Option<&dyn Object>) -> Vec<String>;
     fn grace(&self, object: &dyn Object, requested: Option<i64>) -> Grace;
     fn before_delete(&self, object: &mut dyn Object, now: Timestamp) -> Option<Deletion>;
@@ -308,6 +314,10 @@ impl<S: Strategy> AnyStrategy for S {
 
     fn validate_status_update(&self, new: &dyn Object, old: &dyn Object) -> FieldErrors {
         Strategy::validate_status_update(self, typed(new), typed(old))
+    }
+
+    fn deprecation(&self) -> Option<&str> {
+        Strategy::deprecation(self)
     }
 
     fn warnings(&self, object: &dyn Object, old: Option<&dyn Object>) -> Vec<String> {

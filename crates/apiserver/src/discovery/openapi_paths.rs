@@ -6,6 +6,8 @@ use registry::resource::Subresource;
 use registry::{Action, Resource, Verb};
 use serde_json::{Map, Value, json};
 
+use crate::verbs::patch_types;
+
 pub(super) const PATCH: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.Patch";
 const DELETE_OPTIONS: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions";
 const STATUS: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.Status";
@@ -46,13 +48,6 @@ impl Dialect {
 
 pub(super) const MEDIA: &[&str] = &["application/json", "application/yaml"];
 const LIST_MEDIA: &[&str] = &["application/json", "application/yaml", "application/json;stream=watch"];
-const PATCHES: &[&str] = &[
-    "application/json-patch+json",
-    "application/merge-patch+json",
-    "application/strategic-merge-patch+json",
-    "application/apply-patch+yaml",
-];
-
 /// Query parameters and their types.
 const WRITE: &[(&str, &str)] = &[("dryRun", "string"), ("fieldManager", "string"), ("fieldValidation", "string")];
 const DELETE: &[(&str, &str)] = &[
@@ -398,7 +393,7 @@ impl Writer<'_> {
 
     fn write(&self, operation: &Operation<'_>) -> Value {
         let (row, dialect) = (self.row, self.dialect);
-        let consumes: &[&str] = if operation.action == "patch" { PATCHES } else { &["*/*"] };
+        let consumes: &[&str] = if operation.action == "patch" { patch_types(row) } else { &["*/*"] };
         let produces = if matches!(operation.action, "list" | "watch" | "watchlist") { LIST_MEDIA } else { MEDIA };
         let (group, version, kind) = operation.of;
         let mut parameters: Vec<Value> =

@@ -36,6 +36,7 @@ pub(crate) use delete::delete_object;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use list::Token;
 pub(crate) use own::Own;
+pub(crate) use patch::accepted as patch_types;
 pub(crate) use update::{Target, modify};
 pub(crate) use write::{Current, decode_entry};
 
@@ -69,6 +70,9 @@ async fn to_its_end(operation: Operation) -> Result<Response<Body>, Status> {
 
 async fn serve(operation: Operation, upgrade: Option<hyper::upgrade::OnUpgrade>) -> Result<Response<Body>, Status> {
     let verb = &operation.info.verb;
+    if let Some(deprecation) = operation.resource.strategy.deprecation() {
+        operation.warn(deprecation);
+    }
     if !operation.info.subresource.is_empty() {
         return Box::pin(subresource(operation, upgrade)).await;
     }

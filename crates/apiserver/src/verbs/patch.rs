@@ -22,7 +22,7 @@ const ACCEPTED_BY_CUSTOM: &[&str] =
     &["application/json-patch+json", "application/merge-patch+json", super::managed_fields::APPLY];
 
 /// Forms of patches. What a strategic one does is written into the types of built-in kinds only.
-fn accepted(resource: &Resource) -> &'static [&'static str] {
+pub(crate) fn accepted(resource: &Resource) -> &'static [&'static str] {
     if resource.is_custom { ACCEPTED_BY_CUSTOM } else { ACCEPTED }
 }
 

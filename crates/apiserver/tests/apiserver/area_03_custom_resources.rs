@@ -269,6 +269,11 @@ async fn discovery_and_openapi_follow_the_definitions() {
     assert_eq!(schema["properties"]["spec"]["properties"]["schedule"]["type"], "string");
     let kind = json!([{"group": "example.com", "version": "v1", "kind": "Cron"}]);
     assert_eq!(schema["x-kubernetes-group-version-kind"], kind);
+    // Clients choose how to patch by what is offered here.
+    let patch = &document["paths"]["/apis/example.com/v1/namespaces/{namespace}/crons/{name}"]["patch"];
+    let offered: Vec<&String> = patch["requestBody"]["content"].as_object().unwrap().keys().collect();
+    let expected = ["application/apply-patch+yaml", "application/json-patch+json", "application/merge-patch+json"];
+    assert!(offered.len() == 3 && expected.iter().all(|media| offered.iter().any(|found| found == media)), "{patch}");
     let (_, document) = cluster.get("/openapi/v2").await;
     assert_eq!(document["definitions"]["com.example.v1.Cron"]["x-kubernetes-group-version-kind"], kind);
 
@@ -329,6 +334,23 @@ async fn fields_are_validated_as_asked() {
     assert_eq!((code, warnings), (201, 3));
     let (code, warnings, _) = post("Ignore").await;
     assert_eq!((code, warnings), (201, 0));
+}
+
+/// Whoever uses a version that will go is told, whatever they do with it.
+#[tokio::test]
+async fn deprecated_versions_say_so_with_every_answer() {
+    let cluster = Cluster::start().await;
+    let mut old = crons();
+    old["spec"]["versions"][0]["deprecated"] = true.into();
+    define(&cluster, &old).await;
+    let warnings = async |url: &str| -> Vec<String> {
+        let answer = cluster.request("GET", url, "application/json", Bytes::new(), "admin", &["system:masters"]).await;
+        answer.headers().get_all("warning").iter().map(|value| value.to_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(warnings(CRONS).await, [r#"299 - "example.com/v1 Cron is deprecated""#]);
+    let endpoints = r#"299 - "v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice""#;
+    assert_eq!(warnings("/api/v1/namespaces/default/endpoints").await, [endpoints]);
+    assert!(warnings("/api/v1/namespaces/default/services").await.is_empty());
 }
 
 #[tokio::test]

@@ -12,10 +12,13 @@ use k8s_openapi::api::certificates::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use rcgen::{ExtendedKeyUsagePurpose, Issuer, KeyPair, KeyUsagePurpose};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 
 use super::request::{parse, refusal};
 use super::{CLIENT, KUBELET_CLIENT, KUBELET_SERVING, LEGACY_UNKNOWN, has_condition, is_issued};
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
+use crate::private_key::pkcs8;
 
 /// `--cluster-signing-duration`.
 const LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -31,7 +34,23 @@ struct Controller {
 
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let requests = context.on_self::<CertificateSigningRequest>();
-    Arc::new(Controller { client: context.client.clone(), requests, signer: context.config.signer.clone() })
+    let signer = context.config.signer.clone().filter(is_usable);
+    Arc::new(Controller { client: context.client.clone(), requests, signer })
+}
+
+fn key_pair(pem: &str) -> Result<KeyPair, String> {
+    let key = PrivateKeyDer::from_pem_slice(pem.as_bytes()).map_err(|error| error.to_string())?;
+    let der = pkcs8(&key).ok_or("neither RSA nor ECDSA")?;
+    KeyPair::try_from(&PrivatePkcs8KeyDer::from(der)).map_err(|error| error.to_string())
+}
+
+/// Whether the authority can sign. What is wrong with it is no fault of those who ask.
+fn is_usable((authority, key): &(String, String)) -> bool {
+    let issuer = key_pair(key).and_then(|key| {
+        let issuer = Issuer::from_ca_cert_pem(authority, key);
+        issuer.map(drop).map_err(|error| error.to_string())
+    });
+    issuer.inspect_err(|error| tracing::error!(%error, "no certificates are signed: the authority's files")).is_ok()
 }
 
 /// The certificate in PEM, or why there is none.
@@ -44,7 +63,7 @@ fn sign(
     if let Some(refusal) = refusal(spec, &request) {
         return Err(refusal.into());
     }
-    let key = KeyPair::from_pem(key).map_err(|error| error.to_string())?;
+    let key = key_pair(key)?;
     let issuer = Issuer::from_ca_cert_pem(authority, &key).map_err(|error| error.to_string())?;
     let asked =
         spec.expiration_seconds.map(|seconds| Duration::from_secs(seconds.max(0).unsigned_abs().into()).max(SHORTEST));
@@ -177,10 +196,52 @@ mod tests {
             );
         }
     }
+
+    /// As kubeadm writes the key of an authority, with a word before it. Made for this test.
+    const RSA: &str = "of nobody
+-----BEGIN RSA PRIVATE KEY-----
+MIIEpAIBAAKCAQEAy+SI/xozZtqKb+XBvtINj4l4+WUIWymunND6J4S7T9CcoyHx
+Hpv/zMPRlNFnpkAdKXzgGn0y5rddV51f5JMMJ8meRYMUiEk1uANLil/qdI1vbD0q
+Yfu2jm/OqBy20khB+iXGzErWDnmKtVBZBMDmrvR5C2fjp7/F8z+Xn94I2DcrPWSI
+SeMSxCgshVlXJ5kO3/wjlrw1YGAj5RdME6tQNOzfAIVDh2Hup+Z2Fp7hZmbDugHn
+gv0AXya3aR7c3JpRA4nOlrW5yDNjLkoIzfZWpGRydK6AIyAsKPukV0Ljg+FI0FDY
+XPc+sdtXAYqFGtVv5V26su3whFy1fIwM0Qy3PwIDAQABAoIBAFftffD5dRpRe6sG
+27c1cbipUdzHZ8OcpZsl+gMp1/dzIOGvBQMsxjMhbVPuvHKzKoBWRHTX8igSAnSC
+vzRc/7x208TpYuTlIX/yF9UcSQkrZ1Y3yHvJ5+/kIqxX+bWUiLNeMC2wxkAmxR0t
+Ab6ti63+aubyzfftGWotze8Y+xp2Zev+Lts1j3/dA5O1dHY1c94YujQFZDAL+dJz
+oNbvpWkuXYp/q4AE9bJ0HJPPDytioU0tJFnW1jAID0zT3cXLdL6QK/KZciqRODB5
+TnjJOwl/XdI0QUsYoUfVuFXkg3TekpK1Egtx8sU0jozTADMgo31APrxy1dZf527Y
+X8RDT2UCgYEA/3uNX4LlMELaGLR2VU7LXziBuuu558KmDvwpCk3huoQQuM06aGOy
+qer7tZ2ilaexMt05IfYvqAqyY14H2mDUfs0ZCuAwBRicafesNBjlOIfVGclGPFrQ
+BaEnFcgqkVP1IcU75vmYHatQpp8ddQrK4mpdklF1BGEJbWyTm52DpLUCgYEAzE48
+0WH8xx+mtuN4BJAS0fcZ4n66eMqVuELr+MBe9MA/NG+nENsUwsC2yUJv+HGyKIxm
+bMOmmXZTBz8healvry94nh2Ud8RAfrnB5UOtgSmfU4KrI7pPadTWG9f7J+WQykYc
+cMwIGAZs8ef5zy8bXPZuV9jdSUwHjekRgSaueKMCgYEAqMPZE6rH8yV2JLOxJ5Ex
+Tulo6S0mVS6Du4pfIetonWj4EtufJa4WK6CKPeKvr+RibZMtVn3l5T+Lr5BB58Pn
+Gwwo6sJFdlhXmrh9DL0VTk6MOsh2mQ/0MoPN6dmcJPwtBe3gMCfYkGDGmgqpztMe
+Soqw3SLqBcaED8CVkUpv17ECgYAVyzbDoy9C0oaHNeaknfXT/gb92UTtA7dK66Ce
+bW7zrtpPLqXkr2ociFA3UeX926sElk2Kxqgr8KpUuJBKmR930ZmNTFx9FitHGWus
+mDaW86iyUNsOuZ4lDPY2DCkXjW6PlUENa0ZlwbG3cGZ+imjh1svYhSK94eVgZv9e
+BpFP/wKBgQDNdTIxAkA7tcs4JQyqHlCCxIqGUeQ9pwvKy0S5RZKvVVZdwP8V1Wlk
+424JtMIHuYY4pLs5Ndo3GcjRlbNMPozF5wN31+wPX/o9Y2h9rGiHI4P+6zj87flQ
+m/5GCh9kQr2z2K5MYCWpfngii91AdNf4pDyNlBm4nD49ejMDzx5EaQ==
+-----END RSA PRIVATE KEY-----
+";
+
+    #[test]
+    fn authorities_may_have_keys_of_rsa() {
+        let key = key_pair(RSA).unwrap();
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let authority = (params.self_signed(&key).unwrap().pem(), RSA.to_owned());
+        assert!(is_usable(&authority) && !is_usable(&("nothing".into(), RSA.into())));
+        let spec = request("ann", "dev", &[], CLIENT, &["digital signature", "client auth"]);
+        sign(&spec, &authority, Timestamp::now()).unwrap();
+    }
+
     #[test]
     fn certificates_name_every_group() {
         use rustls_pki_types::CertificateDer;
-        use rustls_pki_types::pem::PemObject;
         let (authority, key) = authority();
         let spec = request("ann", "dev,admins", &[], CLIENT, &["digital signature", "client auth"]);
         let signed = sign(&spec, &(authority.clone(), key), Timestamp::now()).unwrap();

@@ -6,6 +6,8 @@ use base64::engine::general_purpose::STANDARD;
 use rcgen::{KeyPair, SigningKey};
 use x509_parser::prelude::{FromDer, X509Certificate, X509CertificationRequest, X509Name};
 
+use crate::der::element;
+
 /// A name, and the attributes of it that mean something here.
 pub(super) struct Subject {
     der: Vec<u8>,
@@ -53,21 +55,6 @@ impl Subject {
 
 const SEQUENCE: u8 = 0x30;
 const BIT_STRING: u8 = 0x03;
-
-/// An element of DER.
-fn element(tag: u8, content: &[u8]) -> Vec<u8> {
-    let mut out = vec![tag];
-    match content.len() {
-        length @ 0..=0x7f => out.push(length as u8),
-        length => {
-            let bytes: Vec<u8> = length.to_be_bytes().into_iter().skip_while(|byte| *byte == 0).collect();
-            out.push(0x80 | bytes.len() as u8);
-            out.extend(bytes);
-        }
-    }
-    out.extend(content);
-    out
-}
 
 /// How long tag and length of the element at the start are. It was parsed before: it is whole.
 fn header(der: &[u8]) -> usize {

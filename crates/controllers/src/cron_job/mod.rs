@@ -188,6 +188,12 @@ impl Controller {
         let deadline = spec.starting_deadline_seconds.map(|seconds| Duration::from_secs(seconds.max(0).unsigned_abs()));
         let earliest = earliest(cron_job, status, deadline, now);
         let due = due(&schedule, &zone, earliest, now);
+        if due.missed.is_none() && due.next.is_none() {
+            // A day that no month has. Upstream's words, whose search gives up at one and the same time.
+            let why = "time difference between two schedules is less than 1 second";
+            self.recorder.warning(&about, "InvalidSchedule", format!("invalid schedule: {} : {why}", spec.schedule));
+            return Ok(Requeue::Never);
+        }
         let later = due
             .next
             .map(|next| Duration::try_from(next.duration_since(now)).unwrap_or_default() + Duration::from_millis(100));

@@ -210,6 +210,13 @@ mod tests {
     }
 
     #[test]
+    fn a_day_that_no_month_has_is_never_due() {
+        let schedule = Schedule::parse("59 23 31 2 *").unwrap();
+        let due = due(&schedule, &TimeZone::UTC, time("2026-01-01T00:00:00Z"), time("2026-06-01T00:00:00Z"));
+        assert_eq!((due.missed, due.next), (None, None));
+    }
+
+    #[test]
     fn next_times() {
         for (expression, after, expected) in [
             ("* * * * *", "2026-01-01T00:00:00Z", "2026-01-01T00:01:00+00:00"),

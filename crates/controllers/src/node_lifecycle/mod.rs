@@ -22,7 +22,7 @@ use tokio::time::Instant;
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::{Error, pods};
-use plan::{Zone, condition, eviction_period, ready, taint_patch, taints};
+use plan::{Zone, condition, eviction_period, is_marked_unknown, ready, taint_patch, taints};
 
 /// While no node of a zone may be evicted, each looks again after this.
 const HELD_BACK: Duration = Duration::from_secs(30);
@@ -142,7 +142,7 @@ impl Controller {
         let Some(node) = self.nodes.get(key) else { return Ok(Requeue::Never) };
         let last = *self.seen.lock().entry(key.to_owned()).or_insert_with(Instant::now);
         let silent = last.elapsed() >= self.grace;
-        if silent && ready(&node) != "Unknown" {
+        if silent && !is_marked_unknown(&node) {
             return self.mark_unknown(&node).await;
         }
         let mut wait =

@@ -19,6 +19,11 @@ pub(super) fn ready(node: &Node) -> &str {
     condition(node, "Ready").map_or("Unknown", |ready| ready.status.as_str())
 }
 
+/// Whether the node says itself that nobody knows how it fares. One whose kubelet never came says nothing.
+pub(super) fn is_marked_unknown(node: &Node) -> bool {
+    condition(node, "Ready").is_some_and(|ready| ready.status == "Unknown")
+}
+
 /// Key and effect of every taint this controller manages and the node should have now.
 pub(super) fn wanted(node: &Node) -> Vec<(&'static str, &'static str)> {
     let mut taints = Vec::new();
@@ -187,6 +192,15 @@ mod tests {
         assert_eq!(taint_patch(&node, &left)["spec"], json!({"taints": null}));
         let present = node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap();
         assert_eq!(taint_patch(&node, &present)["spec"]["taints"][0]["key"], NOT_READY);
+    }
+
+    #[test]
+    fn a_node_without_conditions_is_yet_to_be_marked() {
+        for (conditions, expected) in
+            [(vec![], false), (vec![("Ready", "True")], false), (vec![("Ready", "Unknown")], true)]
+        {
+            assert_eq!(is_marked_unknown(&node(&conditions, false, &[])), expected, "{conditions:?}");
+        }
     }
 
     #[test]

@@ -129,5 +129,9 @@ async fn times_are_those_of_the_zone_and_not_too_late() {
     });
     let names = made.await.expect("the time that is not too late");
     assert_eq!(names.iter().filter(|name| name.starts_with("late-")).count(), 1, "{names:?}");
+
+    // A day that no month has.
+    schedule(&cluster, "late", json!({ "spec": { "schedule": "59 23 31 2 *" } })).await;
+    until_event(&cluster, "late", "InvalidSchedule").await;
     cluster.stop().await;
 }

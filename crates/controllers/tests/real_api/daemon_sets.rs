@@ -9,7 +9,7 @@ use crate::harness::{Cluster, image, template};
 
 fn set() -> Value {
     json!({
-        "metadata": { "name": "agent", "namespace": "default" },
+        "metadata": { "name": "agent", "namespace": "default", "annotations": { "kubernetes.io/change-cause": "made" } },
         "spec": { "selector": { "matchLabels": { "app": "agent" } }, "template": template("agent", "nginx:1", "Always") },
     })
 }
@@ -124,8 +124,11 @@ async fn a_rollback_leaves_daemons_of_the_old_revision_alone() {
             set.status.as_ref().is_some_and(|status| status.number_available == Some(3))
         })
         .await;
-    let numbers: std::collections::BTreeSet<i64> =
-        cluster.list::<ControllerRevision>("default").await.iter().map(|one| one.revision).collect();
+    let records = cluster.list::<ControllerRevision>("default").await;
+    let cause =
+        |one: &ControllerRevision| one.metadata.annotations.as_ref()?.get("kubernetes.io/change-cause").cloned();
+    assert!(records.iter().all(|one| cause(one).as_deref() == Some("made")), "{records:?}");
+    let numbers: std::collections::BTreeSet<i64> = records.iter().map(|one| one.revision).collect();
     assert_eq!(numbers, [2, 3, 4].into(), "the first record is used again under a new number");
     cluster.stop().await;
 }

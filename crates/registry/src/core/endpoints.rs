@@ -20,6 +20,10 @@ impl Strategy for EndpointsStrategy {
     type Object = Endpoints;
     const CREATES_ON_UPDATE: bool = true;
 
+    fn deprecation(&self) -> Option<&str> {
+        Some("v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice")
+    }
+
     fn apply_defaults(&self, endpoints: &mut Endpoints) {
         for subset in items_mut(&mut endpoints.subsets) {
             for port in items_mut(&mut subset.ports) {

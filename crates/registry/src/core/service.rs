@@ -80,6 +80,11 @@ impl Strategy for ServiceStrategy {
 
     fn prepare_for_update(&self, _: &Call<'_>, new: &mut Service, old: &Service) {
         let (Some(new), Some(old)) = (&mut new.spec, &old.spec) else { return };
+        // A client that knows one address only means all of them (`normalizeClusterIPs`, v1.36).
+        let wanted = text(&new.cluster_ip).map(str::to_owned);
+        if wanted.is_some() && new.cluster_ip != old.cluster_ip && items(&new.cluster_ips) == items(&old.cluster_ips) {
+            new.cluster_ips = wanted.map(|address| vec![address]);
+        }
         // A client that knows nothing of addresses does not mean to drop them.
         if or_empty(&new.type_) != "ExternalName" && or_empty(&old.type_) != "ExternalName" {
             if text(&new.cluster_ip).is_none() && items(&new.cluster_ips).is_empty() {
@@ -522,6 +527,13 @@ mod tests {
         let moved = service(
             json!({"clusterIP": "10.43.0.8", "clusterIPs": ["10.43.0.8"], "type": "NodePort", "ports": [{"port": 80}]}),
         );
+        assert_eq!(
+            ServiceStrategy.validate_update(&moved, &old).to_string(),
+            "spec.clusterIPs[0]: Invalid value: [\"10.43.0.8\"]: may not change once set"
+        );
+        let mut moved = old.clone();
+        moved.spec.as_mut().unwrap().cluster_ip = Some("10.43.0.8".into());
+        ServiceStrategy.prepare_for_update(&call, &mut moved, &old);
         assert_eq!(
             ServiceStrategy.validate_update(&moved, &old).to_string(),
             "spec.clusterIPs[0]: Invalid value: [\"10.43.0.8\"]: may not change once set"

@@ -25,7 +25,7 @@ pub(super) struct CustomStrategy {
     pub(super) selectable: Selectable,
     pub(super) has_status: bool,
     pub(super) scale: Option<ScalePaths>,
-    /// Shown to whoever writes in a version that will go.
+    /// Shown to whoever uses a version that will go.
     pub(super) deprecation: Option<String>,
 }
 
@@ -199,8 +199,12 @@ impl AnyStrategy for CustomStrategy {
         self.validate(custom(new), Some(custom(old)))
     }
 
+    fn deprecation(&self) -> Option<&str> {
+        self.deprecation.as_deref()
+    }
+
     fn warnings(&self, _: &dyn Object, _: Option<&dyn Object>) -> Vec<String> {
-        self.deprecation.iter().cloned().collect()
+        Vec::new()
     }
 
     fn grace(&self, _: &dyn Object, _: Option<i64>) -> Grace {

@@ -6,7 +6,6 @@
 
 use std::ops::Range;
 
-use super::PRESENT;
 use super::raw::known_by;
 use super::set::SERVER_SET;
 use super::walk::{Atom, item_atom};
@@ -82,8 +81,8 @@ impl Walk<'_> {
                 last = Some(name);
                 let is_there = bare
                     && match first {
-                        b'{' => is_among(PRESENT, name),
-                        b'[' => name == b"containers",
+                        b'{' => atom.has_from_start(name),
+                        b'[' => atom.has_list_from_start(name),
                         _ => false,
                     };
                 self.value(start, is_there, inner, Element::Field(name), level)?

@@ -9,6 +9,7 @@
 
 mod books;
 mod created;
+mod last_applied;
 mod managed;
 mod raw;
 mod set;
@@ -148,23 +149,31 @@ pub fn apply(
         changes.ignore(field);
     }
     let (changed, removed) = changes.split();
-    let mut conflicts = Vec::new();
-    for (i, entry) in managed.entries.iter_mut().enumerate().filter(|&(i, _)| i != mine) {
-        let _ = i;
+    let mut disputes: Vec<(String, FieldSet)> = Vec::new();
+    for (_, entry) in managed.entries.iter_mut().enumerate().filter(|&(i, _)| i != mine) {
         let disputed = entry.set.intersection(&changed);
         if !disputed.is_empty() {
             if !force {
-                let manager = entry.describe();
-                conflicts
-                    .extend(disputed.paths().into_iter().map(|field| Conflict { manager: manager.clone(), field }));
+                disputes.push((entry.describe(), disputed));
                 continue;
             }
             entry.set.subtract(&disputed);
         }
         entry.set.subtract(&removed);
     }
-    if !conflicts.is_empty() {
-        return Err(ApplyError::Conflicts(conflicts));
+    if !disputes.is_empty() {
+        // What kubectl has applied without a manager is its own.
+        let own = last_applied::fields(&live_fields, schema, writer).unwrap_or_default();
+        disputes.iter_mut().for_each(|(_, disputed)| disputed.subtract(&own));
+        let conflict = |(manager, disputed): &(String, FieldSet)| {
+            let fields = disputed.paths().into_iter();
+            fields.map(|field| Conflict { manager: manager.clone(), field }).collect::<Vec<_>>()
+        };
+        let conflicts: Vec<Conflict> = disputes.iter().flat_map(conflict).collect();
+        return match conflicts.is_empty() {
+            true => apply(live, &Value::Object(config), schema, writer, true, ignored),
+            false => Err(ApplyError::Conflicts(conflicts)),
+        };
     }
     managed.entries[mine].set.strip_metadata();
     // Zero values may be owned and are not stored: writing them again changes nothing.
@@ -177,6 +186,8 @@ pub fn apply(
         managed.entries[mine].time = Some(writer.now);
     }
     managed.drop_empty();
+    let mut new = new;
+    last_applied::renew(&mut new, config, writer);
     Ok(finish(new, managed))
 }
 
@@ -263,19 +274,55 @@ fn prune(merged: Map<String, Value>, managed: &Managed, last: &FieldSet, schema:
     walk::remove(&merged, &merged_set.difference(&pruned_set).intersection(&last), schema, Emptied::Gone)
 }
 
-/// Structures that are there before anyone set a field of them.
-const PRESENT: &[&str] = &[
-    "metadata",
-    "spec",
-    "status",
-    "template",
-    "strategy",
-    "updateStrategy",
-    "jobTemplate",
-    "scaleTargetRef",
-    "roleRef",
-    "involvedObject",
+/// Structures that are there before anyone set a field of them, because Go has them by value: the field, and how the names
+/// of the structures end that have it so. No ends: all of the API's own that get here.
+const BY_VALUE: &[(&str, &[&str])] = &[
+    ("acceptedNames", &[]),
+    ("daemonEndpoints", &[]),
+    ("deprecatedSource", &[]),
+    ("devices", &[".ResourceClaimSpec"]),
+    ("involvedObject", &[]),
+    ("jobTemplate", &[]),
+    ("kubeletEndpoint", &[]),
+    ("loadBalancer", &[".ServiceStatus", ".IngressStatus"]),
+    ("names", &[".CustomResourceDefinitionSpec"]),
+    ("nodeInfo", &[]),
+    ("podSelector", &[".NetworkPolicySpec"]),
+    ("pool", &[".ResourceSliceSpec"]),
+    ("priorityLevelConfiguration", &[]),
+    ("regarding", &[]),
+    ("resource", &[".StorageVersionMigrationSpec"]),
+    ("resources", &[".PersistentVolumeClaimSpec"]),
+    ("roleRef", &[]),
+    ("scaleTargetRef", &[]),
+    ("schedulingPolicy", &[".PodGroupSpec"]),
+    ("source", &[".Event", ".VolumeAttachmentSpec"]),
+    ("spec", &[]),
+    ("status", &[]),
+    ("strategy", &[]),
+    ("taint", &[".DeviceTaintRuleSpec"]),
+    ("target", &[".Binding"]),
+    (
+        "template",
+        &[".DaemonSetSpec", ".DeploymentSpec", ".JobSpec", ".PodTemplate", ".ReplicaSetSpec", ".StatefulSetSpec"],
+    ),
+    ("updateStrategy", &[]),
 ];
+
+/// Whether a structure has another one from the start. Of custom kinds nobody knows, but that they have metadata.
+fn has_from_start(schema: &Struct, name: &[u8]) -> bool {
+    if name == b"metadata" {
+        return true;
+    }
+    let row = BY_VALUE.binary_search_by(|(known, _)| known.as_bytes().cmp(name));
+    let Some((_, ends)) = row.ok().and_then(|at| BY_VALUE.get(at)) else { return false };
+    schema.name.starts_with("io.k8s.") && (ends.is_empty() || ends.iter().any(|end| schema.name.ends_with(end)))
+}
+
+/// Whether a list is always written, empty or not, and was empty at the start.
+fn has_list_from_start(schema: &Struct, name: &[u8]) -> bool {
+    name == b"containers" && &*schema.name == "io.k8s.api.core.v1.PodSpec"
+}
 
 /// The parts of an object that are there before anyone set a field of it.
 fn skeleton(object: &Map<String, Value>, schema: Option<&Struct>) -> Map<String, Value> {
@@ -283,15 +330,14 @@ fn skeleton(object: &Map<String, Value>, schema: Option<&Struct>) -> Map<String,
     for (name, value) in object {
         let field = schema.and_then(|schema| schema.field(name));
         match value {
-            Value::Object(fields) if PRESENT.contains(&name.as_str()) => {
+            Value::Object(fields) if schema.is_some_and(|schema| has_from_start(schema, name.as_bytes())) => {
                 let inside = field.and_then(|field| field.ty.as_struct());
                 bare.insert(name.clone(), Value::Object(skeleton(fields, inside)));
             }
             value if field.is_some_and(|field| field.is_bare(value)) => {
                 bare.insert(name.clone(), value.clone());
             }
-            // Lists that are always written, empty or not.
-            Value::Array(_) if name == "containers" => {
+            Value::Array(_) if schema.is_some_and(|schema| has_list_from_start(schema, name.as_bytes())) => {
                 bare.insert(name.clone(), Value::Array(Vec::new()));
             }
             _ => {}

@@ -9,7 +9,6 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::PRESENT;
 use super::walk::{Atom, Changes, field_element, item_atom, item_element};
 use crate::scan;
 use crate::schema::{Struct, Type};
@@ -117,8 +116,8 @@ fn bare_field<'a>(name: &str, after: &'a str, atom: Atom<'_>) -> Old<'a> {
         Some(b'0' | b'f' | b'"') if atom.field(name).is_some_and(|field| field.is_bare_text(after.as_bytes())) => {
             Old::Given(after)
         }
-        Some(b'{') if PRESENT.contains(&name) => Old::Bare,
-        Some(b'[') if name == "containers" => Old::Bare,
+        Some(b'{') if atom.has_from_start(name.as_bytes()) => Old::Bare,
+        Some(b'[') if atom.has_list_from_start(name.as_bytes()) => Old::Bare,
         _ => Old::Absent,
     }
 }

@@ -179,6 +179,61 @@ fn creation_by_update_owns_everything_that_was_set() {
     );
 }
 
+/// Structures that Go has by value are there from the start and nobody's; others belong to who makes them.
+#[test]
+fn what_a_new_object_has_from_the_start_is_a_matter_of_its_kind() {
+    use crate::schema::{Field, Struct, StructRef, Type, Zero};
+    use k8s_openapi::api::apps::v1::ReplicaSet;
+    use k8s_openapi::api::core::v1::{PersistentVolumeClaim, ReplicationController};
+    let sorted = BY_VALUE.is_sorted_by_key(|(name, _)| name);
+    assert!(sorted, "rows are searched");
+    let field = |name: &str, ty: Type| Field {
+        name: name.into(),
+        ty,
+        merge: None,
+        key_default: None,
+        granular: false,
+        required: false,
+        zero: Zero::Kept,
+    };
+    let inner = Struct::new("", vec![field("replicas", Type::Any)]);
+    let metadata = of::<ConfigMap>().field("metadata").unwrap().ty.clone();
+    let fields = vec![field("metadata", metadata), field("spec", Type::Struct(inner.into()))];
+    let custom: StructRef = Struct::new("example.com/v1.Widget", fields).into();
+    let template = json!({"spec": {"template": {"metadata": {"labels": {"a": "b"}}}}});
+    let labels = json!({"f:labels": {".": {}, "f:a": {}}});
+    for (schema, object, expected) in [
+        (of::<ReplicaSet>(), template.clone(), json!({"f:spec": {"f:template": {"f:metadata": labels}}})),
+        (
+            of::<ReplicationController>(),
+            template,
+            json!({"f:spec": {"f:template": {".": {}, "f:metadata": {".": {}, "f:labels": {".": {}, "f:a": {}}}}}}),
+        ),
+        (
+            of::<PersistentVolumeClaim>(),
+            json!({"spec": {"resources": {"requests": {"storage": "1Gi"}}}}),
+            json!({"f:spec": {"f:resources": {"f:requests": {".": {}, "f:storage": {}}}}}),
+        ),
+        (
+            of::<Pod>(),
+            json!({"spec": {"resources": {"requests": {"cpu": "1"}}}}),
+            json!({"f:spec": {"f:resources": {".": {}, "f:requests": {".": {}, "f:cpu": {}}}}}),
+        ),
+        (custom, json!({"spec": {"replicas": 1}}), json!({"f:spec": {".": {}, "f:replicas": {}}})),
+    ] {
+        let mut made = object.clone();
+        made["metadata"] = json!({"name": "a"});
+        updated(None, &mut made, &schema, &writer("maker"));
+        assert_eq!(owned(&made, "maker"), expected, "{} {object}", schema.name);
+        let text = created::fields(made.to_string().as_bytes(), &schema, &[]).map(|text| {
+            let mut fields: Value = serde_json::from_str(&text).unwrap();
+            fields.as_object_mut().unwrap().retain(|name, _| name != "f:metadata");
+            fields
+        });
+        assert!(text.is_none_or(|text| text == expected), "{object}");
+    }
+}
+
 #[test]
 fn status_writers_have_entries_of_their_own() {
     let live = applied(None, &deployment(3, json!([])), "one", false).unwrap();
@@ -208,6 +263,41 @@ fn untracked_objects_get_a_first_owner_and_resets_forget() {
     reset["metadata"]["managedFields"] = json!([{}]);
     updated(Some(&tracked), &mut reset, &of::<Deployment>(), &writer("x"));
     assert!(reset["metadata"].get("managedFields").is_none());
+}
+
+/// kubectl goes from client-side apply to server-side apply without conflicts with itself, and back.
+#[test]
+fn what_kubectl_applied_without_a_manager_is_its_own() {
+    const LAST: &str = "kubectl.kubernetes.io/last-applied-configuration";
+    let config = |replicas: u32, label: &str| {
+        let mut config = deployment(replicas, json!([{"name": "a", "image": "x"}]));
+        config["metadata"]["labels"]["app"] = json!(label);
+        config
+    };
+    let with_last = |mut object: Value, last: &Value| {
+        object["metadata"]["annotations"] = json!({LAST: last.to_string()});
+        object
+    };
+    let mut live = with_last(config(3, "web"), &config(3, "web"));
+    updated(None, &mut live, &of::<Deployment>(), &writer("kubectl-client-side-apply"));
+    let wanted = config(5, "next");
+    // Others have no part in it.
+    assert!(matches!(applied(Some(&live), &wanted, "other", false), Err(ApplyError::Conflicts(all)) if all.len() == 2));
+    let done = applied(Some(&live), &wanted, "kubectl", false).unwrap();
+    assert_eq!((&done["spec"]["replicas"], &done["metadata"]["labels"]["app"]), (&json!(5), &json!("next")));
+    let last: Value = serde_json::from_str(done["metadata"]["annotations"][LAST].as_str().unwrap()).unwrap();
+    assert_eq!(last, wanted);
+    assert!(owned(&done, "kubectl")["f:metadata"].get("f:annotations").is_none());
+    // What somebody else changed since is a conflict all the same.
+    let mut scaled = live.clone();
+    scaled["spec"]["replicas"] = json!(4);
+    updated(Some(&live), &mut scaled, &of::<Deployment>(), &writer("scaler"));
+    let error = applied(Some(&scaled), &wanted, "kubectl", false).unwrap_err();
+    let expected = "Apply failed with 1 conflict: conflict with \"scaler\" using apps/v1: .spec.replicas";
+    assert_eq!(error.to_string(), expected);
+    // An annotation that is not there is not made.
+    let done = applied(None, &wanted, "kubectl", false).unwrap();
+    assert!(done["metadata"].get("annotations").is_none());
 }
 
 #[test]

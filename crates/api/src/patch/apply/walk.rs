@@ -81,6 +81,16 @@ impl<'a> Atom<'a> {
         }
     }
 
+    /// Whether a new object has the named structure before anyone set a field of it.
+    pub(super) fn has_from_start(self, name: &[u8]) -> bool {
+        matches!(self, Self::Struct(definition) if super::has_from_start(definition, name))
+    }
+
+    /// As [`Self::has_from_start`], of a list.
+    pub(super) fn has_list_from_start(self, name: &[u8]) -> bool {
+        matches!(self, Self::Struct(definition) if super::has_list_from_start(definition, name))
+    }
+
     /// The atom of a map's or structure's entry, and whether the entry is a named field.
     pub(super) fn entry(self, name: impl AsRef<[u8]>) -> (Self, bool) {
         match self {
