@@ -171,7 +171,7 @@ fn question(case: &str, turn: usize, total: usize) -> (UserInfo, Attributes) {
     let user = UserInfo::new(format!("user-{number}"), &groups);
     let attributes = Attributes {
         is_resource: true,
-        verb: if case == "allow" { "get" } else { "delete" }.to_owned(),
+        verb: if case == "allow" { "get" } else { "delete" }.into(),
         group: "example.com".to_owned(),
         version: "v1".to_owned(),
         resource: format!("things-{}-19", number % ROLES),
