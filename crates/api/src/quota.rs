@@ -4,13 +4,12 @@
 //! differed, what is used would never come to rest.
 
 use k8s_openapi::api::core::v1::{
-    Affinity, PersistentVolumeClaim, PodAffinityTerm, ResourceQuotaSpec, ScopedResourceSelectorRequirement,
-    Service,
+    Affinity, PersistentVolumeClaim, PodAffinityTerm, ResourceQuotaSpec, ScopedResourceSelectorRequirement, Service,
 };
 use k8s_openapi::api::resource::v1::{DeviceRequest, ResourceClaim};
 
-use crate::pod::{AnyPod, qos};
 use crate::pod::resources::{Amounts, add, max};
+use crate::pod::{AnyPod, qos};
 use crate::quantity::{Format, Quantity};
 
 const CLASS_SUFFIX: &str = ".storageclass.storage.k8s.io/";

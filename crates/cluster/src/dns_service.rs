@@ -214,11 +214,7 @@ fn is_others(service: &Service) -> bool {
 }
 
 /// The endpoints of the Service: `first`, the server's own, which is ready whatever its node says, and those of nodes that say so.
-fn endpoints<'a>(
-    first: Option<(&str, IpAddr)>,
-    is_ipv6: bool,
-    nodes: impl Iterator<Item = &'a Node>,
-) -> Vec<Value> {
+fn endpoints<'a>(first: Option<(&str, IpAddr)>, is_ipv6: bool, nodes: impl Iterator<Item = &'a Node>) -> Vec<Value> {
     let endpoint = |name: &str, address: IpAddr, is_ready: bool| {
         json!({
             "addresses": [address.to_string()],

@@ -177,9 +177,8 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
     components.supervise("dns", move |stop| dns::run(dns.clone(), stop));
     components.until(dns_service::ensure(&admin, dns_address, (&node_name, gateway))).await?;
     let (follower, first, is_alone) = (admin.clone(), (node_name.clone(), gateway), !shape.etcd.is_used());
-    components.supervise("dns endpoints", move |stop| {
-        dns_service::follow(follower.clone(), first.clone(), is_alone, stop)
-    });
+    components
+        .supervise("dns endpoints", move |stop| dns_service::follow(follower.clone(), first.clone(), is_alone, stop));
     if shape.etcd.is_used() {
         let (follower, options, pki, port) = (admin.clone(), options.clone(), pki.clone(), shape.secure_port);
         components.supervise("servers", move |stop| {
@@ -212,9 +211,8 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
     components.until(dns_service::answers(gateway, &dns_serving, api_address, &shape.cluster_domain)).await?;
     if shape.etcd.is_used() {
         let (own, name) = (admin.clone(), node_name.clone());
-        components.supervise("dns announcement", move |stop| {
-            dns_service::announce(own.clone(), name.clone(), gateway, stop)
-        });
+        components
+            .supervise("dns announcement", move |stop| dns_service::announce(own.clone(), name.clone(), gateway, stop));
     }
     progress.ready();
     Ok(())

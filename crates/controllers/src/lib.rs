@@ -14,12 +14,10 @@ mod error;
 mod manager;
 mod table;
 
-mod der;
 mod history;
 mod int_or_percent;
 mod owners;
 mod pods;
-mod private_key;
 mod slow_start;
 
 mod bootstrap_tokens;

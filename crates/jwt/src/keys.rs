@@ -7,7 +7,10 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use ring::rand::SystemRandom;
 use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair, RSA_PKCS1_SHA256, RsaKeyPair};
 
+use rustls_pki_types::PrivateKeyDer;
+use rustls_pki_types::pem::PemObject;
 use serde_json::Value;
+use tls::der::element;
 
 use crate::pem;
 use crate::token::{Key, Material, signing_input};
@@ -157,46 +160,19 @@ fn key_id(algorithm: &[u8], key: &[u8]) -> String {
     let mut bits = vec![0u8];
     bits.extend_from_slice(key);
     let mut body = algorithm.to_vec();
-    body.extend(der_value(0x03, &bits));
-    let spki = der_value(0x30, &body);
+    body.extend(element(0x03, &bits));
+    let spki = element(0x30, &body);
     URL_SAFE_NO_PAD.encode(ring::digest::digest(&ring::digest::SHA256, &spki))
 }
 
-fn der_value(tag: u8, body: &[u8]) -> Vec<u8> {
-    let mut out = vec![tag];
-    match body.len() {
-        length @ 0..0x80 => out.push(length as u8),
-        length @ 0x80..0x100 => out.extend([0x81, length as u8]),
-        length => out.extend([0x82, (length >> 8) as u8, length as u8]),
-    }
-    out.extend_from_slice(body);
-    out
-}
-
 fn private_key(text: &str) -> Result<SigningKey, KeyError> {
-    let rsa = |key| Pair::Rsa(Box::new(key));
-    let ecdsa = |pkcs8: &[u8]| {
-        EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, pkcs8, &SystemRandom::new())
+    let key = PrivateKeyDer::from_pem_slice(text.as_bytes()).ok();
+    let der = key.and_then(|key| tls::pkcs8(&key)).ok_or(KeyError::NoPrivateKey)?;
+    let pair = RsaKeyPair::from_pkcs8(&der).map(|key| Pair::Rsa(Box::new(key))).or_else(|_| {
+        EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &der, &SystemRandom::new())
             .map(|key| Pair::Ecdsa(Box::new(key)))
-    };
-    for (label, der) in pem::blocks(text) {
-        let pair = match label.as_str() {
-            "RSA PRIVATE KEY" => RsaKeyPair::from_der(&der).map(rsa),
-            "PRIVATE KEY" => RsaKeyPair::from_pkcs8(&der).map(rsa).or_else(|_| ecdsa(&der)),
-            "EC PRIVATE KEY" => ecdsa(&sec1_to_pkcs8(&der)),
-            _ => continue,
-        };
-        return SigningKey::new(pair?);
-    }
-    Err(KeyError::NoPrivateKey)
-}
-
-/// Wraps a SEC1 key, since ring reads only PKCS#8.
-fn sec1_to_pkcs8(sec1: &[u8]) -> Vec<u8> {
-    let mut body = vec![0x02, 0x01, 0x00];
-    body.extend_from_slice(P256_ALGORITHM);
-    body.extend(der_value(0x04, sec1));
-    der_value(0x30, &body)
+    });
+    SigningKey::new(pair?)
 }
 
 fn public_keys(text: &str) -> Vec<Key> {

@@ -6,9 +6,11 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod connections;
+pub mod der;
 pub mod descriptors;
 mod files;
 mod gathered;
+mod private_key;
 mod reload;
 mod serving;
 mod verify;
@@ -21,6 +23,7 @@ use rustls::crypto::CryptoProvider;
 pub use connections::{Accepted, Connections, Limits, Place, accept};
 pub use files::{certificates, load_certificates, load_key, load_roots, system_roots};
 pub use gathered::Gathered;
+pub use private_key::pkcs8;
 pub use reload::Reloading;
 pub use serving::ServingCertificate;
 pub use verify::AnyCertificate;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::time::Duration;
+use tls::pkcs8;
 
 use client::{Client, Informer};
 use futures_util::future::BoxFuture;
@@ -18,7 +19,6 @@ use rustls_pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use super::request::{parse, refusal};
 use super::{CLIENT, KUBELET_CLIENT, KUBELET_SERVING, LEGACY_UNKNOWN, has_condition, is_issued};
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
-use crate::private_key::pkcs8;
 
 /// `--cluster-signing-duration`.
 const LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);

@@ -4,9 +4,8 @@
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use rcgen::{KeyPair, SigningKey};
+use tls::der::element;
 use x509_parser::prelude::{FromDer, X509Certificate, X509CertificationRequest, X509Name};
-
-use crate::der::element;
 
 /// A name, and the attributes of it that mean something here.
 pub(super) struct Subject {

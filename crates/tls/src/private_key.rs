@@ -12,7 +12,7 @@ const P256: &[u8] = &[0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x03, 0x01, 0x07
 const P384: &[u8] = &[0x06, 0x05, 0x2b, 0x81, 0x04, 0x00, 0x22];
 
 /// The key as PKCS#8; none if it is of a kind that nobody signs with here.
-pub(crate) fn pkcs8(key: &PrivateKeyDer<'_>) -> Option<Vec<u8>> {
+pub fn pkcs8(key: &PrivateKeyDer<'_>) -> Option<Vec<u8>> {
     match key {
         PrivateKeyDer::Pkcs8(der) => Some(der.secret_pkcs8_der().to_vec()),
         PrivateKeyDer::Pkcs1(der) => Some(wrapped(RSA, der.secret_pkcs1_der())),

@@ -1,7 +1,7 @@
 //! Writing DER, as much as keys and certificates need.
 
 /// An element of DER.
-pub(crate) fn element(tag: u8, content: &[u8]) -> Vec<u8> {
+pub fn element(tag: u8, content: &[u8]) -> Vec<u8> {
     let mut out = vec![tag];
     match content.len() {
         length @ 0..=0x7f => out.push(length as u8),
