@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::harness::{Host, PATIENCE, describe};
+use crate::harness::{Host, WAIT_TIMEOUT, describe};
 
 pub(crate) struct Browser<'a> {
     host: &'a Host,
@@ -57,7 +57,7 @@ impl<'a> Browser<'a> {
 
     /// Waits until an expression is true on the page.
     pub(crate) fn wait(&self, expression: &str) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + WAIT_TIMEOUT;
         while self.eval(expression) != Value::Bool(true) {
             let page = || self.eval("document.body.innerText");
             assert!(Instant::now() < deadline, "never: {expression}\n{}\n{:?}", page(), self.complaints());

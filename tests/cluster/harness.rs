@@ -16,7 +16,7 @@ use testkit::registry::Registry;
 pub(crate) type Push = fn(&Registry) -> Image;
 
 /// Long enough for a busy machine; a test that works never waits for it.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
+pub(crate) const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
@@ -185,7 +185,7 @@ impl Cluster {
 
     /// Waits until `probe` gives a value; fails with the cluster's log when it never does.
     pub(crate) fn wait<T>(&self, what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + WAIT_TIMEOUT;
         loop {
             if let Some(value) = probe() {
                 return value;

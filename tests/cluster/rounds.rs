@@ -120,7 +120,7 @@ fn rounds_end_well_whatever_is_killed() {
     let nodes: BTreeSet<String> = cluster.nodes().into_iter().collect();
     assert_eq!(nodes.len(), 2);
     let mut after = Leftovers::of(&cluster);
-    let deadline = std::time::Instant::now() + crate::harness::PATIENCE;
+    let deadline = std::time::Instant::now() + crate::harness::WAIT_TIMEOUT;
     while after != before && std::time::Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(500));
         after = Leftovers::of(&cluster);

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::harness::{Host, PATIENCE, describe, run};
+use crate::harness::{Host, WAIT_TIMEOUT, describe, run};
 
 const SERVERS: usize = 3;
 /// Where clients find whichever server is alive, as behind a load balancer.
@@ -104,7 +104,7 @@ impl Cluster {
     }
 
     fn wait<T>(&mut self, what: &str, mut probe: impl FnMut(&Cluster) -> Option<T>) -> T {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + WAIT_TIMEOUT;
         loop {
             if let Some(value) = probe(self) {
                 return value;
@@ -278,7 +278,7 @@ struct User<'a> {
 impl User<'_> {
     /// Tries until the cluster says yes; an answer that was lost with its server counts when its effect is there.
     fn insist(&self, line: &str, already: &str) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + WAIT_TIMEOUT;
         while let Err(said) = kubectl(self.host, &self.dir, "front", line) {
             if !already.is_empty() && said.contains(already) {
                 return;

@@ -66,7 +66,7 @@ impl RequestBody {
 
 /// How much of an unwanted body is taken off the wire, and for how long.
 const DISCARDED: usize = 64 * 1024;
-const DISCARDING: Duration = Duration::from_secs(1);
+const DISCARD_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl RequestBody {
     /// Takes a small body off the wire: some clients do not see an answer while they are still sending.
@@ -82,7 +82,7 @@ impl RequestBody {
             }
         };
         // What did not come in time is the client's own loss.
-        let _ = tokio::time::timeout(DISCARDING, reading).await;
+        let _ = tokio::time::timeout(DISCARD_TIMEOUT, reading).await;
     }
 }
 

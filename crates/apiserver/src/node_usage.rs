@@ -25,8 +25,8 @@ const LONGEST: Duration = Duration::from_secs(90);
 const FIRST: Duration = Duration::from_secs(1);
 /// A node that takes longer is left out, and so are those that were not asked before a round is over: two rounds have to
 /// fit into one request.
-const PATIENCE: Duration = Duration::from_secs(5);
-const ROUND: Duration = Duration::from_secs(15);
+const NODE_TIMEOUT: Duration = Duration::from_secs(5);
+const SCRAPE_INTERVAL: Duration = Duration::from_secs(15);
 /// Nodes asked at a time.
 const PARALLEL: usize = 16;
 /// More than the summary of a node with a thousand pods.
@@ -132,7 +132,7 @@ async fn sample(cluster: &Arc<Cluster>) -> Samples {
     };
     let asked: Vec<_> = nodes.into_iter().map(|node| sample_one(cluster.clone(), node)).collect();
     let answers = stream::iter(asked).buffer_unordered(PARALLEL).filter_map(std::future::ready);
-    answers.take_until(tokio::time::sleep(ROUND)).collect().await
+    answers.take_until(tokio::time::sleep(SCRAPE_INTERVAL)).collect().await
 }
 
 /// A node that its kubelet does not report is not asked: it would only be waited for.
@@ -143,7 +143,7 @@ fn is_ready(node: &Node) -> bool {
 
 fn sample_one(cluster: Arc<Cluster>, node: String) -> BoxFuture<'static, Option<(String, NodeSample)>> {
     Box::pin(async move {
-        match tokio::time::timeout(PATIENCE, ask(&cluster, &node)).await {
+        match tokio::time::timeout(NODE_TIMEOUT, ask(&cluster, &node)).await {
             Ok(Ok(sample)) => return Some((node, sample)),
             Ok(Err(error)) => tracing::debug!(node, error = error.message, "no usage from this node"),
             Err(_) => tracing::debug!(node, "this node took too long to say what it uses"),

@@ -41,7 +41,7 @@ use crate::verbs::Own;
 use crate::watch_cache;
 
 /// Open requests get this long to finish when the server stops.
-const DRAIN: Duration = Duration::from_secs(5);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Connections: a quarter of the descriptors, so that there are enough for the store and for what we connect to.
 const PART_OF_DESCRIPTORS: usize = 4;
 const MAX_CONNECTIONS: usize = 16 * 1024;
@@ -227,29 +227,29 @@ impl Server {
         };
         // Before the door closes: nobody is to be sent here any more.
         serving.cancel();
-        if tokio::time::timeout(DRAIN, leases).await.is_err() {
+        if tokio::time::timeout(DRAIN_TIMEOUT, leases).await.is_err() {
             tracing::warn!("this server may still be among the endpoints of the cluster");
         }
         inner.cancel();
         drop(listener);
         closing.cancel();
         let drained = async { while connections.join_next().await.is_some() {} };
-        if tokio::time::timeout(DRAIN, drained).await.is_err() {
-            tracing::info!("requests still open after {DRAIN:?}; closing");
+        if tokio::time::timeout(DRAIN_TIMEOUT, drained).await.is_err() {
+            tracing::info!("requests still open after {DRAIN_TIMEOUT:?}; closing");
         }
         connections.shutdown().await;
         state.writes.close();
-        if tokio::time::timeout(DRAIN, state.writes.wait()).await.is_err() {
-            tracing::warn!("writes still running after {DRAIN:?} are left to the repair");
+        if tokio::time::timeout(DRAIN_TIMEOUT, state.writes.wait()).await.is_err() {
+            tracing::warn!("writes still running after {DRAIN_TIMEOUT:?} are left to the repair");
         }
         housekeeping.shutdown().await;
         // Unless it is what ended the server.
-        if !dispatcher.is_finished() && tokio::time::timeout(DRAIN, dispatcher).await.is_err() {
-            tracing::warn!("the caches still read from the store after {DRAIN:?}");
+        if !dispatcher.is_finished() && tokio::time::timeout(DRAIN_TIMEOUT, dispatcher).await.is_err() {
+            tracing::warn!("the caches still read from the store after {DRAIN_TIMEOUT:?}");
         }
         audit_stop.cancel();
-        if tokio::time::timeout(DRAIN, audit_tasks.join_all()).await.is_err() {
-            tracing::warn!("audit events not sent after {DRAIN:?} are lost");
+        if tokio::time::timeout(DRAIN_TIMEOUT, audit_tasks.join_all()).await.is_err() {
+            tracing::warn!("audit events not sent after {DRAIN_TIMEOUT:?} are lost");
         }
         outcome
     }

@@ -142,7 +142,7 @@ impl Operation {
             dry_run,
             object: None,
             old: None,
-            books: None,
+            managed_fields: None,
             old_entry: None,
             delete: None,
             user: &self.user,

@@ -22,7 +22,7 @@ use crate::state::State;
 
 const ACTOR: &str = "kube-apiserver";
 /// Spans come in quick succession; whoever follows a walk gets them together.
-const GATHER: Duration = Duration::from_millis(100);
+const BATCH_INTERVAL: Duration = Duration::from_millis(100);
 /// How far back a client's clock is believed.
 const LONGEST_COMMAND: u64 = 600_000_000_000;
 /// What a command may say of itself, and how many spans a component may send at a time.
@@ -53,8 +53,8 @@ pub(crate) fn open(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Se
     if !info.subresource.is_empty() {
         work.append_detail(&info.subresource);
     }
-    let told = headers.get(trace::CLIENT_HEADER).filter(|told| told.len() <= MAX_COMMAND);
-    let command = told.map(|told| (state.trace.clone(), told.clone()));
+    let shown = headers.get(trace::CLIENT_HEADER).filter(|shown| shown.len() <= MAX_COMMAND);
+    let command = shown.map(|shown| (state.trace.clone(), shown.clone()));
     Served { work, command }
 }
 
@@ -70,7 +70,7 @@ fn is_noise(info: &RequestInfo) -> bool {
 /// sense.
 fn command(text: &str, now: u64) -> Option<Span> {
     let command: Span = serde_json::from_str(text).ok().filter(|command: &Span| !command.id.is_commit())?;
-    let mut command = command.told(now);
+    let mut command = command.received(now);
     command.stage = Stage::Command;
     command.causes.clear();
     command.start = command.start.clamp(now.saturating_sub(LONGEST_COMMAND), now);
@@ -87,7 +87,7 @@ pub(crate) fn close(served: Served, code: StatusCode, authorized: bool) {
         return work.discard();
     }
     let command =
-        command.and_then(|(recorder, told)| Some((recorder, self::command(told.to_str().ok()?, work.started_at())?)));
+        command.and_then(|(recorder, shown)| Some((recorder, self::command(shown.to_str().ok()?, work.started_at())?)));
     let outcome = match code.is_client_error() || code.is_server_error() {
         true => Outcome::Failed,
         false => Outcome::Ok,
@@ -117,7 +117,7 @@ pub(crate) fn serve(state: &Arc<State>, info: &RequestInfo, body: &Bytes) -> Res
             let object = wanted(state, info)?;
             match info.query.flag("watch") {
                 true => Ok(follow(state, object)),
-                false => tell(state, &object),
+                false => describe(state, &object),
             }
         }
         _ => Err(Status::method_not_allowed()),
@@ -160,7 +160,7 @@ fn receive(state: &State, body: &Bytes) -> Result<Response<Body>, Status> {
     for span in batch.spans {
         // Commits are ours to tell about.
         if !span.id.is_commit() {
-            state.trace.record(&span.told(now));
+            state.trace.record(&span.received(now));
         }
     }
     Ok(response(StatusCode::OK, "application/json", "{}".into()))
@@ -194,7 +194,7 @@ fn wanted(state: &State, info: &RequestInfo) -> Result<String, Status> {
     }
 }
 
-fn tell(state: &State, object: &str) -> Result<Response<Body>, Status> {
+fn describe(state: &State, object: &str) -> Result<Response<Body>, Status> {
     let walk = Walk::of(object, state.trace.spans()).ok_or_else(|| {
         let mut status = Status::no_such_path();
         status.message = format!("no change of {object} is remembered: the trace holds only the latest of the cluster");
@@ -207,7 +207,7 @@ fn tell(state: &State, object: &str) -> Result<Response<Body>, Status> {
 /// The walk as it goes: a line with a walk of new or changed spans, whenever there are some.
 fn follow(state: &Arc<State>, object: String) -> Response<Body> {
     let stop = state.stop.clone();
-    let followed = Followed { recorder: state.trace.clone(), object, seen: 0, told: HashMap::new() };
+    let followed = Followed { recorder: state.trace.clone(), object, seen: 0, shown: HashMap::new() };
     let lines = futures_util::stream::unfold((followed, stop), |(mut followed, stop)| async move {
         tokio::select! {
             line = followed.next() => Some((Ok::<Bytes, BodyError>(line), (followed, stop))),
@@ -225,19 +225,19 @@ struct Followed {
     /// How many spans had been recorded at the last look.
     seen: u64,
     /// Spans that were sent, with what may change about them.
-    told: HashMap<String, (String, bool)>,
+    shown: HashMap<String, (String, bool)>,
 }
 
 impl Followed {
     async fn next(&mut self) -> Bytes {
         loop {
             self.recorder.more_than(self.seen).await;
-            tokio::time::sleep(GATHER).await;
+            tokio::time::sleep(BATCH_INTERVAL).await;
             self.seen = self.recorder.count();
             let Some(mut walk) = Walk::of(&self.object, self.recorder.spans()) else { continue };
             walk.spans.retain(|step| {
                 let state = (step.outcome.clone(), step.critical);
-                self.told.insert(step.id.clone(), state.clone()) != Some(state)
+                self.shown.insert(step.id.clone(), state.clone()) != Some(state)
             });
             if let Some(mut line) = serde_json::to_vec(&walk).ok().filter(|_| !walk.spans.is_empty()) {
                 line.push(b'\n');

@@ -7,32 +7,32 @@ mod access;
 mod adversary;
 #[path = "apiserver/apply.rs"]
 mod apply;
-#[path = "apiserver/area_01_discovery.rs"]
-mod area_01_discovery;
-#[path = "apiserver/area_02_watch_and_list.rs"]
-mod area_02_watch_and_list;
-#[path = "apiserver/area_03_custom_resources.rs"]
-mod area_03_custom_resources;
-#[path = "apiserver/area_04_aggregation.rs"]
-mod area_04_aggregation;
-#[path = "apiserver/area_05_admission_webhooks.rs"]
-mod area_05_admission_webhooks;
-#[path = "apiserver/area_07_field_validation.rs"]
-mod area_07_field_validation;
-#[path = "apiserver/area_11_quota_and_limits.rs"]
-mod area_11_quota_and_limits;
-#[path = "apiserver/area_12_events.rs"]
-mod area_12_events;
-#[path = "apiserver/area_13_devices.rs"]
-mod area_13_devices;
-#[path = "apiserver/area_14_storage.rs"]
-mod area_14_storage;
-#[path = "apiserver/area_15_networking.rs"]
-mod area_15_networking;
-#[path = "apiserver/area_16_lease_template_node.rs"]
-mod area_16_lease_template_node;
-#[path = "apiserver/area_17_accounts_tokens_reviews.rs"]
-mod area_17_accounts_tokens_reviews;
+#[path = "apiserver/discovery.rs"]
+mod discovery;
+#[path = "apiserver/watch_and_list.rs"]
+mod watch_and_list;
+#[path = "apiserver/custom_resources.rs"]
+mod custom_resources;
+#[path = "apiserver/aggregation.rs"]
+mod aggregation;
+#[path = "apiserver/admission_webhooks.rs"]
+mod admission_webhooks;
+#[path = "apiserver/field_validation.rs"]
+mod field_validation;
+#[path = "apiserver/quota_and_limits.rs"]
+mod quota_and_limits;
+#[path = "apiserver/events.rs"]
+mod events;
+#[path = "apiserver/devices.rs"]
+mod devices;
+#[path = "apiserver/storage.rs"]
+mod storage;
+#[path = "apiserver/networking.rs"]
+mod networking;
+#[path = "apiserver/lease_template_node.rs"]
+mod lease_template_node;
+#[path = "apiserver/accounts_tokens_reviews.rs"]
+mod accounts_tokens_reviews;
 #[path = "apiserver/audit.rs"]
 mod audit;
 #[path = "apiserver/bad_input.rs"]

@@ -17,7 +17,7 @@ use crate::report::{self, Better};
 const NAMESPACE: &str = "default";
 const NAME: &str = "web";
 /// How often the API is asked whether a step is done.
-const PAUSE: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// A step that has not ended by then never will.
 const DEADLINE: Duration = Duration::from_secs(600);
 
@@ -91,7 +91,7 @@ impl Life {
     async fn until_rolled_out(&self) -> Result<()> {
         let (api, wanted) = (self.client.namespaced::<Deployment>(NAMESPACE), i32::try_from(self.pods)?);
         loop {
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
             let found = api.get(NAME).await?;
             let status = found.status.unwrap_or_default();
             let counts = [status.replicas, status.updated_replicas, status.available_replicas];
@@ -104,7 +104,7 @@ impl Life {
     async fn until_gone(&self) -> Result<()> {
         let api = self.client.namespaced::<Deployment>(NAMESPACE);
         while api.get_opt(NAME).await?.is_some() {
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         Ok(())
     }
@@ -112,7 +112,7 @@ impl Life {
     async fn until_nothing(&self) -> Result<()> {
         self.until_gone().await?;
         while self.count::<ReplicaSet>().await? + self.count::<Pod>().await? > 0 {
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         Ok(())
     }

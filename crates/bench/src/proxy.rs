@@ -19,7 +19,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
-const PATIENCE: Duration = Duration::from_secs(600);
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(600);
 /// Endpoints before and after a change.
 const BEFORE: [u8; 3] = [2, 3, 4];
 const AFTER: [u8; 3] = [5, 6, 7];
@@ -113,7 +113,7 @@ async fn measure(services: &Services, mode: Mode) -> anyhow::Result<Figures> {
 
 /// Asks a service until the endpoint that answers is as wanted.
 async fn until_answer(i: usize, is_wanted: impl Fn(u8) -> bool) -> anyhow::Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + COMMAND_TIMEOUT;
     loop {
         if ask(i).is_some_and(&is_wanted) {
             return Ok(());

@@ -31,7 +31,7 @@ const CREATORS: usize = 32;
 /// Zones over which nodes are spread.
 const ZONES: usize = 3;
 /// If no pod is bound for this long, the workload is stuck.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PROGRESS_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// One workload: what is there before, and what is measured.
 struct Workload {
@@ -459,7 +459,7 @@ async fn until_bound(
     let mut bound = HashSet::new();
     let mut version = None;
     while bound.len() < count {
-        let event = tokio::time::timeout(PATIENCE, events.next()).await;
+        let event = tokio::time::timeout(PROGRESS_TIMEOUT, events.next()).await;
         let event = event.with_context(|| format!("{} of {count} pods are bound", bound.len()))?;
         let Some(event) = event else {
             let from: &String = version.as_ref().context("a watch ended before its first event")?;

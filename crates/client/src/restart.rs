@@ -8,10 +8,10 @@ use crate::backoff::Backoff;
 use crate::metrics::panics;
 
 /// How long work that panicked waits to begin anew: at first, and after many panics.
-const FIRST: Duration = Duration::from_millis(500);
-const MAX: Duration = Duration::from_secs(20);
+const FIRST_DELAY: Duration = Duration::from_millis(500);
+const MAX_DELAY: Duration = Duration::from_secs(20);
 /// Work that went well for so long has not panicked before.
-const STABLE: Duration = Duration::from_secs(300);
+const STABLE_AFTER: Duration = Duration::from_secs(300);
 
 /// Does `work` to its end. A panic ends one try only: it is counted for `worker`, and the work begins anew after a while,
 /// with nothing of what it had. `None` when `stop` fired first. `object` is what the worker works on, for the log.
@@ -21,7 +21,7 @@ pub async fn outlive_panics<F: Future>(
     stop: &CancellationToken,
     mut work: impl FnMut() -> F,
 ) -> Option<F::Output> {
-    let mut retry = Backoff::new(FIRST, MAX);
+    let mut retry = Backoff::new(FIRST_DELAY, MAX_DELAY);
     loop {
         let began = tokio::time::Instant::now();
         // What makes the work may panic as well as the work.
@@ -29,7 +29,7 @@ pub async fn outlive_panics<F: Future>(
         if done.is_some() {
             return done;
         }
-        if began.elapsed() >= STABLE {
+        if began.elapsed() >= STABLE_AFTER {
             retry.reset();
         }
         let delay = retry.next_delay();

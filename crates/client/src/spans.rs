@@ -14,10 +14,10 @@ use crate::{Body, Client};
 /// Spans waiting to be sent. When they are more, the oldest are lost: an absent server costs memory only once.
 const BUFFER_BYTES: usize = 512 << 10;
 /// Spans are sent together, a little after the first.
-const GATHER: Duration = Duration::from_millis(100);
+const BATCH_INTERVAL: Duration = Duration::from_millis(100);
 const BATCH: usize = 500;
 /// After a failure.
-const RETRY: Duration = Duration::from_secs(5);
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Who records what.
 pub(crate) struct Traced {
@@ -50,12 +50,12 @@ async fn send(client: Client, recorder: Arc<Recorder>) {
     let mut sent = 0;
     loop {
         recorder.more_than(sent).await;
-        tokio::time::sleep(GATHER).await;
+        tokio::time::sleep(BATCH_INTERVAL).await;
         sent = recorder.count();
         for batch in recorder.drain().chunks(BATCH) {
             if let Err(error) = post(&client, batch).await {
                 tracing::debug!(%error, spans = batch.len(), "spans not sent");
-                tokio::time::sleep(RETRY).await;
+                tokio::time::sleep(RETRY_INTERVAL).await;
             }
         }
     }

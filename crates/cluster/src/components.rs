@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 /// How long components may take to end once they are told to.
-const STOP_DEADLINE: Duration = Duration::from_secs(10);
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long a component that failed waits to be started again: at first, and after many failures.
 const RESTART: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -102,7 +102,7 @@ impl Components {
     /// Waits for all to end, though not for ever: a restart must not hang on one that does not.
     pub(crate) async fn finish(mut self) -> Result<()> {
         self.stop.cancel();
-        let deadline = tokio::time::Instant::now() + STOP_DEADLINE;
+        let deadline = tokio::time::Instant::now() + STOP_TIMEOUT;
         let mut errors = Vec::new();
         loop {
             match tokio::time::timeout_at(deadline, self.tasks.join_next()).await {
@@ -114,7 +114,7 @@ impl Components {
                 }
                 Ok(Some(Err(panic))) => errors.push(panic.to_string()),
                 Err(_) => {
-                    errors.push(format!("still running after {STOP_DEADLINE:?}: {}", self.running.join(", ")));
+                    errors.push(format!("still running after {STOP_TIMEOUT:?}: {}", self.running.join(", ")));
                     break;
                 }
             }

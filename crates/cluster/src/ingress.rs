@@ -14,7 +14,7 @@ use crate::shape::Shape;
 pub(crate) const USER: &str = "system:cox-gateway";
 /// Where its metrics are, on the pods' gateway.
 const METRICS_PORT: u16 = 9154;
-const RETRY: Duration = Duration::from_secs(5);
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 pub(crate) fn config(shape: &Shape, client: Client, pods_gateway: IpAddr) -> gateway::Config {
     let mut config = gateway::Config::new(client, &shape.node_name, shape.node_ips.clone());
@@ -39,7 +39,7 @@ pub(crate) async fn run(
     while let Err(error) = prepare().await {
         tracing::warn!("the gateway is not prepared: {error:#}");
         tokio::select! {
-            () = tokio::time::sleep(RETRY) => {}
+            () = tokio::time::sleep(RETRY_INTERVAL) => {}
             () = stop.cancelled() => return Ok(()),
         }
     }

@@ -19,16 +19,16 @@ use crate::{Config, Descriptor, Error};
 
 /// Reports of progress that come in quick succession (a pod ready, then the next) are looked at together: one status is
 /// written instead of ten. Short enough that nobody waits for it.
-pub(crate) const GATHER: Duration = Duration::from_millis(10);
+pub(crate) const BATCH_INTERVAL: Duration = Duration::from_millis(10);
 /// A look at many objects costs more, so it gathers longer: a set of five thousand pods is looked at ten times a second.
-const GATHER_EACH: Duration = Duration::from_micros(20);
+const BATCH_INTERVAL_PER_KEY: Duration = Duration::from_micros(20);
 /// A conflict means that the cache is behind: it is looked at again as soon as it may have caught up. That is no failure and
 /// must not make a busy object wait ever longer.
-pub(crate) const CATCH_UP: Duration = Duration::from_millis(200);
+pub(crate) const CATCH_UP_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// How long to gather reports about a key that concerns `count` objects.
 pub(crate) fn gather(count: usize) -> Duration {
-    GATHER + GATHER_EACH * u32::try_from(count).unwrap_or(u32::MAX)
+    BATCH_INTERVAL + BATCH_INTERVAL_PER_KEY * u32::try_from(count).unwrap_or(u32::MAX)
 }
 
 /// What a reconcile asks of its queue when it succeeded.
@@ -262,7 +262,7 @@ async fn work(name: &'static str, controller: Arc<dyn Reconcile>, queue: WorkQue
             }
             Some(Err(error)) if error.is_conflict() => {
                 tracing::debug!(controller = name, key, %error, "reconciling again");
-                work.run_now(|| queue.add_rate_limited_up_to(key.clone(), CATCH_UP));
+                work.run_now(|| queue.add_rate_limited_up_to(key.clone(), CATCH_UP_TIMEOUT));
                 work.fail(error);
             }
             Some(Err(error)) => {

@@ -17,7 +17,7 @@ use crate::pods::key;
 const NAMESPACE: &str = "kube-system";
 const IDENTITIES: &str = "apiserver.kubernetes.io/identity=kube-apiserver";
 /// A lease that has just run out may still be renewed late.
-const RECHECK: Duration = Duration::from_secs(60);
+const RECHECK_INTERVAL: Duration = Duration::from_secs(60);
 
 struct Controller {
     client: Client,
@@ -27,7 +27,7 @@ struct Controller {
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let leases = context.namespaced::<Lease>(NAMESPACE, ListParams::labels(IDENTITIES));
     let queue = context.queue.clone();
-    let leases = leases.wakes(move |event| queue.add_after(key(&**event.object()), RECHECK));
+    let leases = leases.wakes(move |event| queue.add_after(key(&**event.object()), RECHECK_INTERVAL));
     Arc::new(Controller { client: context.client.clone(), leases })
 }
 
@@ -45,7 +45,7 @@ impl Reconcile for Controller {
             let Some(lease) = self.leases.get(key) else { return Ok(Requeue::Never) };
             let left = time_left(&lease, Timestamp::now());
             if !left.is_zero() {
-                return Ok(Requeue::After(left + RECHECK));
+                return Ok(Requeue::After(left + RECHECK_INTERVAL));
             }
             let (_, name) = client::split_key(key);
             let api = self.client.namespaced::<Lease>(NAMESPACE);

@@ -18,7 +18,7 @@ use crate::controller::{Context, Outcome, Reconcile, Requeue};
 
 const FINALIZER: &str = "kubernetes";
 /// Content that waits for its own finalizers or grace periods is looked at again after this.
-const RECHECK: Duration = Duration::from_secs(1);
+const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Not on its way out.
 pub(crate) fn is_active(namespace: &Namespace) -> bool {
@@ -95,7 +95,7 @@ impl Controller {
             }
         }
         if !remains.is_empty() {
-            return Ok(Requeue::After(RECHECK));
+            return Ok(Requeue::After(RECHECK_INTERVAL));
         }
         changed.spec.get_or_insert_default().finalizers =
             Some(finalizers.into_iter().filter(|finalizer| finalizer != FINALIZER).collect());

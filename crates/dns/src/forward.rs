@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use crate::corefile::{Cache, Forward, Policy};
 use crate::metrics::ServerMetrics;
 
-const ATTEMPT: Duration = Duration::from_secs(2);
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
 const ROUNDS: usize = 2;
 /// Safe on any path: larger answers come back truncated and are asked for over TCP.
 const PAYLOAD: u16 = 1232;
@@ -205,11 +205,11 @@ async fn ask(server: SocketAddr, question: &Question, over_tcp_only: bool) -> st
     let late = |_| std::io::Error::from(std::io::ErrorKind::TimedOut);
     let short = match over_tcp_only {
         true => None,
-        false => Some(timeout(ATTEMPT, over_udp(server, &packet, &query)).await.map_err(late)??),
+        false => Some(timeout(ATTEMPT_TIMEOUT, over_udp(server, &packet, &query)).await.map_err(late)??),
     };
     let answer = match short.filter(|answer| !answer.metadata.truncation) {
         Some(answer) => answer,
-        None => timeout(ATTEMPT, over_tcp(server, &packet)).await.map_err(late)??,
+        None => timeout(ATTEMPT_TIMEOUT, over_tcp(server, &packet)).await.map_err(late)??,
     };
     Ok(Reply {
         code: answer.metadata.response_code,

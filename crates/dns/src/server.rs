@@ -25,7 +25,7 @@ use crate::plan::Plan;
 use crate::responder::{Reaction, Responder};
 
 const MAX_CONNECTIONS: usize = 200;
-const IDLE: Duration = Duration::from_secs(10);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Sockets per address, among which the kernel spreads clients: one per core, within reason.
 const MAX_SOCKETS: usize = 4;
 
@@ -226,9 +226,9 @@ async fn serve_tcp(responder: Arc<Responder>, listener: TcpListener, metrics: Ar
 /// Questions and answers, each with its length before it, until the client is silent for a while.
 async fn converse(responder: &Responder, metrics: &ListenerMetrics, mut stream: TcpStream) -> std::io::Result<()> {
     loop {
-        let length = tokio::time::timeout(IDLE, stream.read_u16()).await??;
+        let length = tokio::time::timeout(IDLE_TIMEOUT, stream.read_u16()).await??;
         let mut packet = vec![0; length.into()];
-        tokio::time::timeout(IDLE, stream.read_exact(&mut packet)).await??;
+        tokio::time::timeout(IDLE_TIMEOUT, stream.read_exact(&mut packet)).await??;
         let began = Instant::now();
         let reaction = match responder.react(&packet, false) {
             Reaction::Forward(pending) => responder.forward(*pending).await,
@@ -238,7 +238,7 @@ async fn converse(responder: &Responder, metrics: &ListenerMetrics, mut stream: 
         let length = u16::try_from(answer.bytes.len()).map_err(std::io::Error::other)?;
         let mut framed = length.to_be_bytes().to_vec();
         framed.extend_from_slice(&answer.bytes);
-        tokio::time::timeout(IDLE, stream.write_all(&framed)).await??;
+        tokio::time::timeout(IDLE_TIMEOUT, stream.write_all(&framed)).await??;
         metrics.count(answer.exchange, packet.len(), answer.bytes.len(), began.elapsed());
         if answer.exchange.is_logged {
             log(&packet, stream.peer_addr().ok(), "tcp", &answer.bytes, began.elapsed());

@@ -18,7 +18,7 @@ const MANAGER: &str = "cox";
 const RBAC: &str = "rbac.authorization.k8s.io";
 /// A definition that was just made takes a moment to be served.
 const ATTEMPTS: u32 = 100;
-const PAUSE: Duration = Duration::from_millis(100);
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Makes what is not there yet.
 pub async fn install(client: &Client) -> Result<()> {
@@ -54,7 +54,7 @@ async fn gateway_class(client: &Client) -> Result<()> {
     });
     for _ in 1..ATTEMPTS {
         match classes.create(&class).await {
-            Err(error) if error.is_not_found() => tokio::time::sleep(PAUSE).await,
+            Err(error) if error.is_not_found() => tokio::time::sleep(RETRY_INTERVAL).await,
             made => return absent(made),
         }
     }

@@ -33,13 +33,13 @@ const ZONE: &str = "topology.kubernetes.io/zone";
 /// Versions of the Gateway API's kinds that are understood; the first that a cluster has is read.
 const VERSIONS: [&str; 4] = ["v1", "v1beta1", "v1alpha3", "v1alpha2"];
 /// When something failed that may succeed later: a port was taken, a status was not written.
-const RETRY: Duration = Duration::from_secs(10);
-/// Times that one status is written within [`RETRY`]. Somebody else who writes it, too, would otherwise have us answer without end.
+const RETRY_INTERVAL: Duration = Duration::from_secs(10);
+/// Times that one status is written within [`RETRY_INTERVAL`]. Somebody else who writes it, too, would otherwise have us answer without end.
 const MAX_WRITES: u32 = 20;
 /// Changes that come within this time make one plan.
-const GATHER: Duration = Duration::from_millis(10);
+const BATCH_INTERVAL: Duration = Duration::from_millis(10);
 /// How long upgraded connections may take to end.
-const STOP: Duration = Duration::from_secs(5);
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Serves until `stop`.
 pub fn run(config: Config, stop: CancellationToken) -> BoxFuture<'static, anyhow::Result<()>> {
@@ -85,7 +85,7 @@ async fn serve(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
     let recorder = EventRecorder::new(config.client.clone(), "gateway", &config.node_name);
     let mut ports = Ports::new(plane.clone(), config.listen.clone())?;
     let mut settings = settings(&config);
-    let mut told = BTreeSet::new();
+    let mut recorded = BTreeSet::new();
     let mut written = Written::default();
     loop {
         let began = Instant::now();
@@ -105,12 +105,12 @@ async fn serve(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
             settings.closed_ports = closed;
             continue;
         }
-        tell(&recorder, &mut told, news);
+        record_events(&recorder, &mut recorded, news);
         let is_written = write(&config.client, &mut written, statuses).await;
         let again = async {
             match is_written && settings.closed_ports.is_empty() {
                 true => std::future::pending().await,
-                false => tokio::time::sleep(RETRY).await,
+                false => tokio::time::sleep(RETRY_INTERVAL).await,
             }
         };
         tokio::select! {
@@ -119,10 +119,10 @@ async fn serve(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
             () = stop.cancelled() => break,
         }
         // A storm of changes takes half of our time at most.
-        tokio::time::sleep(GATHER.max(began.elapsed().min(Duration::from_secs(1)))).await;
+        tokio::time::sleep(BATCH_INTERVAL.max(began.elapsed().min(Duration::from_secs(1)))).await;
     }
     ports.close().await;
-    plane.finish(STOP).await;
+    plane.finish(STOP_TIMEOUT).await;
     Ok(())
 }
 
@@ -318,16 +318,16 @@ impl Kinds {
 }
 
 /// Says what is new of it; what is mended may be said again.
-fn tell(recorder: &EventRecorder, told: &mut BTreeSet<(Option<String>, &'static str, String)>, news: Vec<News>) {
+fn record_events(recorder: &EventRecorder, recorded: &mut BTreeSet<(Option<String>, &'static str, String)>, news: Vec<News>) {
     let mut present = BTreeSet::new();
     for one in news {
         let key = (one.about.uid.clone(), one.reason, one.message.clone());
-        if !told.contains(&key) && !present.contains(&key) {
+        if !recorded.contains(&key) && !present.contains(&key) {
             recorder.warning(&one.about, one.reason, one.message);
         }
         present.insert(key);
     }
-    *told = present;
+    *recorded = present;
 }
 
 /// How often each status was written, from when on.
@@ -344,7 +344,7 @@ impl Written {
     }
 
     fn forget(&mut self, now: Instant) {
-        self.0.retain(|_, (since, _)| now.duration_since(*since) < RETRY);
+        self.0.retain(|_, (since, _)| now.duration_since(*since) < RETRY_INTERVAL);
     }
 }
 
@@ -397,9 +397,9 @@ mod tests {
         let admitted = (0..1000).filter(|_| written.admits(&status("one"), began)).count();
         assert_eq!(admitted, MAX_WRITES as usize);
         assert!(written.admits(&status("two"), began), "others are not concerned");
-        written.forget(began + RETRY / 2);
-        assert!(!written.admits(&status("one"), began + RETRY / 2));
-        written.forget(began + RETRY);
-        assert!(written.admits(&status("one"), began + RETRY));
+        written.forget(began + RETRY_INTERVAL / 2);
+        assert!(!written.admits(&status("one"), began + RETRY_INTERVAL / 2));
+        written.forget(began + RETRY_INTERVAL);
+        assert!(written.admits(&status("one"), began + RETRY_INTERVAL));
     }
 }

@@ -14,7 +14,7 @@ use crate::discovery::Discovery;
 use crate::failure::{Failure, Result};
 use crate::kuberc::PluginPolicy;
 use crate::printers::Printer;
-use crate::told::Told;
+use crate::command_span::CommandSpan;
 
 pub(crate) struct Context {
     pub(crate) flags: Invocation,
@@ -26,7 +26,7 @@ pub(crate) struct Context {
     pub(crate) warnings: RefCell<Vec<String>>,
     plugin_policy: PluginPolicy,
     /// What the server is told about this command.
-    pub(crate) told: Told,
+    pub(crate) command_span: CommandSpan,
 }
 
 /// Where writes go with `--dry-run`.
@@ -48,7 +48,7 @@ impl Context {
     }
 
     pub(crate) fn with_streams(flags: Invocation, out: Box<dyn Write>, err: Box<dyn Write>) -> Context {
-        let told = Told::new(&flags.path);
+        let command_span = CommandSpan::new(&flags.path);
         Context {
             flags,
             out: RefCell::new(out),
@@ -58,7 +58,7 @@ impl Context {
             discovery: OnceCell::new(),
             warnings: RefCell::new(Vec::new()),
             plugin_policy: PluginPolicy::default(),
-            told,
+            command_span,
         }
     }
 
@@ -226,7 +226,7 @@ impl Context {
             .map_err(|e| Failure::message(e.to_string()))?
             .with_user_agent(&crate::request::user_agent())
             .map_err(|e| Failure::message(e.to_string()))?;
-        self.told.lap(trace::Stage::Credentials);
+        self.command_span.lap(trace::Stage::Credentials);
         Ok(self.client.get_or_init(|| client))
     }
 

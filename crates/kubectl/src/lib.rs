@@ -30,7 +30,7 @@ mod resources;
 mod selector;
 mod stream;
 mod three_way;
-mod told;
+mod command_span;
 mod validation;
 mod watch;
 

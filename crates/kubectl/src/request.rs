@@ -181,7 +181,7 @@ impl Request {
             if cx.verbosity() >= 6 { format!("{}{path}", cx.server()?.trim_end_matches('/')) } else { String::new() };
         trace_request(cx, &self.method, &url, request.headers(), &self.body);
         if self.method != Method::GET {
-            cx.told.attach(request.headers_mut());
+            cx.command_span.attach(request.headers_mut());
         }
         let started = Instant::now();
         let response = client.send(request).await.map_err(|e| connect_failure(cx, e))?;
@@ -191,7 +191,7 @@ impl Request {
                 cx.warn(&text);
             }
         }
-        cx.told.lap_for(&self.method, &self.path);
+        cx.command_span.lap_for(&self.method, &self.path);
         let (parts, body) = response.into_parts();
         Ok((parts.status, body))
     }

@@ -326,15 +326,15 @@ mod tests {
             None => Watch::open(&cx, || Request::get(path), "5".to_owned()),
         };
         let mut watch = watch.knowing(listed);
-        let mut told = Vec::new();
+        let mut command_span = Vec::new();
         // Time is virtual: it passes only when there is nothing left to do.
         while let Ok(event) = tokio::time::timeout(Duration::from_secs(600), watch.next()).await {
             let Event { kind, object } = event.unwrap();
-            told.push(format!("{kind} {} {}", text(metadata(&object), "/name"), version(&object)));
+            command_span.push(format!("{kind} {} {}", text(metadata(&object), "/name"), version(&object)));
         }
         let mut asked = asked.lock().unwrap().clone();
         asked.truncate(answers);
-        (told, asked)
+        (command_span, asked)
     }
 
     #[tokio::test(start_paused = true)]
@@ -347,7 +347,7 @@ mod tests {
                 true => event(kind, table(0, &[pod])),
                 false => event(kind, pod),
             };
-            let (told, asked) = events(
+            let (command_span, asked) = events(
                 None,
                 &first,
                 vec![
@@ -359,7 +359,7 @@ mod tests {
                 ],
             )
             .await;
-            assert_eq!(told, ["MODIFIED a 9", "ADDED c 12", "DELETED b 2", "MODIFIED c 21"]);
+            assert_eq!(command_span, ["MODIFIED a 9", "ADDED c 12", "DELETED b 2", "MODIFIED c 21"]);
             assert_eq!(asked, ["watch 5", "list", "watch 20", "watch 21", "list"]);
         }
     }
@@ -367,8 +367,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn one_object_that_is_not_listed_any_more_is_gone() {
         let script = vec![Answer::Watch(vec![event("ERROR", status(410, "Expired"))]), Answer::List(list(20, &[]))];
-        let (told, _) = events(Some("a"), &list(5, &[]), script).await;
-        assert_eq!(told, ["DELETED a "]);
+        let (command_span, _) = events(Some("a"), &list(5, &[]), script).await;
+        assert_eq!(command_span, ["DELETED a "]);
     }
 
     #[tokio::test(start_paused = true)]
@@ -384,8 +384,8 @@ mod tests {
             Answer::Break("connection reset"),
             Answer::List(list(20, &[pod("a", 7)])),
         ];
-        let (told, asked) = events(Some("a"), &list(5, &[]), script).await;
-        assert_eq!(told, ["MODIFIED a 6", "MODIFIED a 7"]);
+        let (command_span, asked) = events(Some("a"), &list(5, &[]), script).await;
+        assert_eq!(command_span, ["MODIFIED a 6", "MODIFIED a 7"]);
         assert_eq!(asked, ["watch 5", "watch 5", "watch 5", "watch 5", "watch 5", "watch 6", "list", "list", "list"]);
     }
 

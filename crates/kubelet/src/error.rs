@@ -54,7 +54,7 @@ impl SandboxError {
     pub(crate) const REASON: &str = "FailedCreatePodSandBox";
 
     /// What that event says.
-    pub(crate) fn told(&self) -> String {
+    pub(crate) fn message(&self) -> String {
         format!("Failed to create pod sandbox: {self}")
     }
 }
@@ -71,12 +71,12 @@ mod tests {
             source: std::io::Error::from(std::io::ErrorKind::NotFound),
         };
         let missing = "open /etc/resolv.conf: no such file or directory";
-        for (error, told) in [
+        for (error, message) in [
             (SandboxError::from(call()), r#"rpc error: code = Unknown desc = no network"#),
             (resolver().into(), missing),
         ] {
-            assert_eq!(error.told(), format!("Failed to create pod sandbox: {told}"));
-            assert_eq!(SyncError::from(error).to_string(), told);
+            assert_eq!(error.message(), format!("Failed to create pod sandbox: {message}"));
+            assert_eq!(SyncError::from(error).to_string(), message);
         }
         let ensure = SyncError::from(CgroupError::Ensure("full".into()));
         assert_eq!(ensure.to_string(), "unable to ensure pod container exists: full");

@@ -14,7 +14,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 /// Where the kernel has no watches left, the file is looked at this often.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// An event is a header of this many bytes, the last four of them the length of the name that follows.
 const HEADER: usize = size_of::<libc::inotify_event>();
 
@@ -73,7 +73,7 @@ impl FileWatch {
         {
             return change;
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
         Change::Closed
     }
 }

@@ -14,10 +14,10 @@ use crate::kubelet::Kubelet;
 use crate::node::machine::disk;
 use crate::state::label;
 
-const IMAGES_EVERY: Duration = Duration::from_secs(300);
+const IMAGE_GC_INTERVAL: Duration = Duration::from_secs(300);
 
 pub(crate) async fn run(kubelet: Arc<Kubelet>, stop: CancellationToken) {
-    let mut images = tokio::time::interval(IMAGES_EVERY);
+    let mut images = tokio::time::interval(IMAGE_GC_INTERVAL);
     let mut logs = tokio::time::interval(kubelet.settings.container_log_monitor_interval);
     let mut seen = HashMap::new();
     loop {

@@ -39,7 +39,7 @@ pub(crate) async fn run(
     if let Some(exec) = &handler.exec {
         let arguments = exec.command.clone().unwrap_or_default();
         let command = arguments.join(" ");
-        return match runtime.exec_sync(container_id, arguments, EXEC_LIMIT).await {
+        return match runtime.exec_sync(container_id, arguments, EXEC_TIMEOUT).await {
             Ok(answer) if answer.exit_code == 0 => Ok(()),
             Ok(answer) => {
                 let stderr = String::from_utf8_lossy(&answer.stderr).into_owned();
@@ -72,7 +72,7 @@ pub(crate) async fn run(
 }
 
 /// Hooks have no deadline of their own besides the pod's: this only ends what was forgotten.
-const EXEC_LIMIT: Duration = Duration::from_secs(24 * 3600);
+const EXEC_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
 #[cfg(test)]
 mod tests {

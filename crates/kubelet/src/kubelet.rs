@@ -64,7 +64,7 @@ impl Kubelet {
     }
 
     /// Computes and hands over the status; returns it.
-    pub(crate) fn tell(
+    pub(crate) fn report_status(
         &self,
         pod: &Pod,
         state: &PodState,

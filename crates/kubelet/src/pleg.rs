@@ -13,9 +13,9 @@ use crate::objects::Wake;
 use crate::runtime::Runtime;
 use crate::state::label;
 
-const RELIST: Duration = Duration::from_secs(1);
+const RELIST_INTERVAL: Duration = Duration::from_secs(1);
 /// Only a safety net while the stream is up.
-const RELIST_WITH_EVENTS: Duration = Duration::from_secs(60);
+const RELIST_INTERVAL_WITH_EVENTS: Duration = Duration::from_secs(60);
 
 /// Sandboxes and containers by id: the pod they belong to and their state.
 type Seen = HashMap<String, (String, i32)>;
@@ -36,7 +36,7 @@ pub(crate) async fn run(runtime: Runtime, wake: Wake, stop: CancellationToken) {
                 continue;
             }
         };
-        let mut relist = tokio::time::interval(RELIST_WITH_EVENTS);
+        let mut relist = tokio::time::interval(RELIST_INTERVAL_WITH_EVENTS);
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
@@ -63,7 +63,7 @@ pub(crate) async fn run(runtime: Runtime, wake: Wake, stop: CancellationToken) {
 }
 
 async fn relist_forever(runtime: &Runtime, wake: &Wake, seen: &mut Seen, stop: &CancellationToken) {
-    let mut ticks = tokio::time::interval(RELIST);
+    let mut ticks = tokio::time::interval(RELIST_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
@@ -76,7 +76,7 @@ async fn relist_forever(runtime: &Runtime, wake: &Wake, seen: &mut Seen, stop: &
 async fn pause(stop: &CancellationToken) {
     tokio::select! {
         () = stop.cancelled() => {}
-        () = tokio::time::sleep(RELIST) => {}
+        () = tokio::time::sleep(RELIST_INTERVAL) => {}
     }
 }
 

@@ -41,7 +41,7 @@ use crate::{certificates, cpu_sets, dns, gc, pleg, state};
 
 /// How often leftovers of pods nobody knows are looked for, after a first look at start: while there are some or a pod has just
 /// gone, and when there were none.
-const HOUSEKEEPING: Duration = Duration::from_secs(2);
+const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(2);
 const ALL_CLEAN: Duration = Duration::from_secs(30);
 
 /// `cox kubelet`. A renewed client certificate starts the kubelet afresh in the same process; containers go on.
@@ -392,13 +392,13 @@ impl Housekeeping {
             let is_clean = clean_orphans(&self.kubelet, &self.workers, &self.pods).await;
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = tokio::time::sleep(if is_clean { ALL_CLEAN } else { HOUSEKEEPING }) => continue,
+                () = tokio::time::sleep(if is_clean { ALL_CLEAN } else { HOUSEKEEPING_INTERVAL }) => continue,
                 () = self.some_left.notified() => {}
             }
             // What a pod leaves behind goes with its worker, a moment later.
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = tokio::time::sleep(HOUSEKEEPING) => {}
+                () = tokio::time::sleep(HOUSEKEEPING_INTERVAL) => {}
             }
         }
     }

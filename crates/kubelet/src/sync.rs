@@ -57,7 +57,7 @@ impl Kubelet {
         let mut state = self.runtime.pod_state(uid).await?;
         self.prober.reconcile(pod, &state, false);
         let changes = self.pending_changes(pod, &state, memory);
-        let status = self.tell(pod, &state, memory, false, None);
+        let status = self.report_status(pod, &state, memory, false, None);
         if status.phase.as_deref().is_some_and(api::pod::is_terminal_phase) {
             next.is_finished = true;
             return Ok(next);
@@ -124,7 +124,7 @@ impl Kubelet {
             self.kill_all(pod, &state, self.grace_period(pod, None)).await?;
             if actions.create_sandbox.is_none() {
                 let state = self.runtime.pod_state(uid).await?;
-                self.tell(pod, &state, memory, true, None);
+                self.report_status(pod, &state, memory, true, None);
                 next.is_finished = true;
                 return Ok(next);
             }
@@ -155,7 +155,7 @@ impl Kubelet {
         if let Some(attempt) = actions.create_sandbox {
             self.create_sandbox(pod, attempt).await?;
             state = self.runtime.pod_state(uid).await?;
-            self.tell(pod, &state, memory, false, None);
+            self.report_status(pod, &state, memory, false, None);
         }
         let pod_ips = self.pod_ips(pod, &state);
         let context = Context { pod_ips: &pod_ips, ..context };
@@ -167,7 +167,7 @@ impl Kubelet {
             self.settle_resize(pod, &mut memory.resize).await?;
             self.pending_changes(pod, &state, memory);
         }
-        self.tell(pod, &state, memory, false, None);
+        self.report_status(pod, &state, memory, false, None);
         self.remove_old_containers(&state).await;
         Ok(next)
     }
@@ -238,7 +238,7 @@ impl Kubelet {
     async fn create_sandbox(&self, pod: &Pod, attempt: u32) -> Result<String, SandboxError> {
         let made = self.run_sandbox(pod, attempt).await;
         if let Err(error) = &made {
-            self.recorder.warning(&client::reference(pod), SandboxError::REASON, error.told());
+            self.recorder.warning(&client::reference(pod), SandboxError::REASON, error.message());
         }
         made
     }

@@ -130,13 +130,13 @@ impl Kubelet {
         let uid = state::uid(pod);
         let state = self.runtime.pod_state(uid).await?;
         self.prober.reconcile(pod, &state, true);
-        self.tell(pod, &state, memory, false, ended);
+        self.report_status(pod, &state, memory, false, ended);
         if state.is_any_running() || state.containers.iter().any(|c| c.phase == Phase::Created) {
             self.kill_all(pod, &state, grace).await?;
         }
         self.prober.forget(uid);
         let state = self.runtime.pod_state(uid).await?;
-        self.tell(pod, &state, memory, true, ended);
+        self.report_status(pod, &state, memory, true, ended);
         Ok(())
     }
 
@@ -144,7 +144,7 @@ impl Kubelet {
     pub(crate) async fn tell_ending(&self, pod: &Pod, memory: &Memory, ended: Option<&Ended>) {
         match self.runtime.pod_state(state::uid(pod)).await {
             // An end is told by whoever waits for it.
-            Ok(state) if state.is_any_running() => drop(self.tell(pod, &state, memory, false, ended)),
+            Ok(state) if state.is_any_running() => drop(self.report_status(pod, &state, memory, false, ended)),
             Ok(_) => {}
             Err(error) => {
                 tracing::debug!(pod = state::full_name(pod), %error, "state of an ending pod not read");

@@ -28,7 +28,7 @@ const PROVISIONERS: [&str; 2] =
     ["volume.kubernetes.io/storage-provisioner", "volume.beta.kubernetes.io/storage-provisioner"];
 const CAPACITY_NAMESPACE: &str = "kube-system";
 /// Failures are tried again and free space is told this often, without any event.
-const AGAIN: Duration = Duration::from_secs(30);
+const RETRY_INTERVAL: Duration = Duration::from_secs(30);
 /// Free space is told in steps: it changes all the time.
 const STEP: i64 = 64 << 20;
 
@@ -67,7 +67,7 @@ pub(crate) async fn run(client: Client, node: String, driver: Arc<Driver>, stop:
             provisioner.pass().await;
             tokio::select! {
                 () = changed.notified() => {}
-                () = tokio::time::sleep(AGAIN) => {}
+                () = tokio::time::sleep(RETRY_INTERVAL) => {}
             }
         }
     };

@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 
 /// More than a call ever has; whoever sends more is not the plug-in.
 const LINE_LIMIT: u64 = 64 * 1024;
-const READ_DEADLINE: Duration = Duration::from_secs(10);
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// Calls that wait to be taken; the plug-ins behind them wait as long.
 const CALLS: usize = 64;
 
@@ -73,7 +73,7 @@ async fn converse(mut stream: UnixStream, calls: mpsc::Sender<Call>) {
     let (reader, mut writer) = stream.split();
     let mut line = String::new();
     let mut reader = BufReader::new(reader.take(LINE_LIMIT));
-    let read = tokio::time::timeout(READ_DEADLINE, reader.read_line(&mut line)).await;
+    let read = tokio::time::timeout(READ_TIMEOUT, reader.read_line(&mut line)).await;
     if !matches!(read, Ok(Ok(_))) {
         return;
     }

@@ -22,11 +22,11 @@ use crate::world::{Pod, Policy, World};
 
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(10));
 /// Everything is programmed afresh this often, in case somebody else changed it.
-const RESYNC: Duration = Duration::from_secs(3600);
+const RESYNC_INTERVAL: Duration = Duration::from_secs(3600);
 /// The cluster's DNS, which has no pods in `cox up`: policies name it by the labels that its pods have elsewhere.
 const DNS: (&str, &str) = ("kube-system", "kube-dns");
 /// How long a pod that announced itself is waited for before it starts behind closed doors.
-const POD_DEADLINE: Duration = Duration::from_secs(5);
+const POD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Enforces policies until `stop`. Rules stay behind, so that a restart opens nothing and interrupts nobody.
 pub fn run(config: Config, stop: CancellationToken) -> BoxFuture<'static, anyhow::Result<()>> {
@@ -75,7 +75,7 @@ async fn enforce(config: Config, stop: CancellationToken) -> anyhow::Result<()> 
     tasks.spawn(registration::serve(registration::listen(&config.socket)?, sender));
 
     let mut enforcer = Enforcer { config, programmed: None, announced: Vec::new(), waiting: Vec::new() };
-    let (mut failures, mut fresh_at) = (0, Instant::now() + RESYNC);
+    let (mut failures, mut fresh_at) = (0, Instant::now() + RESYNC_INTERVAL);
     loop {
         let world = shared.world.lock().clone();
         match enforcer.program(&world).await {
@@ -108,7 +108,7 @@ async fn enforce(config: Config, stop: CancellationToken) -> anyhow::Result<()> 
         if Instant::now() >= fresh_at {
             see_bridged_packets();
             enforcer.programmed = None;
-            fresh_at = Instant::now() + RESYNC;
+            fresh_at = Instant::now() + RESYNC_INTERVAL;
         }
     }
 }
@@ -188,7 +188,7 @@ impl Enforcer {
             let (uid, addresses) = (announcement.uid.clone(), announcement.addresses);
             self.announced.push(Announced { pod: pod.clone(), uid, addresses });
         }
-        self.waiting.push(Waiting { pod, uid: announcement.uid, until: Instant::now() + POD_DEADLINE, done });
+        self.waiting.push(Waiting { pod, uid: announcement.uid, until: Instant::now() + POD_TIMEOUT, done });
     }
 
     async fn program(&mut self, world: &World) -> Result<(), String> {

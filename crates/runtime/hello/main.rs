@@ -64,7 +64,7 @@ const SIGCHLD: usize = 17;
 const SIG_IGN: usize = 1;
 const POLLIN: i16 = 1;
 /// How long a client may take to send its request.
-const PATIENCE_SECONDS: u64 = 5;
+const REQUEST_TIMEOUT_SECONDS: u64 = 5;
 
 /// # Safety
 /// Arguments must be what the kernel expects of that call; memory they point to must outlive it.
@@ -217,7 +217,7 @@ fn serve(listener: usize, signals: usize) -> ! {
 }
 
 fn answer(client: usize) {
-    let patience = [PATIENCE_SECONDS, 0];
+    let patience = [REQUEST_TIMEOUT_SECONDS, 0];
     call(number::SETSOCKOPT, [client, SOL_SOCKET, SO_RCVTIMEO, patience.as_ptr() as usize, 16]);
     let mut request = [0_u8; 4096];
     let mut length = 0;

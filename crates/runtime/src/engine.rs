@@ -30,7 +30,7 @@ use crate::sys;
 
 /// How long an unreachable shim is given before it counts as dead.
 const WATCH_ATTEMPTS: u32 = 100;
-const WATCH_PAUSE: Duration = Duration::from_millis(100);
+const WATCH_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Listeners this far behind miss events and hear so; the kubelet then lists.
 const EVENT_BUFFER: usize = 1024;
@@ -301,7 +301,7 @@ impl Engine {
                 (_, Err(error)) => tracing::warn!(sandbox = sandbox.id(), %error, "cannot read its shim's record yet"),
             }
             attempt += 1;
-            tokio::time::sleep(WATCH_PAUSE).await;
+            tokio::time::sleep(WATCH_RETRY_INTERVAL).await;
         };
         let events = session.events().map_err(doing("watching a shim"))?;
         sandbox.alive.store(shim.pause_pid > 0, Ordering::Relaxed);

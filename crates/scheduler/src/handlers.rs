@@ -175,7 +175,7 @@ impl Scheduler {
                 Some(Event::NodeDeleted(node.clone()))
             }
         };
-        self.tell(happened, began);
+        self.enqueue_event(happened, began);
     }
 
     fn see_pod(&self, event: &Seen<Pod>) {
@@ -210,7 +210,7 @@ impl Scheduler {
             (_, Some(new), _) => Some(Event::PodAdded(new)),
             _ => None,
         };
-        self.tell(happened, began);
+        self.enqueue_event(happened, began);
     }
 
     fn keep_pending(&self, old: Option<&Arc<Pod>>, pod: &Arc<Pod>) {
@@ -255,10 +255,10 @@ impl Scheduler {
         drop(core);
         // A pod that room was kept for frees that room as well.
         let nominated = || was_nominated.then(|| self.pending(pod));
-        self.tell(placed.or_else(nominated).map(Event::PodDeleted), began);
+        self.enqueue_event(placed.or_else(nominated).map(Event::PodDeleted), began);
     }
 
-    fn tell(&self, happened: Option<Event>, began: Instant) {
+    fn enqueue_event(&self, happened: Option<Event>, began: Instant) {
         if let Some(event) = happened {
             self.queue.happened(&event);
             let labels = [("event", event.label())];

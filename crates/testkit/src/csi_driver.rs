@@ -86,7 +86,7 @@ impl Options {
 type Hook = Box<dyn Fn(&'static str, When) -> bool + Send + Sync>;
 
 #[derive(Default)]
-struct Books {
+struct Record {
     ledger: Vec<Entry>,
     faults: HashMap<&'static str, Fault>,
     /// Requests as they came, by call.
@@ -105,7 +105,7 @@ pub struct Driver {
     options: Options,
     /// Holds the volumes.
     dir: PathBuf,
-    books: Mutex<Books>,
+    record: Mutex<Record>,
 }
 
 /// A driver that serves until this is dropped.
@@ -125,7 +125,7 @@ impl Served {
 impl Driver {
     pub fn new(dir: &Path, options: Options) -> Arc<Self> {
         std::fs::create_dir_all(dir).unwrap();
-        Arc::new(Driver { options, dir: dir.to_path_buf(), books: Mutex::default() })
+        Arc::new(Driver { options, dir: dir.to_path_buf(), record: Mutex::default() })
     }
 
     /// Serves the driver and its registration on one socket below `registry`.
@@ -140,24 +140,24 @@ impl Driver {
 
     /// From now on; `None` mends it.
     pub fn set_fault(&self, call: &'static str, fault: Option<Fault>) {
-        let mut books = self.books.lock().unwrap();
+        let mut record = self.record.lock().unwrap();
         match fault {
-            Some(fault) => books.faults.insert(call, fault),
-            None => books.faults.remove(call),
+            Some(fault) => record.faults.insert(call, fault),
+            None => record.faults.remove(call),
         };
     }
 
     /// Called at both moments of every call; a call that is not to go on never ends.
     pub fn set_hook(&self, hook: impl Fn(&'static str, When) -> bool + Send + Sync + 'static) {
-        self.books.lock().unwrap().hook = Some(Arc::new(Box::new(hook)));
+        self.record.lock().unwrap().hook = Some(Arc::new(Box::new(hook)));
     }
 
     pub fn set_condition(&self, abnormal: bool, message: &str) {
-        self.books.lock().unwrap().condition = v1::VolumeCondition { abnormal, message: message.into() };
+        self.record.lock().unwrap().condition = v1::VolumeCondition { abnormal, message: message.into() };
     }
 
     pub fn ledger(&self) -> Vec<Entry> {
-        self.books.lock().unwrap().ledger.clone()
+        self.record.lock().unwrap().ledger.clone()
     }
 
     /// How often a call came for a volume.
@@ -166,25 +166,25 @@ impl Driver {
     }
 
     pub fn publishes(&self) -> Vec<v1::NodePublishVolumeRequest> {
-        self.books.lock().unwrap().publishes.clone()
+        self.record.lock().unwrap().publishes.clone()
     }
 
     pub fn stages(&self) -> Vec<v1::NodeStageVolumeRequest> {
-        self.books.lock().unwrap().stages.clone()
+        self.record.lock().unwrap().stages.clone()
     }
 
     pub fn expansions(&self) -> Vec<v1::NodeExpandVolumeRequest> {
-        self.books.lock().unwrap().expansions.clone()
+        self.record.lock().unwrap().expansions.clone()
     }
 
     /// What a kubelet said of the registration.
     pub fn registrations(&self) -> Vec<RegistrationStatus> {
-        self.books.lock().unwrap().registrations.clone()
+        self.record.lock().unwrap().registrations.clone()
     }
 
     /// Volumes for which two calls were under way at once.
     pub fn overlaps(&self) -> Vec<String> {
-        self.books.lock().unwrap().overlaps.clone()
+        self.record.lock().unwrap().overlaps.clone()
     }
 
     /// The files of a volume.
@@ -209,14 +209,14 @@ impl Driver {
     ) -> Answer<'_, R> {
         Box::pin(async move {
             let (index, fault, hook) = {
-                let mut books = self.books.lock().unwrap();
-                books.ledger.push(Entry { call, volume: volume.clone(), path, code: None });
-                let running = books.running.entry(volume.clone()).or_default();
+                let mut record = self.record.lock().unwrap();
+                record.ledger.push(Entry { call, volume: volume.clone(), path, code: None });
+                let running = record.running.entry(volume.clone()).or_default();
                 *running += 1;
                 if *running > 1 {
-                    books.overlaps.push(format!("{call} {volume}"));
+                    record.overlaps.push(format!("{call} {volume}"));
                 }
-                (books.ledger.len() - 1, books.faults.get(call).cloned(), books.hook.clone())
+                (record.ledger.len() - 1, record.faults.get(call).cloned(), record.hook.clone())
             };
             let _running = Leave(self, volume);
             let goes_on = |when| hook.as_ref().is_none_or(|hook| hook(call, when));
@@ -238,7 +238,7 @@ impl Driver {
                 }
             };
             let code = result.as_ref().err().map_or(Code::Ok, Status::code);
-            self.books.lock().unwrap().ledger[index].code = Some(code);
+            self.record.lock().unwrap().ledger[index].code = Some(code);
             result
         })
     }
@@ -249,7 +249,7 @@ struct Leave<'a>(&'a Driver, String);
 
 impl Drop for Leave<'_> {
     fn drop(&mut self) {
-        if let Some(running) = self.0.books.lock().unwrap().running.get_mut(&self.1) {
+        if let Some(running) = self.0.record.lock().unwrap().running.get_mut(&self.1) {
             *running -= 1;
         }
     }
@@ -338,7 +338,7 @@ impl v1::Node for Driver {
     }
 
     fn node_stage_volume(&self, request: v1::NodeStageVolumeRequest) -> Answer<'_, v1::NodeStageVolumeResponse> {
-        self.books.lock().unwrap().stages.push(request.clone());
+        self.record.lock().unwrap().stages.push(request.clone());
         let (from, to) = (self.volume(&request.volume_id), PathBuf::from(&request.staging_target_path));
         let block = is_block(request.volume_capability.as_ref());
         self.perform("NodeStageVolume", request.volume_id, request.staging_target_path, move || {
@@ -358,7 +358,7 @@ impl v1::Node for Driver {
     }
 
     fn node_publish_volume(&self, request: v1::NodePublishVolumeRequest) -> Answer<'_, v1::NodePublishVolumeResponse> {
-        self.books.lock().unwrap().publishes.push(request.clone());
+        self.record.lock().unwrap().publishes.push(request.clone());
         let own = self.volume(&request.volume_id);
         let from = match (is_block(request.volume_capability.as_ref()), request.staging_target_path.as_str()) {
             (true, _) => self.options.device.clone(),
@@ -383,7 +383,7 @@ impl v1::Node for Driver {
     }
 
     fn node_expand_volume(&self, request: v1::NodeExpandVolumeRequest) -> Answer<'_, v1::NodeExpandVolumeResponse> {
-        self.books.lock().unwrap().expansions.push(request.clone());
+        self.record.lock().unwrap().expansions.push(request.clone());
         let capacity_bytes = request.capacity_range.map_or(0, |range| range.required_bytes);
         self.perform("NodeExpandVolume", request.volume_id, request.volume_path, move || {
             Ok(v1::NodeExpandVolumeResponse { capacity_bytes })
@@ -394,7 +394,7 @@ impl v1::Node for Driver {
         &self,
         request: v1::NodeGetVolumeStatsRequest,
     ) -> Answer<'_, v1::NodeGetVolumeStatsResponse> {
-        let condition = self.books.lock().unwrap().condition.clone();
+        let condition = self.record.lock().unwrap().condition.clone();
         let has_condition = self.options.abilities.contains(&NodeRpc::VolumeCondition);
         self.perform("NodeGetVolumeStats", request.volume_id, request.volume_path, move || {
             let usage =
@@ -421,7 +421,7 @@ impl Registration for Driver {
     }
 
     fn notify_registration_status(&self, status: RegistrationStatus) -> Answer<'_, RegistrationStatusResponse> {
-        self.books.lock().unwrap().registrations.push(status);
+        self.record.lock().unwrap().registrations.push(status);
         self.answer(RegistrationStatusResponse {})
     }
 }

@@ -34,20 +34,20 @@ use tokio_util::sync::CancellationToken;
 use crate::descriptors;
 
 /// A client that does not finish its TLS handshake is dropped.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// From a connection's begin to the end of its first request's headers; upstream's `ReadHeaderTimeout`.
-const FIRST_REQUEST: Duration = Duration::from_secs(32);
+const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(32);
 /// Between two requests; upstream's `IdleTimeout`.
-const IDLE: Duration = Duration::from_secs(90);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 /// For the next piece of an answer that its client does not take.
-const STALLED: Duration = Duration::from_secs(60);
+const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// What a client that was told to leave may take for it, and how long what has begun may go on when the port closes.
 const LEAVE: Duration = Duration::from_secs(5);
-const CLOSE: Duration = Duration::from_secs(10);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Fewer bytes than this at a time may be answers to pings, which anyone can ask for, and keep no connection.
 const CONTENT: usize = 4 << 10;
 /// After a failure to accept, which the kernel ends (a descriptor is free again) without telling.
-const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// A peer that is gone without a word is noticed after some minutes.
 const KEEP_ALIVE: (u32, u32, u32) = (60, 15, 8);
 
@@ -115,7 +115,7 @@ impl Use {
 
     /// When a client has had long enough to take the next piece of its answer, in milliseconds since the port began.
     fn stalled_at(&self) -> u64 {
-        self.moved.load(Ordering::Relaxed).saturating_add(STALLED.as_millis() as u64)
+        self.moved.load(Ordering::Relaxed).saturating_add(STALL_TIMEOUT.as_millis() as u64)
     }
 }
 
@@ -197,7 +197,7 @@ pub async fn accept(listener: &TcpListener, failed: impl Fn()) -> (TcpStream, So
             Err(error) => {
                 tracing::warn!(%error, "connection not accepted");
                 failed();
-                tokio::time::sleep(ACCEPT_RETRY).await;
+                tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await;
             }
         }
     }
@@ -282,7 +282,7 @@ impl Place {
     /// Waits for a handshake, or for a whole exchange that is as short, not for ever.
     pub async fn handshake<T>(&self, handshake: impl Future<Output = io::Result<T>>) -> io::Result<T> {
         tokio::select! {
-            done = tokio::time::timeout(HANDSHAKE, handshake) => done?,
+            done = tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake) => done?,
             () = self.this.evicted.notified() => Err(io::ErrorKind::ConnectionAborted.into()),
         }
     }
@@ -331,7 +331,7 @@ impl Place {
                 () = closing.cancelled(), if !ending => {
                     (told, ending) = (true, true);
                     connection.as_mut().graceful_shutdown();
-                    leave.as_mut().reset(Instant::now() + CLOSE);
+                    leave.as_mut().reset(Instant::now() + CLOSE_TIMEOUT);
                 }
                 () = leave.as_mut(), if told => {
                     // A request that crossed our farewell is still answered.
@@ -349,11 +349,11 @@ impl Place {
         let (this, began) = (&self.this, self.connections.began);
         loop {
             let now = Instant::now();
-            let limit = if this.served.load(Ordering::Relaxed) { IDLE } else { FIRST_REQUEST };
+            let limit = if this.served.load(Ordering::Relaxed) { IDLE_TIMEOUT } else { FIRST_REQUEST_TIMEOUT };
             let (busy, offered) = (this.busy.load(Ordering::Relaxed), this.offered.load(Ordering::Relaxed));
             let until = match busy {
                 0 => began + Duration::from_millis(this.since.load(Ordering::Relaxed)) + limit,
-                _ if busy > offered => now + IDLE,
+                _ if busy > offered => now + IDLE_TIMEOUT,
                 _ => began + Duration::from_millis(this.stalled_at()),
             };
             if until <= now {
@@ -533,9 +533,9 @@ mod tests {
         assert!(connections.enter(LOCAL).is_none(), "it is being answered");
         let taken = std::future::poll_fn(|context| Pin::new(&mut answer).poll_frame(context)).await;
         assert!(taken.is_some_and(|frame| frame.is_ok()));
-        tokio::time::advance(STALLED / 2).await;
+        tokio::time::advance(STALL_TIMEOUT / 2).await;
         assert!(connections.enter(LOCAL).is_none(), "it may still come for the rest");
-        tokio::time::advance(STALLED).await;
+        tokio::time::advance(STALL_TIMEOUT).await;
         assert!(connections.enter(LOCAL).is_some());
         drop(answer);
         assert_eq!(place.this.offered.load(Ordering::Relaxed), 0);
@@ -629,12 +629,12 @@ mod tests {
         let (silent, working) = (place(), place());
         let work = Work::begin(&working);
         silent.idle().await;
-        assert!(begin.elapsed() >= FIRST_REQUEST && begin.elapsed() < 2 * FIRST_REQUEST);
+        assert!(begin.elapsed() >= FIRST_REQUEST_TIMEOUT && begin.elapsed() < 2 * FIRST_REQUEST_TIMEOUT);
         assert!(tokio::time::timeout(Duration::from_secs(86_400), working.idle()).await.is_err());
         drop(work);
         let idle_since = Instant::now();
         working.idle().await;
-        assert!(idle_since.elapsed() >= IDLE && idle_since.elapsed() < 3 * IDLE);
+        assert!(idle_since.elapsed() >= IDLE_TIMEOUT && idle_since.elapsed() < 3 * IDLE_TIMEOUT);
         let upgraded = place();
         Work::begin(&upgraded).for_good();
         assert!(tokio::time::timeout(Duration::from_secs(86_400), upgraded.idle()).await.is_err());

@@ -122,7 +122,7 @@ impl Span {
 
     /// A span that another process told us of, at `now`: its times are near to ours, so that they can be added and
     /// compared, and its parts are no more than a span of ours has.
-    pub fn told(mut self, now: u64) -> Self {
+    pub fn received(mut self, now: u64) -> Self {
         let (earliest, latest) = (now.saturating_sub(OLDEST), now.saturating_add(EARLY));
         let bound = |start: &mut u64, duration: &mut u64| {
             *start = (*start).clamp(earliest, latest);
@@ -156,10 +156,10 @@ mod tests {
             span.duration = u64::MAX;
             span.causes = vec![span.id; 1000];
             span.laps = vec![lap; 1000];
-            let told = span.told(now);
-            assert!(told.start + told.duration <= now + EARLY && told.start >= now - OLDEST);
-            assert!(told.laps.iter().all(|lap| lap.start + lap.duration <= now + EARLY));
-            assert_eq!((told.causes.len(), told.laps.len()), (MAX_CAUSES, MAX_LAPS as usize));
+            let received = span.received(now);
+            assert!(received.start + received.duration <= now + EARLY && received.start >= now - OLDEST);
+            assert!(received.laps.iter().all(|lap| lap.start + lap.duration <= now + EARLY));
+            assert_eq!((received.causes.len(), received.laps.len()), (MAX_CAUSES, MAX_LAPS as usize));
         }
     }
 }

@@ -3,7 +3,7 @@
 use api::{GroupResource, Status, UserInfo};
 use registry::{AnyObject, Object, Resource, Typed};
 
-use super::books::Books;
+use super::managed_fields::RecordedFields;
 use super::reinvocation::Reinvocation;
 use crate::delete_options::DeleteOptions;
 use crate::request_info::{Query, Warnings};
@@ -44,7 +44,7 @@ pub(crate) struct Attributes<'a> {
     /// The state before; none for a create.
     pub(crate) old: Option<&'a dyn Object>,
     /// The managed fields of both: objects do not carry them on their way.
-    pub(crate) books: Option<&'a Books>,
+    pub(crate) managed_fields: Option<&'a RecordedFields>,
     pub(crate) old_entry: Option<&'a Entry>,
     /// What a delete was asked with.
     pub(crate) delete: Option<&'a DeleteOptions>,

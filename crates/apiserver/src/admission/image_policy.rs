@@ -20,7 +20,7 @@ const AUDIT: &str = "imagepolicywebhook.image-policy.k8s.io/";
 /// Annotations of a pod that are passed on to the server.
 const PASSED_ON: &str = ".image-policy.k8s.io/";
 /// How long the other side may take, retries included.
-const LIMIT: Duration = Duration::from_secs(30);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(super) struct ImagePolicyWebhook {
     remote: Remote,
@@ -85,7 +85,7 @@ impl ImagePolicyWebhook {
         let verdict = match self.verdicts.get(&key) {
             Some(known) => known,
             None => {
-                let answer = self.remote.ask(&review, LIMIT).await.map_err(|error| error.to_string());
+                let answer = self.remote.ask(&review, REQUEST_TIMEOUT).await.map_err(|error| error.to_string());
                 let verdict = answer.and_then(|answer| {
                     serde_json::from_value::<Verdict>(answer["status"].clone()).map_err(|error| error.to_string())
                 });

@@ -6,7 +6,7 @@
 //! the watch cache.
 
 mod attributes;
-pub(crate) mod books;
+pub(crate) mod managed_fields;
 mod chain;
 mod config;
 pub(crate) mod expressions;

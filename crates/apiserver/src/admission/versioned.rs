@@ -4,20 +4,20 @@ use api::Status;
 use registry::{AnyObject, Object, Resource};
 use serde_json::{Value, json};
 
-use super::books::{Books, recorded as recorded_books};
+use super::managed_fields::{RecordedFields, recorded as recorded_managed_fields};
 use super::{Attributes, Verb};
 
 /// The new state as a client of `resource` would see it.
 pub(super) fn versioned_object(attributes: &Attributes<'_>, resource: &Resource) -> Result<Option<Value>, Status> {
-    let books = attributes.books.and_then(Books::as_json);
+    let managed_fields = attributes.managed_fields.and_then(RecordedFields::as_json);
     let object = attributes.object.as_deref();
-    object.map(|object| versioned(attributes, resource, &**object, books)).transpose()
+    object.map(|object| versioned(attributes, resource, &**object, managed_fields)).transpose()
 }
 
 /// The old one.
 pub(super) fn versioned_old(attributes: &Attributes<'_>, resource: &Resource) -> Result<Option<Value>, Status> {
-    let books = attributes.old_entry.and_then(|entry| recorded_books(&entry.stored));
-    attributes.old.map(|object| versioned(attributes, resource, object, books)).transpose()
+    let managed_fields = attributes.old_entry.and_then(|entry| recorded_managed_fields(&entry.stored));
+    attributes.old.map(|object| versioned(attributes, resource, object, managed_fields)).transpose()
 }
 
 /// An object as a client of `resource` would see it. The bodies of some subresources have the same form everywhere.
@@ -25,11 +25,11 @@ fn versioned(
     attributes: &Attributes<'_>,
     resource: &Resource,
     object: &dyn Object,
-    books: Option<&str>,
+    managed_fields: Option<&str>,
 ) -> Result<Value, Status> {
     let mut value = object.to_value().map_err(Status::internal)?;
-    if let (Some(books), None) = (books, &object.meta().managed_fields) {
-        value["metadata"]["managedFields"] = serde_json::from_str(books).map_err(Status::internal)?;
+    if let (Some(managed_fields), None) = (managed_fields, &object.meta().managed_fields) {
+        value["metadata"]["managedFields"] = serde_json::from_str(managed_fields).map_err(Status::internal)?;
     }
     if let Some(conversion) = resource.conversion.as_ref().filter(|_| !attributes.has_own_kind()) {
         conversion.from_storage(&mut value);

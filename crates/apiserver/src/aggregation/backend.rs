@@ -29,7 +29,7 @@ use crate::remote::{Connections, Lost, Problem, Sender, Services, dial, service}
 use crate::request_info::RequestInfo;
 
 /// The documents that clients need to find their way come soon or not at all.
-const DISCOVERY: Duration = Duration::from_secs(5);
+const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(5);
 const EXTRA: &str = "x-remote-extra-";
 
 /// What of this server a request that is passed on has to do with.
@@ -139,7 +139,7 @@ impl Backend {
         let request = request.map_err(|error| Problem::Unreadable(error.to_string()))?;
         let asking = self.connections.exchange(request, || self.connect(services));
         let late = |_| Problem::Unreachable("context deadline exceeded".to_owned());
-        tokio::time::timeout(DISCOVERY, asking).await.map_err(late)?
+        tokio::time::timeout(DISCOVERY_TIMEOUT, asking).await.map_err(late)?
     }
 
     fn request(
@@ -166,7 +166,7 @@ impl Backend {
         parts: http::request::Parts,
         body: Bytes,
     ) -> Response<Body> {
-        let limit = (!info.is_resource).then_some(DISCOVERY);
+        let limit = (!info.is_resource).then_some(DISCOVERY_TIMEOUT);
         let passing = self.exchange(server, info, user, parts, body);
         let outcome = match limit {
             None => passing.await,

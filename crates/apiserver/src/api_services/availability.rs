@@ -18,8 +18,8 @@ use crate::state::State;
 use crate::watch_cache::Unreadable;
 
 /// A server that answers is asked again after this long; one that does not, sooner at first.
-const AGAIN: Duration = Duration::from_secs(30);
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const RECHECK_INTERVAL: Duration = Duration::from_secs(30);
+const FIRST_RETRY_DELAY: Duration = Duration::from_millis(100);
 /// How many questions decide that a server does not answer. Each may go to another endpoint.
 const ATTEMPTS: usize = 4;
 
@@ -36,7 +36,7 @@ pub(super) async fn follow(state: Arc<State>, backend: Arc<Backend>) {
     let (mut registered, mut services, mut slices) = (registered.subscribe(), services.subscribe(), slices.subscribe());
     let (namespace, name, _) = backend.service.clone();
     let mut last: Option<(Basis, Result<(), Reason>)> = None;
-    let mut pause = FIRST_PAUSE;
+    let mut pause = FIRST_RETRY_DELAY;
     let mut due = tokio::time::Instant::now();
     loop {
         for changes in [&mut registered, &mut services, &mut slices] {
@@ -47,16 +47,16 @@ pub(super) async fn follow(state: Arc<State>, backend: Arc<Backend>) {
             last.as_ref().is_none_or(|(before, verdict)| *before != basis || !is_told(&state, &backend, verdict));
         if is_new || tokio::time::Instant::now() >= due {
             let verdict = check(&state, &backend).await;
-            let is_written = tell(&state, &backend, &verdict).await;
+            let is_written = write_condition(&state, &backend, &verdict).await;
             let offered = match &verdict {
                 Ok(()) => remote_discovery::discover(&state.services, &backend).await,
                 Err(_) => Default::default(),
             };
             super::backends::learned(&state, &backend, offered);
-            pause = if verdict.is_ok() && is_written { AGAIN } else { (pause * 2).min(AGAIN) };
+            pause = if verdict.is_ok() && is_written { RECHECK_INTERVAL } else { (pause * 2).min(RECHECK_INTERVAL) };
             due = tokio::time::Instant::now() + pause;
             if verdict.is_ok() {
-                pause = FIRST_PAUSE;
+                pause = FIRST_RETRY_DELAY;
             }
             last = Some((basis, verdict));
         }
@@ -96,7 +96,7 @@ fn is_told(state: &State, backend: &Backend, verdict: &Result<(), Reason>) -> bo
     registered.is_ok_and(|service| service.is_none_or(says_so))
 }
 
-async fn tell(state: &Arc<State>, backend: &Backend, verdict: &Result<(), Reason>) -> bool {
+async fn write_condition(state: &Arc<State>, backend: &Backend, verdict: &Result<(), Reason>) -> bool {
     if is_told(state, backend, verdict) {
         return true;
     }

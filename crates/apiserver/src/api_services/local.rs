@@ -24,7 +24,7 @@ const DEFINITIONS: &str = "apiextensions.k8s.io/customresourcedefinitions";
 /// Says that an APIService is the server's own, and for how long.
 const MANAGED: &str = "kube-aggregator.kubernetes.io/automanaged";
 /// What could not be written is tried again after this long.
-const AGAIN: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long a registration is looked after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,7 +93,7 @@ pub(crate) async fn run(state: Arc<State>) {
         if let Err(error) = &outcome {
             tracing::warn!("registering what this server serves: {error:#}");
         }
-        let again = tokio::time::sleep(AGAIN);
+        let again = tokio::time::sleep(RETRY_INTERVAL);
         tokio::select! {
             () = state.stop.cancelled() => return,
             changed = services.changed() => if changed.is_err() { return },

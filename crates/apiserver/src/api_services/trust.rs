@@ -20,7 +20,7 @@ const NAME: &str = "extension-apiserver-authentication";
 const KEY: &str = "kube-system/extension-apiserver-authentication";
 const BUNDLES: [&str; 2] = ["client-ca-file", "requestheader-client-ca-file"];
 /// Files are looked at again after this long.
-const AGAIN: Duration = Duration::from_secs(60);
+const RECHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// Clocks differ a little.
 const GRACE: i64 = 300;
 
@@ -55,7 +55,7 @@ pub(crate) async fn run(state: Arc<State>) {
         if let Err(error) = ensure(&state).await {
             tracing::warn!("{NAME}: {error:#}");
         }
-        let again = tokio::time::sleep(AGAIN);
+        let again = tokio::time::sleep(RECHECK_INTERVAL);
         let changed = async {
             while revision() == known {
                 if changes.changed().await.is_err() {

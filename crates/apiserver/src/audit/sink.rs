@@ -18,7 +18,7 @@ use crate::config::{Batching, Mode, Truncation};
 use crate::remote::Remote;
 
 /// How long the collector may take for a batch, retries included.
-const SEND: Duration = Duration::from_secs(30);
+const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Events that found no room.
 pub(crate) static DROPPED: AtomicU64 = AtomicU64::new(0);
@@ -44,7 +44,7 @@ impl Backend {
                 let items: Vec<Box<RawValue>> = events.iter().filter_map(raw).collect();
                 let list = List { kind: "EventList", api_version: "audit.k8s.io/v1", metadata: Empty {}, items };
                 let body = serde_json::to_vec(&list).map_err(|error| error.to_string())?;
-                remote.post(body.into(), SEND).await.map_err(|error| error.to_string())
+                remote.post(body.into(), SEND_TIMEOUT).await.map_err(|error| error.to_string())
             }
         }
     }

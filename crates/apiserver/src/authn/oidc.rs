@@ -15,7 +15,7 @@ use crate::config::OidcConfig;
 use crate::remote::Remote;
 
 /// How long the issuer may take to show its keys.
-const LIMIT: Duration = Duration::from_secs(10);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// How far the issuer's clock may be ahead of ours.
 const LEEWAY: i64 = 300;
 
@@ -75,7 +75,7 @@ impl Oidc {
         let base = path_of(issuer).unwrap_or_default();
         let document = self
             .remote
-            .fetch(&format!("{base}/.well-known/openid-configuration"), LIMIT)
+            .fetch(&format!("{base}/.well-known/openid-configuration"), REQUEST_TIMEOUT)
             .await
             .map_err(|error| failed(&error))?;
         if document["issuer"] != self.config.issuer_url.as_str() {
@@ -84,11 +84,11 @@ impl Oidc {
         let url = document["jwks_uri"].as_str().ok_or_else(|| failed(&"no jwks_uri"))?;
         // Keys may live on another host; the same authorities vouch for it.
         let set = match same_host(url, issuer).then(|| path_of(url)).flatten() {
-            Some(path) => self.remote.fetch(&path, LIMIT).await,
+            Some(path) => self.remote.fetch(&path, REQUEST_TIMEOUT).await,
             None => {
                 let elsewhere =
                     Remote::from_url(url, self.config.ca_file.as_deref()).map_err(|error| failed(&error))?;
-                elsewhere.fetch(&path_of(url).unwrap_or_else(|| "/".to_owned()), LIMIT).await
+                elsewhere.fetch(&path_of(url).unwrap_or_else(|| "/".to_owned()), REQUEST_TIMEOUT).await
             }
         }
         .map_err(|error| failed(&error))?;

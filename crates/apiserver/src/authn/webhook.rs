@@ -11,7 +11,7 @@ use crate::expiring::Expiring;
 use crate::remote::Remote;
 
 /// How long the other side may take, retries included.
-const LIMIT: Duration = Duration::from_secs(30);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) struct TokenWebhook {
     remote: Remote,
@@ -48,7 +48,7 @@ impl TokenWebhook {
             "apiVersion": format!("authentication.k8s.io/{}", self.version),
             "spec": {"token": token, "audiences": audiences},
         });
-        let answer = self.remote.ask(&question, LIMIT).await.map_err(|error| format!("token webhook: {error}"))?;
+        let answer = self.remote.ask(&question, REQUEST_TIMEOUT).await.map_err(|error| format!("token webhook: {error}"))?;
         let found = accepted(&answer, audiences, &self.implied)?;
         self.cache.put(key, found.clone(), self.life);
         Ok(found)

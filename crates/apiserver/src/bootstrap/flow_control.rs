@@ -23,7 +23,7 @@ use crate::watch_cache::Unreadable;
 const PRODUCER: &str = "api-priority-and-fairness-config-producer-v1";
 const CONSUMER: &str = "api-priority-and-fairness-config-consumer-v1";
 /// What could not be written is tried again after this long.
-const AGAIN: Duration = Duration::from_secs(10);
+const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Brings the objects in line, and tells every FlowSchema about its level.
 pub(crate) async fn ensure(state: &Arc<State>) -> anyhow::Result<()> {
@@ -34,7 +34,7 @@ pub(crate) async fn ensure(state: &Arc<State>) -> anyhow::Result<()> {
         let writes = suggestions.iter().map(|suggestion| keep(state, suggestion));
         try_join_all(writes).await?;
     }
-    tell(state).await
+    write_status(state).await
 }
 
 /// Keeps them in line until the server stops.
@@ -51,7 +51,7 @@ pub(crate) async fn run(state: Arc<State>) {
         if let Err(error) = &outcome {
             tracing::warn!("flow control objects: {error:#}");
         }
-        let again = tokio::time::sleep(AGAIN);
+        let again = tokio::time::sleep(RETRY_INTERVAL);
         tokio::select! {
             () = state.stop.cancelled() => return,
             changed = schemas.changed() => if changed.is_err() { return },
@@ -109,7 +109,7 @@ fn revised(found: &Value, wanted: &Suggestion) -> Option<Value> {
 }
 
 /// Tells every FlowSchema whether its level exists.
-async fn tell(state: &Arc<State>) -> anyhow::Result<()> {
+async fn write_status(state: &Arc<State>) -> anyhow::Result<()> {
     let (Some(schemas), Some(levels)) = (state.caches.get(SCHEMAS), state.caches.get(LEVELS)) else { return Ok(()) };
     let levels = levels.snapshot();
     let levels: HashSet<&str> = levels.objects.values().map(|entry| entry.name()).collect();

@@ -14,7 +14,7 @@ use crate::remote::webhook::WebhookClient;
 use crate::remote::{Identities, Services};
 
 /// A webhook gets this long, as upstream.
-const PATIENCE: Duration = Duration::from_secs(30);
+const WEBHOOK_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The webhook of a definition.
 struct Webhook {
@@ -56,8 +56,8 @@ impl Webhook {
         let uid = uuid::Uuid::new_v4().to_string();
         let question = json!({"kind": "ConversionReview", "apiVersion": review,
             "request": {"uid": uid, "desiredAPIVersion": wanted, "objects": objects}});
-        let query = format!("timeout={}s", PATIENCE.as_secs());
-        let answer = client.post(&self.services, &query, question.to_string().into(), PATIENCE).await;
+        let query = format!("timeout={}s", WEBHOOK_TIMEOUT.as_secs());
+        let answer = client.post(&self.services, &query, question.to_string().into(), WEBHOOK_TIMEOUT).await;
         let answer = answer.map_err(|error| failed(&error))?;
         let mut answer: Value = serde_json::from_slice(&answer).map_err(|error| failed(&error))?;
         let response = &mut answer["response"];

@@ -24,9 +24,9 @@ use crate::watch_cache::{Snapshot, Unreadable};
 pub(super) const PREFIX: &str = "apiextensions.k8s.io/customresourcedefinitions";
 
 /// What could not be written or read is tried again after this long.
-const AGAIN: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// A request for a kind that is not there waits this long for definitions that were just written.
-const PATIENCE: Duration = Duration::from_secs(3);
+const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The row of a request that the table does not have: a definition that is in the cache but not yet in the table is
 /// waited for.
@@ -40,7 +40,7 @@ pub(crate) async fn served(
     let newest = cache.revision();
     let mut seen = state.definitions.subscribe();
     let caught_up = seen.wait_for(|seen| seen.is_some_and(|seen| seen >= newest));
-    if !matches!(tokio::time::timeout(PATIENCE, caught_up).await, Ok(Ok(_))) {
+    if !matches!(tokio::time::timeout(DISCOVERY_TIMEOUT, caught_up).await, Ok(Ok(_))) {
         return Ok(None);
     }
     // Also when there was nothing to wait for: the row may have come since the table was asked.
@@ -70,7 +70,7 @@ pub(crate) async fn run(state: Arc<State>) {
     loop {
         changes.mark_unchanged();
         let is_done = keeper.sync(&cache.snapshot()).await;
-        let again = tokio::time::sleep(AGAIN);
+        let again = tokio::time::sleep(RETRY_INTERVAL);
         tokio::select! {
             () = state.stop.cancelled() => return,
             changed = changes.changed() => if changed.is_err() { return },

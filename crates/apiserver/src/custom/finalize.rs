@@ -15,7 +15,7 @@ use crate::verbs::delete_object;
 use registry::apiextensions::conditions::{FINALIZER, has_condition, set_condition};
 
 /// Objects that others hold back are looked at again when one of them changes, and after this long.
-const AGAIN: Duration = Duration::from_secs(5);
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Whether a definition waits for its objects to go.
 pub(super) fn is_ending(definition: &CustomResourceDefinition) -> bool {
@@ -31,7 +31,7 @@ pub(super) async fn run(state: &Arc<State>, definition: &CustomResourceDefinitio
             return;
         }
         tracing::warn!(message = status.message, name, "ending a definition");
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep(RETRY_INTERVAL).await;
     }
 }
 
@@ -80,7 +80,7 @@ async fn empty(state: &Arc<State>, definition: &CustomResourceDefinition) -> Res
         tokio::select! {
             () = state.stop.cancelled() => return Err(Status::internal("the server stops")),
             _ = changes.changed() => {}
-            () = tokio::time::sleep(AGAIN) => {}
+            () = tokio::time::sleep(RETRY_INTERVAL) => {}
         }
     }
 }

@@ -4,7 +4,7 @@
 //! `bootstrap::flow_control` keeps the FlowSchemas and PriorityLevelConfigurations that every cluster has and hands all of
 //! them to [`FlowControl::learn`]. Requests that stay open are only counted (`in_flight::InFlight`); a watch has a seat until it begins.
 
-mod hall;
+mod queue_set;
 mod metrics;
 mod rules;
 
@@ -20,7 +20,7 @@ use k8s_openapi::api::flowcontrol::v1::{FlowSchema, PriorityLevelConfiguration};
 use parking_lot::{Mutex, RwLock};
 use registry::unset::or_empty;
 
-use self::hall::{Arrival, Hall, Limits, Place};
+use self::queue_set::{Arrival, QueueSet, Limits, Place};
 use self::metrics::Counts;
 use self::rules::{LevelOf, Table};
 use crate::request_info::RequestInfo;
@@ -28,13 +28,13 @@ use crate::request_info::RequestInfo;
 pub(crate) use self::rules::Flow;
 
 /// Of the time a request may take, this part may pass in a queue.
-const PATIENCE: u32 = 4;
+const QUEUE_TIME_DIVISOR: u32 = 4;
 /// Where people look at it.
 const DEBUG: &str = "/debug/api_priority_and_fairness/";
 
 pub(crate) struct FlowControl {
     table: RwLock<Table>,
-    hall: Mutex<Hall>,
+    queue_set: Mutex<QueueSet>,
     /// All that levels share.
     seats: usize,
     patience: Duration,
@@ -46,9 +46,9 @@ impl FlowControl {
     pub(crate) fn new(seats: usize, request_timeout: Duration, metrics: &Metrics) -> Arc<Self> {
         let control = Arc::new(Self {
             table: Default::default(),
-            hall: Default::default(),
+            queue_set: Default::default(),
             seats,
-            patience: request_timeout / PATIENCE,
+            patience: request_timeout / QUEUE_TIME_DIVISOR,
             metrics: metrics.clone(),
         });
         let (schemas, levels) = registry::flowcontrol::suggested::suggested();
@@ -77,7 +77,7 @@ impl FlowControl {
             .iter()
             .map(|level| (or_empty(&level.metadata.name).to_owned(), limits(level, self.seats, shares)))
             .collect();
-        let ids = self.hall.lock().configure(&wanted);
+        let ids = self.queue_set.lock().configure(&wanted);
         let known = levels.iter().zip(ids).map(|(level, id)| {
             let is_exempt = level.spec.as_ref().is_some_and(|spec| spec.type_ == "Exempt");
             let uid = rules::uid(level.metadata.uid.as_deref());
@@ -105,7 +105,7 @@ impl FlowControl {
             flow.counts.executing.add(1.0);
             return Ok(Some(Seat { control: self.clone(), flow, held: None }));
         }
-        let arrival = self.hall.lock().arrive(flow.level, number);
+        let arrival = self.queue_set.lock().arrive(flow.level, number);
         match arrival {
             Arrival::Seated(place) => Ok(Some(self.seated(flow, place, Duration::ZERO))),
             Arrival::Refused(reason) => Err(refuse(&flow, reason, Duration::ZERO)),
@@ -128,9 +128,9 @@ impl FlowControl {
     }
 
     fn show_limits(&self) {
-        let hall = self.hall.lock();
-        let show = |name, help, value: fn(&hall::Report<'_>) -> usize| {
-            let rows = hall.report().map(|level| ([level.name.to_owned()], value(&level) as f64)).collect::<Vec<_>>();
+        let queue_set = self.queue_set.lock();
+        let show = |name, help, value: fn(&queue_set::Report<'_>) -> usize| {
+            let rows = queue_set.report().map(|level| ([level.name.to_owned()], value(&level) as f64)).collect::<Vec<_>>();
             self.metrics.set_gauges(name, help, ["priority_level"], rows);
         };
         show("apiserver_flowcontrol_nominal_limit_seats", "Seats of a level's own", |level| level.limits.nominal);
@@ -147,8 +147,8 @@ impl FlowControl {
 
     /// What people are shown who look for the reason of a wait.
     pub(crate) fn dump(&self, path: &str) -> Option<String> {
-        let hall = self.hall.lock();
-        let mut levels: Vec<hall::Report<'_>> = hall.report().collect();
+        let queue_set = self.queue_set.lock();
+        let mut levels: Vec<queue_set::Report<'_>> = queue_set.report().collect();
         levels.sort_by_key(|level| level.name);
         let mut out = String::new();
         match path.strip_prefix(DEBUG)? {
@@ -190,7 +190,7 @@ impl Drop for Seat {
     fn drop(&mut self) {
         self.flow.counts.executing.add(-1.0);
         if let Some((place, since)) = self.held {
-            self.control.hall.lock().leave(place, since.elapsed());
+            self.control.queue_set.lock().leave(place, since.elapsed());
         }
     }
 }
@@ -220,9 +220,9 @@ impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         self.flow.counts.waiting.add(-1.0);
         if !self.sits {
-            let mut hall = self.control.hall.lock();
-            if !hall.give_up(self.place, self.ticket) {
-                hall.leave(self.place, Duration::ZERO);
+            let mut queue_set = self.control.queue_set.lock();
+            if !queue_set.give_up(self.place, self.ticket) {
+                queue_set.leave(self.place, Duration::ZERO);
             }
         }
     }
@@ -332,8 +332,8 @@ mod tests {
     #[test]
     fn seats_are_shared_as_the_levels_say() {
         let control = control(600);
-        let hall = control.hall.lock();
-        let shown: HashMap<&str, (usize, usize, usize)> = hall
+        let queue_set = control.queue_set.lock();
+        let shown: HashMap<&str, (usize, usize, usize)> = queue_set
             .report()
             .map(|level| (level.name, (level.limits.nominal, level.limits.lendable, level.limits.upper)))
             .collect();
@@ -386,7 +386,7 @@ mod tests {
         let late = enter().await.err().unwrap();
         assert_eq!(late.code(), 429);
         drop(third);
-        assert_eq!(control.hall.lock().report().map(|level| level.executing + level.waiting).sum::<usize>(), 0);
+        assert_eq!(control.queue_set.lock().report().map(|level| level.executing + level.waiting).sum::<usize>(), 0);
         let text = control.metrics.render();
         for line in [
             "apiserver_flowcontrol_rejected_requests_total{flow_schema=\"all\",priority_level=\"one\",reason=\"time-out\"} 1",

@@ -11,7 +11,7 @@ use k8s_openapi::api::flowcontrol::v1::{
 };
 use registry::unset::{items, or_empty};
 
-use super::hall::LevelId;
+use super::queue_set::LevelId;
 use super::metrics::Counts;
 use crate::request_info::RequestInfo;
 

@@ -35,7 +35,7 @@ pub(crate) use service::Services;
 /// How often a question is put when the other side is in trouble, and the pause after the first time (upstream's
 /// `DefaultRetryBackoff`).
 const ATTEMPTS: u32 = 5;
-const FIRST_PAUSE: Duration = Duration::from_millis(500);
+const FIRST_RETRY_DELAY: Duration = Duration::from_millis(500);
 
 pub(crate) struct Remote {
     endpoint: Reloading<Endpoint>,
@@ -123,7 +123,7 @@ impl Remote {
     /// Posts; tries again while the other side is in trouble and time is left.
     async fn deliver(&self, body: Bytes, limit: Duration) -> Result<Bytes, RemoteError> {
         let asking = async {
-            let mut pause = FIRST_PAUSE;
+            let mut pause = FIRST_RETRY_DELAY;
             let mut attempt = 1;
             loop {
                 match self.send(Method::POST, None, body.clone()).await {

@@ -21,7 +21,7 @@ use crate::protobuf::MAGIC;
 use crate::watch_cache::{Caches, ROOT};
 
 /// How often the file of the configuration is looked at.
-const LOOK: Duration = Duration::from_secs(1);
+const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 /// What could not be opened is tried again after so many looks, where key services are asked.
 const RETRY_LOOKS: u32 = 10;
 
@@ -192,7 +192,7 @@ pub(crate) async fn run(sealed: Option<Sealed>, caches: Arc<Caches>, stop: Cance
     while !stop.is_cancelled() {
         tokio::select! {
             () = stop.cancelled() => return,
-            () = tokio::time::sleep(LOOK) => looks += 1,
+            () = tokio::time::sleep(RELOAD_INTERVAL) => looks += 1,
         }
         let retry = looks % RETRY_LOOKS == 0 && sealed.seals.has_services();
         if (sealed.seals.reload().await || retry)

@@ -10,7 +10,7 @@ use trace::Stage;
 
 use super::respond::respond;
 use super::write::{self, body_object, ensure_namespace, validate_meta};
-use crate::admission::books::Books;
+use crate::admission::managed_fields::RecordedFields;
 use crate::admission::{Attributes, Verb};
 use crate::body::Body;
 use crate::stamp::{generate_name, unique_id};
@@ -40,19 +40,19 @@ pub(crate) async fn create_object(operation: &Operation, mut object: AnyObject) 
     // Admission and allocation look at other objects.
     operation.state.caches.settled().await?;
     operation.resource.strategy.apply_defaults(&mut *object);
-    let mut books = super::managed_fields::track(operation, &mut *object, None)?;
+    let mut managed_fields = super::managed_fields::track(operation, &mut *object, None)?;
     trace::lap(Stage::Default);
     let name = object.meta().name.clone().unwrap_or_default();
-    let mut attributes = attributes(operation, &name, dry_run, (&mut object, &books));
+    let mut attributes = attributes(operation, &name, dry_run, (&mut object, &managed_fields));
     operation.state.admission.admit(&operation.state.cluster, &mut attributes).await?;
-    books.take_over(&mut *object)?;
+    managed_fields.take_over(&mut *object)?;
     let meta = object.meta_mut();
     let generated = meta.name.as_deref().unwrap_or_default().is_empty()
         && meta.generate_name.as_deref().is_some_and(|prefix| !prefix.is_empty());
     let mut attempt = 1;
     loop {
         let copy = if generated { Some(object.boxed_clone()) } else { None };
-        match create_once(operation, (object, &books), generated, dry_run).await {
+        match create_once(operation, (object, &managed_fields), generated, dry_run).await {
             Err(status) if generated && status.is_already_exists() => {
                 if attempt == NAME_ATTEMPTS {
                     let name = status.details.as_ref().map(|details| details.name.clone()).unwrap_or_default();
@@ -93,7 +93,7 @@ fn wipe_system_fields(meta: &mut ObjectMeta) {
 /// Everything after mutation, which happened once; a generated name that is taken brings us here again.
 async fn create_once(
     operation: &Operation,
-    (mut object, books): (AnyObject, &Books),
+    (mut object, managed_fields): (AnyObject, &RecordedFields),
     generated: bool,
     dry_run: bool,
 ) -> Result<Bytes, Status> {
@@ -118,7 +118,7 @@ async fn create_once(
     for warning in strategy.warnings(&*object, None) {
         operation.warn(warning);
     }
-    let attributes = attributes(operation, &name, dry_run, (&mut object, books));
+    let attributes = attributes(operation, &name, dry_run, (&mut object, managed_fields));
     operation.state.admission.validate(&operation.state.cluster, &attributes).await?;
     refuse_version(object.meta())?;
 
@@ -129,7 +129,7 @@ async fn create_once(
     }
     let undo = super::hooks::before_create(operation, &mut *object, dry_run).await?;
     trace::lap(Stage::Allocate);
-    let made = write::encode(resource, &mut *object, books)?;
+    let made = write::encode(resource, &mut *object, managed_fields)?;
     let stored = super::convert::to_storage(operation, &made).await?;
     trace::lap(Stage::Encode);
     if dry_run {
@@ -153,10 +153,10 @@ fn attributes<'a>(
     operation: &'a Operation,
     name: &'a str,
     dry_run: bool,
-    (object, books): (&'a mut AnyObject, &'a Books),
+    (object, managed_fields): (&'a mut AnyObject, &'a RecordedFields),
 ) -> Attributes<'a> {
     let is_namespace = operation.resource.group.is_empty() && operation.resource.plural == "namespaces";
     let namespace = if is_namespace { name } else { &operation.info.namespace };
-    let (object, books) = (Some(object), Some(books));
-    Attributes { namespace, name, object, books, ..operation.attributes(Verb::Create, dry_run) }
+    let (object, managed_fields) = (Some(object), Some(managed_fields));
+    Attributes { namespace, name, object, managed_fields, ..operation.attributes(Verb::Create, dry_run) }
 }

@@ -14,7 +14,7 @@ use super::list::{Page, page};
 use super::list_body::render;
 use super::respond::{respond, respond_value};
 use super::write;
-use crate::admission::books::Books;
+use crate::admission::managed_fields::RecordedFields;
 use crate::admission::{Attributes, Verb};
 use crate::body::Body;
 use crate::delete_options::{DeleteOptions, IGNORE_READ_ERROR};
@@ -117,7 +117,7 @@ fn as_deleted(operation: &Operation, last: &Entry, options: &DeleteOptions) -> R
         return Ok(last.stored.clone());
     }
     set_deletion(object.meta_mut(), operation.now, 0);
-    write::encode(&operation.resource, &mut *object, &Books::of(last))
+    write::encode(&operation.resource, &mut *object, &RecordedFields::of(last))
 }
 
 /// Deletes every object the request selects and answers with what was there.
@@ -174,7 +174,7 @@ pub(crate) async fn delete_object(
         let outcome = match mark(operation, &*old, options) {
             Marking::Pending => return Ok(Deleted::Marked(current.json())),
             Marking::Mark(mut new) => {
-                let stored = write::encode(resource, &mut *new, &Books::of(&current))?;
+                let stored = write::encode(resource, &mut *new, &RecordedFields::of(&current))?;
                 if options.dry_run {
                     return Ok(Deleted::Marked(write::with_revision(&stored, current.revision)?));
                 }

@@ -1,7 +1,7 @@
 //! `metadata.managedFields`: who owns which field, recorded on every write.
 //!
 //! These books are a third of an object and nobody but the ones who keep them reads them, so on the way of a write they
-//! travel beside the object, as text: [`Books`]. Objects in memory carry them only where a client sent some, or a webhook
+//! travel beside the object, as text: [`RecordedFields`]. Objects in memory carry them only where a client sent some, or a webhook
 //! made some.
 
 use std::borrow::Cow;
@@ -14,7 +14,7 @@ use registry::{Object, Resource};
 use serde_json::Value;
 
 use super::write::Current;
-use crate::admission::books::{Books, given};
+use crate::admission::managed_fields::{RecordedFields, given};
 use crate::state::Operation;
 use crate::watch_cache::Entry;
 
@@ -59,13 +59,13 @@ pub(crate) fn track(
     operation: &Operation,
     new: &mut dyn Object,
     old: Option<(&Current<'_>, &dyn Object)>,
-) -> Result<Books, Status> {
+) -> Result<RecordedFields, Status> {
     let given = given(new)?;
     if is_apply(operation) {
-        return Ok(Books::new(given));
+        return Ok(RecordedFields::new(given));
     }
     let resource = &operation.resource;
-    let recorded = old.and_then(|(current, _)| current.books);
+    let recorded = old.and_then(|(current, _)| current.managed_fields);
     let live = old.map(|(current, old)| stored_text(resource, current, old)).transpose()?;
     let text = crate::initializers::visible(resource, new)?;
     let manager = manager(operation);
@@ -78,7 +78,7 @@ pub(crate) fn track(
     let write = Write { live: live.as_deref(), new: &text, ignored: ignored(operation) };
     let schema = resource.strategy.schema();
     let kept = api::patch::apply::update(write, recorded, given.as_deref(), &schema, &writer);
-    Ok(Books::new(kept.map(Cow::into_owned)))
+    Ok(RecordedFields::new(kept.map(Cow::into_owned)))
 }
 
 /// Whether objects are in the form of the row's version while they are worked on, and not in the stored one.

@@ -142,7 +142,7 @@ async fn apply(operation: &Operation) -> Result<Written, Status> {
         .map_err(|error| Status::bad_request(format!("error decoding YAML: {error}")))?;
     let mut config = decoded.value;
     check_kind(resource, &mut config)?;
-    // Books are kept in the stored form, whichever version was asked for.
+    // RecordedFields are kept in the stored form, whichever version was asked for.
     if let Some(conversion) = &resource.conversion {
         conversion.to_storage(&mut config);
     }

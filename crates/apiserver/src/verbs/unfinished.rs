@@ -10,7 +10,7 @@ use crate::json;
 use crate::state::Operation;
 
 /// A create waits this long for the initializers (upstream's limit, v1.8).
-const PATIENCE: Duration = Duration::from_secs(30);
+const INITIALIZERS_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Whether the request sees unfinished objects.
 pub(super) fn sees_all(operation: &Operation) -> bool {
@@ -48,7 +48,7 @@ pub(super) async fn finished(operation: &Operation, created: Bytes) -> Result<By
             }
         }
     };
-    let patience = tokio::time::timeout(PATIENCE, waiting);
+    let patience = tokio::time::timeout(INITIALIZERS_TIMEOUT, waiting);
     patience
         .await
         .unwrap_or_else(|_| Err(Status::timeout("the object was not initialized within the allotted time", 0)))

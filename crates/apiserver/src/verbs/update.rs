@@ -11,7 +11,7 @@ use trace::Stage;
 
 use super::respond::respond;
 use super::write::{self, Current, body_object, ensure_namespace, validate_meta_update};
-use crate::admission::books::Books;
+use crate::admission::managed_fields::RecordedFields;
 use crate::admission::{Attributes, Verb};
 use crate::body::Body;
 use crate::initializers::Initializers;
@@ -112,7 +112,7 @@ pub(crate) async fn modify(
         let mut new = make(&before, &*old)?;
         trace::lap(Stage::Decode);
         let conditional = check_version(operation, new.meta(), old.meta())?;
-        let books = prepare(operation, target, &mut new, (&before, &*old), dry_run).await?;
+        let managed_fields = prepare(operation, target, &mut new, (&before, &*old), dry_run).await?;
 
         trace::mark();
         let mut errors = validate_meta_update(resource, new.meta(), old.meta());
@@ -128,12 +128,12 @@ pub(crate) async fn modify(
         for warning in resource.strategy.warnings(&*new, Some(&*old)) {
             operation.warn(warning);
         }
-        admit(operation, target, Phase::Validate, (&mut new, &books), (&current, &*old), dry_run).await?;
+        admit(operation, target, Phase::Validate, (&mut new, &managed_fields), (&current, &*old), dry_run).await?;
 
         let undo = super::hooks::before_update(operation, &mut *new, &*old, dry_run).await?;
         let finished = is_finished(&*new);
         let refused = Initializers::of(new.meta()).is_some_and(|state| state.has_failed());
-        let made = write::encode(resource, &mut *new, &books)?;
+        let made = write::encode(resource, &mut *new, &managed_fields)?;
         if dry_run {
             undo.run(&operation.state).await;
             return Ok(Written { stored: write::with_revision(&made, current.revision)?, created: false });
@@ -221,16 +221,16 @@ async fn prepare(
     new: &mut AnyObject,
     (current, old): (&Current<'_>, &dyn Object),
     dry_run: bool,
-) -> Result<Books, Status> {
+) -> Result<RecordedFields, Status> {
     let strategy = &operation.resource.strategy;
     keep_system_fields(new.meta_mut(), old.meta());
     strategy.apply_defaults(&mut **new);
     if let Target::Part(action) = target {
         super::parts::prepare(action, new, old)?;
     }
-    let mut books = super::managed_fields::track(operation, &mut **new, Some((current, old)))?;
-    admit(operation, target, Phase::Mutate, (new, &books), (current.entry, old), dry_run).await?;
-    books.take_over(&mut **new)?;
+    let mut managed_fields = super::managed_fields::track(operation, &mut **new, Some((current, old)))?;
+    admit(operation, target, Phase::Mutate, (new, &managed_fields), (current.entry, old), dry_run).await?;
+    managed_fields.take_over(&mut **new)?;
     keep_system_fields(new.meta_mut(), old.meta());
     strategy.apply_defaults(&mut **new);
     match target {
@@ -238,7 +238,7 @@ async fn prepare(
         Target::Status => strategy.prepare_for_status_update(&operation.call(), &mut **new, old),
         Target::Part(action) => super::parts::count(action, &mut **new, old),
     }
-    Ok(books)
+    Ok(managed_fields)
 }
 
 #[derive(Clone, Copy)]
@@ -252,7 +252,7 @@ async fn admit(
     operation: &Operation,
     target: Target,
     phase: Phase,
-    (new, books): (&mut AnyObject, &Books),
+    (new, managed_fields): (&mut AnyObject, &RecordedFields),
     (entry, old): (&Entry, &dyn Object),
     dry_run: bool,
 ) -> Result<(), Status> {
@@ -262,8 +262,8 @@ async fn admit(
     }
     let attributes = operation.attributes(Verb::Update, dry_run);
     if operation.info.subresource != "scale" {
-        let (books, old_entry) = (Some(books), Some(entry));
-        return ask(operation, phase, Attributes { object: Some(new), old: Some(old), books, old_entry, ..attributes })
+        let (managed_fields, old_entry) = (Some(managed_fields), Some(entry));
+        return ask(operation, phase, Attributes { object: Some(new), old: Some(old), managed_fields, old_entry, ..attributes })
             .await;
     }
     let mut scale: AnyObject = Box::new(super::scale::of(&operation.resource, &**new)?);

@@ -27,7 +27,7 @@ use crate::watch_cache::{Cache, Change, Cursor, Entry, Event, Filter, TooOld, fr
 const BATCH_BYTES: usize = 64 * 1024;
 const BATCH_EVENTS: usize = 128;
 /// How often an idle watcher that asked for bookmarks gets one.
-const BOOKMARK: Duration = Duration::from_secs(60);
+const BOOKMARK_INTERVAL: Duration = Duration::from_secs(60);
 /// Without `timeoutSeconds` a watch ends after this long, and up to as long again (`--min-request-timeout`).
 const MIN_TIMEOUT: u64 = 1800;
 
@@ -109,7 +109,7 @@ pub(crate) async fn watch(
     let watcher = Watcher {
         plain: operation.accept.is_plain(&operation.resource),
         deadline,
-        timer: Box::pin(tokio::time::sleep_until(deadline.min(Instant::now() + BOOKMARK))),
+        timer: Box::pin(tokio::time::sleep_until(deadline.min(Instant::now() + BOOKMARK_INTERVAL))),
         stopped: Box::pin(operation.state.stop.clone().cancelled_owned()),
         mark_initial_end: initial_events == Some(true) && bookmarks,
         initial: initial.into_iter(),
@@ -199,7 +199,7 @@ impl Watcher {
                 () = self.timer.as_mut() => {
                     let now = Instant::now();
                     self.ended = now >= self.deadline;
-                    self.timer.as_mut().reset(self.deadline.min(now + BOOKMARK));
+                    self.timer.as_mut().reset(self.deadline.min(now + BOOKMARK_INTERVAL));
                     if self.bookmarks {
                         // Nothing up to `applied` was left unread, or an event would have been sent.
                         if !self.cache_has_news() {
@@ -346,11 +346,11 @@ impl Watcher {
         }
         let object = json!({"kind": kind, "apiVersion": api_version, "metadata": metadata});
         if self.operation.accept.shape != Shape::Table {
-            return self.own_frame("BOOKMARK", &object);
+            return self.own_frame("BOOKMARK_INTERVAL", &object);
         }
         // An object of which nothing is known but its metadata is a row as any other.
         match self.table(&object.to_string().into()) {
-            Ok(table) => self.own_frame("BOOKMARK", &table),
+            Ok(table) => self.own_frame("BOOKMARK_INTERVAL", &table),
             Err(status) => self.fail(&status),
         }
     }

@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use registry::{AnyObject, NameRule, Object, Resource, Typed};
 use serde_json::Value;
 
-use crate::admission::books::Books;
+use crate::admission::managed_fields::RecordedFields;
 use crate::admission::{Attributes, Verb};
 use crate::json;
 use crate::state::Operation;
@@ -166,13 +166,13 @@ pub(crate) struct Current<'a> {
     pub(crate) entry: &'a Entry,
     /// As it is stored, without managed fields.
     pub(crate) text: Cow<'a, [u8]>,
-    pub(crate) books: Option<&'a str>,
+    pub(crate) managed_fields: Option<&'a str>,
 }
 
 impl<'a> Current<'a> {
     pub(crate) fn of(entry: &'a Entry) -> Self {
-        let (text, books) = api::trim::apart(&entry.stored);
-        Self { entry, text, books: books.and_then(|books| std::str::from_utf8(books).ok()) }
+        let (text, managed_fields) = api::trim::apart(&entry.stored);
+        Self { entry, text, managed_fields: managed_fields.and_then(|managed_fields| std::str::from_utf8(managed_fields).ok()) }
     }
 
     /// The typed form, resource version included.
@@ -203,7 +203,7 @@ pub(crate) async fn admit_body<K: Typed>(operation: &Operation, body: K, dry_run
 }
 
 /// Encodes an object as it is stored: canonical order, a status, its managed fields, no resource version.
-pub(crate) fn encode(resource: &Resource, object: &mut dyn Object, books: &Books) -> Result<Bytes, Status> {
+pub(crate) fn encode(resource: &Resource, object: &mut dyn Object, managed_fields: &RecordedFields) -> Result<Bytes, Status> {
     object.fill_status();
     let meta = object.meta_mut();
     meta.resource_version = None;
@@ -214,7 +214,7 @@ pub(crate) fn encode(resource: &Resource, object: &mut dyn Object, books: &Books
         Some(_) => Cow::Owned(resource.api_version()),
         None => Cow::Borrowed(&*resource.storage_version),
     };
-    json::canonical(raw, &resource.kind, &version, books.as_json())
+    json::canonical(raw, &resource.kind, &version, managed_fields.as_json())
         .map(Bytes::from)
         .ok_or_else(|| Status::internal("encoded object has no metadata"))
 }

@@ -15,7 +15,7 @@ use super::{Cache, Caches, DispatchError, Entry, Prefix, ROOT};
 /// How many objects are read at once while the caches fill.
 const PAGE: usize = 1000;
 /// Bookmarks and idle caches move at least this often.
-const PROGRESS: Duration = Duration::from_secs(5);
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Lists the store into one cache per prefix.
 pub(crate) async fn start(store: Arc<dyn Store>, prefixes: &[&str]) -> Result<Arc<Caches>, StoreError> {
@@ -70,7 +70,7 @@ pub(super) async fn load(store: &dyn Store, prefix: &str, at: Revision) -> Resul
 /// Applies changes until `stop` fires or the store fails.
 pub(crate) async fn run(caches: Arc<Caches>, stop: CancellationToken) -> Result<(), DispatchError> {
     let from = Revision(caches.applied()).next();
-    let watch = Watch::prefix(ROOT).from(from).progress(PROGRESS);
+    let watch = Watch::prefix(ROOT).from(from).progress(PROGRESS_INTERVAL);
     let mut events = caches.store.watch(watch).await?;
     loop {
         let event = tokio::select! {

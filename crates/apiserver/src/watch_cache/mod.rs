@@ -33,9 +33,9 @@ pub(crate) use unreadable::{Prefix, Unreadable};
 pub(crate) const ROOT: &str = "/registry/";
 
 /// How long a reader waits for the cache to reach a revision before the request fails, as upstream.
-const CATCH_UP: Duration = Duration::from_secs(3);
+const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(3);
 /// How soon a waiting reader asks the store to report progress.
-const NUDGE: Duration = Duration::from_millis(50);
+const PROGRESS_REQUEST_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What a change itself takes in the histories of store and caches, whatever the size of the object.
 const CHANGE_BYTES: u64 = 512;
@@ -194,14 +194,14 @@ impl Caches {
         let reached = async {
             loop {
                 let wait = applied.wait_for(|applied| *applied >= revision);
-                if tokio::time::timeout(NUDGE, wait).await.is_ok() {
+                if tokio::time::timeout(PROGRESS_REQUEST_INTERVAL, wait).await.is_ok() {
                     return;
                 }
                 // Other writers of the same etcd can move the revision without an event of ours.
                 drop(self.store.request_progress().await);
             }
         };
-        let in_time = tokio::time::timeout(CATCH_UP, reached).await;
+        let in_time = tokio::time::timeout(CATCH_UP_TIMEOUT, reached).await;
         in_time.map_err(|_| Behind { asked: revision, applied: self.applied() })
     }
 }

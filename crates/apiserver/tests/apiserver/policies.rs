@@ -92,7 +92,7 @@ async fn validating_policies_say_what_their_expressions_get_wrong() {
     let definition = json!({"metadata": {"name": "crontabs.example.com"}, "spec": {"group": "example.com",
         "scope": "Namespaced", "names": {"plural": "crontabs", "kind": "CronTab"},
         "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": schema}}]}});
-    crate::area_03_custom_resources::define(&cluster, &definition).await;
+    crate::custom_resources::define(&cluster, &definition).await;
     let expressions = [
         "object.spec.replicas > '1'",
         "object.spec.maxRetries < 10",
@@ -316,7 +316,7 @@ async fn custom_resources_fulfil_the_rules_of_their_schema() {
         let place = "spec.validation.openAPIV3Schema.properties[spec].x-kubernetes-validations[0].rule: Invalid value";
         assert!(message.contains(expected) && message.contains(place), "{message}");
     }
-    crate::area_03_custom_resources::define(&cluster, &definition("self.x + self.y > 0")).await;
+    crate::custom_resources::define(&cluster, &definition("self.x + self.y > 0")).await;
     let widget = |name: &str, x: i64| {
         json!({"apiVersion": "example.com/v1", "kind": "Widget",
         "metadata": {"name": name}, "spec": {"x": x, "y": 0}})

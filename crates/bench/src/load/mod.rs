@@ -17,7 +17,7 @@ use connection::Connection;
 pub(crate) use frames::{Event, Request, Requests};
 
 /// So long a server may be silent.
-const PATIENCE: Duration = Duration::from_secs(60);
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Of what a connection has received, this much is taken at a time.
 const SCRATCH: usize = 256 * 1024;
 
@@ -58,8 +58,8 @@ impl Load {
         }
         let mut ready = [EpollEvent::empty(); 64];
         while !handler.is_done() {
-            let count = self.epoll.wait(&mut ready, EpollTimeout::try_from(PATIENCE)?)?;
-            ensure!(count > 0, "no answer in {PATIENCE:?}");
+            let count = self.epoll.wait(&mut ready, EpollTimeout::try_from(SILENCE_TIMEOUT)?)?;
+            ensure!(count > 0, "no answer in {SILENCE_TIMEOUT:?}");
             for event in &ready[..count] {
                 let at = event.data() as usize;
                 if event.events().contains(EpollFlags::EPOLLIN) {

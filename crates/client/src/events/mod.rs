@@ -25,7 +25,7 @@ const PER_SECOND: f64 = 100.0;
 const AT_ONCE: u32 = 50;
 /// A server that does not answer is asked again so often (`maxTriesPerEvent`, v1.36), so far apart.
 const TRIES: u32 = 12;
-const RETRY: Duration = Duration::from_secs(10);
+const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Writes events in the name of one component. Clones share the writer, which ends with the last of them.
 #[derive(Clone)]
@@ -110,8 +110,8 @@ async fn write(client: Client, source: Source, mut receiver: mpsc::Receiver<Occu
                     break;
                 }
                 // The first pause is random, so that clients of a server that comes back do not come all at once.
-                Err(_) if tries == 1 => tokio::time::sleep(RETRY.mul_f64(rand::random())).await,
-                Err(_) => tokio::time::sleep(RETRY).await,
+                Err(_) if tries == 1 => tokio::time::sleep(RETRY_INTERVAL.mul_f64(rand::random())).await,
+                Err(_) => tokio::time::sleep(RETRY_INTERVAL).await,
             }
         }
     }

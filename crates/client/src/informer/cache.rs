@@ -172,8 +172,8 @@ mod tests {
         map
     }
 
-    fn told(events: &[Event<ConfigMap>]) -> Vec<String> {
-        let mut told: Vec<_> = events
+    fn described(events: &[Event<ConfigMap>]) -> Vec<String> {
+        let mut described: Vec<_> = events
             .iter()
             .map(|event| {
                 let sign = match event {
@@ -184,8 +184,8 @@ mod tests {
                 format!("{sign}{}", event.object().metadata.name.clone().unwrap())
             })
             .collect();
-        told.sort();
-        told
+        described.sort();
+        described
     }
 
     #[test]
@@ -197,11 +197,11 @@ mod tests {
             (map("a", "1", "2"), vec!["~a"]),
             (map("a", "2", "3"), vec!["+a", "-a"]),
         ] {
-            assert_eq!(told(&cache.put(object)), expected);
+            assert_eq!(described(&cache.put(object)), expected);
         }
         cache.put(map("b", "3", "4"));
         let events = cache.replace(vec![map("a", "2", "5"), map("c", "4", "6")]);
-        assert_eq!(told(&events), ["+c", "-b", "~a"], "a relist reports what vanished meanwhile");
+        assert_eq!(described(&events), ["+c", "-b", "~a"], "a relist reports what vanished meanwhile");
         assert!(cache.remove(map("x", "9", "9")).is_none());
     }
 

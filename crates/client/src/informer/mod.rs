@@ -215,7 +215,7 @@ impl<K: Object> Informer<K> {
     fn replace(&self, objects: Vec<K>) {
         let handlers = self.inner.handlers.lock();
         let events = self.inner.cache.write().replace(objects);
-        tell(&handlers, &events);
+        notify(&handlers, &events);
         drop(handlers);
         self.inner.synced.send_replace(true);
     }
@@ -224,23 +224,23 @@ impl<K: Object> Informer<K> {
 impl<K: Object> Informer<K> {
     /// Tells what the watch brought. The commit that made an object's version is the cause of whatever follows.
     fn tell_traced(&self, handlers: &[Handler<K>], events: &[Event<K>]) {
-        let Some(traced) = self.inner.api.client().trace() else { return tell(handlers, events) };
+        let Some(traced) = self.inner.api.client().trace() else { return notify(handlers, events) };
         for event in events {
             let object = event.object();
             let version = object.meta().resource_version.as_deref().and_then(|version| version.parse().ok());
             let Some(revision) = version else {
-                tell(handlers, std::slice::from_ref(event));
+                notify(handlers, std::slice::from_ref(event));
                 continue;
             };
             let name = format!("{}/{}", self.inner.api.plural(), object_key(&**object));
             trace::deliver(&traced.recorder, &traced.actor, name, revision, || {
-                tell(handlers, std::slice::from_ref(event));
+                notify(handlers, std::slice::from_ref(event));
             });
         }
     }
 }
 
-fn tell<K>(handlers: &[Handler<K>], events: &[Event<K>]) {
+fn notify<K>(handlers: &[Handler<K>], events: &[Event<K>]) {
     for event in events {
         for handler in handlers {
             // An object that one handler cannot take must not end the watch for all.

@@ -16,7 +16,7 @@ use crate::backoff::Backoff;
 use crate::{Error, ListParams, WatchEvent, WatchStream};
 
 /// A server that ignores `sendInitialEvents` never marks their end; after this silence it is asked for a list.
-const WATCH_LIST_SILENCE: Duration = Duration::from_secs(3);
+const WATCH_LIST_TIMEOUT: Duration = Duration::from_secs(3);
 const PAGE: u32 = 500;
 /// A watch that ends sooner than this is treated as a failure, so a server that hangs up at once is not hammered.
 const SHORT_WATCH: Duration = Duration::from_secs(1);
@@ -117,7 +117,7 @@ impl<K: Object> Informer<K> {
         };
         let mut objects = BTreeMap::new();
         loop {
-            match tokio::time::timeout(WATCH_LIST_SILENCE, stream.next()).await {
+            match tokio::time::timeout(WATCH_LIST_TIMEOUT, stream.next()).await {
                 Err(_) | Ok(None) => return Ok(None),
                 Ok(Some(event)) => match event? {
                     WatchEvent::Added(object) | WatchEvent::Modified(object) => {

@@ -20,7 +20,7 @@ use super::enrolment::{INFO_NAME, INFO_NAMESPACE};
 use super::token::Token;
 
 /// A server that is just starting, or a token that is just being signed for, is waited for.
-const PATIENCE: Duration = Duration::from_secs(60);
+const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(60);
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
 const DEFAULT_PORT: u16 = 6443;
 
@@ -90,7 +90,7 @@ impl FromStr for CaHash {
 pub(super) async fn discover(server: &str, token: &Token, pins: &[CaHash]) -> Result<Cluster> {
     let url = url(server);
     let mut pauses = Backoff::new(RETRY.0, RETRY.1);
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + DISCOVERY_TIMEOUT;
     let unverified = Kubeconfig::single(
         "discovery",
         kubeconfig::Cluster {

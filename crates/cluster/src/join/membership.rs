@@ -15,7 +15,7 @@ use crate::options::Options;
 use crate::pki::write_private;
 
 /// A cluster that does not answer is left without a word to it.
-const PATIENCE: Duration = Duration::from_secs(10);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Membership {
@@ -48,7 +48,7 @@ pub(crate) async fn leave(options: &Options, member: &Membership) -> String {
         kubelet::client_of(&config)?.all::<Node>().delete(name, &DeleteParams::default()).await?;
         anyhow::Ok(())
     };
-    match tokio::time::timeout(PATIENCE, gone).await {
+    match tokio::time::timeout(REQUEST_TIMEOUT, gone).await {
         Ok(Ok(())) => format!("node {name} is gone from {} and from this machine", member.server),
         // Nodes may not delete themselves, unless somebody has allowed it.
         _ => format!(

@@ -20,7 +20,7 @@ use crate::connection::connect;
 use crate::options::Options;
 
 /// How long the signer may take to sign for a new token.
-const PATIENCE: Duration = Duration::from_secs(60);
+const SIGNER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Manage the tokens with which machines join this cluster
 #[derive(Debug, Clone, clap::Args)]
@@ -182,7 +182,7 @@ async fn signed_info(client: &Client, token: &Token) -> Result<String> {
         let info = seen.wait_for(Option::is_some).await.context("the watch of cluster-info ended")?.clone();
         info.context("cluster-info is empty")
     };
-    let waited = tokio::time::timeout(PATIENCE, async {
+    let waited = tokio::time::timeout(SIGNER_TIMEOUT, async {
         tokio::select! {
             info = signed => info,
             () = infos.run(stop) => bail!("the watch of cluster-info ended"),

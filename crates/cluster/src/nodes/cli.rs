@@ -19,7 +19,7 @@ use crate::lock::Lock;
 use crate::options::Options;
 
 /// As long as a node may take to do what it is told.
-const PATIENCE: Duration = Duration::from_secs(180);
+const NODE_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// Add, stop, start and remove nodes of the cluster on this machine
 #[derive(Debug, Clone, clap::Args)]
@@ -132,9 +132,9 @@ async fn carry_out(options: &Options, node: &str, expected: Shown) -> Result<()>
     };
     kill(holder.pid, Signal::SIGUSR1).with_context(|| format!("reaching process {}", holder.pid))?;
     let client = connect(&options.admin_kubeconfig())?;
-    match tokio::time::timeout(PATIENCE, until_shown(&client, node, expected)).await {
+    match tokio::time::timeout(NODE_TIMEOUT, until_shown(&client, node, expected)).await {
         Ok(result) => result,
-        Err(_) => bail!("node {node} takes longer than {PATIENCE:?}: see 'cox logs' and 'cox logs --node {node}'"),
+        Err(_) => bail!("node {node} takes longer than {NODE_TIMEOUT:?}: see 'cox logs' and 'cox logs --node {node}'"),
     }
 }
 

@@ -20,7 +20,7 @@ use crate::options::Options;
 use crate::pki::private_dir;
 
 /// How long a node's process may take to end before it is made to.
-const PATIENCE: Duration = Duration::from_secs(20);
+const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(super) struct Process {
     pid: Pid,
@@ -64,7 +64,7 @@ impl Process {
     /// Asks the process to end, insists if need be, and returns when it has.
     pub(super) async fn stop(mut self) -> Result<()> {
         self.signal(Signal::SIGTERM)?;
-        if tokio::time::timeout(PATIENCE, &mut self.ended).await.is_err() {
+        if tokio::time::timeout(STOP_TIMEOUT, &mut self.ended).await.is_err() {
             self.signal(Signal::SIGKILL)?;
             self.ended.await;
         }

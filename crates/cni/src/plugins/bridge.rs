@@ -17,7 +17,7 @@ use netlink::{Link, LinkKind, Socket, parse_mac};
 pub(super) const HANDLERS: Handlers = Handlers { load, add, check, del, gc, status };
 
 /// How long a bridge port may take to come up; it is instant unless spanning tree is on.
-const PORT_DEADLINE: Duration = Duration::from_millis(2550);
+const PORT_TIMEOUT: Duration = Duration::from_millis(2550);
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -342,7 +342,7 @@ fn ensure_address(host: &Socket, link: &Link, gateway: Cidr, force: bool) -> Res
 }
 
 fn wait_for_port(host: &Socket, port: u32) -> Result<(), CniError> {
-    let deadline = Instant::now() + PORT_DEADLINE;
+    let deadline = Instant::now() + PORT_TIMEOUT;
     loop {
         match host.link_by_index(port).map_err(CniError::failed("read the bridge port"))? {
             Some(link) if link.is_operational => return Ok(()),

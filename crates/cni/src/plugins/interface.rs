@@ -15,7 +15,7 @@ use api::cidr::Cidr;
 use netlink::{Link, LinkKind, Route, Scope, Socket};
 
 /// Duplicate address detection takes about two seconds; upstream gives up after five.
-const DAD_DEADLINE: Duration = Duration::from_secs(5);
+const DAD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The hardware address that the runtime asks for.
 #[derive(Deserialize, Default)]
@@ -165,7 +165,7 @@ pub(super) fn configure(
 }
 
 fn settle(pod: &Socket, index: u32) -> io::Result<()> {
-    let deadline = Instant::now() + DAD_DEADLINE;
+    let deadline = Instant::now() + DAD_TIMEOUT;
     loop {
         let addresses = pod.addresses_of(index)?;
         let global: Vec<_> = addresses.iter().filter(|a| a.cidr.is_v6() && a.scope == 0).collect();

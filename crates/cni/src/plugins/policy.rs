@@ -21,9 +21,9 @@ pub(super) const HANDLERS: Handlers =
     Handlers { load: |call| Config::load(call).map(drop), add, check: nothing, del, gc: nothing, status: nothing };
 
 /// How long the other side may take to listen, as after a start of the node, and then to answer.
-const LISTEN_DEADLINE: Duration = Duration::from_secs(20);
-const ANSWER_DEADLINE: Duration = Duration::from_secs(20);
-const RETRY: Duration = Duration::from_millis(50);
+const LISTEN_TIMEOUT: Duration = Duration::from_secs(20);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
 #[derive(Deserialize)]
 struct Config {
@@ -52,25 +52,25 @@ fn del(call: &Call) -> Result<(), CniError> {
     let config = Config::load(call)?;
     if let (Ok(stream), Some(_)) = (UnixStream::connect(&config.socket), call.arg("K8S_POD_NAME")) {
         // What is not heard now is found out from the API server.
-        let _unheard = tell(call, &stream, &[]);
+        let _unheard = send(call, &stream, &[]);
     }
     Ok(())
 }
 
 fn connect(socket: &Path) -> std::io::Result<UnixStream> {
-    let deadline = Instant::now() + LISTEN_DEADLINE;
+    let deadline = Instant::now() + LISTEN_TIMEOUT;
     loop {
         match UnixStream::connect(socket) {
             Err(error) if Instant::now() > deadline => return Err(error),
-            Err(_) => std::thread::sleep(RETRY),
+            Err(_) => std::thread::sleep(RETRY_INTERVAL),
             stream => return stream,
         }
     }
 }
 
 fn announce(call: &Call, stream: UnixStream, addresses: &[IpAddr]) -> std::io::Result<()> {
-    tell(call, &stream, addresses)?;
-    stream.set_read_timeout(Some(ANSWER_DEADLINE))?;
+    send(call, &stream, addresses)?;
+    stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
     let mut answer = String::new();
     match BufReader::new(stream).read_line(&mut answer)? {
         0 => Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof)),
@@ -78,7 +78,7 @@ fn announce(call: &Call, stream: UnixStream, addresses: &[IpAddr]) -> std::io::R
     }
 }
 
-fn tell(call: &Call, mut stream: &UnixStream, addresses: &[IpAddr]) -> std::io::Result<()> {
+fn send(call: &Call, mut stream: &UnixStream, addresses: &[IpAddr]) -> std::io::Result<()> {
     let arg = |name: &str| call.arg(name).unwrap_or_default().to_owned();
     let line = json!({
         "namespace": arg("K8S_POD_NAMESPACE"),

@@ -16,7 +16,7 @@ use netlink::{LinkKind, Route, RouteKind, Socket};
 use nix::sched::{CloneFlags, setns, unshare};
 use serde_json::Value;
 
-const PATIENCE: Duration = Duration::from_secs(2);
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Debian's plug-ins.
 pub(crate) fn standard() -> &'static Path {
@@ -188,7 +188,7 @@ impl Lab {
         let listener = self.outside.run(|| TcpListener::bind("192.0.2.2:0").unwrap());
         let address = listener.local_addr().unwrap();
         listener.set_nonblocking(true).unwrap();
-        let stream = self.pod.run(|| TcpStream::connect_timeout(&address, PATIENCE));
+        let stream = self.pod.run(|| TcpStream::connect_timeout(&address, COMMAND_TIMEOUT));
         stream.ok()?;
         Some(listener.accept().unwrap().1.ip().to_string())
     }
@@ -237,8 +237,8 @@ fn serve(listener: TcpListener) {
 
 fn connects(target: &str) -> bool {
     let target: SocketAddr = target.parse().unwrap();
-    let Ok(mut stream) = TcpStream::connect_timeout(&target, PATIENCE) else { return false };
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let Ok(mut stream) = TcpStream::connect_timeout(&target, COMMAND_TIMEOUT) else { return false };
+    stream.set_read_timeout(Some(COMMAND_TIMEOUT)).unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).is_ok_and(|_| text == page())
 }
@@ -250,7 +250,7 @@ fn page() -> String {
 
 /// Asks more than once: a packet may get lost.
 pub(crate) fn is_answered(client: &UdpSocket) -> bool {
-    client.set_read_timeout(Some(PATIENCE / 4)).unwrap();
+    client.set_read_timeout(Some(COMMAND_TIMEOUT / 4)).unwrap();
     let mut answer = [0; 16];
     (0..20).any(|_| {
         client.send(b"?").and_then(|_| client.recv(&mut answer)).is_ok_and(|length| &answer[..length] == b"here")
@@ -347,7 +347,7 @@ pub(crate) fn two_hosts(routed: bool, backend: Backend) {
     assert!(pods[0].run(|| connects("10.42.1.2:80")), "{backend:?} routed={routed}");
     // Nobody has it: unreachable here, not asked of the router.
     let nobody: SocketAddr = "10.42.9.9:80".parse().unwrap();
-    let error = pods[0].run(|| TcpStream::connect_timeout(&nobody, PATIENCE)).unwrap_err();
+    let error = pods[0].run(|| TcpStream::connect_timeout(&nobody, COMMAND_TIMEOUT)).unwrap_err();
     assert!(matches!(error.raw_os_error(), Some(libc::EHOSTUNREACH | libc::ENETUNREACH)), "{error}");
     // What does not fit a packet of the hosts' network is not sent into the tunnel.
     let tunnel = a.run(|| Socket::open().unwrap().link(&VxlanConfig::default().link).unwrap());

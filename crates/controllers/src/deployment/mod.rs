@@ -19,7 +19,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
 
 use crate::Error;
-use crate::controller::{Context, GATHER, Outcome, Reconcile, Requeue};
+use crate::controller::{Context, BATCH_INTERVAL, Outcome, Reconcile, Requeue};
 use crate::owners::{candidates, claim, controller_key, controller_of, index_orphans, is_controlled_by};
 use crate::pods;
 use plan::plan;
@@ -41,7 +41,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let sets = {
         let (deployments, queue) = (deployments.clone(), context.queue.clone());
         sets.wakes(move |event| {
-            let delay = if matches!(event, Event::Modified { .. }) { GATHER } else { Duration::ZERO };
+            let delay = if matches!(event, Event::Modified { .. }) { BATCH_INTERVAL } else { Duration::ZERO };
             set_keys(event, &deployments).into_iter().for_each(|key| queue.add_after(key, delay));
         })
     };

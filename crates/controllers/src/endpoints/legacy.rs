@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{EndpointAddress, EndpointPort, EndpointSubset, 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{HEADLESS, hostname, ip_of, is_headless, selected, selector, target_port, watch};
-use crate::controller::{CATCH_UP, Context, Outcome, Reconcile, Requeue};
+use crate::controller::{CATCH_UP_TIMEOUT, Context, Outcome, Reconcile, Requeue};
 use crate::pods;
 
 const MANAGED_BY: (&str, &str) = ("endpoints.kubernetes.io/managed-by", "endpoint-controller");
@@ -88,7 +88,7 @@ impl Controller {
             Ok(_) => Ok(Requeue::Never),
             Err(error) if error.is_namespace_terminating() => Ok(Requeue::Never),
             // Made a moment ago, and not in the cache yet.
-            Err(error) if error.is_already_exists() => Ok(Requeue::After(CATCH_UP)),
+            Err(error) if error.is_already_exists() => Ok(Requeue::After(CATCH_UP_TIMEOUT)),
             Err(error) => {
                 if !error.is_conflict() {
                     let message = format!("Failed to update endpoint {key}: {error}");

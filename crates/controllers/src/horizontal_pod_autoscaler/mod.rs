@@ -122,7 +122,7 @@ struct Unusable {
     reason: &'static str,
     why: String,
     /// How the message of the whole look goes on about it.
-    told: String,
+    message: String,
 }
 
 struct Wanted {
@@ -327,7 +327,7 @@ impl Look<'_> {
             }
         }
         let partly = failed.first().map(|first| {
-            format!("invalid metrics ({} invalid out of {}), first error is: {}", failed.len(), specs.len(), first.told)
+            format!("invalid metrics ({} invalid out of {}), first error is: {}", failed.len(), specs.len(), first.message)
         });
         let wanted = match (best, partly) {
             (Some((replicas, name)), partly) if partly.is_none() || replicas >= current => {
@@ -429,9 +429,9 @@ impl Look<'_> {
     async fn resource(&self, spec: &MetricSpec, target: &Target<'_>) -> Result<Answer, Unusable> {
         let source = spec.resource.clone().unwrap_or_default();
         let reason = "FailedGetResourceMetric";
-        let told = format!("failed to get {} resource metric value: ", source.name);
+        let message = format!("failed to get {} resource metric value: ", source.name);
         let found = self.of_resource(target, &source.name, None, &source.target, "resource").await;
-        let proposal = found.map_err(|why| unusable(reason, why, &told))?;
+        let proposal = found.map_err(|why| unusable(reason, why, &message))?;
         let name = match proposal.utilization {
             Some(_) => format!("{} resource utilization (percentage of request)", source.name),
             None => format!("{} resource", source.name),
@@ -444,10 +444,10 @@ impl Look<'_> {
     async fn container_resource(&self, spec: &MetricSpec, target: &Target<'_>) -> Result<Answer, Unusable> {
         let source = spec.container_resource.clone().unwrap_or_default();
         let reason = "FailedGetContainerResourceMetric";
-        let told = format!("failed to get {} container metric value: ", source.container);
+        let message = format!("failed to get {} container metric value: ", source.container);
         let container = Some(source.container.as_str());
         let found = self.of_resource(target, &source.name, container, &source.target, "container resource").await;
-        let proposal = found.map_err(|why| unusable(reason, why, &told))?;
+        let proposal = found.map_err(|why| unusable(reason, why, &message))?;
         let name = match proposal.utilization {
             Some(_) => format!("{} container resource utilization (percentage of request)", source.name),
             None => format!("{} container resource", source.name),
@@ -541,8 +541,8 @@ impl Look<'_> {
     async fn external(&self, spec: &MetricSpec, target: &Target<'_>) -> Result<Answer, Unusable> {
         let source = spec.external.clone().unwrap_or_default();
         let metric = &source.metric.name;
-        let told = format!("failed to get {metric} external metric value: ");
-        let fail = |why| unusable("FailedGetExternalMetric", why, &told);
+        let message = format!("failed to get {metric} external metric value: ");
+        let fail = |why| unusable("FailedGetExternalMetric", why, &message);
         let selector = text(source.metric.selector.as_ref()).map_err(fail)?;
         let value = metrics::from_outside(&self.controller.client, self.namespace(), metric, &selector).await;
         let value = value.map_err(|why| {
@@ -587,8 +587,8 @@ struct Target<'a> {
     scale: &'a Scale,
 }
 
-fn unusable(reason: &'static str, why: String, told: &str) -> Unusable {
-    Unusable { reason, told: format!("{told}{why}"), why }
+fn unusable(reason: &'static str, why: String, message: &str) -> Unusable {
+    Unusable { reason, message: format!("{message}{why}"), why }
 }
 
 fn milli(quantity: &k8s_openapi::apimachinery::pkg::api::resource::Quantity) -> Result<i64, String> {

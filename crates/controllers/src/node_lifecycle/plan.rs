@@ -88,7 +88,7 @@ pub(super) fn taint_patch(node: &Node, taints: &[Taint]) -> Value {
 }
 
 /// `--node-eviction-rate` of 0.1 per second: one node in ten seconds, per zone.
-const PERIOD: Duration = Duration::from_secs(10);
+const MONITOR_INTERVAL: Duration = Duration::from_secs(10);
 /// `--secondary-node-eviction-rate` of 0.01 per second, while most of a large zone is silent.
 const SLOW_PERIOD: Duration = Duration::from_secs(100);
 /// `--unhealthy-zone-threshold` and `--large-cluster-size-threshold`.
@@ -134,7 +134,7 @@ pub(super) fn eviction_period(zones: &BTreeMap<String, Zone>, zone: &str) -> Opt
     }
     let zone = zones.get(zone).copied().unwrap_or_default();
     match zone.disruption() {
-        Disruption::No | Disruption::Full => Some(PERIOD),
+        Disruption::No | Disruption::Full => Some(MONITOR_INTERVAL),
         Disruption::Partial => (zone.ready + zone.not_ready > LARGE).then_some(SLOW_PERIOD),
     }
 }
@@ -171,14 +171,14 @@ mod tests {
     fn evictions_slow_down_while_zones_are_silent() {
         let zone = |ready, not_ready| Zone { ready, not_ready };
         for (mine, other, expected) in [
-            (zone(3, 1), None, Some(PERIOD)),
+            (zone(3, 1), None, Some(MONITOR_INTERVAL)),
             (zone(0, 1), None, None),
             (zone(0, 4), Some(zone(0, 2)), None),
-            (zone(0, 4), Some(zone(2, 0)), Some(PERIOD)),
+            (zone(0, 4), Some(zone(2, 0)), Some(MONITOR_INTERVAL)),
             (zone(2, 3), None, None),
-            (zone(1, 2), None, Some(PERIOD)),
+            (zone(1, 2), None, Some(MONITOR_INTERVAL)),
             (zone(40, 60), None, Some(SLOW_PERIOD)),
-            (zone(60, 40), None, Some(PERIOD)),
+            (zone(60, 40), None, Some(MONITOR_INTERVAL)),
         ] {
             let zones = [("mine".to_owned(), mine)].into_iter().chain(other.map(|other| ("other".to_owned(), other)));
             assert_eq!(eviction_period(&zones.collect(), "mine"), expected, "{mine:?} {other:?}");

@@ -29,7 +29,7 @@ use crate::{Error, pods};
 use usage::{Usage, selects_claim, selects_pod, sum};
 
 /// Admission counts before an object is written, and a write can still fail: what is used drifts, and is counted anew.
-const RECOUNT: Duration = Duration::from_secs(300);
+const RECOUNT_INTERVAL: Duration = Duration::from_secs(300);
 /// Before the namespace and name of a quota whose count may only be raised.
 const ADDED: &str = "added/";
 /// A server that lists a kind for the first time gets this long.
@@ -275,7 +275,7 @@ impl Controller {
             self.client.all::<ResourceQuota>().update_status(&changed).await?;
         }
         Ok(match lower {
-            Lower::Yes => Requeue::After(RECOUNT),
+            Lower::Yes => Requeue::After(RECOUNT_INTERVAL),
             Lower::No => Requeue::Never,
         })
     }

@@ -73,7 +73,7 @@ impl Reconcile for Controller {
                 if let Some(claim) = self.claims.get(&format!("{namespace}/{name}")) {
                     if !is_controlled_by(&claim.metadata, pod.metadata.uid.as_deref().unwrap_or_default()) {
                         let why = format!("PVC {namespace}/{name} was not created for pod {key} (pod is not owner)");
-                        self.tell(&pod, &volume.name, &why);
+                        self.report(&pod, &volume.name, &why);
                         return Err(Error::object(why));
                     }
                     continue;
@@ -101,7 +101,7 @@ impl Reconcile for Controller {
                     Err(error) if error.is_already_exists() || error.is_namespace_terminating() => {}
                     Err(error) => {
                         let name = claim.metadata.name.as_deref().unwrap_or_default();
-                        self.tell(&pod, &volume.name, &format!("create PVC {name}: {error}"));
+                        self.report(&pod, &volume.name, &format!("create PVC {name}: {error}"));
                         return Err(error.into());
                     }
                 }
@@ -112,7 +112,7 @@ impl Reconcile for Controller {
 }
 
 impl Controller {
-    fn tell(&self, pod: &Pod, volume: &str, why: &str) {
+    fn report(&self, pod: &Pod, volume: &str, why: &str) {
         let message = format!("ephemeral volume {volume}: {why}");
         self.recorder.warning(&client::reference(pod), "FailedBinding", message);
     }

@@ -22,7 +22,7 @@ pub(crate) struct Cluster {
 }
 
 /// Long enough for a busy machine; a test that works never waits for it.
-const PATIENCE: Duration = Duration::from_secs(240);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(240);
 
 /// The bearer tokens of the test cluster: name of the user, token, groups.
 const USERS: &str = "secret,admin,1,system:masters\nmanager,system:kube-controller-manager,2,\n";
@@ -116,7 +116,7 @@ impl Cluster {
                 ended.unwrap()
             }
         };
-        tokio::time::timeout(PATIENCE, ended).await.expect("everything ends when told to");
+        tokio::time::timeout(WAIT_TIMEOUT, ended).await.expect("everything ends when told to");
     }
 
     pub(crate) async fn apply<K: Resource + serde::Serialize>(&self, object: Value) -> K {
@@ -192,7 +192,7 @@ impl Cluster {
 
 /// Asks until there is an answer; `None` when there never is one.
 pub(crate) async fn patiently<T>(mut ask: impl AsyncFnMut() -> Option<T>) -> Option<T> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + WAIT_TIMEOUT;
     loop {
         let answer = ask().await;
         if answer.is_some() || Instant::now() > deadline {

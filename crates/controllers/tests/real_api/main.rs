@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-mod area_23_scheduling;
+mod scheduling;
 mod attach_detach;
 mod autoscalers;
 mod cron_jobs;

@@ -21,9 +21,9 @@ use super::body::RequestBody;
 use crate::metrics::PoolMetrics;
 use crate::table::{BackendProtocol, Table};
 
-const CONNECT: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Kept open without a request for so long; shorter than servers usually do, so that ours is the first to close.
-const IDLE: Duration = Duration::from_secs(30);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// For a connection whose answer was read to notice that.
 const SETTLE: Duration = Duration::from_millis(20);
 /// Open connections without a request, per endpoint. What is more than these is closed.
@@ -126,9 +126,9 @@ impl Pool {
     async fn idle(endpoint: &Endpoint) -> Option<Http1> {
         loop {
             let (mut sender, since) = endpoint.idle.lock().pop()?;
-            if since.elapsed() >= IDLE {
+            if since.elapsed() >= IDLE_TIMEOUT {
                 // So are all below it.
-                endpoint.idle.lock().retain(|(_, since)| since.elapsed() < IDLE);
+                endpoint.idle.lock().retain(|(_, since)| since.elapsed() < IDLE_TIMEOUT);
                 continue;
             }
             // It may not have noticed yet that the last answer has ended. If it does not at once, the request is still being
@@ -202,8 +202,8 @@ impl Pool {
 
     /// A bare connection.
     pub(crate) async fn connect(&self, to: SocketAddr) -> Result<TcpStream, String> {
-        let connected = tokio::time::timeout(CONNECT, TcpStream::connect(to)).await;
-        let connected = connected.map_err(|_| format!("no connection within {CONNECT:?}"));
+        let connected = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(to)).await;
+        let connected = connected.map_err(|_| format!("no connection within {CONNECT_TIMEOUT:?}"));
         match connected.and_then(|connected| connected.map_err(|error| error.to_string())) {
             Ok(stream) => {
                 self.metrics.opened.inc();

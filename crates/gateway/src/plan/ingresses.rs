@@ -171,7 +171,7 @@ impl Planner<'_, '_> {
         let action = match found {
             Ok(backend) => Action::Forward(vec![Weighted { weight: 1, backend: Some(backend), filters: Vec::new() }]),
             Err(missing) => {
-                self.tell(ingress, "BackendNotFound", missing.to_string());
+                self.warn(ingress, "BackendNotFound", missing.to_string());
                 Action::Refuse(http::StatusCode::SERVICE_UNAVAILABLE)
             }
         };
@@ -194,12 +194,12 @@ impl Planner<'_, '_> {
             let certificate = match self.world.certificates.get(&format!("{namespace}/{name}")) {
                 Some(Ok(certificate)) => certificate.clone(),
                 Some(Err(why)) => {
-                    self.tell(ingress, "SecretInvalid", format!("secret {name:?} cannot be used: {why}"));
+                    self.warn(ingress, "SecretInvalid", format!("secret {name:?} cannot be used: {why}"));
                     continue;
                 }
                 None => {
                     let text = format!("secret {name:?} of type kubernetes.io/tls not found");
-                    self.tell(ingress, "SecretNotFound", text);
+                    self.warn(ingress, "SecretNotFound", text);
                     continue;
                 }
             };
@@ -214,7 +214,7 @@ impl Planner<'_, '_> {
         }
     }
 
-    fn tell(&mut self, ingress: &Ingress, reason: &'static str, message: String) {
+    fn warn(&mut self, ingress: &Ingress, reason: &'static str, message: String) {
         self.news.push(News { about: reference(ingress), reason, message });
     }
 }

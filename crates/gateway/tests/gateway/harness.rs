@@ -22,7 +22,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
 /// Long enough for a busy machine; a test that works never waits for it.
-const PATIENCE: Duration = Duration::from_secs(240);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(240);
 
 pub(crate) const GATEWAY: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 
@@ -113,7 +113,7 @@ impl World {
         let has_namespace = !["Namespace", "IngressClass", "GatewayClass"].contains(&object["kind"].as_str().unwrap());
         let namespace = object["metadata"]["namespace"].as_str().unwrap_or("default").to_owned();
         let api = self.admin.dynamic(&gvr, has_namespace.then_some(namespace.as_str()));
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + WAIT_TIMEOUT;
         loop {
             match api.create(&object).await {
                 Ok(_) => return,
@@ -190,7 +190,7 @@ impl World {
 
 /// Asks again until the answer is as expected.
 pub(crate) async fn until<T, F: Future<Output = Option<T>>>(what: &str, mut probe: impl FnMut() -> F) -> T {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + WAIT_TIMEOUT;
     loop {
         if let Some(value) = probe().await {
             return value;
@@ -264,7 +264,7 @@ pub(crate) async fn raw(port: u16, request: &str) -> String {
     let mut answer = Vec::new();
     let read = stream.read_to_end(&mut answer);
     // A reset after the answer is an end as well.
-    let _reset = tokio::time::timeout(PATIENCE, read).await.expect("the connection is closed");
+    let _reset = tokio::time::timeout(WAIT_TIMEOUT, read).await.expect("the connection is closed");
     String::from_utf8_lossy(&answer).into_owned()
 }
 

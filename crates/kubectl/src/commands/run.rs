@@ -96,7 +96,7 @@ struct Spec {
 
 async fn run(cx: &Context) -> Result<()> {
     let spec = read_spec(cx)?;
-    cx.told.lap(Stage::Check);
+    cx.command_span.lap(Stage::Check);
     let dry_run = cx.dry_run()?;
     let attach = if cx.flags.changed("attach") { cx.flags.bool("attach") } else { spec.stdin };
     if cx.flags.bool("rm") && !attach {
@@ -116,7 +116,7 @@ async fn run(cx: &Context) -> Result<()> {
     let mut printer = cx.printer("created", dry_run)?.typed();
     let (mapping, mut object) = build(&spec);
     apply_overrides(cx, &mut object)?;
-    cx.told.lap(Stage::Generate);
+    cx.command_span.lap(Stage::Generate);
     let object = send(cx, &mapping, object, dry_run).await?;
     if cx.flags.bool("expose") {
         let service = send(cx, &known("v1", "services", "Service", true), build_service(&spec), dry_run).await?;
@@ -131,7 +131,7 @@ async fn run(cx: &Context) -> Result<()> {
     }
     cx.print(&printer.print(&object)?)?;
     if cx.flags.bool("trace") && dry_run == DryRun::None {
-        crate::told::show_walk(cx, &mapping.resource, &object).await?;
+        crate::command_span::show_walk(cx, &mapping.resource, &object).await?;
     }
     Ok(())
 }

@@ -14,7 +14,7 @@ use crate::request::Request;
 use crate::resources::items;
 
 /// Nobody waits longer at a prompt.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PROMPT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Types whose objects lead to pods.
 const WITH_PODS: &[&str] =
@@ -57,7 +57,7 @@ fn asked(work: impl Future<Output = Result<Candidates>>) -> Candidates {
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
         return Candidates::default();
     };
-    let found = runtime.block_on(async { tokio::time::timeout(PATIENCE, work).await });
+    let found = runtime.block_on(async { tokio::time::timeout(PROMPT_TIMEOUT, work).await });
     found.ok().and_then(Result::ok).unwrap_or_default()
 }
 

@@ -14,7 +14,7 @@ use client::Client;
 use client::kubeconfig::{AuthInfo, Kubeconfig, Overrides};
 use jiff::{SignedDuration, Timestamp};
 
-pub(crate) use request::{Purpose, RETRY, request};
+pub(crate) use request::{Purpose, RETRY_INTERVAL, request};
 pub(crate) use store::{Certificate, Store};
 
 const USER_AGENT: &str = "kubelet/v1.36";
@@ -75,7 +75,7 @@ pub async fn renewed(client: &Client, cert_dir: &Path, node_name: &str) {
             tracing::warn!("the client certificate has ended, starting over");
             return;
         }
-        tokio::time::sleep(RETRY).await;
+        tokio::time::sleep(RETRY_INTERVAL).await;
     }
 }
 

@@ -14,9 +14,9 @@ use tokio_util::sync::CancellationToken;
 use super::store::Certificate;
 
 /// After a request that failed or was not answered.
-pub(crate) const RETRY: Duration = Duration::from_secs(30);
+pub(crate) const RETRY_INTERVAL: Duration = Duration::from_secs(30);
 /// An administrator may have to approve.
-const PATIENCE: Duration = Duration::from_secs(15 * 60);
+const APPROVAL_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 
 /// What a certificate is for: its signer, its uses, and the names it is to be good for.
 pub(crate) struct Purpose {
@@ -62,7 +62,7 @@ pub(crate) async fn request(client: &Client, purpose: &Purpose) -> anyhow::Resul
     };
     let made = client.all::<CertificateSigningRequest>().create(&wanted).await.context("creating a request")?;
     let name = made.metadata.name.unwrap_or_default();
-    let answer = tokio::time::timeout(PATIENCE, issued(client, &name));
+    let answer = tokio::time::timeout(APPROVAL_TIMEOUT, issued(client, &name));
     let chain = answer.await.with_context(|| format!("certificate request {name} was not answered"))??;
     Certificate::parse(format!("{chain}{}", key.serialize_pem()))
         .with_context(|| format!("certificate request {name} was answered with no certificate"))

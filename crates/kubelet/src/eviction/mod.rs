@@ -29,7 +29,7 @@ use crate::worker::Workers;
 
 pub(crate) use rank::is_critical;
 
-const INTERVAL: Duration = Duration::from_secs(10);
+const MONITOR_INTERVAL: Duration = Duration::from_secs(10);
 /// What a pod gets that is evicted at once.
 const IMMEDIATE_GRACE: i64 = 1;
 
@@ -56,7 +56,7 @@ impl Eviction {
     }
 
     pub(crate) async fn run(self: Arc<Self>, stop: CancellationToken) {
-        let mut ticks = tokio::time::interval(INTERVAL);
+        let mut ticks = tokio::time::interval(MONITOR_INTERVAL);
         let mut memory = Memory::default();
         loop {
             tokio::select! {

@@ -129,14 +129,14 @@ impl NodeAgent {
         let api = self.client.all::<Node>();
         let name = &self.settings.node_name;
         let mut last_write: Option<tokio::time::Instant> = None;
-        let mut told: Option<NodeStatus> = None;
+        let mut reported: Option<NodeStatus> = None;
         let mut was_ready = false;
         loop {
-            let old = told.clone().unwrap_or_default();
+            let old = reported.clone().unwrap_or_default();
             let new = self.status(&old).await;
             let is_ready = status::is_ready(&new);
             let due = last_write.is_none_or(|at| at.elapsed() >= self.settings.node_status_report_frequency);
-            if due || told.as_ref().is_none_or(|told| status::differs(told, &new)) {
+            if due || reported.as_ref().is_none_or(|reported| status::differs(reported, &new)) {
                 let patch = Patch::strategic(json!({"status": status::patch(&new)}));
                 match api.patch_status(name, &patch).await {
                     Ok(_) => {
@@ -146,8 +146,8 @@ impl NodeAgent {
                             self.recorder.normal(&reference(name), "NodeReady", message);
                         }
                         was_ready = is_ready;
-                        self.in_use.told(new.volumes_in_use.as_deref().unwrap_or_default());
-                        told = Some(new);
+                        self.in_use.reported(new.volumes_in_use.as_deref().unwrap_or_default());
+                        reported = Some(new);
                     }
                     Err(error) if error.is_not_found() && self.settings.register_node => {
                         if let Err(error) = self.register().await {

@@ -102,9 +102,9 @@ pub(crate) fn with_granted(wish: &Arc<Pod>, before: &Pod) -> Arc<Pod> {
 /// The same for a pod that a kubelet before this one let in: its status says what was granted.
 pub(crate) fn with_told(wish: &Arc<Pod>) -> Arc<Pod> {
     with_resources(wish, told_whole(wish), |name| {
-        let told = told(wish.status.as_ref(), name)?;
-        let resources = told.resources.clone()?;
-        Some(ResourceRequirements { requests: told.allocated_resources.clone(), ..resources })
+        let published = published(wish.status.as_ref(), name)?;
+        let resources = published.resources.clone()?;
+        Some(ResourceRequirements { requests: published.allocated_resources.clone(), ..resources })
     })
 }
 
@@ -115,11 +115,11 @@ fn told_whole(wish: &Pod) -> Option<ResourceRequirements> {
     let status = wish.status.as_ref();
     let requests = status.and_then(|status| status.allocated_resources.as_ref());
     let limits = status.and_then(|status| status.resources.as_ref()?.limits.as_ref());
-    for (wished, told) in [(&mut whole.requests, requests), (&mut whole.limits, limits)] {
+    for (wished, published) in [(&mut whole.requests, requests), (&mut whole.limits, limits)] {
         for (name, amount) in wished.iter_mut().flatten() {
             let has_overhead = spec.overhead.as_ref().is_some_and(|overhead| overhead.contains_key(name));
-            if let Some(told) = told.and_then(|told| told.get(name)).filter(|_| !has_overhead) {
-                amount.clone_from(told);
+            if let Some(published) = published.and_then(|published| published.get(name)).filter(|_| !has_overhead) {
+                amount.clone_from(published);
             }
         }
     }
@@ -167,7 +167,7 @@ fn is_same(one: &ResourceRequirements, other: &ResourceRequirements) -> bool {
     list(&one.requests) == list(&other.requests) && list(&one.limits) == list(&other.limits)
 }
 
-fn told<'a>(status: Option<&'a PodStatus>, name: &str) -> Option<&'a ContainerStatus> {
+fn published<'a>(status: Option<&'a PodStatus>, name: &str) -> Option<&'a ContainerStatus> {
     let statuses = status.into_iter().flat_map(|status| {
         status.container_statuses.iter().flatten().chain(status.init_container_statuses.iter().flatten())
     });
@@ -200,10 +200,10 @@ impl Amounts {
     fn in_use(pod: &Pod, granted: &Container, seen: &ContainerState, given: Option<&ResourceRequirements>) -> Self {
         let resources = given.cloned().or_else(|| granted.resources.clone());
         let mut amounts = Amounts::of(pod, &Container { resources, ..Default::default() });
-        if let Some(told) = seen.resources.as_ref().filter(|told| told.cpu_shares > 0) {
-            amounts.cpu_shares = told.cpu_shares;
-            amounts.cpu_quota = told.cpu_quota.max(0);
-            amounts.memory_limit = told.memory_limit_in_bytes.max(0);
+        if let Some(published) = seen.resources.as_ref().filter(|published| published.cpu_shares > 0) {
+            amounts.cpu_shares = published.cpu_shares;
+            amounts.cpu_quota = published.cpu_quota.max(0);
+            amounts.memory_limit = published.memory_limit_in_bytes.max(0);
         }
         amounts
     }
@@ -216,9 +216,9 @@ fn given<'a>(
     status: Option<&'a PodStatus>,
 ) -> Option<&'a ResourceRequirements> {
     progress.given.get(&seen.id).or_else(|| {
-        let told = told(status, &seen.name)?;
-        let is_same = told.container_id.as_deref().is_some_and(|id| bare_id(id) == seen.id);
-        told.resources.as_ref().filter(|_| is_same)
+        let published = published(status, &seen.name)?;
+        let is_same = published.container_id.as_deref().is_some_and(|id| bare_id(id) == seen.id);
+        published.resources.as_ref().filter(|_| is_same)
     })
 }
 
@@ -406,11 +406,11 @@ mod tests {
     #[test]
     fn a_restarted_kubelet_believes_the_status() {
         let mut wish = Pod::clone(&pod("cpu=2", "cpu=4"));
-        let told = container_with("c", "cpu=9", "cpu=2").resources;
+        let published = container_with("c", "cpu=9", "cpu=2").resources;
         wish.status = Some(PodStatus {
             container_statuses: Some(vec![ContainerStatus {
                 name: "c".into(),
-                resources: told,
+                resources: published,
                 allocated_resources: crate::resources::tests::list("cpu=1"),
                 ..Default::default()
             }]),
@@ -491,7 +491,7 @@ mod tests {
 
         // The pod's own cgroup follows, and until then the pod has what it had.
         let (allocated, shown) = reported_of_pod(&before, &Progress::default());
-        let told = |pod: &Arc<Pod>| {
+        let published = |pod: &Arc<Pod>| {
             let mut pod = Pod::clone(pod);
             let status = pod.status.get_or_insert_default();
             (status.allocated_resources, status.resources) = (Some(allocated.clone()), Some(shown.clone()));
@@ -500,11 +500,11 @@ mod tests {
         let mut progress = Progress { given_to_pod: Some(resources::for_pod(&before)), ..Progress::default() };
         assert_eq!((progress.is_pod_pending(&before), progress.less_pod_memory(&before)), (false, None));
         assert_eq!((progress.is_pod_pending(&wish), progress.less_pod_memory(&wish)), (true, Some(32 << 20)));
-        assert_eq!(reported_of_pod(&told(&wish), &progress).1.limits, resources::tests::list("cpu=1,memory=64Mi"));
+        assert_eq!(reported_of_pod(&published(&wish), &progress).1.limits, resources::tests::list("cpu=1,memory=64Mi"));
         progress.given_to_pod = Some(resources::for_pod(&wish));
-        assert_eq!(reported_of_pod(&told(&wish), &progress).1.limits, resources::tests::list("cpu=2,memory=32Mi"));
+        assert_eq!(reported_of_pod(&published(&wish), &progress).1.limits, resources::tests::list("cpu=2,memory=32Mi"));
 
         // A restarted kubelet believes the status.
-        assert_eq!(with_told(&told(&wish)).spec, before.spec);
+        assert_eq!(with_told(&published(&wish)).spec, before.spec);
     }
 }

@@ -31,7 +31,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::certificates::{self, Purpose, RETRY, Store};
+use crate::certificates::{self, Purpose, RETRY_INTERVAL, Store};
 use crate::cgroups::Cgroups;
 use crate::kubelet::Kubelet;
 use crate::state;
@@ -86,7 +86,7 @@ impl Server {
                 let issued = certificates::request(&self.kubelet.client, &purpose).await;
                 if let Err(error) = issued.and_then(|issued| Ok(store.save(&issued)?)) {
                     tracing::warn!(error = format!("{error:#}"), "no certificate to serve with, will retry");
-                    tokio::time::sleep(RETRY).await;
+                    tokio::time::sleep(RETRY_INTERVAL).await;
                 }
             }
         };

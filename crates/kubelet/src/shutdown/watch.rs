@@ -10,9 +10,9 @@ use tokio_util::sync::CancellationToken;
 use super::Event;
 
 /// As upstream, after a connection that ended.
-const RECONNECT: Duration = Duration::from_secs(1);
+const RECONNECT_INTERVAL: Duration = Duration::from_secs(1);
 /// Between looks at a configuration that logind is to read again.
-const RELOADED: Duration = Duration::from_millis(100);
+const RELOAD_DELAY: Duration = Duration::from_millis(100);
 const RELOAD_TIMEOUT: Duration = Duration::from_secs(5);
 /// Nothing is due; a signal ends the wait.
 const FOREVER: Duration = Duration::from_secs(24 * 3600);
@@ -55,7 +55,7 @@ pub(super) async fn run(bus: PathBuf, wanted: Duration, events: mpsc::Sender<Eve
         is_first = false;
         tokio::select! {
             () = stop.cancelled() => return,
-            () = tokio::time::sleep(RECONNECT) => {}
+            () = tokio::time::sleep(RECONNECT_INTERVAL) => {}
         }
     }
 }
@@ -74,7 +74,7 @@ fn prepare(connection: &mut Connection, wanted: Duration, events: &mpsc::Sender<
                 )));
             }
             // Nobody tells when it has read its configuration.
-            std::thread::sleep(RELOADED);
+            std::thread::sleep(RELOAD_DELAY);
         }
     }
     logind::watch_shutdown(connection)?;
@@ -99,7 +99,7 @@ fn ask_for_patience(path: &Path, wanted: Duration) -> std::io::Result<()> {
 
 fn hold(connection: &mut Connection, events: &mpsc::Sender<Event>) -> Result<(), dbus::Error> {
     let lock = logind::inhibit_shutdown(connection, "kubelet", "Kubelet needs time to handle node shutdown")?;
-    tell(events, Event::Holding(lock))
+    send(events, Event::Holding(lock))
 }
 
 /// Passes shutdowns on until the connection ends.
@@ -107,9 +107,9 @@ fn listen(mut connection: Connection, events: &mpsc::Sender<Event>) -> Result<()
     loop {
         let Some(message) = connection.receive(FOREVER)? else { continue };
         match logind::shutting_down(&message) {
-            Some(true) => tell(events, Event::Begins)?,
+            Some(true) => send(events, Event::Begins)?,
             Some(false) => {
-                tell(events, Event::CalledOff)?;
+                send(events, Event::CalledOff)?;
                 // The lock was given back when pods had ended.
                 hold(&mut connection, events)?;
             }
@@ -118,6 +118,6 @@ fn listen(mut connection: Connection, events: &mpsc::Sender<Event>) -> Result<()
     }
 }
 
-fn tell(events: &mpsc::Sender<Event>, event: Event) -> Result<(), dbus::Error> {
+fn send(events: &mpsc::Sender<Event>, event: Event) -> Result<(), dbus::Error> {
     events.blocking_send(event).map_err(|_| dbus::Error::Protocol("nobody listens any more".into()))
 }

@@ -14,7 +14,7 @@ const NEARLY_OVER: (i64, i64) = (-100_000, 3600);
 const FRESH: (i64, i64) = (-300, 86_400);
 const CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
 const SERVING: &str = "kubernetes.io/kubelet-serving";
-const PATIENCE: std::time::Duration = std::time::Duration::from_secs(120);
+const WAIT_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(120);
 
 pub(crate) async fn nodes_get_and_renew_their_certificates(node: &mut Node) {
     node.stop_kubelet().await;
@@ -45,7 +45,7 @@ pub(crate) async fn nodes_get_and_renew_their_certificates(node: &mut Node) {
     let pod = node.wait("kept", "ready", is_ready).await;
 
     // One that is nearly over is replaced as well; requests of the kubelet before the restart are nobody's any more.
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + WAIT_TIMEOUT;
     let mut granted = 0;
     loop {
         for request in open(node, SERVING).await {
@@ -83,7 +83,7 @@ async fn open(node: &Node, signer: &str) -> Vec<CertificateSigningRequest> {
 
 /// Waits for the next request for a client certificate and grants it.
 async fn grant_next(node: &Node, lifetime: (i64, i64)) -> CertificateSigningRequest {
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + WAIT_TIMEOUT;
     loop {
         if let Some(request) = open(node, CLIENT).await.pop() {
             return grant(node, request, lifetime).await;

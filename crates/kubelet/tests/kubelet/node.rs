@@ -15,7 +15,7 @@ use crate::image;
 use crate::runtime::{Kind, Runtime};
 
 /// Long enough for a busy machine; a test that works never waits for it.
-const PATIENCE: Duration = Duration::from_secs(120);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// One node: runtime, API and kubelet.
 pub(crate) struct Node {
@@ -147,7 +147,7 @@ impl Node {
 
     /// Waits until the pod is as wanted; the last state is in the panic.
     pub(crate) async fn wait(&self, name: &str, what: &str, wanted: impl Fn(&Pod) -> bool) -> Pod {
-        let deadline = tokio::time::Instant::now() + PATIENCE;
+        let deadline = tokio::time::Instant::now() + WAIT_TIMEOUT;
         loop {
             let pod = self.pod(name).await;
             if let Some(pod) = pod.as_ref().filter(|pod| wanted(pod)) {
@@ -178,7 +178,7 @@ impl Node {
 
     /// Waits for an event. Events are sent beside everything else, so that a status may be there before them.
     pub(crate) async fn wait_event(&self, what: &str, wanted: impl Fn(&Event) -> bool) {
-        let deadline = tokio::time::Instant::now() + PATIENCE;
+        let deadline = tokio::time::Instant::now() + WAIT_TIMEOUT;
         while !self.api.events().await.iter().any(&wanted) {
             assert!(tokio::time::Instant::now() < deadline, "{what} not in {:?}", self.messages().await);
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -191,7 +191,7 @@ impl Node {
     }
 
     pub(crate) async fn wait_gone(&self, name: &str) {
-        let deadline = tokio::time::Instant::now() + PATIENCE;
+        let deadline = tokio::time::Instant::now() + WAIT_TIMEOUT;
         while self.pod(name).await.is_some() {
             assert!(
                 tokio::time::Instant::now() < deadline,
@@ -217,7 +217,7 @@ impl Node {
 
     /// The container's log once it is as wanted.
     pub(crate) async fn wait_log(&self, pod: &Pod, container: &str, wanted: impl Fn(&str) -> bool) -> String {
-        let deadline = tokio::time::Instant::now() + PATIENCE;
+        let deadline = tokio::time::Instant::now() + WAIT_TIMEOUT;
         loop {
             let log = self.container_log(pod, container);
             if wanted(&log) {
@@ -231,7 +231,7 @@ impl Node {
     /// Waits until the runtime has nothing left of a pod.
     pub(crate) async fn wait_empty(&self, name: &str) {
         let mut runtime = cri::connect(self.runtime.socket()).await.unwrap().runtime;
-        let deadline = tokio::time::Instant::now() + PATIENCE;
+        let deadline = tokio::time::Instant::now() + WAIT_TIMEOUT;
         loop {
             let sandboxes =
                 runtime.list_pod_sandbox(cri::v1::ListPodSandboxRequest::default()).await.unwrap().into_inner().items;
@@ -256,7 +256,7 @@ impl Node {
 
     /// Runs a command, its words between spaces, in a container through the kubelet, trying until its server answers.
     pub(crate) async fn exec(&self, pod: &str, container: &str, words: &str) -> String {
-        let deadline = tokio::time::Instant::now() + PATIENCE;
+        let deadline = tokio::time::Instant::now() + WAIT_TIMEOUT;
         loop {
             let url = format!("https://127.0.0.1:{}/run/default/{pod}/{container}", self.port().await);
             let mut command = tokio::process::Command::new("curl");
@@ -272,7 +272,7 @@ impl Node {
 
     /// Waits for something other than a pod's state.
     pub(crate) async fn wait_until(&self, what: &str, holds: impl Fn() -> bool) {
-        let deadline = tokio::time::Instant::now() + PATIENCE;
+        let deadline = tokio::time::Instant::now() + WAIT_TIMEOUT;
         while !holds() {
             assert!(tokio::time::Instant::now() < deadline, "never: {what}");
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -281,7 +281,7 @@ impl Node {
 
     /// Waits until a condition of the Node says this; its message.
     pub(crate) async fn wait_condition(&self, kind: &str, status: &str) -> String {
-        let deadline = tokio::time::Instant::now() + PATIENCE;
+        let deadline = tokio::time::Instant::now() + WAIT_TIMEOUT;
         loop {
             // The kubelet may not have registered it yet.
             let found: Option<ApiNode> = self.api.client().all().get_opt(&self.name).await.unwrap();

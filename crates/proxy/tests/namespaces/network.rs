@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::api::FakeApi;
 
-const PATIENCE: Duration = Duration::from_secs(2);
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(2);
 /// Where the proxy tells how it is.
 pub(crate) const HEALTHZ: &str = "127.0.0.1:10256";
 pub(crate) const METRICS: &str = "127.0.0.1:10249";
@@ -211,8 +211,8 @@ fn serve(pod: &Namespace, number: u8) {
 pub(crate) fn ask_tcp(from: Option<&Namespace>, target: &'static str) -> Result<String, String> {
     let ask = move || {
         let address: SocketAddr = target.parse().unwrap();
-        let mut stream = TcpStream::connect_timeout(&address, PATIENCE).map_err(|error| error.to_string())?;
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut stream = TcpStream::connect_timeout(&address, COMMAND_TIMEOUT).map_err(|error| error.to_string())?;
+        stream.set_read_timeout(Some(COMMAND_TIMEOUT)).unwrap();
         let mut text = String::new();
         stream.read_to_string(&mut text).map_err(|error| error.to_string())?;
         Ok(text)

@@ -72,7 +72,7 @@ pub(crate) fn run_exec(process: &Process, joins: Joins, stdio: Stdio, socket: Ow
 
 fn finish(socket: &OwnedFd, body: impl FnOnce() -> Result<Infallible, String>) -> ! {
     let Err(message) = body();
-    tell(socket, &Message::Failed { message }, &[]);
+    send(socket, &Message::Failed { message }, &[]);
     sys::exit_now(128)
 }
 
@@ -80,7 +80,7 @@ fn say(what: &'static str) -> impl Fn(io::Error) -> String {
     move |error| format!("{what}: {error}")
 }
 
-fn tell(socket: &OwnedFd, message: &Message, fds: &[std::os::fd::BorrowedFd<'_>]) {
+fn send(socket: &OwnedFd, message: &Message, fds: &[std::os::fd::BorrowedFd<'_>]) {
     if let Ok(bytes) = serde_json::to_vec(message) {
         // If the shim is gone there is nobody to tell.
         let _ = sys::send_with_fds(socket.as_fd(), &bytes, fds);
@@ -128,7 +128,7 @@ fn attach_stdio(process: &Process, stdio: Stdio, socket: &OwnedFd, console: bool
     if console {
         rootfs::mount_console(&slave).map_err(say("console"))?;
     }
-    tell(socket, &Message::Terminal, &[master.as_fd()]);
+    send(socket, &Message::Terminal, &[master.as_fd()]);
     Ok(())
 }
 
@@ -167,7 +167,7 @@ fn become_process(
     if first {
         make_directory(cwd, identity)?;
     }
-    tell(socket, &Message::Identity { uid: identity.uid, gid: identity.gid, groups: identity.groups.clone() }, &[]);
+    send(socket, &Message::Identity { uid: identity.uid, gid: identity.gid, groups: identity.groups.clone() }, &[]);
     if process.tty {
         // The program's user owns its terminal, as after a login.
         let _ = std::os::unix::fs::fchown(io::stdin(), Some(identity.uid), None);

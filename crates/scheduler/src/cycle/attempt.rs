@@ -8,7 +8,7 @@ use rand::Rng;
 use rand::rngs::StdRng;
 
 use super::memory::{Judgements, States};
-use super::{Decider, Diagnosis, Failure, Retreat, Trial};
+use super::{Decider, Diagnosis, Failure, Preemption, Trial};
 use crate::cluster::{Cluster, NodeId, View};
 use crate::framework::{
     Plugin, Point, PostFilter, Profile, Rejection, SUCCESS, Samples, Scale, State, Stateful, normalize,
@@ -39,7 +39,7 @@ pub(crate) struct Attempt<'a> {
     /// The rejections of those that did not take the pod: they were judged on their own.
     singular: Vec<Rejection>,
     /// What making room takes, where it is not remembered.
-    passing: Option<Retreat>,
+    passing: Option<Preemption>,
 }
 
 /// The nodes that take a pod, and those that do not.
@@ -308,22 +308,22 @@ impl<'a> Attempt<'a> {
 
     /// What making room on a node would take, as `find_out` says: nodes that did not change since another pod of the same
     /// kind asked are not asked about again.
-    pub(crate) fn retreat(
+    pub(crate) fn preemption(
         &mut self,
         node: NodeId,
-        find_out: impl FnOnce(&mut Attempt<'_>, NodeId) -> Retreat,
-    ) -> &Retreat {
+        find_out: impl FnOnce(&mut Attempt<'_>, NodeId) -> Preemption,
+    ) -> &Preemption {
         // What other nodes hold, or who else wants this one, is not in its stamp.
         if !self.filtering.is_empty() || self.is_kept(node) {
-            let retreat = find_out(self, node);
-            return self.passing.insert(retreat);
+            let preemption = find_out(self, node);
+            return self.passing.insert(preemption);
         }
-        self.judgements.retreats.refresh(self.cluster, self.pod.priority);
-        if !self.judgements.retreats.knows(self.cluster, node) {
-            let retreat = find_out(self, node);
-            self.judgements.retreats.set(self.cluster, node, retreat);
+        self.judgements.preemptions.refresh(self.cluster, self.pod.priority);
+        if !self.judgements.preemptions.knows(self.cluster, node) {
+            let preemption = find_out(self, node);
+            self.judgements.preemptions.set(self.cluster, node, preemption);
         }
-        self.judgements.retreats.of(node)
+        self.judgements.preemptions.of(node)
     }
 
     /// Asks the plug-ins of the profile, one after the other, whether something can be done.

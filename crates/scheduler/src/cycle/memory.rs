@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::atomic::Ordering;
 
-use super::retreats::Retreats;
+use super::preemptions::PreemptionCache;
 use crate::cluster::{Cluster, NodeId, View};
 use crate::framework::{Basis, Point, Profile, Rejection, Samples, Scale, Scorer, State};
 use crate::pod::{Class, ClassId, GroupId};
@@ -78,7 +78,7 @@ pub(crate) struct Judgements {
     /// The different ways in which nodes rejected the class; few, however many nodes there are.
     rejections: Vec<Rejection>,
     /// Who would have to make way.
-    pub(super) retreats: Retreats,
+    pub(super) preemptions: PreemptionCache,
 }
 
 /// One node, as of its stamp.
@@ -103,7 +103,7 @@ impl Judgements {
             absolute: absolute.into_iter().map(|(scorer, _)| scorer).collect(),
             scaled,
             rejections: Vec::new(),
-            retreats: Retreats::default(),
+            preemptions: PreemptionCache::default(),
         }
     }
 

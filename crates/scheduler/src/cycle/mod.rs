@@ -3,7 +3,7 @@
 mod attempt;
 mod diagnosis;
 mod memory;
-mod retreats;
+mod preemptions;
 mod trial;
 
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use rand::rngs::StdRng;
 
 pub(crate) use attempt::Attempt;
 pub(crate) use diagnosis::{Diagnosis, EXTENDER};
-pub(crate) use retreats::Retreat;
+pub(crate) use preemptions::Preemption;
 pub(crate) use trial::Trial;
 
 use crate::cluster::{Cluster, NodeId};

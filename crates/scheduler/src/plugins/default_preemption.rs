@@ -11,7 +11,7 @@ use api::cached::Pod;
 use jiff::Timestamp;
 
 use crate::cluster::NodeId;
-use crate::cycle::{Attempt, Diagnosis, Retreat, Trial};
+use crate::cycle::{Attempt, Diagnosis, Preemption, Trial};
 use crate::framework::{Candidate, Plugin, Point, PostFilter, Rejection};
 use crate::pod::PodInfo;
 
@@ -78,7 +78,7 @@ impl DefaultPreemption {
                 said.add(*node, &nobody);
                 continue;
             }
-            match attempt.retreat(*node, victims_on) {
+            match attempt.preemption(*node, victims_on) {
                 Err(rejection) => said.add(*node, rejection),
                 Ok(candidate) if candidate.violations == 0 => sparing.push(candidate.clone()),
                 Ok(candidate) => violating.push(candidate.clone()),
@@ -126,7 +126,7 @@ fn is_leaving_by_preemption(pod: &Pod) -> bool {
 }
 
 /// The smallest set of pods that would have to leave the node, or why that would not help.
-fn victims_on(attempt: &mut Attempt<'_>, node: NodeId) -> Retreat {
+fn victims_on(attempt: &mut Attempt<'_>, node: NodeId) -> Preemption {
     let priority = attempt.pod.priority;
     let mut lower: Vec<Arc<PodInfo>> =
         attempt.cluster.row(node).pods.iter().filter(|other| other.priority < priority).cloned().collect();

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 /// A lease whose end could not be written (the disk is full) is tried again after this.
-const RETRY: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
 pub(super) struct Leases {
@@ -86,7 +86,7 @@ impl Leases {
         let mut clocks = self.clocks.lock();
         for id in ended {
             if let Some(ttl) = clocks.by_lease.get(id).filter(|clock| clock.expires <= now).map(|clock| clock.ttl) {
-                clocks.set(*id, ttl, now + RETRY);
+                clocks.set(*id, ttl, now + RETRY_INTERVAL);
             }
         }
     }

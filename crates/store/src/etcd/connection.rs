@@ -17,10 +17,10 @@ use tonic_prost::ProstCodec;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// A peer that is silent for the sum of these is gone, and its watches move on.
-const PING_EVERY: Duration = Duration::from_secs(5);
+const PING_INTERVAL: Duration = Duration::from_secs(5);
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
 /// Between rounds over all endpoints while there is time left.
-const ROUND_PAUSE: Duration = Duration::from_millis(100);
+const ROUND_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What a lost answer means for sending a request again.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -94,10 +94,10 @@ impl Connection {
                     return Err(Failure::Down(failures.describe()));
                 }
             }
-            if Instant::now() + ROUND_PAUSE >= deadline {
+            if Instant::now() + ROUND_INTERVAL >= deadline {
                 return Err(Failure::Down(failures.describe()));
             }
-            tokio::time::sleep(ROUND_PAUSE).await;
+            tokio::time::sleep(ROUND_INTERVAL).await;
         }
     }
 
@@ -347,7 +347,7 @@ fn channel(name: &str, tls: Option<&ClientTlsConfig>) -> Result<Channel> {
     Ok(endpoint
         .connect_timeout(CONNECT_TIMEOUT)
         .tcp_nodelay(true)
-        .http2_keep_alive_interval(PING_EVERY)
+        .http2_keep_alive_interval(PING_INTERVAL)
         .keep_alive_timeout(PING_TIMEOUT)
         .keep_alive_while_idle(true)
         .initial_stream_window_size(4 << 20)

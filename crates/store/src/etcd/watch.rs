@@ -17,8 +17,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
 const PATH: &str = "/etcdserverpb.Watch/Watch";
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+const FIRST_RETRY_DELAY: Duration = Duration::from_millis(20);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(2);
 
 pub(super) async fn open(
     connection: Arc<Connection>,
@@ -90,7 +90,7 @@ impl Cursor {
 
     /// The first connection: the caller is waiting, so an outage is its business after a while.
     async fn connect_patiently(&mut self) -> Result<()> {
-        let mut pause = FIRST_PAUSE;
+        let mut pause = FIRST_RETRY_DELAY;
         for _ in 0..6 {
             match self.connect().await {
                 Ok(()) => return Ok(()),
@@ -98,14 +98,14 @@ impl Cursor {
                 Err(refused) => return Err(refused.into()),
             }
             tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            pause = (pause * 2).min(MAX_RETRY_DELAY);
         }
         Ok(self.connect().await?)
     }
 
     /// Later connections: a watch waits for as long as the cluster is away.
     async fn reconnect(&mut self) -> Result<()> {
-        let mut pause = FIRST_PAUSE;
+        let mut pause = FIRST_RETRY_DELAY;
         loop {
             match self.connect().await {
                 Ok(()) => return Ok(()),
@@ -116,7 +116,7 @@ impl Cursor {
                 Err(refused) => return Err(refused.into()),
             }
             tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            pause = (pause * 2).min(MAX_RETRY_DELAY);
         }
     }
 

@@ -95,7 +95,7 @@ async fn three_members_pass_the_suite_and_survive_the_loss_of_one() {
     assert!(text.contains("127.0.0.1") && !text.contains('\n'), "{text}");
     cluster.run(1);
     cluster.run(2);
-    let deadline = tokio::time::Instant::now() + suite::PATIENCE;
+    let deadline = tokio::time::Instant::now() + suite::WAIT_TIMEOUT;
     while let Err(error) = store.put("/back", "x").await {
         assert!(tokio::time::Instant::now() < deadline, "{error}");
     }

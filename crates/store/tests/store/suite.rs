@@ -7,7 +7,7 @@ use store::embedded::Options;
 use store::*;
 
 /// Long enough for two busy cores; only a failing test waits this long.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn embedded_passes() {
@@ -38,7 +38,7 @@ async fn a_relocated_store_passes_and_leaves_others_alone() {
     }
     // Of what others write, the revision is seen where there is nothing else to go by.
     let seeing: Arc<dyn Store> = Arc::new(Relocated::new(inner.clone(), "/registry/", "/other/place/").seeing_others());
-    let mut watch = seeing.watch(Watch::prefix("/registry/b").progress(PATIENCE)).await.unwrap();
+    let mut watch = seeing.watch(Watch::prefix("/registry/b").progress(WAIT_TIMEOUT)).await.unwrap();
     let theirs = inner.put("/others/b", "theirs").await.unwrap();
     assert_eq!(next(&mut watch).await, WatchEvent::Progress(theirs));
     seeing.put("/registry/a", "2").await.unwrap();
@@ -60,7 +60,7 @@ pub(crate) async fn passes(store: Arc<dyn Store>, progress: bool) {
         ($($case:ident)*) => { $(
             let prefix = concat!("/", stringify!($case), "/");
             let case = $case(&*store, prefix);
-            tokio::time::timeout(PATIENCE, case).await.expect(concat!(stringify!($case), " takes too long"));
+            tokio::time::timeout(WAIT_TIMEOUT, case).await.expect(concat!(stringify!($case), " takes too long"));
         )* };
     }
     cases! {
@@ -91,7 +91,7 @@ pub(crate) fn key(prefix: &str, name: impl std::fmt::Display) -> String {
 }
 
 pub(crate) async fn next(watch: &mut WatchStream) -> WatchEvent {
-    let event = tokio::time::timeout(PATIENCE, watch.next()).await.expect("an event in time");
+    let event = tokio::time::timeout(WAIT_TIMEOUT, watch.next()).await.expect("an event in time");
     event.expect("the watch goes on").unwrap()
 }
 

@@ -1,6 +1,6 @@
 //! Watches under load: no gap, no duplicate, no reordering, across reconnects, reopening and compaction.
 
-use crate::suite::{PATIENCE, next};
+use crate::suite::{WAIT_TIMEOUT, next};
 use futures_util::StreamExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -67,7 +67,7 @@ async fn watches_see_every_change_once_and_in_order() {
         });
     }
     tasks.join_all().await;
-    tokio::time::timeout(PATIENCE, followers.join_all()).await.expect("all followers arrive");
+    tokio::time::timeout(WAIT_TIMEOUT, followers.join_all()).await.expect("all followers arrive");
 }
 
 #[tokio::test]
@@ -90,7 +90,7 @@ async fn slow_watch_ends_with_compacted() {
             }
         }
     };
-    let error = tokio::time::timeout(PATIENCE, ended).await.unwrap();
+    let error = tokio::time::timeout(WAIT_TIMEOUT, ended).await.unwrap();
     assert!(matches!(error, StoreError::Compacted { oldest, .. } if oldest == last), "{error}");
     assert!(slow.next().await.is_none(), "it ends there");
 }

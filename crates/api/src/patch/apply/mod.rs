@@ -7,7 +7,7 @@
 //! `set` holds field sets, `managed` reads and writes the entries. Plain writes, which are nearly all there are, compare
 //! texts (`raw`), or read one if the object is new (`created`), and change those of the entries (`books`).
 
-mod books;
+mod managed_text;
 mod created;
 mod last_applied;
 mod managed;
@@ -26,7 +26,7 @@ use crate::Status;
 use crate::field::quote;
 use crate::schema::Struct;
 use crate::status::StatusCause;
-use books::Books;
+use managed_text::ManagedText;
 use managed::{Entry, Managed, Operation};
 use walk::Emptied;
 
@@ -236,28 +236,28 @@ pub fn update<'a>(
         return None;
     }
     let mut text = given;
-    let mut books = Books::read(text.unwrap_or("[]"));
-    if books.is_empty() {
+    let mut managed_text = ManagedText::read(text.unwrap_or("[]"));
+    if managed_text.is_empty() {
         text = recorded;
-        books = Books::read(text.unwrap_or("[]"));
+        managed_text = ManagedText::read(text.unwrap_or("[]"));
     }
-    if books.is_empty() && write.live.is_some() {
+    if managed_text.is_empty() && write.live.is_some() {
         // Nobody asked for books on this object when it was made.
         return None;
     }
-    if books.is_empty()
+    if managed_text.is_empty()
         && let Some(fields) = created::fields(write.new, schema, write.ignored)
     {
-        books.begin(writer, fields);
-        return books.close(text);
+        managed_text.begin(writer, fields);
+        return managed_text.close(text);
     }
     let mut changes = raw::compare(write.live, write.new, schema, write.ignored)?;
     changes.forget_books();
     let (changed, removed) = changes.split();
     if !changed.is_empty() || !removed.is_empty() {
-        books.keep(writer, changed, &removed);
+        managed_text.keep(writer, changed, &removed);
     }
-    books.close(text)
+    managed_text.close(text)
 }
 
 /// Removes what this manager used to set, no longer sets, and nobody else owns.

@@ -22,7 +22,7 @@ use super::source::{Kind, Validating};
 use crate::cluster::Cluster;
 
 /// What could not be written is tried again after this long.
-const AGAIN: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// A policy about more kinds is held against the first of them only.
 const MOST_KINDS: usize = 10;
 /// What the compiler says before its own words.
@@ -49,7 +49,7 @@ pub(crate) async fn run(cluster: Arc<Cluster>) {
                 is_done = false;
             }
         }
-        let again = tokio::time::sleep(AGAIN);
+        let again = tokio::time::sleep(RETRY_INTERVAL);
         tokio::select! {
             () = cluster.stop.cancelled() => return,
             changed = changes.changed() => if changed.is_err() { return },

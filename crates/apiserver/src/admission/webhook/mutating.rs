@@ -102,9 +102,9 @@ async fn ask(
             hook.name
         ))));
     };
-    let books = value.pointer(BOOKS).cloned();
+    let managed_fields = value.pointer(BOOKS).cloned();
     api::patch::json::apply(value, &patch).map_err(|error| Refusal::Denied(Status::internal(error)))?;
-    if before.meta().managed_fields.is_none() && value.pointer(BOOKS) == books.as_ref() {
+    if before.meta().managed_fields.is_none() && value.pointer(BOOKS) == managed_fields.as_ref() {
         // They go on beside the object.
         value.pointer_mut("/metadata").and_then(Value::as_object_mut).map(|fields| fields.remove("managedFields"));
     }

@@ -64,7 +64,7 @@ struct Memory {
     /// Since when nobody has wanted them.
     unwanted: HashMap<String, Instant>,
     /// How far attaching had come when pods were last told.
-    told: HashMap<String, Told>,
+    reported: HashMap<String, Reported>,
     /// Nodes whose waiting pods were told that others have the volume: by volume and node.
     refused: BTreeSet<(String, String)>,
     /// What nodes that are gone used last.
@@ -88,7 +88,7 @@ struct Detaching {
 }
 
 #[derive(Default, PartialEq, Eq)]
-enum Told {
+enum Reported {
     #[default]
     Nothing,
     Attached,
@@ -262,7 +262,7 @@ impl Memory {
                 self.detaching.remove(name);
             }
             self.unwanted.remove(name);
-            self.told.remove(name);
+            self.reported.remove(name);
         }
     }
 
@@ -384,7 +384,7 @@ impl Controller {
             let is_deleting = object.metadata.deletion_timestamp.is_some() || memory.is_detaching(&object.metadata);
             if wanted.contains(&node) && !is_deleting {
                 memory.unwanted.remove(&name);
-                let left = self.tell(&mut memory, volume, &object, pods);
+                let left = self.report(&mut memory, volume, &object, pods);
                 again = [again, left].into_iter().flatten().min();
             }
             let unwanted_for = match wanted.contains(&node) {
@@ -417,7 +417,7 @@ impl Controller {
     }
 
     /// Tells the pods that wait for an attachment about its end, or what keeps it. Returns when the attacher is late.
-    fn tell(
+    fn report(
         &self,
         memory: &mut Memory,
         volume: &VolumeId,
@@ -430,26 +430,26 @@ impl Controller {
         let age = made.map(|made| Duration::try_from(Timestamp::now().duration_since(made)).unwrap_or_default());
         let error = status.and_then(|status| status.attach_error.as_ref()).and_then(|error| error.message.clone());
         let now = match (status.is_some_and(|status| status.attached), error) {
-            (true, _) => Told::Attached,
-            (false, Some(error)) => Told::Failed(error),
-            (false, None) if age >= Some(ATTACH_TIMEOUT) => Told::Failed(format!(
+            (true, _) => Reported::Attached,
+            (false, Some(error)) => Reported::Failed(error),
+            (false, None) if age >= Some(ATTACH_TIMEOUT) => Reported::Failed(format!(
                 "timed out waiting for external-attacher of {} CSI driver to attach volume {}",
                 volume.driver, volume.handle
             )),
             (false, None) => {
-                memory.told.entry(name.to_owned()).or_default();
+                memory.reported.entry(name.to_owned()).or_default();
                 return age.map(|age| ATTACH_TIMEOUT.saturating_sub(age));
             }
         };
-        let before = memory.told.get(name);
+        let before = memory.reported.get(name);
         // An attachment that was complete when we began is nobody's news.
-        let is_news = before.is_some_and(|before| *before != now) || (before.is_none() && now != Told::Attached);
+        let is_news = before.is_some_and(|before| *before != now) || (before.is_none() && now != Reported::Attached);
         if is_news {
             let title = source_of(attachment);
             for (pod, _) in pods.iter().filter(|(_, node)| *node == attachment.spec.node_name) {
                 let about = client::reference(&**pod);
                 match &now {
-                    Told::Failed(error) => {
+                    Reported::Failed(error) => {
                         let message = format!("AttachVolume.Attach failed for volume {title:?} : {error}");
                         self.recorder.warning(&about, "FailedAttachVolume", message);
                     }
@@ -460,7 +460,7 @@ impl Controller {
                 }
             }
         }
-        memory.told.insert(name.to_owned(), now);
+        memory.reported.insert(name.to_owned(), now);
         None
     }
 
@@ -501,7 +501,7 @@ impl Controller {
         };
         let uid = uid_of(&made.metadata).to_owned();
         let mut memory = self.memory.lock();
-        memory.told.insert(name.clone(), Told::Nothing);
+        memory.reported.insert(name.clone(), Reported::Nothing);
         if self.attachments.get(&name).is_none_or(|seen| uid_of(&seen.metadata) != uid) {
             let created = Created { uid, volume: volume.clone(), node: node.to_owned() };
             memory.created.insert(name, created);
@@ -600,7 +600,7 @@ impl Controller {
             if let Some(node) = node {
                 self.queue.add(node_key(name_of(&node.metadata)));
             }
-            self.queue.add_after(volume.key(), crate::controller::CATCH_UP);
+            self.queue.add_after(volume.key(), crate::controller::CATCH_UP_TIMEOUT);
             return Ok(());
         }
         let params = DeleteParams { uid: Some(uid), ..DeleteParams::default() };

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{Node, PersistentVolume};
 use crate::pods;
 
 /// How long a node that is not ready may keep a volume nobody wants there (`DefaultTimerConfig`, v1.36).
-pub(super) const MAX_WAIT_FOR_UNMOUNT: Duration = Duration::from_secs(6 * 60);
+pub(super) const UNMOUNT_TIMEOUT: Duration = Duration::from_secs(6 * 60);
 
 const MANAGED: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
 const KEEP_TERMINATED: &str = "volumes.kubernetes.io/keep-terminated-pod-volumes";
@@ -191,7 +191,7 @@ pub(super) fn plan(wanted: &[String], is_exclusive: bool, attachments: &[Attachm
             continue;
         }
         let holder = attachment.holder;
-        let is_due = attachment.unwanted_for >= MAX_WAIT_FOR_UNMOUNT;
+        let is_due = attachment.unwanted_for >= UNMOUNT_TIMEOUT;
         let force = match holder {
             Holder { is_out_of_service: true, .. } => Some(Force::OutOfService),
             Holder { is_ready: false, is_in_use: true, .. } if is_due && may_force => Some(Force::Timeout),
@@ -199,7 +199,7 @@ pub(super) fn plan(wanted: &[String], is_exclusive: bool, attachments: &[Attachm
         };
         if holder.is_in_use && force.is_none() {
             if !is_due && may_force {
-                let left = MAX_WAIT_FOR_UNMOUNT - attachment.unwanted_for;
+                let left = UNMOUNT_TIMEOUT - attachment.unwanted_for;
                 plan.again = Some(plan.again.map_or(left, |again| again.min(left)));
             }
             holders.push(node);
@@ -305,7 +305,7 @@ mod tests {
 
     #[test]
     fn a_volume_in_use_is_taken_away_by_force_only() {
-        let six = MAX_WAIT_FOR_UNMOUNT;
+        let six = UNMOUNT_TIMEOUT;
         let one = Duration::from_secs(60);
         for (name, ready, in_use, out_of_service, unwanted_for, may_force, expected, again) in [
             ("unmounted", true, false, false, Duration::ZERO, true, Some(None), None),

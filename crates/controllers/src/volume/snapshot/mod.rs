@@ -32,9 +32,9 @@ const BY_SOURCE: &str = "snapshot-source";
 /// The one driver that snapshots are certain to be wanted for.
 const OWN_DRIVER: &str = "local.cox";
 /// Why a snapshot cannot be taken may change where nobody sees it.
-const RETRY: Duration = Duration::from_secs(60);
+const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 /// How often the definitions are tried that could not be made.
-const INSTALL_RETRY: Duration = Duration::from_secs(5);
+const INSTALL_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 struct Controller {
     client: Client,
@@ -150,7 +150,7 @@ impl Controller {
             let is_needed = self.is_wanted || self.drivers.get(OWN_DRIVER).is_some();
             if is_needed && let Err(error) = self.install().await {
                 tracing::warn!(%error, "making the definitions of snapshots");
-                retry = Some(INSTALL_RETRY);
+                retry = Some(INSTALL_RETRY_INTERVAL);
             }
             tokio::select! {
                 () = stop.cancelled() => return,
@@ -347,14 +347,14 @@ impl Controller {
             }
             Step::Wait { reason, message } => {
                 self.recorder.warning(&about, reason, message);
-                return Ok(Requeue::After(RETRY));
+                return Ok(Requeue::After(RETRY_INTERVAL));
             }
             Step::Fail { reason, message } => {
                 if let Some(status) = failed(&snapshot, &message, Timestamp::now()) {
                     self.recorder.warning(&about, reason, message);
                     self.set_status(&snapshot, &status).await?;
                 }
-                return Ok(Requeue::After(RETRY));
+                return Ok(Requeue::After(RETRY_INTERVAL));
             }
         }
         Ok(Requeue::Never)

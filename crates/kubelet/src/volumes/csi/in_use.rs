@@ -13,7 +13,7 @@ pub(super) const STAGING: &str = "";
 pub(crate) struct InUse {
     /// Names of volumes, with the uids of those who hold them.
     held: Mutex<BTreeMap<String, BTreeSet<String>>>,
-    told: watch::Sender<BTreeSet<String>>,
+    reported: watch::Sender<BTreeSet<String>>,
     /// Has the status written soon.
     changed: Arc<Notify>,
 }
@@ -25,7 +25,7 @@ impl InUse {
         for (name, uid) in at_start {
             held.entry(name).or_default().insert(uid);
         }
-        InUse { held: Mutex::new(held), told: Default::default(), changed }
+        InUse { held: Mutex::new(held), reported: Default::default(), changed }
     }
 
     pub(crate) fn names(&self) -> Vec<String> {
@@ -33,8 +33,8 @@ impl InUse {
     }
 
     /// The API has a status with these.
-    pub(crate) fn told(&self, names: &[String]) {
-        self.told.send_replace(names.iter().cloned().collect());
+    pub(crate) fn reported(&self, names: &[String]) {
+        self.reported.send_replace(names.iter().cloned().collect());
     }
 
     /// Returns when the API shows the volume as used. The pod holds it from the beginning, and until it is released: also if
@@ -50,7 +50,7 @@ impl InUse {
             self.changed.notify_one();
         }
         // The sender lives as long as this.
-        let _ = self.told.subscribe().wait_for(|told| told.contains(name)).await;
+        let _ = self.reported.subscribe().wait_for(|reported| reported.contains(name)).await;
     }
 
     /// One more holds a volume that is in use.
@@ -83,7 +83,7 @@ impl InUse {
             return;
         }
         // Who comes next waits until the API shows it anew.
-        self.told.send_modify(|told| told.retain(|name| !left.contains(name)));
+        self.reported.send_modify(|reported| reported.retain(|name| !left.contains(name)));
         drop(held);
         self.changed.notify_one();
     }
@@ -99,8 +99,8 @@ mod tests {
     fn a_volume_is_in_use_as_long_as_anybody_holds_it() {
         let in_use = InUse::new([("old".to_string(), STAGING.to_string())], Arc::default());
         assert_eq!(in_use.names(), ["old"]);
-        assert!(in_use.add("v", "a").now_or_never().is_none(), "not before it is told");
-        in_use.told(&in_use.names());
+        assert!(in_use.add("v", "a").now_or_never().is_none(), "not before it is reported");
+        in_use.reported(&in_use.names());
         assert!(in_use.add("v", "b").now_or_never().is_some());
         // A is done with it while B is about to begin.
         in_use.hold("v", STAGING);

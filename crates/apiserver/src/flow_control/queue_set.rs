@@ -34,7 +34,7 @@ pub(super) struct Limits {
 }
 
 #[derive(Default)]
-pub(super) struct Hall {
+pub(super) struct QueueSet {
     levels: Vec<Level>,
     waiting: usize,
     tickets: u64,
@@ -81,7 +81,7 @@ pub(super) enum Arrival {
     Refused(&'static str),
 }
 
-impl Hall {
+impl QueueSet {
     /// Makes these the levels there are. What waits or is served at one that is gone is not disturbed.
     pub(super) fn configure(&mut self, wanted: &[(String, Limits)]) -> Vec<LevelId> {
         for level in &mut self.levels {
@@ -278,11 +278,11 @@ mod tests {
         Limits { nominal, lendable, upper, queues: 8, hand: 2, length: 3 }
     }
 
-    fn hall(levels: &[(&str, Limits)]) -> (Hall, Vec<LevelId>) {
-        let mut hall = Hall::default();
+    fn queue_set(levels: &[(&str, Limits)]) -> (QueueSet, Vec<LevelId>) {
+        let mut queue_set = QueueSet::default();
         let levels: Vec<_> = levels.iter().map(|(name, limits)| ((*name).to_owned(), *limits)).collect();
-        let ids = hall.configure(&levels);
-        (hall, ids)
+        let ids = queue_set.configure(&levels);
+        (queue_set, ids)
     }
 
     fn seated(arrival: Arrival) -> Place {
@@ -308,46 +308,46 @@ mod tests {
 
     #[test]
     fn who_finds_no_seat_waits_and_who_finds_no_queue_is_refused() {
-        let (mut hall, ids) = hall(&[("a", limits(1, 0, 1)), ("b", Limits { queues: 0, hand: 0, ..limits(1, 0, 1) })]);
-        let place = seated(hall.arrive(ids[0], 7));
-        let mut waiters: Vec<_> = (0..6).map(|_| waiting(hall.arrive(ids[0], 7))).collect();
-        assert!(matches!(hall.arrive(ids[0], 7), Arrival::Refused("queue-full")));
+        let (mut queue_set, ids) = queue_set(&[("a", limits(1, 0, 1)), ("b", Limits { queues: 0, hand: 0, ..limits(1, 0, 1) })]);
+        let place = seated(queue_set.arrive(ids[0], 7));
+        let mut waiters: Vec<_> = (0..6).map(|_| waiting(queue_set.arrive(ids[0], 7))).collect();
+        assert!(matches!(queue_set.arrive(ids[0], 7), Arrival::Refused("queue-full")));
         // Somebody leaves the queue, somebody is served.
         let (gone, ticket, _) = waiters.remove(0);
-        assert!(hall.give_up(gone, ticket));
-        hall.leave(place, QUICK);
+        assert!(queue_set.give_up(gone, ticket));
+        queue_set.leave(place, QUICK);
         let served = waiters.iter_mut().filter_map(|(_, _, woken)| woken.try_recv().ok()).count();
-        assert_eq!((served, hall.waiting), (1, 4));
+        assert_eq!((served, queue_set.waiting), (1, 4));
         // The other level has no queue.
-        let _place = seated(hall.arrive(ids[1], 7));
-        assert!(matches!(hall.arrive(ids[1], 7), Arrival::Refused("concurrency-limit")));
+        let _place = seated(queue_set.arrive(ids[1], 7));
+        assert!(matches!(queue_set.arrive(ids[1], 7), Arrival::Refused("concurrency-limit")));
     }
 
     #[test]
     fn who_left_with_a_seat_gives_it_back() {
-        let (mut hall, ids) = hall(&[("a", limits(1, 0, 1))]);
-        let place = seated(hall.arrive(ids[0], 7));
-        let (waits, ticket, woken) = waiting(hall.arrive(ids[0], 7));
+        let (mut queue_set, ids) = queue_set(&[("a", limits(1, 0, 1))]);
+        let place = seated(queue_set.arrive(ids[0], 7));
+        let (waits, ticket, woken) = waiting(queue_set.arrive(ids[0], 7));
         drop(woken);
-        hall.leave(place, QUICK);
-        assert!(!hall.give_up(waits, ticket), "it has a seat");
-        hall.leave(waits, QUICK);
-        assert_eq!((hall.levels[0].executing, hall.waiting), (0, 0));
+        queue_set.leave(place, QUICK);
+        assert!(!queue_set.give_up(waits, ticket), "it has a seat");
+        queue_set.leave(waits, QUICK);
+        assert_eq!((queue_set.levels[0].executing, queue_set.waiting), (0, 0));
     }
 
     #[test]
     fn unused_seats_are_lent_and_come_back_at_once() {
-        let (mut hall, ids) = hall(&[("lender", limits(4, 2, 4)), ("borrower", limits(1, 0, 4))]);
-        let borrowed: Vec<_> = (0..3).map(|_| seated(hall.arrive(ids[1], 7))).collect();
-        let (_, _, mut woken) = waiting(hall.arrive(ids[1], 7));
+        let (mut queue_set, ids) = queue_set(&[("lender", limits(4, 2, 4)), ("borrower", limits(1, 0, 4))]);
+        let borrowed: Vec<_> = (0..3).map(|_| seated(queue_set.arrive(ids[1], 7))).collect();
+        let (_, _, mut woken) = waiting(queue_set.arrive(ids[1], 7));
         // Four of its own are the lender's at any time.
-        let own: Vec<_> = (0..4).map(|_| seated(hall.arrive(ids[0], 9))).collect();
-        waiting(hall.arrive(ids[0], 9));
+        let own: Vec<_> = (0..4).map(|_| seated(queue_set.arrive(ids[0], 9))).collect();
+        waiting(queue_set.arrive(ids[0], 9));
         // While all are in use nothing is lent anew.
-        hall.leave(borrowed[0], QUICK);
+        queue_set.leave(borrowed[0], QUICK);
         assert!(woken.try_recv().is_err());
-        hall.leave(borrowed[1], QUICK);
-        hall.leave(borrowed[2], QUICK);
+        queue_set.leave(borrowed[1], QUICK);
+        queue_set.leave(borrowed[2], QUICK);
         assert!(woken.try_recv().is_ok(), "a seat of its own is free");
         drop(own);
     }
@@ -355,32 +355,32 @@ mod tests {
     #[test]
     fn a_busy_flow_does_not_keep_a_quiet_one_waiting() {
         let many = Limits { queues: 64, hand: 1, length: 100, ..limits(1, 0, 1) };
-        let (mut hall, ids) = hall(&[("a", many)]);
-        let mut place = seated(hall.arrive(ids[0], 1));
-        let mut busy: VecDeque<_> = (0..50).map(|_| waiting(hall.arrive(ids[0], 1))).collect();
+        let (mut queue_set, ids) = queue_set(&[("a", many)]);
+        let mut place = seated(queue_set.arrive(ids[0], 1));
+        let mut busy: VecDeque<_> = (0..50).map(|_| waiting(queue_set.arrive(ids[0], 1))).collect();
         // Slow requests of the busy flow: it has had more than its share.
         for _ in 0..3 {
-            hall.leave(place, Duration::from_millis(20));
+            queue_set.leave(place, Duration::from_millis(20));
             let (next, _, mut woken) = busy.pop_front().unwrap();
             woken.try_recv().unwrap();
             place = next;
         }
-        let (_, _, mut quiet) = waiting(hall.arrive(ids[0], 2));
-        hall.leave(place, QUICK);
+        let (_, _, mut quiet) = waiting(queue_set.arrive(ids[0], 2));
+        queue_set.leave(place, QUICK);
         assert!(quiet.try_recv().is_ok(), "one who asks for little goes first");
     }
 
     #[test]
     fn levels_come_and_go_while_requests_are_served() {
-        let (mut hall, ids) = hall(&[("a", limits(1, 0, 1))]);
-        let place = seated(hall.arrive(ids[0], 7));
-        let (_, _, mut woken) = waiting(hall.arrive(ids[0], 7));
+        let (mut queue_set, ids) = queue_set(&[("a", limits(1, 0, 1))]);
+        let place = seated(queue_set.arrive(ids[0], 7));
+        let (_, _, mut woken) = waiting(queue_set.arrive(ids[0], 7));
         let fewer = Limits { queues: 1, hand: 1, ..limits(3, 0, 3) };
-        let ids = hall.configure(&[("b".to_owned(), limits(1, 0, 1)), ("a".to_owned(), fewer)]);
+        let ids = queue_set.configure(&[("b".to_owned(), limits(1, 0, 1)), ("a".to_owned(), fewer)]);
         assert!(woken.try_recv().is_ok(), "more seats than before");
-        seated(hall.arrive(ids[0], 7));
-        seated(hall.arrive(ids[1], 7));
-        hall.leave(place, QUICK);
-        assert_eq!(hall.report().map(|level| (level.name, level.executing)).collect::<Vec<_>>(), [("a", 2), ("b", 1)]);
+        seated(queue_set.arrive(ids[0], 7));
+        seated(queue_set.arrive(ids[1], 7));
+        queue_set.leave(place, QUICK);
+        assert_eq!(queue_set.report().map(|level| (level.name, level.executing)).collect::<Vec<_>>(), [("a", 2), ("b", 1)]);
     }
 }

@@ -335,10 +335,10 @@ async fn evicts_pods_with_min_toleration_seconds() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn removing_taint_cancels_eviction() {
-    const PATIENCE: u32 = 10;
+    const WAIT_TIMEOUT: u32 = 10;
     let cluster = with_nodes(2).await;
-    cluster.pod("spared", patient("node-0", PATIENCE)).await;
-    cluster.pod("evicted", patient("node-1", PATIENCE)).await;
+    cluster.pod("spared", patient("node-0", WAIT_TIMEOUT)).await;
+    cluster.pod("evicted", patient("node-1", WAIT_TIMEOUT)).await;
     cluster.running("spared").await;
     cluster.running("evicted").await;
     // The second pod's time begins after the first one's would have: once it is gone, the first one's is over, too.

@@ -19,17 +19,17 @@ const MAX_LAPS: usize = 20;
 /// A walk that has been silent for so long is over.
 const QUIET: Duration = Duration::from_secs(3);
 
-pub(crate) struct Told {
+pub(crate) struct CommandSpan {
     span: RefCell<Span>,
     /// When the last step ended.
     last: Cell<u64>,
 }
 
-impl Told {
-    pub(crate) fn new(command: &str) -> Told {
+impl CommandSpan {
+    pub(crate) fn new(command: &str) -> CommandSpan {
         let mut span = Span::new(Stage::Command, "kubectl", "");
         span.detail = command.to_owned();
-        Told { last: Cell::new(span.start), span: RefCell::new(span) }
+        CommandSpan { last: Cell::new(span.start), span: RefCell::new(span) }
     }
 
     /// A step ends here; it began where the last one ended.
@@ -92,14 +92,14 @@ mod tests {
 
     #[test]
     fn a_command_tells_its_steps_in_a_header() {
-        let told = Told::new("kubectl run");
-        told.lap(Stage::Check);
+        let command_span = CommandSpan::new("kubectl run");
+        command_span.lap(Stage::Check);
         for (method, path) in [(Method::GET, "/apis/apps/v1"), (Method::GET, "/api/v1/pods"), (Method::POST, "/api/v1")]
         {
-            told.lap_for(&method, path);
+            command_span.lap_for(&method, path);
         }
         let mut headers = HeaderMap::new();
-        told.attach(&mut headers);
+        command_span.attach(&mut headers);
         let span: Span = serde_json::from_slice(headers[trace::CLIENT_HEADER].as_bytes()).unwrap();
         assert_eq!(span.detail, "kubectl run");
         assert_eq!(span.laps.iter().map(|lap| lap.stage).collect::<Vec<_>>(), [Stage::Check, Stage::Discovery]);

@@ -7,9 +7,9 @@ use crate::watch_cache::Entry;
 
 /// The managed fields of one object, as JSON.
 #[derive(Clone, Default)]
-pub(crate) struct Books(Option<String>);
+pub(crate) struct RecordedFields(Option<String>);
 
-impl Books {
+impl RecordedFields {
     pub(crate) fn new(text: Option<String>) -> Self {
         Self(text)
     }

@@ -4,24 +4,24 @@ use crate::cluster::{Cluster, NodeId, Stamp};
 use crate::framework::{Candidate, Rejection};
 
 /// A node that could be made to take the pod, or why it could not.
-pub(crate) type Retreat = Result<Candidate, Rejection>;
+pub(crate) type Preemption = Result<Candidate, Rejection>;
 
 #[derive(Default)]
-pub(crate) struct Retreats {
+pub(crate) struct PreemptionCache {
     /// Everything below was found out for pods of this priority, under these budgets.
     priority: i32,
     budgets: u64,
     /// By node, one more than the index into `found`; 0 if nobody asked yet.
     nodes: Vec<u32>,
-    found: Vec<(Stamp, Retreat)>,
+    found: Vec<(Stamp, Preemption)>,
 }
 
-impl Retreats {
+impl PreemptionCache {
     /// Forgets what does not hold any more, and makes room for nodes that came since.
     pub(super) fn refresh(&mut self, cluster: &Cluster, priority: i32) {
         let budgets = cluster.budgets.generation();
         if (self.priority, self.budgets) != (priority, budgets) {
-            *self = Retreats { priority, budgets, ..Retreats::default() };
+            *self = PreemptionCache { priority, budgets, ..PreemptionCache::default() };
         }
         self.nodes.resize(cluster.places(), 0);
     }
@@ -34,8 +34,8 @@ impl Retreats {
         }
     }
 
-    pub(super) fn set(&mut self, cluster: &Cluster, node: NodeId, retreat: Retreat) {
-        let found = (cluster.stamp(node), retreat);
+    pub(super) fn set(&mut self, cluster: &Cluster, node: NodeId, preemption: Preemption) {
+        let found = (cluster.stamp(node), preemption);
         match self.nodes[node.at()] {
             0 => {
                 self.found.push(found);
@@ -46,7 +46,7 @@ impl Retreats {
     }
 
     /// Of a node that it knows.
-    pub(super) fn of(&self, node: NodeId) -> &Retreat {
+    pub(super) fn of(&self, node: NodeId) -> &Preemption {
         &self.found[self.nodes[node.at()] as usize - 1].1
     }
 }

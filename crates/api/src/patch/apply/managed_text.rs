@@ -14,7 +14,7 @@ use crate::scan;
 const UPDATE: &str = "Update";
 const FIELDS_V1: &str = "FieldsV1";
 
-pub(super) struct Books<'a> {
+pub(super) struct ManagedText<'a> {
     entries: Vec<Entry<'a>>,
     is_changed: bool,
 }
@@ -33,7 +33,7 @@ struct Entry<'a> {
     found: Option<&'a str>,
 }
 
-impl<'a> Books<'a> {
+impl<'a> ManagedText<'a> {
     /// Entries that are none are left out: the books are a record, never a reason to refuse a write.
     pub(super) fn read(text: &'a str) -> Self {
         let (mut entries, mut is_changed) = (Vec::new(), false);
