@@ -17,7 +17,7 @@ use trace::{Stage, Work};
 
 use crate::containers::{self, ContainerParts};
 use crate::env::{self, Context, Sources};
-use crate::error::{CgroupError, SyncError};
+use crate::error::{CgroupError, ConfigError, SyncError};
 use crate::kubelet::Kubelet;
 use crate::pass::{Memory, Pass};
 use crate::plan::{self, Actions};
@@ -274,7 +274,7 @@ impl Kubelet {
         let sandbox_config = self
             .sandbox_config(pod, sandbox.attempt)
             .await
-            .map_err(|error| failed("CreateContainerConfigError", error.to_string()))?;
+            .map_err(|error| failed(ConfigError::REASON, error.to_string()))?;
         let secrets = self.pull_secrets(pod).await;
         let image = self
             .images
@@ -290,7 +290,7 @@ impl Kubelet {
         let config = self
             .container_config(pass, container, image)
             .await
-            .map_err(|message| failed("CreateContainerConfigError", message))?;
+            .map_err(|error| failed(ConfigError::REASON, error.to_string()))?;
         let work = |stage| Work::begin(stage, state::ACTOR, state::traced_name(pod)).with_detail(&container.name);
         let id = work(Stage::Create)
             .result(Box::pin(self.runtime.create_container(&sandbox.id, config, sandbox_config)))
@@ -354,22 +354,23 @@ impl Kubelet {
         pass: &Pass<'_>,
         container: &Container,
         image: String,
-    ) -> Result<v1::ContainerConfig, String> {
+    ) -> Result<v1::ContainerConfig, ConfigError> {
         let Pass { pod, state, context, mounted, .. } = pass;
-        let inspected = self.runtime.image_status(&image).await.map_err(|error| error.to_string())?.unwrap_or_default();
+        let inspected = self.runtime.image_status(&image).await.map_err(ConfigError::Image)?.unwrap_or_default();
         // An image that names nobody runs as root.
         let names_nobody = inspected.uid.is_none() && inspected.username.is_empty();
         let image_uid = inspected.uid.map(|uid| uid.value).or(names_nobody.then_some(0));
         if let Some(path) = containers::localhost_profile(pod, container) {
-            names::check_relative_path(path.as_str()).map_err(|why| format!("seccomp profile {why}"))?;
+            names::check_relative_path(path.as_str()).map_err(ConfigError::Profile)?;
         }
-        containers::check_non_root(pod, container, image_uid, &inspected.username)?;
-        pod_fields::refuse_container(pod, container, pod_fields::Host::look(&self.runtime.name))?;
+        containers::check_non_root(pod, container, image_uid, &inspected.username).map_err(ConfigError::Refused)?;
+        pod_fields::refuse_container(pod, container, pod_fields::Host::look(&self.runtime.name))
+            .map_err(ConfigError::Refused)?;
         let restart_count = match state.container(&container.name) {
             Some(past) => past.restart_count + 1,
             None => api_restart_count(pod, &container.name),
         };
-        let sources = self.env_sources(pod, container).await?;
+        let sources = self.env_sources(pod, container).await.map_err(ConfigError::Objects)?;
         let env = env::environment(container, context, &sources)?;
         let mounts = self.mounts(pass, container, &env).await?;
         let devices = mounts::devices(container, mounted)?;
@@ -385,7 +386,7 @@ impl Kubelet {
                     .container(name)
                     .filter(|c| c.is_running())
                     .map(|c| c.id.clone())
-                    .ok_or_else(|| format!("unable to find target container {name}"))
+                    .ok_or_else(|| ConfigError::NoTarget(name.to_owned()))
             })
             .transpose()?;
         let mut resources = resources::for_container(pod, container, self.node_memory);

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use cri::v1;
 use k8s_openapi::api::core::v1::{Container, Pod};
 
+use crate::error::MountError;
 use crate::kubelet::Kubelet;
 use crate::pass::Pass;
 use crate::volumes::{Mounted, blocking, subpath};
@@ -18,13 +19,14 @@ impl Kubelet {
         pass: &Pass<'_>,
         container: &Container,
         env: &[(String, String)],
-    ) -> Result<Vec<v1::Mount>, String> {
+    ) -> Result<Vec<v1::Mount>, MountError> {
         let Pass { pod, context, mounted, .. } = pass;
         let mut mounts = Vec::new();
         let own_dir = self.pod_dir(pod);
         for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {
             let volume = mounted.get(&mount.name).ok_or_else(|| {
-                format!("cannot find volume \"{}\" to mount into container \"{}\"", mount.name, container.name)
+                let (volume, container) = (mount.name.clone(), container.name.clone());
+                MountError::NoVolume { volume, container }
             })?;
             let sub_path = match (&mount.sub_path, &mount.sub_path_expr) {
                 (_, Some(expression)) if !expression.is_empty() => Some(crate::env::expand_strictly(expression, env)?),
@@ -33,10 +35,10 @@ impl Kubelet {
             };
             if let Some(path) = &sub_path {
                 if path.starts_with('/') {
-                    return Err(format!("error SubPath `{path}` must not be an absolute path"));
+                    return Err(MountError::AbsoluteSubPath(path.clone()));
                 }
                 if path.split('/').any(|part| part == "..") {
-                    return Err(format!("unable to provision SubPath `{path}`: must not contain '..'"));
+                    return Err(MountError::SubPathLeaves(path.clone()));
                 }
             }
             let (path, volume_read_only) = match volume {
@@ -53,7 +55,7 @@ impl Kubelet {
                             sandbox_config: None,
                         })
                         .await
-                        .map_err(|waiting| waiting.message)?;
+                        .map_err(|waiting| MountError::Image(waiting.message))?;
                     mounts.push(v1::Mount {
                         container_path: absolute(&mount.mount_path),
                         readonly: true,
@@ -63,12 +65,7 @@ impl Kubelet {
                     });
                     continue;
                 }
-                Mounted::Device { .. } => {
-                    return Err(format!(
-                        "volume {} has volumeMode Block, but is specified in volumeMounts",
-                        mount.name
-                    ));
-                }
+                Mounted::Device { .. } => return Err(MountError::IsDevice(mount.name.clone())),
                 Mounted::Path { path, read_only } => (path.clone(), *read_only),
             };
             let host_path = match sub_path {
@@ -77,12 +74,9 @@ impl Kubelet {
                     let at =
                         own_dir.join("volume-subpaths").join(&mount.name).join(&container.name).join(index.to_string());
                     blocking(move || subpath::bind(&path, &sub_path, &at)).await.map_err(|error| {
-                        // The cause would tell the pod's owner about the node's file system.
                         tracing::warn!(pod = state::full_name(pod), volume = mount.name, %error, "subPath not prepared");
-                        format!(
-                            "failed to prepare subPath for volumeMount \"{}\" of container \"{}\"",
-                            mount.name, container.name
-                        )
+                        let (volume, container) = (mount.name.clone(), container.name.clone());
+                        MountError::SubPath { volume, container }
                     })?
                 }
             };
@@ -91,13 +85,14 @@ impl Kubelet {
                 host_path: host_path.to_string_lossy().into_owned(),
                 readonly: mount.read_only == Some(true) || volume_read_only,
                 propagation: containers::propagation(mount.mount_propagation.as_deref()),
-                recursive_read_only: containers::is_recursively_read_only(mount, self.runtime.recursive_read_only)?,
+                recursive_read_only: containers::is_recursively_read_only(mount, self.runtime.recursive_read_only)
+                    .map_err(MountError::ReadOnly)?,
                 ..Default::default()
             });
         }
         let has = |path: &str| mounts.iter().any(|mount| mount.container_path == path);
         if !has("/etc/hosts") && !context.pod_ips.is_empty() {
-            let path = self.write_hosts(pod, context.pod_ips).await?;
+            let path = self.write_hosts(pod, context.pod_ips).await.map_err(MountError::File)?;
             mounts.push(v1::Mount {
                 container_path: "/etc/hosts".into(),
                 host_path: path.to_string_lossy().into_owned(),
@@ -116,7 +111,8 @@ impl Kubelet {
                 // Whoever the container runs as may write it.
                 std::fs::set_permissions(&made, std::os::unix::fs::PermissionsExt::from_mode(0o666))
             })
-            .await?;
+            .await
+            .map_err(MountError::File)?;
             mounts.push(v1::Mount {
                 container_path: message_path,
                 host_path: file.to_string_lossy().into_owned(),
@@ -142,7 +138,10 @@ impl Kubelet {
 }
 
 /// Block volumes, as devices.
-pub(super) fn devices(container: &Container, mounted: &HashMap<String, Mounted>) -> Result<Vec<v1::Device>, String> {
+pub(super) fn devices(
+    container: &Container,
+    mounted: &HashMap<String, Mounted>,
+) -> Result<Vec<v1::Device>, MountError> {
     let all = container.volume_devices.iter().flatten();
     all.map(|device| match mounted.get(&device.name) {
         Some(Mounted::Device { path, read_only }) => Ok(v1::Device {
@@ -150,7 +149,7 @@ pub(super) fn devices(container: &Container, mounted: &HashMap<String, Mounted>)
             host_path: path.to_string_lossy().into_owned(),
             permissions: if *read_only { "r" } else { "mrw" }.into(),
         }),
-        _ => Err(format!("cannot find volume \"{}\" to pass into container \"{}\"", device.name, container.name)),
+        _ => Err(MountError::NoDevice { volume: device.name.clone(), container: container.name.clone() }),
     })
     .collect()
 }
