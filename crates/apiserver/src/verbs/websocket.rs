@@ -26,7 +26,7 @@ const PONG: u8 = 0xA;
 const FINAL: u8 = 0x80;
 
 /// The client's key, if the request asks for a WebSocket.
-pub(super) fn key(headers: &HeaderMap) -> Option<&HeaderValue> {
+pub(crate) fn key(headers: &HeaderMap) -> Option<&HeaderValue> {
     let has = |name: header::HeaderName, word: &str| {
         let text = headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
         text.split(',').any(|part| part.trim().eq_ignore_ascii_case(word))
@@ -37,7 +37,7 @@ pub(super) fn key(headers: &HeaderMap) -> Option<&HeaderValue> {
 
 /// What is sent, and how it becomes messages.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Content {
+pub(crate) enum Content {
     /// Watch frames, one or several at a time: a text message each.
     Events,
     /// Any bytes, as they come.
@@ -48,7 +48,7 @@ pub(super) enum Content {
 
 impl Content {
     /// How a client wants bytes, and the protocol to name in the answer; none when it knows only others.
-    pub(super) fn negotiate(headers: &HeaderMap) -> Option<(Content, Option<&'static str>)> {
+    pub(crate) fn negotiate(headers: &HeaderMap) -> Option<(Content, Option<&'static str>)> {
         let offered = headers.get_all(header::SEC_WEBSOCKET_PROTOCOL);
         let mut offered = offered.iter().filter_map(|value| value.to_str().ok()).flat_map(|text| text.split(','));
         let mut offered = offered.by_ref().map(str::trim).peekable();
@@ -72,7 +72,7 @@ impl Content {
 }
 
 /// Accepts the upgrade and sends `frames` until they end, the client leaves or the server stops.
-pub(super) fn accept<S>(
+pub(crate) fn accept<S>(
     key: &HeaderValue,
     content: Content,
     upgrade: hyper::upgrade::OnUpgrade,

@@ -19,12 +19,12 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use super::connect_options::ConnectOptions;
-use super::websocket;
 use crate::admission::{Attributes, Verb};
 use crate::body::{Body, BodyError};
 use crate::remote::proxied_answer::{self, Links};
 use crate::remote::{passage, service};
 use crate::state::{Operation, State, own_operation};
+use crate::verbs::websocket;
 
 /// How long a connection to a kubelet or a pod may take.
 const DIAL: Duration = Duration::from_secs(10);
